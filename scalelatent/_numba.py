@@ -1,0 +1,54 @@
+"""numba's settings, once for the whole package.
+
+Kernels release the GIL and are serial: parallelism is Dask's, or ``n_jobs`` threads over spans.
+``error_model="numpy"`` and the ``contract`` flag let LLVM vectorise divisions and form fused multiply-adds;
+sums keep the order in which they are written, so that a kernel gives the same bits on every worker of one
+kind of CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def _use_local_cache() -> None:
+    # Compiled kernels in a folder of this host: caches on shared file systems race and are slow (numba issues
+    # 4807, 10128).
+    if "numba" in sys.modules or "NUMBA_CACHE_DIR" in os.environ:
+        return
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder = Path(base) / "scalelatent" / f"numba-{platform.node() or 'host'}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        folder = (
+            Path(tempfile.gettempdir()) / f"scalelatent-numba-{os.getuid() if hasattr(os, 'getuid') else 0}"
+        )
+    os.environ["NUMBA_CACHE_DIR"] = str(folder)
+
+
+_use_local_cache()
+
+import numba  # noqa: E402
+
+DEFAULTS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "cache": True, "fastmath": {"contract"}}
+
+
+def kernel(function: Any) -> Any:
+    """Compile a kernel with the package's settings.
+
+    Examples
+    --------
+    >>> @kernel
+    ... def twice(x):
+    ...     return 2 * x
+    >>> twice(2)
+    4
+    """
+    settings = DEFAULTS if function.__module__ != "__main__" else {**DEFAULTS, "cache": False}
+    return numba.njit(**settings)(function)

@@ -1,0 +1,17 @@
+"""Capsule regression (Saul, 2021): latent vectors of competing length, fitted by EM.
+
+Names of the kernels and where their bodies are, read by the engine's backend table.
+"""
+
+KERNELS = {
+    "capsule_residuals": {
+        "reference": "scalelatent.models.capsule.reference:residuals",
+        "numba": "scalelatent.models.capsule.cpu:residuals",
+        "cupy": "scalelatent.models.capsule.gpu:residuals",
+    },
+    "capsule_probabilities": {
+        "reference": "scalelatent.models.capsule.reference:probabilities",
+        "numba": "scalelatent.models.capsule.reference:probabilities",
+        "cupy": "scalelatent.models.capsule.gpu:probabilities",
+    },
+}

@@ -1,0 +1,82 @@
+"""From rows to probabilities, classes and latent means, for all three architectures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scalelatent.models.base import Block
+
+from .members import Members
+from .squash import squash_table
+
+
+@dataclass(frozen=True)
+class CapsuleRows:
+    """Class scores or latent means of rows (a :class:`~..base.RowMap`).
+
+    Attributes
+    ----------
+    members : Members
+    w : ndarray of float64, shape (D, p)
+    projection : ndarray of float64, shape (features, p), or None
+    what : {"probabilities", "classes", "latents"}
+        ``"classes"`` are probabilities whose dataset gets the predicted classes as labels.
+        ``"latents"``: h = W x, float32 (rows, D). ``"probabilities"``: float64 (rows, classes), rows sum to
+        1. Multiclass: P(y | x). One-versus-all: each member's P(its class | x), normalised. All-versus-all:
+        votes, ties broken by the sum of the members' probabilities, normalised; so the largest is always the
+        predicted class.
+    """
+
+    members: Members
+    w: np.ndarray
+    projection: np.ndarray | None
+    what: str
+
+    def output(self) -> tuple[tuple[int, ...], str]:
+        """(shape of a row, dtype)."""
+        if self.what == "latents":
+            return (self.members.total_dim,), "float32"
+        return (self.members.n_classes,), "float64"
+
+    def prepare(self, backend: Any) -> Any:
+        """Weights of the raw features: projection and W are one product where that is cheaper."""
+        w = self.w if self.projection is None else self.w @ self.projection.T
+        return backend, backend.asarray(w, np.float32)
+
+    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+        """Scores or latents of a block."""
+        backend, w = prepared
+        h = backend.matmul(w, backend.asarray(block.x, np.float32, "x").T, "h")
+        if self.what == "latents":
+            return np.ascontiguousarray(backend.to_host(h).T)
+        kernel, members = backend.kernel("capsule_probabilities"), self.members
+        if members.architecture == "multiclass":
+            return backend.to_host(kernel(h, members.dims[0], squash_table(members.total_dim))).T
+        scores = np.zeros((members.n_classes, len(block.x)))
+        for r, dims in enumerate(members.dims):
+            p = backend.to_host(
+                kernel(h[members.offsets[r] : members.offsets[r + 1]], dims, squash_table(int(dims.sum())))
+            )
+            if members.architecture == "one_vs_all":
+                scores[r] = p[0]
+                continue
+            a, b = (int(np.flatnonzero(members.labels[r] == i)[0]) for i in (0, 1))
+            # A vote counts 1; the probabilities of all m - 1 members of a class together count less than one
+            # vote.
+            wins = p[0] >= p[1]
+            scores[a] += wins + p[0] / members.n_classes
+            scores[b] += ~wins + p[1] / members.n_classes
+        return (scores / scores.sum(axis=0)).T
+
+    @property
+    def gives_labels(self) -> bool:
+        """The output dataset's labels are predicted, not copied."""
+        return self.what == "classes"
+
+    @staticmethod
+    def labels(scores: np.ndarray) -> np.ndarray:
+        """Class codes of scores: the largest, the first of equals."""
+        return scores.argmax(axis=1)

@@ -1,0 +1,145 @@
+"""The kernels of capsule regression in plain numpy and float64: the oracle of the numba and CuPy bodies.
+
+Symbols: h = W x (latent means), q_i = \\|h_i\\|^2, q their sum, f = q_i / q, beta = q / 2. Paper: equations
+2.13 to 2.19; MODELS notes: the posterior of class y enters through two numbers a row only, one for the
+capsule of the row's class and one for all others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .squash import interpolating
+
+
+def probabilities(h: np.ndarray, dims: np.ndarray, table: Any = None) -> np.ndarray:
+    """P(y | x) of one member.
+
+    Parameters
+    ----------
+    h : ndarray, shape (sum of dims, rows)
+        Latent means.
+    dims : ndarray of int, shape (capsules,)
+    table : SquashTable or None
+        Where lambda comes from; None is the exact recursion.
+
+    Returns
+    -------
+    ndarray of float64, shape (capsules, rows)
+        Columns sum to 1. Equation 2.16; unequal dimensions: lambda0 f_j + (1 - lambda0) d_j / D.
+
+    Examples
+    --------
+    >>> probabilities(np.array([[0.0], [0.0]]), np.array([1, 1])).ravel().tolist()
+    [0.5, 0.5]
+    """
+    f, beta = _fractions(np.asarray(h, dtype=np.float64), dims)
+    total = dims.sum()
+    lam0 = interpolating(total / 2, beta) if table is None else table(beta)[0]
+    return lam0 * f + (1 - lam0) * (dims / total)[:, None]
+
+
+def posterior_ratios(h: np.ndarray, y: np.ndarray, dims: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Q_i(y)/P(y) of one member: E[h_i | y, x] = ratio_i h_i (equation 2.19).
+
+    Parameters
+    ----------
+    h : ndarray, shape (sum of dims, rows)
+    y : ndarray of int, shape (rows,)
+        The capsule that should win.
+    dims : ndarray of int, shape (capsules,)
+
+    Returns
+    -------
+    ratios : ndarray of float64, shape (capsules, rows)
+    p : ndarray of float64, shape (capsules, rows)
+        P(y | x).
+
+    Examples
+    --------
+    >>> r, p = posterior_ratios(np.array([[1.0], [1.0]]), np.array([0]), np.array([1, 1]))
+    >>> bool(r[0, 0] > 1 > r[1, 0])
+    True
+    """
+    h = np.asarray(h, dtype=np.float64)
+    f, beta = _fractions(h, dims)
+    total = dims.sum()
+    p = probabilities(h, dims)
+    lam1 = interpolating(total / 2 + 1, beta)
+    rows = np.arange(h.shape[1])
+    own = 2.0 * (np.arange(len(dims))[:, None] == y)
+    return (lam1 * f[y, rows] + (1 - lam1) * (own + dims[y]) / (2 + total)) / p[y, rows], p
+
+
+def residuals(
+    h: np.ndarray,
+    y: np.ndarray,
+    weight: np.ndarray,
+    dims: np.ndarray,
+    labels: np.ndarray,
+    nu: np.ndarray,
+    table: Any = None,
+) -> tuple[np.ndarray | None, np.ndarray]:
+    """Residuals (r - 1) h of all members for one block, in the place of h.
+
+    Parameters
+    ----------
+    h : ndarray, shape (sum of all dims, rows)
+        Latent means of all members, one under the other. Scratch: the first ``len(active)`` columns become
+        the residuals weight (r - 1) h of the active rows, (all of them where ``active`` is None).
+    y : ndarray of int32, shape (rows,)
+        Class codes.
+    weight : ndarray of float64, shape (rows,)
+    dims : ndarray of int64, shape (members, capsules)
+    labels : ndarray of int64, shape (members, classes)
+        Capsule that should win, for each class.
+    nu : ndarray of float64, shape (members,)
+        Threshold: where the best wrong probability over the right one is at most nu, r = 1 (equation 2.26). 0
+        takes every row.
+
+    Returns
+    -------
+    active : ndarray of int32 or None
+        Rows that any member moves; None for all.
+    sums : ndarray of float64, shape (members, 3)
+        Weighted sums over rows of log P(y|x) and of errors (a tie goes to the first class), and the number of
+        active rows.
+
+    Examples
+    --------
+    >>> h = np.array([[1.0, 3.0], [1.0, 0.0]])
+    >>> y = np.array([0, 0], dtype=np.int32)
+    >>> dims, labels = np.array([[1, 1]]), np.array([[0, 1]])
+    >>> active, sums = residuals(h, y, np.ones(2), dims, labels, np.array([0.8]))
+    >>> active.tolist(), sums[0, 1:].tolist()
+    ([0], [0.0, 1.0])
+    """
+    rows = np.arange(h.shape[1])
+    factors, sums, moved = np.empty(h.shape), np.zeros((len(dims), 3)), np.zeros(h.shape[1], dtype=bool)
+    start = 0
+    for r, sizes in enumerate(dims):
+        stop, target = start + sizes.sum(), labels[r][y]
+        ratios, p = posterior_ratios(h[start:stop], target, sizes)
+        right = p[target, rows]
+        wrong = np.where(np.arange(len(sizes))[:, None] == target, -np.inf, p).max(axis=0)
+        active = wrong > nu[r] * right if nu[r] > 0 else np.ones(h.shape[1], dtype=bool)
+        factors[start:stop] = np.repeat(np.where(active, weight * (ratios - 1), 0.0), sizes, axis=0)
+        sums[r] = (weight * np.log(right)).sum(), (weight * (p.argmax(axis=0) != target)).sum(), active.sum()
+        moved |= active
+        start = stop
+    if not (nu > 0).any():
+        h *= factors
+        return None, sums
+    index = np.flatnonzero(moved).astype(np.int32)
+    h[:, : len(index)] = (h * factors)[:, index]
+    return index, sums
+
+
+def _fractions(h: np.ndarray, dims: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    starts = np.concatenate([[0], np.cumsum(dims)[:-1]])
+    q = np.add.reduceat(h * h, starts, axis=0)
+    total = q.sum(axis=0)
+    # h = 0: beta = 0 and both lambda are 0, so any fraction will do; 0 avoids 0/0.
+    return q / np.where(total > 0, total, 1.0), total / 2
