@@ -1,0 +1,105 @@
+"""Hooks into a fit: progress, logs, early stops of your own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+class Callback:
+    """Base of all callbacks: override what you need. Hooks run in the process that called ``fit``, between
+    spans.
+
+    Examples
+    --------
+    >>> class Stop(Callback):
+    ...     "Stop as soon as the training error is under 1 %."
+    ...     def on_pass_end(self, record):
+    ...         return record["train_error"] < 0.01
+    """
+
+    def on_fit_start(self, info: dict[str, Any]) -> None:
+        """Before the first pass. ``info``: rows, features, members, max_iter, seed, resumed_pass (or None),
+        stage.
+        """
+
+    def on_stage(self, info: dict[str, Any]) -> None:
+        """A part of the fit begins. ``info``: stage (for example ``"moments"``, ``"projection"``, ``"em"``),
+        rows.
+        """
+
+    def on_progress(self, info: dict[str, Any]) -> None:
+        """Some rows are done. ``info``: stage, pass, rows_done, rows_total, rows_per_s."""
+
+    def on_pass_end(self, record: dict[str, Any]) -> bool | None:
+        """After each pass. ``record``: pass, stage, objective, train_error, validation_error, seconds, rows,
+        bytes_read, …
+
+        Return True to stop: the fit ends normally with the best model so far.
+        """
+        return None
+
+    def on_checkpoint(self, info: dict[str, Any]) -> None:
+        """A checkpoint is safe on disk. ``info``: pass, path, seconds."""
+
+    def on_event(self, info: dict[str, Any]) -> None:
+        """Something worth a line in the log. ``info``: event, and what belongs to it."""
+
+    def on_fit_end(self, info: dict[str, Any]) -> None:
+        """After the last pass. ``info``: passes, seconds."""
+
+
+class Callbacks(Callback):
+    """Several callbacks as one.
+
+    Examples
+    --------
+    >>> Callbacks([Callback()]).on_pass_end({})
+    False
+    """
+
+    def __init__(self, callbacks: Iterable[Callback] | Callback = ()) -> None:
+        self.callbacks: Sequence[Callback] = (
+            [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+        )
+        for callback in self.callbacks:
+            if not isinstance(callback, Callback):
+                raise TypeError(
+                    f"callbacks: {callback!r} is no scalelatent Callback; derive its class from "
+                    "scalelatent.Callback"
+                )
+
+    def on_fit_start(self, info: dict[str, Any]) -> None:
+        """Pass on."""
+        for callback in self.callbacks:
+            callback.on_fit_start(info)
+
+    def on_stage(self, info: dict[str, Any]) -> None:
+        """Pass on."""
+        for callback in self.callbacks:
+            callback.on_stage(info)
+
+    def on_progress(self, info: dict[str, Any]) -> None:
+        """Pass on."""
+        for callback in self.callbacks:
+            callback.on_progress(info)
+
+    def on_pass_end(self, record: dict[str, Any]) -> bool:
+        """Pass on; all are asked, any may stop."""
+        answers = [callback.on_pass_end(record) for callback in self.callbacks]
+        return any(answers)
+
+    def on_checkpoint(self, info: dict[str, Any]) -> None:
+        """Pass on."""
+        for callback in self.callbacks:
+            callback.on_checkpoint(info)
+
+    def on_event(self, info: dict[str, Any]) -> None:
+        """Pass on."""
+        for callback in self.callbacks:
+            callback.on_event(info)
+
+    def on_fit_end(self, info: dict[str, Any]) -> None:
+        """Pass on."""
+        for callback in self.callbacks:
+            callback.on_fit_end(info)

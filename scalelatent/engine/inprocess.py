@@ -1,0 +1,240 @@
+"""The executor of one process: threads over spans, the oracle of the Dask executor."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from scalelatent.models.base import Stats
+
+from .backend import make_backend, resolve_device
+from .cache import PieceCache, shared_cache
+from .executor import OnRows, StepResult
+from .passes import PassContext, Span, Stage, Stopped, spans_of, split_vector
+from .reduce import TreeReducer
+from .store import EngineStore
+from .threads import resolve_jobs
+
+_POLL_SECONDS = 0.2
+# A finished span is worth keeping where writing it costs under a twentieth of computing it.
+_DISK_RATE, _SAVE_SHARE = 5e8, 0.05
+
+
+def worth_saving(seconds: float, nbytes: int, checkpoint_seconds: float) -> bool:
+    """Whether a finished span is kept for a resume in mid-pass."""
+    return checkpoint_seconds <= 0 or seconds * _SAVE_SHARE > nbytes / _DISK_RATE
+
+
+class InProcessExecutor:
+    """``n_jobs`` threads over spans; one thread runs inline.
+
+    Parameters
+    ----------
+    n_jobs : int or None
+        Threads; None is all cores.
+    store : EngineStore or None
+        Where finished spans of long passes are kept; None keeps nothing.
+    checkpoint_seconds : float
+        0 keeps every span.
+    cache : PieceCache or None
+        None takes the process's own.
+    """
+
+    def __init__(
+        self,
+        n_jobs: int | None = None,
+        store: EngineStore | None = None,
+        checkpoint_seconds: float = 30.0,
+        cache: PieceCache | None = None,
+    ) -> None:
+        self.workers = resolve_jobs(n_jobs)
+        self.store = store
+        self.checkpoint_seconds = checkpoint_seconds
+        self.cache = shared_cache() if cache is None else cache
+        self._backends: dict[tuple[str, int], Any] = {}
+
+    def put_state(self, stage: Stage, iteration: int, state: Any) -> Any:
+        """The state itself."""
+        return state
+
+    def get_state(self, stage: Stage, iteration: int, handle: Any) -> Any:
+        """The state itself."""
+        return handle
+
+    def step(self, stage: Stage, iteration: int, handle: Any, on_rows: OnRows) -> StepResult:
+        """One pass and its M-step."""
+        stats, rows, nbytes = self._reduce(stage, iteration, handle, on_rows)
+        state = stage.work.update(handle, stats)
+        if self.store is not None:
+            self.store.drop_nodes()
+        return StepResult(stage.work.summary(state), stage.work.is_done(state), rows, nbytes, state)
+
+    def collect(self, stage: Stage, on_rows: OnRows) -> dict[str, Stats]:
+        """One pass of reductions."""
+        stats = self._reduce(stage, 0, None, on_rows)[0]
+        if self.store is not None:
+            self.store.drop_nodes()
+        return stats
+
+    def _reduce(
+        self, stage: Stage, iteration: int, state: Any, on_rows: OnRows
+    ) -> tuple[dict[str, Stats], int, int]:
+        self.cache.start_pass()
+        reducers = {part: TreeReducer(grid) for part, grid in stage.grids.items()}
+        spans, kept = self._plan(stage, iteration)
+        done = 0
+        for span, vector in kept:
+            reducers[span.part].add(span.level, span.index, vector)
+            done += int(vector[-2])
+        on_rows(done, stage.rows)
+
+        def finish(span: Span, vector: np.ndarray) -> None:
+            nonlocal done
+            reducers[span.part].add(span.level, span.index, vector)
+            done += int(vector[-2])
+            on_rows(done, stage.rows)
+
+        def compute(slot: int, stop: threading.Event) -> Callable[[Span], np.ndarray]:
+            context = PassContext(stage, state, self._backend(stage.device, slot), self.cache)
+
+            def run(span: Span) -> np.ndarray:
+                begin = time.perf_counter()
+                vector = context.run_span(span, stop)
+                if self.store is not None and worth_saving(
+                    time.perf_counter() - begin, vector.nbytes, self.checkpoint_seconds
+                ):
+                    self.store.save_node(stage.name, iteration, span, vector)
+                return vector
+
+            return run
+
+        run_threads(spans, self.workers, compute, finish)
+        out, rows, nbytes = {}, 0, 0
+        for part, reducer in reducers.items():
+            out[part], part_rows, part_bytes = split_vector(stage, part, reducer.root())
+            rows, nbytes = rows + part_rows, nbytes + part_bytes
+        return out, rows, nbytes
+
+    def _plan(self, stage: Stage, iteration: int) -> tuple[list[Span], list[tuple[Span, np.ndarray]]]:
+        """Spans to do, and those that an interrupted run of this pass has left."""
+        return plan_spans(stage, iteration, self.store, self.workers)
+
+    def _backend(self, device: str, slot: int) -> Any:
+        name = device if device == "reference" else resolve_device(device)
+        key = (name, slot)
+        if key not in self._backends:
+            self._backends[key] = make_backend(name)
+        return self._backends[key]
+
+    def run_map(self, task: Any, on_rows: OnRows) -> None:
+        """Write the missing shards, one thread a shard."""
+        self.cache.start_pass()
+        done = task.rows_done()
+        on_rows(done, task.rows)
+
+        def finish(shard: int, rows: int) -> None:
+            nonlocal done
+            done += rows
+            on_rows(done, task.rows)
+
+        def compute(slot: int, stop: threading.Event) -> Callable[[int], int]:
+            backend = self._backend(task.device, slot)
+            return lambda shard: task.write_shard(shard, backend, self.cache, stop)
+
+        run_threads(task.missing(), self.workers, compute, finish)
+
+
+def plan_spans(
+    stage: Stage, iteration: int, store: EngineStore | None, workers: int
+) -> tuple[list[Span], list[tuple[Span, np.ndarray]]]:
+    """(spans to do, spans with their vectors that an interrupted run left); kept spans fix the level of their
+    part.
+    """
+    spans = spans_of(stage, workers)
+    if store is None:
+        return spans, []
+    left = store.nodes(stage.name, iteration)
+    kept = []
+    for part in stage.grids:
+        levels = [span.level for span in left if span.part == part]
+        if not levels:
+            continue
+        level = max(levels)
+        spans = [s for s in spans if s.part != part] + [
+            Span(part, level, i) for i in range(stage.grids[part].n_nodes(level))
+        ]
+        for span in left:
+            vector = (
+                store.load_node(stage.name, iteration, span)
+                if span.part == part and span.level == level
+                else None
+            )
+            if vector is not None:
+                kept.append((span, vector))
+    have = {span for span, _ in kept}
+    return [s for s in spans if s not in have], kept
+
+
+def run_threads(
+    items: Sequence[Any],
+    workers: int,
+    make: Callable[[int, threading.Event], Callable[[Any], Any]],
+    finish: Callable[[Any, Any], None],
+) -> None:
+    """Run a function over items by threads; results arrive at ``finish`` in the calling thread.
+
+    The first error stops all threads and is raised here; so is an interrupt of the calling thread.
+    """
+    stop = threading.Event()
+    n = min(workers, len(items))
+    if n <= 1:
+        run = make(0, stop)
+        for item in items:
+            finish(item, run(item))
+        return
+    todo: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for item in items:
+        todo.put(item)
+    results: queue.SimpleQueue[tuple[Any, Any, BaseException | None]] = queue.SimpleQueue()
+
+    def work(slot: int) -> None:
+        try:
+            run = make(slot, stop)
+            while not stop.is_set():
+                item = todo.get_nowait()
+                results.put((item, run(item), None))
+        except queue.Empty:
+            pass
+        except Stopped:
+            pass
+        except BaseException as error:  # noqa: BLE001  raised in the calling thread
+            results.put((None, None, error))
+
+    threads = [
+        threading.Thread(target=work, args=(slot,), name=f"scalelatent-{slot}", daemon=True)
+        for slot in range(n)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in items:
+            while True:
+                try:
+                    # Short waits, so that Ctrl-C is seen at once.
+                    item, value, error = results.get(timeout=_POLL_SECONDS)
+                    break
+                except queue.Empty:
+                    if not any(thread.is_alive() for thread in threads) and results.empty():
+                        raise RuntimeError("all threads of the pass ended before it was done") from None
+            if error is not None:
+                raise error
+            finish(item, value)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()

@@ -1,0 +1,163 @@
+"""Outputs as large as the data: rows -> rows, shard by shard, each shard with one writer."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .cache import PieceCache
+from .passes import BLOCK_BYTES
+from .reading import Meter, Reader, Stopped, iter_blocks
+
+
+@dataclass(frozen=True)
+class MapTask:
+    """One map over a dataset into another.
+
+    Attributes
+    ----------
+    name : str
+        Read by people on the dashboard: ``"capsule_project"``.
+    dataset : Dataset
+        Rows in.
+    row_map : RowMap
+    url : str
+        The dataset being written, made by :func:`start_map`.
+    device : str
+    with_labels : bool
+        Copy labels and weights too.
+    classes : ndarray or None
+        Of a map that gives labels itself (``gives_labels``): what its codes mean.
+    """
+
+    name: str
+    dataset: Any
+    row_map: Any
+    url: str
+    device: str
+    with_labels: bool = True
+    classes: np.ndarray | None = None
+
+    @cached_property
+    def writer(self) -> Any:
+        """The writer of the output, attached in this process."""
+        from scalelatent.data import DatasetWriter
+
+        return DatasetWriter.attach(self.url)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the output."""
+        return len(self.dataset)
+
+    def missing(self) -> list[int]:
+        """Shards that are not written yet."""
+        return [i for i in range(self.writer.n_shards) if not self.writer.is_done(i)]
+
+    def rows_done(self) -> int:
+        """Rows of the shards that are written."""
+        missing = set(self.missing())
+        bounds = (self.writer.shard_bounds(i) for i in range(self.writer.n_shards) if i not in missing)
+        return sum(b - a for a, b in bounds)
+
+    def write_shard(
+        self, shard: int, backend: Any, cache: PieceCache | None, stop_event: threading.Event
+    ) -> int:
+        """Compute and write one shard; returns its rows. Running it twice writes the same file."""
+        start, stop = self.writer.shard_bounds(shard)
+        # No cache: these rows are read once, and keeping them would push out what is read again.
+        reader = Reader(self.dataset, None, Meter())
+        shape, dtype = self.row_map.output()
+        out = np.empty((stop - start, *shape), dtype=dtype)
+        prepared = self.row_map.prepare(backend)
+        step = max(256, min(2048, BLOCK_BYTES // (4 * self.dataset.n_features)))
+        blocks = [(a, min(a + step, stop)) for a in range(start, stop, step)]
+        for block in iter_blocks(reader, blocks, stop_event):
+            at = block.start - start
+            out[at : at + len(block.x)] = self.row_map.apply(prepared, block)
+        if getattr(self.row_map, "gives_labels", False):
+            assert self.classes is not None
+            y = self.classes[self.row_map.labels(out)]
+        else:
+            y = self.dataset.read_y(start, stop) if self.with_labels and self.dataset.has_y else None
+        weight = (
+            self.dataset.read_weight(start, stop) if self.with_labels and self.dataset.has_weight else None
+        )
+        self.writer.write_shard(shard, out, y, weight)
+        return stop - start
+
+    def to_json(self) -> str:
+        """Everything but the map itself, for a worker."""
+        return json.dumps(
+            {
+                "name": self.name,
+                "dataset": self.dataset.spec(),
+                "url": self.url,
+                "device": self.device,
+                "with_labels": self.with_labels,
+            }
+        )
+
+
+def start_map(
+    name: str,
+    dataset: Any,
+    row_map: Any,
+    url: str | Path,
+    device: str,
+    *,
+    with_labels: bool = True,
+    classes: np.ndarray | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> MapTask:
+    """Make (or, with ``resume``, find) the output dataset.
+
+    Raises
+    ------
+    DataError
+        The output exists, or cannot be written.
+    """
+    from scalelatent.data import create_dataset
+
+    shape, dtype = row_map.output()
+    if getattr(row_map, "gives_labels", False):
+        y_dtype = None if classes is None or classes.dtype.kind == "U" else classes.dtype
+    else:
+        classes = dataset.classes if with_labels and dataset.has_y else None
+        y_dtype = dataset.read_y(0, 1).dtype if classes is not None and classes.dtype.kind != "U" else None
+    create_dataset(
+        str(url),
+        len(dataset),
+        shape,
+        dtype,
+        y_dtype=y_dtype,
+        classes=classes,
+        weighted=with_labels and dataset.has_weight,
+        resume=resume,
+        overwrite=overwrite,
+        provenance={"made_by": name, "rows_of": dataset.fingerprint()},
+    )
+    return MapTask(name, dataset, row_map, str(url), device, with_labels, classes)
+
+
+def map_rows(executor: Any, task: MapTask, on_rows: Callable[[int, int], None]) -> Any:
+    """Write what is missing and finish the dataset.
+
+    Returns
+    -------
+    Dataset
+    """
+    if task.missing():
+        executor.run_map(task, on_rows)
+    return task.writer.finalize()
+
+
+__all__ = ["MapTask", "Stopped", "map_rows", "start_map"]

@@ -1,0 +1,337 @@
+"""The executor on a Dask cluster: the same spans, the same tree, the same bits.
+
+A pass is some tens of tasks. ``…_params`` holds the parameters: they travel from worker to worker, and its
+recipe reads them from the run folder, so no task depends on an earlier pass and the scheduler forgets each
+pass when it is done. ``…_estep`` reads, computes and reduces a span; ``…_merge`` joins eight nodes;
+``…_mstep`` merges the last ones, writes the next state and returns scalars.
+
+The driver gives out spans itself: each worker has a list of its own (the same every pass, so its cache fits),
+at most ``WINDOW`` of them are submitted at a time, and a worker that runs out takes from the longest list.
+Slow, fast, new and lost workers need nothing more.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from scalelatent.data.grid import FAN_IN
+from scalelatent.errors import RunError, ScalelatentError
+from scalelatent.models.base import Stats
+
+from .dask_tasks import sees, task_map, task_merge, task_mstep, task_node, task_params, task_span
+from .executor import OnRows, StepResult
+from .inprocess import plan_spans
+from .passes import Span, Stage, split_vector
+from .store import EngineStore
+
+WINDOW = 2
+STALL_SECONDS = 300.0
+_POLL_SECONDS = 0.5
+
+
+class DaskExecutor:
+    """Spans as tasks of a distributed cluster.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    store : EngineStore
+        In a folder that the driver and every worker see.
+    device : str
+    checkpoint_seconds : float
+        0 keeps every finished span.
+
+    Raises
+    ------
+    RunError
+        No workers, or a worker does not see the folder.
+    """
+
+    def __init__(self, client: Any, store: EngineStore, checkpoint_seconds: float = 30.0) -> None:
+        self.client = client
+        self.store = store
+        self.checkpoint_seconds = checkpoint_seconds
+        self.token = uuid.uuid4().hex[:6]
+        self.threads = self._threads()
+        if not self.threads:
+            raise RunError(
+                f"the cluster {client.scheduler.address} has no workers: start some (`dask worker "
+                f"{client.scheduler.address}`), then fit again"
+            )
+        self._check_shared_folder()
+
+    @property
+    def workers(self) -> int:
+        """Spans that run at once."""
+        return max(1, sum(self.threads.values()))
+
+    def _threads(self) -> dict[str, int]:
+        return dict(sorted(self.client.nthreads().items()))
+
+    def _check_shared_folder(self) -> None:
+        mark = self.store.folder / f".seen-{self.token}"
+        mark.write_text("")
+        try:
+            seen = self.client.run(sees, str(mark))
+        finally:
+            mark.unlink(missing_ok=True)
+        blind = [address for address, there in seen.items() if not there]
+        if blind:
+            raise RunError(
+                f"worker(s) {', '.join(blind)} do not see the run folder {self.store.folder}: put it on "
+                "storage that all workers share (run_dir=…, or [job] out)"
+            )
+
+    def put_state(self, stage: Stage, iteration: int, state: Any) -> int:
+        """Write constants and state where the workers find them."""
+        self.store.save_stage(stage)
+        self.store.save_state(stage.name, iteration, state, durable=True)
+        return iteration
+
+    def get_state(self, stage: Stage, iteration: int, handle: int) -> Any:
+        """The state, from the run folder."""
+        return self.store.load_state(stage.name, handle)
+
+    def step(self, stage: Stage, iteration: int, handle: int, on_rows: OnRows) -> StepResult:
+        """One pass and its M-step, both on the cluster."""
+        folder = self.store.ref
+        params = self.client.submit(
+            task_params, folder, stage.name, iteration, key=self._key(stage, "params", iteration), pure=False
+        )
+        tops = self._reduce(stage, iteration, params, on_rows)
+        future = self.client.submit(
+            task_mstep,
+            folder,
+            stage.name,
+            iteration,
+            list(tops),
+            list(tops.values()),
+            params,
+            key=self._key(stage, "mstep", iteration),
+            priority=10,
+            pure=False,
+        )
+        out = self._result(future)
+        self.store.drop_nodes()
+        return StepResult(out["summary"], out["done"], out["rows"], out["bytes_read"], iteration + 1)
+
+    def collect(self, stage: Stage, on_rows: OnRows) -> dict[str, Stats]:
+        """One pass of reductions; their sums come to the driver, once a fit."""
+        self.store.save_stage(stage)
+        tops = self._reduce(stage, 0, None, on_rows)
+        out = {}
+        for part, futures in tops.items():
+            future = self.client.submit(
+                task_merge, futures, key=self._key(stage, "merge", 0, f"{part}-root"), pure=False
+            )
+            out[part] = split_vector(stage, part, self._result(future))[0]
+        self.store.drop_nodes()
+        return out
+
+    # -- spans and their tree
+    # ----------------------------------------------------------------------------------
+
+    def _reduce(self, stage: Stage, iteration: int, params: Any, on_rows: OnRows) -> dict[str, list[Any]]:
+        """Futures of the top nodes of each part, in order; at most eight a part."""
+        self.threads = self._threads() or self.threads
+        spans, kept = plan_spans(stage, iteration, self.store, self.workers)
+        trees = {part: _FutureTree(self, stage, iteration, part) for part in stage.grids}
+        folder, done = self.store.ref, 0
+        for span, vector in kept:
+            key = self._key(stage, "kept", iteration, f"{span.part}-{span.index:04d}")
+            trees[span.part].add(
+                span.level,
+                span.index,
+                self.client.submit(task_node, folder, stage.name, iteration, span, key=key, pure=False),
+            )
+            done += int(vector[-2])
+        on_rows(done, stage.rows)
+
+        def submit(span: Span, worker: str) -> Any:
+            suffix = f"s{span.index:04d}" if span.part == "train" else f"{span.part[0]}{span.index:04d}"
+            key = self._key(stage, None, iteration, suffix)
+            return self.client.submit(
+                task_span,
+                folder,
+                stage.name,
+                iteration,
+                span,
+                params,
+                self.checkpoint_seconds,
+                workers=[worker],
+                allow_other_workers=True,
+                key=key,
+                pure=False,
+            )
+
+        def finish(span: Span, future: Any) -> None:
+            nonlocal done
+            trees[span.part].add(span.level, span.index, future)
+            a, b = stage.grids[span.part].node_rows(span.level, span.index)
+            done += b - a
+            on_rows(done, stage.rows)
+
+        self._run_windowed(spans, submit, finish)
+        return {part: tree.tops() for part, tree in trees.items()}
+
+    def run_map(self, task: Any, on_rows: OnRows) -> None:
+        """Shards of a map as tasks."""
+        self.threads = self._threads() or self.threads
+        name = f"map-{task.name}-{self.token}"
+        self.store.save_result(
+            name, {"row_map": task.row_map, "task": task.to_json(), "classes": task.classes}
+        )
+        done = task.rows_done()
+        on_rows(done, task.rows)
+
+        def submit(shard: int, worker: str) -> Any:
+            return self.client.submit(
+                task_map,
+                self.store.ref,
+                name,
+                shard,
+                workers=[worker],
+                allow_other_workers=True,
+                key=f"{task.name}-s{shard:04d}-{self.token}-{uuid.uuid4().hex[:4]}",
+                pure=False,
+            )
+
+        def finish(shard: int, future: Any) -> None:
+            nonlocal done
+            a, b = task.writer.shard_bounds(shard)
+            done += b - a
+            on_rows(done, task.rows)
+
+        self._run_windowed(task.missing(), submit, finish)
+
+    def _run_windowed(
+        self, items: Sequence[Any], submit: Callable[[Any, str], Any], finish: Callable[[Any, Any], None]
+    ) -> None:
+        """Keep a few items on every worker until all are done. Errors of tasks are raised here."""
+        names = list(self.threads)
+        lists = {
+            name: deque(items[i * len(items) // len(names) : (i + 1) * len(items) // len(names)])
+            for i, name in enumerate(names)
+        }
+        ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        pending: dict[Any, tuple[Any, str]] = {}
+
+        def give(worker: str) -> bool:
+            source = lists[worker] or max(lists.values(), key=len)
+            if not source:
+                return False
+            # Its own list from the front; from another's list the end, which its owner would reach last.
+            item = source.popleft() if source is lists[worker] else source.pop()
+            future = submit(item, worker)
+            pending[future] = (item, worker)
+            future.add_done_callback(ended.put)
+            return True
+
+        for _ in range(WINDOW):
+            for name in names:
+                for _ in range(self.threads[name]):
+                    give(name)
+        try:
+            while pending:
+                future = self._next_ended(ended, pending)
+                item, worker = pending.pop(future)
+                if future.status != "finished":
+                    self._raise(future)
+                finish(item, future)
+                give(worker)
+        finally:
+            if pending:
+                self.client.cancel(list(pending))
+
+    def _next_ended(self, ended: queue.SimpleQueue[Any], pending: dict[Any, Any]) -> Any:
+        begin = time.monotonic()
+        while True:
+            try:
+                return ended.get(timeout=_POLL_SECONDS)
+            except queue.Empty:
+                if time.monotonic() - begin < STALL_SECONDS:
+                    continue
+            threads, begin = self._threads(), time.monotonic()
+            if not threads:
+                raise RunError(
+                    f"no workers are left on {self.client.scheduler.address} and none came in "
+                    f"{STALL_SECONDS:.0f} s; waiting for "
+                    f"{len(pending)} spans. Start workers, then resume the run: finished passes are kept"
+                )
+
+    def _result(self, future: Any) -> Any:
+        ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        future.add_done_callback(ended.put)
+        self._next_ended(ended, {future: None})
+        if future.status != "finished":
+            self._raise(future)
+        return future.result()
+
+    def _raise(self, future: Any) -> None:
+        from distributed import KilledWorker
+
+        try:
+            error = future.exception(timeout=30)
+        except BaseException as cancelled:  # a cancelled future has no exception of its own
+            raise RunError(
+                f"task {future.key} was cancelled ({cancelled}): the scheduler was lost or restarted; "
+                "resume the run"
+            ) from cancelled
+        if isinstance(error, KilledWorker):
+            raise RunError(
+                f"task {future.key} was running when {error.last_worker.address} died, and so on "
+                f"{error.allowed_failures + 1} workers: most "
+                "often memory. Give workers more memory, or set [engine] block_rows lower, then resume the "
+                "run"
+            ) from error
+        if isinstance(error, (ScalelatentError, FloatingPointError)):
+            raise error
+        raise RunError(
+            f"task {future.key} failed: {type(error).__name__}: {error}; finished passes are kept, resume "
+            "the run"
+        ) from error
+
+    def _key(self, stage: Stage, role: str | None, iteration: int, suffix: str = "") -> str:
+        model = stage.name.split("_")[0]
+        name = f"{model}_{role}" if role else stage.name
+        return f"{name}-it{iteration + 1:04d}{'-' + suffix if suffix else ''}-{self.token}"
+
+
+class _FutureTree:
+    """Futures of one part's nodes; a complete family below the top becomes a merge task."""
+
+    def __init__(self, executor: DaskExecutor, stage: Stage, iteration: int, part: str) -> None:
+        self._executor, self._stage, self._iteration, self._part = executor, stage, iteration, part
+        self._grid = stage.grids[part]
+        self._nodes: dict[tuple[int, int], Any] = {}
+
+    def add(self, level: int, index: int, future: Any) -> None:
+        self._nodes[level, index] = future
+        while level < self._grid.depth - 1:
+            parent = index // FAN_IN
+            family = [
+                (level, i)
+                for i in range(parent * FAN_IN, min((parent + 1) * FAN_IN, self._grid.n_nodes(level)))
+            ]
+            if not all(node in self._nodes for node in family):
+                return
+            futures = [self._nodes.pop(node) for node in family]
+            key = self._executor._key(
+                self._stage, "merge", self._iteration, f"{self._part[0]}{level + 1}-{parent:04d}"
+            )
+            merged = (
+                futures[0]
+                if len(futures) == 1
+                else self._executor.client.submit(task_merge, futures, key=key, priority=5, pure=False)
+            )
+            level, index = level + 1, parent
+            self._nodes[level, index] = merged
+
+    def tops(self) -> list[Any]:
+        """The last family, in order: the M-step merges it."""
+        return [self._nodes[node] for node in sorted(self._nodes)]

@@ -1,0 +1,263 @@
+"""One pass: its parts, their grids, and the function that a task runs over a span.
+
+A *part* is a dataset under a reduction (training rows under the E-step, validation rows under scoring). All
+parts of a stage share one pass. The vector that travels through the tree is the model's statistic followed by
+the engine's own counters.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scalelatent.data.grid import FAN_IN, RowGrid
+from scalelatent.errors import DataError, ScalelatentError
+from scalelatent.models.base import Reduction, Stats
+
+from .cache import PieceCache
+from .reading import Meter, Reader, Stopped, iter_blocks
+from .reduce import TreeReducer, merge_vectors
+
+COUNTERS = 2  # rows done, bytes read: appended to every vector
+BLOCK_BYTES = 2**21
+MERGE_SHARE = 0.02
+MIN_TASK_SECONDS = 0.03
+# Orders of magnitude for sizes only, never for results: bytes/s of merging in cache, flop/s of one core.
+_MERGE_RATE, _FLOP_RATE = 2e10, 6e10
+
+
+@dataclass(frozen=True)
+class Span:
+    """A node of one part's tree: all leaves below ``(level, index)``."""
+
+    part: str
+    level: int
+    index: int
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one or many passes run on.
+
+    Attributes
+    ----------
+    name : str
+        Read by people on the dashboard: ``"capsule_estep"``.
+    work : object
+        A BatchLearner (many passes) or a mapping of reductions (one pass).
+    datasets, grids : dict
+        Part name -> Dataset, RowGrid.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"gpu"`` or ``"reference"``.
+    classes : ndarray or None
+        The model's classes, whose positions are the codes that kernels see; None where labels are not used.
+    """
+
+    name: str
+    work: Any
+    datasets: Mapping[str, Any]
+    grids: Mapping[str, RowGrid]
+    device: str = "auto"
+    classes: np.ndarray | None = None
+
+    @property
+    def reductions(self) -> Mapping[str, Reduction]:
+        """Part name -> reduction."""
+        return self.work if isinstance(self.work, dict) else self.work.reductions()
+
+    @property
+    def rows(self) -> int:
+        """Rows of a pass."""
+        return sum(grid.n_rows for grid in self.grids.values())
+
+
+def make_stage(
+    name: str,
+    work: Any,
+    datasets: Mapping[str, Any],
+    device: str,
+    classes: np.ndarray | None = None,
+    *,
+    block_rows: int | None = None,
+    leaf_rows: int | None = None,
+) -> Stage:
+    """A stage with grids chosen for its reductions.
+
+    Raises
+    ------
+    ValueError
+        ``leaf_rows`` is no multiple of ``block_rows``.
+    """
+    reductions = work if isinstance(work, dict) else work.reductions()
+    grids = {
+        part: choose_grid(datasets[part], reduction, block_rows, leaf_rows)
+        for part, reduction in reductions.items()
+    }
+    return Stage(name, work, {part: datasets[part] for part in grids}, grids, device, classes)
+
+
+def choose_grid(
+    dataset: Any, reduction: Reduction, block_rows: int | None = None, leaf_rows: int | None = None
+) -> RowGrid:
+    """Blocks that stay in cache, and leaves so large that merging costs under 2 % of computing.
+
+    A function of rows, features and the statistic alone, so the same on any cluster.
+    """
+    n = len(dataset)
+    if block_rows is None:
+        block_rows = _power_of_two(BLOCK_BYTES / (4 * dataset.n_features), 256, 2048)
+    if leaf_rows is None:
+        per_row = max(reduction.flops_per_row(), 1.0) / _FLOP_RATE
+        merging = 3 * reduction.layout().nbytes / _MERGE_RATE
+        wanted = max(merging / (MERGE_SHARE * per_row), n / 1024)
+        leaf_rows = block_rows * _power_of_two(wanted / block_rows, 1, 2**20)
+    if leaf_rows % block_rows:
+        raise ValueError(
+            f"leaf_rows={leaf_rows} is no multiple of block_rows={block_rows}: set [engine] leaf_rows to "
+            f"{-(-leaf_rows // block_rows) * block_rows}"
+        )
+    return RowGrid(n, min(block_rows, max(n, 1)), max(leaf_rows // block_rows, 1))
+
+
+def _power_of_two(value: float, low: int, high: int) -> int:
+    power = low
+    while power < value and power < high:
+        power *= 2
+    return power
+
+
+def choose_level(grid: RowGrid, reduction: Reduction, workers: int) -> int:
+    """Level of the spans: as few tasks as balance allows, none so short that handing it out costs more than
+    it does.
+    """
+    per_row = max(reduction.flops_per_row(), 1.0) / _FLOP_RATE
+    level = 0
+    while level < grid.depth:
+        seconds = grid.leaf_rows * FAN_IN**level * per_row
+        if seconds >= MIN_TASK_SECONDS and grid.n_nodes(level + 1) < 4 * workers:
+            break
+        if grid.n_nodes(level + 1) < workers:
+            break
+        level += 1
+    return level
+
+
+def spans_of(stage: Stage, workers: int) -> list[Span]:
+    """All spans of a pass, the training rows first."""
+    out = []
+    for part, reduction in stage.reductions.items():
+        level = choose_level(stage.grids[part], reduction, workers)
+        out += [Span(part, level, i) for i in range(stage.grids[part].n_nodes(level))]
+    return out
+
+
+class PassContext:
+    """One state prepared for one thread: parameters on its device, readers of its parts."""
+
+    def __init__(self, stage: Stage, state: Any, backend: Any, cache: PieceCache | None) -> None:
+        self.stage = stage
+        self.backend = backend
+        self.meter = Meter()
+        self.reductions = dict(stage.reductions)
+        self._state = state
+        self._prepared: dict[str, Any] = {}
+        self._readers = {
+            part: Reader(dataset, cache, self.meter, stage.classes)
+            for part, dataset in stage.datasets.items()
+        }
+
+    def run_span(self, span: Span, stop_event: threading.Event) -> np.ndarray:
+        """Read, compute and reduce one span: the statistic of its node, then the counters.
+
+        Raises
+        ------
+        DataError
+            A row that cannot be used, naming dataset and row.
+        Stopped
+            The pass was called off.
+        """
+        grid, reduction, layout = (
+            self.stage.grids[span.part],
+            self.reductions[span.part],
+            self.reductions[span.part].layout(),
+        )
+        if span.part not in self._prepared:
+            self._prepared[span.part] = reduction.prepare(self._state, self.backend)
+        prepared, before = self._prepared[span.part], self.meter.bytes_read
+        start, stop = grid.node_rows(span.level, span.index)
+        per_leaf = [grid.blocks(*grid.leaf_range(leaf)) for leaf in grid.node_leaves(span.level, span.index)]
+        rows = iter_blocks(
+            self._readers[span.part], [block for leaf in per_leaf for block in leaf], stop_event
+        )
+        tree = _NodeTree(span.level)
+        try:
+            for leaf in per_leaf:
+                vector = np.zeros(layout.size + COUNTERS)
+                stats = Stats(layout, vector[: layout.size])
+                for _ in leaf:
+                    reduction.accumulate(prepared, next(rows), stats)
+                tree.add(vector)
+        except ScalelatentError:
+            raise
+        except (ValueError, FloatingPointError) as error:
+            where = self.stage.datasets[span.part].url or "the given arrays"
+            raise DataError(
+                f"{where}: {error}. Clean these rows, or leave them out, and start again"
+            ) from error
+        finally:
+            rows.close()
+        total = tree.total()
+        total[layout.size] = stop - start
+        total[layout.size + 1] = self.meter.bytes_read - before
+        return total
+
+
+class _NodeTree:
+    """The tree below one span, fed leaf by leaf: the same families in the same order as
+    :class:`~.reduce.TreeReducer`.
+    """
+
+    def __init__(self, level: int) -> None:
+        self._open: list[list[np.ndarray]] = [[] for _ in range(level + 1)]
+        self._top = level
+
+    def add(self, vector: np.ndarray) -> None:
+        for level in range(self._top):
+            self._open[level].append(vector)
+            if len(self._open[level]) < FAN_IN:
+                return
+            vector = merge_vectors(self._open[level])
+            self._open[level] = []
+        self._open[self._top].append(vector)
+
+    def total(self) -> np.ndarray:
+        for level in range(self._top):
+            if self._open[level]:
+                self._open[level + 1].append(merge_vectors(self._open[level]))
+                self._open[level] = []
+        (root,) = self._open[self._top]
+        return root
+
+
+def split_vector(stage: Stage, part: str, vector: np.ndarray) -> tuple[Stats, int, int]:
+    """(statistic, rows, bytes read) of a part's root vector."""
+    layout = stage.reductions[part].layout()
+    return Stats(layout, vector[: layout.size]), int(vector[-COUNTERS]), int(vector[-COUNTERS + 1])
+
+
+__all__ = [
+    "PassContext",
+    "Span",
+    "Stage",
+    "Stopped",
+    "TreeReducer",
+    "choose_grid",
+    "choose_level",
+    "make_stage",
+    "spans_of",
+    "split_vector",
+]

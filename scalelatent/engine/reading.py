@@ -1,0 +1,164 @@
+"""Rows of a span as blocks: pieces are read ahead by a thread while earlier ones are computed on, and kept
+where they fit.
+
+A piece is what the dataset reads best at once (a chunk); a block is what a kernel gets. The two grids are
+independent: a block that straddles pieces is copied together, all others are views.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scalelatent.models.base import Block
+
+from .cache import PieceCache
+
+AHEAD = 3
+_POLL_SECONDS = 0.2
+
+
+class Stopped(Exception):
+    """The pass was called off."""
+
+
+@dataclass
+class Meter:
+    """What reading cost: bytes decoded and seconds waited for."""
+
+    bytes_read: int = 0
+    wait_seconds: float = 0.0
+
+
+class Reader:
+    """Pieces of one dataset through the cache.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    cache : PieceCache or None
+        None reads every time.
+    meter : Meter
+    classes : ndarray or None
+        The model's classes: labels become their positions here. None leaves labels unread.
+    """
+
+    def __init__(
+        self, dataset: Any, cache: PieceCache | None, meter: Meter, classes: np.ndarray | None = None
+    ) -> None:
+        self.dataset = dataset
+        self.classes = classes if dataset.has_y else None
+        self.cache = cache if dataset.is_stored else None
+        self.meter = meter
+        labels = None if self.classes is None else (str(self.classes.dtype), self.classes.tobytes())
+        self._name = (dataset.fingerprint(), labels) if self.cache is not None else None
+
+    def cached(self, start: int, stop: int) -> tuple[np.ndarray | None, ...] | None:
+        """A piece that is at hand without reading."""
+        return self.cache.get((self._name, start, stop)) if self.cache is not None else None
+
+    def read(self, start: int, stop: int) -> tuple[np.ndarray | None, ...]:
+        """(x, codes, weight) of a piece."""
+        found = self.cached(start, stop)
+        if found is not None:
+            return found
+        ds = self.dataset
+        piece = (
+            ds.read_x(start, stop),
+            None if self.classes is None else ds.read_codes(start, stop, self.classes),
+            ds.read_weight(start, stop) if ds.has_weight else None,
+        )
+        if ds.is_stored:
+            self.meter.bytes_read += sum(a.nbytes for a in piece if a is not None)
+        if self.cache is not None:
+            self.cache.put((self._name, start, stop), piece)
+        return piece
+
+
+def iter_blocks(
+    reader: Reader, blocks: list[tuple[int, int]], stop_event: threading.Event
+) -> Generator[Block, None, None]:
+    """The blocks of a run of rows, in order.
+
+    Parameters
+    ----------
+    reader : Reader
+    blocks : list of (start, stop)
+        Adjacent.
+    stop_event : threading.Event
+        Set to call the pass off: the iterator raises :class:`Stopped` at the next block.
+    """
+    if not blocks:
+        return
+    pieces = reader.dataset.pieces(blocks[0][0], blocks[-1][1])
+    at_hand = not reader.dataset.is_stored or all(reader.cached(*piece) is not None for piece in pieces)
+    at_once = ((piece, reader.read(*piece)) for piece in pieces)
+    source: Generator[Any, None, None] = at_once if at_hand else _read_ahead(reader, pieces)
+    try:
+        held: list[tuple[tuple[int, int], tuple[np.ndarray | None, ...]]] = []
+        for start, stop in blocks:
+            if stop_event.is_set():
+                raise Stopped
+            while not held or held[-1][0][1] < stop:
+                held.append(next(source))
+            held = [entry for entry in held if entry[0][1] > start]
+            x, y, weight = (_cut(held, column, start, stop) for column in range(3))
+            assert x is not None
+            yield Block(x, y, weight, start)
+    finally:
+        source.close()
+
+
+def _cut(held: list[Any], column: int, start: int, stop: int) -> np.ndarray | None:
+    parts = [
+        piece[column][max(start - a, 0) : stop - a]
+        for (a, b), piece in held
+        if piece[column] is not None and a < stop and b > start
+    ]
+    if not parts:
+        return None
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _read_ahead(reader: Reader, pieces: list[tuple[int, int]]) -> Generator[Any, None, None]:
+    """Read by a thread, at most ``AHEAD`` pieces in front of the consumer."""
+    import time
+
+    ready: queue.Queue[Any] = queue.Queue(maxsize=AHEAD)
+    closed = threading.Event()
+
+    def put(item: Any) -> bool:
+        while not closed.is_set():
+            try:
+                ready.put(item, timeout=_POLL_SECONDS)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def work() -> None:
+        try:
+            for piece in pieces:
+                if not put((piece, reader.read(*piece), None)):
+                    return
+        except BaseException as error:  # noqa: BLE001  handed to the consumer, which raises it
+            put((None, None, error))
+
+    thread = threading.Thread(target=work, name="scalelatent-read", daemon=True)
+    thread.start()
+    try:
+        for _ in pieces:
+            begin = time.perf_counter()
+            piece, rows, error = ready.get()
+            reader.meter.wait_seconds += time.perf_counter() - begin
+            if error is not None:
+                raise error
+            yield piece, rows
+    finally:
+        closed.set()
+        thread.join()

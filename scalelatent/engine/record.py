@@ -1,0 +1,147 @@
+"""Records: small trees of dataclasses and arrays as one checksummed file. No pickle.
+
+A record is numpy's npz (no compression) with one member of JSON, followed by its SHA-256. It is written
+aside, and renamed when whole: a torn or changed file never reads as a good one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import io
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scalelatent.errors import RunError
+
+_DIGEST = 32
+_TYPES_FROM = "scalelatent."
+
+
+def dumps(tree: Any) -> bytes:
+    """Bytes of a tree of dataclasses, dicts, lists, tuples, numpy arrays, numbers, strings and None.
+
+    Raises
+    ------
+    TypeError
+        Anything else in the tree.
+
+    Examples
+    --------
+    >>> loads(dumps({"a": np.arange(3), "b": (1, None)}))
+    {'a': array([0, 1, 2]), 'b': (1, None)}
+    """
+    arrays: dict[str, np.ndarray] = {}
+    head = _flatten(tree, arrays)
+    text = np.frombuffer(json.dumps(head).encode(), dtype=np.uint8)
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, head=text, **arrays)
+    body = buffer.getvalue()
+    return body + hashlib.sha256(body).digest()
+
+
+def loads(data: bytes) -> Any:
+    """The tree of :func:`dumps`.
+
+    Raises
+    ------
+    RunError
+        The bytes are torn or changed.
+    """
+    body, digest = data[:-_DIGEST], data[-_DIGEST:]
+    if len(data) <= _DIGEST or hashlib.sha256(body).digest() != digest:
+        raise RunError("the record is torn or changed: its checksum does not fit")
+    with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
+        return _build(json.loads(arrays["head"].tobytes()), arrays)
+
+
+def write_record(path: str | Path, tree: Any, *, durable: bool = True) -> int:
+    """Write a record aside and rename it; returns its bytes.
+
+    Parameters
+    ----------
+    durable : bool
+        Wait until it is on the disk (a power failure, not only a killed process).
+
+    Raises
+    ------
+    RunError
+        The disk is full or the folder cannot be written; nothing of an older record is lost.
+    """
+    path, data = Path(path), dumps(tree)
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        with open(aside, "wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(aside, path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise RunError(
+            f"cannot write {path} ({len(data)} bytes): {error}. Free space or fix the folder, then resume "
+            "the run; earlier checkpoints are kept"
+        ) from error
+    return len(data)
+
+
+def read_record(path: str | Path) -> Any:
+    """Read a record.
+
+    Raises
+    ------
+    RunError
+        Missing, torn or changed: naming the file.
+    """
+    try:
+        return loads(Path(path).read_bytes())
+    except (RunError, OSError) as error:
+        raise RunError(f"{path}: {error}") from error
+
+
+def _flatten(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+    if isinstance(value, np.ndarray):
+        name = f"a{len(arrays)}"
+        arrays[name] = value
+        return {"!array": name}
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: _flatten(getattr(value, f.name), arrays) for f in dataclasses.fields(value)}
+        return {"!type": f"{type(value).__module__}:{type(value).__qualname__}", "fields": fields}
+    if isinstance(value, tuple):
+        return {"!tuple": [_flatten(v, arrays) for v in value]}
+    if isinstance(value, list):
+        return [_flatten(v, arrays) for v in value]
+    if isinstance(value, dict) and all(isinstance(k, str) for k in value):
+        return {"!dict": {k: _flatten(v, arrays) for k, v in value.items()}}
+    raise TypeError(f"a record holds dataclasses, arrays and plain values, not {type(value).__name__}")
+
+
+def _build(head: Any, arrays: Any) -> Any:
+    if isinstance(head, list):
+        return [_build(v, arrays) for v in head]
+    if not isinstance(head, dict):
+        return head
+    if "!array" in head:
+        return arrays[head["!array"]]
+    if "!tuple" in head:
+        return tuple(_build(v, arrays) for v in head["!tuple"])
+    if "!dict" in head:
+        return {k: _build(v, arrays) for k, v in head["!dict"].items()}
+    module, name = head["!type"].split(":")
+    if not module.startswith(_TYPES_FROM):
+        raise RunError(f"the record names the type {head['!type']!r}, which is none of scalelatent's")
+    cls = getattr(importlib.import_module(module), name)
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+        raise RunError(f"the record names {head['!type']!r}, which is no dataclass")
+    return cls(**{k: _build(v, arrays) for k, v in head["fields"].items()})

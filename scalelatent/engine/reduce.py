@@ -1,0 +1,69 @@
+"""The fixed tree: leaves in order, eight to a node, whatever arrives first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from scalelatent.data.grid import FAN_IN, RowGrid
+
+
+def merge_vectors(vectors: Sequence[np.ndarray]) -> np.ndarray:
+    """Sum of the children of a node, in their order; the children are not changed.
+
+    Examples
+    --------
+    >>> merge_vectors([np.ones(2), np.ones(2)]).tolist()
+    [2.0, 2.0]
+    """
+    if len(vectors) == 1:
+        return vectors[0]
+    total = vectors[0] + vectors[1]
+    for vector in vectors[2:]:
+        total += vector
+    return total
+
+
+class TreeReducer:
+    """Collects nodes of one part's tree in any order and merges complete families at once.
+
+    Parameters
+    ----------
+    grid : RowGrid
+
+    Examples
+    --------
+    >>> reducer = TreeReducer(RowGrid(30, 1, 1))
+    >>> for leaf in reversed(range(30)):
+    ...     reducer.add(0, leaf, np.array([float(leaf)]))
+    >>> reducer.root().tolist()
+    [435.0]
+    """
+
+    def __init__(self, grid: RowGrid) -> None:
+        self.grid = grid
+        self._nodes: dict[tuple[int, int], np.ndarray] = {}
+
+    def add(self, level: int, index: int, vector: np.ndarray) -> None:
+        """Give the vector of a node."""
+        self._nodes[level, index] = vector
+        while level < self.grid.depth:
+            parent = index // FAN_IN
+            family = [
+                (level, i)
+                for i in range(parent * FAN_IN, min((parent + 1) * FAN_IN, self.grid.n_nodes(level)))
+            ]
+            if not all(node in self._nodes for node in family):
+                return
+            merged = merge_vectors([self._nodes.pop(node) for node in family])
+            level, index = level + 1, parent
+            self._nodes[level, index] = merged
+
+    def root(self) -> np.ndarray:
+        """The whole sum; an error where a node is missing."""
+        if list(self._nodes) != [(self.grid.depth, 0)]:
+            raise RuntimeError(
+                f"the tree is not complete: it holds {sorted(self._nodes)} of depth {self.grid.depth}"
+            )
+        return self._nodes[self.grid.depth, 0]
