@@ -1,0 +1,265 @@
+"""What all estimators share: inputs of every kind, prediction that streams, saving."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from scalelatent.data import Dataset
+from scalelatent.engine.cache import memory_limit
+from scalelatent.engine.callbacks import Callback
+from scalelatent.errors import DataError
+
+ArrayLike = Any
+OUTPUT_SHARE = 0.3
+
+
+def is_dask_array(x: Any) -> bool:
+    """Whether ``x`` is a dask array, without importing dask."""
+    return type(x).__module__.split(".")[0] == "dask" and hasattr(x, "dask")
+
+
+def _is_plain(x: Any) -> bool:
+    """Arrays and lists that scikit-learn validates; everything else is read in blocks."""
+    lazy = (
+        isinstance(x, (Dataset, np.memmap))
+        or is_dask_array(x)
+        or type(x).__module__.split(".")[0] in ("zarr", "h5py")
+    )
+    return not lazy
+
+
+class StreamedEstimator(BaseEstimator):
+    """Base class of the estimators.
+
+    Subclasses set ``_kind`` and give ``_row_map(what)``.
+    """
+
+    _kind = ""
+
+    def _training_rows(self, X: Any, y: Any, sample_weight: Any) -> Dataset:
+        """A Dataset from whatever ``fit`` was given.
+
+        Raises
+        ------
+        DataError
+            No labels, or labels given twice.
+        ValueError
+            What scikit-learn's checks refuse.
+        """
+        if isinstance(X, Dataset):
+            if y is not None:
+                raise DataError(
+                    "y was given beside a Dataset, which brings its own labels: leave y out, or give arrays"
+                )
+            ds = X if sample_weight is None else X.with_weight(sample_weight)
+            self._set_width(ds.n_features)
+        elif _is_plain(X):
+            if y is None:
+                raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
+            X, y = validate_data(self, X, y, dtype="numeric", order="C")
+            check_classification_targets(y)
+            if sample_weight is not None:
+                from sklearn.utils.validation import _check_sample_weight
+
+                sample_weight = _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+            ds = Dataset.from_arrays(X, y, sample_weight=sample_weight)
+        else:
+            ds = Dataset.from_arrays(X, y, sample_weight=sample_weight)
+            self._set_width(ds.n_features)
+        if not ds.has_y:
+            raise DataError(
+                f"{ds.url or 'the rows'}: there are no labels, and {type(self).__name__} learns from "
+                "labels; import them with the rows (`scalelatent data import idx IMAGES LABELS …`), or "
+                "pass y"
+            )
+        return ds
+
+    def _set_width(self, n_features: int) -> None:
+        self.n_features_in_ = n_features
+        if hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
+
+    def _other_rows(self, X: Any, y: Any = None, sample_weight: Any = None, what: str = "X") -> Dataset:
+        """Rows to predict or validate on, checked against the fitted width."""
+        if isinstance(X, Dataset):
+            ds = X
+        elif _is_plain(X):
+            ds = Dataset.from_arrays(
+                validate_data(self, X, dtype="numeric", reset=False, order="C"),
+                y,
+                sample_weight=sample_weight,
+            )
+        else:
+            ds = Dataset.from_arrays(X, y, sample_weight=sample_weight)
+        if ds.n_features != self.n_features_in_:
+            raise DataError(
+                f"{what}{f' ({ds.url})' if ds.url else ''} has {ds.n_features} features, but "
+                f"{type(self).__name__} was fitted on {self.n_features_in_}"
+            )
+        return ds
+
+    def _validation_rows(self, validation: Any) -> Dataset | None:
+        if validation is None:
+            return None
+        if isinstance(validation, Dataset):
+            ds = self._other_rows(validation, what="validation")
+        else:
+            try:
+                X, y = validation
+            except (TypeError, ValueError):
+                raise DataError(
+                    f"validation={type(validation).__name__}: give a Dataset or a pair (X, y)"
+                ) from None
+            ds = self._other_rows(X, y, what="validation")
+        if not ds.has_y:
+            raise DataError(
+                f"validation{f' ({ds.url})' if ds.url else ''} has no labels: give rows with labels"
+            )
+        return ds
+
+    # -- outputs as large as the data
+    # -------------------------------------------------------------------------
+
+    def _row_map(self, what: str) -> Any:
+        raise NotImplementedError
+
+    def _map(
+        self,
+        X: Any,
+        what: str,
+        out: Any,
+        client: Any,
+        overwrite: bool,
+        callbacks: Callback | Sequence[Callback],
+    ) -> Any:
+        """Rows through ``_row_map(what)``: an array, a lazy dask array, or a Dataset at ``out``."""
+        check_is_fitted(self)
+        if is_dask_array(X):
+            return self._map_dask(X, what)
+        ds = self._other_rows(X)
+        row_map = self._row_map(what)
+        if out is not None:
+            return self._map_stored(ds, row_map, out, client, overwrite, callbacks)
+        shape, dtype = row_map.output()
+        nbytes = len(ds) * int(np.prod(shape)) * np.dtype(dtype).itemsize
+        if nbytes > OUTPUT_SHARE * memory_limit():
+            raise DataError(
+                f"the result would take {nbytes / 2**30:.1f} GiB of memory ({len(ds)} rows): pass "
+                "out='RESULT.zarr' to write it to disk as it is made"
+            )
+        from .session import map_to_array
+
+        return map_to_array(row_map, ds, self.device, self.n_jobs)
+
+    def _map_dask(self, X: Any, what: str) -> Any:
+        import dask.array as da
+
+        if X.shape[1] != self.n_features_in_:
+            raise DataError(
+                f"X has {X.shape[1]} features, but {type(self).__name__} was fitted on {self.n_features_in_}"
+            )
+        row_map = self._row_map(what)
+        (width,), dtype = row_map.output()
+        X = X.rechunk({1: -1})
+        return da.map_blocks(_map_block, X, row_map, self.device, dtype=dtype, chunks=(X.chunks[0], (width,)))
+
+    def _map_stored(
+        self, ds: Dataset, row_map: Any, out: Any, client: Any, overwrite: bool, callbacks: Any
+    ) -> Dataset:
+        from scalelatent.engine.loop import Progress
+        from scalelatent.engine.mapwrite import map_rows, start_map
+
+        from .session import FitSession
+
+        with FitSession(
+            self._kind,
+            client=client,
+            run_dir=None,
+            resume=False,
+            callbacks=callbacks,
+            device=self.device,
+            n_jobs=self.n_jobs,
+            engine=None,
+        ) as session:
+            session.begin(0, {}, {})
+            ds = session.visible("rows", ds)
+            name = f"{self._kind}_{row_map.what}"
+            task = start_map(
+                name,
+                ds,
+                row_map,
+                str(Path(out).absolute()) if "://" not in str(out) else str(out),
+                self.device,
+                classes=self.classes_,
+                overwrite=overwrite,
+            )
+            return map_rows(session.executor, task, Progress(session.callbacks, name, 0))
+
+    # -- saving
+    # -----------------------------------------------------------------------------------------------
+
+    def _to_saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        raise NotImplementedError
+
+    def save(self, url: str | Path, *, overwrite: bool = False) -> None:
+        """Write the fitted model: a zarr group and JSON, no pickle.
+
+        Parameters
+        ----------
+        url : str or path
+            A folder to make.
+        overwrite : bool
+            Replace what lies there.
+
+        Raises
+        ------
+        DataError
+            It exists, or cannot be written.
+
+        Examples
+        --------
+        See :func:`scalelatent.load_model`.
+        """
+        from .persist import save_model
+
+        check_is_fitted(self)
+        values, arrays = self._to_saved()
+        save_model(
+            url, self._kind, _plain_params(self.get_params(deep=False)), values, arrays, overwrite=overwrite
+        )
+
+
+def _map_block(x: np.ndarray, row_map: Any, device: str) -> np.ndarray:
+    from .session import map_to_array
+
+    return map_to_array(row_map, Dataset.from_arrays(x), device, 1)
+
+
+def _plain_params(params: dict[str, Any]) -> dict[str, Any]:
+    """Constructor parameters as JSON; a generator as random_state is not stored (``seed_`` is)."""
+    out = {}
+    for name, value in params.items():
+        if isinstance(value, np.generic):
+            value = value.item()
+        elif isinstance(value, np.ndarray):
+            value = value.tolist()
+        elif name == "random_state" and not isinstance(value, (int, type(None))):
+            value = None
+        elif isinstance(value, dict):
+            # JSON keys are strings: a mapping is kept as pairs.
+            value = {"pairs": [[k.item() if isinstance(k, np.generic) else k, v] for k, v in value.items()]}
+        out[name] = value
+    return out
+
+
+def restore_params(params: dict[str, Any]) -> dict[str, Any]:
+    """The inverse of what ``save`` did to constructor parameters."""
+    pairs = {k: dict(map(tuple, v["pairs"])) for k, v in params.items() if isinstance(v, dict)}
+    return {**params, **pairs}

@@ -1,0 +1,327 @@
+"""Capsule regression as a scikit-learn estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from scalelatent.engine.callbacks import Callback
+from scalelatent.models.capsule.members import Members, build_members
+from scalelatent.models.capsule.model import CapsuleEM, CapsuleState
+from scalelatent.models.capsule.predict import CapsuleRows
+
+from .base import StreamedEstimator, restore_params
+from .capsule_fit import (
+    check_classes,
+    check_params,
+    class_counts,
+    class_weights,
+    plan,
+    project,
+    projected_width,
+    start,
+)
+from .classifier import StreamedClassifier
+from .session import FitSession
+
+
+class CapsuleRegression(StreamedClassifier, StreamedEstimator):
+    """Classification by latent vectors of competing length, fitted by streamed EM.
+
+    Each class has a capsule h_i = W_i x of ``capsule_dim`` numbers; the class whose vector is longest wins,
+    and the squashing function turns lengths into probabilities. Fits numpy arrays, memmaps, zarr and dask
+    arrays and :class:`~scalelatent.Dataset` rows of any number, in process or on a Dask cluster, with the
+    same bits.
+
+    Parameters
+    ----------
+    capsule_dim : int or sequence of int, default 8
+        Dimension d of the capsules, or one for each class (multiclass).
+    architecture : {"multiclass", "one_vs_all", "all_vs_all"}
+        One model with a capsule a class; a binary model for each class; one for each pair of classes. All
+        members share each pass.
+    algorithm : {"em"}
+    projection : "auto", None or int
+        Reduce rows to so many uncentred principal directions of the training rows first. "auto": 196 where
+        rows are wider, else None.
+    init : {"subspace", "random"}
+        Start from each class's leading directions (equation 2.28), or from Gaussian noise.
+    init_scale : float, default 1.0
+        Of the random start: standard deviation of the latent means of a row of mean length.
+    momentum : float, default 0.9
+        gamma in [0, 1) of equation 2.27.
+    nu_schedule : "paper", None or sequence of (nu, patience)
+        Rounds of thresholded EM with early stopping on the validation error (training error without
+        validation rows). None: plain EM until ``max_iter`` or ``tol``.
+    max_iter : int, default 2000
+        Largest number of passes.
+    tol : float or None
+        End a round when the mean log-loss (nats) falls by less than this in a pass; None or 0 never does.
+    ridge : float, default 0
+        rho, added to the diagonal of the second moments of the rows: W <- (W S + Delta)(S + rho I)^-1.
+    class_weight : dict, "balanced" or None
+        Weights of classes, as in scikit-learn.
+    warm_start : bool
+        Start from the weights of the last fit.
+    random_state : int, Generator, RandomState or None
+        None draws a seed and keeps it in ``seed_``. A seed never changes the speed.
+    device : {"auto", "cpu", "gpu"}
+    n_jobs : int or None
+        Threads of a fit in this process; None is all cores. The result is the same for any number.
+
+    Attributes
+    ----------
+    classes_ : ndarray, shape (n_classes,)
+    W_ : ndarray of float64, shape (sum of dimensions, p)
+        Weights of all members' capsules, one under the other, on (projected) rows.
+    capsule_dims_ : ndarray of int, shape (members, capsules)
+    projection_ : ndarray of float64, shape (n_features_in_, p), or None
+    n_iter_ : int
+        Passes.
+    history_ : list of dict
+        One record a pass: objective (mean log-loss, nats), train_error, validation_error, seconds, rows,
+        bytes_read, …
+    best_validation_error_ : float or None
+        Mean over members.
+    seed_ : int
+    n_features_in_ : int
+
+    References
+    ----------
+    L. K. Saul, "Capsule regression", Neural Computation (2021).
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> x, y = load_digits(return_X_y=True)
+    >>> m = CapsuleRegression(capsule_dim=4, max_iter=20, random_state=0).fit(x[:1000], y[:1000])
+    >>> bool(m.score(x[1000:], y[1000:]) > 0.85)
+    True
+    """
+
+    _kind = "capsule"
+
+    def __init__(
+        self,
+        *,
+        capsule_dim: int | Sequence[int] = 8,
+        architecture: str = "multiclass",
+        algorithm: str = "em",
+        projection: str | int | None = "auto",
+        init: str = "subspace",
+        init_scale: float = 1.0,
+        momentum: float = 0.9,
+        nu_schedule: str | Sequence[tuple[float, int]] | None = "paper",
+        max_iter: int = 2000,
+        tol: float | None = None,
+        ridge: float = 0,
+        class_weight: Mapping[Any, float] | str | None = None,
+        warm_start: bool = False,
+        random_state: Any = None,
+        device: str = "auto",
+        n_jobs: int | None = None,
+    ) -> None:
+        self.capsule_dim = capsule_dim
+        self.architecture = architecture
+        self.algorithm = algorithm
+        self.projection = projection
+        self.init = init
+        self.init_scale = init_scale
+        self.momentum = momentum
+        self.nu_schedule = nu_schedule
+        self.max_iter = max_iter
+        self.tol = tol
+        self.ridge = ridge
+        self.class_weight = class_weight
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.device = device
+        self.n_jobs = n_jobs
+
+    # -- fit
+    # --------------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        validation: Any = None,
+        sample_weight: Any = None,
+        client: Any = None,
+        run_dir: Any = None,
+        resume: bool = False,
+        callbacks: Callback | Sequence[Callback] = (),
+        engine: Mapping[str, Any] | None = None,
+    ) -> CapsuleRegression:
+        """Fit by passes over the rows.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, features)
+            numpy, memmap, zarr and dask arrays, lists.
+        y : array-like, shape (n,)
+            Labels; a Dataset brings its own.
+        validation : Dataset or (X, y) or None
+            Rows for early stopping; without them the training error is watched.
+        sample_weight : array-like, shape (n,), or None
+        client : distributed.Client or None
+            A cluster to run on; None takes the enclosing ``with sl.cluster(…)``, else this process.
+        run_dir : path or None
+            Folder for checkpoints, shared by all workers.
+        resume : bool
+            Go on with the fit that ``run_dir`` holds.
+        callbacks : Callback or sequence
+        engine : dict or None
+            block_rows, leaf_rows, checkpoint_seconds, checkpoint_passes, scratch, keep_scratch.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        DataError
+            Rows or labels that cannot be used, naming dataset and row.
+        ValueError
+            A parameter out of range.
+        RunError
+            The run folder holds another fit; the cluster has no workers.
+
+        Examples
+        --------
+        See the class.
+        """
+        check_params(self)
+        train = self._training_rows(X, y, sample_weight)
+        held = self._validation_rows(validation)
+        classes = train.classes
+        assert classes is not None
+        members = build_members(self.architecture, len(classes), self.capsule_dim)
+        counts = class_counts(train, classes)
+        width = projected_width(self.projection, train.n_features)
+        check_classes(members, train, counts, width, self.init)
+        weights = class_weights(self.class_weight, classes, counts)
+        watched = {"train": train} if held is None else {"train": train, "validation": held}
+        where: dict[str, Any] = {"device": self.device, "n_jobs": self.n_jobs, "engine": engine}
+        with FitSession(
+            self._kind, client=client, run_dir=run_dir, resume=resume, callbacks=callbacks, **where
+        ) as session:
+            self.seed_ = session.begin(self.random_state, self._what_decides(), watched)
+            session.announce(train, members=members.n_members, max_iter=self.max_iter, seed=self.seed_)
+            datasets = {name: session.visible(name, ds) for name, ds in watched.items()}
+            basis, datasets = project(self, session, datasets, width)
+            learner, state = start(self, session, datasets, members, classes, weights)
+            result = session.fit_batches(session.stage("estep", learner, datasets, classes), state)
+            session.finish()
+        self._keep(classes, members, basis, learner, result.state, result.history)
+        session.callbacks.on_fit_end(
+            {"passes": self.n_iter_, "seconds": sum(r["seconds"] for r in self.history_)}
+        )
+        return self
+
+    def _what_decides(self) -> dict[str, Any]:
+        """The parameters that decide the result: a resumed fit must have the same ones."""
+        free = ("n_jobs", "device", "warm_start", "random_state")
+        return {k: v for k, v in self.get_params(deep=False).items() if k not in free}
+
+    def _keep(
+        self,
+        classes: np.ndarray,
+        members: Members,
+        basis: np.ndarray | None,
+        learner: CapsuleEM,
+        state: CapsuleState,
+        history: list[dict[str, Any]],
+    ) -> None:
+        self.classes_, self._members = classes, members
+        self.W_ = learner.weights(state)
+        self.capsule_dims_ = members.dims
+        self.projection_ = basis
+        self.n_iter_ = state.iteration
+        self.history_ = history
+        self.best_validation_error_ = float(state.best_error.mean()) if learner.has_validation else None
+
+    def plan(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        validation: Any = None,
+        client: Any = None,
+        memory_limit: str | int | None = None,
+        engine: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """What ``fit`` would need, from shapes and a probe of a second; nothing is fitted.
+
+        Parameters
+        ----------
+        X, y, validation, client, engine
+            As in :meth:`fit`.
+        memory_limit : str, int or None
+            Of a worker, for example ``"4GB"``; None asks the cluster or this process.
+
+        Returns
+        -------
+        dict
+            For each stage tasks a pass, tree depth, bytes of a statistic and memory by what holds it; peak
+            bytes a worker and on a device, bytes of scratch and checkpoints, seconds a pass.
+
+        Raises
+        ------
+        PlanError
+            It cannot fit: naming the setting that would.
+
+        Examples
+        --------
+        >>> x, y = np.random.default_rng(0).normal(size=(50, 4)), np.arange(50) % 2
+        >>> CapsuleRegression(capsule_dim=2).plan(x, y)["stages"]["estep"]["statistic_bytes"]
+        168
+        """
+        from scalelatent.engine.plan import find_resources
+
+        train, held = self._training_rows(X, y, None), self._validation_rows(validation)
+        return plan(self, train, held, find_resources(client, self.n_jobs, memory_limit), dict(engine or {}))
+
+    def _row_map(self, what: str) -> CapsuleRows:
+        return CapsuleRows(self._members, self.W_, self.projection_, what)
+
+    # -- disk
+    # -------------------------------------------------------------------------------------------------
+
+    def _to_saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        arrays = {"W": self.W_, "dims": self._members.dims, "labels": self._members.labels}
+        if self.projection_ is not None:
+            arrays["projection"] = self.projection_
+        values = {
+            "architecture": self._members.architecture,
+            "classes": self.classes_.tolist(),
+            "classes_dtype": self.classes_.dtype.str,
+            "n_iter": self.n_iter_,
+            "n_features_in": self.n_features_in_,
+            "seed": self.seed_,
+            "best_validation_error": self.best_validation_error_,
+        }
+        return values, arrays
+
+    @classmethod
+    def _from_saved(
+        cls, params: dict[str, Any], values: dict[str, Any], arrays: dict[str, np.ndarray]
+    ) -> CapsuleRegression:
+        model = cls(**restore_params(params))
+        model._members = Members(values["architecture"], arrays["dims"], arrays["labels"])
+        model.W_, model.projection_, model.capsule_dims_ = (
+            arrays["W"],
+            arrays.get("projection"),
+            arrays["dims"],
+        )
+        model.classes_ = np.array(values["classes"], dtype=values["classes_dtype"])
+        model.n_iter_, model.n_features_in_, model.seed_ = (
+            values["n_iter"],
+            values["n_features_in"],
+            values["seed"],
+        )
+        model.best_validation_error_, model.history_ = values["best_validation_error"], []
+        return model

@@ -1,0 +1,330 @@
+"""The steps of a capsule fit: what is refused before any work, projection, class weights, first weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from scalelatent.data import Dataset
+from scalelatent.engine.passes import make_stage
+from scalelatent.engine.plan import (
+    Resources,
+    RowShape,
+    cache_bytes,
+    check_fits,
+    describe_stage,
+    probe,
+    stage_memory,
+)
+from scalelatent.engine.streams import stream
+from scalelatent.errors import DataError
+from scalelatent.models.capsule.members import Members, build_members
+from scalelatent.models.capsule.model import CapsuleEM, CapsuleState, initial_state
+from scalelatent.models.capsule.moments import Project, SecondMoments, leading_eigenvectors
+from scalelatent.models.capsule.start import random_start, schedule_arrays, subspace_start
+
+from .session import FitSession
+
+AUTO_PROJECTION = 196
+COUNT_ROWS = 2**20
+CHOICES = {
+    "algorithm": ("em",),
+    "init": ("subspace", "random"),
+    "device": ("auto", "cpu", "gpu", "reference"),
+}
+
+
+def check_params(model: Any) -> None:
+    """Refuse parameters out of range.
+
+    Raises
+    ------
+    ValueError
+        Naming the parameter and what it may be.
+    """
+    for name, allowed in CHOICES.items():
+        if getattr(model, name) not in allowed:
+            names = ", ".join(map(repr, allowed))
+            raise ValueError(f"{name}={getattr(model, name)!r} is not one of {names}")
+    if not 0 <= model.momentum < 1:
+        raise ValueError(f"momentum={model.momentum!r}: give a number in [0, 1)")
+    if not _whole(model.max_iter):
+        raise ValueError(f"max_iter={model.max_iter!r}: give a whole number of passes, at least 1")
+    if model.ridge < 0 or (model.tol is not None and model.tol < 0) or model.init_scale <= 0:
+        raise ValueError(
+            f"ridge={model.ridge!r}, tol={model.tol!r}, init_scale={model.init_scale!r}: ridge and tol "
+            "are at least 0, init_scale above 0"
+        )
+    schedule_arrays(model.nu_schedule)
+
+
+def _whole(value: Any) -> bool:
+    return not isinstance(value, (bool, str)) and int(value) == value and value >= 1
+
+
+def projected_width(projection: str | int | None, n_features: int) -> int | None:
+    """Width of the projected rows, None for no projection.
+
+    Raises
+    ------
+    ValueError
+        Neither "auto", None nor a whole number of at most ``n_features``.
+
+    Examples
+    --------
+    >>> projected_width("auto", 784), projected_width("auto", 64)
+    (196, None)
+    """
+    if projection is None:
+        return None
+    if isinstance(projection, str) and projection == "auto":
+        return AUTO_PROJECTION if n_features > AUTO_PROJECTION else None
+    if not _whole(projection):
+        raise ValueError(
+            f"projection={projection!r}: give 'auto', None or a number of directions, at least 1"
+        )
+    if int(projection) > n_features:
+        raise ValueError(
+            f"projection={projection} is above the {n_features} features of the rows: give at most "
+            f"{n_features}, or None for no projection"
+        )
+    return int(projection)
+
+
+def project(
+    model: Any, session: FitSession, datasets: dict[str, Dataset], width: int | None
+) -> tuple[np.ndarray | None, dict[str, Dataset]]:
+    """Basis of the projection, and the projected rows: one pass for the moments, one to write."""
+    if width is None:
+        return None, datasets
+    kept = getattr(model, "projection_", None) if model.warm_start else None
+    if kept is not None and kept.shape == (datasets["train"].n_features, width):
+        basis = kept
+    else:
+        stats = session.collect("svd", SecondMoments(datasets["train"].n_features), datasets["train"])
+        basis = leading_eigenvectors(stats["moment"][0], width)[1]
+    return basis, {name: session.map(f"project-{name}", Project(basis), ds) for name, ds in datasets.items()}
+
+
+def start(
+    model: Any,
+    session: FitSession,
+    datasets: dict[str, Dataset],
+    members: Members,
+    classes: np.ndarray,
+    class_weight: np.ndarray | None,
+) -> tuple[CapsuleEM, CapsuleState]:
+    """The learner with the second moments of the rows, and the first state.
+
+    Raises
+    ------
+    DataError
+        A class whose rows all have weight 0.
+    ValueError
+        ``warm_start`` from a fit of another shape.
+    """
+    train = datasets["train"]
+    reduction = SecondMoments(train.n_features, len(classes), class_weight)
+    stats = session.collect("moments", reduction, train, classes)
+    moment, weight = np.array(stats["moment"]), stats["weight"]
+    if not (weight > 0).all():
+        raise DataError(
+            f"class {classes[int(np.argmin(weight))]!s} has no weight: give each class rows with "
+            "sample_weight and class_weight above 0"
+        )
+    nu, patience, scheduled = schedule_arrays(model.nu_schedule)
+    learner = CapsuleEM(
+        members=members,
+        moment=moment,
+        nu=nu,
+        patience=patience,
+        scheduled=scheduled,
+        momentum=float(model.momentum),
+        ridge=float(model.ridge),
+        tol=float(model.tol or 0),
+        max_iter=int(model.max_iter),
+        class_weight=class_weight,
+        has_validation=int("validation" in datasets),
+    )
+    return learner, initial_state(_first_weights(model, members, classes, moment, weight), members.n_members)
+
+
+def _first_weights(
+    model: Any, members: Members, classes: np.ndarray, moment: np.ndarray, weight: np.ndarray
+) -> np.ndarray:
+    kept = getattr(model, "W_", None) if model.warm_start else None
+    if kept is not None:
+        shape = (members.total_dim, moment.shape[1])
+        if kept.shape != shape or not np.array_equal(model.classes_, classes):
+            raise ValueError(
+                f"warm_start: the last fit has weights of shape {kept.shape} and classes "
+                f"{model.classes_.tolist()}, this one {shape} and {classes.tolist()}: fit with "
+                "warm_start=False"
+            )
+        return kept
+    if model.init == "random":
+        rng = stream(model.seed_, "capsule-start")
+        return random_start(members, moment, weight, float(model.init_scale), rng)
+    return subspace_start(members, moment, weight)
+
+
+def class_counts(dataset: Dataset, classes: np.ndarray) -> np.ndarray:
+    """Rows of each class, read in pieces.
+
+    Examples
+    --------
+    >>> class_counts(Dataset.from_arrays(np.zeros((3, 1)), [0, 1, 1]), np.array([0, 1])).tolist()
+    [1, 2]
+    """
+    counts = np.zeros(len(classes), dtype=np.int64)
+    for start in range(0, len(dataset), COUNT_ROWS):
+        codes = dataset.read_codes(start, min(start + COUNT_ROWS, len(dataset)), classes)
+        counts += np.bincount(codes, minlength=len(classes))
+    return counts
+
+
+def class_weights(class_weight: Any, classes: np.ndarray, counts: np.ndarray) -> np.ndarray | None:
+    """Weights of the classes in their order, or None.
+
+    Raises
+    ------
+    ValueError
+        Neither "balanced" nor a mapping of known classes to positive numbers.
+
+    Examples
+    --------
+    >>> class_weights("balanced", np.array([0, 1]), np.array([1, 3])).tolist()
+    [2.0, 0.66666667]
+    """
+    if class_weight is None:
+        return None
+    if isinstance(class_weight, str):
+        if class_weight != "balanced":
+            raise ValueError(
+                f"class_weight={class_weight!r}: give 'balanced', a dict of class to weight, or None"
+            )
+        return counts.sum() / (len(classes) * np.maximum(counts, 1.0))
+    known = {c.item() if isinstance(c, np.generic) else c: i for i, c in enumerate(classes)}
+    unknown = [c for c in class_weight if c not in known]
+    weights = np.ones(len(classes))
+    for c, value in class_weight.items():
+        if c in known:
+            weights[known[c]] = value
+    if unknown or not (np.isfinite(weights) & (weights >= 0)).all():
+        raise ValueError(
+            f"class_weight={dict(class_weight)!r}: classes are {list(known)}, weights finite and at least 0"
+        )
+    return weights
+
+
+def check_classes(members: Members, train: Dataset, counts: np.ndarray, width: int | None, init: str) -> None:
+    """Refuse capsules that the rows cannot fill, before any work."""
+    where, p = train.url or "the training rows", width or train.n_features
+    assert train.classes is not None
+    if (counts == 0).any():
+        missing = [str(c) for c in train.classes[counts == 0]]
+        raise DataError(
+            f"{where}: class(es) {', '.join(missing)} have no rows: train on rows of every class (a slice "
+            "keeps the classes of the whole dataset)"
+        )
+    largest = int(members.dims.max())
+    if largest > p and init == "subspace":
+        raise ValueError(
+            f"capsule_dim={largest} is above the {p} "
+            f"{'directions of the projection' if width else 'features'}: give at most {p}, or "
+            "init='random'"
+        )
+    if init != "subspace":
+        return
+    for r in range(members.n_members):
+        for i, d in enumerate(members.dims[r]):
+            own = members.labels[r] == i
+            if counts[own].sum() < d:
+                names = ", ".join(str(c) for c in train.classes[own])
+                raise DataError(
+                    f"{where}: class {names} has {counts[own].sum()} rows, fewer than its capsule "
+                    f"dimension {d}: lower capsule_dim to {counts[own].sum()}, give more rows, or use "
+                    "init='random'"
+                )
+
+
+def plan(
+    model: Any,
+    train: Dataset,
+    validation: Dataset | None,
+    resources: Resources,
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    """What a fit of these rows would need; see :meth:`.CapsuleRegression.plan`."""
+    check_params(model)
+    classes = train.classes
+    assert classes is not None
+    members = build_members(model.architecture, len(classes), model.capsule_dim)
+    width = projected_width(model.projection, train.n_features)
+    check_classes(members, train, class_counts(train, classes), width, model.init)
+    p, out = width or train.n_features, {}
+    rows = RowShape(len(train), p)
+    grid = {k: options[k] for k in ("block_rows", "leaf_rows") if options.get(k)}
+    remedies = {}
+    if width is not None:
+        out["svd"] = make_stage(
+            "capsule_svd", {"train": SecondMoments(train.n_features)}, {"train": train}, "cpu", **grid
+        )
+        remedies["svd"] = "reduce the width of the rows"
+    out["moments"] = make_stage(
+        "capsule_moments", {"train": SecondMoments(p, len(classes))}, {"train": rows}, "cpu", **grid
+    )
+    remedies["moments"] = f"set projection below {p}"
+    nu, patience, scheduled = schedule_arrays(model.nu_schedule)
+    # Zeros without memory: only shapes matter here.
+    moment = np.broadcast_to(np.zeros(()), (len(classes), p, p))
+    learner = CapsuleEM(
+        members, moment, nu, patience, scheduled, 0.0, 0.0, 0.0, 1, None, int(validation is not None)
+    )
+    parts: dict[str, Any] = {"train": rows}
+    if validation is not None:
+        parts["validation"] = RowShape(len(validation), p)
+    out["estep"] = make_stage("capsule_estep", learner, parts, "cpu", **grid)
+    remedies["estep"] = "lower capsule_dim, or set projection lower"
+    weights = members.total_dim * p * 8
+    factors = len({labels.tobytes() for labels in members.labels >= 0}) * 2 * p * p * 8
+    held = {"svd": 3 * train.n_features**2 * 8, "moments": 2 * len(classes) * p * p * 8}
+    held["estep"] = held["moments"] // 2 + factors + 8 * weights
+    report: dict[str, Any] = {"stages": {}, "resources": vars(resources)}
+    for name, stage in out.items():
+        memory = stage_memory(stage, resources, train, held[name])
+        peak = check_fits(stage.name, memory, resources, remedies[name])
+        report["stages"][name] = {
+            **describe_stage(stage, resources),
+            "memory_bytes": memory,
+            "peak_bytes": peak,
+        }
+    nbytes = len(train) * p * (4 if width else train.dtype.itemsize)
+    report["cache_bytes"] = cache_bytes(resources, nbytes if train.is_stored else 0)
+    report["peak_bytes_per_worker"] = (
+        max(s["peak_bytes"] for s in report["stages"].values()) + report["cache_bytes"]
+    )
+    report["device_bytes"] = 4 * (
+        members.total_dim * p + out["estep"].grids["train"].block_rows * (2 * p + members.total_dim)
+    )
+    report["scratch_bytes"] = nbytes if width and train.is_stored else 0
+    report["checkpoint_bytes"] = 3 * weights
+    state = initial_state(np.random.default_rng(0).normal(size=(members.total_dim, p)), members.n_members)
+    rates = probe(out["estep"], state, train, len(classes))
+    slots = resources.workers * resources.threads
+    compute = rates["compute_seconds_per_row"] * out["estep"].rows / slots
+    read = (
+        0.0
+        if report["cache_bytes"] >= nbytes or not train.is_stored
+        else rates["read_seconds_per_row"] * out["estep"].rows / slots
+    )
+    report["probe"] = {
+        **rates,
+        "seconds_per_pass": max(compute, read),
+        "bound_by": "reading" if read > compute else "computing",
+    }
+    least = int(patience.sum()) if scheduled else int(model.max_iter)
+    report["passes"] = {"at_least": min(least, int(model.max_iter)), "at_most": int(model.max_iter)}
+    report["expected_seconds_at_least"] = report["probe"]["seconds_per_pass"] * report["passes"]["at_least"]
+    return report

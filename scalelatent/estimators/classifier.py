@@ -1,0 +1,155 @@
+"""Prediction of all classifiers: arrays give arrays, dask arrays stay lazy, datasets stream to disk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.base import ClassifierMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted
+
+from scalelatent.errors import DataError
+
+SCORE_ROWS = 2**20
+
+
+class StreamedClassifier(ClassifierMixin, TransformerMixin):
+    """``predict_proba``, ``predict``, ``transform`` and ``score`` for estimators that give a row map.
+
+    The row map of ``"probabilities"`` gives scores whose largest is the predicted class, ``"classes"`` the same
+    with labels for a dataset, ``"latents"`` the transform.
+    """
+
+    classes_: np.ndarray
+    _map: Any
+    _other_rows: Any
+
+    def predict_proba(
+        self, X: Any, *, out: Any = None, client: Any = None, overwrite: bool = False, callbacks: Any = ()
+    ) -> Any:
+        """Class probabilities.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, features)
+        out : url or None
+            Write a dataset of them there instead of returning an array.
+        client, overwrite, callbacks
+            Where ``out`` is written from, whether it may be replaced, progress.
+
+        Returns
+        -------
+        ndarray of float64, shape (n, classes); a lazy array for a dask array; a Dataset with ``out``
+            All-versus-all gives shares of votes.
+
+        Examples
+        --------
+        >>> import numpy as np, scalelatent as sl
+        >>> x, y = np.random.default_rng(0).normal(size=(50, 4)), np.arange(50) % 2
+        >>> p = sl.CapsuleRegression(capsule_dim=2, max_iter=2).fit(x, y).predict_proba(x)
+        >>> p.shape, bool(np.allclose(p.sum(axis=1), 1))
+        ((50, 2), True)
+        """
+        return self._map(X, "probabilities", out, client, overwrite, callbacks)
+
+    def predict(
+        self, X: Any, *, out: Any = None, client: Any = None, overwrite: bool = False, callbacks: Any = ()
+    ) -> Any:
+        """Predicted classes.
+
+        With ``out``, a dataset whose ``x`` are the class probabilities and whose ``y`` are the predicted
+        classes.
+
+        Parameters
+        ----------
+        X, out, client, overwrite, callbacks
+            As in :meth:`predict_proba`.
+
+        Returns
+        -------
+        ndarray, shape (n,); a lazy array for a dask array; a Dataset with ``out``
+
+        Examples
+        --------
+        >>> import numpy as np, scalelatent as sl
+        >>> x, y = np.random.default_rng(0).normal(size=(50, 4)), np.array(["a", "b"])[np.arange(50) % 2]
+        >>> sl.CapsuleRegression(capsule_dim=2, max_iter=2).fit(x, y).predict(x).shape
+        (50,)
+        """
+        scores = self._map(
+            X, "probabilities" if out is None else "classes", out, client, overwrite, callbacks
+        )
+        if out is not None:
+            return scores
+        if isinstance(scores, np.ndarray):
+            return self.classes_[scores.argmax(axis=1)]
+        return scores.map_blocks(_labels_of, self.classes_, drop_axis=1, dtype=self.classes_.dtype)
+
+    def transform(
+        self, X: Any, *, out: Any = None, client: Any = None, overwrite: bool = False, callbacks: Any = ()
+    ) -> Any:
+        """Latent means h = W x, capsule by capsule.
+
+        Parameters
+        ----------
+        X, out, client, overwrite, callbacks
+            As in :meth:`predict_proba`.
+
+        Returns
+        -------
+        ndarray of float32, shape (n, sum of dimensions); a lazy array for a dask array; a Dataset with
+        ``out``
+            Class by class in the order of ``classes_`` (member by member for the binary architectures).
+
+        Examples
+        --------
+        >>> import numpy as np, scalelatent as sl
+        >>> x, y = np.random.default_rng(0).normal(size=(50, 4)), np.arange(50) % 2
+        >>> sl.CapsuleRegression(capsule_dim=3, max_iter=2).fit(x, y).transform(x).shape
+        (50, 6)
+        """
+        return self._map(X, "latents", out, client, overwrite, callbacks)
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Share of rows whose class is predicted; streams over a Dataset.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, features)
+        y : array-like, shape (n,); a Dataset brings its own
+        sample_weight : array-like, shape (n,), or None
+
+        Returns
+        -------
+        float
+
+        Examples
+        --------
+        >>> import numpy as np, scalelatent as sl
+        >>> x, y = np.eye(4).repeat(5, axis=0), np.arange(4).repeat(5)
+        >>> sl.CapsuleRegression(capsule_dim=1, max_iter=5).fit(x, y).score(x, y)
+        1.0
+        """
+        check_is_fitted(self)
+        ds = self._other_rows(X)
+        if y is None and not ds.has_y:
+            raise DataError(
+                f"{ds.url or 'X'} has no labels to score against: pass y, or a dataset with labels"
+            )
+        right = total = 0.0
+        for first in range(0, len(ds), SCORE_ROWS):
+            stop = min(first + SCORE_ROWS, len(ds))
+            truth = ds.read_y(first, stop) if y is None else np.asarray(y[first:stop])
+            weight = (
+                ds.read_weight(first, stop)
+                if sample_weight is None
+                else np.asarray(sample_weight[first:stop], dtype=float)
+            )
+            hit = (self.predict(ds[first:stop]) == truth).astype(float)
+            right += float(hit.sum() if weight is None else hit @ weight)
+            total += float(len(hit) if weight is None else weight.sum())
+        return right / total
+
+
+def _labels_of(scores: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    return classes[scores.argmax(axis=1)]

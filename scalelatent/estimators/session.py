@@ -1,0 +1,292 @@
+"""One fit: where it runs, where it keeps its checkpoints, and the verbs that an estimator builds a fit from.
+
+An estimator says *what* happens (reductions, maps, a learner); the session knows *where*: in this process or
+on a cluster, with a run folder or without. A finished step is remembered in the run folder, so a resumed fit
+walks through the same lines and does only what is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scalelatent.data import Dataset
+from scalelatent.engine.callbacks import Callbacks
+from scalelatent.engine.cluster import current_client
+from scalelatent.engine.loop import LoopResult, Progress, fit_batches
+from scalelatent.engine.mapwrite import map_rows, start_map
+from scalelatent.engine.passes import Stage, make_stage
+from scalelatent.engine.store import EngineStore
+from scalelatent.engine.streams import resolve_seed
+from scalelatent.engine.threads import single_threaded
+from scalelatent.errors import DataError
+from scalelatent.models.base import Layout, Stats
+
+ENGINE_OPTIONS = (
+    "block_rows",
+    "leaf_rows",
+    "checkpoint_seconds",
+    "checkpoint_passes",
+    "scratch",
+    "keep_scratch",
+)
+
+
+class FitSession:
+    """Context of one fit.
+
+    Parameters
+    ----------
+    kind : str
+        Name of the model, the first word of its task names.
+    client : distributed.Client or None
+        None takes the enclosing ``with sl.cluster(…)``, or this process.
+    run_dir : path or None
+        Run folder; None keeps nothing (on a cluster: a temporary folder).
+    resume : bool
+    callbacks : Callback or sequence of Callback
+    device, n_jobs, engine
+        Of the estimator; ``engine`` are options of ARCHITECTURE's [engine] section.
+
+    Raises
+    ------
+    ValueError
+        An unknown engine option.
+    RunError
+        The run folder holds another fit.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        client: Any,
+        run_dir: Any,
+        resume: bool,
+        callbacks: Any,
+        device: str,
+        n_jobs: int | None,
+        engine: Mapping[str, Any] | None,
+    ) -> None:
+        self.kind, self.device, self.n_jobs = kind, device, n_jobs
+        self.callbacks = Callbacks(callbacks)
+        self.options = dict(engine or {})
+        unknown = sorted(set(self.options) - set(ENGINE_OPTIONS))
+        if unknown:
+            raise ValueError(
+                f"engine: unknown option(s) {', '.join(unknown)}; there are {', '.join(ENGINE_OPTIONS)}"
+            )
+        self.client = client if client is not None else current_client()
+        self.run_dir, self.resume = run_dir, resume
+        self.store: EngineStore | None = None
+        self._exit = ExitStack()
+        self._identity: dict[str, Any] = {}
+
+    def __enter__(self) -> FitSession:
+        self._exit.enter_context(single_threaded())
+        if self.run_dir is not None:
+            self.store = EngineStore(Path(self.run_dir) / "engine")
+        elif self.client is not None:
+            self.store = EngineStore(self._temporary())
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._exit.close()
+
+    def _temporary(self) -> str:
+        folder = tempfile.mkdtemp(prefix="scalelatent-")
+        self._exit.callback(shutil.rmtree, folder, ignore_errors=True)
+        return folder
+
+    # -- start -----------------------------------------------------------------------------------------------
+
+    def begin(self, random_state: Any, params: Mapping[str, Any], datasets: Mapping[str, Dataset]) -> int:
+        """Bind the run folder to this fit, start the executor; returns the seed.
+
+        Raises
+        ------
+        RunError
+            The folder holds another fit.
+        """
+        from scalelatent.engine.inprocess import InProcessExecutor
+        from scalelatent.engine.on_dask import DaskExecutor
+
+        seconds = self.options.get("checkpoint_seconds", 30.0)
+        if self.store is None:
+            self.executor: Any = InProcessExecutor(self.n_jobs)
+            return resolve_seed(random_state)
+        kept = self.store.folder / "identity.json"
+        if random_state is None and kept.exists() and self.resume:
+            seed = int(json.loads(kept.read_text())["seed"])
+        else:
+            seed = resolve_seed(random_state)
+        grid = {k: self.options.get(k) for k in ("block_rows", "leaf_rows")}
+        identity = {"kind": self.kind, "seed": seed, "params": repr(sorted(params.items())), **grid}
+        identity |= {f"{name} data": ds.fingerprint() for name, ds in datasets.items()}
+        self.store.claim(identity, self.resume)
+        if self.client is None:
+            self.executor = InProcessExecutor(self.n_jobs, self.store, seconds)
+        else:
+            self.executor = DaskExecutor(self.client, self.store, seconds)
+        return seed
+
+    def announce(self, train: Dataset, **more: Any) -> None:
+        """Tell the callbacks that a fit begins."""
+        info = {
+            "rows": len(train),
+            "features": train.n_features,
+            "classes": 0 if train.classes is None else len(train.classes),
+        }
+        self.callbacks.on_fit_start({**info, "resumed_pass": None, **more})
+
+    def visible(self, name: str, dataset: Dataset) -> Dataset:
+        """The dataset where every worker can open it: itself, or a temporary copy beside the run's records.
+
+        Raises
+        ------
+        DataError
+            The rows cannot be written there.
+        """
+        if self.client is None or dataset.is_stored:
+            return dataset
+        url = self._scratch() / f"{name}.zarr"
+        if url.exists():
+            from scalelatent.data import open_dataset
+
+            try:
+                return open_dataset(url)
+            except DataError:  # a copy that was cut short
+                shutil.rmtree(url)
+        self.callbacks.on_stage({"stage": f"writing the {name} rows for the workers", "rows": len(dataset)})
+        return dataset.save(str(url))
+
+    def _scratch(self) -> Path:
+        if "scratch" in self.options:
+            root = (
+                Path(self.options["scratch"]) / f"scalelatent-{self.store.ref[1]}"
+                if self.store
+                else Path(tempfile.mkdtemp(dir=self.options["scratch"]))
+            )
+        else:
+            root = self.store.scratch if self.store is not None else Path(self._temporary())
+        root.mkdir(parents=True, exist_ok=True)
+        return root
+
+    # -- verbs -----------------------------------------------------------------------------------------------
+
+    def stage(
+        self, name: str, work: Any, datasets: Mapping[str, Dataset], classes: np.ndarray | None = None
+    ) -> Stage:
+        """A stage with the fit's grids and device."""
+        grid = {k: self.options[k] for k in ("block_rows", "leaf_rows") if self.options.get(k)}
+        return make_stage(f"{self.kind}_{name}", work, datasets, self.device, classes, **grid)
+
+    def collect(
+        self, name: str, reduction: Any, dataset: Dataset, classes: np.ndarray | None = None
+    ) -> Stats:
+        """One pass of one reduction; remembered."""
+        layout: Layout = reduction.layout()
+        kept = self.store.load_result(f"{self.kind}_{name}") if self.store else None
+        if kept is not None:
+            return Stats(layout, kept["vector"])
+        stage = self.stage(name, {"train": reduction}, {"train": dataset}, classes)
+        self.callbacks.on_stage({"stage": stage.name, "rows": stage.rows})
+        stats = self.executor.collect(stage, Progress(self.callbacks, stage.name, 0))["train"]
+        if self.store:
+            self.store.save_result(f"{self.kind}_{name}", {"vector": np.array(stats.vector)})
+        return stats
+
+    def map(self, name: str, row_map: Any, dataset: Dataset) -> Dataset:
+        """Rows through a map, written once to scratch (in memory where the rows are in memory)."""
+        stage = f"{self.kind}_{name}"
+        self.callbacks.on_stage({"stage": stage, "rows": len(dataset)})
+        progress = Progress(self.callbacks, stage, 0)
+        if self.client is None and not dataset.is_stored:
+            return self._map_in_memory(stage, row_map, dataset, progress)
+        url = self._scratch() / f"{name}.zarr"
+        if not self.options.get("keep_scratch", False):
+            self._leftovers.append(url)
+        task = start_map(stage, dataset, row_map, str(url), self.device, resume=True)
+        return map_rows(self.executor, task, progress)
+
+    @property
+    def _leftovers(self) -> list[Path]:
+        return self.__dict__.setdefault("_leftover_list", [])
+
+    def _map_in_memory(self, stage: str, row_map: Any, dataset: Dataset, progress: Progress) -> Dataset:
+        out = map_to_array(row_map, dataset, self.device, self.n_jobs, progress)
+        y = dataset.read_y(0, len(dataset)) if dataset.has_y else None
+        weight = dataset.read_weight(0, len(dataset)) if dataset.has_weight else None
+        return Dataset.from_arrays(out, y, sample_weight=weight)
+
+    def fit_batches(self, stage: Stage, state: Any) -> LoopResult:
+        """Run a batch learner to its end."""
+        self.callbacks.on_stage({"stage": stage.name, "rows": stage.rows})
+        return fit_batches(
+            self.executor,
+            stage,
+            state,
+            callbacks=self.callbacks,
+            store=self.store,
+            checkpoint_seconds=self.options.get("checkpoint_seconds", 30.0),
+            checkpoint_passes=self.options.get("checkpoint_passes"),
+        )
+
+    def finish(self) -> None:
+        """The fit is done: temporary datasets go; records stay with the run."""
+        for url in self._leftovers:
+            shutil.rmtree(url, ignore_errors=True)
+        if self.store is not None and self.store.scratch.exists():
+            shutil.rmtree(self.store.scratch, ignore_errors=True)
+
+
+def map_to_array(
+    row_map: Any, dataset: Dataset, device: str, n_jobs: int | None, progress: Any = None
+) -> np.ndarray:
+    """A map over rows into one array in memory, by threads over runs of rows.
+
+    Returns
+    -------
+    ndarray, shape (rows, *output)
+    """
+    import threading
+
+    from scalelatent.engine.backend import make_backend
+    from scalelatent.engine.inprocess import run_threads
+    from scalelatent.engine.reading import Meter, Reader, iter_blocks
+    from scalelatent.engine.threads import resolve_jobs
+
+    shape, dtype = row_map.output()
+    out = np.empty((len(dataset), *shape), dtype=dtype)
+    step, run = 2048, 16 * 2048
+    done = 0
+
+    def compute(slot: int, stop: threading.Event) -> Any:
+        backend = make_backend(device)
+        prepared = row_map.prepare(backend)
+
+        def work(first: int) -> int:
+            last = min(first + run, len(dataset))
+            blocks = [(a, min(a + step, last)) for a in range(first, last, step)]
+            for block in iter_blocks(Reader(dataset, None, Meter()), blocks, stop):
+                out[block.start : block.start + len(block.x)] = row_map.apply(prepared, block)
+            return last - first
+
+        return work
+
+    def finish(first: int, rows: int) -> None:
+        nonlocal done
+        done += rows
+        if progress is not None:
+            progress(done, len(dataset))
+
+    with single_threaded():
+        run_threads(range(0, len(dataset), run), resolve_jobs(n_jobs), compute, finish)
+    return out
