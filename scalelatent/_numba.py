@@ -8,6 +8,7 @@ kind of CPU.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import sys
@@ -16,13 +17,22 @@ from pathlib import Path
 from typing import Any
 
 
+def _sources_digest() -> str:
+    # numba looks at the file of the outer function only: a kernel inlined from another file would stay as it
+    # was.
+    root = Path(__file__).parent
+    files = sorted([*root.glob("models/**/*.py"), *root.glob("data/*.py"), Path(__file__)])
+    stamps = [(str(f.relative_to(root)), f.stat().st_mtime_ns, f.stat().st_size) for f in files]
+    return hashlib.blake2b(repr(stamps).encode(), digest_size=5).hexdigest()
+
+
 def _use_local_cache() -> None:
     # Compiled kernels in a folder of this host: caches on shared file systems race and are slow (numba issues
     # 4807, 10128).
     if "numba" in sys.modules or "NUMBA_CACHE_DIR" in os.environ:
         return
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    folder = Path(base) / "scalelatent" / f"numba-{platform.node() or 'host'}"
+    folder = Path(base) / "scalelatent" / f"numba-{platform.node() or 'host'}-{_sources_digest()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:

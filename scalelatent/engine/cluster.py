@@ -71,7 +71,8 @@ def cluster(
             threads_per_worker=threads,
             memory_limit=memory_limit,
             host="127.0.0.1",
-            dashboard_address=dashboard_address,
+            dashboard_address=dashboard_address or "127.0.0.1:0",
+            scheduler_kwargs={} if dashboard_address else {"dashboard": False},
         )
         with local, Client(local) as client:
             yield from _entered(client)

@@ -27,6 +27,9 @@ from .threads import single_threaded
 Ref = tuple[str, str]
 _recent = RecentObjects(8)
 _local = threading.local()
+_pools = threading.Lock()
+_limited: Any = None
+_current: Any = None
 
 
 # ---------------------------------------------------
@@ -73,7 +76,6 @@ def worker_device(device: str) -> str:
 
 def task_params(ref: Ref, stage: str, iteration: int) -> Any:
     """Parameters of a pass: what the M-step before it left in the run folder."""
-    shared_cache().start_pass()
     return _recent.get(
         (ref, stage, "state", iteration), lambda: EngineStore(ref[0]).load_state(stage, iteration)
     )
@@ -86,6 +88,7 @@ def task_span(
     stage = _stage(ref, stage_name)
     key = (ref, stage_name, iteration, threading.get_ident())
     begin = time.perf_counter()
+    _enter_pass((ref, stage_name, iteration))
     with _one_thread():
         context = getattr(_local, "context", None)
         if context is None or context[0] != key:
@@ -97,6 +100,15 @@ def task_span(
     if worth_saving(time.perf_counter() - begin, vector.nbytes, checkpoint_seconds):
         EngineStore(ref[0]).save_node(stage_name, iteration, span, vector)
     return vector
+
+
+def _enter_pass(key: tuple[Ref, str, int]) -> None:
+    """Advance the cache's clock at this process's first task of a pass."""
+    global _current
+    with _pools:
+        if _current != key:
+            _current = key
+            shared_cache().start_pass()
 
 
 def task_node(ref: Ref, stage: str, iteration: int, span: Span) -> np.ndarray:
@@ -161,10 +173,6 @@ def _load_map(folder: str, name: str) -> Any:
         fields["with_labels"],
         tree["classes"],
     )
-
-
-_pools = threading.Lock()
-_limited: Any = None
 
 
 class _one_thread:

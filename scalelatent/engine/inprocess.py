@@ -21,13 +21,14 @@ from .store import EngineStore
 from .threads import resolve_jobs
 
 _POLL_SECONDS = 0.2
-# A finished span is worth keeping where writing it costs under a twentieth of computing it.
-_DISK_RATE, _SAVE_SHARE = 5e8, 0.05
+# A finished span is worth keeping where writing it costs under a twentieth of computing it: a file, and its
+# bytes.
+_FILE_SECONDS, _DISK_RATE, _SAVE_SHARE = 2e-3, 5e8, 0.05
 
 
 def worth_saving(seconds: float, nbytes: int, checkpoint_seconds: float) -> bool:
     """Whether a finished span is kept for a resume in mid-pass."""
-    return checkpoint_seconds <= 0 or seconds * _SAVE_SHARE > nbytes / _DISK_RATE
+    return checkpoint_seconds <= 0 or seconds * _SAVE_SHARE > _FILE_SECONDS + nbytes / _DISK_RATE
 
 
 class InProcessExecutor:

@@ -82,6 +82,10 @@ def fit_batches(
     if store is not None and (found := store.latest_state(stage.name)) is not None:
         iteration, state, messages = found
         history = store.load_history(stage.name, iteration)
+        if iteration and (not history or history[-1]["pass"] < iteration):
+            # Killed after the M-step and before the line was written: the state still knows what it measured.
+            history.append(_record(stage, state, 0.0, stage.rows, 0))
+            store.append_history(stage.name, history[-1])
         for message in messages:
             callbacks.on_event({"event": "checkpoint_unreadable", "message": message})
         callbacks.on_event({"event": "resumed", "stage": stage.name, "pass": iteration})
@@ -93,13 +97,8 @@ def fit_batches(
             begin = time.perf_counter()
             result = executor.step(stage, iteration, handle, Progress(callbacks, stage.name, iteration + 1))
             iteration, handle, done = iteration + 1, result.state, result.done
-            record = {
-                **result.summary,
-                "stage": stage.name,
-                "seconds": round(time.perf_counter() - begin, 6),
-                "rows": result.rows,
-                "bytes_read": result.bytes_read,
-            }
+            seconds = time.perf_counter() - begin
+            record = _record(stage, result.summary, seconds, result.rows, result.bytes_read)
             history.append(record)
             if store is not None:
                 store.append_history(stage.name, record)
@@ -116,7 +115,15 @@ def fit_batches(
         if saved != iteration:
             _checkpoint(executor, stage, iteration, handle, callbacks, store)
         raise
+    if saved != iteration:
+        _checkpoint(executor, stage, iteration, handle, callbacks, store)
     return LoopResult(executor.get_state(stage, iteration, handle), history)
+
+
+def _record(stage: Stage, summary: Any, seconds: float, rows: int, bytes_read: int) -> dict[str, Any]:
+    measured = summary if isinstance(summary, dict) else stage.work.summary(summary)
+    more = {"stage": stage.name, "seconds": round(seconds, 6), "rows": rows, "bytes_read": bytes_read}
+    return {**measured, **more}
 
 
 def _checkpoint(

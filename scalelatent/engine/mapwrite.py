@@ -14,7 +14,7 @@ import numpy as np
 
 from .cache import PieceCache
 from .passes import BLOCK_BYTES
-from .reading import Meter, Reader, Stopped, iter_blocks
+from .reading import Meter, Reader, Stopped, iter_blocks, naming
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,10 @@ class MapTask:
         prepared = self.row_map.prepare(backend)
         step = max(256, min(2048, BLOCK_BYTES // (4 * self.dataset.n_features)))
         blocks = [(a, min(a + step, stop)) for a in range(start, stop, step)]
-        for block in iter_blocks(reader, blocks, stop_event):
-            at = block.start - start
-            out[at : at + len(block.x)] = self.row_map.apply(prepared, block)
+        with naming(self.dataset):
+            for block in iter_blocks(reader, blocks, stop_event):
+                at = block.start - start
+                out[at : at + len(block.x)] = self.row_map.apply(prepared, block)
         if getattr(self.row_map, "gives_labels", False):
             assert self.classes is not None
             y = self.classes[self.row_map.labels(out)]

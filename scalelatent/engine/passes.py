@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from scalelatent.data.grid import FAN_IN, RowGrid
-from scalelatent.errors import DataError, ScalelatentError
 from scalelatent.models.base import Reduction, Stats
 
 from .cache import PieceCache
-from .reading import Meter, Reader, Stopped, iter_blocks
+from .reading import Meter, Reader, Stopped, iter_blocks, naming
 from .reduce import TreeReducer, merge_vectors
 
 COUNTERS = 2  # rows done, bytes read: appended to every vector
@@ -108,6 +108,9 @@ def choose_grid(
     A function of rows, features and the statistic alone, so the same on any cluster.
     """
     n = len(dataset)
+    for name, value in (("block_rows", block_rows), ("leaf_rows", leaf_rows)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name}={value}: set [engine] {name} to at least 1, or leave it out")
     if block_rows is None:
         block_rows = _power_of_two(BLOCK_BYTES / (4 * dataset.n_features), 256, 2048)
     if leaf_rows is None:
@@ -120,7 +123,7 @@ def choose_grid(
             f"leaf_rows={leaf_rows} is no multiple of block_rows={block_rows}: set [engine] leaf_rows to "
             f"{-(-leaf_rows // block_rows) * block_rows}"
         )
-    return RowGrid(n, min(block_rows, max(n, 1)), max(leaf_rows // block_rows, 1))
+    return RowGrid(n, min(block_rows, max(n, 1)), leaf_rows // block_rows)
 
 
 def _power_of_two(value: float, low: int, high: int) -> int:
@@ -194,22 +197,13 @@ class PassContext:
             self._readers[span.part], [block for leaf in per_leaf for block in leaf], stop_event
         )
         tree = _NodeTree(span.level)
-        try:
+        with naming(self.stage.datasets[span.part]), closing(rows):
             for leaf in per_leaf:
                 vector = np.zeros(layout.size + COUNTERS)
                 stats = Stats(layout, vector[: layout.size])
                 for _ in leaf:
                     reduction.accumulate(prepared, next(rows), stats)
                 tree.add(vector)
-        except ScalelatentError:
-            raise
-        except (ValueError, FloatingPointError) as error:
-            where = self.stage.datasets[span.part].url or "the given arrays"
-            raise DataError(
-                f"{where}: {error}. Clean these rows, or leave them out, and start again"
-            ) from error
-        finally:
-            rows.close()
         total = tree.total()
         total[layout.size] = stop - start
         total[layout.size + 1] = self.meter.bytes_read - before

@@ -9,18 +9,38 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from scalelatent.errors import DataError, ScalelatentError
 from scalelatent.models.base import Block
 
 from .cache import PieceCache
 
 AHEAD = 3
 _POLL_SECONDS = 0.2
+
+
+@contextmanager
+def naming(dataset: Any) -> Iterator[None]:
+    """Give what a kernel says about a row the name of the dataset.
+
+    Raises
+    ------
+    DataError
+        In place of a ValueError or FloatingPointError.
+    """
+    try:
+        yield
+    except ScalelatentError:
+        raise
+    except (ValueError, FloatingPointError) as error:
+        where = dataset.url or "the given arrays"
+        raise DataError(f"{where}: {error}. Clean these rows, or leave them out, and start again") from error
 
 
 class Stopped(Exception):

@@ -141,7 +141,16 @@ def _build(head: Any, arrays: Any) -> Any:
     module, name = head["!type"].split(":")
     if not module.startswith(_TYPES_FROM):
         raise RunError(f"the record names the type {head['!type']!r}, which is none of scalelatent's")
-    cls = getattr(importlib.import_module(module), name)
-    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
-        raise RunError(f"the record names {head['!type']!r}, which is no dataclass")
-    return cls(**{k: _build(v, arrays) for k, v in head["fields"].items()})
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        cls = None
+    fields = {k: _build(v, arrays) for k, v in head["fields"].items()}
+    known = {f.name for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else None
+    if not isinstance(cls, type) or known != set(fields):
+        raise RunError(
+            f"the record holds {head['!type']!r} with the fields {', '.join(fields)}, which this version "
+            "of scalelatent "
+            "does not know: resume with the version that wrote it, or start anew"
+        )
+    return cls(**fields)

@@ -101,9 +101,7 @@ class EngineStore:
                     "with the same job and data, or choose another run_dir"
                 )
             return
-        aside = path.with_suffix(".new")
-        aside.write_text(json.dumps(identity, indent=1, sort_keys=True))
-        os.replace(aside, path)
+        self._replace(path, json.dumps(identity, indent=1, sort_keys=True))
 
     # -- stages and results ----------------------------------------------------------------------------------
 
@@ -208,8 +206,12 @@ class EngineStore:
 
     def append_history(self, stage: str, record: dict[str, Any]) -> None:
         """One line a pass."""
-        with open(self.folder / f"history-{stage}.jsonl", "a") as file:
-            file.write(json.dumps(record) + "\n")
+        path = self.folder / f"history-{stage}.jsonl"
+        try:
+            with open(path, "a") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise _unwritable(path, error) from error
 
     def load_history(self, stage: str, upto: int) -> list[dict[str, Any]]:
         """Records of passes 1 .. ``upto``; later lines (of passes that will be done again) are dropped from
@@ -225,8 +227,23 @@ class EngineStore:
                 if record["pass"] <= upto:
                     kept[record["pass"]] = record
         records = [kept[k] for k in sorted(kept)]
-        path.write_text("".join(json.dumps(r) + "\n" for r in records))
+        self._replace(path, "".join(json.dumps(r) + "\n" for r in records))
         return records
+
+    def _replace(self, path: Path, text: str) -> None:
+        aside = path.with_name(f".{path.name}.new")
+        try:
+            aside.write_text(text)
+            os.replace(aside, path)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> RunError:
+    return RunError(
+        f"cannot write {path}: {error}. Free space or fix the folder, then resume the run; "
+        "checkpoints are kept"
+    )
 
 
 class RecentObjects:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from numbers import Integral
 from typing import Any
 
 
@@ -63,6 +64,6 @@ def resolve_jobs(n_jobs: int | None) -> int:
     """
     if n_jobs is None or n_jobs == -1:
         return available_cores()
-    if isinstance(n_jobs, bool) or int(n_jobs) != n_jobs or n_jobs == 0:
+    if not isinstance(n_jobs, Integral) or isinstance(n_jobs, bool) or n_jobs == 0:
         raise ValueError(f"n_jobs={n_jobs!r}: give a number of threads of at least 1, or None for all cores")
     return int(n_jobs) if n_jobs > 0 else max(1, available_cores() + 1 + int(n_jobs))

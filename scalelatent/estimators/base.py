@@ -63,7 +63,8 @@ class StreamedEstimator(BaseEstimator):
         elif _is_plain(X):
             if y is None:
                 raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
-            X, y = validate_data(self, X, y, dtype="numeric", order="C")
+            X, y = validate_data(self, X, y, dtype="numeric", order="C", ensure_all_finite=False)
+            _check_finite(X, "X")
             check_classification_targets(y)
             if sample_weight is not None:
                 from sklearn.utils.validation import _check_sample_weight
@@ -91,11 +92,9 @@ class StreamedEstimator(BaseEstimator):
         if isinstance(X, Dataset):
             ds = X
         elif _is_plain(X):
-            ds = Dataset.from_arrays(
-                validate_data(self, X, dtype="numeric", reset=False, order="C"),
-                y,
-                sample_weight=sample_weight,
-            )
+            X = validate_data(self, X, dtype="numeric", reset=False, order="C", ensure_all_finite=False)
+            _check_finite(X, what)
+            ds = Dataset.from_arrays(X, y, sample_weight=sample_weight)
         else:
             ds = Dataset.from_arrays(X, y, sample_weight=sample_weight)
         if ds.n_features != self.n_features_in_:
@@ -233,6 +232,17 @@ class StreamedEstimator(BaseEstimator):
         values, arrays = self._to_saved()
         save_model(
             url, self._kind, _plain_params(self.get_params(deep=False)), values, arrays, overwrite=overwrite
+        )
+
+
+def _check_finite(x: np.ndarray, what: str) -> None:
+    """Like scikit-learn's check, but naming the first bad row and feature."""
+    if x.dtype.kind == "f" and not np.isfinite(x.sum(dtype=np.float64)) and not np.isfinite(x).all():
+        row, feature = np.argwhere(~np.isfinite(x))[0]
+        kind = "NaN" if np.isnan(x[row, feature]) else "an infinite value (inf)"
+        raise DataError(
+            f"{what} contains {kind}: row {row}, feature {feature} is {x[row, feature]}. Clean these rows, "
+            "or leave them out"
         )
 
 

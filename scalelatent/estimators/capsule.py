@@ -15,6 +15,7 @@ from scalelatent.models.capsule.predict import CapsuleRows
 from .base import StreamedEstimator, restore_params
 from .capsule_fit import (
     check_classes,
+    check_labels,
     check_params,
     class_counts,
     class_weights,
@@ -201,6 +202,7 @@ class CapsuleRegression(StreamedClassifier, StreamedEstimator):
         assert classes is not None
         members = build_members(self.architecture, len(classes), self.capsule_dim)
         counts = class_counts(train, classes)
+        check_labels(held, classes)
         width = projected_width(self.projection, train.n_features)
         check_classes(members, train, counts, width, self.init)
         weights = class_weights(self.class_weight, classes, counts)
@@ -287,6 +289,14 @@ class CapsuleRegression(StreamedClassifier, StreamedEstimator):
 
     def _row_map(self, what: str) -> CapsuleRows:
         return CapsuleRows(self._members, self.W_, self.projection_, what)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float32"]
+        # Capsules have no offset: classes that differ by their mean alone, around the origin, are not told
+        # apart.
+        tags.classifier_tags.poor_score = True
+        return tags
 
     # -- disk
     # -------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,10 @@ def check_params(model: Any) -> None:
         if getattr(model, name) not in allowed:
             names = ", ".join(map(repr, allowed))
             raise ValueError(f"{name}={getattr(model, name)!r} is not one of {names}")
+    for name in ("momentum", "ridge", "init_scale", "tol"):
+        value = getattr(model, name)
+        if not (_number(value) or (name == "tol" and value is None)):
+            raise ValueError(f"{name}={value!r}: give a finite number")
     if not 0 <= model.momentum < 1:
         raise ValueError(f"momentum={model.momentum!r}: give a number in [0, 1)")
     if not _whole(model.max_iter):
@@ -60,7 +66,11 @@ def check_params(model: Any) -> None:
 
 
 def _whole(value: Any) -> bool:
-    return not isinstance(value, (bool, str)) and int(value) == value and value >= 1
+    return _number(value) and int(value) == value and value >= 1
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def projected_width(projection: str | int | None, n_features: int) -> int | None:
@@ -216,6 +226,12 @@ def class_weights(class_weight: Any, classes: np.ndarray, counts: np.ndarray) ->
             f"class_weight={dict(class_weight)!r}: classes are {list(known)}, weights finite and at least 0"
         )
     return weights
+
+
+def check_labels(held: Dataset | None, classes: np.ndarray) -> None:
+    """Refuse validation labels that are no class of the training rows, before any work."""
+    if held is not None:
+        class_counts(held, classes)
 
 
 def check_classes(members: Members, train: Dataset, counts: np.ndarray, width: int | None, init: str) -> None:

@@ -16,8 +16,8 @@ SCORE_ROWS = 2**20
 class StreamedClassifier(ClassifierMixin, TransformerMixin):
     """``predict_proba``, ``predict``, ``transform`` and ``score`` for estimators that give a row map.
 
-    The row map of ``"probabilities"`` gives scores whose largest is the predicted class, ``"classes"`` the same
-    with labels for a dataset, ``"latents"`` the transform.
+    The row map of ``"probabilities"`` gives scores whose largest is the predicted class, ``"classes"`` the
+    same with labels for a dataset, ``"latents"`` the transform.
     """
 
     classes_: np.ndarray
@@ -136,6 +136,9 @@ class StreamedClassifier(ClassifierMixin, TransformerMixin):
             raise DataError(
                 f"{ds.url or 'X'} has no labels to score against: pass y, or a dataset with labels"
             )
+        for name, given in (("y", y), ("sample_weight", sample_weight)):
+            if given is not None and len(given) != len(ds):
+                raise DataError(f"{name} has {len(given)} entries for {len(ds)} rows: give one a row")
         right = total = 0.0
         for first in range(0, len(ds), SCORE_ROWS):
             stop = min(first + SCORE_ROWS, len(ds))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import uuid
@@ -43,6 +44,7 @@ def save_model(
         for name, array in arrays.items():
             group.create_array(name, data=np.ascontiguousarray(array))
         attrs = {
+            "digests": {name: _digest(array) for name, array in arrays.items()},
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
             "kind": kind,
@@ -75,8 +77,13 @@ def read_model(url: str | Path) -> tuple[str, dict[str, Any], dict[str, Any], di
         raise DataError(
             f"{path} is no saved model: give a folder that `save` wrote, or a run folder's model.zarr"
         )
-    group = zarr.open_group(path, mode="r")
-    attrs: dict[str, Any] = dict(group.attrs)
+    try:
+        group = zarr.open_group(path, mode="r")
+        attrs: dict[str, Any] = dict(group.attrs)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{path} is damaged: its zarr.json cannot be read ({error}); save the model again"
+        ) from error
     if attrs.get("format") != FORMAT:
         raise DataError(
             f"{path} is a zarr group, but no saved model (its format is {attrs.get('format')!r}, not "
@@ -88,7 +95,18 @@ def read_model(url: str | Path) -> tuple[str, dict[str, Any], dict[str, Any], di
             f"{FORMAT_VERSION}: upgrade scalelatent"
         )
     arrays = {name: np.asarray(array[...]) for name, array in group.arrays()}
+    # zarr reads a chunk that is gone as zeros: a model that predicts, and wrongly.
+    for name, digest in attrs["digests"].items():
+        if name not in arrays or _digest(arrays[name]) != digest:
+            raise DataError(
+                f"{path} is damaged: its array {name!r} is not the one that was saved; save it again"
+            )
     return attrs["kind"], attrs["params"], attrs["values"], arrays
+
+
+def _digest(array: np.ndarray) -> str:
+    head = f"{array.dtype.str} {array.shape} ".encode()
+    return hashlib.sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
 def load_model(url: str | Path) -> Any:

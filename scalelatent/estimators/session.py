@@ -11,7 +11,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,7 @@ class FitSession:
         self.run_dir, self.resume = run_dir, resume
         self.store: EngineStore | None = None
         self._exit = ExitStack()
+        self._leftovers: list[Path] = []
         self._identity: dict[str, Any] = {}
 
     def __enter__(self) -> FitSession:
@@ -123,7 +124,8 @@ class FitSession:
             self.executor: Any = InProcessExecutor(self.n_jobs)
             return resolve_seed(random_state)
         kept = self.store.folder / "identity.json"
-        if random_state is None and kept.exists() and self.resume:
+        fixed = isinstance(random_state, (int, np.integer))
+        if not fixed and kept.exists() and self.resume:
             seed = int(json.loads(kept.read_text())["seed"])
         else:
             seed = resolve_seed(random_state)
@@ -157,6 +159,7 @@ class FitSession:
         if self.client is None or dataset.is_stored:
             return dataset
         url = self._scratch() / f"{name}.zarr"
+        self._leftovers.append(url)
         if url.exists():
             from scalelatent.data import open_dataset
 
@@ -216,10 +219,6 @@ class FitSession:
         task = start_map(stage, dataset, row_map, str(url), self.device, resume=True)
         return map_rows(self.executor, task, progress)
 
-    @property
-    def _leftovers(self) -> list[Path]:
-        return self.__dict__.setdefault("_leftover_list", [])
-
     def _map_in_memory(self, stage: str, row_map: Any, dataset: Dataset, progress: Progress) -> Dataset:
         out = map_to_array(row_map, dataset, self.device, self.n_jobs, progress)
         y = dataset.read_y(0, len(dataset)) if dataset.has_y else None
@@ -243,8 +242,9 @@ class FitSession:
         """The fit is done: temporary datasets go; records stay with the run."""
         for url in self._leftovers:
             shutil.rmtree(url, ignore_errors=True)
-        if self.store is not None and self.store.scratch.exists():
-            shutil.rmtree(self.store.scratch, ignore_errors=True)
+            # The folder too, where nothing of another's is in it.
+            with suppress(OSError):
+                url.parent.rmdir()
 
 
 def map_to_array(
@@ -260,7 +260,7 @@ def map_to_array(
 
     from scalelatent.engine.backend import make_backend
     from scalelatent.engine.inprocess import run_threads
-    from scalelatent.engine.reading import Meter, Reader, iter_blocks
+    from scalelatent.engine.reading import Meter, Reader, iter_blocks, naming
     from scalelatent.engine.threads import resolve_jobs
 
     shape, dtype = row_map.output()
@@ -275,8 +275,9 @@ def map_to_array(
         def work(first: int) -> int:
             last = min(first + run, len(dataset))
             blocks = [(a, min(a + step, last)) for a in range(first, last, step)]
-            for block in iter_blocks(Reader(dataset, None, Meter()), blocks, stop):
-                out[block.start : block.start + len(block.x)] = row_map.apply(prepared, block)
+            with naming(dataset):
+                for block in iter_blocks(Reader(dataset, None, Meter()), blocks, stop):
+                    out[block.start : block.start + len(block.x)] = row_map.apply(prepared, block)
             return last - first
 
         return work

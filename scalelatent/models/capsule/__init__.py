@@ -4,6 +4,11 @@ Names of the kernels and where their bodies are, read by the engine's backend ta
 """
 
 KERNELS = {
+    "capsule_estep": {
+        "reference": "scalelatent.models.capsule.estep:estep_by_products",
+        "numba": "scalelatent.models.capsule.cpu:estep",
+        "cupy": "scalelatent.models.capsule.estep:estep_by_products",
+    },
     "capsule_residuals": {
         "reference": "scalelatent.models.capsule.reference:residuals",
         "numba": "scalelatent.models.capsule.cpu:residuals",

@@ -12,10 +12,33 @@ from typing import Any
 import numpy as np
 
 from scalelatent._numba import kernel
+from scalelatent.models import narrow
+
+from .estep import estep_by_products
 
 STRIP = 256
 _MANTISSA, _ONE, _SHIFT = np.int64(0x000FFFFFFFFFFFFF), np.int64(0x3FF0000000000000), np.int64(52)
 _LN2, _SQRT2 = 0.6931471805599453, 1.4142135623730951
+# Fields of a strip's workspace. One flat array: between arrays LLVM would need a check for overlap for each
+# pair, and
+# beyond a few it does not vectorise.
+_FIELDS = 14
+(
+    _TOTAL,
+    _RIGHT,
+    _SIZE,
+    _PLACE,
+    _LAM0,
+    _LAM1,
+    _SLOPE,
+    _FLOOR,
+    _OWN,
+    _OTHER,
+    _BEFORE,
+    _BEHIND,
+    _EXPONENT,
+    _LOG,
+) = (STRIP * field for field in range(_FIELDS))
 
 
 def residuals(
@@ -53,61 +76,109 @@ def residuals(
     return active, sums
 
 
+def estep(
+    backend: Any,
+    w: np.ndarray,
+    x: np.ndarray,
+    y: np.ndarray,
+    weight: np.ndarray,
+    dims: np.ndarray,
+    labels: np.ndarray,
+    nu: np.ndarray,
+    table: Any,
+    train: bool,
+) -> tuple[np.ndarray | None, np.ndarray]:
+    """E-step of a block, see :func:`..estep.estep_by_products`; few dimensions take one fused kernel.
+
+    Examples
+    --------
+    See :func:`..estep.estep_by_products`.
+    """
+    if not narrow.fits(len(w), x):
+        return estep_by_products(backend, w, x, y, weight, dims, labels, nu, table, train)
+    n, p = x.shape
+    dense = not (nu > 0).any()
+    delta = backend.buffer("delta", w.shape, np.float32)
+    delta[...] = 0.0
+    sums = np.zeros((len(dims), 3))
+    kept = n if train and not dense else 0
+    rows, g = backend.buffer("active", (kept, p), np.float32), backend.buffer("g", (len(w), kept), np.float32)
+    _narrow_estep(
+        w, x, y, weight, dims, labels, nu, table.coefficients, table.scale, train, dense, rows, g, delta, sums
+    )
+    return delta if train else None, sums
+
+
+@kernel
+def _narrow_estep(w, x, y, weight, dims, labels, nu, coefficients, scale, train, dense, rows, g, delta, sums):  # type: ignore[no-untyped-def]
+    """Strip by strip: latents, factors, residual moment. X comes from memory once.
+
+    Below the threshold the active rows of the block are put aside, with their residuals, and multiplied at
+    its end.
+    """
+    n, width = len(x), narrow.STRIP
+    packed = narrow.pack(w)
+    h = np.empty((packed.shape[1], width), dtype=np.float32)
+    part = np.empty(w.shape, dtype=np.float32)
+    factors = np.empty((2 * len(dims), width), dtype=np.float32)
+    moved = np.empty(width, dtype=np.bool_)
+    taken = 0
+    for i in range(0, n, width):
+        count = min(width, n - i)
+        strip, codes = x[i : i + count], y[i : i + count]
+        narrow.latents(packed, strip, h)
+        moved[:] = False
+        _factors(h, codes, weight[i : i + count], dims, labels, nu, coefficients, scale, factors, moved, sums)
+        if not train:
+            continue
+        if dense:
+            _scale_all(h, codes, dims, labels, factors)
+            narrow.add_moment(h, count, strip, part, delta)
+            continue
+        active = np.flatnonzero(moved[:count]).astype(np.int32)
+        _scale_active(h, codes, dims, labels, factors, active)
+        for j in range(len(active)):
+            rows[taken + j] = strip[active[j]]
+        for k in range(len(w)):
+            g[k, taken : taken + len(active)] = h[k, : len(active)]
+        taken += len(active)
+    for i in range(0, taken, width):
+        narrow.add_moment(g[:, i:], min(width, taken - i), rows[i:], part, delta)
+
+
 @kernel
 def _factors(h, y, weight, dims, labels, nu, coefficients, scale, factors, moved, sums):  # type: ignore[no-untyped-def]
-    """weight (r - 1) of the right capsule (row 2r) and of the others (row 2r + 1) of every member r."""
+    """weight (r - 1) of the right capsule (row 2r) and of the others (row 2r + 1) of every member r.
+
+    The first ``len(y)`` columns of h count.
+    """
     n_members, k = dims.shape
-    n = h.shape[1]
-    q = np.empty((k, STRIP), dtype=np.float32)
-    right = np.empty(STRIP)
-    slope = np.empty(STRIP)
-    floor = np.empty(STRIP)
-    limit = np.empty(STRIP)
-    wrong = np.empty(STRIP)
-    target = np.empty(STRIP, dtype=np.int64)
+    n = len(y)
+    q, target = np.empty(k * STRIP, dtype=np.float32), np.empty(STRIP, dtype=np.int32)
+    work = np.empty(_FIELDS * STRIP)
     for first in range(0, n, STRIP):
-        width = min(STRIP, n - first)
+        stop = min(first + STRIP, n)
         row = 0
         for r in range(n_members):
-            total_dim = dims[r].sum()
+            _targets(labels[r], y[first:stop], target)
             for i in range(k):
-                _squares(h, row, dims[r, i], first, width, q[i])
+                _squares(h, row, dims[r, i], first, stop - first, q[i * STRIP :])
                 row += dims[r, i]
-            for j in range(width):
-                target[j] = labels[r, y[first + j]]
-            _posterior(
-                q,
-                target,
-                dims[r],
-                total_dim,
-                coefficients,
-                scale,
-                width,
-                right,
-                slope,
-                floor,
-                wrong,
-                factors[2 * r, first:],
-                factors[2 * r + 1, first:],
+            _sum_lengths(q, target, dims[r], stop - first, work)
+            _look_up(coefficients, scale, stop - first, work)
+            _posterior(dims[r].sum(), stop - first, work)
+            _ranks(q, target, dims[r], stop - first, work)
+            _log_right(stop - first, work)
+            _collect(weight[first:stop], nu[r], work, moved[first:stop], sums[r])
+            _weigh(
+                weight[first:stop], nu[r], work, factors[2 * r, first:stop], factors[2 * r + 1, first:stop]
             )
-            for j in range(width):
-                wrong[j] = -1.0
-                limit[j] = 0.0
-            for i in range(k):
-                _best_wrong(q[i], i, dims[r, i], target, slope, floor, right, width, wrong, limit)
-            _collect(
-                right,
-                wrong,
-                limit,
-                weight[first:],
-                nu[r],
-                width,
-                moved[first:],
-                sums[r],
-                factors[2 * r, first:],
-                factors[2 * r + 1, first:],
-                slope,
-            )
+
+
+@kernel
+def _targets(label, y, target):  # type: ignore[no-untyped-def]
+    for j in range(len(y)):
+        target[j] = label[y[j]]
 
 
 @kernel
@@ -123,85 +194,86 @@ def _squares(h, row, size, first, width, q):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _posterior(
-    q, target, dims, total_dim, coefficients, scale, width, right, slope, floor, total, own, other
-):  # type: ignore[no-untyped-def]
-    cells = coefficients.shape[0]
+def _sum_lengths(q, target, dims, width, work):  # type: ignore[no-untyped-def]
+    """q, and q and dimension of the right capsule."""
     for j in range(width):
-        total[j] = q[0, j]
-    for i in range(1, q.shape[0]):
+        work[_TOTAL + j] = 0.0
+        work[_RIGHT + j] = 0.0
+        work[_SIZE + j] = 0.0
+    for i in range(len(dims)):
+        row, size = q[i * STRIP : (i + 1) * STRIP], float(dims[i])
         for j in range(width):
-            total[j] += q[i, j]
-    inv_d, inv_d2 = 1.0 / total_dim, 1.0 / (total_dim + 2.0)
+            value = float(row[j])
+            own = 1.0 if target[j] == i else 0.0
+            work[_TOTAL + j] += value
+            work[_RIGHT + j] += own * value
+            work[_SIZE + j] += own * size
+
+
+@kernel
+def _look_up(coefficients, scale, width, work):  # type: ignore[no-untyped-def]
+    cells = len(coefficients)
     for j in range(width):
-        beta = 0.5 * total[j]
-        t = beta / (beta + scale) * cells
+        beta = 0.5 * work[_TOTAL + j]
+        work[_PLACE + j] = beta / (beta + scale) * cells
+    for j in range(width):
+        t = work[_PLACE + j]
         # A NaN or infinite row must not read outside the table; it still gives NaN below, and the pass stops
         # on it.
         cell = max(min(int(t), cells - 1), 0)
         u = t - cell
         c = coefficients[cell]
-        lam0 = ((c[3] * u + c[2]) * u + c[1]) * u + c[0]
-        lam1 = ((c[7] * u + c[6]) * u + c[5]) * u + c[4]
-        inverse = 1.0 / max(total[j], 1e-300)
-        size = float(dims[target[j]])
-        fraction = q[target[j], j] * inverse
-        p = lam0 * fraction + (1.0 - lam0) * size * inv_d
-        inv_p = 1.0 / p
-        common = (
-            (lam1 - lam0) * fraction + (1.0 - lam1) * size * inv_d2 - (1.0 - lam0) * size * inv_d
-        ) * inv_p
-        right[j] = p
-        slope[j] = lam0 * inverse
-        floor[j] = (1.0 - lam0) * inv_d
-        other[j] = common
-        own[j] = common + 2.0 * (1.0 - lam1) * inv_d2 * inv_p
+        work[_LAM0 + j] = ((c[3] * u + c[2]) * u + c[1]) * u + c[0]
+        work[_LAM1 + j] = ((c[7] * u + c[6]) * u + c[5]) * u + c[4]
 
 
 @kernel
-def _best_wrong(q, i, size, target, slope, floor, right, width, wrong, limit):  # type: ignore[no-untyped-def]
-    """Largest wrong probability so far, and whether one wins (a tie goes to the lower capsule)."""
+def _posterior(total_dim, width, work):  # type: ignore[no-untyped-def]
+    """r - 1 of the right capsule and of the others, and P_i = slope q_i + floor d_i."""
+    inv_d, inv_d2 = 1.0 / total_dim, 1.0 / (total_dim + 2.0)
     for j in range(width):
-        p = slope[j] * q[j] + floor[j] * size
-        if target[j] == i:
-            p = -1.0
-        wrong[j] = max(wrong[j], p)
-        if p > right[j] or (p == right[j] and i < target[j]):
-            limit[j] = 1.0
+        lam0, lam1, size = work[_LAM0 + j], work[_LAM1 + j], work[_SIZE + j]
+        inverse = 1.0 / max(work[_TOTAL + j], 1e-300)
+        fraction = work[_RIGHT + j] * inverse
+        floor, rest = (1.0 - lam0) * inv_d, (1.0 - lam1) * inv_d2
+        inv_p = 1.0 / (lam0 * fraction + floor * size)
+        common = ((lam1 - lam0) * fraction + (rest - floor) * size) * inv_p
+        work[_SLOPE + j] = lam0 * inverse
+        work[_FLOOR + j] = floor
+        work[_OTHER + j] = common
+        work[_OWN + j] = common + 2.0 * rest * inv_p
 
 
 @kernel
-def _collect(right, wrong, lost, weight, nu, width, moved, sums, own, other, log_p):  # type: ignore[no-untyped-def]
-    _log(right, log_p, width)
-    loglik, errors, active = 0.0, 0.0, 0
-    for j in range(width):
-        loglik += weight[j] * log_p[j]
-        errors += weight[j] * lost[j]
-    for j in range(width):
-        use = nu <= 0.0 or wrong[j] > nu * right[j]
-        factor = np.float32(weight[j]) if use else np.float32(0.0)
-        own[j] *= factor
-        other[j] *= factor
-        moved[j] |= use
-        active += use
-    sums[0] += loglik
-    sums[1] += errors
-    sums[2] += active
-
-
-@kernel
-def _log(x, out, width):  # type: ignore[no-untyped-def]
-    """Natural logarithm of positive normal numbers: split by bits, then an odd series of (m-1)/(m+1);
-    vectorises, error under 1e-15.
+def _ranks(q, target, dims, width, work):  # type: ignore[no-untyped-def]
+    """P of the right capsule, and the largest before and behind it: all by one expression, so that ties are
+    ties.
     """
-    bits = x.view(np.int64)
-    work = np.empty(width)
-    work_bits = work.view(np.int64)
     for j in range(width):
-        work_bits[j] = (bits[j] & _MANTISSA) | _ONE
+        work[_RIGHT + j] = 0.0
+        work[_BEFORE + j] = -1.0
+        work[_BEHIND + j] = -1.0
+    for i in range(len(dims)):
+        row, size = q[i * STRIP : (i + 1) * STRIP], float(dims[i])
+        for j in range(width):
+            p = work[_SLOPE + j] * row[j] + work[_FLOOR + j] * size
+            work[_RIGHT + j] = p if target[j] == i else work[_RIGHT + j]
+            work[_BEFORE + j] = max(work[_BEFORE + j], p if i < target[j] else -1.0)
+            work[_BEHIND + j] = max(work[_BEHIND + j], p if i > target[j] else -1.0)
+
+
+@kernel
+def _log_right(width, work):  # type: ignore[no-untyped-def]
+    """Natural logarithm of P: split by bits, then an odd series of (m-1)/(m+1); vectorises, error under
+    1e-15.
+    """
+    bits = work.view(np.int64)
     for j in range(width):
-        m = work[j]
-        e = float((bits[j] >> _SHIFT) - 1023)
+        work[_EXPONENT + j] = float((bits[_RIGHT + j] >> _SHIFT) - 1023)
+    for j in range(width):
+        bits[_PLACE + j] = (bits[_RIGHT + j] & _MANTISSA) | _ONE
+    for j in range(width):
+        m, e, p = work[_PLACE + j], work[_EXPONENT + j], work[_RIGHT + j]
         big = m > _SQRT2
         m = 0.5 * m if big else m
         e = e + 1.0 if big else e
@@ -216,23 +288,50 @@ def _log(x, out, width):  # type: ignore[no-untyped-def]
         series = series * s + 1 / 7
         series = series * s + 1 / 5
         series = series * s + 1 / 3
-        out[j] = e * _LN2 + 2.0 * z * (1.0 + s * series) if x[j] == x[j] else x[j]
+        # p - p is 0, or NaN where the row is not finite.
+        work[_LOG + j] = e * _LN2 + 2.0 * z * (1.0 + s * series) + (p - p)
+
+
+@kernel
+def _collect(weight, nu, work, moved, sums):  # type: ignore[no-untyped-def]
+    loglik, errors, active = 0.0, 0.0, 0
+    for j in range(len(weight)):
+        right, before, behind = work[_RIGHT + j], work[_BEFORE + j], work[_BEHIND + j]
+        use = nu <= 0.0 or max(before, behind) > nu * right
+        loglik += weight[j] * work[_LOG + j]
+        # A tie goes to the first class: one before the right one wins with the same probability.
+        errors += weight[j] if before >= right or behind > right else 0.0
+        moved[j] |= use
+        active += use
+    sums[0] += loglik
+    sums[1] += errors
+    sums[2] += active
+
+
+@kernel
+def _weigh(weight, nu, work, own, other):  # type: ignore[no-untyped-def]
+    for j in range(len(weight)):
+        wrong = max(work[_BEFORE + j], work[_BEHIND + j])
+        factor = weight[j] if nu <= 0.0 or wrong > nu * work[_RIGHT + j] else 0.0
+        own[j] = work[_OWN + j] * factor
+        other[j] = work[_OTHER + j] * factor
 
 
 @kernel
 def _scale_all(h, y, dims, labels, factors):  # type: ignore[no-untyped-def]
-    n = h.shape[1]
-    factor = np.empty(STRIP, dtype=np.float32)
+    """h times its factors over the first ``len(y)`` columns."""
+    n = len(y)
+    factor, target = np.empty(STRIP, dtype=np.float32), np.empty(STRIP, dtype=np.int32)
     for first in range(0, n, STRIP):
         width = min(STRIP, n - first)
         stop = first + width
         row = 0
         for r in range(dims.shape[0]):
-            label = labels[r]
+            _targets(labels[r], y[first:stop], target)
             own, other = factors[2 * r, first:stop], factors[2 * r + 1, first:stop]
             for i in range(dims.shape[1]):
                 for j in range(width):
-                    factor[j] = own[j] if label[y[first + j]] == i else other[j]
+                    factor[j] = own[j] if target[j] == i else other[j]
                 for _ in range(dims[r, i]):
                     strip = h[row, first:stop]
                     for j in range(width):

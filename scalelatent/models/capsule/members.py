@@ -98,25 +98,26 @@ def build_members(architecture: str, n_classes: int, capsule_dim: int | Sequence
         raise ValueError(f"architecture={architecture!r} is not one of {', '.join(ARCHITECTURES)}")
     if n_classes < 2:
         raise ValueError(
-            f"capsule regression needs at least 2 classes, the labels hold {n_classes}: check that y is "
+            f"capsule regression needs at least 2 classes, the labels hold {n_classes} "
+            f"{'class' if n_classes == 1 else 'classes'}: check that y is "
             "the column of labels"
         )
-    one = isinstance(capsule_dim, (int, np.integer)) and not isinstance(capsule_dim, bool)
-    sizes: list[Any] = [capsule_dim] if isinstance(capsule_dim, (int, np.integer)) else list(capsule_dim)
-    if any(isinstance(d, bool) or int(d) != d or d < 1 for d in sizes):
+    many = isinstance(capsule_dim, (list, tuple, np.ndarray))
+    sizes: list[Any] = list(capsule_dim) if many else [capsule_dim]  # type: ignore[arg-type]
+    if not all(_is_dimension(d) for d in sizes):
         raise ValueError(f"capsule_dim={capsule_dim!r}: dimensions are whole numbers of at least 1")
-    if not one and architecture != "multiclass":
+    if many and architecture != "multiclass":
         raise ValueError(
             f"capsule_dim={capsule_dim!r}: one dimension a class needs architecture='multiclass', not "
             f"{architecture!r}"
         )
-    if not one and len(sizes) != n_classes:
+    if many and len(sizes) != n_classes:
         raise ValueError(
             f"capsule_dim has {len(sizes)} dimensions for {n_classes} classes: give one a class, or one "
             "number"
         )
     if architecture == "multiclass":
-        dims = np.array([sizes * n_classes if one else sizes])
+        dims = np.array([sizes if many else sizes * n_classes])
         labels = np.arange(n_classes)[None]
     elif architecture == "one_vs_all":
         labels = 1 - np.eye(n_classes, dtype=np.int64)
@@ -128,3 +129,7 @@ def build_members(architecture: str, n_classes: int, capsule_dim: int | Sequence
             labels[r, a], labels[r, b] = 0, 1
         dims = np.full((len(pairs), 2), sizes[0])
     return Members(architecture, dims.astype(np.int64), labels.astype(np.int64))
+
+
+def _is_dimension(d: Any) -> bool:
+    return isinstance(d, (int, np.integer)) and not isinstance(d, bool) and int(d) >= 1

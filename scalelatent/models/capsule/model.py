@@ -20,14 +20,15 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
 
 from scalelatent.models.base import Block, Layout, Stats
 
 from .members import Members
+from .moments import NonFiniteError, find_nonfinite
 from .squash import squash_table
 
 RELATIVE_JITTER = 1e-8
+NO_ROWS = 1e-10
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ class CapsuleState:
         Watched error rate (validation if there is one, else training) of ``best``.
     objective, train_error, validation_error : ndarray of float64, shape (M,)
         Mean log-loss in nats and error rates of the last pass; NaN where not measured.
-    round, stale, finished, best_pass : ndarray of int64, shape (M,)
-        Round of the schedule, passes without improvement, 1 where the member has stopped, the pass that gave
-        ``best``.
+    round, measured_round, stale, finished, best_pass : ndarray of int64, shape (M,)
+        Round of the schedule now and in the last pass, passes without improvement, 1 where the member has
+        stopped, the pass that gave ``best``.
     active : ndarray of float64, shape (M,)
         Share of rows that took part in the last update.
     iteration : int
@@ -59,6 +60,7 @@ class CapsuleState:
     train_error: np.ndarray
     validation_error: np.ndarray
     round: np.ndarray
+    measured_round: np.ndarray
     stale: np.ndarray
     finished: np.ndarray
     best_pass: np.ndarray
@@ -84,6 +86,7 @@ def initial_state(w: np.ndarray, n_members: int) -> CapsuleState:
         train_error=nan,
         validation_error=nan,
         round=zero,
+        measured_round=zero,
         stale=zero,
         finished=zero,
         best_pass=zero,
@@ -159,13 +162,17 @@ class CapsulePass:
         order = np.argsort(block.y, kind="stable") if pairs else np.empty(0, dtype=np.intp)
         for label, live, w, table, nu in prepared.groups:
             if label is None:
-                self._group(backend, x, block.y, weight, live, w, table, nu, stats)
-                continue
-            first, last = np.searchsorted(block.y, [label, label + 1], sorter=order)
-            rows = order[first:last]
-            if len(rows):
+                sums = self._group(backend, x, block.y, weight, live, w, table, nu, stats)
+            else:
+                first, last = np.searchsorted(block.y, [label, label + 1], sorter=order)
+                rows = order[first:last]
+                if not len(rows):
+                    continue
                 part = backend.take(x, rows, "class")
-                self._group(backend, part, block.y[rows], weight[rows], live, w, table, nu, stats)
+                sums = self._group(backend, part, block.y[rows], weight[rows], live, w, table, nu, stats)
+            # Where the rows are sound, weights that have grown too large are for the M-step to report.
+            if not np.isfinite(sums).all() and (place := find_nonfinite(block)):
+                raise NonFiniteError(place)
 
     def _group(
         self,
@@ -178,25 +185,22 @@ class CapsulePass:
         table: Any,
         nu: np.ndarray,
         stats: Stats,
-    ) -> None:
+    ) -> np.ndarray:
         members = self.members
-        h = backend.matmul(w, x.T, "h")
-        active, sums = backend.kernel("capsule_residuals")(
-            h, y, weight, members.dims[live], members.labels[live], nu, table
+        product, sums = backend.kernel("capsule_estep")(
+            backend, w, x, y, weight, members.dims[live], members.labels[live], nu, table, self.train
         )
         stats["sums"][live, :3] += sums
         stats["sums"][live, 3] += weight.sum()
         stats["rows"][live] += len(y)
-        if not self.train or (active is not None and not len(active)):
-            return
-        if active is not None:
-            h, x = h[:, : len(active)], backend.take(x, active, "active")
-        product = backend.to_host(backend.matmul(h, x, "delta"))
+        if product is None:
+            return sums
         delta, row = stats["delta"], 0
         for r in live:
             start, stop = members.offsets[r], members.offsets[r + 1]
             delta[start:stop] += product[row : row + stop - start]
             row += stop - start
+        return sums
 
 
 @dataclass(frozen=True)
@@ -240,29 +244,31 @@ class CapsuleEM:
         return out
 
     @cached_property
-    def _factors(self) -> list[tuple[Any, np.ndarray]]:
-        """Cholesky factor and S of each member; members that see the same classes share one."""
-        seen: dict[bytes, tuple[Any, np.ndarray]] = {}
+    def _inverses(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """(S + rho I)^-1 and S of each member; members that see the same classes share them.
+
+        Directions that no row has (eigenvalues at the rounding of S) are left out: there the jitter would
+        turn the rounding of Delta into weights.
+        """
+        seen: dict[bytes, tuple[np.ndarray, np.ndarray]] = {}
         out = []
-        for labels in self.members.labels:
-            mask = labels >= 0
+        for mask in self.members.labels >= 0:
             if mask.tobytes() not in seen:
                 s = self.moment[mask].sum(axis=0)
-                added = (
-                    self.ridge
-                    if self.ridge > 0
-                    else RELATIVE_JITTER * max(np.trace(s) / len(s), np.finfo(float).tiny)
-                )
-                seen[mask.tobytes()] = cho_factor(s + added * np.eye(len(s)), lower=True), s
+                values, vectors = np.linalg.eigh(s)
+                added = self.ridge if self.ridge > 0 else RELATIVE_JITTER * max(values.mean(), 0.0)
+                kept = values > NO_ROWS * max(values[-1], np.finfo(float).tiny)
+                inverse = (vectors[:, kept] / (values[kept] + added)) @ vectors[:, kept].T
+                seen[mask.tobytes()] = inverse, s
             out.append(seen[mask.tobytes()])
         return out
 
     def em_step(self, w: np.ndarray, delta: np.ndarray, member: int) -> np.ndarray:
         """EM(W) of one member: W + Delta S^-1, or with a ridge (W S + Delta)(S + rho I)^-1."""
-        factor, s = self._factors[member]
+        inverse, s = self._inverses[member]
         if self.ridge > 0:
-            return cho_solve(factor, (w @ s + delta).T).T
-        return w + cho_solve(factor, delta.T).T
+            return (w @ s + delta) @ inverse
+        return w + delta @ inverse
 
     def update(self, state: CapsuleState, stats: Mapping[str, Stats]) -> CapsuleState:
         """One M-step and one step of every member's schedule; a pure function.
@@ -293,6 +299,7 @@ class CapsuleEM:
             objective=objective,
             train_error=error,
             validation_error=validation,
+            measured_round=state.round,
             active=np.where(live, train["sums"][:, 2] / np.maximum(train["rows"], 1), state.active),
             iteration=state.iteration + 1,
         )
@@ -345,7 +352,7 @@ class CapsuleEM:
 
     def summary(self, state: CapsuleState) -> dict[str, float | int | None]:
         """Means over members of the last pass's measurements."""
-        rounds = np.minimum(state.round, len(self.nu) - 1)
+        rounds = np.minimum(state.measured_round, len(self.nu) - 1)
         return {
             "pass": state.iteration,
             "objective": float(state.objective.mean()),

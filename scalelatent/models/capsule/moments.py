@@ -93,7 +93,8 @@ class SecondMoments:
             part = x if len(rows) == len(x) else x[rows]
             if not plain:
                 part = part * prepared.asarray(root[rows], np.float64)[:, None]
-            moment = prepared.to_host(part.T @ part)
+            with np.errstate(invalid="ignore", over="ignore"):
+                moment = prepared.to_host(part.T @ part)
             # A NaN anywhere in a row reaches the diagonal.
             if not np.isfinite(np.trace(moment)):
                 raise NonFiniteError(
@@ -157,5 +158,7 @@ class Project:
 
     def apply(self, prepared: Any, block: Block) -> np.ndarray:
         """Projected rows."""
+        if place := find_nonfinite(block):
+            raise NonFiniteError(place)
         backend, basis = prepared
         return backend.to_host(backend.asarray(block.x, np.float32, "x") @ basis)

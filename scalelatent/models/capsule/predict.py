@@ -10,6 +10,7 @@ import numpy as np
 from scalelatent.models.base import Block
 
 from .members import Members
+from .moments import NonFiniteError, find_nonfinite
 from .squash import squash_table
 
 
@@ -49,7 +50,10 @@ class CapsuleRows:
     def apply(self, prepared: Any, block: Block) -> np.ndarray:
         """Scores or latents of a block."""
         backend, w = prepared
-        h = backend.matmul(w, backend.asarray(block.x, np.float32, "x").T, "h")
+        with np.errstate(invalid="ignore", over="ignore"):
+            h = backend.matmul(w, backend.asarray(block.x, np.float32, "x").T, "h")
+        if not bool(backend.xp.isfinite(h).all()):
+            raise NonFiniteError(find_nonfinite(block) or f"rows from {block.start} on overflow float32")
         if self.what == "latents":
             return np.ascontiguousarray(backend.to_host(h).T)
         kernel, members = backend.kernel("capsule_probabilities"), self.members

@@ -1,0 +1,132 @@
+"""The E-step against its two matrix products, one thread, data in memory: python benchmarks/capsule_pass.py
+
+For each D: a pass of the engine's own span function over float32 rows, and the products H = W X^T and Delta = H X alone over the same
+rows, at the block size at which they run fastest; taken in turn in one process. At nu = 0 every row is active; at nu = 0.8 the weights are
+those of a fit, so that as many rows are active as in real rounds. "numpy" is the pass as one would write it in numpy, on the same thread.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import numpy as np
+from common import data_folder, interleaved, mnist, parser, write
+
+from scalelatent.data import Dataset
+from scalelatent.engine.backend import make_backend
+from scalelatent.engine.passes import PassContext, Span, choose_grid, make_stage
+from scalelatent.engine.threads import single_threaded
+from scalelatent.models.capsule.members import build_members
+from scalelatent.models.capsule.model import CapsuleEM, initial_state
+from scalelatent.models.capsule.moments import Project, SecondMoments, leading_eigenvectors
+from scalelatent.models.capsule.reference import posterior_ratios
+from scalelatent.models.capsule.start import subspace_start
+
+
+def rows(n: int, p: int, seed: int) -> tuple[np.ndarray, np.ndarray, str]:
+    """MNIST projected to p directions where it is at hand, else noise around ten means."""
+    try:
+        data_folder()
+    except SystemExit:
+        rng = np.random.default_rng(seed)
+        y = rng.integers(0, 10, n)
+        return (rng.normal(size=(10, p))[y] + rng.normal(size=(n, p))).astype(np.float32), y, "noise around ten means"
+    x, y = mnist(slice(0, n))
+    x = x.astype(np.float32)
+    basis = leading_eigenvectors((x.T @ x).astype(np.float64), p)[1]
+    return np.ascontiguousarray(x @ basis.astype(np.float32)), y.astype(np.int64), "MNIST, projected"
+
+
+def products(x: np.ndarray, w: np.ndarray, block: int):
+    """Both products over all rows, into kept buffers."""
+    h = np.empty((len(w), block), dtype=np.float32)
+    delta = np.empty(w.shape, dtype=np.float32)
+
+    def run() -> None:
+        for a in range(0, len(x), block):
+            part = x[a : a + block]
+            out = h[:, : len(part)]
+            np.matmul(w, part.T, out=out if len(part) == block else None)
+            np.matmul(out, part, out=delta)
+
+    return run
+
+
+def plain_numpy(x: np.ndarray, y: np.ndarray, w: np.ndarray, dims: np.ndarray):
+    """A pass in numpy alone: the paper's formulas on blocks, float64 recursions."""
+
+    def run() -> None:
+        delta = np.zeros(w.shape)
+        for a in range(0, len(x), 10_000):
+            h = w @ x[a : a + 10_000].T
+            ratios, _ = posterior_ratios(h, y[a : a + 10_000], dims)
+            delta += (np.repeat(ratios - 1, dims, axis=0) * h) @ x[a : a + 10_000]
+
+    return run
+
+
+def measure(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
+    """One row of the table."""
+    members = build_members("multiclass", 10, d)
+    dataset = Dataset.from_arrays(x, y)
+    moments = SecondMoments(x.shape[1], 10)
+    backend = make_backend("cpu")
+    stage = make_stage("capsule_moments", {"train": moments}, {"train": dataset}, "cpu", dataset.classes)
+    depth = stage.grids["train"].depth
+    stats = PassContext(stage, None, backend, None).run_span(Span("train", depth, 0), threading.Event())
+    moment = stats[: 10 * x.shape[1] ** 2].reshape(10, x.shape[1], x.shape[1])
+    weight = np.bincount(y, minlength=10).astype(float)
+    out: dict[str, float] = {"D": members.total_dim}
+    learner = CapsuleEM(members, moment, np.array([0.8]), np.array([10**9]), 1, 0.9, 0.0, 0.0, 10**9, None, 0)
+    state = initial_state(subspace_start(members, moment, weight), 1)
+    estep = make_stage("capsule_estep", learner, {"train": dataset}, "cpu", dataset.classes)
+    span = Span("train", estep.grids["train"].depth, 0)
+    for _ in range(20):
+        vector = PassContext(estep, state, backend, None).run_span(span, threading.Event())
+        from scalelatent.models.base import Stats
+
+        state = learner.update(state, {"train": Stats(estep.reductions["train"].layout(), vector[:-2])})
+    out["active_share_nu_0.8"] = round(float(state.active[0]), 4)
+
+    def a_pass(nu: float):
+        one = CapsuleEM(members, moment, np.array([nu]), np.array([10**9]), 1, 0.9, 0.0, 0.0, 10**9, None, 0)
+        fixed = make_stage("capsule_estep", one, {"train": dataset}, "cpu", dataset.classes)
+        return lambda: PassContext(fixed, state, backend, None).run_span(span, threading.Event())
+
+    w = state.w.astype(np.float32)
+    candidates = {f"products {b}": products(x, w, b) for b in (512, 1024, 2048, 4096)}
+    best = min((t, name) for name, t in interleaved(candidates, 5).items())[1]
+    times = interleaved({"products": candidates[best], "pass": a_pass(0.0), "pass nu=0.8": a_pass(0.8)})
+    out["block_of_products"] = int(best.split()[1])
+    for name, seconds in times.items():
+        out[f"{name} ms"] = round(1e3 * seconds, 2)
+    out["ratio nu=0"] = round(times["pass"] / times["products"], 3)
+    out["ratio nu=0.8"] = round(times["pass nu=0.8"] / times["products"], 3)
+    out["products GF/s"] = round(4 * len(x) * w.size / times["products"] / 1e9, 1)
+    slow = interleaved({"numpy": plain_numpy(x, y, w, members.dims[0]), "pass": a_pass(0.0)}, 3)
+    out["numpy ms"] = round(1e3 * slow["numpy"], 1)
+    out["times faster than numpy"] = round(slow["numpy"] / slow["pass"], 1)
+    return out
+
+
+def main() -> None:
+    """Print and write the table."""
+    args = parser(__doc__, "capsule_pass")
+    args.add_argument("--rows", type=int, default=50_000)
+    args.add_argument("--features", type=int, default=196)
+    args.add_argument("--dims", type=int, nargs="+", default=[2, 4, 8, 16, 32])
+    a = args.parse_args()
+    x, y, what = rows(a.rows, a.features, a.seed)
+    with single_threaded():
+        square = np.random.default_rng(0).normal(size=(2048, 2048)).astype(np.float32)
+        peak = 2 * 2048**3 / interleaved({"sgemm": lambda: square @ square}, 5)["sgemm"] / 1e9
+        print(f"{what}, {x.shape}, sgemm 2048: {peak:.0f} GF/s, blocks of {choose_grid(Dataset.from_arrays(x), SecondMoments(1)).block_rows}")
+        table = [measure(x, y, d) for d in a.dims]
+    for line in table:
+        print(line)
+    write(a.out, " ".join(["python", "benchmarks/capsule_pass.py", *sys.argv[1:]]), a.seed, {"rows": what, "shape": x.shape, "sgemm GF/s": round(peak, 1), "table": table})
+
+
+if __name__ == "__main__":
+    main()

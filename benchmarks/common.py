@@ -1,0 +1,87 @@
+"""What every benchmark prints and writes: machine, versions, date, seed beside the figures."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("numpy", "numba", "scipy", "zarr", "dask", "distributed", "scikit-learn", "threadpoolctl")
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, memory, Python and package versions, date."""
+    cpu = platform.processor()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        flags = next(line for line in lines if line.startswith("flags")).split()
+        cpu += " (" + "/".join(f for f in ("avx2", "avx512f", "fma") if f in flags) + ")"
+    except (OSError, StopIteration):
+        pass
+    return {
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in PACKAGES},
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def parser(description: str | None, name: str) -> argparse.ArgumentParser:
+    """Arguments of all benchmarks: --out, --seed."""
+    out = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    out.add_argument("--out", type=Path, default=RESULTS / f"{name}.json", help="where the figures go")
+    out.add_argument("--seed", type=int, default=0)
+    return out
+
+
+def write(path: Path, command: str, seed: int, results: Any) -> None:
+    """Write the figures with all that is needed to make them again."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"command": command, "seed": seed, "machine": machine(), "results": results}, indent=1) + "\n")
+    print(f"written to {path}")
+
+
+def interleaved(functions: dict[str, Callable[[], Any]], rounds: int = 9) -> dict[str, float]:
+    """Median seconds of each function, taken in turn, so that a change of the machine's speed hits all alike."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for function in functions.values():
+        function()
+    for _ in range(rounds):
+        for name, function in functions.items():
+            begin = time.perf_counter()
+            function()
+            times[name].append(time.perf_counter() - begin)
+    return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
+
+
+def data_folder() -> Path:
+    """The folder of real data, from SCALELATENT_DATA."""
+    folder = os.environ.get("SCALELATENT_DATA")
+    if not folder:
+        raise SystemExit("set SCALELATENT_DATA to the folder with mnist/ in it")
+    return Path(folder)
+
+
+def mnist(rows: slice = slice(None), part: str = "train") -> tuple[Any, Any]:
+    """(images (n, 784) uint8, labels) of MNIST from its IDX files."""
+    import gzip
+
+    import numpy as np
+
+    names = {"train": "train", "test": "t10k"}
+    with gzip.open(data_folder() / "mnist" / f"{names[part]}-images-idx3-ubyte.gz") as file:
+        x = np.frombuffer(file.read(), dtype=np.uint8, offset=16).reshape(-1, 784)
+    with gzip.open(data_folder() / "mnist" / f"{names[part]}-labels-idx1-ubyte.gz") as file:
+        y = np.frombuffer(file.read(), dtype=np.uint8, offset=8)
+    return x[rows], y[rows]

@@ -1,0 +1,300 @@
+"""Everything about the capsule model that needs a GPU, in one go: checks against the reference, then rates.
+
+    python benchmarks/gpu_capsule.py --out gpu_capsule.json
+
+On the machine: CuPy, numpy, scipy, numba and this package on PYTHONPATH; nothing is downloaded, no setting of
+the card is touched. Exit code 0: all checks passed; 1: the checks named in the result failed; 3: no GPU here,
+and no result is written.
+
+Rates are medians over repeats, after a first run that compiles; inputs are random and larger than the card's
+caches. A pass is the model's own ``accumulate`` over all blocks, parameters moved and sums brought back as in
+a fit. Its yardstick is the two matrix products alone, same shapes, same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+# Host timings are of one thread; the BLAS reads these when numpy loads it.
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+import numpy as np
+from gpu_common import (
+    CLASSES,
+    TimedBackend,
+    device_seconds,
+    for_bytes,
+    host_seconds,
+    machine,
+    make_rows,
+    run_pass,
+    split,
+    start,
+    threaded_pass,
+)
+
+from scalelatent.engine.backend import HostBackend
+from scalelatent.engine.device import CupyBackend
+from scalelatent.errors import RunError
+from scalelatent.models.capsule import reference
+from scalelatent.models.capsule.members import Members, build_members
+from scalelatent.models.capsule.model import CapsulePass
+from scalelatent.models.capsule.squash import squash_table
+
+CAPSULE_DIMS = (2, 4, 8, 16, 32)
+SMALL_BLOCK = 2048  # the engine's choice for a processor
+# Largest error over the largest true value. A threshold lets a row at its edge fall on either side.
+LIMITS = {"float64": 1e-9, "float32": 1e-5, "tf32": 1e-2, "edge": 1e-3}
+EDGE_ROWS = 3
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
+    parser.add_argument("--rows", type=int, default=2**20)
+    parser.add_argument("--features", type=int, default=196)
+    parser.add_argument("--block-rows", type=int, default=2**16)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing"
+    )
+    args = parser.parse_args()
+    if args.quick:
+        args.rows, args.block_rows, args.repeats, args.features = 200, 128, 1, 24
+    try:
+        card = Card()
+    except RunError as error:
+        print(f"no GPU checks were made: {error}", file=sys.stderr)
+        return 3
+    begin = time.perf_counter()
+    result: dict[str, Any] = {"machine": machine(card.float32.xp)}
+    result["settings"] = {key: value for key, value in vars(args).items() if key != "out"}
+    result["checks"] = [*check_kernels(card, args), *check_passes(card, args), *check_fits(card, args)]
+    failed = [check["name"] for check in result["checks"] if not check["passed"]]
+    print(f"{len(result['checks'])} checks, {len(failed)} failed {failed or ''}", flush=True)
+    result["ceilings"] = ceilings(card, args)
+    data = make_rows(args.rows, args.features, args.seed)
+    resident = card.float32.asarray(data["float32"], np.float32)
+    result["passes"] = []
+    for capsule_dim in CAPSULE_DIMS[: 1 if args.quick else None]:
+        for line in measure_dimension(card, data, resident, capsule_dim, args):
+            result["passes"].append(line)
+            print_line(line)
+    result["seconds"] = time.perf_counter() - begin
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(f"{args.out}: {result['seconds']:.0f} s")
+    return 1 if failed else 0
+
+
+class Card:
+    """The backends of the run, made once: memory of a stream stays with it."""
+
+    def __init__(self) -> None:
+        self.float32, self.tf32, self.timed = CupyBackend(), CupyBackend(tf32=True), TimedBackend()
+        self.threads = [CupyBackend() for _ in range(4)]
+
+
+# -- checks -----------------------------------------------------------------------------------------------
+
+
+def check(name: str, error: float, limit: float) -> dict[str, Any]:
+    """A line of the result; NaN never passes."""
+    return {"name": name, "error": float(error), "limit": limit, "passed": bool(error <= limit)}
+
+
+def largest(got: np.ndarray, want: np.ndarray) -> float:
+    """Largest error over the largest true value."""
+    return float(np.abs(got - want).max(initial=0.0) / max(np.abs(want).max(initial=0.0), 1e-30))
+
+
+def check_kernels(card: Card, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Residuals and probabilities against the reference: ensembles, types, thresholds, numbers of rows."""
+    rng, out = np.random.default_rng(args.seed), []
+    ensembles: list[tuple[str, int, Any]] = [("multiclass", 2, 1), ("multiclass", CLASSES, 2)]
+    ensembles += [("multiclass", CLASSES, 32), ("multiclass", 4, [1, 9, 2, 5]), ("one_vs_all", CLASSES, 4)]
+    sizes = (0, 1, 31, 128, 129, 1000, 20_011)[: 5 if args.quick else None]
+    for (architecture, classes, dim), dtype, nu in product(
+        ensembles[: 2 if args.quick else None], ("float32", "float64"), (0.0, 0.8)
+    ):
+        members = build_members(architecture, classes, dim)
+        errors = [compare_kernels(card.float32, members, dtype, nu, rows, rng) for rows in sizes]
+        name = f"kernels {architecture} {classes} classes d={dim} {dtype} nu={nu}"
+        out.append(check(name, max(errors, key=lambda e: np.inf if np.isnan(e) else e), LIMITS[dtype]))
+    return out
+
+
+def compare_kernels(
+    backend: CupyBackend, members: Members, dtype: str, nu: float, rows: int, rng: np.random.Generator
+) -> float:
+    """Largest relative error; infinite where two runs differ, or more than a few rows at the threshold."""
+    h = (rng.normal(size=(members.total_dim, rows)) * np.exp(rng.normal(size=rows))).astype(dtype)
+    h[:, : rows // 20] = 0.0
+    y, weight = rng.integers(0, members.n_classes, rows).astype(np.int32), rng.gamma(1.0, size=rows)
+    arguments = (y, weight, members.dims, members.labels, np.full(members.n_members, nu))
+    table = squash_table(int(members.dims[0].sum()))
+    want = h.astype(np.float64)
+    want_active, want_sums = reference.residuals(want, *arguments)
+    runs = []
+    for _ in range(2):
+        device = backend.xp.asarray(h)
+        active, sums = backend.kernel("capsule_residuals")(device, *arguments, table)
+        host = np.arange(rows) if active is None else active.get()
+        runs.append((device.get()[:, : len(host)], sums, host))
+    got, sums, active = runs[0]
+    if any(one.tobytes() != two.tobytes() for one, two in zip(*runs, strict=True)):
+        return np.inf
+    want_active = np.arange(rows) if want_active is None else want_active
+    both, at, want_at = np.intersect1d(active, want_active, return_indices=True)
+    if len(active) + len(want_active) - 2 * len(both) > EDGE_ROWS:
+        return np.inf
+    first = h[: members.dims[0].sum()]
+    p = backend.kernel("capsule_probabilities")(backend.xp.asarray(first), members.dims[0], table).get()
+    return max(
+        largest(got[:, at], want[:, want_at]),
+        largest(sums[:, :2], want_sums[:, :2]),
+        largest(p, reference.probabilities(first, members.dims[0])),
+    )
+
+
+def check_passes(card: Card, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Delta of a whole pass against the same pass in float64 on the host: ensembles, stored types, TF32."""
+    out = []
+    data = make_rows(min(args.rows, 20_000), args.features, args.seed + 1)
+    for architecture in ("multiclass", "all_vs_all", "one_vs_all")[: 2 if args.quick else None]:
+        members = build_members(architecture, CLASSES, 4)
+        fitted = start(members, data, 3, HostBackend())
+        for nu, stored in product((0.0, 0.8), ("float32", "uint8")):
+            state = fitted if stored == "float32" else for_bytes(fitted)
+            reduction = CapsulePass(members, args.features, np.array([nu]), None, train=True)
+            rows = data[stored], data["y"]
+            want = run_pass(reduction, state, HostBackend("reference"), split(*rows, SMALL_BLOCK))
+            for kind, backend in (("float32", card.float32), ("tf32", card.tf32)):
+                got = run_pass(reduction, state, backend, split(*rows, args.block_rows))
+                limit = max(LIMITS[kind], LIMITS["edge"] if nu else 0.0)
+                name = f"pass {architecture} {stored} nu={nu} products in {kind}"
+                out.append(check(name, largest(got["delta"], want["delta"]), limit))
+    return out
+
+
+def check_fits(card: Card, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Ten passes of EM on the card and on the host: weights and log-loss."""
+    out = []
+    data = make_rows(min(args.rows, 20_000), args.features, args.seed + 2)
+    for architecture in ("multiclass", "one_vs_all", "all_vs_all")[: 1 if args.quick else None]:
+        members = build_members(architecture, CLASSES, 2)
+        host, gpu = (start(members, data, 3 if args.quick else 10, b) for b in (HostBackend(), card.float32))
+        out.append(check(f"fit {architecture}: weights", largest(gpu.w, host.w), 1e-3))
+        out.append(check(f"fit {architecture}: log-loss", largest(gpu.objective, host.objective), 1e-4))
+    return out
+
+
+# -- rates ------------------------------------------------------------------------------------------------
+
+
+def ceilings(card: Card, args: argparse.Namespace) -> dict[str, float]:
+    """The card's own rates: a large copy on the device, a large copy to it, square products."""
+    cupy, out = card.float32.xp, {}
+    source = cupy.zeros(2**16 if args.quick else 2**28, dtype=np.float32)
+    source.fill(1.5)
+    target = cupy.empty(source.shape, dtype=np.float32)
+
+    def copy(_: int) -> None:
+        target[...] = source
+
+    out["copy_bytes_per_s"] = 2 * source.nbytes / device_seconds(card.float32, copy, args.repeats)
+    rows = np.ones((source.size // 1024, 256), dtype=np.float32)
+    seconds = host_seconds(
+        lambda: card.float32.to_host(card.float32.asarray(rows, np.float32, "x")[:1]), args.repeats
+    )
+    out["upload_bytes_per_s"] = rows.nbytes / seconds  # the copy into page-locked memory included
+    side = 64 if args.quick else 8192
+    square = cupy.asarray(np.random.default_rng(args.seed).normal(size=(side, side)).astype(np.float32))
+    for name, backend in (("sgemm", card.float32), ("tf32", card.tf32)):
+        seconds = device_seconds(
+            backend, lambda _, b=backend: b.matmul(square, square, "square"), args.repeats
+        )
+        out[f"{name}_flop_per_s"] = 2 * side**3 / seconds
+    return out
+
+
+def measure_dimension(
+    card: Card, data: dict[str, np.ndarray], resident: Any, capsule_dim: int, args: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """Passes of one capsule dimension: threshold, place of the rows, block size; beside them the products."""
+    members = build_members("multiclass", CLASSES, capsule_dim)
+    few = {key: a[: min(len(a), 20_000)] for key, a in data.items()}
+    state = start(members, few, 10, card.float32)
+    sources = {
+        "device float32": (resident, state),
+        "host float32": (data["float32"], state),
+        "host uint8": (data["uint8"], for_bytes(state)),
+    }
+    sizes = sorted({min(SMALL_BLOCK, args.block_rows), args.block_rows})
+    alone = {size: products(card, resident, state.w, size, args.repeats) for size in sizes}
+    for nu in (0.0, 0.8):
+        reduction = CapsulePass(members, args.features, np.array([nu]), None, train=True)
+        blocks = split(few["float32"], few["y"], SMALL_BLOCK)
+        host = HostBackend()
+        one_thread = host_seconds(lambda b=blocks, r=reduction, h=host: run_pass(r, state, h, b), 3)
+        for (source, (x, weights)), size in product(sources.items(), sizes):
+            blocks = split(x, data["y"], size)
+            call = partial(run_pass, reduction, weights, card.float32, blocks)
+            seconds = host_seconds(call, args.repeats)
+            run_pass(reduction, weights, card.timed, blocks)
+            card.timed.forget()
+            stats = run_pass(reduction, weights, card.timed, blocks)
+            line: dict[str, Any] = {"D": members.total_dim, "nu": nu, "rows": source, "block_rows": size}
+            line |= {"seconds": seconds, "rows_per_s": len(x) / seconds, "device_split": card.timed.split()}
+            line["active"] = float(stats["sums"][0, 2]) / len(x)
+            line |= alone[size]
+            for kind in ("sgemm", "tf32"):
+                line[f"pass_over_{kind}"] = seconds * alone[size][f"{kind}_rows_per_s"] / len(x)
+            if source.startswith("host"):
+                call = partial(threaded_pass, reduction, weights, card.threads, blocks)
+                line["rows_per_s_4_threads"] = len(x) / host_seconds(call, args.repeats)
+            line["processor_rows_per_s_one_thread"] = len(few["y"]) / one_thread
+            yield line
+
+
+def products(card: Card, x: Any, w: np.ndarray, block_rows: int, repeats: int) -> dict[str, float]:
+    """Both products of a block on their own, rows on the device, in float32 and with TF32."""
+    out: dict[str, float] = {}
+    starts = range(0, len(x) - block_rows + 1, block_rows)
+    for kind, backend in (("sgemm", card.float32), ("tf32", card.tf32)):
+        weights = backend.asarray(w, np.float32)
+
+        def both(step: int, backend: CupyBackend = backend, weights: Any = weights) -> None:
+            first = starts[step % len(starts)]
+            rows = x[first : first + block_rows]
+            backend.matmul(backend.matmul(weights, rows.T, "h"), rows, "delta")
+
+        seconds = device_seconds(backend, both, max(repeats, min(len(starts), 100)))
+        out[f"{kind}_rows_per_s"] = block_rows / seconds
+        out[f"{kind}_flop_per_s"] = 4.0 * w.size * block_rows / seconds
+    return out
+
+
+def print_line(line: dict[str, Any]) -> None:
+    print(
+        f"D {line['D']:4d}  nu {line['nu']:.1f}  active {line['active']:4.2f}  {line['rows']:14s}"
+        f" blocks {line['block_rows']:6d}"
+        f" {line['rows_per_s'] / 1e6:9.2f} M rows/s  pass/sgemm {line['pass_over_sgemm']:6.2f}"
+        f"  pass/tf32 {line['pass_over_tf32']:6.2f}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

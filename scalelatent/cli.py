@@ -1,0 +1,251 @@
+"""The command line, ``scalelatent``.
+
+Verbs only read arguments and print; what they do lives in `scalelatent.jobs` and is there for Python too.
+Nothing heavy is imported before a verb needs it: ``scalelatent --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from . import cli_data, cli_run
+from .cli_show import (
+    Json,
+    Overwrite,
+    arguments_of_process,
+    emit,
+    progress_bar,
+    show_values,
+    strip_debug,
+    text_of,
+    verb,
+)
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Fit latent-variable models to image sets of any size, out of core, on one machine or a cluster.",
+    epilog="Start with: scalelatent demo",
+)
+model_app = typer.Typer(no_args_is_help=True, help="Look at fitted models.")
+app.add_typer(cli_data.app, name="data")
+for _name in ("plan", "fit", "resume"):
+    app.command(_name)(getattr(cli_run, _name))
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder or a saved model.")]
+Data = Annotated[str, typer.Argument(metavar="DATA", help="A dataset.")]
+OutData = Annotated[str, typer.Option("--out", metavar="OUT.zarr", help="The dataset to write.")]
+RowsOption = Annotated[str | None, typer.Option("--rows", metavar="START:STOP", help="Only these rows.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from . import __version__
+
+        typer.echo(f"scalelatent {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error (anywhere).")
+    ] = False,
+) -> None:
+    pass  # both are dealt with before: see _version and strip_debug
+
+
+@app.command()
+@verb
+def status(
+    run: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RUN]", help="A run folder; all runs below the current folder otherwise."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say how a run is getting on."""
+    from scalelatent.jobs.runfolder import RunFolder
+    from scalelatent.jobs.runs import find_runs
+
+    if run is not None:
+        state = RunFolder.open(run).read_state()
+        if json:
+            emit(state)
+        else:
+            show_values({key: value for key, value in state.items() if value is not None}, title=state["id"])
+        return
+    states = [folder.read_state() for folder in find_runs()]
+    if json:
+        emit(states)
+    elif not states:
+        typer.echo(f"no run folder below {Path.cwd()}")
+    for state in [] if json else states:
+        objective = "" if state["objective"] is None else f"objective {state['objective']:.5f}"
+        numbers = f"pass {state['pass']:<5}  {objective:<20}"
+        typer.echo(f"{state['id']:<28}  {state['state']:<9}  {numbers}  {state['run']}")
+
+
+@app.command()
+@verb
+def predict(
+    run: Run,
+    data: Data,
+    out: OutData,
+    rows: RowsOption = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Write the predicted class of every row as a dataset."""
+    _map_rows("predict", run, data, rows, out, overwrite, json)
+
+
+@app.command()
+@verb
+def transform(
+    run: Run,
+    data: Data,
+    out: OutData,
+    rows: RowsOption = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Write the latent variables of every row as a dataset."""
+    _map_rows("transform", run, data, rows, out, overwrite, json)
+
+
+def _map_rows(
+    method: str, run: Path, data: str, rows: str | None, out: str, overwrite: bool, as_json: bool
+) -> None:
+    from scalelatent.jobs.datasets import open_rows
+    from scalelatent.jobs.outputs import write_rows
+    from scalelatent.jobs.runs import load_run
+
+    estimator, _ = load_run(run)
+    written = write_rows(estimator, method, open_rows(data, rows), out, overwrite=overwrite)
+    values: dict[str, Any] = {"written": out, "rows": written.n_rows}
+    if as_json:
+        emit(values)
+    else:
+        show_values(values)
+
+
+@app.command()
+@verb
+def score(
+    run: Run,
+    data: Data,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--metric", help="accuracy, error, balanced_accuracy, f1_macro, log_loss, confusion; repeatable."
+        ),
+    ] = None,
+    rows: RowsOption = None,
+    json: Json = False,
+) -> None:
+    """Score a run on a labelled dataset."""
+    from scalelatent.jobs.datasets import open_rows
+    from scalelatent.jobs.runs import load_run
+    from scalelatent.jobs.scoring import score_dataset
+
+    dataset = open_rows(data, rows)
+    estimator, _ = load_run(run)
+    with progress_bar("scoring") as progress:
+        scores = score_dataset(estimator, dataset, metric or ("accuracy", "error"), progress=progress)
+    if json:
+        emit({"rows": dataset.n_rows, **scores})
+    else:
+        show_values({"rows": dataset.n_rows, **scores}, title=f"{run} on {data}")
+
+
+@app.command()
+@verb
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    json: Json = False,
+) -> None:
+    """Write the report of a run again.
+
+    One self-contained HTML page, and its figures.
+    """
+    from scalelatent.jobs.reporting import write_report
+
+    path = write_report(run)
+    if json:
+        emit({"report": str(path)})
+    else:
+        typer.echo(str(path))
+
+
+@model_app.command("info")
+@verb
+def model_info(run: Run, json: Json = False) -> None:
+    """Say what a fitted model is: its parameters, and what it learned."""
+    from scalelatent.jobs.runs import load_run
+    from scalelatent.jobs.runs import model_info as describe
+
+    values = describe(load_run(run)[0])
+    if json:
+        emit(values)
+    else:
+        show_values(values, title=str(run))
+
+
+app.add_typer(model_app, name="model")
+
+
+@app.command()
+@verb
+def doctor(
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where runs will be written.")] = Path(
+        "."
+    ),
+    json: Json = False,
+) -> None:
+    """Check this machine and name fixes.
+
+    Looks at versions, threads, memory, GPU, ports and disk. The exit code is 1 if a check failed.
+    """
+    from scalelatent.jobs.doctor import examine
+
+    findings = examine(folder)
+    failed = any(finding.status == "fail" for finding in findings)
+    if json:
+        emit({"ok": not failed, "findings": [finding.to_dict() for finding in findings]})
+    else:
+        colours = {"ok": "green", "warn": "yellow", "fail": "red"}
+        for finding in findings:
+            mark = typer.style(f"{finding.status:<4}", fg=colours[finding.status], bold=True)
+            typer.echo(f"{mark}  {finding.check:<13}  {text_of(finding.found)}")
+            if finding.fix:
+                typer.echo(f"{'':<21}fix: {finding.fix}")
+    if failed:
+        raise typer.Exit(1)
+
+
+app.command("demo")(cli_run.demo)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit.
+
+    Parameters
+    ----------
+    arguments : list of str, optional
+        Those of the process by default.
+    """
+    app(strip_debug(arguments_of_process() if arguments is None else arguments), prog_name="scalelatent")
+
+
+if __name__ == "__main__":
+    main()

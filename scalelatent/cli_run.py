@@ -1,0 +1,168 @@
+"""The verbs that fit: `plan`, `fit`, `resume`, `demo`, and what they print at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .cli_show import (
+    INTERRUPTED,
+    Json,
+    Overwrite,
+    Settings,
+    emit,
+    say,
+    show_values,
+    stderr_console,
+    text_of,
+    verb,
+)
+
+if TYPE_CHECKING:
+    from scalelatent.jobs.spec import Job
+
+JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="A job file (TOML).")]
+Out = Annotated[Path | None, typer.Option("--out", help="The run folder, whatever the job file says.")]
+
+
+def _load(job: Path, settings: list[str] | None, out: Path | None) -> Job:
+    from scalelatent.jobs.resolve import load_job
+
+    extra = [] if out is None else [f"job.out={out}"]
+    return load_job(job, settings=[*(settings or []), *extra])
+
+
+@verb
+def plan(job: JobFile, settings: Settings = None, out: Out = None, json: Json = False) -> None:
+    """Say what a job will need; refuse what cannot fit.
+
+    Nothing is written. Every value is printed with where it comes from, in this order of precedence:
+    command line, environment (SCALELATENT_SECTION__KEY), job file, default.
+    """
+    from scalelatent.jobs.planning import plan_job
+
+    resolved = _load(job, settings, out)
+    if not json:
+        show_job(resolved)
+    needs = plan_job(resolved, tell=say)
+    if json:
+        emit({"job": resolved.to_dict(), "plan": needs})
+    else:
+        show_values(needs, title="plan")
+
+
+def show_job(job: Job) -> None:
+    """Print every value of a job and its origin."""
+    values = job.values()
+    width = max(map(len, values))
+    texts = {name: "none" if value is None else str(value) for name, value in values.items()}
+    column = min(44, max(map(len, texts.values())))
+    typer.echo(typer.style("job", bold=True))
+    for name, text in texts.items():
+        origin = job.origins.get(name, "default")
+        if text != "none" or origin != "default":
+            typer.echo(f"  {name:<{width}}  {text:<{column}}  {origin}")
+
+
+@verb
+def fit(job: JobFile, settings: Settings = None, out: Out = None, json: Json = False) -> None:
+    """Run a job: fit, score, save, report.
+
+    Everything is written into the run folder, which must not exist yet or be empty.
+    Relative paths in the job file count from the current folder. Ctrl-C stops at a checkpoint;
+    `scalelatent resume RUN` goes on and gives the same bits as an undisturbed run.
+    """
+    _run(_load(job, settings, out), None, json)
+
+
+@verb
+def resume(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder of a broken-off run.")],
+    settings: Settings = None,
+    json: Json = False,
+) -> None:
+    """Go on with a run that was stopped, killed or failed.
+
+    The result has the bits of an undisturbed run.
+    --set may change values of the cluster section (workers, scheduler): they never change a result.
+    """
+    from scalelatent.jobs.resolve import override
+    from scalelatent.jobs.runfolder import RunFolder
+
+    folder = RunFolder.open(run)
+    state = folder.read_state()
+    if state["state"] == "done":
+        say(f"run {folder.path} is done; there is nothing to resume")
+        _finish(_summary(folder), json)
+        return
+    say(f"run {folder.id} in {folder.path}")
+    _run(override(folder.read_job(), settings or []), folder, json)
+
+
+@verb
+def demo(
+    rows: Annotated[
+        int, typer.Option(min=1000, envvar="SCALELATENT_DEMO_ROWS", help="Training images to make.")
+    ] = 1_000_000,
+    out: Annotated[
+        Path, typer.Option("--out", envvar="SCALELATENT_DEMO_OUT", help="The folder to write.")
+    ] = Path("scalelatent-demo"),
+    workers: Annotated[int, typer.Option(min=1, help="Dask workers to start.")] = 2,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Fit a million digits out of core: a first look.
+
+    Makes the digits, starts a local Dask cluster, fits capsule regression, scores it and writes a report.
+    Under three minutes on two cores.
+    The training images are varied from the digits that ship with scikit-learn; validation and test digits
+    are originals that no training image was made from.
+    """
+    from scalelatent.jobs.demo import prepare
+
+    from .cli_show import progress_bar
+
+    with progress_bar("making digits") as progress:
+        resolved = prepare(out, rows=rows, workers=workers, overwrite=overwrite, progress=progress, tell=say)
+    data = resolved.data
+    _run(resolved, None, json, {"job": str(out / "job.toml"), "train": data.train, "test": data.test})
+
+
+def _run(job: Job, folder: Any, json: bool, also: dict[str, Any] | None = None) -> None:
+    """Run a new job, or resume one in its folder, with live progress; print what came of it."""
+    from scalelatent.jobs.runner import run_job, run_new_job
+    from scalelatent.monitor.progress import Progress
+
+    try:
+        with Progress(stderr_console()) as progress:
+            if folder is None:
+                result = run_new_job(job, callbacks=[progress], tell=say)
+            else:
+                result = run_job(job, folder, callbacks=[progress], resume=True, tell=say)
+    except KeyboardInterrupt:
+        where = job.job.out if folder is None else folder.path
+        say(f"stopped; nothing that was checkpointed is lost. Go on with: scalelatent resume {where}")
+        raise typer.Exit(INTERRUPTED) from None
+    for warning in result.warnings:
+        say(f"warning: {warning}")
+    _finish(_summary(result.folder) | (also or {}), json)
+
+
+def _summary(folder: Any) -> dict[str, Any]:
+    state = folder.read_state()
+    keys = ["id", "state", "pass", "objective", "train_error", "validation_error", "best_validation_error"]
+    keys += ["test_error", "seconds", "peak_worker_bytes"]
+    values = {key: state[key] for key in keys if state.get(key) is not None}
+    values |= {"run": str(folder.path), "model": str(folder.model_path)}
+    if folder.report_path.is_file():
+        values["report"] = str(folder.report_path)
+    return values
+
+
+def _finish(values: dict[str, Any], json: bool) -> None:
+    if json:
+        emit(values)
+    else:
+        show_values(values, title=text_of(values["state"]))

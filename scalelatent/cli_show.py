@@ -1,0 +1,168 @@
+"""What the verbs of the command line share: options, tables, JSON, and errors without a traceback."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from scalelatent.errors import ScalelatentError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a value of the job file; repeatable."),
+]
+
+DEBUG_VARIABLE = "SCALELATENT_DEBUG"
+INTERRUPTED = 130
+REFUSED = 2
+
+
+def verb(function: Function) -> Function:
+    """Make a command tell expected errors in one message (exit code 2), and Ctrl-C as 130."""
+
+    @functools.wraps(function)
+    def command(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except ScalelatentError as error:
+            if os.environ.get(DEBUG_VARIABLE):
+                raise
+            fail(str(error))
+            raise typer.Exit(REFUSED) from None
+        except KeyboardInterrupt:
+            say("stopped")
+            raise typer.Exit(INTERRUPTED) from None
+
+    return command  # type: ignore[return-value]
+
+
+def fail(message: str) -> None:
+    """Print an error to standard error."""
+    typer.echo(typer.style("error: ", fg="red", bold=True) + message, err=True)
+
+
+def say(message: str) -> None:
+    """Print a line for the user to standard error, where it disturbs no JSON and no pipe."""
+    typer.echo(message, err=True)
+
+
+def emit(value: Mapping[str, Any] | list[Any]) -> None:
+    """Print JSON to standard output."""
+    typer.echo(json.dumps(value, indent=2, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return str(value)
+
+
+def stderr_console() -> Console:
+    """Return the console that progress is shown on."""
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def show_values(values: Mapping[str, Any], title: str | None = None) -> None:
+    """Print names and values in two columns; nested mappings are indented below their name."""
+    if title:
+        typer.echo(typer.style(title, bold=True))
+    rows = list(_rows(values))
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, text in rows:
+        typer.echo(f"  {name:<{width}}  {text}".rstrip())
+
+
+def _rows(values: Mapping[str, Any], indent: str = "", unit: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        kind = unit or str(name)
+        label = indent + str(name).replace("_", " ")
+        if isinstance(value, Mapping):
+            yield label, ""
+            yield from _rows(value, indent + "  ", kind if kind.endswith("bytes") else "")
+        else:
+            yield label, text_of(value, kind)
+
+
+def text_of(value: Any, name: str = "") -> str:
+    """Say a value as people read it: thousands apart, bytes by size, errors in percent.
+
+    Examples
+    --------
+    >>> from scalelatent.cli_show import text_of
+    >>> text_of(1234567), text_of(3 * 2**20, "peak_bytes"), text_of(0.0621, "test_error"), text_of(None)
+    ('1,234,567', '3.0 MiB', '6.21 %', 'none')
+    """
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], str):
+        return f"{text_of(value[0], name)}  ({value[1]})"
+    if isinstance(value, list | tuple) and any(isinstance(item, list | tuple) for item in value):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(text_of, value))
+    if isinstance(value, int | float) and (name.endswith("bytes") or "bytes_" in name or name == "memory"):
+        return size(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{100 * value:.2f} %" if name.endswith(("error", "accuracy")) else f"{value:.6g}"
+    return str(value)
+
+
+def size(number: float) -> str:
+    """Say a number of bytes."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if abs(number) < 1024:
+            return f"{number:,.0f} {unit}" if unit == "bytes" else f"{number:,.1f} {unit}"
+        number /= 1024
+    return f"{number:,.1f} TiB"
+
+
+@contextmanager
+def progress_bar(title: str, unit: str = "rows") -> Iterator[Callable[[int, int], None]]:
+    """Give a function of (done, total) that moves a bar on a terminal and is silent elsewhere."""
+    console = stderr_console()
+    if not console.is_terminal:
+        yield lambda done, total: None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f}/{task.total:,.0f} " + unit),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(title, total=1)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def strip_debug(arguments: list[str]) -> list[str]:
+    """Take ``--debug`` from anywhere on the command line; it shows tracebacks."""
+    if "--debug" in arguments:
+        os.environ[DEBUG_VARIABLE] = "1"
+    return [argument for argument in arguments if argument != "--debug"]
+
+
+def arguments_of_process() -> list[str]:
+    """Return the command line without the program's name."""
+    return sys.argv[1:]

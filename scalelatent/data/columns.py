@@ -1,0 +1,88 @@
+"""The columns of a dataset: what all slices of it share."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from scalelatent.errors import DataError
+
+from . import schema
+from .sources import ArrayRows, RowSource, as_source, is_dask, is_zarr
+
+__all__ = ["Columns", "Shifted", "label_source"]
+
+
+class Columns:
+    """What all slices of a dataset share: its row sources, its classes and where it lies."""
+
+    def __init__(
+        self,
+        x: RowSource,
+        y: RowSource | None = None,
+        weight: RowSource | None = None,
+        *,
+        url: str | None = None,
+        attrs: schema.DatasetAttrs | None = None,
+        shared: bool = False,
+    ) -> None:
+        self.x, self.y, self.weight = x, y, weight
+        self.url, self.attrs, self.shared = url, attrs, shared
+        self.weight_is_own = False
+        self.coded = attrs is not None and attrs.codes
+
+    @property
+    def classes_known(self) -> bool:
+        """Whether `classes` costs nothing."""
+        return self.attrs is not None or "classes" in self.__dict__
+
+    @functools.cached_property
+    def classes(self) -> np.ndarray | None:
+        """Sorted distinct labels, looked through once; None without labels, or with too many."""
+        if self.y is None:
+            return None
+        if self.attrs is not None:
+            stored = None if self.attrs.codes else self.y.dtype
+            return None if self.attrs.classes is None else np.asarray(self.attrs.classes, dtype=stored)
+        found: np.ndarray | None = None
+        for a, b in self.y.pieces(0, self.y.shape[0]):
+            part = schema.distinct_labels(schema.as_labels(self.y.read(a, b), "y"), a, "y")
+            found = part if found is None else np.union1d(found, part)
+        return found
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of stored columns, empty for others."""
+        return "" if self.attrs is None or self.attrs.fingerprint is None else self.attrs.fingerprint
+
+    def reweighted(self, weight: RowSource) -> Columns:
+        """The same columns with other weights; another process cannot open those."""
+        other = Columns(self.x, self.y, weight, url=self.url, attrs=self.attrs, shared=False)
+        other.weight_is_own = True
+        if "classes" in self.__dict__:
+            other.__dict__["classes"] = self.__dict__["classes"]
+        return other
+
+
+class Shifted(ArrayRows):
+    """A column that begins at row `first` of its dataset."""
+
+    def __init__(self, array: np.ndarray, first: int) -> None:
+        super().__init__(array)
+        self._first = first
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Rows counted from the start of the dataset."""
+        return super().read(start - self._first, stop - self._first)
+
+
+def label_source(y: Any) -> RowSource:
+    """The row source of labels (n,)."""
+    if is_dask(y) or is_zarr(y):
+        source = as_source(y, "y")
+        if len(source.shape) != 1:
+            raise DataError(f"y has shape {source.shape}; labels have to be one per row, shape (n,)")
+        return source
+    return ArrayRows(schema.as_labels(y, "y"))

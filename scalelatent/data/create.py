@@ -1,0 +1,223 @@
+"""Creating a dataset, going on with one, and copying rows into one."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.errors import DataError
+
+from . import schema
+from .layout import Layout, choose_layout, create_arrays
+from .schema import DatasetAttrs
+from .store import Location, locate
+from .stored import read_attrs
+from .writer import DatasetWriter, explain_os_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .dataset import Dataset
+
+__all__ = ["copy_rows", "create_dataset", "make_room"]
+
+
+def create_dataset(
+    url: str | os.PathLike[str],
+    n_rows: int,
+    feature_shape: tuple[int, ...],
+    dtype: Any,
+    *,
+    y_dtype: Any = None,
+    classes: Any = None,
+    weighted: bool = False,
+    chunk_rows: int | None = None,
+    shard_rows: int | None = None,
+    compressor: str | None = "auto",
+    provenance: dict[str, Any] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> DatasetWriter:
+    """Create a dataset on disk (or in memory) and return the writer of its shards.
+
+    Parameters
+    ----------
+    url : str
+        Where to; see `locate`.
+    n_rows : int
+        Number of rows, at least 1.
+    feature_shape : tuple of int
+        Shape of one row.
+    dtype : dtype
+        Type of the rows: bool, integer or float.
+    y_dtype : dtype, optional
+        Type of the labels; None means no labels. Not needed with string `classes`.
+    classes : array-like, optional
+        The distinct labels. Needed for string labels, which are stored as codes; found while writing
+        otherwise.
+    weighted : bool
+        Whether each row has a weight.
+    chunk_rows, shard_rows : int, optional
+        Rows of a chunk and of a shard (a multiple of it); chosen by measurement if left open (layout.py).
+    compressor : {'auto', 'zstd', 'lz4', None}
+        Codec of the rows. 'auto' compresses bytes and leaves floats alone.
+    provenance : dict, optional
+        Where the rows come from; JSON-able. The software version is added.
+    resume : bool
+        Go on with a dataset that was begun with the same arguments; a new one is made where there is none.
+    overwrite : bool
+        Replace a dataset that lies there.
+
+    Returns
+    -------
+    DatasetWriter
+        Write each shard, then `finalize`.
+
+    Raises
+    ------
+    DataError
+        Something lies there already, or an argument cannot be.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> place = "memory://doc-create"
+    >>> writer = create_dataset(place, 5, (2,), "f4", y_dtype="u1", shard_rows=3, overwrite=True)
+    >>> for i in range(writer.n_shards):
+    ...     a, b = writer.shard_bounds(i)
+    ...     writer.write_shard(i, np.ones((b - a, 2), "f4"), np.arange(a, b))
+    >>> writer.finalize().classes.tolist()
+    [0, 1, 2, 3, 4]
+    """
+    location = locate(url)
+    if n_rows < 1:
+        raise DataError(
+            f"{location.url}: a dataset of {n_rows} rows cannot be made; at least 1 row is needed"
+        )
+    kind = schema.check_rows_dtype(np.dtype(dtype), f"{location.url}: x")
+    names = None if classes is None else np.unique(schema.as_labels(classes, "classes"))
+    coded = names is not None and names.dtype.kind == "U"
+    if coded:
+        assert names is not None
+        y_kind: np.dtype[Any] | None = np.min_scalar_type(len(names) - 1)
+    else:
+        y_kind = None if y_dtype is None else np.dtype(y_dtype).newbyteorder("=")
+        if y_kind is not None and y_kind.kind not in "buif":
+            raise DataError(
+                f"{location.url}: labels of dtype {y_kind} need `classes`; they are stored as codes"
+            )
+    attrs = DatasetAttrs(
+        feature_shape=tuple(int(s) for s in feature_shape),
+        classes=None if names is None else names.tolist(),
+        codes=coded,
+        provenance={**(provenance or {}), "scalelatent": schema.software()},
+    )
+    layout = choose_layout(
+        n_rows, attrs.feature_shape, kind, chunk_rows=chunk_rows, shard_rows=shard_rows, compressor=compressor
+    )
+    begun = location.has("digest/zarr.json")  # the last thing that creating a dataset writes
+    if resume and begun:
+        return _resume(location, n_rows, attrs, kind, y_kind, weighted, layout if shard_rows else None)
+    make_room(location, overwrite or (resume and not begun))
+    with explain_os_errors(location, "creating the dataset"):
+        import zarr
+
+        group = zarr.create_group(location.zarr_store(read_only=False), attributes=attrs.to_json())
+        create_arrays(group, n_rows, attrs, kind, y_kind, weighted, layout)
+        n_shards = layout.n_shards(n_rows)
+        group.create_array("digest", shape=(n_shards, 16), dtype="u1", chunks=(n_shards, 16), fill_value=0)
+    return DatasetWriter(location)
+
+
+def make_room(location: Location, overwrite: bool) -> None:
+    """Make sure that nothing lies at a place, or that it is a dataset and may go."""
+    if location.is_empty():
+        return
+    try:
+        attrs: DatasetAttrs | None = read_attrs(location)
+    except DataError as error:
+        if "format_version" not in str(error):
+            raise DataError(
+                f"{location.url} exists and is not a scalelatent dataset, so it is not replaced; choose "
+                f"another output, or remove it yourself"
+            ) from error
+        attrs = None
+    if not overwrite:
+        state = "exists" if attrs is None or attrs.complete else "exists (begun and not finished)"
+        raise DataError(
+            f"{location.url} {state}; choose another output, replace it with --overwrite (overwrite=True), "
+            f"or, where it was begun with the same arguments, go on with --resume (resume=True)"
+        )
+    location.clear()
+
+
+def _resume(
+    location: Location,
+    n_rows: int,
+    attrs: DatasetAttrs,
+    dtype: np.dtype[Any],
+    y_dtype: np.dtype[Any] | None,
+    weighted: bool,
+    layout: Layout | None,
+) -> DatasetWriter:
+    """The writer of a dataset that was begun; every argument has to be what it was then."""
+    writer = DatasetWriter(location)
+    old = writer.attrs.provenance
+    then = {"rows": writer.n_rows, "feature_shape": writer.attrs.feature_shape, "dtype": str(writer.dtype)}
+    now = {"rows": n_rows, "feature_shape": attrs.feature_shape, "dtype": str(dtype)}
+    then |= {"labels": str(writer.y_dtype), "weights": writer.weighted, "shard_rows": writer.shard_rows}
+    now |= {"labels": str(y_dtype), "weights": weighted}
+    now["shard_rows"] = writer.shard_rows if layout is None else layout.shard_rows
+    # The parameters decide the content; the version of the software that began it does not.
+    then |= {k: v for k, v in old.items() if k != "scalelatent"}
+    now |= {k: v for k, v in json.loads(json.dumps(attrs.provenance)).items() if k != "scalelatent"}
+    differing = [
+        f"{k} was {then.get(k)!r}, is {now.get(k)!r}" for k in then | now if then.get(k) != now.get(k)
+    ]
+    if differing:
+        raise DataError(
+            f"{location.url} was begun with other arguments ({'; '.join(differing)}); resume with the same "
+            f"ones, or begin anew with --overwrite"
+        )
+    return writer
+
+
+def copy_rows(
+    ds: Dataset,
+    url: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    **layout: Any,
+) -> Dataset:
+    """Write the rows of a dataset to another place; see `Dataset.save`."""
+    if ds.url is not None and locate(url).url == ds.url:
+        raise DataError(f"{ds.url}: a dataset cannot be saved onto itself; choose another output")
+    classes = ds.classes
+    if classes is not None and len(classes) > schema.MAX_CLASSES:
+        classes = None
+    strings = classes is not None and classes.dtype.kind == "U"
+    writer = create_dataset(
+        url,
+        ds.n_rows,
+        ds.feature_shape,
+        ds.dtype,
+        y_dtype=None if not ds.has_y or strings else ds.read_y(0, 1).dtype,
+        classes=classes,
+        weighted=ds.has_weight,
+        provenance={"importer": "save", "of": ds.attrs.get("provenance", {}), "content": ds.fingerprint()}
+        if ds.attrs
+        else {"importer": "save"},
+        overwrite=overwrite,
+        **layout,
+    )
+    for i in range(writer.n_shards):
+        a, b = writer.shard_bounds(i)
+        labels = ds.read_y(a, b) if ds.has_y else None
+        writer.write_shard(i, ds.read_x(a, b), labels, ds.read_weight(a, b))
+        if progress is not None:
+            progress(b, ds.n_rows)
+    return writer.finalize()

@@ -1,0 +1,126 @@
+"""The row grid: which rows form a block, which blocks a leaf, and which leaves a node of the reduce tree.
+
+The grid is a function of the number of rows and of two sizes that the job fixes; it knows nothing of workers,
+tasks or files. That is what makes a fit give the same bits whoever computes which part of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["FAN_IN", "RowGrid"]
+
+FAN_IN = 8
+"""Children of an inner node of the reduce tree."""
+
+
+@dataclass(frozen=True)
+class RowGrid:
+    """Rows cut into blocks, blocks into leaves, leaves into a fixed 8-ary tree.
+
+    Level 0 of the tree is the leaves; node `i` of level `l` spans the leaves `i * 8**l` up to
+    `(i + 1) * 8**l`, as far as they exist.
+
+    Parameters
+    ----------
+    n_rows : int
+        Number of rows, at least 1.
+    block_rows : int
+        Rows of a block: one kernel call. The last block of the grid may be shorter.
+    leaf_blocks : int
+        Blocks of a leaf, accumulated in order: the unit of determinism.
+
+    Examples
+    --------
+    >>> grid = RowGrid(n_rows=1000, block_rows=32, leaf_blocks=4)
+    >>> grid.leaf_rows, grid.n_leaves, grid.depth
+    (128, 8, 1)
+    >>> grid.leaf_range(7)
+    (896, 1000)
+    >>> grid.blocks(896, 1000)
+    [(896, 928), (928, 960), (960, 992), (992, 1000)]
+    """
+
+    n_rows: int
+    """Number of rows of the dataset."""
+    block_rows: int
+    """Rows of one block."""
+    leaf_blocks: int
+    """Blocks of one leaf."""
+
+    def __post_init__(self) -> None:
+        for name in ("n_rows", "block_rows", "leaf_blocks"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"RowGrid: {name} is {getattr(self, name)}, but it has to be at least 1")
+
+    @property
+    def leaf_rows(self) -> int:
+        """Rows of a leaf; the last leaf may have fewer."""
+        return self.block_rows * self.leaf_blocks
+
+    @property
+    def n_leaves(self) -> int:
+        """Number of leaves."""
+        return -(-self.n_rows // self.leaf_rows)
+
+    @property
+    def depth(self) -> int:
+        """Levels above the leaves: the smallest `d` with `8**d >= n_leaves`. Level `depth` is the root."""
+        depth = 0
+        while FAN_IN**depth < self.n_leaves:
+            depth += 1
+        return depth
+
+    def n_nodes(self, level: int) -> int:
+        """Number of nodes of a level, 0 (leaves) to `depth` (the root)."""
+        self._check_level(level)
+        return -(-self.n_leaves // FAN_IN**level)
+
+    def leaf_range(self, leaf: int) -> tuple[int, int]:
+        """Rows `(start, stop)` of a leaf."""
+        return self.node_rows(0, leaf)
+
+    def node_leaves(self, level: int, node: int) -> range:
+        """Leaves under a node, as a range."""
+        if not 0 <= node < self.n_nodes(level):
+            raise IndexError(f"RowGrid: level {level} has nodes 0 to {self.n_nodes(level) - 1}, not {node}")
+        width = FAN_IN**level
+        return range(node * width, min((node + 1) * width, self.n_leaves))
+
+    def node_rows(self, level: int, node: int) -> tuple[int, int]:
+        """Rows `(start, stop)` under a node."""
+        leaves = self.node_leaves(level, node)
+        return leaves.start * self.leaf_rows, min(leaves.stop * self.leaf_rows, self.n_rows)
+
+    def blocks(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Blocks of the rows `start:stop`, in order.
+
+        Parameters
+        ----------
+        start : int
+            First row; the start of a leaf.
+        stop : int
+            One past the last row; the end of a block or of the grid.
+
+        Returns
+        -------
+        list of (int, int)
+            `(start, stop)` of each block.
+
+        Raises
+        ------
+        ValueError
+            The rows do not start and stop on the grid.
+        """
+        if start % self.leaf_rows or not (stop == self.n_rows or stop % self.block_rows == 0):
+            raise ValueError(
+                f"RowGrid: rows {start}:{stop} do not lie on the grid (leaves of {self.leaf_rows} rows, "
+                f"blocks of {self.block_rows}, {self.n_rows} rows in all)"
+            )
+        if not 0 <= start <= stop <= self.n_rows:
+            raise IndexError(f"RowGrid: rows {start}:{stop} do not lie in 0:{self.n_rows}")
+        return [(a, min(a + self.block_rows, stop)) for a in range(start, stop, self.block_rows)]
+
+    def _check_level(self, level: int) -> None:
+        if not 0 <= level <= self.depth:
+            raise IndexError(f"RowGrid: levels are 0 to {self.depth}, not {level}")

@@ -1,0 +1,280 @@
+"""NumPy's npy and npz files, read as a stream: no array is ever whole in memory, nothing is unpickled."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.data.schema import as_labels, check_rows_dtype
+from scalelatent.errors import DataError
+
+from .stream import Progress, RowStream, open_file, write_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from scalelatent.data.dataset import Dataset
+
+__all__ = ["import_npy", "import_npz"]
+
+_LABEL_ROWS = 65_536  # labels looked through at a time
+
+
+def import_npy(
+    file: str | os.PathLike[str],
+    url: str | os.PathLike[str],
+    *,
+    y: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    **layout: Any,
+) -> Dataset:
+    """Import an npy file of rows (n, ...) and, if given, one of labels (n,); memory is bounded by one shard.
+
+    Parameters
+    ----------
+    file : path
+        Rows: bool, integers or floats, C or Fortran order.
+    url : str
+        Where the dataset goes.
+    y : path, optional
+        Labels: numbers or strings.
+    overwrite : bool
+        Replace a dataset that lies there.
+    progress : callable, optional
+        Called with (rows done, rows in all).
+    **layout
+        `chunk_rows`, `shard_rows`, `compressor` of `create_dataset`.
+
+    Returns
+    -------
+    Dataset
+        The rows, in the type of the file.
+
+    Raises
+    ------
+    DataError
+        A file that is missing, cut short, too long or no npy file; Python objects; NaN or infinity (with row
+        and column); labels of another number; an output that exists. No dataset is left behind.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.save(f"{folder}/x.npy", np.eye(3))
+    ...     import_npy(f"{folder}/x.npy", "memory://doc-npy", overwrite=True)
+    <Dataset 3 rows x (3,) float64, 'memory://doc-npy'>
+    """
+    options = {"importer": "npy", "sources": [file] if y is None else [file, y]}
+    return _import(
+        lambda: _open_npy(file, "rows"),
+        None if y is None else lambda: _open_npy(y, "labels"),
+        url,
+        overwrite=overwrite,
+        progress=progress,
+        **options,
+        **layout,
+    )
+
+
+def import_npz(
+    file: str | os.PathLike[str],
+    url: str | os.PathLike[str],
+    x: str | None = None,
+    y: str | None = None,
+    *,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    **layout: Any,
+) -> Dataset:
+    """Import rows and labels from an npz archive, compressed or not; memory is bounded by one shard.
+
+    Parameters
+    ----------
+    file : path
+        The archive.
+    url : str
+        Where the dataset goes.
+    x, y : str, optional
+        Names of the arrays in the archive; by default `x` and, where it is there, `y`, in either case.
+    overwrite, progress, **layout
+        See `import_npy`.
+
+    Returns
+    -------
+    Dataset
+        The rows, in the type of the file.
+
+    Raises
+    ------
+    DataError
+        As `import_npy`; also an array that is not in the archive (the message lists those that are).
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(f"{folder}/a.npz", X=np.eye(3), Y=["a", "b", "a"])
+    ...     import_npz(f"{folder}/a.npz", "memory://doc-npz", overwrite=True).read_y(0, 3).tolist()
+    ['a', 'b', 'a']
+    """
+    raw = open_file(file, "npz file")
+    with raw:
+        try:
+            archive = zipfile.ZipFile(raw)
+        except zipfile.BadZipFile as error:
+            raise DataError(
+                f"npz file {os.fspath(file)} is no npz archive, or is truncated: {error}; download or copy "
+                "it again"
+            ) from error
+        x_name = _find_key(archive, file, "x", x)
+        y_name = _find_key(archive, file, "y", y)
+        assert x_name is not None
+        options = {"importer": "npz", "sources": [file], "options": {"x": x_name, "y": y_name}}
+        return _import(
+            lambda: _open_member(archive, file, x_name),
+            None if y_name is None else lambda: _open_member(archive, file, y_name),
+            url,
+            overwrite=overwrite,
+            progress=progress,
+            **options,
+            **layout,
+        )
+
+
+def _import(
+    open_x: Callable[[], Any], open_y: Callable[[], Any] | None, url: str | os.PathLike[str], **options: Any
+) -> Dataset:
+    """Check the arrays, look through string labels for their classes, then write."""
+    x = open_x()
+    y = None
+    try:
+        check_rows_dtype(x.dtype, x.name)
+        if len(x.shape) < 2:
+            raise DataError(f"{x.name} has shape {x.shape}; rows x features are needed: at least two axes")
+        classes = None
+        if open_y is not None:
+            y = open_y()
+            if len(y.shape) != 1 and y.shape[1:] != (1,):
+                raise DataError(f"{y.name} has shape {y.shape}; labels have to be one per row, shape (n,)")
+            if y.dtype.kind in "US":
+                classes = _string_classes(y)
+                y.close()
+                y = open_y()
+        return write_rows(url, x, y, classes=classes, **options)
+    finally:
+        for stream in (x, y):
+            if stream is not None:
+                stream.close()
+
+
+def _string_classes(y: Any) -> np.ndarray:
+    found: set[str] = set()
+    for a in range(0, y.n_rows, _LABEL_ROWS):
+        found.update(as_labels(y.read(min(_LABEL_ROWS, y.n_rows - a)).reshape(-1), y.name).tolist())
+    return np.array(sorted(found))
+
+
+def _find_key(
+    archive: zipfile.ZipFile, file: str | os.PathLike[str], role: str, key: str | None
+) -> str | None:
+    """Name of the array that plays a role; labels may be absent."""
+    keys = [n.removesuffix(".npy") for n in archive.namelist()]
+    wanted = [k for k in keys if k == key] if key else [k for k in keys if k.lower() == role]
+    if len(wanted) == 1:
+        return wanted[0]
+    if not key and not wanted and role == "y":
+        return None
+    if key:
+        problem = f"has no array {key!r}"
+    else:
+        problem = f"has {len(wanted)} arrays that could be {role!r}" if wanted else f"has no array {role!r}"
+    raise DataError(
+        f"npz file {os.fspath(file)} {problem}; it holds {', '.join(keys) or 'nothing'}: name one with "
+        f"--{role} KEY ({role}='KEY')"
+    )
+
+
+def _open_npy(path: str | os.PathLike[str], what: str) -> Any:
+    """A stream over an npy file; a memory map where it is in Fortran order."""
+    raw = open_file(path, f"npy file of {what}")
+    name = f"npy file {os.fspath(path)}"
+    try:
+        shape, fortran, dtype = _read_header(raw, name)
+        stream = RowStream(raw, name, shape, dtype, raw.tell())
+        stream.check_size(os.fstat(raw.fileno()).st_size)
+        if fortran and len(shape) > 1:
+            raw.close()
+            return _MappedRows(path, name)
+        return stream
+    except BaseException:
+        raw.close()
+        raise
+
+
+def _open_member(archive: zipfile.ZipFile, path: str | os.PathLike[str], key: str) -> RowStream:
+    """A stream over one array of an npz archive."""
+    member = f"{key}.npy" if f"{key}.npy" in archive.namelist() else key
+    name = f"npz file {os.fspath(path)}, array {key!r}"
+    file = archive.open(member)
+    shape, fortran, dtype = _read_header(file, name)
+    if fortran and len(shape) > 1:
+        raise DataError(
+            f"{name} is stored column by column (Fortran order), which cannot be read in rows; save it anew "
+            f"with np.savez(..., {key}=np.ascontiguousarray(array)), or as an npy file"
+        )
+    stream = RowStream(file, name, shape, dtype, file.tell())
+    stream.check_size(archive.getinfo(member).file_size)
+    return stream
+
+
+def _read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether in Fortran order, and dtype; arrays of Python objects are refused."""
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    try:
+        version = np.lib.format.read_magic(file)  # type: ignore[arg-type]
+        if version not in readers:
+            raise DataError(
+                f"{name} has npy version {version}; versions 1.0 and 2.0 can be read: save it anew"
+            )
+        shape, fortran, dtype = readers[version](file)  # type: ignore[arg-type]
+    except DataError:
+        raise
+    except (ValueError, EOFError, OSError, zlib.error, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"{name} is no npy array, or is damaged at byte 0: {error}; save or copy it again"
+        ) from error
+    if dtype.hasobject:
+        raise DataError(
+            f"{name} holds Python objects, which only pickle can read; it is refused because such a file "
+            "can run any code. Save it anew as numbers or strings, for example np.save(path, "
+            "array.astype('float32'))"
+        )
+    if len(shape) == 0:
+        raise DataError(f"{name} holds a single number; rows x features are needed")
+    return tuple(shape), fortran, dtype
+
+
+class _MappedRows:
+    """Rows of an npy file in Fortran order, through a memory map: slow, but bounded."""
+
+    def __init__(self, path: str | os.PathLike[str], name: str) -> None:
+        self._map = np.load(path, mmap_mode="r", allow_pickle=False)
+        self.name, self.shape, self.dtype = name, self._map.shape, self._map.dtype
+        self.n_rows = self.shape[0]
+        self._next = 0
+
+    def read(self, rows: int) -> np.ndarray:
+        part = np.ascontiguousarray(self._map[self._next : self._next + rows])
+        self._next += rows
+        return part.astype(part.dtype.newbyteorder("="), copy=False)
+
+    def finish(self) -> None:
+        """Nothing is left to check: the size was compared before."""
+
+    def close(self) -> None:
+        self._map = None

@@ -1,0 +1,162 @@
+"""How rows are cut into chunks and shards, and which codec packs them; the defaults were measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.errors import DataError
+
+from .schema import DatasetAttrs, n_features
+
+if TYPE_CHECKING:
+    import zarr
+
+__all__ = ["COMPRESSORS", "Layout", "choose_layout", "create_arrays"]
+
+COMPRESSORS = ("zstd", "lz4", None)
+"""zstd level 1; Blosc-LZ4; nothing. A CRC-32C is put around each chunk in any case."""
+
+# Defaults, from benchmarks/results/data_layouts.json (warm page cache, one thread; a memmap copies at 9 - 18
+# GB/s).
+# - Codec. Digits: none 3.3 - 7 GB/s, LZ4 1.7 - 3 GB/s and 3.1 x smaller, zstd 0.9 - 1.3 GB/s and 4.8 x
+#   smaller. LZ4: zstd would cost as much time as the kernels that eat the rows, none three times the disk.
+#   float32 noise packs 1.08 x: none.
+# - Chunks: 1,024 to 16,384 rows of 784 bytes read alike; 4 MB keeps the buffers of a few threads in cache.
+# - Shards: one or eight chunks a file read alike. Packed rows get up to 16 MB a file, so that object stores
+#   see few files; unpacked ones (also the scratch of a run) a file per chunk, which is read straight into
+#   place.
+CHUNK_BYTES = 4 << 20
+MAX_CHUNK_ROWS = 16_384
+SHARD_BYTES = 16 << 20
+MAX_SHARD_ROWS = 65_536
+
+WRITE_CONFIG: dict[str, Any] = {"write_empty_chunks": True}
+"""zarr does not store this setting: whoever opens an array to write has to give it again."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Chunks, shards and codec of a dataset's rows."""
+
+    chunk_rows: int
+    """Rows of a chunk: what one read decodes."""
+    shard_rows: int
+    """Rows of a shard: one file, one writer. A multiple of `chunk_rows`; equal to it: no sharding codec."""
+    compressor: str | None
+    """One of `COMPRESSORS`."""
+
+    def n_shards(self, n_rows: int) -> int:
+        """Number of shards."""
+        return -(-n_rows // self.shard_rows)
+
+
+def choose_layout(
+    n_rows: int,
+    feature_shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    *,
+    chunk_rows: int | None = None,
+    shard_rows: int | None = None,
+    compressor: str | None = "auto",
+) -> Layout:
+    """Fill in what the caller left open.
+
+    Raises
+    ------
+    DataError
+        A size below 1, `shard_rows` that is no multiple of `chunk_rows`, or an unknown compressor.
+    """
+    if compressor == "auto":
+        compressor = None if dtype.kind == "f" else "lz4"
+    if compressor not in COMPRESSORS:
+        raise DataError(f"compressor is {compressor!r}, but it has to be 'auto', 'zstd', 'lz4' or None")
+    for name, rows in (("chunk_rows", chunk_rows), ("shard_rows", shard_rows)):
+        if rows is not None and rows < 1:
+            raise DataError(f"{name} is {rows}, but it has to be at least 1")
+    if chunk_rows and shard_rows and shard_rows % chunk_rows:
+        raise DataError(
+            f"shard_rows is {shard_rows}, but it has to be a multiple of chunk_rows ({chunk_rows}), because "
+            f"a chunk lies in one shard; give for example {-(-shard_rows // chunk_rows) * chunk_rows}"
+        )
+    row_bytes = max(1, n_features(feature_shape) * dtype.itemsize)
+    if chunk_rows is None:
+        chunk_rows = _chunk_rows(
+            row_bytes, n_rows if shard_rows is None else min(shard_rows, n_rows), shard_rows
+        )
+    chunk_rows = min(chunk_rows, n_rows)
+    if shard_rows is None:
+        room = min(SHARD_BYTES // row_bytes, MAX_SHARD_ROWS) // chunk_rows
+        shard_rows = chunk_rows * (1 if compressor is None else _power_of_two(room))
+    whole = -(-n_rows // chunk_rows) * chunk_rows
+    return Layout(chunk_rows, min(shard_rows, whole), compressor)
+
+
+def _chunk_rows(row_bytes: int, limit: int, shard_rows: int | None) -> int:
+    """Rows of a chunk, at most `limit`; where the shard is given, a divisor of it."""
+    wanted = min(_power_of_two(CHUNK_BYTES // row_bytes), MAX_CHUNK_ROWS)
+    if limit <= wanted or shard_rows is None:
+        return min(limit, wanted)
+    least = -(-shard_rows // wanted)
+    parts = next((k for k in range(least, 8 * least) if shard_rows % k == 0), 1)
+    return shard_rows // parts
+
+
+def _power_of_two(rows: int) -> int:
+    """The largest power of two up to `rows`, at least 1: blocks and leaves then end where chunks end."""
+    return 1 << max(0, rows.bit_length() - 1)
+
+
+def create_arrays(
+    group: zarr.Group,
+    n_rows: int,
+    attrs: DatasetAttrs,
+    dtype: np.dtype[Any],
+    y_dtype: np.dtype[Any] | None,
+    weighted: bool,
+    layout: Layout,
+) -> None:
+    """Create the (unwritten) arrays of a dataset in its group."""
+    rest = attrs.feature_shape
+    axes = ("row", *(f"feature_{i}" for i in range(len(rest))))
+    sharded = layout.shard_rows > layout.chunk_rows
+    # Chunks that equal the fill value are written too, so that an absent chunk always means a lost one.
+    common: dict[str, Any] = {"fill_value": 0, "config": WRITE_CONFIG}
+    group.create_array(
+        "x",
+        shape=(n_rows, *rest),
+        dtype=dtype,
+        chunks=(layout.chunk_rows, *rest),
+        shards=(layout.shard_rows, *rest) if sharded else None,
+        compressors=codecs(layout.compressor, dtype),
+        dimension_names=axes,
+        **common,
+    )
+    # A column of one number a row: one chunk per shard of x, so that a shard has one writer in every array.
+    for name, kind in (("y", y_dtype), ("weight", np.dtype(np.float64) if weighted else None)):
+        if kind is not None:
+            group.create_array(
+                name,
+                shape=(n_rows,),
+                dtype=kind,
+                chunks=(layout.shard_rows,),
+                compressors=codecs("zstd", kind),
+                dimension_names=("row",),
+                **common,
+            )
+
+
+def codecs(compressor: str | None, dtype: np.dtype[Any]) -> list[Any]:
+    """The bytes-to-bytes codecs of a chunk; CRC-32C is outermost, so damage is found before decoding."""
+    from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
+
+    shuffle = "shuffle" if dtype.itemsize > 1 else "noshuffle"
+    packed: dict[str | None, list[Any]] = {
+        None: [],
+        "zstd": [ZstdCodec(level=1)],
+        # Shuffling bits costs half of the reading rate, and single bytes get larger by it.
+        "lz4": [BloscCodec(cname="lz4", clevel=5, shuffle=shuffle, typesize=dtype.itemsize)],
+    }
+    return [*packed[compressor], Crc32cCodec()]

@@ -1,0 +1,226 @@
+"""What a dataset is on disk and what its rows may be: attributes, versions, checks. No zarr in this file.
+
+A dataset is a zarr v3 group. Its arrays: `x` (n, *feature_shape); `y` (n), where there are labels; `weight`
+(n), where rows are weighted; `digest` (shards, 16), a hash of each shard's content. Its attributes:
+`DatasetAttrs`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sys
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from scalelatent.errors import DataError
+
+__all__ = [
+    "FORMAT",
+    "FORMAT_VERSION",
+    "DatasetAttrs",
+    "as_labels",
+    "check_finite",
+    "check_rows_dtype",
+    "check_weight",
+    "distinct_labels",
+    "encode_labels",
+    "shard_digest",
+    "software",
+]
+
+FORMAT = "scalelatent-dataset"
+FORMAT_VERSION = 1
+MAX_CLASSES = 65_536
+"""More distinct labels than this are no classes; the limit keeps attributes small."""
+
+
+@dataclass(frozen=True)
+class DatasetAttrs:
+    """Attributes of a dataset's zarr group."""
+
+    feature_shape: tuple[int, ...]
+    """Shape of one row of `x`, for example (28, 28)."""
+    classes: list[Any] | None = None
+    """Distinct labels in rising order: numbers or strings; None where there are no labels."""
+    codes: bool = False
+    """Whether `y` holds indices into `classes` (string labels) instead of the labels themselves."""
+    provenance: dict[str, Any] = field(default_factory=dict)
+    """Where the rows come from: importer or generator, its parameters, file names, software version."""
+    fingerprint: str | None = None
+    """SHA-256 of the content; None until the last shard is written."""
+    complete: bool = False
+    """Whether the writer has finished; only then does the dataset open."""
+    format: str = FORMAT
+    format_version: int = FORMAT_VERSION
+
+    def to_json(self) -> dict[str, Any]:
+        """The attributes as JSON-able values."""
+        return {**asdict(self), "feature_shape": list(self.feature_shape)}
+
+    def finished(self, fingerprint: str, classes: list[Any] | None) -> DatasetAttrs:
+        """The attributes of the finished dataset."""
+        return replace(self, fingerprint=fingerprint, classes=classes, complete=True)
+
+    @classmethod
+    def from_json(cls, attrs: Any, url: str) -> DatasetAttrs:
+        """Read and check the attributes of the group at `url`; format first, then version, then the rest."""
+        if not isinstance(attrs, dict) or attrs.get("format") != FORMAT:
+            raise DataError(
+                f"{url} is a zarr group but not a scalelatent dataset (its attribute 'format' is not "
+                f"{FORMAT!r}); make a dataset with `scalelatent data import`, or pass its arrays to "
+                "Dataset.from_arrays"
+            )
+        version = attrs.get("format_version")
+        if not isinstance(version, int) or version < 1:
+            raise DataError(
+                f"{url}: attribute 'format_version' is {version!r}, but it has to be a number from 1 on"
+            )
+        if version > FORMAT_VERSION:
+            raise DataError(
+                f"{url} has format_version {version}; this scalelatent ({software()}) reads up to "
+                f"{FORMAT_VERSION}: install a newer scalelatent"
+            )
+        try:
+            known = {
+                k: attrs[k]
+                for k in ("classes", "codes", "provenance", "fingerprint", "complete")
+                if k in attrs
+            }
+            shape = tuple(int(s) for s in attrs["feature_shape"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"{url}: attribute 'feature_shape' is missing or damaged; import the data again"
+            ) from error
+        return cls(feature_shape=shape, **known)
+
+
+def software() -> str:
+    """Version of scalelatent, for provenance."""
+    return str(getattr(sys.modules.get("scalelatent"), "__version__", "unknown"))
+
+
+def check_rows_dtype(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
+    """Refuse rows that are not real numbers; return the dtype in native byte order."""
+    if dtype.kind not in "buif":
+        kind = {"O": "Python objects", "c": "complex numbers"}.get(dtype.kind, f"values of type {dtype}")
+        raise DataError(
+            f"{what} holds {kind} (dtype {dtype}); rows have to be real numbers: bool, integers or floats. "
+            f"Convert it first, for example with x.astype('float32')"
+        )
+    return dtype.newbyteorder("=")
+
+
+def check_finite(x: np.ndarray, first_row: int, what: str) -> None:
+    """Raise a `DataError` that names row and column of the first NaN or infinity of `x` (rows, ...)."""
+    if x.dtype.kind != "f" or x.size == 0:
+        return
+    with np.errstate(over="ignore", invalid="ignore"):  # an overflowing sum is only a reason to look closer
+        if np.isfinite(x.sum(dtype=np.float64)):
+            return
+    flat = x.reshape(len(x), -1)
+    for i, row in enumerate(flat):
+        bad = np.flatnonzero(~np.isfinite(row))
+        if bad.size:
+            raise DataError(
+                f"{what}: row {first_row + i}, column {bad[0]} is {row[bad[0]]}; rows have to be finite "
+                f"numbers. Replace or drop such values, then try again"
+            )
+
+
+def as_labels(y: Any, what: str) -> np.ndarray:
+    """Labels as a 1-D array of numbers or fixed-width strings; `y` itself where it is one already."""
+    labels = y if isinstance(y, np.ndarray) else np.asarray(y)
+    if labels.ndim != 1:
+        raise DataError(
+            f"{what} has shape {labels.shape}; labels have to be one per row, shape (n,): use y.ravel() for "
+            "one column"
+        )
+    if labels.dtype.kind == "O":
+        labels = _from_objects(labels, what)
+    elif labels.dtype.kind == "S":
+        labels = np.char.decode(labels, "utf-8")
+    if labels.dtype.kind not in "buifU":
+        raise DataError(
+            f"{what} has dtype {labels.dtype}; labels have to be integers, floats, booleans or strings"
+        )
+    return labels if labels.dtype.isnative else labels.astype(labels.dtype.newbyteorder("="))
+
+
+def _from_objects(labels: np.ndarray, what: str) -> np.ndarray:
+    """Objects that are all strings, or all numbers, as an array of such."""
+    if all(isinstance(v, str) for v in labels):
+        return labels.astype(str)
+    try:
+        numbers = np.array(labels.tolist())
+    except (ValueError, TypeError):
+        numbers = labels
+    if numbers.ndim != 1 or numbers.dtype.kind not in "buif":
+        bad = next((i for i, v in enumerate(labels) if not isinstance(v, (str, int, float, np.number))), 0)
+        raise DataError(
+            f"{what} holds Python objects; row {bad} is {labels[bad]!r} ({type(labels[bad]).__name__}). "
+            f"Labels have to be all numbers or all strings"
+        )
+    return numbers
+
+
+def distinct_labels(labels: np.ndarray, first_row: int, what: str) -> np.ndarray:
+    """Sorted distinct labels; a NaN label is an error that names its row."""
+    if labels.dtype.kind == "f":
+        bad = np.flatnonzero(~np.isfinite(labels))
+        if bad.size:
+            raise DataError(
+                f"{what}: the label of row {first_row + bad[0]} is {labels[bad[0]]}; labels have to be "
+                f"finite. Label or drop such rows, then try again"
+            )
+    return np.unique(labels)
+
+
+def encode_labels(labels: np.ndarray, classes: np.ndarray, first_row: int, what: str) -> np.ndarray:
+    """Index of each label in the sorted `classes`, int32; an unknown label is an error that names its row."""
+    if labels.dtype.kind != classes.dtype.kind and "U" in (labels.dtype.kind, classes.dtype.kind):
+        raise DataError(
+            f"{what}: labels of type {labels.dtype} do not fit the classes, which are of type {classes.dtype}"
+        )
+    codes = np.searchsorted(classes, labels)
+    codes[codes == len(classes)] = 0
+    wrong = classes[codes] != labels
+    if wrong.any():
+        i = int(np.flatnonzero(wrong)[0])
+        shown = ", ".join(map(str, classes[:10].tolist())) + (", …" if len(classes) > 10 else "")
+        raise DataError(
+            f"{what}: the label of row {first_row + i} is {labels[i].item()!r}, which is none of the "
+            f"{len(classes)} classes ({shown}); correct the label, or leave such rows out"
+        )
+    return codes.astype(np.int32)
+
+
+def check_weight(weight: Any, n_rows: int, what: str) -> np.ndarray:
+    """Row weights as float64 (n_rows,), finite and not negative."""
+    out = np.ascontiguousarray(weight, dtype=np.float64)
+    if out.shape != (n_rows,):
+        raise DataError(
+            f"{what}: weights have shape {out.shape}, but there are {n_rows} rows: one weight a row"
+        )
+    bad = np.flatnonzero(~(np.isfinite(out) & (out >= 0)))
+    if bad.size:
+        raise DataError(
+            f"{what}: the weight of row {bad[0]} is {out[bad[0]]}; weights have to be finite and >= 0"
+        )
+    return out
+
+
+def shard_digest(*columns: np.ndarray | None) -> bytes:
+    """16 bytes of SHA-256 over a shard's columns as they are stored; independent of codec and chunks."""
+    digest = hashlib.sha256()
+    for column in columns:
+        if column is not None:
+            digest.update(np.ascontiguousarray(column).reshape(-1).view(np.uint8).data)
+    return digest.digest()[:16]
+
+
+def n_features(feature_shape: tuple[int, ...]) -> int:
+    """Numbers in one row."""
+    return math.prod(feature_shape)

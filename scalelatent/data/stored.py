@@ -1,0 +1,117 @@
+"""Opening a stored dataset: attributes first, then arrays, each checked against the other."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from scalelatent.errors import DataError
+
+from .chunks import StoredRows
+from .schema import DatasetAttrs
+
+if TYPE_CHECKING:
+    import zarr
+
+    from .store import Location
+
+__all__ = ["open_columns", "open_group", "read_attrs", "repair_hint"]
+
+MARKERS = "_shards"
+"""Folder of the markers of written shards, there only while a writer is at work."""
+
+
+def read_attrs(location: Location) -> DatasetAttrs:
+    """Attributes of the dataset at a place; it may be unfinished."""
+    raw = location.read("zarr.json")
+    if raw is None:
+        what = (
+            "does not exist" if location.is_empty() else "is not a scalelatent dataset: it has no zarr.json"
+        )
+        raise DataError(
+            f"{location.url} {what}; make a dataset with `scalelatent data import` or `scalelatent data make`"
+        )
+    try:
+        meta = json.loads(raw)
+        attrs, kind = meta.get("attributes", {}), meta.get("node_type")
+    except (ValueError, AttributeError) as error:
+        raise DataError(
+            f"{location.name_of('zarr.json')} is damaged (no JSON object: {error}); import the data again"
+        ) from error
+    if kind != "group":
+        raise DataError(
+            f"{location.url} is a single zarr array, not a dataset; pass it to Dataset.from_arrays and save "
+            "that"
+        )
+    return DatasetAttrs.from_json(attrs, location.url)
+
+
+def open_group(location: Location, *, read_only: bool = True) -> zarr.Group:
+    """The zarr group of a dataset."""
+    import zarr
+
+    return zarr.open_group(location.zarr_store(read_only=read_only), mode="r" if read_only else "r+")
+
+
+def repair_hint(attrs: DatasetAttrs, url: str) -> str:
+    """The next step when a shard of a dataset is lost."""
+    if attrs.provenance.get("importer") == "digits":
+        return (
+            f"`scalelatent data make digits {url} --resume` makes the lost shards again and leaves the others"
+        )
+    if attrs.provenance.get("importer"):
+        return "Restore that file from a copy, or import the data again with --overwrite"
+    return "Restore that file from a copy, or write the dataset again"
+
+
+def array(group: zarr.Group, name: str, url: str) -> Any:
+    """An array of a dataset's group."""
+    import zarr
+
+    try:
+        found = group[name]
+    except Exception as error:  # absent, or metadata that zarr cannot read
+        raise DataError(
+            f"{url}: array '{name}' is missing or its zarr.json is damaged; import again"
+        ) from error
+    if not isinstance(found, zarr.Array):
+        raise DataError(f"{url}: '{name}' is a group, but an array is needed; import the data again")
+    return found
+
+
+def open_columns(location: Location) -> dict[str, Any]:
+    """The parts of a finished dataset.
+
+    Raises
+    ------
+    DataError
+        See `open_dataset`.
+    """
+    attrs = read_attrs(location)
+    if not attrs.complete:
+        done = len(location.keys(MARKERS))
+        verb = f"make digits {location.url} --resume" if attrs.provenance.get("importer") == "digits" else ""
+        step = f"go on with `scalelatent data {verb}`" if verb else "write it again with --overwrite"
+        raise DataError(
+            f"dataset {location.url} is incomplete: its writer finished {done} shards, not all; {step}"
+        )
+    group = open_group(location)
+    x = array(group, "x", location.url)
+    if tuple(x.shape[1:]) != attrs.feature_shape:
+        raise DataError(
+            f"{location.url}: rows of 'x' have shape {tuple(x.shape[1:])}, but attribute 'feature_shape' is "
+            f"{attrs.feature_shape}; import the data again"
+        )
+    columns: dict[str, Any] = {"url": location.url, "attrs": attrs, "shared": location.shared}
+    hint = repair_hint(attrs, location.url)
+    columns["x"] = StoredRows(location, x, hint)
+    for name in ("y", "weight"):
+        if location.has(f"{name}/zarr.json"):
+            column = array(group, name, location.url)
+            if column.shape != (x.shape[0],):
+                raise DataError(
+                    f"{location.url}: '{name}' has shape {column.shape}, but 'x' has {x.shape[0]} rows; "
+                    "import again"
+                )
+            columns[name] = StoredRows(location, column, hint)
+    return columns

@@ -1,0 +1,1 @@
+"""Job file to run: spec, run folder, runner, doctor, demo."""

@@ -1,0 +1,141 @@
+"""`demo`: everything once, from nothing, with the digits that ship with scikit-learn.
+
+The demo only makes datasets and a job file, and hands them to the same runner as `fit`: what it shows is
+what a user gets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from scalelatent.errors import JobError
+
+from .resolve import load_job
+from .runfolder import is_run_folder
+from .spec import Job
+
+__all__ = ["prepare"]
+
+MARKER = ".scalelatent-demo"
+# Bases of the three datasets: no training image is made from a digit that the model is scored on.
+TRAIN_BASES, VALIDATION_BASES, TEST_BASES = (0, 1200), (1200, 1500), (1500, 1797)
+
+JOB = """\
+# The job of `scalelatent demo --rows {rows}`. Run it again with other settings, for example:
+#   scalelatent fit {file} --set model.capsule_dim=4 --out {other}
+
+[job]
+name = "demo"
+seed = 0
+out = {out}
+
+[data]
+train = {train}  # {rows:,} images made from digits {train_bases}
+validation = {validation}  # digits {validation_bases}, as they are
+test = {test}  # digits {test_bases}, as they are
+
+[model]
+kind = "capsule"
+capsule_dim = 8
+nu_schedule = [[0.8, 5], [0.4, 5], [0.0, 5]]  # rounds of (threshold, passes without gain that end it)
+max_iter = 150
+
+[cluster]
+workers = {workers}  # Dask workers, started for this job
+threads = 1
+"""
+
+
+def prepare(
+    out: str | os.PathLike[str],
+    *,
+    rows: int = 1_000_000,
+    workers: int = 2,
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Job:
+    """Make the demo's datasets and job file.
+
+    Parameters
+    ----------
+    out : path
+        A new folder; gets ``train.zarr``, ``validation.zarr``, ``test.zarr``, ``job.toml``, then ``run``.
+    rows : int
+        Training images to make.
+    workers : int
+        Dask workers the job asks for.
+    overwrite : bool
+        Replace an earlier demo (and nothing but a demo).
+    progress : callable, optional
+        Called with rows made and rows in all.
+    tell : callable
+        Called with one line for the user.
+
+    Returns
+    -------
+    Job
+
+    Raises
+    ------
+    JobError
+        If the folder is not empty.
+    """
+    from scalelatent.data import make_digits
+
+    folder = Path(os.path.abspath(out))
+    _make_room(folder, overwrite)
+    tell(f"making {rows:,} digits in {folder / 'train.zarr'}")
+    paths = {name: folder / f"{name}.zarr" for name in ("train", "validation", "test")}
+    make_digits(str(paths["train"]), rows, base_rows=TRAIN_BASES, progress=progress)
+    for name, (start, stop) in {"validation": VALIDATION_BASES, "test": TEST_BASES}.items():
+        make_digits(str(paths[name]), stop - start, base_rows=(start, stop))
+    file = folder / "job.toml"
+    text = JOB.format(
+        rows=rows,
+        file=file,
+        out=_quoted(folder / "run"),
+        other=folder / "run2",
+        workers=workers,
+        train_bases="{}:{}".format(*TRAIN_BASES),
+        validation_bases="{}:{}".format(*VALIDATION_BASES),
+        test_bases="{}:{}".format(*TEST_BASES),
+        **{name: _quoted(path) for name, path in paths.items()},
+    )
+    file.write_text(text, encoding="utf-8")
+    return load_job(file)
+
+
+def _quoted(path: Path) -> str:
+    """Write a path as a TOML string, whatever characters it has."""
+    return json.dumps(str(path), ensure_ascii=False)
+
+
+def _make_room(folder: Path, overwrite: bool) -> None:
+    """Make the folder; remove an earlier demo if asked to, but never anything else."""
+    if folder.exists() and not folder.is_dir():
+        raise JobError(f"{folder} is a file; choose another folder with --out")
+    if folder.is_dir() and any(folder.iterdir()):
+        if not (folder / MARKER).is_file():
+            raise JobError(f"folder {folder} exists and is not empty; choose another one with --out")
+        if not overwrite:
+            run = folder / "run"
+            again = "replace it with --overwrite, or choose another folder with --out"
+            look = f"; its run: scalelatent status {run}, or resume {run}" if is_run_folder(run) else ""
+            raise JobError(f"folder {folder} already holds a demo; {again}{look}")
+        for name in ("train.zarr", "validation.zarr", "test.zarr", "run"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / "job.toml").unlink(missing_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MARKER).write_text(
+            "made by scalelatent demo, and replaced by scalelatent demo --overwrite\n"
+        )
+    except OSError as error:
+        raise JobError(
+            f"folder {folder} cannot be written: {error.strerror}; choose another one with --out"
+        ) from error

@@ -1,0 +1,99 @@
+"""`plan`: what a job will need, before anything runs; and the refusal of what cannot fit."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .datasets import open_job_data
+from .refusals import as_job_error
+from .runner import build_estimator, connect, engine_options
+from .spec import ClusterSection, Job
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+__all__ = ["PlannedCluster", "plan_job"]
+
+
+class PlannedCluster:
+    """Tells what a cluster that a job will start is going to have, as a client tells it of a running one.
+
+    Parameters
+    ----------
+    cluster : ClusterSection
+        With ``workers`` given.
+
+    Examples
+    --------
+    >>> from scalelatent.jobs.planning import PlannedCluster
+    >>> from scalelatent.jobs.spec import ClusterSection
+    >>> PlannedCluster(ClusterSection(workers=1, memory_limit="1GiB")).scheduler_info()["workers"]
+    {'worker-0': {'nthreads': 1, 'memory_limit': 1073741824}}
+    """
+
+    def __init__(self, cluster: ClusterSection) -> None:
+        self._workers = cluster.workers or 1
+        self._worker = {"nthreads": cluster.threads or 1, "memory_limit": worker_bytes(cluster)}
+
+    def scheduler_info(self, n_workers: int = -1) -> dict[str, Any]:
+        """Return the workers to come."""
+        return {"workers": {f"worker-{number}": dict(self._worker) for number in range(self._workers)}}
+
+
+def worker_bytes(cluster: ClusterSection) -> int:
+    """Return the memory limit of one worker in bytes, read as Dask reads it.
+
+    Without one, Dask gives a worker the machine's memory times its share of the cores.
+    """
+    from dask.system import CPU_COUNT
+    from dask.utils import parse_bytes
+    from distributed.system import MEMORY_LIMIT
+
+    limit = cluster.memory_limit
+    if limit in (None, "auto"):
+        return int(MEMORY_LIMIT * min(1, (cluster.threads or 1) / CPU_COUNT))
+    if isinstance(limit, float) and limit <= 1:
+        return int(limit * MEMORY_LIMIT)
+    return int(parse_bytes(limit))
+
+
+def plan_job(
+    job: Job, *, client: Client | None = None, tell: Callable[[str], None] = lambda line: None
+) -> dict[str, Any]:
+    """Return what a job will need.
+
+    Parameters
+    ----------
+    job : Job
+    client : distributed.Client, optional
+        A cluster whose limits count; otherwise those of the scheduler, or of the workers, the job names.
+    tell : callable
+        Called with one line for the user.
+
+    Returns
+    -------
+    dict
+        Name to value, or to a dict of such. Names that end in ``bytes`` are bytes.
+
+    Raises
+    ------
+    PlanError
+        If the job cannot fit; the message names the setting that would make it fit.
+    JobError
+        If a parameter or a dataset is refused.
+    """
+    data = open_job_data(job)
+    estimator = build_estimator(job)
+    options: dict[str, Any] = {"validation": data.validation}
+    if "engine" in inspect.signature(estimator.plan).parameters:
+        options |= engine_options(job, estimator)
+    cluster = job.cluster
+    with as_job_error():
+        if client is None and cluster.scheduler is None:
+            planned = None if cluster.workers is None else PlannedCluster(cluster)
+            limit = None if cluster.memory_limit is None else worker_bytes(cluster)
+            return dict(estimator.plan(data.train, client=planned, memory_limit=limit, **options))
+        with connect(job, client, tell) as found:
+            return dict(estimator.plan(data.train, client=found, **options))

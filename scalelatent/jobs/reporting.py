@@ -1,0 +1,44 @@
+"""Write a run's report again, from its folder alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from scalelatent.errors import JobError, ScalelatentError
+
+from .datasets import open_job_data
+from .runs import load_run
+
+__all__ = ["write_report"]
+
+
+def write_report(run: str | os.PathLike[str]) -> Path:
+    """Build the report of a finished run.
+
+    Parameters
+    ----------
+    run : path
+        A run folder with a model.
+
+    Returns
+    -------
+    pathlib.Path
+        The page, ``report/index.html``.
+
+    Raises
+    ------
+    JobError
+        If ``run`` is a saved model rather than a run folder, or has no model yet.
+    """
+    from scalelatent.report import build_report
+
+    estimator, folder = load_run(run)
+    if folder is None:
+        raise JobError(f"{run} is a saved model; a report needs the run folder it came from")
+    try:
+        opened = open_job_data(folder.read_job())
+        data = opened.test or opened.validation or opened.train
+    except ScalelatentError:
+        data = None  # the datasets have moved on; the report shows what the folder and the model know
+    return Path(build_report(folder.path, model=estimator, data=data))

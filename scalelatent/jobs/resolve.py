@@ -1,0 +1,319 @@
+"""From job file, environment and command line to one settled `Job`.
+
+Precedence: command line (``--set section.key=value``) > environment (``SCALELATENT_SECTION__KEY``) > job
+file > defaults. The origin of every value is kept, and `scalelatent plan` prints it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import date, datetime, time
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from scalelatent.errors import JobError
+
+from .spec import SECTIONS, Job, model_parameters, nearest
+
+__all__ = ["load_job", "override", "parse_setting", "parse_value", "resolve"]
+
+PREFIX = "SCALELATENT_"
+_PATH_KEYS = {
+    "job": ("out", "scratch"),
+    "data": ("train", "validation", "test", "target"),
+}
+
+
+def load_job(
+    path: str | os.PathLike[str],
+    *,
+    settings: Iterable[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Job:
+    """Read a job file and settle every value.
+
+    Parameters
+    ----------
+    path : path
+        A TOML file; see `scalelatent.jobs.spec`.
+    settings : iterable of str
+        ``"section.key=value"``, as after ``--set``.
+    environ : mapping, optional
+        The environment; the process's own by default.
+
+    Returns
+    -------
+    Job
+
+    Raises
+    ------
+    JobError
+        For a missing or malformed file, an unknown key (the nearest valid one is named), a value of the
+        wrong kind, or a missing one.
+
+    Examples
+    --------
+    >>> import tempfile, pathlib
+    >>> from scalelatent.jobs.resolve import load_job
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = pathlib.Path(folder, "job.toml")
+    ...     _ = file.write_text('''
+    ... [job]
+    ... out = "run"
+    ... [data]
+    ... train = "a.zarr"
+    ... [model]
+    ... kind = "capsule"
+    ... ''')
+    ...     job = load_job(file, settings=["model.capsule_dim=4"])
+    >>> job.params["capsule_dim"], job.origins["model.capsule_dim"]
+    (4, 'command line')
+    """
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise JobError(f"job file {file} does not exist (looked in {Path.cwd()})") from None
+    except IsADirectoryError:
+        raise JobError(
+            f"{file} is a folder, not a job file; a run folder is continued with: scalelatent resume {file}"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobError(f"job file {file} cannot be read: {error}") from None
+    try:
+        stored = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise JobError(f"job file {file} is not valid TOML: {error}") from None
+    return resolve(stored, settings=settings, environ=environ, where=f"job file {file}")
+
+
+def resolve(
+    stored: Mapping[str, Any],
+    *,
+    settings: Iterable[str] = (),
+    environ: Mapping[str, str] | None = None,
+    where: str = "job",
+) -> Job:
+    """Settle a job from nested values (as read from TOML), environment and command line.
+
+    Parameters
+    ----------
+    stored : mapping
+        ``{"job": {...}, "data": {...}, "model": {...}, ...}``.
+    settings, environ
+        As in `load_job`.
+    where : str
+        How messages call the source of ``stored``.
+
+    Returns
+    -------
+    Job
+
+    Raises
+    ------
+    JobError
+        As `load_job`.
+    """
+    raw: dict[str, dict[str, tuple[Any, str, str]]] = {name: {} for name in SECTIONS}
+    for section, table in stored.items():
+        _check_section(section, where)
+        if not isinstance(table, Mapping):
+            raise JobError(f"{where}: {section!r} must be a section, [{section}], not a single value")
+        for key, value in table.items():
+            raw[section][key] = (value, "job file", where)
+    for section, key, value, name in _from_environment(os.environ if environ is None else environ):
+        raw[section][key] = (value, f"environment {name}", f"environment variable {name}")
+    for setting in settings:
+        section, key, value = parse_setting(setting)
+        raw[section][key] = (value, "command line", f"--set {setting}")
+
+    origins: dict[str, str] = {}
+    kind, params = _model(raw.pop("model"), where, origins)
+    sections = {name: _section(name, values, where, origins) for name, values in raw.items()}
+    job = Job(kind=kind, params=params, origins=origins, **sections)
+    _check_agreement(job)
+    return job
+
+
+def override(job: Job, settings: Iterable[str]) -> Job:
+    """Return a resolved job with some ``[cluster]`` values changed, as a resume may do.
+
+    Parameters
+    ----------
+    job : Job
+    settings : iterable of str
+        ``"cluster.key=value"``; where the computing happens never changes a result.
+
+    Returns
+    -------
+    Job
+
+    Raises
+    ------
+    JobError
+        If a setting is not of ``[cluster]``, or its key or value is refused.
+    """
+    stored = job.cluster.model_dump()
+    origins = dict(job.origins)
+    values = {
+        key: (value, origins.get(f"cluster.{key}", "default"), "job.json") for key, value in stored.items()
+    }
+    for setting in settings:
+        section, key, value = parse_setting(setting)
+        if section != "cluster":
+            raise JobError(
+                f"--set {setting}: a resumed run may only change [cluster] values; for another job choose "
+                "another folder: scalelatent fit JOB --out FOLDER"
+            )
+        values[key] = (value, "command line", f"--set {setting}")
+        other = {"workers": "scheduler", "scheduler": "workers"}.get(key)
+        if other:  # one takes the place of the other
+            values[other] = (None, "default", "")
+    changed = replace(job, cluster=_section("cluster", values, "job", origins), origins=origins)
+    _check_agreement(changed)
+    return changed
+
+
+def parse_setting(text: str) -> tuple[str, str, Any]:
+    """Split ``"section.key=value"`` and read the value.
+
+    Raises
+    ------
+    JobError
+        If the text has another form or names no known section.
+
+    Examples
+    --------
+    >>> from scalelatent.jobs.resolve import parse_setting
+    >>> parse_setting("model.capsule_dim=4")
+    ('model', 'capsule_dim', 4)
+    """
+    name, equals, value = text.partition("=")
+    section, dot, key = name.strip().partition(".")
+    if not equals or not dot or not key:
+        raise JobError(f"--set {text}: write --set section.key=value, for example --set model.capsule_dim=4")
+    _check_section(section, f"--set {text}")
+    return section, key, parse_value(value)
+
+
+def parse_value(text: str) -> Any:
+    """Read a value as TOML would, and as plain text where it is no TOML.
+
+    Examples
+    --------
+    >>> from scalelatent.jobs.resolve import parse_value
+    >>> parse_value("4"), parse_value("1e-3"), parse_value("[2, 3]"), parse_value("runs/a")
+    (4, 0.001, [2, 3], 'runs/a')
+    """
+    text = text.strip()
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return text if isinstance(value, date | datetime | time) else value
+
+
+def _from_environment(environ: Mapping[str, str]) -> Iterable[tuple[str, str, Any, str]]:
+    for name in sorted(environ):
+        section, separator, key = name.removeprefix(PREFIX).partition("__")
+        if name.startswith(PREFIX) and separator:
+            _check_section(section.lower(), f"environment variable {name}")
+            yield section.lower(), key.lower(), parse_value(environ[name]), name
+
+
+def _check_section(section: str, where: str) -> None:
+    if section not in SECTIONS:
+        raise JobError(f"{where}: unknown section [{section}]; {nearest(section, SECTIONS)}")
+
+
+def _model(
+    values: dict[str, tuple[Any, str, str]], where: str, origins: dict[str, str]
+) -> tuple[str, dict[str, Any]]:
+    """Check the model's parameters against the signature of its estimator."""
+    if "kind" not in values:
+        raise JobError(f'{where}: [model] kind is missing; write for example kind = "capsule"')
+    kind, origins["model.kind"], place = values.pop("kind")
+    if not isinstance(kind, str):
+        raise JobError(f'{place}: [model] kind must be a word such as "capsule", not {kind!r}')
+    known = model_parameters(kind)
+    for key, (_, _, place) in values.items():
+        if key not in known:
+            raise JobError(f"{place}: unknown key {key!r} in [model] (kind {kind!r}); {nearest(key, known)}")
+    params = {}
+    for key, default in known.items():
+        value, origin, _ = values.get(key, (default, "default", where))
+        if value is inspect.Parameter.empty:
+            raise JobError(f"{where}: [model] {key} is missing (kind {kind!r} has no default for it)")
+        params[key] = None if isinstance(value, str) and value.strip().lower() == "none" else value
+        origins[f"model.{key}"] = origin
+    return kind, params
+
+
+def _section(name: str, values: dict[str, tuple[Any, str, str]], where: str, origins: dict[str, str]) -> Any:
+    """Check one section's keys, then its values."""
+    shape = SECTIONS[name]
+    assert shape is not None
+    known = shape.model_fields
+    for key, (_, _, place) in values.items():
+        if key not in known:
+            raise JobError(f"{place}: unknown key {key!r} in [{name}]; {nearest(key, known)}")
+    given = {key: value for key, (value, _, _) in values.items()}
+    try:
+        section = shape.model_validate(given)
+    except ValidationError as error:
+        raise JobError(_tell(error, name, values, where)) from None
+    for key in known:
+        origins[f"{name}.{key}"] = values[key][1] if key in values else "default"
+    paths = {key: _absolute(getattr(section, key)) for key in _PATH_KEYS.get(name, ())}
+    return section.model_copy(update=paths)
+
+
+def _tell(error: ValidationError, name: str, values: dict[str, tuple[Any, str, str]], where: str) -> str:
+    """Say a validation error in one line a stranger understands."""
+    first = error.errors()[0]
+    key = str(first["loc"][0])
+    if first["type"] == "missing":
+        return f"{where}: [{name}] {key} is missing"
+    value, _, place = values[key]
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{place}: [{name}] {key} = {value!r}: {message[0].lower()}{message[1:]}"
+
+
+def _absolute(path: str | None) -> str | None:
+    """Make a local path absolute, so that a resume from another folder finds it; leave URLs alone."""
+    if path is None or "://" in path:
+        return path
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def _check_agreement(job: Job) -> None:
+    """Refuse settings that contradict each other."""
+    data, cluster, params, origins = job.data, job.cluster, job.params, job.origins
+    for name in ("validation", "test"):
+        if getattr(data, f"{name}_rows") is not None and getattr(data, name) is None:
+            raise JobError(
+                f"[data] {name}_rows is given without [data] {name}; for rows of the training dataset "
+                f'write {name} = "{data.train}"'
+            )
+    if cluster.scheduler is not None and cluster.workers is not None:
+        raise JobError(
+            "[cluster] scheduler and workers are both given: name a running scheduler, or the number of "
+            "workers to start, not both"
+        )
+    seed = params.get("random_state")
+    if job.job.seed is not None and seed is not None and seed != job.job.seed:
+        raise JobError(
+            f"[job] seed = {job.job.seed} and [model] random_state = {seed!r} differ; give one of them"
+        )
+    device = params.get("device")
+    both = origins.get("model.device", "default") != "default" and cluster.device is not None
+    if both and device != cluster.device:
+        raise JobError(
+            f"[cluster] device = {cluster.device!r} and [model] device = {device!r} differ; give one of them"
+        )

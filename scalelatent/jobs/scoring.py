@@ -1,0 +1,144 @@
+"""Score a model on a dataset of any size: one pass, a confusion matrix and a sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.errors import DataError, JobError
+
+from .spec import nearest
+
+if TYPE_CHECKING:
+    from scalelatent.data import Dataset
+
+__all__ = ["METRICS", "score_dataset"]
+
+
+def _recall(confusion: np.ndarray) -> float:
+    rows = confusion.sum(axis=1)
+    seen = rows > 0
+    return float(np.mean(np.diag(confusion)[seen] / rows[seen]))
+
+
+def _f1_macro(confusion: np.ndarray) -> float:
+    total = confusion.sum(axis=0) + confusion.sum(axis=1)
+    seen = total > 0
+    return float(np.mean(2 * np.diag(confusion)[seen] / total[seen]))
+
+
+def _accuracy(confusion: np.ndarray) -> float:
+    return float(np.trace(confusion) / confusion.sum())
+
+
+_FROM_CONFUSION: dict[str, Callable[[np.ndarray], Any]] = {
+    "accuracy": _accuracy,
+    "error": lambda confusion: 1.0 - _accuracy(confusion),
+    "balanced_accuracy": _recall,
+    "f1_macro": _f1_macro,
+    "confusion": lambda confusion: confusion.tolist(),
+}
+METRICS = (*_FROM_CONFUSION, "log_loss")
+"""Names of the metrics `score_dataset` knows."""
+
+
+def score_dataset(
+    model: Any,
+    dataset: Dataset,
+    metrics: Sequence[str] = ("accuracy", "error"),
+    *,
+    batch_rows: int = 16384,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Score a classifier on a labelled dataset, a batch of rows in memory at a time.
+
+    Parameters
+    ----------
+    model : fitted classifier
+        With ``classes_`` and ``predict_proba`` (``predict`` suffices without ``log_loss``).
+    dataset : Dataset
+        With labels.
+    metrics : sequence of str
+        Any of `METRICS`. ``confusion`` has true classes as rows and predicted ones as columns, both in the
+        order of ``model.classes_``; ``log_loss`` is in nats a row.
+    batch_rows : int
+        Rows read and scored at a time.
+    progress : callable, optional
+        Called with rows done and rows in all.
+
+    Returns
+    -------
+    dict
+        The metrics by name.
+
+    Raises
+    ------
+    JobError
+        For an unknown metric.
+    DataError
+        If the dataset has no labels, no row, another number of features, or a label the model does not know.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from scalelatent.jobs.scoring import score_dataset
+    >>> class Parity:
+    ...     classes_ = np.array([0, 1]); n_features_in_ = 1
+    ...     def predict(self, x): return (x[:, 0] % 2).astype(int)
+    >>> from scalelatent import Dataset
+    >>> data = Dataset.from_arrays(np.arange(8.0)[:, None], np.array([0, 1] * 4))
+    >>> score_dataset(Parity(), data)
+    {'accuracy': 1.0, 'error': 0.0}
+    """
+    for name in metrics:
+        if name not in METRICS:
+            raise JobError(f"unknown metric {name!r}; {nearest(name, METRICS)}")
+    where = dataset.url or "the data"
+    _check(model, dataset, where)
+    classes = np.asarray(model.classes_)
+    confusion = np.zeros((len(classes), len(classes)), dtype=np.int64)
+    loss = 0.0
+    for start in range(0, dataset.n_rows, batch_rows):
+        stop = min(start + batch_rows, dataset.n_rows)
+        x = dataset.read_x(start, stop)
+        truth = _codes(dataset.read_y(start, stop), classes, where)
+        if "log_loss" in metrics:
+            probability = model.predict_proba(x)
+            guess = probability.argmax(axis=1)
+            of_truth = probability[np.arange(len(truth)), truth].astype(np.float64)
+            loss -= float(np.log(np.maximum(of_truth, np.finfo(np.float64).tiny)).sum())
+        else:
+            guess = _codes(model.predict(x), classes, "the model's predictions")
+        np.add.at(confusion, (truth, guess), 1)
+        if progress is not None:
+            progress(stop, dataset.n_rows)
+    found = {name: value(confusion) for name, value in _FROM_CONFUSION.items() if name in metrics}
+    if "log_loss" in metrics:
+        found["log_loss"] = loss / dataset.n_rows
+    return {name: found[name] for name in metrics}
+
+
+def _check(model: Any, dataset: Dataset, where: str) -> None:
+    if not dataset.has_y:
+        raise DataError(f"{where} has no labels, so there is nothing to score against")
+    if dataset.n_rows == 0:
+        raise DataError(f"{where} has no rows, so there is nothing to score")
+    expected = getattr(model, "n_features_in_", dataset.n_features)
+    if dataset.n_features != expected:
+        raise DataError(
+            f"{where} has {dataset.n_features} features a row; the model was fitted to {expected}"
+        )
+
+
+def _codes(labels: np.ndarray, classes: np.ndarray, where: str) -> np.ndarray:
+    """Turn labels into positions in the model's sorted classes."""
+    codes = np.minimum(np.searchsorted(classes, labels), len(classes) - 1)
+    strange = classes[codes] != labels
+    if strange.any():
+        raise DataError(
+            f"{where}: label {labels[strange][0]!r} is unknown to the model, whose classes are "
+            f"{', '.join(map(str, classes[:12]))}{', ...' if len(classes) > 12 else ''}"
+        )
+    return codes

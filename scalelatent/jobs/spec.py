@@ -1,0 +1,328 @@
+"""The job: one small text file that says what is fitted to which rows, where to, and with what.
+
+A job file is TOML with five sections; ``[job] out``, ``[data] train`` and ``[model] kind`` must be given::
+
+    [job]
+    out = "runs/mnist-d8"          # the run folder; must not exist yet
+    seed = 0
+
+    [data]
+    train = "mnist.zarr"
+    train_rows = "0:50000"
+    validation = "mnist.zarr"
+    validation_rows = "50000:60000"
+
+    [model]
+    kind = "capsule"
+    capsule_dim = 8
+    tol = "none"                   # where a parameter may be None, a job file says "none"
+
+    [cluster]
+    workers = 2
+
+This module holds the shape of a job; `scalelatent.jobs.resolve` makes one from file, environment and
+command line. Relative paths are relative to the folder the command is started in, as on any command line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from scalelatent.errors import JobError
+
+__all__ = [
+    "ClusterSection",
+    "DataSection",
+    "EngineSection",
+    "Job",
+    "JobSection",
+    "model_parameters",
+    "nearest",
+    "parse_rows",
+]
+
+FORMAT = "scalelatent-job"
+FORMAT_VERSION = 1
+
+_ROWS = re.compile(r"\s*(-?\d+)?\s*:\s*(-?\d+)?\s*")
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """Return a half sentence that names the nearest of ``words``, or all of them where none is near.
+
+    Examples
+    --------
+    >>> from scalelatent.jobs.spec import nearest
+    >>> nearest("capsul_dim", ["capsule_dim", "momentum"])
+    "did you mean 'capsule_dim'?"
+    >>> nearest("xyz", ["train", "test"])
+    'known are: test, train'
+    """
+    known = sorted(words)
+    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return "known are: " + ", ".join(known)
+
+
+def parse_rows(text: str) -> slice:
+    """Read a run of rows such as ``"0:50000"``, ``"50000:"`` or ``":-1000"``.
+
+    Parameters
+    ----------
+    text : str
+        Start and stop as in a Python slice, without a step.
+
+    Returns
+    -------
+    slice
+
+    Raises
+    ------
+    ValueError
+        If ``text`` has another form or surely holds no row.
+
+    Examples
+    --------
+    >>> from scalelatent.jobs.spec import parse_rows
+    >>> parse_rows("0:50000")
+    slice(0, 50000, None)
+    """
+    found = _ROWS.fullmatch(text)
+    if not found:
+        raise ValueError(f'{text!r} is not a run of rows; write "START:STOP", for example "0:50000"')
+    start, stop = (None if part is None else int(part) for part in found.groups())
+    same_end = start is not None and stop is not None and (start < 0) == (stop < 0)
+    if stop == 0 or (same_end and stop <= start):  # type: ignore[operator]
+        raise ValueError(f"{text!r} holds no row: the stop is not above the start")
+    return slice(start, stop)
+
+
+def _none_word(value: Any) -> Any:
+    return None if isinstance(value, str) and value.strip().lower() == "none" else value
+
+
+def _rows_word(value: str | None) -> str | None:
+    if value is not None:
+        parse_rows(value)
+    return value
+
+
+def _filled(value: str) -> str:
+    if not value.strip():
+        raise ValueError("must not be empty")
+    return value
+
+
+def _memory(value: str | int | float | None) -> str | int | float | None:
+    """Accept what Dask accepts: '2GiB', a number of bytes, a share of the machine, 'auto'."""
+    if isinstance(value, str) and value != "auto":
+        from dask.utils import parse_bytes
+
+        try:
+            parse_bytes(value)
+        except (ValueError, KeyError):
+            raise ValueError(f"{value!r} is not an amount of memory; write for example '2GiB'") from None
+    return value
+
+
+Text = Annotated[str, AfterValidator(_filled)]
+OptText = Annotated[Text | None, BeforeValidator(_none_word)]
+Rows = Annotated[str | None, BeforeValidator(_none_word), AfterValidator(_rows_word)]
+OptCount = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_none_word)]
+OptSeconds = Annotated[Annotated[float, Field(ge=0)] | None, BeforeValidator(_none_word)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class JobSection(_Section):
+    """``[job]``: what the run is called and where it goes."""
+
+    name: OptText = None
+    seed: Annotated[Annotated[int, Field(ge=0, lt=2**32)] | None, BeforeValidator(_none_word)] = None
+    out: Text
+    scratch: OptText = None
+
+
+class DataSection(_Section):
+    """``[data]``: the datasets and the rows of each that are used."""
+
+    train: Text
+    train_rows: Rows = None
+    validation: OptText = None
+    validation_rows: Rows = None
+    test: OptText = None
+    test_rows: Rows = None
+    target: OptText = None
+
+
+class EngineSection(_Section):
+    """``[engine]``: how rows are cut and how often a checkpoint is written; all optional."""
+
+    block_rows: OptCount = None
+    leaf_rows: OptCount = None
+    checkpoint_passes: OptCount = None
+    checkpoint_seconds: OptSeconds = None
+    keep_scratch: bool | None = None
+
+
+class ClusterSection(_Section):
+    """``[cluster]``: a running Dask scheduler, or the workers to start; neither: this process alone."""
+
+    scheduler: OptText = None
+    workers: OptCount = None
+    threads: OptCount = None
+    memory_limit: Annotated[
+        str | int | float | None, BeforeValidator(_none_word), AfterValidator(_memory)
+    ] = None
+    device: OptText = None
+
+
+SECTIONS: dict[str, type[_Section] | None] = {
+    "job": JobSection,
+    "data": DataSection,
+    "model": None,  # its keys are the estimator's parameters
+    "engine": EngineSection,
+    "cluster": ClusterSection,
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job with every value settled.
+
+    Attributes
+    ----------
+    job, data, engine, cluster : pydantic models
+        The sections of the job file.
+    kind : str
+        Which model; a key of `scalelatent.estimators.registry`.
+    params : dict
+        Every parameter of the estimator, defaults included, so that a later default changes no old job.
+    origins : dict of str to str
+        ``"section.key"`` to where its value came from: ``"command line"``, ``"environment NAME"``,
+        ``"job file"`` or ``"default"``.
+    """
+
+    job: JobSection
+    data: DataSection
+    kind: str
+    params: dict[str, Any]
+    engine: EngineSection = field(default_factory=EngineSection)
+    cluster: ClusterSection = field(default_factory=ClusterSection)
+    origins: dict[str, str] = field(default_factory=dict)
+
+    def values(self) -> dict[str, Any]:
+        """Return every value by its ``"section.key"``, in the order of the job file.
+
+        Examples
+        --------
+        >>> from scalelatent.jobs.spec import DataSection, Job, JobSection
+        >>> job = Job(JobSection(out="run"), DataSection(train="a.zarr"), "capsule", {"capsule_dim": 8})
+        >>> job.values()["model.capsule_dim"]
+        8
+        """
+        found = {}
+        for name, section in self._sections().items():
+            found.update({f"{name}.{key}": value for key, value in section.items()})
+        return found
+
+    def estimator_params(self) -> dict[str, Any]:
+        """Return what the estimator's constructor is given: its parameters, seed and device settled."""
+        params = dict(self.params)
+        if params.get("random_state") is None and "random_state" in params:
+            params["random_state"] = self.job.seed
+        if self.cluster.device is not None and "device" in params:
+            params["device"] = self.cluster.device
+        in_process = self.cluster.workers is None and self.cluster.scheduler is None
+        if in_process and self.cluster.threads is not None and params.get("n_jobs") is None:
+            params["n_jobs"] = self.cluster.threads
+        return params
+
+    def with_seed(self) -> Job:
+        """Return the job with a seed: its own, or one drawn now and recorded (origin ``"drawn"``).
+
+        A run needs the seed written down before work starts, or no resume could be exact.
+        """
+        if self.job.seed is not None or self.params.get("random_state") is not None:
+            return self
+        seed = secrets.randbits(31)
+        origins = self.origins | {"job.seed": "drawn"}
+        return replace(self, job=self.job.model_copy(update={"seed": seed}), origins=origins)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the job as JSON-able values, as written to ``job.json`` in the run folder."""
+        head = {"format": FORMAT, "format_version": FORMAT_VERSION}
+        return head | self._sections() | {"origins": dict(self.origins)}
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any], *, where: str = "job.json") -> Job:
+        """Read back what `to_dict` gave.
+
+        Raises
+        ------
+        JobError
+            If ``stored`` is not a job, or was written by a newer scalelatent.
+        """
+        if stored.get("format") != FORMAT:
+            raise JobError(f"{where} is not a scalelatent job (its 'format' is {stored.get('format')!r})")
+        version = stored.get("format_version")
+        if not isinstance(version, int) or version > FORMAT_VERSION:
+            raise JobError(
+                f"{where} has job format version {version}; this scalelatent reads up to {FORMAT_VERSION}: "
+                "update scalelatent"
+            )
+        model = dict(stored["model"])
+        return cls(
+            job=JobSection.model_validate(stored["job"]),
+            data=DataSection.model_validate(stored["data"]),
+            kind=model.pop("kind"),
+            params=model,
+            engine=EngineSection.model_validate(stored["engine"]),
+            cluster=ClusterSection.model_validate(stored["cluster"]),
+            origins=dict(stored.get("origins", {})),
+        )
+
+    def _sections(self) -> dict[str, dict[str, Any]]:
+        return {
+            "job": self.job.model_dump(),
+            "data": self.data.model_dump(),
+            "model": {"kind": self.kind, **self.params},
+            "engine": self.engine.model_dump(),
+            "cluster": self.cluster.model_dump(),
+        }
+
+
+def model_parameters(kind: str) -> dict[str, Any]:
+    """Return the parameters of the estimator of this kind with their defaults, in its own order.
+
+    Parameters
+    ----------
+    kind : str
+        For example ``"capsule"``.
+
+    Returns
+    -------
+    dict
+        A parameter without a default maps to `inspect.Parameter.empty`.
+
+    Raises
+    ------
+    JobError
+        If there is no such kind; the message names the nearest one.
+    """
+    from scalelatent.estimators.registry import get_estimator
+
+    parameters = inspect.signature(get_estimator(kind)).parameters.values()
+    variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return {p.name: p.default for p in parameters if p.kind not in variable}

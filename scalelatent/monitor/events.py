@@ -1,0 +1,99 @@
+"""The callback that writes the run folder: ``metrics.jsonl``, ``events.jsonl`` and ``state.json``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from scalelatent.engine.callbacks import Callback
+
+if TYPE_CHECKING:
+    from scalelatent.jobs.runfolder import RunFolder
+
+__all__ = ["RunLog"]
+
+STATE_SECONDS = 0.5
+METRICS = "metrics.jsonl"
+
+
+class RunLog(Callback):
+    """Write one metrics record a pass, one event a happening, and keep ``state.json`` fresh.
+
+    Parameters
+    ----------
+    folder : RunFolder
+
+    Notes
+    -----
+    A resumed run repeats the passes behind its checkpoint; their old records are dropped, so that the file
+    reads as if nothing had happened. ``state.json`` is synced to disk, so it is written at most every
+    half second: a pass over a small dataset is shorter than a sync.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self._first = True
+        self._written = float("-inf")
+
+    def on_fit_start(self, info: dict[str, Any]) -> None:
+        """Note that the fit begins (or goes on)."""
+        self.folder.event("fit_started", **_scalars(info))
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        """Append the record of the pass."""
+        if self._first:
+            self._first = False
+            self._drop_repeated(record)
+        self.folder.append(METRICS, record)
+        now = time.monotonic()
+        if now - self._written >= STATE_SECONDS:
+            self._written = now
+            self._state(record)
+        self._last = record
+
+    def on_stage(self, info: dict[str, Any]) -> None:
+        """Note that a part of the fit begins."""
+        self.folder.event("stage", **_scalars(info))
+        self.folder.update_state(stage=info.get("stage"))
+
+    def on_event(self, info: dict[str, Any]) -> None:
+        """Note what the engine tells, such as a lost worker."""
+        self.folder.event(str(info.get("event", "note")), **_scalars(info))
+
+    def on_checkpoint(self, info: dict[str, Any]) -> None:
+        """Note the checkpoint."""
+        self.folder.event("checkpoint", **_scalars(info))
+
+    def on_fit_end(self, info: dict[str, Any]) -> None:
+        """Note that the fit is over and settle the state's numbers."""
+        if not self._first:
+            self._state(self._last)
+        self.folder.event("fit_ended", **_scalars(info))
+
+    def _state(self, record: Mapping[str, Any]) -> None:
+        changes = {"pass": record.get("pass"), "objective": record.get("objective")}
+        for key in ("stage", "train_error", "validation_error"):
+            if record.get(key) is not None:
+                changes[key] = record[key]
+        self.folder.update_state(**changes)
+
+    def _drop_repeated(self, record: Mapping[str, Any]) -> None:
+        """Drop what an interrupted run had written from this pass on."""
+        old = self.folder.records(METRICS)
+        here = (record.get("stage"), record.get("pass"))
+        for index, earlier in enumerate(old):
+            if (earlier.get("stage"), earlier.get("pass")) == here:
+                self.folder.keep_records(METRICS, index)
+                return
+
+
+def _scalars(info: Mapping[str, Any]) -> dict[str, Any]:
+    """The values fit for one line of a log: no arrays, no nested things; ``time`` and ``event`` are ours."""
+    simple = (str, int, float, bool, type(None))
+    found = {}
+    for key, value in info.items():
+        value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+        if isinstance(value, simple) and key not in ("time", "event"):
+            found[key] = value
+    return found

@@ -1,0 +1,189 @@
+"""Live progress of a fit: a moving display on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from scalelatent.engine.callbacks import Callback
+
+__all__ = ["Progress", "describe", "duration"]
+
+
+def duration(seconds: float) -> str:
+    """Say a time as people do.
+
+    Examples
+    --------
+    >>> from scalelatent.monitor.progress import duration
+    >>> duration(4.21), duration(75), duration(7384)
+    ('4.2 s', '1 min 15 s', '2 h 03 min')
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def describe(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the (name, text) pairs of a pass record worth showing, in reading order.
+
+    Examples
+    --------
+    >>> from scalelatent.monitor.progress import describe
+    >>> describe({"pass": 3, "objective": 0.51234, "train_error": 0.125})
+    [('pass', '3'), ('objective', '0.51234'), ('train error', '12.50 %')]
+    """
+    shown = [("pass", f"{record['pass']}")] if record.get("pass") is not None else []
+    if record.get("objective") is not None:
+        shown.append(("objective", f"{record['objective']:.5f}"))
+    for key in ("train_error", "validation_error"):
+        if record.get(key) is not None:
+            shown.append((key.replace("_", " "), f"{100 * record[key]:.2f} %"))
+    for key in ("nu", "round"):
+        if record.get(key) is not None:
+            shown.append((key, f"{record[key]:g}"))
+    if record.get("rows") and record.get("seconds"):
+        shown.append(("rows/s", f"{record['rows'] / record['seconds']:,.0f}"))
+    return shown
+
+
+class Progress(Callback):
+    """Show how a fit goes on.
+
+    Parameters
+    ----------
+    console : rich.console.Console, optional
+        Where to show it; standard error by default.
+    every_passes, every_seconds : int, float
+        Where the console is no terminal: a line after so many passes, or so many seconds, whichever is
+        first, and one for the first and the last pass.
+
+    Examples
+    --------
+    >>> import io
+    >>> from rich.console import Console
+    >>> from scalelatent.monitor.progress import Progress
+    >>> show = Progress(Console(file=io.StringIO(), width=100))
+    >>> show.on_fit_start({"rows": 1000})
+    >>> show.on_pass_end({"pass": 1, "objective": 2.25, "rows": 1000, "seconds": 0.5})
+    >>> print(show.console.file.getvalue().strip())
+    pass 1  objective 2.25000  rows/s 2,000
+    """
+
+    def __init__(
+        self, console: Console | None = None, *, every_passes: int = 10, every_seconds: float = 15.0
+    ) -> None:
+        self.console = console or Console(stderr=True)
+        self.every_passes = every_passes
+        self.every_seconds = every_seconds
+        self._live: Live | None = None
+        self._info: dict[str, Any] = {}
+        self._now: dict[str, Any] = {}
+        self._record: dict[str, Any] = {}
+        self._pass_seconds: float | None = None
+        self._shown_pass: Any = None
+        self._shown_at = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def on_fit_start(self, info: dict[str, Any]) -> None:
+        """Open the display."""
+        self._info = dict(info)
+        if self.console.is_terminal and self._live is None:
+            self._live = Live(
+                get_renderable=self._render, console=self.console, refresh_per_second=4, transient=False
+            )
+            self._live.start()
+
+    def on_progress(self, info: dict[str, Any]) -> None:
+        """Take in how far the pass is."""
+        self._now = dict(info)
+        if self._live is None and self._quiet_for(self.every_seconds * 2):
+            done, total = info.get("rows_done", 0), info.get("rows_total", 0)
+            self._say(f"{self._stage()}pass {info.get('pass', '?')}: {done:,} of {total:,} rows")
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        """Take in the numbers of a pass."""
+        self._record = dict(record)
+        seconds = record.get("seconds")
+        if seconds:
+            old = self._pass_seconds
+            self._pass_seconds = seconds if old is None else 0.7 * old + 0.3 * seconds
+        if self._live is None and self._due(record):
+            self._line(record)
+
+    def on_fit_end(self, info: dict[str, Any]) -> None:
+        """Show the last pass and close the display."""
+        if self._live is None and self._record and self._shown_pass != self._record.get("pass"):
+            self._line(self._record)
+        self.close()
+
+    def close(self) -> None:
+        """Close the display; also done when the fit is broken off."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _due(self, record: Mapping[str, Any]) -> bool:
+        number = record.get("pass") or 0
+        return number == 1 or number % self.every_passes == 0 or self._quiet_for(self.every_seconds)
+
+    def _quiet_for(self, seconds: float) -> bool:
+        return time.monotonic() - self._shown_at >= seconds
+
+    def _line(self, record: Mapping[str, Any]) -> None:
+        self._shown_pass = record.get("pass")
+        self._say("  ".join(f"{name} {text}" for name, text in describe(record)))
+
+    def _say(self, text: str) -> None:
+        self._shown_at = time.monotonic()
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+    def _stage(self) -> str:
+        stage = self._now.get("stage")
+        return f"{stage}, " if stage else ""
+
+    def _render(self) -> RenderableType:
+        """Two lines: where the pass is, and the numbers of the last whole pass."""
+        now = self._now
+        lines: list[RenderableType] = []
+        done, total = now.get("rows_done") or 0, now.get("rows_total") or 0
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(
+            Text(f"{self._stage()}pass {now.get('pass') or self._record.get('pass', 1)}", style="bold"),
+            ProgressBar(total=total or None, completed=done, width=30),
+            f"{done:,}/{total:,} rows" if total else "",
+            f"{now['rows_per_s']:,.0f} rows/s" if now.get("rows_per_s") else "",
+            self._time_left(),
+        )
+        lines.append(bar)
+        if self._record:
+            pairs = Text()
+            for name, text in describe(self._record):
+                pairs.append(f"{name} ", style="dim").append(f"{text}   ")
+            lines.append(pairs)
+        return Group(*lines)
+
+    def _time_left(self) -> str:
+        """An upper bound: convergence or patience may end the fit earlier."""
+        limit, number = self._info.get("max_iter"), self._record.get("pass")
+        if limit is None or number is None or self._pass_seconds is None:
+            return ""
+        return f"at most {duration(max(0, limit - number) * self._pass_seconds)} left"

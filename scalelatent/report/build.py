@@ -1,0 +1,276 @@
+"""From a run folder, a model and rows to the report: what is shown, and in which words."""
+
+# ruff: noqa: RUF001  the Greek letters of the paper
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalelatent.errors import DataError, ScalelatentError
+
+from .figures import plot_history, rounds_of
+from .page import Page, Picture, count, listing, write_page
+from .runfiles import RunFiles, read_run
+from .style import percent
+
+if TYPE_CHECKING:
+    from scalelatent.data import Dataset
+
+    from .collect import Evidence
+
+__all__ = ["build_report"]
+
+ARCHITECTURES = {"multiclass": "multiclass", "one_vs_all": "one-versus-all", "all_vs_all": "all-versus-all"}
+
+
+def build_report(
+    run_dir: str | os.PathLike[str],
+    *,
+    model: Any = None,
+    data: Dataset | None = None,
+    role: str | None = None,
+) -> Path:
+    """Write ``report/index.html`` and its figures into a run folder.
+
+    The page is one file without outside resources; the figures lie beside it as PNG files too. What is
+    missing (history, rows, labels, validation) is left out and named on the page.
+
+    Parameters
+    ----------
+    run_dir : path
+        A run folder; read are ``job.json``, ``metrics.jsonl``, ``events.jsonl``, and ``model.zarr`` where no
+        model is given.
+    model : CapsuleRegression, optional
+        The fitted model.
+    data : Dataset, optional
+        Labelled rows for figures and errors: test rows, or validation or training rows. They are streamed;
+        one pass, in bounded memory.
+    role : {"test", "validation", "training"}, optional
+        What ``data`` are; by default what the job tells: the first of these three that it names.
+
+    Returns
+    -------
+    pathlib.Path
+        The page.
+
+    Raises
+    ------
+    DataError
+        No such folder, or neither a model given nor one in the folder.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from sklearn.datasets import load_digits
+    >>> from scalelatent import CapsuleRegression, Dataset
+    >>> x, y = load_digits(return_X_y=True)
+    >>> model = CapsuleRegression(capsule_dim=2, max_iter=5, random_state=0).fit(x[:1000], y[:1000])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     page = build_report(folder, model=model, data=Dataset.from_arrays(x[1000:], y[1000:]))
+    ...     sorted(path.name for path in page.parent.iterdir())[:4]
+    ['confusion.png', 'history.png', 'index.html', 'latents.png']
+    """
+    run = read_run(Path(run_dir))
+    model = _saved_model(run) if model is None else model
+    if not run.history and getattr(model, "history_", None):
+        run.history = [dict(record) for record in model.history_]
+        run.notes = [note for note in run.notes if not note.startswith("metrics.jsonl")]
+    kind = getattr(type(model), "_kind", None)
+    if kind != "capsule":
+        raise DataError(
+            f"{run.folder}: there is no report for {type(model).__name__} models, only for capsule regression"
+        )
+    rows = _rows_name(run, role)
+    evidence = _evidence(run, model, data)
+    page = Page(title=_title(run), subtitle=_subtitle(model))
+    page.headline, page.numbers = _numbers(run, model, evidence, rows)
+    page.pictures = _history_pictures(run, model)
+    if evidence is not None:
+        from .showing import evidence_pictures
+
+        page.pictures = evidence_pictures(evidence, rows) + page.pictures
+        if not evidence.labelled:
+            run.notes.append(
+                f"The {rows} rows have no labels: colours and prototypes follow the predicted classes, "
+                "and there is no error to tell."
+            )
+    page.notes, page.settings, page.links = run.notes, run.settings(), run.links()
+    return write_page(page, run.folder / "report")
+
+
+def _saved_model(run: RunFiles) -> Any:
+    path = run.folder / "model.zarr"
+    if not path.exists():
+        raise DataError(
+            f"run folder {run.folder} has no model.zarr, so there is nothing to report on yet: finish it "
+            f"with `scalelatent resume {run.folder}`, or pass the fitted model"
+        )
+    from scalelatent.estimators import load_model
+
+    return load_model(path)
+
+
+def _evidence(run: RunFiles, model: Any, data: Dataset | None) -> Evidence | None:
+    if data is None:
+        run.notes.append(
+            "No rows were at hand: the figures of latent vectors, prototypes and errors are left out."
+        )
+        return None
+    from .collect import collect_evidence
+
+    try:
+        return collect_evidence(model, data)
+    except ScalelatentError as error:
+        # The history is worth a page even where the rows have been damaged or moved.
+        run.notes.append(f"The rows could not be used, so their figures are left out: {error}")
+        return None
+
+
+def _rows_name(run: RunFiles, role: str | None) -> str:
+    named = run.job.get("data", {})
+    if role is None:
+        role = next(
+            (key for key in ("test", "validation") if named.get(key)), "training" if named else "given"
+        )
+    return role
+
+
+def _title(run: RunFiles) -> str:
+    return str(run.job.get("job", {}).get("name") or run.folder.name)
+
+
+def _subtitle(model: Any) -> str:
+    sizes = sorted({int(d) for d in model.capsule_dims_.ravel()})
+    dims = f"d = {sizes[0]}" if len(sizes) == 1 else f"d = {sizes[0]} to {sizes[-1]}"
+    kind = ARCHITECTURES.get(model.architecture, model.architecture)
+    return f"Capsule regression, {kind}, {count(len(model.classes_), 'class', 'classes')}, {dims}"
+
+
+def _numbers(
+    run: RunFiles, model: Any, evidence: Evidence | None, rows: str
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """(headline, table)."""
+    head: list[tuple[str, str]] = []
+    table: list[tuple[str, str]] = []
+    if evidence is not None:
+        table.append((f"{rows} rows", f"{evidence.n_rows:,}"))
+        if evidence.confusion is not None:
+            head.append((f"{rows} error", percent(evidence.confusion.error)))
+            wrong = int(evidence.confusion.counts.sum() - evidence.confusion.counts.trace())
+            table.append(
+                (f"{rows} error", f"{percent(evidence.confusion.error)} ({count(wrong, 'row')} wrong)")
+            )
+        if evidence.reliability is not None:
+            table.append((f"{rows} log-loss", f"{evidence.reliability.log_loss:.4f} nats a row"))
+            table.append((f"{rows} calibration error", percent(evidence.reliability.calibration_error)))
+    best = model.best_validation_error_
+    # Members of an ensemble each solve a problem of their own: their mean error is not that of their vote.
+    mean = "" if model.architecture == "multiclass" else ", mean of the members"
+    if best is not None:
+        head.append(("best validation error" if not mean else "members' validation error", percent(best)))
+        table.append((f"best validation error{mean}", percent(best)))
+    head.append(("passes", f"{model.n_iter_:,}"))
+    table.append(("passes", f"{model.n_iter_:,}"))
+    table += _history_numbers(run, head, mean)
+    table += _model_numbers(run, model)
+    return head, table
+
+
+def _history_numbers(run: RunFiles, head: list[tuple[str, str]], mean: str) -> list[tuple[str, str]]:
+    if not run.history:
+        return []
+    table, last = [], run.history[-1]
+    if last.get("objective") is not None:
+        table.append((f"log-loss of the last pass{mean}", f"{last['objective']:.5f} nats a row"))
+    if last.get("train_error") is not None:
+        table.append((f"training error of the last pass{mean}", percent(last["train_error"])))
+    seconds = sum(record.get("seconds") or 0.0 for record in run.history)
+    rows = sum(record.get("rows") or 0 for record in run.history)
+    if seconds > 0:
+        head += [("time in passes", duration(seconds)), ("rows a second", f"{rows / seconds:,.0f}")]
+        table.append(("rows of a pass, validation included", f"{last.get('rows') or 0:,}"))
+        table.append(
+            ("time in passes", f"{seconds:,.2f} s ({1e3 * seconds / len(run.history):,.2f} ms a pass)")
+        )
+        table.append(("rows a second", f"{rows / seconds:,.0f}"))
+    read = sum(record.get("bytes_read") or 0 for record in run.history)
+    table.append(("read from storage in passes", f"{read / 2**20:,.1f} MiB"))
+    return table
+
+
+def _model_numbers(run: RunFiles, model: Any) -> list[tuple[str, str]]:
+    width = model.W_.shape[1]
+    table = []
+    if run.event("fit_started").get("rows"):
+        table.append(("training rows", f"{run.event('fit_started')['rows']:,}"))
+    projected = "" if model.projection_ is None else f", projected to {width:,}"
+    table.append(("features of a row", f"{model.n_features_in_:,}{projected}"))
+    table.append(("members", f"{len(model.capsule_dims_):,}"))
+    table.append(("learned weights", f"{model.W_.size:,}"))
+    table.append(("seed", str(model.seed_)))
+    return table
+
+
+def duration(seconds: float) -> str:
+    """A time as people read it.
+
+    Examples
+    --------
+    >>> duration(0.0123), duration(75.2), duration(7300)
+    ('0.012 s', '1 min 15 s', '2 h 1 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds >= 10 else f"{seconds:.2g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _history_pictures(run: RunFiles, model: Any) -> list[Picture]:
+    if not run.history:
+        return []
+    capsules, ensemble = model.capsule_dims_.shape[1], len(model.capsule_dims_) > 1
+    first, last = run.history[0], run.history[-1]
+    held = any(record.get("validation_error") is not None for record in run.history)
+    words = [
+        (
+            f"Above: mean log-loss of the training rows divided by log {capsules}, so that guessing gives "
+            "1 (Figure 6 of the paper)."
+        ),
+        f"Below: {'training and validation' if held else 'training'} error.",
+    ]
+    if ensemble:
+        words.append(
+            f"Both are means over {len(model.capsule_dims_)} members, each with two capsules; the error "
+            "of their vote is another number."
+        )
+    if any(record.get("train_error") == 0 for record in run.history):
+        words.append("An error of zero is not drawn where the axis is logarithmic.")
+    rounds = rounds_of(run.history)
+    if len(rounds) > 1 or (rounds and rounds[0][3] > 0):
+        if not held:
+            words.append("There were no validation rows: the training error decided when a round ended.")
+        words.append(
+            "Shading marks the rounds that the slowest member has reached."
+            if ensemble
+            else "Shading marks the rounds of the threshold ν; each starts from the best weights so far."
+        )
+    errors = [
+        f"training error {percent(record['train_error'])}"
+        for record in (first, last)
+        if record.get("train_error") is not None
+    ]
+    alt = (
+        f"Two curves against {count(len(run.history), 'pass', 'passes')}: log-loss, and "
+        f"{listing(errors or ['errors'])} in the first and last pass."
+    )
+    return [
+        Picture(
+            "history",
+            "Log-loss and error against passes",
+            " ".join(words),
+            alt,
+            plot_history(run.history, capsules=capsules, ensemble=ensemble),
+        )
+    ]

@@ -1,0 +1,154 @@
+"""The HTML page: one file with its pictures inside, and the same pictures beside it."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .style import png_bytes
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from matplotlib.figure import Figure
+
+__all__ = ["Page", "Picture", "write_page"]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure with its words.
+
+    Attributes
+    ----------
+    name : str
+        Of the PNG file, without ``.png``.
+    title, caption, alt : str
+        Heading, what it shows, and the same in words for those who do not see it.
+    figure : matplotlib.figure.Figure
+    wide : bool
+        Many small panels: on a narrow screen it is scrolled, not shrunk.
+    """
+
+    name: str
+    title: str
+    caption: str
+    alt: str
+    figure: Figure
+    wide: bool = False
+
+
+@dataclass
+class Page:
+    """Everything a page says.
+
+    Attributes
+    ----------
+    title, subtitle : str
+    notes : list of str
+        What is absent, and why.
+    headline : list of (str, str)
+        The few numbers a reader looks for: (name, value).
+    numbers : list of (str, str)
+    pictures : list of Picture
+    settings : list of (section, [(key, value, origin)])
+    links : list of (path, text)
+    """
+
+    title: str
+    subtitle: str
+    notes: list[str] = field(default_factory=list)
+    headline: list[tuple[str, str]] = field(default_factory=list)
+    numbers: list[tuple[str, str]] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+    settings: list[tuple[str, list[tuple[str, str, str]]]] = field(default_factory=list)
+    links: list[tuple[str, str]] = field(default_factory=list)
+
+
+def write_page(page: Page, folder: str | os.PathLike[str]) -> Path:
+    """Write ``index.html`` and the pictures into a folder, each in one step.
+
+    Pictures of an earlier report that this one does not have are removed.
+
+    Parameters
+    ----------
+    page : Page
+    folder : path
+        Made where it is missing.
+
+    Returns
+    -------
+    pathlib.Path
+        The page.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     "<h1>A run</h1>" in write_page(Page("A run", "of nothing"), folder).read_text()
+    True
+    """
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    pictures: list[dict[str, Any]] = []
+    for picture in page.pictures:
+        png = png_bytes(picture.figure)
+        _write(target / f"{picture.name}.png", png)
+        width, height = (int(v) for v in picture.figure.get_size_inches() * picture.figure.dpi)
+        uri = "data:image/png;base64," + base64.b64encode(png).decode()
+        pictures.append({"words": picture, "uri": uri, "width": width, "height": height})
+    kept = {f"{picture.name}.png" for picture in page.pictures}
+    for old in target.glob("*.png"):
+        if old.name not in kept:
+            old.unlink()
+    text = _template().render(page=page, pictures=pictures)
+    _write(target / "index.html", text.encode())
+    return target / "index.html"
+
+
+@lru_cache(maxsize=1)
+def _template() -> Template:
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    source = files("scalelatent.report").joinpath("template.html").read_text(encoding="utf-8")
+    return environment.from_string(source)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Aside, then renamed: a reader never finds half a page."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        aside.write_bytes(content)
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def count(number: int, one: str, many: str | None = None) -> str:
+    """A number with its noun.
+
+    Examples
+    --------
+    >>> count(1, "row"), count(12345, "row"), count(2, "class", "classes")
+    ('1 row', '12,345 rows', '2 classes')
+    """
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def listing(words: Sequence[str]) -> str:
+    """Words as a sentence lists them.
+
+    Examples
+    --------
+    >>> listing(["a"]), listing(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

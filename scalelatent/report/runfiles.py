@@ -1,0 +1,146 @@
+"""What a report reads from a run folder: JSON files that may be missing or cut short, told as notes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scalelatent.errors import DataError
+
+__all__ = ["RunFiles", "read_run"]
+
+_LINKS = (
+    ("job.json", "the job with every value settled"),
+    ("state.json", "how the run stands"),
+    ("metrics.jsonl", "one record a pass"),
+    ("events.jsonl", "what happened and when"),
+    ("model.zarr", "the fitted model"),
+)
+
+
+@dataclass
+class RunFiles:
+    """Content of a run folder's files, and what is wrong with them.
+
+    Attributes
+    ----------
+    folder : pathlib.Path
+    job, state : dict
+        Empty where the file is missing.
+    history : list of dict
+        One record a pass.
+    events : list of dict
+    notes : list of str
+        One sentence for each file that is missing or damaged.
+    """
+
+    folder: Path
+    job: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def event(self, name: str) -> dict[str, Any]:
+        """The last event of this name, or an empty dict."""
+        return next((e for e in reversed(self.events) if e.get("event") == name), {})
+
+    def links(self) -> list[tuple[str, str]]:
+        """(path from the report's folder, what it is) of the files that are there."""
+        return [(f"../{name}", text) for name, text in _LINKS if (self.folder / name).exists()]
+
+    def settings(self) -> list[tuple[str, list[tuple[str, str, str]]]]:
+        """(section, [(key, value, where the value comes from)]) of the job, in its order."""
+        origins = self.job.get("origins", {})
+        found = []
+        for section, values in self.job.items():
+            if isinstance(values, Mapping) and section != "origins":
+                rows = [
+                    (k, _text(v), str(origins.get(f"{section}.{k}", "default"))) for k, v in values.items()
+                ]
+                found.append((section, rows))
+        return found
+
+
+def read_run(folder: str | Path) -> RunFiles:
+    """Read the files of a run folder that a report is made from.
+
+    Parameters
+    ----------
+    folder : path
+
+    Returns
+    -------
+    RunFiles
+
+    Raises
+    ------
+    DataError
+        There is no such folder.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     read_run(folder).notes[0]
+    'job.json is missing: the settings of the job are not known.'
+    """
+    run = RunFiles(Path(folder).absolute())
+    if not run.folder.is_dir():
+        raise DataError(
+            f"run folder {run.folder} does not exist: give the folder that [job] out of a job names"
+        )
+    run.job = _read_json(run, "job.json", "the settings of the job are not known")
+    run.state = _read_json(run, "state.json", None)
+    run.history = _read_lines(run, "metrics.jsonl", "the curves of the passes are not known")
+    run.history = [record for record in run.history if record.get("pass") is not None]
+    if not run.history and (run.folder / "metrics.jsonl").exists():
+        run.notes.append("metrics.jsonl holds no pass: the curves of the passes are not known.")
+    run.events = _read_lines(run, "events.jsonl", None)
+    return run
+
+
+def _read_json(run: RunFiles, name: str, loss: str | None) -> dict[str, Any]:
+    try:
+        return dict(json.loads((run.folder / name).read_bytes()))
+    except FileNotFoundError:
+        if loss:
+            run.notes.append(f"{name} is missing: {loss}.")
+    except (OSError, ValueError, TypeError) as error:
+        run.notes.append(f"{name} cannot be read ({error})" + (f": {loss}." if loss else "."))
+    return {}
+
+
+def _read_lines(run: RunFiles, name: str, loss: str | None) -> list[dict[str, Any]]:
+    try:
+        lines = (run.folder / name).read_bytes().split(b"\n")
+    except FileNotFoundError:
+        if loss:
+            run.notes.append(f"{name} is missing: {loss}.")
+        return []
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            if line.strip():
+                found.append(dict(json.loads(line)))
+        except (ValueError, TypeError):
+            # Behind the last newline lies what a killed writer left; anywhere else the file is damaged.
+            if number < len(lines):
+                run.notes.append(f"{name}: line {number} is damaged and was left out.")
+    return found
+
+
+def _text(value: Any) -> str:
+    """A value of a job as a reader writes it.
+
+    Examples
+    --------
+    >>> _text(None), _text(True), _text([1, 2]), _text("a")
+    ('none', 'true', '[1, 2]', 'a')
+    """
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,134 @@
+"""One small cluster of processes on loopback for all tests here, rows on disk, and what a fit in this process learns."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent import CapsuleRegression, Dataset
+
+ENGINE = {"block_rows": 64, "leaf_rows": 128}
+OPTIONS: dict[str, Any] = {"capsule_dim": 2, "max_iter": 5, "random_state": 0, "projection": None}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.cluster)
+
+
+def _rows(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    rng = np.random.Generator(np.random.Philox(seed))
+    pick = rng.integers(0, len(x), n)
+    return np.clip(x[pick] + rng.integers(-2, 3, (n, 64)), 0, 16).astype(np.uint8), y[pick].astype(np.int64)
+
+
+def start_cluster(workers: int, **more: Any) -> Any:
+    from distributed import LocalCluster
+
+    return LocalCluster(
+        n_workers=workers, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address="127.0.0.1:0",
+        memory_limit=0, silence_logs=50, env={"SCALELATENT_CACHE_BYTES": "0"}, **more,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def client() -> Iterator[Any]:
+    """Two worker processes that cache nothing."""
+    from distributed import Client
+
+    with start_cluster(2) as cluster, Client(cluster, timeout=30) as client:
+        client.wait_for_workers(2, timeout=60)
+        yield client
+
+
+@pytest.fixture(scope="session")
+def starter() -> Callable[..., Any]:
+    """Starts a cluster of its own for a test that needs one."""
+    return start_cluster
+
+
+@pytest.fixture(scope="session")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """10,000 training and 1,500 validation rows on disk: 79 and 12 leaves."""
+    folder = tmp_path_factory.mktemp("rows")
+    x, y = _rows(10_000, 1)
+    vx, vy = _rows(1_500, 2)
+    return SimpleNamespace(
+        x=x, y=y, vx=vx, vy=vy, folder=folder,
+        train=Dataset.from_arrays(x, y).save(folder / "train", chunk_rows=300, shard_rows=1200),
+        validation=Dataset.from_arrays(vx, vy).save(folder / "validation", chunk_rows=500),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def fit(rows: SimpleNamespace) -> Callable[..., CapsuleRegression]:
+    """Fit on the stored rows; what is given goes to the estimator or to ``fit``."""
+
+    def run(client: Any = None, run_dir: Any = None, callbacks: Any = (), **more: Any) -> CapsuleRegression:
+        call = {k: more.pop(k) for k in ("resume", "sample_weight") if k in more}
+        engine = {**ENGINE, **more.pop("engine", {})}
+        x, y, held = more.pop("x", rows.train), more.pop("y", None), more.pop("validation", rows.validation)
+        model = CapsuleRegression(**{**OPTIONS, "n_jobs": 1, **more})
+        return model.fit(
+            x, y, validation=held, client=client, run_dir=run_dir, callbacks=callbacks, engine=engine, **call
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def alone(fit: Callable[..., CapsuleRegression]) -> Callable[..., CapsuleRegression]:
+    """The same fit in this process, once for each set of parameters: the oracle."""
+    kept: dict[str, CapsuleRegression] = {}
+
+    def run(**more: Any) -> CapsuleRegression:
+        key = repr(sorted(more.items()))
+        if key not in kept:
+            kept[key] = fit(**more)
+        return kept[key]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def same() -> Callable[[CapsuleRegression, CapsuleRegression], None]:
+    """Identical parameters and identical measurements in every pass."""
+
+    def check(a: CapsuleRegression, b: CapsuleRegression) -> None:
+        np.testing.assert_array_equal(a.W_, b.W_)
+        keys = ("pass", "objective", "train_error", "validation_error", "nu", "rows")
+        assert [[r[k] for k in keys] for r in a.history_] == [[r[k] for k in keys] for r in b.history_]
+        assert a.best_validation_error_ == b.best_validation_error_
+
+    return check
+
+
+@pytest.fixture
+def pids() -> Callable[[Any], dict[str, int]]:
+    return lambda client: client.run(os.getpid)
+
+
+@pytest.fixture
+def scheduler_tasks() -> Callable[..., int]:
+    """Tasks that the scheduler knows; waits a while for it to forget."""
+    import time
+
+    def count(client: Any, wait: float = 0.0) -> int:
+        deadline = time.monotonic() + wait
+        while True:
+            n = client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
+            if n == 0 or time.monotonic() > deadline:
+                return n
+            time.sleep(0.05)
+
+    return count

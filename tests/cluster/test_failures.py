@@ -1,0 +1,261 @@
+"""Workers die, drivers die, shards break: clear errors, nothing lost, and the same bits in the end."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from scalelatent import Callback, CapsuleRegression
+from scalelatent.engine import loop, on_dask
+from scalelatent.errors import DataError, RunError
+
+
+class Often:
+    """Progress that is told after every span."""
+
+    def __init__(self, callbacks: Callback, stage: str, iteration: int) -> None:
+        self._callbacks, self._stage, self._iteration = callbacks, stage, iteration
+
+    def __call__(self, done: int, total: int) -> None:
+        self._callbacks.on_progress(
+            {"stage": self._stage, "pass": self._iteration, "rows_done": done, "rows_total": total}
+        )
+
+
+class At(Callback):
+    """Does something once, in the middle of a pass."""
+
+    def __init__(self, number: int, share: float, action: Callable[[], None]) -> None:
+        self.number, self.share, self.action, self.done = number, share, action, False
+
+    def on_progress(self, info: dict[str, Any]) -> None:
+        if (
+            not self.done
+            and info["pass"] == self.number
+            and info["rows_done"] >= self.share * info["rows_total"]
+        ):
+            self.done = True
+            self.action()
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "Progress", Often)
+
+
+@pytest.mark.parametrize(("number", "share"), [(1, 0.0), (3, 0.3), (5, 0.9)])
+def test_a_worker_killed_in_mid_pass(
+    client: Any, fit: Any, alone: Any, same: Any, pids: Any, number: int, share: float, tmp_path: Path
+) -> None:
+    client.wait_for_workers(2, timeout=60)
+    victim = sorted(pids(client).values())[number % 2]
+    killer = At(number, share, lambda: os.kill(victim, signal.SIGKILL))
+    model = fit(client, run_dir=tmp_path / "run", callbacks=killer)
+    assert killer.done
+    same(model, alone())
+    client.wait_for_workers(2, timeout=60)  # its nanny has started another
+    assert victim not in pids(client).values()
+
+
+def test_all_workers_killed_in_mid_pass(
+    client: Any, fit: Any, alone: Any, same: Any, pids: Any, tmp_path: Path
+) -> None:
+    client.wait_for_workers(2, timeout=60)
+    before = set(pids(client).values())
+
+    def kill() -> None:
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+
+    model = fit(client, run_dir=tmp_path / "run", callbacks=At(3, 0.5, kill))
+    same(model, alone())
+    client.wait_for_workers(2, timeout=60)
+
+
+def test_a_worker_that_comes_and_one_that_goes(client: Any, fit: Any, alone: Any, same: Any) -> None:
+    client.wait_for_workers(2, timeout=60)
+    more = At(2, 0.4, lambda: client.cluster.scale(3))
+    less = At(4, 0.4, lambda: client.cluster.scale(2))
+    same(fit(client, callbacks=[more, less]), alone())
+    assert more.done
+    assert less.done
+
+
+@pytest.mark.parametrize("where", ["cluster", "here"])
+def test_interrupt_and_resume_on_either_side(
+    client: Any, fit: Any, alone: Any, same: Any, tmp_path: Path, where: str, scheduler_tasks: Any
+) -> None:
+    """Begun on a cluster and ended in this process, and the other way round; finished spans are kept."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    first, second = (client, None) if where == "cluster" else (None, client)
+    engine = {"checkpoint_seconds": 0}
+    with pytest.raises(KeyboardInterrupt):
+        fit(first, run_dir=tmp_path, callbacks=At(3, 0.5, interrupt), engine=engine)
+    assert list((tmp_path / "engine").glob("node-capsule_estep-000002-*")) != []
+    if where == "cluster":
+        assert scheduler_tasks(client, wait=5) == 0
+    same(fit(second, run_dir=tmp_path, resume=True, engine=engine), alone())
+
+
+DRIVER = """
+import sys
+from distributed import Client
+from scalelatent import Callback, CapsuleRegression, open_dataset
+class Tell(Callback):
+    def on_pass_end(self, record):
+        print(record["pass"], flush=True)
+if __name__ == "__main__":
+    scheduler, train, validation, run = sys.argv[1:]
+    with Client(scheduler, timeout=30) as client:
+        CapsuleRegression(capsule_dim=2, max_iter=20, random_state=0, projection=None, nu_schedule=None).fit(
+            open_dataset(train), validation=open_dataset(validation), client=client, run_dir=run, callbacks=[Tell()],
+            engine={"block_rows": 64, "leaf_rows": 128})
+"""
+
+
+def test_a_driver_killed_in_mid_fit(
+    client: Any, fit: Any, alone: Any, same: Any, rows: SimpleNamespace, tmp_path: Path, scheduler_tasks: Any
+) -> None:
+    client.wait_for_workers(2, timeout=60)
+    process = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, client.scheduler.address, str(rows.folder / "train"), str(rows.folder / "validation"), str(tmp_path)],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if int(line) >= 7:
+                break
+        time.sleep(0.02)  # into the pass that follows
+        process.send_signal(signal.SIGKILL)
+    finally:
+        process.kill()
+        process.wait(30)
+        process.stdout.close()
+    passes: list[int] = []
+
+    class Count(Callback):
+        def on_pass_end(self, record: dict[str, Any]) -> None:
+            passes.append(record["pass"])
+
+    options = {"max_iter": 20, "nu_schedule": None}
+    model = fit(client, run_dir=tmp_path, resume=True, callbacks=Count(), **options)
+    assert passes[0] >= 7  # its passes were kept
+    assert passes[-1] == 20
+    same(model, alone(**options))
+    assert scheduler_tasks(client, wait=10) == 0  # what the dead driver had wanted is forgotten too
+
+
+@pytest.mark.parametrize("how", ["removed", "corrupted"])
+def test_a_shard_that_breaks_under_the_fit(
+    client: Any,
+    fit: Any,
+    alone: Any,
+    same: Any,
+    rows: SimpleNamespace,
+    tmp_path: Path,
+    how: str,
+    scheduler_tasks: Any,
+) -> None:
+    import shutil
+
+    from scalelatent import open_dataset
+
+    shutil.copytree(rows.folder / "train", tmp_path / "train")
+    shard = tmp_path / "train" / "x" / "c" / "3" / "0"
+    content = shard.read_bytes()
+
+    def damage() -> None:
+        shard.unlink()
+        if how == "corrupted":
+            shard.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
+
+    with pytest.raises(
+        DataError, match=r"shard file .*x/c/3/0 \(rows 3600:4800 of 'x'\).*Restore that file"
+    ) as raised:
+        fit(
+            client, x=open_dataset(tmp_path / "train"), run_dir=tmp_path / "run", callbacks=At(3, 0.0, damage)
+        )
+    assert str(tmp_path / "train") in str(raised.value)
+    del raised  # its traceback holds the futures of the pass
+    gc.collect()
+    assert scheduler_tasks(client, wait=5) == 0
+    shard.write_bytes(content)
+    passes: list[int] = []
+
+    class Count(Callback):
+        def on_pass_end(self, record: dict[str, Any]) -> None:
+            passes.append(record["pass"])
+
+    model = fit(
+        client, x=open_dataset(tmp_path / "train"), run_dir=tmp_path / "run", resume=True, callbacks=Count()
+    )
+    same(model, alone())
+    assert passes == [3, 4, 5]
+
+
+def test_bad_pixels_are_named_across_the_cluster(client: Any, rows: SimpleNamespace) -> None:
+    import numpy as np
+
+    x = rows.x.astype("f4")
+    x[4321, 7] = np.nan
+    with pytest.raises(ValueError, match="row 4321, (column|feature) 7"):
+        CapsuleRegression(capsule_dim=1, max_iter=1).fit(x, rows.y, client=client)
+
+
+# -- clusters that cannot do it ------------------------------------------------------------------------------
+
+
+def test_a_cluster_without_workers_is_told_at_once(fit: Any, starter: Any) -> None:
+    from distributed import Client
+
+    with starter(0) as cluster, Client(cluster, timeout=30) as client:
+        begin = time.monotonic()
+        with pytest.raises(
+            RunError, match=r"tcp://127\.0\.0\.1:\d+ has no workers: start some \(`dask worker tcp"
+        ):
+            fit(client)
+        assert time.monotonic() - begin < 5
+
+
+def test_a_folder_that_workers_do_not_see(
+    client: Any, fit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler_tasks: Any
+) -> None:
+    gc.collect()
+    monkeypatch.setattr(on_dask, "sees", lambda path: False)  # what a worker on another machine would answer
+    with pytest.raises(
+        RunError,
+        match=r"worker\(s\) tcp://.*, tcp://.* do not see the run folder .*: put it on storage that all workers share \(run_dir",
+    ):
+        fit(client, run_dir=tmp_path / "run")
+    assert scheduler_tasks(client, wait=5) == 0
+    assert list((tmp_path / "run" / "engine").glob(".seen-*")) == []
+
+
+def test_when_the_last_worker_goes_for_good_the_wait_ends(
+    fit: Any, alone: Any, same: Any, starter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from distributed import Client
+
+    monkeypatch.setattr(on_dask, "STALL_SECONDS", 2.0)
+    with starter(1) as cluster, Client(cluster, timeout=30) as client:
+        client.wait_for_workers(1, timeout=60)
+        leave = At(3, 0.3, lambda: cluster.scale(0))
+        begin = time.monotonic()
+        with pytest.raises(RunError, match=r"no workers are left.*Start workers, then resume the run"):
+            fit(client, run_dir=tmp_path / "run", callbacks=leave)
+        assert time.monotonic() - begin < 60
+    same(fit(run_dir=tmp_path / "run", resume=True), alone())

@@ -1,0 +1,281 @@
+"""A fit on a cluster is the fit in this process, bit by bit, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+
+import scalelatent as sl
+from scalelatent import Callback, CapsuleRegression, Dataset
+
+
+@pytest.mark.parametrize("workers", [1, 4, 2])
+def test_any_number_of_workers(client: Any, fit: Any, alone: Any, same: Any, workers: int) -> None:
+    client.cluster.scale(workers)
+    client.wait_for_workers(workers, timeout=60)
+    import time
+
+    deadline = time.monotonic() + 30
+    while len(client.nthreads()) != workers and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(client.nthreads()) == workers
+    same(fit(client), alone())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"architecture": "all_vs_all", "capsule_dim": 1},
+        {"architecture": "one_vs_all", "nu_schedule": None, "class_weight": "balanced"},
+        {"projection": 20},
+        {"capsule_dim": [1, 2, 3, 1, 2, 3, 1, 2, 3, 4], "init": "random", "ridge": 1.0},
+        {"validation": None, "engine": {"block_rows": 10_000, "leaf_rows": 10_000}},
+        {"device": "reference", "max_iter": 2},
+    ],
+    ids=lambda o: ",".join(o),
+)
+def test_every_kind_of_fit(
+    client: Any, fit: Any, alone: Any, same: Any, options: dict[str, Any], tmp_path: Path
+) -> None:
+    same(fit(client, run_dir=tmp_path / "run", **options), alone(**options))
+
+
+def test_without_a_run_folder_nothing_is_left(
+    client: Any, fit: Any, alone: Any, same: Any, monkeypatch: Any, tmp_path: Path
+) -> None:
+    import tempfile
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    same(fit(client), alone())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("form", ["numpy", "dask", "memory dataset", "weighted"])
+def test_arrays_given_with_a_client(
+    client: Any, fit: Any, alone: Any, same: Any, rows: SimpleNamespace, tmp_path: Path, form: str
+) -> None:
+    weight = np.random.Generator(np.random.Philox(1)).uniform(0.2, 2, len(rows.x))
+    given: dict[str, Any] = {
+        "numpy": {"x": rows.x, "y": rows.y, "validation": (rows.vx, rows.vy)},
+        "dask": {"x": da.from_array(rows.x, chunks=(1700, 64)), "y": rows.y},
+        "memory dataset": {"x": Dataset.from_arrays(rows.x, rows.y)},
+        "weighted": {"x": rows.x, "y": rows.y, "sample_weight": weight},
+    }[form]
+    model = fit(client, run_dir=tmp_path / "run", **given)
+    same(model, fit(**given) if form == "weighted" else alone())
+    assert [p for p in (tmp_path / "run").rglob("*") if p.name.endswith(".zarr")] == []
+
+
+def test_arrays_are_written_to_the_scratch_folder_that_was_named(
+    client: Any, fit: Any, alone: Any, same: Any, rows: SimpleNamespace, tmp_path: Path
+) -> None:
+    seen: list[Path] = []
+
+    class Look(Callback):
+        def on_pass_end(self, record: dict[str, Any]) -> None:
+            seen.extend((tmp_path / "scratch").rglob("*.zarr"))
+
+    model = fit(
+        client, run_dir=tmp_path / "run", x=rows.x, y=rows.y, callbacks=Look(), engine={"scratch": str(tmp_path / "scratch")}
+    )  # fmt: skip
+    same(model, alone())
+    assert seen
+    assert list((tmp_path / "scratch").rglob("*.zarr")) == []
+
+
+def test_the_context_manager(fit: Any, alone: Any, same: Any, rows: SimpleNamespace) -> None:
+    with sl.cluster("local", workers=1, dashboard_address=None) as client:
+        assert client.scheduler.address.startswith("tcp://127.0.0.1")
+        before = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.transition_counter)
+        same(fit(), alone())
+        assert (
+            client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.transition_counter) > before + 100
+        )
+    same(fit(), alone())  # and in this process again
+
+
+def test_outputs_are_written_by_the_workers(
+    client: Any, alone: Any, rows: SimpleNamespace, tmp_path: Path
+) -> None:
+    model = alone()
+    there = model.predict(rows.train, out=tmp_path / "there", client=client)
+    here = model.predict(rows.train, out=tmp_path / "here")
+    for name in ("there", "here"):
+        assert (tmp_path / name / "zarr.json").exists()
+    files = [
+        {
+            str(p.relative_to(tmp_path / n)): p.read_bytes()
+            for p in sorted((tmp_path / n).rglob("*"))
+            if p.is_file()
+        }
+        for n in ("there", "here")
+    ]
+    assert files[0] == files[1]
+    assert there.fingerprint() == here.fingerprint()
+    np.testing.assert_array_equal(there.read_y(0, 10_000), model.predict(rows.x))
+
+
+# -- what a pass costs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", ["multiclass", "all_vs_all"])
+def test_each_block_is_read_once_a_pass_for_all_members(
+    client: Any, fit: Any, rows: SimpleNamespace, architecture: str
+) -> None:
+    model = fit(client, architecture=architecture, capsule_dim=1)
+    one_pass = 11_500 * (64 + 4)  # uint8 pixels, int32 codes
+    assert [r["bytes_read"] for r in model.history_] == [one_pass] * 5
+    assert [r["rows"] for r in model.history_] == [11_500] * 5
+
+
+def test_rows_that_fit_into_the_caches_are_read_once(client: Any, fit: Any, alone: Any, same: Any) -> None:
+    def keep(limit: int) -> None:
+        from scalelatent.engine import cache
+
+        cache._shared = cache.PieceCache(limit)
+
+    client.run(keep, 10**8)
+    try:
+        model = fit(client)
+    finally:
+        client.run(keep, 0)
+    same(model, alone())
+    read = [r["bytes_read"] for r in model.history_]
+    assert read[0] <= 11_500 * 68  # the pass over second moments has read most of it
+    # A span may go to another worker once in a while, never most of them.
+    assert sum(read[2:]) < 11_500 * 68
+
+
+@pytest.fixture
+def submitted(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """(key, bytes of function and arguments, futures among them) of all tasks."""
+    from distributed import Future
+    from distributed.protocol.pickle import dumps
+
+    found: list[tuple[str, int, int]] = []
+    original = client.submit
+
+    def submit(function: Any, *args: Any, **options: Any) -> Any:
+        flat: list[Any] = []
+
+        def strip(value: Any) -> Any:
+            if isinstance(value, Future):
+                flat.append(value)
+                return value.key
+            return [strip(v) for v in value] if isinstance(value, list) else value
+
+        found.append((options["key"], len(dumps((function, [strip(a) for a in args]))), len(flat)))
+        return original(function, *args, **options)
+
+    monkeypatch.setattr(client, "submit", submit)
+    return found
+
+
+NAME = re.compile(
+    r"capsule_(params|mstep|estep|merge|moments|svd|kept)-it\d{4}(-[svt]\d{4}|-[tv]\d-\d{4}|-train-root|-validation-root|-\w+-\d{4})?-[0-9a-f]{6}"
+)
+
+
+def test_tasks_are_small_few_and_named_for_people(
+    client: Any, fit: Any, submitted: list[tuple[str, int, int]], tmp_path: Path
+) -> None:
+    from dask.utils import key_split
+
+    model = fit(
+        client,
+        run_dir=tmp_path / ("a" * 150),
+        architecture="all_vs_all",
+        capsule_dim=4,
+        max_iter=3,
+        projection=30,
+    )
+    assert model.W_.nbytes > 80_000  # so no task can hold the parameters
+    assert submitted
+    for key, size, futures in submitted:
+        assert size < 10_000, key
+        assert futures <= 8 * 2 + 1, key  # the last family of both parts, and the parameters
+    esteps = [key for key, _, _ in submitted if key.startswith("capsule_estep")]
+    assert all(NAME.fullmatch(key) or key.startswith("capsule_project") for key, _, _ in submitted), submitted
+    assert len({key for key, _, _ in submitted}) == len(submitted)
+    for number in (1, 2, 3):
+        assert sum(f"-it{number:04d}-" in key for key in esteps) == len(esteps) // 3
+        assert sum(key.startswith(f"capsule_mstep-it{number:04d}") for key, _, _ in submitted) == 1
+    assert any(re.match(r"capsule_estep-it0002-s0001", key) for key in esteps)
+    assert {key_split(key) for key in esteps} == {"capsule_estep"}  # one bar a kind on the dashboard
+
+
+def test_nothing_grows_over_200_passes(client: Any, fit: Any, scheduler_tasks: Any, tmp_path: Path) -> None:
+    def sizes() -> dict[str, int]:
+        from scalelatent.engine import dask_tasks
+
+        return {"recent": len(dask_tasks._recent._kept)}
+
+    seen: list[tuple[int, int, int, int]] = []
+
+    class Watch(Callback):
+        def on_pass_end(self, record: dict[str, Any]) -> None:
+            if record["pass"] % 40 == 0:
+                recent = max(s["recent"] for s in client.run(sizes).values())
+                folder = len(list((tmp_path / "run" / "engine").iterdir()))
+                seen.append((scheduler_tasks(client), len(client.futures), recent, folder))
+
+    few = Dataset.from_arrays(*_few()).save(tmp_path / "few")
+    model = fit(
+        client,
+        run_dir=tmp_path / "run",
+        x=few,
+        validation=None,
+        max_iter=200,
+        nu_schedule=None,
+        callbacks=Watch(),
+    )
+    assert model.n_iter_ == 200
+    tasks, futures, recent, folder = (max(column) for column in zip(*seen, strict=True))
+    assert tasks <= 2 * 10  # one pass, and at most one more that is being forgotten
+    assert futures <= 2 * 10
+    assert recent <= 8
+    assert folder <= 12
+    assert seen[-1][3] <= seen[0][3]
+    assert scheduler_tasks(client, wait=5) == 0
+
+
+def _few() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.Generator(np.random.Philox(3))
+    return rng.normal(size=(600, 8)).astype("f4"), rng.integers(0, 3, 600)
+
+
+def test_the_scheduler_forgets_a_fit(client: Any, fit: Any, scheduler_tasks: Any) -> None:
+    fit(client)
+    assert scheduler_tasks(client, wait=5) == 0
+
+
+def test_a_fit_leaves_the_pools_of_this_process_alone(client: Any, fit: Any) -> None:
+    from threadpoolctl import threadpool_info
+
+    before = [p["num_threads"] for p in threadpool_info()]
+    fit(client, max_iter=1)
+    assert [p["num_threads"] for p in threadpool_info()] == before
+
+
+def test_two_fits_at_once(client: Any, fit: Any, alone: Any, same: Any, tmp_path: Path) -> None:
+    import threading
+
+    got: dict[int, CapsuleRegression] = {}
+    threads = [
+        threading.Thread(
+            target=lambda d=d: got.__setitem__(d, fit(client, run_dir=tmp_path / str(d), capsule_dim=d))
+        )
+        for d in (1, 2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+    same(got[1], alone(capsule_dim=1))
+    same(got[2], alone(capsule_dim=2))

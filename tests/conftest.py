@@ -1,0 +1,50 @@
+"""Fixtures for every test: where the real data lie, and small data sets."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Pools of one thread, as in a fit: two test processes side by side must not fight over cores.
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def find_real_data() -> Path | None:
+    """Folder of the real data: SCALELATENT_DATA, or ../shared/data beside the checkout, or none."""
+    named = os.environ.get("SCALELATENT_DATA")
+    if named:
+        folder = Path(named).expanduser()
+        return folder if folder.is_dir() else None
+    beside = ROOT.parent / "shared" / "data"
+    return beside if beside.is_dir() else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if find_real_data() is None:
+        skip = pytest.mark.skip(reason="real data: set SCALELATENT_DATA to the folder that holds mnist/")
+        for item in items:
+            if "realdata" in item.keywords:
+                item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """Folder of the real data (mark the test `realdata`)."""
+    folder = find_real_data()
+    if folder is None:
+        pytest.skip("real data: set SCALELATENT_DATA to the folder that holds mnist/")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def mnist_dir(data_root: Path) -> Path:
+    """Folder of the four MNIST IDX files (mark the test `realdata`)."""
+    folder = data_root / "mnist"
+    if not folder.is_dir():
+        pytest.skip(f"real data: {folder} is missing")
+    return folder

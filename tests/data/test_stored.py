@@ -1,0 +1,169 @@
+"""Opening and reading stored datasets that are not what they should be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent.data import Dataset, create_dataset, open_dataset
+from scalelatent.errors import DataError
+
+X = np.random.Generator(np.random.Philox(1)).integers(0, 9, (100, 4)).astype("u1")
+Y = np.arange(100) % 3
+
+
+@pytest.fixture(params=["auto", None, "zstd"])
+def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Dataset:
+    layout = {"compressor": request.param, "chunk_rows": 10, "shard_rows": 20}
+    return Dataset.from_arrays(X, Y).save(tmp_path / "ds", **layout)
+
+
+def _edit_attrs(path: Path, **changes: Any) -> None:
+    meta = json.loads((path / "zarr.json").read_text())
+    meta["attributes"].update(changes)
+    (path / "zarr.json").write_text(json.dumps(meta))
+
+
+def _expect_damage(ds: Dataset, column: str, shard: int, what: str) -> None:
+    a, b = shard * 20, shard * 20 + 20
+    file = Path(str(ds.url), column, "c", str(shard), *(["0"] if column == "x" else []))
+    read = ds.read_x if column == "x" else ds.read_codes
+    with pytest.raises(DataError, match=what) as error:
+        read(a + 5, a + 8)
+    for part in (str(ds.url), str(file), f"rows {a}:{b} of '{column}'", "Restore that file"):
+        assert part in str(error.value)
+    read(0, 20)  # the other shards still read
+
+
+@pytest.mark.parametrize("column", ["x", "y"])
+def test_missing_shard_is_an_error_not_a_fill_value(stored: Dataset, column: str) -> None:
+    file = Path(str(stored.url), column, "c", "3", *(["0"] if column == "x" else []))
+    file.unlink()
+    _expect_damage(stored, column, 3, "is missing")
+
+
+@pytest.mark.parametrize("column", ["x", "y"])
+@pytest.mark.parametrize("how", ["flip", "cut", "empty", "longer"])
+def test_damaged_shard(stored: Dataset, column: str, how: str) -> None:
+    file = Path(str(stored.url), column, "c", "2", *(["0"] if column == "x" else []))
+    content = bytearray(file.read_bytes())
+    if how == "flip":
+        content[3] ^= 1
+    elif how == "longer":
+        content += b"12345"
+    else:
+        content = content[: len(content) // 2] if how == "cut" else bytearray()
+    file.write_bytes(content)
+    _expect_damage(stored, column, 2, "is damaged")
+
+
+def test_missing_shard_through_zarr_itself() -> None:
+    ds = Dataset.from_arrays(X, Y).save("memory://damage", overwrite=True, chunk_rows=10, shard_rows=20)
+    from scalelatent.data.store import locate
+
+    place = locate("memory://damage")
+    np.testing.assert_array_equal(ds.read_x(0, 100), X)
+    place.write("x/c/1/0", place.read("x/c/1/0")[:-9])  # type: ignore[index]
+    with pytest.raises(DataError, match=r"rows 20:40 of 'x'\) cannot be decoded"):
+        ds.read_x(15, 25)
+    place.delete("x/c/1/0")
+    with pytest.raises(DataError, match=r"rows 20:40 of 'x'\) is missing"):
+        ds.read_x(15, 25)
+
+
+def test_every_chunk_is_written_also_when_it_is_all_zero(tmp_path: Path) -> None:
+    ds = Dataset.from_arrays(np.zeros((50, 3), "f4"), np.zeros(50, int)).save(tmp_path / "ds", chunk_rows=20)
+    assert sorted(p.name for p in (tmp_path / "ds" / "x" / "c").iterdir()) == ["0", "1", "2"]
+    assert not ds.read_x(0, 50).any()
+    assert ds.classes.tolist() == [0]
+
+
+def test_newer_format_version(stored: Dataset) -> None:
+    _edit_attrs(Path(str(stored.url)), format_version=2)
+    with pytest.raises(
+        DataError, match=r"format_version 2; this scalelatent .* reads up to 1: install a newer"
+    ):
+        open_dataset(str(stored.url))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": "other"}, "not a scalelatent dataset"),
+        ({"format_version": "x"}, "has to be a number"),
+        ({"feature_shape": None}, "feature_shape"),
+        ({"feature_shape": [9]}, "feature_shape"),
+        ({"complete": False}, "incomplete"),
+    ],
+)
+def test_damaged_attributes(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    Dataset.from_arrays(X, Y).save(tmp_path / "ds")
+    _edit_attrs(tmp_path / "ds", **changes)
+    with pytest.raises(DataError, match=message) as error:
+        open_dataset(tmp_path / "ds")
+    assert str(tmp_path / "ds") in str(error.value)
+
+
+def test_what_is_no_dataset(tmp_path: Path) -> None:
+    import zarr
+
+    with pytest.raises(DataError, match="does not exist; make a dataset with"):
+        open_dataset(tmp_path / "nothing")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("")
+    with pytest.raises(DataError, match=r"is not a scalelatent dataset: it has no zarr\.json"):
+        open_dataset(tmp_path / "folder")
+    zarr.create_array(tmp_path / "array", data=X)
+    with pytest.raises(DataError, match=r"single zarr array.*from_arrays"):
+        open_dataset(tmp_path / "array")
+    with pytest.raises(DataError, match="'s3://' cannot be opened by this version"):
+        open_dataset("s3://bucket/x")
+    with pytest.raises(DataError, match="needs a name"):
+        open_dataset("memory://")
+
+
+def test_broken_metadata_and_missing_array(tmp_path: Path) -> None:
+    Dataset.from_arrays(X, Y).save(tmp_path / "ds")
+    shutil.copytree(tmp_path / "ds", tmp_path / "two")
+    (tmp_path / "ds" / "zarr.json").write_text("{")
+    with pytest.raises(DataError, match="is damaged"):
+        open_dataset(tmp_path / "ds")
+    shutil.rmtree(tmp_path / "two" / "x")
+    with pytest.raises(DataError, match="array 'x' is missing"):
+        open_dataset(tmp_path / "two")
+
+
+def test_unfinished_dataset_does_not_open(tmp_path: Path) -> None:
+    writer = create_dataset(tmp_path / "ds", 100, (4,), "u1", shard_rows=50)
+    writer.write_shard(0, X[:50])
+    with pytest.raises(DataError, match="its writer finished 1 shards, not all"):
+        open_dataset(tmp_path / "ds")
+    with pytest.raises(
+        DataError, match=r"1 of 2 shards are not written, the first is shard 1 \(rows 50:100\)"
+    ):
+        writer.finalize()
+
+
+def test_zarr_reads_it_without_us(tmp_path: Path) -> None:
+    import zarr
+
+    Dataset.from_arrays(X.reshape(100, 2, 2), Y).save(tmp_path / "ds")
+    group = zarr.open_group(tmp_path / "ds", mode="r")
+    np.testing.assert_array_equal(group["x"][:].reshape(100, 4), X)
+    assert dict(group.members()).keys() == {"x", "y", "digest"}
+    assert group["x"].metadata.dimension_names == ("row", "feature_0", "feature_1")
+
+
+def test_other_codecs_are_read_through_zarr(tmp_path: Path) -> None:
+    """A dataset that someone has packed anew with a codec of zarr's is still ours."""
+    import zarr
+
+    Dataset.from_arrays(X, Y).save(tmp_path / "ds")
+    group = zarr.open_group(tmp_path / "ds", mode="r+")
+    group.create_array("x", data=X, chunks=(30, 4), compressors=zarr.codecs.GzipCodec(), overwrite=True)
+    np.testing.assert_array_equal(open_dataset(tmp_path / "ds").read_x(7, 77), X[7:77])

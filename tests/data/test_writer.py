@@ -1,0 +1,226 @@
+"""Writers: shards in any order, resumed, refused, and on a full disk."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent.data import Dataset, DatasetWriter, create_dataset, open_dataset
+from scalelatent.errors import DataError
+
+X = np.random.Generator(np.random.Philox(2)).standard_normal((95, 4)).astype("f4")
+Y = np.arange(95) % 3
+
+
+def _create(url: Any, **options: Any) -> DatasetWriter:
+    return create_dataset(url, 95, (4,), "f4", y_dtype="i8", chunk_rows=10, shard_rows=20, **options)
+
+
+def _write(writer: DatasetWriter, shard: int) -> None:
+    a, b = writer.shard_bounds(shard)
+    writer.write_shard(shard, X[a:b], Y[a:b])
+
+
+@pytest.mark.parametrize("url", ["memory://order", "folder"])
+def test_any_order_any_writer_twice(url: str, tmp_path: Path) -> None:
+    url = url if "://" in url else str(tmp_path / url)
+    writer = _create(url, overwrite=True)
+    _write(writer, 4)
+    other = DatasetWriter.attach(url)
+    assert [other.is_done(i) for i in range(5)] == [False, False, False, False, True]
+    rebuild, arguments = other.__reduce__()
+    for shard in (2, 0, 4, 1, 3):
+        _write(rebuild(*arguments), shard)
+    ds = writer.finalize()
+    np.testing.assert_array_equal(ds.read_x(0, 95), X)
+    np.testing.assert_array_equal(ds.read_y(0, 95), Y)
+    first = ds.fingerprint()
+    again = _create(url, overwrite=True)
+    for shard in range(5):
+        _write(again, shard)
+    assert again.finalize().fingerprint() == first
+
+
+def test_resume_writes_only_what_is_missing(tmp_path: Path) -> None:
+    writer = _create(tmp_path / "ds", provenance={"seed": 1})
+    for shard in (0, 3):
+        _write(writer, shard)
+    resumed = _create(tmp_path / "ds", provenance={"seed": 1}, resume=True)
+    todo = [i for i in range(resumed.n_shards) if not resumed.is_done(i)]
+    assert todo == [1, 2, 4]
+    for shard in todo:
+        _write(resumed, shard)
+    np.testing.assert_array_equal(resumed.finalize().read_x(0, 95), X)
+    for changed, name in (({"provenance": {"seed": 2}}, "seed was 1, is 2"), ({"weighted": True}, "weights")):
+        with pytest.raises(DataError, match=name):
+            _create(tmp_path / "ds", **{"provenance": {"seed": 1}, **changed}, resume=True)
+
+
+def test_resume_of_a_finished_dataset_finds_damage(tmp_path: Path) -> None:
+    writer = _create(tmp_path / "ds")
+    for shard in range(5):
+        _write(writer, shard)
+    ds = writer.finalize()
+    (tmp_path / "ds/x/c/1/0").unlink()
+    content = bytearray((tmp_path / "ds/x/c/2/0").read_bytes())
+    content[7] ^= 4
+    (tmp_path / "ds/x/c/2/0").write_bytes(content)
+    resumed = _create(tmp_path / "ds", resume=True)
+    assert [i for i in range(5) if not resumed.is_done(i)] == [1, 2]
+    for shard in (1, 2):
+        _write(resumed, shard)
+    assert resumed.finalize().fingerprint() == ds.fingerprint()
+    np.testing.assert_array_equal(open_dataset(tmp_path / "ds").read_x(0, 95), X)
+
+
+def test_resume_of_a_dataset_killed_while_it_was_created(tmp_path: Path) -> None:
+    writer = _create(tmp_path / "ds")
+    shutil.rmtree(tmp_path / "ds/digest")
+    shutil.rmtree(tmp_path / "ds/x")
+    writer = _create(tmp_path / "ds", resume=True)
+    for shard in range(5):
+        _write(writer, shard)
+    np.testing.assert_array_equal(writer.finalize().read_x(0, 95), X)
+
+
+def test_torn_marker_counts_as_not_written(tmp_path: Path) -> None:
+    writer = _create(tmp_path / "ds")
+    _write(writer, 0)
+    (tmp_path / "ds/_shards/000000.json").write_text('{"dig')
+    assert not writer.is_done(0)
+
+
+def test_existing_output_is_kept(tmp_path: Path) -> None:
+    Dataset.from_arrays(X).save(tmp_path / "ds")
+    with pytest.raises(DataError, match="exists; choose another output, replace it with --overwrite"):
+        _create(tmp_path / "ds")
+    with pytest.raises(DataError, match="onto itself"):
+        open_dataset(tmp_path / "ds").save(tmp_path / "ds", overwrite=True)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("")
+    for overwrite in (False, True):  # --overwrite replaces datasets, nothing else
+        with pytest.raises(DataError, match="not a scalelatent dataset, so it is not replaced"):
+            _create(tmp_path / "mine", overwrite=overwrite)
+    assert (tmp_path / "mine" / "thesis.txt").exists()
+    _create(tmp_path / "begun")
+    with pytest.raises(DataError, match=r"begun and not finished.*--resume"):
+        _create(tmp_path / "begun")
+    (tmp_path / "empty").mkdir()
+    _create(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": X[:19]}, r"shape \(19, 4\), but this shard has shape \(20, 4\)"),
+        ({"x": X[:20].astype("f8")}, "float64, which does not fit into the dataset's float32"),
+        ({"y": Y[:19]}, "19 labels for 20 rows"),
+        ({"y": None}, "labels are needed"),
+        ({"y": Y[:20] + 0.5}, r"label .*0\.5.* of row 20 does not fit into int64"),
+        ({"weight": np.ones(20)}, "has no weights"),
+    ],
+)
+def test_rows_that_do_not_fit(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    writer = _create(tmp_path / "ds")
+    with pytest.raises(DataError, match=message):
+        writer.write_shard(1, **{"x": X[20:40], "y": Y[20:40], **change})
+    assert not writer.is_done(1)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_nan_names_row_and_column(tmp_path: Path, bad: float) -> None:
+    rows = X[20:40].copy()
+    rows[7, 2] = bad
+    with pytest.raises(DataError, match="row 27, column 2"):
+        _create(tmp_path / "ds").write_shard(1, rows, Y[20:40])
+
+
+def test_bad_requests(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="0 rows"):
+        create_dataset(tmp_path / "a", 0, (4,), "f4")
+    with pytest.raises(DataError, match=r"multiple of chunk_rows \(3\).*give for example 12"):
+        create_dataset(tmp_path / "a", 100, (4,), "f4", chunk_rows=3, shard_rows=10)
+    with pytest.raises(DataError, match="has to be at least 1"):
+        create_dataset(tmp_path / "a", 100, (4,), "f4", chunk_rows=0)
+    with pytest.raises(DataError, match="compressor is 'zip'"):
+        create_dataset(tmp_path / "a", 100, (4,), "f4", compressor="zip")
+    with pytest.raises(DataError, match="complex"):
+        create_dataset(tmp_path / "a", 100, (4,), complex)
+    with pytest.raises(DataError, match="need `classes`"):
+        create_dataset(tmp_path / "a", 100, (4,), "f4", y_dtype="U3")
+    with pytest.raises(IndexError, match="shards 0 to 4"):
+        _create(tmp_path / "b").shard_bounds(5)
+    assert not (tmp_path / "a").exists()
+
+
+def test_disk_full_leaves_earlier_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from zarr.storage import LocalStore
+
+    writer = _create(tmp_path / "ds")
+    _write(writer, 0)
+    put = LocalStore.set
+
+    async def full(self: Any, key: str, value: Any, *rest: Any) -> None:
+        if key.startswith("x/c/1/"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        await put(self, key, value, *rest)
+
+    monkeypatch.setattr(LocalStore, "set", full)
+    with pytest.raises(
+        DataError, match=r"shard 1 \(rows 20:40\) failed: the disk is full.*MB free.*--resume"
+    ) as error:
+        _write(writer, 1)
+    assert str(tmp_path / "ds") in str(error.value)
+    assert writer.is_done(0)
+    assert not writer.is_done(1)
+    assert not (tmp_path / "ds/y/c/1").exists()
+    monkeypatch.undo()
+    for shard in range(1, 5):
+        _write(writer, shard)
+    np.testing.assert_array_equal(writer.finalize().read_x(0, 95), X)
+
+
+_LIMITED = """
+import resource, sys
+import numpy as np
+from scalelatent.data import create_dataset
+from scalelatent.errors import DataError
+writer = create_dataset(sys.argv[1], 3000, (100,), "f4", shard_rows=1000)
+writer.write_shard(0, np.ones((1000, 100), "f4"))
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    writer.write_shard(1, np.ones((1000, 100), "f4"))
+except DataError as error:
+    print(error)
+print(writer.is_done(0), writer.is_done(1))
+"""
+
+
+def test_file_size_limit_of_the_system(tmp_path: Path) -> None:
+    run = [sys.executable, "-c", _LIMITED, str(tmp_path / "ds")]
+    out = subprocess.run(run, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "the disk is full or a quota is reached" in out
+    assert "True False" in out
+    assert sorted(p.name for p in (tmp_path / "ds/x/c").iterdir()) == ["0", "1"]
+    assert not list((tmp_path / "ds").rglob("*.partial*"))
+    assert not (tmp_path / "ds/x/c/1/0").exists()
+
+
+def test_saving_a_slice_keeps_classes_and_weights(tmp_path: Path) -> None:
+    ds = Dataset.from_arrays(X, Y, sample_weight=np.arange(95))[10:40]
+    calls: list[tuple[int, int]] = []
+    stored = ds.save(tmp_path / "ds", shard_rows=8, progress=lambda done, total: calls.append((done, total)))
+    np.testing.assert_array_equal(stored.read_weight(0, 30), np.arange(10, 40))
+    assert stored.classes.tolist() == [0, 1, 2]
+    assert calls == [(8, 30), (16, 30), (24, 30), (30, 30)]
+    assert stored.known_finite
+    second = stored.with_weight(np.ones(30)).save(tmp_path / "two")
+    assert second.attrs["provenance"]["importer"] == "save"
+    assert second.read_weight(0, 2).tolist() == [1, 1]

@@ -1,0 +1,166 @@
+"""Grids and spans: any cutting of the work gives the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalelatent.data import Dataset
+from scalelatent.data.grid import RowGrid
+from scalelatent.engine import passes
+from scalelatent.engine.backend import make_backend
+from scalelatent.engine.cache import PieceCache
+from scalelatent.engine.inprocess import InProcessExecutor
+from scalelatent.engine.passes import PassContext, Span, choose_grid, choose_level, make_stage, spans_of
+from scalelatent.engine.reduce import TreeReducer
+from scalelatent.errors import DataError
+from scalelatent.models.base import Layout
+
+
+def _by_spans(stage: Any, level: int) -> np.ndarray:
+    import threading
+
+    context = PassContext(stage, None, make_backend("cpu"), PieceCache(0))
+    reducer = TreeReducer(stage.grids["train"])
+    for index in reversed(range(stage.grids["train"].n_nodes(level))):
+        reducer.add(level, index, context.run_span(Span("train", level, index), threading.Event()))
+    return reducer.root()
+
+
+@given(st.integers(1, 700), st.integers(1, 9), st.integers(1, 4), st.booleans(), st.integers(0, 99))
+def test_spans_of_every_level_give_the_same_bits(
+    toy: SimpleNamespace, n: int, block: int, blocks: int, weighted: bool, seed: int
+) -> None:
+    ds = toy.rows(n, seed=seed, weighted=weighted)
+    stage = make_stage(
+        "toy",
+        {"train": toy.Sums(3)},
+        {"train": ds},
+        "cpu",
+        np.arange(8),
+        block_rows=block,
+        leaf_rows=block * blocks,
+    )
+    roots = [_by_spans(stage, level) for level in range(stage.grids["train"].depth + 1)]
+    for root in roots[1:]:
+        np.testing.assert_array_equal(root, roots[0])
+    assert roots[0][-2] == n  # rows
+    assert roots[0][-1] == 0  # bytes: these rows lie in memory
+
+
+@given(st.integers(1, 500), st.integers(1, 9), st.integers(1, 4), st.integers(0, 99))
+def test_any_number_of_threads_gives_the_same_bits(
+    toy: SimpleNamespace, n: int, block: int, blocks: int, seed: int
+) -> None:
+    stage = make_stage(
+        "toy", {"train": toy.Sums(3)}, {"train": toy.rows(n, seed=seed)}, "cpu", np.arange(8),
+        block_rows=block, leaf_rows=block * blocks,
+    )  # fmt: skip
+    oracle = _by_spans(stage, 0)[:-2]
+    for jobs in (1, 2, 3, 4):
+        stats = InProcessExecutor(jobs, cache=PieceCache(0)).collect(stage, lambda done, total: None)["train"]
+        np.testing.assert_array_equal(stats.vector, oracle)
+
+
+@pytest.mark.parametrize("chunk_rows", [3, 64, 1000])
+@pytest.mark.parametrize("cache_bytes", [0, 2000, 10**9])
+def test_stored_rows_of_any_layout_give_the_same_bits(
+    toy: SimpleNamespace, tmp_path: Path, chunk_rows: int, cache_bytes: int
+) -> None:
+    ds = toy.rows(233, weighted=True)
+    stored = ds.save(tmp_path / "ds", chunk_rows=chunk_rows, shard_rows=chunk_rows * 2)
+    oracle = _by_spans(toy.stage(ds, block=5, leaf=20), 0)[:-2]
+    stage = toy.stage(stored, block=5, leaf=20)
+    collected = make_stage(
+        "toy", {"train": toy.Sums(3)}, {"train": stored}, "cpu", np.arange(8), block_rows=5, leaf_rows=20
+    )
+    assert stage.grids == collected.grids
+    for jobs in (1, 3):
+        executor = InProcessExecutor(jobs, cache=PieceCache(cache_bytes))
+        for _ in range(2):  # the second pass from the cache, where it fits
+            stats = executor.collect(collected, lambda done, total: None)["train"]
+            np.testing.assert_array_equal(stats.vector, oracle)
+
+
+def test_the_grid_decides_the_bits_so_these_tests_can_fail(toy: SimpleNamespace) -> None:
+    ds = toy.rows(500)
+    roots = {
+        _by_spans(toy.stage(ds, block=b, leaf=lf), 0)[:-2].tobytes() for b, lf in ((8, 16), (4, 16), (8, 8))
+    }
+    assert len(roots) > 1
+
+
+@given(st.integers(1, 10**7), st.integers(1, 4000), st.floats(1, 1e7), st.integers(1, 10**7))
+def test_choose_grid(n: int, p: int, flops: float, size: int) -> None:
+    ds = type("Rows", (), {"__len__": lambda self: n, "n_features": p})()
+    reduction: Any = SimpleNamespace(flops_per_row=lambda: flops, layout=lambda: Layout((("a", (size,)),)))
+    grid = choose_grid(ds, reduction)
+    assert grid.n_rows == n
+    assert grid.block_rows == n if n < 256 else 256 <= grid.block_rows <= 2048
+    # A block of float32 rows stays in the cache it was chosen for, unless its rows are so wide that 256 do not fit.
+    assert grid.block_rows * p * 4 <= max(2 * passes.BLOCK_BYTES, 256 * p * 4)
+    assert grid.n_leaves <= 1024
+    merge = 3 * 8 * size / passes._MERGE_RATE
+    compute = grid.leaf_rows * flops / passes._FLOP_RATE
+    assert merge <= passes.MERGE_SHARE * compute * (1 + 1e-9) or grid.n_leaves == 1
+
+
+@pytest.mark.parametrize(("block", "leaf", "advice"), [(8, 12, 16), (100, 50, 100), (7, 15, 21)])
+def test_a_leaf_that_is_no_run_of_blocks_is_refused(
+    toy: SimpleNamespace, block: int, leaf: int, advice: int
+) -> None:
+    with pytest.raises(
+        ValueError, match=f"leaf_rows={leaf} is no multiple of block_rows={block}.*leaf_rows to {advice}"
+    ):
+        choose_grid(toy.rows(1000), toy.Sums(3), block, leaf)
+
+
+@pytest.mark.parametrize(
+    "options", [{"block_rows": 0}, {"block_rows": -4}, {"block_rows": 8, "leaf_rows": -8}]
+)
+def test_sizes_below_one_are_refused(toy: SimpleNamespace, options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="at least 1|no multiple"):
+        choose_grid(toy.rows(1000), toy.Sums(3), **options)
+
+
+@given(st.integers(1, 5000), st.integers(1, 64), st.floats(1, 1e9))
+def test_choose_level_keeps_workers_busy_and_tasks_long(leaves: int, workers: int, flops: float) -> None:
+    grid = RowGrid(leaves * 10, 10, 1)
+    reduction: Any = SimpleNamespace(flops_per_row=lambda: flops)
+    level = choose_level(grid, reduction, workers)
+    assert 0 <= level <= grid.depth
+    assert grid.n_nodes(level) >= min(workers, leaves)
+    seconds = grid.leaf_rows * 8**level * flops / passes._FLOP_RATE
+    if seconds < passes.MIN_TASK_SECONDS and level < grid.depth:  # shorter only where workers would idle
+        assert grid.n_nodes(level + 1) < workers
+
+
+@given(st.integers(1, 900), st.integers(1, 900), st.integers(1, 16))
+def test_spans_tile_all_parts(toy: SimpleNamespace, n: int, held: int, workers: int) -> None:
+    stage = toy.stage(toy.rows(n), validation=toy.rows(held))
+    seen: dict[str, list[int]] = {"train": [], "validation": []}
+    for span in spans_of(stage, workers):
+        start, stop = stage.grids[span.part].node_rows(span.level, span.index)
+        seen[span.part] += range(start, stop)
+    assert seen == {"train": list(range(n)), "validation": list(range(held))}
+    assert stage.rows == n + held
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_bad_row_names_the_dataset_and_the_next_step(
+    toy: SimpleNamespace, jobs: int, tmp_path: Path
+) -> None:
+    x = np.zeros((100, 3), "f4")
+    x[41, 1] = np.nan
+    memory = Dataset.from_arrays(x, np.zeros(100, int))
+    with pytest.raises(DataError, match=r"the given arrays: row 41 is bad\. Clean these rows"):
+        InProcessExecutor(jobs).collect(
+            make_stage("toy", {"train": toy.Sums(3)}, {"train": memory}, "cpu", block_rows=8, leaf_rows=8),
+            lambda done, total: None,
+        )

@@ -1,0 +1,221 @@
+"""Blocks from pieces: any cut, read ahead but not far, errors that arrive, threads that end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalelatent.data import Dataset
+from scalelatent.engine.cache import PieceCache
+from scalelatent.engine.reading import AHEAD, Meter, Reader, Stopped, iter_blocks
+from scalelatent.errors import DataError
+
+
+class Rows:
+    """A stored dataset whose reads are counted, delayed or fail; pieces of any size."""
+
+    is_stored, has_y, has_weight, n_features = True, True, True, 2
+
+    def __init__(self, n: int, edges: list[int], fail_at: int | None = None) -> None:
+        self.n, self.edges, self.fail_at = n, sorted({0, n, *edges}), fail_at
+        self.reads: list[tuple[int, int]] = []
+        self.release = threading.Event()
+        self.release.set()
+
+    def fingerprint(self) -> str:
+        return "rows"
+
+    def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
+        inner = [start, *(e for e in self.edges if start < e < stop), stop]
+        return list(zip(inner[:-1], inner[1:], strict=True))
+
+    def read_x(self, start: int, stop: int) -> np.ndarray:
+        self.reads.append((start, stop))
+        self.release.wait(10)
+        if self.fail_at is not None and start <= self.fail_at < stop:
+            raise DataError(f"row {self.fail_at} is lost")
+        return np.stack([np.arange(start, stop), -np.arange(start, stop)], axis=1).astype("f4")
+
+    def read_codes(self, start: int, stop: int, classes: np.ndarray) -> np.ndarray:
+        return (np.arange(start, stop) % len(classes)).astype(np.int32)
+
+    def read_weight(self, start: int, stop: int) -> np.ndarray:
+        return np.arange(start, stop) + 0.5
+
+
+def _blocks(start: int, stop: int, size: int) -> list[tuple[int, int]]:
+    return [(a, min(a + size, stop)) for a in range(start, stop, size)]
+
+
+def _check(reader: Reader, start: int, stop: int, size: int) -> None:
+    blocks = _blocks(start, stop, size)
+    found = list(iter_blocks(reader, blocks, threading.Event()))
+    assert [(b.start, b.start + len(b.x)) for b in found] == blocks
+    for block, (a, b) in zip(found, blocks, strict=True):
+        np.testing.assert_array_equal(block.x[:, 0], np.arange(a, b))
+        np.testing.assert_array_equal(block.x[:, 1], -np.arange(a, b))
+        np.testing.assert_array_equal(block.y, np.arange(a, b) % 3)
+        np.testing.assert_array_equal(block.weight, np.arange(a, b) + 0.5)
+
+
+@given(
+    st.integers(1, 60),
+    st.lists(st.integers(1, 60), max_size=12),
+    st.integers(1, 20),
+    st.integers(0, 50),
+    st.booleans(),
+)
+def test_blocks_are_the_rows_however_pieces_lie(
+    n: int, edges: list[int], size: int, first: int, cached: bool
+) -> None:
+    rows = Rows(n, [e for e in edges if e < n])
+    first = min(first, n - 1)
+    reader = Reader(rows, PieceCache(10**6) if cached else None, Meter(), np.arange(3))
+    _check(reader, first, n, size)
+    before = len(rows.reads)
+    _check(reader, first, n, size)
+    assert len(rows.reads) == before if cached else len(rows.reads) == 2 * before
+
+
+def test_blocks_within_a_piece_are_views_and_others_are_copies() -> None:
+    rows = Rows(40, [20])
+    found = list(iter_blocks(Reader(rows, None, Meter(), np.arange(3)), _blocks(0, 40, 8), threading.Event()))
+    assert [b.x.base is not None for b in found] == [True, True, False, True, True]
+
+
+def test_memory_is_read_in_place_and_costs_no_bytes() -> None:
+    x = np.arange(40.0).reshape(20, 2)
+    meter = Meter()
+    reader = Reader(Dataset.from_arrays(x, np.zeros(20, int)), PieceCache(10**6), meter, np.arange(1))
+    for block in iter_blocks(reader, _blocks(0, 20, 6), threading.Event()):
+        assert np.shares_memory(block.x, x)
+    assert meter.bytes_read == 0
+
+
+def test_without_classes_labels_are_not_read() -> None:
+    rows = Rows(10, [])
+    rows.read_codes = None  # type: ignore[assignment]
+    (block,) = iter_blocks(Reader(rows, None, Meter()), [(0, 10)], threading.Event())
+    assert block.y is None
+
+
+def test_labels_are_positions_in_the_models_classes(tmp_path: Path) -> None:
+    """A dataset that lacks some of the model's classes gives the model's codes, and its pieces are kept apart."""
+    y = np.array([5, 9, 9, 5, 7, 7])
+    stored = Dataset.from_arrays(np.zeros((6, 1), "f4"), y).save(tmp_path / "ds")
+    cache = PieceCache(10**6)
+    for classes in ([5, 7, 9], [1, 5, 7, 8, 9]):
+        (block,) = iter_blocks(Reader(stored, cache, Meter(), np.array(classes)), [(0, 6)], threading.Event())
+        np.testing.assert_array_equal(np.array(classes)[block.y], y)
+        assert block.y.dtype == np.int32
+    with pytest.raises(DataError, match="label of row 4 is 7"):
+        list(iter_blocks(Reader(stored, cache, Meter(), np.array([5, 9])), [(0, 6)], threading.Event()))
+
+
+def test_bytes_are_counted_once_where_the_cache_holds_them() -> None:
+    rows, meter = Rows(64, list(range(8, 64, 8))), Meter()
+    reader = Reader(rows, PieceCache(10**6), meter, np.arange(3))
+    size = 64 * (2 * 4 + 4 + 8)  # float32 x, int32 codes, float64 weights
+    _check(reader, 0, 64, 8)
+    assert meter.bytes_read == size
+    _check(reader, 0, 64, 8)
+    assert meter.bytes_read == size
+    bare = Meter()
+    _check(Reader(rows, None, bare, np.arange(3)), 0, 64, 8)
+    _check(Reader(rows, None, bare, np.arange(3)), 0, 64, 8)
+
+
+def test_reads_ahead_but_not_far() -> None:
+    rows = Rows(100, list(range(1, 100)))
+    source = iter_blocks(Reader(rows, None, Meter(), np.arange(3)), _blocks(0, 100, 1), threading.Event())
+    next(source)
+    deadline = time.monotonic() + 5
+    while len(rows.reads) < 1 + AHEAD and time.monotonic() < deadline:
+        time.sleep(0.005)
+    time.sleep(0.1)  # time enough to run further, if it would
+    # Consumed one, AHEAD wait in the queue, and one more is read and waits for room.
+    assert 1 + AHEAD <= len(rows.reads) <= 2 + AHEAD
+    source.close()
+    assert len(rows.reads) <= 3 + AHEAD
+
+
+def test_reading_overlaps_computing() -> None:
+    rows = Rows(30, [10, 20])
+    source = iter_blocks(Reader(rows, None, Meter(), np.arange(3)), _blocks(0, 30, 10), threading.Event())
+    next(source)
+    deadline = time.monotonic() + 5
+    while len(rows.reads) < 3 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert len(rows.reads) == 3  # while this thread held the first block
+    source.close()
+
+
+@pytest.mark.parametrize("fail_at", [0, 11, 29])
+def test_an_error_of_the_reader_reaches_the_caller(fail_at: int) -> None:
+    rows = Rows(30, [10, 20], fail_at)
+    good = 0
+    with pytest.raises(DataError, match=f"row {fail_at} is lost"):
+        for _ in iter_blocks(Reader(rows, None, Meter(), np.arange(3)), _blocks(0, 30, 5), threading.Event()):
+            good += 1
+    assert good == fail_at // 10 * 2
+
+
+def test_an_error_of_the_consumer_ends_the_reader() -> None:
+    rows = Rows(1000, list(range(1, 1000)))
+    with pytest.raises(ZeroDivisionError):
+        for _ in iter_blocks(
+            Reader(rows, None, Meter(), np.arange(3)), _blocks(0, 1000, 1), threading.Event()
+        ):
+            1 / 0  # noqa: B018
+    import gc
+
+    gc.collect()
+    assert len(rows.reads) < 20
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_stopped_at_the_next_block(cached: bool) -> None:
+    rows, stop = Rows(100, [50]), threading.Event()
+    source = iter_blocks(
+        Reader(rows, PieceCache(10**6) if cached else None, Meter(), np.arange(3)), _blocks(0, 100, 10), stop
+    )
+    next(source)
+    stop.set()
+    with pytest.raises(Stopped):
+        next(source)
+
+
+def test_no_blocks_no_reading() -> None:
+    rows = Rows(10, [])
+    assert list(iter_blocks(Reader(rows, None, Meter(), np.arange(3)), [], threading.Event())) == []
+    assert rows.reads == []
+
+
+def test_threads_share_a_dataset(toy: SimpleNamespace, tmp_path: Path) -> None:
+    stored = toy.rows(400).save(tmp_path / "ds", chunk_rows=16)
+    expected = stored.read_x(0, 400)
+    cache, wrong = PieceCache(3000), []
+
+    def work() -> None:
+        for _ in range(3):
+            rows: Any = iter_blocks(
+                Reader(stored, cache, Meter(), np.arange(8)), _blocks(0, 400, 30), threading.Event()
+            )
+            if not np.array_equal(np.concatenate([b.x for b in rows]), expected):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not wrong
+    assert not any(t.is_alive() for t in threads)

@@ -1,0 +1,243 @@
+"""Records: what goes in comes out, what is torn is told, and no pickle anywhere."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import hashlib
+import io
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from scalelatent.data.grid import RowGrid
+from scalelatent.engine import record
+from scalelatent.engine.record import dumps, loads, read_record, write_record
+from scalelatent.errors import RunError
+from scalelatent.models.capsule.members import build_members
+from scalelatent.models.capsule.model import CapsuleState, initial_state
+
+ARRAYS = hnp.arrays(
+    dtype=st.sampled_from(["f4", "f8", "i4", "i8", "u1", "?", "U3", "c16"]),
+    shape=hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+)
+LEAVES = st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.floats() | st.text(max_size=8) | ARRAYS
+KEYS = st.text(max_size=6) | st.sampled_from(["!array", "!dict", "!type", "!tuple", "fields", "head", "a0"])
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(KEYS, inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray):
+        return (
+            isinstance(b, np.ndarray)
+            and a.dtype == b.dtype
+            and a.shape == b.shape
+            and a.tobytes() == b.tobytes()
+        )
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(_same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return bool(a == b or (a != a and b != b))
+
+
+@given(TREES)
+def test_round_trip(tree: Any) -> None:
+    assert _same(loads(dumps(tree)), tree)
+
+
+@given(TREES)
+def test_the_same_tree_gives_the_same_bytes(tree: Any) -> None:
+    assert dumps(tree) == dumps(tree)
+
+
+def test_dataclasses_of_the_package() -> None:
+    members = build_members("all_vs_all", 4, 2)
+    state = initial_state(np.arange(72.0).reshape(24, 3), 6)
+    got = loads(dumps({"members": members, "state": state, "grid": RowGrid(10, 2, 2)}))
+    assert isinstance(got["state"], CapsuleState)
+    for name, value in vars(state).items():
+        assert _same(getattr(got["state"], name), value)
+    assert _same(got["members"].labels, members.labels)
+    assert got["grid"] == RowGrid(10, 2, 2)
+
+
+def test_numpy_scalars_become_numbers() -> None:
+    assert loads(dumps([np.float64(0.1), np.int32(3), np.bool_(True)])) == [0.1, 3, True]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [object(), {1: 2}, b"bytes", {1, 2}, 1j, np.array([object()]), [print], type("T", (), {})()],
+    ids=repr,
+)
+def test_anything_else_is_refused(bad: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        dumps({"ok": 1, "bad": bad})
+
+
+SMALL = {"a": np.arange(3, dtype="i2"), "b": "x"}
+
+
+def test_torn_at_every_length() -> None:
+    data = dumps(SMALL)
+    for length in range(len(data)):
+        with pytest.raises(RunError, match="torn or changed"):
+            loads(data[:length])
+
+
+def test_every_flipped_byte() -> None:
+    data = dumps(SMALL)
+    for place in range(len(data)):
+        changed = bytearray(data)
+        changed[place] ^= 1 << place % 8
+        with pytest.raises(RunError, match="torn or changed"):
+            loads(bytes(changed))
+
+
+@pytest.mark.parametrize("tail", [b"\0", b"more", b"\0" * 32])
+def test_longer_is_changed_too(tail: bytes) -> None:
+    with pytest.raises(RunError, match="torn or changed"):
+        loads(dumps(SMALL) + tail)
+
+
+def _forged(head: Any, **arrays: Any) -> bytes:
+    """A record with a checksum that fits."""
+    buffer = io.BytesIO()
+    np.savez(buffer, head=np.frombuffer(json.dumps(head).encode(), np.uint8), **arrays)
+    return buffer.getvalue() + hashlib.sha256(buffer.getvalue()).digest()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "os:system",
+        "subprocess:Popen",
+        "scalelatentx.evil:Thing",
+        "builtins:eval",
+        "scalelatent.engine.store:os",
+        "scalelatent.engine.store:EngineStore",
+        "scalelatent.engine.record:dumps",
+        "scalelatent.nothing:Thing",
+        "scalelatent.data.grid:Gone",
+    ],
+)
+def test_foreign_and_unknown_types_are_refused(name: str) -> None:
+    with pytest.raises(RunError, match=name):
+        loads(_forged({"!type": name, "fields": {}}))
+
+
+def test_fields_of_another_version_are_refused() -> None:
+    with pytest.raises(RunError, match="RowGrid"):
+        loads(_forged({"!type": "scalelatent.data.grid:RowGrid", "fields": {"n_rows": 3, "colour": 1}}))
+
+
+def test_pickled_arrays_are_not_loaded() -> None:
+    bomb = np.array([Bomb()], dtype=object)
+    with pytest.raises((RunError, ValueError), match="allow_pickle"):
+        loads(_forged({"!array": "a0"}, a0=bomb))
+    assert not Bomb.went_off
+
+
+class Bomb:
+    went_off = False
+
+    def __reduce__(self) -> Any:
+        return _explode, ()
+
+
+def _explode() -> None:
+    Bomb.went_off = True
+
+
+def test_pickle_is_never_called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("pickle was called")
+
+    for name in ("dump", "dumps", "load", "loads"):
+        monkeypatch.setattr(pickle, name, refuse)
+    write_record(tmp_path / "a.rec", {"s": initial_state(np.zeros((2, 2)), 1)})
+    assert read_record(tmp_path / "a.rec")["s"].iteration == 0
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_files(tmp_path: Path, durable: bool) -> None:
+    path = tmp_path / "a.rec"
+    assert write_record(path, SMALL, durable=durable) == path.stat().st_size
+    write_record(path, {"b": 2}, durable=durable)
+    assert read_record(path) == {"b": 2}
+    assert [p.name for p in tmp_path.iterdir()] == ["a.rec"]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"PK\3\4"])
+def test_unreadable_files_are_named(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "a.rec"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(RunError, match=r"a\.rec"):
+        read_record(path)
+
+
+@pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
+def test_a_full_disk_names_the_file_and_keeps_the_older_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    path = tmp_path / "a.rec"
+    write_record(path, {"old": 1})
+
+    def full(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def leaky(*args: Any, **kwargs: Any) -> Any:
+        file = builtins.open(*args, **kwargs)
+        if call == "write":
+            file = io.BufferedWriter(Full(file.name), 16)
+        return file
+
+    if call in ("fsync", "replace"):
+        monkeypatch.setattr(record.os, call, full)
+    else:
+        monkeypatch.setattr(record, "open", full if call == "open" else leaky, raising=False)
+    with pytest.raises(RunError, match=r"cannot write .*a\.rec.*No space left.*Free space"):
+        write_record(path, {"new": np.arange(50)})
+    monkeypatch.undo()
+    assert read_record(path) == {"old": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["a.rec"]
+
+
+class Full(io.RawIOBase):
+    """A file on a full disk."""
+
+    def __init__(self, name: str) -> None:
+        self._file = builtins.open(name, "wb", buffering=0)  # noqa: SIM115
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def write(self, data: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()

@@ -1,0 +1,94 @@
+"""The tree is the same whatever arrives first and however it is cut."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalelatent.data.grid import FAN_IN, RowGrid
+from scalelatent.engine.passes import _NodeTree
+from scalelatent.engine.reduce import TreeReducer, merge_vectors
+
+
+def _leaves(n: int, seed: int) -> list[np.ndarray]:
+    rng = np.random.Generator(np.random.Philox(seed))
+    return list(rng.normal(size=(n, 2)) * 10.0 ** rng.integers(-9, 9, (n, 2)))
+
+
+def _oracle(vectors: list[np.ndarray]) -> np.ndarray:
+    """Eight to a node, in order, left to right, level by level: the definition."""
+    while len(vectors) > 1:
+        families = [vectors[i : i + FAN_IN] for i in range(0, len(vectors), FAN_IN)]
+        vectors = []
+        for family in families:
+            total = family[0].copy()
+            for vector in family[1:]:
+                total = total + vector
+            vectors.append(total)
+    return vectors[0]
+
+
+@given(st.integers(1, 600), st.integers(0, 10**6), st.randoms(use_true_random=False))
+def test_any_order_of_arrival(n: int, seed: int, random: object) -> None:
+    leaves = _leaves(n, seed)
+    reducer = TreeReducer(RowGrid(n, 1, 1))
+    order = list(range(n))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    for leaf in order:
+        reducer.add(0, leaf, leaves[leaf])
+    np.testing.assert_array_equal(reducer.root(), _oracle(leaves))
+
+
+@given(st.integers(1, 600), st.integers(0, 10**6), st.integers(0, 4))
+def test_spans_of_any_level(n: int, seed: int, level: int) -> None:
+    grid = RowGrid(n, 1, 1)
+    level = min(level, grid.depth)
+    leaves = _leaves(n, seed)
+    reducer = TreeReducer(grid)
+    for index in reversed(range(grid.n_nodes(level))):
+        tree = _NodeTree(level)
+        for leaf in grid.node_leaves(level, index):
+            tree.add(leaves[leaf])
+        reducer.add(level, index, tree.total())
+    np.testing.assert_array_equal(reducer.root(), _oracle(leaves))
+
+
+@given(st.integers(2, 200), st.integers(0, 10**6), st.data())
+def test_spans_of_mixed_levels(n: int, seed: int, data: st.DataObject) -> None:
+    """Some spans of a level, the rest leaf by leaf: what a retry with half the range does."""
+    grid = RowGrid(n, 1, 1)
+    leaves, reducer = _leaves(n, seed), TreeReducer(grid)
+    for index in range(grid.n_nodes(1) if grid.depth else 0):
+        if data.draw(st.booleans()):
+            reducer.add(1, index, _oracle([leaves[leaf] for leaf in grid.node_leaves(1, index)]))
+        else:
+            for leaf in grid.node_leaves(1, index):
+                reducer.add(0, leaf, leaves[leaf])
+    np.testing.assert_array_equal(reducer.root(), _oracle(leaves))
+
+
+@given(st.integers(1, 20), st.integers(0, 10**6))
+def test_merging_changes_no_child(n: int, seed: int) -> None:
+    vectors = _leaves(n, seed)
+    before = [v.copy() for v in vectors]
+    merge_vectors(vectors)
+    for vector, kept in zip(vectors, before, strict=True):
+        np.testing.assert_array_equal(vector, kept)
+
+
+def test_order_matters_so_these_tests_can_fail() -> None:
+    leaves = _leaves(64, 1)
+    assert not np.array_equal(_oracle(leaves), _oracle(leaves[::-1]))
+    assert not np.array_equal(_oracle(leaves), np.sum(leaves, axis=0))
+
+
+@pytest.mark.parametrize("missing", [0, 7, 8, 29])
+def test_a_missing_node_is_an_error(missing: int) -> None:
+    reducer = TreeReducer(RowGrid(30, 1, 1))
+    for leaf in range(30):
+        if leaf != missing:
+            reducer.add(0, leaf, np.ones(1))
+    with pytest.raises(RuntimeError, match="not complete"):
+        reducer.root()

@@ -1,0 +1,286 @@
+"""Interrupted, killed, out of disk space at any moment: the resumed fit has the same bits."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent.engine import inprocess, loop
+from scalelatent.engine.cache import PieceCache
+from scalelatent.engine.callbacks import Callback, Callbacks
+from scalelatent.engine.inprocess import InProcessExecutor, worth_saving
+from scalelatent.engine.loop import LoopResult, fit_batches
+from scalelatent.engine.passes import PassContext, Span
+from scalelatent.engine.store import EngineStore
+from scalelatent.errors import ScalelatentError
+
+PASSES = 3
+Toy = SimpleNamespace
+
+
+def _fit(
+    toy: Toy, folder: Path | None, callback: Callback | None = None, jobs: int = 1, seconds: float = 0
+) -> LoopResult:
+    stage = toy.stage(toy.rows(150), passes=PASSES, validation=toy.rows(40, seed=1))
+    store = None if folder is None else EngineStore(folder)
+    executor = InProcessExecutor(jobs, store, seconds, PieceCache(0))
+    return fit_batches(
+        executor,
+        stage,
+        toy.start(),
+        callbacks=Callbacks(callback or ()),
+        store=store,
+        checkpoint_seconds=seconds,
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(toy: Toy) -> np.ndarray:
+    """What an undisturbed fit learns."""
+    trail = _fit(toy, None).state["trail"]
+    assert len(set(trail)) == PASSES
+    return trail
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[Span]:
+    """Spans that were computed."""
+    spans: list[Span] = []
+    original = PassContext.run_span
+
+    def run_span(self: PassContext, span: Span, stop: Any) -> np.ndarray:
+        vector = original(self, span, stop)
+        spans.append(span)
+        return vector
+
+    monkeypatch.setattr(PassContext, "run_span", run_span)
+    return spans
+
+
+class Often:
+    """Progress that is told after every span."""
+
+    def __init__(self, callbacks: Callback, stage: str, iteration: int) -> None:
+        self._tell = lambda done, total: callbacks.on_progress(
+            {"pass": iteration, "rows_done": done, "rows_total": total}
+        )
+
+    def __call__(self, done: int, total: int) -> None:
+        self._tell(done, total)
+
+
+class Interrupt(Callback):
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def on_progress(self, info: dict[str, Any]) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+
+
+def test_interrupt_after_every_single_span(
+    toy: Toy, whole: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, computed: list[Span]
+) -> None:
+    monkeypatch.setattr(loop, "Progress", Often)
+    # Ten leaves and three, so at least one task a leaf: cut small so that a pass has many spans.
+    monkeypatch.setattr(inprocess, "spans_of", _leaf_spans)
+    _fit(toy, tmp_path / "count")
+    total = len(computed)
+    assert total == PASSES * 13
+    told = PASSES * (13 + 1)
+    for after in range(told):
+        folder = tmp_path / str(after)
+        computed.clear()
+        with pytest.raises(KeyboardInterrupt):
+            _fit(toy, folder, Interrupt(after))
+        first = len(computed)
+        result = _fit(toy, folder)
+        np.testing.assert_array_equal(result.state["trail"], whole)
+        assert [r["pass"] for r in result.history] == [1, 2, 3]
+        assert len(computed) == total, f"interrupted after {first} spans, {len(computed) - first} came on top"
+
+
+def _leaf_spans(stage: Any, workers: int) -> list[Span]:
+    return [Span(part, 0, i) for part, grid in stage.grids.items() for i in range(grid.n_nodes(0))]
+
+
+@pytest.mark.parametrize("jobs", [2, 3])
+def test_interrupt_with_threads_and_another_number_of_them(
+    toy: Toy, whole: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
+) -> None:
+    monkeypatch.setattr(loop, "Progress", Often)
+    monkeypatch.setattr(inprocess, "spans_of", _leaf_spans)
+    for after in range(1, 40, 5):
+        with pytest.raises(KeyboardInterrupt):
+            _fit(toy, tmp_path / str(after), Interrupt(after), jobs)
+        result = _fit(toy, tmp_path / str(after), jobs=4 - jobs)
+        np.testing.assert_array_equal(result.state["trail"], whole)
+
+
+def test_finished_spans_of_another_level_are_used_or_done_again(
+    toy: Toy, whole: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resume with another number of workers would cut other spans: what is kept decides."""
+    monkeypatch.setattr(loop, "Progress", Often)
+    monkeypatch.setattr(inprocess, "spans_of", _leaf_spans)
+    with pytest.raises(KeyboardInterrupt):
+        _fit(toy, tmp_path, Interrupt(6))
+    monkeypatch.undo()
+    assert len(EngineStore(tmp_path).nodes("toy_estep", 0)) == 6
+    np.testing.assert_array_equal(_fit(toy, tmp_path).state["trail"], whole)
+
+
+def test_a_torn_span_is_computed_again(
+    toy: Toy, whole: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, computed: list[Span]
+) -> None:
+    monkeypatch.setattr(loop, "Progress", Often)
+    monkeypatch.setattr(inprocess, "spans_of", _leaf_spans)
+    with pytest.raises(KeyboardInterrupt):
+        _fit(toy, tmp_path, Interrupt(6))
+    for i, path in enumerate(sorted(tmp_path.glob("node-*"))[:3]):
+        path.write_bytes(path.read_bytes()[: i * 30])
+    computed.clear()
+    np.testing.assert_array_equal(_fit(toy, tmp_path).state["trail"], whole)
+    assert len(computed) == PASSES * 13 - 3
+
+
+def test_short_spans_are_not_kept_and_a_resume_does_the_pass_again(
+    toy: Toy, whole: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "Progress", Often)
+    with pytest.raises(KeyboardInterrupt):
+        _fit(toy, tmp_path, Interrupt(5), seconds=1000)
+    assert list(tmp_path.glob("node-*")) == []
+    np.testing.assert_array_equal(_fit(toy, tmp_path, seconds=1000).state["trail"], whole)
+
+
+def test_what_is_worth_saving() -> None:
+    assert worth_saving(0.0, 10**9, 0)
+    assert worth_saving(1.0, 10**6, 30)  # 2 ms of writing for a second of computing
+    assert not worth_saving(0.001, 10**6, 30)
+    assert not worth_saving(1e-4, 100, 30)  # a file costs more than that, however small it is
+
+
+@pytest.mark.parametrize("damage", ["torn", "missing", "history"])
+def test_damaged_folder_after_an_interrupt(toy: Toy, whole: np.ndarray, tmp_path: Path, damage: str) -> None:
+    class Stop(Callback):
+        def on_pass_end(self, record: dict[str, Any]) -> None:
+            if record["pass"] == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _fit(toy, tmp_path, Stop())
+    newest = EngineStore(tmp_path).state_path("toy_estep", 2)
+    if damage == "torn":
+        newest.write_bytes(newest.read_bytes()[:100])
+    elif damage == "missing":
+        newest.unlink()
+    else:
+        path = tmp_path / "history-toy_estep.jsonl"
+        path.write_text(path.read_text()[:-10])
+    events: list[dict[str, Any]] = []
+
+    class Listen(Callback):
+        def on_event(self, info: dict[str, Any]) -> None:
+            events.append(info)
+
+    result = _fit(toy, tmp_path, Listen())
+    np.testing.assert_array_equal(result.state["trail"], whole)
+    assert [e["event"] for e in events] == (["checkpoint_unreadable"] if damage == "torn" else []) + [
+        "resumed"
+    ]
+    assert [r["pass"] for r in result.history] == [1, 2, 3]
+
+
+# -- the disk fails, or the process is killed, at every single write ------------------------------------------
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing reaches the disk from here on."""
+
+
+class Disk:
+    """Counts every open for writing, write and rename below a folder; the n-th fails, and all after it."""
+
+    def __init__(self, folder: Path, fail_at: int, error: BaseException) -> None:
+        self.folder, self.fail_at, self.error, self.calls = str(folder), fail_at, error, 0
+        self._open, self._replace = builtins.open, os.replace
+
+    def step(self) -> None:
+        self.calls += 1
+        if self.calls > self.fail_at:
+            raise self.error
+
+    def open(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if not str(file).startswith(self.folder) or not set(mode) & set("wax"):
+            return self._open(file, mode, *args, **kwargs)
+        self.step()
+        return Torn(self, self._open(file, mode, *args, **kwargs))
+
+    def replace(self, source: Any, target: Any) -> None:
+        if str(target).startswith(self.folder):
+            self.step()
+        self._replace(source, target)
+
+    @contextmanager
+    def mounted(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(builtins, "open", self.open)
+            patch.setattr(io, "open", self.open)
+            patch.setattr(os, "replace", self.replace)
+            yield
+
+
+class Torn:
+    """A file whose failing write leaves half of its data."""
+
+    def __init__(self, disk: Disk, file: Any) -> None:
+        self._disk, self._file = disk, file
+
+    def write(self, data: Any) -> Any:
+        try:
+            self._disk.step()
+        except BaseException:
+            self._file.write(data[: len(data) // 2])
+            self._file.flush()
+            raise
+        return self._file.write(data)
+
+    def __enter__(self) -> Torn:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+@pytest.mark.parametrize("how", ["killed", "full"])
+def test_failing_at_every_write(toy: Toy, whole: np.ndarray, tmp_path: Path, how: str) -> None:
+    error: BaseException = Killed() if how == "killed" else OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    count = Disk(tmp_path / "count", 10**9, error)
+    with count.mounted():
+        _fit(toy, tmp_path / "count")
+    assert count.calls > 3 * PASSES * 3
+    for fail_at in range(count.calls):
+        folder = tmp_path / str(fail_at)
+        with Disk(folder, fail_at, error).mounted(), pytest.raises((Killed, ScalelatentError)) as raised:
+            _fit(toy, folder)
+        if how == "full":
+            assert "No space left" in str(raised.value)
+            assert str(folder) in str(raised.value)
+        result = _fit(toy, folder)
+        np.testing.assert_array_equal(result.state["trail"], whole)
+        assert [r["pass"] for r in result.history] == [1, 2, 3]

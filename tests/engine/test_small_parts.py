@@ -1,0 +1,206 @@
+"""Random streams, the backend table, thread pools and callbacks."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalelatent.engine import backend as backends
+from scalelatent.engine.backend import HostBackend, find_kernel, kernel_table, make_backend, resolve_device
+from scalelatent.engine.callbacks import Callback, Callbacks
+from scalelatent.engine.streams import draw_seed, resolve_seed, stream
+from scalelatent.engine.threads import available_cores, resolve_jobs, single_threaded
+from scalelatent.errors import RunError
+
+# -- streams -------------------------------------------------------------------------------------------------
+
+PLACE = st.tuples(
+    st.integers(0, 2**64 - 1), st.sampled_from(["start", "data", "noise"]), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)
+)  # fmt: skip
+
+
+@given(PLACE, PLACE)
+def test_streams_repeat_and_differ(a: tuple, b: tuple) -> None:
+    first = stream(*a).integers(2**63, size=8)
+    np.testing.assert_array_equal(first, stream(*a).integers(2**63, size=8))
+    assert (a == b) == np.array_equal(first, stream(*b).integers(2**63, size=8))
+
+
+def test_neighbouring_streams_do_not_overlap() -> None:
+    """The index counts in a high word, so a long draw of one leaf never reaches the next."""
+    draws = [stream(1, "start", 0, index).integers(2**63, size=5000) for index in range(4)]
+    assert len(np.unique(np.concatenate(draws))) == 20_000
+
+
+def test_streams_are_uncorrelated() -> None:
+    a, b = (stream(1, "start", 0, i).normal(size=50_000) for i in (0, 1))
+    assert abs(np.corrcoef(a, b)[0, 1]) < 5 / np.sqrt(50_000)
+
+
+def test_streams_are_the_same_on_every_machine() -> None:
+    assert stream(7, "start", 2, 3).integers(2**32, size=3).tolist() == GOLDEN
+
+
+GOLDEN = [2846696873, 89771030, 3942453723]  # Philox4x64-10 in numpy, recorded once
+
+
+def test_negative_seeds_are_refused() -> None:
+    with pytest.raises(ValueError, match="seed=-1"):
+        stream(-1, "start")
+
+
+def test_seeds() -> None:
+    assert resolve_seed(7) == resolve_seed(np.int64(7)) == 7
+    assert resolve_seed(np.random.RandomState(1)) == resolve_seed(np.random.RandomState(1))
+    assert resolve_seed(np.random.default_rng(1)) == resolve_seed(np.random.default_rng(1))
+    assert len({draw_seed() for _ in range(20)} | {resolve_seed(None) for _ in range(20)}) > 30
+
+
+@pytest.mark.parametrize("bad", [-1, 1.5, "7", True, [1]])
+def test_bad_seeds(bad: Any) -> None:
+    with pytest.raises(ValueError, match="random_state="):
+        resolve_seed(bad)
+
+
+# -- backends ------------------------------------------------------------------------------------------------
+
+
+def test_every_kernel_has_all_three_bodies_and_host_bodies_load() -> None:
+    assert kernel_table()
+    for name, bodies in kernel_table().items():
+        assert set(bodies) == {"reference", "numba", "cupy"}
+        assert callable(find_kernel(name, "reference"))
+        assert callable(find_kernel(name, "numba"))
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "message"),
+    [
+        (
+            "capsule_residual",
+            "numba",
+            "'capsule_residual' has no body for backend 'numba'; there are: .*capsule_residuals",
+        ),
+        ("capsule_residuals", "opencl", "no body for backend 'opencl'; there are: cupy, numba, reference"),
+    ],
+)
+def test_unknown_kernels_name_what_there_is(name: str, backend: str, message: str) -> None:
+    with pytest.raises(RunError, match=message):
+        find_kernel(name, backend)
+
+
+def test_no_silent_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "gpu_count", lambda: 0)
+    with pytest.raises(RunError, match=r"device='gpu'.*scalelatent\[cuda12\].*device='cpu'"):
+        resolve_device("gpu")
+    assert resolve_device("auto") == resolve_device("cpu") == "cpu"
+    monkeypatch.setattr(backends, "gpu_count", lambda: 1)
+    assert (resolve_device("auto"), resolve_device("gpu"), resolve_device("cpu")) == ("gpu", "gpu", "cpu")
+    with pytest.raises(ValueError, match="device='cuda' is not one of auto, cpu, gpu"):
+        resolve_device("cuda")
+
+
+@pytest.mark.parametrize("name", ["numba", "reference"])
+def test_host_backend(name: str) -> None:
+    host = HostBackend(name)
+    wanted = np.float64 if name == "reference" else np.float32
+    x = np.arange(12, dtype="u1").reshape(4, 3)
+    got = host.asarray(x, np.float32, "x")
+    assert got.dtype == wanted
+    np.testing.assert_array_equal(got, x)
+    assert host.asarray(got, np.float32) is got  # nothing to do
+    assert np.shares_memory(host.asarray(x + 1, np.float32, "x"), got)  # the buffer of that name, used again
+    fortran = np.asfortranarray(np.arange(12, dtype=wanted).reshape(4, 3))
+    assert host.asarray(fortran, np.float32).flags.c_contiguous
+    rows = np.array([2, 0])
+    np.testing.assert_array_equal(host.take(fortran, rows, "t"), fortran[rows])
+    a, b = np.ones((2, 3), wanted), np.arange(6, dtype=wanted).reshape(3, 2)
+    np.testing.assert_array_equal(host.matmul(a, b, "m"), a @ b)
+    assert host.to_host(a) is a
+
+
+def test_buffers_grow_and_shrink() -> None:
+    host = make_backend("cpu")
+    small = host.buffer("b", (2, 3), np.float32)
+    assert np.shares_memory(small, host.buffer("b", (6,), np.float32))
+    assert not np.shares_memory(small, host.buffer("b", (7,), np.float32))
+    assert host.buffer("b", (2, 2), np.float64).dtype == np.float64
+    assert not np.shares_memory(host.buffer("a", (2,), np.float32), host.buffer("b", (2,), np.float32))
+
+
+# -- threads -------------------------------------------------------------------------------------------------
+
+
+def test_pools_are_one_thread_inside_and_as_before_after() -> None:
+    import zarr
+    from threadpoolctl import threadpool_info
+
+    def pools() -> list[int]:
+        return [p["num_threads"] for p in threadpool_info() if p["user_api"] == "blas"]
+
+    before, of_zarr = pools(), zarr.config.get("threading.max_workers")
+    with pytest.raises(RuntimeError, match="inside"), single_threaded():
+        assert set(pools()) <= {1}
+        assert zarr.config.get("threading.max_workers") == 1
+        raise RuntimeError("inside")
+    assert (pools(), zarr.config.get("threading.max_workers")) == (before, of_zarr)
+
+
+def test_jobs() -> None:
+    cores = available_cores()
+    assert 1 <= cores <= (os.cpu_count() or 1)
+    assert resolve_jobs(None) == resolve_jobs(-1) == cores
+    assert resolve_jobs(3) == 3
+    assert resolve_jobs(-2) == max(1, cores - 1)
+    assert resolve_jobs(-1000) == 1
+
+
+@pytest.mark.parametrize("bad", [0, 1.5, True, "many"])
+def test_bad_jobs(bad: Any) -> None:
+    with pytest.raises(ValueError, match=f"n_jobs={bad!r}"):
+        resolve_jobs(bad)
+
+
+# -- callbacks -----------------------------------------------------------------------------------------------
+
+HOOKS = ("on_fit_start", "on_stage", "on_progress", "on_pass_end", "on_checkpoint", "on_event", "on_fit_end")
+
+
+class Log(Callback):
+    def __init__(self, name: str, log: list, stop: bool = False) -> None:
+        self.name, self.log, self.stop = name, log, stop
+
+    def on_pass_end(self, record: dict[str, Any]) -> bool:
+        self.log.append((self.name, "on_pass_end"))
+        return self.stop
+
+
+for _hook in HOOKS:
+    if _hook != "on_pass_end":
+        setattr(Log, _hook, lambda self, info, hook=_hook: self.log.append((self.name, hook)))
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_all_callbacks_are_told_in_order(hook: str) -> None:
+    log: list = []
+    getattr(Callbacks([Log("a", log), Log("b", log)]), hook)({})
+    assert log == [("a", hook), ("b", hook)]
+
+
+def test_any_may_stop_and_all_are_asked() -> None:
+    log: list = []
+    assert Callbacks([Log("a", log, stop=True), Log("b", log)]).on_pass_end({}) is True
+    assert len(log) == 2
+    assert Callbacks(Log("a", log)).on_pass_end({}) is False
+    assert Callbacks().on_pass_end({}) is False
+
+
+@pytest.mark.parametrize("bad", [[print], [Callback], ["x"], [None]])
+def test_what_is_no_callback_is_refused(bad: Any) -> None:
+    with pytest.raises(TypeError, match=r"callbacks: .* is no scalelatent Callback"):
+        Callbacks(bad)

@@ -1,0 +1,209 @@
+"""The run folder of the engine: identity, states that survive a torn one, history, finished spans."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from scalelatent.engine.passes import Span
+from scalelatent.engine.store import KEEP_STATES, EngineStore, RecentObjects
+from scalelatent.errors import DataError, RunError
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> EngineStore:
+    return EngineStore(tmp_path / "run" / "engine")
+
+
+def _save(store: EngineStore, *iterations: int, stage: str = "toy_estep") -> None:
+    for iteration in iterations:
+        store.save_state(stage, iteration, {"at": iteration, "w": np.arange(4.0) + iteration}, durable=False)
+
+
+def test_no_state_yet(store: EngineStore) -> None:
+    assert store.latest_state("toy_estep") is None
+
+
+def test_latest_state_is_the_newest(store: EngineStore) -> None:
+    _save(store, 1, 2, 10)
+    iteration, state, messages = store.latest_state("toy_estep")
+    assert (iteration, state["at"], messages) == (10, 10, [])
+
+
+def test_iterations_sort_as_numbers_and_stages_are_apart(store: EngineStore) -> None:
+    _save(store, 999_999, 1_000_000)
+    _save(store, 3, stage="toy_other")
+    assert store.latest_state("toy_estep")[0] == 1_000_000
+    assert store.latest_state("toy_other")[0] == 3
+    assert store.latest_state("toy") is None
+
+
+def test_only_the_newest_few_are_kept(store: EngineStore) -> None:
+    _save(store, *range(1, 10))
+    _save(store, 4, stage="toy_other")
+    kept = sorted(int(p.stem.rsplit("-", 1)[1]) for p in store.folder.glob("state-toy_estep-*"))
+    assert kept == list(range(10 - KEEP_STATES, 10))
+    assert store.latest_state("toy_other")[0] == 4
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "flip", "text"])
+def test_a_torn_state_falls_back_to_the_one_before(store: EngineStore, damage: str) -> None:
+    _save(store, 1, 2, 3)
+    for iteration in (3, 2):
+        path = store.state_path("toy_estep", iteration)
+        data = path.read_bytes()
+        path.write_bytes(
+            {
+                "empty": b"",
+                "half": data[: len(data) // 2],
+                "flip": data[:50] + b"\0\0\1" + data[53:],
+                "text": b"{}",
+            }[damage]
+        )
+        found, state, messages = store.latest_state("toy_estep")
+        assert found == state["at"] == iteration - 1
+        assert len(messages) == 4 - iteration
+        assert path.name in messages[-1]
+        assert "falling back to the checkpoint before it" in messages[-1]
+    store.state_path("toy_estep", 1).write_bytes(b"")
+    assert store.latest_state("toy_estep") is None
+
+
+def test_a_missing_state_is_named(store: EngineStore) -> None:
+    with pytest.raises(RunError, match=r"state-toy_estep-000007\.rec"):
+        store.load_state("toy_estep", 7)
+
+
+IDENTITY = {"kind": "toy", "seed": 3, "params": "[]"}
+
+
+def test_a_folder_belongs_to_one_fit(store: EngineStore) -> None:
+    store.claim(IDENTITY, resume=False)
+    store.claim(dict(IDENTITY), resume=True)
+    with pytest.raises(RunError, match=r"already holds a fit.*resume=True.*another run_dir"):
+        store.claim(IDENTITY, resume=False)
+    with pytest.raises(
+        RunError, match=r"holds another fit: seed changed \(was \[3\], is \[4\]\).*same job and data"
+    ):
+        store.claim({**IDENTITY, "seed": 4}, resume=True)
+    with pytest.raises(RunError, match="holds another fit: colour, params changed"):
+        store.claim({"kind": "toy", "seed": 3, "colour": "red"}, resume=True)
+    store.claim(IDENTITY, resume=True)  # a refusal changed nothing
+
+
+def test_resume_of_an_empty_folder_begins(store: EngineStore) -> None:
+    store.claim(IDENTITY, resume=True)
+    with pytest.raises(RunError, match="already holds"):
+        store.claim(IDENTITY, resume=False)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"cannot make the run folder .*file/engine.*run_dir"):
+        EngineStore(tmp_path / "file" / "engine")
+
+
+def test_the_id_of_a_run_stays_and_differs(tmp_path: Path) -> None:
+    first = EngineStore(tmp_path / "a").ref
+    assert EngineStore(tmp_path / "a").ref == first
+    assert EngineStore(tmp_path / "b").ref[1] != first[1]
+    assert first[0] == str(tmp_path / "a")
+
+
+def test_results(store: EngineStore) -> None:
+    assert store.load_result("moments") is None
+    store.save_result("moments", {"v": np.arange(3.0)})
+    np.testing.assert_array_equal(store.load_result("moments")["v"], np.arange(3.0))
+    path = store.folder / "result-moments.rec"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert store.load_result("moments") is None  # torn counts as not done
+
+
+def test_history_is_cut_back_to_the_state(store: EngineStore) -> None:
+    for number in (1, 2, 3, 4):
+        store.append_history("toy", {"pass": number, "objective": 1 / number})
+    assert [r["pass"] for r in store.load_history("toy", 2)] == [1, 2]
+    lines = (store.folder / "history-toy.jsonl").read_text().splitlines()
+    assert [json.loads(line)["pass"] for line in lines] == [1, 2]
+    store.append_history("toy", {"pass": 3, "objective": 9.0})
+    assert [r["objective"] for r in store.load_history("toy", 3)] == [1.0, 0.5, 9.0]
+
+
+def test_the_last_line_of_a_killed_run_is_dropped(store: EngineStore) -> None:
+    store.append_history("toy", {"pass": 1})
+    store.append_history("toy", {"pass": 2})
+    path = store.folder / "history-toy.jsonl"
+    path.write_text(path.read_text()[:-4])
+    assert store.load_history("toy", 9) == [{"pass": 1}]
+    store.append_history("toy", {"pass": 2})  # and what follows starts on a line of its own
+    assert store.load_history("toy", 9) == [{"pass": 1}, {"pass": 2}]
+
+
+def test_history_that_is_not_there_is_empty(store: EngineStore) -> None:
+    assert store.load_history("toy", 5) == []
+
+
+def test_nodes(store: EngineStore) -> None:
+    spans = [Span("train", 0, 3), Span("train", 1, 12), Span("validation", 0, 0)]
+    for i, span in enumerate(spans):
+        store.save_node("toy_estep", 7, span, np.full(2, float(i)))
+    store.save_node("toy_estep", 8, spans[0], np.zeros(2))
+    store.save_node("toy_other", 7, spans[0], np.zeros(2))
+    assert sorted(store.nodes("toy_estep", 7), key=str) == sorted(spans, key=str)
+    assert store.nodes("toy_estep", 9) == []
+    np.testing.assert_array_equal(store.load_node("toy_estep", 7, spans[1]), [1.0, 1.0])
+    (path,) = store.folder.glob("node-toy_estep-000007-train-1-12.rec")
+    path.write_bytes(path.read_bytes()[:40])
+    assert store.load_node("toy_estep", 7, spans[1]) is None
+    store.drop_nodes()
+    assert store.nodes("toy_estep", 7) == store.nodes("toy_other", 7) == []
+
+
+def test_stages_come_back_with_their_datasets(
+    store: EngineStore, toy: SimpleNamespace, tmp_path: Path
+) -> None:
+    from scalelatent.data.grid import RowGrid
+    from scalelatent.engine.passes import Stage
+    from scalelatent.models.capsule.moments import SecondMoments
+
+    train = toy.rows(50).save(tmp_path / "train")[5:45]
+    stage = Stage(
+        "toy_m",
+        {"train": SecondMoments(3, 2)},
+        {"train": train},
+        {"train": RowGrid(40, 4, 2)},
+        "cpu",
+        np.array(["a", "b"]),
+    )
+    store.save_stage(stage)
+    got = store.load_stage("toy_m")
+    assert (got.name, got.grids, got.device, len(got.datasets["train"])) == ("toy_m", stage.grids, "cpu", 40)
+    assert got.classes.tolist() == ["a", "b"]
+    np.testing.assert_array_equal(got.datasets["train"].read_x(0, 40), train.read_x(0, 40))
+    assert got.reductions["train"].layout() == stage.reductions["train"].layout()
+
+
+def test_a_stage_of_rows_in_memory_cannot_be_saved(store: EngineStore, toy: SimpleNamespace) -> None:
+    with pytest.raises(DataError, match=r"Dataset\.save"):
+        store.save_stage(toy.stage(toy.rows(20)))
+
+
+def test_recent_objects_are_loaded_once_and_dropped_oldest_first() -> None:
+    recent, loads = RecentObjects(2), []
+
+    def get(key: str) -> str:
+        return recent.get(key, lambda: loads.append(key) or key.upper())
+
+    assert [get(k) for k in "aabab"] == ["A", "A", "B", "A", "B"]
+    assert loads == ["a", "b"]
+    get("a")
+    get("c")  # b is the oldest now
+    get("a")
+    get("b")
+    assert loads == ["a", "b", "c", "b"]
+    recent.put("z", "given")
+    assert get("z") == "given"

@@ -1,0 +1,35 @@
+"""Small rows for the estimators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="session")
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    """600 of scikit-learn's digits as uint8 (600, 64), and their labels."""
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    return x[:600].astype(np.uint8), y[:600].astype(np.int64)
+
+
+@pytest.fixture(scope="session")
+def held_out() -> tuple[np.ndarray, np.ndarray]:
+    """300 others."""
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    return x[600:900].astype(np.uint8), y[600:900].astype(np.int64)
+
+
+@pytest.fixture(scope="session")
+def files() -> Callable[[Path], dict[str, bytes]]:
+    """All files below a folder, by relative name."""
+    return lambda folder: {
+        str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()
+    }

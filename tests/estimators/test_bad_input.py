@@ -1,0 +1,307 @@
+"""Rows that cannot be used: a clear error, before work starts where that is possible."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+
+from scalelatent import Callback, CapsuleRegression, Dataset, open_dataset
+from scalelatent.errors import DataError, RunError, ScalelatentError
+
+Arrays = tuple[np.ndarray, np.ndarray]
+
+
+def _fit(*args: Any, **options: Any) -> CapsuleRegression:
+    fit = {k: options.pop(k) for k in ("validation", "sample_weight", "callbacks", "engine") if k in options}
+    return CapsuleRegression(**{"capsule_dim": 2, "max_iter": 3, "random_state": 0, **options}).fit(
+        *args, **fit
+    )
+
+
+class NoPasses(Callback):
+    """Fails the test when the first pass of EM ends."""
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        raise AssertionError("a whole pass was made")
+
+
+def _forms(x: np.ndarray, y: np.ndarray | None, folder: Path) -> dict[str, tuple[Any, ...]]:
+    np.save(folder / "x.npy", x)
+    return {
+        "numpy": (x, y),
+        "memmap": (np.load(folder / "x.npy", mmap_mode="r"), y),
+        "dask": (da.from_array(x, chunks=(100, 64)), y),
+        "dataset": (Dataset.from_arrays(x, y),),
+    }
+
+
+# -- NaN and infinity ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"projection": 10}, {"init": "random"}, {"architecture": "all_vs_all"}]
+)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("form", ["numpy", "memmap", "dask", "dataset"])
+def test_pixels_that_are_no_numbers_are_named_by_row_and_feature(
+    digits: Arrays, tmp_path: Path, form: str, bad: float, options: dict[str, Any]
+) -> None:
+    x = digits[0].astype("f4")
+    x[417, 23] = bad
+    with pytest.raises(ValueError, match="row 417, (feature|column) 23"):
+        _fit(*_forms(x, digits[1], tmp_path)[form], callbacks=[NoPasses()], **options)
+
+
+@pytest.mark.parametrize("form", ["numpy", "memmap", "dask", "dataset"])
+@pytest.mark.parametrize("options", [{}, {"projection": 10}])
+def test_bad_pixels_of_validation_rows_are_named_too(
+    digits: Arrays, held_out: Arrays, tmp_path: Path, form: str, options: dict[str, Any]
+) -> None:
+    vx = held_out[0].astype("f4")
+    vx[33, 7] = np.nan
+    given: Any = _forms(vx, held_out[1], tmp_path)[form]
+    with pytest.raises(ValueError, match="row 33, (feature|column) 7"):
+        _fit(*digits, validation=given[0] if form == "dataset" else given, callbacks=[NoPasses()], **options)
+
+
+def test_a_stored_dataset_cannot_hold_them(digits: Arrays, tmp_path: Path) -> None:
+    x = digits[0].astype("f4")
+    x[5, 5] = np.nan
+    with pytest.raises(DataError, match="row 5, column 5 is nan"):
+        Dataset.from_arrays(x, digits[1]).save(tmp_path / "ds")
+
+
+def test_numbers_beyond_float32_are_an_error(digits: Arrays) -> None:
+    x = digits[0].astype("f8")
+    x[3, 20] = 1e60
+    with pytest.raises((ValueError, ArithmeticError), match="float32|row 3"), np.errstate(over="ignore"):
+        _fit(Dataset.from_arrays(x, digits[1]))
+
+
+# -- labels --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["numpy", "memmap", "dask", "dataset", "stored"])
+def test_labels_absent(digits: Arrays, tmp_path: Path, form: str) -> None:
+    rows = _forms(digits[0], None, tmp_path) | {
+        "stored": (Dataset.from_arrays(digits[0]).save(tmp_path / "ds"),)
+    }
+    with pytest.raises(ValueError, match="no labels|requires y to be passed") as raised:
+        _fit(*rows[form])
+    if form == "stored":
+        assert str(tmp_path / "ds") in str(raised.value)
+        assert "import them with the rows" in str(raised.value)
+
+
+def test_labels_given_twice(digits: Arrays) -> None:
+    with pytest.raises(DataError, match="brings its own labels: leave y out"):
+        _fit(Dataset.from_arrays(*digits), digits[1])
+
+
+@pytest.mark.parametrize("form", ["numpy", "memmap", "dask"])
+def test_labels_of_another_length(digits: Arrays, tmp_path: Path, form: str) -> None:
+    np.save(tmp_path / "x.npy", digits[0])
+    x: Any = {
+        "numpy": digits[0],
+        "memmap": np.load(tmp_path / "x.npy", mmap_mode="r"),
+        "dask": da.from_array(digits[0]),
+    }[form]
+    with pytest.raises(ValueError, match="600.*590"):
+        _fit(x, digits[1][:590])
+
+
+def test_one_class(digits: Arrays) -> None:
+    with pytest.raises(ValueError, match="at least 2 classes.*1"):
+        _fit(digits[0], np.zeros(600, int))
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_class_without_rows_in_a_slice(digits: Arrays, tmp_path: Path, stored: bool) -> None:
+    order = np.argsort(digits[1], kind="stable")
+    ds = Dataset.from_arrays(digits[0][order], digits[1][order])
+    if stored:
+        ds = ds.save(tmp_path / "ds")
+    with pytest.raises(DataError, match=r"class\(es\) 5, 6, 7, 8, 9 have no rows.*slice") as raised:
+        _fit(ds[: int((digits[1] < 5).sum())], callbacks=[NoPasses()])
+    assert not stored or str(tmp_path / "ds") in str(raised.value)
+
+
+@pytest.mark.parametrize("architecture", ["multiclass", "one_vs_all", "all_vs_all"])
+def test_a_class_with_fewer_rows_than_its_capsule_has_dimensions(digits: Arrays, architecture: str) -> None:
+    keep = (digits[1] != 7) | (np.cumsum(digits[1] == 7) <= 3)
+    rows = digits[0][keep], digits[1][keep]
+    with pytest.raises(
+        DataError,
+        match=r"class 7 has 3 rows, fewer than its capsule dimension 4: lower capsule_dim to 3.*init='random'",
+    ):
+        _fit(*rows, capsule_dim=4, architecture=architecture, callbacks=[NoPasses()])
+    _fit(*rows, capsule_dim=3, architecture=architecture)
+    _fit(*rows, capsule_dim=4, architecture=architecture, init="random")
+
+
+def test_validation_labels_that_the_training_rows_lack(digits: Arrays, held_out: Arrays) -> None:
+    vy = held_out[1].copy()
+    vy[150] = 77
+    with pytest.raises(DataError, match="label of row 150 is 77"):
+        _fit(*digits, validation=(held_out[0], vy), callbacks=[NoPasses()])
+    with pytest.raises(DataError, match="label of row 150 is 77"):
+        _fit(*digits, validation=Dataset.from_arrays(held_out[0], vy), callbacks=[NoPasses()])
+
+
+def test_unknown_validation_labels_are_found_before_any_work(digits: Arrays, held_out: Arrays) -> None:
+    class Never(Callback):
+        def on_stage(self, info: dict[str, Any]) -> None:
+            raise AssertionError(f"work began: {info}")
+
+    with pytest.raises(DataError, match="77"):
+        _fit(
+            *digits,
+            validation=(held_out[0], np.where(held_out[1] == 3, 77, held_out[1])),
+            callbacks=[Never()],
+        )
+
+
+def test_validation_labels_of_another_kind(digits: Arrays, held_out: Arrays) -> None:
+    with pytest.raises(DataError, match="do not fit the classes"):
+        _fit(*digits, validation=(held_out[0], held_out[1].astype(str)))
+
+
+@pytest.mark.parametrize("bad", [5, "validation.zarr", np.zeros((3, 64)), (1, 2, 3), []])
+def test_validation_that_is_none(digits: Arrays, bad: Any) -> None:
+    with pytest.raises((DataError, ValueError), match=r"validation=.*Dataset or a pair"):
+        _fit(*digits, validation=bad)
+
+
+def test_validation_without_labels(digits: Arrays, held_out: Arrays, tmp_path: Path) -> None:
+    ds = Dataset.from_arrays(held_out[0]).save(tmp_path / "v")
+    with pytest.raises(DataError, match=r"validation \(.*/v\) has no labels"):
+        _fit(*digits, validation=ds)
+    with pytest.raises(DataError, match="validation has no labels"):
+        _fit(*digits, validation=(held_out[0], None))
+
+
+@pytest.mark.parametrize("form", ["pair", "dataset"])
+def test_validation_of_another_width(digits: Arrays, held_out: Arrays, form: str) -> None:
+    given: Any = held_out[0][:, :60], held_out[1]
+    with pytest.raises(ValueError, match="60 features.*64"):
+        _fit(*digits, validation=given if form == "pair" else Dataset.from_arrays(*given))
+
+
+def test_score_without_labels(digits: Arrays) -> None:
+    model = _fit(*digits)
+    with pytest.raises(DataError, match="no labels to score against: pass y"):
+        model.score(digits[0])
+    with pytest.raises(DataError, match="no labels to score against"):
+        model.score(Dataset.from_arrays(digits[0]))
+
+
+@pytest.mark.parametrize("n", [599, 601])
+def test_score_with_labels_of_another_length(digits: Arrays, n: int) -> None:
+    model = _fit(*digits)
+    with pytest.raises(ValueError, match=f"600.*{n}|{n}.*600"):
+        model.score(digits[0], np.zeros(n, int))
+
+
+# -- weights -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        (np.ones(599), "599|shape"),
+        (np.full(600, -1.0), "[Nn]egative|>= 0"),
+        (np.full(600, np.nan), "NaN|nan"),
+        (np.ones((600, 2)), "1D|shape"),
+    ],
+)
+@pytest.mark.parametrize("form", ["numpy", "dataset"])
+def test_bad_weights(digits: Arrays, weight: np.ndarray, message: str, form: str) -> None:
+    args = digits if form == "numpy" else (Dataset.from_arrays(*digits),)
+    with pytest.raises(ValueError, match=message):
+        _fit(*args, sample_weight=weight)
+
+
+def test_a_class_of_weight_zero_is_named(digits: Arrays) -> None:
+    weight = (digits[1] != 4).astype(float)
+    with pytest.raises(DataError, match=r"class .*4.* has no weight.*above 0"):
+        _fit(*digits, sample_weight=weight, callbacks=[NoPasses()])
+    with pytest.raises(DataError, match=r"class .*4.* has no weight"):
+        _fit(*digits, class_weight={4: 0.0})
+
+
+# -- datasets that break under the fit -----------------------------------------------------------------------
+
+
+class BreakAfter(Callback):
+    """Removes or damages a shard when pass 2 has ended."""
+
+    def __init__(self, path: Path, how: str) -> None:
+        self.path, self.how = path, how
+        self.content = path.read_bytes()
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        if record["pass"] == 2:
+            self.path.unlink()
+            if self.how == "corrupted":
+                self.path.write_bytes(self.content[:-30] + bytes(30))
+            elif self.how == "flipped":
+                self.path.write_bytes(bytes([self.content[0] ^ 1]) + self.content[1:])
+
+
+@pytest.mark.parametrize("how", ["removed", "corrupted", "flipped"])
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_shard_that_breaks_under_the_fit(
+    digits: Arrays, tmp_path: Path, how: str, jobs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from scalelatent.engine import cache, inprocess
+
+    monkeypatch.setattr(inprocess, "shared_cache", lambda: cache.PieceCache(0))
+    ds = Dataset.from_arrays(*digits).save(tmp_path / "ds", chunk_rows=50, shard_rows=200)
+    shard = tmp_path / "ds" / "x" / "c" / "1" / "0"
+    options: dict[str, Any] = {"capsule_dim": 2, "max_iter": 5, "random_state": 0, "n_jobs": jobs}
+    whole = CapsuleRegression(**options).fit(ds)
+    breaks = BreakAfter(shard, how)
+    with pytest.raises(
+        DataError, match=r"shard file .*x/c/1/0 \(rows 200:400 of 'x'\).*Restore that file"
+    ) as raised:
+        CapsuleRegression(**options).fit(ds, run_dir=tmp_path / "run", callbacks=[breaks])
+    assert str(tmp_path / "ds") in str(raised.value)
+    shard.write_bytes(breaks.content)
+    passes: list[int] = []
+
+    class Count(Callback):
+        def on_pass_end(self, record: dict[str, Any]) -> None:
+            passes.append(record["pass"])
+
+    model = CapsuleRegression(**options).fit(
+        open_dataset(tmp_path / "ds"), run_dir=tmp_path / "run", resume=True, callbacks=[Count()]
+    )
+    np.testing.assert_array_equal(model.W_, whole.W_)
+    assert passes == [3, 4, 5]  # nothing was lost
+    assert [r["pass"] for r in model.history_] == [1, 2, 3, 4, 5]
+
+
+# -- engine options and callbacks ----------------------------------------------------------------------------
+
+
+def test_unknown_engine_options_are_named(digits: Arrays) -> None:
+    with pytest.raises(ValueError, match="unknown option.*block_row.*block_rows"):
+        _fit(*digits, engine={"block_row": 3})
+    with pytest.raises(ValueError, match="leaf_rows=50 is no multiple of block_rows=32"):
+        _fit(*digits, engine={"block_rows": 32, "leaf_rows": 50})
+
+
+def test_what_is_no_callback(digits: Arrays) -> None:
+    with pytest.raises(
+        TypeError, match=r"no scalelatent Callback; derive its class from scalelatent\.Callback"
+    ):
+        _fit(*digits, callbacks=[print])
+
+
+def test_errors_are_of_the_packages_family() -> None:
+    assert issubclass(DataError, (ScalelatentError, ValueError))
+    assert issubclass(RunError, ScalelatentError)

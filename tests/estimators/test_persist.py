@@ -1,0 +1,211 @@
+"""Models on disk: whole, plain, repeatable."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent import CapsuleRegression, load_model
+from scalelatent.errors import DataError, JobError
+from scalelatent.estimators.registry import KINDS, get_estimator
+
+Arrays = tuple[np.ndarray, np.ndarray]
+NAMES = np.array(list("abcdefghij"))
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {"capsule_dim": 2},
+    "projected": {"capsule_dim": np.int64(3), "projection": 12},
+    "pairs": {"architecture": "all_vs_all", "capsule_dim": 1, "momentum": np.float32(0.5)},
+    "rest": {"architecture": "one_vs_all", "capsule_dim": 1, "nu_schedule": [(0.5, 3), (0.0, 2)]},
+    "unequal": {"capsule_dim": [1, 2, 3, 1, 2, 3, 1, 2, 3, 4]},
+    "array of dimensions": {"capsule_dim": np.arange(1, 11)},
+    "weighted": {
+        "class_weight": {0: 2.0, 3: 0.5},
+        "random_state": np.random.default_rng(3),
+        "init": "random",
+    },
+    "balanced": {"class_weight": "balanced", "nu_schedule": None, "tol": 1e-3, "ridge": 2.0},
+}
+
+
+def _fit(digits: Arrays, variant: str, labels: Any = None) -> CapsuleRegression:
+    y = digits[1] if labels is None else labels[digits[1]]
+    return CapsuleRegression(**{"max_iter": 4, "random_state": 5, **VARIANTS[variant]}).fit(digits[0], y)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_round_trip(digits: Arrays, tmp_path: Path, variant: str) -> None:
+    model = _fit(digits, variant)
+    assert model.save(tmp_path / "m.zarr") is None
+    other = load_model(tmp_path / "m.zarr")
+    assert type(other) is CapsuleRegression
+    for name in ("W_", "classes_", "capsule_dims_", "projection_"):
+        a, b = getattr(model, name), getattr(other, name)
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert (a.dtype, a.shape) == (b.dtype, b.shape)
+            np.testing.assert_array_equal(a, b)
+    for name in ("n_iter_", "n_features_in_", "seed_", "best_validation_error_"):
+        assert getattr(model, name) == getattr(other, name)
+    for method in ("predict", "predict_proba", "transform"):
+        np.testing.assert_array_equal(getattr(model, method)(digits[0]), getattr(other, method)(digits[0]))
+    assert other.score(*digits) == model.score(*digits)
+    before, after = model.get_params(), other.get_params()
+    assert set(before) == set(after)
+    for name in set(before) - {"random_state", "capsule_dim", "nu_schedule"}:
+        assert before[name] == after[name], name
+    # What was loaded can be fitted again, to the same bits.
+    again = other.set_params(random_state=model.seed_).fit(*digits)
+    np.testing.assert_array_equal(again.W_, model.W_)
+
+
+@pytest.mark.parametrize(
+    "labels", [NAMES, NAMES.astype(object), np.arange(10) * 2.0, np.arange(10, dtype="u1")]
+)
+def test_labels_keep_their_values(digits: Arrays, tmp_path: Path, labels: np.ndarray) -> None:
+    model = _fit(digits, "plain", labels)
+    model.save(tmp_path / "m.zarr")
+    other = load_model(tmp_path / "m.zarr")
+    assert other.classes_.tolist() == model.classes_.tolist()
+    np.testing.assert_array_equal(other.predict(digits[0]), model.predict(digits[0]))
+
+
+def test_boolean_labels(digits: Arrays, tmp_path: Path) -> None:
+    CapsuleRegression(max_iter=2, capsule_dim=1).fit(digits[0], digits[1] > 4).save(tmp_path / "m")
+    assert load_model(tmp_path / "m").classes_.tolist() == [False, True]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_two_saves_are_the_same_files(
+    digits: Arrays, tmp_path: Path, files: Callable[[Path], dict[str, bytes]], variant: str
+) -> None:
+    model = _fit(digits, variant)
+    model.save(tmp_path / "a")
+    model.save(tmp_path / "b")
+    load_model(tmp_path / "a").save(tmp_path / "c")
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+    assert files(tmp_path / "a") == files(tmp_path / "c")
+
+
+def test_two_fits_are_the_same_files(
+    digits: Arrays, tmp_path: Path, files: Callable[[Path], dict[str, bytes]]
+) -> None:
+    """No time, no host name, no number of threads that the fit had."""
+    for name, jobs in (("a", 1), ("b", 3)):
+        model = CapsuleRegression(capsule_dim=2, max_iter=4, random_state=5, n_jobs=jobs).fit(*digits)
+        model.set_params(n_jobs=None).save(tmp_path / name)
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+
+
+def test_no_pickle(digits: Arrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = _fit(digits, "plain", NAMES)
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("pickle was called")
+
+    for name in ("dump", "dumps", "load", "loads", "Pickler", "Unpickler"):
+        monkeypatch.setattr(pickle, name, refuse)
+    model.save(tmp_path / "m")
+    assert load_model(tmp_path / "m").score(digits[0], NAMES[digits[1]]) > 0.5
+
+
+def test_an_output_that_exists_is_kept(
+    digits: Arrays, tmp_path: Path, files: Callable[[Path], dict[str, bytes]]
+) -> None:
+    _fit(digits, "plain").save(tmp_path / "m")
+    before = files(tmp_path / "m")
+    other = _fit(digits, "pairs")
+    with pytest.raises(DataError, match="m exists: choose another place, or pass overwrite=True"):
+        other.save(tmp_path / "m")
+    assert files(tmp_path / "m") == before
+    other.save(tmp_path / "m", overwrite=True)
+    assert load_model(tmp_path / "m").architecture == "all_vs_all"
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_full_disk_keeps_the_older_model(
+    digits: Arrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: Callable[[Path], dict[str, bytes]]
+) -> None:
+    _fit(digits, "plain").save(tmp_path / "m")
+    before = files(tmp_path / "m")
+
+    def full(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    import zarr
+
+    monkeypatch.setattr(zarr.Group, "create_array", full)
+    with pytest.raises(DataError, match=r"cannot write the model .*m: .*No space left.*free space"):
+        _fit(digits, "pairs").save(tmp_path / "m", overwrite=True)
+    assert files(tmp_path / "m") == before
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+
+
+def test_parents_are_made(digits: Arrays, tmp_path: Path) -> None:
+    _fit(digits, "plain").save(str(tmp_path / "a" / "b" / "m.zarr"))
+    assert load_model(str(tmp_path / "a" / "b" / "m.zarr")).n_iter_ == 4
+
+
+def test_a_run_folder_stands_for_its_model(digits: Arrays, tmp_path: Path) -> None:
+    _fit(digits, "plain").save(tmp_path / "run" / "model.zarr")
+    assert load_model(tmp_path / "run").n_iter_ == 4
+
+
+def _edit(path: Path, **attrs: Any) -> None:
+    meta = json.loads((path / "zarr.json").read_text())
+    meta["attributes"].update(attrs)
+    (path / "zarr.json").write_text(json.dumps(meta))
+
+
+@pytest.mark.parametrize(
+    ("attrs", "error", "message"),
+    [
+        ({"format": "scalelatent-dataset"}, DataError, "no saved model.*'scalelatent-dataset'"),
+        ({"format_version": 2}, DataError, "model format 2, this scalelatent reads up to 1: upgrade"),
+        ({"kind": "capsul"}, JobError, "did you mean 'capsule'"),
+        ({"kind": "forest"}, JobError, "there are: capsule"),
+    ],
+)
+def test_models_that_cannot_be_read(
+    digits: Arrays, tmp_path: Path, attrs: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    _fit(digits, "plain").save(tmp_path / "m")
+    _edit(tmp_path / "m", **attrs)
+    with pytest.raises(error, match=message):
+        load_model(tmp_path / "m")
+
+
+@pytest.mark.parametrize("what", ["missing", "empty", "a file", "torn"])
+def test_what_is_no_model_is_named(digits: Arrays, tmp_path: Path, what: str) -> None:
+    path = tmp_path / "m"
+    if what == "empty":
+        path.mkdir()
+    elif what == "a file":
+        path.write_text("model")
+    elif what == "torn":
+        _fit(digits, "plain").save(path)
+        (path / "zarr.json").write_text('{"attributes": {"form')
+    with pytest.raises(DataError, match=str(path)):
+        load_model(path)
+
+
+def test_a_model_whose_weights_are_gone_is_named(digits: Arrays, tmp_path: Path) -> None:
+    """zarr reads a missing chunk as zeros: a model of zeros would predict without a word."""
+    _fit(digits, "plain").save(tmp_path / "m")
+    chunk = next(p for p in (tmp_path / "m" / "W" / "c").rglob("*") if p.is_file())
+    chunk.unlink()
+    with pytest.raises(DataError, match=str(tmp_path / "m")):
+        load_model(tmp_path / "m")
+
+
+def test_registry() -> None:
+    for kind in KINDS:
+        assert get_estimator(kind)._kind == kind

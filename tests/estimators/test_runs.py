@@ -1,0 +1,341 @@
+"""Run folders, resume and callbacks, as users see them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent import Callback, CapsuleRegression, Dataset
+from scalelatent.errors import RunError, ScalelatentError
+
+Arrays = tuple[np.ndarray, np.ndarray]
+OPTIONS: dict[str, Any] = {"capsule_dim": 2, "max_iter": 8, "random_state": 0, "n_jobs": 1}
+SMALL = {"block_rows": 32, "leaf_rows": 64, "checkpoint_seconds": 0}
+
+
+class Log(Callback):
+    def __init__(self) -> None:
+        self.told: list[tuple[str, dict[str, Any]]] = []
+
+    def on_fit_start(self, info: dict[str, Any]) -> None:
+        self.told.append(("fit_start", info))
+
+    def on_stage(self, info: dict[str, Any]) -> None:
+        self.told.append(("stage", info))
+
+    def on_progress(self, info: dict[str, Any]) -> None:
+        self.told.append(("progress", info))
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        self.told.append(("pass_end", record))
+
+    def on_checkpoint(self, info: dict[str, Any]) -> None:
+        self.told.append(("checkpoint", info))
+
+    def on_event(self, info: dict[str, Any]) -> None:
+        self.told.append(("event", info))
+
+    def on_fit_end(self, info: dict[str, Any]) -> None:
+        self.told.append(("fit_end", info))
+
+    def of(self, what: str) -> list[dict[str, Any]]:
+        return [info for name, info in self.told if name == what]
+
+
+class InterruptAt(Callback):
+    """Ctrl-C at the n-th sign of life of one kind."""
+
+    def __init__(self, what: str, at: int) -> None:
+        self.what, self.left = what, at
+
+    def _count(self, what: str) -> None:
+        if what == self.what:
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
+
+    def on_progress(self, info: dict[str, Any]) -> None:
+        self._count("progress")
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        self._count("pass_end")
+
+    def on_stage(self, info: dict[str, Any]) -> None:
+        self._count("stage")
+
+
+@pytest.fixture(scope="module")
+def whole(digits: Arrays, held_out: Arrays) -> CapsuleRegression:
+    return CapsuleRegression(projection=20, **OPTIONS).fit(*digits, validation=held_out, engine=SMALL)
+
+
+def _fit(
+    digits: Arrays, held_out: Arrays, folder: Path | None, callback: Any = (), **more: Any
+) -> CapsuleRegression:
+    model = CapsuleRegression(projection=20, **{**OPTIONS, **more.pop("options", {})})
+    return model.fit(
+        *digits, validation=held_out, run_dir=folder, callbacks=callback, **{"engine": SMALL, **more}
+    )
+
+
+def _same(a: CapsuleRegression, b: CapsuleRegression) -> None:
+    np.testing.assert_array_equal(a.W_, b.W_)
+    np.testing.assert_array_equal(a.projection_, b.projection_)
+    assert a.n_iter_ == b.n_iter_
+    assert a.best_validation_error_ == b.best_validation_error_
+    keys = ("pass", "objective", "train_error", "validation_error", "nu", "round")
+    assert [[r[k] for k in keys] for r in a.history_] == [[r[k] for k in keys] for r in b.history_]
+
+
+def test_callbacks_hear_the_whole_story(digits: Arrays, held_out: Arrays, tmp_path: Path) -> None:
+    log = Log()
+    model = _fit(digits, held_out, tmp_path / "run", [log])
+    assert log.told[0][0] == "fit_start"
+    assert log.told[-1][0] == "fit_end"
+    start = log.of("fit_start")[0]
+    assert (start["rows"], start["features"], start["members"], start["max_iter"], start["seed"]) == (
+        600,
+        64,
+        1,
+        8,
+        0,
+    )
+    assert start["resumed_pass"] is None
+    stages = [i["stage"] for i in log.of("stage")]
+    assert stages.index("capsule_svd") < stages.index("capsule_moments") < stages.index("capsule_estep")
+    assert log.of("pass_end") == model.history_
+    assert [i["pass"] for i in log.of("checkpoint")] == list(range(1, 9))
+    for record in model.history_:
+        assert {
+            "pass",
+            "stage",
+            "objective",
+            "train_error",
+            "validation_error",
+            "seconds",
+            "rows",
+            "bytes_read",
+        } <= set(record)
+        assert {"active_members", "nu", "round"} <= set(record)
+    end = log.of("fit_end")[0]
+    assert end["passes"] == 8
+    assert end["seconds"] > 0
+
+
+def test_a_callback_of_ones_own_stops_the_fit(digits: Arrays) -> None:
+    class Good(Callback):
+        def on_pass_end(self, record: dict[str, Any]) -> bool:
+            return record["train_error"] < 0.1
+
+    model = CapsuleRegression(capsule_dim=4, nu_schedule=None, max_iter=300).fit(*digits, callbacks=Good())
+    assert model.n_iter_ < 300
+    errors = [r["train_error"] for r in model.history_]
+    assert errors[-1] < 0.1
+    assert all(e >= 0.1 for e in errors[:-1])
+
+
+def test_a_run_folder_changes_no_bit(
+    digits: Arrays, held_out: Arrays, tmp_path: Path, whole: CapsuleRegression
+) -> None:
+    _same(_fit(digits, held_out, tmp_path / "run"), whole)
+
+
+@pytest.mark.parametrize(
+    ("what", "at"),
+    [("progress", n) for n in range(0, 24, 4)]
+    + [("pass_end", n) for n in (0, 3, 7)]
+    + [("stage", n) for n in range(5)],
+)
+def test_interrupt_and_resume(
+    digits: Arrays, held_out: Arrays, tmp_path: Path, whole: CapsuleRegression, what: str, at: int
+) -> None:
+    folder = tmp_path / "run"
+    try:
+        _fit(digits, held_out, folder, InterruptAt(what, at))
+        pytest.fail("the fit ended before it was interrupted")
+    except KeyboardInterrupt:
+        pass
+    log = Log()
+    _same(_fit(digits, held_out, folder, log, resume=True), whole)
+    if what == "pass_end":
+        assert [r["pass"] for r in log.of("pass_end")] == list(range(at + 2, 9))
+        assert log.of("fit_start")[0]["resumed_pass"] in (at + 1, None)
+
+
+def test_resume_with_other_threads(
+    digits: Arrays, held_out: Arrays, tmp_path: Path, whole: CapsuleRegression
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        _fit(digits, held_out, tmp_path, InterruptAt("progress", 9), options={"n_jobs": 3})
+    _same(_fit(digits, held_out, tmp_path, resume=True), whole)
+
+
+def test_resume_of_a_finished_fit_reads_it_again(
+    digits: Arrays, held_out: Arrays, tmp_path: Path, whole: CapsuleRegression
+) -> None:
+    _fit(digits, held_out, tmp_path)
+    log = Log()
+    _same(_fit(digits, held_out, tmp_path, log, resume=True), whole)
+    assert log.of("pass_end") == []
+
+
+def test_resume_of_nothing_begins(
+    digits: Arrays, held_out: Arrays, tmp_path: Path, whole: CapsuleRegression
+) -> None:
+    _same(_fit(digits, held_out, tmp_path / "new", resume=True), whole)
+
+
+def test_a_folder_that_holds_a_fit_is_not_overwritten(
+    digits: Arrays, held_out: Arrays, tmp_path: Path
+) -> None:
+    _fit(digits, held_out, tmp_path)
+    with pytest.raises(RunError, match=r"already holds a fit.*resume=True.*another run_dir"):
+        _fit(digits, held_out, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"options": {"capsule_dim": 3}}, "params"),
+        ({"options": {"random_state": 1}}, "seed"),
+        ({"options": {"max_iter": 9}}, "params"),
+        ({"engine": {**SMALL, "leaf_rows": 32}}, "leaf_rows"),
+        ({"data": True}, "train data"),
+        ({"held": True}, "validation data"),
+    ],
+)
+def test_resume_of_another_fit_names_what_changed(
+    digits: Arrays, held_out: Arrays, tmp_path: Path, change: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        _fit(digits, held_out, tmp_path, InterruptAt("pass_end", 2))
+    if change.pop("data", False):
+        x = digits[0].copy()
+        x[599, 63] ^= 1
+        digits = x, digits[1]
+    if change.pop("held", False):
+        held_out = held_out[0], held_out[1][::-1].copy()
+    with pytest.raises(RunError, match=f"holds another fit: .*{named}.* changed"):
+        _fit(digits, held_out, tmp_path, resume=True, **change)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [None, np.random.RandomState(1), np.random.default_rng(1)],
+    ids=["None", "RandomState", "Generator"],
+)
+def test_a_drawn_seed_is_resumed(digits: Arrays, tmp_path: Path, seed: Any) -> None:
+    options = {**OPTIONS, "random_state": seed, "init": "random"}
+    with pytest.raises(KeyboardInterrupt):
+        CapsuleRegression(**options).fit(*digits, run_dir=tmp_path, callbacks=InterruptAt("pass_end", 2))
+    model = CapsuleRegression(**options).fit(*digits, run_dir=tmp_path, resume=True)
+    again = CapsuleRegression(**{**options, "random_state": model.seed_}).fit(*digits)
+    np.testing.assert_array_equal(model.W_, again.W_)
+
+
+def test_temporary_rows_are_removed(digits: Arrays, held_out: Arrays, tmp_path: Path) -> None:
+    stored = Dataset.from_arrays(*digits).save(tmp_path / "ds")
+    CapsuleRegression(projection=10, **OPTIONS).fit(stored, run_dir=tmp_path / "run")
+    left = [p for p in (tmp_path / "run").rglob("*") if p.name.endswith(".zarr") or p.name == "scratch"]
+    assert left == []
+    CapsuleRegression(projection=10, **OPTIONS).fit(
+        stored, run_dir=tmp_path / "r2", engine={"scratch": str(tmp_path / "s")}
+    )
+    assert list((tmp_path / "s").rglob("*.zarr")) == []
+
+
+def test_without_a_run_folder_projected_rows_of_a_stored_dataset_go_too(
+    digits: Arrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tempfile
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    stored = Dataset.from_arrays(*digits).save(tmp_path / "ds")
+    model = CapsuleRegression(projection=10, **OPTIONS).fit(stored)
+    np.testing.assert_array_equal(model.W_, CapsuleRegression(projection=10, **OPTIONS).fit(*digits).W_)
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_disk_full_during_the_fit(
+    digits: Arrays,
+    held_out: Arrays,
+    tmp_path: Path,
+    whole: CapsuleRegression,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replace, calls = os.replace, [0]
+
+    def full(source: Any, target: Any) -> None:
+        calls[0] += 1
+        if calls[0] > 12:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(ScalelatentError, match="No space left") as raised:
+        _fit(digits, held_out, tmp_path / "run")
+    assert str(tmp_path / "run") in str(raised.value)
+    monkeypatch.undo()
+    _same(_fit(digits, held_out, tmp_path / "run", resume=True), whole)
+
+
+def test_a_run_folder_that_cannot_be_made(digits: Arrays, held_out: Arrays, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot make the run folder"):
+        _fit(digits, held_out, tmp_path / "file" / "run")
+
+
+KILLED = """
+import sys, numpy as np
+from sklearn.datasets import load_digits
+from scalelatent import Callback, CapsuleRegression
+class Tell(Callback):
+    def on_pass_end(self, record):
+        print(record["pass"], flush=True)
+x, y = load_digits(return_X_y=True)
+x = x.astype(np.uint8)
+CapsuleRegression(capsule_dim=2, max_iter=400, random_state=0, n_jobs=2, nu_schedule=None).fit(
+    x, y, run_dir=sys.argv[1], resume=True, callbacks=[Tell()],
+    engine={"block_rows": 32, "leaf_rows": 64, "checkpoint_passes": 5})
+"""
+
+
+def test_a_killed_process_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
+    from sklearn.datasets import load_digits
+
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if int(line) >= 23:
+                break
+        time.sleep(0.003)
+        process.send_signal(signal.SIGKILL)
+    finally:
+        process.kill()
+        process.wait(30)
+        process.stdout.close()
+    x, y = load_digits(return_X_y=True)
+    x = x.astype(np.uint8)
+    engine = {"block_rows": 32, "leaf_rows": 64, "checkpoint_passes": 5}
+    options = {"capsule_dim": 2, "max_iter": 400, "random_state": 0, "nu_schedule": None}
+    log = Log()
+    model = CapsuleRegression(n_jobs=1, **options).fit(
+        x, y, run_dir=tmp_path, resume=True, callbacks=log, engine=engine
+    )
+    assert log.of("pass_end")[0]["pass"] >= 20
+    assert [r["pass"] for r in model.history_] == list(range(1, 401))
+    expected = CapsuleRegression(n_jobs=1, **options).fit(x, y, engine=engine)
+    np.testing.assert_array_equal(model.W_, expected.W_)

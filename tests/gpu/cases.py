@@ -1,0 +1,76 @@
+"""Inputs for the kernels and the comparison with the reference, for the emulated and the real device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from scalelatent.models.capsule import reference
+from scalelatent.models.capsule.members import build_members
+from scalelatent.models.capsule.squash import squash_table
+
+# Largest error over the largest residual: the table is good to 1e-12, which 1/P magnifies; float32 h rounds
+# itself.
+TOLERANCE = {"float64": 1e-9, "float32": 3e-6}
+ROWS = (1, 2, 31, 127, 128, 129, 300)
+ENSEMBLES = {
+    "d1": ("multiclass", 2, 1),
+    "d2": ("multiclass", 10, 2),
+    "d8": ("multiclass", 3, 8),
+    "d13": ("multiclass", 4, 13),
+    "unequal": ("multiclass", 4, [1, 9, 2, 5]),
+    "one_vs_all": ("one_vs_all", 5, 3),
+    "all_vs_all": ("all_vs_all", 4, 4),
+}
+
+
+def make_case(name: str, rows: int, nu: float, dtype: str, seed: int = 0) -> dict[str, Any]:
+    """Arguments of ``residuals`` by name; h of mixed lengths, some rows all zero, random weights."""
+    rng = np.random.default_rng((seed, rows, len(name)))
+    members = build_members(*ENSEMBLES[name])
+    live, classes = np.arange(members.n_members), np.arange(members.n_classes)
+    if members.architecture == "all_vs_all":  # the members that see class 1, as the model groups them
+        live, classes = np.flatnonzero(members.labels[:, 1] >= 0), np.array([1])
+    dims, labels = members.dims[live], members.labels[live]
+    h = rng.normal(size=(int(dims.sum()), rows)) * np.exp(rng.normal(size=rows))
+    h[:, rng.random(rows) < 0.05] = 0.0
+    return {
+        "h": h.astype(dtype),
+        "y": rng.choice(classes, rows).astype(np.int32),
+        "weight": rng.gamma(1.0, size=rows),
+        "dims": dims,
+        "labels": labels,
+        "nu": np.where(np.arange(len(live)) % 3 == 2, nu / 2, nu),
+        "table": squash_table(int(dims[0].sum())),
+    }
+
+
+def expected(case: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+    """(h afterwards, active, sums) of the reference in float64."""
+    h = case["h"].astype(np.float64)
+    active, sums = reference.residuals(h, *(case[k] for k in ("y", "weight", "dims", "labels", "nu")))
+    return h, active, sums
+
+
+def check_residuals(gpu: Any, to_device: Any, case: dict[str, Any], host_inputs: bool = True) -> None:
+    """Run the device kernel on a copy of the case and compare everything it returns."""
+    want_h, want_active, want_sums = expected(case)
+    h = to_device(case["h"])
+    y, weight = (case[k] if host_inputs else to_device(case[k]) for k in ("y", "weight"))
+    active, sums = gpu.residuals(h, y, weight, case["dims"], case["labels"], case["nu"], case["table"])
+    tolerance = TOLERANCE[case["h"].dtype.name]
+    assert isinstance(sums, np.ndarray)
+    assert sums.dtype == np.float64
+    np.testing.assert_allclose(sums, want_sums, rtol=tolerance, atol=tolerance * case["weight"].sum())
+    np.testing.assert_array_equal(sums[:, 1:], sums[:, 1:].clip(0))
+    if want_active is None:
+        assert active is None
+        columns = slice(None)
+    else:
+        np.testing.assert_array_equal(active.get(), want_active)
+        assert active.dtype == np.int32
+        columns = slice(len(want_active))
+    got, want = h.get()[:, columns], want_h[:, columns]
+    assert np.isfinite(got).all()
+    np.testing.assert_allclose(got, want, rtol=0, atol=tolerance * max(np.abs(want).max(initial=0.0), 1e-30))

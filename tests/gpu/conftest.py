@@ -1,0 +1,84 @@
+"""The CUDA text on a processor, and CuPy's stand-in, for machines without a GPU."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+CUDA_FILE = HERE.parents[1] / "scalelatent" / "models" / "capsule" / "gpu.cu"
+_BOUND = ("scalelatent.models.capsule.gpu", "scalelatent.engine.device")
+
+
+def load(name: str):
+    """A helper module of this folder (tests are no package)."""
+    full = f"gpu_tests_{name}"
+    if full not in sys.modules:
+        spec = importlib.util.spec_from_file_location(full, HERE / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[full] = module
+        spec.loader.exec_module(module)
+    return sys.modules[full]
+
+
+@pytest.fixture
+def load_helper():
+    return load
+
+
+@pytest.fixture
+def cases():
+    """Inputs and comparisons that the emulated and the real device share."""
+    return load("cases")
+
+
+@pytest.fixture(scope="session")
+def cuda_text() -> str:
+    return CUDA_FILE.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def emulated(cuda_text, tmp_path_factory):
+    """The kernels of gpu.cu, compiled for this processor."""
+    emulation = load("emulation")
+    if emulation.compiler() is None or not sys.platform.startswith("linux"):
+        pytest.skip("the CUDA text on a processor needs a C++ compiler and Linux")
+    return emulation.Emulated(cuda_text, tmp_path_factory.mktemp("emulated"))
+
+
+def _forget_bodies() -> None:
+    from scalelatent.engine import backend
+
+    backend.find_kernel.cache_clear()
+    for name in _BOUND:
+        module = sys.modules.pop(name, None)
+        parent, _, child = name.rpartition(".")
+        if module is not None and parent in sys.modules:
+            vars(sys.modules[parent]).pop(child, None)
+
+
+@pytest.fixture
+def fake(emulated):
+    """CuPy replaced by its stand-in; modules that import CuPy are loaded anew."""
+    fake_cupy = load("fake_cupy")
+    _forget_bodies()
+    before = fake_cupy.install(emulated)
+    yield fake_cupy
+    fake_cupy.remove(before)
+    _forget_bodies()
+
+
+@pytest.fixture
+def real():
+    """CuPy with a device (mark the test `gpu`)."""
+    cupy = pytest.importorskip("cupy")
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError:
+        count = 0
+    if not count:
+        pytest.skip("CuPy finds no CUDA device here")
+    return cupy

@@ -1,0 +1,105 @@
+"""Compile a .cu file for this machine's processor, and launch its kernels on numpy arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+import threading
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+_LETTERS = {"f": np.float32, "d": np.float64, "i": np.int32, "B": np.uint8}
+
+
+def compiler() -> str | None:
+    """A C++ compiler, or None."""
+    return next((path for name in ("g++", "c++", "clang++") if (path := shutil.which(name))), None)
+
+
+def kernel_names(source: str) -> list[str]:
+    """Names of the kernels of a .cu file; those that its macro KERNELS makes, for each of its types."""
+    types = re.findall(r"^KERNELS\(\w+, (\w+)\)", source, re.MULTILINE)
+    plain = source.replace("\\\n", "\n")
+    return [
+        name + suffix
+        for name, glued in re.findall(
+            r'extern "C" __global__ void[^(]*\(THREADS\)\s+(\w+?)(##NAME)?\(', plain
+        )
+        for suffix in (types if glued else [""])
+    ]
+
+
+class Emulated:
+    """The kernels of one .cu file on the processor.
+
+    Calls check every argument against the kernel's signature: a wrong type, or one argument too many, is an
+    error.
+    """
+
+    def __init__(self, source: str, folder: Path, flags: tuple[str, ...] = ()) -> None:
+        self.names = kernel_names(source)
+        self._one_at_a_time = threading.Lock()
+        text = f'#include "{HERE / "emulator.hpp"}"\n{source}\n' + "".join(
+            f"EMULATE({n})\n" for n in self.names
+        )
+        (folder / "emulated.cpp").write_text(text, encoding="utf-8")
+        command = [
+            compiler() or "g++",
+            "-std=c++17",
+            "-O1",
+            "-ffp-contract=off",
+            "-shared",
+            "-fPIC",
+            "-Wno-unknown-pragmas",
+        ]
+        command += [*flags, "-o", str(folder / "emulated.so"), str(folder / "emulated.cpp")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        if done.returncode:
+            raise AssertionError(f"{' '.join(command)}\n{done.stderr}")
+        self.library = ctypes.CDLL(str(folder / "emulated.so"))
+
+    @cache  # noqa: B019  a handful of names, as long as the test session
+    def signature(self, name: str) -> list[str]:
+        """numpy letters of the kernel's parameters, P before pointers."""
+        function = getattr(self.library, f"signature_{name}")
+        function.restype = ctypes.c_char_p
+        return function().decode().split()
+
+    def launch(
+        self, name: str, grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...]
+    ) -> None:
+        """Run a kernel; arguments are numpy arrays (pointers), numpy scalars, np.uint64(0) for no pointer."""
+        wanted = self.signature(name)
+        assert len(arguments) == len(wanted), f"{name} takes {len(wanted)} arguments, not {len(arguments)}"
+        assert len(block) == 1
+        assert all(0 < size <= limit for size, limit in zip(grid, (2**31 - 1, 65535), strict=False)), grid
+        values: list[Any] = []
+        for place, (argument, letter) in enumerate(zip(arguments, wanted, strict=True)):
+            values.append(_as_c(argument, letter, f"{name}, argument {place}"))
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+        sizes = [*grid, 1][:2]
+        with self._one_at_a_time:  # the emulator's threads and shared memory are static
+            getattr(self.library, f"emulate_{name}")(
+                *(ctypes.c_uint(n) for n in (*sizes, block[0])), pointers
+            )
+
+
+def _as_c(argument: Any, letter: str, where: str) -> Any:
+    if not letter.startswith("P"):
+        assert isinstance(argument, np.generic), f"{where}: {type(argument).__name__} is no numpy scalar"
+        assert argument.dtype == _LETTERS[letter], f"{where}: {argument.dtype} for {letter}"
+        return np.ctypeslib.as_ctypes_type(argument.dtype)(argument.item())
+    if isinstance(argument, np.generic):
+        assert argument.dtype == np.uint64, where
+        assert argument == 0, where
+        return ctypes.c_void_p(None)
+    assert isinstance(argument, np.ndarray), f"{where}: {type(argument).__name__} is no array"
+    assert argument.dtype == _LETTERS[letter[1:]], f"{where}: {argument.dtype} for {letter}"
+    assert argument.flags.c_contiguous, f"{where} is not contiguous"
+    return ctypes.c_void_p(argument.ctypes.data)

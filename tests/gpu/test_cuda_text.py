@@ -1,0 +1,123 @@
+"""The CUDA text compiles for the cards we name: by NVRTC, as CuPy does it, and by nvcc; no device needed."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ARCHITECTURES = ("sm_80", "sm_90")
+
+
+def find_nvrtc() -> ctypes.CDLL | None:
+    """NVRTC of a wheel (nvidia-cuda-nvrtc) or of an installed toolkit."""
+    folders: list[Path] = []
+    spec = find_spec("nvidia")
+    for root in (spec.submodule_search_locations or []) if spec else []:
+        folders += sorted(Path(root).glob("*/lib"))
+    nvcc = shutil.which("nvcc")
+    if nvcc:
+        folders += [Path(nvcc).resolve().parents[1] / name for name in ("lib64", "lib")]
+    folders += [Path("/usr/local/cuda/lib64")]
+    for folder in folders:
+        for library in sorted(folder.glob("libnvrtc.so*")):
+            # The library looks for its built-in headers beside itself only when it is loaded by its full
+            # path.
+            try:
+                return ctypes.CDLL(str(library))
+            except OSError:
+                continue
+    try:
+        return ctypes.CDLL("libnvrtc.so")
+    except OSError:
+        return None
+
+
+def compile_by_nvrtc(library: ctypes.CDLL, text: str, options: list[str]) -> tuple[int, str, bytes]:
+    """(status, log, binary)."""
+    program = ctypes.c_void_p()
+    assert library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"gpu.cu", 0, None, None) == 0
+    flags = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
+    status = library.nvrtcCompileProgram(program, len(options), flags)
+
+    def fetch(kind: str) -> bytes:
+        size = ctypes.c_size_t()
+        getattr(library, f"nvrtcGet{kind}Size")(program, ctypes.byref(size))
+        out = ctypes.create_string_buffer(size.value)
+        getattr(library, f"nvrtcGet{kind}")(program, out)
+        return out.raw
+
+    log = fetch("ProgramLog").rstrip(b"\0").decode()
+    binary = b"" if status else fetch("CUBIN")
+    library.nvrtcDestroyProgram(ctypes.byref(program))
+    return status, log, binary
+
+
+@pytest.fixture(scope="module")
+def nvrtc() -> ctypes.CDLL:
+    library = find_nvrtc()
+    if library is None:
+        pytest.skip("no NVRTC here: pip install nvidia-cuda-nvrtc, or a CUDA toolkit")
+    return library
+
+
+@pytest.fixture
+def kernels(load_helper, cuda_text) -> list[str]:
+    """Names of the kernels in the text."""
+    names = load_helper("emulation").kernel_names(cuda_text)
+    assert len(names) == 10
+    return names
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_nvrtc_compiles_it(nvrtc, cuda_text, kernels, architecture):
+    status, log, binary = compile_by_nvrtc(
+        nvrtc, cuda_text, [f"--gpu-architecture={architecture}", "--std=c++17"]
+    )
+    assert status == 0, log
+    assert "warning" not in log, log
+    for name in kernels:
+        assert name.encode() in binary
+
+
+def test_nvrtc_would_notice(nvrtc, cuda_text):
+    broken = cuda_text.replace("lambda0 = fma(", "lambda0 = fam(", 1)
+    assert broken != cuda_text
+    status, log, _ = compile_by_nvrtc(nvrtc, broken, ["--gpu-architecture=sm_90", "--std=c++17"])
+    assert status != 0
+    assert "fam" in log
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_no_thread_spills_registers(cuda_text, kernels, architecture, tmp_path):
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("no nvcc here")
+    source = tmp_path / "gpu.cu"
+    source.write_text(cuda_text, encoding="utf-8")
+    command = [
+        nvcc,
+        "-std=c++17",
+        f"-arch={architecture}",
+        "-cubin",
+        "-Xptxas",
+        "-v",
+        "-o",
+        str(tmp_path / "gpu.cubin"),
+        str(source),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
+    assert done.returncode == 0, done.stderr
+    report = done.stderr
+    frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", report)
+    registers = [int(n) for n in re.findall(r"Used (\d+) registers", report)]
+    assert len(frames) == len(kernels)
+    assert set(frames) == {("0", "0", "0")}
+    # 64 registers a thread still let 1,024 threads run on a multiprocessor, enough loads in flight to fill
+    # its memory's bandwidth.
+    assert max(registers) <= 64

@@ -1,0 +1,160 @@
+"""A small stand-in for an estimator: the runner is tested without waiting for a fit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+PARAMETERS = {
+    "capsule_dim": 8,
+    "algorithm": "em",
+    "nu_schedule": "paper",
+    "max_iter": 5,
+    "tol": None,
+    "random_state": None,
+    "device": "auto",
+    "n_jobs": None,
+}
+
+
+class FakeEstimator:
+    """Counts passes; goes on from ``engine/passes`` when it is resumed."""
+
+    fail: BaseException | None = None  # raised after pass 2
+    before_pass: Any = None
+
+    def __init__(self, **params: Any) -> None:
+        self.params = params
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        return dict(self.params)
+
+    def fit(
+        self,
+        x,
+        y=None,
+        *,
+        validation=None,
+        client=None,
+        run_dir=None,
+        resume=False,
+        callbacks=(),
+        engine=None,
+    ):
+        self.asked = {"rows": x.n_rows, "client": client, "engine": engine, "resume": resume}
+        counter = Path(run_dir, "engine", "passes")
+        done = int(counter.read_text()) if resume and counter.exists() else 0
+        counter.parent.mkdir(exist_ok=True)
+        for callback in callbacks:
+            callback.on_fit_start({"rows": x.n_rows, "max_iter": self.params["max_iter"]})
+        for number in range(done + 1, self.params["max_iter"] + 1):
+            if self.before_pass is not None:
+                type(self).before_pass(number)
+            counter.write_text(str(number))
+            record = {
+                "pass": number,
+                "stage": "em",
+                "objective": 1.0 / number,
+                "train_error": 0.5,
+                "rows": x.n_rows,
+            }
+            record |= {"seconds": 0.01, "validation_error": None, "nu": 0.0}
+            for callback in callbacks:
+                callback.on_pass_end(record)
+            if self.fail is not None and number == 2:
+                raise self.fail
+        for callback in callbacks:
+            callback.on_fit_end({"passes": self.params["max_iter"], "seconds": 0.1})
+        self.n_iter_ = self.params["max_iter"]
+        self.n_features_in_ = x.n_features
+        self.classes_ = x.classes
+        return self
+
+    def score(self, x, y=None):
+        return 0.75
+
+    def predict(self, x, out=None):
+        return np.zeros(len(x), dtype=int)
+
+    def plan(self, train, *, validation=None, client=None, memory_limit=None):
+        return {"rows": train.n_rows, "peak_bytes_per_worker": 3 * 2**20}
+
+    def save(self, url, *, overwrite=False):
+        os.makedirs(url)
+        Path(url, "model.json").write_text(json.dumps(self.params))
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeEstimator]:
+    """Put `FakeEstimator` in the place of every model, and a report that is one file."""
+    from scalelatent.jobs import resolve, runner
+
+    class Fresh(FakeEstimator):
+        pass
+
+    def build(job):
+        return Fresh(**job.estimator_params())
+
+    def report(result, data):
+        result.folder.report_path.parent.mkdir(exist_ok=True)
+        result.folder.report_path.write_text("<html></html>")
+        result.report = result.folder.report_path
+
+    monkeypatch.setattr(resolve, "model_parameters", lambda kind: dict(PARAMETERS))
+    monkeypatch.setattr(runner, "build_estimator", build)
+    monkeypatch.setattr(runner, "_report", report)
+    return Fresh
+
+
+@pytest.fixture(scope="session")
+def _small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four classes of 16 features, 400 rows, on disk."""
+    from scalelatent import Dataset
+
+    rng = np.random.default_rng(7)
+    y = np.arange(400) % 4
+    centres = rng.uniform(0, 1, (4, 16))
+    x = np.clip(centres[y] + rng.normal(0, 0.1, (400, 16)), 0, 1).astype(np.float32)
+    url = tmp_path_factory.mktemp("small") / "small.zarr"
+    Dataset.from_arrays(x, y).save(str(url))
+    return url
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _small: Path) -> SimpleNamespace:
+    """An empty current folder with a dataset, ``small.zarr``, and a job file, ``job.toml``."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("SCALELATENT_") and "__" in name]:
+        monkeypatch.delenv(name)
+    shutil.copytree(_small, tmp_path / "small.zarr")
+    job = tmp_path / "job.toml"
+    job.write_text(
+        """
+        [job]
+        name = "small"
+        seed = 3
+        out = "run"
+
+        [data]
+        train = "small.zarr"
+        train_rows = "0:300"
+        validation = "small.zarr"
+        validation_rows = "300:350"
+        test = "small.zarr"
+        test_rows = "350:"
+
+        [model]
+        kind = "capsule"
+        capsule_dim = 2
+        max_iter = 5
+        tol = "none"
+        """
+    )
+    return SimpleNamespace(path=tmp_path, job=job, data=tmp_path / "small.zarr", run=tmp_path / "run")

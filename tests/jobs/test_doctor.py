@@ -1,0 +1,97 @@
+"""The doctor always finishes, and names what it finds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from scalelatent.jobs import doctor
+
+
+def by_check(findings):
+    return {finding.check: finding for finding in findings}
+
+
+def test_a_healthy_machine(tmp_path):
+    findings = by_check(doctor.examine(tmp_path))
+    expected = {
+        "python",
+        "packages",
+        "cpu",
+        "memory",
+        "numba",
+        "zarr",
+        "gpu",
+        "dashboard",
+        "loopback",
+        "folder",
+    }
+    assert expected <= set(findings)
+    assert [f for f in findings.values() if f.status == "fail"] == []
+    assert all(f.fix for f in findings.values() if f.status != "ok")
+
+
+def test_a_check_that_breaks_is_a_finding(monkeypatch):
+    def broken():
+        raise RuntimeError("numba is half installed")
+        yield
+
+    monkeypatch.setattr(doctor, "_numba", broken)
+    finding = by_check(doctor.examine())["numba"]
+    assert finding.status == "fail"
+    assert "half installed" in finding.found
+
+
+def test_cupy_twice(monkeypatch):
+    wheels = [SimpleNamespace(metadata={"Name": name}) for name in ("cupy-cuda12x", "CuPy-CUDA13x", "cupydo")]
+    monkeypatch.setattr(doctor.metadata, "distributions", lambda: wheels)
+    (finding,) = doctor._gpu()
+    assert finding.status == "fail"
+    assert "CuPy found twice: cupy-cuda12x, cupy-cuda13x" in finding.found
+    assert finding.fix == "pip uninstall cupy-cuda13x"
+
+
+def test_folder_that_cannot_be_written(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    (finding,) = doctor._folder(blocked / "run")
+    assert finding.status == "fail"
+    assert str(blocked) in finding.found
+
+
+def test_folder_that_does_not_exist_yet(tmp_path):
+    (finding,) = doctor._folder(tmp_path / "a" / "b")
+    assert finding.status in ("ok", "warn")
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_memory_limit_of_a_container(tmp_path, monkeypatch, version):
+    file = tmp_path / "limit"
+    file.write_text(f"{512 * 2**20}\n")
+    missing = Path("/no/such/file")
+    monkeypatch.setattr(doctor, "_cgroup_files", lambda: iter([(missing, "x"), (file, f"cgroup v{version}")]))
+    assert doctor.memory_limit() == (512 * 2**20, f"cgroup v{version}")
+    file.write_text("max\n")
+    assert doctor.memory_limit()[1] == "the machine"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no CPU affinity here")
+def test_bound_to_some_cpus(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr("psutil.cpu_count", lambda logical=True: 4)
+    (finding,) = doctor._cpu()
+    assert finding.status == "warn"
+    assert "1 of 4" in finding.found
+
+
+def test_missing_and_old_packages(monkeypatch):
+    needs = ["numpy>=999", "no-such-package>=1", "pytest; extra == 'test'"]
+    monkeypatch.setattr(doctor.metadata, "requires", lambda _: needs)
+    (finding,) = doctor._packages()
+    assert finding.status == "fail"
+    assert "is not >=999" in finding.found
+    assert "no-such-package is missing" in finding.found

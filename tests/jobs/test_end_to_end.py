@@ -1,0 +1,256 @@
+"""Real fits through the command line: everything in its place, and the same bits after any interruption."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from scalelatent.cli import main
+from scalelatent.data import make_digits
+from scalelatent.jobs import runner
+
+JOB = """
+[job]
+name = "digits"
+seed = 1
+out = "run"
+[data]
+train = "train.zarr"
+validation = "test.zarr"
+test = "test.zarr"
+[model]
+kind = "capsule"
+capsule_dim = 4
+max_iter = {max_iter}
+nu_schedule = "none"
+"""
+
+
+def scalelatent(*arguments, cwd, code=0):
+    """Run the command line in this process: a process of its own would spend its time on imports."""
+    out, err = io.StringIO(), io.StringIO()
+    said = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
+    with contextlib.chdir(cwd), said[0], said[1], pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    assert (ended.value.code or 0) == code, (ended.value.code, out.getvalue(), err.getvalue())
+    return SimpleNamespace(out=out.getvalue(), err=err.getvalue(), json=lambda: json.loads(out.getvalue()))
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A folder with datasets and a job."""
+    folder = tmp_path_factory.mktemp("digits")
+    make_digits(str(folder / "train.zarr"), 20_000, base_rows=(0, 1500))
+    make_digits(str(folder / "test.zarr"), 297, base_rows=(1500, 1797))
+    (folder / "job.toml").write_text(JOB.format(max_iter=12))
+    (folder / "long.toml").write_text(JOB.format(max_iter=60))
+    return folder
+
+
+@contextlib.contextmanager
+def without_report():
+    """Leave the figures out: they are no part of these tests and take most of their time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "_report", lambda result, data: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def undisturbed(digits):
+    """The model of the long job, never interrupted."""
+    with without_report():
+        scalelatent("fit", "long.toml", "--out", "undisturbed", cwd=digits)
+    return files_of(digits / "undisturbed" / "model.zarr")
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    found = {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    assert found
+    return found
+
+
+@contextlib.contextmanager
+def started(*arguments, cwd):
+    """A command line of its own, in its own process group; nothing of it outlives the test."""
+    command = [sys.executable, "-m", "scalelatent.cli", *map(str, arguments)]
+    process = subprocess.Popen(
+        command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+        process.stdout.close()
+
+
+def wait_for_passes(run: Path, process, passes: int) -> None:
+    """Wait until a run has told of some passes; fail at once if its process ends before."""
+    metrics, deadline = run / "metrics.jsonl", time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if metrics.exists() and metrics.read_bytes().count(b"\n") >= passes:
+            return
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.01)
+    raise AssertionError(f"no {passes} passes within 120 s")
+
+
+def stop(process, number: int) -> str:
+    """Send a signal to the whole group, as a terminal does, and return what was said."""
+    os.killpg(process.pid, number)
+    return process.communicate(timeout=60)[0]
+
+
+def test_a_job_from_plan_to_report(digits):
+    planned = scalelatent("plan", "job.toml", "--set", "model.capsule_dim=2", "--json", cwd=digits).json()
+    assert planned["job"]["origins"]["model.capsule_dim"] == "command line"
+    assert planned["plan"]
+    text = scalelatent("plan", "job.toml", cwd=digits).out
+    assert "model.capsule_dim" in text
+    assert "job file" in text
+    assert not (digits / "run").exists()
+
+    told = scalelatent("fit", "job.toml", "--json", cwd=digits).json()
+    assert told["state"] == "done"
+    assert told["test_error"] < 0.3
+    run = digits / "run"
+    for name in (
+        "job.json",
+        "state.json",
+        "metrics.jsonl",
+        "events.jsonl",
+        "model.zarr",
+        "report/index.html",
+    ):
+        assert (run / name).exists(), name
+    assert told["report"] == str(run / "report" / "index.html")
+
+    again = scalelatent("fit", "job.toml", cwd=digits, code=2)
+    assert "already holds a run" in again.err
+    assert "--out" in again.err
+
+    state = scalelatent("status", "run", "--json", cwd=digits).json()
+    assert {"id", "state", "pass", "objective", "error", "run"} <= set(state)
+    assert scalelatent("status", "--json", cwd=digits).json()[0]["id"] == state["id"]
+    assert "nothing to resume" in scalelatent("resume", "run", cwd=digits).err
+
+    score = scalelatent(
+        "score", "run", "test.zarr", "--metric", "error", "--metric", "log_loss", "--json", cwd=digits
+    )
+    assert score.json()["error"] == pytest.approx(told["test_error"])
+    saved = scalelatent("score", "run/model.zarr", "test.zarr", "--metric", "error", "--json", cwd=digits)
+    assert saved.json()["error"] == score.json()["error"]
+
+    scalelatent("predict", "run", "test.zarr", "--out", "labels.zarr", cwd=digits)
+    assert scalelatent("data", "info", "labels.zarr", "--json", cwd=digits).json()["rows"] == 297
+    scalelatent("transform", "run", "test.zarr", "--out", "latent.zarr", "--rows", "0:100", cwd=digits)
+    latent = scalelatent("data", "info", "latent.zarr", "--json", cwd=digits).json()
+    assert (latent["rows"], latent["features"]) == (100, 40)
+    assert (
+        "--overwrite"
+        in scalelatent("predict", "run", "test.zarr", "--out", "labels.zarr", cwd=digits, code=2).err
+    )
+    scalelatent("predict", "run", "test.zarr", "--out", "labels.zarr", "--overwrite", cwd=digits)
+
+    model = scalelatent("model", "info", "run", "--json", cwd=digits).json()
+    assert model["model"] == "CapsuleRegression"
+    assert model["parameters"]["capsule_dim"] == 4
+    (run / "report" / "index.html").unlink()
+    scalelatent("report", "run", cwd=digits)
+    assert (run / "report" / "index.html").is_file()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_interrupted_and_resumed_gives_the_same_bits(digits, undisturbed, number):
+    run = digits / f"stopped-{number}"
+    with started("fit", "long.toml", "--out", run, cwd=digits) as process:
+        wait_for_passes(run, process, 5)
+        said = stop(process, number)
+    if number == signal.SIGINT:
+        assert process.returncode == 130, said
+        assert f"scalelatent resume {run}" in said
+        assert "Traceback" not in said
+    state = scalelatent("status", run, "--json", cwd=digits).json()
+    assert state["state"] == ("cancelled" if number == signal.SIGINT else "failed")
+    assert "scalelatent resume" in state["error"]
+    with without_report():
+        told = scalelatent("resume", run, "--json", cwd=digits).json()
+    assert told["state"] == "done"
+    assert files_of(run / "model.zarr") == undisturbed
+    passes = [json.loads(line)["pass"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert passes == sorted(set(passes))
+
+
+@pytest.mark.cluster
+def test_interrupted_on_a_cluster_and_resumed_in_process(digits, undisturbed):
+    run = digits / "stopped-cluster"
+    with started("fit", "long.toml", "--out", run, "--set", "cluster.workers=2", cwd=digits) as process:
+        wait_for_passes(run, process, 5)
+        said = stop(process, signal.SIGINT)
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    assert "dashboard: http" in said
+    with without_report():
+        scalelatent("resume", run, "--set", "cluster.workers=none", cwd=digits)
+    assert files_of(run / "model.zarr") == undisturbed
+
+
+def test_a_job_that_cannot_fit_is_refused(digits):
+    settings = ("--set", "cluster.workers=2", "--set", "cluster.memory_limit=20MiB")
+    said = scalelatent("plan", "job.toml", *settings, cwd=digits, code=2)
+    assert "memory" in said.err
+
+
+def test_wrong_keys_are_named(digits):
+    said = scalelatent(
+        "fit", "job.toml", "--set", "model.capsule_dims=4", "--out", "never", cwd=digits, code=2
+    )
+    assert "did you mean 'capsule_dim'" in said.err
+    assert not (digits / "never").exists()
+
+
+def test_wrong_values_are_refused_before_work(digits):
+    said = scalelatent("fit", "job.toml", "--set", "model.capsule_dim=0", "--out", "bad", cwd=digits, code=2)
+    assert said.err.splitlines()[-1].startswith("error: [model] capsule_dim=0")
+    assert not (digits / "bad").exists()
+    (digits / "bad").mkdir()
+    scalelatent("fit", "job.toml", "--set", "data.train=none.zarr", "--out", "bad", cwd=digits, code=2)
+    assert list((digits / "bad").iterdir()) == []
+
+
+@pytest.mark.cluster
+def test_demo(tmp_path):
+    told = scalelatent("demo", "--rows", 5000, "--json", cwd=tmp_path).json()
+    folder = tmp_path / "scalelatent-demo"
+    assert told["state"] == "done"
+    assert told["test_error"] < 0.2
+    assert told["peak_worker_bytes"] > 2**20
+    assert told["run"] == str(folder / "run")
+    assert Path(told["report"]).is_file()
+    said = scalelatent("demo", "--rows", 5000, cwd=tmp_path, code=2)
+    assert "--overwrite" in said.err
+    assert "already holds a demo" in said.err
+    (folder / "notes.txt").write_text("mine")
+    from scalelatent.jobs.demo import prepare
+
+    prepare(folder, rows=2000, overwrite=True)
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert not (folder / "run").exists()
+
+
+def test_demo_touches_no_other_folder(tmp_path):
+    (tmp_path / "thesis.txt").write_text("precious")
+    said = scalelatent("demo", "--rows", 2000, "--out", tmp_path, "--overwrite", cwd=tmp_path, code=2)
+    assert "not empty" in said.err
+    assert (tmp_path / "thesis.txt").read_text() == "precious"

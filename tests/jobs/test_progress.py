@@ -1,0 +1,72 @@
+"""What a fit shows while it runs."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from scalelatent.monitor.progress import Progress, describe, duration
+
+
+def console(**options):
+    return Console(file=io.StringIO(), width=160, **options)
+
+
+def record(number, **more):
+    values = {"pass": number, "stage": "em", "objective": 1.5, "train_error": 0.25, "validation_error": 0.5}
+    return values | {"rows": 2000, "seconds": 0.5, "nu": 8, "round": 2} | more
+
+
+def test_lines_where_there_is_no_terminal():
+    show = Progress(console(), every_passes=10)
+    show.on_fit_start({"rows": 2000, "max_iter": 25})
+    for number in range(1, 26):
+        show.on_progress({"stage": "em", "pass": number, "rows_done": 10, "rows_total": 2000})
+        show.on_pass_end(record(number))
+    show.on_fit_end({})
+    lines = show.console.file.getvalue().splitlines()
+    assert [line.split()[1] for line in lines] == ["1", "10", "20", "25"]
+    assert "train error 25.00 %" in lines[0]
+    assert "validation error 50.00 %" in lines[0]
+    assert "nu 8" in lines[0]
+    assert "4,000" in lines[0]
+
+
+def test_long_passes_show_a_sign_of_life():
+    show = Progress(console(), every_seconds=0)
+    show.on_fit_start({})
+    show.on_progress({"stage": "moments", "pass": 1, "rows_done": 10, "rows_total": 2000})
+    assert show.console.file.getvalue() == "moments, pass 1: 10 of 2,000 rows\n"
+
+
+def test_a_terminal_shows_the_pass_and_the_time_left():
+    show = Progress(console(force_terminal=True))
+    with show:
+        show.on_fit_start({"max_iter": 21})
+        show.on_progress(
+            {"stage": "em", "pass": 2, "rows_done": 500, "rows_total": 2000, "rows_per_s": 4000.0}
+        )
+        show.on_pass_end(record(1))
+        plain = console()
+        plain.print(show._render())
+        text = plain.file.getvalue()
+    assert "pass 2" in text
+    assert "500/2,000 rows" in text
+    assert "at most 10 s left" in text
+    assert "objective 1.50000" in text
+    assert show._live is None
+
+
+def test_nothing_to_show_yet():
+    plain = console()
+    plain.print(Progress(plain)._render())
+    assert describe({}) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.04, "0.0 s"), (9.99, "10.0 s"), (59.6, "1 min 00 s"), (3600, "1 h 00 min")]
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text

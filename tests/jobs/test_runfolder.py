@@ -1,0 +1,166 @@
+"""The run folder: never half a file, never two drivers, never somebody else's data overwritten."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from scalelatent.errors import JobError, RunError
+from scalelatent.jobs import lock as lock_module
+from scalelatent.jobs.lock import FolderLock
+from scalelatent.jobs.runfolder import RunFolder, is_run_folder
+from scalelatent.jobs.spec import DataSection, Job, JobSection
+
+
+@pytest.fixture
+def job():
+    return Job(
+        JobSection(name="My Run!", out="run"), DataSection(train="a.zarr"), "capsule", {"capsule_dim": 8}
+    )
+
+
+@pytest.fixture
+def folder(tmp_path, job):
+    return RunFolder.create(tmp_path / "run", job)
+
+
+def test_create_open_and_read(folder, job):
+    assert is_run_folder(folder.path)
+    again = RunFolder.open(folder.path)
+    assert again.read_job() == job
+    state = again.read_state()
+    assert state["state"] == "queued"
+    assert state["run"] == str(folder.path)
+    assert {"id", "state", "pass", "objective", "error", "run"} <= set(state)
+    assert folder.id.startswith("my-run-")
+
+
+def test_existing_folders(tmp_path, job, folder):
+    with pytest.raises(JobError, match=r"already holds a run.*scalelatent resume .*--out"):
+        RunFolder.create(folder.path, job)
+    folder.update_state(state="done")
+    with pytest.raises(JobError, match=r"state: done.*scalelatent status.*--out"):
+        RunFolder.create(folder.path, job)
+    other = tmp_path / "other"
+    other.mkdir()
+    RunFolder.create(other, job)  # an empty folder is fine
+    strange = tmp_path / "strange"
+    strange.mkdir()
+    (strange / "thesis.txt").write_text("precious")
+    with pytest.raises(JobError, match=r"not empty; choose another folder with --out"):
+        RunFolder.create(strange, job)
+    with pytest.raises(JobError, match="is a file"):
+        RunFolder.create(strange / "thesis.txt", job)
+    with pytest.raises(JobError, match="cannot be written"):
+        RunFolder.create(strange / "thesis.txt" / "run", job)
+    with pytest.raises(JobError, match="local or mounted"):
+        RunFolder.create("s3://bucket/run", job)
+
+
+def test_open_refuses_what_is_no_run(tmp_path):
+    with pytest.raises(JobError, match="does not exist"):
+        RunFolder.open(tmp_path / "none")
+    with pytest.raises(JobError, match="no run folder"):
+        RunFolder.open(tmp_path)
+
+
+def test_states_are_checked_and_written_whole(folder, monkeypatch):
+    with pytest.raises(ValueError, match="none of queued"):
+        folder.update_state(state="sleeping")
+    before = (folder.path / "state.json").read_bytes()
+
+    def torn(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", torn)
+    with pytest.raises(OSError, match="No space"):
+        folder.update_state(state="done")
+    assert (folder.path / "state.json").read_bytes() == before
+    assert not list(folder.path.glob(".*.tmp"))
+
+
+def test_damaged_files_are_named(folder):
+    (folder.path / "state.json").write_text('{"id": ')
+    with pytest.raises(JobError, match=r"state\.json is damaged"):
+        folder.read_state()
+    (folder.path / "job.json").unlink()
+    with pytest.raises(JobError, match=r"has no job\.json"):
+        folder.read_job()
+
+
+def test_records_survive_a_torn_line(folder):
+    for number in range(3):
+        folder.append("metrics.jsonl", {"pass": number, "objective": float("nan")})
+    with open(folder.path / "metrics.jsonl", "ab") as file:
+        file.write(b'{"pass": 3, "obj')
+    assert [record["pass"] for record in folder.records("metrics.jsonl")] == [0, 1, 2]
+    folder.append("metrics.jsonl", {"pass": 3})
+    lines = (folder.path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["pass"] for line in lines] == [0, 1, 2, 3]
+    assert json.loads(lines[0])["objective"] is None
+    folder.keep_records("metrics.jsonl", 2)
+    assert len(folder.records("metrics.jsonl")) == 2
+    assert folder.records("nothing.jsonl") == []
+
+
+def test_one_driver_at_a_time(folder):
+    again = RunFolder.open(folder.path)
+    match = rf"driven by process {os.getpid()} on host"
+    with folder.lock(), pytest.raises(RunError, match=match), again.lock():
+        pass
+    with folder.lock():
+        pass
+
+
+def test_a_killed_driver_holds_nothing(folder):
+    code = f"""
+import time
+from scalelatent.jobs.runfolder import RunFolder
+folder = RunFolder({str(folder.path)!r})
+with folder.lock():
+    folder.update_state(state="running")
+    print("locked", flush=True)
+    time.sleep(60)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline().strip() == "locked"
+        assert folder.read_state()["state"] == "running"
+        with pytest.raises(RunError, match=str(process.pid)), folder.lock():
+            pass
+    finally:
+        process.kill()
+        process.wait(10)
+        process.stdout.close()
+    state = folder.read_state()
+    assert state["state"] == "failed"
+    assert "scalelatent resume" in state["error"]
+    with folder.lock():
+        assert FolderLock(folder.path).holder()["pid"] == os.getpid()
+
+
+def test_another_host_counts_until_its_heart_stops(folder):
+    file = folder.path / "lock"
+    file.write_text(json.dumps({"pid": 1, "host": "elsewhere"}))
+    with pytest.raises(RunError, match="process 1 on host elsewhere"), folder.lock():
+        pass
+    old = time.time() - 2 * lock_module.STALE_SECONDS
+    os.utime(file, (old, old))
+    assert FolderLock(folder.path).holder() is None
+    with folder.lock():
+        pass
+
+
+def test_heartbeat_keeps_the_lock_fresh(folder, monkeypatch):
+    monkeypatch.setattr(lock_module, "HEARTBEAT_SECONDS", 0.02)
+    with folder.lock():
+        os.utime(folder.path / "lock", (0, 0))
+        deadline = time.monotonic() + 5
+        while (folder.path / "lock").stat().st_mtime < 1 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert (folder.path / "lock").stat().st_mtime > 1

@@ -1,0 +1,189 @@
+"""The driver's states, logs and answers to trouble, with a stand-in for the estimator."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+
+import pytest
+
+from scalelatent.engine.callbacks import Callback
+from scalelatent.errors import DataError, JobError, RunError
+from scalelatent.jobs import runner
+from scalelatent.jobs.resolve import load_job
+from scalelatent.jobs.runfolder import RunFolder
+from scalelatent.jobs.runner import run_job
+
+
+@pytest.fixture
+def prepared(workplace, fake):
+    def prepare(*settings):
+        job = load_job(workplace.job, settings=settings)
+        return job, RunFolder.create(job.job.out, job)
+
+    return prepare
+
+
+def test_a_run_leaves_everything_in_its_folder(prepared):
+    job, folder = prepared()
+    result = run_job(job, folder)
+    state = folder.read_state()
+    assert state["state"] == "done"
+    assert state["pass"] == 5
+    assert state["objective"] == pytest.approx(0.2)
+    assert state["error"] is None
+    assert state["test_error"] == pytest.approx(0.25)
+    assert folder.model_path.is_dir()
+    assert result.report == folder.report_path
+    assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1, 2, 3, 4, 5]
+    events = [record["event"] for record in folder.records("events.jsonl")]
+    assert events[:2] == ["state", "fit_started"]
+    assert {"fit_ended", "model_saved", "scored"} < set(events)
+    assert folder.records("events.jsonl")[-1]["state"] == "done"
+    assert result.estimator.asked["rows"] == 300
+    assert not list(folder.path.glob(".*"))
+
+
+def test_failure_is_recorded_and_resumable(prepared, fake):
+    job, folder = prepared()
+    fake.fail = DataError("shard 3 of small.zarr is gone")
+    with pytest.raises(DataError):
+        run_job(job, folder)
+    state = folder.read_state()
+    assert (state["state"], state["error"]) == ("failed", "shard 3 of small.zarr is gone")
+    fake.fail = None
+    run_job(job, folder, resume=True)
+    assert folder.read_state()["state"] == "done"
+    assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1, 2, 3, 4, 5]
+
+
+def test_repeated_passes_replace_their_records(prepared, fake):
+    job, folder = prepared()
+    fake.fail = DataError("gone")
+    with pytest.raises(DataError):
+        run_job(job, folder)
+    (folder.path / "engine" / "passes").write_text("1")  # the checkpoint is older than the last record
+    fake.fail = None
+    run_job(job, folder, resume=True)
+    assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1, 2, 3, 4, 5]
+
+
+def test_a_bug_is_told_with_its_type(prepared, fake):
+    job, folder = prepared()
+    fake.fail = ZeroDivisionError("oops")
+    with pytest.raises(ZeroDivisionError):
+        run_job(job, folder)
+    assert folder.read_state()["error"] == "ZeroDivisionError: oops"
+
+
+def test_full_disk_is_said_in_words(prepared, fake):
+    job, folder = prepared()
+    fake.fail = OSError(errno.ENOSPC, "No space left on device", "/x/checkpoint")
+    with pytest.raises(RunError, match=r"no space left while writing /x/checkpoint.*scalelatent resume"):
+        run_job(job, folder)
+    assert "make room" in folder.read_state()["error"]
+
+
+def test_first_signal_stops_after_the_pass(prepared, fake):
+    job, folder = prepared()
+    told = []
+
+    def interrupt(number):
+        if number == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    fake.before_pass = staticmethod(interrupt)
+    earlier = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run_job(job, folder, tell=told.append)
+    assert signal.getsignal(signal.SIGINT) is earlier
+    state = folder.read_state()
+    assert state["state"] == "cancelled"
+    assert f"scalelatent resume {folder.path}" in state["error"]
+    assert any("Ctrl-C again" in line for line in told)
+    assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1, 2, 3]
+    fake.before_pass = None
+    run_job(job, folder, resume=True)
+    assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1, 2, 3, 4, 5]
+
+
+def test_second_signal_stops_at_once(prepared, fake):
+    job, folder = prepared()
+
+    def interrupt(number):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    fake.before_pass = staticmethod(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run_job(job, folder)
+    assert folder.read_state()["state"] == "cancelled"
+    assert folder.records("metrics.jsonl") == []
+
+
+def test_sigterm_counts_as_a_stop(prepared, fake):
+    job, folder = prepared()
+    fake.before_pass = staticmethod(lambda number: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(KeyboardInterrupt):
+        run_job(job, folder)
+    assert "SIGTERM" in folder.read_state()["error"]
+
+
+def test_a_failing_report_is_a_warning(prepared, monkeypatch):
+    from scalelatent import report
+
+    _, folder = prepared()
+    monkeypatch.undo()  # the real _report, over a report that breaks
+
+    def broken(*_, **__):
+        raise RuntimeError("no fonts")
+
+    monkeypatch.setattr(report, "build_report", broken, raising=False)
+    result = runner.RunResult(folder, None)
+    runner._report(result, runner.JobData(train=None))
+    assert "no fonts" in result.warnings[0]
+    assert "scalelatent report" in result.warnings[0]
+
+
+def test_engine_settings_reach_the_fit(prepared, tmp_path):
+    job, folder = prepared("engine.block_rows=64", "job.scratch=/tmp/x")
+    result = run_job(job, folder)
+    assert result.estimator.asked["engine"] == {"block_rows": 64, "scratch": "/tmp/x"}
+
+
+def test_callbacks_of_the_user_are_called(prepared):
+    job, folder = prepared()
+
+    class Count(Callback):
+        passes = 0
+
+        def on_pass_end(self, record):
+            self.passes += 1
+
+    count = Count()
+    run_job(job, folder, callbacks=[count])
+    assert count.passes == 5
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("data.train_rows=0:401", r'train rows "0:401" reach beyond .*small.zarr, which has 400 rows'),
+        ("data.test_rows=-401:", "reach beyond"),
+        ("data.train_rows=300:-200", "hold none of the 400 rows"),
+        ("data.target=small.zarr", "takes labels, no target"),
+    ],
+)
+def test_rows_that_are_not_there(prepared, setting, message):
+    job, folder = prepared(setting)
+    with pytest.raises(JobError, match=message):
+        run_job(job, folder)
+    assert folder.read_state()["state"] == "failed"
+
+
+def test_unreachable_scheduler(prepared, monkeypatch):
+    monkeypatch.setattr(runner, "SCHEDULER_SECONDS", 1)
+    job, folder = prepared("cluster.scheduler=tcp://127.0.0.1:9")
+    with pytest.raises(JobError, match=r"scheduler = 'tcp://127.0.0.1:9' does not answer"):
+        run_job(job, folder)

@@ -1,0 +1,58 @@
+"""Streamed metrics against scikit-learn's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import metrics as reference
+
+from scalelatent import Dataset
+from scalelatent.errors import DataError, JobError
+from scalelatent.jobs.scoring import METRICS, score_dataset
+
+
+class Fixed:
+    """Row i holds its own probabilities."""
+
+    def __init__(self, classes):
+        self.classes_ = np.asarray(classes)
+        self.n_features_in_ = len(self.classes_)
+
+    def predict_proba(self, x):
+        return x
+
+    def predict(self, x):
+        return self.classes_[x.argmax(axis=1)]
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 60), st.integers(2, 5), st.integers(1, 17), st.integers(0, 2**32 - 1))
+def test_against_scikit_learn(rows, n_classes, batch, seed):
+    rng = np.random.default_rng(seed)
+    classes = np.array(["a", "b", "c", "d", "e"])[:n_classes]
+    x = rng.dirichlet(np.ones(n_classes), rows)
+    y = classes[rng.integers(n_classes, size=rows)]
+    got = score_dataset(Fixed(classes), Dataset.from_arrays(x, y), METRICS, batch_rows=batch)
+    guess = classes[x.argmax(axis=1)]
+    assert got["accuracy"] == pytest.approx(reference.accuracy_score(y, guess))
+    assert got["error"] == pytest.approx(1 - got["accuracy"])
+    assert got["confusion"] == reference.confusion_matrix(y, guess, labels=classes).tolist()
+    assert got["f1_macro"] == pytest.approx(reference.f1_score(y, guess, average="macro", zero_division=0))
+    assert got["log_loss"] == pytest.approx(reference.log_loss(y, x, labels=classes))
+    recall = [np.mean(guess[y == c] == c) for c in np.unique(y)]
+    assert got["balanced_accuracy"] == pytest.approx(np.mean(recall))
+
+
+def test_refusals():
+    x, y = np.eye(3), np.array([0, 1, 2])
+    model = Fixed([0, 1, 2])
+    with pytest.raises(JobError, match="did you mean 'accuracy'"):
+        score_dataset(model, Dataset.from_arrays(x, y), ["acuracy"])
+    with pytest.raises(DataError, match="no labels"):
+        score_dataset(model, Dataset.from_arrays(x))
+    with pytest.raises(DataError, match=r"label .*7.* unknown to the model, whose classes are 0, 1, 2"):
+        score_dataset(model, Dataset.from_arrays(x, np.array([0, 1, 7])))
+    with pytest.raises(DataError, match="has 2 features a row; the model was fitted to 3"):
+        score_dataset(model, Dataset.from_arrays(x[:, :2], y))

@@ -1,0 +1,189 @@
+"""Job file, environment and command line: what wins, and what is refused in which words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalelatent.errors import JobError
+from scalelatent.jobs.resolve import load_job, override, parse_setting, parse_value, resolve
+from scalelatent.jobs.spec import Job, nearest, parse_rows
+
+pytestmark = pytest.mark.usefixtures("fake")
+
+MINIMAL = {"job": {"out": "run"}, "data": {"train": "a.zarr"}, "model": {"kind": "capsule"}}
+
+
+def changed(**sections):
+    return {name: MINIMAL.get(name, {}) | sections.get(name, {}) for name in MINIMAL | sections}
+
+
+def refuse(stored, *words, **options):
+    with pytest.raises(JobError) as caught:
+        resolve(stored, environ=options.pop("environ", {}), **options)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_precedence_and_origins():
+    stored = changed(model={"capsule_dim": 2, "max_iter": 7}, data={"train_rows": "0:10"})
+    environ = {
+        "SCALELATENT_MODEL__CAPSULE_DIM": "3",
+        "SCALELATENT_MODEL__MAX_ITER": "8",
+        "SCALELATENT_DATA": "/x",
+    }
+    job = resolve(stored, environ=environ, settings=["model.capsule_dim=4"])
+    assert job.params["capsule_dim"] == 4
+    assert job.params["max_iter"] == 8
+    assert job.params["algorithm"] == "em"
+    assert job.origins["model.capsule_dim"] == "command line"
+    assert job.origins["model.max_iter"] == "environment SCALELATENT_MODEL__MAX_ITER"
+    assert job.origins["data.train_rows"] == "job file"
+    assert job.origins["model.algorithm"] == "default"
+    assert set(job.origins) == set(job.values())
+
+
+def test_relative_paths_become_absolute_and_urls_stay(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    job = resolve(changed(data={"train": "a.zarr", "test": "s3://bucket/t.zarr"}), environ={})
+    assert job.data.train == str(tmp_path / "a.zarr")
+    assert job.data.test == "s3://bucket/t.zarr"
+    assert job.job.out == str(tmp_path / "run")
+
+
+def test_none_words():
+    stored = changed(model={"nu_schedule": "none", "tol": "None"}, data={"validation": "none"})
+    job = resolve(stored, environ={})
+    assert job.params["nu_schedule"] is None
+    assert job.params["tol"] is None
+    assert job.data.validation is None
+
+
+@pytest.mark.parametrize(
+    ("stored", "words"),
+    [
+        (changed(modell={"kind": "capsule"}), ["unknown section [modell]", "did you mean 'model'?"]),
+        (changed(data={"trian": "x"}), ["unknown key 'trian' in [data]", "did you mean 'train'?"]),
+        (changed(model={"capsul_dim": 4}), ["'capsul_dim'", "[model]", "did you mean 'capsule_dim'?"]),
+        (changed(engine={"block_row": 4}), ["[engine]", "did you mean 'block_rows'?"]),
+        (changed(cluster={"zzzz": 4}), ["[cluster]", "known are: device, memory_limit"]),
+        (changed(data={"train_rows": "0-50"}), ["[data] train_rows = '0-50'", "START:STOP"]),
+        (changed(data={"train_rows": "9:5"}), ["holds no row"]),
+        (changed(data={"validation_rows": "0:5"}), ["validation_rows", "without [data] validation"]),
+        (changed(cluster={"workers": 0}), ["[cluster] workers = 0", "greater than or equal to 1"]),
+        (changed(cluster={"workers": 2, "scheduler": "tcp://h:1"}), ["scheduler and workers", "not both"]),
+        (changed(cluster={"memory_limit": "2 potatoes"}), ["memory_limit", "not an amount of memory"]),
+        (changed(job={"seed": "many"}), ["[job] seed = 'many'", "integer"]),
+        (changed(job={"seed": 1}, model={"random_state": 2}), ["seed = 1", "random_state = 2", "differ"]),
+        (changed(cluster={"device": "cpu"}, model={"device": "cuda"}), ["differ"]),
+        (changed(job={"out": " "}), ["[job] out", "must not be empty"]),
+        ({"job": {"out": "r"}, "model": {"kind": "capsule"}}, ["[data] train is missing"]),
+        ({"job": {"out": "r"}, "data": {"train": "a"}}, ["[model] kind is missing"]),
+        ({"job": 3}, ["must be a section, [job]"]),
+    ],
+)
+def test_refusals(stored, words):
+    refuse(stored, *words)
+
+
+def test_refusals_name_their_source():
+    refuse(MINIMAL, "--set model.capsul=4", "unknown key 'capsul'", settings=["model.capsul=4"])
+    refuse(MINIMAL, "write --set section.key=value", settings=["capsule_dim"])
+    refuse(MINIMAL, "unknown section [mode]", settings=["mode.kind=capsule"])
+    environ = {"SCALELATENT_MODEL__CAPSUL_DIM": "4"}
+    refuse(MINIMAL, "environment variable SCALELATENT_MODEL__CAPSUL_DIM", "capsule_dim", environ=environ)
+
+
+def test_file_refusals(tmp_path: Path):
+    with pytest.raises(JobError, match=r"nothing\.toml does not exist"):
+        load_job(tmp_path / "nothing.toml")
+    with pytest.raises(JobError, match="is a folder"):
+        load_job(tmp_path)
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[job\n")
+    with pytest.raises(JobError, match=r"broken\.toml is not valid TOML"):
+        load_job(broken)
+    broken.write_bytes(b"\xff\xfe")
+    with pytest.raises(JobError, match="cannot be read"):
+        load_job(broken)
+
+
+def test_json_round_trip(tmp_path):
+    job = resolve(changed(model={"nu_schedule": [[8, 3], [4, 3]]}), environ={}).with_seed()
+    again = Job.from_dict(json.loads(json.dumps(job.to_dict())))
+    assert again == job
+    with pytest.raises(JobError, match="update scalelatent"):
+        Job.from_dict(job.to_dict() | {"format_version": 99})
+    with pytest.raises(JobError, match="not a scalelatent job"):
+        Job.from_dict({})
+
+
+def test_seed_is_drawn_once_and_reaches_the_estimator():
+    job = resolve(MINIMAL, environ={})
+    assert job.job.seed is None
+    seeded = job.with_seed()
+    assert seeded.origins["job.seed"] == "drawn"
+    assert seeded.with_seed() == seeded
+    assert seeded.estimator_params()["random_state"] == seeded.job.seed
+    own = resolve(changed(model={"random_state": 5}), environ={}).with_seed()
+    assert own.job.seed is None
+    assert own.estimator_params()["random_state"] == 5
+
+
+def test_threads_without_workers_are_n_jobs():
+    job = resolve(changed(cluster={"threads": 3, "device": "cpu"}), environ={})
+    assert job.estimator_params()["n_jobs"] == 3
+    assert job.estimator_params()["device"] == "cpu"
+    job = resolve(changed(cluster={"threads": 3, "workers": 2}), environ={})
+    assert job.estimator_params()["n_jobs"] is None
+
+
+def test_resume_may_change_the_cluster_only():
+    job = resolve(changed(cluster={"workers": 2}), environ={})
+    assert override(job, ["cluster.workers=4"]).cluster.workers == 4
+    moved = override(job, ["cluster.scheduler=tcp://h:1"])
+    assert (moved.cluster.workers, moved.cluster.scheduler) == (None, "tcp://h:1")
+    with pytest.raises(JobError, match="may only change"):
+        override(job, ["model.capsule_dim=4"])
+    with pytest.raises(JobError, match="did you mean 'workers'"):
+        override(job, ["cluster.worker=4"])
+
+
+def test_unknown_kind():
+    from scalelatent.jobs.spec import model_parameters
+
+    with pytest.raises(JobError, match="capsul"):
+        model_parameters("capsul")
+
+
+@given(st.text(min_size=1))
+def test_any_text_is_some_value(text):
+    parse_value(text)  # never raises: what is no TOML is text
+
+
+@given(st.one_of(st.integers(-(2**62), 2**62), st.floats(allow_nan=False), st.booleans()))
+def test_values_survive(value):
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    assert parse_setting(f"model.x={text}") == ("model", "x", value)
+
+
+@given(st.integers(0, 50), st.integers(1, 50))
+def test_rows_mean_what_slices_mean(start, length):
+    assert parse_rows(f" {start} : {start + length} ") == slice(start, start + length)
+
+
+def test_rows_other_forms():
+    assert parse_rows("5:") == slice(5, None)
+    assert parse_rows(":-3") == slice(None, -3)
+    assert parse_rows("-5:") == slice(-5, None)
+    for bad in ("", "5", "a:b", "1:2:3", ":0", "-3:-5"):
+        with pytest.raises(ValueError, match=r"no row|not a run of rows"):
+            parse_rows(bad)
+
+
+def test_nearest_lists_all_where_none_is_near():
+    assert nearest("q", ["b", "a"]) == "known are: a, b"

@@ -1,0 +1,147 @@
+"""Members that share a pass learn what they would learn alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from scalelatent.engine.backend import make_backend
+from scalelatent.models.base import Block, Stats
+from scalelatent.models.capsule.members import Members, build_members
+from scalelatent.models.capsule.model import CapsuleEM, CapsuleState, initial_state
+from scalelatent.models.capsule.moments import SecondMoments
+from scalelatent.models.capsule.predict import CapsuleRows
+from scalelatent.models.capsule.start import schedule_arrays, subspace_start
+
+X, Y = load_digits(return_X_y=True)
+X, Y = X[:600], Y[:600].astype(np.int32)
+SCHEDULE = [(0.7, 3), (0.3, 2), (0.0, 2)]
+# Some wrong labels: members then improve for several passes, and not for equally many.
+NOISY = np.where(np.arange(600) % 7 == 0, (Y + np.arange(600) // 7) % 10, Y).astype(np.int32)
+
+
+def _fit(
+    members: Members, x: np.ndarray, y: np.ndarray, schedule: Any, device: str, passes: int
+) -> CapsuleState:
+    backend = make_backend(device)
+    reduction = SecondMoments(x.shape[1], members.n_classes)
+    moments = Stats.zeros(reduction.layout())
+    reduction.accumulate(backend, Block(x, y, None, 0), moments)
+    learner = CapsuleEM(
+        members, moments["moment"], *schedule_arrays(schedule), momentum=0.9, ridge=0.0, tol=0.0, max_iter=passes,
+        class_weight=None, has_validation=0,
+    )  # fmt: skip
+    state = initial_state(subspace_start(members, moments["moment"], moments["weight"]), members.n_members)
+    reduction = learner.reductions()["train"]
+    while not learner.is_done(state):
+        stats = Stats.zeros(reduction.layout())
+        prepared = reduction.prepare(state, backend)
+        for start in range(0, len(x), 256):
+            rows = slice(start, start + 256)
+            reduction.accumulate(prepared, Block(x[rows], y[rows], None, start), stats)
+        state = learner.update(state, {"train": stats})
+    return state
+
+
+def _compare(members: Members, state: CapsuleState, r: int, alone: CapsuleState) -> None:
+    rows = members.rows(np.array([r]))
+    scale = np.abs(alone.best).max()
+    # Sums over the rows in another order: rounding of float64, grown by 20 passes with momentum.
+    np.testing.assert_allclose(state.best[rows], alone.best, rtol=0, atol=1e-7 * scale)
+    assert state.best_error[r] == pytest.approx(alone.best_error[0], abs=1e-12)
+    assert (state.round[r], state.best_pass[r]) == (alone.round[0], alone.best_pass[0])
+    assert state.objective[r] == pytest.approx(alone.objective[0], rel=1e-7)
+
+
+def test_all_vs_all_equals_its_45_binary_fits() -> None:
+    members = build_members("all_vs_all", 10, 2)
+    state = _fit(members, X, NOISY, SCHEDULE, "reference", 20)
+    binary = build_members("multiclass", 2, 2)
+    assert members.n_members == 45
+    for r, labels in enumerate(members.labels):
+        own = labels[NOISY] >= 0
+        alone = _fit(binary, X[own], labels[NOISY[own]].astype(np.int32), SCHEDULE, "reference", 20)
+        _compare(members, state, r, alone)
+    assert len(set(state.best_pass.tolist())) > 3  # they did go ways of their own
+
+
+def test_one_vs_all_equals_its_binary_fits() -> None:
+    members = build_members("one_vs_all", 10, 2)
+    state = _fit(members, X, NOISY, SCHEDULE, "reference", 20)
+    binary = build_members("multiclass", 2, 2)
+    for c in range(10):
+        alone = _fit(binary, X, (c != NOISY).astype(np.int32), SCHEDULE, "reference", 20)
+        _compare(members, state, c, alone)
+
+
+@pytest.mark.parametrize("architecture", ["multiclass", "one_vs_all", "all_vs_all"])
+def test_the_numba_fit_follows_the_reference(architecture: str) -> None:
+    members = build_members(architecture, 10, 2)
+    fast = _fit(members, X.astype("u1"), Y, None, "cpu", 4)
+    exact = _fit(members, X, Y, None, "reference", 4)
+    # W in float32 for the products: 6e-8 relative a number, over 4 passes; ill-conditioned directions of S (constant
+    # pixels) amplify it in W but not in the latents.
+    h_fast, h_exact = X @ fast.w.T, X @ exact.w.T
+    assert np.abs(h_fast - h_exact).max() < 1e-3 * np.abs(h_exact).max()
+    np.testing.assert_allclose(fast.objective, exact.objective, rtol=1e-5)
+
+
+def _scores(
+    members: Members, w: np.ndarray, what: str, x: np.ndarray = X, projection: Any = None
+) -> np.ndarray:
+    rows = CapsuleRows(members, w, projection, what)
+    out = rows.apply(rows.prepare(make_backend("cpu")), Block(x, None, None, 0))
+    assert out.shape == (len(x), *rows.output()[0])
+    assert out.dtype == rows.output()[1]
+    return out
+
+
+@pytest.mark.parametrize("architecture", ["multiclass", "one_vs_all", "all_vs_all"])
+def test_scores_are_distributions_and_follow_the_rule_of_the_paper(architecture: str) -> None:
+    from scalelatent.models.capsule.reference import probabilities
+
+    members = build_members(architecture, 10, 2)
+    w = _fit(members, X, Y, None, "reference", 4).w
+    p = _scores(members, w, "probabilities")
+    np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-12)
+    assert (p >= 0).all()
+    h = w @ X.T
+    each = [
+        probabilities(h[members.offsets[r] : members.offsets[r + 1]], dims)
+        for r, dims in enumerate(members.dims)
+    ]
+    if architecture == "multiclass":
+        winner = each[0].argmax(axis=0)
+    elif architecture == "one_vs_all":  # the most certain member
+        winner = np.array([q[0] for q in each]).argmax(axis=0)
+    else:  # a vote for the winner of each pair; equal votes go to the larger sum of probabilities
+        votes, sums = np.zeros((10, len(X))), np.zeros((10, len(X)))
+        for labels, q in zip(members.labels, each, strict=True):
+            a, b = np.flatnonzero(labels == 0)[0], np.flatnonzero(labels == 1)[0]
+            votes[a] += q[0] >= q[1]
+            votes[b] += q[0] < q[1]
+            sums[a] += q[0]
+            sums[b] += q[1]
+        winner = np.array([max(range(10), key=lambda c: (votes[c, n], sums[c, n])) for n in range(len(X))])
+    agree = (CapsuleRows.labels(p) == winner).mean()
+    assert agree > 0.995  # float32 against float64 latents: only near-ties may differ
+    assert (CapsuleRows.labels(p) == Y).mean() > 0.9
+
+
+def test_latents_are_w_x_class_by_class() -> None:
+    members = build_members("multiclass", 10, 3)
+    w = np.random.Generator(np.random.Philox(1)).normal(size=(30, 64))
+    h = _scores(members, w, "latents")
+    np.testing.assert_allclose(h, X @ w.T, rtol=1e-5, atol=1e-3)
+
+
+def test_projection_and_weights_are_one_product() -> None:
+    members = build_members("multiclass", 10, 3)
+    rng = np.random.Generator(np.random.Philox(2))
+    w, basis = rng.normal(size=(30, 5)), np.linalg.qr(rng.normal(size=(64, 5)))[0]
+    np.testing.assert_allclose(
+        _scores(members, w, "latents", projection=basis), X @ basis @ w.T, rtol=1e-4, atol=1e-3
+    )

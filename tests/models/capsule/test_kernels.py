@@ -1,0 +1,222 @@
+"""Every body of the kernels against the reference, over shapes, architectures, thresholds and odd values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalelatent.models.capsule import KERNELS, cpu, reference
+from scalelatent.models.capsule.members import Members, build_members
+from scalelatent.models.capsule.squash import squash_table
+
+ROWS = [0, 1, 2, 255, 256, 257, 1000]
+CASES = {
+    "multiclass d=1, two classes": build_members("multiclass", 2, 1),
+    "multiclass d=2": build_members("multiclass", 10, 2),
+    "multiclass, odd D": build_members("multiclass", 3, 3),
+    "multiclass, unequal": build_members("multiclass", 3, [1, 4, 2]),
+    "one_vs_all": build_members("one_vs_all", 4, 3),
+    "a class of all_vs_all": build_members("all_vs_all", 4, 2),
+}
+
+
+def _inputs(members: Members, n: int, seed: int, scale: float = 1.5) -> tuple[Any, ...]:
+    """Latent means and labels; of all_vs_all the members that see class 1, and rows of that class."""
+    rng = np.random.Generator(np.random.Philox(seed))
+    live = np.arange(members.n_members)
+    y = rng.integers(0, members.n_classes, n).astype(np.int32)
+    if members.architecture == "all_vs_all":
+        live, y = np.flatnonzero(members.labels[:, 1] >= 0), np.ones(n, dtype=np.int32)
+    dims, labels = members.dims[live], members.labels[live]
+    h = (rng.normal(size=(dims.sum(), n)) * scale * rng.uniform(0.05, 2, n)).astype(np.float32)
+    return h, y, rng.uniform(0, 3, n), dims, labels, squash_table(int(dims[0].sum()))
+
+
+def _dense(h: np.ndarray, active: np.ndarray | None) -> np.ndarray:
+    """Residuals of all rows, zeros where none was moved."""
+    if active is None:
+        return h
+    out = np.zeros(h.shape)
+    out[:, active] = h[:, : len(active)]
+    return out
+
+
+def _run(
+    body: Any, h: np.ndarray, dtype: type, *rest: Any
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+    h = h.astype(dtype)
+    active, sums = body(h, *rest)
+    return _dense(h, active), active, sums
+
+
+def _check(members: Members, n: int, nu: float, seed: int) -> None:
+    h, y, weight, dims, labels, table = _inputs(members, n, seed)
+    thresholds = np.full(len(dims), nu)
+    exact, rows, sums = _run(reference.residuals, h, np.float64, y, weight, dims, labels, thresholds)
+    fast, fast_rows, fast_sums = _run(
+        cpu.residuals, h, np.float32, y, weight, dims, labels, thresholds, table
+    )
+    if nu > 0:
+        assert fast_rows.dtype == np.int32
+        np.testing.assert_array_equal(fast_rows, rows)  # no ratio of these draws lies within 1e-6 of nu
+    else:
+        assert fast_rows is None
+        assert rows is None
+    # float32 lengths and factors: about 4 roundings of 6e-8 each, times weights up to 3 and |h| up to about 15.
+    np.testing.assert_allclose(fast, exact, rtol=5e-6, atol=5e-6)
+    np.testing.assert_allclose(fast_sums[:, 0], sums[:, 0], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(fast_sums[:, 1], sums[:, 1], rtol=1e-12)  # float64 sums of the same rows
+    np.testing.assert_array_equal(fast_sums[:, 2], sums[:, 2])
+
+
+@pytest.mark.parametrize("nu", [0.0, 0.2, 0.8])
+@pytest.mark.parametrize("n", ROWS)
+@pytest.mark.parametrize("case", CASES)
+def test_numba_equals_reference(case: str, n: int, nu: float) -> None:
+    _check(CASES[case], n, nu, seed=n)
+
+
+@given(
+    st.sampled_from(sorted(CASES)),
+    st.integers(0, 600),
+    st.sampled_from([0.0, 0.1, 0.5, 0.9]),
+    st.integers(0, 10**6),
+)
+def test_numba_equals_reference_at_random(case: str, n: int, nu: float, seed: int) -> None:
+    h, y, weight, dims, labels, table = _inputs(CASES[case], n, seed)
+    thresholds = np.full(len(dims), nu)
+    exact, _, sums = _run(reference.residuals, h, np.float64, y, weight, dims, labels, thresholds)
+    fast, _, fast_sums = _run(cpu.residuals, h, np.float32, y, weight, dims, labels, thresholds, table)
+    # A ratio within rounding of nu may fall on either side, so rows are compared where both took part.
+    both = (exact != 0) & (fast != 0)
+    assert np.abs(fast_sums[:, 2] - sums[:, 2]).max(initial=0) <= 1
+    np.testing.assert_allclose(fast[both], exact[both], rtol=5e-6, atol=5e-6)
+
+
+def test_members_may_have_thresholds_of_their_own() -> None:
+    """Members share a pass but not a round; a row moves where any member wants it."""
+    h, y, weight, dims, labels, table = _inputs(CASES["one_vs_all"], 500, 1)
+    nu = np.array([0.8, 0.4, 0.2, 0.0])
+    exact, rows, sums = _run(reference.residuals, h, np.float64, y, weight, dims, labels, nu)
+    fast, fast_rows, fast_sums = _run(cpu.residuals, h, np.float32, y, weight, dims, labels, nu, table)
+    np.testing.assert_array_equal(fast_rows, rows)
+    np.testing.assert_allclose(fast, exact, rtol=5e-6, atol=5e-6)
+    np.testing.assert_array_equal(fast_sums[:, 2], sums[:, 2])
+    assert sums[3, 2] == 500
+    assert (np.diff(sums[:, 2]) > 0).all()
+
+
+@pytest.mark.parametrize("body", ["reference", "numba"])
+@pytest.mark.parametrize("case", ["multiclass d=2", "one_vs_all"])
+def test_inactive_rows_move_nothing(body: str, case: str) -> None:
+    members = CASES[case]
+    h, y, weight, dims, labels, table = _inputs(members, 300, 4)
+    run = {"reference": reference.residuals, "numba": cpu.residuals}[body]
+    dtype = {"reference": np.float64, "numba": np.float32}[body]
+    nu = 0.6
+    dense, active, sums = _run(run, h, dtype, y, weight, dims, labels, np.full(len(dims), nu), table)
+    start = 0
+    for r, sizes in enumerate(dims):
+        stop = start + sizes.sum()
+        p = reference.probabilities(h[start:stop].astype(float), sizes)
+        target = labels[r][y]
+        right = p[target, np.arange(300)]
+        wrong = np.where(np.arange(len(sizes))[:, None] == target, -1, p).max(axis=0)
+        wanted = wrong > nu * right
+        assert 0 < wanted.sum() < 300
+        assert sums[r, 2] == wanted.sum()
+        assert not dense[start:stop, ~wanted].any()
+        assert (np.abs(dense[start:stop, wanted]).max(axis=0) > 0).all()
+        start = stop
+    assert (np.diff(active) > 0).all()
+
+
+@pytest.mark.parametrize("body", ["reference", "numba"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tie_goes_to_the_first_class(body: str, seed: int) -> None:
+    """Capsules of exactly the same length: right for the first class, an error for the others, as predict has it."""
+    run = {"reference": reference.residuals, "numba": cpu.residuals}[body]
+    dtype = {"reference": np.float64, "numba": np.float32}[body]
+    rng = np.random.Generator(np.random.Philox(seed))
+    lengths = rng.uniform(0.01, 9, 400).astype(np.float32)
+    small = (lengths * rng.uniform(0, 0.5, 400)).astype(np.float32)
+    h = np.stack([small, lengths, -lengths, small])  # capsules 1 and 2 are equally long
+    dims, labels = np.ones((1, 4), dtype=np.int64), np.arange(4)[None]
+    for y, expected in ((1, 0.0), (2, 400.0), (0, 400.0)):
+        args = (np.full(400, y, dtype=np.int32), np.ones(400), dims, labels, np.zeros(1), squash_table(4))
+        assert run(h.astype(dtype), *args)[1][0, 1] == expected
+
+
+@pytest.mark.parametrize("body", ["reference", "numba"])
+@pytest.mark.parametrize("nu", [0.0, 0.5])
+def test_rows_of_zeros(body: str, nu: float) -> None:
+    run = {"reference": reference.residuals, "numba": cpu.residuals}[body]
+    dtype = {"reference": np.float64, "numba": np.float32}[body]
+    members = CASES["multiclass, unequal"]
+    h, y = np.zeros((7, 300)), (np.arange(300) % 3).astype(np.int32)
+    with np.errstate(all="raise"):
+        dense, _, sums = _run(
+            run, h, dtype, y, np.ones(300), members.dims, members.labels, np.full(1, nu), squash_table(7)
+        )
+    assert not dense.any()
+    assert sums[0, 0] == pytest.approx(100 * np.log([1 / 7, 4 / 7, 2 / 7]).sum(), rel=1e-12)
+    assert sums[0, 1] == 200  # the capsule of 4 dimensions always wins
+    assert sums[0, 2] == (300 if nu == 0 else 200 + 100 * (2 / 4 > nu))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e38])
+@pytest.mark.parametrize("nu", [0.0, 0.5])
+@pytest.mark.parametrize("body", ["reference", "numba"])
+def test_a_bad_row_shows_and_harms_no_other(body: str, nu: float, bad: float) -> None:
+    run = {"reference": reference.residuals, "numba": cpu.residuals}[body]
+    dtype = {"reference": np.float64, "numba": np.float32}[body]
+    h, y, weight, dims, labels, table = _inputs(CASES["multiclass d=2"], 600, 7)
+    weight += 0.1
+    args = (y, weight, dims, labels, np.full(1, nu), table)
+    with np.errstate(all="ignore"):
+        clean = _run(run, h, dtype, *args)[0]
+        h[3, 301] = bad
+        dense, _, sums = _run(run, h, dtype, *args)
+    if abs(bad) != 1e38 or body == "numba":  # 1e38 squared is finite in float64 only
+        assert not np.isfinite(sums[0, 0])
+    rest = np.arange(600) != 301
+    np.testing.assert_array_equal(dense[:, rest], clean[:, rest])
+
+
+@pytest.mark.parametrize("body", ["reference", "numba"])
+def test_weights_scale_sums_and_residuals(body: str) -> None:
+    run = {"reference": reference.residuals, "numba": cpu.residuals}[body]
+    dtype = {"reference": np.float64, "numba": np.float32}[body]
+    h, y, _, dims, labels, table = _inputs(CASES["multiclass d=2"], 257, 9)
+    one = _run(run, h, dtype, y, np.ones(257), dims, labels, np.zeros(1), table)
+    four = _run(run, h, dtype, y, np.full(257, 4.0), dims, labels, np.zeros(1), table)
+    none = _run(run, h, dtype, y, np.zeros(257), dims, labels, np.zeros(1), table)
+    np.testing.assert_array_equal(four[0], 4 * one[0])  # powers of two do not round
+    np.testing.assert_array_equal(four[2][:, :2], 4 * one[2][:, :2])
+    assert not none[0].any()
+    assert not none[2][:, :2].any()
+
+
+def test_log_of_the_kernel_is_exact() -> None:
+    x = np.concatenate(
+        [np.random.Generator(np.random.Philox(1)).uniform(0, 1, 5000), [1.0, 0.5, 1e-300, 2**-0.5]]
+    )
+    out = np.empty_like(x)
+    cpu._log(x, out, len(x))
+    assert np.abs(out - np.log(x)).max() < 1e-13  # 2e-16 relative of up to 690
+    tail = x > 0.3
+    assert np.abs(out - np.log(x))[tail].max() < 1e-15
+
+
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_table_of_kernels_names_real_functions(name: str) -> None:
+    import importlib
+
+    assert set(KERNELS[name]) == {"reference", "numba", "cupy"}
+    for backend in ("reference", "numba"):
+        module, function = KERNELS[name][backend].split(":")
+        assert callable(getattr(importlib.import_module(module), function))

@@ -1,0 +1,87 @@
+"""The table of members: who sees which class, and where its weights lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalelatent.models.capsule.members import build_members
+
+ARCHITECTURE = st.sampled_from(["multiclass", "one_vs_all", "all_vs_all"])
+
+
+@given(ARCHITECTURE, st.integers(2, 12), st.integers(1, 9))
+def test_laws(architecture: str, m: int, d: int) -> None:
+    members = build_members(architecture, m, d)
+    n, k = {"multiclass": (1, m), "one_vs_all": (m, 2), "all_vs_all": (m * (m - 1) // 2, 2)}[architecture]
+    assert members.dims.shape == (n, k)
+    assert members.labels.shape == (n, m)
+    assert members.n_members == n
+    assert members.n_classes == m
+    assert members.total_dim == n * k * d == members.offsets[-1]
+    assert members.dims.dtype == members.labels.dtype == members.offsets.dtype == np.int64
+    # Every capsule of every member has rows that should win in it, and no label names a capsule that is not there.
+    for labels in members.labels:
+        assert set(labels.tolist()) - {-1} == set(range(k))
+    # Rows of W: every one belongs to exactly one member, in order.
+    rows = [members.rows(np.array([r])) for r in range(n)]
+    np.testing.assert_array_equal(np.concatenate(rows), np.arange(members.total_dim))
+    np.testing.assert_array_equal(members.rows(np.arange(n)[::-1]), np.concatenate(rows[::-1]))
+    assert members.rows(np.arange(0)).shape == (0,)
+
+
+@given(ARCHITECTURE, st.integers(2, 12))
+def test_groups_feed_each_class_to_the_members_that_see_it(architecture: str, m: int) -> None:
+    members = build_members(architecture, m, 2)
+    seen = np.zeros((members.n_members, m), dtype=int)
+    for label, live in members.groups:
+        seen[live, slice(None) if label is None else label] += 1
+    np.testing.assert_array_equal(seen, members.labels >= 0)
+
+
+def test_one_vs_all_puts_its_own_class_first() -> None:
+    np.testing.assert_array_equal(build_members("one_vs_all", 3, 1).labels, [[0, 1, 1], [1, 0, 1], [1, 1, 0]])
+
+
+def test_all_vs_all_lists_the_pairs_in_order() -> None:
+    labels = build_members("all_vs_all", 3, 1).labels
+    np.testing.assert_array_equal(labels, [[0, 1, -1], [0, -1, 1], [-1, 0, 1]])
+
+
+def test_two_classes_are_one_binary_model_in_all_vs_all() -> None:
+    a, b = build_members("all_vs_all", 2, 3), build_members("multiclass", 2, 3)
+    np.testing.assert_array_equal(a.dims, b.dims)
+    np.testing.assert_array_equal(a.labels, b.labels)
+    assert a.groups[0][0] is None  # both classes: no sorting of rows
+
+
+def test_dimensions_of_their_own() -> None:
+    members = build_members("multiclass", 3, [1, 5, 2])
+    np.testing.assert_array_equal(members.dims, [[1, 5, 2]])
+    assert members.total_dim == 8
+
+
+@pytest.mark.parametrize(
+    ("architecture", "m", "d", "message"),
+    [
+        ("multi", 3, 2, "architecture='multi' is not one of multiclass, one_vs_all, all_vs_all"),
+        ("multiclass", 1, 2, "at least 2 classes, the labels hold 1"),
+        ("multiclass", 3, 0, "whole numbers of at least 1"),
+        ("multiclass", 3, -2, "whole numbers of at least 1"),
+        ("multiclass", 3, True, "capsule_dim"),
+        ("multiclass", 3, [1, 2.5, 3], "whole numbers of at least 1"),
+        ("multiclass", 3, [1, True, 3], "whole numbers of at least 1"),
+        ("multiclass", 3, [1, 2], "2 dimensions for 3 classes"),
+        ("one_vs_all", 3, [1, 2, 3], "needs architecture='multiclass'"),
+        ("multiclass", 3, 2.5, "capsule_dim=2.5"),
+        ("multiclass", 3, "4", "capsule_dim='4'"),
+        ("multiclass", 3, None, "capsule_dim=None"),
+    ],
+)
+def test_errors(architecture: str, m: int, d: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("[", r"\[")):
+        build_members(architecture, m, d)

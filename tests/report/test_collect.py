@@ -1,0 +1,182 @@
+"""What is collected from the rows, against the same computed at once with numpy."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from scalelatent import CapsuleRegression, Dataset, open_dataset
+from scalelatent.data import create_dataset
+from scalelatent.errors import DataError
+from scalelatent.report.collect import BLOCK_BYTES, block_rows, collect_evidence
+from scalelatent.report.wiring import wiring_of
+
+SMALL_BLOCKS = 40_000  # bytes: a few dozen rows, so that blocks and their edges matter
+
+
+def capsule_norms(h, dim):
+    """(rows, capsules) squared lengths of equal capsules."""
+    return (h.astype(float) ** 2).reshape(len(h), -1, dim).sum(axis=2)
+
+
+@pytest.mark.parametrize("architecture", ["multiclass", "one_vs_all", "all_vs_all"])
+def test_confusion_is_that_of_predict(digits, architecture):
+    found = digits(capsule_dim=2, architecture=architecture)
+    evidence = collect_evidence(found.model, found.data, block_bytes=SMALL_BLOCKS)
+    expected = np.zeros((10, 10), int)
+    np.add.at(expected, (found.y, found.model.predict(found.x)), 1)
+    assert np.array_equal(evidence.confusion.counts, expected)
+    assert evidence.confusion.error == pytest.approx(1 - found.model.score(found.x, found.y))
+    per_class = 1 - np.diag(expected) / expected.sum(axis=1)
+    assert evidence.confusion.class_error == pytest.approx(per_class)
+
+
+def test_multiclass_points_are_equation_3_1(digits):
+    found = digits(capsule_dim=2)
+    evidence = collect_evidence(found.model, found.data, sample_rows=60, block_bytes=SMALL_BLOCKS)
+    rows = evidence.sample.rows
+    assert len(rows) == 60
+    assert np.ptp(np.diff(rows)) <= 1  # evenly spaced
+    h = found.model.transform(found.x[rows]).astype(float)
+    psi = h / np.sqrt((h**2).sum(axis=1, keepdims=True))
+    for c, points in enumerate(evidence.sample.points):
+        assert points == pytest.approx(psi[:, 2 * c : 2 * c + 2], abs=1e-5)
+        assert (np.linalg.norm(points, axis=1) <= 1 + 1e-6).all()
+    assert np.array_equal(evidence.sample.codes, found.y[rows])
+
+
+def test_one_vs_all_points_are_of_each_members_own_class(digits):
+    found = digits(capsule_dim=3, architecture="one_vs_all")
+    evidence = collect_evidence(found.model, found.data)
+    h = found.model.transform(found.x).astype(float).reshape(-1, 10, 6)
+    psi = h[:, :, :3] / np.sqrt((h**2).sum(axis=2, keepdims=True))
+    for c, points in enumerate(evidence.sample.points):
+        assert points == pytest.approx(psi[:, c], abs=1e-5)
+
+
+def test_prototypes_are_equation_3_2(digits):
+    found = digits(capsule_dim=4)
+    evidence = collect_evidence(found.model, found.data, block_bytes=SMALL_BLOCKS)
+    h = found.model.transform(found.x).astype(float)
+    share = h**2 / (h**2).sum(axis=1, keepdims=True)
+    for c in range(10):
+        own = np.flatnonzero(found.y == c)
+        best = own[share[own, 4 * c : 4 * c + 4].argmax(axis=0)]
+        assert np.array_equal(evidence.prototypes.rows[c], best)
+        assert np.array_equal(evidence.prototypes.x[c], found.x[best])
+
+
+def test_prototypes_of_unequal_dimensions(digits):
+    found = digits(capsule_dim=(1, 2, 3, 1, 2, 3, 1, 2, 3, 4))
+    evidence = collect_evidence(found.model, found.data)
+    assert wiring_of(found.model).dims == [1, 2, 3, 1, 2, 3, 1, 2, 3, 4]
+    assert (evidence.prototypes.rows >= 0).sum(axis=1).tolist() == [1, 2, 3, 1, 2, 3, 1, 2, 3, 4]
+
+
+def test_all_vs_all_prototypes_and_votes(digits):
+    found = digits(capsule_dim=2, architecture="all_vs_all")
+    evidence = collect_evidence(found.model, found.data, block_bytes=SMALL_BLOCKS)
+    assert evidence.sample is None
+    assert evidence.reliability is None  # shares of votes are no probabilities
+    h = found.model.transform(found.x).astype(float).reshape(-1, 45, 4)
+    length = (h**2).reshape(-1, 45, 2, 2).sum(axis=3)
+    pairs = [(a, b) for a in range(10) for b in range(a + 1, 10)]
+    winner = np.where(length[:, :, 0] >= length[:, :, 1], *np.array(pairs).T)
+    votes = (winner[:, :, None] == np.arange(10)).sum(axis=1)
+    share = np.stack([votes[found.y == c].mean(axis=0) / 9 for c in range(10)])
+    assert evidence.votes.shares == pytest.approx(share)
+    member = pairs.index((3, 7))
+    assert evidence.votes.pair_wins[3, 7] == pytest.approx((winner[found.y == 3, member] == 3).mean())
+    assert evidence.votes.pair_wins[7, 3] == pytest.approx((winner[found.y == 7, member] == 7).mean())
+    squared = h**2 / (h**2).sum(axis=2, keepdims=True)
+    own = np.flatnonzero(found.y == 0)
+    mean = squared[own][:, [r for r, pair in enumerate(pairs) if pair[0] == 0], :2].mean(axis=1)
+    assert np.array_equal(evidence.prototypes.rows[0], own[mean.argmax(axis=0)])
+
+
+def test_confident_rows_mistakes_and_reliability(digits):
+    found = digits(capsule_dim=2)
+    evidence = collect_evidence(found.model, found.data, block_bytes=SMALL_BLOCKS)
+    p, y = found.model.predict_proba(found.x), found.y
+    for c in range(10):
+        own = np.flatnonzero(y == c)
+        assert evidence.confident.rows[c] == own[p[own, c].argmax()]
+    guess, top = p.argmax(axis=1), p.max(axis=1)
+    wrong = np.flatnonzero(guess != y)
+    worst = wrong[np.argsort(-top[wrong], kind="stable")][:20]
+    assert [row[1] for row in evidence.mistakes.found] == worst.tolist()
+    assert [row[2:4] for row in evidence.mistakes.found] == [(y[i], guess[i]) for i in worst]
+    assert evidence.reliability.counts.sum() == len(y)
+    assert evidence.reliability.hits.sum() == (guess == y).sum()
+    assert evidence.reliability.confidence.sum() == pytest.approx(top.sum())
+    assert evidence.reliability.log_loss == pytest.approx(-np.log(p[np.arange(len(y)), y]).mean())
+
+
+def test_block_size_changes_nothing(digits):
+    found = digits(capsule_dim=2)
+    one = collect_evidence(found.model, found.data, block_bytes=BLOCK_BYTES)
+    many = collect_evidence(found.model, found.data, block_bytes=1)  # a row a block
+    assert np.array_equal(one.confusion.counts, many.confusion.counts)
+    assert np.array_equal(one.sample.codes, many.sample.codes)
+    assert np.array_equal(one.confident.rows, many.confident.rows)
+    assert one.sample.points[3] == pytest.approx(many.sample.points[3], abs=1e-5)
+
+
+def test_weights_count_as_in_score(digits):
+    found = digits(capsule_dim=2)
+    weighted = found.data.with_weight(np.arange(1.0, len(found.y) + 1))
+    evidence = collect_evidence(found.model, weighted)
+    assert evidence.confusion.error == pytest.approx(1 - found.model.score(weighted))
+
+
+def test_rows_without_labels_take_predicted_classes(digits):
+    found = digits(capsule_dim=2)
+    evidence = collect_evidence(found.model, Dataset.from_arrays(found.x))
+    assert not evidence.labelled
+    assert evidence.confusion is None
+    assert np.array_equal(evidence.sample.codes, found.model.predict(found.x))
+    assert not evidence.mistakes.found
+
+
+def test_another_width_and_unknown_labels_are_told(digits):
+    found = digits(capsule_dim=2)
+    with pytest.raises(DataError, match=r"has 5 features a row, but the model was fitted to 64"):
+        collect_evidence(found.model, Dataset.from_arrays(np.ones((3, 5)), [0, 1, 2]))
+    with pytest.raises(DataError, match=r"11"):
+        collect_evidence(found.model, Dataset.from_arrays(found.x[:3], [0, 11, 2]))
+
+
+def test_block_rows_keep_the_budget():
+    assert block_rows(10**9, 4, 8, 2, BLOCK_BYTES) == 1
+    rows = block_rows(784, 1, 19_600, 50, BLOCK_BYTES)
+    assert 1 < rows * 19_600 * 20 <= BLOCK_BYTES
+
+
+def make_rows(url, n_rows):
+    """Rows of two classes, written shard by shard: never whole in this process."""
+    writer = create_dataset(
+        str(url), n_rows, (64,), "uint8", y_dtype="int64", classes=[0, 1], chunk_rows=2000
+    )
+    for i in range(writer.n_shards):
+        start, stop = writer.shard_bounds(i)
+        rng = np.random.default_rng(i)
+        y = rng.integers(0, 2, stop - start)
+        writer.write_shard(i, (rng.integers(0, 99, (stop - start, 64)) + 99 * y[:, None]).astype("u1"), y)
+    return writer.finalize()
+
+
+def test_memory_does_not_grow_with_the_rows(tmp_path):
+    x = np.random.default_rng(0).integers(0, 255, (400, 64)).astype("u1")
+    model = CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0).fit(x, np.arange(400) % 2)
+    peaks = {}
+    for n in (20_000, 20_000, 200_000):  # the first only warms caches
+        ds = open_dataset(str(tmp_path / f"{n}.zarr")) if n in peaks else make_rows(tmp_path / f"{n}.zarr", n)
+        tracemalloc.start()
+        evidence = collect_evidence(model, ds)
+        peaks[n] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert evidence.confusion.counts.sum() == n
+    assert peaks[200_000] < 1.3 * peaks[20_000]
+    assert peaks[200_000] < 64 * 200_000  # less than the rows alone

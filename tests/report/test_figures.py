@@ -1,0 +1,239 @@
+"""Figures hold the numbers they were given."""
+
+from __future__ import annotations
+
+import sys
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+
+from scalelatent.errors import DataError
+from scalelatent.report import error_by_dimension, plot_error_by_dimension
+from scalelatent.report.figures import plot_confusion, plot_history, plot_reliability, plot_votes, rounds_of
+from scalelatent.report.latents import leading_plane, plot_latents
+from scalelatent.report.pictures import classes_across, image_shape, plot_mistakes, plot_prototypes, tone_of
+from scalelatent.report.style import class_style, png_bytes
+
+PNG = b"\x89PNG"
+
+
+def history(n=30, validation=True):
+    """Records of n passes in three rounds."""
+    return [
+        {
+            "pass": i + 1,
+            "objective": 2.0 / (i + 1),
+            "train_error": 0.5 / (i + 1),
+            "validation_error": 0.6 / (i + 1) + 0.001 * i if validation else None,
+            "round": 1 + i // 12,
+            "nu": (0.8, 0.6, 0.4)[i // 12],
+        }
+        for i in range(n)
+    ]
+
+
+def line(axes, label):
+    return next(drawn for drawn in axes.lines if drawn.get_label() == label)
+
+
+def test_history_has_normalised_loss_errors_and_rounds():
+    records = history()
+    upper, lower = plot_history(records, capsules=10).axes
+    expected = [record["objective"] / np.log(10) for record in records]
+    assert upper.lines[0].get_ydata() == pytest.approx(expected)
+    assert line(lower, "training").get_ydata() == pytest.approx([100 * r["train_error"] for r in records])
+    validation = np.array([100 * r["validation_error"] for r in records])
+    assert line(lower, "validation").get_ydata() == pytest.approx(validation)
+    best = lower.lines[2]
+    assert best.get_xdata()[0] == validation.argmin() + 1
+    assert f"{validation.min():.2f} %" in best.get_label()
+    assert [text.get_text() for text in upper.texts] == ["ν = 0.8", "ν = 0.6", "ν = 0.4"]  # noqa: RUF001
+    bands = np.array([(patch.get_x(), patch.get_x() + patch.get_width()) for patch in upper.patches])
+    assert bands == pytest.approx(np.array([(0.5, 12.5), (12.5, 24.5), (24.5, 30.5)]))
+
+
+def test_history_without_validation_of_one_pass_and_of_members():
+    one = history(1, validation=False)
+    upper, lower = plot_history(one, ensemble=True).axes
+    assert lower.get_legend_handles_labels()[1][0] == "training"
+    assert "validation" not in " ".join(lower.get_legend_handles_labels()[1])
+    assert upper.lines[0].get_marker() == "o"  # a line of one point would be invisible
+    assert upper.texts[0].get_text() == "round 1"
+    assert png_bytes(upper.figure).startswith(PNG)
+    with pytest.raises(DataError, match="no passes"):
+        plot_history([])
+
+
+def test_plain_em_has_no_rounds():
+    records = [{"pass": i, "objective": 1 / i, "train_error": 0.0, "round": 1, "nu": 0.0} for i in (1, 2, 3)]
+    upper, _ = plot_history(records).axes
+    assert not upper.patches
+    assert rounds_of([{"pass": 1}]) == []
+
+
+def test_confusion_numbers_and_class_errors():
+    counts = np.array([[8, 2, 0], [0, 5, 0], [0, 0, 0]])
+    matrix, bars = plot_confusion(counts, ["a", "b", "c"]).axes
+    texts = {(text.get_position()[1], text.get_position()[0]): text.get_text() for text in matrix.texts}
+    assert texts == {(0, 0): "8", (0, 1): "2", (1, 1): "5"}
+    assert [bar.get_width() for bar in bars.patches] == pytest.approx([20, 0, 0])
+    assert bars.texts[2].get_text().strip() == "no rows"
+    colors = matrix.images[0].get_array()
+    assert to_hex(colors[1, 0]) == "#ffffff"  # never mistaken
+    assert colors[0, 0, 2] > colors[0, 0, 0]  # hits are blue
+    assert colors[0, 1, 0] > colors[0, 1, 2]  # mistakes are orange
+
+
+def test_votes_are_shown_as_shares_and_losses():
+    wins = np.array([[np.nan, 0.9], [0.8, np.nan]])
+    left, right = plot_votes(np.array([[0.9, 0.1], [0.2, 0.8]]), wins, ["a", "b"]).axes
+    assert left.images[0].get_array().tolist() == [[0.9, 0.1], [0.2, 0.8]]
+    assert right.images[0].get_array()[0, 1] == pytest.approx(10)
+    assert right.images[0].get_array()[1, 0] == pytest.approx(20)
+
+
+def test_reliability_draws_bins_with_rows():
+    counts, confidence, hits = np.array([0, 2, 8]), np.array([0, 1.0, 7.2]), np.array([0, 1, 6])
+    upper, lower = plot_reliability(counts, confidence, hits).axes
+    assert upper.lines[1].get_xydata() == pytest.approx(np.array([[0.5, 0.5], [0.9, 0.75]]))
+    assert [bar.get_height() for bar in lower.patches] == [0, 2, 8]
+
+
+def test_latents_of_two_dimensions_are_drawn_as_they_are():
+    rng = np.random.default_rng(0)
+    points, codes = [rng.uniform(-0.7, 0.7, (30, 2)) for _ in range(3)], np.arange(30) % 3
+    figure = plot_latents(points, codes, ["a", "b", "c"])
+    for c, axes in enumerate(figure.axes[:3]):
+        others, own = axes.collections
+        assert np.array_equal(own.get_offsets(), points[c][codes == c])
+        assert to_hex(own.get_facecolor()[0]) == class_style(c)[0]
+        assert np.array_equal(others.get_offsets(), points[c][codes != c])
+        expected = [class_style(code)[0] for code in codes[codes != c]]
+        assert [to_hex(color) for color in others.get_facecolor()] == expected
+        assert axes.texts[0].get_text() == "abc"[c]
+
+
+def test_more_dimensions_are_drawn_in_the_leading_plane():
+    rng = np.random.default_rng(1)
+    points = rng.normal(size=(200, 5)) * [0.4, 0.01, 0.3, 0.01, 0.01] + [0.2, 0, 0, 0, 0]
+    points /= np.maximum(1, np.linalg.norm(points, axis=1, keepdims=True))
+    plane, share = leading_plane(points, np.ones(200, bool))
+    assert share > 0.99
+    assert np.linalg.norm(plane, axis=1) == pytest.approx(np.linalg.norm(points[:, [0, 2]], axis=1), abs=0.03)
+    assert (plane.sum(axis=0) >= 0).all()
+    axes = plot_latents([points], np.zeros(200, int), ["a"]).axes[0]
+    assert np.asarray(axes.collections[-1].get_offsets()) == pytest.approx(plane)
+    assert "100 %" in [text.get_text() for text in axes.texts]
+
+
+def test_one_dimension_is_a_strip_with_lanes():
+    values, codes = np.linspace(-1, 1, 40)[:, None], np.arange(40) % 2
+    axes = plot_latents([values, values], codes, ["a", "b"]).axes[1]
+    offsets = np.asarray(axes.collections[-1].get_offsets())
+    assert offsets[:, 0] == pytest.approx(values[codes == 1, 0])
+    assert (np.abs(offsets[:, 1] - 1) < 0.5).all()
+
+
+def test_insets_are_the_given_images():
+    images = np.arange(2 * 64.0).reshape(2, 64)
+    points = [np.zeros((4, 2))] * 2
+    figure = plot_latents(points, np.array([0, 1, 0, 1]), ["a", "b"], images=images,
+                          has_image=np.array([False, True]), shape=(8, 8))  # fmt: skip
+    assert not figure.axes[0].child_axes
+    assert np.array_equal(figure.axes[1].child_axes[0].images[0].get_array(), images[1].reshape(8, 8))
+
+
+def test_prototype_mosaic_holds_every_picture():
+    x = np.arange(2 * 3 * 64.0).reshape(2, 3, 64)
+    present = np.ones((2, 3), bool)
+    present[1, 2] = False
+    mosaic = np.ma.filled(
+        plot_prototypes(x, present, ["a", "b"], (8, 8)).axes[0].images[0].get_array(), np.nan
+    )
+    assert np.array_equal(mosaic[:8, 9:17], x[0, 1].reshape(8, 8))
+    assert np.array_equal(mosaic[9:17, :8], x[1, 0].reshape(8, 8))
+    assert np.isnan(mosaic[9:17, 18:26]).all()
+
+
+def test_few_elements_of_many_classes_are_laid_across():
+    assert classes_across(10, 2)
+    x = np.arange(10 * 2 * 64.0).reshape(10, 2, 64)
+    axes = plot_prototypes(x, np.ones((10, 2), bool), list("abcdefghij"), (8, 8)).axes[0]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == list("abcdefghij")
+    assert np.array_equal(axes.images[0].get_array()[9:17, 18:26], x[2, 1].reshape(8, 8))
+
+
+def test_rows_that_are_no_images_are_curves():
+    x = np.random.default_rng(0).normal(size=(2, 2, 5))
+    axes = plot_prototypes(x, np.ones((2, 2), bool), ["a", "b"], None).axes[0]
+    curves = axes.collections[-1].get_segments()
+    assert len(curves) == 4
+    drawn = 1 + 0.38 - 0.76 * (x[1, 0] - x.min()) / np.ptp(x)
+    assert curves[2][:, 1] == pytest.approx(drawn)
+
+
+def test_image_shapes():
+    assert image_shape((3, 32)) == (3, 32)
+    assert image_shape((32, 32, 3)) == (32, 32, 3)
+    assert image_shape((9,)) is None  # a square, but more likely a table
+    assert tone_of(np.zeros((0, 4))) == ("gray", 0.0, 1.0)
+
+
+def test_mistakes_are_named():
+    x = np.zeros((12, 64))
+    figure = plot_mistakes(x, ["four"] * 12, ["nine"] * 12, [0.9] * 12, (8, 8))
+    assert figure.axes[11].get_title() == "four → nine\n90 %"
+    assert not figure.axes[12].axison
+
+
+def test_error_by_dimension_has_a_curve_for_each_architecture(tmp_path):
+    records = [
+        {"architecture": a, "capsule_dim": d, "test_error": e / d}
+        for a, e in (("multiclass", 0.08), ("all_vs_all", 0.04))
+        for d in (4, 1, 2)
+    ]
+    records.append({"architecture": "multiclass", "capsule_dim": 1, "test_error": 0.10})
+    records.append(
+        {"architecture": "all_vs_all", "capsule_dim": 4, "test_error": 0.005, "series": "1 million rows"}
+    )
+    axes = error_by_dimension(records).axes[0]
+    assert [drawn.get_label() for drawn in axes.lines] == ["multiclass", "all-versus-all", "1 million rows"]
+    assert axes.lines[0].get_xydata() == pytest.approx(np.array([[1, 9], [2, 4], [4, 2]]))
+    assert len({drawn.get_color() for drawn in axes.lines}) == 3
+    path = plot_error_by_dimension(records, tmp_path / "figure.png")
+    assert path.read_bytes().startswith(PNG)
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([], "no records"),
+        ([{"architecture": "multiclass", "capsule_dim": 2}], "record 0 has no test_error"),
+        ([{"architecture": "multiclass", "capsule_dim": [1, 2], "test_error": 0.1}], "no single dimension"),
+        ([{"architecture": "multiclass", "capsule_dim": 2, "test_error": 6.2}], "no share"),
+    ],
+)
+def test_records_that_cannot_be_drawn_are_told(records, message):
+    with pytest.raises(DataError, match=message):
+        error_by_dimension(records)
+
+
+def test_matplotlib_is_left_alone_and_the_same_numbers_give_the_same_file():
+    before, pyplot = dict(matplotlib.rcParams), "matplotlib.pyplot" in sys.modules
+    files = [png_bytes(plot_confusion(np.eye(3, dtype=int), list("abc"))) for _ in range(2)]
+    assert files[0] == files[1]
+    assert dict(matplotlib.rcParams) == before
+    assert ("matplotlib.pyplot" in sys.modules) == pyplot
+
+
+@pytest.mark.parametrize("n_classes", [2, 50])
+def test_any_number_of_classes(n_classes):
+    assert len({class_style(c) for c in range(n_classes)}) == n_classes
+    names = [f"class {c}" for c in range(n_classes)]
+    counts = np.eye(n_classes, dtype=int)
+    assert png_bytes(plot_confusion(counts, names)).startswith(PNG)
+    points = [np.zeros((n_classes, 2))] * n_classes
+    figure = plot_latents(points, np.arange(n_classes), names)
+    assert sum(axes.axison or bool(axes.collections) for axes in figure.axes) == n_classes

@@ -1,0 +1,220 @@
+"""The report as a reader gets it: one page, complete in itself, that says what it lacks."""
+
+from __future__ import annotations
+
+import base64
+import re
+from functools import cache
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from scalelatent import CapsuleRegression, Dataset
+from scalelatent.errors import DataError
+from scalelatent.report import build_report
+
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+
+
+class Reader(HTMLParser):
+    """Collects what tests ask for, and checks that tags close in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.tags, self.text, self.headings = [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in ("h1", "h2", "h3"):
+            self.headings.append((self.open[-1], data))
+        if "style" not in self.open:
+            self.text.append(data)
+
+    def all(self, tag):
+        return [attrs for name, attrs in self.tags if name == tag]
+
+
+def read(path):
+    text = path.read_text(encoding="utf-8")
+    reader = Reader()
+    reader.feed(text)
+    assert not reader.open
+    reader.source = text
+    reader.words = " ".join(" ".join(reader.text).split())
+    return reader
+
+
+def names(page):
+    return [attrs["id"] for attrs in page.all("article")]
+
+
+@pytest.fixture(scope="module")
+def built(digits, run_folder):
+    """A function that gives the report of an architecture, built once."""
+
+    @cache
+    def build(architecture):
+        found = digits(capsule_dim=2, architecture=architecture)
+        folder = run_folder(found.model)
+        path = build_report(folder, model=found.model, data=found.data)
+        assert path == folder / "report" / "index.html"
+        return path
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("architecture", "first"), [("multiclass", "latents"), ("one_vs_all", "latents"), ("all_vs_all", "votes")]
+)
+def test_page_of_each_architecture(digits, built, architecture, first):
+    found = digits(capsule_dim=2, architecture=architecture)
+    path = built(architecture)
+    page = read(path)
+    expected = [first, "prototypes", "confusion", "mistakes", "reliability", "history"]
+    if architecture == "all_vs_all":
+        expected.remove("reliability")
+        assert "there is no one latent space to draw" in page.words
+    assert names(page) == expected
+    assert sorted(p.name for p in path.parent.iterdir()) == sorted(
+        ["index.html", *(f"{n}.png" for n in expected)]
+    )
+    error = 1 - found.model.score(found.data)
+    assert f"test error {100 * error:.2f} %" in page.words
+    assert "No rows" not in page.words
+    assert not any(attrs.get("class") == "card notes" for attrs in page.all("section"))
+
+
+def test_page_is_self_contained_and_accessible(built):
+    path = built("multiclass")
+    page = read(path)
+    assert not re.search(r"https?://|@import|url\(", page.source)
+    assert not page.all("script")
+    for attrs in page.all("link"):
+        assert attrs["href"].startswith("data:")
+    for attrs in page.all("img"):
+        assert len(attrs["alt"]) > 30
+        head, data = attrs["src"].split(",", 1)
+        assert head == "data:image/png;base64"
+        assert base64.b64decode(data).startswith(b"\x89PNG")
+    for attrs in page.all("a"):
+        target = attrs["href"]
+        if target.startswith("#"):
+            assert any(tag.get("id") == target[1:] for _, tag in page.tags), target
+        else:
+            assert (path.parent / target).exists(), target
+    assert [level for level, _ in page.headings].count("h1") == 1
+    assert {"Figures", "Numbers", "Settings of the job", "Files of the run"} <= {t for _, t in page.headings}
+    assert page.all("html")[0]["lang"] == "en"
+    assert any(attrs.get("name") == "viewport" for attrs in page.all("meta"))
+    assert "prefers-color-scheme: dark" in page.source
+
+
+def test_settings_numbers_and_links(built):
+    page = read(built("multiclass"))
+    assert "capsule_dim 2 job file" in page.words
+    assert "tol none default" in page.words
+    assert "training rows 1,300" in page.words
+    assert "passes 8" in page.words
+    links = [attrs["href"] for attrs in page.all("a") if attrs["href"].startswith("../")]
+    assert links == ["../job.json", "../metrics.jsonl", "../events.jsonl"]
+
+
+def test_labels_are_escaped_and_strings_work(tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(120, 5)), np.array(["<b>cat</b>", "dog & co"])[np.arange(120) % 2]
+    x[y == "dog & co"] += 1.5
+    model = CapsuleRegression(capsule_dim=2, max_iter=3, random_state=0).fit(x, y)
+    (tmp_path / "run").mkdir()
+    page = read(build_report(tmp_path / "run", model=model, data=Dataset.from_arrays(x, y), role="training"))
+    assert "<b>cat" not in page.source
+    assert "Rows are drawn as curves" in page.words
+    assert "mistakes" not in names(page)  # rows that are no images are not shown one by one
+    assert "training error" in page.words
+
+
+def test_validation_and_best_error_are_told(run_folder):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(200, 6)), np.arange(200) % 4
+    x[np.arange(200), y] += 2
+    model = CapsuleRegression(capsule_dim=1, max_iter=4, random_state=0)
+    model.fit(x[:150], y[:150], validation=(x[150:], y[150:]))
+    folder = run_folder(model, data={"test": None, "validation": "v.zarr"})
+    page = read(build_report(folder, model=model, data=Dataset.from_arrays(x[150:], y[150:])))
+    assert f"best validation error {100 * model.best_validation_error_:.2f} %" in page.words
+    assert "all validation rows" in page.words
+    assert "strip from -1 to 1" in page.words
+
+
+def test_missing_pieces_are_named(digits, run_folder):
+    found = digits(capsule_dim=2)
+    folder = run_folder(found.model)
+    (folder / "metrics.jsonl").unlink()
+    (folder / "job.json").unlink()
+    found.model.save(folder / "model.zarr")
+    page = read(build_report(folder))  # the model as saved has no history either
+    assert "metrics.jsonl is missing" in page.words
+    assert "job.json is missing" in page.words
+    assert "No rows were at hand" in page.words
+    assert names(page) == []
+    page = read(build_report(folder, data=Dataset.from_arrays(found.x), role="test"))
+    assert "have no labels" in page.words
+    assert names(page) == ["latents", "prototypes"]
+
+
+def test_a_model_in_memory_brings_its_history(digits, tmp_path):
+    found = digits(capsule_dim=2)
+    page = read(build_report(tmp_path, model=found.model))
+    assert names(page) == ["history"]
+    assert "metrics.jsonl" not in page.words
+
+
+def test_a_torn_line_is_dropped_and_a_damaged_one_told(digits, run_folder):
+    found = digits(capsule_dim=2)
+    folder = run_folder(found.model)
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write('{"pass": 9, "obj')
+    assert "damaged" not in read(build_report(folder, model=found.model)).words
+    lines = (folder / "metrics.jsonl").read_text().split("\n")
+    (folder / "metrics.jsonl").write_text("\n".join([lines[0], "{broken", *lines[2:]]))
+    assert "metrics.jsonl: line 2 is damaged" in read(build_report(folder, model=found.model)).words
+
+
+def test_rows_that_cannot_be_used_do_not_cost_the_page(digits, run_folder):
+    found = digits(capsule_dim=2)
+    page = read(
+        build_report(run_folder(found.model), model=found.model, data=Dataset.from_arrays(np.ones((9, 3))))
+    )
+    assert "has 3 features a row" in page.words
+    assert names(page) == ["history"]
+
+
+def test_a_second_report_replaces_the_first(digits, run_folder):
+    found = digits(capsule_dim=2)
+    folder = run_folder(found.model)
+    build_report(folder, model=found.model)
+    (folder / "report" / "latents.png").write_bytes(b"of an earlier report")
+    path = build_report(folder, model=found.model)
+    assert sorted(p.name for p in path.parent.iterdir()) == ["history.png", "index.html"]
+
+
+def test_folders_without_run_or_model_are_refused(tmp_path):
+    with pytest.raises(DataError, match="does not exist"):
+        build_report(tmp_path / "nothing")
+    with pytest.raises(DataError, match=r"has no model\.zarr.*scalelatent resume"):
+        build_report(tmp_path)
+    with pytest.raises(DataError, match="no report for dict models"):
+        build_report(tmp_path, model={})
+
+
+def test_a_history_of_one_pass(digits, run_folder):
+    found = digits(capsule_dim=2, max_iter=1)
+    page = read(build_report(run_folder(found.model), model=found.model))
+    assert "1 pass:" in page.all("img")[0]["alt"]

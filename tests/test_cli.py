@@ -1,0 +1,173 @@
+"""The verbs as a stranger types them: output, JSON, exit codes, and errors without a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from scalelatent import Dataset, __version__
+from scalelatent.cli import main
+from scalelatent.cli_show import DEBUG_VARIABLE, size, text_of
+
+
+@pytest.fixture
+def scalelatent(capsys, monkeypatch, tmp_path):
+    """Run the command line in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv(DEBUG_VARIABLE, "")
+
+    def run(*arguments, code=0):
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        assert (ended.value.code or 0) == code, said
+        return SimpleNamespace(out=said.out, err=said.err, json=lambda: json.loads(said.out))
+
+    return run
+
+
+@pytest.fixture
+def digits(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 255, (60, 4, 4), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", X=x, y=np.arange(60) % 3)
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", np.arange(60) % 3)
+    return tmp_path
+
+
+def test_help_and_version(scalelatent):
+    text = scalelatent("--help").out
+    for verb in (
+        "data",
+        "plan",
+        "fit",
+        "resume",
+        "status",
+        "predict",
+        "transform",
+        "score",
+        "report",
+        "doctor",
+    ):
+        assert verb in text
+    assert scalelatent("--version").out == f"scalelatent {__version__}\n"
+    assert "--set" in scalelatent("fit", "--help").out
+
+
+def test_import_and_info(scalelatent, digits):
+    told = scalelatent("data", "import", "npz", "a.npz", "a.zarr", "--json").json()
+    assert (told["rows"], told["features"], told["classes"]) == (60, 16, [0, 1, 2])
+    text = scalelatent("data", "info", "a.zarr").out
+    assert "60" in text
+    assert "4, 4" in text
+    again = scalelatent("data", "import", "npz", "a.npz", "a.zarr", code=2)
+    assert again.err.startswith("error: ")
+    assert "a.zarr" in again.err
+    assert again.out == ""
+    scalelatent("data", "import", "npz", "a.npz", "a.zarr", "--overwrite")
+    scalelatent("data", "import", "npy", "x.npy", "b.zarr", "--y", "y.npy")
+    assert scalelatent("data", "info", "b.zarr", "--json").json()["labels"] is True
+
+
+def test_make_digits(scalelatent):
+    told = scalelatent(
+        "data", "make", "digits", "d.zarr", "--rows", 300, "--base-rows", "0:100", "--json"
+    ).json()
+    assert told["rows"] == 300
+    assert told["feature_shape"] == [8, 8]
+    scalelatent("data", "make", "digits", "d.zarr", "--rows", 300, "--base-rows", "0:100", "--resume")
+    for rows in ("5", "5:", "-9:-5"):
+        assert (
+            "--base-rows"
+            in scalelatent("data", "make", "digits", "e.zarr", "--rows", 9, "--base-rows", rows, code=2).err
+        )
+
+
+def test_errors_are_one_message(scalelatent):
+    for command in (
+        ("fit", "no.toml"),
+        ("plan", "no.toml"),
+        ("resume", "no"),
+        ("status", "no"),
+        ("score", "no", "no.zarr"),
+        ("predict", "no", "no.zarr", "--out", "p.zarr"),
+        ("report", "no"),
+        ("model", "info", "no"),
+        ("data", "info", "no.zarr"),
+    ):
+        said = scalelatent(*command, code=2)
+        assert said.out == ""
+        assert said.err.startswith("error: ")
+        assert len(said.err.splitlines()) == 1
+        assert "Traceback" not in said.err
+
+
+def test_debug_shows_the_traceback(scalelatent, monkeypatch):
+    from scalelatent.errors import JobError
+
+    with pytest.raises(JobError):
+        main(["fit", "no.toml", "--debug"])
+
+
+def test_status_without_runs(scalelatent):
+    assert scalelatent("status", "--json").json() == []
+    assert "no run folder below" in scalelatent("status").out
+
+
+def test_doctor(scalelatent):
+    told = scalelatent("doctor", "--json").json()
+    assert told["ok"] is True
+    assert {"check", "status", "found", "fix"} == set(told["findings"][0])
+    assert "python" in scalelatent("doctor").out
+    (open("file", "w")).close()
+    failed = scalelatent("doctor", "file/run", "--json", code=1).json()
+    assert failed["ok"] is False
+
+
+def test_usage_errors_exit_with_two(scalelatent):
+    scalelatent("fit", code=2)
+    scalelatent("nonsense", code=2)
+
+
+def test_texts():
+    assert text_of((12, "tasks")) == "12  (tasks)"
+    assert text_of(True) == "yes"
+    assert text_of([1, 2000]) == "1, 2,000"
+    assert size(5 * 2**40) == "5.0 TiB"
+    assert size(12) == "12 bytes"
+
+
+def test_entry_point_runs():
+    command = [sys.executable, "-m", "scalelatent.cli", "status", "/no/such/folder"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env={**os.environ, "NO_COLOR": "1"}
+    )
+    assert done.returncode == 2
+    assert done.stderr.strip() == "error: run folder /no/such/folder does not exist"
+    assert done.stdout == ""
+
+
+def test_scores_and_outputs_of_a_saved_dataset_refuse_themselves(tmp_path):
+    from scalelatent.errors import JobError
+    from scalelatent.jobs.outputs import write_rows
+
+    url = str(tmp_path / "a.zarr")
+    data = Dataset.from_arrays(np.eye(4), np.arange(4)).save(url)
+    with pytest.raises(JobError, match="is the dataset being read"):
+        write_rows(None, "predict", data, url, overwrite=True)
+    other = tmp_path / "thesis"
+    other.mkdir()
+    with pytest.raises(JobError, match="exists; choose another one, or add --overwrite"):
+        write_rows(None, "predict", data, str(other))
+    with pytest.raises(ValueError, match="thesis"):
+        write_rows(None, "predict", data, str(other), overwrite=True)
+    assert other.is_dir()
