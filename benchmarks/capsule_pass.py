@@ -1,8 +1,9 @@
 """The E-step against its two matrix products, one thread, data in memory: python benchmarks/capsule_pass.py
 
-For each D: a pass of the engine's own span function over float32 rows, and the products H = W X^T and Delta = H X alone over the same
-rows, at the block size at which they run fastest; taken in turn in one process. At nu = 0 every row is active; at nu = 0.8 the weights are
-those of a fit, so that as many rows are active as in real rounds. "numpy" is the pass as one would write it in numpy, on the same thread.
+For each D: a pass of the engine's own span function over float32 rows, and the products H = W X^T and Delta =
+H X alone over the same rows, at the block size at which they run fastest; taken in turn in one process. At nu
+= 0 every row is active; at nu = 0.8 the weights are those of a fit, so that as many rows are active as in
+real rounds. "numpy" is the pass as one would write it in numpy, on the same thread.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from common import data_folder, interleaved, mnist, parser, write
 
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
-from scalelatent.engine.passes import PassContext, Span, choose_grid, make_stage
+from scalelatent.engine.passes import PassContext, Span, make_stage
 from scalelatent.engine.threads import single_threaded
 from scalelatent.models.capsule.members import build_members
 from scalelatent.models.capsule.model import CapsuleEM, initial_state
-from scalelatent.models.capsule.moments import Project, SecondMoments, leading_eigenvectors
+from scalelatent.models.capsule.moments import SecondMoments, leading_eigenvectors
 from scalelatent.models.capsule.reference import posterior_ratios
 from scalelatent.models.capsule.start import subspace_start
 
@@ -31,7 +32,11 @@ def rows(n: int, p: int, seed: int) -> tuple[np.ndarray, np.ndarray, str]:
     except SystemExit:
         rng = np.random.default_rng(seed)
         y = rng.integers(0, 10, n)
-        return (rng.normal(size=(10, p))[y] + rng.normal(size=(n, p))).astype(np.float32), y, "noise around ten means"
+        return (
+            (rng.normal(size=(10, p))[y] + rng.normal(size=(n, p))).astype(np.float32),
+            y,
+            "noise around ten means",
+        )
     x, y = mnist(slice(0, n))
     x = x.astype(np.float32)
     basis = leading_eigenvectors((x.T @ x).astype(np.float64), p)[1]
@@ -121,11 +126,16 @@ def main() -> None:
     with single_threaded():
         square = np.random.default_rng(0).normal(size=(2048, 2048)).astype(np.float32)
         peak = 2 * 2048**3 / interleaved({"sgemm": lambda: square @ square}, 5)["sgemm"] / 1e9
-        print(f"{what}, {x.shape}, sgemm 2048: {peak:.0f} GF/s, blocks of {choose_grid(Dataset.from_arrays(x), SecondMoments(1)).block_rows}")
+        print(f"{what}, {x.shape}, sgemm 2048: {peak:.0f} GF/s")
         table = [measure(x, y, d) for d in a.dims]
     for line in table:
         print(line)
-    write(a.out, " ".join(["python", "benchmarks/capsule_pass.py", *sys.argv[1:]]), a.seed, {"rows": what, "shape": x.shape, "sgemm GF/s": round(peak, 1), "table": table})
+    write(
+        a.out,
+        " ".join(["python", "benchmarks/capsule_pass.py", *sys.argv[1:]]),
+        a.seed,
+        {"rows": what, "shape": x.shape, "sgemm GF/s": round(peak, 1), "table": table},
+    )
 
 
 if __name__ == "__main__":

@@ -39,7 +39,9 @@ def machine() -> dict[str, Any]:
 
 def parser(description: str | None, name: str) -> argparse.ArgumentParser:
     """Arguments of all benchmarks: --out, --seed."""
-    out = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    out = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     out.add_argument("--out", type=Path, default=RESULTS / f"{name}.json", help="where the figures go")
     out.add_argument("--seed", type=int, default=0)
     return out
@@ -48,12 +50,15 @@ def parser(description: str | None, name: str) -> argparse.ArgumentParser:
 def write(path: Path, command: str, seed: int, results: Any) -> None:
     """Write the figures with all that is needed to make them again."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"command": command, "seed": seed, "machine": machine(), "results": results}, indent=1) + "\n")
+    path.write_text(
+        json.dumps({"command": command, "seed": seed, "machine": machine(), "results": results}, indent=1)
+        + "\n"
+    )
     print(f"written to {path}")
 
 
 def interleaved(functions: dict[str, Callable[[], Any]], rounds: int = 9) -> dict[str, float]:
-    """Median seconds of each function, taken in turn, so that a change of the machine's speed hits all alike."""
+    """Median seconds of each function, taken in turn: a change of the machine's speed hits all alike."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for function in functions.values():
         function()

@@ -13,7 +13,7 @@ from scalelatent.errors import DataError
 
 from . import schema
 from .columns import Columns, Shifted, label_source
-from .sources import ArrayRows, RowSource, as_source
+from .sources import ArrayRows, DaskRows, RowSource, as_source
 from .store import locate
 
 if TYPE_CHECKING:
@@ -251,6 +251,15 @@ class Dataset:
         a, b = self._rows(start, stop)
         return None if self._columns.weight is None else self._columns.weight.read(a, b)
 
+    def lazy(self, start: int, stop: int) -> tuple[Any, Any] | None:
+        """Rows and labels as dask arrays where `x` is one, else None; labels may be in memory, or absent."""
+        if not isinstance(self._columns.x, DaskRows):
+            return None
+        a, b = self._rows(start, stop)
+        y = self._columns.y
+        labels = y.lazy(a, b) if isinstance(y, DaskRows) else None if y is None else y.read(a, b)
+        return self._columns.x.lazy(a, b), labels
+
     def with_weight(self, weight: Any) -> Dataset:
         """The same rows with other weights, (n_rows,), kept in memory."""
         weights = schema.check_weight(weight, self.n_rows, "weight")
@@ -345,7 +354,10 @@ class Dataset:
 
     def _hash_rows(self) -> str:
         digest = hashlib.sha256(f"{self.n_rows} {self.feature_shape} {self.dtype.str}".encode())
-        for a, b in self.pieces():
+        if isinstance(self._columns.x, DaskRows):
+            # Computing the array to hash it would cost as much as a pass; its name stands for its content.
+            digest.update(f"dask {self._columns.x.token} {self._start}".encode())
+        for a, b in [] if isinstance(self._columns.x, DaskRows) else self.pieces():
             for u in range(a, b, _HASH_ROWS):
                 digest.update(np.ascontiguousarray(self.read_x(u, min(u + _HASH_ROWS, b))).data)
         if self.has_y:

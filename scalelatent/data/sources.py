@@ -86,6 +86,15 @@ class DaskRows:
         self._array = array
         self._edges = np.cumsum(array.chunks[0]).tolist()
 
+    def lazy(self, start: int, stop: int) -> Any:
+        """Rows `start:stop` as a dask array, uncomputed."""
+        return self._array[start:stop]
+
+    @property
+    def token(self) -> str:
+        """Dask's own name of the array: a token of how its content is made."""
+        return str(self._array.name)
+
     def read(self, start: int, stop: int) -> np.ndarray:
         """Rows `start:stop`."""
         out = np.empty((stop - start, *self.shape[1:]), self.dtype.newbyteorder("="))

@@ -148,6 +148,13 @@ def task_mstep(
     }
 
 
+def task_write_rows(url: str, shard: int, x: np.ndarray, y: Any, weight: Any) -> None:
+    """One shard of a dask array's rows, written where it was computed."""
+    from scalelatent.data import DatasetWriter
+
+    DatasetWriter.attach(url).write_shard(shard, np.asarray(x), y, weight)
+
+
 def task_map(ref: Ref, name: str, shard: int) -> int:
     """One shard of an output as large as the data."""
     task = _recent.get((ref, name), lambda: _load_map(ref[0], name))

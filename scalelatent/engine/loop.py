@@ -84,7 +84,7 @@ def fit_batches(
         history = store.load_history(stage.name, iteration)
         if iteration and (not history or history[-1]["pass"] < iteration):
             # Killed after the M-step and before the line was written: the state still knows what it measured.
-            history.append(_record(stage, state, 0.0, stage.rows, 0))
+            history.append(_record(stage, stage.work.summary(state), 0.0, stage.rows, 0))
             store.append_history(stage.name, history[-1])
         for message in messages:
             callbacks.on_event({"event": "checkpoint_unreadable", "message": message})
@@ -120,10 +120,11 @@ def fit_batches(
     return LoopResult(executor.get_state(stage, iteration, handle), history)
 
 
-def _record(stage: Stage, summary: Any, seconds: float, rows: int, bytes_read: int) -> dict[str, Any]:
-    measured = summary if isinstance(summary, dict) else stage.work.summary(summary)
+def _record(
+    stage: Stage, summary: dict[str, Any], seconds: float, rows: int, bytes_read: int
+) -> dict[str, Any]:
     more = {"stage": stage.name, "seconds": round(seconds, 6), "rows": rows, "bytes_read": bytes_read}
-    return {**measured, **more}
+    return {**summary, **more}
 
 
 def _checkpoint(

@@ -23,7 +23,16 @@ from scalelatent.data.grid import FAN_IN
 from scalelatent.errors import RunError, ScalelatentError
 from scalelatent.models.base import Stats
 
-from .dask_tasks import sees, task_map, task_merge, task_mstep, task_node, task_params, task_span
+from .dask_tasks import (
+    sees,
+    task_map,
+    task_merge,
+    task_mstep,
+    task_node,
+    task_params,
+    task_span,
+    task_write_rows,
+)
 from .executor import OnRows, StepResult
 from .inprocess import plan_spans
 from .passes import Span, Stage, split_vector
@@ -209,6 +218,46 @@ class DaskExecutor:
 
         self._run_windowed(task.missing(), submit, finish)
 
+    def save_lazy(self, dataset: Any, url: str, on_rows: OnRows) -> Any:
+        """Write the rows of a dask array by its own tasks: each shard is computed and written on a worker.
+
+        Returns
+        -------
+        Dataset
+        """
+        from scalelatent.data import create_dataset
+
+        classes = dataset.classes
+        text = classes is not None and classes.dtype.kind == "U"
+        writer = create_dataset(
+            url,
+            len(dataset),
+            dataset.feature_shape,
+            dataset.dtype,
+            y_dtype=None if classes is None or text else classes.dtype,
+            classes=classes,
+            weighted=dataset.has_weight,
+        )
+        done = 0
+
+        def submit(shard: int, worker: str) -> Any:
+            a, b = writer.shard_bounds(shard)
+            x, y = dataset.lazy(a, b)
+            rows = self.client.compute(x)
+            labels = self.client.compute(y) if hasattr(y, "dask") else y
+            weight = dataset.read_weight(a, b) if dataset.has_weight else None
+            key = f"write_rows-s{shard:04d}-{self.token}-{uuid.uuid4().hex[:4]}"
+            return self.client.submit(task_write_rows, url, shard, rows, labels, weight, key=key, pure=False)
+
+        def finish(shard: int, future: Any) -> None:
+            nonlocal done
+            a, b = writer.shard_bounds(shard)
+            done += b - a
+            on_rows(done, len(dataset))
+
+        self._run_windowed(range(writer.n_shards), submit, finish)
+        return writer.finalize()
+
     def _run_windowed(
         self, items: Sequence[Any], submit: Callable[[Any, str], Any], finish: Callable[[Any, Any], None]
     ) -> None:
@@ -260,8 +309,7 @@ class DaskExecutor:
             if not threads:
                 raise RunError(
                     f"no workers are left on {self.client.scheduler.address} and none came in "
-                    f"{STALL_SECONDS:.0f} s; waiting for "
-                    f"{len(pending)} spans. Start workers, then resume the run: finished passes are kept"
+                    f"{STALL_SECONDS:.0f} s; waiting for {len(pending)} spans. Start workers, then resume the run: finished passes are kept"
                 )
 
     def _result(self, future: Any) -> Any:
@@ -273,11 +321,13 @@ class DaskExecutor:
         return future.result()
 
     def _raise(self, future: Any) -> None:
+        from concurrent.futures import CancelledError
+
         from distributed import KilledWorker
 
         try:
             error = future.exception(timeout=30)
-        except BaseException as cancelled:  # a cancelled future has no exception of its own
+        except (CancelledError, TimeoutError) as cancelled:  # a cancelled future has no exception of its own
             raise RunError(
                 f"task {future.key} was cancelled ({cancelled}): the scheduler was lost or restarted; "
                 "resume the run"
@@ -285,9 +335,8 @@ class DaskExecutor:
         if isinstance(error, KilledWorker):
             raise RunError(
                 f"task {future.key} was running when {error.last_worker.address} died, and so on "
-                f"{error.allowed_failures + 1} workers: most "
-                "often memory. Give workers more memory, or set [engine] block_rows lower, then resume the "
-                "run"
+                f"{error.allowed_failures + 1} workers: most often memory. Give workers more memory, or set "
+                "[engine] block_rows lower, then resume the run"
             ) from error
         if isinstance(error, (ScalelatentError, FloatingPointError)):
             raise error
@@ -297,8 +346,8 @@ class DaskExecutor:
         ) from error
 
     def _key(self, stage: Stage, role: str | None, iteration: int, suffix: str = "") -> str:
-        # ``capsule_estep`` is the stage of the spans; its other tasks are ``capsule_params``, ``capsule_mstep``, … Other
-        # stages keep their whole name: a key that was used before would bring back the old result.
+        # Beside the spans, ``capsule_estep``, stand ``capsule_params``, ``capsule_mstep``, … Other stages keep their
+        # whole name: a key that was used before would bring back the old result.
         model = stage.name.split("_")[0] if stage.name.endswith("_estep") else stage.name
         name = f"{model}_{role}" if role else stage.name
         return f"{name}-it{iteration + 1:04d}{'-' + suffix if suffix else ''}-{self.token}"

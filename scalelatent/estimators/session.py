@@ -168,6 +168,8 @@ class FitSession:
             except DataError:  # a copy that was cut short
                 shutil.rmtree(url)
         self.callbacks.on_stage({"stage": f"writing the {name} rows for the workers", "rows": len(dataset)})
+        if dataset.lazy(0, 1) is not None:
+            return self.executor.save_lazy(dataset, str(url), Progress(self.callbacks, name, 0))
         return dataset.save(str(url))
 
     def _scratch(self) -> Path:

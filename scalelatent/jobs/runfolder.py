@@ -67,9 +67,9 @@ class RunFolder:
     >>> job = Job(JobSection(name="first", out="run"), DataSection(train="a.zarr"), "capsule", {})
     >>> with tempfile.TemporaryDirectory() as parent:
     ...     folder = RunFolder.create(pathlib.Path(parent, "run"), job)
-    ...     folder.update_state(state="running")
-    ...     folder.read_state()["state"]
-    'running'
+    ...     _ = folder.update_state(objective=0.5)
+    ...     folder.read_state()["state"], folder.read_state()["objective"]
+    ('queued', 0.5)
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

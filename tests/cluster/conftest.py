@@ -1,4 +1,4 @@
-"""One small cluster of processes on loopback for all tests here, rows on disk, and what a fit in this process learns."""
+"""One small cluster of processes on loopback for all, rows on disk, and what a fit in this process learns."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def start_cluster(workers: int, **more: Any) -> Any:
     from distributed import LocalCluster
 
     return LocalCluster(
-        n_workers=workers, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address="127.0.0.1:0",
+        n_workers=workers, threads_per_worker=1, processes=True,
+        host="127.0.0.1", dashboard_address="127.0.0.1:0",
         memory_limit=0, silence_logs=50, env={"SCALELATENT_CACHE_BYTES": "0"}, **more,
     )  # fmt: skip
 
@@ -119,16 +120,32 @@ def pids() -> Callable[[Any], dict[str, int]]:
 
 
 @pytest.fixture
-def scheduler_tasks() -> Callable[..., int]:
-    """Tasks that the scheduler knows; waits a while for it to forget."""
+def mortal() -> Iterator[Any]:
+    """A cluster of its own for a test that kills."""
+    from distributed import Client
+
+    with start_cluster(2) as cluster, Client(cluster, timeout=30) as client:
+        client.wait_for_workers(2, timeout=60)
+        yield client
+
+
+@pytest.fixture
+def scheduler_tasks(client: Any) -> Callable[..., int]:
+    """Tasks that the module's scheduler knows and did not before the test; waits a while for it to forget."""
+    import gc
     import time
 
-    def count(client: Any, wait: float = 0.0) -> int:
+    def known() -> int:
+        return client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
+
+    gc.collect()
+    before = known()
+
+    def count(wait: float = 0.0) -> int:
         deadline = time.monotonic() + wait
-        while True:
-            n = client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
-            if n == 0 or time.monotonic() > deadline:
-                return n
+        gc.collect()
+        while (n := known() - before) > 0 and time.monotonic() < deadline:
             time.sleep(0.05)
+        return n
 
     return count

@@ -53,40 +53,34 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "Progress", Often)
 
 
-@pytest.mark.parametrize(("number", "share"), [(1, 0.0), (3, 0.3), (5, 0.9)])
+@pytest.mark.parametrize(("number", "share"), [(1, 0.0), (3, 0.5)])
 def test_a_worker_killed_in_mid_pass(
-    client: Any, fit: Any, alone: Any, same: Any, pids: Any, number: int, share: float, tmp_path: Path
+    mortal: Any, fit: Any, alone: Any, same: Any, pids: Any, number: int, share: float, tmp_path: Path
 ) -> None:
-    client.wait_for_workers(2, timeout=60)
-    victim = sorted(pids(client).values())[number % 2]
+    victim = sorted(pids(mortal).values())[number % 2]
     killer = At(number, share, lambda: os.kill(victim, signal.SIGKILL))
-    model = fit(client, run_dir=tmp_path / "run", callbacks=killer)
+    model = fit(mortal, run_dir=tmp_path / "run", callbacks=killer)
     assert killer.done
     same(model, alone())
-    client.wait_for_workers(2, timeout=60)  # its nanny has started another
-    assert victim not in pids(client).values()
 
 
 def test_all_workers_killed_in_mid_pass(
-    client: Any, fit: Any, alone: Any, same: Any, pids: Any, tmp_path: Path
+    mortal: Any, fit: Any, alone: Any, same: Any, pids: Any, tmp_path: Path
 ) -> None:
-    client.wait_for_workers(2, timeout=60)
-    before = set(pids(client).values())
+    before = set(pids(mortal).values())
 
     def kill() -> None:
         for pid in before:
             os.kill(pid, signal.SIGKILL)
 
-    model = fit(client, run_dir=tmp_path / "run", callbacks=At(3, 0.5, kill))
+    model = fit(mortal, run_dir=tmp_path / "run", callbacks=At(3, 0.5, kill))
     same(model, alone())
-    client.wait_for_workers(2, timeout=60)
 
 
-def test_a_worker_that_comes_and_one_that_goes(client: Any, fit: Any, alone: Any, same: Any) -> None:
-    client.wait_for_workers(2, timeout=60)
-    more = At(2, 0.4, lambda: client.cluster.scale(3))
-    less = At(4, 0.4, lambda: client.cluster.scale(2))
-    same(fit(client, callbacks=[more, less]), alone())
+def test_a_worker_that_comes_and_one_that_goes(mortal: Any, fit: Any, alone: Any, same: Any) -> None:
+    more = At(2, 0.4, lambda: mortal.cluster.scale(3))
+    less = At(4, 0.4, lambda: mortal.cluster.scale(2))
+    same(fit(mortal, callbacks=[more, less]), alone())
     assert more.done
     assert less.done
 
@@ -106,7 +100,7 @@ def test_interrupt_and_resume_on_either_side(
         fit(first, run_dir=tmp_path, callbacks=At(3, 0.5, interrupt), engine=engine)
     assert list((tmp_path / "engine").glob("node-capsule_estep-000002-*")) != []
     if where == "cluster":
-        assert scheduler_tasks(client, wait=5) == 0
+        assert scheduler_tasks(wait=5) == 0
     same(fit(second, run_dir=tmp_path, resume=True, engine=engine), alone())
 
 
@@ -121,7 +115,8 @@ if __name__ == "__main__":
     scheduler, train, validation, run = sys.argv[1:]
     with Client(scheduler, timeout=30) as client:
         CapsuleRegression(capsule_dim=2, max_iter=20, random_state=0, projection=None, nu_schedule=None).fit(
-            open_dataset(train), validation=open_dataset(validation), client=client, run_dir=run, callbacks=[Tell()],
+            open_dataset(train), validation=open_dataset(validation), client=client, run_dir=run,
+            callbacks=[Tell()],
             engine={"block_rows": 64, "leaf_rows": 128})
 """
 
@@ -131,7 +126,10 @@ def test_a_driver_killed_in_mid_fit(
 ) -> None:
     client.wait_for_workers(2, timeout=60)
     process = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, client.scheduler.address, str(rows.folder / "train"), str(rows.folder / "validation"), str(tmp_path)],
+        [
+            sys.executable, "-c", DRIVER, client.scheduler.address,
+            str(rows.folder / "train"), str(rows.folder / "validation"), str(tmp_path),
+        ],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
@@ -156,7 +154,7 @@ def test_a_driver_killed_in_mid_fit(
     assert passes[0] >= 7  # its passes were kept
     assert passes[-1] == 20
     same(model, alone(**options))
-    assert scheduler_tasks(client, wait=10) == 0  # what the dead driver had wanted is forgotten too
+    assert scheduler_tasks(wait=10) == 0  # what the dead driver had wanted is forgotten too
 
 
 @pytest.mark.parametrize("how", ["removed", "corrupted"])
@@ -192,7 +190,7 @@ def test_a_shard_that_breaks_under_the_fit(
     assert str(tmp_path / "train") in str(raised.value)
     del raised  # its traceback holds the futures of the pass
     gc.collect()
-    assert scheduler_tasks(client, wait=5) == 0
+    assert scheduler_tasks(wait=5) == 0
     shard.write_bytes(content)
     passes: list[int] = []
 
@@ -238,10 +236,10 @@ def test_a_folder_that_workers_do_not_see(
     monkeypatch.setattr(on_dask, "sees", lambda path: False)  # what a worker on another machine would answer
     with pytest.raises(
         RunError,
-        match=r"worker\(s\) tcp://.*, tcp://.* do not see the run folder .*: put it on storage that all workers share \(run_dir",
+        match=r"worker\(s\) tcp://.*, tcp://.* do not see the run folder .*: put it on storage.*\(run_dir",
     ):
         fit(client, run_dir=tmp_path / "run")
-    assert scheduler_tasks(client, wait=5) == 0
+    assert scheduler_tasks(wait=5) == 0
     assert list((tmp_path / "run" / "engine").glob(".seen-*")) == []
 
 

@@ -82,7 +82,8 @@ def test_arrays_are_written_to_the_scratch_folder_that_was_named(
             seen.extend((tmp_path / "scratch").rglob("*.zarr"))
 
     model = fit(
-        client, run_dir=tmp_path / "run", x=rows.x, y=rows.y, callbacks=Look(), engine={"scratch": str(tmp_path / "scratch")}
+        client, run_dir=tmp_path / "run", x=rows.x, y=rows.y, callbacks=Look(),
+        engine={"scratch": str(tmp_path / "scratch")},
     )  # fmt: skip
     same(model, alone())
     assert seen
@@ -178,7 +179,7 @@ def submitted(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, i
 
 
 NAME = re.compile(
-    r"capsule_(params|mstep|estep|merge|moments|svd|kept)-it\d{4}(-[svt]\d{4}|-[tv]\d-\d{4}|-train-root|-validation-root|-\w+-\d{4})?-[0-9a-f]{6}"
+    r"capsule_(params|mstep|estep|moments|svd|(estep_|moments_|svd_)?(merge|kept))-it\d{4}(-[svt]\d{4}|-[tv]\d-\d{4}|-train-root|-validation-root|-\w+-\d{4})?-[0-9a-f]{6}"
 )
 
 
@@ -223,7 +224,7 @@ def test_nothing_grows_over_200_passes(client: Any, fit: Any, scheduler_tasks: A
             if record["pass"] % 40 == 0:
                 recent = max(s["recent"] for s in client.run(sizes).values())
                 folder = len(list((tmp_path / "run" / "engine").iterdir()))
-                seen.append((scheduler_tasks(client), len(client.futures), recent, folder))
+                seen.append((scheduler_tasks(), len(client.futures), recent, folder))
 
     few = Dataset.from_arrays(*_few()).save(tmp_path / "few")
     model = fit(
@@ -242,7 +243,7 @@ def test_nothing_grows_over_200_passes(client: Any, fit: Any, scheduler_tasks: A
     assert recent <= 8
     assert folder <= 12
     assert seen[-1][3] <= seen[0][3]
-    assert scheduler_tasks(client, wait=5) == 0
+    assert scheduler_tasks(wait=5) == 0
 
 
 def _few() -> tuple[np.ndarray, np.ndarray]:
@@ -252,7 +253,7 @@ def _few() -> tuple[np.ndarray, np.ndarray]:
 
 def test_the_scheduler_forgets_a_fit(client: Any, fit: Any, scheduler_tasks: Any) -> None:
     fit(client)
-    assert scheduler_tasks(client, wait=5) == 0
+    assert scheduler_tasks(wait=5) == 0
 
 
 def test_a_fit_leaves_the_pools_of_this_process_alone(client: Any, fit: Any) -> None:

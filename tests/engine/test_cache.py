@@ -26,7 +26,7 @@ def test_all_columns_count() -> None:
 @given(
     st.integers(0, 300),
     st.lists(
-        st.tuples(st.sampled_from("pass get put".split()), st.integers(0, 9), st.integers(0, 120)),
+        st.tuples(st.sampled_from(["pass", "get", "put"]), st.integers(0, 9), st.integers(0, 120)),
         max_size=60,
     ),
 )

@@ -103,7 +103,7 @@ def test_choose_grid(n: int, p: int, flops: float, size: int) -> None:
     grid = choose_grid(ds, reduction)
     assert grid.n_rows == n
     assert grid.block_rows == n if n < 256 else 256 <= grid.block_rows <= 2048
-    # A block of float32 rows stays in the cache it was chosen for, unless its rows are so wide that 256 do not fit.
+    # A block of float32 rows stays in the cache it was chosen for, unless 256 of its rows are too wide.
     assert grid.block_rows * p * 4 <= max(2 * passes.BLOCK_BYTES, 256 * p * 4)
     assert grid.n_leaves <= 1024
     merge = 3 * 8 * size / passes._MERGE_RATE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from pathlib import Path
@@ -35,7 +36,7 @@ class Rows:
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
         inner = [start, *(e for e in self.edges if start < e < stop), stop]
-        return list(zip(inner[:-1], inner[1:], strict=True))
+        return list(itertools.pairwise(inner))
 
     def read_x(self, start: int, stop: int) -> np.ndarray:
         self.reads.append((start, stop))
@@ -108,7 +109,7 @@ def test_without_classes_labels_are_not_read() -> None:
 
 
 def test_labels_are_positions_in_the_models_classes(tmp_path: Path) -> None:
-    """A dataset that lacks some of the model's classes gives the model's codes, and its pieces are kept apart."""
+    """A dataset that lacks some of the model's classes gives the model's codes; its pieces are kept apart."""
     y = np.array([5, 9, 9, 5, 7, 7])
     stored = Dataset.from_arrays(np.zeros((6, 1), "f4"), y).save(tmp_path / "ds")
     cache = PieceCache(10**6)

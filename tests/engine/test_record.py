@@ -207,7 +207,7 @@ def test_a_full_disk_names_the_file_and_keeps_the_older_record(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def leaky(*args: Any, **kwargs: Any) -> Any:
-        file = builtins.open(*args, **kwargs)
+        file = builtins.open(*args, **kwargs)  # noqa: SIM115  the caller closes it
         if call == "write":
             file = io.BufferedWriter(Full(file.name), 16)
         return file

@@ -203,7 +203,7 @@ def test_damaged_folder_after_an_interrupt(toy: Toy, whole: np.ndarray, tmp_path
     assert [r["pass"] for r in result.history] == [1, 2, 3]
 
 
-# -- the disk fails, or the process is killed, at every single write ------------------------------------------
+# -- the disk fails, or the process is killed, at every single write -----------------------------------------
 
 
 class Killed(BaseException):

@@ -19,8 +19,9 @@ from scalelatent.errors import RunError
 
 # -- streams -------------------------------------------------------------------------------------------------
 
+WORD = st.integers(0, 2**64 - 1)
 PLACE = st.tuples(
-    st.integers(0, 2**64 - 1), st.sampled_from(["start", "data", "noise"]), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)
+    WORD, st.sampled_from(["start", "data", "noise"]), WORD, WORD
 )  # fmt: skip
 
 

@@ -136,7 +136,7 @@ def test_a_class_with_fewer_rows_than_its_capsule_has_dimensions(digits: Arrays,
     rows = digits[0][keep], digits[1][keep]
     with pytest.raises(
         DataError,
-        match=r"class 7 has 3 rows, fewer than its capsule dimension 4: lower capsule_dim to 3.*init='random'",
+        match=r"class 7 has 3 rows, fewer than its capsule dimension 4: lower capsule_dim to 3.*'random'",
     ):
         _fit(*rows, capsule_dim=4, architecture=architecture, callbacks=[NoPasses()])
     _fit(*rows, capsule_dim=3, architecture=architecture)

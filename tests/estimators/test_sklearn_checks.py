@@ -15,7 +15,7 @@ from scalelatent import CapsuleRegression
 
 # Each with the reason why it cannot hold; nothing that a fix would cure stands here.
 EXPECTED = {
-    "check_sample_weight_equivalence_on_dense_data": "asks for 1e-7; passes are float32 (test_inputs.py asks for less)",
+    "check_sample_weight_equivalence_on_dense_data": "asks for 1e-7; passes are float32 (see test_inputs.py)",
 }
 
 

@@ -32,6 +32,8 @@ struct double2 {
 };
 static dim3 threadIdx, blockIdx, blockDim, gridDim;
 
+inline int min(int a, int b) { return a < b ? a : b; }
+
 template <class T>
 inline T __ldg(const T* p) {
     return *p;

@@ -19,8 +19,8 @@ constexpr unsigned EVERY_LANE = 0xffffffffu;
 // total dimensions (members), labels (members, classes).
 struct Members {
     const int *dims, *starts, *totals, *labels;
-    int count, capsules, classes,
-        equal_dim;  // equal_dim: the dimension of every capsule, or 0 where they differ
+    int count, capsules, classes;
+    int equal_dim;  // the dimension of every capsule, or 0 where they differ
 
     __device__ Members(const int* wiring, int count, int capsules, int classes, int equal_dim)
         : dims(wiring),
@@ -71,7 +71,7 @@ __device__ __forceinline__ void look_up(const Table& table, double beta, double&
 }
 
 // close(i, |h_i|^2) for every capsule of a member; the loads of AHEAD rows of h are issued before the first
-// is used.
+// is used. Behind the end the last row is read again: loads without a branch between them.
 template <class T, class Close>
 __device__ __forceinline__ void for_each_capsule(const T* column, size_t stride, const int* dims, int total,
                                                  Close close) {
@@ -80,7 +80,7 @@ __device__ __forceinline__ void for_each_capsule(const T* column, size_t stride,
     for (int first = 0; first < total; first += AHEAD) {
         T v[AHEAD];
 #pragma unroll
-        for (int a = 0; a < AHEAD; ++a) v[a] = first + a < total ? column[(first + a) * stride] : T(0);
+        for (int a = 0; a < AHEAD; ++a) v[a] = column[min(first + a, total - 1) * stride];
 #pragma unroll
         for (int a = 0; a < AHEAD; ++a) {
             if (first + a >= total) break;
@@ -103,7 +103,7 @@ __device__ __forceinline__ void scale_in_place(T* column, size_t stride, const i
     for (int first = 0; first < total; first += AHEAD) {
         T v[AHEAD];
 #pragma unroll
-        for (int a = 0; a < AHEAD; ++a) v[a] = first + a < total ? column[(first + a) * stride] : T(0);
+        for (int a = 0; a < AHEAD; ++a) v[a] = column[min(first + a, total - 1) * stride];
 #pragma unroll
         for (int a = 0; a < AHEAD; ++a) {
             if (first + a >= total) break;

@@ -229,7 +229,7 @@ def test_fewer_rows_than_features_stays_finite() -> None:
 
 
 def test_fewer_rows_than_features_leaves_other_directions_alone() -> None:
-    """No training row has a part outside their span, so nothing says how W should be there: it stays as it was."""
+    """No training row has a part outside their span: nothing says how W should be there, so it stays."""
     members = build_members("multiclass", 2, 1)
     rng = np.random.Generator(np.random.Philox(4))
     x, y = rng.random((15, 30)).astype("f4"), (np.arange(15) % 2).astype(np.int32)

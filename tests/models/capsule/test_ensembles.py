@@ -31,8 +31,8 @@ def _fit(
     moments = Stats.zeros(reduction.layout())
     reduction.accumulate(backend, Block(x, y, None, 0), moments)
     learner = CapsuleEM(
-        members, moments["moment"], *schedule_arrays(schedule), momentum=0.9, ridge=0.0, tol=0.0, max_iter=passes,
-        class_weight=None, has_validation=0,
+        members, moments["moment"], *schedule_arrays(schedule), momentum=0.9, ridge=0.0, tol=0.0,
+        max_iter=passes, class_weight=None, has_validation=0,
     )  # fmt: skip
     state = initial_state(subspace_start(members, moments["moment"], moments["weight"]), members.n_members)
     reduction = learner.reductions()["train"]
@@ -82,8 +82,8 @@ def test_the_numba_fit_follows_the_reference(architecture: str) -> None:
     members = build_members(architecture, 10, 2)
     fast = _fit(members, X.astype("u1"), Y, None, "cpu", 4)
     exact = _fit(members, X, Y, None, "reference", 4)
-    # W in float32 for the products: 6e-8 relative a number, over 4 passes; ill-conditioned directions of S (constant
-    # pixels) amplify it in W but not in the latents.
+    # W in float32 for the products: 6e-8 relative a number, over 4 passes; ill-conditioned directions of S
+    # (constant pixels) amplify it in W but not in the latents.
     h_fast, h_exact = X @ fast.w.T, X @ exact.w.T
     assert np.abs(h_fast - h_exact).max() < 1e-3 * np.abs(h_exact).max()
     np.testing.assert_allclose(fast.objective, exact.objective, rtol=1e-5)

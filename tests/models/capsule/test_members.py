@@ -24,7 +24,7 @@ def test_laws(architecture: str, m: int, d: int) -> None:
     assert members.n_classes == m
     assert members.total_dim == n * k * d == members.offsets[-1]
     assert members.dims.dtype == members.labels.dtype == members.offsets.dtype == np.int64
-    # Every capsule of every member has rows that should win in it, and no label names a capsule that is not there.
+    # Every capsule of every member has rows that should win in it, and every label names a capsule.
     for labels in members.labels:
         assert set(labels.tolist()) - {-1} == set(range(k))
     # Rows of W: every one belongs to exactly one member, in order.

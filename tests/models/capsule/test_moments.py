@@ -41,8 +41,8 @@ def _moments(reduction: SecondMoments, blocks: list[Block]) -> Stats:
 
 
 @given(
-    st.integers(1, 80), st.integers(1, 9), st.integers(1, 5), st.sampled_from(DTYPES), st.booleans(), st.booleans(),
-    st.integers(0, 10**6),
+    st.integers(1, 80), st.integers(1, 9), st.integers(1, 5), st.sampled_from(DTYPES),
+    st.booleans(), st.booleans(), st.integers(0, 10**6),
 )  # fmt: skip
 def test_equals_numpy_per_class(
     n: int, p: int, m: int, dtype: str, weighted: bool, class_weighted: bool, seed: int
@@ -166,7 +166,7 @@ def test_random_start_has_the_wanted_scale_and_repeats() -> None:
     )
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
-    # 100 latents of a row have standard deviation 0.25 up to 1/sqrt(2 * 100 * 20 directions) = 1.6 %, four times that.
+    # Standard deviation 0.25 up to 1/sqrt(2 * 100 latents * 20 directions) = 1.6 %; four times that.
     assert np.sqrt(((x @ first.T) ** 2).mean()) == pytest.approx(0.25, rel=0.07)
 
 
@@ -177,7 +177,7 @@ def test_project(dtype: str) -> None:
     project = Project(basis)
     out = project.apply(project.prepare(make_backend("cpu")), Block(x, None, None, 0))
     assert out.dtype == np.float32
-    assert ((3,), "float32") == project.output()
+    assert project.output() == ((3,), "float32")
     np.testing.assert_allclose(
         out, x.astype("f8") @ basis, rtol=1e-5, atol=1e-5 * np.abs(x.astype("f8")).max()
     )

@@ -44,7 +44,7 @@ def test_against_monte_carlo(name: str, scale: float) -> None:
     for y in range(len(dims)):
         ratios, _ = posterior_ratios(mean[:, None], np.array([y]), dims)
         expected = np.repeat(ratios[:, 0], dims) * mean
-        # Importance weights: E[h | y] = E[h w] / E[w], w = |h_y|^2/|h|^2; its standard error by linearisation.
+        # Importance weights: E[h | y] = E[h w] / E[w], w = |h_y|^2/|h|^2; standard error by linearisation.
         w = share[y] / share[y].mean()
         found = (h * w).mean(axis=1)
         error = (w * (h - found[:, None])).std(axis=1) / np.sqrt(DRAWS)

@@ -111,8 +111,8 @@ def test_the_papers_schedule() -> None:
     while not learner.is_done(state):
         rounds.append(int(state.round[0]))
         state = learner.update(state, _stats(learner, 0.3, 1.0, 0))
-    # Nothing ever improves on the first pass: one pass that sets the mark, then each round's patience; later rounds
-    # begin with a pass that measures the best model again.
+    # Nothing ever improves on the first pass: one pass that sets the mark, then each round's patience;
+    # later rounds begin with a pass that measures the best model again.
     assert [rounds.count(r) for r in range(5)] == [129, 65, 33, 17, 9]
 
 

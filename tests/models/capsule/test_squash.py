@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,10 +17,10 @@ EXPONENTS = [0, 0.5, 1, 1.5, 2, 2.5, 5, 9.5, 10, 39, 64.5, 160, 320, 320.5, 1000
 
 
 def _quadrature(s: float, b: float) -> float:
-    # I_s(b) = int_0^b (1 - u/b)^s e^-u du, by rho = 1 - u/b: no large number is left. Its mass lies below u ~ 50.
+    # I_s(b) = int_0^b (1 - u/b)^s e^-u du, by rho = 1 - u/b: no large number is left; its mass lies below 50.
     pieces = np.unique(np.clip([0.0, min(b, b / (s + 1)), min(b, 10 * b / (s + 1)), min(b, 50.0), b], 0, b))
     value = 0.0
-    for low, high in zip(pieces[:-1], pieces[1:], strict=True):
+    for low, high in itertools.pairwise(pieces):
         value += quad(
             lambda u: (1 - u / b) ** s * np.exp(-u), low, high, epsabs=1e-15, epsrel=1e-13, limit=200
         )[0]

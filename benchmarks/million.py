@@ -1,0 +1,101 @@
+"""all_vs_all, d = 4, on a million infinite digits from MNIST rows 0:50000, out of core on a local cluster:
+python benchmarks/million.py FOLDER
+
+Writes the dataset (validation 50000:60000 and the test set stay untouched), starts worker processes, fits,
+scores, and reports passes, seconds, bytes read and the largest resident size of a worker. An interrupted run
+goes on where it stopped. Needs SCALELATENT_DATA.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import data_folder, parser, write
+
+import scalelatent as sl
+from scalelatent.data import import_idx, make_digits
+
+
+def peak_memory() -> int:
+    """Largest resident size of this process so far, bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def open_or(path: Path, make: Any) -> sl.Dataset:
+    """The dataset at a place, made where it is not there yet."""
+    try:
+        return sl.open_dataset(path)
+    except ValueError:
+        return make()
+
+
+class Tell(sl.Callback):
+    """A line every twenty passes."""
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        if record["pass"] % 20 == 0:
+            keys = ("pass", "objective", "train_error", "validation_error", "active_members", "seconds")
+            print({k: record[k] for k in keys}, flush=True)
+
+
+def main() -> None:
+    """Run it."""
+    args = parser(__doc__, "million")
+    args.add_argument("folder", type=Path)
+    args.add_argument("--rows", type=int, default=1_000_000)
+    args.add_argument("--workers", type=int, default=2)
+    args.add_argument("--memory-limit", default="3GB")
+    a = args.parse_args()
+    mnist = data_folder() / "mnist"
+    files = {
+        n: [mnist / f"{n}-images-idx3-ubyte.gz", mnist / f"{n}-labels-idx1-ubyte.gz"]
+        for n in ("train", "t10k")
+    }
+    a.folder.mkdir(parents=True, exist_ok=True)
+    base, test = (
+        open_or(a.folder / f"{n}.zarr", lambda n=n: import_idx(*files[n], a.folder / f"{n}.zarr"))
+        for n in files
+    )
+    begin = time.perf_counter()
+    train = make_digits(
+        a.folder / f"digits-{a.rows}.zarr",
+        a.rows,
+        base=str(a.folder / "train.zarr"),
+        base_rows=(0, 50_000),
+        seed=a.seed,
+        resume=True,
+    )
+    print(f"{a.rows} images in {time.perf_counter() - begin:.1f} s", flush=True)
+    held = base[50_000:60_000]
+    model = sl.CapsuleRegression(capsule_dim=4, architecture="all_vs_all", random_state=a.seed)
+    run = a.folder / f"run-{a.rows}"
+    begin = time.perf_counter()
+    with sl.cluster("local", workers=a.workers, memory_limit=a.memory_limit) as client:
+        print(f"dashboard: {client.dashboard_link}", flush=True)
+        model.fit(train, validation=held, run_dir=run, resume=(run / "engine").exists(), callbacks=[Tell()])
+        peaks = client.run(peak_memory)
+    seconds = time.perf_counter() - begin
+    results = {
+        "rows": a.rows,
+        "workers": a.workers,
+        "test_error": round(1 - model.score(test), 4),
+        "validation_error": round(float(np.mean(model.predict(held) != held.read_y(0, len(held)))), 4),
+        "passes": model.n_iter_,
+        "seconds": round(seconds, 1),
+        "median_seconds_per_pass": round(float(np.median([r["seconds"] for r in model.history_])), 3),
+        "gb_read": round(sum(r["bytes_read"] for r in model.history_) / 1e9, 2),
+        "peak_worker_mib": round(max(peaks.values()) / 2**20),
+        "peak_driver_mib": round(peak_memory() / 2**20),
+    }
+    print(results)
+    model.save(a.folder / f"model-{a.rows}.zarr", overwrite=True)
+    write(a.out, " ".join(["python", "benchmarks/million.py", *sys.argv[1:]]), a.seed, results)
+
+
+if __name__ == "__main__":
+    main()

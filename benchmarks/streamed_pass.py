@@ -1,0 +1,247 @@
+"""Passes out of core and on Dask against in process: python benchmarks/streamed_pass.py FOLDER
+
+overlap   for several D, on stored float32 rows: a pass that only reads, one that only computes (rows cached),
+and one that reads and
+          computes; the last should cost little more than the larger of the others
+dask      1,000,000 x 196 rows, all cached after the first pass: seconds a pass in process with 2 threads and
+on a LocalCluster of 2 workers
+          with 1 thread, in turn; the difference against 20 ms + 2 ms a span
+memory    largest resident size of a worker at 100,000 and at 1,000,000 rows, caches of equal size
+pairs     bytes read a pass by all 45 members of all_vs_all without a cache, against the bytes of the rows
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import parser, write
+
+import scalelatent as sl
+from scalelatent.engine.cache import PieceCache
+from scalelatent.engine.inprocess import InProcessExecutor
+from scalelatent.engine.passes import make_stage, spans_of
+from scalelatent.engine.reading import Meter, Reader, iter_blocks
+from scalelatent.engine.threads import single_threaded
+from scalelatent.models.capsule.members import build_members
+from scalelatent.models.capsule.model import CapsuleEM, initial_state
+
+FEATURES = 196
+
+
+def peak_memory() -> int:
+    """Largest resident size of this process so far, bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def stored_rows(folder: Path, n: int, seed: int) -> sl.Dataset:
+    """Noise around ten means, float32, written shard by shard; made once."""
+    path = folder / f"noise-{n}.zarr"
+    try:
+        return sl.open_dataset(path)
+    except ValueError:
+        pass
+    from scalelatent.data import create_dataset
+
+    writer = create_dataset(str(path), n, (FEATURES,), "float32", y_dtype="uint8", overwrite=True)
+    means = np.random.default_rng(seed).normal(size=(10, FEATURES)).astype(np.float32)
+    for shard in range(writer.n_shards):
+        a, b = writer.shard_bounds(shard)
+        rng = np.random.default_rng((seed, shard))
+        y = (np.arange(a, b) % 10).astype(np.uint8)
+        writer.write_shard(shard, means[y] + rng.standard_normal((b - a, FEATURES), dtype=np.float32), y)
+    return writer.finalize()
+
+
+def learner(d: int, seed: int, architecture: str = "multiclass") -> tuple[CapsuleEM, Any]:
+    """A learner at nu = 0 and a first state; moments of white rows."""
+    members = build_members(architecture, 10, d)
+    moment = np.stack([np.eye(FEATURES)] * 10)
+    em = CapsuleEM(members, moment, np.zeros(1), np.array([10**9]), 1, 0.0, 0.0, 0.0, 10**9, None, 0)
+    w = np.random.default_rng(seed).normal(size=(members.total_dim, FEATURES)) * 0.05
+    return em, initial_state(w, members.n_members)
+
+
+def median_step(executor: InProcessExecutor, stage: Any, state: Any, rounds: int) -> float:
+    """Median seconds of a pass; the state stays, so that each pass does the same."""
+    times = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        executor.step(stage, 0, state, lambda done, total: None)
+        times.append(time.perf_counter() - begin)
+    return float(np.median(times))
+
+
+def read_only(dataset: sl.Dataset, blocks: list[tuple[int, int]]) -> float:
+    """Median seconds of reading all rows by one thread, nothing else."""
+    times = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        for _ in iter_blocks(Reader(dataset, None, Meter()), blocks, threading.Event()):
+            pass
+        times.append(time.perf_counter() - begin)
+    return float(np.median(times))
+
+
+def overlap(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
+    """Reading against computing on one computing thread."""
+    dataset, out = stored_rows(folder, rows, seed), []
+    for d in (2, 8, 32):
+        em, state = learner(d, seed)
+        stage = make_stage("capsule_estep", em, {"train": dataset}, "cpu", dataset.classes)
+        grid = stage.grids["train"]
+        cold = InProcessExecutor(1, cache=PieceCache(0))
+        warm = InProcessExecutor(1, cache=PieceCache(2**34))
+        with single_threaded():
+            warm.step(stage, 0, state, lambda done, total: None)
+            record = {
+                "D": 10 * d,
+                "read_only_s": read_only(dataset, grid.blocks(0, grid.n_rows)),
+                "compute_only_s": median_step(warm, stage, state, 3),
+                "pass_s": median_step(cold, stage, state, 3),
+            }
+        record["ratio"] = record["pass_s"] / max(record["read_only_s"], record["compute_only_s"])
+        out.append({k: round(v, 4) for k, v in record.items()})
+        print(out[-1], flush=True)
+    return out
+
+
+class Seconds(sl.Callback):
+    """Seconds and bytes of each pass."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.bytes: list[int] = []
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        self.seconds.append(record["seconds"])
+        self.bytes.append(record["bytes_read"])
+
+
+def timed_fit(
+    dataset: sl.Dataset, passes: int, d: int, architecture: str = "multiclass", **where: Any
+) -> Seconds:
+    """A fit of so many passes of plain EM."""
+    seconds = Seconds()
+    model = sl.CapsuleRegression(
+        capsule_dim=d,
+        architecture=architecture,
+        nu_schedule=None,
+        momentum=0,
+        max_iter=passes,
+        random_state=0,
+        n_jobs=2,
+    )
+    model.fit(dataset, callbacks=[seconds], **where)
+    return seconds
+
+
+def dask_overhead(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
+    """The same fits in process and on a cluster, in turn."""
+    dataset, out = stored_rows(folder, rows, seed), []
+    with sl.cluster("local", workers=2, memory_limit="6GB", dashboard_address=None) as client:
+        for d in (2, 8):
+            em, _ = learner(d, seed)
+            spans = len(
+                spans_of(make_stage("capsule_estep", em, {"train": dataset}, "cpu", dataset.classes), 2)
+            )
+            here, there = [], []
+            for _ in range(3):
+                there += timed_fit(dataset, 12, d, client=client).seconds[2:]
+                with _no_client():
+                    here += timed_fit(dataset, 12, d).seconds[2:]
+            record = {
+                "D": 10 * d,
+                "spans": spans,
+                "in_process_s": float(np.median(here)),
+                "cluster_s": float(np.median(there)),
+                "allowed_difference_s": 0.020 + 0.002 * spans,
+            }
+            record["difference_s"] = record["cluster_s"] - record["in_process_s"]
+            out.append({k: round(v, 4) for k, v in record.items()})
+            print(out[-1], flush=True)
+    return out
+
+
+def _no_client() -> Any:
+    from contextlib import contextmanager
+
+    from scalelatent.engine import cluster
+
+    @contextmanager
+    def inner() -> Any:
+        token = cluster._current.set(None)
+        try:
+            yield
+        finally:
+            cluster._current.reset(token)
+
+    return inner()
+
+
+def memory(folder: Path, rows: int, seed: int) -> dict[str, float]:
+    """Peaks of workers at a tenth of the rows and at all of them."""
+    os.environ["SCALELATENT_CACHE_BYTES"] = str(64 * 2**20)
+    out = {}
+    for n in (rows // 10, rows):
+        dataset = stored_rows(folder, n, seed)
+        with sl.cluster("local", workers=2, memory_limit="3GB", dashboard_address=None) as client:
+            timed_fit(dataset, 5, 8, client=client)
+            out[f"peak_mib_{n}"] = max(client.run(peak_memory).values()) / 2**20
+    os.environ.pop("SCALELATENT_CACHE_BYTES")
+    out["growth"] = out[f"peak_mib_{rows}"] / out[f"peak_mib_{rows // 10}"] - 1
+    print(out, flush=True)
+    return {k: round(v, 3) for k, v in out.items()}
+
+
+def pairs(folder: Path, rows: int, seed: int) -> dict[str, float]:
+    """Bytes that one pass of all_vs_all reads."""
+    os.environ["SCALELATENT_CACHE_BYTES"] = "0"
+    dataset = stored_rows(folder, rows // 10, seed)
+    with sl.cluster("local", workers=2, memory_limit="3GB", dashboard_address=None) as client:
+        seen = timed_fit(dataset, 3, 4, "all_vs_all", client=client).bytes
+    os.environ.pop("SCALELATENT_CACHE_BYTES")
+    once = len(dataset) * (FEATURES * 4 + 4)
+    out = {
+        "members": 45,
+        "bytes_read_per_pass": seen[-1],
+        "bytes_of_rows_and_codes": once,
+        "times_read": seen[-1] / once,
+    }
+    print(out, flush=True)
+    return out
+
+
+PARTS = {"overlap": overlap, "dask": dask_overhead, "memory": memory, "pairs": pairs}
+
+
+def main() -> None:
+    """Run the parts and write their figures."""
+    args = parser(__doc__, "streamed_pass")
+    args.add_argument(
+        "folder",
+        type=Path,
+        nargs="?",
+        default=None,
+        help="where rows are written; a temporary folder by default",
+    )
+    args.add_argument("--rows", type=int, default=1_000_000)
+    args.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    a = args.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = a.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        results = {name: PARTS[name](folder, a.rows, a.seed) for name in a.parts}
+    shown = [w if not w.startswith("/") else "FOLDER" for w in sys.argv[1:]]
+    write(a.out, " ".join(["python", "benchmarks/streamed_pass.py", *shown]), a.seed, results)
+
+
+if __name__ == "__main__":
+    main()

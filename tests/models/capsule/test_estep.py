@@ -1,0 +1,160 @@
+"""The whole E-step of a block, every body against the reference: fused and by two products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalelatent.engine.backend import make_backend
+from scalelatent.models import narrow
+from scalelatent.models.capsule.members import Members, build_members
+from scalelatent.models.capsule.squash import squash_table
+
+ROWS = [0, 1, 7, 8, 127, 128, 129, 300]
+FEATURES = [3, 8, 11, 24, 25, 196]
+CASES = {
+    "D = 2": build_members("multiclass", 2, 1),
+    "D = 3": build_members("multiclass", 3, 1),
+    "D = 7, unequal": build_members("multiclass", 3, [1, 4, 2]),
+    "D = 20": build_members("multiclass", 10, 2),
+    "D = 25": build_members("multiclass", 5, 5),
+    "D = 64": build_members("multiclass", 8, 8),
+    "D = 70": build_members("multiclass", 10, 7),
+    "one_vs_all, D = 24": build_members("one_vs_all", 4, 3),
+    "one_vs_all, D = 80": build_members("one_vs_all", 8, 5),
+}
+
+
+def _inputs(members: Members, n: int, p: int, seed: int) -> tuple[Any, ...]:
+    rng = np.random.Generator(np.random.Philox(seed))
+    w = (rng.normal(size=(members.total_dim, p)) * 2 / np.sqrt(p)).astype("f4")
+    x = (rng.normal(size=(n, p)) * rng.uniform(0.1, 2, (n, 1))).astype("f4")
+    y = rng.integers(0, members.n_classes, n).astype(np.int32)
+    return w, x, y, rng.uniform(0, 3, n)
+
+
+def _run(
+    device: str, members: Members, w: Any, x: Any, y: Any, weight: Any, nu: Any, train: bool
+) -> tuple[Any, Any]:
+    backend = make_backend(device)
+    table = squash_table(int(members.dims[0].sum()))
+    w, x = backend.asarray(w, np.float32), backend.asarray(x, np.float32, "x")
+    delta, sums = backend.kernel("capsule_estep")(
+        backend, w, x, y, weight, members.dims, members.labels, nu, table, train
+    )
+    return (None if delta is None else np.array(delta, dtype="f8")), sums
+
+
+def _compare(members: Members, n: int, p: int, nu: float, train: bool, seed: int) -> None:
+    w, x, y, weight = _inputs(members, n, p, seed)
+    thresholds = np.full(members.n_members, nu)
+    exact, sums = _run("reference", members, w, x, y, weight, thresholds, train)
+    fast, fast_sums = _run("cpu", members, w, x, y, weight, thresholds, train)
+    assert fast_sums.shape == (members.n_members, 3)
+    flips = np.abs(fast_sums[:, 2] - sums[:, 2]).max(initial=0)
+    assert flips <= (1 if nu > 0 else 0)  # a ratio within float32 rounding of nu
+    np.testing.assert_allclose(fast_sums[:, 0], sums[:, 0], rtol=2e-6, atol=1e-5)
+    # An error more or less where the two best are equal up to float32 rounding.
+    assert np.abs(fast_sums[:, 1] - sums[:, 1]).max(initial=0) <= 3.0
+    if not train:
+        assert fast is None
+        assert exact is None
+    elif flips == 0:
+        zeros = np.zeros((members.total_dim, p))
+        exact, fast = zeros if exact is None else exact, zeros if fast is None else fast
+        # float32 sums over rows and features; residuals reach about 3 (weights) * 5, so a sum of n of them:
+        assert np.abs(fast - exact).max(initial=0) <= 2e-6 * 15 * max(n, 10) ** 0.5 * 3
+
+
+@pytest.mark.parametrize("nu", [0.0, 0.4])
+@pytest.mark.parametrize("p", FEATURES)
+@pytest.mark.parametrize("case", CASES)
+def test_against_the_reference(case: str, p: int, nu: float) -> None:
+    for n in ROWS:
+        for train in (True, False):
+            _compare(CASES[case], n, p, nu, train, seed=n + p)
+
+
+@given(
+    st.sampled_from(sorted(CASES)),
+    st.integers(0, 400),
+    st.integers(1, 60),
+    st.floats(0, 0.95),
+    st.integers(0, 10**6),
+)
+def test_against_the_reference_at_random(case: str, n: int, p: int, nu: float, seed: int) -> None:
+    _compare(CASES[case], n, p, nu, True, seed)
+
+
+@pytest.mark.parametrize("case", ["D = 20", "one_vs_all, D = 24"])
+@pytest.mark.parametrize("nu", [0.0, 0.3])
+def test_the_fused_body_equals_the_two_products(
+    case: str, nu: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = CASES[case]
+    w, x, y, weight = _inputs(members, 300, 25, 3)
+    thresholds = np.full(members.n_members, nu)
+    fused, sums = _run("cpu", members, w, x, y, weight, thresholds, True)
+    monkeypatch.setattr(narrow, "MAX_NARROW", 0)
+    products, other = _run("cpu", members, w, x, y, weight, thresholds, True)
+    np.testing.assert_allclose(fused, products, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(sums, other, rtol=1e-6)
+
+
+def test_members_may_have_thresholds_of_their_own() -> None:
+    members = CASES["one_vs_all, D = 24"]
+    w, x, y, weight = _inputs(members, 300, 24, 4)
+    nu = np.array([0.8, 0.4, 0.2, 0.0])
+    exact, sums = _run("reference", members, w, x, y, weight, nu, True)
+    fast, fast_sums = _run("cpu", members, w, x, y, weight, nu, True)
+    np.testing.assert_array_equal(fast_sums[:, 2], sums[:, 2])
+    assert (np.diff(sums[:, 2]) > 0).all()
+    np.testing.assert_allclose(fast, exact, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("case", ["D = 20", "D = 70"])
+def test_no_active_row_moves_nothing(case: str) -> None:
+    members = CASES[case]
+    w, x, _, weight = _inputs(members, 130, 24, 5)
+    # Every row's own class wins by far.
+    y = np.array([(h.reshape(10, -1) ** 2).sum(axis=1).argmax() for h in x @ w.T], dtype=np.int32)
+    nu = np.array([1 - 1e-9])
+    for device in ("reference", "cpu"):
+        delta, sums = _run(device, members, w, x, y, weight, nu, True)
+        assert sums[0, 1:].tolist() == [0.0, 0.0]
+        assert delta is None or not delta.any()
+
+
+@pytest.mark.parametrize("nu", [0.0, 0.3])
+@pytest.mark.parametrize("case", ["D = 20", "D = 70"])
+def test_buffers_hold_nothing_of_the_block_before(case: str, nu: float) -> None:
+    """One backend, blocks of falling size: scratch is used again, and read only where it was written."""
+    members = CASES[case]
+    backend, table = make_backend("cpu"), squash_table(int(members.dims.sum()))
+    for n in (300, 129, 7, 1, 0, 128):
+        w, x, y, weight = _inputs(members, n, 25, n)
+        args = (y, weight, members.dims, members.labels, np.full(1, nu), table, True)
+        delta, sums = backend.kernel("capsule_estep")(backend, w, backend.asarray(x, np.float32, "x"), *args)
+        fresh = make_backend("cpu")
+        expected, other = fresh.kernel("capsule_estep")(fresh, w, x, *args)
+        if delta is None or expected is None:
+            assert delta is expected
+        else:
+            np.testing.assert_array_equal(delta, expected)
+        np.testing.assert_array_equal(sums, other)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("case", ["D = 20", "D = 70"])
+@pytest.mark.parametrize("nu", [0.0, 0.3])
+def test_a_bad_row_shows_in_the_sums(case: str, bad: float, nu: float) -> None:
+    members = CASES[case]
+    w, x, y, weight = _inputs(members, 300, 25, 6)
+    x[200, 3] = bad
+    with np.errstate(all="ignore"):
+        _, sums = _run("cpu", members, w, x, y, weight + 0.1, np.full(1, nu), True)
+    assert not np.isfinite(sums[0, 0])

@@ -1,0 +1,112 @@
+"""Narrow products written for the vector unit, against numpy: every width, every tail, no further."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalelatent.models import narrow
+
+ROWS = [1, 2, 7, 8, 9, 15, 16, 127, 128]
+WIDTHS = [8, 9, 11, 16, 23, 24, 25, 31, 32, 47, 48, 49, 55, 196]
+
+
+def _draw(seed: int, *shape: int) -> np.ndarray:
+    return np.random.Generator(np.random.Philox(seed)).normal(size=shape).astype("f4")
+
+
+def _latents(w: np.ndarray, x: np.ndarray) -> np.ndarray:
+    packed = narrow.pack(w)
+    padded = -(-len(x) // narrow.LANES) * narrow.LANES
+    out = np.full((packed.shape[1], padded), np.nan, dtype="f4")
+    narrow.latents(packed, x, out)
+    assert not np.nan_to_num(out[len(w) :, : len(x)]).any()  # padded dimensions are zeros (times NaN: NaN)
+    return out[: len(w), : len(x)]
+
+
+def _moment(g: np.ndarray, n: int, x: np.ndarray, out: np.ndarray) -> np.ndarray:
+    out = out.copy()
+    narrow.add_moment(g, n, x, np.full_like(out, np.nan), out)
+    return out
+
+
+def _close(got: np.ndarray, a: np.ndarray, b: np.ndarray, plus: float | np.ndarray = 0.0) -> None:
+    # A float32 sum in order of K terms: K roundings of 6e-8 of its terms' magnitudes at worst.
+    exact = a.astype("f8") @ b.astype("f8") + plus
+    bound = 6e-8 * (a.shape[1] + 2) * (np.abs(a).astype("f8") @ np.abs(b).astype("f8") + np.abs(plus))
+    assert (np.abs(got - exact) <= bound + 1e-30).all()
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3, 7, 8, 9, 16, 17, 20, 23, 24, 25, 40, 41, 63, 64])
+@pytest.mark.parametrize("p", WIDTHS)
+def test_latents(dims: int, p: int) -> None:
+    for n in ROWS:
+        w, x = _draw(1, dims, p), _draw(n, n, p)
+        _close(_latents(w, x), w, x.T)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3, 4, 5, 6, 7, 8, 9, 20, 63, 64])
+@pytest.mark.parametrize("p", WIDTHS)
+def test_add_moment(dims: int, p: int) -> None:
+    for n in ROWS:
+        g, x, start = _draw(1, dims, n), _draw(n, n, p), _draw(3, dims, p)
+        _close(_moment(g, n, x, start), g, x, start.astype("f8"))
+
+
+@given(st.integers(1, 64), st.integers(8, 70), st.integers(1, 40), st.integers(0, 60), st.integers(0, 10**6))
+def test_a_part_of_wider_arrays(dims: int, p: int, n: int, more: int, seed: int) -> None:
+    """Columns and rows beyond the first n hold anything: they are not read, or take no part."""
+    g, x = _draw(seed, dims, n + more), _draw(seed + 1, n + more, p)
+    clean = _moment(np.ascontiguousarray(g[:, :n]), n, np.ascontiguousarray(x[:n]), np.zeros((dims, p), "f4"))
+    g[:, n:], x[n:] = np.nan, np.inf
+    np.testing.assert_array_equal(_moment(g, n, x, np.zeros((dims, p), "f4")), clean)
+    w = _draw(seed + 2, dims, p)
+    np.testing.assert_array_equal(_latents(w, x[:n]), _latents(w, np.ascontiguousarray(x[:n])))
+    assert np.isfinite(_latents(w, x[:n])).all()
+
+
+@given(st.integers(1, 64), st.integers(8, 70), st.integers(1, 128), st.integers(0, 10**6))
+def test_the_same_bits_each_time_and_wherever_the_arrays_lie(dims: int, p: int, n: int, seed: int) -> None:
+    w, x, g = _draw(seed, dims, p), _draw(seed + 1, n, p), _draw(seed + 2, dims, n)
+    h, moment = _latents(w, x), _moment(g, n, x, w)
+    for shift in (1, 3, 5):
+        moved = np.empty(x.size + 16, dtype="f4")[shift : shift + x.size].reshape(x.shape)
+        moved[...] = x
+        np.testing.assert_array_equal(_latents(w, moved), h)
+        np.testing.assert_array_equal(_moment(g, n, moved, w), moment)
+
+
+@given(st.integers(1, 64), st.integers(8, 40), st.integers(2, 128), st.integers(0, 10**6))
+def test_a_row_has_the_same_latents_in_any_strip(dims: int, p: int, n: int, seed: int) -> None:
+    w, x = _draw(seed, dims, p), _draw(seed + 1, n, p)
+    whole = _latents(w, x)
+    for cut in (1, n // 2):
+        np.testing.assert_array_equal(_latents(w, x[cut:]), whole[:, cut:])
+
+
+def test_a_bad_row_stays_in_its_column() -> None:
+    w, x = _draw(1, 20, 30), _draw(2, 50, 30)
+    clean = _latents(w, x)
+    x[13, 4] = np.nan
+    got = _latents(w, x)
+    assert np.isnan(got[:, 13]).all()
+    np.testing.assert_array_equal(np.delete(got, 13, axis=1), np.delete(clean, 13, axis=1))
+
+
+@pytest.mark.parametrize(
+    ("dims", "x", "expected"),
+    [
+        (1, np.zeros((3, 8), "f4"), True),
+        (64, np.zeros((0, 8), "f4"), True),
+        (65, np.zeros((3, 8), "f4"), False),
+        (0, np.zeros((3, 8), "f4"), False),
+        (4, np.zeros((3, 7), "f4"), False),
+        (4, np.zeros((3, 8), "f8"), False),
+        (4, np.zeros((8, 3), "f4").T, False),
+        (4, np.zeros((6, 8), "f4")[::2], False),
+    ],
+)
+def test_what_these_kernels_serve(dims: int, x: np.ndarray, expected: bool) -> None:
+    assert narrow.fits(dims, x) is expected
