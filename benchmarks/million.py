@@ -8,7 +8,6 @@ goes on where it stopped. Needs SCALELATENT_DATA.
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 from pathlib import Path
@@ -19,11 +18,7 @@ from common import data_folder, parser, write
 
 import scalelatent as sl
 from scalelatent.data import import_idx, make_digits
-
-
-def peak_memory() -> int:
-    """Largest resident size of this process so far, bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+from scalelatent.jobs.workers import peak_bytes
 
 
 def open_or(path: Path, make: Any) -> sl.Dataset:
@@ -78,7 +73,7 @@ def main() -> None:
     with sl.cluster("local", workers=a.workers, memory_limit=a.memory_limit) as client:
         print(f"dashboard: {client.dashboard_link}", flush=True)
         model.fit(train, validation=held, run_dir=run, resume=(run / "engine").exists(), callbacks=[Tell()])
-        peaks = client.run(peak_memory)
+        peaks = client.run(peak_bytes)
     seconds = time.perf_counter() - begin
     results = {
         "rows": a.rows,
@@ -90,7 +85,7 @@ def main() -> None:
         "median_seconds_per_pass": round(float(np.median([r["seconds"] for r in model.history_])), 3),
         "gb_read": round(sum(r["bytes_read"] for r in model.history_) / 1e9, 2),
         "peak_worker_mib": round(max(peaks.values()) / 2**20),
-        "peak_driver_mib": round(peak_memory() / 2**20),
+        "peak_driver_mib": round(peak_bytes() / 2**20),
     }
     print(results)
     model.save(a.folder / f"model-{a.rows}.zarr", overwrite=True)

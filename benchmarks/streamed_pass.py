@@ -13,7 +13,6 @@ pairs     bytes read a pass by all 45 members of all_vs_all without a cache, aga
 from __future__ import annotations
 
 import os
-import resource
 import sys
 import tempfile
 import threading
@@ -30,15 +29,11 @@ from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import make_stage, spans_of
 from scalelatent.engine.reading import Meter, Reader, iter_blocks
 from scalelatent.engine.threads import single_threaded
+from scalelatent.jobs.workers import peak_bytes
 from scalelatent.models.capsule.members import build_members
 from scalelatent.models.capsule.model import CapsuleEM, initial_state
 
 FEATURES = 196
-
-
-def peak_memory() -> int:
-    """Largest resident size of this process so far, bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def stored_rows(folder: Path, n: int, seed: int) -> sl.Dataset:
@@ -194,7 +189,7 @@ def memory(folder: Path, rows: int, seed: int) -> dict[str, float]:
         dataset = stored_rows(folder, n, seed)
         with sl.cluster("local", workers=2, memory_limit="3GB", dashboard_address=None) as client:
             timed_fit(dataset, 5, 8, client=client)
-            out[f"peak_mib_{n}"] = max(client.run(peak_memory).values()) / 2**20
+            out[f"peak_mib_{n}"] = max(client.run(peak_bytes).values()) / 2**20
     os.environ.pop("SCALELATENT_CACHE_BYTES")
     out["growth"] = out[f"peak_mib_{rows}"] / out[f"peak_mib_{rows // 10}"] - 1
     print(out, flush=True)

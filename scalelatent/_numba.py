@@ -60,5 +60,7 @@ def kernel(function: Any) -> Any:
     >>> twice(2)
     4
     """
-    settings = DEFAULTS if function.__module__ != "__main__" else {**DEFAULTS, "cache": False}
-    return numba.njit(**settings)(function)
+    try:
+        return numba.njit(**DEFAULTS)(function)
+    except RuntimeError:  # numba knows no cache for functions that lie in no file
+        return numba.njit(**{**DEFAULTS, "cache": False})(function)

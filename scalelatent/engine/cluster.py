@@ -75,7 +75,29 @@ def cluster(
             scheduler_kwargs={} if dashboard_address else {"dashboard": False},
         )
         with local, Client(local) as client:
+            client.register_plugin(_deaf_to_ctrl_c())
             yield from _entered(client)
+
+
+def _deaf_to_ctrl_c() -> Any:
+    """A worker plugin that keeps a terminal's Ctrl-C from the workers.
+
+    A terminal sends it to every process of a command; workers that die of it could not finish the pass whose
+    end the driver waits for. They end when the driver closes the cluster.
+    """
+    from distributed import WorkerPlugin
+
+    class DeafToCtrlC(WorkerPlugin):
+        name = "scalelatent-deaf-to-ctrl-c"
+
+        def setup(self, worker: Any) -> None:
+            import signal
+            import threading
+
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    return DeafToCtrlC()
 
 
 def _entered(client: Any) -> Iterator[Any]:

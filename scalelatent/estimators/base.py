@@ -256,6 +256,8 @@ def _plain_params(params: dict[str, Any]) -> dict[str, Any]:
     """Constructor parameters as JSON; a generator as random_state is not stored (``seed_`` is)."""
     out = {}
     for name, value in params.items():
+        if name in ("n_jobs", "device"):  # where a model was fitted is no part of it
+            continue
         if isinstance(value, np.generic):
             value = value.item()
         elif isinstance(value, np.ndarray):

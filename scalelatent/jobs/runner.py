@@ -209,12 +209,9 @@ def connect(
     elif wanted.workers is not None:
         from scalelatent.engine.cluster import cluster
 
-        from .workers import DeafToCtrlC
-
         options = {"threads": wanted.threads, "memory_limit": wanted.memory_limit}
         given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
         with cluster("local", workers=wanted.workers, **given) as started:
-            started.register_plugin(DeafToCtrlC())
             tell(f"dashboard: {started.dashboard_link}")
             yield started
     else:

@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 from pathlib import Path
-from typing import Any
 
-from distributed import Client, WorkerPlugin
+from distributed import Client
 
-__all__ = ["DeafToCtrlC", "peak_bytes", "peak_of_workers"]
-
-
-class DeafToCtrlC(WorkerPlugin):
-    """Keep a terminal's Ctrl-C from the workers of a local cluster.
-
-    A terminal sends it to every process of the command; workers that die of it could not finish the pass
-    whose end the driver waits for. They end when the driver closes the cluster.
-    """
-
-    name = "scalelatent-deaf-to-ctrl-c"
-
-    def setup(self, worker: Any) -> None:
-        """Ignore SIGINT from now on; run in the worker's main thread, also after a restart."""
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+__all__ = ["peak_bytes", "peak_of_workers"]
 
 
 def peak_of_workers(client: Client) -> int | None:

@@ -270,28 +270,9 @@ def isfinite(a: ndarray) -> ndarray:
     return ndarray(np.isfinite(a._a))
 
 
-def gemm_ex(
-    handle: int,
-    transa: int,
-    transb: int,
-    m: int,
-    n: int,
-    k: int,
-    alpha: int,
-    a: int,
-    a_type: int,
-    lda: int,
-    b: int,
-    b_type: int,
-    ldb: int,
-    beta: int,
-    c: int,
-    c_type: int,
-    ldc: int,
-    compute: int,
-    algo: int,
-) -> None:
+def gemm_ex(handle: int, transa: int, transb: int, *numbers: int) -> None:
     """cublasGemmEx on host memory, column-major as there."""
+    m, n, k, _alpha, a, a_type, lda, b, b_type, ldb, _beta, c, c_type, ldc, compute, _algo = numbers
     _note("gemm")
     kind = np.dtype(np.float64 if c_type == 1 else np.float32)
     assert a_type == b_type == c_type
@@ -354,18 +335,7 @@ cublas = SimpleNamespace(
 )
 # What stands for CuPy: module -> names. A test compares them with the real one.
 NAMES = {
-    "cupy": [
-        "ndarray",
-        "empty",
-        "zeros",
-        "asarray",
-        "ascontiguousarray",
-        "asnumpy",
-        "take",
-        "isfinite",
-        "RawModule",
-        "get_default_memory_pool",
-    ],
+    "cupy": ["ndarray", "empty", "zeros", "asarray", "ascontiguousarray", "asnumpy", "take", "isfinite", "RawModule", "get_default_memory_pool"],
     "cupy.cuda": [name for name in vars(cuda) if not isinstance(getattr(cuda, name), SimpleNamespace)],
     "cupy.cuda.runtime": list(vars(runtime)),
     "cupy.cuda.memory": list(vars(cuda.memory)),
