@@ -128,6 +128,42 @@ def starts(seed: int, jobs: int | None, partial: Path | None = None) -> list[dic
     return done
 
 
+def draw(experiment: str, results: list[dict[str, Any]], folder: Path) -> None:
+    """The figure of an experiment, beside its numbers."""
+    from matplotlib.figure import Figure
+
+    path = folder / f"paper_capsule_{experiment}.png"
+    if experiment in ("dims", "architectures"):
+        from scalelatent.report import plot_error_by_dimension
+
+        plot_error_by_dimension(results, path)
+        return
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    if experiment == "convergence":
+        axes = figure.subplots(1, 2)
+        for one in results:
+            style = {"color": "C0" if one["momentum"] else "k", "ls": "--" if one["nu"] else "-"}
+            label = f"momentum {one['momentum']}, nu {one['nu']}"
+            for ax, key in zip(axes, ("log_loss", "train_error"), strict=True):
+                ax.loglog(range(1, len(one[key]) + 1), one[key], label=label, **style)
+                ax.set(
+                    xlabel="pass",
+                    ylabel={"log_loss": "log-loss / log 10", "train_error": "training error"}[key],
+                )
+        axes[0].legend(frameon=False)
+    else:
+        ax = figure.subplots()
+        scales = sorted({r["init_scale"] for r in results if r["init"] == "random"})
+        groups = [
+            [100 * r["lowest_train_error"] for r in results if r.get("init_scale") == s] for s in scales
+        ]
+        ax.boxplot(groups, tick_labels=[f"random, {s:g}" for s in scales])
+        ax.axhline(100 * results[0]["lowest_train_error"], color="C3", label="subspace start")
+        ax.set(ylabel="lowest training error, %", xlabel="standard deviation of h at the start")
+        ax.legend(frameon=False)
+    figure.savefig(path, dpi=120)
+
+
 EXPERIMENTS = {"dims": dims, "architectures": architectures, "convergence": convergence, "starts": starts}
 
 
@@ -143,6 +179,7 @@ def main() -> None:
     more = {"partial": a.partial} if a.experiment == "starts" else {}
     results = EXPERIMENTS[a.experiment](a.seed, a.jobs, **more)
     out = RESULTS / f"paper_capsule_{a.experiment}.json" if a.out.stem == "paper_capsule" else a.out
+    draw(a.experiment, results, out.parent)
     write(out, " ".join(["python", "benchmarks/paper_capsule.py", *sys.argv[1:]]), a.seed, results)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.errors import DataError, ScalelatentError
+from scalelatent.errors import DataError, RunError, ScalelatentError
 from scalelatent.models.base import Block
 
 from .cache import PieceCache
@@ -33,11 +33,18 @@ def naming(dataset: Any) -> Iterator[None]:
     ------
     DataError
         In place of a ValueError or FloatingPointError.
+    RunError
+        In place of a MemoryError, of the host or of a device.
     """
     try:
         yield
     except ScalelatentError:
         raise
+    except MemoryError as error:
+        raise RunError(
+            f"out of memory on rows of {dataset.url or 'the given arrays'}: {error}. Set [engine] block_rows lower "
+            "(engine={'block_rows': ...}), or give the worker more, then resume the run"
+        ) from error
     except (ValueError, FloatingPointError) as error:
         where = dataset.url or "the given arrays"
         raise DataError(f"{where}: {error}. Clean these rows, or leave them out, and start again") from error

@@ -335,7 +335,18 @@ cublas = SimpleNamespace(
 )
 # What stands for CuPy: module -> names. A test compares them with the real one.
 NAMES = {
-    "cupy": ["ndarray", "empty", "zeros", "asarray", "ascontiguousarray", "asnumpy", "take", "isfinite", "RawModule", "get_default_memory_pool"],
+    "cupy": [
+        "ndarray",
+        "empty",
+        "zeros",
+        "asarray",
+        "ascontiguousarray",
+        "asnumpy",
+        "take",
+        "isfinite",
+        "RawModule",
+        "get_default_memory_pool",
+    ],
     "cupy.cuda": [name for name in vars(cuda) if not isinstance(getattr(cuda, name), SimpleNamespace)],
     "cupy.cuda.runtime": list(vars(runtime)),
     "cupy.cuda.memory": list(vars(cuda.memory)),

@@ -57,13 +57,13 @@ class CapsuleRows:
         if self.what == "latents":
             return np.ascontiguousarray(backend.to_host(h).T)
         kernel, members = backend.kernel("capsule_probabilities"), self.members
+        # All members have the same sum of dimensions.
+        table = backend.table(squash_table(int(members.dims[0].sum())))
         if members.architecture == "multiclass":
-            return backend.to_host(kernel(h, members.dims[0], squash_table(members.total_dim))).T
+            return backend.to_host(kernel(h, members.dims[0], table)).T
         scores = np.zeros((members.n_classes, len(block.x)))
         for r, dims in enumerate(members.dims):
-            p = backend.to_host(
-                kernel(h[members.offsets[r] : members.offsets[r + 1]], dims, squash_table(int(dims.sum())))
-            )
+            p = backend.to_host(kernel(h[members.offsets[r] : members.offsets[r + 1]], dims, table))
             if members.architecture == "one_vs_all":
                 scores[r] = p[0]
                 continue
