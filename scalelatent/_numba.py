@@ -8,11 +8,14 @@ kind of CPU.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import platform
 import sys
 import tempfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +48,7 @@ def _use_local_cache() -> None:
 _use_local_cache()
 
 import numba  # noqa: E402
+import numpy as np  # noqa: E402
 
 DEFAULTS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "cache": True, "fastmath": {"contract"}}
 
@@ -64,3 +68,48 @@ def kernel(function: Any) -> Any:
         return numba.njit(**DEFAULTS)(function)
     except RuntimeError:  # numba knows no cache for functions that lie in no file
         return numba.njit(**{**DEFAULTS, "cache": False})(function)
+
+
+def entry(*arguments: Any) -> Callable[[Any], Any]:
+    """A kernel called from Python: compiled once, at its first call, for the given argument types.
+
+    Left to itself numba compiles anew for read-only arrays (memmaps, cached rows) and for each memory layout,
+    seconds each time. Arrays that a kernel does not write are declared by :func:`given`.
+
+    Examples
+    --------
+    >>> @entry(given("f8", 1))
+    ... def total(x):
+    ...     return x.sum()
+    >>> import numpy as np
+    >>> float(total(np.frombuffer(np.ones(3).tobytes())))
+    3.0
+    """
+
+    def wrap(function: Any) -> Any:
+        dispatcher, lock = kernel(function), threading.Lock()
+        done: list[bool] = []
+
+        @functools.wraps(function)
+        def call(*args: Any) -> Any:
+            if not done:
+                with lock:
+                    if not done:
+                        dispatcher.compile(tuple(arguments))
+                        dispatcher.disable_compile()
+                        done.append(True)
+            return dispatcher(*args)
+
+        return call
+
+    return wrap
+
+
+def given(dtype: str, ndim: int) -> Any:
+    """Type of a C-contiguous array that the kernel only reads; writable arrays are taken too."""
+    return numba.types.Array(numba.from_dtype(np.dtype(dtype)), ndim, "C", readonly=True)
+
+
+def filled(dtype: str, ndim: int) -> Any:
+    """Type of a C-contiguous array that the kernel writes."""
+    return numba.types.Array(numba.from_dtype(np.dtype(dtype)), ndim, "C")

@@ -347,8 +347,8 @@ class DaskExecutor:
         ) from error
 
     def _key(self, stage: Stage, role: str | None, iteration: int, suffix: str = "") -> str:
-        # Beside the spans, ``capsule_estep``, stand ``capsule_params``, ``capsule_mstep``, … Other stages keep
-        # their whole name: a key that was used before would bring back the old result.
+        # Beside the spans, ``capsule_estep``, stand ``capsule_params``, ``capsule_mstep``, … Other stages
+        # keep their whole name: a key that was used before would bring back the old result.
         model = stage.name.split("_")[0] if stage.name.endswith("_estep") else stage.name
         name = f"{model}_{role}" if role else stage.name
         return f"{name}-it{iteration + 1:04d}{'-' + suffix if suffix else ''}-{self.token}"

@@ -23,7 +23,7 @@ from .reading import Meter, Reader, Stopped, iter_blocks, naming
 from .reduce import TreeReducer, merge_vectors
 
 COUNTERS = 2  # rows done, bytes read: appended to every vector
-BLOCK_BYTES = 2**21
+BLOCK_BYTES, GPU_BLOCK_BYTES = 2**21, 2**26
 MERGE_SHARE = 0.02
 MIN_TASK_SECONDS = 0.03
 # Orders of magnitude for sizes only, never for results: bytes/s of merging in cache, flop/s of one core.
@@ -93,6 +93,10 @@ def make_stage(
         ``leaf_rows`` is no multiple of ``block_rows``.
     """
     reductions = work if isinstance(work, dict) else work.reductions()
+    if device == "gpu" and block_rows is None and leaf_rows is None:
+        # A card wants few, large launches; "auto" keeps the processor's blocks, which a mixed cluster shares.
+        width = max(dataset.n_features for dataset in datasets.values())
+        block_rows = _power_of_two(GPU_BLOCK_BYTES / (4 * width), 2048, 65536)
     grids = {
         part: choose_grid(datasets[part], reduction, block_rows, leaf_rows)
         for part, reduction in reductions.items()

@@ -42,8 +42,8 @@ def naming(dataset: Any) -> Iterator[None]:
         raise
     except MemoryError as error:
         raise RunError(
-            f"out of memory on rows of {dataset.url or 'the given arrays'}: {error}. Set [engine] block_rows lower "
-            "(engine={'block_rows': ...}), or give the worker more, then resume the run"
+            f"out of memory on rows of {dataset.url or 'the given arrays'}: {error}. Set [engine] "
+            "block_rows lower (engine={'block_rows': ...}), or give the worker more, then resume the run"
         ) from error
     except (ValueError, FloatingPointError) as error:
         where = dataset.url or "the given arrays"

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba import boolean, float64
 
-from scalelatent._numba import kernel
+from scalelatent._numba import entry, filled, given, kernel
 from scalelatent.models import narrow
 
 from .estep import estep_by_products
@@ -20,8 +21,7 @@ STRIP = 256
 _MANTISSA, _ONE, _SHIFT = np.int64(0x000FFFFFFFFFFFFF), np.int64(0x3FF0000000000000), np.int64(52)
 _LN2, _SQRT2 = 0.6931471805599453, 1.4142135623730951
 # Fields of a strip's workspace. One flat array: between arrays LLVM would need a check for overlap for each
-# pair, and
-# beyond a few it does not vectorise.
+# pair, and beyond a few it does not vectorise.
 _FIELDS = 14
 (
     _TOTAL,
@@ -62,18 +62,25 @@ def residuals(
     (True, (1, 3))
     """
     thresholded = bool((nu > 0).any())
-    n = h.shape[1]
-    factors = np.empty((2 * len(dims), n), dtype=np.float32)
-    moved = np.zeros(n, dtype=np.bool_)
+    factors = np.empty((2 * len(dims), h.shape[1]), dtype=np.float32)
     sums = np.zeros((len(dims), 3))
-    if n:
-        _factors(h, y, weight, dims, labels, nu, table.coefficients, table.scale, factors, moved, sums)
-    if not thresholded:
-        _scale_all(h, y, dims, labels, factors)
-        return None, sums
-    active = np.flatnonzero(moved).astype(np.int32)
-    _scale_active(h, y, dims, labels, factors, active)
-    return active, sums
+    active = _residuals(
+        h,
+        *_contiguous(y, weight),
+        dims,
+        labels,
+        nu,
+        table.coefficients,
+        table.scale,
+        thresholded,
+        factors,
+        sums,
+    )
+    return active if thresholded else None, sums
+
+
+def _contiguous(y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.ascontiguousarray(y, dtype=np.int32), np.ascontiguousarray(weight, dtype=np.float64)
 
 
 def estep(
@@ -109,7 +116,41 @@ def estep(
     return delta if train else None, sums
 
 
-@kernel
+_READ = (
+    given("i4", 1),
+    given("f8", 1),
+    given("i8", 2),
+    given("i8", 2),
+    given("f8", 1),
+    given("f8", 2),
+    float64,
+)
+
+
+@entry(filled("f4", 2), *_READ, boolean, filled("f4", 2), filled("f8", 2))
+def _residuals(h, y, weight, dims, labels, nu, coefficients, scale, thresholded, factors, sums):  # type: ignore[no-untyped-def]
+    """Factors, then residuals in the place of h; returns the active rows (none where all are)."""
+    moved = np.zeros(len(y), dtype=np.bool_)
+    _factors(h, y, weight, dims, labels, nu, coefficients, scale, factors, moved, sums)
+    if not thresholded:
+        _scale_all(h, y, dims, labels, factors)
+        return np.empty(0, dtype=np.int32)
+    active = np.flatnonzero(moved).astype(np.int32)
+    _scale_active(h, y, dims, labels, factors, active)
+    return active
+
+
+@entry(
+    given("f4", 2),
+    given("f4", 2),
+    *_READ,
+    boolean,
+    boolean,
+    filled("f4", 2),
+    filled("f4", 2),
+    filled("f4", 2),
+    filled("f8", 2),
+)
 def _narrow_estep(w, x, y, weight, dims, labels, nu, coefficients, scale, train, dense, rows, g, delta, sums):  # type: ignore[no-untyped-def]
     """Strip by strip: latents, factors, residual moment. X comes from memory once.
 
