@@ -28,8 +28,8 @@ def source(data: dict[str, Any]) -> None:
     """Where the figures come from."""
     m = data["machine"]
     print(
-        f"`{data['command']}`, seed {data['seed']}, {m['date']}; {m['cpu']}, {m['cores']} cores, Python {m['python']}, "
-        f"numpy {m['numpy']}, numba {m['numba']}, zarr {m['zarr']}, distributed {m['distributed']}.\n"
+        f"`{data['command']}`, seed {data['seed']}, {m['date']}; {m['cpu']}, {m['cores']} cores, "
+        f"Python {m['python']}, numpy {m['numpy']}, numba {m['numba']}, zarr {m['zarr']}, distributed {m['distributed']}.\n"
     )
 
 

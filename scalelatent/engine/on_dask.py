@@ -338,13 +338,14 @@ class DaskExecutor:
                 f"task {future.key} was running when {error.last_worker.address} died, and so on "
                 f"{error.allowed_failures + 1} workers: most often memory. Give workers more memory, or set "
                 "[engine] block_rows lower, then resume the run"
-            ) from error
+            ) from None
         if isinstance(error, (ScalelatentError, FloatingPointError)):
-            raise error
+            # A fresh one: the future's own keeps the frames of this pass, and with them all its futures, alive.
+            raise type(error)(*error.args) from None
         raise RunError(
             f"task {future.key} failed: {type(error).__name__}: {error}; finished passes are kept, resume "
             "the run"
-        ) from error
+        ) from None
 
     def _key(self, stage: Stage, role: str | None, iteration: int, suffix: str = "") -> str:
         # Beside the spans, ``capsule_estep``, stand ``capsule_params``, ``capsule_mstep``, … Other stages
