@@ -27,10 +27,9 @@ def percent(share: float) -> str:
 def source(data: dict[str, Any]) -> None:
     """Where the figures come from."""
     m = data["machine"]
-    print(
-        f"`{data['command']}`, seed {data['seed']}, {m['date']}; {m['cpu']}, {m['cores']} cores, "
-        f"Python {m['python']}, numpy {m['numpy']}, numba {m['numba']}, zarr {m['zarr']}, distributed {m['distributed']}.\n"
-    )
+    versions = ", ".join(f"{name} {m[name]}" for name in ("numpy", "numba", "zarr", "distributed"))
+    where = f"{m['date']}; {m['cpu']}, {m['cores']} cores, Python {m['python']}, {versions}"
+    print(f"`{data['command']}`, seed {data['seed']}, {where}.\n")
 
 
 def capsule_pass(data: dict[str, Any]) -> None:

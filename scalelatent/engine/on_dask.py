@@ -340,7 +340,7 @@ class DaskExecutor:
                 "[engine] block_rows lower, then resume the run"
             ) from None
         if isinstance(error, (ScalelatentError, FloatingPointError)):
-            # A fresh one: the future's own keeps the frames of this pass, and with them all its futures, alive.
+            # A fresh one: the future's own keeps the frames of this pass alive, and with them its futures.
             raise type(error)(*error.args) from None
         raise RunError(
             f"task {future.key} failed: {type(error).__name__}: {error}; finished passes are kept, resume "

@@ -17,10 +17,10 @@ from scalelatent.models.capsule.predict import CapsuleRows
 from scalelatent.models.capsule.start import schedule_arrays, subspace_start
 
 X, Y = load_digits(return_X_y=True)
-X, Y = X[:600], Y[:600].astype(np.int32)
+X, Y = X[:400], Y[:400].astype(np.int32)
 SCHEDULE = [(0.7, 3), (0.3, 2), (0.0, 2)]
 # Some wrong labels: members then improve for several passes, and not for equally many.
-NOISY = np.where(np.arange(600) % 7 == 0, (Y + np.arange(600) // 7) % 10, Y).astype(np.int32)
+NOISY = np.where(np.arange(400) % 7 == 0, (Y + np.arange(400) // 7) % 10, Y).astype(np.int32)
 
 
 def _fit(
@@ -99,16 +99,20 @@ def _scores(
     return out
 
 
+@pytest.mark.parametrize("weights", ["fitted", "random"])
 @pytest.mark.parametrize("architecture", ["multiclass", "one_vs_all", "all_vs_all"])
-def test_scores_are_distributions_and_follow_the_rule_of_the_paper(architecture: str) -> None:
+def test_scores_are_distributions_and_follow_the_rule_of_the_paper(architecture: str, weights: str) -> None:
     from scalelatent.models.capsule.reference import probabilities
 
     members = build_members(architecture, 10, 2)
-    w = _fit(members, X, Y, None, "reference", 4).w
+    if weights == "fitted":
+        w = _fit(members, X, Y, None, "reference", 2).w
+    else:  # uncertain members: many close votes
+        w = np.random.Generator(np.random.Philox(1)).normal(size=(members.total_dim, 64)) * 0.02
     p = _scores(members, w, "probabilities")
     np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-12)
     assert (p >= 0).all()
-    h = w @ X.T
+    h = _scores(members, w, "latents").T.astype("f8")
     each = [
         probabilities(h[members.offsets[r] : members.offsets[r + 1]], dims)
         for r, dims in enumerate(members.dims)
@@ -126,9 +130,8 @@ def test_scores_are_distributions_and_follow_the_rule_of_the_paper(architecture:
             sums[a] += q[0]
             sums[b] += q[1]
         winner = np.array([max(range(10), key=lambda c: (votes[c, n], sums[c, n])) for n in range(len(X))])
-    agree = (CapsuleRows.labels(p) == winner).mean()
-    assert agree > 0.995  # float32 against float64 latents: only near-ties may differ
-    assert (CapsuleRows.labels(p) == Y).mean() > 0.9
+    np.testing.assert_array_equal(CapsuleRows.labels(p), winner)
+    assert weights == "random" or (winner == Y).mean() > 0.9
 
 
 def test_latents_are_w_x_class_by_class() -> None:
