@@ -55,14 +55,22 @@ def streamed_pass(data: dict[str, Any]) -> None:
     """Overlap, Dask, memory, pairs."""
     r = data["results"]
     table(
-        "D|read only|compute only|both|both / larger",
+        "D|read only|compute only|both|both / larger|waited for rows|CPU of the computing thread",
         (
-            (o["D"], f"{o['read_only_s']} s", f"{o['compute_only_s']} s", f"{o['pass_s']} s", o["ratio"])
+            (
+                o["D"],
+                f"{o['read_only_s']} s",
+                f"{o['compute_only_s']} s",
+                f"{o['pass_s']} s",
+                o["ratio"],
+                f"{o['waited_for_rows_s']} s",
+                f"{o['computing_thread_cpu_s']} s",
+            )
             for o in r["overlap"]
         ),
     )
     table(
-        "D|spans|in process|cluster|difference|allowed",
+        "D|spans|in process|cluster|difference|allowed|of the cluster's pass not computing",
         (
             (
                 o["D"],
@@ -71,6 +79,7 @@ def streamed_pass(data: dict[str, Any]) -> None:
                 f"{o['cluster_s']} s",
                 f"{1e3 * o['difference_s']:.0f} ms",
                 f"{1e3 * o['allowed_difference_s']:.0f} ms",
+                f"{1e3 * o['not_computing_s']:.0f} ms",
             )
             for o in r["dask"]
         ),

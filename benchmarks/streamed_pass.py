@@ -24,9 +24,10 @@ import numpy as np
 from common import parser, write
 
 import scalelatent as sl
+from scalelatent.engine.backend import make_backend
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.inprocess import InProcessExecutor
-from scalelatent.engine.passes import make_stage, spans_of
+from scalelatent.engine.passes import PassContext, Span, make_stage, spans_of
 from scalelatent.engine.reading import Meter, Reader, iter_blocks
 from scalelatent.engine.threads import single_threaded
 from scalelatent.jobs.workers import peak_bytes
@@ -102,6 +103,12 @@ def overlap(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
                 "compute_only_s": median_step(warm, stage, state, 3),
                 "pass_s": median_step(cold, stage, state, 3),
             }
+            context = PassContext(stage, state, make_backend("cpu"), PieceCache(0))
+            begin = time.thread_time()
+            context.run_span(Span("train", grid.depth, 0), threading.Event())
+            # Whether the pass waits for rows, or computes more slowly while the other core reads.
+            record["computing_thread_cpu_s"] = time.thread_time() - begin
+            record["waited_for_rows_s"] = context.meter.wait_seconds
         record["ratio"] = record["pass_s"] / max(record["read_only_s"], record["compute_only_s"])
         out.append({k: round(v, 4) for k, v in record.items()})
         print(out[-1], flush=True)
@@ -138,6 +145,24 @@ def timed_fit(
     return seconds
 
 
+def watched_fit(dataset: sl.Dataset, d: int, client: Any) -> tuple[list[float], list[float]]:
+    """Seconds of each pass on a cluster, and how many of them the busiest worker did not compute."""
+    from distributed import get_task_stream
+
+    with get_task_stream(client=client) as stream:
+        seconds = timed_fit(dataset, 12, d, client=client).seconds
+    busy: dict[tuple[int, str], float] = {}
+    for task in stream.data:
+        name = task["key"].split("-")
+        if name[0] == "capsule_estep":
+            for part in task["startstops"]:
+                if part["action"] == "compute":
+                    key = (int(name[1][2:]), task["worker"])
+                    busy[key] = busy.get(key, 0.0) + part["stop"] - part["start"]
+    most = {i: max(v for (j, _), v in busy.items() if j == i) for i, _ in busy}
+    return seconds[2:], [seconds[i - 1] - most[i] for i in sorted(most)[2:]]
+
+
 def dask_overhead(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
     """The same fits in process and on a cluster, in turn."""
     dataset, out = stored_rows(folder, rows, seed), []
@@ -147,9 +172,10 @@ def dask_overhead(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
             spans = len(
                 spans_of(make_stage("capsule_estep", em, {"train": dataset}, "cpu", dataset.classes), 2)
             )
-            here, there = [], []
+            here, there, idle = [], [], []
             for _ in range(3):
-                there += timed_fit(dataset, 12, d, client=client).seconds[2:]
+                seconds, not_computing = watched_fit(dataset, d, client)
+                there, idle = there + seconds, idle + not_computing
                 with _no_client():
                     here += timed_fit(dataset, 12, d).seconds[2:]
             record = {
@@ -159,6 +185,8 @@ def dask_overhead(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
                 "cluster_s": float(np.median(there)),
                 "allowed_difference_s": 0.020 + 0.002 * spans,
             }
+            # What is not the workers' computing: scheduling, parameters, merging, M-step, the driver.
+            record["not_computing_s"] = float(np.median(idle))
             record["difference_s"] = record["cluster_s"] - record["in_process_s"]
             out.append({k: round(v, 4) for k, v in record.items()})
             print(out[-1], flush=True)

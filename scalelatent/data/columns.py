@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,13 @@ class Columns:
             part = schema.distinct_labels(schema.as_labels(self.y.read(a, b), "y"), a, "y")
             found = part if found is None else np.union1d(found, part)
         return found
+
+    def remembered(self, key: Any, make: Callable[[], np.ndarray]) -> np.ndarray:
+        """The last array made for a key; one is kept."""
+        kept = self.__dict__.get("_remembered")
+        if kept is None or kept[0] != key:
+            kept = self.__dict__["_remembered"] = (key, make())
+        return kept[1]
 
     @property
     def fingerprint(self) -> str:

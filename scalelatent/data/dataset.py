@@ -244,7 +244,14 @@ class Dataset:
             raise DataError(
                 f"{self._what()} has more than {schema.MAX_CLASSES} distinct labels: they are no classes"
             )
-        return schema.encode_labels(self.read_y(start, stop), known, a, self._what())
+        if isinstance(stored, ArrayRows) and not self._columns.coded:
+            # Labels in memory are looked up once, not every pass.
+            key = (known.dtype.str, known.tobytes(), self._start, self._stop)
+            return self._columns.remembered(key, lambda: self._encode(known, 0, self.n_rows))[start:stop]
+        return self._encode(known, start, stop)
+
+    def _encode(self, known: np.ndarray, start: int, stop: int) -> np.ndarray:
+        return schema.encode_labels(self.read_y(start, stop), known, self._start + start, self._what())
 
     def read_weight(self, start: int, stop: int) -> np.ndarray | None:
         """Weights of the rows `start:stop`, float64, or None where rows are not weighted."""

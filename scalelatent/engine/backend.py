@@ -8,6 +8,7 @@ was asked for and is not there is an error.
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 from collections.abc import Callable
 from functools import cache, lru_cache
@@ -81,7 +82,7 @@ class HostBackend:
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """Scratch of this shape, valid until the same name is asked for again."""
-        size = int(np.prod(shape))
+        size = math.prod(shape)
         kept = self._buffers.get(name)
         if kept is None or kept.size < size or kept.dtype != dtype:
             kept = self._buffers[name] = np.empty(size, dtype=dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -64,7 +64,6 @@ def cluster(
             yield from _entered(client)
         return
     environ = {**dask.config.get("distributed.nanny.pre-spawn-environ", {}), **PIN}
-    # Short heartbeats are not needed; lost workers are noticed by their connection.
     with dask.config.set({"distributed.nanny.pre-spawn-environ": environ}):
         local = LocalCluster(
             n_workers=workers,
@@ -74,9 +73,15 @@ def cluster(
             dashboard_address=dashboard_address or "127.0.0.1:0",
             scheduler_kwargs={} if dashboard_address else {"dashboard": False},
         )
-        with local, Client(local) as client:
-            client.register_plugin(_deaf_to_ctrl_c())
-            yield from _entered(client)
+        try:
+            with Client(local) as client:
+                client.register_plugin(_deaf_to_ctrl_c())
+                yield from _entered(client)
+        finally:
+            # Closing stumbles over a worker that was replaced while the machine was too busy; it is closed
+            # all the same.
+            with suppress(KeyError):
+                local.close(timeout=60)
 
 
 def _deaf_to_ctrl_c() -> Any:

@@ -40,6 +40,7 @@ from .store import EngineStore
 
 WINDOW = 2
 STALL_SECONDS = 300.0
+REFRESH_SECONDS = 1.0
 _POLL_SECONDS = 0.5
 
 
@@ -66,7 +67,7 @@ class DaskExecutor:
         self.store = store
         self.checkpoint_seconds = checkpoint_seconds
         self.token = uuid.uuid4().hex[:6]
-        self.threads = self._threads()
+        self.threads, self._looked = self._threads(), time.monotonic()
         if not self.threads:
             raise RunError(
                 f"the cluster {client.scheduler.address} has no workers: start some (`dask worker "
@@ -81,6 +82,12 @@ class DaskExecutor:
 
     def _threads(self) -> dict[str, int]:
         return dict(sorted(self.client.nthreads().items()))
+
+    def _refresh(self) -> None:
+        """Look at the workers anew, but not each pass: short ones would wait for the answer."""
+        if time.monotonic() - self._looked > REFRESH_SECONDS:
+            self.threads = self._threads() or self.threads
+            self._looked = time.monotonic()
 
     def _check_shared_folder(self) -> None:
         mark = self.store.folder / f".seen-{self.token}"
@@ -147,7 +154,7 @@ class DaskExecutor:
 
     def _reduce(self, stage: Stage, iteration: int, params: Any, on_rows: OnRows) -> dict[str, list[Any]]:
         """Futures of the top nodes of each part, in order; at most eight a part."""
-        self.threads = self._threads() or self.threads
+        self._refresh()
         spans, kept = plan_spans(stage, iteration, self.store, self.workers)
         trees = {part: _FutureTree(self, stage, iteration, part) for part in stage.grids}
         folder, done = self.store.ref, 0
@@ -190,7 +197,7 @@ class DaskExecutor:
 
     def run_map(self, task: Any, on_rows: OnRows) -> None:
         """Shards of a map as tasks."""
-        self.threads = self._threads() or self.threads
+        self._refresh()
         name = f"map-{task.name}-{self.token}"
         self.store.save_result(
             name, {"row_map": task.row_map, "task": task.to_json(), "classes": task.classes}

@@ -20,7 +20,7 @@ from scalelatent.models.base import Reduction, Stats
 
 from .cache import PieceCache
 from .reading import Meter, Reader, Stopped, iter_blocks, naming
-from .reduce import TreeReducer, merge_vectors
+from .reduce import TreeReducer
 
 COUNTERS = 2  # rows done, bytes read: appended to every vector
 BLOCK_BYTES, GPU_BLOCK_BYTES = 2**21, 2**26
@@ -200,10 +200,10 @@ class PassContext:
         rows = iter_blocks(
             self._readers[span.part], [block for leaf in per_leaf for block in leaf], stop_event
         )
-        tree = _NodeTree(span.level)
+        tree = _NodeTree(span.level, layout.size + COUNTERS)
         with naming(self.stage.datasets[span.part]), closing(rows):
             for leaf in per_leaf:
-                vector = np.zeros(layout.size + COUNTERS)
+                vector = tree.zeros()
                 stats = Stats(layout, vector[: layout.size])
                 for _ in leaf:
                     reduction.accumulate(prepared, next(rows), stats)
@@ -217,27 +217,49 @@ class PassContext:
 class _NodeTree:
     """The tree below one span, fed leaf by leaf: the same families in the same order as
     :class:`~.reduce.TreeReducer`.
+
+    A node's sum grows in the vector of its first child, and vectors that were added are used again: fresh
+    pages for each leaf would cost more than the additions.
     """
 
-    def __init__(self, level: int) -> None:
-        self._open: list[list[np.ndarray]] = [[] for _ in range(level + 1)]
-        self._top = level
+    def __init__(self, level: int, size: int) -> None:
+        self._sums: list[np.ndarray | None] = [None] * (level + 1)
+        self._counts = [0] * (level + 1)
+        self._top, self._size = level, size
+        self._free: list[np.ndarray] = []
 
-    def add(self, vector: np.ndarray) -> None:
-        for level in range(self._top):
-            self._open[level].append(vector)
-            if len(self._open[level]) < FAN_IN:
-                return
-            vector = merge_vectors(self._open[level])
-            self._open[level] = []
-        self._open[self._top].append(vector)
+    def zeros(self) -> np.ndarray:
+        """A vector for the next leaf."""
+        if not self._free:
+            return np.zeros(self._size)
+        vector = self._free.pop()
+        vector.fill(0.0)
+        return vector
+
+    def add(self, vector: np.ndarray, level: int = 0) -> None:
+        """Take a child of the open node of a level (the leaf itself at the top of a span of one leaf)."""
+        held = self._sums[level]
+        if held is None:
+            self._sums[level] = vector
+        else:
+            held += vector
+            self._free.append(vector)
+        self._counts[level] += 1
+        if level < self._top and self._counts[level] == FAN_IN:
+            self._close(level)
+
+    def _close(self, level: int) -> None:
+        held = self._sums[level]
+        self._sums[level], self._counts[level] = None, 0
+        if held is not None:
+            self.add(held, level + 1)
 
     def total(self) -> np.ndarray:
+        """Sum of the span, once all its leaves are in."""
         for level in range(self._top):
-            if self._open[level]:
-                self._open[level + 1].append(merge_vectors(self._open[level]))
-                self._open[level] = []
-        (root,) = self._open[self._top]
+            self._close(level)
+        root = self._sums[self._top]
+        assert root is not None
         return root
 
 

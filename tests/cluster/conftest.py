@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,9 +48,16 @@ def client() -> Iterator[Any]:
     """Two worker processes that cache nothing."""
     from distributed import Client
 
-    with start_cluster(2) as cluster, Client(cluster, timeout=30) as client:
-        client.wait_for_workers(2, timeout=60)
-        yield client
+    cluster = start_cluster(2)
+    try:
+        with Client(cluster, timeout=30, set_as_default=False) as client:
+            client.wait_for_workers(2, timeout=60)
+            yield client
+    finally:
+        # On a starved machine a nanny may have replaced a worker the cluster object never heard of; closing
+        # then stumbles over its name. Everything is closed by that time.
+        with suppress(KeyError):
+            cluster.close(timeout=60)
 
 
 @pytest.fixture(scope="session")

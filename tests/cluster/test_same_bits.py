@@ -243,7 +243,7 @@ def test_nothing_grows_over_200_passes(client: Any, fit: Any, scheduler_tasks: A
     assert recent <= 8
     assert folder <= 12
     assert seen[-1][3] <= seen[0][3]
-    assert scheduler_tasks(wait=5) == 0
+    assert scheduler_tasks(wait=5) <= 0  # below: what an earlier test had left has gone too
 
 
 def _few() -> tuple[np.ndarray, np.ndarray]:
@@ -253,7 +253,7 @@ def _few() -> tuple[np.ndarray, np.ndarray]:
 
 def test_the_scheduler_forgets_a_fit(client: Any, fit: Any, scheduler_tasks: Any) -> None:
     fit(client)
-    assert scheduler_tasks(wait=5) == 0
+    assert scheduler_tasks(wait=5) <= 0  # below: what an earlier test had left has gone too
 
 
 def test_a_fit_leaves_the_pools_of_this_process_alone(client: Any, fit: Any) -> None:

@@ -135,9 +135,9 @@ def _residuals(h, y, weight, dims, labels, nu, coefficients, scale, thresholded,
     if not thresholded:
         _scale_all(h, y, dims, labels, factors)
         return np.empty(0, dtype=np.int32)
-    active = np.flatnonzero(moved).astype(np.int32)
+    active = np.flatnonzero(moved).astype(np.uint32)
     _scale_active(h, y, dims, labels, factors, active)
-    return active
+    return active.view(np.int32)
 
 
 @entry(
@@ -176,7 +176,7 @@ def _narrow_estep(w, x, y, weight, dims, labels, nu, coefficients, scale, train,
             _scale_all(h, codes, dims, labels, factors)
             narrow.add_moment(h, count, strip, part, delta)
             continue
-        active = np.flatnonzero(moved[:count]).astype(np.int32)
+        active = np.flatnonzero(moved[:count]).astype(np.uint32)
         _scale_active(h, codes, dims, labels, factors, active)
         for j in range(len(active)):
             rows[taken + j] = strip[active[j]]
@@ -382,7 +382,10 @@ def _scale_all(h, y, dims, labels, factors):  # type: ignore[no-untyped-def]
 
 @kernel
 def _scale_active(h, y, dims, labels, factors, active):  # type: ignore[no-untyped-def]
-    """The same for the active rows, moved to the front: column j only ever reads columns at or behind it."""
+    """The same for the active rows, moved to the front: column j only ever reads columns at or behind it.
+
+    Row numbers are unsigned: for signed ones numba checks each for counting from the end.
+    """
     n = len(active)
     factor = np.empty(n, dtype=np.float32)
     row = 0

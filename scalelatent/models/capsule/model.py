@@ -190,8 +190,9 @@ class CapsulePass:
         product, sums = backend.kernel("capsule_estep")(
             backend, w, x, y, weight, members.dims[live], members.labels[live], nu, table, self.train
         )
-        stats["sums"][live, :3] += sums
-        stats["sums"][live, 3] += weight.sum()
+        totals = stats["sums"]
+        totals[live, :3] += sums
+        totals[live, 3] += weight.sum()
         stats["rows"][live] += len(y)
         if product is None:
             return sums
