@@ -12,12 +12,14 @@ import functools
 import hashlib
 import os
 import platform
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import numba
+import numpy as np
 
 
 def _sources_digest() -> str:
@@ -29,26 +31,21 @@ def _sources_digest() -> str:
     return hashlib.blake2b(repr(stamps).encode(), digest_size=5).hexdigest()
 
 
-def _use_local_cache() -> None:
+def _local_cache() -> str:
     # Compiled kernels in a folder of this host: caches on shared file systems race and are slow (numba issues
     # 4807, 10128).
-    if "numba" in sys.modules or "NUMBA_CACHE_DIR" in os.environ:
-        return
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     folder = Path(base) / "scalelatent" / f"numba-{platform.node() or 'host'}-{_sources_digest()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
-        folder = (
-            Path(tempfile.gettempdir()) / f"scalelatent-numba-{os.getuid() if hasattr(os, 'getuid') else 0}"
-        )
-    os.environ["NUMBA_CACHE_DIR"] = str(folder)
+        user = os.getuid() if hasattr(os, "getuid") else 0
+        folder = Path(tempfile.gettempdir()) / f"scalelatent-numba-{user}"
+    return str(folder)
 
 
-_use_local_cache()
+CACHE = os.environ.get("NUMBA_CACHE_DIR") or _local_cache()
 
-import numba  # noqa: E402
-import numpy as np  # noqa: E402
 
 DEFAULTS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "cache": True, "fastmath": {"contract"}}
 
@@ -64,10 +61,14 @@ def kernel(function: Any) -> Any:
     >>> twice(2)
     4
     """
+    # The place is fixed when the function is decorated; other packages keep theirs.
+    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, CACHE
     try:
         return numba.njit(**DEFAULTS)(function)
     except RuntimeError:  # numba knows no cache for functions that lie in no file
         return numba.njit(**{**DEFAULTS, "cache": False})(function)
+    finally:
+        numba.config.CACHE_DIR = before
 
 
 def entry(*arguments: Any) -> Callable[[Any], Any]:

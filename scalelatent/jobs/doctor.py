@@ -245,7 +245,9 @@ def _numba() -> Iterator[Finding]:
             "NUMBA_DISABLE_JIT is set",
             "unset NUMBA_DISABLE_JIT: kernels run a hundred times slower",
         )
-    folder = Path(settings.CACHE_DIR or Path(__file__).parent.parent / "__pycache__")
+    from scalelatent._numba import CACHE
+
+    folder = Path(CACHE)
     problem = _write_problem(folder)
     if problem is None:
         yield Finding("numba cache", "ok", str(folder))
