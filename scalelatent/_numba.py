@@ -62,13 +62,14 @@ def kernel(function: Any) -> Any:
     4
     """
     # The place is fixed when the function is decorated; other packages keep theirs.
-    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, CACHE
+    config: Any = numba.config
+    before, config.CACHE_DIR = config.CACHE_DIR, CACHE
     try:
         return numba.njit(**DEFAULTS)(function)
     except RuntimeError:  # numba knows no cache for functions that lie in no file
         return numba.njit(**{**DEFAULTS, "cache": False})(function)
     finally:
-        numba.config.CACHE_DIR = before
+        config.CACHE_DIR = before
 
 
 def entry(*arguments: Any) -> Callable[[Any], Any]:
