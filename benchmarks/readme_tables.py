@@ -49,6 +49,16 @@ def capsule_pass(data: dict[str, Any]) -> None:
             for r in data["results"]["table"]
         ),
     )
+    threads(data)
+
+
+def threads(data: dict[str, Any]) -> None:
+    """The paper's form in numpy against the engine, both with two threads."""
+    keys = ("D", "numpy ms", "pass ms", "times faster")
+    table(
+        "D|numpy, the paper's form|pass|times faster",
+        ([r[k] for k in keys] for r in data["results"]["two threads"]),
+    )
 
 
 def streamed_pass(data: dict[str, Any]) -> None:

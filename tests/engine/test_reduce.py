@@ -48,9 +48,12 @@ def test_spans_of_any_level(n: int, seed: int, level: int) -> None:
     leaves = _leaves(n, seed)
     reducer = TreeReducer(grid)
     for index in reversed(range(grid.n_nodes(level))):
-        tree = _NodeTree(level)
+        tree = _NodeTree(level, 2)
         for leaf in grid.node_leaves(level, index):
-            tree.add(leaves[leaf])
+            vector = tree.zeros()
+            assert not vector.any()
+            vector += leaves[leaf]
+            tree.add(vector)
         reducer.add(level, index, tree.total())
     np.testing.assert_array_equal(reducer.root(), _oracle(leaves))
 
