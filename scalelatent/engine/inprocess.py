@@ -15,7 +15,7 @@ from scalelatent.models.base import Stats
 from .backend import make_backend, resolve_device
 from .cache import PieceCache, shared_cache
 from .executor import OnRows, StepResult
-from .passes import PassContext, Span, Stage, Stopped, spans_of, split_vector
+from .passes import MIN_TASK_SECONDS, PassContext, Span, Stage, Stopped, spans_of, split_vector
 from .reduce import TreeReducer
 from .store import EngineStore
 from .threads import resolve_jobs
@@ -24,6 +24,10 @@ _POLL_SECONDS = 0.2
 # A finished span is worth keeping where writing it costs under a twentieth of computing it: a file, and its
 # bytes.
 _FILE_SECONDS, _DISK_RATE, _SAVE_SHARE = 2e-3, 5e8, 0.05
+
+
+# Handing a span to a thread costs tens of microseconds, to a worker of a cluster milliseconds.
+THREAD_TASK_SECONDS = 2e-4
 
 
 def worth_saving(seconds: float, nbytes: int, checkpoint_seconds: float) -> bool:
@@ -123,7 +127,7 @@ class InProcessExecutor:
 
     def _plan(self, stage: Stage, iteration: int) -> tuple[list[Span], list[tuple[Span, np.ndarray]]]:
         """Spans to do, and those that an interrupted run of this pass has left."""
-        return plan_spans(stage, iteration, self.store, self.workers)
+        return plan_spans(stage, iteration, self.store, self.workers, THREAD_TASK_SECONDS)
 
     def _backend(self, device: str, slot: int) -> Any:
         name = device if device == "reference" else resolve_device(device)
@@ -151,12 +155,16 @@ class InProcessExecutor:
 
 
 def plan_spans(
-    stage: Stage, iteration: int, store: EngineStore | None, workers: int
+    stage: Stage,
+    iteration: int,
+    store: EngineStore | None,
+    workers: int,
+    task_seconds: float = MIN_TASK_SECONDS,
 ) -> tuple[list[Span], list[tuple[Span, np.ndarray]]]:
     """(spans to do, spans with their vectors that an interrupted run left); kept spans fix the level of their
     part.
     """
-    spans = spans_of(stage, workers)
+    spans = spans_of(stage, workers, task_seconds)
     if store is None:
         return spans, []
     left = store.nodes(stage.name, iteration)

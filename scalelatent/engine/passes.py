@@ -137,7 +137,9 @@ def _power_of_two(value: float, low: int, high: int) -> int:
     return power
 
 
-def choose_level(grid: RowGrid, reduction: Reduction, workers: int) -> int:
+def choose_level(
+    grid: RowGrid, reduction: Reduction, workers: int, task_seconds: float = MIN_TASK_SECONDS
+) -> int:
     """Level of the spans: as few tasks as balance allows, none so short that handing it out costs more than
     it does.
     """
@@ -145,7 +147,7 @@ def choose_level(grid: RowGrid, reduction: Reduction, workers: int) -> int:
     level = 0
     while level < grid.depth:
         seconds = grid.leaf_rows * FAN_IN**level * per_row
-        if seconds >= MIN_TASK_SECONDS and grid.n_nodes(level + 1) < 4 * workers:
+        if seconds >= task_seconds and grid.n_nodes(level + 1) < 4 * workers:
             break
         if grid.n_nodes(level + 1) < workers:
             break
@@ -153,11 +155,11 @@ def choose_level(grid: RowGrid, reduction: Reduction, workers: int) -> int:
     return level
 
 
-def spans_of(stage: Stage, workers: int) -> list[Span]:
+def spans_of(stage: Stage, workers: int, task_seconds: float = MIN_TASK_SECONDS) -> list[Span]:
     """All spans of a pass, the training rows first."""
     out = []
     for part, reduction in stage.reductions.items():
-        level = choose_level(stage.grids[part], reduction, workers)
+        level = choose_level(stage.grids[part], reduction, workers, task_seconds)
         out += [Span(part, level, i) for i in range(stage.grids[part].n_nodes(level))]
     return out
 

@@ -111,7 +111,7 @@ def test_interrupt_after_every_single_span(
         assert len(computed) == total, f"interrupted after {first} spans, {len(computed) - first} came on top"
 
 
-def _leaf_spans(stage: Any, workers: int) -> list[Span]:
+def _leaf_spans(stage: Any, workers: int, task_seconds: float = 0.0) -> list[Span]:
     return [Span(part, 0, i) for part, grid in stage.grids.items() for i in range(grid.n_nodes(0))]
 
 
