@@ -9,8 +9,9 @@ Names are loaded when they are first used (PEP 562), so that `import scalelatent
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from scalelatent._lazy import attach
 
 __version__ = "0.1.0"
 
@@ -42,16 +43,4 @@ _WHERE = {
     "show_versions": "._versions",
 }
 
-
-def __getattr__(name: str) -> Any:
-    try:
-        module = _WHERE[name]
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    value = getattr(importlib.import_module(module, __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+__getattr__, __dir__ = attach(__name__, _WHERE)

@@ -5,8 +5,9 @@ Nothing heavy is imported until a name is used (PEP 562), so `import scalelatent
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from scalelatent._lazy import attach
 
 if TYPE_CHECKING:
     from .create import create_dataset
@@ -42,16 +43,4 @@ _WHERE = {
     "open_dataset": ".dataset",
 }
 
-
-def __getattr__(name: str) -> Any:
-    try:
-        module = _WHERE[name]
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    value = getattr(importlib.import_module(module, __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+__getattr__, __dir__ = attach(__name__, _WHERE)

@@ -92,6 +92,11 @@ class RowGrid:
         leaves = self.node_leaves(level, node)
         return leaves.start * self.leaf_rows, min(leaves.stop * self.leaf_rows, self.n_rows)
 
+    def family(self, level: int, node: int) -> range:
+        """Nodes of a level that share a parent with `node`, in order; the last family may be smaller."""
+        first = node // FAN_IN * FAN_IN
+        return range(first, min(first + FAN_IN, self.n_nodes(level)))
+
     def blocks(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Blocks of the rows `start:stop`, in order.
 

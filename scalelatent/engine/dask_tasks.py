@@ -32,7 +32,14 @@ _limited: Any = None
 _current: Any = None
 
 
-# ---------------------------------------------------
+def _limit_pools() -> None:
+    """One thread for BLAS in this worker, set at its first task and kept: its pools belong to its tasks."""
+    global _limited
+    with _pools:
+        if _limited is None:
+            # Kept, since the limits end with the object.
+            _limited = single_threaded()
+            _limited.__enter__()
 
 
 def sees(path: str) -> bool:
@@ -89,14 +96,11 @@ def task_span(
     key = (ref, stage_name, iteration, threading.get_ident())
     begin = time.perf_counter()
     _enter_pass((ref, stage_name, iteration))
-    with _one_thread():
-        context = getattr(_local, "context", None)
-        if context is None or context[0] != key:
-            _local.context = context = (
-                key,
-                PassContext(stage, state, _backend(stage.device), shared_cache()),
-            )
-        vector = context[1].run_span(span, threading.Event())
+    _limit_pools()
+    context = getattr(_local, "context", None)
+    if context is None or context[0] != key:
+        _local.context = context = (key, PassContext(stage, state, _backend(stage.device), shared_cache()))
+    vector = context[1].run_span(span, threading.Event())
     if worth_saving(time.perf_counter() - begin, vector.nbytes, checkpoint_seconds):
         EngineStore(ref[0]).save_node(stage_name, iteration, span, vector)
     return vector
@@ -136,8 +140,8 @@ def task_mstep(
     for part, vectors in zip(parts, nodes, strict=True):
         stats[part], part_rows, part_bytes = split_vector(stage, part, merge_vectors(vectors))
         rows, nbytes = rows + part_rows, nbytes + part_bytes
-    with _one_thread():
-        following = stage.work.update(state, stats)
+    _limit_pools()
+    following = stage.work.update(state, stats)
     store.save_state(stage_name, iteration + 1, following, durable=False)
     _recent.put((ref, stage_name, "state", iteration + 1), following)
     return {
@@ -158,8 +162,8 @@ def task_write_rows(url: str, shard: int, x: np.ndarray, y: Any, weight: Any) ->
 def task_map(ref: Ref, name: str, shard: int) -> int:
     """One shard of an output as large as the data."""
     task = _recent.get((ref, name), lambda: _load_map(ref[0], name))
-    with _one_thread():
-        return task.write_shard(shard, _backend(task.device), None, threading.Event())
+    _limit_pools()
+    return task.write_shard(shard, _backend(task.device), threading.Event())
 
 
 def _load_map(folder: str, name: str) -> Any:
@@ -180,19 +184,3 @@ def _load_map(folder: str, name: str) -> Any:
         fields["with_labels"],
         tree["classes"],
     )
-
-
-class _one_thread:
-    """BLAS of one thread in this worker, set at the first task and kept: a worker's pools belong to its
-    tasks.
-    """
-
-    def __enter__(self) -> None:
-        global _limited
-        with _pools:
-            if _limited is None:
-                _limited = single_threaded()
-                _limited.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        return None

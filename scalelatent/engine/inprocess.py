@@ -15,7 +15,8 @@ from scalelatent.models.base import Stats
 from .backend import make_backend, resolve_device
 from .cache import PieceCache, shared_cache
 from .executor import OnRows, StepResult
-from .passes import MIN_TASK_SECONDS, PassContext, Span, Stage, Stopped, spans_of, split_vector
+from .passes import MIN_TASK_SECONDS, PassContext, Span, Stage, spans_of, split_vector
+from .reading import Stopped
 from .reduce import TreeReducer
 from .store import EngineStore
 from .threads import resolve_jobs
@@ -24,8 +25,6 @@ _POLL_SECONDS = 0.2
 # A finished span is worth keeping where writing it costs under a twentieth of computing it: a file, and its
 # bytes.
 _FILE_SECONDS, _DISK_RATE, _SAVE_SHARE = 2e-3, 5e8, 0.05
-
-
 # Handing a span to a thread costs tens of microseconds, to a worker of a cluster milliseconds.
 THREAD_TASK_SECONDS = 2e-4
 
@@ -91,7 +90,7 @@ class InProcessExecutor:
     ) -> tuple[dict[str, Stats], int, int]:
         self.cache.start_pass()
         reducers = {part: TreeReducer(grid) for part, grid in stage.grids.items()}
-        spans, kept = self._plan(stage, iteration)
+        spans, kept = plan_spans(stage, iteration, self.store, self.workers, THREAD_TASK_SECONDS)
         done = 0
         for span, vector in kept:
             reducers[span.part].add(span.level, span.index, vector)
@@ -125,10 +124,6 @@ class InProcessExecutor:
             rows, nbytes = rows + part_rows, nbytes + part_bytes
         return out, rows, nbytes
 
-    def _plan(self, stage: Stage, iteration: int) -> tuple[list[Span], list[tuple[Span, np.ndarray]]]:
-        """Spans to do, and those that an interrupted run of this pass has left."""
-        return plan_spans(stage, iteration, self.store, self.workers, THREAD_TASK_SECONDS)
-
     def _backend(self, device: str, slot: int) -> Any:
         name = device if device == "reference" else resolve_device(device)
         key = (name, slot)
@@ -139,7 +134,8 @@ class InProcessExecutor:
     def run_map(self, task: Any, on_rows: OnRows) -> None:
         """Write the missing shards, one thread a shard."""
         self.cache.start_pass()
-        done = task.rows_done()
+        missing = task.missing()
+        done = task.rows_done(missing)
         on_rows(done, task.rows)
 
         def finish(shard: int, rows: int) -> None:
@@ -149,9 +145,9 @@ class InProcessExecutor:
 
         def compute(slot: int, stop: threading.Event) -> Callable[[int], int]:
             backend = self._backend(task.device, slot)
-            return lambda shard: task.write_shard(shard, backend, self.cache, stop)
+            return lambda shard: task.write_shard(shard, backend, stop)
 
-        run_threads(task.missing(), self.workers, compute, finish)
+        run_threads(missing, self.workers, compute, finish)
 
 
 def plan_spans(

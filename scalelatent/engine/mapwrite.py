@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from .cache import PieceCache
 from .passes import BLOCK_BYTES
-from .reading import Meter, Reader, Stopped, iter_blocks, naming
+from .reading import Meter, Reader, iter_blocks, naming
 
 
 @dataclass(frozen=True)
@@ -61,15 +60,11 @@ class MapTask:
         """Shards that are not written yet."""
         return [i for i in range(self.writer.n_shards) if not self.writer.is_done(i)]
 
-    def rows_done(self) -> int:
-        """Rows of the shards that are written."""
-        missing = set(self.missing())
-        bounds = (self.writer.shard_bounds(i) for i in range(self.writer.n_shards) if i not in missing)
-        return sum(b - a for a, b in bounds)
+    def rows_done(self, missing: list[int]) -> int:
+        """Rows of the shards that are written, given those that are not."""
+        return self.rows - sum(b - a for a, b in map(self.writer.shard_bounds, missing))
 
-    def write_shard(
-        self, shard: int, backend: Any, cache: PieceCache | None, stop_event: threading.Event
-    ) -> int:
+    def write_shard(self, shard: int, backend: Any, stop_event: threading.Event) -> int:
         """Compute and write one shard; returns its rows. Running it twice writes the same file."""
         start, stop = self.writer.shard_bounds(shard)
         # No cache: these rows are read once, and keeping them would push out what is read again.
@@ -156,9 +151,5 @@ def map_rows(executor: Any, task: MapTask, on_rows: Callable[[int, int], None]) 
     -------
     Dataset
     """
-    if task.missing():
-        executor.run_map(task, on_rows)
+    executor.run_map(task, on_rows)
     return task.writer.finalize()
-
-
-__all__ = ["MapTask", "Stopped", "map_rows", "start_map"]

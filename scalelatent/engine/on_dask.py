@@ -202,7 +202,8 @@ class DaskExecutor:
         self.store.save_result(
             name, {"row_map": task.row_map, "task": task.to_json(), "classes": task.classes}
         )
-        done = task.rows_done()
+        missing = task.missing()
+        done = task.rows_done(missing)
         on_rows(done, task.rows)
 
         def submit(shard: int, worker: str) -> Any:
@@ -223,7 +224,7 @@ class DaskExecutor:
             done += b - a
             on_rows(done, task.rows)
 
-        self._run_windowed(task.missing(), submit, finish)
+        self._run_windowed(missing, submit, finish)
 
     def save_lazy(self, dataset: Any, url: str, on_rows: OnRows) -> Any:
         """Write the rows of a dask array by its own tasks: each shard is computed and written on a worker.
@@ -373,11 +374,7 @@ class _FutureTree:
     def add(self, level: int, index: int, future: Any) -> None:
         self._nodes[level, index] = future
         while level < self._grid.depth - 1:
-            parent = index // FAN_IN
-            family = [
-                (level, i)
-                for i in range(parent * FAN_IN, min((parent + 1) * FAN_IN, self._grid.n_nodes(level)))
-            ]
+            family, parent = [(level, i) for i in self._grid.family(level, index)], index // FAN_IN
             if not all(node in self._nodes for node in family):
                 return
             futures = [self._nodes.pop(node) for node in family]

@@ -19,8 +19,7 @@ from scalelatent.data.grid import FAN_IN, RowGrid
 from scalelatent.models.base import Reduction, Stats
 
 from .cache import PieceCache
-from .reading import Meter, Reader, Stopped, iter_blocks, naming
-from .reduce import TreeReducer
+from .reading import Meter, Reader, iter_blocks, naming
 
 COUNTERS = 2  # rows done, bytes read: appended to every vector
 BLOCK_BYTES, GPU_BLOCK_BYTES = 2**21, 2**26
@@ -269,17 +268,3 @@ def split_vector(stage: Stage, part: str, vector: np.ndarray) -> tuple[Stats, in
     """(statistic, rows, bytes read) of a part's root vector."""
     layout = stage.reductions[part].layout()
     return Stats(layout, vector[: layout.size]), int(vector[-COUNTERS]), int(vector[-COUNTERS + 1])
-
-
-__all__ = [
-    "PassContext",
-    "Span",
-    "Stage",
-    "Stopped",
-    "TreeReducer",
-    "choose_grid",
-    "choose_level",
-    "make_stage",
-    "spans_of",
-    "split_vector",
-]

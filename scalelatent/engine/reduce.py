@@ -49,15 +49,11 @@ class TreeReducer:
         """Give the vector of a node."""
         self._nodes[level, index] = vector
         while level < self.grid.depth:
-            parent = index // FAN_IN
-            family = [
-                (level, i)
-                for i in range(parent * FAN_IN, min((parent + 1) * FAN_IN, self.grid.n_nodes(level)))
-            ]
+            family = [(level, i) for i in self.grid.family(level, index)]
             if not all(node in self._nodes for node in family):
                 return
             merged = merge_vectors([self._nodes.pop(node) for node in family])
-            level, index = level + 1, parent
+            level, index = level + 1, index // FAN_IN
             self._nodes[level, index] = merged
 
     def root(self) -> np.ndarray:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from scalelatent._lazy import attach
 
 if TYPE_CHECKING:
     from .capsule import CapsuleRegression
@@ -13,8 +14,4 @@ __all__ = ["CapsuleRegression", "load_model"]
 
 _WHERE = {"CapsuleRegression": ".capsule", "load_model": ".persist"}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_WHERE[name], __name__), name)
+__getattr__, __dir__ = attach(__name__, _WHERE)

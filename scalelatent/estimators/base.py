@@ -16,7 +16,6 @@ from scalelatent.engine.cache import memory_limit
 from scalelatent.engine.callbacks import Callback
 from scalelatent.errors import DataError
 
-ArrayLike = Any
 OUTPUT_SHARE = 0.3
 
 

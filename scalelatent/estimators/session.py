@@ -88,7 +88,6 @@ class FitSession:
         self.store: EngineStore | None = None
         self._exit = ExitStack()
         self._leftovers: list[Path] = []
-        self._identity: dict[str, Any] = {}
 
     def __enter__(self) -> FitSession:
         self._exit.enter_context(single_threaded())
@@ -214,14 +213,14 @@ class FitSession:
         self.callbacks.on_stage({"stage": stage, "rows": len(dataset)})
         progress = Progress(self.callbacks, stage, 0)
         if self.client is None and not dataset.is_stored:
-            return self._map_in_memory(stage, row_map, dataset, progress)
+            return self._map_in_memory(row_map, dataset, progress)
         url = self._scratch() / f"{name}.zarr"
         if not self.options.get("keep_scratch", False):
             self._leftovers.append(url)
         task = start_map(stage, dataset, row_map, str(url), self.device, resume=True)
         return map_rows(self.executor, task, progress)
 
-    def _map_in_memory(self, stage: str, row_map: Any, dataset: Dataset, progress: Progress) -> Dataset:
+    def _map_in_memory(self, row_map: Any, dataset: Dataset, progress: Progress) -> Dataset:
         out = map_to_array(row_map, dataset, self.device, self.n_jobs, progress)
         y = dataset.read_y(0, len(dataset)) if dataset.has_y else None
         weight = dataset.read_weight(0, len(dataset)) if dataset.has_weight else None

@@ -5,8 +5,9 @@ Names are loaded when first used: matplotlib and jinja2 cost nothing to whoever 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from scalelatent._lazy import attach
 
 if TYPE_CHECKING:
     from .build import build_report
@@ -20,12 +21,4 @@ _WHERE = {
     "plot_error_by_dimension": ".comparison",
 }
 
-
-def __getattr__(name: str) -> Any:
-    try:
-        module = _WHERE[name]
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    value = getattr(importlib.import_module(module, __name__), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = attach(__name__, _WHERE)

@@ -14,7 +14,7 @@ from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.inprocess import InProcessExecutor, run_threads
 from scalelatent.engine.loop import LoopResult, Progress, fit_batches
-from scalelatent.engine.passes import Stopped
+from scalelatent.engine.reading import Stopped
 from scalelatent.engine.store import EngineStore
 
 

@@ -1,0 +1,38 @@
+"""Names loaded when they are first used (PEP 562): importing a package costs next to nothing."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def attach(package: str, where: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a package whose names live in other modules.
+
+    Parameters
+    ----------
+    package : str
+        Its ``__name__``.
+    where : mapping
+        Name -> module, relative to the package.
+
+    Examples
+    --------
+    >>> load, names = attach("scalelatent", {"Dataset": ".data"})
+    >>> load("Dataset").__name__
+    'Dataset'
+    """
+
+    def load(name: str) -> Any:
+        if name not in where:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(where[name], package), name)
+        vars(sys.modules[package])[name] = value
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *where})
+
+    return load, names
