@@ -13,7 +13,7 @@ import pytest
 
 from scalelatent import Dataset, __version__
 from scalelatent.cli import main
-from scalelatent.cli_show import DEBUG_VARIABLE, size, text_of
+from scalelatent.cli.show import DEBUG_VARIABLE, size, text_of
 
 
 @pytest.fixture

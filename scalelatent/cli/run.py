@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .cli_show import (
+from .show import (
     INTERRUPTED,
     Json,
     Overwrite,
@@ -122,7 +122,7 @@ def demo(
     """
     from scalelatent.jobs.demo import prepare
 
-    from .cli_show import progress_bar
+    from .show import progress_bar
 
     with progress_bar("making digits") as progress:
         resolved = prepare(out, rows=rows, workers=workers, overwrite=overwrite, progress=progress, tell=say)

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from . import cli_data, cli_run
-from .cli_show import (
+from . import data, imports, makes, run
+from .show import (
     Json,
     Overwrite,
     arguments_of_process,
@@ -34,9 +34,11 @@ app = typer.Typer(
     epilog="Start with: scalelatent demo",
 )
 model_app = typer.Typer(no_args_is_help=True, help="Look at fitted models.")
-app.add_typer(cli_data.app, name="data")
+data.app.add_typer(imports.app, name="import")
+data.app.add_typer(makes.app, name="make")
+app.add_typer(data.app, name="data")
 for _name in ("plan", "fit", "resume"):
-    app.command(_name)(getattr(cli_run, _name))
+    app.command(_name)(getattr(run, _name))
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder or a saved model.")]
 Data = Annotated[str, typer.Argument(metavar="DATA", help="A dataset.")]
@@ -46,7 +48,7 @@ RowsOption = Annotated[str | None, typer.Option("--rows", metavar="START:STOP", 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from . import __version__
+        from scalelatent import __version__
 
         typer.echo(f"scalelatent {__version__}")
         raise typer.Exit
@@ -233,7 +235,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-app.command("demo")(cli_run.demo)
+app.command("demo")(run.demo)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -245,7 +247,3 @@ def main(arguments: list[str] | None = None) -> None:
         Those of the process by default.
     """
     app(strip_debug(arguments_of_process() if arguments is None else arguments), prog_name="scalelatent")
-
-
-if __name__ == "__main__":
-    main()

@@ -104,7 +104,7 @@ def text_of(value: Any, name: str = "") -> str:
 
     Examples
     --------
-    >>> from scalelatent.cli_show import text_of
+    >>> from scalelatent.cli.show import text_of
     >>> text_of(1234567), text_of(3 * 2**20, "peak_bytes"), text_of(0.0621, "test_error"), text_of(None)
     ('1,234,567', '3.0 MiB', '6.21 %', 'none')
     """
