@@ -17,7 +17,7 @@ from scalelatent.errors import DataError
 
 from . import csr
 from .chunks import StoredRows
-from .layout import WRITE_CONFIG, codecs
+from .shard_file import GROUP_JSON, array_json, shard_bytes, template
 
 if TYPE_CHECKING:
     import zarr
@@ -110,26 +110,15 @@ class CsrGroups(_Column):
 
     def __setitem__(self, rows: slice, values: csr_array) -> None:
         """Write the row group that the rows make up; nothing may be left of it."""
-        import zarr
-
         number = rows.start // self.group_rows
-        target = zarr.create_group(
-            self._location.zarr_store(read_only=False), path=self._path(number), overwrite=False
-        )
+        place = self._path(number)
         for part, column in zip(_PARTS, csr.parts_of(values), strict=True):
+            how = column.dtype.str, self.compressors[part]
             chunk = _chunk(len(column))
-            made = target.create_array(
-                part,
-                shape=column.shape,
-                dtype=column.dtype,
-                chunks=(chunk,),
-                shards=(max(-(-len(column) // chunk), 1) * chunk,),
-                compressors=codecs(self.compressors[part], column.dtype),
-                fill_value=0,
-                config=WRITE_CONFIG,
-            )
+            self._location.write(f"{place}/{part}/zarr.json", array_json(len(column), chunk, *how))
             if len(column):
-                made[:] = column
+                self._location.write(f"{place}/{part}/c/0", shard_bytes(column, chunk, how[1]))
+        self._location.write(f"{place}/zarr.json", GROUP_JSON)
 
     def seal(self, counts: list[int]) -> None:
         """Write the table of entries, once all row groups are there."""
@@ -258,27 +247,12 @@ class StoredCsr(_Column):
         return self._templates()[part].sibling(path, length, _chunk(length), self._where(number))
 
     def _templates(self) -> tuple[StoredRows, ...]:
-        """Readers of arrays like those of every row group: made in memory, by the codecs of the column."""
+        """Readers of arrays like those of every row group, by the codecs of the column."""
         with self._lock:
             if self._readers is None:
-                import zarr
-
-                group = zarr.create_group(zarr.storage.MemoryStore())
                 dtypes = (self.dtype, csr.index_dtype(self.shape[1]), np.dtype(np.int64))
                 self._readers = tuple(
-                    StoredRows(
-                        self._location,
-                        group.create_array(
-                            part,
-                            shape=(1,),
-                            dtype=dtype,
-                            chunks=(1,),
-                            shards=(1,),
-                            compressors=codecs(self.compressors[part], dtype),
-                            fill_value=0,
-                        ),
-                        self._repair,
-                    )
+                    StoredRows(self._location, template(dtype.str, self.compressors[part]), self._repair)
                     for part, dtype in zip(_PARTS, dtypes, strict=True)
                 )
             return self._readers

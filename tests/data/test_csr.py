@@ -325,3 +325,23 @@ def test_sparse_dask_blocks_are_refused() -> None:
     x = da.from_array(X.toarray(), chunks=(100, 40)).map_blocks(sp.csr_matrix)
     with pytest.raises(DataError, match="the dask array has sparse blocks"):
         Dataset.from_arrays(x)
+
+
+@pytest.mark.parametrize("compressor", ["auto", "zstd", "lz4", None])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "u1", "i8", "?"])
+def test_plain_zarr_reads_the_files(dtype: str, compressor: str | None, tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    x = X.astype(dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scalelatent.data.csr_store.CHUNK_ENTRIES", 128)
+        ds = Dataset.from_arrays(x).save(tmp_path / "ds", shard_rows=120, compressor=compressor)
+        _same(ds.read_x(0, ROWS), x)
+    group = zarr.open_group(tmp_path / "ds", mode="r")
+    assert sorted(group["x"].group_keys()) == ["000000", "000001", "000002"]
+    for i, first in enumerate(range(0, ROWS, 120)):
+        part = group[f"x/{i:06d}"]
+        wanted = x[first : first + 120]
+        found = sp.csr_array((part["data"][:], part["indices"][:], part["indptr"][:]), shape=wanted.shape)
+        _same(found, wanted)
+        assert part["data"].dtype == x.dtype
+        assert part["data"].shards[0] >= part["data"].chunks[0]
