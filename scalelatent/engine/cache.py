@@ -60,6 +60,7 @@ class PieceCache:
 
     Examples
     --------
+    >>> import numpy as np
     >>> cache = PieceCache(limit=100)
     >>> cache.put("a", (np.zeros(10),))
     True
