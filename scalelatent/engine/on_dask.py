@@ -236,7 +236,7 @@ class DaskExecutor:
         self, items: Sequence[Any], submit: Callable[[Any, str], Any], finish: Callable[[Any, Any], None]
     ) -> None:
         """Keep a few items on every worker until all are done. Errors of tasks are raised here."""
-        Window(self.client, self.threads, items, submit).run(finish, self._next_ended, self._raise)
+        Window(self.threads, items, submit).run(finish, self._next_ended, self._raise)
 
     def _next_ended(self, ended: queue.SimpleQueue[Any], pending: dict[Any, Any]) -> Any:
         begin = time.monotonic()
