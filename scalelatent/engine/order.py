@@ -215,12 +215,13 @@ def sortedness(dataset: Any) -> float:
         return 0.0
     same = sum(int((y[1:] == y[:-1]).sum()) for y in parts) / (len(parts) * (width - 1))
     _, counts = np.unique(np.concatenate(parts), return_counts=True)
-    by_chance = float(((counts / counts.sum()) ** 2).sum())
-    if len(counts) == 1:
+    seen = counts.sum()
+    by_chance = float((counts * (counts - 1)).sum() / (seen * (seen - 1)))
+    # Where all labels were seen, sorted ones still have a border between classes.
+    at_most = (seen - len(counts)) / (seen - 1) if len(parts) == 1 else 1.0
+    if len(counts) == 1 or at_most <= by_chance:
         return 0.0
-    # Borders between sorted classes are not counted as disorder.
-    borders = (len(counts) - 1) / max(sum(len(y) - 1 for y in parts), 1) if len(parts) == 1 else 0.0
-    return float(np.clip((same + borders - by_chance) / (1.0 - by_chance), 0.0, 1.0))
+    return float(np.clip((same - by_chance) / (at_most - by_chance), 0.0, 1.0))
 
 
 def warn_if_sorted(dataset: Any, order: RowOrder) -> float:
