@@ -17,7 +17,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from scalelatent.data.grid import FAN_IN
 from scalelatent.errors import RunError, ScalelatentError
@@ -317,24 +317,54 @@ class DaskExecutor:
             if pending:
                 self.client.cancel(list(pending))
 
-    def _next_ended(self, ended: queue.SimpleQueue[Any], pending: dict[Any, Any]) -> Any:
+    def _next_ended(
+        self,
+        ended: queue.SimpleQueue[Any],
+        pending: dict[Any, Any],
+        check: Callable[[], None] | None = None,
+    ) -> Any:
         begin = time.monotonic()
         while True:
             try:
                 return ended.get(timeout=_POLL_SECONDS)
             except queue.Empty:
+                if check is not None:
+                    check()
                 if time.monotonic() - begin < STALL_SECONDS:
                     continue
             threads, begin = self._threads(), time.monotonic()
             if not threads:
-                raise RunError(
-                    f"no workers are left on {self.client.scheduler.address} and none came in "
-                    f"{STALL_SECONDS:.0f} s; waiting for {len(pending)} spans. Start "
-                    "workers, then resume the run: finished passes are kept"
-                )
+                self._no_workers(f"{len(pending)} spans")
 
-    def result(self, future: Any) -> Any:
+    def _no_workers(self, what: str) -> NoReturn:
+        raise RunError(
+            f"no workers are left on {self.client.scheduler.address} and none came in {STALL_SECONDS:.0f} s; "
+            f"waiting for {what}. Start workers, then resume the run: finished passes are kept"
+        )
+
+    def wait_for_workers(self) -> dict[str, int]:
+        """Threads of each worker that is there now; waits a while for one.
+
+        Raises
+        ------
+        RunError
+            None came.
+        """
+        begin = time.monotonic()
+        while not (threads := self._threads()):
+            if time.monotonic() - begin > STALL_SECONDS:
+                self._no_workers("the next step")
+            time.sleep(_POLL_SECONDS)
+        self.threads, self._looked = threads, time.monotonic()
+        return threads
+
+    def result(self, future: Any, check: Callable[[], None] | None = None) -> Any:
         """The result of a task, waited for as long as there are workers.
+
+        Parameters
+        ----------
+        check : callable, optional
+            Called now and then; may raise to give up.
 
         Raises
         ------
@@ -343,7 +373,7 @@ class DaskExecutor:
         """
         ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
         future.add_done_callback(ended.put)
-        self._next_ended(ended, {future: None})
+        self._next_ended(ended, {future: None}, check)
         if future.status != "finished":
             self._raise(future)
         return future.result()

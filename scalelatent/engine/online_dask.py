@@ -16,6 +16,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from scalelatent.errors import RunError
+
 from .executor import Advance, Place
 from .online_tasks import StateLost, task_chains, task_close, task_end_epoch, task_steps
 from .order import RowOrder
@@ -30,6 +32,10 @@ SEGMENT_STEPS = 64
 SPREAD_SECONDS = 8e-3
 REPLAYS = 3
 SPREADS = ("auto", "one", "all")
+
+
+class _WorkerLost(Exception):
+    """A worker that a segment was given to is gone; its address."""
 
 
 class DaskSteps:
@@ -100,25 +106,65 @@ class DaskSteps:
 
     def end_epoch(self, place: Place, handle: Place) -> Place:
         """The learner's schedule, on a worker."""
-        future = self._submit(task_end_epoch, "epoch", handle, 0, self._workers()[0], handle, place)
-        return self._told(place, self._executor.result(future))
+        for replay in range(REPLAYS + 1):
+            worker = self._workers(fresh=bool(replay))[0]
+            future = self._submit(task_end_epoch, "epoch", handle, replay, worker, handle, place)
+            try:
+                return self._told(place, self._result(future, [worker]))
+            except _WorkerLost:
+                self._executor.client.cancel([future])
+        raise RunError(
+            f"{REPLAYS + 1} workers died one after another at the end of epoch {place.epoch} of "
+            f"{self._stage.name}: look at their logs, then resume the run"
+        )
 
     def _segment(self, place: Place, stop: int) -> dict[str, Any]:
-        """One segment from a place; returns what its last task told."""
-        for replay in range(REPLAYS + 1):
-            workers = self._workers()
+        """One segment from a place; returns what its last task told.
+
+        Raises
+        ------
+        RunError
+            Workers died again and again while they did it.
+        """
+        replay, lost = 0, 0
+        while True:
+            workers = self._workers(fresh=bool(replay))
             groups = min(len(workers), self._order.n_chains)
             try:
-                if self._use_one(groups) or replay == REPLAYS:
+                # One worker needs no replicas, so that ends a series of lost ones.
+                if self._use_one(groups) or replay - lost >= REPLAYS:
                     return self._on_one(place, stop, workers[0], replay)
                 return self._on_all(place, stop, workers[:groups], replay)
+            except _WorkerLost as error:
+                lost += 1
+                if lost > REPLAYS:
+                    raise RunError(
+                        f"{lost} times a worker ({error}) died within the steps after {place.step} of epoch "
+                        f"{place.epoch + 1} of {self._stage.name}: most often memory. Give workers more "
+                        "memory, or set batch_rows lower, then resume the run"
+                    ) from None
             except StateLost:
-                if replay == REPLAYS:
-                    raise
-        raise AssertionError("unreachable")
+                pass
+            replay += 1
 
-    def _workers(self) -> list[str]:
+    def _result(self, future: Any, workers: list[str]) -> Any:
+        """The result of the last task of a segment, unless one of its workers goes.
+
+        The scheduler would move the tasks of a lost worker, but not where none was left at that moment: tasks
+        bound to addresses that are gone then wait for ever.
+        """
+
+        def check() -> None:
+            gone = set(workers).difference(self._executor.wait_for_workers())
+            if gone:
+                raise _WorkerLost(min(gone))
+
+        return self._executor.result(future, check)
+
+    def _workers(self, fresh: bool = False) -> list[str]:
         """Addresses, one for each thread of a worker; every worker's first thread comes first."""
+        if fresh:
+            self._executor.wait_for_workers()
         self._executor.refresh()
         threads = self._executor.threads
         turns = [(turn, name) for name, n in threads.items() for turn in range(n)]
@@ -136,7 +182,11 @@ class DaskSteps:
         threads = min(self._executor.threads.get(worker, 1), self._order.n_chains)
         seconds = FIRST_SECONDS if self._one is None else SEGMENT_SECONDS
         future = self._submit(task_steps, "step", place, replay, worker, place, stop, threads, seconds)
-        out = self._executor.result(future)
+        try:
+            out = self._result(future, [worker])
+        except BaseException:
+            self._executor.client.cancel([future])
+            raise
         self._one, self._work = out["seconds"], out["work"]
         return out
 
@@ -156,7 +206,7 @@ class DaskSteps:
             ]  # fmt: skip
         future = self._submit(task_close, "close", last, replay, workers[0], last, futures)
         try:
-            out = self._executor.result(future)
+            out = self._result(future, workers)
         except BaseException:
             self._executor.client.cancel([future, *futures])
             raise
