@@ -70,7 +70,9 @@ class ChainRunner:
         self.order = order
         self.learner: OnlineLearner = stage.work
         self._dataset = stage.datasets["train"]
-        self._feed = Feed(Reader(self._dataset, cache, self.meter, stage.classes), order, chains, n_epochs)
+        csr = getattr(self.learner, "accepts_csr", False)
+        reader = Reader(self._dataset, cache, self.meter, stage.classes, csr=csr)
+        self._feed = Feed(reader, order, chains, n_epochs)
         n = min(len(backends), len(chains))
         edges = [len(chains) * i // n for i in range(n + 1)]
         self._shares = [(backends[i], slice(edges[i], edges[i + 1])) for i in range(n)]
