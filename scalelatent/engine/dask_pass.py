@@ -176,7 +176,7 @@ class DaskPass:
 
     def key(self, role: str | None, suffix: str = "") -> str:
         """Name of a task of this pass."""
-        return self.executor._key(self.stage, role, self.iteration, suffix)
+        return self.executor.key(self.stage, role, self.iteration, suffix)
 
     def _submit(self, function: Any, *args: Any, **how: Any) -> Any:
         return self.executor.client.submit(function, *args, pure=False, **how)
@@ -281,5 +281,5 @@ class _FutureTree:
 
 def params_of(executor: Any, stage: Stage, iteration: int) -> Any:
     """Future of the parameters that lie in the run folder."""
-    key = executor._key(stage, "params", iteration)
+    key = executor.key(stage, "params", iteration)
     return executor.client.submit(task_params, executor.store.ref, stage.name, iteration, key=key, pure=False)
