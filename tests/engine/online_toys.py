@@ -15,7 +15,8 @@ import numpy as np
 from scalelatent.engine.streams import stream
 from scalelatent.models.base import Block, Layout, Stats
 
-sys.modules.setdefault("scalelatent.online_toys", sys.modules[__name__])
+if __name__ == "online_toys":  # sent to a worker
+    sys.modules.setdefault("scalelatent.online_toys", sys.modules[__name__])
 
 
 @dataclass(frozen=True)
