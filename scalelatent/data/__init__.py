@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .dataset import Dataset, open_dataset
     from .digits import InfiniteDigits, make_digits
     from .grid import RowGrid
-    from .importers import import_idx, import_npy, import_npz
+    from .importers import import_csr, import_idx, import_npy, import_npz, import_svmlight
     from .writer import DatasetWriter
 
 __all__ = [
@@ -23,9 +23,11 @@ __all__ = [
     "InfiniteDigits",
     "RowGrid",
     "create_dataset",
+    "import_csr",
     "import_idx",
     "import_npy",
     "import_npz",
+    "import_svmlight",
     "make_digits",
     "open_dataset",
 ]
@@ -36,9 +38,11 @@ _WHERE = {
     "InfiniteDigits": ".digits",
     "RowGrid": ".grid",
     "create_dataset": ".create",
+    "import_csr": ".importers",
     "import_idx": ".importers",
     "import_npy": ".importers",
     "import_npz": ".importers",
+    "import_svmlight": ".importers",
     "make_digits": ".digits",
     "open_dataset": ".dataset",
 }
