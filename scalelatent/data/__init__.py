@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .create import create_dataset
     from .dataset import Dataset, open_dataset
     from .digits import InfiniteDigits, make_digits
+    from .documents import ResampledDocuments, make_documents
     from .grid import RowGrid
     from .importers import import_csr, import_idx, import_npy, import_npz, import_svmlight
     from .writer import DatasetWriter
@@ -21,6 +22,7 @@ __all__ = [
     "Dataset",
     "DatasetWriter",
     "InfiniteDigits",
+    "ResampledDocuments",
     "RowGrid",
     "create_dataset",
     "import_csr",
@@ -29,6 +31,7 @@ __all__ = [
     "import_npz",
     "import_svmlight",
     "make_digits",
+    "make_documents",
     "open_dataset",
 ]
 
@@ -36,6 +39,7 @@ _WHERE = {
     "Dataset": ".dataset",
     "DatasetWriter": ".writer",
     "InfiniteDigits": ".digits",
+    "ResampledDocuments": ".documents",
     "RowGrid": ".grid",
     "create_dataset": ".create",
     "import_csr": ".importers",
@@ -44,6 +48,7 @@ _WHERE = {
     "import_npz": ".importers",
     "import_svmlight": ".importers",
     "make_digits": ".digits",
+    "make_documents": ".documents",
     "open_dataset": ".dataset",
 }
 

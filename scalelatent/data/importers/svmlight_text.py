@@ -19,7 +19,7 @@ from .stream import Progress, open_file
 
 __all__ = ["Block", "Counts", "Parsed", "check_lines", "count_lines", "parse_blocks"]
 
-_BLOCK_BYTES = 4 << 20
+_BLOCK_BYTES = 1 << 20
 _MAX_LINE_BYTES = 1 << 28
 _MAX_THREADS = 4
 _GZIP_MAGIC = b"\x1f\x8b"
