@@ -188,7 +188,7 @@ def _number(text: np.ndarray, at: Any, stop: Any) -> tuple[Any, Any, bool]:
 
 @kernel
 def _is_space(c: int) -> bool:
-    return c == 32 or c == 9 or c == 13 or c == 11 or c == 12
+    return c <= 32 and c != 10  # whatever else is no character parts words, too
 
 
 @kernel
@@ -206,7 +206,7 @@ def _skip(text: np.ndarray, at: int, stop: int) -> int:
 
 @kernel
 def _word_end(text: np.ndarray, at: int, stop: int) -> int:
-    while not _is_end(text, at, stop) and not _is_space(text[at]):
+    while at < stop and text[at] > 32 and text[at] != 35:
         at += 1
     return at
 
