@@ -146,7 +146,7 @@ def test_row_groups_are_small_where_rows_are_long(tmp_path: Path, monkeypatch: p
         (b"1 1:1\n2:1\n", ["1 of 2 rows have no label", "--multilabel"]),
         (b"1,2 1:1\n1.5 2:1\n", ["whole numbers of at least 0"]),
         (b"1,-2 1:1\n", ["whole numbers of at least 0"]),
-        (b"\x93NUMPY\x01\x00v\x00{'descr': '<f8'}\n" + bytes(100), ["line 1", "is no entry"]),
+        (b"\x93NUMPY\x01\x00v\x00{'descr': '<f8'}\n" + bytes(100), ["line 1", "is no label"]),
     ],
 )
 def test_bad_text_is_refused(text: bytes, parts: list[str], tmp_path: Path) -> None:
