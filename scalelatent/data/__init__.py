@@ -13,20 +13,25 @@ if TYPE_CHECKING:
     from .create import create_dataset
     from .dataset import Dataset, open_dataset
     from .digits import InfiniteDigits, make_digits
+    from .documents import ResampledDocuments, make_documents
     from .grid import RowGrid
-    from .importers import import_idx, import_npy, import_npz
+    from .importers import import_csr, import_idx, import_npy, import_npz, import_svmlight
     from .writer import DatasetWriter
 
 __all__ = [
     "Dataset",
     "DatasetWriter",
     "InfiniteDigits",
+    "ResampledDocuments",
     "RowGrid",
     "create_dataset",
+    "import_csr",
     "import_idx",
     "import_npy",
     "import_npz",
+    "import_svmlight",
     "make_digits",
+    "make_documents",
     "open_dataset",
 ]
 
@@ -34,12 +39,16 @@ _WHERE = {
     "Dataset": ".dataset",
     "DatasetWriter": ".writer",
     "InfiniteDigits": ".digits",
+    "ResampledDocuments": ".documents",
     "RowGrid": ".grid",
     "create_dataset": ".create",
+    "import_csr": ".importers",
     "import_idx": ".importers",
     "import_npy": ".importers",
     "import_npz": ".importers",
+    "import_svmlight": ".importers",
     "make_digits": ".digits",
+    "make_documents": ".documents",
     "open_dataset": ".dataset",
 }
 

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -140,6 +141,11 @@ class DatasetWriter:
             entries = {f"{name}_nnz": int(c.nnz) for name, c in (("x", rows), ("y", labels)) if is_sparse(c)}
             marker = {"digest": digest.hex(), "labels": distinct, **entries}
             self._location.write(self._marker_key(shard), json.dumps(marker).encode())
+
+    def note(self, values: dict[str, Any]) -> None:
+        """Add to the provenance, before `finalize`, what was only learned while writing."""
+        if values:
+            self.attrs = replace(self.attrs, provenance={**self.attrs.provenance, **values})
 
     def finalize(self) -> Dataset:
         """Check that every shard is there, seal the dataset and open it.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import zipfile
 import zlib
@@ -15,13 +17,14 @@ from scalelatent.errors import DataError
 from .stream import Progress, RowStream, open_file, write_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from scalelatent.data.dataset import Dataset
 
 __all__ = ["import_npy", "import_npz"]
 
 _LABEL_ROWS = 65_536  # labels looked through at a time
+_SMALL = 64
 
 
 def import_npy(
@@ -71,8 +74,8 @@ def import_npy(
     """
     options = {"importer": "npy", "sources": [file] if y is None else [file, y]}
     return _import(
-        lambda: _open_npy(file, "rows"),
-        None if y is None else lambda: _open_npy(y, "labels"),
+        lambda: open_npy(file, "rows"),
+        None if y is None else lambda: open_npy(y, "labels"),
         url,
         overwrite=overwrite,
         progress=progress,
@@ -122,8 +125,32 @@ def import_npz(
     ...     import_npz(f"{folder}/a.npz", "memory://doc-npz", overwrite=True).read_y(0, 3).tolist()
     ['a', 'b', 'a']
     """
-    raw = open_file(file, "npz file")
-    with raw:
+    with open_npz(file) as archive:
+        x_name = find_key(archive, file, "x", x)
+        y_name = find_key(archive, file, "y", y)
+        assert x_name is not None
+        options = {"importer": "npz", "sources": [file], "options": {"x": x_name, "y": y_name}}
+        return _import(
+            lambda: open_member(archive, file, x_name),
+            None if y_name is None else lambda: open_member(archive, file, y_name),
+            url,
+            overwrite=overwrite,
+            progress=progress,
+            **options,
+            **layout,
+        )
+
+
+@contextlib.contextmanager
+def open_npz(file: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
+    """The archive, closed at the end.
+
+    Raises
+    ------
+    DataError
+        It is missing, or no archive.
+    """
+    with open_file(file, "npz file") as raw:
         try:
             archive = zipfile.ZipFile(raw)
         except zipfile.BadZipFile as error:
@@ -131,19 +158,20 @@ def import_npz(
                 f"npz file {os.fspath(file)} is no npz archive, or is truncated: {error}; download or copy "
                 "it again"
             ) from error
-        x_name = _find_key(archive, file, "x", x)
-        y_name = _find_key(archive, file, "y", y)
-        assert x_name is not None
-        options = {"importer": "npz", "sources": [file], "options": {"x": x_name, "y": y_name}}
-        return _import(
-            lambda: _open_member(archive, file, x_name),
-            None if y_name is None else lambda: _open_member(archive, file, y_name),
-            url,
-            overwrite=overwrite,
-            progress=progress,
-            **options,
-            **layout,
-        )
+        yield archive
+
+
+def read_small(archive: zipfile.ZipFile, path: str | os.PathLike[str], key: str) -> np.ndarray:
+    """A small array of an archive whole, such as a shape."""
+    name = f"npz file {os.fspath(path)}, array {key!r}"
+    with archive.open(f"{key}.npy") as file:
+        shape, _, dtype = read_header(file, name, scalar=True)
+        if len(shape) > 1 or math.prod(shape) > _SMALL:
+            raise DataError(f"{name} has shape {shape}; a few numbers are needed")
+        raw = file.read(math.prod(shape) * dtype.itemsize)
+    if len(raw) < math.prod(shape) * dtype.itemsize:
+        raise DataError(f"{name} is cut short; save or copy it again")
+    return np.frombuffer(raw, dtype).reshape(shape)
 
 
 def _import(
@@ -159,10 +187,15 @@ def _import(
         classes = None
         if open_y is not None:
             y = open_y()
-            if len(y.shape) != 1 and y.shape[1:] != (1,):
-                raise DataError(f"{y.name} has shape {y.shape}; labels have to be one per row, shape (n,)")
-            if y.dtype.kind in "US":
-                classes = _string_classes(y)
+            if len(y.shape) > 2:
+                raise DataError(
+                    f"{y.name} has shape {y.shape}; labels have to be one per row, shape (n,), or targets of "
+                    "shape (n, v)"
+                )
+            if len(y.shape) == 2 and y.shape[1] > 1:
+                check_rows_dtype(y.dtype, y.name)
+            elif y.dtype.kind in "US":
+                classes = string_classes(y)
                 y.close()
                 y = open_y()
         return write_rows(url, x, y, classes=classes, **options)
@@ -172,14 +205,14 @@ def _import(
                 stream.close()
 
 
-def _string_classes(y: Any) -> np.ndarray:
+def string_classes(y: Any) -> np.ndarray:
     found: set[str] = set()
     for a in range(0, y.n_rows, _LABEL_ROWS):
         found.update(as_labels(y.read(min(_LABEL_ROWS, y.n_rows - a)).reshape(-1), y.name).tolist())
     return np.array(sorted(found))
 
 
-def _find_key(
+def find_key(
     archive: zipfile.ZipFile, file: str | os.PathLike[str], role: str, key: str | None
 ) -> str | None:
     """Name of the array that plays a role; labels may be absent."""
@@ -199,12 +232,12 @@ def _find_key(
     )
 
 
-def _open_npy(path: str | os.PathLike[str], what: str) -> Any:
+def open_npy(path: str | os.PathLike[str], what: str) -> Any:
     """A stream over an npy file; a memory map where it is in Fortran order."""
     raw = open_file(path, f"npy file of {what}")
     name = f"npy file {os.fspath(path)}"
     try:
-        shape, fortran, dtype = _read_header(raw, name)
+        shape, fortran, dtype = read_header(raw, name)
         stream = RowStream(raw, name, shape, dtype, raw.tell())
         stream.check_size(os.fstat(raw.fileno()).st_size)
         if fortran and len(shape) > 1:
@@ -216,12 +249,12 @@ def _open_npy(path: str | os.PathLike[str], what: str) -> Any:
         raise
 
 
-def _open_member(archive: zipfile.ZipFile, path: str | os.PathLike[str], key: str) -> RowStream:
+def open_member(archive: zipfile.ZipFile, path: str | os.PathLike[str], key: str) -> RowStream:
     """A stream over one array of an npz archive."""
     member = f"{key}.npy" if f"{key}.npy" in archive.namelist() else key
     name = f"npz file {os.fspath(path)}, array {key!r}"
     file = archive.open(member)
-    shape, fortran, dtype = _read_header(file, name)
+    shape, fortran, dtype = read_header(file, name)
     if fortran and len(shape) > 1:
         raise DataError(
             f"{name} is stored column by column (Fortran order), which cannot be read in rows; save it anew "
@@ -232,7 +265,9 @@ def _open_member(archive: zipfile.ZipFile, path: str | os.PathLike[str], key: st
     return stream
 
 
-def _read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def read_header(
+    file: IO[bytes], name: str, *, scalar: bool = False
+) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Shape, whether in Fortran order, and dtype; arrays of Python objects are refused."""
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
@@ -254,7 +289,7 @@ def _read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.
             "can run any code. Save it anew as numbers or strings, for example np.save(path, "
             "array.astype('float32'))"
         )
-    if len(shape) == 0:
+    if len(shape) == 0 and not scalar:
         raise DataError(f"{name} holds a single number; rows x features are needed")
     return tuple(shape), fortran, dtype
 

@@ -156,9 +156,13 @@ def write_rows(
 ) -> Dataset:
     """Write the rows of a stream `x`, and labels of a stream `y` or None, to a dataset.
 
-    Whatever goes wrong on the way, no dataset is left at `url`.
+    A stream has `name`, `shape`, `n_rows`, `dtype`, `read(rows)`, `finish()` and, where its rows are CSR,
+    `nnz`. A stream `y` of one axis, or of one column, holds labels; a wider one targets, a CSR one
+    multi-labels. What a stream says in `notes` at its end is kept in the provenance. Whatever goes wrong on
+    the way, no dataset is left at `url`.
     """
     from scalelatent.data.create import create_dataset
+    from scalelatent.data.csr import check_values
 
     if y is not None and y.n_rows != x.n_rows:
         raise DataError(
@@ -172,8 +176,8 @@ def write_rows(
         x.n_rows,
         x.shape[1:],
         x.dtype.newbyteorder("="),
-        y_dtype=None if y is None or classes is not None else y.dtype.newbyteorder("="),
-        classes=classes,
+        **_y_options(y, classes),
+        nnz=getattr(x, "nnz", None),
         provenance=provenance,
         overwrite=overwrite,
         **layout,
@@ -182,15 +186,31 @@ def write_rows(
         for i in range(writer.n_shards):
             a, b = writer.shard_bounds(i)
             rows = x.read(b - a)
-            check_finite(rows, a, x.name)
-            writer.write_shard(i, rows, None if y is None else y.read(b - a).reshape(b - a))
-            del rows  # before the next shard is read: one shard in memory, not two
+            (check_finite if isinstance(rows, np.ndarray) else check_values)(rows, a, x.name)
+            labels = None if y is None else y.read(b - a)
+            if writer.attrs.y_kind == "labels" and labels is not None:
+                labels = labels.reshape(b - a)
+            writer.write_shard(i, rows, labels)
+            del rows, labels  # before the next shard is read: one shard in memory, not two
             if progress is not None:
                 progress(b, x.n_rows)
         for stream in (x, y):
             if stream is not None:
                 stream.finish()
+                writer.note(getattr(stream, "notes", {}))
         return writer.finalize()
     except BaseException:
         locate(url).clear()
         raise
+
+
+def _y_options(y: Any, classes: np.ndarray | None) -> dict[str, Any]:
+    """Arguments of `create_dataset` for what a stream `y` holds."""
+    if y is None:
+        return {}
+    dtype = y.dtype.newbyteorder("=")
+    if hasattr(y, "nnz"):
+        return {"y_dtype": dtype, "y_kind": "multilabel", "n_targets": y.shape[1]}
+    if len(y.shape) == 2 and y.shape[1] > 1:
+        return {"y_dtype": dtype, "y_kind": "targets", "n_targets": y.shape[1]}
+    return {"y_dtype": dtype if classes is None else None, "classes": classes}

@@ -1,0 +1,217 @@
+"""Sparse rows: rates of importing, making, writing and reading, and peak memory against the size of the file.
+
+    python benchmarks/data_sparse.py [--rows 200000] [--out benchmarks/results/data_sparse.json]
+
+The rows: documents resampled from RCV1 where SCALELATENT_DATA names a folder with `rcv1/`, else from made
+counts of the same shape. Each importer is timed in turn with reading its source alone (the file's bytes, or
+its decompressed text), the least of several rounds counts; so the ratios hold also on a machine that is
+busy. Peak memory is that of a fresh process for a file and for one of four times its rows.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+import common
+import numpy as np
+import scipy.sparse as sp
+
+from scalelatent.data import Dataset, import_csr, import_svmlight, make_documents, open_dataset
+
+PEAK = """
+import json, pathlib, sys
+from scalelatent.data import import_csr, import_svmlight, make_documents
+what, source, out, rows = sys.argv[1:]
+if what == "documents":
+    make_documents(out, int(rows), base=source, n_jobs=1, overwrite=True)
+else:
+    (import_csr if what.startswith("csr") else import_svmlight)(source, out, overwrite=True)
+status = pathlib.Path("/proc/self/status").read_text().splitlines()
+print(json.dumps(next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM"))))
+"""
+
+
+def base_of_documents(folder: Path, seed: int) -> Dataset:
+    """RCV1's counts, or made ones of its shape."""
+    real = os.environ.get("SCALELATENT_DATA")
+    path = Path(real or ".") / "rcv1" / "rcv1v2_subset27613.npz"
+    if real and path.exists():
+        return import_csr(path, folder / "base", values="tf")
+    rng = np.random.default_rng(seed)
+    x = sp.random_array((27_613, 47_236), density=77.7 / 47_236, rng=rng, format="csr")
+    x.data = rng.geometric(0.65, x.nnz).astype("u2")
+    return Dataset.from_arrays(x).save(folder / "base")
+
+
+def svmlight_text(x: sp.csr_array) -> bytes:
+    """tf-idf-like weights with five decimals, labels 0 and 1."""
+    lines = []
+    weights = np.round(np.log1p(x.data) / 9.0, 5).tolist()
+    columns, ends = (x.indices + 1).tolist(), x.indptr.tolist()
+    for i in range(x.shape[0]):
+        a, b = ends[i], ends[i + 1]
+        pairs = " ".join(f"{c}:{v}" for c, v in zip(columns[a:b], weights[a:b], strict=True))
+        lines.append(f"{i % 2} {pairs}\n")
+    return "".join(lines).encode()
+
+
+def write_sources(folder: Path, x: sp.csr_array) -> dict[str, Path]:
+    """The same rows in every format."""
+    folder.mkdir()
+    found = {"csr": folder / "plain.npz", "csr compressed": folder / "packed.npz"}
+    found |= {"svmlight": folder / "x.svm", "svmlight gzip": folder / "x.svm.gz"}
+    sp.save_npz(found["csr"], x, compressed=False)
+    sp.save_npz(found["csr compressed"], x, compressed=True)
+    text = svmlight_text(x)
+    found["svmlight"].write_bytes(text)
+    with gzip.open(found["svmlight gzip"], "wb", compresslevel=6) as file:
+        file.write(text)
+    return found
+
+
+def drain(file: Any) -> int:
+    """Bytes of an open file, read a megabyte at a time."""
+    total = 0
+    while part := file.read(1 << 20):
+        total += len(part)
+    return total
+
+
+def read_alone(path: Path) -> int:
+    """Bytes of the content of a source, decompressed and dropped."""
+    if path.suffix == ".npz":
+        total = 0
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                with archive.open(name) as file:
+                    total += drain(file)
+        return total
+    with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+        return drain(file)
+
+
+def least(
+    functions: dict[str, Callable[[], Any]], rounds: int, fresh: Path | None = None
+) -> dict[str, float]:
+    """Least seconds of each function, taken in turn."""
+    best = dict.fromkeys(functions, float("inf"))
+    for _ in range(rounds):
+        for name, function in functions.items():
+            if fresh is not None:  # removing what an earlier round wrote is not what is measured
+                shutil.rmtree(fresh, ignore_errors=True)
+            begin = time.perf_counter()
+            function()
+            best[name] = min(best[name], time.perf_counter() - begin)
+    return best
+
+
+def peak(what: str, source: Path, out: Path, rows: int = 0) -> float:
+    """Peak resident MiB of a process that imports or makes."""
+    command = [sys.executable, "-c", PEAK, what, str(source), str(out), str(rows)]
+    return float(json.loads(subprocess.run(command, check=True, capture_output=True, timeout=600).stdout))
+
+
+def importer_rates(sources: dict[str, Path], folder: Path, rounds: int) -> dict[str, Any]:
+    """MB of content a second of each importer, and of reading its source alone."""
+    out = {}
+    for name, path in sources.items():
+        run = import_csr if name.startswith("csr") else import_svmlight
+        content = read_alone(path) / 1e6
+        times = least(
+            {
+                "read": lambda path=path: read_alone(path),
+                "import": lambda path=path, run=run: run(path, folder / "out"),
+            },
+            rounds,
+            folder / "out",
+        )
+        out[name] = {
+            "file_mb": round(path.stat().st_size / 1e6, 1),
+            "content_mb": round(content, 1),
+            "read_alone_mb_s": round(content / times["read"]),
+            "import_mb_s": round(content / times["import"]),
+            "share_of_reading": round(times["read"] / times["import"], 3),
+        }
+        print(name, out[name])
+    return out
+
+
+def scikit_learn_rate(path: Path, content_mb: float) -> float:
+    """MB a second of `sklearn.datasets.load_svmlight_file`, which holds all rows in memory."""
+    from sklearn.datasets import load_svmlight_file
+
+    return round(content_mb / least({"sklearn": lambda: load_svmlight_file(path)}, 2)["sklearn"], 1)
+
+
+def rows_rates(base: Dataset, folder: Path, rows: int, seed: int) -> dict[str, Any]:
+    """Making documents, saving and reading rows."""
+    made: dict[str, Any] = {}
+
+    def make() -> None:
+        made["ds"] = make_documents(folder / "docs", rows, base=base.url or "", seed=seed)
+
+    seconds = least({"make": make}, 3, folder / "docs")["make"]
+    ds = made["ds"]
+    held = Dataset.from_arrays(ds.read_x(0, min(rows, 150_000)))
+
+    def read() -> None:
+        for a, b in ds.pieces():
+            ds.read_x(a, b)
+
+    save = {"read": read, "save": lambda: held.save(folder / "saved")}
+    times = least(save, 5, folder / "saved")
+    stored = sum(f.stat().st_size for f in (folder / "docs").rglob("*") if f.is_file())
+    return {
+        "rows": rows,
+        "nnz_per_row": round(ds.nnz / rows, 1),
+        "documents_per_s": round(rows / seconds),
+        "full_rcv1_seconds": round(804_414 * seconds / rows, 1),
+        "bytes_of_an_entry_on_disk": round(stored / ds.nnz, 2),
+        "read_mb_s": round(ds.nbytes / 1e6 / times["read"]),
+        "save_mb_s": round(held.nbytes / 1e6 / times["save"]),
+    }
+
+
+def main() -> None:
+    parser = common.parser(__doc__, "data_sparse")
+    parser.add_argument("--rows", type=int, default=200_000, help="documents that are made")
+    parser.add_argument("--imported", type=int, default=160_000, help="documents in the imported files")
+    parser.add_argument("--rounds", type=int, default=4)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        base = base_of_documents(folder, args.seed)
+        results: dict[str, Any] = {
+            "base": {"rows": base.n_rows, "features": base.n_features, "nnz": base.nnz}
+        }
+        results["rows"] = rows_rates(base, folder, args.rows, args.seed)
+        print(results["rows"])
+        x = open_dataset(folder / "docs").read_x(0, min(args.imported, args.rows))
+        small, large = write_sources(folder / "1", x[: x.shape[0] // 4]), write_sources(folder / "4", x)
+        results["importers"] = importer_rates(large, folder, args.rounds)
+        content = results["importers"]["svmlight"]["content_mb"]
+        results["scikit_learn_svmlight_mb_s"] = scikit_learn_rate(large["svmlight"], content)
+        peaks = {n: [round(peak(n, s[n], folder / "out")) for s in (small, large)] for n in small}
+        more = (args.rows // 4, args.rows)
+        peaks["documents"] = [round(peak("documents", folder / "base", folder / "out", n)) for n in more]
+        results["peak_mib_of_one_and_of_four_times_the_rows"] = peaks
+        print(peaks)
+    common.write(args.out, f"python {Path(__file__).name} --rows {args.rows}", args.seed, results)
+
+
+if __name__ == "__main__":
+    main()
