@@ -9,19 +9,15 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelatent.data.schema import as_labels, check_rows_dtype
 from scalelatent.errors import DataError
 
-from .stream import Progress, RowStream, open_file, write_rows
+from .keys import find_keys
+from .stream import Progress, RowStream, import_rows, open_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from scalelatent.data.dataset import Dataset
 
 __all__ = ["import_npy", "import_npz"]
-
-_LABEL_ROWS = 65_536  # labels looked through at a time
 
 
 def import_npy(
@@ -70,7 +66,7 @@ def import_npy(
     <Dataset 3 rows x (3,) float64, 'memory://doc-npy'>
     """
     options = {"importer": "npy", "sources": [file] if y is None else [file, y]}
-    return _import(
+    return import_rows(
         lambda: _open_npy(file, "rows"),
         None if y is None else lambda: _open_npy(y, "labels"),
         url,
@@ -131,11 +127,10 @@ def import_npz(
                 f"npz file {os.fspath(file)} is no npz archive, or is truncated: {error}; download or copy "
                 "it again"
             ) from error
-        x_name = _find_key(archive, file, "x", x)
-        y_name = _find_key(archive, file, "y", y)
-        assert x_name is not None
+        keys = [n.removesuffix(".npy") for n in archive.namelist()]
+        x_name, y_name = find_keys(keys, x, y, f"npz file {os.fspath(file)}")
         options = {"importer": "npz", "sources": [file], "options": {"x": x_name, "y": y_name}}
-        return _import(
+        return import_rows(
             lambda: _open_member(archive, file, x_name),
             None if y_name is None else lambda: _open_member(archive, file, y_name),
             url,
@@ -144,59 +139,6 @@ def import_npz(
             **options,
             **layout,
         )
-
-
-def _import(
-    open_x: Callable[[], Any], open_y: Callable[[], Any] | None, url: str | os.PathLike[str], **options: Any
-) -> Dataset:
-    """Check the arrays, look through string labels for their classes, then write."""
-    x = open_x()
-    y = None
-    try:
-        check_rows_dtype(x.dtype, x.name)
-        if len(x.shape) < 2:
-            raise DataError(f"{x.name} has shape {x.shape}; rows x features are needed: at least two axes")
-        classes = None
-        if open_y is not None:
-            y = open_y()
-            if len(y.shape) != 1 and y.shape[1:] != (1,):
-                raise DataError(f"{y.name} has shape {y.shape}; labels have to be one per row, shape (n,)")
-            if y.dtype.kind in "US":
-                classes = _string_classes(y)
-                y.close()
-                y = open_y()
-        return write_rows(url, x, y, classes=classes, **options)
-    finally:
-        for stream in (x, y):
-            if stream is not None:
-                stream.close()
-
-
-def _string_classes(y: Any) -> np.ndarray:
-    found: set[str] = set()
-    for a in range(0, y.n_rows, _LABEL_ROWS):
-        found.update(as_labels(y.read(min(_LABEL_ROWS, y.n_rows - a)).reshape(-1), y.name).tolist())
-    return np.array(sorted(found))
-
-
-def _find_key(
-    archive: zipfile.ZipFile, file: str | os.PathLike[str], role: str, key: str | None
-) -> str | None:
-    """Name of the array that plays a role; labels may be absent."""
-    keys = [n.removesuffix(".npy") for n in archive.namelist()]
-    wanted = [k for k in keys if k == key] if key else [k for k in keys if k.lower() == role]
-    if len(wanted) == 1:
-        return wanted[0]
-    if not key and not wanted and role == "y":
-        return None
-    if key:
-        problem = f"has no array {key!r}"
-    else:
-        problem = f"has {len(wanted)} arrays that could be {role!r}" if wanted else f"has no array {role!r}"
-    raise DataError(
-        f"npz file {os.fspath(file)} {problem}; it holds {', '.join(keys) or 'nothing'}: name one with "
-        f"--{role} KEY ({role}='KEY')"
-    )
 
 
 def _open_npy(path: str | os.PathLike[str], what: str) -> Any:

@@ -2,29 +2,65 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import uuid
 import zipfile
 import zlib
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from scalelatent.data.schema import check_finite, n_features
-from scalelatent.data.store import locate
+from scalelatent.data.schema import as_labels, check_finite, check_rows_dtype, n_features
+from scalelatent.data.store import Location, locate
 from scalelatent.errors import DataError
 
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
+    from scalelatent.data.writer import DatasetWriter
 
-__all__ = ["Progress", "RowStream", "open_file", "write_rows"]
+__all__ = ["Progress", "RowStream", "Rows", "import_rows", "open_file", "usable_cores", "write_rows"]
 
 Progress = Callable[[int, int], None]
 """Called with (rows done, rows in all)."""
 
 _READ_BYTES = 1 << 20
 _MAX_ROW_BYTES = 1 << 30
+_WAITING_BYTES = 64 << 20
+_MAX_WRITERS = 4
+_LABEL_ROWS = 65_536  # labels looked through at a time
+
+
+class Rows(Protocol):
+    """What an importer reads from: an array (n, ...) handed out in order; `RowStream` is one."""
+
+    name: str
+    """What to call it in messages."""
+    shape: tuple[int, ...]
+    """(n_rows, *feature_shape)."""
+    dtype: np.dtype[Any]
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows that are promised."""
+
+    def read(self, rows: int) -> np.ndarray:
+        """The next rows; fewer only at the end of a source that leaves some out."""
+
+    def finish(self) -> dict[str, Any] | None:
+        """Check that nothing is left; what the provenance should say beside the options, if anything."""
+
+    def close(self) -> None:
+        """Close the file."""
+
+
+def usable_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def open_file(path: str | os.PathLike[str], what: str) -> IO[bytes]:
@@ -141,10 +177,44 @@ class RowStream:
         )
 
 
+def import_rows(
+    open_x: Callable[[], Rows],
+    open_y: Callable[[], Rows] | None,
+    url: str | os.PathLike[str],
+    **options: Any,
+) -> Dataset:
+    """Check the arrays, look through string labels for their classes, then `write_rows`."""
+    with contextlib.ExitStack() as opened:
+        x = open_x()
+        opened.callback(x.close)
+        check_rows_dtype(x.dtype, x.name)
+        if len(x.shape) < 2:
+            raise DataError(f"{x.name} has shape {x.shape}; rows x features are needed: at least two axes")
+        if open_y is None:
+            return write_rows(url, x, None, **options)
+        y = open_y()
+        opened.callback(y.close)
+        if len(y.shape) != 1 and y.shape[1:] != (1,):
+            raise DataError(f"{y.name} has shape {y.shape}; labels have to be one per row, shape (n,)")
+        if y.dtype.kind not in "US":
+            return write_rows(url, x, y, **options)
+        classes = _string_classes(y)
+        again = open_y()
+        opened.callback(again.close)
+        return write_rows(url, x, again, classes=classes, **options)
+
+
+def _string_classes(y: Rows) -> np.ndarray:
+    found: set[str] = set()
+    for a in range(0, y.n_rows, _LABEL_ROWS):
+        found.update(as_labels(y.read(min(_LABEL_ROWS, y.n_rows - a)).reshape(-1), y.name).tolist())
+    return np.array(sorted(found))
+
+
 def write_rows(
     url: str | os.PathLike[str],
-    x: Any,
-    y: Any,
+    x: Rows,
+    y: Rows | None,
     *,
     importer: str,
     sources: list[str | os.PathLike[str]],
@@ -152,14 +222,14 @@ def write_rows(
     overwrite: bool = False,
     progress: Progress | None = None,
     options: dict[str, Any] | None = None,
+    shuffle: int | None = None,
     **layout: Any,
 ) -> Dataset:
     """Write the rows of a stream `x`, and labels of a stream `y` or None, to a dataset.
 
-    Whatever goes wrong on the way, no dataset is left at `url`.
+    Whatever goes wrong on the way, no dataset is left at `url`. With a seed `shuffle` the rows are written in
+    their own order to a dataset beside `url` first, which goes when they are shuffled.
     """
-    from scalelatent.data.create import create_dataset
-
     if y is not None and y.n_rows != x.n_rows:
         raise DataError(
             f"{x.name} holds {x.n_rows} rows, but {y.name} holds {y.n_rows} labels; give the two files (or "
@@ -167,30 +237,101 @@ def write_rows(
         )
     # Names only: the folders of the machine that imported are nobody's business later on.
     provenance = {"importer": importer, "source": [Path(s).name for s in sources], **(options or {})}
-    writer = create_dataset(
-        url,
-        x.n_rows,
-        x.shape[1:],
-        x.dtype.newbyteorder("="),
-        y_dtype=None if y is None or classes is not None else y.dtype.newbyteorder("="),
-        classes=classes,
-        provenance=provenance,
-        overwrite=overwrite,
-        **layout,
-    )
+    columns: dict[str, Any] = {
+        "dtype": x.dtype.newbyteorder("="),
+        "y_dtype": None if y is None or classes is not None else y.dtype.newbyteorder("="),
+        "classes": classes,
+        "provenance": provenance,
+    }
+    if shuffle is None:
+        return _write(locate(url), x, y, columns | layout, overwrite, progress)
+    return _write_shuffled(locate(url), shuffle, x, y, columns, layout, overwrite, progress)
+
+
+def _write_shuffled(
+    location: Location,
+    seed: int,
+    x: Rows,
+    y: Rows | None,
+    columns: dict[str, Any],
+    layout: dict[str, Any],
+    overwrite: bool,
+    progress: Progress | None,
+) -> Dataset:
+    """Write the rows in order to a dataset beside the wanted one, then shuffle them into place."""
+    import scalelatent.data as data
+    from scalelatent.data.create import check_room
+
+    def half(first: int) -> Progress | None:
+        """Each of the two steps is half of the way."""
+        return None if progress is None else lambda done, n: progress((first * n + done) // 2, n)
+
+    check_room(location, overwrite)  # now, not after the rows were read
+    aside = locate(f"{location.url}.unshuffled-{uuid.uuid4().hex[:8]}")
     try:
-        for i in range(writer.n_shards):
-            a, b = writer.shard_bounds(i)
-            rows = x.read(b - a)
-            check_finite(rows, a, x.name)
-            writer.write_shard(i, rows, None if y is None else y.read(b - a).reshape(b - a))
-            del rows  # before the next shard is read: one shard in memory, not two
-            if progress is not None:
-                progress(b, x.n_rows)
+        ordered = _write(aside, x, y, columns | layout, False, half(0))
+        return data.shuffle_dataset(
+            ordered, location.url, seed=seed, overwrite=overwrite, progress=half(1), **layout
+        )
+    finally:
+        aside.clear()
+
+
+def _write(
+    location: Location,
+    x: Rows,
+    y: Rows | None,
+    arguments: dict[str, Any],
+    overwrite: bool,
+    progress: Progress | None,
+) -> Dataset:
+    """Write the rows to a dataset; on any failure, Ctrl-C as well, nothing stays."""
+    from scalelatent.data.create import create_dataset, make_room
+
+    make_room(location, overwrite)
+    try:
+        writer = create_dataset(location.url, x.n_rows, x.shape[1:], **arguments)
+        _copy(writer, x, y, progress)
         for stream in (x, y):
             if stream is not None:
-                stream.finish()
+                writer.note(stream.finish() or {})
         return writer.finalize()
     except BaseException:
-        locate(url).clear()
+        location.clear()
         raise
+
+
+def _copy(writer: DatasetWriter, x: Rows, y: Rows | None, progress: Progress | None) -> None:
+    """Read shards in this thread while others hash, pack and write those before; a few are in memory."""
+    shard_bytes = writer.shard_rows * n_features(x.shape[1:]) * x.dtype.itemsize
+    threads = min(usable_cores(), _MAX_WRITERS, max(1, _WAITING_BYTES // shard_bytes))
+    waiting: deque[tuple[int, Future[None]]] = deque()
+
+    def wait_for(left: int) -> None:
+        while len(waiting) > left:
+            stop, shard = waiting.popleft()
+            shard.result()
+            if progress is not None:
+                progress(stop, writer.n_rows)
+
+    i = 0
+    with ThreadPoolExecutor(threads, "scalelatent-write") as pool:
+        try:
+            while i < writer.n_shards:
+                a, b = writer.shard_bounds(i)
+                rows = x.read(b - a)
+                check_finite(rows, a, x.name)
+                if len(rows) < b - a:  # the source left some out
+                    b = a + len(rows)
+                    writer.shrink(b)
+                    if a == b:
+                        break
+                labels = None if y is None else y.read(b - a).reshape(b - a)
+                waiting.append((b, pool.submit(writer.write_shard, i, rows, labels)))
+                del rows  # the thread that writes it holds it as long as it is needed
+                wait_for(threads)
+                i += 1
+            wait_for(0)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
