@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .dataset import Dataset, open_dataset
     from .digits import InfiniteDigits, make_digits
     from .grid import RowGrid
-    from .importers import import_idx, import_npy, import_npz
+    from .importers import import_hdf5, import_idx, import_images, import_mat, import_npy, import_npz
     from .writer import DatasetWriter
 
 __all__ = [
@@ -23,7 +23,10 @@ __all__ = [
     "InfiniteDigits",
     "RowGrid",
     "create_dataset",
+    "import_hdf5",
     "import_idx",
+    "import_images",
+    "import_mat",
     "import_npy",
     "import_npz",
     "make_digits",
@@ -36,7 +39,10 @@ _WHERE = {
     "InfiniteDigits": ".digits",
     "RowGrid": ".grid",
     "create_dataset": ".create",
+    "import_hdf5": ".importers",
     "import_idx": ".importers",
+    "import_images": ".importers",
+    "import_mat": ".importers",
     "import_npy": ".importers",
     "import_npz": ".importers",
     "make_digits": ".digits",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from .hdf5 import import_hdf5
 from .idx import import_idx
+from .images import import_images
+from .mat import import_mat
 from .npy import import_npy, import_npz
 
-__all__ = ["import_idx", "import_npy", "import_npz"]
+__all__ = ["import_hdf5", "import_idx", "import_images", "import_mat", "import_npy", "import_npz"]

@@ -34,6 +34,7 @@ def import_idx(
     *,
     overwrite: bool = False,
     progress: Progress | None = None,
+    shuffle: int | None = None,
     **layout: Any,
 ) -> Dataset:
     """Import IDX files, for example those of MNIST; memory is bounded by one shard.
@@ -50,6 +51,8 @@ def import_idx(
         Replace a dataset that lies there.
     progress : callable, optional
         Called with (rows done, rows in all).
+    shuffle : int, optional
+        Seed of a shuffle of all rows; by default they keep their order.
     **layout
         `chunk_rows`, `shard_rows`, `compressor` of `create_dataset`.
 
@@ -91,7 +94,15 @@ def import_idx(
             )
         sources = [images] if labels is None else [images, labels]
         return write_rows(
-            url, x, y, importer="idx", sources=sources, overwrite=overwrite, progress=progress, **layout
+            url,
+            x,
+            y,
+            importer="idx",
+            sources=sources,
+            overwrite=overwrite,
+            progress=progress,
+            shuffle=shuffle,
+            **layout,
         )
     finally:
         for stream in (x, y):

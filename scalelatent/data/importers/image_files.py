@@ -64,8 +64,8 @@ class ImageFolder:
         if "" in tops:
             n = next(count for folder, count in self.folders if folder == "")
             raise DataError(
-                f"image folder {self.root} holds {n} images beside {len(tops) - 1} folders of images, so they "
-                "have no class; move them into a folder, or import all without labels with --no-labels "
+                f"image folder {self.root} holds {n} images beside {len(tops) - 1} folders of images, so "
+                "they have no class; move them into a folder, or import all without labels with --no-labels "
                 "(labels=False)"
             )
         if all(_NUMBER.fullmatch(name) for name in tops):

@@ -7,7 +7,6 @@ import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,8 +52,8 @@ def import_images(
     Parameters
     ----------
     folder : path
-        Images (BMP, GIF, JPEG, JPEG 2000, PNG, PPM, TIFF, WebP) in folders whose names are the classes, at any
-        depth below them; or right in `folder`, and then without labels.
+        Images (BMP, GIF, JPEG, JPEG 2000, PNG, PPM, TIFF, WebP) in folders whose names are the classes, at
+        any depth below them; or right in `folder`, and then without labels.
     url : str
         Where the dataset goes.
     size : (int, int), optional
@@ -127,8 +126,12 @@ def import_images(
         x.close()
 
 
-class _Unlike(Exception):
-    """An image that can be read, but is not what is wanted; says why."""
+class _Unusable(Exception):
+    """An image that can be read, but makes no row; says why."""
+
+
+class _Unlike(_Unusable):
+    """An image that is not like the first one; says what it is."""
 
 
 @dataclass(frozen=True)
@@ -152,21 +155,23 @@ class _Decoder:
             return np.asarray(image)
 
     def _draft(self, image: Image.Image) -> None:
-        """Let the JPEG decoder leave out colour, and what is finer than half a wanted pixel: far less work."""
+        """Let the JPEG decoder leave out colour, and what is finer than half a wanted pixel: less work."""
         side = None if self.size is None else 2 * max(self.size)
         image.draft("L" if self.color == "gray" else None, None if side is None else (side, side))
 
     def _recolor(self, image: Image.Image) -> Image.Image:
         if image.mode in ("I", "F") or image.mode.startswith("I;16"):
             if self.color == "rgb":
-                raise _Unlike(
+                raise _Unusable(
                     f"is gray of more than 8 bits (Pillow's mode {image.mode}), which has no colour"
                 )
             return image
         if self.color is not None:
             return image.convert("L" if self.color == "gray" else "RGB")
         if image.has_transparency_data:
-            raise _Unlike("has transparency; choose --gray or --rgb (color='gray' or 'rgb') to leave it out")
+            raise _Unusable(
+                "has transparency; choose --gray or --rgb (color='gray' or 'rgb') to leave it out"
+            )
         return image if image.mode in ("L", "RGB") else image.convert("L" if image.mode == "1" else "RGB")
 
     def _resize(self, image: Image.Image) -> Image.Image:
@@ -270,14 +275,14 @@ class _Images:
             try:
                 row = self._load(files[i][1])
                 if row.shape != self.shape[1:] or row.dtype != self.dtype:
-                    raise _Unlike(f"is {_describe(row.shape, row.dtype)}")
+                    raise _Unlike(_describe(row.shape, row.dtype))
                 out[i] = row
-            except Exception as error:  # decoders raise whatever a damaged file leads to
+            except Exception as error:  # noqa: BLE001 - decoders raise whatever damaged files lead to
                 bad[i] = error
         return bad
 
     def _skip(self, path: str, error: Exception) -> None:
-        if isinstance(error, _Unlike):
+        if isinstance(error, _Unusable):
             self._unlike += 1
         else:
             self._unreadable += 1
@@ -286,13 +291,14 @@ class _Images:
 
     def _refusal(self, path: str, error: Exception) -> DataError:
         head = f"image {self._root / path} {_reason(error)}"
-        if isinstance(error, _Unlike) and hasattr(self, "shape") and "is " in str(error)[:3]:
-            head += (
-                f", but the first image, {self._first}, is {_describe(self.shape[1:], self.dtype)}; bring all "
-                "to one size with --size HxW (size=(height, width)), to one kind with --gray or --rgb (color=)"
+        rest = "leave such images out with --skip-bad (skip_bad=True)"
+        if isinstance(error, _Unlike):
+            return DataError(
+                f"{head}, but the first image, {self._first}, is {_describe(self.shape[1:], self.dtype)}; "
+                "bring all to one size with --size HxW (size=(height, width)), to one kind with --gray or "
+                f"--rgb (color=), or {rest}"
             )
-            return DataError(f"{head}, or leave such images out with --skip-bad (skip_bad=True)")
-        return DataError(f"{head}. Replace it, or leave such images out with --skip-bad (skip_bad=True)")
+        return DataError(f"{head}; replace it, or {rest}")
 
 
 class _ClassOfImage:
@@ -320,6 +326,8 @@ def _reason(error: Exception) -> str:
     from PIL import UnidentifiedImageError
 
     if isinstance(error, _Unlike):
+        return f"is {error}"
+    if isinstance(error, _Unusable):
         return str(error)
     if isinstance(error, UnidentifiedImageError):
         return f"cannot be read: it is none of {', '.join(FORMATS)}"

@@ -27,6 +27,7 @@ def import_npy(
     y: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
+    shuffle: int | None = None,
     **layout: Any,
 ) -> Dataset:
     """Import an npy file of rows (n, ...) and, if given, one of labels (n,); memory is bounded by one shard.
@@ -43,6 +44,8 @@ def import_npy(
         Replace a dataset that lies there.
     progress : callable, optional
         Called with (rows done, rows in all).
+    shuffle : int, optional
+        Seed of a shuffle of all rows; by default they keep their order.
     **layout
         `chunk_rows`, `shard_rows`, `compressor` of `create_dataset`.
 
@@ -72,6 +75,7 @@ def import_npy(
         url,
         overwrite=overwrite,
         progress=progress,
+        shuffle=shuffle,
         **options,
         **layout,
     )
@@ -85,6 +89,7 @@ def import_npz(
     *,
     overwrite: bool = False,
     progress: Progress | None = None,
+    shuffle: int | None = None,
     **layout: Any,
 ) -> Dataset:
     """Import rows and labels from an npz archive, compressed or not; memory is bounded by one shard.
@@ -97,7 +102,7 @@ def import_npz(
         Where the dataset goes.
     x, y : str, optional
         Names of the arrays in the archive; by default `x` and, where it is there, `y`, in either case.
-    overwrite, progress, **layout
+    overwrite, progress, shuffle, **layout
         See `import_npy`.
 
     Returns
@@ -136,6 +141,7 @@ def import_npz(
             url,
             overwrite=overwrite,
             progress=progress,
+            shuffle=shuffle,
             **options,
             **layout,
         )
