@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from .dataset import Dataset, open_dataset
     from .digits import InfiniteDigits, make_digits
     from .grid import RowGrid
-    from .importers import import_hdf5, import_idx, import_images, import_mat, import_npy, import_npz
+    from .importers import (
+        fetch_named,
+        import_hdf5,
+        import_idx,
+        import_images,
+        import_mat,
+        import_named,
+        import_npy,
+        import_npz,
+    )
     from .writer import DatasetWriter
 
 __all__ = [
@@ -23,10 +32,12 @@ __all__ = [
     "InfiniteDigits",
     "RowGrid",
     "create_dataset",
+    "fetch_named",
     "import_hdf5",
     "import_idx",
     "import_images",
     "import_mat",
+    "import_named",
     "import_npy",
     "import_npz",
     "make_digits",
@@ -39,10 +50,12 @@ _WHERE = {
     "InfiniteDigits": ".digits",
     "RowGrid": ".grid",
     "create_dataset": ".create",
+    "fetch_named": ".importers",
     "import_hdf5": ".importers",
     "import_idx": ".importers",
     "import_images": ".importers",
     "import_mat": ".importers",
+    "import_named": ".importers",
     "import_npy": ".importers",
     "import_npz": ".importers",
     "make_digits": ".digits",

@@ -12,7 +12,7 @@ from scalelatent.errors import DataError
 
 from .hdf5 import H5Rows, describe_arrays, open_h5
 from .keys import find_keys
-from .stream import Progress, Rows, import_rows, open_file
+from .stream import ArrayRows, Progress, Rows, import_rows, open_file
 
 if TYPE_CHECKING:
     import h5py
@@ -215,7 +215,7 @@ class _Version5:
 
     def rows(self, name: str, rows_last: bool) -> Rows:
         values = np.asarray(self._values[name])
-        return _ArrayRows(np.moveaxis(values, -1, 0) if rows_last else values, self._name(name))
+        return ArrayRows(np.moveaxis(values, -1, 0) if rows_last else values, self._name(name))
 
     def labels(self, name: str) -> Rows:
         values = np.asarray(self._values[name])
@@ -225,7 +225,7 @@ class _Version5:
             values = np.array([self._label(name, row, cell) for row, cell in enumerate(values)])
         if values.dtype.kind == "U":
             values = np.char.rstrip(values)
-        return _ArrayRows(values, self._name(name))
+        return ArrayRows(values, self._name(name))
 
     def _label(self, name: str, row: int, cell: Any) -> str:
         text = np.asarray(cell)
@@ -237,32 +237,6 @@ class _Version5:
 
     def _name(self, name: str) -> str:
         return f"{self._where}, variable {name!r}"
-
-
-class _ArrayRows:
-    """Rows of an array in memory."""
-
-    def __init__(self, values: np.ndarray, name: str) -> None:
-        self.name, self.shape, self.dtype = name, values.shape, values.dtype
-        if 0 in values.shape:
-            raise DataError(f"{name} has shape {values.shape}, which holds no numbers; nothing to import")
-        self._values = values
-        self._next = 0
-
-    @property
-    def n_rows(self) -> int:
-        return self.shape[0]
-
-    def read(self, rows: int) -> np.ndarray:
-        part = np.ascontiguousarray(self._values[self._next : self._next + rows])
-        self._next += len(part)
-        return part.astype(part.dtype.newbyteorder("="), copy=False)
-
-    def finish(self) -> None:
-        """Nothing is left to check."""
-
-    def close(self) -> None:
-        self._values = self._values[:0]
 
 
 class _Integers:

@@ -12,7 +12,7 @@ import numpy as np
 from scalelatent.errors import DataError
 
 from .keys import find_keys
-from .stream import Progress, RowStream, import_rows, open_file
+from .stream import ArrayRows, Progress, RowStream, import_rows, open_file
 
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
@@ -148,7 +148,7 @@ def import_npz(
 
 
 def _open_npy(path: str | os.PathLike[str], what: str) -> Any:
-    """A stream over an npy file; a memory map where it is in Fortran order."""
+    """Rows of an npy file; a memory map where it is in Fortran order."""
     raw = open_file(path, f"npy file of {what}")
     name = f"npy file {os.fspath(path)}"
     try:
@@ -157,7 +157,8 @@ def _open_npy(path: str | os.PathLike[str], what: str) -> Any:
         stream.check_size(os.fstat(raw.fileno()).st_size)
         if fortran and len(shape) > 1:
             raw.close()
-            return _MappedRows(path, name)
+            # Rows of columns, through a memory map: slow, but bounded.
+            return ArrayRows(np.load(path, mmap_mode="r", allow_pickle=False), name)
         return stream
     except BaseException:
         raw.close()
@@ -205,24 +206,3 @@ def _read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.
     if len(shape) == 0:
         raise DataError(f"{name} holds a single number; rows x features are needed")
     return tuple(shape), fortran, dtype
-
-
-class _MappedRows:
-    """Rows of an npy file in Fortran order, through a memory map: slow, but bounded."""
-
-    def __init__(self, path: str | os.PathLike[str], name: str) -> None:
-        self._map = np.load(path, mmap_mode="r", allow_pickle=False)
-        self.name, self.shape, self.dtype = name, self._map.shape, self._map.dtype
-        self.n_rows = self.shape[0]
-        self._next = 0
-
-    def read(self, rows: int) -> np.ndarray:
-        part = np.ascontiguousarray(self._map[self._next : self._next + rows])
-        self._next += rows
-        return part.astype(part.dtype.newbyteorder("="), copy=False)
-
-    def finish(self) -> None:
-        """Nothing is left to check: the size was compared before."""
-
-    def close(self) -> None:
-        self._map = None

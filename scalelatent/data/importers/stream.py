@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
     from scalelatent.data.writer import DatasetWriter
 
-__all__ = ["Progress", "RowStream", "Rows", "import_rows", "open_file", "usable_cores", "write_rows"]
+__all__ = [
+    "ArrayRows",
+    "Progress",
+    "RowStream",
+    "Rows",
+    "import_rows",
+    "open_file",
+    "usable_cores",
+    "write_rows",
+]
 
 Progress = Callable[[int, int], None]
 """Called with (rows done, rows in all)."""
@@ -175,6 +184,35 @@ class RowStream:
             f"byte {self.total_bytes:,}, but at least {count:,} bytes follow; the header is wrong, or it is "
             "another kind of file"
         )
+
+
+class ArrayRows:
+    """Rows of an array in memory, as `Rows`."""
+
+    def __init__(self, values: np.ndarray, name: str) -> None:
+        self.name, self.shape, self.dtype = name, values.shape, values.dtype
+        if 0 in values.shape:
+            raise DataError(f"{name} has shape {values.shape}, which holds no numbers; nothing to import")
+        self._values = values
+        self._next = 0
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return self.shape[0]
+
+    def read(self, rows: int) -> np.ndarray:
+        """The next rows, in native byte order."""
+        part = np.ascontiguousarray(self._values[self._next : self._next + rows])
+        self._next += len(part)
+        return part.astype(part.dtype.newbyteorder("="), copy=False)
+
+    def finish(self) -> None:
+        """Nothing is left to check."""
+
+    def close(self) -> None:
+        """Forget the array."""
+        self._values = self._values[:0]
 
 
 def import_rows(
