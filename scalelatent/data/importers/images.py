@@ -115,7 +115,7 @@ def import_images(
             None if classes is None else _ClassOfImage(x, classes),
             importer="images",
             sources=[found.root.resolve()],
-            classes=classes,
+            classes=classes if classes is not None and classes.dtype.kind == "U" else None,
             options=options,
             overwrite=overwrite,
             progress=progress,

@@ -277,7 +277,7 @@ def write_rows(
     provenance = {"importer": importer, "source": [Path(s).name for s in sources], **(options or {})}
     columns: dict[str, Any] = {
         "dtype": x.dtype.newbyteorder("="),
-        "y_dtype": None if y is None or classes is not None else y.dtype.newbyteorder("="),
+        "y_dtype": None if y is None or y.dtype.kind in "US" else y.dtype.newbyteorder("="),
         "classes": classes,
         "provenance": provenance,
     }
