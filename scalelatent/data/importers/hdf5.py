@@ -160,7 +160,7 @@ class H5Rows:
             )
         self.name = name
         self._strings = h5py.check_string_dtype(array.dtype) is not None
-        self._array = array.asstr() if self._strings else array
+        self._array = array.asstr("utf-8") if self._strings else array
         self._matlab = matlab
         self._axis = len(array.shape) - 1 if matlab != rows_last else 0
         # Axes of what HDF5 reads, in the order of a row of the dataset: the rows first.
