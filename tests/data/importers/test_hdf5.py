@@ -42,7 +42,7 @@ def refused(path: Path, message: str, out: Path, **keys: Any) -> None:
     shard_rows=st.integers(1, 60),
     packed=st.booleans(),
 )
-@hypothesis.settings(max_examples=25, deadline=None)
+@hypothesis.settings(max_examples=15, deadline=None)
 def test_any_layout_gives_the_same_rows(
     chunk_rows: int, chunk_columns: int, band: int, largest: int, shard_rows: int, packed: bool
 ) -> None:

@@ -1,0 +1,213 @@
+"""Datasets by name: a server on loopback stands in for the origins, good, absent, lying and torn."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from scalelatent.data import fetch_named, import_named
+from scalelatent.data.importers import named
+from scalelatent.errors import DataError
+
+RNG = np.random.Generator(np.random.Philox(8))
+
+
+def packed_idx(array: np.ndarray) -> bytes:
+    head = bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape)
+    return gzip.compress(head + array.tobytes(), mtime=0)
+
+
+ROWS = {
+    "train": RNG.integers(0, 256, (60, 4, 4)).astype("u1"),
+    "test": RNG.integers(0, 256, (9, 4, 4)).astype("u1"),
+}
+LABELS = {part: (np.arange(len(rows)) % 10).astype("u1") for part, rows in ROWS.items()}
+FILES = {
+    "train-images-idx3-ubyte.gz": packed_idx(ROWS["train"]),
+    "train-labels-idx1-ubyte.gz": packed_idx(LABELS["train"]),
+    "t10k-images-idx3-ubyte.gz": packed_idx(ROWS["test"]),
+    "t10k-labels-idx1-ubyte.gz": packed_idx(LABELS["test"]),
+}
+
+
+class Server:
+    """Serves `files`; `fault` says what goes wrong."""
+
+    def __init__(self) -> None:
+        self.files = dict(FILES)
+        self.asked: list[str] = []
+        self.torn = False
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer.asked.append(self.path)
+                content = outer.files.get(self.path.rpartition("/")[2])
+                if content is None:
+                    self.send_error(404)
+                    return
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content[: len(content) // 2] if outer.torn else content)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/set"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=10)
+
+
+@pytest.fixture
+def server(monkeypatch: Any) -> Iterator[Server]:
+    """A server of small files, known under the name of MNIST."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+    def pair(head: str) -> Any:
+        names = (f"{head}-images-idx3-ubyte.gz", f"{head}-labels-idx1-ubyte.gz")
+        return tuple((name, "sha256:" + hashlib.sha256(FILES[name]).hexdigest()) for name in names)
+
+    server = Server()
+    origin = named._Origin((server.url + "/",), {"train": pair("train"), "test": pair("t10k")})
+    monkeypatch.setitem(named._ORIGINS, "mnist", origin)
+    yield server
+    server.close()
+
+
+def unused_url() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("part", "parts"), [("train", ["train"]), ("test", ["test"]), ("all", ["train", "test"])]
+)
+def test_parts(server: Server, tmp_path: Path, part: str, parts: list[str]) -> None:
+    ds = import_named("mnist", tmp_path / "ds", part=part, cache=tmp_path / "cache", shard_rows=7)
+    rows = np.concatenate([ROWS[p] for p in parts])
+    np.testing.assert_array_equal(ds.read_x(0, len(ds)), rows.reshape(len(rows), -1))
+    assert ds.read_y(0, len(ds)).tolist() == np.concatenate([LABELS[p] for p in parts]).tolist()
+    assert ds.feature_shape == (4, 4)
+    provenance = ds.attrs["provenance"]
+    assert (provenance["importer"], provenance["part"]) == ("mnist", part)
+    assert len(provenance["source"]) == len(server.asked) == 2 * len(parts)
+
+
+def test_downloaded_once_with_progress(server: Server, tmp_path: Path, caplog: Any) -> None:
+    calls: list[tuple[int, int]] = []
+    paths = fetch_named("mnist", cache=tmp_path, progress=lambda *c: calls.append(c))
+    assert [p.read_bytes() for p in paths] == [FILES[p.name] for p in paths]
+    assert sorted(p.name for p in tmp_path.rglob("*.gz")) == sorted(p.name for p in paths)
+    sizes = [len(FILES[p.name]) for p in paths]
+    assert [c for c in calls if c[0] == c[1]][-1] == (sizes[-1], sizes[-1])
+    assert {c[1] for c in calls} == set(sizes)
+    assert fetch_named("mnist", cache=tmp_path) == paths
+    assert len(server.asked) == 2
+    assert caplog.text == ""
+
+
+def test_cache_folder_from_the_environment(server: Server, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("SCALELATENT_CACHE", str(tmp_path / "mine"))
+    assert fetch_named("mnist", part="test")[0] == tmp_path / "mine" / "mnist" / "t10k-images-idx3-ubyte.gz"
+
+
+def test_a_damaged_file_in_the_cache_is_downloaded_anew(server: Server, tmp_path: Path) -> None:
+    images, _ = fetch_named("mnist", cache=tmp_path)
+    images.write_bytes(images.read_bytes()[:-5])
+    assert fetch_named("mnist", cache=tmp_path)[0].read_bytes() == FILES[images.name]
+    assert len(server.asked) == 3
+
+
+def test_the_next_mirror_is_asked(server: Server, tmp_path: Path, monkeypatch: Any) -> None:
+    lying = Server()
+    try:
+        lying.files = {name: b"other" + content for name, content in FILES.items()}
+        origin = named._ORIGINS["mnist"]
+        mirrors = (unused_url() + "/", lying.url + "/", server.url + "/")
+        monkeypatch.setitem(named._ORIGINS, "mnist", named._Origin(mirrors, origin.files))
+        ds = import_named("mnist", tmp_path / "ds", part="test", cache=tmp_path / "cache")
+    finally:
+        lying.close()
+    assert len(ds) == 9
+    assert len(lying.asked) == len(server.asked) == 2
+
+
+def refused(tmp_path: Path, *message: str, **how: Any) -> None:
+    with pytest.raises(DataError) as error:
+        import_named("mnist", tmp_path / "out", cache=tmp_path / "cache", **how)
+    for part in message:
+        assert part in str(error.value)
+    assert not (tmp_path / "out").exists()
+    assert [p for p in (tmp_path / "cache").rglob("*") if p.is_file()] == []
+
+
+def test_wrong_checksum_torn_and_absent(server: Server, tmp_path: Path) -> None:
+    name = "train-images-idx3-ubyte.gz"
+    server.files[name] = FILES["t10k-images-idx3-ubyte.gz"]
+    refused(tmp_path, f"{server.url}/{name} (another file: its checksum is wrong)")
+    server.files[name] = FILES[name]
+    server.torn = True
+    refused(tmp_path, f"{server.url}/{name} (the connection broke off in the middle)")
+    server.files = {}
+    refused(tmp_path, f"{server.url}/{name} (the server answered 404 Not Found)")
+
+
+def test_offline_names_the_way_by_hand(server: Server, tmp_path: Path) -> None:
+    mirror = unused_url()
+    refused(
+        tmp_path,
+        f"mnist: train-images-idx3-ubyte.gz is not in the cache and could not be downloaded: {mirror}/train-",
+        "(no connection)",
+        f"put it into {tmp_path / 'cache' / 'mnist'} and try again",
+        "scalelatent data import idx train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz OUT.zarr",
+        "--mirror URL",
+        mirror=mirror,
+    )
+    assert server.asked == []
+    (tmp_path / "cache" / "mnist").mkdir(parents=True, exist_ok=True)
+    for name, content in FILES.items():
+        (tmp_path / "cache" / "mnist" / name).write_bytes(content)
+    ds = import_named("mnist", tmp_path / "ds", cache=tmp_path / "cache", mirror=mirror)
+    assert len(ds) == 60
+
+
+def test_unknown_names_and_parts(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match="no dataset 'mnst' is known by name; the known ones are digits, mnist"
+    ):
+        import_named("mnst", tmp_path / "out")
+    with pytest.raises(DataError, match="mnist has no part 'val'; the parts are train, test, all"):
+        import_named("mnist", tmp_path / "out", part="val")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_digits(tmp_path: Path) -> None:
+    ds = import_named("digits", tmp_path / "ds")
+    x, y = load_digits(return_X_y=True)
+    np.testing.assert_array_equal(ds.read_x(0, 1797), np.rint(x * (255 / 16)))
+    np.testing.assert_array_equal(ds.read_y(0, 1797), y)
+
+
+@pytest.mark.realdata
+def test_the_checksums_of_mnist_are_those_of_the_real_files(mnist_dir: Path) -> None:
+    for pair in named._ORIGINS["mnist"].files.values():
+        for name, checksum in pair:
+            assert checksum == "sha256:" + hashlib.sha256((mnist_dir / name).read_bytes()).hexdigest()
