@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["H5Rows", "describe_arrays", "import_hdf5", "open_h5"]
 
-_BAND_BYTES = 4 << 20
+_BAND_BYTES = 2 << 20
 _MAX_BAND_BYTES = 64 << 20
 
 
@@ -171,7 +171,7 @@ class H5Rows:
         if 0 in self.shape:
             raise DataError(f"{name} has shape {self.shape}, which holds no numbers; nothing to import")
         self._band_rows = self._choose_band(array)
-        self._band = np.empty((0, *self.shape[1:]), self.dtype)
+        self._band = np.empty(0)
         self._row = self._taken = 0
 
     def _choose_band(self, array: h5py.Dataset) -> int:
@@ -189,17 +189,21 @@ class H5Rows:
 
     def read(self, rows: int) -> np.ndarray:
         """The next rows, in native byte order."""
-        parts = []
-        while rows > 0:
+        kind = np.dtype(object) if self.dtype.kind == "U" else self.dtype.newbyteorder("=")
+        out = np.empty((rows, *self.shape[1:]), kind)
+        filled = 0
+        while filled < rows:
             if self._taken == len(self._band):
+                self._band = np.empty(0)  # before the next one is read: one in memory, not two
                 self._band, self._taken = self._read_band(), 0
-            part = self._band[self._taken : self._taken + rows]
-            self._taken += len(part)
-            rows -= len(part)
-            parts.append(part)
-        return np.concatenate(parts)
+            count = min(rows - filled, len(self._band) - self._taken)
+            out[filled : filled + count] = self._band[self._taken : self._taken + count]
+            filled += count
+            self._taken += count
+        return out.astype(str) if self.dtype.kind == "U" else out
 
     def _read_band(self) -> np.ndarray:
+        """The next rows as HDF5 reads them, their axes in order."""
         a, b = self._row, min(self._row + self._band_rows, self.n_rows)
         window = (slice(None),) * self._axis + (slice(a, b),)
         try:
@@ -209,14 +213,11 @@ class H5Rows:
                 f"{self.name} is damaged in rows {a}:{b}: {error}; download or copy the file again"
             ) from error
         self._row = b
-        band = np.asarray(band).transpose(self._order)
-        if self._strings:
-            return band.astype(str)
-        return band.astype(band.dtype.newbyteorder("="), copy=False)
+        return np.asarray(band).transpose(self._order)
 
     def finish(self) -> None:
         """Nothing is left to check: HDF5 knows its shape."""
 
     def close(self) -> None:
         """Forget what was read; whoever opened the file closes it."""
-        self._band = self._band[:0]
+        self._band = np.empty(0)

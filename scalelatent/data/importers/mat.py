@@ -151,7 +151,7 @@ class _H5Strings(H5Rows):
     def _read_band(self) -> np.ndarray:
         band = super()._read_band()
         if not self._cells:
-            return np.array([_text(codes) for codes in band])
+            return np.array([_text(codes) for codes in band], object)
         texts = []
         for row, reference in enumerate(band.reshape(len(band), -1)[:, 0], self._row - len(band)):
             cell = self._of[reference]
@@ -160,7 +160,7 @@ class _H5Strings(H5Rows):
                     f"{self.name}: the label of row {row} is no string; labels have to be strings"
                 )
             texts.append("" if cell.attrs.get("MATLAB_empty") else _text(cell[()].ravel()))
-        return np.array(texts).reshape(band.shape)
+        return np.array(texts, object).reshape(band.shape)
 
 
 def _text(codes: np.ndarray) -> str:
