@@ -166,13 +166,16 @@ class DatasetWriter:
             )
         with explain_os_errors(self._location, f"shrinking it to {n_rows} rows"):
             for column in (self._x, self._y, self._weight):
+                if isinstance(column, CsrGroups):
+                    raise DataError(f"dataset {self.url} has CSR rows; only dense datasets can shrink")
                 if column is not None:
                     column.resize((n_rows, *column.shape[1:]))
             self._group["digest"].resize((self.n_shards, 16))
 
-    def note(self, facts: dict[str, Any]) -> None:
-        """Add facts (JSON-able) to the provenance that `finalize` stores."""
-        self.attrs = replace(self.attrs, provenance={**self.attrs.provenance, **facts})
+    def note(self, values: dict[str, Any]) -> None:
+        """Add to the provenance, before `finalize`, what was only learned while writing."""
+        if values:
+            self.attrs = replace(self.attrs, provenance={**self.attrs.provenance, **values})
 
     def finalize(self) -> Dataset:
         """Check that every shard is there, seal the dataset and open it.

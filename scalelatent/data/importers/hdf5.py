@@ -61,7 +61,7 @@ def import_hdf5(
     Returns
     -------
     Dataset
-        Rows (n, ...) and labels (n,), numbers or strings, in the types of the file.
+        Rows (n, ...) and labels (n,), numbers or strings, or targets (n, v), in the types of the file.
 
     Raises
     ------

@@ -220,16 +220,20 @@ class _Images:
         self._kept += filled
         return out[:filled]
 
-    def finish(self) -> dict[str, Any] | None:
-        """Count the skipped images."""
-        if not self._skip_bad:
-            return None
+    def finish(self) -> None:
+        """Refuse a first image that nearly all others differ from."""
         if self._unlike > self._kept:
             raise DataError(
                 f"{self.name}: {self._unlike} images are not like the first, {self._first}, and only "
                 f"{self._kept} are; give one size with --size HxW (size=(height, width)) or one kind with "
                 "--gray or --rgb (color=), or remove the first image"
             )
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """Which images were skipped, for the provenance."""
+        if not self._skip_bad:
+            return {}
         counts = {"unreadable": self._unreadable, "unlike_first": self._unlike}
         return {"skipped": {**counts, "first": self._skipped}}
 

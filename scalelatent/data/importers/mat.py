@@ -62,7 +62,8 @@ def import_mat(
     -------
     Dataset
         Rows (n, ...) in the type of the file; labels (n,) from a vector, a matrix of characters or a cell
-        array of strings. Labels that are whole numbers become integers, whatever MATLAB stored them as.
+        array of strings, or targets (n, v). Labels that are whole numbers become integers, whatever MATLAB
+        stored them as.
 
     Raises
     ------
@@ -270,7 +271,7 @@ def _open(path: str | os.PathLike[str], where: str) -> _Version73 | _Version5:
 def _whole_numbers(source: _Version73 | _Version5, name: str) -> Rows:
     """The labels of a variable; floats that are all whole numbers as int32 or int64."""
     labels = source.labels(name)
-    if labels.dtype.kind != "f":
+    if labels.dtype.kind != "f" or labels.shape[1:] not in ((), (1,)):
         return labels
     low = high = 0.0
     for a in range(0, labels.n_rows, _LABEL_ROWS):

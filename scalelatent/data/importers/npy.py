@@ -70,8 +70,8 @@ def import_npy(
     """
     options = {"importer": "npy", "sources": [file] if y is None else [file, y]}
     return import_rows(
-        lambda: _open_npy(file, "rows"),
-        None if y is None else lambda: _open_npy(y, "labels"),
+        lambda: open_npy(file, "rows"),
+        None if y is None else lambda: open_npy(y, "labels"),
         url,
         overwrite=overwrite,
         progress=progress,
@@ -136,8 +136,8 @@ def import_npz(
         x_name, y_name = find_keys(keys, x, y, f"npz file {os.fspath(file)}")
         options = {"importer": "npz", "sources": [file], "options": {"x": x_name, "y": y_name}}
         return import_rows(
-            lambda: _open_member(archive, file, x_name),
-            None if y_name is None else lambda: _open_member(archive, file, y_name),
+            lambda: open_member(archive, file, x_name),
+            None if y_name is None else lambda: open_member(archive, file, y_name),
             url,
             overwrite=overwrite,
             progress=progress,
@@ -147,12 +147,12 @@ def import_npz(
         )
 
 
-def _open_npy(path: str | os.PathLike[str], what: str) -> Any:
+def open_npy(path: str | os.PathLike[str], what: str) -> Any:
     """Rows of an npy file; a memory map where it is in Fortran order."""
     raw = open_file(path, f"npy file of {what}")
     name = f"npy file {os.fspath(path)}"
     try:
-        shape, fortran, dtype = _read_header(raw, name)
+        shape, fortran, dtype = read_header(raw, name)
         stream = RowStream(raw, name, shape, dtype, raw.tell())
         stream.check_size(os.fstat(raw.fileno()).st_size)
         if fortran and len(shape) > 1:
@@ -165,12 +165,12 @@ def _open_npy(path: str | os.PathLike[str], what: str) -> Any:
         raise
 
 
-def _open_member(archive: zipfile.ZipFile, path: str | os.PathLike[str], key: str) -> RowStream:
+def open_member(archive: zipfile.ZipFile, path: str | os.PathLike[str], key: str) -> RowStream:
     """A stream over one array of an npz archive."""
     member = f"{key}.npy" if f"{key}.npy" in archive.namelist() else key
     name = f"npz file {os.fspath(path)}, array {key!r}"
     file = archive.open(member)
-    shape, fortran, dtype = _read_header(file, name)
+    shape, fortran, dtype = read_header(file, name)
     if fortran and len(shape) > 1:
         raise DataError(
             f"{name} is stored column by column (Fortran order), which cannot be read in rows; save it anew "
@@ -181,7 +181,7 @@ def _open_member(archive: zipfile.ZipFile, path: str | os.PathLike[str], key: st
     return stream
 
 
-def _read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Shape, whether in Fortran order, and dtype; arrays of Python objects are refused."""
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:

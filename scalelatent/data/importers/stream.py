@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from scalelatent.data.csr import check_values
 from scalelatent.data.schema import as_labels, check_finite, check_rows_dtype, n_features
 from scalelatent.data.store import Location, locate
 from scalelatent.errors import DataError
@@ -30,6 +31,7 @@ __all__ = [
     "Rows",
     "import_rows",
     "open_file",
+    "string_classes",
     "usable_cores",
     "write_rows",
 ]
@@ -45,7 +47,11 @@ _LABEL_ROWS = 65_536  # labels looked through at a time
 
 
 class Rows(Protocol):
-    """What an importer reads from: an array (n, ...) handed out in order; `RowStream` is one."""
+    """What an importer reads from: an array (n, ...) handed out in order; `RowStream` is one.
+
+    CSR rows also have `nnz`, the number of their entries. What one says in `notes` (a dict), where it has
+    that, is kept in the provenance after `finish`.
+    """
 
     name: str
     """What to call it in messages."""
@@ -57,11 +63,11 @@ class Rows(Protocol):
     def n_rows(self) -> int:
         """Number of rows that are promised."""
 
-    def read(self, rows: int) -> np.ndarray:
-        """The next rows; fewer only at the end of a source that leaves some out."""
+    def read(self, rows: int) -> Any:
+        """The next rows, an ndarray or scipy CSR; fewer only at the end of a source that leaves some out."""
 
-    def finish(self) -> dict[str, Any] | None:
-        """Check that nothing is left; what the provenance should say beside the options, if anything."""
+    def finish(self) -> None:
+        """Check that nothing is left."""
 
     def close(self) -> None:
         """Close the file."""
@@ -232,17 +238,23 @@ def import_rows(
             return write_rows(url, x, None, **options)
         y = open_y()
         opened.callback(y.close)
-        if len(y.shape) != 1 and y.shape[1:] != (1,):
-            raise DataError(f"{y.name} has shape {y.shape}; labels have to be one per row, shape (n,)")
+        if len(y.shape) > 2:
+            raise DataError(
+                f"{y.name} has shape {y.shape}; labels have to be one per row, shape (n,), or targets of "
+                "shape (n, v)"
+            )
+        if len(y.shape) == 2 and y.shape[1] > 1:
+            check_rows_dtype(y.dtype, y.name)
         if y.dtype.kind not in "US":
             return write_rows(url, x, y, **options)
-        classes = _string_classes(y)
+        classes = string_classes(y)
         again = open_y()
         opened.callback(again.close)
         return write_rows(url, x, again, classes=classes, **options)
 
 
-def _string_classes(y: Rows) -> np.ndarray:
+def string_classes(y: Rows) -> np.ndarray:
+    """The distinct labels of a stream, read to its end."""
     found: set[str] = set()
     for a in range(0, y.n_rows, _LABEL_ROWS):
         found.update(as_labels(y.read(min(_LABEL_ROWS, y.n_rows - a)).reshape(-1), y.name).tolist())
@@ -265,6 +277,7 @@ def write_rows(
 ) -> Dataset:
     """Write the rows of a stream `x`, and labels of a stream `y` or None, to a dataset.
 
+    A stream `y` of one axis, or of one column, holds labels; a wider one targets, a CSR one multi-labels.
     Whatever goes wrong on the way, no dataset is left at `url`. With a seed `shuffle` the rows are written in
     their own order to a dataset beside `url` first, which goes when they are shuffled.
     """
@@ -275,15 +288,23 @@ def write_rows(
         )
     # Names only: the folders of the machine that imported are nobody's business later on.
     provenance = {"importer": importer, "source": [Path(s).name for s in sources], **(options or {})}
-    columns: dict[str, Any] = {
-        "dtype": x.dtype.newbyteorder("="),
-        "y_dtype": None if y is None or y.dtype.kind in "US" else y.dtype.newbyteorder("="),
-        "classes": classes,
-        "provenance": provenance,
-    }
+    columns = {"dtype": x.dtype.newbyteorder("="), "nnz": getattr(x, "nnz", None), "provenance": provenance}
+    columns |= _y_options(y, classes)
     if shuffle is None:
         return _write(locate(url), x, y, columns | layout, overwrite, progress)
     return _write_shuffled(locate(url), shuffle, x, y, columns, layout, overwrite, progress)
+
+
+def _y_options(y: Rows | None, classes: np.ndarray | None) -> dict[str, Any]:
+    """Arguments of `create_dataset` for what a stream `y` holds."""
+    if y is None:
+        return {}
+    dtype = y.dtype.newbyteorder("=")
+    if hasattr(y, "nnz"):
+        return {"y_dtype": dtype, "y_kind": "multilabel", "n_targets": y.shape[1]}
+    if len(y.shape) == 2 and y.shape[1] > 1:
+        return {"y_dtype": dtype, "y_kind": "targets", "n_targets": y.shape[1]}
+    return {"y_dtype": None if dtype.kind in "US" else dtype, "classes": classes}
 
 
 def _write_shuffled(
@@ -332,16 +353,25 @@ def _write(
         _copy(writer, x, y, progress)
         for stream in (x, y):
             if stream is not None:
-                writer.note(stream.finish() or {})
+                stream.finish()
+                writer.note(getattr(stream, "notes", {}))
         return writer.finalize()
     except BaseException:
         location.clear()
         raise
 
 
+def _row_bytes(x: Rows) -> int:
+    """Bytes of a row, of a CSR row on the average."""
+    nnz = getattr(x, "nnz", None)
+    if nnz is None:
+        return max(1, n_features(x.shape[1:]) * x.dtype.itemsize)
+    return max(1, nnz * (x.dtype.itemsize + 4) // x.n_rows)
+
+
 def _copy(writer: DatasetWriter, x: Rows, y: Rows | None, progress: Progress | None) -> None:
     """Read shards in this thread while others hash, pack and write those before; a few are in memory."""
-    shard_bytes = writer.shard_rows * n_features(x.shape[1:]) * x.dtype.itemsize
+    shard_bytes = writer.shard_rows * _row_bytes(x)
     threads = min(usable_cores(), _MAX_WRITERS, max(1, _WAITING_BYTES // shard_bytes))
     waiting: deque[tuple[int, Future[None]]] = deque()
 
@@ -358,15 +388,17 @@ def _copy(writer: DatasetWriter, x: Rows, y: Rows | None, progress: Progress | N
             while i < writer.n_shards:
                 a, b = writer.shard_bounds(i)
                 rows = x.read(b - a)
-                check_finite(rows, a, x.name)
-                if len(rows) < b - a:  # the source left some out
-                    b = a + len(rows)
+                (check_finite if isinstance(rows, np.ndarray) else check_values)(rows, a, x.name)
+                if rows.shape[0] < b - a:  # the source left some out
+                    b = a + rows.shape[0]
                     writer.shrink(b)
                     if a == b:
                         break
-                labels = None if y is None else y.read(b - a).reshape(b - a)
+                labels = None if y is None else y.read(b - a)
+                if labels is not None and writer.attrs.y_kind == "labels":
+                    labels = labels.reshape(b - a)
                 waiting.append((b, pool.submit(writer.write_shard, i, rows, labels)))
-                del rows  # the thread that writes it holds it as long as it is needed
+                del rows, labels  # the thread that writes it holds it as long as it is needed
                 wait_for(threads)
                 i += 1
             wait_for(0)

@@ -85,6 +85,14 @@ def test_types(tmp_path: Path, kind: str) -> None:
     np.testing.assert_array_equal(ds.read_y(0, 53), Y)
 
 
+def test_targets(tmp_path: Path) -> None:
+    targets = np.stack([Y / 2, Y * 3.0], 1)
+    ds = import_hdf5(make(tmp_path / "a.h5", x=X, y=targets), tmp_path / "ds", shard_rows=9)
+    assert ds.y_kind == "targets"
+    np.testing.assert_array_equal(ds.read_y(0, 53), targets)
+    refused(make(tmp_path / "b.h5", x=X, y=targets * 1j), "'y' holds complex numbers", tmp_path / "out")
+
+
 @pytest.mark.parametrize("fixed", [False, True])
 def test_string_labels(tmp_path: Path, fixed: bool) -> None:
     words = np.array(["zwölf", "b", "ccc"])[Y % 3]
@@ -119,9 +127,7 @@ def test_bad_arrays(tmp_path: Path) -> None:
     refused(make(path, x=X.astype("S3")), "array 'x' holds values of type", out)
     compound = np.zeros((53, 2), [("a", "f4"), ("b", "i4")])
     refused(make(path, x=compound), "rows have to be real numbers", out)
-    refused(
-        make(path, x=X, y=np.stack([Y, Y], 1)), r"array 'y' has shape \(53, 2\); labels have to be one", out
-    )
+    refused(make(path, x=X, y=X), r"array 'y' has shape \(53, 5, 4\); labels have to be one per row", out)
     refused(make(path, data=X), "has no array 'x'; it holds data .*: name one with --x KEY", out)
     refused(make(path), "has no array 'x'; it holds nothing", out)
     bad = X.astype("f4")

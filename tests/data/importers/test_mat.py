@@ -114,6 +114,14 @@ def test_kinds_of_labels(tmp_path: Path, version: str) -> None:
         assert import_mat(path, tmp_path / "cells", shard_rows=8).read_y(0, 31).tolist() == WORDS.tolist()
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_targets(tmp_path: Path, version: str) -> None:
+    targets = np.stack([Y, Y * 2], 1)
+    ds = import_mat(save(tmp_path / "a.mat", version, {"x": X, "y": targets}), tmp_path / "ds", shard_rows=8)
+    assert (ds.y_kind, ds.read_y(0, 1).dtype) == ("targets", np.float64)
+    np.testing.assert_array_equal(ds.read_y(0, 31), targets)
+
+
 @pytest.mark.parametrize("version", ["5", "7", "7.3"])
 def test_rows_along_the_last_axis(tmp_path: Path, version: str) -> None:
     images = np.random.Generator(np.random.Philox(4)).integers(0, 256, (5, 4, 3, 31)).astype("u1")
@@ -134,7 +142,11 @@ def test_bad_variables(tmp_path: Path, version: str) -> None:
     refused(save(path, version, {"data": X}), r"has no array 'x'; it holds data .*: name one with --x KEY")
     refused(save(path, version, {"x": X, "X": X}), "has 2 arrays that could be 'x'")
     refused(save(path, version, {"x": X, "y": Y[:30, None]}), "holds 31 rows, but .* holds 30 labels")
-    refused(save(path, version, {"x": X, "y": X}), r"'y' has shape \(31, 6\); labels have to be one per row")
+    cube = np.zeros((31, 2, 2))
+    refused(
+        save(path, version, {"x": X, "y": cube}), r"'y' has shape \(31, 2, 2\); labels have to be one per"
+    )
+    refused(save(path, version, {"x": X, "y": X + 1j}), "'y'.*have to be real numbers")
     refused(save(path, version, {"x": X + 1j}), "rows have to be real numbers")
     refused(save(path, version, {"x": WORDS.tolist()}), "holds Python objects")
     bad = X.copy()
