@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["import_images"]
 
 _BATCH = 32  # images a thread decodes at a time
+_MAX_THREADS = 16
+_SMALL_FILE = 8192
+"""Below so many bytes opening costs more than decoding, and only one thread at a time can do that."""
 _MAX_NAMED = 10  # skipped files named in the provenance
 
 
@@ -194,8 +197,11 @@ class _Images:
         self.name = f"image folder {found.root}"
         self._root, self._decoder, self._skip_bad = found.root, decoder, skip_bad
         self._files = found.files()
-        self._pool = ThreadPoolExecutor(usable_cores(), "scalelatent-decode")
         self._first, first = self._find_first(found.files())
+        small = (self._root / self._first).stat().st_size < _SMALL_FILE
+        self._pool = ThreadPoolExecutor(
+            min(usable_cores(), 2 if small else _MAX_THREADS), "scalelatent-decode"
+        )
         self.shape, self.dtype = (found.n_files, *first.shape), first.dtype
         self._kept = self._unreadable = self._unlike = 0
         self._skipped: list[str] = []
