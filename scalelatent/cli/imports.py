@@ -75,6 +75,70 @@ def import_npz(
     tell(dataset, json)
 
 
+@app.command("csr")
+@verb
+def import_csr(
+    file: File,
+    out: Out,
+    csr_prefix: Annotated[
+        str | None,
+        typer.Option(
+            metavar="P", help="The rows are P_data, P_indices, P_indptr; found by itself if x or X."
+        ),
+    ] = None,
+    values: Annotated[
+        str | None, typer.Option(metavar="V", help="Take the values P_V instead of P_data.")
+    ] = None,
+    y: Annotated[
+        str | None,
+        typer.Option(help="Labels: a key, a CSR prefix (multi-labels) or a file; found by itself if y or Y."),
+    ] = None,
+    shuffle: Shuffle = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Import sparse (CSR) rows of a .npz file, scipy's own or with arrays of any prefix."""
+    from scalelatent.data import import_csr as run
+
+    how: dict[str, Any] = {"csr_prefix": csr_prefix, "values": values, "y": y}
+    with progress_bar(f"importing {file.name}") as progress:
+        dataset = run(file, out, **how, progress=progress, shuffle=shuffle, overwrite=overwrite)
+    tell(dataset, json)
+
+
+@app.command("svmlight")
+@verb
+def import_svmlight(
+    file: File,
+    out: Out,
+    zero_based: Annotated[
+        bool | None,
+        typer.Option("--zero-based/--one-based", help="How columns count; found by itself by default."),
+    ] = None,
+    features: Annotated[
+        int | None, typer.Option(min=1, help="Number of columns; by default up to the highest there is.")
+    ] = None,
+    multilabel: Annotated[
+        bool | None,
+        typer.Option("--multilabel/--single-label", help="Whether rows have several labels, as in 3,17."),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="float64, or float32 for half the room.")] = "float64",
+    shuffle: Shuffle = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Import svmlight (libsvm) text, plain or gzip, as sparse rows."""
+    from scalelatent.data import import_svmlight as run
+
+    based: bool | str = "auto" if zero_based is None else zero_based
+    with progress_bar(f"importing {file.name}") as progress:
+        dataset = run(
+            file, out, zero_based=based, n_features=features, multilabel=multilabel, dtype=dtype,
+            progress=progress, shuffle=shuffle, overwrite=overwrite,
+        )  # fmt: skip
+    tell(dataset, json)
+
+
 @app.command("npy")
 @verb
 def import_npy(

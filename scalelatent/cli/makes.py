@@ -56,6 +56,41 @@ def make_digits(
     tell(dataset, json)
 
 
+@app.command("documents")
+@verb
+def make_documents(
+    out: Out,
+    rows: Annotated[int, typer.Option(min=1, help="How many documents.")],
+    base: Annotated[str, typer.Option(help="A dataset of sparse word counts to draw from.")],
+    base_rows: Annotated[
+        str | None,
+        typer.Option(metavar="START:STOP", help="The rows of the base that are used; all by default."),
+    ] = None,
+    start: Annotated[int, typer.Option(min=0, help="Index of the first document.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Threads; all cores by default.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where a broken-off command stopped.")
+    ] = False,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Make documents without end.
+
+    Every document is as long as a document of the base and has words drawn from it, in a way that its index
+    alone decides; labels are those of the base.
+    """
+    from scalelatent.data import make_documents as run
+
+    used = _pair(base_rows)
+    with progress_bar("making documents") as progress:
+        dataset = run(
+            out, rows, base=base, base_rows=used, start=start, seed=seed,
+            n_jobs=jobs, resume=resume, overwrite=overwrite, progress=progress,
+        )  # fmt: skip
+    tell(dataset, json)
+
+
 def _pair(rows: str | None) -> tuple[int, int] | None:
     from scalelatent.errors import JobError
     from scalelatent.jobs.spec import parse_rows

@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from .create import create_dataset
     from .dataset import Dataset, open_dataset
     from .digits import InfiniteDigits, make_digits
+    from .documents import ResampledDocuments, make_documents
     from .grid import RowGrid
     from .importers import (
         fetch_named,
+        import_csr,
         import_hdf5,
         import_idx,
         import_images,
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
         import_named,
         import_npy,
         import_npz,
+        import_svmlight,
     )
     from .writer import DatasetWriter
 
@@ -30,9 +33,11 @@ __all__ = [
     "Dataset",
     "DatasetWriter",
     "InfiniteDigits",
+    "ResampledDocuments",
     "RowGrid",
     "create_dataset",
     "fetch_named",
+    "import_csr",
     "import_hdf5",
     "import_idx",
     "import_images",
@@ -40,7 +45,9 @@ __all__ = [
     "import_named",
     "import_npy",
     "import_npz",
+    "import_svmlight",
     "make_digits",
+    "make_documents",
     "open_dataset",
 ]
 
@@ -48,9 +55,11 @@ _WHERE = {
     "Dataset": ".dataset",
     "DatasetWriter": ".writer",
     "InfiniteDigits": ".digits",
+    "ResampledDocuments": ".documents",
     "RowGrid": ".grid",
     "create_dataset": ".create",
     "fetch_named": ".importers",
+    "import_csr": ".importers",
     "import_hdf5": ".importers",
     "import_idx": ".importers",
     "import_images": ".importers",
@@ -58,7 +67,9 @@ _WHERE = {
     "import_named": ".importers",
     "import_npy": ".importers",
     "import_npz": ".importers",
+    "import_svmlight": ".importers",
     "make_digits": ".digits",
+    "make_documents": ".documents",
     "open_dataset": ".dataset",
 }
 

@@ -12,7 +12,6 @@ import functools
 import importlib.util
 import math
 import os
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,13 +20,21 @@ from scalelatent.errors import DataError
 
 from .digit_fields import LEAST_SIGMA, TANGENT_SIGMA, read_fields, seeded_fields, shift_rows
 from .digit_kernels import gaussian_taps, render
+from .making import (
+    absolute,
+    check_base_rows,
+    check_unchanged,
+    fill_shards,
+    parameters_key,
+    relative,
+    write_missing,
+)
 from .store import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .dataset import Dataset
-    from .writer import DatasetWriter
 
 __all__ = ["InfiniteDigits", "base_digits", "make_digits", "make_digits_shard"]
 
@@ -100,7 +107,7 @@ class InfiniteDigits:
             raise DataError(
                 f"{len(images)} base images, but labels of shape {labels.shape}: one label an image"
             )
-        self.base_rows = _check_base_rows(base_rows, len(images))
+        self.base_rows = check_base_rows(base_rows, len(images))
         a, b = self.base_rows
         self._images, self._labels = np.ascontiguousarray(images[a:b]), labels[a:b]
         self.seed, self.n_test, self.shift = seed, n_test, shift
@@ -164,15 +171,6 @@ class InfiniteDigits:
         if self.shift:
             shift_rows(out, first)
         return out, self._labels[base]
-
-
-def _check_base_rows(base_rows: tuple[int, int] | None, n: int) -> tuple[int, int]:
-    a, b = (0, n) if base_rows is None else (int(base_rows[0]), int(base_rows[1]))
-    if not 0 <= a < b <= n:
-        raise DataError(
-            f"base rows {a}:{b} do not lie in 0:{n}, the rows of the base set; give --base-rows A:B within"
-        )
-    return a, b
 
 
 @functools.lru_cache(maxsize=1)
@@ -274,11 +272,11 @@ def make_digits(
         "shift": shift,
     }
     if fields is not None:
-        parameters["fields"] = _relative(fields, locate(url).url)
+        parameters["fields"] = relative(fields, locate(url).url)
     images, labels, parameters["base_fingerprint"] = _load_base(parameters["base"], locate(url).url)
-    parameters["base_rows"] = list(_check_base_rows(base_rows, len(images)))
+    parameters["base_rows"] = list(check_base_rows(base_rows, len(images)))
     # Made before anything is written: wrong arguments leave nothing behind, and threads find it ready.
-    _generator(_key(parameters), locate(url).url)
+    digits = _generator(parameters_key(parameters), locate(url).url)
     writer = create_dataset(
         url,
         rows,
@@ -290,21 +288,7 @@ def make_digits(
         resume=resume,
         overwrite=overwrite,
     )
-    done = 0
-    threads = n_jobs or os.cpu_count() or 1
-    with ThreadPoolExecutor(threads) as pool:
-        shards = {pool.submit(_write_shard, writer, i): i for i in range(writer.n_shards)}
-        try:
-            for future in as_completed(shards):
-                future.result()
-                a, b = writer.shard_bounds(shards[future])
-                done += b - a
-                if progress is not None:
-                    progress(done, rows)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return writer.finalize()
+    return fill_shards(writer, digits.rows, n_jobs, progress)
 
 
 def make_digits_shard(url: str | os.PathLike[str], shard: int) -> None:
@@ -319,23 +303,9 @@ def make_digits_shard(url: str | os.PathLike[str], shard: int) -> None:
     """
     from .writer import DatasetWriter
 
-    _write_shard(DatasetWriter.attach(url), shard)
-
-
-def _write_shard(writer: DatasetWriter, shard: int) -> None:
-    if writer.is_done(shard):
-        return
-    first = writer.attrs.provenance["start"]
-    a, b = writer.shard_bounds(shard)
-    writer.write_shard(
-        shard, *_generator(_key(writer.attrs.provenance), writer.url).rows(first + a, first + b)
-    )
-
-
-def _key(provenance: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """The parameters of a dataset, hashable; the version of the software is none."""
-    items = ((k, tuple(v) if isinstance(v, list) else v) for k, v in provenance.items() if k != "scalelatent")
-    return tuple(sorted(items))
+    writer = DatasetWriter.attach(url)
+    digits = _generator(parameters_key(writer.attrs.provenance), writer.url)
+    write_missing(writer, shard, digits.rows)
 
 
 @functools.lru_cache(maxsize=2)
@@ -343,12 +313,7 @@ def _generator(key: tuple[tuple[str, Any], ...], url: str) -> InfiniteDigits:
     """The generator of a dataset with this provenance, made once per process."""
     p = dict(key)
     images, labels, fingerprint = _load_base(p["base"], url)
-    if fingerprint != p["base_fingerprint"]:
-        raise DataError(
-            f"{url}: its base {p['base']} has changed since the first shard was made (fingerprint "
-            f"{fingerprint[:12]}, was {p['base_fingerprint'][:12]}); restore the base, or begin anew with "
-            "--overwrite"
-        )
+    check_unchanged(url, p, fingerprint)
     return InfiniteDigits(
         images,
         labels,
@@ -357,17 +322,8 @@ def _generator(key: tuple[tuple[str, Any], ...], url: str) -> InfiniteDigits:
         alpha=p["alpha"],
         beta=p["beta"],
         shift=p["shift"],
-        fields=_absolute(p["fields"], url) if "fields" in p else None,
+        fields=absolute(p["fields"], url) if "fields" in p else None,
     )
-
-
-def _relative(path: str | os.PathLike[str], url: str) -> str:
-    """A path as provenance keeps it: relative to the dataset, so that both may move together."""
-    return os.path.abspath(path) if "://" in url else os.path.relpath(path, url)
-
-
-def _absolute(path: str, url: str) -> str:
-    return path if "://" in url else os.path.normpath(os.path.join(url, path))
 
 
 def _base_name(base: str | os.PathLike[str], url: str) -> str:
@@ -376,7 +332,7 @@ def _base_name(base: str | os.PathLike[str], url: str) -> str:
     if text == "digits":
         return text
     place = locate(text).url
-    return place if "://" in place else _relative(place, url)
+    return place if "://" in place else relative(place, url)
 
 
 def _load_base(name: str, url: str) -> tuple[np.ndarray, np.ndarray, str]:
@@ -386,7 +342,7 @@ def _load_base(name: str, url: str) -> tuple[np.ndarray, np.ndarray, str]:
     if name == "digits":
         images, labels = base_digits()
         return images, labels, Dataset.from_arrays(images, labels).fingerprint()
-    ds = open_dataset(name if "://" in name else _absolute(name, url))
+    ds = open_dataset(name if "://" in name else absolute(name, url))
     if ds.dtype != np.uint8 or len(ds.feature_shape) != 2 or not ds.has_y:
         raise DataError(
             f"base {ds.url} holds rows of shape {ds.feature_shape} and dtype {ds.dtype}, "

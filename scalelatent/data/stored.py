@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["open_columns", "open_group", "read_attrs", "repair_hint"]
 
+MAKERS = ("digits", "documents")
+"""What `data make` can make again, shard by shard."""
 MARKERS = "_shards"
 """Folder of the markers of written shards, there only while a writer is at work."""
 
@@ -56,10 +58,10 @@ def open_group(location: Location, *, read_only: bool = True) -> zarr.Group:
 
 def repair_hint(attrs: DatasetAttrs, url: str) -> str:
     """The next step when a shard of a dataset is lost."""
-    if attrs.provenance.get("importer") == "digits":
-        return (
-            f"`scalelatent data make digits {url} --resume` makes the lost shards again and leaves the others"
-        )
+    maker = attrs.provenance.get("importer")
+    if maker in MAKERS:
+        verb = f"`scalelatent data make {maker} {url} --resume`"
+        return f"{verb} makes the lost shards again and leaves the others"
     if attrs.provenance.get("importer"):
         return "Restore that file from a copy, or import the data again with --overwrite"
     return "Restore that file from a copy, or write the dataset again"
@@ -91,7 +93,8 @@ def open_columns(location: Location) -> dict[str, Any]:
     attrs = read_attrs(location)
     if not attrs.complete:
         done = len(location.keys(MARKERS))
-        verb = f"make digits {location.url} --resume" if attrs.provenance.get("importer") == "digits" else ""
+        maker = attrs.provenance.get("importer")
+        verb = f"make {maker} {location.url} --resume" if maker in MAKERS else ""
         step = f"go on with `scalelatent data {verb}`" if verb else "write it again with --overwrite"
         raise DataError(
             f"dataset {location.url} is incomplete: its writer finished {done} shards, not all; {step}"

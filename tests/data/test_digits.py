@@ -136,13 +136,14 @@ def test_same_bits_whatever_the_shards_threads_and_processes(tmp_path: Path) -> 
 
 _SLOW = """
 import sys, time
-import scalelatent.data.digits as digits
-write = digits._write_shard
-def slow(writer, shard):
-    write(writer, shard)
+import scalelatent.data.making as making
+from scalelatent.data import make_digits
+write = making.write_missing
+def slow(*arguments):
+    write(*arguments)
     time.sleep(0.2)
-digits._write_shard = slow
-digits.make_digits(sys.argv[1], 6000, shard_rows=250, n_jobs=2)
+making.write_missing = slow
+make_digits(sys.argv[1], 6000, shard_rows=250, n_jobs=2)
 """
 
 

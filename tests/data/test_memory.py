@@ -21,7 +21,8 @@ _CHILD = """
 import json, pathlib, resource, sys
 import numpy as np
 from scalelatent.data import (
-    Dataset, import_hdf5, import_idx, import_images, import_mat, import_npy, import_npz, open_dataset
+    Dataset, import_csr, import_hdf5, import_idx, import_images, import_mat, import_npy, import_npz,
+    import_svmlight, make_documents, open_dataset
 )
 folder, what = sys.argv[1:]
 small = {"chunk_rows": 1000, "shard_rows": 2000, "overwrite": True}
@@ -30,6 +31,10 @@ import h5py, PIL.Image
 PIL.Image.init()
 warm = Dataset.from_arrays(np.zeros((4000, 8), "u1")).save(folder + "/warm", **small)
 warm.read_x(0, 4000)
+if what.startswith(("svmlight", "documents")):  # compiling takes memory, too
+    pathlib.Path(folder + "/warm.txt").write_text("1 1:1\\n")
+    import_svmlight(folder + "/warm.txt", folder + "/counts", overwrite=True)
+    make_documents(folder + "/warm", 3, base=folder + "/counts", overwrite=True)
 def peak():  # ru_maxrss of a child begins with its parent's on Linux, VmHWM does not
     status = pathlib.Path("/proc/self/status")
     if status.exists():
@@ -57,6 +62,18 @@ elif what == "whole":
     open_dataset(folder + "/ds").read_x(0, 60_000)
 elif what == "save":
     open_dataset(folder + "/ds").save(folder + "/out", **small)
+elif what in ("csr", "csr-packed"):
+    import_csr(folder + f"/{what}.npz", folder + "/out", overwrite=True)
+elif what in ("svmlight", "svmlight.gz"):
+    import_svmlight(folder + f"/x.{what}", folder + "/out", overwrite=True)
+elif what == "documents":
+    make_documents(folder + "/out", 150_000, base=folder + "/csr", n_jobs=1, overwrite=True)
+elif what == "read-csr":
+    ds = open_dataset(folder + "/csr")
+    for a, b in ds.pieces():
+        ds.read_x(a, b)
+elif what == "whole-csr":
+    open_dataset(folder + "/csr").read_x(0, 300_000)
 print(json.dumps(peak() - before))
 """
 
@@ -100,3 +117,44 @@ def test_growth_is_a_few_shards_not_the_file(folder: Path, what: str) -> None:
 
 def test_the_measure_sees_a_file_read_whole(folder: Path) -> None:
     assert _growth(folder, "whole") > 2 * ALLOWED
+
+
+@pytest.fixture(scope="module")
+def sparse_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """300,000 rows of 60 words: 216 MB of values and columns, 130 MB of text."""
+    import scipy.sparse as sp
+
+    from scalelatent.data import Dataset
+
+    path = tmp_path_factory.mktemp("sparse")
+    rows, words = 300_000, 60
+    rng = np.random.default_rng(0)
+    columns = (rng.integers(0, 700, (rows, 1)) + np.arange(words) * 700).astype("i4")
+    counts = rng.integers(1, 9, (rows, words)).astype("f8")
+    x = sp.csr_array((counts.ravel(), columns.ravel(), np.arange(rows + 1) * words), shape=(rows, 47_000))
+    sp.save_npz(path / "csr.npz", x, compressed=False)
+    sp.save_npz(path / "csr-packed.npz", x[:100_000], compressed=True)
+    Dataset.from_arrays(x).save(path / "csr")
+    lines = [
+        b"1 " + b" ".join(b"%d:%d" % pair for pair in zip(c, v, strict=True)) + b"\n"
+        for c, v in zip(columns[:1000].tolist(), counts[:1000].astype(int).tolist(), strict=True)
+    ]
+    text = b"".join(lines)
+    (path / "x.svmlight").write_bytes(text * 300)
+    with gzip.open(path / "x.svmlight.gz", "wb", compresslevel=1) as file:
+        file.write(text * 300)
+    return path
+
+
+SPARSE = ["csr", "csr-packed", "svmlight", "svmlight.gz", "documents", "read-csr"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", SPARSE)
+def test_growth_is_a_few_row_groups_not_the_file(sparse_folder: Path, what: str) -> None:
+    assert _growth(sparse_folder, what) < 2 * ALLOWED
+
+
+@pytest.mark.slow
+def test_the_measure_sees_sparse_rows_read_whole(sparse_folder: Path) -> None:
+    assert _growth(sparse_folder, "whole-csr") > 200 * MB

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from scalelatent.errors import DataError
 
-__all__ = ["find_keys"]
+__all__ = ["find_key", "find_keys"]
 
 _MAX_SHOWN = 20
 
@@ -37,17 +37,15 @@ def find_keys(
     >>> find_keys(["train/X", "train/y", "test/X"], "train/X", None, "file.h5")
     ('train/X', 'train/y')
     """
-    rows = _find_key(arrays, "x", x, where)
+    rows = find_key(arrays, "x", x, where)
     assert rows is not None
     group = rows.rpartition("/")[0]
     beside = [name for name in arrays if name.rpartition("/")[0] == group]
-    return rows, _find_key(arrays if y else beside, "y", y, where)
+    return rows, find_key(arrays if y else beside, "y", y, where)
 
 
-def _find_key(
-    arrays: Sequence[str] | Mapping[str, str], role: str, key: str | None, where: str
-) -> str | None:
-    """Name of the array that plays a role."""
+def find_key(arrays: Sequence[str] | Mapping[str, str], role: str, key: str | None, where: str) -> str | None:
+    """Name of the array that plays a role, "x" or "y"; labels may be absent. See `find_keys`."""
     if key:
         found = [name for name in arrays if name == key.strip("/")]
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import zipfile
 import zlib
@@ -15,9 +17,13 @@ from .keys import find_keys
 from .stream import ArrayRows, Progress, RowStream, import_rows, open_file
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from scalelatent.data.dataset import Dataset
 
 __all__ = ["import_npy", "import_npz"]
+
+_SMALL = 64
 
 
 def import_npy(
@@ -123,15 +129,7 @@ def import_npz(
     ...     import_npz(f"{folder}/a.npz", "memory://doc-npz", overwrite=True).read_y(0, 3).tolist()
     ['a', 'b', 'a']
     """
-    raw = open_file(file, "npz file")
-    with raw:
-        try:
-            archive = zipfile.ZipFile(raw)
-        except zipfile.BadZipFile as error:
-            raise DataError(
-                f"npz file {os.fspath(file)} is no npz archive, or is truncated: {error}; download or copy "
-                "it again"
-            ) from error
+    with open_npz(file) as archive:
         keys = [n.removesuffix(".npy") for n in archive.namelist()]
         x_name, y_name = find_keys(keys, x, y, f"npz file {os.fspath(file)}")
         options = {"importer": "npz", "sources": [file], "options": {"x": x_name, "y": y_name}}
@@ -145,6 +143,39 @@ def import_npz(
             **options,
             **layout,
         )
+
+
+@contextlib.contextmanager
+def open_npz(file: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
+    """The archive, closed at the end.
+
+    Raises
+    ------
+    DataError
+        It is missing, or no archive.
+    """
+    with open_file(file, "npz file") as raw:
+        try:
+            archive = zipfile.ZipFile(raw)
+        except zipfile.BadZipFile as error:
+            raise DataError(
+                f"npz file {os.fspath(file)} is no npz archive, or is truncated: {error}; download or copy "
+                "it again"
+            ) from error
+        yield archive
+
+
+def read_small(archive: zipfile.ZipFile, path: str | os.PathLike[str], key: str) -> np.ndarray:
+    """A small array of an archive whole, such as a shape."""
+    name = f"npz file {os.fspath(path)}, array {key!r}"
+    with archive.open(f"{key}.npy") as file:
+        shape, _, dtype = read_header(file, name, scalar=True)
+        if len(shape) > 1 or math.prod(shape) > _SMALL:
+            raise DataError(f"{name} has shape {shape}; a few numbers are needed")
+        raw = file.read(math.prod(shape) * dtype.itemsize)
+    if len(raw) < math.prod(shape) * dtype.itemsize:
+        raise DataError(f"{name} is cut short; save or copy it again")
+    return np.frombuffer(raw, dtype).reshape(shape)
 
 
 def open_npy(path: str | os.PathLike[str], what: str) -> Any:
@@ -181,7 +212,9 @@ def open_member(archive: zipfile.ZipFile, path: str | os.PathLike[str], key: str
     return stream
 
 
-def read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def read_header(
+    file: IO[bytes], name: str, *, scalar: bool = False
+) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Shape, whether in Fortran order, and dtype; arrays of Python objects are refused."""
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
@@ -203,6 +236,6 @@ def read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.d
             "can run any code. Save it anew as numbers or strings, for example np.save(path, "
             "array.astype('float32'))"
         )
-    if len(shape) == 0:
+    if len(shape) == 0 and not scalar:
         raise DataError(f"{name} holds a single number; rows x features are needed")
     return tuple(shape), fortran, dtype

@@ -55,9 +55,11 @@ class Rows(Protocol):
 
     name: str
     """What to call it in messages."""
-    shape: tuple[int, ...]
-    """(n_rows, *feature_shape)."""
     dtype: np.dtype[Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(n_rows, *feature_shape)."""
 
     @property
     def n_rows(self) -> int:

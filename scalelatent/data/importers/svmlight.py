@@ -1,0 +1,281 @@
+"""svmlight (libsvm) text files, plain or gzip, read as a stream in two passes.
+
+The first pass looks at every line: how many rows and entries there are, which columns, what kind of labels.
+So a file that cannot be read is refused before anything is written. The second reads the numbers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.data.csr import canonical, csr_of
+from scalelatent.data.layout import GROUP_BYTES, choose_csr_layout
+from scalelatent.errors import DataError
+
+from .stream import Progress, write_rows
+from .svmlight_text import Block, Counts, Parsed, check_lines, count_lines, parse_blocks
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+    from scalelatent.data.dataset import Dataset
+
+__all__ = ["import_svmlight"]
+
+
+def import_svmlight(
+    file: str | os.PathLike[str],
+    url: str | os.PathLike[str],
+    *,
+    zero_based: bool | str = "auto",
+    n_features: int | None = None,
+    multilabel: bool | None = None,
+    dtype: Any = np.float64,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    shuffle: int | None = None,
+    **layout: Any,
+) -> Dataset:
+    """Import svmlight text, `LABEL COLUMN:VALUE COLUMN:VALUE ... # comment`; memory is bounded.
+
+    Several labels of a row, `3,17 COLUMN:VALUE ...`, make CSR multi-labels; rows without any label make a
+    dataset without labels. Columns in any order are sorted, entries of the same place added (the provenance
+    says of how many), 'qid:' and comments passed over.
+
+    Parameters
+    ----------
+    file : path
+        Plain or gzip (told by the content, not by the name).
+    url : str
+        Where the dataset goes.
+    zero_based : bool or 'auto'
+        Whether columns count from 0; 'auto': where a column 0 occurs.
+    n_features : int, optional
+        Number of columns; by default up to the highest that occurs.
+    multilabel : bool, optional
+        Whether labels are lists; by default where a comma occurs.
+    dtype : dtype
+        Type of the values: float64 keeps all that is written, float32 takes half the room.
+    overwrite : bool
+        Replace a dataset that lies there.
+    progress : callable, optional
+        Called with (rows done, rows in all); (0, rows so far) while rows are counted.
+    shuffle : int, optional
+        Seed of a shuffle of all rows; by default they keep their order.
+    **layout
+        `shard_rows` (rows of a row group), `compressor` of `create_dataset`.
+
+    Returns
+    -------
+    Dataset
+        CSR rows; labels int64 where all are whole numbers, else float64.
+
+    Raises
+    ------
+    DataError
+        A file that is missing, empty, cut short or no svmlight file (with the line); columns that do not fit
+        `zero_based` or `n_features`; labels of some rows only; NaN or infinity (with row and column); an
+        output that exists. No dataset is left behind.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with open(f"{folder}/a.svm", "w") as text:
+    ...         _ = text.write("1 1:0.5 4:2\\n-1 2:1\\n")
+    ...     ds = import_svmlight(f"{folder}/a.svm", "memory://doc-svmlight", overwrite=True)
+    >>> ds.read_x(0, 2).toarray().tolist(), ds.read_y(0, 2).tolist()
+    ([[0.5, 0.0, 0.0, 2.0], [0.0, 1.0, 0.0, 0.0]], [1, -1])
+    """
+    kind = np.dtype(dtype)
+    if kind not in (np.float32, np.float64):
+        raise DataError(f"dtype is {dtype!r}, but values of text are read as 'float64' or 'float32'")
+    name = f"svmlight file {os.fspath(file)}"
+    found = count_lines(file, name, progress)
+    x = SvmRows(file, name, found, _base(found, zero_based, name), n_features, kind)
+    y = _labels(x, found, multilabel)
+    if layout.get("shard_rows") is None:
+        layout["shard_rows"] = _group_rows(found, kind)
+    options = {"zero_based": x.first_column == 0, "dtype": str(x.dtype)}
+    try:
+        return write_rows(
+            url,
+            x,
+            y,
+            importer="svmlight",
+            sources=[file],
+            options={"options": options},
+            overwrite=overwrite,
+            progress=progress,
+            shuffle=shuffle,
+            **layout,
+        )
+    finally:
+        x.close()
+
+
+def _base(found: Counts, zero_based: bool | str, name: str) -> int:
+    """The number of the first column: 0 or 1."""
+    if zero_based not in (True, False, "auto"):
+        raise DataError(f"zero_based is {zero_based!r}, but it has to be True, False or 'auto'")
+    if zero_based is False and found.lowest == 0:
+        raise DataError(
+            f"{name} has entries in column 0, so its columns do not count from 1: use zero_based='auto'"
+        )
+    return int(found.lowest > 0) if zero_based == "auto" else int(not zero_based)
+
+
+def _group_rows(found: Counts, dtype: np.dtype[Any]) -> int:
+    """Rows of a row group: by their mean, and not too large where rows are long."""
+    rows = choose_csr_layout(found.rows, found.entries, dtype).shard_rows
+    while rows > 1 and rows * found.density * (dtype.itemsize + 4) > 4 * GROUP_BYTES:
+        rows //= 2
+    return rows
+
+
+def _labels(x: SvmRows, found: Counts, multilabel: bool | None) -> SvmLabels | None:
+    several = found.commas > 0 if multilabel is None else multilabel
+    if several:
+        if found.fractions or (found.labels and found.lowest_label < 0):
+            raise DataError(
+                f"{x.name} has rows with several labels, which have to be whole numbers of at least 0; "
+                "correct them, or keep one label a row"
+            )
+        return SvmLabels(x, np.dtype(np.uint8), (found.rows, max(found.highest_label + 1, 1)), found.labels)
+    if found.commas:
+        raise DataError(
+            f"{x.name} has rows with several labels; import it with multilabel=True (--multilabel)"
+        )
+    if found.bare == found.rows:
+        return None
+    if found.bare:
+        raise DataError(
+            f"{x.name}: {found.bare} of {found.rows} rows have no label; label or drop them, or, where rows "
+            "may have none or one of several, import with multilabel=True (--multilabel)"
+        )
+    return SvmLabels(x, np.dtype(np.float64 if found.fractions else np.int64), (found.rows,), None)
+
+
+class SvmRows:
+    """The rows of a file, read in order by the second pass."""
+
+    def __init__(
+        self,
+        file: str | os.PathLike[str],
+        name: str,
+        found: Counts,
+        first_column: int,
+        n_features: int | None,
+        dtype: np.dtype[Any],
+    ) -> None:
+        self.name, self.dtype, self.first_column = name, dtype, first_column
+        width = max(found.highest - first_column + 1, 1)
+        if n_features is not None and n_features < width:
+            raise DataError(
+                f"{name} has entries in column {found.highest} (counted from {first_column}), which needs "
+                f"{width} features, not {n_features}; give n_features={width} or more"
+            )
+        self.nnz, self.n_rows = found.entries, found.rows
+        self.shape = (found.rows, n_features or width)
+        self._file = file
+        self._parts: deque[Parsed] = deque()
+        self._blocks: Iterator[Block] | None = None
+        self._row = self._lines = self._unsorted = self._added = 0
+        self.read_labels: tuple[np.ndarray, np.ndarray] | None = None
+
+    @property
+    def notes(self) -> dict[str, int]:
+        """What had to be put right, for the provenance."""
+        found = {"rows_sorted": self._unsorted, "entries_added": self._added}
+        return {name: count for name, count in found.items() if count}
+
+    def read(self, rows: int) -> csr_array:
+        """The next rows, in canonical form; their labels lie in `read_labels` until the next call."""
+        parts = list(self._take(rows))
+        data, columns, counts, labels, label_counts = (
+            np.concatenate([part.columns()[k] for part in parts]) for k in range(5)
+        )
+        if self.first_column:
+            columns = columns - self.first_column
+        self.read_labels = labels, label_counts
+        with np.errstate(over="ignore"):  # infinity is refused, with its place
+            values = data.astype(self.dtype, copy=False)
+        pointers = np.concatenate([[0], np.cumsum(counts)])
+        found, unsorted, added = canonical(values, columns, pointers, self.shape[1], self._row, self.name)
+        self._unsorted, self._added = self._unsorted + unsorted, self._added + added
+        self._row += rows
+        return found
+
+    def _take(self, rows: int) -> Iterator[Parsed]:
+        if self._blocks is None:
+            self._blocks = parse_blocks(self._file, self.name, keep=True)
+        while rows:
+            if not self._parts:
+                block = next(self._blocks, None)
+                if block is None:
+                    self._changed()
+                else:
+                    check_lines(*block, self._lines, self.name)
+                    self._lines += block[1].lines
+                    self._parts.append(block[1])
+            part = self._parts.popleft()
+            if len(part.counts) > rows:
+                part, rest = part.split(rows)
+                self._parts.appendleft(rest)
+            rows -= len(part.counts)
+            yield part
+
+    def finish(self) -> None:
+        """Check that nothing follows the last row."""
+        if any(len(part.counts) for part in self._parts):
+            self._changed()
+        for _, parsed in self._blocks or ():
+            if len(parsed.counts):
+                self._changed()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._blocks is not None:
+            self._blocks.close()  # type: ignore[attr-defined]
+
+    def _changed(self) -> Any:
+        raise DataError(f"{self.name} changed while it was read; import it again when nobody writes to it")
+
+
+class SvmLabels:
+    """The labels that belong to the rows read last."""
+
+    def __init__(
+        self, rows: SvmRows, dtype: np.dtype[Any], shape: tuple[int, ...], entries: int | None
+    ) -> None:
+        self.name, self.dtype, self.shape, self.n_rows = f"labels of {rows.name}", dtype, shape, shape[0]
+        self._rows = rows
+        if entries is not None:
+            self.nnz = entries
+
+    def read(self, rows: int) -> Any:
+        """Labels (rows,), or CSR multi-labels (rows, n)."""
+        assert self._rows.read_labels is not None
+        labels, counts = self._rows.read_labels
+        if len(self.shape) == 1:
+            return labels.astype(self.dtype, copy=False)
+        pointers = np.concatenate([[0], np.cumsum(counts)])
+        ones = np.ones(len(labels), self.dtype)
+        found, _, added = canonical(ones, labels.astype(np.int64), pointers, self.shape[1], 0, self.name)
+        # A label given twice is given once.
+        return (
+            csr_of(np.ones(found.nnz, self.dtype), found.indices, found.indptr, self.shape[1])
+            if added
+            else found
+        )
+
+    def finish(self) -> None:
+        """Nothing is left: labels come with their rows."""
+
+    def close(self) -> None:
+        """The rows hold the file."""

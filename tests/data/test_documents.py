@@ -1,0 +1,222 @@
+"""Resampled documents: multinomial, a function of (seed, row), any shards and threads, resumed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from scalelatent.cli import app
+from scalelatent.data import Dataset, ResampledDocuments, make_documents, open_dataset
+from scalelatent.data.documents import make_documents_shard
+from scalelatent.engine.streams import stream
+from scalelatent.errors import DataError
+
+N, TERMS = 37, 20
+BASE = sp.random_array((N, TERMS), density=0.3, rng=np.random.default_rng(0), format="csr")
+BASE.data = np.ceil(BASE.data * 6).astype("u1")
+BASE = BASE.tolil()
+BASE[5] = 0  # a document without words
+BASE = BASE.tocsr()
+TOPICS = (sp.random_array((N, 4), density=0.4, rng=np.random.default_rng(1), format="csr") > 0).astype("u1")
+
+
+def _documents(**options: Any) -> ResampledDocuments:
+    return ResampledDocuments(Dataset.from_arrays(BASE, np.arange(N) % 3), **options)
+
+
+def _same(a: Any, b: Any) -> None:
+    assert a.shape == b.shape
+    assert a.dtype == b.dtype
+    assert a.nnz == b.nnz
+    assert (a != b).nnz == 0
+
+
+def _plain(seed: int, row: int, counts: np.ndarray) -> np.ndarray:
+    """The same in plain Python: word k is drawn with word k of numpy's own stream."""
+    total = int(counts.sum())
+    sums = np.cumsum(counts.astype(int)).tolist()
+    drawn = np.zeros(len(counts), int)
+    raw = stream(seed, "documents", 0, row).bit_generator.random_raw(max(total, 1))
+    for u in raw[:total].tolist():
+        target = (u * total) >> 64
+        drawn[next(j for j, s in enumerate(sums) if s > target)] += 1
+    return drawn
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**64 - 1), start=st.integers(0, 2**62), count=st.integers(1, 80))
+def test_documents_are_those_of_the_plain_draw(seed: int, start: int, count: int) -> None:
+    x, y = _documents(seed=seed).rows(start, start + count)
+    dense = BASE.toarray()
+    for i in {0, count // 2, count - 1}:
+        base = (start + i) % N
+        np.testing.assert_array_equal(x[[i]].toarray()[0], _plain(seed, start + i, dense[base]))
+        assert y[i] == base % 3
+    assert x.has_canonical_format
+    assert (x.data > 0).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(start=st.integers(0, 200), count=st.integers(0, 120), cut=st.integers(0, 120))
+def test_any_row_by_its_index(start: int, count: int, cut: int) -> None:
+    documents = ResampledDocuments(Dataset.from_arrays(BASE, TOPICS), seed=3, base_rows=(4, 30))
+    cut = min(cut, count)
+    whole, parts = documents.rows(start, start + count), []
+    for a, b in ((start, start + cut), (start + cut, start + count)):
+        parts.append(documents.rows(a, b))
+    _same(sp.vstack([p[0] for p in parts], format="csr"), whole[0])
+    assert (sp.vstack([p[1] for p in parts], format="csr") != whole[1]).nnz == 0
+    base = documents.base_of(np.arange(start, start + count))
+    assert ((base >= 4) & (base < 30)).all()
+    assert (whole[0].sum(axis=1) == BASE[base].sum(axis=1)).all()  # as long as their bases
+    assert ((whole[0] > 0) > (BASE[base] > 0)).nnz == 0  # and with no other words
+
+
+def test_the_draw_is_multinomial() -> None:
+    """Mean and covariance of 40,000 draws against n p and n (diag p - p p^T), within five standard errors."""
+    counts = np.array([5, 1, 3, 11], "u1")
+    documents = ResampledDocuments(Dataset.from_arrays(sp.csr_array(counts[None])), seed=11)
+    draws = 40_000
+    x = documents.rows(0, draws)[0].toarray().astype(float)
+    n, p = counts.sum(), counts / counts.sum()
+    wanted = n * (np.diag(p) - np.outer(p, p))
+    assert (abs(x.mean(axis=0) - n * p) < 5 * np.sqrt(np.diag(wanted) / draws)).all()
+    spread = np.sqrt((wanted**2 + np.outer(np.diag(wanted), np.diag(wanted))) / draws)
+    assert (abs(np.cov(x.T) - wanted) < 5 * spread).all()
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i8", "?", "u2"])
+def test_counts_of_every_type(dtype: str) -> None:
+    x = BASE.astype(dtype)
+    found = ResampledDocuments(Dataset.from_arrays(x)).rows(0, 50)[0]
+    assert found.dtype == np.uint8
+    assert (found.sum(axis=1) == x[np.arange(50) % N].astype("f8").sum(axis=1)).all()
+    if dtype == "u2":
+        x.data[0] = 60_000
+        wide = ResampledDocuments(Dataset.from_arrays(x))
+        assert wide.dtype == np.uint16
+        assert wide.rows(0, 1)[0].sum() == x[[0]].astype("i8").sum()
+
+
+def _base(folder: Path, y: Any = None) -> Path:
+    Dataset.from_arrays(BASE, y).save(folder / "base.zarr", overwrite=True)
+    return folder / "base.zarr"
+
+
+def test_same_files_whatever_the_threads_and_processes(tmp_path: Path) -> None:
+    base = _base(tmp_path, TOPICS)
+    options: dict[str, Any] = {"base": base, "seed": 5, "shard_rows": 64, "start": 1000}
+    one = make_documents(tmp_path / "one", 500, n_jobs=1, **options)
+    calls: list[tuple[int, int]] = []
+    two = make_documents(tmp_path / "two", 500, n_jobs=4, progress=lambda *c: calls.append(c), **options)
+    assert one.fingerprint() == two.fingerprint()
+    assert calls[-1] == (500, 500)
+    _same(two.read_x(0, 500), ResampledDocuments(open_dataset(base), seed=5).rows(1000, 1500)[0])
+    assert (two.read_y(0, 500) != TOPICS[np.arange(1000, 1500) % N]).nnz == 0
+    assert two.attrs["provenance"]["base"] == "../base.zarr"  # both may move together
+    # Another process makes a lost row group from the provenance alone.
+    shutil.rmtree(tmp_path / "two" / "x" / "000003")
+    with pytest.raises(DataError, match=r"make documents .* --resume` makes the lost shards again"):
+        two.read_x(0, 500)
+    code = "import sys; from scalelatent.data.documents import make_documents_shard as m; m(sys.argv[1], 3)"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "two")], check=True, timeout=120)
+    _same(open_dataset(tmp_path / "two").read_x(0, 500), one.read_x(0, 500))
+    assert make_documents(tmp_path / "two", 500, resume=True, **options).fingerprint() == one.fingerprint()
+
+
+def test_resume_after_kill(tmp_path: Path) -> None:
+    base, target = _base(tmp_path), tmp_path / "ds"
+    code = (
+        "import sys, time; import scalelatent.data.writer as w; real = w.DatasetWriter.write_shard\n"
+        "def slow(*a): real(*a); time.sleep(0.2)\n"
+        "w.DatasetWriter.write_shard = slow\n"
+        "from scalelatent.data import make_documents\n"
+        "make_documents(sys.argv[1], 3000, base=sys.argv[2], seed=2, shard_rows=100, n_jobs=1)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code, str(target), str(base)])
+    deadline = time.monotonic() + 60
+    while len(list(target.glob("_shards/*.json"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGKILL)
+    child.wait(30)
+    with pytest.raises(DataError, match=r"incomplete.*make documents .*--resume"):
+        open_dataset(target)
+    options: dict[str, Any] = {"base": base, "shard_rows": 100}
+    with pytest.raises(DataError, match="seed was 2, is 3"):
+        make_documents(target, 3000, seed=3, resume=True, **options)
+    stamps = {p: p.stat().st_mtime_ns for p in target.glob("x/*/indptr/c/0")}
+    found = make_documents(target, 3000, seed=2, resume=True, **options)
+    done = len(stamps) - 1  # the last one may have been under way
+    assert sum(p.stat().st_mtime_ns == t for p, t in stamps.items()) >= done >= 2
+    whole = make_documents(tmp_path / "whole", 3000, seed=2, **options)
+    assert found.fingerprint() == whole.fingerprint()
+
+
+def test_a_changed_base_is_noticed(tmp_path: Path) -> None:
+    base = _base(tmp_path)
+    make_documents(tmp_path / "ds", 200, base=base, shard_rows=50)
+    shutil.rmtree(tmp_path / "ds" / "x" / "000001")
+    Dataset.from_arrays(BASE[::-1]).save(base, overwrite=True)
+    from scalelatent.data import documents
+
+    documents._generator.cache_clear()
+    with pytest.raises(DataError, match=r"its base \.\./base\.zarr has changed since the first shard"):
+        make_documents_shard(tmp_path / "ds", 1)
+
+
+def _with(row: int, column: int, value: float) -> sp.csr_array:
+    x = BASE.astype("f8").tolil()
+    x[row, column] = value
+    return x.tocsr()
+
+
+@pytest.mark.parametrize(
+    ("base", "options", "message"),
+    [
+        (_with(7, 3, -1), {}, "row 7, column 3 is -1.0, which is no count"),
+        (_with(7, 3, 0.5), {}, "row 7, column 3 is 0.5, which is no count.*not weights"),
+        (-BASE.astype("i2"), {}, "which is no count"),
+        (_with(0, 0, 2.0**60), {}, "at most"),
+        (BASE.toarray(), {}, "has dense rows; documents are made from CSR"),
+        (BASE, {"base_rows": (3, 99)}, "base rows 3:99 do not lie in 0:37"),
+        (BASE, {"seed": -1}, "seed is -1"),
+        (BASE, {"start": -1}, "documents begin at index 0"),
+        (BASE, {"rows": 0}, "at least 1 row"),
+    ],
+)
+def test_bad_requests_leave_nothing(base: Any, options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    Dataset.from_arrays(base).save(tmp_path / "base")
+    rows = options.pop("rows", 100)
+    with pytest.raises(DataError, match=message):
+        make_documents(tmp_path / "ds", rows, base=tmp_path / "base", **options)
+    assert not (tmp_path / "ds").exists()
+
+
+def test_indices_out_of_range() -> None:
+    with pytest.raises(DataError, match="indices are 0 to"):
+        _documents().rows(-1, 3)
+    x, y = _documents().rows(9, 9)
+    assert x.shape == (0, TERMS)
+    assert len(y) == 0
+
+
+def test_command_line(tmp_path: Path) -> None:
+    base = _base(tmp_path, np.arange(N) % 3)
+    args = ["data", "make", "documents", str(tmp_path / "ds"), "--rows", "90", "--base", str(base)]
+    done = CliRunner().invoke(app, [*args, "--seed", "4", "--base-rows", "0:20", "--jobs", "1", "--json"])
+    found = json.loads(done.stdout)
+    assert (found["rows"], found["classes"], found["provenance"]["base_rows"]) == (90, [0, 1, 2], [0, 20])
+    assert CliRunner().invoke(app, args).exit_code == 2
