@@ -299,6 +299,21 @@ def import_fashion_mnist(
     _import_named("fashion-mnist", out, shuffle, overwrite, json, part=part, cache=cache, mirror=mirror)
 
 
+@app.command("rcv1")
+@verb
+def import_rcv1(
+    out: Out,
+    part: Part = "train",
+    cache: Cache = None,
+    mirror: Mirror = None,
+    shuffle: Shuffle = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Import RCV1-v2, news stories with topics, as sparse rows: downloaded once, checked, kept in a cache."""
+    _import_named("rcv1", out, shuffle, overwrite, json, part=part, cache=cache, mirror=mirror)
+
+
 def _import_named(
     name: str, out: str, shuffle: int | None, overwrite: bool, as_json: bool, **origin: Any
 ) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,75 +14,20 @@ import numpy as np
 from scalelatent.errors import DataError
 
 from .idx import open_idx
-from .stream import Progress, Rows, write_rows
+from .rcv1 import import_rcv1
+from .remote import ORIGINS, RemoteFile
+from .stream import ArrayRows, Progress, Rows, write_rows
 
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
 
-__all__ = ["NAMES", "PARTS", "fetch_named", "import_named"]
+__all__ = ["NAMES", "ORIGINS", "PARTS", "fetch_named", "import_named"]
 
 PARTS = ("train", "test", "all")
 _TIMEOUT_SECONDS = 30
 
 
-@dataclass(frozen=True)
-class _Origin:
-    """Where the files of a dataset lie, and what they have to be."""
-
-    mirrors: tuple[str, ...]
-    """Addresses of folders that hold the files; asked in this order."""
-    files: dict[str, tuple[tuple[str, str], tuple[str, str]]]
-    """Part -> (name, checksum) of its images and of its labels."""
-
-
-# Checksums of MNIST were taken from the original files, those of Fashion-MNIST are its authors'.
-_ORIGINS = {
-    "mnist": _Origin(
-        (
-            "https://ossci-datasets.s3.amazonaws.com/mnist/",
-            "https://storage.googleapis.com/cvdf-datasets/mnist/",
-        ),
-        {
-            "train": (
-                (
-                    "train-images-idx3-ubyte.gz",
-                    "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-                ),
-                (
-                    "train-labels-idx1-ubyte.gz",
-                    "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-                ),
-            ),
-            "test": (
-                (
-                    "t10k-images-idx3-ubyte.gz",
-                    "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-                ),
-                (
-                    "t10k-labels-idx1-ubyte.gz",
-                    "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-                ),
-            ),
-        },
-    ),
-    "fashion-mnist": _Origin(
-        (
-            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-            "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
-        ),
-        {
-            "train": (
-                ("train-images-idx3-ubyte.gz", "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-                ("train-labels-idx1-ubyte.gz", "md5:25c81989df183df01b3e8a0aad5dffbe"),
-            ),
-            "test": (
-                ("t10k-images-idx3-ubyte.gz", "md5:bef4ecab320f06d8554ea6380940ec79"),
-                ("t10k-labels-idx1-ubyte.gz", "md5:bb300cfdad3c16e7a12a480ee83cd310"),
-            ),
-        },
-    ),
-}
-NAMES = ("digits", *_ORIGINS)
+NAMES = ("digits", *ORIGINS)
 """Datasets that `import_named` knows."""
 
 
@@ -103,13 +47,15 @@ def import_named(
 
     Parameters
     ----------
-    name : {'digits', 'mnist', 'fashion-mnist'}
+    name : {'digits', 'mnist', 'fashion-mnist', 'rcv1'}
         scikit-learn's 1,797 digits 8 x 8, enlarged to gray values 0 to 255 (nothing is downloaded); MNIST and
-        Fashion-MNIST, 70,000 images 28 x 28 of 10 classes. All are uint8.
+        Fashion-MNIST, 70,000 images 28 x 28 of 10 classes, uint8; RCV1-v2, 804,414 news stories as weights of
+        47,236 terms (CSR float64), with 103 topics as multi-labels.
     url : str
         Where the dataset goes.
     part : {'train', 'test', 'all'}
-        60,000 rows, 10,000 rows, or both one after the other; digits have no parts and ignore it.
+        60,000 rows, 10,000 rows, or both one after the other; of RCV1 23,149, 781,265, or both; digits have
+        no parts and ignore it.
     cache : path, optional
         Folder of the downloads; by default that of the variable SCALELATENT_CACHE, else the user's cache.
     mirror : str, optional
@@ -120,7 +66,7 @@ def import_named(
     Returns
     -------
     Dataset
-        Images (n, h, w) and labels.
+        Images (n, h, w) and labels; or CSR rows and multi-labels, the names of the topics in the provenance.
 
     Raises
     ------
@@ -137,6 +83,8 @@ def import_named(
     if name == "digits":
         return _import_digits(url, common)
     paths = fetch_named(name, part=part, cache=cache, mirror=mirror)
+    if name == "rcv1":
+        return import_rcv1(paths, url, options={"part": part}, **common)
     with contextlib.ExitStack() as opened:
         streams = []
         for path in paths:
@@ -155,11 +103,11 @@ def fetch_named(
     mirror: str | None = None,
     progress: Progress | None = None,
 ) -> list[Path]:
-    """Paths of a dataset's files in the cache, images and labels of each part; missing ones are downloaded.
+    """Paths of a dataset's files in the cache; those that are not there are downloaded.
 
     Parameters
     ----------
-    name : {'mnist', 'fashion-mnist'}
+    name : {'mnist', 'fashion-mnist', 'rcv1'}
         The dataset.
     part, cache, mirror
         See `import_named`.
@@ -175,50 +123,48 @@ def fetch_named(
     --------
     >>> fetch_named("mnits")
     Traceback (most recent call last):
-    scalelatent.errors.DataError: no dataset 'mnits' is known by name; ... digits, mnist, fashion-mnist
+    scalelatent.errors.DataError: no dataset 'mnits' is known by name; ... digits, mnist, fashion-mnist, rcv1
     """
     import pooch
 
-    if name not in _ORIGINS:
+    if name not in ORIGINS:
         raise DataError(f"no dataset {name!r} is known by name; the known ones are {', '.join(NAMES)}")
     if part not in PARTS:
         raise DataError(f"{name} has no part {part!r}; the parts are {', '.join(PARTS)}")
-    origin = _ORIGINS[name]
     folder = Path(cache or os.environ.get("SCALELATENT_CACHE") or pooch.os_cache("scalelatent"), name)
-    mirrors = origin.mirrors if mirror is None else (mirror.rstrip("/") + "/",)
-    pairs = [origin.files[p] for p in (("train", "test") if part == "all" else (part,))]
+    parts = [ORIGINS[name][p] for p in (("train", "test") if part == "all" else (part,))]
+    files = list(dict.fromkeys(file for files in parts for file in files))
     with _quiet_pooch():
-        return [_fetch(name, folder, file, pair, mirrors, progress) for pair in pairs for file in pair]
+        return [_fetch(name, folder, file, mirror, progress) for file in files]
 
 
-def _fetch(
-    name: str,
-    folder: Path,
-    file: tuple[str, str],
-    pair: tuple[tuple[str, str], tuple[str, str]],
-    mirrors: tuple[str, ...],
-    progress: Progress | None,
-) -> Path:
-    """One file, from the first mirror that has it as it should be."""
+def _fetch(name: str, folder: Path, file: RemoteFile, mirror: str | None, progress: Progress | None) -> Path:
+    """One file, from the first place that has it as it should be."""
     import pooch
 
-    title, checksum = file
     problems = []
-    for mirror in mirrors:
+    for url in file.urls if mirror is None else (f"{mirror.rstrip('/')}/{file.title}",):
         # pooch writes aside, compares the checksum and renames: a torn download is never kept.
         download = pooch.HTTPDownloader(
             progressbar=_Bytes(progress) if progress else False, timeout=_TIMEOUT_SECONDS
         )
         try:
-            return Path(pooch.retrieve(mirror + title, checksum, title, folder, downloader=download))
+            return Path(pooch.retrieve(url, file.checksum, file.title, folder, downloader=download))
         except (OSError, ValueError) as error:  # of the network (requests); of the checksum
-            problems.append(f"{mirror}{title} ({_reason(error)})")
-    files = " ".join(title for title, _ in pair)
+            problems.append(f"{url} ({_reason(error)})")
     raise DataError(
-        f"{name}: {title} is not in the cache and could not be downloaded: {'; '.join(problems)}. Without a "
-        f"network, download it elsewhere, put it into {folder} and try again, or import the two files: "
-        f"scalelatent data import idx {files} OUT.zarr. Another place that has them: --mirror URL (mirror=)"
+        f"{name}: {file.title} is not in the cache and could not be downloaded: {'; '.join(problems)}. "
+        f"Without a network, download it elsewhere and put it into {folder}, then try again"
+        f"{_by_hand(name, file)}. Another place that has it: --mirror URL (mirror=)"
     )
+
+
+def _by_hand(name: str, file: RemoteFile) -> str:
+    """The command that imports the files of the part, where there is one."""
+    pair = next(files for files in ORIGINS[name].values() if file in files)
+    if not all("idx" in each.title for each in pair):
+        return ""
+    return f", or scalelatent data import idx {' '.join(each.title for each in pair)} OUT.zarr"
 
 
 def _reason(error: Exception) -> str:
@@ -308,8 +254,6 @@ class _Chain:
 
 def _import_digits(url: str | os.PathLike[str], common: dict[str, Any]) -> Dataset:
     from scalelatent.data.digits import base_digits
-
-    from .stream import ArrayRows
 
     images, labels = base_digits()
     x, y = ArrayRows(images, "scikit-learn's digits"), ArrayRows(labels, "scikit-learn's digits")

@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
+from scipy.sparse import csr_array
 from sklearn.datasets import load_digits
 
 from scalelatent.data import fetch_named, import_named
-from scalelatent.data.importers import named
+from scalelatent.data.importers.remote import ORIGINS, RemoteFile
 from scalelatent.errors import DataError
 
 RNG = np.random.Generator(np.random.Philox(8))
@@ -75,18 +77,28 @@ class Server:
         self._thread.join(timeout=10)
 
 
+def origin_of(*urls: str) -> dict[str, tuple[RemoteFile, ...]]:
+    """The files of MNIST, at each of some addresses."""
+
+    def pair(head: str) -> tuple[RemoteFile, ...]:
+        names = (f"{head}-images-idx3-ubyte.gz", f"{head}-labels-idx1-ubyte.gz")
+        return tuple(remote(name, FILES[name], *urls) for name in names)
+
+    return {"train": pair("train"), "test": pair("t10k")}
+
+
+def remote(name: str, content: bytes, *urls: str) -> RemoteFile:
+    checksum = "sha256:" + hashlib.sha256(content).hexdigest()
+    return RemoteFile(name, checksum, tuple(f"{url}/{name}" for url in urls))
+
+
 @pytest.fixture
 def server(monkeypatch: Any) -> Iterator[Server]:
     """A server of small files, known under the name of MNIST."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
-    def pair(head: str) -> Any:
-        names = (f"{head}-images-idx3-ubyte.gz", f"{head}-labels-idx1-ubyte.gz")
-        return tuple((name, "sha256:" + hashlib.sha256(FILES[name]).hexdigest()) for name in names)
-
     server = Server()
-    origin = named._Origin((server.url + "/",), {"train": pair("train"), "test": pair("t10k")})
-    monkeypatch.setitem(named._ORIGINS, "mnist", origin)
+    monkeypatch.setitem(ORIGINS, "mnist", origin_of(server.url))
     yield server
     server.close()
 
@@ -140,9 +152,7 @@ def test_the_next_mirror_is_asked(server: Server, tmp_path: Path, monkeypatch: A
     lying = Server()
     try:
         lying.files = {name: b"other" + content for name, content in FILES.items()}
-        origin = named._ORIGINS["mnist"]
-        mirrors = (unused_url() + "/", lying.url + "/", server.url + "/")
-        monkeypatch.setitem(named._ORIGINS, "mnist", named._Origin(mirrors, origin.files))
+        monkeypatch.setitem(ORIGINS, "mnist", origin_of(unused_url(), lying.url, server.url))
         ds = import_named("mnist", tmp_path / "ds", part="test", cache=tmp_path / "cache")
     finally:
         lying.close()
@@ -176,8 +186,8 @@ def test_offline_names_the_way_by_hand(server: Server, tmp_path: Path) -> None:
         tmp_path,
         f"mnist: train-images-idx3-ubyte.gz is not in the cache and could not be downloaded: {mirror}/train-",
         "(no connection)",
-        f"put it into {tmp_path / 'cache' / 'mnist'} and try again",
-        "scalelatent data import idx train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz OUT.zarr",
+        f"put it into {tmp_path / 'cache' / 'mnist'}, then try again, or scalelatent data import idx",
+        "data import idx train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz OUT.zarr",
         "--mirror URL",
         mirror=mirror,
     )
@@ -206,8 +216,73 @@ def test_digits(tmp_path: Path) -> None:
     np.testing.assert_array_equal(ds.read_y(0, 1797), y)
 
 
+def _stories(first: int, rows: int) -> tuple[bytes, csr_array]:
+    """svmlight text of stories with these numbers, and what it says."""
+    x = scipy.sparse.random_array((rows, 47_236), density=2e-4, rng=first, format="csr")
+    x.sort_indices()
+    lines = []
+    for row in range(rows):
+        entries = slice(x.indptr[row], x.indptr[row + 1])
+        pairs = zip(x.indices[entries], x.data[entries], strict=True)
+        lines.append(f"{first + row} " + " ".join(f" {c + 1}:{v!r}" for c, v in pairs))
+    return gzip.compress(("\n".join(lines) + "\n").replace("np.float64(", "").replace(")", "").encode()), x
+
+
+@pytest.fixture
+def rcv1(server: Server, monkeypatch: Any) -> dict[str, tuple[csr_array, np.ndarray]]:
+    """Three files of stories and their topics on the server; what each part should be."""
+    rng = np.random.Generator(np.random.Philox(2))
+    y = (rng.random((30, 5)) < 0.4).astype("u1")
+    y[:, 0] |= y.sum(1) == 0
+    names = ["MCAT", "C15", "GPOL", "E12", "C152"]
+    lines = [f"{names[t]} {100 + d} 1" for d in range(30) for t in np.flatnonzero(y[d])[::-1]]
+    y = y[:, np.argsort(names)]
+    texts = [_stories(100, 13), _stories(113, 8), _stories(121, 9)]
+    titles = [file.title for part in ("train", "test") for file in ORIGINS["rcv1"][part][1:]][:3]
+    topics = ORIGINS["rcv1"]["train"][0].title
+    server.files |= {topics: gzip.compress("\n".join(lines).encode())}
+    server.files |= dict(zip(titles, [text for text, _ in texts], strict=True))
+    files = [remote(title, server.files[title], server.url) for title in (topics, *titles)]
+    origin = {"train": (files[0], files[1]), "test": (files[0], files[2], files[3])}
+    monkeypatch.setitem(ORIGINS, "rcv1", origin)
+    rows = [x.toarray() for _, x in texts]
+    expected = {"train": (rows[0], y[:13]), "test": (np.vstack(rows[1:]), y[13:])}
+    return expected | {"all": (np.vstack(rows), y)}
+
+
+@pytest.mark.parametrize("part", ["train", "test", "all"])
+def test_rcv1(rcv1: Any, server: Server, tmp_path: Path, part: str) -> None:
+    x, y = rcv1[part]
+    ds = import_named("rcv1", tmp_path / "ds", part=part, cache=tmp_path / "cache", shard_rows=6)
+    assert (ds.is_sparse, ds.y_kind, ds.dtype) == (True, "multilabel", np.float64)
+    np.testing.assert_array_equal(ds.read_x(0, len(x)).toarray(), x)
+    np.testing.assert_array_equal(ds.read_y(0, len(x)).toarray(), y)
+    assert ds.attrs["provenance"]["topics"] == ["C15", "C152", "E12", "GPOL", "MCAT"]
+    assert len(server.asked) == len(set(server.asked)) == {"train": 2, "test": 3, "all": 4}[part]
+
+
+def test_rcv1_with_files_that_do_not_belong_together(
+    rcv1: Any, server: Server, tmp_path: Path, monkeypatch: Any
+) -> None:
+    topics, stories = ORIGINS["rcv1"]["train"]
+    for content, message in (
+        (gzip.compress(b"MCAT 100 1\nMCAT 101 1"), "has no topic of document 102, which the vectors hold"),
+        (gzip.compress(b"MCAT 100"), "topics .* is damaged"),
+        (server.files[topics.title][:-9], "topics .* is damaged"),
+    ):
+        server.files[topics.title] = content
+        monkeypatch.setitem(
+            ORIGINS, "rcv1", {"train": (remote(topics.title, content, server.url), stories), "test": ()}
+        )
+        with pytest.raises(DataError, match=message):
+            import_named("rcv1", tmp_path / "out", cache=tmp_path / "cache")
+        assert not (tmp_path / "out").exists()
+    server.files = {}
+    with pytest.raises(DataError, match=r"rcv1: .*404.*put it into .*empty/rcv1, then try again\. Another"):
+        import_named("rcv1", tmp_path / "out", cache=tmp_path / "empty")
+
+
 @pytest.mark.realdata
 def test_the_checksums_of_mnist_are_those_of_the_real_files(mnist_dir: Path) -> None:
-    for pair in named._ORIGINS["mnist"].files.values():
-        for name, checksum in pair:
-            assert checksum == "sha256:" + hashlib.sha256((mnist_dir / name).read_bytes()).hexdigest()
+    for file in ORIGINS["mnist"]["train"] + ORIGINS["mnist"]["test"]:
+        assert file.checksum == remote(file.title, (mnist_dir / file.title).read_bytes()).checksum
