@@ -66,8 +66,7 @@ def sparse_rows(n: int) -> Any:
 
 
 def make_idx(path: Path, n: int) -> None:
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "wb") as file:
+    with gzip.open(path, "wb", 6) if path.suffix == ".gz" else open(path, "wb") as file:
         file.write(bytes([0, 0, 8, 3]) + b"".join(v.to_bytes(4, "big") for v in (n, SIDE, SIDE)))
         file.write(digit_rows(n).tobytes())
 
