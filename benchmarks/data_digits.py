@@ -1,6 +1,6 @@
 """Rate of making infinite digits: the kernel alone, and `make_digits` with writing included.
 
-    python benchmarks/data_digits.py [--rows 400000] [--out benchmarks/results]
+    python benchmarks/data_digits.py [--rows 400000]
 
 Bases: the digits that ship with scikit-learn and, where the environment variable SCALELATENT_DATA names a
 folder with `mnist/`, MNIST's training images. "images/s a core" counts CPU seconds of the whole process,
@@ -10,35 +10,30 @@ folder.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from data_layouts import environment, fastest, mnist_file
+from common import fastest, mnist, parser, write
 
-from scalelatent.data import InfiniteDigits, import_idx, make_digits
+from scalelatent.data import Dataset, InfiniteDigits, make_digits
 from scalelatent.data.digits import N_TEST, base_digits
-
-SEED = 0
 
 
 def kernel_rate(digits: InfiniteDigits, rows: int = 16_384) -> float:
     """Deformed images per second of one thread, nothing written."""
     first = N_TEST + 1_000_000
     digits.rows(first, first + 8)
-    return rows / fastest(lambda: digits.rows(first, first + rows), 5)
+    return rows / fastest({"kernel": lambda: digits.rows(first, first + rows)}, 5)["kernel"]
 
 
-def writing_rate(folder: str, base: str, rows: int, jobs: int) -> dict[str, Any]:
+def writing_rate(folder: str, base: str, rows: int, jobs: int, seed: int) -> dict[str, Any]:
     """Wall and CPU rate of `make_digits`."""
-    make_digits(f"{folder}/warm", 2000, base=base, seed=SEED, overwrite=True)
+    make_digits(f"{folder}/warm", 2000, base=base, seed=seed, overwrite=True)
     wall, cpu = time.perf_counter(), time.process_time()
-    make_digits(f"{folder}/out", rows, base=base, seed=SEED, n_jobs=jobs, overwrite=True)
+    make_digits(f"{folder}/out", rows, base=base, seed=seed, n_jobs=jobs, overwrite=True)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     return {
         "rows": rows,
@@ -50,33 +45,29 @@ def writing_rate(folder: str, base: str, rows: int, jobs: int) -> dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rows", type=int, default=400_000)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    args = parser.parse_args()
-    result: dict[str, Any] = {**environment(), "seed": SEED}
+    arguments = parser(__doc__, "data_digits")
+    arguments.add_argument("--rows", type=int, default=400_000)
+    given = arguments.parse_args()
+    results = []
     with tempfile.TemporaryDirectory() as folder:
         bases = {"digits 8x8": ("digits", *base_digits())}
-        images = mnist_file()
-        if images is not None:
-            ds = import_idx(images, mnist_file("train-labels-idx1-ubyte.gz"), f"{folder}/mnist")
-            pixels = ds.read_x(0, len(ds)).reshape(-1, 28, 28)
-            bases["MNIST 28x28"] = (f"{folder}/mnist", pixels, ds.read_y(0, len(ds)))
+        if os.environ.get("SCALELATENT_DATA"):
+            pixels, labels = mnist()
+            pixels = pixels.reshape(-1, 28, 28)
+            Dataset.from_arrays(pixels, labels).save(f"{folder}/mnist")
+            bases["MNIST 28x28"] = (f"{folder}/mnist", pixels, labels)
         for name, (base, pixels, labels) in bases.items():
-            kernel = kernel_rate(InfiniteDigits(np.asarray(pixels), labels, seed=SEED))
-            runs = [writing_rate(folder, base, args.rows, jobs) for jobs in sorted({1, os.cpu_count() or 1})]
-            result[name] = {"kernel_images_s": round(kernel), "writing": runs}
+            kernel = kernel_rate(InfiniteDigits(np.asarray(pixels), labels, seed=given.seed))
+            threads = sorted({1, os.cpu_count() or 1})
+            runs = [writing_rate(folder, base, given.rows, jobs, given.seed) for jobs in threads]
+            results.append({"base": name, "kernel_images_s": round(kernel), "writing": runs})
             print(f"{name}: kernel alone {kernel:,.0f} images/s")
             for run in runs:
                 print(
                     f"  {run['threads']} thread(s), writing included: {run['images_s']:,} images/s, "
                     f"{run['images_s_per_core']:,} a core ({run['seconds']} s)"
                 )
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "data_digits.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written: {args.out / 'data_digits.json'}")
+    write(given.out, f"python benchmarks/data_digits.py --rows {given.rows}", given.seed, results)
 
 
 if __name__ == "__main__":

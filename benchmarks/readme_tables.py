@@ -153,12 +153,33 @@ def starts(data: dict[str, Any]) -> None:
     )
 
 
+def import_rates(data: dict[str, Any]) -> None:
+    """Importers against reading alone, and their peaks."""
+    table(
+        "source|file|read|read, hash, pack|import|import / (read, hash, pack)|peak|peak, 4 times the rows",
+        (
+            (
+                r["kind"],
+                f"{r['source_mb']:.0f} MB",
+                f"{r['read_mb_s']:,.0f} MB/s",
+                f"{r['read_hash_pack_mb_s']:,.0f} MB/s",
+                f"{r['import_mb_s']:,.0f} MB/s",
+                r["import / read_hash_pack"],
+                f"{r['peak_mib']:.0f} MiB",
+                f"{r['peak_mib_4_times_larger']:.0f} MiB",
+            )
+            for r in data["results"]
+        ),
+    )
+
+
 PRINT: dict[str, Callable[[dict[str, Any]], None]] = {
     "capsule_pass": capsule_pass,
     "streamed_pass": streamed_pass,
     "paper_capsule_dims": dims,
     "paper_capsule_architectures": dims,
     "million": million,
+    "import_rates": import_rates,
     "paper_capsule_convergence": convergence,
     "paper_capsule_starts": starts,
 }

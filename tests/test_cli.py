@@ -78,6 +78,48 @@ def test_import_and_info(scalelatent, digits):
     assert scalelatent("data", "info", "b.zarr", "--json").json()["labels"] is True
 
 
+def test_import_images_and_named(scalelatent, tmp_path):
+    from PIL import Image
+
+    for kind in "ab":
+        (tmp_path / "in" / kind).mkdir(parents=True)
+        for i in range(3):
+            Image.new("RGB", (6, 4), (i, 0, 0)).save(tmp_path / "in" / kind / f"{i}.png")
+    how = ("data", "import", "images", "in", "i.zarr")
+    told = scalelatent(*how, "--size", "2x3", "--gray", "--json").json()
+    assert (told["rows"], told["feature_shape"], told["classes"]) == (6, [2, 3], ["a", "b"])
+    assert "--size 28" in scalelatent(*how, "--size", 28, code=2).err
+    assert "exclude each other" in scalelatent(*how, "--gray", "--rgb", code=2).err
+    assert scalelatent(*how, "--no-labels", "--overwrite", "--json").json()["labels"] is False
+    (tmp_path / "in" / "b" / "1.png").write_bytes(b"")
+    assert "b/1.png cannot be read" in scalelatent(*how, "--overwrite", code=2).err
+    said = scalelatent(*how, "--overwrite", "--skip-bad", "--json")
+    assert said.err == "skipped 1 unreadable images and 0 of another size or kind; the first: b/1.png\n"
+    assert said.json()["provenance"]["skipped"] == {"unreadable": 1, "unlike_first": 0, "first": ["b/1.png"]}
+    assert scalelatent("data", "import", "digits", "d.zarr", "--json").json()["rows"] == 1797
+    refused = scalelatent(
+        "data", "import", "mnist", "m.zarr", "--mirror", "http://127.0.0.1:9", "--cache", "c", code=2
+    )
+    assert "scalelatent data import idx train-images-idx3-ubyte.gz" in refused.err
+
+
+def test_import_hdf5_and_mat(scalelatent, digits):
+    h5py = pytest.importorskip("h5py")
+    from scipy.io import savemat
+
+    with h5py.File(digits / "a.h5", "w") as file:
+        file["train/data"], file["train/target"] = np.eye(4), [2, 3, 2, 3]
+    told = scalelatent(
+        "data", "import", "hdf5", "a.h5", "h.zarr", "--x", "train/data", "--y", "train/target", "--json"
+    ).json()
+    assert (told["rows"], told["classes"]) == (4, [2, 3])
+    savemat(digits / "a.mat", {"X": np.ones((2, 3, 7)), "y": np.arange(7)})
+    how = ("data", "import", "mat", "a.mat", "m.zarr")
+    assert "--rows-last" in scalelatent(*how, code=2).err
+    assert scalelatent(*how, "--rows-last", "--json").json()["feature_shape"] == [2, 3]
+    assert "has no array 'q'" in scalelatent(*how, "--x", "q", code=2).err
+
+
 def test_make_digits(scalelatent):
     told = scalelatent(
         "data", "make", "digits", "d.zarr", "--rows", 300, "--base-rows", "0:100", "--json"

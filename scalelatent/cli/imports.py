@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from .data import tell
-from .show import Json, Overwrite, progress_bar, verb
+from .show import Json, Overwrite, progress_bar, say, verb
 
 app = typer.Typer(no_args_is_help=True, help="Import rows from files into a dataset, block by block.")
 
 Out = Annotated[str, typer.Argument(metavar="OUT", help="The dataset to write, for example mnist.zarr.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The file to read.")]
+Shuffle = Annotated[
+    int | None,
+    typer.Option("--shuffle", metavar="SEED", min=0, help="Shuffle all rows; the seed decides the order."),
+]
+KeyOfRows = Annotated[str | None, typer.Option("--x", metavar="KEY", help="Name of the rows; x by default.")]
+KeyOfLabels = Annotated[
+    str | None,
+    typer.Option("--y", metavar="KEY", help="Name of the labels; y by default, where it is there."),
+]
+Part = Annotated[str, typer.Option("--part", metavar="train|test|all", help="Which of its rows.")]
+Cache = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache",
+        metavar="FOLDER",
+        envvar="SCALELATENT_CACHE",
+        help="Where downloads are kept; the user's cache by default.",
+    ),
+]
+Mirror = Annotated[
+    str | None, typer.Option("--mirror", metavar="URL", help="A folder on a server that has the files.")
+]
 
 
 @app.command("idx")
@@ -22,6 +44,7 @@ def import_idx(
     images: Annotated[Path, typer.Argument(metavar="IMAGES", help="IDX file of images, .gz or plain.")],
     labels: Annotated[Path, typer.Argument(metavar="LABELS", help="IDX file of labels, .gz or plain.")],
     out: Out,
+    shuffle: Shuffle = None,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
@@ -29,7 +52,7 @@ def import_idx(
     from scalelatent.data import import_idx as run
 
     with progress_bar(f"importing {images.name}") as progress:
-        dataset = run(images, labels, out, progress=progress, overwrite=overwrite)
+        dataset = run(images, labels, out, progress=progress, shuffle=shuffle, overwrite=overwrite)
     tell(dataset, json)
 
 
@@ -38,8 +61,9 @@ def import_idx(
 def import_npz(
     file: File,
     out: Out,
-    x: Annotated[str | None, typer.Option(help="Key of the rows; found by itself if named x or X.")] = None,
-    y: Annotated[str | None, typer.Option(help="Key of the labels; found by itself if named y or Y.")] = None,
+    x: KeyOfRows = None,
+    y: KeyOfLabels = None,
+    shuffle: Shuffle = None,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
@@ -47,7 +71,7 @@ def import_npz(
     from scalelatent.data import import_npz as run
 
     with progress_bar(f"importing {file.name}") as progress:
-        dataset = run(file, out, x=x, y=y, progress=progress, overwrite=overwrite)
+        dataset = run(file, out, x=x, y=y, progress=progress, shuffle=shuffle, overwrite=overwrite)
     tell(dataset, json)
 
 
@@ -69,16 +93,16 @@ def import_csr(
         str | None,
         typer.Option(help="Labels: a key, a CSR prefix (multi-labels) or a file; found by itself if y or Y."),
     ] = None,
+    shuffle: Shuffle = None,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Import sparse (CSR) rows of a .npz file, scipy's own or with arrays of any prefix."""
     from scalelatent.data import import_csr as run
 
+    how: dict[str, Any] = {"csr_prefix": csr_prefix, "values": values, "y": y}
     with progress_bar(f"importing {file.name}") as progress:
-        dataset = run(
-            file, out, csr_prefix=csr_prefix, values=values, y=y, progress=progress, overwrite=overwrite
-        )
+        dataset = run(file, out, **how, progress=progress, shuffle=shuffle, overwrite=overwrite)
     tell(dataset, json)
 
 
@@ -99,6 +123,7 @@ def import_svmlight(
         typer.Option("--multilabel/--single-label", help="Whether rows have several labels, as in 3,17."),
     ] = None,
     dtype: Annotated[str, typer.Option(help="float64, or float32 for half the room.")] = "float64",
+    shuffle: Shuffle = None,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
@@ -109,7 +134,7 @@ def import_svmlight(
     with progress_bar(f"importing {file.name}") as progress:
         dataset = run(
             file, out, zero_based=based, n_features=features, multilabel=multilabel, dtype=dtype,
-            progress=progress, overwrite=overwrite,
+            progress=progress, shuffle=shuffle, overwrite=overwrite,
         )  # fmt: skip
     tell(dataset, json)
 
@@ -120,6 +145,7 @@ def import_npy(
     file: File,
     out: Out,
     y: Annotated[Path | None, typer.Option("--y", metavar="FILE", help="A .npy file of labels.")] = None,
+    shuffle: Shuffle = None,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
@@ -127,5 +153,176 @@ def import_npy(
     from scalelatent.data import import_npy as run
 
     with progress_bar(f"importing {file.name}") as progress:
-        dataset = run(file, out, y=y, progress=progress, overwrite=overwrite)
+        dataset = run(file, out, y=y, progress=progress, shuffle=shuffle, overwrite=overwrite)
     tell(dataset, json)
+
+
+@app.command("hdf5")
+@verb
+def import_hdf5(
+    file: File,
+    out: Out,
+    x: KeyOfRows = None,
+    y: KeyOfLabels = None,
+    shuffle: Shuffle = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Import arrays of an HDF5 file.
+
+    Keys are paths where there are groups: --x train/data --y train/target.
+    """
+    from scalelatent.data import import_hdf5 as run
+
+    with progress_bar(f"importing {file.name}") as progress:
+        dataset = run(file, out, x=x, y=y, progress=progress, shuffle=shuffle, overwrite=overwrite)
+    tell(dataset, json)
+
+
+@app.command("mat")
+@verb
+def import_mat(
+    file: File,
+    out: Out,
+    x: KeyOfRows = None,
+    y: KeyOfLabels = None,
+    rows_last: Annotated[
+        bool, typer.Option("--rows-last", help="Rows lie along the last axis, as in images h x w x n.")
+    ] = False,
+    shuffle: Shuffle = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Import variables of a MATLAB file.
+
+    Files of version 7.3 are streamed; older ones are read whole, a variable at a time.
+    """
+    from scalelatent.data import import_mat as run
+
+    how: dict[str, Any] = {"rows_last": rows_last, "shuffle": shuffle, "overwrite": overwrite}
+    with progress_bar(f"importing {file.name}") as progress:
+        dataset = run(file, out, x=x, y=y, progress=progress, **how)
+    tell(dataset, json)
+
+
+@app.command("images")
+@verb
+def import_images(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A folder of image files, or of one folder per class.")
+    ],
+    out: Out,
+    size: Annotated[
+        str | None, typer.Option("--size", metavar="HxW", help="Resize all to this height and width.")
+    ] = None,
+    crop: Annotated[
+        bool, typer.Option("--crop", help="With --size: cut the middle out instead of stretching.")
+    ] = False,
+    gray: Annotated[bool, typer.Option("--gray", help="Make all gray.")] = False,
+    rgb: Annotated[bool, typer.Option("--rgb", help="Make all coloured.")] = False,
+    no_labels: Annotated[
+        bool, typer.Option("--no-labels", help="The names of folders are no classes.")
+    ] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out and count what is unreadable or of another size.")
+    ] = False,
+    shuffle: Shuffle = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Import a folder of images, labelled by the folders they lie in."""
+    from scalelatent.data import import_images as run
+    from scalelatent.errors import JobError
+
+    if gray and rgb:
+        raise JobError("--gray and --rgb exclude each other; give one of them")
+    how: dict[str, Any] = {"size": _size(size), "crop": crop, "labels": not no_labels, "skip_bad": skip_bad}
+    how["color"] = "gray" if gray else "rgb" if rgb else None
+    with progress_bar(f"importing {folder.name}", "images") as progress:
+        dataset = run(folder, out, **how, progress=progress, shuffle=shuffle, overwrite=overwrite)
+    skipped = dataset.attrs["provenance"].get("skipped")
+    if skipped and skipped["first"]:
+        say(
+            f"skipped {skipped['unreadable']} unreadable images and {skipped['unlike_first']} of another "
+            f"size or kind; the first: {', '.join(skipped['first'])}"
+        )
+    tell(dataset, json)
+
+
+def _size(text: str | None) -> tuple[int, int] | None:
+    from scalelatent.errors import JobError
+
+    if text is None:
+        return None
+    sides = text.lower().split("x")
+    if len(sides) != 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
+        raise JobError(f"--size {text}: write height x width in pixels, for example --size 28x28")
+    return int(sides[0]), int(sides[1])
+
+
+@app.command("digits")
+@verb
+def import_digits(
+    out: Out, shuffle: Shuffle = None, overwrite: Overwrite = False, json: Json = False
+) -> None:
+    """Import scikit-learn's digits: 1,797 images 8 x 8; nothing is downloaded."""
+    _import_named("digits", out, shuffle, overwrite, json)
+
+
+@app.command("mnist")
+@verb
+def import_mnist(
+    out: Out,
+    part: Part = "train",
+    cache: Cache = None,
+    mirror: Mirror = None,
+    shuffle: Shuffle = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Import MNIST: downloaded once, checked, kept in a cache."""
+    _import_named("mnist", out, shuffle, overwrite, json, part=part, cache=cache, mirror=mirror)
+
+
+@app.command("fashion-mnist")
+@verb
+def import_fashion_mnist(
+    out: Out,
+    part: Part = "train",
+    cache: Cache = None,
+    mirror: Mirror = None,
+    shuffle: Shuffle = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Import Fashion-MNIST: downloaded once, checked, kept in a cache."""
+    _import_named("fashion-mnist", out, shuffle, overwrite, json, part=part, cache=cache, mirror=mirror)
+
+
+@app.command("rcv1")
+@verb
+def import_rcv1(
+    out: Out,
+    part: Part = "train",
+    cache: Cache = None,
+    mirror: Mirror = None,
+    shuffle: Shuffle = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Import RCV1-v2, news stories with topics, as sparse rows: downloaded once, checked, kept in a cache."""
+    _import_named("rcv1", out, shuffle, overwrite, json, part=part, cache=cache, mirror=mirror)
+
+
+def _import_named(
+    name: str, out: str, shuffle: int | None, overwrite: bool, as_json: bool, **origin: Any
+) -> None:
+    from scalelatent.data import fetch_named
+    from scalelatent.data import import_named as run
+
+    if origin:
+        with progress_bar(f"downloading {name}", "bytes") as progress:
+            fetch_named(name, **origin, progress=progress)
+    with progress_bar(f"importing {name}") as progress:
+        dataset = run(name, out, **origin, progress=progress, shuffle=shuffle, overwrite=overwrite)
+    tell(dataset, as_json)

@@ -15,7 +15,18 @@ if TYPE_CHECKING:
     from .digits import InfiniteDigits, make_digits
     from .documents import ResampledDocuments, make_documents
     from .grid import RowGrid
-    from .importers import import_csr, import_idx, import_npy, import_npz, import_svmlight
+    from .importers import (
+        fetch_named,
+        import_csr,
+        import_hdf5,
+        import_idx,
+        import_images,
+        import_mat,
+        import_named,
+        import_npy,
+        import_npz,
+        import_svmlight,
+    )
     from .writer import DatasetWriter
 
 __all__ = [
@@ -25,8 +36,13 @@ __all__ = [
     "ResampledDocuments",
     "RowGrid",
     "create_dataset",
+    "fetch_named",
     "import_csr",
+    "import_hdf5",
     "import_idx",
+    "import_images",
+    "import_mat",
+    "import_named",
     "import_npy",
     "import_npz",
     "import_svmlight",
@@ -42,8 +58,13 @@ _WHERE = {
     "ResampledDocuments": ".documents",
     "RowGrid": ".grid",
     "create_dataset": ".create",
+    "fetch_named": ".importers",
     "import_csr": ".importers",
+    "import_hdf5": ".importers",
     "import_idx": ".importers",
+    "import_images": ".importers",
+    "import_mat": ".importers",
+    "import_named": ".importers",
     "import_npy": ".importers",
     "import_npz": ".importers",
     "import_svmlight": ".importers",

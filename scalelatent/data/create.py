@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from .dataset import Dataset
 
-__all__ = ["copy_rows", "create_dataset", "make_room"]
+__all__ = ["check_room", "copy_rows", "create_dataset", "make_room"]
 
 
 def create_dataset(
@@ -180,7 +180,14 @@ def _check_kinds(
 
 
 def make_room(location: Location, overwrite: bool) -> None:
-    """Make sure that nothing lies at a place, or that it is a dataset and may go."""
+    """Make sure that nothing lies at a place: what is there and may go is deleted."""
+    check_room(location, overwrite)
+    if not location.is_empty():
+        location.clear()
+
+
+def check_room(location: Location, overwrite: bool) -> None:
+    """Refuse a place where something lies that is no dataset, or one that may not go; nothing is deleted."""
     if location.is_empty():
         return
     try:
@@ -198,7 +205,6 @@ def make_room(location: Location, overwrite: bool) -> None:
             f"{location.url} {state}; choose another output, replace it with --overwrite (overwrite=True), "
             f"or, where it was begun with the same arguments, go on with --resume (resume=True)"
         )
-    location.clear()
 
 
 def _resume(

@@ -142,6 +142,36 @@ class DatasetWriter:
             marker = {"digest": digest.hex(), "labels": distinct, **entries}
             self._location.write(self._marker_key(shard), json.dumps(marker).encode())
 
+    def shrink(self, n_rows: int) -> None:
+        """Promise fewer rows than at the start; the shards that lie whole below `n_rows` stay as they are.
+
+        Parameters
+        ----------
+        n_rows : int
+            Rows of the dataset from now on, at least 1. A shard that this cuts must not be written yet.
+
+        Raises
+        ------
+        DataError
+            More rows than before, none at all, or a cut through a shard that is written.
+        """
+        last = n_rows // self.shard_rows
+        if not 1 <= n_rows <= self.n_rows:
+            raise DataError(f"dataset {self.url} has {self.n_rows} rows; it cannot shrink to {n_rows}")
+        written = [i for i in range(last, self.n_shards) if self._marker(i) is not None]
+        if n_rows < self.n_rows and written:
+            raise DataError(
+                f"dataset {self.url} cannot shrink to {n_rows} rows: shard {written[0]}, which begins at row "
+                f"{written[0] * self.shard_rows}, is written already"
+            )
+        with explain_os_errors(self._location, f"shrinking it to {n_rows} rows"):
+            for column in (self._x, self._y, self._weight):
+                if isinstance(column, CsrGroups):
+                    raise DataError(f"dataset {self.url} has CSR rows; only dense datasets can shrink")
+                if column is not None:
+                    column.resize((n_rows, *column.shape[1:]))
+            self._group["digest"].resize((self.n_shards, 16))
+
     def note(self, values: dict[str, Any]) -> None:
         """Add to the provenance, before `finalize`, what was only learned while writing."""
         if values:

@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
+from PIL import Image
 
 MB = 1 << 20
 ROWS, WIDTH = 60_000, 784 * 2  # 94 MB of bytes
@@ -19,11 +21,14 @@ _CHILD = """
 import json, pathlib, resource, sys
 import numpy as np
 from scalelatent.data import (
-    Dataset, import_csr, import_idx, import_npy, import_npz, import_svmlight, make_documents, open_dataset
+    Dataset, import_csr, import_hdf5, import_idx, import_images, import_mat, import_npy, import_npz,
+    import_svmlight, make_documents, open_dataset
 )
 folder, what = sys.argv[1:]
 small = {"chunk_rows": 1000, "shard_rows": 2000, "overwrite": True}
 # imports, codecs and loops first
+import h5py, PIL.Image
+PIL.Image.init()
 warm = Dataset.from_arrays(np.zeros((4000, 8), "u1")).save(folder + "/warm", **small)
 warm.read_x(0, 4000)
 if what.startswith(("svmlight", "documents")):  # compiling takes memory, too
@@ -43,6 +48,12 @@ elif what == "npy":
     import_npy(folder + "/x.npy", folder + "/out", **small)
 elif what == "npz":
     import_npz(folder + "/x.npz", folder + "/out", **small)
+elif what == "hdf5":
+    import_hdf5(folder + "/x.h5", folder + "/out", **small)
+elif what == "mat":
+    import_mat(folder + "/x.mat", folder + "/out", **small)
+elif what == "images":
+    import_images(folder + "/images", folder + "/out", overwrite=True, chunk_rows=1, shard_rows=1)
 elif what == "read":
     ds = open_dataset(folder + "/ds")
     for a, b in ds.pieces():
@@ -78,6 +89,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with gzip.open(path / "x.idx.gz", "wb", compresslevel=1) as file:
         file.write(bytes([0, 0, 8, 2]) + ROWS.to_bytes(4, "big") + WIDTH.to_bytes(4, "big"))
         file.write(rows.tobytes())
+    with h5py.File(path / "x.h5", "w") as file:
+        file.create_dataset("x", data=rows, chunks=(500, WIDTH // 2), compression="gzip", compression_opts=1)
+    with h5py.File(path / "x.mat", "w", userblock_size=512) as file:  # MATLAB's columns: axes reversed
+        file.create_dataset(
+            "x", data=rows.T, chunks=(WIDTH // 4, 700), compression="gzip", compression_opts=1
+        )
+    with open(path / "x.mat", "r+b") as raw:
+        raw.write(b"MATLAB 7.3 MAT-file")
+    (path / "images").mkdir()
+    image = Image.fromarray(rows[:WIDTH])
+    for i in range(40):  # of 2.5 MB each
+        image.save(path / "images" / f"{i}.png", compress_level=1)
     Dataset.from_arrays(rows).save(path / "ds", chunk_rows=1000, shard_rows=2000)
     return path
 
@@ -87,7 +110,7 @@ def _growth(folder: Path, what: str) -> int:
     return int(json.loads(subprocess.run(run, capture_output=True, timeout=120, check=True).stdout))
 
 
-@pytest.mark.parametrize("what", ["idx", "npy", "npz", "read", "save"])
+@pytest.mark.parametrize("what", ["idx", "npy", "npz", "hdf5", "mat", "images", "read", "save"])
 def test_growth_is_a_few_shards_not_the_file(folder: Path, what: str) -> None:
     assert _growth(folder, what) < ALLOWED
 

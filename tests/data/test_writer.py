@@ -224,3 +224,42 @@ def test_saving_a_slice_keeps_classes_and_weights(tmp_path: Path) -> None:
     second = stored.with_weight(np.ones(30)).save(tmp_path / "two")
     assert second.attrs["provenance"]["importer"] == "save"
     assert second.read_weight(0, 2).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("n_rows", [95, 94, 80, 75, 60, 21])
+def test_shrink(tmp_path: Path, n_rows: int) -> None:
+    """A source that holds fewer rows than promised; the content is that of a dataset made for so many."""
+    writer = _create(tmp_path / "ds", provenance={"seed": 1})
+    for shard in range(n_rows // 20):
+        _write(writer, shard)
+    writer.shrink(n_rows)
+    assert (writer.n_rows, writer.n_shards) == (n_rows, -(-n_rows // 20))
+    if n_rows % 20:
+        _write(writer, n_rows // 20)
+    writer.note({"left_out": 95 - n_rows})
+    writer.finalize()
+    ds = open_dataset(tmp_path / "ds")
+    np.testing.assert_array_equal(ds.read_x(0, n_rows), X[:n_rows])
+    np.testing.assert_array_equal(ds.read_y(0, n_rows), Y[:n_rows])
+    assert ds.attrs["provenance"].items() >= {"seed": 1, "left_out": 95 - n_rows}.items()
+    plain = create_dataset(
+        tmp_path / "plain", n_rows, (4,), "f4", y_dtype="i8", chunk_rows=1, shard_rows=writer.shard_rows
+    )
+    for shard in range(plain.n_shards):
+        _write(plain, shard)
+    assert plain.finalize().fingerprint() == ds.fingerprint()
+
+
+def test_shrink_refuses_what_would_lose_rows(tmp_path: Path) -> None:
+    writer = _create(tmp_path / "ds")
+    for shard in (0, 3):
+        _write(writer, shard)
+    for n_rows, message in (
+        (96, "has 95 rows; it cannot shrink to 96"),
+        (0, "cannot shrink to 0"),
+        (70, "shard 3, which begins at row 60, is written already"),
+        (15, "shard 0, which begins at row 0, is written already"),
+    ):
+        with pytest.raises(DataError, match=message):
+            writer.shrink(n_rows)
+    assert writer.n_rows == 95

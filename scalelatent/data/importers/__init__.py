@@ -3,8 +3,23 @@
 from __future__ import annotations
 
 from .csr import import_csr
+from .hdf5 import import_hdf5
 from .idx import import_idx
+from .images import import_images
+from .mat import import_mat
+from .named import fetch_named, import_named
 from .npy import import_npy, import_npz
 from .svmlight import import_svmlight
 
-__all__ = ["import_csr", "import_idx", "import_npy", "import_npz", "import_svmlight"]
+__all__ = [
+    "fetch_named",
+    "import_csr",
+    "import_hdf5",
+    "import_idx",
+    "import_images",
+    "import_mat",
+    "import_named",
+    "import_npy",
+    "import_npz",
+    "import_svmlight",
+]

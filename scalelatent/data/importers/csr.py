@@ -15,8 +15,9 @@ from scalelatent.data.csr import canonical, check_dtype
 from scalelatent.data.layout import GROUP_BYTES, choose_csr_layout
 from scalelatent.errors import DataError
 
-from .npy import find_key, open_member, open_npy, open_npz, read_header, read_small, string_classes
-from .stream import Progress, RowStream, write_rows
+from .keys import find_key
+from .npy import open_member, open_npy, open_npz, read_header, read_small
+from .stream import Progress, RowStream, string_classes, write_rows
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -38,6 +39,7 @@ def import_csr(
     y: str | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
+    shuffle: int | None = None,
     **layout: Any,
 ) -> Dataset:
     """Import CSR rows from an npz archive, compressed or not; memory is bounded by one row group.
@@ -64,6 +66,8 @@ def import_csr(
         Replace a dataset that lies there.
     progress : callable, optional
         Called with (rows done, rows in all).
+    shuffle : int, optional
+        Seed of a shuffle of all rows; by default they keep their order.
     **layout
         `shard_rows` (rows of a row group), `compressor` of `create_dataset`.
 
@@ -109,6 +113,7 @@ def import_csr(
                 options={"options": {"csr_prefix": prefix, "values": x.values, "y": shown}},
                 overwrite=overwrite,
                 progress=progress,
+                shuffle=shuffle,
                 shard_rows=x.group_rows,
                 **layout,
             )
@@ -393,7 +398,7 @@ def _open_y(
     heads = [p for p in _prefixes(archive) if p and (p == y or (y is None and p.lower() == "y"))]
     if heads:
         return CsrStream(archive, path, heads[0], pattern=True), heads[0], None
-    key = find_key(archive, path, "y", y)
+    key = find_key(_keys(archive), "y", y, f"npz file {os.fspath(path)}")
     if key is None:
         return None, None, None
     return _with_classes(lambda: open_member(archive, path, key), key)

@@ -21,7 +21,7 @@ from .stream import Progress, RowStream, open_file, write_rows
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
 
-__all__ = ["import_idx"]
+__all__ = ["import_idx", "open_idx"]
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -34,6 +34,7 @@ def import_idx(
     *,
     overwrite: bool = False,
     progress: Progress | None = None,
+    shuffle: int | None = None,
     **layout: Any,
 ) -> Dataset:
     """Import IDX files, for example those of MNIST; memory is bounded by one shard.
@@ -50,6 +51,8 @@ def import_idx(
         Replace a dataset that lies there.
     progress : callable, optional
         Called with (rows done, rows in all).
+    shuffle : int, optional
+        Seed of a shuffle of all rows; by default they keep their order.
     **layout
         `chunk_rows`, `shard_rows`, `compressor` of `create_dataset`.
 
@@ -75,10 +78,10 @@ def import_idx(
     array([[1, 2],
            [3, 4]], dtype=uint8)
     """
-    x = _open_idx(images, "image file")
+    x = open_idx(images, "image file")
     y = None
     try:
-        y = None if labels is None else _open_idx(labels, "label file")
+        y = None if labels is None else open_idx(labels, "label file")
         if len(x.shape) < 2:
             raise DataError(
                 f"{x.name} has one axis, {x.shape}, so it holds labels, not images; give the image file "
@@ -91,7 +94,15 @@ def import_idx(
             )
         sources = [images] if labels is None else [images, labels]
         return write_rows(
-            url, x, y, importer="idx", sources=sources, overwrite=overwrite, progress=progress, **layout
+            url,
+            x,
+            y,
+            importer="idx",
+            sources=sources,
+            overwrite=overwrite,
+            progress=progress,
+            shuffle=shuffle,
+            **layout,
         )
     finally:
         for stream in (x, y):
@@ -99,7 +110,7 @@ def import_idx(
                 stream.close()
 
 
-def _open_idx(path: str | os.PathLike[str], what: str) -> RowStream:
+def open_idx(path: str | os.PathLike[str], what: str) -> RowStream:
     """A stream over an IDX file whose header, and size where it is not compressed, have been checked."""
     raw = open_file(path, what)
     name = f"{what} {os.fspath(path)}"

@@ -11,19 +11,18 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelatent.data.schema import as_labels, check_rows_dtype
 from scalelatent.errors import DataError
 
-from .stream import Progress, RowStream, open_file, write_rows
+from .keys import find_keys
+from .stream import ArrayRows, Progress, RowStream, import_rows, open_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from scalelatent.data.dataset import Dataset
 
 __all__ = ["import_npy", "import_npz"]
 
-_LABEL_ROWS = 65_536  # labels looked through at a time
 _SMALL = 64
 
 
@@ -34,6 +33,7 @@ def import_npy(
     y: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
+    shuffle: int | None = None,
     **layout: Any,
 ) -> Dataset:
     """Import an npy file of rows (n, ...) and, if given, one of labels (n,); memory is bounded by one shard.
@@ -50,6 +50,8 @@ def import_npy(
         Replace a dataset that lies there.
     progress : callable, optional
         Called with (rows done, rows in all).
+    shuffle : int, optional
+        Seed of a shuffle of all rows; by default they keep their order.
     **layout
         `chunk_rows`, `shard_rows`, `compressor` of `create_dataset`.
 
@@ -73,12 +75,13 @@ def import_npy(
     <Dataset 3 rows x (3,) float64, 'memory://doc-npy'>
     """
     options = {"importer": "npy", "sources": [file] if y is None else [file, y]}
-    return _import(
+    return import_rows(
         lambda: open_npy(file, "rows"),
         None if y is None else lambda: open_npy(y, "labels"),
         url,
         overwrite=overwrite,
         progress=progress,
+        shuffle=shuffle,
         **options,
         **layout,
     )
@@ -92,6 +95,7 @@ def import_npz(
     *,
     overwrite: bool = False,
     progress: Progress | None = None,
+    shuffle: int | None = None,
     **layout: Any,
 ) -> Dataset:
     """Import rows and labels from an npz archive, compressed or not; memory is bounded by one shard.
@@ -104,7 +108,7 @@ def import_npz(
         Where the dataset goes.
     x, y : str, optional
         Names of the arrays in the archive; by default `x` and, where it is there, `y`, in either case.
-    overwrite, progress, **layout
+    overwrite, progress, shuffle, **layout
         See `import_npy`.
 
     Returns
@@ -126,16 +130,16 @@ def import_npz(
     ['a', 'b', 'a']
     """
     with open_npz(file) as archive:
-        x_name = find_key(archive, file, "x", x)
-        y_name = find_key(archive, file, "y", y)
-        assert x_name is not None
+        keys = [n.removesuffix(".npy") for n in archive.namelist()]
+        x_name, y_name = find_keys(keys, x, y, f"npz file {os.fspath(file)}")
         options = {"importer": "npz", "sources": [file], "options": {"x": x_name, "y": y_name}}
-        return _import(
+        return import_rows(
             lambda: open_member(archive, file, x_name),
             None if y_name is None else lambda: open_member(archive, file, y_name),
             url,
             overwrite=overwrite,
             progress=progress,
+            shuffle=shuffle,
             **options,
             **layout,
         )
@@ -174,66 +178,8 @@ def read_small(archive: zipfile.ZipFile, path: str | os.PathLike[str], key: str)
     return np.frombuffer(raw, dtype).reshape(shape)
 
 
-def _import(
-    open_x: Callable[[], Any], open_y: Callable[[], Any] | None, url: str | os.PathLike[str], **options: Any
-) -> Dataset:
-    """Check the arrays, look through string labels for their classes, then write."""
-    x = open_x()
-    y = None
-    try:
-        check_rows_dtype(x.dtype, x.name)
-        if len(x.shape) < 2:
-            raise DataError(f"{x.name} has shape {x.shape}; rows x features are needed: at least two axes")
-        classes = None
-        if open_y is not None:
-            y = open_y()
-            if len(y.shape) > 2:
-                raise DataError(
-                    f"{y.name} has shape {y.shape}; labels have to be one per row, shape (n,), or targets of "
-                    "shape (n, v)"
-                )
-            if len(y.shape) == 2 and y.shape[1] > 1:
-                check_rows_dtype(y.dtype, y.name)
-            elif y.dtype.kind in "US":
-                classes = string_classes(y)
-                y.close()
-                y = open_y()
-        return write_rows(url, x, y, classes=classes, **options)
-    finally:
-        for stream in (x, y):
-            if stream is not None:
-                stream.close()
-
-
-def string_classes(y: Any) -> np.ndarray:
-    found: set[str] = set()
-    for a in range(0, y.n_rows, _LABEL_ROWS):
-        found.update(as_labels(y.read(min(_LABEL_ROWS, y.n_rows - a)).reshape(-1), y.name).tolist())
-    return np.array(sorted(found))
-
-
-def find_key(
-    archive: zipfile.ZipFile, file: str | os.PathLike[str], role: str, key: str | None
-) -> str | None:
-    """Name of the array that plays a role; labels may be absent."""
-    keys = [n.removesuffix(".npy") for n in archive.namelist()]
-    wanted = [k for k in keys if k == key] if key else [k for k in keys if k.lower() == role]
-    if len(wanted) == 1:
-        return wanted[0]
-    if not key and not wanted and role == "y":
-        return None
-    if key:
-        problem = f"has no array {key!r}"
-    else:
-        problem = f"has {len(wanted)} arrays that could be {role!r}" if wanted else f"has no array {role!r}"
-    raise DataError(
-        f"npz file {os.fspath(file)} {problem}; it holds {', '.join(keys) or 'nothing'}: name one with "
-        f"--{role} KEY ({role}='KEY')"
-    )
-
-
 def open_npy(path: str | os.PathLike[str], what: str) -> Any:
-    """A stream over an npy file; a memory map where it is in Fortran order."""
+    """Rows of an npy file; a memory map where it is in Fortran order."""
     raw = open_file(path, f"npy file of {what}")
     name = f"npy file {os.fspath(path)}"
     try:
@@ -242,7 +188,8 @@ def open_npy(path: str | os.PathLike[str], what: str) -> Any:
         stream.check_size(os.fstat(raw.fileno()).st_size)
         if fortran and len(shape) > 1:
             raw.close()
-            return _MappedRows(path, name)
+            # Rows of columns, through a memory map: slow, but bounded.
+            return ArrayRows(np.load(path, mmap_mode="r", allow_pickle=False), name)
         return stream
     except BaseException:
         raw.close()
@@ -292,24 +239,3 @@ def read_header(
     if len(shape) == 0 and not scalar:
         raise DataError(f"{name} holds a single number; rows x features are needed")
     return tuple(shape), fortran, dtype
-
-
-class _MappedRows:
-    """Rows of an npy file in Fortran order, through a memory map: slow, but bounded."""
-
-    def __init__(self, path: str | os.PathLike[str], name: str) -> None:
-        self._map = np.load(path, mmap_mode="r", allow_pickle=False)
-        self.name, self.shape, self.dtype = name, self._map.shape, self._map.dtype
-        self.n_rows = self.shape[0]
-        self._next = 0
-
-    def read(self, rows: int) -> np.ndarray:
-        part = np.ascontiguousarray(self._map[self._next : self._next + rows])
-        self._next += rows
-        return part.astype(part.dtype.newbyteorder("="), copy=False)
-
-    def finish(self) -> None:
-        """Nothing is left to check: the size was compared before."""
-
-    def close(self) -> None:
-        self._map = None

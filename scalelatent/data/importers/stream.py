@@ -2,29 +2,82 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import uuid
 import zipfile
 import zlib
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from scalelatent.data.schema import check_finite, n_features
-from scalelatent.data.store import locate
+from scalelatent.data.csr import check_values
+from scalelatent.data.schema import as_labels, check_finite, check_rows_dtype, n_features
+from scalelatent.data.store import Location, locate
 from scalelatent.errors import DataError
 
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
+    from scalelatent.data.writer import DatasetWriter
 
-__all__ = ["Progress", "RowStream", "open_file", "write_rows"]
+__all__ = [
+    "ArrayRows",
+    "Progress",
+    "RowStream",
+    "Rows",
+    "import_rows",
+    "open_file",
+    "string_classes",
+    "usable_cores",
+    "write_rows",
+]
 
 Progress = Callable[[int, int], None]
 """Called with (rows done, rows in all)."""
 
 _READ_BYTES = 1 << 20
 _MAX_ROW_BYTES = 1 << 30
+_WAITING_BYTES = 64 << 20
+_MAX_WRITERS = 4
+_LABEL_ROWS = 65_536  # labels looked through at a time
+
+
+class Rows(Protocol):
+    """What an importer reads from: an array (n, ...) handed out in order; `RowStream` is one.
+
+    CSR rows also have `nnz`, the number of their entries. What one says in `notes` (a dict), where it has
+    that, is kept in the provenance after `finish`.
+    """
+
+    name: str
+    """What to call it in messages."""
+    dtype: np.dtype[Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(n_rows, *feature_shape)."""
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows that are promised."""
+
+    def read(self, rows: int) -> Any:
+        """The next rows, an ndarray or scipy CSR; fewer only at the end of a source that leaves some out."""
+
+    def finish(self) -> None:
+        """Check that nothing is left."""
+
+    def close(self) -> None:
+        """Close the file."""
+
+
+def usable_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def open_file(path: str | os.PathLike[str], what: str) -> IO[bytes]:
@@ -141,10 +194,79 @@ class RowStream:
         )
 
 
+class ArrayRows:
+    """Rows of an array in memory, as `Rows`."""
+
+    def __init__(self, values: np.ndarray, name: str) -> None:
+        self.name, self.shape, self.dtype = name, values.shape, values.dtype
+        if 0 in values.shape:
+            raise DataError(f"{name} has shape {values.shape}, which holds no numbers; nothing to import")
+        self._values = values
+        self._next = 0
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return self.shape[0]
+
+    def read(self, rows: int) -> np.ndarray:
+        """The next rows, in native byte order."""
+        part = np.ascontiguousarray(self._values[self._next : self._next + rows])
+        self._next += len(part)
+        return part.astype(part.dtype.newbyteorder("="), copy=False)
+
+    def finish(self) -> None:
+        """Nothing is left to check."""
+
+    def close(self) -> None:
+        """Forget the array."""
+        self._values = self._values[:0]
+
+
+def import_rows(
+    open_x: Callable[[], Rows],
+    open_y: Callable[[], Rows] | None,
+    url: str | os.PathLike[str],
+    **options: Any,
+) -> Dataset:
+    """Check the arrays, look through string labels for their classes, then `write_rows`."""
+    with contextlib.ExitStack() as opened:
+        x = open_x()
+        opened.callback(x.close)
+        check_rows_dtype(x.dtype, x.name)
+        if len(x.shape) < 2:
+            raise DataError(f"{x.name} has shape {x.shape}; rows x features are needed: at least two axes")
+        if open_y is None:
+            return write_rows(url, x, None, **options)
+        y = open_y()
+        opened.callback(y.close)
+        if len(y.shape) > 2:
+            raise DataError(
+                f"{y.name} has shape {y.shape}; labels have to be one per row, shape (n,), or targets of "
+                "shape (n, v)"
+            )
+        if len(y.shape) == 2 and y.shape[1] > 1:
+            check_rows_dtype(y.dtype, y.name)
+        if y.dtype.kind not in "US":
+            return write_rows(url, x, y, **options)
+        classes = string_classes(y)
+        again = open_y()
+        opened.callback(again.close)
+        return write_rows(url, x, again, classes=classes, **options)
+
+
+def string_classes(y: Rows) -> np.ndarray:
+    """The distinct labels of a stream, read to its end."""
+    found: set[str] = set()
+    for a in range(0, y.n_rows, _LABEL_ROWS):
+        found.update(as_labels(y.read(min(_LABEL_ROWS, y.n_rows - a)).reshape(-1), y.name).tolist())
+    return np.array(sorted(found))
+
+
 def write_rows(
     url: str | os.PathLike[str],
-    x: Any,
-    y: Any,
+    x: Rows,
+    y: Rows | None,
     *,
     importer: str,
     sources: list[str | os.PathLike[str]],
@@ -152,18 +274,15 @@ def write_rows(
     overwrite: bool = False,
     progress: Progress | None = None,
     options: dict[str, Any] | None = None,
+    shuffle: int | None = None,
     **layout: Any,
 ) -> Dataset:
     """Write the rows of a stream `x`, and labels of a stream `y` or None, to a dataset.
 
-    A stream has `name`, `shape`, `n_rows`, `dtype`, `read(rows)`, `finish()` and, where its rows are CSR,
-    `nnz`. A stream `y` of one axis, or of one column, holds labels; a wider one targets, a CSR one
-    multi-labels. What a stream says in `notes` at its end is kept in the provenance. Whatever goes wrong on
-    the way, no dataset is left at `url`.
+    A stream `y` of one axis, or of one column, holds labels; a wider one targets, a CSR one multi-labels.
+    Whatever goes wrong on the way, no dataset is left at `url`. With a seed `shuffle` the rows are written in
+    their own order to a dataset beside `url` first, which goes when they are shuffled.
     """
-    from scalelatent.data.create import create_dataset
-    from scalelatent.data.csr import check_values
-
     if y is not None and y.n_rows != x.n_rows:
         raise DataError(
             f"{x.name} holds {x.n_rows} rows, but {y.name} holds {y.n_rows} labels; give the two files (or "
@@ -171,40 +290,14 @@ def write_rows(
         )
     # Names only: the folders of the machine that imported are nobody's business later on.
     provenance = {"importer": importer, "source": [Path(s).name for s in sources], **(options or {})}
-    writer = create_dataset(
-        url,
-        x.n_rows,
-        x.shape[1:],
-        x.dtype.newbyteorder("="),
-        **_y_options(y, classes),
-        nnz=getattr(x, "nnz", None),
-        provenance=provenance,
-        overwrite=overwrite,
-        **layout,
-    )
-    try:
-        for i in range(writer.n_shards):
-            a, b = writer.shard_bounds(i)
-            rows = x.read(b - a)
-            (check_finite if isinstance(rows, np.ndarray) else check_values)(rows, a, x.name)
-            labels = None if y is None else y.read(b - a)
-            if writer.attrs.y_kind == "labels" and labels is not None:
-                labels = labels.reshape(b - a)
-            writer.write_shard(i, rows, labels)
-            del rows, labels  # before the next shard is read: one shard in memory, not two
-            if progress is not None:
-                progress(b, x.n_rows)
-        for stream in (x, y):
-            if stream is not None:
-                stream.finish()
-                writer.note(getattr(stream, "notes", {}))
-        return writer.finalize()
-    except BaseException:
-        locate(url).clear()
-        raise
+    columns = {"dtype": x.dtype.newbyteorder("="), "nnz": getattr(x, "nnz", None), "provenance": provenance}
+    columns |= _y_options(y, classes)
+    if shuffle is None:
+        return _write(locate(url), x, y, columns | layout, overwrite, progress)
+    return _write_shuffled(locate(url), shuffle, x, y, columns, layout, overwrite, progress)
 
 
-def _y_options(y: Any, classes: np.ndarray | None) -> dict[str, Any]:
+def _y_options(y: Rows | None, classes: np.ndarray | None) -> dict[str, Any]:
     """Arguments of `create_dataset` for what a stream `y` holds."""
     if y is None:
         return {}
@@ -213,4 +306,104 @@ def _y_options(y: Any, classes: np.ndarray | None) -> dict[str, Any]:
         return {"y_dtype": dtype, "y_kind": "multilabel", "n_targets": y.shape[1]}
     if len(y.shape) == 2 and y.shape[1] > 1:
         return {"y_dtype": dtype, "y_kind": "targets", "n_targets": y.shape[1]}
-    return {"y_dtype": dtype if classes is None else None, "classes": classes}
+    return {"y_dtype": None if dtype.kind in "US" else dtype, "classes": classes}
+
+
+def _write_shuffled(
+    location: Location,
+    seed: int,
+    x: Rows,
+    y: Rows | None,
+    columns: dict[str, Any],
+    layout: dict[str, Any],
+    overwrite: bool,
+    progress: Progress | None,
+) -> Dataset:
+    """Write the rows in order to a dataset beside the wanted one, then shuffle them into place."""
+    import scalelatent.data as data
+    from scalelatent.data.create import check_room
+
+    def half(first: int) -> Progress | None:
+        """Each of the two steps is half of the way."""
+        return None if progress is None else lambda done, n: progress((first * n + done) // 2, n)
+
+    check_room(location, overwrite)  # now, not after the rows were read
+    aside = locate(f"{location.url}.unshuffled-{uuid.uuid4().hex[:8]}")
+    try:
+        ordered = _write(aside, x, y, columns | layout, False, half(0))
+        return data.shuffle_dataset(
+            ordered, location.url, seed=seed, overwrite=overwrite, progress=half(1), **layout
+        )
+    finally:
+        aside.clear()
+
+
+def _write(
+    location: Location,
+    x: Rows,
+    y: Rows | None,
+    arguments: dict[str, Any],
+    overwrite: bool,
+    progress: Progress | None,
+) -> Dataset:
+    """Write the rows to a dataset; on any failure, Ctrl-C as well, nothing stays."""
+    from scalelatent.data.create import create_dataset, make_room
+
+    make_room(location, overwrite)
+    try:
+        writer = create_dataset(location.url, x.n_rows, x.shape[1:], **arguments)
+        _copy(writer, x, y, progress)
+        for stream in (x, y):
+            if stream is not None:
+                stream.finish()
+                writer.note(getattr(stream, "notes", {}))
+        return writer.finalize()
+    except BaseException:
+        location.clear()
+        raise
+
+
+def _row_bytes(x: Rows) -> int:
+    """Bytes of a row, of a CSR row on the average."""
+    nnz = getattr(x, "nnz", None)
+    if nnz is None:
+        return max(1, n_features(x.shape[1:]) * x.dtype.itemsize)
+    return max(1, nnz * (x.dtype.itemsize + 4) // x.n_rows)
+
+
+def _copy(writer: DatasetWriter, x: Rows, y: Rows | None, progress: Progress | None) -> None:
+    """Read shards in this thread while others hash, pack and write those before; a few are in memory."""
+    shard_bytes = writer.shard_rows * _row_bytes(x)
+    threads = min(usable_cores(), _MAX_WRITERS, max(1, _WAITING_BYTES // shard_bytes))
+    waiting: deque[tuple[int, Future[None]]] = deque()
+
+    def wait_for(left: int) -> None:
+        while len(waiting) > left:
+            stop, shard = waiting.popleft()
+            shard.result()
+            if progress is not None:
+                progress(stop, writer.n_rows)
+
+    i = 0
+    with ThreadPoolExecutor(threads, "scalelatent-write") as pool:
+        try:
+            while i < writer.n_shards:
+                a, b = writer.shard_bounds(i)
+                rows = x.read(b - a)
+                (check_finite if isinstance(rows, np.ndarray) else check_values)(rows, a, x.name)
+                if rows.shape[0] < b - a:  # the source left some out
+                    b = a + rows.shape[0]
+                    writer.shrink(b)
+                    if a == b:
+                        break
+                labels = None if y is None else y.read(b - a)
+                if labels is not None and writer.attrs.y_kind == "labels":
+                    labels = labels.reshape(b - a)
+                waiting.append((b, pool.submit(writer.write_shard, i, rows, labels)))
+                del rows, labels  # the thread that writes it holds it as long as it is needed
+                wait_for(threads)
+                i += 1
+            wait_for(0)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise

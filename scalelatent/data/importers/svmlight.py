@@ -38,6 +38,7 @@ def import_svmlight(
     dtype: Any = np.float64,
     overwrite: bool = False,
     progress: Progress | None = None,
+    shuffle: int | None = None,
     **layout: Any,
 ) -> Dataset:
     """Import svmlight text, `LABEL COLUMN:VALUE COLUMN:VALUE ... # comment`; memory is bounded.
@@ -64,6 +65,8 @@ def import_svmlight(
         Replace a dataset that lies there.
     progress : callable, optional
         Called with (rows done, rows in all); (0, rows so far) while rows are counted.
+    shuffle : int, optional
+        Seed of a shuffle of all rows; by default they keep their order.
     **layout
         `shard_rows` (rows of a row group), `compressor` of `create_dataset`.
 
@@ -109,6 +112,7 @@ def import_svmlight(
             options={"options": options},
             overwrite=overwrite,
             progress=progress,
+            shuffle=shuffle,
             **layout,
         )
     finally:

@@ -1,0 +1,333 @@
+"""Rate and peak memory of every importer: python benchmarks/import_rates.py [--mb 128] [--only npy hdf5 ...]
+
+For each kind of file, in one process and in turn: reading the source alone with the library of the format
+(for images: opening and decoding), one thread; the same and hashing and packing the rows as the dataset does,
+one thread, nothing written; the import. Rates are MB/s of rows, from the fastest of a few rounds; the page
+cache is warm. Peak memory is that of a child process that imports, at a size and at four times that size.
+
+Rows: MNIST's images where SCALELATENT_DATA names a folder with `mnist/`, else built-in digits. JPEG files are
+256 x 256 in colour, smooth noise; `images jpg 64` also shrinks them.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+
+import gzip
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import digit_images, fastest, parser, write
+
+import scalelatent.data as data
+from scalelatent.jobs.workers import peak_bytes
+
+SIDE = 28
+PHOTO = 256
+BLOCK = 1 << 20
+SCALE = 4  # how many times larger the second file is whose peak is measured
+
+
+def digit_rows(n: int) -> np.ndarray:
+    """(n, 28, 28) uint8."""
+    return digit_images(n)[0]
+
+
+def photo(i: int) -> Any:
+    """A smooth colour image, a function of its number."""
+    from PIL import Image
+
+    coarse = np.random.Generator(np.random.Philox(i)).integers(0, 256, (16, 16, 3)).astype("u1")
+    return Image.fromarray(coarse).resize((PHOTO, PHOTO), Image.Resampling.BICUBIC)
+
+
+def sparse_rows(n: int) -> Any:
+    """(n, 47236) CSR float32 with 76 entries a row, the measures of RCV1."""
+    import scipy.sparse
+
+    rng = np.random.Generator(np.random.Philox(1))
+    columns = np.sort(rng.integers(0, 47_236 // 76, (n, 76)) + np.arange(76) * (47_236 // 76), axis=1)
+    values = rng.random(n * 76, dtype=np.float32) + np.float32(0.01)
+    return scipy.sparse.csr_matrix((values, columns.ravel(), np.arange(n + 1) * 76), shape=(n, 47_236))
+
+
+# Making the source files -----------------------------------------------------------------------------------
+
+
+def make_idx(path: Path, n: int) -> None:
+    with gzip.open(path, "wb", 6) if path.suffix == ".gz" else open(path, "wb") as file:
+        file.write(bytes([0, 0, 8, 3]) + b"".join(v.to_bytes(4, "big") for v in (n, SIDE, SIDE)))
+        file.write(digit_rows(n).tobytes())
+
+
+def make_h5(path: Path, n: int, dtype: str = "u1", **how: Any) -> None:
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=digit_rows(n).astype(dtype), **how)
+
+
+def make_mat73(path: Path, n: int) -> None:
+    """As MATLAB writes it: a header of 512 bytes, axes reversed, packed chunks."""
+    import h5py
+
+    with h5py.File(path, "w", userblock_size=512) as file:
+        rows = digit_rows(n).reshape(n, -1).T
+        file.create_dataset("x", data=rows, chunks=(SIDE * SIDE, min(n, 1024)), compression=3)
+    with open(path, "r+b") as raw:
+        raw.write(b"MATLAB 7.3 MAT-file")
+
+
+def make_mat5(path: Path, n: int, packed: bool) -> None:
+    from scipy.io import savemat
+
+    savemat(path, {"x": digit_rows(n).reshape(n, -1)}, do_compression=packed)
+
+
+def make_png(path: Path, n: int) -> None:
+    from PIL import Image
+
+    for i, pixels in enumerate(digit_rows(n)):
+        folder = path / str(i % 10)
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / f"{i:07}.png")
+
+
+def make_jpg(path: Path, n: int) -> None:
+    for i in range(n):
+        folder = path / str(i % 10)
+        folder.mkdir(parents=True, exist_ok=True)
+        photo(i % 50).save(folder / f"{i:07}.jpg", quality=90)
+
+
+def make_csr(path: Path, n: int) -> None:
+    import scipy.sparse
+
+    scipy.sparse.save_npz(path, sparse_rows(n), compressed=False)
+
+
+def make_svmlight(path: Path, n: int) -> None:
+    from sklearn.datasets import dump_svmlight_file
+
+    dump_svmlight_file(sparse_rows(n), np.arange(n) % 2, str(path))
+
+
+# Reading them alone: each yields arrays, a few MB at a time where the format allows -------------------------
+
+
+def read_file(path: Path) -> Any:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rb") as file:
+        while part := file.read(BLOCK):
+            yield np.frombuffer(part, np.uint8)
+
+
+def read_npz(path: Path) -> Any:
+    with zipfile.ZipFile(path) as archive, archive.open("x.npy") as file:
+        while part := file.read(BLOCK):
+            yield np.frombuffer(part, np.uint8)
+
+
+def read_h5(path: Path, axis: int = 0) -> Any:
+    import h5py
+
+    with h5py.File(path) as file:
+        x = file["x"]
+        for a in range(0, x.shape[axis], 4096):
+            yield np.ascontiguousarray(x[a : a + 4096] if axis == 0 else x[:, a : a + 4096].T)
+
+
+def read_mat(path: Path) -> Any:
+    from scipy.io import loadmat
+
+    x = loadmat(path)["x"]
+    for a in range(0, len(x), 4096):
+        yield np.ascontiguousarray(x[a : a + 4096])
+
+
+def read_images(path: Path, size: int | None = None) -> Any:
+    from PIL import Image
+
+    for file in sorted(path.rglob("*.*")):
+        with Image.open(file) as image:
+            if size:
+                image.draft(None, (2 * size, 2 * size))
+                yield np.asarray(image.resize((size, size), Image.Resampling.BILINEAR))
+            else:
+                yield np.asarray(image)
+
+
+def read_csr(path: Path) -> Any:
+    import scipy.sparse
+
+    x = scipy.sparse.load_npz(path)
+    yield from (x.data, x.indices)
+
+
+def read_svmlight(path: Path) -> Any:
+    from sklearn.datasets import load_svmlight_file
+
+    x = load_svmlight_file(str(path), dtype=np.float32)[0]
+    yield from (x.data, x.indices)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of source."""
+
+    suffix: str
+    make: Callable[[Path, int], None]
+    read: Callable[[Path], Any]
+    run: Callable[[Path, str], Any]
+    row_bytes: int = SIDE * SIDE
+    share: float = 1.0
+    """Part of --mb: many small files take long to make."""
+
+
+def _import(name: str, **how: Any) -> Callable[[Path, str], Any]:
+    def run(path: Path, out: str) -> Any:
+        return getattr(data, name)(path, out, overwrite=True, **how)
+
+    return run
+
+
+def _idx(path: Path, out: str) -> Any:
+    return data.import_idx(path, None, out, overwrite=True)
+
+
+KINDS = {
+    "idx": Kind(".idx", make_idx, read_file, _idx),
+    "idx gzip": Kind(".gz", make_idx, read_file, _idx),
+    "npy": Kind(".npy", lambda p, n: np.save(p, digit_rows(n)), read_file, _import("import_npy")),
+    "npy float32": Kind(
+        ".npy",
+        lambda p, n: np.save(p, digit_rows(n).astype("f4")),
+        read_file,
+        _import("import_npy"),
+        4 * SIDE**2,
+    ),
+    "npz": Kind(".npz", lambda p, n: np.savez(p, x=digit_rows(n)), read_npz, _import("import_npz")),
+    "npz packed": Kind(
+        ".npz", lambda p, n: np.savez_compressed(p, x=digit_rows(n)), read_npz, _import("import_npz")
+    ),
+    "hdf5": Kind(".h5", make_h5, read_h5, _import("import_hdf5")),
+    "hdf5 gzip": Kind(
+        ".h5",
+        lambda p, n: make_h5(p, n, chunks=(512, SIDE, SIDE), compression="gzip"),
+        read_h5,
+        _import("import_hdf5"),
+    ),
+    "hdf5 float32": Kind(
+        ".h5", lambda p, n: make_h5(p, n, "f4"), read_h5, _import("import_hdf5"), 4 * SIDE**2
+    ),
+    "mat 5": Kind(".mat", lambda p, n: make_mat5(p, n, False), read_mat, _import("import_mat")),
+    "mat 7": Kind(".mat", lambda p, n: make_mat5(p, n, True), read_mat, _import("import_mat")),
+    "mat 7.3": Kind(".mat", make_mat73, lambda p: read_h5(p, 1), _import("import_mat")),
+    "images png": Kind("", make_png, read_images, _import("import_images"), share=0.15),
+    "images jpg": Kind("", make_jpg, read_images, _import("import_images"), 3 * PHOTO**2),
+    "images jpg 64": Kind(
+        "", make_jpg, lambda p: read_images(p, 64), _import("import_images", size=(64, 64)), 3 * 64**2, 0.06
+    ),
+    "csr": Kind(".npz", make_csr, read_csr, _import("import_csr"), 76 * 8),
+    "svmlight": Kind(".svm", make_svmlight, read_svmlight, _import("import_svmlight"), 76 * 8, 0.25),
+}
+WHERE = {"csr": "import_csr", "svmlight": "import_svmlight"}
+
+
+def pack(parts: Any, floats: bool) -> None:
+    """What a dataset does with rows: SHA-256 and, unless they are floats, LZ4; nothing is written."""
+    import numcodecs
+
+    codec = numcodecs.Blosc("lz4", 5, numcodecs.Blosc.NOSHUFFLE)
+    numcodecs.blosc.use_threads = False
+    for part in parts:
+        hashlib.sha256(part).digest()
+        if not floats:
+            codec.encode(part)
+
+
+def rates(kind: Kind, name: str, path: Path, out: str, rows: int, rounds: int) -> dict[str, float]:
+    """MB/s of reading, of reading, hashing and packing, and of importing."""
+    floats = "float" in name or name in WHERE
+    seconds = fastest(
+        {
+            "read": lambda: [None for _ in kind.read(path)],
+            "read_hash_pack": lambda: pack(kind.read(path), floats),
+            "import": lambda: kind.run(path, out),
+        },
+        rounds,
+    )
+    megabytes = rows * kind.row_bytes / 1e6
+    found = {f"{what}_mb_s": round(megabytes / value, 1) for what, value in seconds.items()}
+    return found | {
+        "import / read": round(seconds["read"] / seconds["import"], 2),
+        "import / read_hash_pack": round(seconds["read_hash_pack"] / seconds["import"], 2),
+    }
+
+
+def source_bytes(path: Path) -> int:
+    """Bytes of a file or of all files of a folder."""
+    return sum(p.stat().st_size for p in ([path] if path.is_file() else path.rglob("*")) if p.is_file())
+
+
+def peak_of_child(name: str, path: Path, out: str) -> float:
+    """Peak memory in MiB of a process that imports and does nothing else."""
+    run = [sys.executable, __file__, "--child", name, str(path), out]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=600)
+    return float(json.loads(done.stdout.splitlines()[-1]))
+
+
+def measure(name: str, folder: Path, mb: float, rounds: int) -> dict[str, Any]:
+    """One kind: rates at one size, peaks at two."""
+    kind = KINDS[name]
+    result: dict[str, Any] = {"kind": name}
+    peaks = []
+    for scale in (1, SCALE):
+        rows = max(64, int(scale * mb * kind.share * 1e6 / kind.row_bytes))
+        path = folder / f"{name.replace(' ', '-')}-{scale}{kind.suffix}"
+        kind.make(path, rows)
+        if scale == 1:
+            result |= {"rows": rows, "rows_mb": round(rows * kind.row_bytes / 1e6, 1)}
+            result["source_mb"] = round(source_bytes(path) / 1e6, 1)
+            result |= rates(kind, name, path, str(folder / "out"), rows, rounds)
+        peaks.append(peak_of_child(name, path, str(folder / "out")))
+        subprocess.run(["rm", "-rf", str(path)], check=True)
+    result["peak_mib"], result[f"peak_mib_{SCALE}_times_larger"] = (round(p, 1) for p in peaks)
+    return result
+
+
+def main() -> None:
+    arguments = parser(__doc__, "import_rates")
+    arguments.add_argument("--mb", type=float, default=128, help="megabytes of rows of the smaller source")
+    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--only", nargs="*", choices=list(KINDS), metavar="KIND", help="some kinds only")
+    arguments.add_argument("--child", nargs=3, help="internal: KIND PATH OUT")
+    given = arguments.parse_args()
+    if given.child:
+        name, path, out = given.child
+        KINDS[name].run(Path(path), out)
+        print(peak_bytes() / 2**20)
+        return
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in given.only or KINDS:
+            if name in WHERE and not hasattr(data, WHERE[name]):
+                continue
+            results.append(measure(name, Path(folder), given.mb, given.rounds))
+            print(json.dumps(results[-1]), flush=True)
+    write(given.out, f"python benchmarks/import_rates.py --mb {given.mb:g}", given.seed, results)
+
+
+if __name__ == "__main__":
+    main()

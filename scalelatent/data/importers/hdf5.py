@@ -1,0 +1,223 @@
+"""HDF5 files, read in bands of whole chunks: each chunk is unpacked once, memory is bounded by a band."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.data.schema import n_features
+from scalelatent.errors import DataError
+
+from .keys import find_keys
+from .stream import Progress, import_rows, open_file
+
+if TYPE_CHECKING:
+    import h5py
+
+    from scalelatent.data.dataset import Dataset
+
+__all__ = ["H5Rows", "describe_arrays", "import_hdf5", "open_h5"]
+
+_BAND_BYTES = 2 << 20
+_MAX_BAND_BYTES = 64 << 20
+
+
+def import_hdf5(
+    file: str | os.PathLike[str],
+    url: str | os.PathLike[str],
+    x: str | None = None,
+    y: str | None = None,
+    *,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    shuffle: int | None = None,
+    **layout: Any,
+) -> Dataset:
+    """Import rows and labels from an HDF5 file; memory is bounded by a few shards.
+
+    Rows are read in bands of whole HDF5 chunks, so that each chunk is unpacked once. Where one chunk spans so
+    many rows that a band would take more than 64 MiB, chunks are unpacked several times instead.
+
+    Parameters
+    ----------
+    file : path
+        The file. Needs h5py: ``pip install 'scalelatent[hdf5]'``.
+    url : str
+        Where the dataset goes.
+    x, y : str, optional
+        Names of the arrays, paths where they lie in groups (``train/data``). By default the one array called
+        ``x``, in either case, in any group, and, where it is there, ``y`` in the same group.
+    overwrite : bool
+        Replace a dataset that lies there.
+    progress : callable, optional
+        Called with (rows done, rows in all).
+    shuffle : int, optional
+        Seed of a shuffle of all rows; by default they keep their order.
+    **layout
+        `chunk_rows`, `shard_rows`, `compressor` of `create_dataset`.
+
+    Returns
+    -------
+    Dataset
+        Rows (n, ...) and labels (n,), numbers or strings, or targets (n, v), in the types of the file.
+
+    Raises
+    ------
+    DataError
+        A file that is missing, cut short, damaged or no HDF5 file; an array that is not in it (the message
+        lists those that are), of another type or shape; NaN or infinity; labels of another number; an output
+        that exists. No dataset is left behind.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import h5py
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with h5py.File(f"{folder}/a.h5", "w") as file:
+    ...         file["train/X"], file["train/Y"] = np.eye(3), [5, 6, 5]
+    ...     import_hdf5(f"{folder}/a.h5", "memory://doc-hdf5", overwrite=True)
+    <Dataset 3 rows x (3,) float64, 2 classes, 'memory://doc-hdf5'>
+    """
+    where = f"HDF5 file {os.fspath(file)}"
+    with open_h5(file, where) as opened:
+        arrays = describe_arrays(opened)
+        x_name, y_name = find_keys(arrays, x, y, where)
+
+        def rows(name: str) -> H5Rows:
+            return H5Rows(opened[name], f"{where}, array {name!r}")
+
+        return import_rows(
+            lambda: rows(x_name),
+            None if y_name is None else lambda: rows(y_name),
+            url,
+            importer="hdf5",
+            sources=[file],
+            options={"x": x_name, "y": y_name},
+            overwrite=overwrite,
+            progress=progress,
+            shuffle=shuffle,
+            **layout,
+        )
+
+
+def open_h5(path: str | os.PathLike[str], where: str) -> h5py.File:
+    """Open an HDF5 file to read, or say what is wrong with it."""
+    open_file(path, where.rpartition(" ")[0]).close()  # its messages say more than HDF5's
+    try:
+        import h5py
+    except ImportError as error:
+        raise DataError(
+            f"{where} cannot be read without h5py: install it with pip install 'scalelatent[hdf5]'"
+        ) from error
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        raise DataError(
+            f"{where} is no HDF5 file, or is truncated: {error}; download or copy it again, or use another "
+            "importer"
+        ) from error
+
+
+def describe_arrays(file: h5py.File) -> dict[str, str]:
+    """Path -> shape and type of every array in the file."""
+    import h5py
+
+    found: dict[str, str] = {}
+
+    def visit(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            found[name] = f"{item.shape} {item.dtype}"
+
+    file.visititems(visit)
+    return found
+
+
+class H5Rows:
+    """Rows of an HDF5 array, in order; `Rows` of the importers.
+
+    Parameters
+    ----------
+    array : h5py.Dataset
+        The array.
+    name : str
+        What to call it in messages.
+    matlab : bool
+        The array is one of MATLAB's, whose axes HDF5 holds in reverse order.
+    rows_last : bool
+        Rows lie along the last axis (in MATLAB's order if `matlab`), not the first.
+    """
+
+    def __init__(
+        self, array: h5py.Dataset, name: str, *, matlab: bool = False, rows_last: bool = False
+    ) -> None:
+        import h5py
+
+        if array.shape is None or len(array.shape) == 0:
+            raise DataError(
+                f"{name} holds no array, but a single value or nothing; rows x features are needed"
+            )
+        self.name = name
+        self._strings = h5py.check_string_dtype(array.dtype) is not None
+        self._array = array.asstr("utf-8") if self._strings else array
+        self._matlab = matlab
+        self._axis = len(array.shape) - 1 if matlab != rows_last else 0
+        # Axes of what HDF5 reads, in the order of a row of the dataset: the rows first.
+        features = [a for a in range(len(array.shape)) if a != self._axis]
+        self._order = [self._axis, *(reversed(features) if matlab else features)]
+        self.shape = tuple(int(array.shape[a]) for a in self._order)
+        self.dtype = np.dtype(str) if self._strings else array.dtype
+        if 0 in self.shape:
+            raise DataError(f"{name} has shape {self.shape}, which holds no numbers; nothing to import")
+        self._band_rows = self._choose_band(array)
+        self._band = np.empty(0)
+        self._row = self._taken = 0
+
+    def _choose_band(self, array: h5py.Dataset) -> int:
+        """Rows to read at a time: whole chunks, about 4 MiB, never much more than 64 MiB."""
+        row_bytes = max(1, n_features(self.shape[1:]) * array.dtype.itemsize)
+        chunk = 1 if array.chunks is None else int(array.chunks[self._axis])
+        if chunk * row_bytes > _MAX_BAND_BYTES:
+            return max(1, _MAX_BAND_BYTES // row_bytes)
+        return chunk * max(1, _BAND_BYTES // (chunk * row_bytes))
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return self.shape[0]
+
+    def read(self, rows: int) -> np.ndarray:
+        """The next rows, in native byte order."""
+        kind = np.dtype(object) if self.dtype.kind == "U" else self.dtype.newbyteorder("=")
+        out = np.empty((rows, *self.shape[1:]), kind)
+        filled = 0
+        while filled < rows:
+            if self._taken == len(self._band):
+                self._band = np.empty(0)  # before the next one is read: one in memory, not two
+                self._band, self._taken = self._read_band(), 0
+            count = min(rows - filled, len(self._band) - self._taken)
+            out[filled : filled + count] = self._band[self._taken : self._taken + count]
+            filled += count
+            self._taken += count
+        return out.astype(str) if self.dtype.kind == "U" else out
+
+    def _read_band(self) -> np.ndarray:
+        """The next rows as HDF5 reads them, their axes in order."""
+        a, b = self._row, min(self._row + self._band_rows, self.n_rows)
+        window = (slice(None),) * self._axis + (slice(a, b),)
+        try:
+            band = self._array[window]
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(
+                f"{self.name} is damaged in rows {a}:{b}: {error}; download or copy the file again"
+            ) from error
+        self._row = b
+        return np.asarray(band).transpose(self._order)
+
+    def finish(self) -> None:
+        """Nothing is left to check: HDF5 knows its shape."""
+
+    def close(self) -> None:
+        """Forget what was read; whoever opened the file closes it."""
+        self._band = np.empty(0)

@@ -1,0 +1,349 @@
+"""A folder of image files: decoded by several threads, in order, a shard at a time."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.errors import DataError
+
+from .image_files import FORMATS, ImageFolder, list_images
+from .stream import Progress, usable_cores, write_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from PIL import Image
+
+    from scalelatent.data.dataset import Dataset
+
+__all__ = ["import_images"]
+
+_BATCH = 32  # images a thread decodes at a time
+_MAX_THREADS = 16
+_SMALL_FILE = 8192
+"""Below so many bytes opening costs more than decoding, and only one thread at a time can do that."""
+_MAX_NAMED = 10  # skipped files named in the provenance
+
+
+def import_images(
+    folder: str | os.PathLike[str],
+    url: str | os.PathLike[str],
+    *,
+    size: tuple[int, int] | None = None,
+    crop: bool = False,
+    color: str | None = None,
+    labels: bool = True,
+    skip_bad: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    shuffle: int | None = None,
+    **layout: Any,
+) -> Dataset:
+    """Import a folder of image files; memory is bounded by a few shards and the file names of one folder.
+
+    A row is an image, upright as its EXIF tag says: (h, w) where it is gray, (h, w, 3) in colour; uint8, or
+    uint16 for 16-bit gray. Images come in the order of their paths, so class by class: most online learners
+    want `shuffle`.
+
+    Parameters
+    ----------
+    folder : path
+        Images (BMP, GIF, JPEG, JPEG 2000, PNG, PPM, TIFF, WebP) in folders whose names are the classes, at
+        any depth below them; or right in `folder`, and then without labels.
+    url : str
+        Where the dataset goes.
+    size : (int, int), optional
+        Height and width that every image is resized to (bilinear, over the whole area of a pixel); by default
+        all have to have one size.
+    crop : bool
+        Cut out the middle of an image of another shape than `size` before resizing; by default it is
+        stretched.
+    color : {'gray', 'rgb'}, optional
+        Make all images gray, or coloured; transparency is left out. By default they stay what they are, and
+        all have to be of one kind.
+    labels : bool
+        Whether the folders right below `folder` are the classes. They are numbers if all are written as
+        numbers (without leading zeros), else strings.
+    skip_bad : bool
+        Leave out images that cannot be read, or are not like the first one, and count them in the provenance
+        (`skipped`); by default the first such image is an error that names it.
+    overwrite, progress, shuffle, **layout
+        See `import_hdf5`.
+
+    Returns
+    -------
+    Dataset
+        The images; its provenance counts the files, those skipped, and those that are no images by name.
+
+    Raises
+    ------
+    DataError
+        A folder that is missing, empty or without images; an image that cannot be read or is not like the
+        first; images beside class folders; an output that exists. No dataset is left behind.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> from PIL import Image
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for kind in ("cat", "dog"):
+    ...         os.mkdir(f"{folder}/{kind}")
+    ...         Image.new("RGB", (40, 30)).save(f"{folder}/{kind}/1.png")
+    ...     import_images(folder, "memory://doc-images", size=(3, 4), color="gray", overwrite=True)
+    <Dataset 2 rows x (3, 4) uint8, 2 classes, 'memory://doc-images'>
+    """
+    if color not in (None, "gray", "rgb"):
+        raise DataError(f"color is {color!r}, but it has to be 'gray', 'rgb' or None")
+    if size is not None and (len(size) != 2 or min(size) < 1):
+        raise DataError(f"size is {size!r}, but it has to be (height, width), both at least 1")
+    if crop and size is None:
+        raise DataError("crop needs a size: --size HxW (size=(height, width))")
+    found = list_images(folder)
+    classes = found.classes() if labels else None
+    options: dict[str, Any] = {"size": None if size is None else list(size), "crop": crop, "color": color}
+    options |= {"files": found.n_files, "other_files": sum(found.other.values())}
+    decoder = _Decoder(size, crop, color)
+    x = _Images(found, decoder, skip_bad)
+    try:
+        return write_rows(
+            url,
+            x,
+            None if classes is None else _ClassOfImage(x, classes),
+            importer="images",
+            sources=[found.root.resolve()],
+            classes=classes if classes is not None and classes.dtype.kind == "U" else None,
+            options=options,
+            overwrite=overwrite,
+            progress=progress,
+            shuffle=shuffle,
+            **layout,
+        )
+    finally:
+        x.close()
+
+
+class _Unusable(Exception):
+    """An image that can be read, but makes no row; says why."""
+
+
+class _Unlike(_Unusable):
+    """An image that is not like the first one; says what it is."""
+
+
+@dataclass(frozen=True)
+class _Decoder:
+    """Makes the array of a row from the bytes of an image file."""
+
+    size: tuple[int, int] | None
+    crop: bool
+    color: str | None
+
+    def __call__(self, content: bytes) -> np.ndarray:
+        from PIL import Image, ImageOps
+
+        with Image.open(io.BytesIO(content), formats=list(FORMATS)) as opened:
+            if self.size is not None or self.color == "gray":
+                self._draft(opened)
+            image: Image.Image = opened
+            if "exif" in opened.info or opened.format == "TIFF":
+                image = ImageOps.exif_transpose(opened)
+            image = self._resize(self._recolor(image))
+            return np.asarray(image)
+
+    def _draft(self, image: Image.Image) -> None:
+        """Let the JPEG decoder leave out colour, and what is finer than half a wanted pixel: less work."""
+        side = None if self.size is None else 2 * max(self.size)
+        image.draft("L" if self.color == "gray" else None, None if side is None else (side, side))
+
+    def _recolor(self, image: Image.Image) -> Image.Image:
+        if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+            if self.color == "rgb":
+                raise _Unusable(
+                    f"is gray of more than 8 bits (Pillow's mode {image.mode}), which has no colour"
+                )
+            return image
+        if self.color is not None:
+            return image.convert("L" if self.color == "gray" else "RGB")
+        if image.has_transparency_data:
+            raise _Unusable(
+                "has transparency; choose --gray or --rgb (color='gray' or 'rgb') to leave it out"
+            )
+        return image if image.mode in ("L", "RGB") else image.convert("L" if image.mode == "1" else "RGB")
+
+    def _resize(self, image: Image.Image) -> Image.Image:
+        from PIL import Image, ImageOps
+
+        if self.size is None or (image.height, image.width) == self.size:
+            return image
+        wanted = self.size[1], self.size[0]
+        if image.mode.startswith("I;16"):  # Pillow interpolates 8 and 32 bits
+            return self._resize(image.convert("I")).convert("I;16")
+        if self.crop:
+            return ImageOps.fit(image, wanted, Image.Resampling.BILINEAR)
+        return image.resize(wanted, Image.Resampling.BILINEAR)
+
+
+class _Images:
+    """The images of a folder as `Rows`; like the first one that can be read."""
+
+    def __init__(self, found: ImageFolder, decoder: _Decoder, skip_bad: bool) -> None:
+        self.name = f"image folder {found.root}"
+        self._root, self._decoder, self._skip_bad = found.root, decoder, skip_bad
+        self._files = found.files()
+        self._first, first = self._find_first(found.files())
+        small = (self._root / self._first).stat().st_size < _SMALL_FILE
+        self._pool = ThreadPoolExecutor(
+            min(usable_cores(), 2 if small else _MAX_THREADS), "scalelatent-decode"
+        )
+        self.shape, self.dtype = (found.n_files, *first.shape), first.dtype
+        self._kept = self._unreadable = self._unlike = 0
+        self._skipped: list[str] = []
+        self.classes_read: list[str] = []
+        """Class folders of the images of the last `read`."""
+
+    @property
+    def n_rows(self) -> int:
+        """Number of image files."""
+        return self.shape[0]
+
+    def read(self, rows: int) -> np.ndarray:
+        """The next images; fewer at the end where some were skipped."""
+        out = np.empty((rows, *self.shape[1:]), self.dtype)
+        self.classes_read = []
+        filled = 0
+        while filled < rows:
+            files = list(itertools.islice(self._files, rows - filled))
+            if not files:
+                break
+            filled += self._decode(files, out[filled : filled + len(files)])
+        self._kept += filled
+        return out[:filled]
+
+    def finish(self) -> None:
+        """Refuse a first image that nearly all others differ from."""
+        if self._unlike > self._kept:
+            raise DataError(
+                f"{self.name}: {self._unlike} images are not like the first, {self._first}, and only "
+                f"{self._kept} are; give one size with --size HxW (size=(height, width)) or one kind with "
+                "--gray or --rgb (color=), or remove the first image"
+            )
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """Which images were skipped, for the provenance."""
+        if not self._skip_bad:
+            return {}
+        counts = {"unreadable": self._unreadable, "unlike_first": self._unlike}
+        return {"skipped": {**counts, "first": self._skipped}}
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _find_first(self, files: Iterator[tuple[str, str]]) -> tuple[str, np.ndarray]:
+        problem = ""
+        for _, path in files:
+            try:
+                return path, self._load(path)
+            except Exception as error:  # decoders raise whatever a damaged file leads to
+                problem = problem or f"{path} {_reason(error)}"
+                if not self._skip_bad:
+                    raise self._refusal(path, error) from error
+        raise DataError(f"{self.name}: none of its images can be used; the first, {problem}")
+
+    def _load(self, path: str) -> np.ndarray:
+        return self._decoder((self._root / path).read_bytes())
+
+    def _decode(self, files: list[tuple[str, str]], out: np.ndarray) -> int:
+        """Decode files into consecutive rows; return how many there are."""
+        batches = [range(a, min(a + _BATCH, len(files))) for a in range(0, len(files), _BATCH)]
+        bad: dict[int, Exception] = {}
+        for errors in self._pool.map(lambda batch: self._decode_batch(files, batch, out), batches):
+            for i, error in errors.items():
+                if not self._skip_bad:
+                    raise self._refusal(files[i][1], error) from error
+                self._skip(files[i][1], error)
+            bad |= errors
+        good = [i for i in range(len(files)) if i not in bad]
+        self.classes_read += [files[i][0] for i in good]
+        if bad:
+            out[: len(good)] = out[good]
+        return len(good)
+
+    def _decode_batch(
+        self, files: list[tuple[str, str]], batch: range, out: np.ndarray
+    ) -> dict[int, Exception]:
+        bad: dict[int, Exception] = {}
+        for i in batch:
+            try:
+                row = self._load(files[i][1])
+                if row.shape != self.shape[1:] or row.dtype != self.dtype:
+                    raise _Unlike(_describe(row.shape, row.dtype))
+                out[i] = row
+            except Exception as error:  # noqa: BLE001 - decoders raise whatever damaged files lead to
+                bad[i] = error
+        return bad
+
+    def _skip(self, path: str, error: Exception) -> None:
+        if isinstance(error, _Unusable):
+            self._unlike += 1
+        else:
+            self._unreadable += 1
+        if len(self._skipped) < _MAX_NAMED:
+            self._skipped.append(path)
+
+    def _refusal(self, path: str, error: Exception) -> DataError:
+        head = f"image {self._root / path} {_reason(error)}"
+        rest = "leave such images out with --skip-bad (skip_bad=True)"
+        if isinstance(error, _Unlike):
+            return DataError(
+                f"{head}, but the first image, {self._first}, is {_describe(self.shape[1:], self.dtype)}; "
+                "bring all to one size with --size HxW (size=(height, width)), to one kind with --gray or "
+                f"--rgb (color=), or {rest}"
+            )
+        return DataError(f"{head}; replace it, or {rest}")
+
+
+class _ClassOfImage:
+    """Labels of the images that were read last, as `Rows`."""
+
+    def __init__(self, images: _Images, classes: np.ndarray) -> None:
+        self.name, self.shape, self.dtype = images.name, images.shape[:1], classes.dtype
+        self.n_rows = images.n_rows
+        self._images = images
+
+    def read(self, rows: int) -> np.ndarray:
+        """Labels of the last images."""
+        names = self._images.classes_read
+        assert len(names) == rows
+        return np.array(names if self.dtype.kind == "U" else [int(n) for n in names], self.dtype)
+
+    def finish(self) -> None:
+        """Nothing is left to check."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _reason(error: Exception) -> str:
+    from PIL import UnidentifiedImageError
+
+    if isinstance(error, _Unlike):
+        return f"is {error}"
+    if isinstance(error, _Unusable):
+        return str(error)
+    if isinstance(error, UnidentifiedImageError):
+        return f"cannot be read: it is none of {', '.join(FORMATS)}"
+    return f"cannot be read: {error}"
+
+
+def _describe(shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
+    kind = "colour" if len(shape) == 3 else "gray"
+    return f"{shape[0]} x {shape[1]} {kind} {dtype}"

@@ -1,0 +1,165 @@
+"""RCV1-v2 (Lewis, Yang, Rose, Li 2004): svmlight files labelled by document numbers, and their topics."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.data.csr import csr_of
+from scalelatent.errors import DataError
+
+from .stream import write_rows
+from .svmlight import SvmRows
+from .svmlight_text import count_lines
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+    from scalelatent.data.dataset import Dataset
+
+__all__ = ["import_rcv1"]
+
+N_TERMS = 47_236
+
+
+def import_rcv1(
+    files: list[Path], url: str | os.PathLike[str], *, options: dict[str, Any], **how: Any
+) -> Dataset:
+    """Import the vectors `files[1:]` with the topics in `files[0]`; see `import_named`.
+
+    The vectors are streamed; of the topics, document numbers and 2.6 million pairs are in memory (30 MB).
+
+    Raises
+    ------
+    DataError
+        A damaged file, or a document without topics.
+    """
+    topics = _Topics(files[0])
+    with contextlib.ExitStack() as opened:
+        streams = []
+        for path in files[1:]:
+            name = f"svmlight file {path}"
+            rows = SvmRows(path, name, count_lines(path, name, None), 1, N_TERMS, np.dtype(np.float64))
+            opened.callback(rows.close)
+            streams.append(rows)
+        x = _Documents(streams)
+        y = _TopicsOfDocuments(x, topics)
+        told = {**options, "topics": topics.names}
+        return write_rows(url, x, y, importer="rcv1", sources=list(files), options=told, **how)
+
+
+class _Topics:
+    """Topics of the documents: lines `TOPIC DOCUMENT 1`, in any order.
+
+    Topics are columns in the order of their names, as in scikit-learn.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.name = f"topics {path}"
+        numbers: dict[str, int] = {}
+        pairs: list[np.ndarray] = []
+        part: list[tuple[int, int]] = []
+        try:
+            with gzip.open(path, "rt", encoding="ascii") as lines:
+                for line in filter(str.strip, lines):
+                    topic, document, _ = line.split()
+                    part.append((int(document), numbers.setdefault(topic, len(numbers))))
+                    if len(part) == 65_536:
+                        pairs.append(np.array(part, np.int32))
+                        part = []
+        except (OSError, EOFError, ValueError, zlib.error) as error:
+            raise DataError(f"{self.name} is damaged: {error}; remove it and import again") from error
+        found = np.concatenate([*pairs, np.array(part, np.int32).reshape(-1, 2)])
+        self.names = sorted(numbers)
+        rank = np.empty(len(numbers), np.int32)
+        for column, name in enumerate(self.names):
+            rank[numbers[name]] = column
+        columns = rank[found[:, 1]]
+        order = np.lexsort((columns, found[:, 0]))
+        self._columns = columns[order]
+        self._documents, first = np.unique(found[order, 0], return_index=True)
+        self._pointers = np.append(first, len(order))
+
+    def of(self, documents: np.ndarray) -> csr_array:
+        """Topics of documents, CSR uint8 (n, topics)."""
+        at = self._find(documents)
+        columns = [self._columns[self._pointers[i] : self._pointers[i + 1]] for i in at]
+        pointers = np.concatenate([[0], np.cumsum([len(c) for c in columns])])
+        found = np.concatenate(columns)
+        return csr_of(np.ones(len(found), np.uint8), found, pointers, len(self.names))
+
+    def _find(self, documents: np.ndarray) -> np.ndarray:
+        at = np.minimum(np.searchsorted(self._documents, documents), len(self._documents) - 1)
+        wrong = np.flatnonzero(self._documents[at] != documents)
+        if wrong.size:
+            raise DataError(
+                f"{self.name} has no topic of document {int(documents[wrong[0]])}, which the vectors hold; "
+                "the files do not belong together: remove them and import again"
+            )
+        return at
+
+
+class _Documents:
+    """Vectors of several files, one after another; as `Rows`."""
+
+    def __init__(self, streams: list[SvmRows]) -> None:
+        self.name = " and ".join(stream.name for stream in streams)
+        self.dtype = streams[0].dtype
+        self.n_rows = sum(stream.n_rows for stream in streams)
+        self.nnz = sum(stream.nnz for stream in streams)
+        self.shape = (self.n_rows, N_TERMS)
+        self._streams = streams
+        self._left = [stream.n_rows for stream in streams]
+        self.documents = np.empty(0)
+        """Numbers of the documents of the last `read`."""
+
+    def read(self, rows: int) -> csr_array:
+        """The next vectors."""
+        import scipy.sparse
+
+        parts, documents = [], []
+        for i, stream in enumerate(self._streams):
+            count = min(rows, self._left[i])
+            if count:
+                parts.append(stream.read(count))
+                assert stream.read_labels is not None
+                documents.append(stream.read_labels[0])
+                self._left[i] -= count
+                rows -= count
+        self.documents = np.concatenate(documents)
+        return parts[0] if len(parts) == 1 else scipy.sparse.vstack(parts, format="csr")
+
+    def finish(self) -> None:
+        """Check the end of each file."""
+        for stream in self._streams:
+            stream.finish()
+
+    def close(self) -> None:
+        """Whoever opened the files closes them."""
+
+
+class _TopicsOfDocuments:
+    """Multi-labels of the documents read last; as `Rows`."""
+
+    def __init__(self, documents: _Documents, topics: _Topics) -> None:
+        self.name, self.dtype = topics.name, np.dtype(np.uint8)
+        self.n_rows = documents.n_rows
+        self.shape = (self.n_rows, len(topics.names))
+        self.nnz = None  # known when all documents are read
+        self._documents, self._topics = documents, topics
+
+    def read(self, rows: int) -> csr_array:
+        """Multi-labels (rows, topics)."""
+        return self._topics.of(self._documents.documents)
+
+    def finish(self) -> None:
+        """Nothing is left to check."""
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,288 @@
+"""Datasets by name: a server on loopback stands in for the origins, good, absent, lying and torn."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+from scipy.sparse import csr_array
+from sklearn.datasets import load_digits
+
+from scalelatent.data import fetch_named, import_named
+from scalelatent.data.importers.remote import ORIGINS, RemoteFile
+from scalelatent.errors import DataError
+
+RNG = np.random.Generator(np.random.Philox(8))
+
+
+def packed_idx(array: np.ndarray) -> bytes:
+    head = bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape)
+    return gzip.compress(head + array.tobytes(), mtime=0)
+
+
+ROWS = {
+    "train": RNG.integers(0, 256, (60, 4, 4)).astype("u1"),
+    "test": RNG.integers(0, 256, (9, 4, 4)).astype("u1"),
+}
+LABELS = {part: (np.arange(len(rows)) % 10).astype("u1") for part, rows in ROWS.items()}
+FILES = {
+    "train-images-idx3-ubyte.gz": packed_idx(ROWS["train"]),
+    "train-labels-idx1-ubyte.gz": packed_idx(LABELS["train"]),
+    "t10k-images-idx3-ubyte.gz": packed_idx(ROWS["test"]),
+    "t10k-labels-idx1-ubyte.gz": packed_idx(LABELS["test"]),
+}
+
+
+class Server:
+    """Serves `files`; `fault` says what goes wrong."""
+
+    def __init__(self) -> None:
+        self.files = dict(FILES)
+        self.asked: list[str] = []
+        self.torn = False
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer.asked.append(self.path)
+                content = outer.files.get(self.path.rpartition("/")[2])
+                if content is None:
+                    self.send_error(404)
+                    return
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content[: len(content) // 2] if outer.torn else content)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/set"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=10)
+
+
+def origin_of(*urls: str) -> dict[str, tuple[RemoteFile, ...]]:
+    """The files of MNIST, at each of some addresses."""
+
+    def pair(head: str) -> tuple[RemoteFile, ...]:
+        names = (f"{head}-images-idx3-ubyte.gz", f"{head}-labels-idx1-ubyte.gz")
+        return tuple(remote(name, FILES[name], *urls) for name in names)
+
+    return {"train": pair("train"), "test": pair("t10k")}
+
+
+def remote(name: str, content: bytes, *urls: str) -> RemoteFile:
+    checksum = "sha256:" + hashlib.sha256(content).hexdigest()
+    return RemoteFile(name, checksum, tuple(f"{url}/{name}" for url in urls))
+
+
+@pytest.fixture
+def server(monkeypatch: Any) -> Iterator[Server]:
+    """A server of small files, known under the name of MNIST."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+    server = Server()
+    monkeypatch.setitem(ORIGINS, "mnist", origin_of(server.url))
+    yield server
+    server.close()
+
+
+def unused_url() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("part", "parts"), [("train", ["train"]), ("test", ["test"]), ("all", ["train", "test"])]
+)
+def test_parts(server: Server, tmp_path: Path, part: str, parts: list[str]) -> None:
+    ds = import_named("mnist", tmp_path / "ds", part=part, cache=tmp_path / "cache", shard_rows=7)
+    rows = np.concatenate([ROWS[p] for p in parts])
+    np.testing.assert_array_equal(ds.read_x(0, len(ds)), rows.reshape(len(rows), -1))
+    assert ds.read_y(0, len(ds)).tolist() == np.concatenate([LABELS[p] for p in parts]).tolist()
+    assert ds.feature_shape == (4, 4)
+    provenance = ds.attrs["provenance"]
+    assert (provenance["importer"], provenance["part"]) == ("mnist", part)
+    assert len(provenance["source"]) == len(server.asked) == 2 * len(parts)
+
+
+def test_downloaded_once_with_progress(server: Server, tmp_path: Path, caplog: Any) -> None:
+    calls: list[tuple[int, int]] = []
+    paths = fetch_named("mnist", cache=tmp_path, progress=lambda *c: calls.append(c))
+    assert [p.read_bytes() for p in paths] == [FILES[p.name] for p in paths]
+    assert sorted(p.name for p in tmp_path.rglob("*.gz")) == sorted(p.name for p in paths)
+    sizes = [len(FILES[p.name]) for p in paths]
+    assert [c for c in calls if c[0] == c[1]][-1] == (sizes[-1], sizes[-1])
+    assert {c[1] for c in calls} == set(sizes)
+    assert fetch_named("mnist", cache=tmp_path) == paths
+    assert len(server.asked) == 2
+    assert caplog.text == ""
+
+
+def test_cache_folder_from_the_environment(server: Server, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("SCALELATENT_CACHE", str(tmp_path / "mine"))
+    assert fetch_named("mnist", part="test")[0] == tmp_path / "mine" / "mnist" / "t10k-images-idx3-ubyte.gz"
+
+
+def test_a_damaged_file_in_the_cache_is_downloaded_anew(server: Server, tmp_path: Path) -> None:
+    images, _ = fetch_named("mnist", cache=tmp_path)
+    images.write_bytes(images.read_bytes()[:-5])
+    assert fetch_named("mnist", cache=tmp_path)[0].read_bytes() == FILES[images.name]
+    assert len(server.asked) == 3
+
+
+def test_the_next_mirror_is_asked(server: Server, tmp_path: Path, monkeypatch: Any) -> None:
+    lying = Server()
+    try:
+        lying.files = {name: b"other" + content for name, content in FILES.items()}
+        monkeypatch.setitem(ORIGINS, "mnist", origin_of(unused_url(), lying.url, server.url))
+        ds = import_named("mnist", tmp_path / "ds", part="test", cache=tmp_path / "cache")
+    finally:
+        lying.close()
+    assert len(ds) == 9
+    assert len(lying.asked) == len(server.asked) == 2
+
+
+def refused(tmp_path: Path, *message: str, **how: Any) -> None:
+    with pytest.raises(DataError) as error:
+        import_named("mnist", tmp_path / "out", cache=tmp_path / "cache", **how)
+    for part in message:
+        assert part in str(error.value)
+    assert not (tmp_path / "out").exists()
+    assert [p for p in (tmp_path / "cache").rglob("*") if p.is_file()] == []
+
+
+def test_wrong_checksum_torn_and_absent(server: Server, tmp_path: Path) -> None:
+    name = "train-images-idx3-ubyte.gz"
+    server.files[name] = FILES["t10k-images-idx3-ubyte.gz"]
+    refused(tmp_path, f"{server.url}/{name} (another file: its checksum is wrong)")
+    server.files[name] = FILES[name]
+    server.torn = True
+    refused(tmp_path, f"{server.url}/{name} (the connection broke off in the middle)")
+    server.files = {}
+    refused(tmp_path, f"{server.url}/{name} (the server answered 404 Not Found)")
+
+
+def test_offline_names_the_way_by_hand(server: Server, tmp_path: Path) -> None:
+    mirror = unused_url()
+    refused(
+        tmp_path,
+        f"mnist: train-images-idx3-ubyte.gz is not in the cache and could not be downloaded: {mirror}/train-",
+        "(no connection)",
+        f"put it into {tmp_path / 'cache' / 'mnist'}, then try again, or scalelatent data import idx",
+        "data import idx train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz OUT.zarr",
+        "--mirror URL",
+        mirror=mirror,
+    )
+    assert server.asked == []
+    (tmp_path / "cache" / "mnist").mkdir(parents=True, exist_ok=True)
+    for name, content in FILES.items():
+        (tmp_path / "cache" / "mnist" / name).write_bytes(content)
+    ds = import_named("mnist", tmp_path / "ds", cache=tmp_path / "cache", mirror=mirror)
+    assert len(ds) == 60
+
+
+def test_unknown_names_and_parts(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match="no dataset 'mnst' is known by name; the known ones are digits, mnist"
+    ):
+        import_named("mnst", tmp_path / "out")
+    with pytest.raises(DataError, match="mnist has no part 'val'; the parts are train, test, all"):
+        import_named("mnist", tmp_path / "out", part="val")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_digits(tmp_path: Path) -> None:
+    ds = import_named("digits", tmp_path / "ds")
+    x, y = load_digits(return_X_y=True)
+    np.testing.assert_array_equal(ds.read_x(0, 1797), np.rint(x * (255 / 16)))
+    np.testing.assert_array_equal(ds.read_y(0, 1797), y)
+
+
+def _stories(first: int, rows: int) -> tuple[bytes, csr_array]:
+    """svmlight text of stories with these numbers, and what it says."""
+    x = scipy.sparse.random_array((rows, 47_236), density=2e-4, rng=first, format="csr")
+    x.sort_indices()
+    lines = []
+    for row in range(rows):
+        entries = slice(x.indptr[row], x.indptr[row + 1])
+        pairs = zip(x.indices[entries], x.data[entries], strict=True)
+        lines.append(f"{first + row} " + " ".join(f" {c + 1}:{v!r}" for c, v in pairs))
+    return gzip.compress(("\n".join(lines) + "\n").replace("np.float64(", "").replace(")", "").encode()), x
+
+
+@pytest.fixture
+def rcv1(server: Server, monkeypatch: Any) -> dict[str, tuple[csr_array, np.ndarray]]:
+    """Three files of stories and their topics on the server; what each part should be."""
+    rng = np.random.Generator(np.random.Philox(2))
+    y = (rng.random((30, 5)) < 0.4).astype("u1")
+    y[:, 0] |= y.sum(1) == 0
+    names = ["MCAT", "C15", "GPOL", "E12", "C152"]
+    lines = [f"{names[t]} {100 + d} 1" for d in range(30) for t in np.flatnonzero(y[d])[::-1]]
+    y = y[:, np.argsort(names)]
+    texts = [_stories(100, 13), _stories(113, 8), _stories(121, 9)]
+    titles = [file.title for part in ("train", "test") for file in ORIGINS["rcv1"][part][1:]][:3]
+    topics = ORIGINS["rcv1"]["train"][0].title
+    server.files |= {topics: gzip.compress("\n".join(lines).encode())}
+    server.files |= dict(zip(titles, [text for text, _ in texts], strict=True))
+    files = [remote(title, server.files[title], server.url) for title in (topics, *titles)]
+    origin = {"train": (files[0], files[1]), "test": (files[0], files[2], files[3])}
+    monkeypatch.setitem(ORIGINS, "rcv1", origin)
+    rows = [x.toarray() for _, x in texts]
+    expected = {"train": (rows[0], y[:13]), "test": (np.vstack(rows[1:]), y[13:])}
+    return expected | {"all": (np.vstack(rows), y)}
+
+
+@pytest.mark.parametrize("part", ["train", "test", "all"])
+def test_rcv1(rcv1: Any, server: Server, tmp_path: Path, part: str) -> None:
+    x, y = rcv1[part]
+    ds = import_named("rcv1", tmp_path / "ds", part=part, cache=tmp_path / "cache", shard_rows=6)
+    assert (ds.is_sparse, ds.y_kind, ds.dtype) == (True, "multilabel", np.float64)
+    np.testing.assert_array_equal(ds.read_x(0, len(x)).toarray(), x)
+    np.testing.assert_array_equal(ds.read_y(0, len(x)).toarray(), y)
+    assert ds.attrs["provenance"]["topics"] == ["C15", "C152", "E12", "GPOL", "MCAT"]
+    assert len(server.asked) == len(set(server.asked)) == {"train": 2, "test": 3, "all": 4}[part]
+
+
+def test_rcv1_with_files_that_do_not_belong_together(
+    rcv1: Any, server: Server, tmp_path: Path, monkeypatch: Any
+) -> None:
+    topics, stories = ORIGINS["rcv1"]["train"]
+    for content, message in (
+        (gzip.compress(b"MCAT 100 1\nMCAT 101 1"), "has no topic of document 102, which the vectors hold"),
+        (gzip.compress(b"MCAT 100"), "topics .* is damaged"),
+        (server.files[topics.title][:-9], "topics .* is damaged"),
+    ):
+        server.files[topics.title] = content
+        monkeypatch.setitem(
+            ORIGINS, "rcv1", {"train": (remote(topics.title, content, server.url), stories), "test": ()}
+        )
+        with pytest.raises(DataError, match=message):
+            import_named("rcv1", tmp_path / "out", cache=tmp_path / "cache")
+        assert not (tmp_path / "out").exists()
+    server.files = {}
+    with pytest.raises(DataError, match=r"rcv1: .*404.*put it into .*empty/rcv1, then try again\. Another"):
+        import_named("rcv1", tmp_path / "out", cache=tmp_path / "empty")
+
+
+@pytest.mark.realdata
+def test_the_checksums_of_mnist_are_those_of_the_real_files(mnist_dir: Path) -> None:
+    for file in ORIGINS["mnist"]["train"] + ORIGINS["mnist"]["test"]:
+        assert file.checksum == remote(file.title, (mnist_dir / file.title).read_bytes()).checksum
