@@ -92,6 +92,16 @@ def test_make_digits(scalelatent):
         )
 
 
+def test_shuffle(scalelatent, digits):
+    scalelatent("data", "import", "npz", "a.npz", "a.zarr")
+    told = scalelatent("data", "shuffle", "a.zarr", "b.zarr", "--seed", 3, "--memory", "1kB", "--json").json()
+    assert (told["rows"], told["provenance"]["seed"]) == (60, 3)
+    assert (
+        "512MiB"
+        in scalelatent("data", "shuffle", "a.zarr", "c.zarr", "--seed", 3, "--memory", "much", code=2).err
+    )
+
+
 def test_errors_are_one_message(scalelatent):
     for command in (
         ("fit", "no.toml"),

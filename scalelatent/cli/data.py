@@ -6,9 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
-from .show import Json, emit, show_values, verb
+from scalelatent.errors import JobError
+
+from .show import Json, Overwrite, emit, progress_bar, show_values, verb
 
 app = typer.Typer(no_args_is_help=True, help="Import, make and look at datasets.")
+
+
+Out = Annotated[str, typer.Argument(metavar="OUT", help="The dataset to write.")]
 
 
 @app.command("info")
@@ -21,6 +26,43 @@ def info(
     from scalelatent.data import open_dataset
 
     tell(open_dataset(url), json)
+
+
+@app.command("shuffle")
+@verb
+def shuffle(
+    source: Annotated[str, typer.Argument(metavar="IN", help="The dataset to shuffle.")],
+    out: Out,
+    seed: Annotated[int, typer.Option(min=0, help="Of the order: the same seed, the same order.")],
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Rows held at a time, such as 512MiB; 1GiB by default."),
+    ] = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Write the rows in random order, in bounded memory.
+
+    Rows that do not fit into --memory pass through temporary buckets beside OUT.
+    """
+    from scalelatent.data import shuffle_dataset
+
+    limit = None if memory is None else bytes_of(memory, "--memory")
+    with progress_bar("shuffling") as progress:
+        dataset = shuffle_dataset(
+            source, out, seed=seed, memory=limit, overwrite=overwrite, progress=progress
+        )
+    tell(dataset, json)
+
+
+def bytes_of(text: str, option: str) -> int:
+    """Read a size such as 512MiB or 2GB."""
+    from dask.utils import parse_bytes
+
+    try:
+        return int(parse_bytes(text))
+    except (ValueError, TypeError):
+        raise JobError(f"{option} {text}: a size is a number and a unit, for example 512MiB") from None
 
 
 def tell(dataset: Any, as_json: bool) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .digits import InfiniteDigits, make_digits
     from .grid import RowGrid
     from .importers import import_idx, import_npy, import_npz
+    from .shuffle import shuffle_dataset, shuffled_rows
     from .writer import DatasetWriter
 
 __all__ = [
@@ -28,6 +29,8 @@ __all__ = [
     "import_npz",
     "make_digits",
     "open_dataset",
+    "shuffle_dataset",
+    "shuffled_rows",
 ]
 
 _WHERE = {
@@ -41,6 +44,8 @@ _WHERE = {
     "import_npz": ".importers",
     "make_digits": ".digits",
     "open_dataset": ".dataset",
+    "shuffle_dataset": ".shuffle",
+    "shuffled_rows": ".shuffle",
 }
 
 __getattr__, __dir__ = attach(__name__, _WHERE)

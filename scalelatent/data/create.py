@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from typing import TYPE_CHECKING, Any
@@ -18,11 +19,11 @@ from .stored import read_attrs
 from .writer import DatasetWriter, explain_os_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from .dataset import Dataset
 
-__all__ = ["copy_rows", "create_dataset", "make_room"]
+__all__ = ["copy_rows", "create_dataset", "create_like", "derived_from", "make_room", "removed_on_failure"]
 
 
 def create_dataset(
@@ -185,39 +186,69 @@ def _resume(
     return writer
 
 
-def copy_rows(
+def create_like(
     ds: Dataset,
     url: str | os.PathLike[str],
     *,
+    n_rows: int | None = None,
+    provenance: dict[str, Any] | None = None,
     overwrite: bool = False,
-    progress: Callable[[int, int], None] | None = None,
     **layout: Any,
-) -> Dataset:
-    """Write the rows of a dataset to another place; see `Dataset.save`."""
+) -> DatasetWriter:
+    """The writer of a new dataset whose rows are of the kind of another's: shape, types, classes, weights."""
     if ds.url is not None and locate(url).url == ds.url:
-        raise DataError(f"{ds.url}: a dataset cannot be saved onto itself; choose another output")
+        raise DataError(f"{ds.url}: a dataset cannot be written onto itself; choose another output")
     classes = ds.classes
     if classes is not None and len(classes) > schema.MAX_CLASSES:
         classes = None
     strings = classes is not None and classes.dtype.kind == "U"
-    writer = create_dataset(
+    return create_dataset(
         url,
-        ds.n_rows,
+        ds.n_rows if n_rows is None else n_rows,
         ds.feature_shape,
         ds.dtype,
         y_dtype=None if not ds.has_y or strings else ds.read_y(0, 1).dtype,
         classes=classes,
         weighted=ds.has_weight,
-        provenance={"importer": "save", "of": ds.attrs.get("provenance", {}), "content": ds.fingerprint()}
-        if ds.attrs
-        else {"importer": "save"},
+        provenance=provenance,
         overwrite=overwrite,
         **layout,
     )
-    for i in range(writer.n_shards):
-        a, b = writer.shard_bounds(i)
-        labels = ds.read_y(a, b) if ds.has_y else None
-        writer.write_shard(i, ds.read_x(a, b), labels, ds.read_weight(a, b))
-        if progress is not None:
-            progress(b, ds.n_rows)
-    return writer.finalize()
+
+
+def derived_from(ds: Dataset, how: str, **parameters: Any) -> dict[str, Any]:
+    """Provenance of a dataset made of another one."""
+    origin = {"of": ds.attrs.get("provenance", {}), "content": ds.fingerprint()} if ds.attrs else {}
+    return {"importer": how, **parameters, **origin}
+
+
+@contextlib.contextmanager
+def removed_on_failure(writer: DatasetWriter) -> Iterator[None]:
+    """Leave no half-written dataset behind, whatever goes wrong, Ctrl-C included."""
+    try:
+        yield
+    except BaseException:
+        locate(writer.url).clear()
+        raise
+
+
+def copy_rows(
+    ds: Dataset,
+    url: str | os.PathLike[str],
+    *,
+    provenance: dict[str, Any] | None = None,
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    **layout: Any,
+) -> Dataset:
+    """Write the rows of a dataset to another place; see `Dataset.save`."""
+    how = derived_from(ds, "save") if provenance is None else provenance
+    writer = create_like(ds, url, provenance=how, overwrite=overwrite, **layout)
+    with removed_on_failure(writer):
+        for i in range(writer.n_shards):
+            a, b = writer.shard_bounds(i)
+            labels = ds.read_y(a, b) if ds.has_y else None
+            writer.write_shard(i, ds.read_x(a, b), labels, ds.read_weight(a, b))
+            if progress is not None:
+                progress(b, ds.n_rows)
+        return writer.finalize()
