@@ -102,6 +102,13 @@ def test_shuffle(scalelatent, digits):
     )
 
 
+def test_append(scalelatent, digits):
+    scalelatent("data", "import", "npz", "a.npz", "a.zarr")
+    assert scalelatent("data", "append", "a.zarr", "a.npz", "--json").json()["rows"] == 120
+    assert scalelatent("data", "append", "a.zarr", "a.zarr", "--json").json()["rows"] == 240
+    assert "labels None instead of numbers" in scalelatent("data", "append", "a.zarr", "x.npy", code=2).err
+
+
 def test_errors_are_one_message(scalelatent):
     for command in (
         ("fit", "no.toml"),

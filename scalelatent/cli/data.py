@@ -28,6 +28,26 @@ def info(
     tell(open_dataset(url), json)
 
 
+@app.command("append")
+@verb
+def append(
+    url: Annotated[str, typer.Argument(metavar="DATA", help="The dataset that grows.")],
+    source: Annotated[
+        str, typer.Argument(metavar="FILE|DATASET", help="What is appended: a dataset, .npz or .npy.")
+    ],
+    json: Json = False,
+) -> None:
+    """Append rows to a dataset.
+
+    Whatever goes wrong on the way, the dataset stays as it was.
+    """
+    from scalelatent.data import append_rows
+
+    with progress_bar("appending") as progress:
+        dataset = append_rows(url, source, progress=progress)
+    tell(dataset, json)
+
+
 @app.command("shuffle")
 @verb
 def shuffle(

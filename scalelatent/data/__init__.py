@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from scalelatent._lazy import attach
 
 if TYPE_CHECKING:
+    from .append import append_rows
     from .create import create_dataset
     from .dataset import Dataset, open_dataset
     from .digits import InfiniteDigits, make_digits
@@ -23,6 +24,7 @@ __all__ = [
     "DatasetWriter",
     "InfiniteDigits",
     "RowGrid",
+    "append_rows",
     "create_dataset",
     "import_idx",
     "import_npy",
@@ -38,6 +40,7 @@ _WHERE = {
     "DatasetWriter": ".writer",
     "InfiniteDigits": ".digits",
     "RowGrid": ".grid",
+    "append_rows": ".append",
     "create_dataset": ".create",
     "import_idx": ".importers",
     "import_npy": ".importers",

@@ -191,6 +191,7 @@ def create_like(
     url: str | os.PathLike[str],
     *,
     n_rows: int | None = None,
+    classes: np.ndarray | None = None,
     provenance: dict[str, Any] | None = None,
     overwrite: bool = False,
     **layout: Any,
@@ -198,7 +199,7 @@ def create_like(
     """The writer of a new dataset whose rows are of the kind of another's: shape, types, classes, weights."""
     if ds.url is not None and locate(url).url == ds.url:
         raise DataError(f"{ds.url}: a dataset cannot be written onto itself; choose another output")
-    classes = ds.classes
+    classes = ds.classes if classes is None else classes
     if classes is not None and len(classes) > schema.MAX_CLASSES:
         classes = None
     strings = classes is not None and classes.dtype.kind == "U"

@@ -2,7 +2,7 @@
 
 A dataset is a zarr v3 group. Its arrays: `x` (n, *feature_shape); `y` (n), where there are labels; `weight`
 (n), where rows are weighted; `digest` (shards, 16), a hash of each shard's content. Its attributes:
-`DatasetAttrs`.
+`DatasetAttrs`. Of a dataset that grew (version 3) these are the first segment (joined.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 FORMAT = "scalelatent-dataset"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 3
 MAX_CLASSES = 65_536
 """More distinct labels than this are no classes; the limit keeps attributes small."""
 
@@ -53,12 +53,21 @@ class DatasetAttrs:
     """SHA-256 of the content; None until the last shard is written."""
     complete: bool = False
     """Whether the writer has finished; only then does the dataset open."""
+    segments: list[dict[str, Any]] | None = None
+    """Of a dataset that grew (joined.py): path, rows, fingerprint and classes of each part."""
     format: str = FORMAT
-    format_version: int = FORMAT_VERSION
+
+    @property
+    def format_version(self) -> int:
+        """The lowest version that says all of it."""
+        return 1 if self.segments is None else 3
 
     def to_json(self) -> dict[str, Any]:
         """The attributes as JSON-able values."""
-        return {**asdict(self), "feature_shape": list(self.feature_shape)}
+        values = {**asdict(self), "feature_shape": list(self.feature_shape)}
+        if self.segments is None:
+            del values["segments"]
+        return {**values, "format_version": self.format_version}
 
     def finished(self, fingerprint: str, classes: list[Any] | None) -> DatasetAttrs:
         """The attributes of the finished dataset."""
@@ -86,7 +95,7 @@ class DatasetAttrs:
         try:
             known = {
                 k: attrs[k]
-                for k in ("classes", "codes", "provenance", "fingerprint", "complete")
+                for k in ("classes", "codes", "provenance", "fingerprint", "complete", "segments")
                 if k in attrs
             }
             shape = tuple(int(s) for s in attrs["feature_shape"])

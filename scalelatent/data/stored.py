@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from .store import Location
 
-__all__ = ["open_columns", "open_group", "read_attrs", "repair_hint"]
+__all__ = ["open_columns", "open_group", "read_attrs", "repair_hint", "write_attrs"]
 
 MARKERS = "_shards"
 """Folder of the markers of written shards, there only while a writer is at work."""
@@ -51,6 +51,12 @@ def open_group(location: Location, *, read_only: bool = True) -> zarr.Group:
     import zarr
 
     return zarr.open_group(location.zarr_store(read_only=read_only), mode="r" if read_only else "r+")
+
+
+def write_attrs(location: Location, attrs: DatasetAttrs) -> None:
+    """Replace a dataset's attributes by one write (zarr's `attrs.update` makes one of each attribute)."""
+    meta = json.loads(location.read("zarr.json") or b"{}")
+    location.write("zarr.json", json.dumps({**meta, "attributes": attrs.to_json()}, indent=2).encode())
 
 
 def repair_hint(attrs: DatasetAttrs, url: str) -> str:
@@ -114,4 +120,8 @@ def open_columns(location: Location) -> dict[str, Any]:
                     "import again"
                 )
             columns[name] = StoredRows(location, column, hint)
+    if attrs.segments is not None:
+        from .joined import join_segments
+
+        return join_segments(location, attrs, columns)
     return columns
