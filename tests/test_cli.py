@@ -109,6 +109,26 @@ def test_append(scalelatent, digits):
     assert "labels None instead of numbers" in scalelatent("data", "append", "a.zarr", "x.npy", code=2).err
 
 
+def test_convert(scalelatent, digits):
+    scalelatent("data", "import", "npz", "a.npz", "a.zarr")
+    told = scalelatent(
+        "data", "convert", "a.zarr", "b.zarr", "--rows", "-20:", "--dtype", "float32", "--codec", "zstd",
+        "--chunk-rows", 5, "--shard-rows", "auto", "--json",
+    ).json()  # fmt: skip
+    assert (told["rows"], told["dtype"], told["rows_per_piece"]) == (20, "float32", 5)
+    for wrong, text in (
+        (("--rows", "50:70"), "do not lie in 0:60"),
+        (("--rows", "many"), "--rows"),
+        (("--chunk-rows", "some"), "--chunk-rows some"),
+        (("--dtype", "tiny"), "no such type"),
+        (("--codec", "zip"), "compressor is 'zip'"),
+        (("--dtype", "int8"), "--lossy"),
+        (("--x", "rows"), "leave out --x"),
+    ):
+        assert text in scalelatent("data", "convert", "a.zarr", "c.zarr", *wrong, code=2).err
+    scalelatent("data", "convert", "a.zarr", "c.zarr", "--dtype", "int8", "--lossy")
+
+
 def test_errors_are_one_message(scalelatent):
     for command in (
         ("fit", "no.toml"),

@@ -28,6 +28,70 @@ def info(
     tell(open_dataset(url), json)
 
 
+@app.command("convert")
+@verb
+def convert(
+    source: Annotated[
+        str, typer.Argument(metavar="IN", help="A dataset; or a zarr array or group made elsewhere.")
+    ],
+    out: Out,
+    rows: Annotated[str | None, typer.Option(metavar="START:STOP", help="Only these rows.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Type of the new rows, for example uint8.")] = None,
+    lossy: Annotated[
+        bool, typer.Option("--lossy", help="Take the nearest value where the type has not the same.")
+    ] = False,
+    x: Annotated[str | None, typer.Option(help="Array of the rows in a zarr group.")] = None,
+    y: Annotated[str | None, typer.Option(help="Array of the labels in a zarr group.")] = None,
+    chunk_rows: Annotated[str | None, typer.Option(help="Rows of a chunk, or auto.")] = None,
+    shard_rows: Annotated[str | None, typer.Option(help="Rows of a shard (a file), or auto.")] = None,
+    codec: Annotated[str, typer.Option(help="keep, auto, lz4, zstd or none.")] = "keep",
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Write rows in another form: chunks, shards, codec, dtype, fewer rows.
+
+    What is not asked for stays as it is.
+    """
+    from scalelatent.data import convert_dataset
+    from scalelatent.data.convert import open_source
+    from scalelatent.jobs.spec import parse_rows
+
+    ds = open_source(source, x=x, y=y)
+    run = None
+    if rows is not None:
+        try:
+            wanted = parse_rows(rows)
+        except ValueError as error:
+            raise JobError(f"--rows: {error}") from None
+        start, stop = wanted.start or 0, ds.n_rows if wanted.stop is None else wanted.stop
+        run = (start + ds.n_rows * (start < 0), stop + ds.n_rows * (stop < 0))
+    with progress_bar("converting") as progress:
+        dataset = convert_dataset(
+            ds, out, rows=run, dtype=_dtype(dtype), lossy=lossy,
+            chunk_rows=_count(chunk_rows, "--chunk-rows"), shard_rows=_count(shard_rows, "--shard-rows"),
+            compressor=None if codec == "none" else codec, overwrite=overwrite, progress=progress,
+        )  # fmt: skip
+    tell(dataset, json)
+
+
+def _count(text: str | None, option: str) -> int | str | None:
+    if text is None or text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise JobError(f"{option} {text}: give a number of rows, or auto") from None
+
+
+def _dtype(name: str | None) -> Any:
+    import numpy as np
+
+    try:
+        return None if name is None else np.dtype(name)
+    except TypeError:
+        raise JobError(f"--dtype {name}: no such type; for example uint8, int32, float32, float64") from None
+
+
 @app.command("append")
 @verb
 def append(

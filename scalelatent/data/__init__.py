@@ -11,6 +11,7 @@ from scalelatent._lazy import attach
 
 if TYPE_CHECKING:
     from .append import append_rows
+    from .convert import convert_dataset
     from .create import create_dataset
     from .dataset import Dataset, open_dataset
     from .digits import InfiniteDigits, make_digits
@@ -25,6 +26,7 @@ __all__ = [
     "InfiniteDigits",
     "RowGrid",
     "append_rows",
+    "convert_dataset",
     "create_dataset",
     "import_idx",
     "import_npy",
@@ -41,6 +43,7 @@ _WHERE = {
     "InfiniteDigits": ".digits",
     "RowGrid": ".grid",
     "append_rows": ".append",
+    "convert_dataset": ".convert",
     "create_dataset": ".create",
     "import_idx": ".importers",
     "import_npy": ".importers",

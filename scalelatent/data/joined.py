@@ -33,6 +33,11 @@ class JoinedRows:
         self.shape: tuple[int, ...] = (self._edges[-1], *sources[0].shape[1:])
         self.dtype: np.dtype[Any] = np.result_type(*(s.dtype for s in sources))
 
+    @property
+    def layout(self) -> Any:
+        """Chunks, shards and codec of the first segment."""
+        return self._sources[0].layout  # type: ignore[attr-defined]
+
     def read(self, start: int, stop: int) -> np.ndarray:
         """Rows `start:stop`; a copy where they lie in several segments."""
         parts = [source.read(a, b) for source, a, b, _ in self._parts(start, stop)]
