@@ -127,6 +127,7 @@ def test_convert(scalelatent, digits):
     ):
         assert text in scalelatent("data", "convert", "a.zarr", "c.zarr", *wrong, code=2).err
     scalelatent("data", "convert", "a.zarr", "c.zarr", "--dtype", "int8", "--lossy")
+    assert scalelatent("data", "convert", "a.zarr", "d.zarr", "--sparse", "--json").json()["features"] == 16
 
 
 def test_errors_are_one_message(scalelatent):

@@ -40,6 +40,9 @@ def convert(
     lossy: Annotated[
         bool, typer.Option("--lossy", help="Take the nearest value where the type has not the same.")
     ] = False,
+    sparse: Annotated[
+        bool | None, typer.Option("--sparse/--dense", help="Write CSR rows, or dense ones.")
+    ] = None,
     x: Annotated[str | None, typer.Option(help="Array of the rows in a zarr group.")] = None,
     y: Annotated[str | None, typer.Option(help="Array of the labels in a zarr group.")] = None,
     chunk_rows: Annotated[str | None, typer.Option(help="Rows of a chunk, or auto.")] = None,
@@ -67,7 +70,7 @@ def convert(
         run = (start + ds.n_rows * (start < 0), stop + ds.n_rows * (stop < 0))
     with progress_bar("converting") as progress:
         dataset = convert_dataset(
-            ds, out, rows=run, dtype=_dtype(dtype), lossy=lossy,
+            ds, out, rows=run, dtype=_dtype(dtype), lossy=lossy, sparse=sparse,
             chunk_rows=_count(chunk_rows, "--chunk-rows"), shard_rows=_count(shard_rows, "--shard-rows"),
             compressor=None if codec == "none" else codec, overwrite=overwrite, progress=progress,
         )  # fmt: skip
@@ -171,8 +174,14 @@ def describe(dataset: Any) -> dict[str, Any]:
         "classes": None
         if classes is None
         else [item.item() if hasattr(item, "item") else item for item in classes],
-        "data_bytes": dataset.n_rows * dataset.n_features * dataset.dtype.itemsize,
+        "data_bytes": dataset.nbytes,
     }
+    if dataset.is_sparse:
+        values["nnz"] = dataset.nnz
+        values["density"] = dataset.nnz / (dataset.n_rows * dataset.n_features)
+        values["nnz_per_row"] = dataset.nnz / dataset.n_rows
+    if dataset.y_kind not in (None, "labels"):
+        values["y_kind"], values["n_targets"] = dataset.y_kind, dataset.n_targets
     pieces = dataset.pieces(0, dataset.n_rows)
     values["pieces"] = len(pieces)
     values["rows_per_piece"] = max((stop - start for start, stop in pieces), default=0)

@@ -140,12 +140,15 @@ def _opened(source: Dataset | str | os.PathLike[str], url: str) -> Iterator[Data
 
 def _kind_of(ds: Dataset) -> dict[str, Any]:
     """What has to be the same in two datasets whose rows belong together."""
-    labels = None
-    if ds.has_y:
+    labels = None if ds.y_kind is None else str(ds.y_kind)
+    if ds.y_kind == "labels":
         labels = "strings" if ds.read_y(0, 1).dtype.kind == "U" else "numbers"
+    elif ds.y_kind is not None:
+        labels = f"{ds.n_targets} {ds.y_kind} columns of {ds.read_y(0, 1).dtype}"
     return {
         "feature_shape": ds.feature_shape,
         "dtype": str(ds.dtype),
+        "rows": "CSR" if ds.is_sparse else "dense",
         "labels": labels,
         "weights": "yes" if ds.has_weight else "no",
     }
@@ -201,7 +204,10 @@ def _write_segment(
     """Write the rows of one or two datasets, one after the other, to a dataset of their own."""
     n_rows = sum(part.n_rows for part in parts)
     how = {"importer": "append"}
-    writer = create_like(target, place.url, n_rows=n_rows, classes=classes, provenance=how, **layout)
+    nnz = None if target.nnz is None else sum(part.nnz or 0 for part in parts)
+    if target.y_kind == "labels":
+        layout = {**layout, "classes": classes}
+    writer = create_like(target, place.url, n_rows=n_rows, nnz=nnz, provenance=how, **layout)
     edge = parts[0].n_rows
     for i in range(writer.n_shards):
         a, b = writer.shard_bounds(i)

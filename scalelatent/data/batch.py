@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import csr
+
 if TYPE_CHECKING:
     from .dataset import Dataset
 
@@ -18,7 +20,7 @@ __all__ = ["RowBatch", "row_bytes"]
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Rows, labels and weights; each column an array whose first axis is the row, or None.
+    """Rows, labels and weights; each column an array whose first axis is the row, a CSR array, or None.
 
     Examples
     --------
@@ -28,9 +30,9 @@ class RowBatch:
     """
 
     x: Any
-    """Rows (n, n_features)."""
+    """Rows (n, n_features), dense or CSR."""
     y: Any = None
-    """Labels (n,), as `Dataset.read_y` gives them."""
+    """Labels, targets or multi-labels, as `Dataset.read_y` gives them."""
     weight: np.ndarray | None = None
     """Weights (n,)."""
 
@@ -92,23 +94,24 @@ class RowBatch:
 def row_bytes(ds: Dataset) -> float:
     """Bytes of a row of a dataset in memory, all columns, on average."""
     sample = RowBatch.read(ds, 0, 1)
-    columns = [c for c in (sample.x, sample.y, sample.weight) if isinstance(c, np.ndarray)]
-    return sum(c.nbytes for c in columns)
+    total = ds.nbytes / ds.n_rows + 8 * ds.has_weight
+    if ds.y_kind == "multilabel":
+        y: Any = ds._columns.y
+        return total + 8 + y.nnz / y.shape[0] * (y.dtype.itemsize + csr.index_dtype(y.shape[1]).itemsize)
+    return total + (0 if sample.y is None else sample.y.nbytes)
 
 
 def _parts(column: Any) -> list[np.ndarray]:
     """The arrays a column is made of: none, one, or the three of CSR."""
     if column is None:
         return []
-    return [column] if isinstance(column, np.ndarray) else [column.data, column.indices, column.indptr]
+    return [column] if isinstance(column, np.ndarray) else list(csr.parts_of(column))
 
 
 def _join(parts: list[np.ndarray], shape: tuple[int, ...]) -> Any:
     if len(parts) < 3:
         return parts[0] if parts else None
-    from scipy.sparse import csr_array
-
-    return csr_array(tuple(parts), shape=shape)
+    return csr.csr_of(parts[0], parts[1], parts[2], shape[1])
 
 
 def _concatenate(columns: list[Any]) -> Any:
@@ -116,6 +119,4 @@ def _concatenate(columns: list[Any]) -> Any:
         return None
     if isinstance(columns[0], np.ndarray):
         return np.concatenate(columns)
-    from scipy.sparse import vstack
-
-    return vstack(columns, format="csr")
+    return csr.stack(columns)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from scalelatent.errors import DataError
 
-from . import schema
+from . import csr, schema
 from .sources import RowSource
 
-__all__ = ["CastRows", "cast"]
+__all__ = ["CastRows", "cast", "cast_rows"]
+
+
+def cast_rows(source: Any, dtype: np.dtype[Any], lossy: bool, what: str) -> CastRows:
+    """A row source, dense or CSR, whose rows are converted when they are read."""
+    if not hasattr(source, "nnz"):
+        return CastRows(source, dtype, lossy, what)
+    return CastCsr(source, csr.check_dtype(dtype, "the dtype to convert to"), lossy, what)
 
 
 class CastRows:
@@ -34,18 +41,45 @@ class CastRows:
         schema.check_finite(rows, start, self._what)
         out, exact = cast(rows, self.dtype, self._lossy)
         if not (self._lossy or exact.all()):
-            i = int(np.flatnonzero(~exact.reshape(len(rows), -1).all(axis=1))[0])
-            j = int(np.flatnonzero(~exact.reshape(len(rows), -1)[i])[0])
-            value = rows.reshape(len(rows), -1)[i, j]
-            raise DataError(
-                f"{self._what}: row {start + i}, column {j} is {value}, which {self.dtype} cannot hold "
-                "exactly; choose another dtype, or take the nearest values with --lossy (lossy=True)"
-            )
+            i, j = divmod(int(np.flatnonzero(~exact)[0]), schema.n_features(self.shape[1:]))
+            self._refuse(start + i, j, rows.reshape(len(rows), -1)[i, j])
         return out
+
+    def _refuse(self, row: int, column: int, value: Any) -> NoReturn:
+        raise DataError(
+            f"{self._what}: row {row}, column {column} is {value}, which {self.dtype} cannot hold exactly; "
+            "choose another dtype, or take the nearest values with --lossy (lossy=True)"
+        )
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Rows `start:stop` cut where reading is cheapest."""
         return self._source.pieces(start, stop)
+
+
+class CastCsr(CastRows):
+    """The same of CSR rows."""
+
+    _source: Any
+
+    @property
+    def nnz(self) -> int:
+        """Stored entries."""
+        return int(self._source.nnz)
+
+    def entries(self, start: int, stop: int) -> int:
+        """Stored entries of the rows `start:stop`."""
+        return int(self._source.entries(start, stop))
+
+    def read(self, start: int, stop: int) -> Any:
+        """Rows `start:stop`, converted; see `CastRows.read`."""
+        rows = self._source.read(start, stop)
+        csr.check_values(rows, start, self._what)
+        values, exact = cast(rows.data, self.dtype, self._lossy)
+        if not (self._lossy or exact.all()):
+            entry = int(np.flatnonzero(~exact)[0])
+            row = start + int(np.searchsorted(rows.indptr, entry, side="right")) - 1
+            self._refuse(row, int(rows.indices[entry]), rows.data[entry])
+        return csr.csr_of(values, rows.indices, rows.indptr, self.shape[1])
 
 
 def cast(x: np.ndarray, dtype: np.dtype[Any], lossy: bool = False) -> tuple[np.ndarray, np.ndarray]:

@@ -12,14 +12,16 @@ import numpy as np
 from scalelatent.errors import DataError
 
 from . import schema
-from .casting import CastRows
+from .casting import cast_rows
 from .columns import Columns
 from .create import copy_rows, derived_from
+from .reshaped import DenseRows, SparseRows
 from .store import Location, locate
 
 if TYPE_CHECKING:
     from .dataset import Dataset
     from .layout import Layout
+    from .sources import RowSource
 
 __all__ = ["convert_dataset", "open_source"]
 
@@ -33,6 +35,7 @@ def convert_dataset(
     rows: tuple[int, int] | None = None,
     dtype: Any = None,
     lossy: bool = False,
+    sparse: bool | None = None,
     x: str | None = None,
     y: str | None = None,
     chunk_rows: int | str | None = None,
@@ -58,6 +61,8 @@ def convert_dataset(
         Type of the new rows. A value that it cannot hold exactly is an error unless `lossy`.
     lossy : bool
         Round to the nearest value of `dtype`, and what lies beyond its range to its ends.
+    sparse : bool, optional
+        Write CSR rows (True; the axes of a row become one) or dense ones (False).
     x, y : str, optional
         Arrays of a zarr group that hold rows and labels; by default `x` and, where it is there, `y`, in
         either case.
@@ -105,6 +110,12 @@ def convert_dataset(
     layout = _layout(old, chunk_rows, shard_rows, compressor)
     if "dtype" in parameters:
         ds = _cast(ds, np.dtype(dtype), lossy)
+    if sparse is not None and sparse != ds.is_sparse:
+        ds = _with_rows(ds, (SparseRows if sparse else DenseRows)(ds._columns.x))
+        layout |= {"chunk_rows": chunk_rows, "shard_rows": shard_rows}  # rows of another size
+        layout = {k: None if v == "auto" and k != "compressor" else v for k, v in layout.items()}
+    elif ds.is_sparse and chunk_rows is None:
+        layout["chunk_rows"] = None  # row groups have none
     return copy_rows(ds, out_url, provenance=provenance, overwrite=overwrite, progress=progress, **layout)
 
 
@@ -129,12 +140,17 @@ def _layout(
 
 def _cast(ds: Dataset, dtype: np.dtype[Any], lossy: bool) -> Dataset:
     """The same dataset with rows of another dtype, converted when they are read."""
+    kind = schema.check_rows_dtype(dtype, "the dtype to convert to")
+    return _with_rows(ds, cast_rows(ds._columns.x, kind, lossy, ds.url or "the rows"))
+
+
+def _with_rows(ds: Dataset, x: RowSource) -> Dataset:
+    """The same dataset with other rows; labels and weights stay."""
     from .dataset import Dataset
 
     old = ds._columns
-    kind = schema.check_rows_dtype(dtype, "the dtype to convert to")
-    x = CastRows(old.x, kind, lossy, ds.url or "the rows")
-    return Dataset(Columns(x, old.y, old.weight, url=old.url, attrs=old.attrs), ds._start, ds._stop)
+    columns = Columns(x, old.y, old.weight, url=old.url, attrs=old.attrs)
+    return Dataset(columns, ds._start, ds._stop)
 
 
 def open_source(url: str | os.PathLike[str], *, x: str | None = None, y: str | None = None) -> Dataset:

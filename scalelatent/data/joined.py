@@ -15,6 +15,7 @@ import numpy as np
 
 from scalelatent.errors import DataError
 
+from . import csr
 from .store import Location, locate
 
 if TYPE_CHECKING:
@@ -58,6 +59,26 @@ class JoinedRows:
             if stop <= last:
                 return parts
             start, i = last, i + 1
+
+
+class JoinedCsr(JoinedRows):
+    """The same of CSR rows."""
+
+    _sources: list[Any]  # each with `nnz` and `entries`
+
+    @property
+    def nnz(self) -> int:
+        """Stored entries."""
+        return sum(source.nnz for source in self._sources)
+
+    def entries(self, start: int, stop: int) -> int:
+        """Stored entries of the rows `start:stop`."""
+        parts: list[Any] = self._parts(start, stop)
+        return sum(source.entries(a, b) for source, a, b, _ in parts)
+
+    def read(self, start: int, stop: int) -> Any:
+        """Rows `start:stop`."""
+        return csr.stack([source.read(a, b) for source, a, b, _ in self._parts(start, stop)])
 
 
 class RecodedRows:
@@ -121,5 +142,5 @@ def join_segments(location: Location, attrs: DatasetAttrs, base: dict[str, Any])
                     s if old == attrs.classes else RecodedRows(s, old, attrs.classes or [])
                     for s, old in zip(sources, owned, strict=True)
                 ]
-            joined[name] = JoinedRows(sources)
+            joined[name] = (JoinedCsr if hasattr(sources[0], "nnz") else JoinedRows)(sources)
     return joined
