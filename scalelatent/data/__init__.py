@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .create import create_dataset
     from .dataset import Dataset, open_dataset
     from .digits import InfiniteDigits, make_digits
+    from .generators.corrupted import make_corrupted
+    from .generators.images import ImageSet, image_set, image_set_of, make_images
     from .grid import RowGrid
     from .importers import import_idx, import_npy, import_npz
     from .shuffle import shuffle_dataset, shuffled_rows
@@ -23,15 +25,20 @@ if TYPE_CHECKING:
 __all__ = [
     "Dataset",
     "DatasetWriter",
+    "ImageSet",
     "InfiniteDigits",
     "RowGrid",
     "append_rows",
     "convert_dataset",
     "create_dataset",
+    "image_set",
+    "image_set_of",
     "import_idx",
     "import_npy",
     "import_npz",
+    "make_corrupted",
     "make_digits",
+    "make_images",
     "open_dataset",
     "shuffle_dataset",
     "shuffled_rows",
@@ -40,15 +47,20 @@ __all__ = [
 _WHERE = {
     "Dataset": ".dataset",
     "DatasetWriter": ".writer",
+    "ImageSet": ".generators.images",
     "InfiniteDigits": ".digits",
     "RowGrid": ".grid",
     "append_rows": ".append",
     "convert_dataset": ".convert",
     "create_dataset": ".create",
+    "image_set": ".generators.images",
+    "image_set_of": ".generators.images",
     "import_idx": ".importers",
     "import_npy": ".importers",
     "import_npz": ".importers",
+    "make_corrupted": ".generators.corrupted",
     "make_digits": ".digits",
+    "make_images": ".generators.images",
     "open_dataset": ".dataset",
     "shuffle_dataset": ".shuffle",
     "shuffled_rows": ".shuffle",

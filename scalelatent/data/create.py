@@ -222,7 +222,7 @@ def _resume(
         then[name], now[name] = getattr(writer.attrs, name), getattr(attrs, name)
     now["shard_rows"] = writer.shard_rows if layout is None else layout.shard_rows
     # The parameters decide the content; the version of the software that began it does not.
-    then |= {k: v for k, v in old.items() if k != "scalelatent"}
+    then |= {k: v for k, v in old.items() if k not in ("scalelatent", "appended")}
     now |= {k: v for k, v in json.loads(json.dumps(attrs.provenance)).items() if k != "scalelatent"}
     differing = [
         f"{k} was {then.get(k)!r}, is {now.get(k)!r}" for k in then | now if then.get(k) != now.get(k)

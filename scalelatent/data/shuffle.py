@@ -20,7 +20,7 @@ from scalelatent.errors import DataError
 
 from .batch import RowBatch, row_bytes
 from .create import create_like, derived_from, removed_on_failure
-from .philox import random_words
+from .random_words import random_words
 from .store import locate
 from .writer import explain_os_errors
 

@@ -9,6 +9,7 @@ from scalelatent.errors import DataError
 
 from .chunks import StoredRows
 from .csr_store import StoredCsr
+from .generators import GENERATORS
 from .schema import DatasetAttrs
 
 if TYPE_CHECKING:
@@ -62,9 +63,10 @@ def write_attrs(location: Location, attrs: DatasetAttrs) -> None:
 
 def repair_hint(attrs: DatasetAttrs, url: str) -> str:
     """The next step when a shard of a dataset is lost."""
-    if attrs.provenance.get("importer") == "digits":
+    name = attrs.provenance.get("importer")
+    if name in GENERATORS:
         return (
-            f"`scalelatent data make digits {url} --resume` makes the lost shards again and leaves the others"
+            f"`scalelatent data make {name} {url} --resume` makes the lost shards again and leaves the others"
         )
     if attrs.provenance.get("importer"):
         return "Restore that file from a copy, or import the data again with --overwrite"
@@ -97,7 +99,8 @@ def open_columns(location: Location) -> dict[str, Any]:
     attrs = read_attrs(location)
     if not attrs.complete:
         done = len(location.keys(MARKERS))
-        verb = f"make digits {location.url} --resume" if attrs.provenance.get("importer") == "digits" else ""
+        name = attrs.provenance.get("importer")
+        verb = f"make {name} {location.url} --resume" if name in GENERATORS else ""
         step = f"go on with `scalelatent data {verb}`" if verb else "write it again with --overwrite"
         raise DataError(
             f"dataset {location.url} is incomplete: its writer finished {done} shards, not all; {step}"
