@@ -85,9 +85,10 @@ def make_rows(
 
     Examples
     --------
-    >>> parameters = {"importer": "bars", "seed": 0}
-    >>> make_rows("memory://doc-make", 3, parameters, overwrite=True)
-    <Dataset 3 rows x (35, 35) uint8, 'memory://doc-make'>
+    >>> from scalelatent.data import image_set
+    >>> bars = image_set("bars", crosses=2)
+    >>> make_rows("memory://doc-make", 3, bars.parameters, overwrite=True)
+    <Dataset 3 rows x (14, 14) uint8, 'memory://doc-make'>
     """
     from .create import create_dataset
 
@@ -156,7 +157,9 @@ def generator_of(provenance: dict[str, Any], url: str) -> Generator:
 
     Examples
     --------
-    >>> generator_of({"importer": "bars", "seed": 0}, "memory://nowhere").rows(5, 7)[0].shape
+    >>> from scalelatent.data import make_images
+    >>> ds = make_images("memory://doc-generator", "bars", 3, overwrite=True)
+    >>> generator_of(ds.attrs["provenance"], ds.url).rows(5, 7)[0].shape
     (2, 35, 35)
     """
     if provenance.get("importer") not in GENERATORS:
@@ -165,7 +168,7 @@ def generator_of(provenance: dict[str, Any], url: str) -> Generator:
             f"are {', '.join(GENERATORS)}"
         )
     known = {k: v for k, v in provenance.items() if k not in ("scalelatent", "appended")}
-    return _generator(json.dumps(known, sort_keys=True), url)
+    return _generator(json.dumps(known), url)
 
 
 @functools.lru_cache(maxsize=4)
