@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import uuid
@@ -20,6 +21,7 @@ from . import schema
 from .batch import RowBatch
 from .create import create_like, derived_from
 from .joined import segment_location
+from .pipeline import write_shards
 from .store import Location, locate
 from .stored import read_attrs, write_attrs
 from .writer import explain_os_errors
@@ -209,13 +211,13 @@ def _write_segment(
         layout = {**layout, "classes": classes}
     writer = create_like(target, place.url, n_rows=n_rows, nnz=nnz, provenance=how, **layout)
     edge = parts[0].n_rows
-    for i in range(writer.n_shards):
-        a, b = writer.shard_bounds(i)
+
+    def batch(a: int, b: int) -> RowBatch:
         runs = [(parts[0], a, min(b, edge)), (parts[-1], max(a, edge) - edge, b - edge)]
-        batch = RowBatch.concatenate([RowBatch.read(part, u, v) for part, u, v in runs if v > u])
-        writer.write_shard(i, batch.x, batch.y, batch.weight)
-        if progress is not None:
-            progress(b, n_rows)
+        return RowBatch.concatenate([RowBatch.read(part, u, v) for part, u, v in runs if v > u])
+
+    bounds = map(writer.shard_bounds, range(writer.n_shards))
+    write_shards(writer, itertools.starmap(batch, bounds), progress)
     written = writer.finalize()
     return _entry(place.url.rsplit("/", 1)[-1], read_attrs(place), written.n_rows)
 

@@ -12,8 +12,10 @@ import numpy as np
 from scalelatent.errors import DataError
 
 from . import schema
+from .batch import RowBatch
 from .csr import check_dtype
 from .layout import Layout, choose_csr_layout, choose_layout, create_arrays
+from .pipeline import write_shards
 from .schema import DatasetAttrs
 from .store import Location, locate
 from .stored import read_attrs
@@ -293,10 +295,6 @@ def copy_rows(
     how = derived_from(ds, "save") if provenance is None else provenance
     writer = create_like(ds, url, provenance=how, overwrite=overwrite, **layout)
     with removed_on_failure(writer):
-        for i in range(writer.n_shards):
-            a, b = writer.shard_bounds(i)
-            labels = ds.read_y(a, b) if ds.has_y else None
-            writer.write_shard(i, ds.read_x(a, b), labels, ds.read_weight(a, b))
-            if progress is not None:
-                progress(b, ds.n_rows)
+        bounds = map(writer.shard_bounds, range(writer.n_shards))
+        write_shards(writer, (RowBatch.read(ds, a, b) for a, b in bounds), progress)
         return writer.finalize()

@@ -20,6 +20,7 @@ from scalelatent.errors import DataError
 
 from .batch import RowBatch, row_bytes
 from .create import create_like, derived_from, removed_on_failure
+from .pipeline import write_shards
 from .random_words import random_words
 from .store import locate
 from .writer import explain_os_errors
@@ -115,11 +116,8 @@ def shuffle_dataset(
         for start, batch in _runs(ds, plan.run_bytes):
             buckets.add(batch, _keys(seed, start, len(batch)))
             say((start + len(batch)) // 2, ds.n_rows)
-        for shard, batch in enumerate(
-            _cut(buckets, [writer.shard_bounds(i) for i in range(writer.n_shards)])
-        ):
-            writer.write_shard(shard, batch.x, batch.y, batch.weight)
-            say((ds.n_rows + writer.shard_bounds(shard)[1]) // 2, ds.n_rows)
+        bounds = [writer.shard_bounds(i) for i in range(writer.n_shards)]
+        write_shards(writer, _cut(buckets, bounds), lambda done, n: say((n + done) // 2, n))
         return writer.finalize()
 
 
