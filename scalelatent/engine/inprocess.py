@@ -80,6 +80,9 @@ class InProcessExecutor:
             self.store.drop_nodes()
         return StepResult(stage.work.summary(state), stage.work.is_done(state), rows, nbytes, state)
 
+    def end(self) -> None:
+        """Nothing begins before it is asked for."""
+
     def collect(self, stage: Stage, on_rows: OnRows) -> dict[str, Stats]:
         """One pass of reductions."""
         stats = self._reduce(stage, 0, None, on_rows)[0]
