@@ -108,7 +108,7 @@ def cast(x: np.ndarray, dtype: np.dtype[Any], lossy: bool = False) -> tuple[np.n
     """
     wide = x.dtype.kind in "iu" and x.dtype.itemsize == 8 and dtype.kind == "f"  # numpy calls that safe
     if np.can_cast(x.dtype, dtype, "safe") and not wide:
-        return x.astype(dtype, copy=False), np.ones(x.shape, bool)
+        return x.astype(dtype, copy=False), np.broadcast_to(True, x.shape)
     with np.errstate(over="ignore", invalid="ignore"):
         within = _fits(x, dtype)
         plain = x.astype(dtype)

@@ -186,19 +186,25 @@ class _Buckets:
             self._flush()
 
     def sorted(self) -> Iterator[tuple[RowBatch, np.ndarray]]:
-        """Each bucket, and the order in which its rows go out."""
+        """Each bucket, and the order in which its rows go out; the caller lets go of one before the next."""
         if self._n_flushed:
             self._flush()
-        for bucket, kept in enumerate(self._kept):
-            parts = kept
-            if self._n_flushed:
-                folder = str(bucket)
-                parts = [self._read(f"{folder}/{name}") for name in self._location.keys(folder)]
+        for bucket in range(self._plan.n_buckets):
+            parts = self._parts(bucket)
             if parts:
-                order = np.argsort(np.concatenate([keys for keys, _ in parts]), kind="stable")
-                batch = RowBatch.concatenate([rows for _, rows in parts])
-                parts.clear()
-                yield batch, order
+                yield self._joined(parts)
+
+    def _parts(self, bucket: int) -> list[tuple[np.ndarray, RowBatch]]:
+        if not self._n_flushed:
+            return self._kept[bucket]
+        return [self._read(f"{bucket}/{name}") for name in self._location.keys(str(bucket))]
+
+    @staticmethod
+    def _joined(parts: list[tuple[np.ndarray, RowBatch]]) -> tuple[RowBatch, np.ndarray]:
+        order = np.argsort(np.concatenate([keys for keys, _ in parts]), kind="stable")
+        batch = RowBatch.concatenate([rows for _, rows in parts])
+        parts.clear()
+        return batch, order
 
     def _flush(self) -> None:
         with explain_os_errors(self._location, "writing a bucket of rows"):
@@ -237,3 +243,4 @@ def _cut(buckets: _Buckets, bounds: list[tuple[int, int]]) -> Iterator[RowBatch]
                 shard = RowBatch.concatenate(pending) if len(pending) > 1 else part
                 pending, room = [], next(wanted, 0)
                 yield shard
+        del batch, order  # before the next bucket is read

@@ -18,7 +18,8 @@ ALLOWED = 40 * MB
 _CHILD = """
 import json, pathlib, resource, sys
 import numpy as np
-from scalelatent.data import Dataset, import_idx, import_npy, import_npz, open_dataset
+from scalelatent.data import (Dataset, append_rows, convert_dataset, import_idx, import_npy, import_npz,
+    open_dataset, shuffle_dataset)
 folder, what = sys.argv[1:]
 small = {"chunk_rows": 1000, "shard_rows": 2000, "overwrite": True}
 # imports, codecs and loops first
@@ -45,6 +46,13 @@ elif what == "whole":
     open_dataset(folder + "/ds").read_x(0, 60_000)
 elif what == "save":
     open_dataset(folder + "/ds").save(folder + "/out", **small)
+elif what == "shuffle":
+    shuffle_dataset(folder + "/ds", folder + "/out", seed=0, memory=8 << 20, **small)
+elif what == "convert":
+    convert_dataset(folder + "/ds", folder + "/out", dtype="i2", overwrite=True)
+elif what == "append":
+    Dataset.from_arrays(np.zeros((9, 1568), "u1")).save(folder + "/grown", overwrite=True)
+    append_rows(folder + "/grown", folder + "/ds", chunk_rows=1000, shard_rows=2000)
 print(json.dumps(peak() - before))
 """
 
@@ -69,7 +77,7 @@ def _growth(folder: Path, what: str) -> int:
     return int(json.loads(subprocess.run(run, capture_output=True, timeout=120, check=True).stdout))
 
 
-@pytest.mark.parametrize("what", ["idx", "npy", "npz", "read", "save"])
+@pytest.mark.parametrize("what", ["idx", "npy", "npz", "read", "save", "shuffle", "convert", "append"])
 def test_growth_is_a_few_shards_not_the_file(folder: Path, what: str) -> None:
     assert _growth(folder, what) < ALLOWED
 
