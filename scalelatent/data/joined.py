@@ -35,6 +35,11 @@ class JoinedRows:
         self.dtype: np.dtype[Any] = np.result_type(*(s.dtype for s in sources))
 
     @property
+    def reads_at_once(self) -> int:
+        """Reads that are worth having in flight."""
+        return max(getattr(source, "reads_at_once", 1) for source in self._sources)
+
+    @property
     def layout(self) -> Any:
         """Chunks, shards and codec of the first segment."""
         return self._sources[0].layout  # type: ignore[attr-defined]
