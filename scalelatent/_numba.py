@@ -26,7 +26,7 @@ def _sources_digest() -> str:
     # numba looks at the file of the outer function only: a kernel inlined from another file would stay as it
     # was.
     root = Path(__file__).parent
-    files = sorted([*root.glob("models/**/*.py"), *root.glob("data/*.py"), Path(__file__)])
+    files = sorted([*root.glob("models/**/*.py"), *root.glob("data/**/*.py"), Path(__file__)])
     stamps = [(str(f.relative_to(root)), f.stat().st_mtime_ns, f.stat().st_size) for f in files]
     return hashlib.blake2b(repr(stamps).encode(), digest_size=5).hexdigest()
 

@@ -134,6 +134,44 @@ def test_make_digits(scalelatent):
         )
 
 
+def test_shuffle(scalelatent, digits):
+    scalelatent("data", "import", "npz", "a.npz", "a.zarr")
+    told = scalelatent("data", "shuffle", "a.zarr", "b.zarr", "--seed", 3, "--memory", "1kB", "--json").json()
+    assert (told["rows"], told["provenance"]["seed"]) == (60, 3)
+    assert (
+        "512MiB"
+        in scalelatent("data", "shuffle", "a.zarr", "c.zarr", "--seed", 3, "--memory", "much", code=2).err
+    )
+
+
+def test_append(scalelatent, digits):
+    scalelatent("data", "import", "npz", "a.npz", "a.zarr")
+    assert scalelatent("data", "append", "a.zarr", "a.npz", "--json").json()["rows"] == 120
+    assert scalelatent("data", "append", "a.zarr", "a.zarr", "--json").json()["rows"] == 240
+    assert "labels None instead of numbers" in scalelatent("data", "append", "a.zarr", "x.npy", code=2).err
+
+
+def test_convert(scalelatent, digits):
+    scalelatent("data", "import", "npz", "a.npz", "a.zarr")
+    told = scalelatent(
+        "data", "convert", "a.zarr", "b.zarr", "--rows", "-20:", "--dtype", "float32", "--codec", "zstd",
+        "--chunk-rows", 5, "--shard-rows", "auto", "--json",
+    ).json()  # fmt: skip
+    assert (told["rows"], told["dtype"], told["rows_per_piece"]) == (20, "float32", 5)
+    for wrong, text in (
+        (("--rows", "50:70"), "do not lie in 0:60"),
+        (("--rows", "many"), "--rows"),
+        (("--chunk-rows", "some"), "--chunk-rows some"),
+        (("--dtype", "tiny"), "no such type"),
+        (("--codec", "zip"), "compressor is 'zip'"),
+        (("--dtype", "int8"), "--lossy"),
+        (("--x", "rows"), "leave out --x"),
+    ):
+        assert text in scalelatent("data", "convert", "a.zarr", "c.zarr", *wrong, code=2).err
+    scalelatent("data", "convert", "a.zarr", "c.zarr", "--dtype", "int8", "--lossy")
+    assert scalelatent("data", "convert", "a.zarr", "d.zarr", "--sparse", "--json").json()["features"] == 16
+
+
 def test_errors_are_one_message(scalelatent):
     for command in (
         ("fit", "no.toml"),

@@ -6,9 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
-from .show import Json, emit, show_values, verb
+from scalelatent.errors import JobError
+
+from .show import Json, Overwrite, emit, progress_bar, show_values, verb
 
 app = typer.Typer(no_args_is_help=True, help="Import, make and look at datasets.")
+
+
+Out = Annotated[str, typer.Argument(metavar="OUT", help="The dataset to write.")]
 
 
 @app.command("info")
@@ -21,6 +26,130 @@ def info(
     from scalelatent.data import open_dataset
 
     tell(open_dataset(url), json)
+
+
+@app.command("convert")
+@verb
+def convert(
+    source: Annotated[
+        str, typer.Argument(metavar="IN", help="A dataset; or a zarr array or group made elsewhere.")
+    ],
+    out: Out,
+    rows: Annotated[str | None, typer.Option(metavar="START:STOP", help="Only these rows.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Type of the new rows, for example uint8.")] = None,
+    lossy: Annotated[
+        bool, typer.Option("--lossy", help="Take the nearest value where the type has not the same.")
+    ] = False,
+    sparse: Annotated[
+        bool | None, typer.Option("--sparse/--dense", help="Write CSR rows, or dense ones.")
+    ] = None,
+    x: Annotated[str | None, typer.Option(help="Array of the rows in a zarr group.")] = None,
+    y: Annotated[str | None, typer.Option(help="Array of the labels in a zarr group.")] = None,
+    chunk_rows: Annotated[str | None, typer.Option(help="Rows of a chunk, or auto.")] = None,
+    shard_rows: Annotated[str | None, typer.Option(help="Rows of a shard (a file), or auto.")] = None,
+    codec: Annotated[str, typer.Option(help="keep, auto, lz4, zstd or none.")] = "keep",
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Write rows in another form: chunks, shards, codec, dtype, fewer rows.
+
+    What is not asked for stays as it is.
+    """
+    from scalelatent.data import convert_dataset
+    from scalelatent.data.convert import open_source
+    from scalelatent.jobs.spec import parse_rows
+
+    ds = open_source(source, x=x, y=y)
+    run = None
+    if rows is not None:
+        try:
+            wanted = parse_rows(rows)
+        except ValueError as error:
+            raise JobError(f"--rows: {error}") from None
+        start, stop = wanted.start or 0, ds.n_rows if wanted.stop is None else wanted.stop
+        run = (start + ds.n_rows * (start < 0), stop + ds.n_rows * (stop < 0))
+    with progress_bar("converting") as progress:
+        dataset = convert_dataset(
+            ds, out, rows=run, dtype=_dtype(dtype), lossy=lossy, sparse=sparse,
+            chunk_rows=_count(chunk_rows, "--chunk-rows"), shard_rows=_count(shard_rows, "--shard-rows"),
+            compressor=None if codec == "none" else codec, overwrite=overwrite, progress=progress,
+        )  # fmt: skip
+    tell(dataset, json)
+
+
+def _count(text: str | None, option: str) -> int | str | None:
+    if text is None or text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise JobError(f"{option} {text}: give a number of rows, or auto") from None
+
+
+def _dtype(name: str | None) -> Any:
+    import numpy as np
+
+    try:
+        return None if name is None else np.dtype(name)
+    except TypeError:
+        raise JobError(f"--dtype {name}: no such type; for example uint8, int32, float32, float64") from None
+
+
+@app.command("append")
+@verb
+def append(
+    url: Annotated[str, typer.Argument(metavar="DATA", help="The dataset that grows.")],
+    source: Annotated[
+        str, typer.Argument(metavar="FILE|DATASET", help="What is appended: a dataset, .npz or .npy.")
+    ],
+    json: Json = False,
+) -> None:
+    """Append rows to a dataset.
+
+    Whatever goes wrong on the way, the dataset stays as it was.
+    """
+    from scalelatent.data import append_rows
+
+    with progress_bar("appending") as progress:
+        dataset = append_rows(url, source, progress=progress)
+    tell(dataset, json)
+
+
+@app.command("shuffle")
+@verb
+def shuffle(
+    source: Annotated[str, typer.Argument(metavar="IN", help="The dataset to shuffle.")],
+    out: Out,
+    seed: Annotated[int, typer.Option(min=0, help="Of the order: the same seed, the same order.")],
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Rows held at a time, such as 512MiB; 1GiB by default."),
+    ] = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Write the rows in random order, in bounded memory.
+
+    Rows that do not fit into --memory pass through temporary buckets beside OUT.
+    """
+    from scalelatent.data import shuffle_dataset
+
+    limit = None if memory is None else bytes_of(memory, "--memory")
+    with progress_bar("shuffling") as progress:
+        dataset = shuffle_dataset(
+            source, out, seed=seed, memory=limit, overwrite=overwrite, progress=progress
+        )
+    tell(dataset, json)
+
+
+def bytes_of(text: str, option: str) -> int:
+    """Read a size such as 512MiB or 2GB."""
+    from dask.utils import parse_bytes
+
+    try:
+        return int(parse_bytes(text))
+    except (ValueError, TypeError):
+        raise JobError(f"{option} {text}: a size is a number and a unit, for example 512MiB") from None
 
 
 def tell(dataset: Any, as_json: bool) -> None:

@@ -6,11 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from .data import tell
-from .show import Json, Overwrite, progress_bar, verb
+from .data import describe, tell
+from .show import Json, Overwrite, emit, progress_bar, verb
 
 app = typer.Typer(no_args_is_help=True, help="Make datasets of any size.")
 
+Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Threads; all cores by default.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on where a broken-off command stopped.")]
 Out = Annotated[str, typer.Argument(metavar="OUT", help="The dataset to write, for example digits.zarr.")]
 
 
@@ -33,10 +35,8 @@ def make_digits(
     alpha: Annotated[float, typer.Option(help="Strength of the deformation.")] = 1.0,
     beta: Annotated[float, typer.Option(help="Strength of the thickening.")] = 0.0,
     shift: Annotated[bool, typer.Option("--shift", help="Also shift by up to one pixel.")] = False,
-    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Threads; all cores by default.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where a broken-off command stopped.")
-    ] = False,
+    jobs: Jobs = None,
+    resume: Resume = False,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
@@ -104,3 +104,218 @@ def _pair(rows: str | None) -> tuple[int, int] | None:
     if run.stop is None or run.stop < 0 or (run.start or 0) < 0:
         raise JobError(f'--base-rows {rows}: both ends count from the first row; write for example "0:50000"')
     return run.start or 0, run.stop
+
+
+Images = Annotated[int, typer.Option(min=1, help="How many images.")]
+Seed = Annotated[int, typer.Option(min=0, help="The same seed, the same images.")]
+Noise = Annotated[float | None, typer.Option(min=0, max=1, help="Chance of a flipped pixel.")]
+Size = Annotated[str | None, typer.Option(metavar="HEIGHTxWIDTH", help="Of an image, in pixels.")]
+
+
+@app.command("bars")
+@verb
+def make_bars(
+    out: Out,
+    rows: Images,
+    crosses: Annotated[int | None, typer.Option(min=1, help="Crossings a side of an image; 5.")] = None,
+    length: Annotated[int | None, typer.Option(min=1, help="Of a bar, in pixels; 5.")] = None,
+    noise: Noise = None,
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Make images of two bars that cross in all ways.
+
+    By default 25 crossings an image and 3 % of flipped pixels.
+    """
+    _make_images("bars", out, rows, seed, jobs, resume, overwrite, json,
+                 noise=noise, crosses=crosses, length=length)  # fmt: skip
+
+
+@app.command("symbols")
+@verb
+def make_symbols(
+    out: Out,
+    rows: Images,
+    count: Annotated[int | None, typer.Option(min=1, help="Symbols in an image; 16.")] = None,
+    size: Size = None,
+    noise: Noise = None,
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Make images of eight symbols at random places, 64x64 pixels by default."""
+    _make_images("symbols", out, rows, seed, jobs, resume, overwrite, json,
+                 noise=noise, count=count, size=_size(size))  # fmt: skip
+
+
+@app.command("letters")
+@verb
+def make_letters(
+    out: Out,
+    rows: Images,
+    count: Annotated[int | None, typer.Option(min=1, help="Letters in an image; 5.")] = None,
+    alphabet: Annotated[str | None, typer.Option(help="Which letters; A to Z.")] = None,
+    size: Size = None,
+    noise: Noise = None,
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Make images of letters at random places, 24x24 pixels by default.
+
+    3 % of the pixels are flipped; --noise 0 gives clean ones.
+    """
+    _make_images("letters", out, rows, seed, jobs, resume, overwrite, json,
+                 noise=noise, count=count, alphabet=alphabet, size=_size(size))  # fmt: skip
+
+
+@app.command("text")
+@verb
+def make_text(
+    out: Out,
+    rows: Images,
+    size: Size = None,
+    noise: Noise = None,
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Make pages of text, 72x128 pixels by default."""
+    _make_images("text", out, rows, seed, jobs, resume, overwrite, json,
+                 noise=noise, size=_size(size))  # fmt: skip
+
+
+@app.command("traits")
+@verb
+def make_traits(
+    out: Out,
+    rows: Images,
+    labels: Annotated[str | None, typer.Option(help="category (2 classes) or pattern (4).")] = None,
+    together: Annotated[bool, typer.Option("--together", help="Both traits on one place: harder.")] = False,
+    gap: Annotated[int | None, typer.Option(min=0, help="Pixels between the traits; 3.")] = None,
+    noise: Noise = None,
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Make images of two traits: square or circle, and one of two diagonals.
+
+    Traits and pixels are moved by up to one pixel; 0.1 % of the pixels are flipped.
+    """
+    _make_images("traits", out, rows, seed, jobs, resume, overwrite, json,
+                 noise=noise, labels=labels, together=together, gap=gap)  # fmt: skip
+
+
+def _make_images(
+    kind: str, out: str, rows: int, seed: int, jobs: int | None, resume: bool, overwrite: bool, json: bool,
+    **options: Any,
+) -> None:  # fmt: skip
+    from scalelatent.data import make_images
+
+    how: dict[str, Any] = {"seed": seed, "n_jobs": jobs, "resume": resume, "overwrite": overwrite}
+    with progress_bar(f"making {kind}") as progress:
+        dataset = make_images(out, kind, rows, progress=progress, **how, **options)
+    tell(dataset, json)
+
+
+def _size(text: str | None) -> tuple[int, int] | None:
+    from scalelatent.errors import JobError
+
+    if text is None:
+        return None
+    parts = text.lower().split("x")
+    if len(parts) == 1:
+        parts *= 2
+    if len(parts) != 2 or not all(part.isdecimal() for part in parts):
+        raise JobError(f"{text} is no size: write for example 24x32, height by width")
+    return int(parts[0]), int(parts[1])
+
+
+Base = Annotated[str, typer.Option(help="A dataset of grey images, such as MNIST; or scikit-learn's digits.")]
+BaseRows = Annotated[
+    str | None, typer.Option(metavar="START:STOP", help="The rows of the base that are used; all by default.")
+]
+SomeImages = Annotated[int | None, typer.Option(min=1, help="How many images; one of each base by default.")]
+Clean = Annotated[
+    str | None, typer.Option(help="Where the clean images go; by default OUT with .clean in its name.")
+]
+Threshold = Annotated[int, typer.Option(min=0, max=255, help="A grey value above it is 1.")]
+
+
+@app.command("noisy-digits")
+@verb
+def make_noisy_digits(
+    out: Out,
+    base: Base = "digits",
+    base_rows: BaseRows = None,
+    rows: SomeImages = None,
+    share: Annotated[float, typer.Option(min=0, max=1, help="Share of the pixels that are flipped.")] = 0.1,
+    clean: Clean = None,
+    threshold: Threshold = 127,
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Make binary images with flipped pixels, and the clean ones as a second dataset.
+
+    A job file names the two as train and target.
+    """
+    _make_corrupted("noisy-digits", out, base, base_rows, rows, clean, threshold, seed, jobs, resume,
+                    overwrite, json, share=share)  # fmt: skip
+
+
+@app.command("occluded-digits")
+@verb
+def make_occluded_digits(
+    out: Out,
+    base: Base = "digits",
+    base_rows: BaseRows = None,
+    rows: SomeImages = None,
+    patch: Annotated[str, typer.Option(metavar="HEIGHTxWIDTH", help="Of the patch, in pixels.")] = "8x8",
+    value: Annotated[int, typer.Option(min=0, max=1, help="What the patch is set to.")] = 0,
+    clean: Clean = None,
+    threshold: Threshold = 127,
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Make binary images of which a patch is gone, and the whole ones as a second dataset.
+
+    A job file names the two as train and target.
+    """
+    _make_corrupted("occluded-digits", out, base, base_rows, rows, clean, threshold, seed, jobs, resume,
+                    overwrite, json, patch=_size(patch), value=value)  # fmt: skip
+
+
+def _make_corrupted(
+    kind: str, out: str, base: str, base_rows: str | None, rows: int | None, clean: str | None,
+    threshold: int, seed: int, jobs: int | None, resume: bool, overwrite: bool, json: bool, **options: Any,
+) -> None:  # fmt: skip
+    from scalelatent.data import make_corrupted
+
+    how: dict[str, Any] = {"seed": seed, "n_jobs": jobs, "resume": resume, "overwrite": overwrite}
+    with progress_bar(f"making {kind}") as progress:
+        corrupted, whole = make_corrupted(
+            out, kind, base=base, base_rows=_pair(base_rows), rows=rows, clean=clean, threshold=threshold,
+            progress=progress, **how, **options,
+        )  # fmt: skip
+    if json:
+        emit({**describe(corrupted), "target": describe(whole)})
+    else:
+        tell(corrupted, json)
+        tell(whole, json)

@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING
 from scalelatent._lazy import attach
 
 if TYPE_CHECKING:
+    from .append import append_rows
+    from .convert import convert_dataset
     from .create import create_dataset
     from .dataset import Dataset, open_dataset
     from .digits import InfiniteDigits, make_digits
     from .documents import ResampledDocuments, make_documents
+    from .generators.corrupted import make_corrupted
+    from .generators.images import ImageSet, image_set, image_set_of, make_images
     from .grid import RowGrid
     from .importers import (
         fetch_named,
@@ -27,16 +31,22 @@ if TYPE_CHECKING:
         import_npz,
         import_svmlight,
     )
+    from .shuffle import shuffle_dataset, shuffled_rows
     from .writer import DatasetWriter
 
 __all__ = [
     "Dataset",
     "DatasetWriter",
+    "ImageSet",
     "InfiniteDigits",
     "ResampledDocuments",
     "RowGrid",
+    "append_rows",
+    "convert_dataset",
     "create_dataset",
     "fetch_named",
+    "image_set",
+    "image_set_of",
     "import_csr",
     "import_hdf5",
     "import_idx",
@@ -46,19 +56,28 @@ __all__ = [
     "import_npy",
     "import_npz",
     "import_svmlight",
+    "make_corrupted",
     "make_digits",
     "make_documents",
+    "make_images",
     "open_dataset",
+    "shuffle_dataset",
+    "shuffled_rows",
 ]
 
 _WHERE = {
     "Dataset": ".dataset",
     "DatasetWriter": ".writer",
+    "ImageSet": ".generators.images",
     "InfiniteDigits": ".digits",
     "ResampledDocuments": ".documents",
     "RowGrid": ".grid",
+    "append_rows": ".append",
+    "convert_dataset": ".convert",
     "create_dataset": ".create",
     "fetch_named": ".importers",
+    "image_set": ".generators.images",
+    "image_set_of": ".generators.images",
     "import_csr": ".importers",
     "import_hdf5": ".importers",
     "import_idx": ".importers",
@@ -68,9 +87,13 @@ _WHERE = {
     "import_npy": ".importers",
     "import_npz": ".importers",
     "import_svmlight": ".importers",
+    "make_corrupted": ".generators.corrupted",
     "make_digits": ".digits",
     "make_documents": ".documents",
+    "make_images": ".generators.images",
     "open_dataset": ".dataset",
+    "shuffle_dataset": ".shuffle",
+    "shuffled_rows": ".shuffle",
 }
 
 __getattr__, __dir__ = attach(__name__, _WHERE)

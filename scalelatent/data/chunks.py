@@ -18,6 +18,8 @@ import numpy as np
 
 from scalelatent.errors import DataError
 
+from .layout import Layout, layout_of
+
 if TYPE_CHECKING:
     import zarr
 
@@ -99,6 +101,11 @@ class StoredRows:
         step = self.chunk_rows
         edges = [start, *range((start // step + 1) * step, stop, step), stop]
         return list(itertools.pairwise(edges))
+
+    @property
+    def layout(self) -> Layout:
+        """Chunks, shards and codec."""
+        return layout_of(self._array)
 
     def shard_key(self, shard: int) -> str:
         """Key of a shard's file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from typing import TYPE_CHECKING, Any
@@ -11,19 +12,29 @@ import numpy as np
 from scalelatent.errors import DataError
 
 from . import schema
+from .batch import RowBatch
 from .csr import check_dtype
 from .layout import Layout, choose_csr_layout, choose_layout, create_arrays
+from .pipeline import write_shards
 from .schema import DatasetAttrs
 from .store import Location, locate
 from .stored import read_attrs
 from .writer import DatasetWriter, explain_os_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from .dataset import Dataset
 
-__all__ = ["check_room", "copy_rows", "create_dataset", "make_room"]
+__all__ = [
+    "check_room",
+    "copy_rows",
+    "create_dataset",
+    "create_like",
+    "derived_from",
+    "make_room",
+    "removed_on_failure",
+]
 
 
 def create_dataset(
@@ -227,7 +238,7 @@ def _resume(
         then[name], now[name] = getattr(writer.attrs, name), getattr(attrs, name)
     now["shard_rows"] = writer.shard_rows if layout is None else layout.shard_rows
     # The parameters decide the content; the version of the software that began it does not.
-    then |= {k: v for k, v in old.items() if k != "scalelatent"}
+    then |= {k: v for k, v in old.items() if k not in ("scalelatent", "appended")}
     now |= {k: v for k, v in json.loads(json.dumps(attrs.provenance)).items() if k != "scalelatent"}
     differing = [
         f"{k} was {then.get(k)!r}, is {now.get(k)!r}" for k in then | now if then.get(k) != now.get(k)
@@ -240,35 +251,64 @@ def _resume(
     return writer
 
 
+def create_like(
+    ds: Dataset,
+    url: str | os.PathLike[str],
+    *,
+    n_rows: int | None = None,
+    nnz: int | None = None,
+    provenance: dict[str, Any] | None = None,
+    overwrite: bool = False,
+    **changed: Any,
+) -> DatasetWriter:
+    """The writer of a new dataset whose rows are of the kind of another's: shape, types, classes, weights.
+
+    `changed` are arguments of `create_dataset`: the layout, and what is to differ.
+    """
+    if ds.url is not None and locate(url).url == ds.url:
+        raise DataError(f"{ds.url}: a dataset cannot be written onto itself; choose another output")
+    return create_dataset(
+        url,
+        ds.n_rows if n_rows is None else n_rows,
+        ds.feature_shape,
+        ds.dtype,
+        nnz=ds.nnz if nnz is None else nnz,
+        weighted=ds.has_weight,
+        provenance=provenance,
+        overwrite=overwrite,
+        **{**ds.y_options(), **changed},
+    )
+
+
+def derived_from(ds: Dataset, how: str, **parameters: Any) -> dict[str, Any]:
+    """Provenance of a dataset made of another one."""
+    origin = {"of": ds.attrs.get("provenance", {}), "content": ds.fingerprint()} if ds.attrs else {}
+    return {"importer": how, **parameters, **origin}
+
+
+@contextlib.contextmanager
+def removed_on_failure(writer: DatasetWriter) -> Iterator[None]:
+    """Leave no half-written dataset behind, whatever goes wrong, Ctrl-C included."""
+    try:
+        yield
+    except BaseException:
+        locate(writer.url).clear()
+        raise
+
+
 def copy_rows(
     ds: Dataset,
     url: str | os.PathLike[str],
     *,
+    provenance: dict[str, Any] | None = None,
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
     **layout: Any,
 ) -> Dataset:
     """Write the rows of a dataset to another place; see `Dataset.save`."""
-    if ds.url is not None and locate(url).url == ds.url:
-        raise DataError(f"{ds.url}: a dataset cannot be saved onto itself; choose another output")
-    writer = create_dataset(
-        url,
-        ds.n_rows,
-        ds.feature_shape,
-        ds.dtype,
-        **ds.y_options(),
-        nnz=ds.nnz,
-        weighted=ds.has_weight,
-        provenance={"importer": "save", "of": ds.attrs.get("provenance", {}), "content": ds.fingerprint()}
-        if ds.attrs
-        else {"importer": "save"},
-        overwrite=overwrite,
-        **layout,
-    )
-    for i in range(writer.n_shards):
-        a, b = writer.shard_bounds(i)
-        labels = ds.read_y(a, b) if ds.has_y else None
-        writer.write_shard(i, ds.read_x(a, b), labels, ds.read_weight(a, b))
-        if progress is not None:
-            progress(b, ds.n_rows)
-    return writer.finalize()
+    how = derived_from(ds, "save") if provenance is None else provenance
+    writer = create_like(ds, url, provenance=how, overwrite=overwrite, **layout)
+    with removed_on_failure(writer):
+        bounds = map(writer.shard_bounds, range(writer.n_shards))
+        write_shards(writer, (RowBatch.read(ds, a, b) for a, b in bounds), progress)
+        return writer.finalize()

@@ -178,6 +178,15 @@ class StoredCsr(_Column):
         """Stored entries."""
         return int(self._counts.sum())
 
+    @property
+    def layout(self) -> Any:
+        """Rows of a row group, and codec."""
+        kind = self.compressors["data"]
+        same = kind == self.compressors["indices"]
+        from .layout import Layout
+
+        return Layout(self.group_rows, self.group_rows, kind if same else "auto")
+
     def entries(self, start: int, stop: int) -> int:
         """Stored entries of the rows `start:stop`; reads row pointers where row groups are cut."""
         total = 0

@@ -20,15 +20,7 @@ from scalelatent.errors import DataError
 
 from .digit_fields import LEAST_SIGMA, TANGENT_SIGMA, read_fields, seeded_fields, shift_rows
 from .digit_kernels import gaussian_taps, render
-from .making import (
-    absolute,
-    check_base_rows,
-    check_unchanged,
-    fill_shards,
-    parameters_key,
-    relative,
-    write_missing,
-)
+from .make import absolute, base_name, check_base_rows, make_rows, open_base, relative
 from .store import locate
 
 if TYPE_CHECKING:
@@ -36,7 +28,7 @@ if TYPE_CHECKING:
 
     from .dataset import Dataset
 
-__all__ = ["InfiniteDigits", "base_digits", "make_digits", "make_digits_shard"]
+__all__ = ["InfiniteDigits", "base_digits", "make_digits"]
 
 N_TEST = 10_000
 """Indices below this are test originals in the published numbering; ours begins there."""
@@ -255,67 +247,58 @@ def make_digits(
     >>> make_digits("memory://doc-digits", 500, base_rows=(0, 100), overwrite=True)
     <Dataset 500 rows x (8, 8) uint8, 10 classes, 'memory://doc-digits'>
     """
-    from .create import create_dataset
-
     if start is not None and start < N_TEST:
         raise DataError(
             f"start is {start}, but infinite digits begin at index {N_TEST}; lower ones stand for the test "
             f"images, which no training set may hold"
         )
+    place = locate(url).url
+    ds = open_base(base_name(base, place), place)
     parameters: dict[str, Any] = {
         "importer": "digits",
-        "base": _base_name(base, locate(url).url),
+        "base": base_name(base, place),
         "start": N_TEST if start is None else start,
         "seed": seed,
         "alpha": alpha,
         "beta": beta,
         "shift": shift,
+        "base_fingerprint": ds.fingerprint(),
+        "base_rows": list(check_base_rows(base_rows, ds.n_rows)),
     }
     if fields is not None:
-        parameters["fields"] = relative(fields, locate(url).url)
-    images, labels, parameters["base_fingerprint"] = _load_base(parameters["base"], locate(url).url)
-    parameters["base_rows"] = list(check_base_rows(base_rows, len(images)))
-    # Made before anything is written: wrong arguments leave nothing behind, and threads find it ready.
-    digits = _generator(parameters_key(parameters), locate(url).url)
-    writer = create_dataset(
+        parameters["fields"] = relative(fields, place)
+    return make_rows(
         url,
         rows,
-        images.shape[1:],
-        np.uint8,
-        y_dtype=labels.dtype,
-        provenance=parameters,
-        shard_rows=shard_rows,
+        parameters,
+        n_jobs=n_jobs,
         resume=resume,
         overwrite=overwrite,
+        progress=progress,
+        shard_rows=shard_rows,
     )
-    return fill_shards(writer, digits.rows, n_jobs, progress)
 
 
-def make_digits_shard(url: str | os.PathLike[str], shard: int) -> None:
-    """Make one shard of a dataset that `make_digits` began; for tasks on other machines.
+class _FromIndex:
+    """The images from an index on, as rows of a dataset from 0 on; see `make.Generator`."""
 
-    All parameters come from the dataset's provenance. A shard that is written already is left alone.
+    def __init__(self, digits: InfiniteDigits, first: int, y_dtype: Any) -> None:
+        self._digits, self._first = digits, first
+        self.columns = {"feature_shape": digits.image_shape, "dtype": np.uint8, "y_dtype": y_dtype}
 
-    Raises
-    ------
-    DataError
-        No such dataset, or its base has changed since.
-    """
-    from .writer import DatasetWriter
-
-    writer = DatasetWriter.attach(url)
-    digits = _generator(parameters_key(writer.attrs.provenance), writer.url)
-    write_missing(writer, shard, digits.rows)
+    def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Images and labels of the rows `start:stop`."""
+        return self._digits.rows(self._first + start, self._first + stop)
 
 
-@functools.lru_cache(maxsize=2)
-def _generator(key: tuple[tuple[str, Any], ...], url: str) -> InfiniteDigits:
-    """The generator of a dataset with this provenance, made once per process."""
-    p = dict(key)
-    images, labels, fingerprint = _load_base(p["base"], url)
-    check_unchanged(url, p, fingerprint)
-    return InfiniteDigits(
-        images,
+def from_provenance(p: dict[str, Any], url: str) -> _FromIndex:
+    """The generator of a dataset of infinite digits."""
+    ds = open_base(p["base"], url, p["base_fingerprint"])
+    if not ds.has_y:
+        raise DataError(f"base {ds.url} has no labels; infinite digits need images with labels")
+    labels = ds.read_y(0, ds.n_rows)
+    digits = InfiniteDigits(
+        ds.read_x(0, ds.n_rows).reshape(ds.n_rows, *ds.feature_shape),
         labels,
         seed=p["seed"],
         base_rows=p["base_rows"],
@@ -324,29 +307,4 @@ def _generator(key: tuple[tuple[str, Any], ...], url: str) -> InfiniteDigits:
         shift=p["shift"],
         fields=absolute(p["fields"], url) if "fields" in p else None,
     )
-
-
-def _base_name(base: str | os.PathLike[str], url: str) -> str:
-    """The base as provenance keeps it: 'digits', a url with a scheme, or a relative path."""
-    text = os.fspath(base)
-    if text == "digits":
-        return text
-    place = locate(text).url
-    return place if "://" in place else relative(place, url)
-
-
-def _load_base(name: str, url: str) -> tuple[np.ndarray, np.ndarray, str]:
-    """Images, labels and fingerprint of a base set."""
-    from .dataset import Dataset, open_dataset
-
-    if name == "digits":
-        images, labels = base_digits()
-        return images, labels, Dataset.from_arrays(images, labels).fingerprint()
-    ds = open_dataset(name if "://" in name else absolute(name, url))
-    if ds.dtype != np.uint8 or len(ds.feature_shape) != 2 or not ds.has_y:
-        raise DataError(
-            f"base {ds.url} holds rows of shape {ds.feature_shape} and dtype {ds.dtype}, "
-            f"{'with' if ds.has_y else 'without'} labels; uint8 images (height, width) with labels are needed"
-        )
-    shape = (ds.n_rows, *ds.feature_shape)
-    return ds.read_x(0, ds.n_rows).reshape(shape), ds.read_y(0, ds.n_rows), ds.fingerprint()
+    return _FromIndex(digits, p["start"], labels.dtype)

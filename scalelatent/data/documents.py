@@ -6,7 +6,6 @@ resampling (the bootstrap of a document's words). Base and draws are functions o
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +14,7 @@ import numpy as np
 from scalelatent.errors import DataError
 
 from . import csr
-from .making import (
-    absolute,
-    check_base_rows,
-    check_unchanged,
-    fill_shards,
-    parameters_key,
-    relative,
-    write_missing,
-)
+from .make import absolute, check_base_rows, generator_of, make_rows, relative, unchanged
 from .store import locate
 
 if TYPE_CHECKING:
@@ -33,7 +24,7 @@ if TYPE_CHECKING:
 
     from .dataset import Dataset
 
-__all__ = ["ResampledDocuments", "make_documents", "make_documents_shard"]
+__all__ = ["ResampledDocuments", "make_documents"]
 
 STAGE = "documents"
 _PROBED = 1024  # rows made to size row groups
@@ -251,61 +242,55 @@ def make_documents(
     >>> make_documents("memory://doc-documents", 500, base="memory://doc-base", overwrite=True)
     <Dataset 500 CSR rows x (3,) uint8, 2 classes, 'memory://doc-documents'>
     """
-    from .create import create_dataset
-
     place, found = locate(url).url, locate(base).url
     if start < 0:
         raise DataError(f"start is {start}, but documents begin at index 0")
     name = found if "://" in found else relative(found, place)
-    parameters: dict[str, Any] = {"importer": "documents", "base": name, "start": start, "seed": seed}
-    source, parameters["base_fingerprint"] = _open_base(name, place)
-    parameters["base_rows"] = list(check_base_rows(base_rows, source.n_rows))
-    # Made before anything is written: wrong arguments leave nothing behind, and threads find it ready.
-    documents = _generator(parameters_key(parameters), place)
+    source = _open_base(name, place)
+    parameters: dict[str, Any] = {
+        "importer": "documents",
+        "base": name,
+        "start": start,
+        "seed": seed,
+        "base_fingerprint": source.fingerprint(),
+        "base_rows": list(check_base_rows(base_rows, source.n_rows)),
+    }
     probed = min(rows, _PROBED)
-    writer = create_dataset(
+    entries = generator_of(parameters, place).rows(0, probed)[0].nnz
+    return make_rows(
         url,
         rows,
-        (documents.n_features,),
-        documents.dtype,
-        **source.y_options(),
-        nnz=documents.rows(start, start + probed)[0].nnz * rows // max(probed, 1),
-        provenance=parameters,
+        parameters,
+        nnz=entries * rows // max(probed, 1),
         shard_rows=shard_rows,
+        n_jobs=n_jobs,
         resume=resume,
         overwrite=overwrite,
+        progress=progress,
     )
-    return fill_shards(writer, documents.rows, n_jobs, progress)
 
 
-def make_documents_shard(url: str | os.PathLike[str], shard: int) -> None:
-    """Make one row group of a dataset that `make_documents` began; for tasks on other machines.
+class _FromIndex:
+    """The documents from an index on, as rows of a dataset from 0 on; see `make.Generator`."""
 
-    All parameters come from the dataset's provenance. A row group that is written already is left alone.
+    def __init__(self, documents: ResampledDocuments, first: int, y_options: dict[str, Any]) -> None:
+        self._documents, self._first = documents, first
+        shape = (documents.n_features,)
+        self.columns = {"feature_shape": shape, "dtype": documents.dtype, **y_options}
 
-    Raises
-    ------
-    DataError
-        No such dataset, or its base has changed since.
-    """
-    from .writer import DatasetWriter
-
-    writer = DatasetWriter.attach(url)
-    documents = _generator(parameters_key(writer.attrs.provenance), writer.url)
-    write_missing(writer, shard, documents.rows)
+    def rows(self, start: int, stop: int) -> tuple[csr_array, Any]:
+        """Documents of the rows `start:stop`, and what the base says of them."""
+        return self._documents.rows(self._first + start, self._first + stop)
 
 
-@functools.lru_cache(maxsize=2)
-def _generator(key: tuple[tuple[str, Any], ...], url: str) -> ResampledDocuments:
-    """The generator of a dataset with this provenance, made once per process."""
-    p = dict(key)
-    base, fingerprint = _open_base(p["base"], url)
-    check_unchanged(url, p, fingerprint)
-    return ResampledDocuments(base, seed=p["seed"], base_rows=p["base_rows"])
+def from_provenance(p: dict[str, Any], url: str) -> _FromIndex:
+    """The generator of a dataset of documents."""
+    base = unchanged(_open_base(p["base"], url), p["base"], url, p["base_fingerprint"])
+    documents = ResampledDocuments(base, seed=p["seed"], base_rows=p["base_rows"])
+    return _FromIndex(documents, p["start"], base.y_options())
 
 
-def _open_base(name: str, url: str) -> tuple[Dataset, str]:
+def _open_base(name: str, url: str) -> Dataset:
     from .dataset import open_dataset
 
-    base = open_dataset(name if "://" in name else absolute(name, url))
-    return base, base.fingerprint()
+    return open_dataset(name if "://" in name else absolute(name, url))

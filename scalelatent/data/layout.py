@@ -14,7 +14,14 @@ from .schema import DatasetAttrs, n_features
 if TYPE_CHECKING:
     import zarr
 
-__all__ = ["COMPRESSORS", "Layout", "choose_csr_layout", "choose_layout", "create_arrays"]
+__all__ = [
+    "COMPRESSORS",
+    "Layout",
+    "choose_csr_layout",
+    "choose_layout",
+    "create_arrays",
+    "layout_of",
+]
 
 COMPRESSORS = ("zstd", "lz4", None)
 """zstd level 1; Blosc-LZ4; nothing. A CRC-32C is put around each chunk in any case."""
@@ -217,3 +224,15 @@ def codecs(compressor: str | None, dtype: np.dtype[Any]) -> list[Any]:
         "lz4": [BloscCodec(cname="lz4", clevel=5, shuffle=shuffle, typesize=dtype.itemsize)],
     }
     return [*packed[compressor], Crc32cCodec()]
+
+
+def layout_of(array: zarr.Array) -> Layout:
+    """The layout of an array that `create_arrays` made."""
+    from zarr.codecs import BloscCodec, ShardingCodec, ZstdCodec
+
+    inner = list(array.metadata.codecs)
+    if len(inner) == 1 and isinstance(inner[0], ShardingCodec):
+        inner = list(inner[0].codecs)
+    packers = [codec for codec in inner[1:] if isinstance(codec, (BloscCodec, ZstdCodec))]
+    kind = "zstd" if packers and isinstance(packers[0], ZstdCodec) else "lz4" if packers else None
+    return Layout(array.chunks[0], (array.shards or array.chunks)[0], kind)

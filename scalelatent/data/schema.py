@@ -3,10 +3,10 @@
 A dataset is a zarr v3 group. Its columns: `x` (n, *feature_shape), an array, or a group of CSR row groups
 (csr_store.py); `y` (n), where there are labels, or (n, v), an array of targets or CSR multi-labels; `weight`
 (n), where rows are weighted; `digest` (shards, 16), a hash of each shard's content. Its attributes:
-`DatasetAttrs`.
+`DatasetAttrs`. Of a dataset that grew these are the first segment (joined.py).
 
-Version 1 has dense rows and labels only; version 2 has the other kinds. A dataset gets the lowest version
-that says all of it.
+Version 1 has dense rows and labels only; version 2 has the other kinds; version 3 has segments. A dataset
+gets the lowest version that says all of it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 FORMAT = "scalelatent-dataset"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 Y_KINDS = ("labels", "targets", "multilabel")
 MAX_CLASSES = 65_536
 """More distinct labels than this are no classes; the limit keeps attributes small."""
@@ -64,16 +64,22 @@ class DatasetAttrs:
     """One of `Y_KINDS`: what `y` is where there is one."""
     n_targets: int | None = None
     """Columns of `y` where it is no labels."""
+    segments: list[dict[str, Any]] | None = None
+    """Of a dataset that grew (joined.py): path, rows, fingerprint and classes of each part."""
     format: str = FORMAT
 
     @property
     def format_version(self) -> int:
         """The lowest version that says all of it."""
+        if self.segments is not None:
+            return 3
         return 1 if (self.x_kind, self.y_kind) == ("dense", "labels") else 2
 
     def to_json(self) -> dict[str, Any]:
         """The attributes as JSON-able values."""
         values = {**asdict(self), "feature_shape": list(self.feature_shape)}
+        if self.segments is None:
+            del values["segments"]
         if self.format_version == 1:
             for name in ("x_kind", "y_kind", "n_targets"):
                 del values[name]
@@ -104,7 +110,7 @@ class DatasetAttrs:
             )
         names: tuple[str, ...] = ("classes", "codes", "provenance", "fingerprint", "complete")
         if version > 1:
-            names += ("x_kind", "y_kind", "n_targets")
+            names += ("x_kind", "y_kind", "n_targets", "segments")
         known = {k: attrs[k] for k in names if k in attrs}
         if (
             known.get("x_kind", "dense") not in ("dense", "csr")

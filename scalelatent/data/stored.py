@@ -9,6 +9,7 @@ from scalelatent.errors import DataError
 
 from .chunks import StoredRows
 from .csr_store import StoredCsr
+from .generators import GENERATORS
 from .schema import DatasetAttrs
 
 if TYPE_CHECKING:
@@ -16,10 +17,8 @@ if TYPE_CHECKING:
 
     from .store import Location
 
-__all__ = ["open_columns", "open_group", "read_attrs", "repair_hint"]
+__all__ = ["open_columns", "open_group", "read_attrs", "repair_hint", "write_attrs"]
 
-MAKERS = ("digits", "documents")
-"""What `data make` can make again, shard by shard."""
 MARKERS = "_shards"
 """Folder of the markers of written shards, there only while a writer is at work."""
 
@@ -56,12 +55,19 @@ def open_group(location: Location, *, read_only: bool = True) -> zarr.Group:
     return zarr.open_group(location.zarr_store(read_only=read_only), mode="r" if read_only else "r+")
 
 
+def write_attrs(location: Location, attrs: DatasetAttrs) -> None:
+    """Replace a dataset's attributes by one write (zarr's `attrs.update` makes one of each attribute)."""
+    meta = json.loads(location.read("zarr.json") or b"{}")
+    location.write("zarr.json", json.dumps({**meta, "attributes": attrs.to_json()}, indent=2).encode())
+
+
 def repair_hint(attrs: DatasetAttrs, url: str) -> str:
     """The next step when a shard of a dataset is lost."""
-    maker = attrs.provenance.get("importer")
-    if maker in MAKERS:
-        verb = f"`scalelatent data make {maker} {url} --resume`"
-        return f"{verb} makes the lost shards again and leaves the others"
+    name = attrs.provenance.get("importer")
+    if name in GENERATORS:
+        return (
+            f"`scalelatent data make {name} {url} --resume` makes the lost shards again and leaves the others"
+        )
     if attrs.provenance.get("importer"):
         return "Restore that file from a copy, or import the data again with --overwrite"
     return "Restore that file from a copy, or write the dataset again"
@@ -93,8 +99,8 @@ def open_columns(location: Location) -> dict[str, Any]:
     attrs = read_attrs(location)
     if not attrs.complete:
         done = len(location.keys(MARKERS))
-        maker = attrs.provenance.get("importer")
-        verb = f"make {maker} {location.url} --resume" if maker in MAKERS else ""
+        name = attrs.provenance.get("importer")
+        verb = f"make {name} {location.url} --resume" if name in GENERATORS else ""
         step = f"go on with `scalelatent data {verb}`" if verb else "write it again with --overwrite"
         raise DataError(
             f"dataset {location.url} is incomplete: its writer finished {done} shards, not all; {step}"
@@ -118,6 +124,10 @@ def open_columns(location: Location) -> dict[str, Any]:
                     f"{location.url}: '{name}' has shape {column.shape}, but 'x' has {x.shape[0]} rows"
                     f"{f' and y has {rest[0]} columns' if rest else ''}; import again"
                 )
+    if attrs.segments is not None:
+        from .joined import join_segments
+
+        return join_segments(location, attrs, columns)
     return columns
 
 

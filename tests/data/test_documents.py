@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from scalelatent.cli import app
 from scalelatent.data import Dataset, ResampledDocuments, make_documents, open_dataset
-from scalelatent.data.documents import make_documents_shard
+from scalelatent.data.make import make_shard
 from scalelatent.engine.streams import stream
 from scalelatent.errors import DataError
 
@@ -131,7 +131,7 @@ def test_same_files_whatever_the_threads_and_processes(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "two" / "x" / "000003")
     with pytest.raises(DataError, match=r"make documents .* --resume` makes the lost shards again"):
         two.read_x(0, 500)
-    code = "import sys; from scalelatent.data.documents import make_documents_shard as m; m(sys.argv[1], 3)"
+    code = "import sys; from scalelatent.data.make import make_shard as m; m(sys.argv[1], 3)"
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "two")], check=True, timeout=120)
     _same(open_dataset(tmp_path / "two").read_x(0, 500), one.read_x(0, 500))
     assert make_documents(tmp_path / "two", 500, resume=True, **options).fingerprint() == one.fingerprint()
@@ -170,11 +170,11 @@ def test_a_changed_base_is_noticed(tmp_path: Path) -> None:
     make_documents(tmp_path / "ds", 200, base=base, shard_rows=50)
     shutil.rmtree(tmp_path / "ds" / "x" / "000001")
     Dataset.from_arrays(BASE[::-1]).save(base, overwrite=True)
-    from scalelatent.data import documents
+    from scalelatent.data import make
 
-    documents._generator.cache_clear()
+    make._generator.cache_clear()
     with pytest.raises(DataError, match=r"its base \.\./base\.zarr has changed since the first shard"):
-        make_documents_shard(tmp_path / "ds", 1)
+        make_shard(tmp_path / "ds", 1)
 
 
 def _with(row: int, column: int, value: float) -> sp.csr_array:

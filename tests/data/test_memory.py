@@ -21,8 +21,8 @@ _CHILD = """
 import json, pathlib, resource, sys
 import numpy as np
 from scalelatent.data import (
-    Dataset, import_csr, import_hdf5, import_idx, import_images, import_mat, import_npy, import_npz,
-    import_svmlight, make_documents, open_dataset
+    Dataset, append_rows, convert_dataset, import_csr, import_hdf5, import_idx, import_images, import_mat,
+    import_npy, import_npz, import_svmlight, make_documents, open_dataset, shuffle_dataset
 )
 folder, what = sys.argv[1:]
 small = {"chunk_rows": 1000, "shard_rows": 2000, "overwrite": True}
@@ -74,6 +74,13 @@ elif what == "read-csr":
         ds.read_x(a, b)
 elif what == "whole-csr":
     open_dataset(folder + "/csr").read_x(0, 300_000)
+elif what == "shuffle":
+    shuffle_dataset(folder + "/ds", folder + "/out", seed=0, memory=8 << 20, **small)
+elif what == "convert":
+    convert_dataset(folder + "/ds", folder + "/out", dtype="i2", overwrite=True)
+elif what == "append":
+    Dataset.from_arrays(np.zeros((9, 1568), "u1")).save(folder + "/grown", overwrite=True)
+    append_rows(folder + "/grown", folder + "/ds", chunk_rows=1000, shard_rows=2000)
 print(json.dumps(peak() - before))
 """
 
@@ -110,7 +117,10 @@ def _growth(folder: Path, what: str) -> int:
     return int(json.loads(subprocess.run(run, capture_output=True, timeout=120, check=True).stdout))
 
 
-@pytest.mark.parametrize("what", ["idx", "npy", "npz", "hdf5", "mat", "images", "read", "save"])
+@pytest.mark.parametrize(
+    "what",
+    ["idx", "npy", "npz", "hdf5", "mat", "images", "read", "save", "shuffle", "convert", "append"],
+)
 def test_growth_is_a_few_shards_not_the_file(folder: Path, what: str) -> None:
     assert _growth(folder, what) < ALLOWED
 

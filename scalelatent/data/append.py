@@ -1,0 +1,254 @@
+"""Appending rows to a stored dataset: whatever happens, the old rows stay as they are."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.errors import DataError
+
+from . import schema
+from .batch import RowBatch
+from .create import create_like, derived_from
+from .joined import segment_location
+from .pipeline import write_shards
+from .store import Location, locate
+from .stored import read_attrs, write_attrs
+from .writer import explain_os_errors
+
+if TYPE_CHECKING:
+    from .dataset import Dataset
+    from .schema import DatasetAttrs
+
+__all__ = ["append_rows"]
+
+_PREFIX = "append-"
+
+Progress = Callable[[int, int], None]
+
+
+def append_rows(
+    url: str | os.PathLike[str],
+    source: Dataset | str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
+    **layout: Any,
+) -> Dataset:
+    """Append rows to a stored dataset.
+
+    The rows go to a segment of their own inside the dataset's folder; the last thing written is the list of
+    segments, and only then do readers see them. Whatever stops an append, the dataset is as it was, and the
+    next append removes what was left. A segment that is not larger than the new rows is rewritten together
+    with them, so n appends make about log2(n) segments; `convert_dataset` makes one of all. Datasets that are
+    open already keep their old rows up to the next but one append. One append at a time.
+
+    Parameters
+    ----------
+    url : str
+        The dataset that grows.
+    source : Dataset, url or path
+        What is appended: a dataset, or an `.npz` or `.npy` file. Its rows need the same feature shape and
+        dtype; its labels the same kind and, where they are new, join the classes; weights both or none.
+    progress : callable, optional
+        Called with (rows done, rows in all).
+    **layout
+        `chunk_rows`, `shard_rows`, `compressor` of `create_dataset`, for the new rows.
+
+    Returns
+    -------
+    Dataset
+        The dataset with all its rows, and with a new fingerprint.
+
+    Raises
+    ------
+    DataError
+        Rows or labels of another kind, a damaged source, a full disk, or another append at the same time. The
+        dataset is as it was.
+
+    Examples
+    --------
+    >>> from scalelatent.data import Dataset
+    >>> place = "memory://doc-append"
+    >>> _ = Dataset.from_arrays(np.zeros((3, 2)), ["a", "c", "c"]).save(place, overwrite=True)
+    >>> append_rows(place, Dataset.from_arrays(np.ones((2, 2)), ["b", "a"])).read_y(0, 5).tolist()
+    ['a', 'c', 'c', 'b', 'a']
+    """
+    from .dataset import open_dataset
+
+    target, location = open_dataset(url), locate(url)
+    attrs = read_attrs(location)
+    _sweep(location, attrs)
+    with _opened(source, location.url) as rows:
+        classes = _common_classes(target, rows)
+        segments = attrs.segments or [_entry("", attrs, target.n_rows)]
+        kept = _kept(segments, rows.n_rows)
+        first = sum(segment["rows"] for segment in kept)
+        parts = [rows] if first == target.n_rows else [target[first:], rows]
+        place = segment_location(location, f"{_PREFIX}{uuid.uuid4().hex[:8]}")
+        try:
+            segment = _write_segment(parts, target, classes, place, progress, layout)
+            record = {"rows": rows.n_rows, **derived_from(rows, "append")}
+            _commit(location, attrs, [*kept, segment], classes, record)
+        except BaseException as error:
+            if not _is_listed(location, place):  # an interrupt may come when all is done
+                place.clear()
+            if isinstance(error, DataError) and isinstance(error.__cause__, OSError):
+                raise DataError(
+                    f"{location.url}: appending failed: {error.__cause__}; the dataset is as it was. "
+                    "Put that right, then append again"
+                ) from error
+            raise
+    return open_dataset(url)
+
+
+def _sweep(location: Location, attrs: DatasetAttrs) -> None:
+    """Remove what broken appends, and appends before the last, left behind."""
+    listed = {segment["path"] for segment in attrs.segments or []}
+    for name in location.keys(""):
+        if name.startswith(_PREFIX) and name not in listed:
+            segment_location(location, name).clear()
+
+
+@contextmanager
+def _opened(source: Dataset | str | os.PathLike[str], url: str) -> Iterator[Dataset]:
+    """The rows to append; those of a file by way of a dataset beside the target, removed afterwards."""
+    from . import importers
+    from .dataset import Dataset, open_dataset
+
+    readers: dict[str, Any] = {".npz": importers.import_npz, ".npy": importers.import_npy}
+    if isinstance(source, Dataset):
+        yield source
+        return
+    read = readers.get(Path(os.fspath(source)).suffix.lower())
+    if read is None:
+        yield open_dataset(source)
+        return
+    aside = locate(f"{url}.{_PREFIX}{uuid.uuid4().hex[:8]}")
+    try:
+        yield read(source, aside.url)
+    finally:
+        aside.clear()
+
+
+def _kind_of(ds: Dataset) -> dict[str, Any]:
+    """What has to be the same in two datasets whose rows belong together."""
+    labels = None if ds.y_kind is None else str(ds.y_kind)
+    if ds.y_kind == "labels":
+        labels = "strings" if ds.read_y(0, 1).dtype.kind == "U" else "numbers"
+    elif ds.y_kind is not None:
+        labels = f"{ds.n_targets} {ds.y_kind} columns of {ds.read_y(0, 1).dtype}"
+    return {
+        "feature_shape": ds.feature_shape,
+        "dtype": str(ds.dtype),
+        "rows": "CSR" if ds.is_sparse else "dense",
+        "labels": labels,
+        "weights": "yes" if ds.has_weight else "no",
+    }
+
+
+def _common_classes(target: Dataset, rows: Dataset) -> np.ndarray | None:
+    """The classes of both; refuses rows that are not of the target's kind."""
+    ours, theirs = _kind_of(target), _kind_of(rows)
+    differing = [
+        f"{name} {theirs[name]} instead of {ours[name]}" for name in ours if ours[name] != theirs[name]
+    ]
+    if differing:
+        raise DataError(
+            f"the rows to append to {target.url} have {'; '.join(differing)}. Nothing was appended; "
+            "make them alike first, for example with `scalelatent data convert --dtype`"
+        )
+    if not target.has_y or target.classes is None or rows.classes is None:
+        return None
+    if ours["labels"] == "numbers":
+        stored = target.read_y(0, 1).dtype
+        bad = rows.classes[rows.classes.astype(stored) != rows.classes]
+        if bad.size:
+            raise DataError(
+                f"the rows to append to {target.url} have the label {bad[0].item()!r}, which does not "
+                f"fit into its labels, {stored}. Nothing was appended; convert the labels first"
+            )
+    classes = np.union1d(target.classes, rows.classes)
+    return classes if len(classes) <= schema.MAX_CLASSES else None
+
+
+def _entry(path: str, attrs: DatasetAttrs, n_rows: int) -> dict[str, Any]:
+    """A segment as the list of segments has it."""
+    classes = attrs.classes if attrs.codes else None  # what its codes mean; others need none
+    return {"path": path, "rows": n_rows, "fingerprint": attrs.fingerprint, "classes": classes}
+
+
+def _kept(segments: list[dict[str, Any]], new_rows: int) -> list[dict[str, Any]]:
+    """The segments that stay: the first, and each that is larger than all that comes after it."""
+    kept = list(segments)
+    while len(kept) > 1 and kept[-1]["rows"] <= new_rows:
+        new_rows += kept.pop()["rows"]
+    return kept
+
+
+def _write_segment(
+    parts: list[Dataset],
+    target: Dataset,
+    classes: np.ndarray | None,
+    place: Location,
+    progress: Progress | None,
+    layout: dict[str, Any],
+) -> dict[str, Any]:
+    """Write the rows of one or two datasets, one after the other, to a dataset of their own."""
+    n_rows = sum(part.n_rows for part in parts)
+    how = {"importer": "append"}
+    nnz = None if target.nnz is None else sum(part.nnz or 0 for part in parts)
+    if target.y_kind == "labels":
+        layout = {**layout, "classes": classes}
+    writer = create_like(target, place.url, n_rows=n_rows, nnz=nnz, provenance=how, **layout)
+    edge = parts[0].n_rows
+
+    def batch(a: int, b: int) -> RowBatch:
+        runs = [(parts[0], a, min(b, edge)), (parts[-1], max(a, edge) - edge, b - edge)]
+        return RowBatch.concatenate([RowBatch.read(part, u, v) for part, u, v in runs if v > u])
+
+    bounds = map(writer.shard_bounds, range(writer.n_shards))
+    write_shards(writer, itertools.starmap(batch, bounds), progress)
+    written = writer.finalize()
+    return _entry(place.url.rsplit("/", 1)[-1], read_attrs(place), written.n_rows)
+
+
+def _commit(
+    location: Location,
+    attrs: DatasetAttrs,
+    segments: list[dict[str, Any]],
+    classes: np.ndarray | None,
+    record: dict[str, Any],
+) -> None:
+    """Enter the segments into the dataset's attributes: one write."""
+    if read_attrs(location).fingerprint != attrs.fingerprint:
+        raise DataError(
+            f"{location.url} was changed by somebody else while rows were written to be appended to it. "
+            "Nothing was appended; append again"
+        )
+    parts = [[segment["rows"], segment["fingerprint"]] for segment in segments]
+    content = json.dumps([parts, None if classes is None else classes.tolist()])
+    done = replace(
+        attrs,
+        segments=segments,
+        classes=None if classes is None else classes.tolist(),
+        fingerprint=hashlib.sha256(content.encode()).hexdigest(),
+        provenance={**attrs.provenance, "appended": [*attrs.provenance.get("appended", []), record]},
+    )
+    with explain_os_errors(location, "entering the new rows"):
+        write_attrs(location, done)
+
+
+def _is_listed(location: Location, place: Location) -> bool:
+    """Whether a segment has become part of its dataset."""
+    segments = read_attrs(location).segments or []
+    return any(segment["path"] == place.url.rsplit("/", 1)[-1] for segment in segments)

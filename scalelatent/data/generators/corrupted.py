@@ -1,0 +1,214 @@
+"""Corrupted images and their clean targets, for conditional RBMs: flipped pixels, or a patch that is gone.
+
+After Ping and Ihler, "Belief propagation in conditional RBMs for structured prediction" (2017), section 6:
+images are made binary by a threshold of 127; of the noisy ones 10 % or 20 % of the pixels are flipped, in the
+occluded ones a patch of 8 x 8 or 12 x 12 pixels is set to 0. Row `i` comes from base `i` (modulo their
+number) and is a function of (seed, i) besides.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.errors import DataError
+
+if TYPE_CHECKING:
+    from scalelatent.data.dataset import Dataset
+    from scalelatent.data.make import Progress
+
+__all__ = ["CorruptedImages", "clean_url", "from_provenance", "make_corrupted"]
+
+KINDS = ("noisy-digits", "occluded-digits")
+_ROWS = 1024
+
+
+class CorruptedImages:
+    """Binary images of a base set, corrupted or clean; see `make.Generator`."""
+
+    def __init__(self, base: Dataset, parameters: dict[str, Any]) -> None:
+        self._base, self._p = base, parameters
+        self._kind: str = parameters["importer"]
+        self._first, last = parameters["base_rows"]
+        self._n_bases = last - self._first
+        self.columns: dict[str, Any] = {"feature_shape": base.feature_shape, "dtype": np.uint8}
+        if base.has_y:
+            self.columns["y_dtype"] = base.read_y(0, 1).dtype
+
+    def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Images of the rows `start:stop`, uint8 (stop - start, h, w) of 0 and 1, and the bases' labels."""
+        shape = self._base.feature_shape
+        out = np.empty((stop - start, *shape), np.uint8)
+        labels = np.empty(stop - start, self.columns["y_dtype"]) if self._base.has_y else None
+        row = start
+        while row < stop:
+            base = self._first + row % self._n_bases
+            count = min(stop - row, self._first + self._n_bases - base, _ROWS)
+            part = slice(row - start, row - start + count)
+            images = self._base.read_x(base, base + count).reshape(count, *shape)
+            np.greater(images, self._p["threshold"], out=out[part].view(np.bool_))
+            if labels is not None:
+                labels[part] = self._base.read_y(base, base + count)
+            self._corrupt(row, out[part])
+            row += count
+        return out, labels
+
+    def _corrupt(self, start: int, images: np.ndarray) -> None:
+        from .images import uniform
+        from .kernels import flip_exactly, occlude
+
+        stop = start + len(images)
+        if self._kind == "noisy-digits":
+            bits = images.reshape(len(images), -1)
+            flipped = round(self._p["share"] * bits.shape[1])
+            flip_exactly(uniform(self._p["seed"], self._kind, start, stop, flipped), bits)
+        elif self._kind == "occluded-digits":
+            patch = np.array([*self._p["patch"], self._p["value"]], np.int64)
+            occlude(uniform(self._p["seed"], self._kind, start, stop, 2), patch, images)
+
+
+def make_corrupted(
+    url: str | os.PathLike[str],
+    kind: str,
+    *,
+    base: str | os.PathLike[str] = "digits",
+    base_rows: tuple[int, int] | None = None,
+    rows: int | None = None,
+    clean: str | os.PathLike[str] | None = None,
+    share: float = 0.1,
+    patch: tuple[int, int] = (8, 8),
+    value: int = 0,
+    threshold: int = 127,
+    seed: int = 0,
+    n_jobs: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    shard_rows: int | None = None,
+) -> tuple[Dataset, Dataset]:
+    """Write corrupted images, and the clean ones as a dataset of its own, row for row.
+
+    Parameters
+    ----------
+    url : str
+        Where the corrupted images go.
+    kind : {'noisy-digits', 'occluded-digits'}
+        Flip pixels, or set a patch to one value.
+    base : str
+        'digits' (scikit-learn's) or the url of a dataset of uint8 images; labels are taken over.
+    base_rows : (int, int), optional
+        Bases `A:B`; all by default. No row derives from another.
+    rows : int, optional
+        Number of images, one of each base by default. More begin again at base A with other corruptions.
+    clean : str, optional
+        Where the clean images go; by default beside `url`, with `.clean` in its name. A dataset there that
+        holds just these images is kept, so several corruptions may share it.
+    share : float
+        Of noisy images: share of the pixels that are flipped, in each image exactly so many.
+    patch : (int, int)
+        Of occluded images: height and width of the patch, which lies whole within the image.
+    value : {0, 1}
+        Of occluded images: what the patch is set to.
+    threshold : int
+        A pixel above it is 1.
+    seed : int
+        Of the corruption, at least 0.
+    n_jobs, resume, overwrite, progress, shard_rows
+        See `make.make_rows`.
+
+    Returns
+    -------
+    corrupted, clean : Dataset
+        A job file names the first as `train` and the second as `target`.
+
+    Raises
+    ------
+    DataError
+        A parameter that cannot be, a base that is no such images, or an output that exists.
+
+    Examples
+    --------
+    >>> noisy, clean = make_corrupted("memory://doc-noisy", "noisy-digits", overwrite=True)
+    >>> np.unique((noisy.read_x(0, 100) != clean.read_x(0, 100)).sum(axis=1)).tolist()  # 10 % of 64
+    [6]
+    """
+    from scalelatent.data.make import base_name, make_rows, open_base
+    from scalelatent.data.store import locate
+
+    place = locate(url).url
+    target = locate(clean_url(place) if clean is None else clean).url
+    if target == place:
+        raise DataError(f"{place} cannot hold both the corrupted and the clean images; give another --clean")
+    ds = open_base(base_name(base, place), place)
+    first, last = (0, ds.n_rows) if base_rows is None else base_rows
+    if not 0 <= first < last <= ds.n_rows:
+        raise DataError(f"base rows {first}:{last} do not lie in 0:{ds.n_rows}, the rows of the base set")
+    options: dict[str, Any] = {"share": share}
+    if kind == "occluded-digits":
+        options = {"patch": [int(p) for p in patch], "value": int(value)}
+    _check(kind, options, threshold, seed, ds.feature_shape)
+
+    def parameters(name: str, at: str) -> dict[str, Any]:
+        common = {"base": base_name(base, at), "base_fingerprint": ds.fingerprint()}
+        return {"importer": name, **common, "base_rows": [first, last], "threshold": threshold}
+
+    n_rows = last - first if rows is None else rows
+    how: dict[str, Any] = {"n_jobs": n_jobs, "overwrite": overwrite, "shard_rows": shard_rows}
+    say = progress or (lambda done, total: None)
+    corrupted = make_rows(
+        url,
+        n_rows,
+        {**parameters(kind, place), "seed": int(seed), **options},
+        resume=resume,
+        progress=lambda done, total: say(done // 2, total),
+        **how,
+    )
+    cleaned = make_rows(
+        target,
+        n_rows,
+        parameters("clean-digits", target),
+        resume=not overwrite,
+        progress=lambda done, total: say((total + done) // 2, total),
+        **how,
+    )
+    return corrupted, cleaned
+
+
+def _check(kind: str, options: dict[str, Any], threshold: int, seed: int, shape: tuple[int, ...]) -> None:
+    if kind not in KINDS:
+        raise DataError(f"there is no corruption {kind!r}; there are {', '.join(KINDS)}")
+    if not 0 <= options.get("share", 0) <= 1:
+        raise DataError(f"share is {options['share']}, but the share of flipped pixels lies in 0 to 1")
+    if not all(1 <= p <= s for p, s in zip(options.get("patch", shape), shape, strict=True)):
+        raise DataError(
+            f"patch is {options['patch'][0]} x {options['patch'][1]}, but it has to lie in images "
+            f"of {shape[0]} x {shape[1]} pixels"
+        )
+    if options.get("value", 0) not in (0, 1):
+        raise DataError(f"value is {options['value']}, but a pixel is 0 or 1")
+    if not 0 <= threshold <= 255:
+        raise DataError(f"threshold is {threshold}, but grey values are 0 to 255")
+    if seed < 0:
+        raise DataError(f"seed is {seed}, but a seed is a whole number of at least 0")
+
+
+def clean_url(url: str) -> str:
+    """Where the clean images lie beside the corrupted ones.
+
+    Examples
+    --------
+    >>> clean_url("data/noisy.zarr")
+    'data/noisy.clean.zarr'
+    """
+    folder, slash, name = url.rstrip("/").rpartition("/")
+    stem, dot, suffix = name.rpartition(".")
+    return folder + slash + (f"{stem}.clean.{suffix}" if dot and stem else f"{name}.clean")
+
+
+def from_provenance(provenance: dict[str, Any], url: str) -> CorruptedImages:
+    """The generator of a dataset with this provenance."""
+    from scalelatent.data.make import open_base
+
+    return CorruptedImages(open_base(provenance["base"], url, provenance["base_fingerprint"]), provenance)

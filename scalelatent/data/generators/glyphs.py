@@ -1,0 +1,94 @@
+"""The building blocks of the binary image sets, drawn as text."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scalelatent.errors import DataError
+
+__all__ = ["BARS", "LETTERS", "SYMBOLS", "TRAITS", "bar", "bitmaps", "drawings"]
+
+_LETTER_ROWS = """
+.###. ####. .###. ####. ##### ##### .###. #...# ### ....# #...# #.... #...#
+#...# #...# #...# #...# #.... #.... #...# #...# .#. ....# #..#. #.... ##.##
+#...# #...# #.... #...# #.... #.... #.... #...# .#. ....# #.#.. #.... #.#.#
+##### ####. #.... #...# ####. ####. #.### ##### .#. ....# ##... #.... #.#.#
+#...# #...# #.... #...# #.... #.... #...# #...# .#. ....# #.#.. #.... #...#
+#...# #...# #...# #...# #.... #.... #...# #...# .#. #...# #..#. #.... #...#
+#...# ####. .###. ####. ##### #.... .###. #...# ### .###. #...# ##### #...#
+
+#...# .###. ####. .###. ####. .#### ##### #...# #...# #...# #...# #...# #####
+##..# #...# #...# #...# #...# #.... ..#.. #...# #...# #...# #...# #...# ....#
+##..# #...# #...# #...# #...# #.... ..#.. #...# #...# #...# .#.#. .#.#. ...#.
+#.#.# #...# ####. #...# ####. .###. ..#.. #...# #...# #.#.# ..#.. ..#.. ..#..
+#..## #...# #.... #.#.# #.#.. ....# ..#.. #...# .#.#. #.#.# .#.#. ..#.. .#...
+#..## #...# #.... #..#. #..#. ....# ..#.. #...# .#.#. ##.## #...# ..#.. #....
+#...# .###. #.... .##.# #...# ####. ..#.. .###. ..#.. #...# #...# ..#.. #####
+"""
+
+_SYMBOL_ROWS = """
+..###.. #######  ...#...  ...#... ..###.. #.....# .##.##. ..###..
+.#...#. #.....#  ...#...  ..#.#.. ..###.. .#...#. ####### .#...#.
+#.....# #.....#  ..#.#..  .#...#. ####### ..#.#.. ####### #.....#
+#..#..# #.....#  ..#.#..  #.....# ####### ...#... ####### #.....#
+#.....# #.....#  .#...#.  .#...#. ####### ..#.#.. .#####. .#...#.
+.#...#. #.....#  .#...#.  ..#.#.. ..###.. .#...#. ..###.. ...#...
+..###.. #######  #######  ...#... ..###.. #.....# ...#... .#####.
+"""
+_SYMBOL_NAMES = ("target", "square", "triangle", "diamond", "plus", "saltire", "heart", "ring")
+
+_TRAIT_ROWS = """
+######### ...###... ........# #........
+#...#...# .##...##. .......#. .#.......
+#...#...# .#.....#. ......#.. ..#......
+#...#...# #.......# .....#... ...#.....
+######### #.......# ....#.... ....#....
+#...#...# #.......# ...#..... .....#...
+#...#...# .#.....#. ..#...... ......#..
+#...#...# .##...##. .#....... .......#.
+######### ...###... #........ ........#
+"""
+
+
+def bitmaps(drawings: dict[str, list[str]]) -> list[np.ndarray]:
+    """Drawings, in which `#` is 1, as arrays uint8 (height, width).
+
+    Raises
+    ------
+    DataError
+        Lines of different lengths, or signs other than `#` and `.`.
+
+    Examples
+    --------
+    >>> bitmaps({"corner": ["##", "#."]})[0].tolist()
+    [[1, 1], [1, 0]]
+    """
+    for name, lines in drawings.items():
+        if not lines or not lines[0] or {len(line) for line in lines} != {len(lines[0])}:
+            raise DataError(f"the drawing of feature {name!r} has no lines, or lines of different lengths")
+        if set("".join(lines)) - {"#", "."}:
+            raise DataError(f"the drawing of feature {name!r} has other signs than '#' and '.'")
+    return [np.array([[c == "#" for c in line] for line in d], np.uint8) for d in drawings.values()]
+
+
+def drawings(names: tuple[str, ...] | str, rows: str) -> dict[str, list[str]]:
+    """Cut a table of drawings side by side; blocks are one under the other, with empty lines between."""
+    columns: list[list[str]] = []
+    for block in rows.strip().split("\n\n"):
+        columns += [list(c) for c in zip(*(line.split() for line in block.splitlines()), strict=True)]
+    return dict(zip(names, columns, strict=True))
+
+
+def bar(length: int) -> dict[str, list[str]]:
+    """A horizontal and a vertical bar."""
+    return {"horizontal": ["#" * length], "vertical": ["#"] * length}
+
+
+LETTERS = drawings("ABCDEFGHIJKLMNOPQRSTUVWXYZ", _LETTER_ROWS)
+"""Capital letters, 7 rows of 5 (I: 3) columns."""
+SYMBOLS = drawings(_SYMBOL_NAMES, _SYMBOL_ROWS)
+"""Eight symbols of 7 x 7 pixels."""
+TRAITS = drawings(("square", "circle", "forward", "backward"), _TRAIT_ROWS)
+"""A square with four holes, a circle, a forward and a backward diagonal, 9 x 9 pixels."""
+BARS = bar(5)
+"""The two bars whose crossings are 25 patterns."""

@@ -1,0 +1,256 @@
+"""Making a dataset from a generator: several shards at a time, resumable, any shard in any process."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import TYPE_CHECKING, Any, Protocol
+
+from scalelatent.errors import DataError
+
+from .generators import GENERATORS
+from .store import locate
+
+if TYPE_CHECKING:
+    from .dataset import Dataset
+    from .writer import DatasetWriter
+
+__all__ = [
+    "Generator",
+    "absolute",
+    "base_name",
+    "check_base_rows",
+    "generator_of",
+    "make_rows",
+    "make_shard",
+    "open_base",
+    "relative",
+    "unchanged",
+]
+
+Progress = Callable[[int, int], None]
+
+
+class Generator(Protocol):
+    """Rows that are a pure function of parameters and row number."""
+
+    columns: dict[str, Any]
+    """Arguments of `create_dataset` that describe a row: feature_shape, dtype, y_dtype, ..."""
+
+    def rows(self, start: int, stop: int) -> tuple[Any, Any]:
+        """Rows `start:stop`, and their labels or None."""
+        ...
+
+
+def make_rows(
+    url: str | os.PathLike[str],
+    rows: int,
+    parameters: dict[str, Any],
+    *,
+    n_jobs: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    **layout: Any,
+) -> Dataset:
+    """Write the first rows of a generator to a dataset.
+
+    Parameters
+    ----------
+    url : str
+        Where to.
+    rows : int
+        Number of rows.
+    parameters : dict
+        All that decides the rows, JSON-able; `importer` is a name of `GENERATORS`. It becomes the dataset's
+        provenance, from which any process can make any shard.
+    n_jobs : int, optional
+        Threads, each writing shards of its own; all cores by default.
+    resume : bool
+        Leave shards that are written already; the parameters have to be the same.
+    overwrite : bool
+        Replace a dataset that lies there.
+    progress : callable, optional
+        Called with (rows done, rows in all).
+    **layout
+        `chunk_rows`, `shard_rows`, `compressor` of `create_dataset`.
+
+    Raises
+    ------
+    DataError
+        The output exists, a parameter cannot be, or the disk is full. Wrong parameters are found before
+        anything is written; shards that are written stay, to be resumed.
+
+    Examples
+    --------
+    >>> from scalelatent.data import image_set
+    >>> bars = image_set("bars", crosses=2)
+    >>> make_rows("memory://doc-make", 3, bars.parameters, overwrite=True)
+    <Dataset 3 rows x (14, 14) uint8, 'memory://doc-make'>
+    """
+    from .create import create_dataset
+
+    # Made before anything is written: wrong parameters leave nothing behind, and threads find it ready.
+    generator = generator_of(parameters, locate(url).url)
+    writer = create_dataset(
+        url,
+        rows,
+        **generator.columns,
+        provenance=parameters,
+        resume=resume,
+        overwrite=overwrite,
+        **layout,
+    )
+    done = 0
+    with ThreadPoolExecutor(n_jobs or os.cpu_count() or 1) as pool:
+        shards = {pool.submit(_write_shard, writer, i): i for i in range(writer.n_shards)}
+        try:
+            for future in as_completed(shards):
+                future.result()
+                a, b = writer.shard_bounds(shards[future])
+                done += b - a
+                if progress is not None:
+                    progress(done, rows)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return writer.finalize()
+
+
+def make_shard(url: str | os.PathLike[str], shard: int) -> None:
+    """Make one shard of a dataset that `make_rows` began; for tasks on other machines.
+
+    All parameters come from the dataset's provenance. A shard that is written already is left alone.
+
+    Raises
+    ------
+    DataError
+        No such dataset, or its base has changed since.
+    """
+    from .writer import DatasetWriter
+
+    _write_shard(DatasetWriter.attach(url), shard)
+
+
+def _write_shard(writer: DatasetWriter, shard: int) -> None:
+    if not writer.is_done(shard):
+        generator = generator_of(writer.attrs.provenance, writer.url)
+        writer.write_shard(shard, *generator.rows(*writer.shard_bounds(shard)))
+
+
+def generator_of(provenance: dict[str, Any], url: str) -> Generator:
+    """The generator of a dataset with this provenance, made once per process.
+
+    Parameters
+    ----------
+    provenance : dict
+        Of a dataset that `make_rows` made, or its parameters.
+    url : str
+        Where the dataset lies; paths in the provenance are relative to it.
+
+    Raises
+    ------
+    DataError
+        It was not made by a generator, or a parameter cannot be.
+
+    Examples
+    --------
+    >>> from scalelatent.data import make_images
+    >>> ds = make_images("memory://doc-generator", "bars", 3, overwrite=True)
+    >>> generator_of(ds.attrs["provenance"], ds.url).rows(5, 7)[0].shape
+    (2, 35, 35)
+    """
+    if provenance.get("importer") not in GENERATORS:
+        raise DataError(
+            f"{url} was not made by a generator (its provenance says {provenance.get('importer')!r}); there "
+            f"are {', '.join(GENERATORS)}"
+        )
+    known = {k: v for k, v in provenance.items() if k not in ("scalelatent", "appended")}
+    return _generator(json.dumps(known), url)
+
+
+@functools.lru_cache(maxsize=4)
+def _generator(provenance: str, url: str) -> Generator:
+    parameters = json.loads(provenance)
+    module, function = GENERATORS[parameters["importer"]].split(":")
+    made: Generator = getattr(importlib.import_module(module), function)(parameters, url)
+    return made
+
+
+def relative(path: str | os.PathLike[str], url: str) -> str:
+    """A path as provenance keeps it: relative to the dataset, so that both may move together."""
+    return os.path.abspath(path) if "://" in url else os.path.relpath(path, url)
+
+
+def absolute(path: str, url: str) -> str:
+    """The path that `relative` was given."""
+    return path if "://" in url else os.path.normpath(os.path.join(url, path))
+
+
+def base_name(base: str | os.PathLike[str], url: str) -> str:
+    """A base set as provenance keeps it: 'digits', a url with a scheme, or a relative path."""
+    text = os.fspath(base)
+    if text == "digits":
+        return text
+    place = locate(text).url
+    return place if "://" in place else relative(place, url)
+
+
+def open_base(name: str, url: str, fingerprint: str | None = None) -> Dataset:
+    """The base set that `base_name` named: uint8 images, with or without labels.
+
+    Raises
+    ------
+    DataError
+        Not such images, or others than those of the fingerprint.
+    """
+    from .dataset import Dataset, open_dataset
+    from .digits import base_digits
+
+    if name == "digits":
+        ds = Dataset.from_arrays(*base_digits())
+    else:
+        ds = open_dataset(name if "://" in name else absolute(name, url))
+    if ds.dtype != "u1" or len(ds.feature_shape) != 2 or ds.is_sparse:
+        raise DataError(
+            f"base {ds.url} holds rows of shape {ds.feature_shape} and dtype {ds.dtype}; uint8 images "
+            "(height, width) are needed"
+        )
+    return ds if fingerprint is None else unchanged(ds, name, url, fingerprint)
+
+
+def check_base_rows(base_rows: tuple[int, int] | None, n: int) -> tuple[int, int]:
+    """The rows A:B of a base of n rows that are used.
+
+    Raises
+    ------
+    DataError
+        They do not lie in the base.
+    """
+    a, b = (0, n) if base_rows is None else (int(base_rows[0]), int(base_rows[1]))
+    if not 0 <= a < b <= n:
+        raise DataError(
+            f"base rows {a}:{b} do not lie in 0:{n}, the rows of the base set; give --base-rows A:B within"
+        )
+    return a, b
+
+
+def unchanged(base: Dataset, name: str, url: str, fingerprint: str) -> Dataset:
+    """The base set of a dataset, if it is what it was.
+
+    Raises
+    ------
+    DataError
+        Naming both fingerprints.
+    """
+    found = base.fingerprint()
+    if found != fingerprint:
+        raise DataError(
+            f"{url}: its base {name} has changed since the first shard was made (fingerprint {found[:12]}, "
+            f"was {fingerprint[:12]}); restore the base, or begin anew with --overwrite"
+        )
+    return base

@@ -1,0 +1,155 @@
+"""Corrupted pairs: row-aligned, exactly as corrupted as asked for, from allowed bases only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent.data import Dataset, make_corrupted, open_dataset
+from scalelatent.data.digits import base_digits
+from scalelatent.data.generators.corrupted import clean_url
+from scalelatent.data.generators.images import uniform
+from scalelatent.data.generators.kernels import flip_exactly, occlude
+from scalelatent.errors import DataError
+
+IMAGES, LABELS = base_digits()
+BITS = (IMAGES > 127).astype("u1")
+
+
+def _x(ds: Dataset) -> np.ndarray:
+    return ds.read_x(0, len(ds)).reshape(len(ds), *ds.feature_shape)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.0, 1.0])
+def test_noisy_pairs(tmp_path: Path, share: float) -> None:
+    noisy, clean = make_corrupted(tmp_path / "n.zarr", "noisy-digits", share=share, shard_rows=500)
+    assert clean.url == str(tmp_path / "n.clean.zarr")
+    np.testing.assert_array_equal(_x(clean), BITS)
+    np.testing.assert_array_equal(clean.read_y(0, len(clean)), LABELS)
+    np.testing.assert_array_equal(noisy.read_y(0, len(noisy)), LABELS)
+    changed = (_x(noisy) != BITS).reshape(len(BITS), -1)
+    assert set(changed.sum(axis=1)) == {round(share * 64)}
+    if share in (0.1, 0.2):  # each pixel alike: 1,797 draws of a chance of about `share`
+        assert np.abs(changed.mean(axis=0) - round(share * 64) / 64).max() < 0.04
+
+
+def test_flipped_pixels_are_all_sets_alike() -> None:
+    """Two of four bits: six sets, each as often."""
+    bits = np.zeros((12_000, 4), np.uint8)
+    flip_exactly(uniform(0, "test", 0, 12_000, 2), bits)
+    counts = np.unique(bits, axis=0, return_counts=True)[1]
+    assert len(counts) == 6
+    assert np.abs(counts - 2000).max() < 200
+    again = np.zeros((7, 4), np.uint8)  # and a row does not depend on those before it
+    flip_exactly(uniform(0, "test", 500, 507, 2), again)
+    np.testing.assert_array_equal(again, bits[500:507])
+
+
+@pytest.mark.parametrize(("patch", "value"), [((3, 2), 0), ((8, 8), 0), ((4, 5), 1)])
+def test_occluded_pairs(tmp_path: Path, patch: tuple[int, int], value: int) -> None:
+    occluded, clean = make_corrupted(
+        tmp_path / "o", "occluded-digits", patch=patch, value=value, clean=tmp_path / "c"
+    )
+    x = _x(occluded)
+    for i in range(0, len(x), 97):
+        windows = np.lib.stride_tricks.sliding_window_view(x[i], patch)
+        explained = False
+        for top, left in np.argwhere((windows == value).all(axis=(2, 3))):
+            patched = BITS[i].copy()
+            patched[top : top + patch[0], left : left + patch[1]] = value
+            explained |= np.array_equal(patched, x[i])
+        assert explained, i
+    np.testing.assert_array_equal(_x(clean), BITS)
+
+
+def test_patches_lie_everywhere_alike() -> None:
+    images = np.ones((12_000, 4, 5), np.uint8)
+    occlude(uniform(1, "test", 0, 12_000, 2), np.array([2, 3, 0]), images)
+    assert (images.sum(axis=(1, 2)) == 14).all()
+    corner = np.unique(images.reshape(12_000, -1).argmin(axis=1), return_counts=True)
+    assert corner[0].tolist() == [0, 1, 2, 5, 6, 7, 10, 11, 12]
+    assert np.abs(corner[1] - 12_000 / 9).max() < 200
+
+
+def test_rows_beyond_the_bases_are_corrupted_anew(tmp_path: Path) -> None:
+    noisy, clean = make_corrupted(
+        tmp_path / "n", "noisy-digits", base_rows=(100, 400), rows=1000, seed=5, shard_rows=256
+    )
+    base = 100 + np.arange(1000) % 300
+    np.testing.assert_array_equal(_x(clean), BITS[base])
+    np.testing.assert_array_equal(noisy.read_y(0, 1000), LABELS[base])
+    x = _x(noisy)
+    assert not np.array_equal(x[:300] != BITS[100:400], x[300:600] != BITS[100:400])
+    few, _ = make_corrupted(tmp_path / "m", "noisy-digits", base_rows=(100, 400), rows=450, seed=5)
+    np.testing.assert_array_equal(_x(few), x[:450])
+    other, _ = make_corrupted(
+        tmp_path / "o", "noisy-digits", base_rows=(100, 400), rows=450, seed=6, clean=clean_url(str(few.url))
+    )
+    assert not np.array_equal(_x(other), x[:450])
+
+
+def test_no_row_derives_from_an_excluded_base(tmp_path: Path) -> None:
+    spoilt = 255 - IMAGES
+    spoilt[200:500] = IMAGES[200:500]
+    Dataset.from_arrays(IMAGES, LABELS).save(tmp_path / "clean")
+    Dataset.from_arrays(spoilt, (LABELS + 1) % 10).save(tmp_path / "spoilt")
+    made = [
+        make_corrupted(tmp_path / f"from-{n}", "noisy-digits", base=tmp_path / n, base_rows=(200, 500))[0]
+        for n in ("clean", "spoilt")
+    ]
+    np.testing.assert_array_equal(_x(made[0]), _x(made[1]))
+
+
+def test_several_corruptions_share_the_clean_images(tmp_path: Path) -> None:
+    _, clean = make_corrupted(tmp_path / "n", "noisy-digits", clean=tmp_path / "c")
+    stamp = (tmp_path / "c/zarr.json").stat().st_mtime_ns
+    _, same = make_corrupted(tmp_path / "o", "occluded-digits", clean=tmp_path / "c", patch=(2, 2))
+    assert (tmp_path / "c/zarr.json").stat().st_mtime_ns == stamp
+    assert same.fingerprint() == clean.fingerprint()
+    with pytest.raises(DataError, match=r"c was begun with other arguments .*threshold was 127, is 99"):
+        make_corrupted(tmp_path / "p", "noisy-digits", clean=tmp_path / "c", threshold=99)
+    with pytest.raises(DataError, match="n exists"):
+        make_corrupted(tmp_path / "n", "noisy-digits", clean=tmp_path / "c")
+    again, _ = make_corrupted(tmp_path / "n", "noisy-digits", clean=tmp_path / "c", resume=True)
+    assert again.fingerprint() == open_dataset(tmp_path / "n").fingerprint()
+
+
+def test_bases_without_labels(tmp_path: Path) -> None:
+    Dataset.from_arrays(IMAGES[:50]).save(tmp_path / "base")
+    noisy, clean = make_corrupted(tmp_path / "n", "noisy-digits", base=tmp_path / "base")
+    assert not noisy.has_y
+    assert not clean.has_y
+    np.testing.assert_array_equal(_x(clean), BITS[:50])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "blurred-digits"}, "no corruption 'blurred-digits'"),
+        ({"share": 1.2}, "share is 1.2"),
+        (
+            {"kind": "occluded-digits", "patch": (9, 2)},
+            "patch is 9 x 2, but it has to lie in images of 8 x 8",
+        ),
+        ({"kind": "occluded-digits", "value": 2}, "value is 2"),
+        ({"threshold": 256}, "threshold is 256"),
+        ({"seed": -1}, "seed is -1"),
+        ({"base_rows": (5, 2000)}, "base rows 5:2000 do not lie in 0:1797"),
+        ({"base": "nowhere"}, "nowhere does not exist"),
+        ({"base": "floats"}, "uint8 images"),
+        ({"clean": "ds"}, "cannot hold both"),
+        ({"rows": 0}, "0 rows"),
+    ],
+)
+def test_bad_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Dataset.from_arrays(IMAGES[:9].astype("f4")).save(tmp_path / "floats")
+    arguments = {"kind": "noisy-digits", **change}
+    with pytest.raises(DataError, match=message):
+        make_corrupted(tmp_path / "ds", **arguments)
+    assert not (tmp_path / "ds").exists()

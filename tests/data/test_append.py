@@ -1,0 +1,266 @@
+"""Appending: the concatenation, whatever the parts; and a broken append leaves the old rows as they were."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scalelatent.data import Dataset, append_rows, open_dataset
+from scalelatent.data import append as module
+from scalelatent.data.store import LocalLocation
+from scalelatent.errors import DataError
+
+N = 120
+X = np.arange(N * 4).reshape(N, 2, 2).astype("i4")
+LABELS = {
+    "none": None,
+    "numbers": (np.arange(N) // 7 * 5 % 11).astype("u1"),
+    "strings": np.array([f"{'hbxaq'[i // 25]}{i % 3}" for i in range(N)]),
+}
+WEIGHT = np.arange(N) / 3
+
+
+def _part(kind: str, a: int, b: int) -> Dataset:
+    y = LABELS[kind]
+    return Dataset.from_arrays(X[a:b], None if y is None else y[a:b], sample_weight=WEIGHT[a:b])
+
+
+def _check(ds: Dataset, kind: str, n_rows: int) -> None:
+    assert ds.n_rows == n_rows
+    np.testing.assert_array_equal(ds.read_x(0, n_rows), X[:n_rows].reshape(n_rows, 4))
+    np.testing.assert_array_equal(ds.read_weight(0, n_rows), WEIGHT[:n_rows])
+    y = LABELS[kind]
+    if y is None:
+        assert not ds.has_y
+        return
+    np.testing.assert_array_equal(ds.read_y(0, n_rows), y[:n_rows])
+    assert ds.classes is not None
+    np.testing.assert_array_equal(ds.classes, np.unique(y[:n_rows]))
+    np.testing.assert_array_equal(ds.classes[ds.read_codes(0, n_rows)], y[:n_rows])
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    kind=st.sampled_from(sorted(LABELS)),
+    cuts=st.lists(st.integers(1, N - 1), min_size=1, max_size=5, unique=True),
+    rows=st.tuples(st.integers(0, N), st.integers(0, N)),
+)
+def test_appending_is_concatenation(kind: str, cuts: list[int], rows: tuple[int, int]) -> None:
+    edges = [*sorted(cuts), N]
+    ds = _part(kind, 0, edges[0]).save("memory://grown", shard_rows=9, overwrite=True)
+    for a, b in itertools.pairwise(edges):
+        before = ds.fingerprint()
+        ds = append_rows("memory://grown", _part(kind, a, b), shard_rows=11)
+        assert ds.fingerprint() != before
+        _check(ds, kind, b)
+    a, b = sorted(rows)
+    np.testing.assert_array_equal(ds.read_x(a, b), X[a:b].reshape(b - a, 4))
+    pieces = ds.pieces(a, b)
+    assert [p for piece in pieces for p in range(*piece)] == list(range(a, b))
+    again = ds.save("memory://again", shard_rows=20, overwrite=True)
+    whole = _part(kind, 0, N).save("memory://whole", shard_rows=20, overwrite=True)
+    assert again.fingerprint() == whole.fingerprint()
+
+
+def test_few_segments_after_many_appends(tmp_path: Path) -> None:
+    ds = _part("numbers", 0, 30).save(tmp_path / "ds", shard_rows=9)
+    for i in range(30, 54):
+        opened = ds
+        ds = append_rows(tmp_path / "ds", _part("numbers", i, i + 1))
+        assert len(ds.attrs["segments"]) <= 1 + (i - 29).bit_length()
+        if i % 5 == 0:  # one that was opened before still reads its own rows
+            _check(opened, "numbers", i)
+    _check(ds, "numbers", 54)
+    kept = {s["path"] for old in (ds, opened) for s in old.attrs["segments"]}
+    left = {p.name for p in (tmp_path / "ds").iterdir() if p.name.startswith("append-")}
+    assert left <= kept
+
+
+def test_same_parts_give_the_same_fingerprint(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        _part("strings", 0, 30).save(tmp_path / name)
+        append_rows(tmp_path / name, _part("strings", 30, 90))
+    assert open_dataset(tmp_path / "a").fingerprint() == open_dataset(tmp_path / "b").fingerprint()
+    record = open_dataset(tmp_path / "a").attrs["provenance"]["appended"]
+    assert [r["rows"] for r in record] == [60]
+
+
+def test_other_processes_open_it_by_its_spec(tmp_path: Path) -> None:
+    _part("strings", 0, 30).save(tmp_path / "ds")
+    ds = append_rows(tmp_path / "ds", _part("strings", 30, N))
+    _check(Dataset.from_spec(ds.spec()), "strings", N)
+    assert ds[20:50].read_y(0, 30).tolist() == LABELS["strings"][20:50].tolist()  # type: ignore[index]
+
+
+class _Killed(BaseException):
+    """What a killed process does: nothing more."""
+
+
+def _die_after(monkeypatch: pytest.MonkeyPatch, n_writes: int) -> list[int]:
+    """From its `n_writes + 1`-th change of the disk on, this process can change nothing any more."""
+    from zarr.storage import LocalStore
+
+    done = [0]
+
+    def count() -> None:
+        if done[0] >= n_writes:
+            raise _Killed
+        done[0] += 1
+
+    for owner, names in ((LocalLocation, ("write", "delete")), (LocalStore, ("set", "delete", "delete_dir"))):
+        for name in names:
+            original = getattr(owner, name)
+            if owner is LocalStore:
+
+                async def changed(self: Any, *a: Any, _original: Any = original, **k: Any) -> Any:
+                    count()
+                    return await _original(self, *a, **k)
+
+            else:
+
+                def changed(self: Any, *a: Any, _original: Any = original, **k: Any) -> Any:  # type: ignore[misc]
+                    count()
+                    return _original(self, *a, **k)
+
+            monkeypatch.setattr(owner, name, changed)
+    return done
+
+
+def test_killed_at_every_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _part("strings", 0, 30).save(tmp_path / "before", shard_rows=10)
+    append_rows(tmp_path / "before", _part("strings", 30, 50), shard_rows=20)
+    n_writes = 0
+    while True:
+        place = tmp_path / f"ds{n_writes}"
+        shutil.copytree(tmp_path / "before", place)
+        with monkeypatch.context() as patch:
+            done = _die_after(patch, n_writes)
+            try:
+                append_rows(place, _part("strings", 50, 80))
+                finished = done[0] < n_writes
+            except _Killed:
+                finished = False
+        opened = open_dataset(place)
+        found = opened.n_rows
+        assert found in (50, 80), n_writes
+        _check(opened, "strings", found)
+        if finished:
+            break
+        ds = append_rows(place, _part("strings", found, N))
+        _check(ds, "strings", N)
+        before_last = {s["path"] for s in opened.attrs["segments"]}
+        left = {p.name for p in place.iterdir() if p.name.startswith("append-")}
+        assert left <= {s["path"] for s in ds.attrs["segments"]} | before_last, n_writes
+        n_writes += 1
+    assert found == 80
+    assert n_writes > 10
+
+
+def test_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ds = _part("numbers", 0, 60).save(tmp_path / "ds")
+    before = sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*"))
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_commit", full)
+        with pytest.raises(OSError):
+            append_rows(tmp_path / "ds", _part("numbers", 60, N))
+    from scalelatent.data.writer import DatasetWriter
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DatasetWriter, "_files", full)
+        with pytest.raises(DataError, match=r"appending failed: .*No space left.*the dataset is as it was"):
+            append_rows(tmp_path / "ds", _part("numbers", 60, N))
+    assert sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*")) == before
+    assert open_dataset(tmp_path / "ds").fingerprint() == ds.fingerprint()
+
+
+def test_two_appends_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _part("numbers", 0, 60).save(tmp_path / "ds")
+    write = module._write_segment
+
+    def slow(*arguments: Any) -> Any:
+        segment = write(*arguments)
+        monkeypatch.setattr(module, "_write_segment", write)
+        monkeypatch.setattr(module, "_sweep", lambda *a: None)
+        append_rows(tmp_path / "ds", _part("numbers", 60, 70))
+        return segment
+
+    monkeypatch.setattr(module, "_write_segment", slow)
+    with pytest.raises(DataError, match="was changed by somebody else"):
+        append_rows(tmp_path / "ds", _part("numbers", 60, N))
+    _check(open_dataset(tmp_path / "ds"), "numbers", 70)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (Dataset.from_arrays(X[:5].reshape(5, 4), np.arange(5), sample_weight=np.ones(5)), "feature_shape"),
+        (
+            Dataset.from_arrays(X[:5].astype("i8"), np.arange(5), sample_weight=np.ones(5)),
+            "dtype int64 instead",
+        ),
+        (
+            Dataset.from_arrays(X[:5], list("abcde"), sample_weight=np.ones(5)),
+            "labels strings instead of num",
+        ),
+        (Dataset.from_arrays(X[:5], sample_weight=np.ones(5)), "labels None instead of numbers"),
+        (Dataset.from_arrays(X[:5], np.arange(5)), "weights no instead of yes"),
+        (
+            Dataset.from_arrays(X[:5], np.arange(5) + 253, sample_weight=np.ones(5)),
+            "label 256, which does not fit into its labels, uint8",
+        ),
+    ],
+)
+def test_rows_of_another_kind(tmp_path: Path, rows: Dataset, message: str) -> None:
+    ds = _part("numbers", 0, 60).save(tmp_path / "ds")
+    with pytest.raises(DataError, match=message) as error:
+        append_rows(tmp_path / "ds", rows)
+    assert "Nothing was appended" in str(error.value)
+    assert open_dataset(tmp_path / "ds").fingerprint() == ds.fingerprint()
+    assert not [p for p in (tmp_path / "ds").iterdir() if p.name.startswith("append")]
+
+
+def test_files(tmp_path: Path) -> None:
+    x, y = X.astype("f4"), LABELS["numbers"]
+    assert y is not None
+    Dataset.from_arrays(x[:50], y[:50]).save(tmp_path / "ds")
+    np.savez(tmp_path / "more.npz", x=x[50:], y=y[50:])
+    ds = append_rows(tmp_path / "ds", tmp_path / "more.npz")
+    np.testing.assert_array_equal(ds.read_x(0, N), x.reshape(N, 4))
+    np.savez(tmp_path / "bad.npz", x=np.full((3, 2, 2), np.nan, "f4"), y=y[:3])
+    with pytest.raises(DataError, match="row 0, column 0 is nan"):
+        append_rows(tmp_path / "ds", tmp_path / "bad.npz")
+    with pytest.raises(DataError, match="nowhere does not exist"):
+        append_rows(tmp_path / "ds", tmp_path / "nowhere")
+    with pytest.raises(DataError, match="nowhere does not exist"):
+        append_rows(tmp_path / "nowhere", tmp_path / "ds")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.npz", "ds", "more.npz"]
+    assert open_dataset(tmp_path / "ds").n_rows == N
+
+
+def test_a_dataset_appended_to_itself(tmp_path: Path) -> None:
+    ds = _part("strings", 0, 30).save(tmp_path / "ds")
+    twice = append_rows(tmp_path / "ds", ds)
+    np.testing.assert_array_equal(twice.read_x(30, 60), ds.read_x(0, 30))
+
+
+def test_lost_or_foreign_segment(tmp_path: Path) -> None:
+    _part("numbers", 0, 30).save(tmp_path / "ds")
+    ds = append_rows(tmp_path / "ds", _part("numbers", 30, 60))
+    path = tmp_path / "ds" / ds.attrs["segments"][1]["path"]
+    path.rename(tmp_path / "away")
+    with pytest.raises(DataError, match=f"appended rows in {path.name} cannot be opened"):
+        open_dataset(tmp_path / "ds")
+    _part("numbers", 0, 30).save(path)
+    with pytest.raises(DataError, match="does not hold the rows that were appended"):
+        open_dataset(tmp_path / "ds")

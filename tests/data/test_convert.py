@@ -1,0 +1,161 @@
+"""Converting: what is not asked for stays; values are kept or refused; zarr arrays made elsewhere."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from scalelatent.data import Dataset, append_rows, convert_dataset, open_dataset
+from scalelatent.data.convert import open_source
+from scalelatent.errors import DataError
+
+N = 95
+X = np.random.Generator(np.random.Philox(3)).integers(0, 256, (N, 3, 2)).astype("u1")
+Y = np.array([f"class {i % 4}" for i in range(N)])
+WEIGHT = np.arange(N) / 4
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Dataset:
+    whole = Dataset.from_arrays(X, Y, sample_weight=WEIGHT)
+    return whole.save(tmp_path / "ds", chunk_rows=10, shard_rows=20)
+
+
+def _same(a: Dataset, b: Dataset) -> None:
+    assert (a.n_rows, a.feature_shape) == (b.n_rows, b.feature_shape)
+    np.testing.assert_array_equal(a.read_x(0, len(a)), b.read_x(0, len(b)))
+    np.testing.assert_array_equal(a.read_y(0, len(a)), b.read_y(0, len(b)))
+    np.testing.assert_array_equal(a.read_weight(0, len(a)), b.read_weight(0, len(b)))
+    assert a.classes is not None
+    assert a.classes.tolist() == b.classes.tolist()  # type: ignore[union-attr]
+
+
+def _cut(ds: Dataset) -> tuple[Any, ...]:
+    layout = ds._columns.x.layout  # type: ignore[attr-defined]
+    return layout.chunk_rows, layout.shard_rows, layout.compressor
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4", None, "auto"])
+def test_codec_alone_keeps_the_fingerprint(stored: Dataset, tmp_path: Path, codec: str | None) -> None:
+    out = convert_dataset(stored, tmp_path / "out", compressor=codec)
+    _same(out, stored)
+    assert _cut(out) == (10, 20, "lz4" if codec == "auto" else codec)
+    assert out.fingerprint() == stored.fingerprint()
+    back = convert_dataset(out, tmp_path / "back", compressor="lz4")
+    assert back.fingerprint() == stored.fingerprint()
+    assert (tmp_path / "back/x/c/1/0/0").read_bytes() == (tmp_path / "ds/x/c/1/0/0").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, (10, 20)),
+        ({"chunk_rows": 5}, (5, 20)),
+        ({"shard_rows": 50}, (10, 50)),
+        ({"shard_rows": 25}, (25, 25)),  # 10 does not divide it: chunks are chosen anew
+        ({"chunk_rows": 30}, (30, 120)),
+        ({"chunk_rows": "auto", "shard_rows": "auto"}, (95, 95)),
+    ],
+)
+def test_what_is_not_asked_for_stays(
+    stored: Dataset, tmp_path: Path, asked: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    out = convert_dataset(str(stored.url), tmp_path / "out", **asked)
+    _same(out, stored)
+    assert _cut(out) == (*expected, "lz4")
+    again = convert_dataset(out, tmp_path / "again", chunk_rows=10, shard_rows=20)
+    assert again.fingerprint() == stored.fingerprint()
+    assert out.attrs["provenance"]["importer"] == "convert"
+    assert out.attrs["provenance"]["content"] == stored.fingerprint()
+
+
+def test_rows_and_dtype(stored: Dataset, tmp_path: Path) -> None:
+    out = convert_dataset(stored, tmp_path / "out", rows=(30, 70), dtype="f4", chunk_rows=8)
+    assert out.dtype == np.float32
+    np.testing.assert_array_equal(out.read_x(0, 40), X[30:70].reshape(40, 6))
+    assert out.read_y(0, 40).tolist() == Y[30:70].tolist()
+    back = convert_dataset(out, tmp_path / "back", dtype="u1")
+    np.testing.assert_array_equal(back.read_x(0, 40), X[30:70].reshape(40, 6))
+    assert back.dtype == np.uint8
+
+
+def test_lossy_only_if_asked_for(tmp_path: Path) -> None:
+    x = X.reshape(N, 6).astype("f8")
+    x[33, 4] = 255.6
+    ds = Dataset.from_arrays(x).save(tmp_path / "ds", chunk_rows=10)
+    with pytest.raises(DataError, match=r"row 33, column 4 is 255\.6, which uint8 cannot hold.*--lossy"):
+        convert_dataset(ds, tmp_path / "out", dtype="u1")
+    assert not (tmp_path / "out").exists()
+    out = convert_dataset(ds, tmp_path / "out", dtype="u1", lossy=True)
+    assert out.read_x(33, 34)[0, 4] == 255
+    with pytest.raises(DataError, match="complex"):
+        convert_dataset(ds, tmp_path / "other", dtype=complex)
+
+
+def test_segments_become_one(stored: Dataset, tmp_path: Path) -> None:
+    grown = append_rows(str(stored.url), Dataset.from_arrays(X, Y, sample_weight=WEIGHT))
+    out = convert_dataset(grown, tmp_path / "out", shard_rows=20)
+    _same(out, grown)
+    assert "segments" not in out.attrs
+    twice = Dataset.from_arrays(
+        np.concatenate([X, X]), np.concatenate([Y, Y]), sample_weight=np.concatenate([WEIGHT, WEIGHT])
+    )
+    assert out.fingerprint() == twice.save(tmp_path / "twice", chunk_rows=10, shard_rows=20).fingerprint()
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_zarr_arrays_made_elsewhere(tmp_path: Path, version: Any) -> None:
+    warnings.simplefilter("ignore")  # zarr: strings of fixed width are no part of its standard yet
+    group = zarr.create_group(tmp_path / "g", zarr_format=version)
+    for name, values in (("X", X), ("label", Y.astype("S")), ("y", np.arange(N)), ("other", X[:5])):
+        made = group.create_array(name, shape=values.shape, dtype=values.dtype, chunks=(7, *values.shape[1:]))
+        made[...] = values
+    nested = group.create_group("deep").create_array("rows", shape=X.shape, dtype="u1", chunks=(7, 3, 1))
+    nested[...] = X
+    out = convert_dataset(tmp_path / "g", tmp_path / "out")
+    np.testing.assert_array_equal(out.read_x(0, N), X.reshape(N, 6))
+    assert out.read_y(0, N).tolist() == list(range(N))
+    other = convert_dataset(tmp_path / "g", tmp_path / "out2", x="deep/rows", y="label", shard_rows=50)
+    np.testing.assert_array_equal(other.read_x(0, N), X.reshape(N, 6))
+    assert other.read_y(0, N).tolist() == Y.tolist()
+    single = convert_dataset(tmp_path / "g/X", tmp_path / "out3")
+    np.testing.assert_array_equal(single.read_x(0, N), X.reshape(N, 6))
+    assert not single.has_y
+    for wrong, message in (
+        ({"x": "rows"}, r"no array 'rows'; it holds X, label, other, y: name one with --x KEY"),
+        ({"y": "deep"}, "no array 'deep'"),
+        ({"x": "other"}, "x has 5 rows, but y has 95"),
+    ):
+        with pytest.raises(DataError, match=message):
+            convert_dataset(tmp_path / "g", tmp_path / "no", **wrong)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="single zarr array"):
+        open_source(tmp_path / "g/X", y="y")
+    group.create_array("x", shape=(3, 3), dtype="u1")
+    with pytest.raises(DataError, match=r"2 arrays that could be 'x'"):
+        open_source(tmp_path / "g")
+    assert not (tmp_path / "no").exists()
+
+
+def test_bad_requests(stored: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nowhere does not exist"):
+        convert_dataset(tmp_path / "nowhere", tmp_path / "out")
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "readme").write_text("")
+    with pytest.raises(DataError, match="neither a dataset nor anything else that zarr can open"):
+        convert_dataset(tmp_path / "text", tmp_path / "out")
+    with pytest.raises(DataError, match="onto itself"):
+        convert_dataset(stored, str(stored.url), overwrite=True)
+    with pytest.raises(DataError, match=r"rows 90:96 do not lie in 0:95"):
+        convert_dataset(stored, tmp_path / "out", rows=(90, 96))
+    with pytest.raises(DataError, match="chunk_rows is 'many'"):
+        convert_dataset(stored, tmp_path / "out", chunk_rows="many")
+    (tmp_path / "ds/x/c/2/0/0").unlink()
+    with pytest.raises(DataError, match=r"rows 40:60 of 'x'\) is missing"):
+        convert_dataset(stored, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert open_dataset(str(stored.url)).n_rows == N
