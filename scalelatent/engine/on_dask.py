@@ -169,7 +169,7 @@ class DaskExecutor:
         on_rows(done, stage.rows)
 
         def submit(span: Span, worker: str) -> Any:
-            suffix = f"s{span.index:04d}" if span.part == "train" else f"{span.part[0]}{span.index:04d}"
+            suffix = f"{_letter(span.part)}{span.index:04d}"
             key = self._key(stage, None, iteration, suffix)
             return self.client.submit(
                 task_span,
@@ -363,6 +363,11 @@ class DaskExecutor:
         return f"{name}-it{iteration + 1:04d}{'-' + suffix if suffix else ''}-{self.token}"
 
 
+def _letter(part: str) -> str:
+    """A part in the names of its tasks; keys of two parts must differ."""
+    return {"train": "s", "validation": "v"}.get(part, f"{part}-")
+
+
 class _FutureTree:
     """Futures of one part's nodes; a complete family below the top becomes a merge task."""
 
@@ -379,7 +384,7 @@ class _FutureTree:
                 return
             futures = [self._nodes.pop(node) for node in family]
             key = self._executor._key(
-                self._stage, "merge", self._iteration, f"{self._part[0]}{level + 1}-{parent:04d}"
+                self._stage, "merge", self._iteration, f"{_letter(self._part)}{level + 1}-{parent:04d}"
             )
             merged = (
                 futures[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Generator, Mapping
 from numbers import Real
 from typing import Any
 
@@ -24,9 +25,11 @@ from scalelatent.errors import DataError
 from scalelatent.models.capsule.members import Members, build_members
 from scalelatent.models.capsule.model import CapsuleEM, CapsuleState, initial_state
 from scalelatent.models.capsule.moments import Project, SecondMoments, leading_eigenvectors
+from scalelatent.models.capsule.predict import CapsuleRows
 from scalelatent.models.capsule.start import random_start, schedule_arrays, subspace_start
 
 from .session import FitSession
+from .steps import Begin, Collect, Derive, Learn, Map, Rows, Steps
 
 AUTO_PROJECTION = 196
 COUNT_ROWS = 2**20
@@ -102,19 +105,64 @@ def projected_width(projection: str | int | None, n_features: int) -> int | None
     return int(projection)
 
 
+def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
+    """A whole fit by batch EM, see :mod:`.steps`; sets the model's learned attributes.
+
+    Raises
+    ------
+    DataError, ValueError
+        Before the first pass: what :meth:`.CapsuleRegression.fit` says of them.
+    """
+    check_params(model)
+    train, classes = rows["train"], rows["train"].classes
+    assert classes is not None
+    members = build_members(model.architecture, len(classes), model.capsule_dim)
+    counts = yield Derive(class_counts, (train, classes))
+    if "validation" in rows:
+        yield Derive(check_labels, (rows["validation"], classes))
+    width = projected_width(model.projection, train.n_features)
+    check_classes(members, train, counts, width, model.init)
+    weights = class_weights(model.class_weight, classes, counts)
+    model.seed_, rows = yield Begin({"members": members.n_members, "max_iter": int(model.max_iter)})
+    basis, rows = yield from project_steps(model, rows, width)
+    learner, state = yield from start_steps(model, rows, members, classes, weights)
+
+    def predictor(state: CapsuleState) -> CapsuleRows:
+        return CapsuleRows(members, learner.weights(state), basis, "probabilities")
+
+    result = yield Learn("estep", learner, state, rows, classes, predictor)
+    model._keep(classes, members, basis, learner, result.state, result.history)
+
+
+def project_steps(
+    model: Any, rows: Mapping[str, Rows], width: int | None
+) -> Generator[Any, Any, tuple[np.ndarray | None, Mapping[str, Rows]]]:
+    """Basis of the projection, and the projected rows: one pass for the moments, one to write."""
+    if width is None:
+        return None, rows
+    train = rows["train"]
+    basis = getattr(model, "projection_", None) if model.warm_start else None
+    if basis is None or basis.shape != (train.n_features, width):
+        stats = yield Collect("svd", SecondMoments(train.n_features), train)
+        basis = yield Derive(_leading_directions, (stats["moment"][0], width))
+    projected = {}
+    for name, part in rows.items():
+        projected[name] = yield Map(f"project-{name}", Project(basis), part)
+    return basis, projected
+
+
+def _leading_directions(moment: np.ndarray, width: int) -> np.ndarray:
+    return leading_eigenvectors(moment, width)[1]
+
+
 def project(
     model: Any, session: FitSession, datasets: dict[str, Dataset], width: int | None
 ) -> tuple[np.ndarray | None, dict[str, Dataset]]:
-    """Basis of the projection, and the projected rows: one pass for the moments, one to write."""
-    if width is None:
-        return None, datasets
-    kept = getattr(model, "projection_", None) if model.warm_start else None
-    if kept is not None and kept.shape == (datasets["train"].n_features, width):
-        basis = kept
-    else:
-        stats = session.collect("svd", SecondMoments(datasets["train"].n_features), datasets["train"])
-        basis = leading_eigenvectors(stats["moment"][0], width)[1]
-    return basis, {name: session.map(f"project-{name}", Project(basis), ds) for name, ds in datasets.items()}
+    """Basis and projected rows for fits that are not made of steps."""
+    basis, rows = session.answer(
+        project_steps(model, {name: Rows(ds) for name, ds in datasets.items()}, width)
+    )
+    return basis, {name: session.rows(part) for name, part in rows.items()}
 
 
 def start(
@@ -125,6 +173,18 @@ def start(
     classes: np.ndarray,
     class_weight: np.ndarray | None,
 ) -> tuple[CapsuleEM, CapsuleState]:
+    """Learner and first state for fits that are not made of steps."""
+    rows = {name: Rows(ds) for name, ds in datasets.items()}
+    return session.answer(start_steps(model, rows, members, classes, class_weight))
+
+
+def start_steps(
+    model: Any,
+    rows: Mapping[str, Rows],
+    members: Members,
+    classes: np.ndarray,
+    class_weight: np.ndarray | None,
+) -> Generator[Any, Any, tuple[CapsuleEM, CapsuleState]]:
     """The learner with the second moments of the rows, and the first state.
 
     Raises
@@ -134,10 +194,10 @@ def start(
     ValueError
         ``warm_start`` from a fit of another shape.
     """
-    train = datasets["train"]
+    train = rows["train"]
     reduction = SecondMoments(train.n_features, len(classes), class_weight)
-    stats = session.collect("moments", reduction, train, classes)
-    moment, weight = np.array(stats["moment"]), stats["weight"]
+    stats = yield Collect("moments", reduction, train, classes)
+    moment, weight = stats["moment"], stats["weight"]
     if not (weight > 0).all():
         raise DataError(
             f"class {classes[int(np.argmin(weight))]!s} has no weight: give each class rows with "
@@ -155,14 +215,15 @@ def start(
         tol=float(model.tol or 0),
         max_iter=int(model.max_iter),
         class_weight=class_weight,
-        has_validation=int("validation" in datasets),
+        has_validation=int("validation" in rows),
     )
-    return learner, initial_state(_first_weights(model, members, classes, moment, weight), members.n_members)
+    first = yield from _first_weights(model, members, classes, moment, weight)
+    return learner, initial_state(first, members.n_members)
 
 
 def _first_weights(
     model: Any, members: Members, classes: np.ndarray, moment: np.ndarray, weight: np.ndarray
-) -> np.ndarray:
+) -> Generator[Any, Any, np.ndarray]:
     kept = getattr(model, "W_", None) if model.warm_start else None
     if kept is not None:
         shape = (members.total_dim, moment.shape[1])
@@ -176,11 +237,11 @@ def _first_weights(
     if model.init == "random":
         rng = stream(model.seed_, "capsule-start")
         return random_start(members, moment, weight, float(model.init_scale), rng)
-    return subspace_start(members, moment, weight)
+    return (yield Derive(subspace_start, (members, moment, weight)))
 
 
-def class_counts(dataset: Dataset, classes: np.ndarray) -> np.ndarray:
-    """Rows of each class, read in pieces.
+def class_counts(rows: Rows | Dataset, classes: np.ndarray) -> np.ndarray:
+    """Rows of each class, read in pieces; rows of weight 0 count as absent.
 
     Examples
     --------
@@ -188,9 +249,13 @@ def class_counts(dataset: Dataset, classes: np.ndarray) -> np.ndarray:
     [1, 2]
     """
     counts = np.zeros(len(classes), dtype=np.int64)
-    for start in range(0, len(dataset), COUNT_ROWS):
-        codes = dataset.read_codes(start, min(start + COUNT_ROWS, len(dataset)), classes)
-        counts += np.bincount(codes, minlength=len(classes))
+    for dataset in [rows] if isinstance(rows, Dataset) else rows.pieces():
+        for start in range(0, len(dataset), COUNT_ROWS):
+            stop = min(start + COUNT_ROWS, len(dataset))
+            codes = dataset.read_codes(start, stop, classes)
+            if (weight := dataset.read_weight(start, stop)) is not None:
+                codes = codes[weight > 0]
+            counts += np.bincount(codes, minlength=len(classes))
     return counts
 
 
@@ -228,18 +293,25 @@ def class_weights(class_weight: Any, classes: np.ndarray, counts: np.ndarray) ->
     return weights
 
 
-def check_labels(held: Dataset | None, classes: np.ndarray) -> None:
+def check_labels(held: Rows | Dataset | None, classes: np.ndarray) -> None:
     """Refuse validation labels that are no class of the training rows, before any work."""
     if held is not None:
         class_counts(held, classes)
 
 
-def check_classes(members: Members, train: Dataset, counts: np.ndarray, width: int | None, init: str) -> None:
+def check_classes(
+    members: Members, train: Rows | Dataset, counts: np.ndarray, width: int | None, init: str
+) -> None:
     """Refuse capsules that the rows cannot fill, before any work."""
     where, p = train.url or "the training rows", width or train.n_features
     assert train.classes is not None
     if (counts == 0).any():
         missing = [str(c) for c in train.classes[counts == 0]]
+        if train.has_weight:
+            raise DataError(
+                f"{where}: class {', '.join(missing)} has no weight: give each class rows with "
+                "sample_weight above 0"
+            )
         raise DataError(
             f"{where}: class(es) {', '.join(missing)} have no rows: train on rows of every class (a slice "
             "keeps the classes of the whole dataset)"
