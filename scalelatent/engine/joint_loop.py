@@ -128,8 +128,9 @@ def fit_joint(
             _keep(store, name, key, outcomes[key])
         rest = {k: v for k, v in state.members.items() if k not in leaving}
         state = JointState(rest, {}, state.iteration)
-    if store is not None and stage_name:
-        store.drop_stage(stage_name)
+    if store is not None:  # those too that an interrupted run left
+        for n in range(1, len(members) + 1):
+            store.drop_stage(f"{name}-{n}_estep")
     return {key: outcomes[key] for key in members}
 
 

@@ -18,7 +18,7 @@ from scalelatent.engine.joint_loop import (
     stage_peak,
 )
 from scalelatent.engine.loop import LoopResult, Progress
-from scalelatent.engine.plan import ALLOWED_SHARE, Resources
+from scalelatent.engine.plan import ALLOWED_SHARE, Resources, check_fits
 from scalelatent.engine.record import same_array
 from scalelatent.engine.tally import ScoreTally
 from scalelatent.models.base import Stats
@@ -28,7 +28,7 @@ from .steps import Collect, Derive, Learn, Map, Rows, Steps
 
 __all__ = ["Candidate", "Memo", "SharedFit"]
 
-REMEDY = "search over smaller candidates"
+SMALLER, NARROWER = "search over smaller candidates", "set projection lower"
 
 
 @dataclass
@@ -182,7 +182,7 @@ class SharedFit:
         return self._names.setdefault(key, (f"{step.name}-{len(self._names) + 1}", work))[0]
 
     def _mapped(self, step: Map) -> Rows:
-        return replace(step.rows, maps=(*step.rows.maps, (self._name(step), step.row_map)))
+        return self.session.mapped(self._name(step), step)
 
     def _part(self, rows: Rows) -> Part:
         return Part(self.session.rows(rows), rows.mask)
@@ -217,16 +217,18 @@ class SharedFit:
 
     def _groups(self, names: Sequence[str], wanted: Mapping[str, Collect]) -> list[list[str]]:
         """Reductions of the same classes that fit into memory together."""
+
+        def peak(tried: Sequence[str]) -> dict[str, int]:
+            return stage_peak(self._stage(tried[0], [wanted[n] for n in tried])[0], self.resources, 0)
+
         groups: list[list[str]] = []
         for name in names:
             tried = [*groups[-1], name] if groups else [name]
             alike = identity(wanted[tried[0]].classes) == identity(wanted[name].classes)
-            peak = sum(
-                stage_peak(self._stage(name, [wanted[n] for n in tried])[0], self.resources, 0).values()
-            )
-            if groups and alike and peak <= ALLOWED_SHARE * self.resources.memory:
+            if groups and alike and sum(peak(tried).values()) <= ALLOWED_SHARE * self.resources.memory:
                 groups[-1].append(name)
             else:
+                check_fits(f"search_{name}", peak([name]), self.resources, NARROWER)
                 groups.append([name])
         return groups
 
@@ -276,8 +278,9 @@ class SharedFit:
         session, store = self.session, self.session.store
         kept = store.load_result(f"{name}-groups") if store else None
         out: dict[str, Outcome] = {}
-        for part_of, keys in _named(name, kept["groups"]) if store and kept else ():
-            out.update(kept_outcomes(store, part_of, keys))
+        if store and kept:
+            for part_of, keys in _named(name, kept["groups"]):
+                out.update(kept_outcomes(store, part_of, keys))
         if len(out) < len(steps):  # else nothing is left to do, and no row need be projected again
             members = {
                 key: Member(
@@ -288,7 +291,7 @@ class SharedFit:
                 for key, step in steps.items()
             }
             groups = (
-                joint_groups(f"{name}_estep", members, self.resources, session.device, REMEDY, **self._grid)
+                joint_groups(f"{name}_estep", members, self.resources, session.device, SMALLER, **self._grid)
                 if kept is None
                 else kept["groups"]
             )

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,7 @@ class FitSession:
         if isinstance(step, Derive):
             return step.value()
         if isinstance(step, Map):
-            return Rows(step.rows.dataset, (*step.rows.maps, (step.name, step.row_map)), step.rows.mask)
+            return self.mapped(step.name, step)
         if isinstance(step, Collect):
             return self.collect(step.name, step.reduction, step.rows, step.classes)
         assert isinstance(step, Learn)
@@ -216,6 +217,13 @@ class FitSession:
             ),
             step.state,
         )
+
+    def mapped(self, name: str, step: Map) -> Rows:
+        """The rows behind one more map, which is done when a pass first wants them."""
+        if self.store is not None and not self.options.get("keep_scratch", False):
+            # Where an interrupted run has done it and nothing is left that wants them, they go all the same.
+            self._leftovers.append(self._scratch() / f"{name}.zarr")
+        return replace(step.rows, maps=(*step.rows.maps, (name, step.row_map)))
 
     def _learned(self, step: Learn) -> LoopResult | None:
         """What a fit that was done before left: its rows need not be mapped again."""

@@ -177,18 +177,21 @@ def test_memory_splits_candidates_into_groups(digits: Arrays, held_out: Arrays, 
     from scalelatent.engine.plan import ALLOWED_SHARE, PROCESS_BYTES
 
     log = Log()
-    limit = int((PROCESS_BYTES + 3 * 2**20) / ALLOWED_SHARE)
-    grid = {"capsule_dim": [1, 8, 16, 24]}
-    search = Search(BASE, grid, memory_limit=limit, n_jobs=1).fit(
+    limit = int((PROCESS_BYTES + 6 * 2**20) / ALLOWED_SHARE)
+    base = clone(BASE).set_params(architecture="all_vs_all", projection=20, max_iter=3)
+    grid = {"capsule_dim": [1, 8, 12, 16]}
+    search = Search(base, grid, memory_limit=limit, n_jobs=1).fit(
         *digits, validation=held_out, engine=SMALL, callbacks=log
     )
-    assert sum(s.endswith("_estep") and "-g1-" in s for s in log.stages) >= 1
+    groups = [s for s in log.stages if s.endswith("_estep")]
+    assert groups[0] == "search-g0-2_estep"
+    assert len(groups) in (2, 3)
     for i, d in enumerate(grid["capsule_dim"]):
-        alone = clone(BASE).set_params(capsule_dim=d).fit(*digits, validation=held_out, engine=SMALL)
+        alone = clone(base).set_params(capsule_dim=d).fit(*digits, validation=held_out, engine=SMALL)
         _same(models[f"{i:03d}"], alone)
-    assert search.n_passes_ > max(search.results_["n_passes"])
-    with pytest.raises(PlanError, match=r"search_estep would need .* smaller candidates"):
-        Search(BASE, {"capsule_dim": [60]}, memory_limit=PROCESS_BYTES, n_jobs=1).fit(*digits)
+    assert search.n_passes_ == 3 * len(groups) + 3
+    with pytest.raises(PlanError, match=r"search_svd-1 would need .* MiB a worker"):
+        Search(base, grid, memory_limit=PROCESS_BYTES, n_jobs=1).fit(*digits, validation=held_out)
 
 
 # -- interruptions ------------------------------------------------------------------------------------------
