@@ -272,7 +272,8 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         n = 5 if n is None else n
         if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or not 2 <= n <= n_rows:
             raise ValueError(
-                f"cv={self.cv!r}: give a number of folds from 2 to the number of rows ({n_rows}), or KFold(n)"
+                f"cv={self.cv!r}: give KFold(n) or a number of folds, from 2 to the number of rows "
+                f"(n_samples = {n_rows})"
             )
         edges = np.cumsum([0, *(n_rows // n + (i < n_rows % n) for i in range(n))]).tolist()
         return list(itertools.pairwise(edges))
@@ -403,6 +404,15 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         """
         return self._best().transform(X, **where)
 
+    def fit_transform(self, X: Any, y: Any = None, **fit: Any) -> Any:
+        """Fit, then ``best_estimator_.transform`` of the same rows.
+
+        Examples
+        --------
+        See the class.
+        """
+        return self.fit(X, y, **fit).transform(X)
+
     def score(self, X: Any, y: Any = None) -> float:
         """Score of the best estimator by ``scoring``.
 
@@ -446,6 +456,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         own = self.estimator.__sklearn_tags__()
         tags.estimator_type, tags.classifier_tags = own.estimator_type, own.classifier_tags
         tags.target_tags, tags.input_tags = own.target_tags, own.input_tags
+        tags.transformer_tags = own.transformer_tags
         return tags
 
 

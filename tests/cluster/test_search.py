@@ -39,7 +39,14 @@ def _same(a: Search, b: Search) -> None:
     assert histories[0] == histories[1]
 
 
-@pytest.mark.parametrize("how", ["validation", "folds", "halving"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "validation",
+        pytest.param("folds", marks=pytest.mark.slow),
+        pytest.param("halving", marks=pytest.mark.slow),
+    ],
+)
 def test_same_search(client: Any, rows: SimpleNamespace, tmp_path: Path, how: str) -> None:
     given: dict[str, Any] = {"halving": how == "halving", "min_passes": 2, "cv": 2}
     call: dict[str, Any] = {"engine": ENGINE, "validation": None if how == "folds" else rows.validation}
