@@ -126,6 +126,11 @@ class JointReduction:
             )
         )
 
+    @property
+    def accepts_csr(self) -> bool:
+        """Whether its members take CSR rows; they are of one mind (see :func:`joint_stage`)."""
+        return all(_takes_csr(slot.reduction) for slot in self.slots)
+
     def layout(self) -> Layout:
         """Fields of all members, one after the other."""
         return self._layout
@@ -142,7 +147,7 @@ class JointReduction:
     def accumulate(self, prepared: Any, block: Block, stats: Stats) -> None:
         """Add the block to every member that sees any of it."""
         backend, of_slots = prepared
-        if len(self.slots) > 1 and block.x.dtype.char in _EXACT:
+        if len(self.slots) > 1 and isinstance(block.x, np.ndarray) and block.x.dtype.char in _EXACT:
             block = replace(block, x=backend.asarray(block.x, np.float32, "joint rows"))
         for slot, own, (layout, place) in zip(self.slots, of_slots, self._layouts, strict=True):
             seen = block if slot.mask is None else slot.mask.apply(block)
@@ -240,6 +245,10 @@ class JointLearner:
         return bool(self.ended(state)) or (self.until > 0 and state.iteration >= self.until)
 
 
+def _takes_csr(reduction: Any) -> bool:
+    return bool(getattr(reduction, "accepts_csr", False))
+
+
 def watched_error(summary: Mapping[str, Any]) -> float:
     """What a summary says of how good the member is; lower is better.
 
@@ -268,16 +277,16 @@ def _grids(
 
 
 class _Parts:
-    """Parts of a joint pass as they come to light: one for each dataset and grid."""
+    """Parts of a joint pass as they come to light: one for each dataset, grid and form of rows."""
 
     def __init__(self) -> None:
-        self._names: dict[tuple[int, RowGrid], str] = {}
+        self._names: dict[tuple[int, RowGrid, bool], str] = {}
         self.datasets: dict[str, Any] = {}
         self.grids: dict[str, RowGrid] = {}
 
-    def name(self, wanted: str, dataset: Any, grid: RowGrid) -> str:
+    def name(self, wanted: str, dataset: Any, grid: RowGrid, reduction: Any) -> str:
         """The part of these rows: named as wanted, or so with a number."""
-        key = id(dataset), grid
+        key = id(dataset), grid, _takes_csr(reduction)
         if key not in self._names:
             name, n = wanted, 1
             while name in self.datasets:
@@ -314,9 +323,9 @@ def joint_stage(
     """
     found, parts = _Parts(), {}  # type: ignore[var-annotated]
     for key, (learner, rows) in members.items():
-        own = _grids(name, learner, rows, device, grid)
+        own, reductions = _grids(name, learner, rows, device, grid), learner.reductions()
         for part in own:
-            joint = found.name(part, rows[part].dataset, own[part])
+            joint = found.name(part, rows[part].dataset, own[part], reductions[part])
             parts.setdefault(joint, []).append((key, part, rows[part].mask))
     learner_of_all = JointLearner(
         {key: learner for key, (learner, _) in members.items()},
@@ -344,7 +353,7 @@ def joint_collection(
     found, slots, places = _Parts(), {}, []  # type: ignore[var-annotated]
     for i, (reduction, part) in enumerate(wanted):
         own = _grids(name, {"train": reduction}, {"train": part}, device, grid)["train"]
-        joint = found.name("train", part.dataset, own)
+        joint = found.name("train", part.dataset, own, reduction)
         slots.setdefault(joint, []).append(Slot(str(i), "train", reduction, part.mask))
         places.append((joint, len(slots[joint]) - 1))
     work = {part: JointReduction(tuple(own)) for part, own in slots.items()}

@@ -133,8 +133,7 @@ class StreamedEstimator(BaseEstimator):
 
     def _what_decides(self) -> dict[str, Any]:
         """The parameters that decide the result: a resumed fit must have the same ones."""
-        free = ("n_jobs", "device", "warm_start", "random_state")
-        return {k: v for k, v in self.get_params(deep=False).items() if k not in free}
+        raise NotImplementedError
 
     def _fit_by_steps(
         self,

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from scalelatent.engine.callbacks import Callback
+from scalelatent.engine.loop import LoopResult
 from scalelatent.models.capsule.members import Members
-from scalelatent.models.capsule.model import CapsuleEM, CapsuleState
+from scalelatent.models.capsule.model import CapsuleEM
 from scalelatent.models.capsule.predict import CapsuleRows
 
 from .base import StreamedEstimator, restore_params
@@ -194,22 +195,26 @@ class CapsuleRegression(StreamedClassifier, StreamedEstimator):
     def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps | None:
         return fit_steps(self, rows) if self.algorithm == "em" else None
 
+    def _what_decides(self) -> dict[str, Any]:
+        """The parameters that decide the result: a resumed fit must have the same ones."""
+        free = ("n_jobs", "device", "warm_start", "random_state")
+        return {k: v for k, v in self.get_params(deep=False).items() if k not in free}
+
     def _keep(
         self,
         classes: np.ndarray,
-        members: Members,
+        em: CapsuleEM,
         basis: np.ndarray | None,
-        learner: CapsuleEM,
-        state: CapsuleState,
-        history: list[dict[str, Any]],
+        result: LoopResult,
+        w: np.ndarray,
     ) -> None:
-        self.classes_, self._members = classes, members
-        self.W_ = learner.weights(state)
-        self.capsule_dims_ = members.dims
+        self.classes_, self._members = classes, em.members
+        self.W_ = w
+        self.capsule_dims_ = em.members.dims
         self.projection_ = basis
-        self.n_iter_ = state.iteration
-        self.history_ = history
-        self.best_validation_error_ = float(state.best_error.mean()) if learner.has_validation else None
+        self.n_iter_ = result.state.iteration
+        self.history_ = result.history
+        self.best_validation_error_ = float(result.state.best_error.mean()) if em.has_validation else None
 
     def plan(
         self,

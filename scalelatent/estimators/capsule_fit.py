@@ -125,13 +125,13 @@ def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
     weights = class_weights(model.class_weight, classes, counts)
     model.seed_, rows = yield Begin({"members": members.n_members, "max_iter": int(model.max_iter)})
     basis, rows = yield from project_steps(model, rows, width)
-    learner, state = yield from start_steps(model, rows, members, classes, weights)
+    em, weight, w = yield from start_steps(model, rows, members, classes, weights)
 
     def predictor(state: CapsuleState) -> CapsuleRows:
-        return CapsuleRows(members, learner.weights(state), basis, "probabilities")
+        return CapsuleRows(members, em.weights(state), basis, "probabilities")
 
-    result = yield Learn("estep", learner, state, rows, classes, predictor)
-    model._keep(classes, members, basis, learner, result.state, result.history)
+    result = yield Learn("estep", em, initial_state(w, members.n_members), rows, classes, predictor)
+    model._keep(classes, em, basis, result, em.weights(result.state))
 
 
 def project_steps(
@@ -172,8 +172,8 @@ def start(
     members: Members,
     classes: np.ndarray,
     class_weight: np.ndarray | None,
-) -> tuple[CapsuleEM, CapsuleState]:
-    """Learner and first state for fits that are not made of steps."""
+) -> tuple[CapsuleEM, np.ndarray, np.ndarray]:
+    """Learner, class weights and first W for fits that are not made of steps."""
     rows = {name: Rows(ds) for name, ds in datasets.items()}
     return session.answer(start_steps(model, rows, members, classes, class_weight))
 
@@ -184,8 +184,8 @@ def start_steps(
     members: Members,
     classes: np.ndarray,
     class_weight: np.ndarray | None,
-) -> Generator[Any, Any, tuple[CapsuleEM, CapsuleState]]:
-    """The learner with the second moments of the rows, and the first state.
+) -> Generator[Any, Any, tuple[CapsuleEM, np.ndarray, np.ndarray]]:
+    """The learner with the second moments of the rows, the weight of each class, and the first W.
 
     Raises
     ------
@@ -218,7 +218,7 @@ def start_steps(
         has_validation=int("validation" in rows),
     )
     first = yield from _first_weights(model, members, classes, moment, weight)
-    return learner, initial_state(first, members.n_members)
+    return learner, np.array(weight), first
 
 
 def _first_weights(

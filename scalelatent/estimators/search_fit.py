@@ -94,7 +94,7 @@ def identity(value: Any) -> Any:
 
     Examples
     --------
-    >>> a = np.zeros(2)
+    >>> a = np.zeros(100)
     >>> identity((a, [1])) == identity((a, [1])), identity(a) == identity(a.copy())
     (True, False)
     """

@@ -197,7 +197,7 @@ def test_memory_splits_candidates_into_groups(digits: Arrays, held_out: Arrays, 
 # -- interruptions ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at", (0, 2, 4, 7, 12, 20, 31))
+@pytest.mark.parametrize("at", [0, 2, 4, 7, 12, 20, 31])
 def test_interrupt_and_resume(digits: Arrays, tmp_path: Path, models: Any, at: int) -> None:
     search = Search(BASE, CANDIDATES[:4], cv=2, n_jobs=1)
     try:
