@@ -125,7 +125,7 @@ def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
     weights = class_weights(model.class_weight, classes, counts)
     model.seed_, rows = yield Begin({"members": members.n_members, "max_iter": int(model.max_iter)})
     basis, rows = yield from project_steps(model, rows, width)
-    em, weight, w = yield from start_steps(model, rows, members, classes, weights)
+    em, _weight, w = yield from start_steps(model, rows, members, classes, weights)
 
     def predictor(state: CapsuleState) -> CapsuleRows:
         return CapsuleRows(members, em.weights(state), basis, "probabilities")
