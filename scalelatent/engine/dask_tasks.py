@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -81,17 +82,43 @@ def worker_device(device: str) -> str:
         return "cpu"
 
 
-def task_params(ref: Ref, stage: str, iteration: int) -> Any:
+@dataclass(frozen=True)
+class Parameters:
+    """What the tasks of a pass depend on: the state, and what the driver is told of the pass before.
+
+    No state says that the pass is not wanted: the learner is done; or it is past, its outcome in the run
+    folder, and Dask, having lost later parameters, goes through it again.
+    """
+
+    state: Any
+    info: dict[str, Any] | None = None
+
+
+def task_params(ref: Ref, stage: str, iteration: int) -> Parameters:
     """Parameters of a pass: what the M-step before it left in the run folder."""
-    return _recent.get(
-        (ref, stage, "state", iteration), lambda: EngineStore(ref[0]).load_state(stage, iteration)
-    )
+    store = EngineStore(ref[0])
+    try:
+        return Parameters(
+            _recent.get((ref, stage, "state", iteration), lambda: store.load_state(stage, iteration))
+        )
+    except RunError:
+        if max(store.iterations(stage), default=0) > iteration:
+            return Parameters(None)
+        raise
 
 
 def task_span(
-    ref: Ref, stage_name: str, iteration: int, span: Span, state: Any, checkpoint_seconds: float
-) -> np.ndarray:
-    """Read, compute and reduce one span."""
+    ref: Ref,
+    stage_name: str,
+    iteration: int,
+    span: Span,
+    params: Parameters | None,
+    checkpoint_seconds: float,
+) -> np.ndarray | None:
+    """Read, compute and reduce one span; None in a pass that is not wanted."""
+    if params is not None and params.state is None:
+        return None
+    state = None if params is None else params.state
     stage = _stage(ref, stage_name)
     key = (ref, stage_name, iteration, threading.get_ident())
     begin = time.perf_counter()
@@ -126,30 +153,47 @@ def task_node(ref: Ref, stage: str, iteration: int, span: Span) -> np.ndarray:
     return vector
 
 
-def task_merge(vectors: list[np.ndarray]) -> np.ndarray:
+def task_merge(vectors: list[np.ndarray | None]) -> np.ndarray | None:
     """One family of the tree, in order."""
-    return merge_vectors(vectors)
+    there = [vector for vector in vectors if vector is not None]
+    return merge_vectors(there) if len(there) == len(vectors) else None
 
 
 def task_mstep(
-    ref: Ref, stage_name: str, iteration: int, parts: list[str], nodes: list[list[np.ndarray]], state: Any
-) -> dict[str, Any]:
-    """Last merge, M-step, and the next state into the run folder; returns scalars."""
+    ref: Ref,
+    stage_name: str,
+    iteration: int,
+    parts: list[str],
+    nodes: list[list[np.ndarray | None]],
+    params: Parameters,
+) -> Parameters:
+    """Last merge and M-step; the next state goes into the run folder and to the spans of the next pass."""
     stage, store = _stage(ref, stage_name), EngineStore(ref[0])
     stats, rows, nbytes = {}, 0, 0
     for part, vectors in zip(parts, nodes, strict=True):
-        stats[part], part_rows, part_bytes = split_vector(stage, part, merge_vectors(vectors))
+        root = task_merge(vectors)
+        if root is None:
+            return _past(store, stage_name, iteration + 1)
+        stats[part], part_rows, part_bytes = split_vector(stage, part, root)
         rows, nbytes = rows + part_rows, nbytes + part_bytes
     _limit_pools()
-    following = stage.work.update(state, stats)
+    following = stage.work.update(params.state, stats)
     store.save_state(stage_name, iteration + 1, following, durable=False)
     _recent.put((ref, stage_name, "state", iteration + 1), following)
-    return {
-        "summary": stage.work.summary(following),
-        "done": stage.work.is_done(following),
-        "rows": rows,
-        "bytes_read": nbytes,
-    }
+    done = stage.work.is_done(following)
+    info = {"summary": stage.work.summary(following), "done": done, "rows": rows, "bytes_read": nbytes}
+    return Parameters(None if done else following, info)
+
+
+def _past(store: EngineStore, stage: str, iteration: int) -> Parameters:
+    # The last few states are kept: from the first of them on passes are computed again.
+    found = iteration in store.iterations(stage)
+    return Parameters(store.load_state(stage, iteration) if found else None)
+
+
+def task_info(params: Parameters) -> dict[str, Any] | None:
+    """What the driver is told of a pass."""
+    return params.info
 
 
 def task_write_rows(url: str, shard: int, x: np.ndarray, y: Any, weight: Any) -> None:

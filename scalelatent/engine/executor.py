@@ -54,6 +54,10 @@ class Executor(Protocol):
         """One pass of a learner, and its M-step."""
         ...
 
+    def end(self) -> None:
+        """No further pass of this fit follows: call off what may have begun."""
+        ...
+
     def collect(self, stage: Stage, on_rows: OnRows) -> dict[str, Stats]:
         """One pass of reductions without a state."""
         ...

@@ -118,6 +118,8 @@ def fit_batches(
         if saved != iteration:
             _checkpoint(executor, stage, iteration, handle, callbacks, store)
         raise
+    finally:
+        executor.end()
     if saved != iteration:
         _checkpoint(executor, stage, iteration, handle, callbacks, store)
     return LoopResult(executor.get_state(stage, iteration, handle), history)

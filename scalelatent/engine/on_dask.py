@@ -1,13 +1,9 @@
 """The executor on a Dask cluster: the same spans, the same tree, the same bits.
 
-A pass is some tens of tasks. ``…_params`` holds the parameters: they travel from worker to worker, and its
-recipe reads them from the run folder, so no task depends on an earlier pass and the scheduler forgets each
-pass when it is done. ``…_estep`` reads, computes and reduces a span; ``…_merge`` joins eight nodes;
-``…_mstep`` merges the last ones, writes the next state and returns scalars.
-
-The driver gives out spans itself: each worker has a list of its own (the same every pass, so its cache fits),
-at most ``WINDOW`` of them are submitted at a time, and a worker that runs out takes from the longest list.
-Slow, fast, new and lost workers need nothing more.
+A pass is some tens of tasks. ``…_estep`` reads, computes and reduces a span; ``…_merge`` joins eight nodes;
+``…_mstep`` merges the last ones and makes the next parameters, which travel from worker to worker and lie in
+the run folder, too; ``…_info`` gives the driver its scalars. ``…_params`` begins a pass from the run folder.
+Slow, fast, new and lost workers need nothing more than the window of :mod:`.dask_pass`.
 """
 
 from __future__ import annotations
@@ -15,30 +11,19 @@ from __future__ import annotations
 import queue
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scalelatent.data.grid import FAN_IN
 from scalelatent.errors import RunError, ScalelatentError
 from scalelatent.models.base import Stats
 
-from .dask_tasks import (
-    sees,
-    task_map,
-    task_merge,
-    task_mstep,
-    task_node,
-    task_params,
-    task_span,
-    task_write_rows,
-)
+from .dask_pass import DaskPass, Window, params_of
+from .dask_tasks import sees, task_map, task_merge, task_write_rows
 from .executor import OnRows, StepResult
 from .inprocess import plan_spans
-from .passes import Span, Stage, split_vector
+from .passes import Span, Stage, spans_of, split_vector
 from .store import EngineStore
 
-WINDOW = 2
 STALL_SECONDS = 300.0
 REFRESH_SECONDS = 1.0
 _POLL_SECONDS = 0.5
@@ -67,6 +52,7 @@ class DaskExecutor:
         self.store = store
         self.checkpoint_seconds = checkpoint_seconds
         self.token = uuid.uuid4().hex[:6]
+        self._begun: DaskPass | None = None
         self.threads, self._looked = self._threads(), time.monotonic()
         if not self.threads:
             raise RunError(
@@ -105,6 +91,7 @@ class DaskExecutor:
 
     def put_state(self, stage: Stage, iteration: int, state: Any) -> int:
         """Write constants and state where the workers find them."""
+        self.end()
         self.store.save_stage(stage)
         self.store.save_state(stage.name, iteration, state, durable=True)
         return iteration
@@ -113,87 +100,66 @@ class DaskExecutor:
         """The state, from the run folder."""
         return self.store.load_state(stage.name, handle)
 
+    def spans(self, stage: Stage) -> list[Span]:
+        """Spans of a pass on the workers there are."""
+        return spans_of(stage, self.workers)
+
     def step(self, stage: Stage, iteration: int, handle: int, on_rows: OnRows) -> StepResult:
-        """One pass and its M-step, both on the cluster."""
-        folder = self.store.ref
-        params = self.client.submit(
-            task_params, folder, stage.name, iteration, key=self._key(stage, "params", iteration), pure=False
-        )
-        tops = self._reduce(stage, iteration, params, on_rows)
-        future = self.client.submit(
-            task_mstep,
-            folder,
-            stage.name,
-            iteration,
-            list(tops),
-            list(tops.values()),
-            params,
-            key=self._key(stage, "mstep", iteration),
-            priority=10,
-            pure=False,
-        )
-        out = self._result(future)
-        self.store.drop_nodes()
+        """One pass and its M-step, both on the cluster; the pass may have begun behind the one before."""
+        current = self._begun
+        if current is None or current.stage is not stage or current.iteration != iteration:
+            self.end()
+            self._refresh()
+            spans, kept = plan_spans(stage, iteration, self.store, self.workers)
+            current = DaskPass(self, stage, iteration, params_of(self, stage, iteration), spans, kept)
+        try:
+            self._run_pass(current, on_rows)
+            out = self._result(current.info)
+        except BaseException:
+            current.cancel()
+            raise
+        self._begun = current.following
+        current.release()
+        if out["done"]:
+            self.end()
+        self.store.drop_nodes(upto=iteration)
         return StepResult(out["summary"], out["done"], out["rows"], out["bytes_read"], iteration + 1)
+
+    def end(self) -> None:
+        """Call off the pass that has begun behind the last one: it is not wanted."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.cancel()
 
     def collect(self, stage: Stage, on_rows: OnRows) -> dict[str, Stats]:
         """One pass of reductions; their sums come to the driver, once a fit."""
+        self.end()
+        self._refresh()
         self.store.save_stage(stage)
-        tops = self._reduce(stage, 0, None, on_rows)
+        spans, kept = plan_spans(stage, 0, self.store, self.workers)
+        current = DaskPass(self, stage, 0, None, spans, kept)
+        self._run_pass(current, on_rows)
         out = {}
-        for part, futures in tops.items():
+        for part, futures in current.tops().items():
             future = self.client.submit(
                 task_merge, futures, key=self._key(stage, "merge", 0, f"{part}-root"), pure=False
             )
             out[part] = split_vector(stage, part, self._result(future))[0]
+        current.release()
         self.store.drop_nodes()
         return out
 
-    # -- spans and their tree
-    # ----------------------------------------------------------------------------------
-
-    def _reduce(self, stage: Stage, iteration: int, params: Any, on_rows: OnRows) -> dict[str, list[Any]]:
-        """Futures of the top nodes of each part, in order; at most eight a part."""
-        self._refresh()
-        spans, kept = plan_spans(stage, iteration, self.store, self.workers)
-        trees = {part: _FutureTree(self, stage, iteration, part) for part in stage.grids}
-        folder, done = self.store.ref, 0
-        for span, vector in kept:
-            key = self._key(stage, "kept", iteration, f"{span.part}-{span.index:04d}")
-            trees[span.part].add(
-                span.level,
-                span.index,
-                self.client.submit(task_node, folder, stage.name, iteration, span, key=key, pure=False),
-            )
-            done += int(vector[-2])
+    def _run_pass(self, current: DaskPass, on_rows: OnRows) -> None:
+        stage, done = current.stage, current.rows_kept
         on_rows(done, stage.rows)
-
-        def submit(span: Span, worker: str) -> Any:
-            suffix = f"{_letter(span.part)}{span.index:04d}"
-            key = self._key(stage, None, iteration, suffix)
-            return self.client.submit(
-                task_span,
-                folder,
-                stage.name,
-                iteration,
-                span,
-                params,
-                self.checkpoint_seconds,
-                workers=[worker],
-                allow_other_workers=True,
-                key=key,
-                pure=False,
-            )
 
         def finish(span: Span, future: Any) -> None:
             nonlocal done
-            trees[span.part].add(span.level, span.index, future)
             a, b = stage.grids[span.part].node_rows(span.level, span.index)
             done += b - a
             on_rows(done, stage.rows)
 
-        self._run_windowed(spans, submit, finish)
-        return {part: tree.tops() for part, tree in trees.items()}
+        current.run(finish, self._next_ended, self._raise)
 
     def run_map(self, task: Any, on_rows: OnRows) -> None:
         """Shards of a map as tasks."""
@@ -270,40 +236,7 @@ class DaskExecutor:
         self, items: Sequence[Any], submit: Callable[[Any, str], Any], finish: Callable[[Any, Any], None]
     ) -> None:
         """Keep a few items on every worker until all are done. Errors of tasks are raised here."""
-        names = list(self.threads)
-        lists = {
-            name: deque(items[i * len(items) // len(names) : (i + 1) * len(items) // len(names)])
-            for i, name in enumerate(names)
-        }
-        ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        pending: dict[Any, tuple[Any, str]] = {}
-
-        def give(worker: str) -> bool:
-            source = lists[worker] or max(lists.values(), key=len)
-            if not source:
-                return False
-            # Its own list from the front; from another's list the end, which its owner would reach last.
-            item = source.popleft() if source is lists[worker] else source.pop()
-            future = submit(item, worker)
-            pending[future] = (item, worker)
-            future.add_done_callback(ended.put)
-            return True
-
-        for _ in range(WINDOW):
-            for name in names:
-                for _ in range(self.threads[name]):
-                    give(name)
-        try:
-            while pending:
-                future = self._next_ended(ended, pending)
-                item, worker = pending.pop(future)
-                if future.status != "finished":
-                    self._raise(future)
-                finish(item, future)
-                give(worker)
-        finally:
-            if pending:
-                self.client.cancel(list(pending))
+        Window(self.client, self.threads, items, submit).run(finish, self._next_ended, self._raise)
 
     def _next_ended(self, ended: queue.SimpleQueue[Any], pending: dict[Any, Any]) -> Any:
         begin = time.monotonic()
@@ -361,39 +294,3 @@ class DaskExecutor:
         model = stage.name.split("_")[0] if stage.name.endswith("_estep") else stage.name
         name = f"{model}_{role}" if role else stage.name
         return f"{name}-it{iteration + 1:04d}{'-' + suffix if suffix else ''}-{self.token}"
-
-
-def _letter(part: str) -> str:
-    """A part in the names of its tasks; keys of two parts must differ."""
-    return {"train": "s", "validation": "v"}.get(part, f"{part}-")
-
-
-class _FutureTree:
-    """Futures of one part's nodes; a complete family below the top becomes a merge task."""
-
-    def __init__(self, executor: DaskExecutor, stage: Stage, iteration: int, part: str) -> None:
-        self._executor, self._stage, self._iteration, self._part = executor, stage, iteration, part
-        self._grid = stage.grids[part]
-        self._nodes: dict[tuple[int, int], Any] = {}
-
-    def add(self, level: int, index: int, future: Any) -> None:
-        self._nodes[level, index] = future
-        while level < self._grid.depth - 1:
-            family, parent = [(level, i) for i in self._grid.family(level, index)], index // FAN_IN
-            if not all(node in self._nodes for node in family):
-                return
-            futures = [self._nodes.pop(node) for node in family]
-            key = self._executor._key(
-                self._stage, "merge", self._iteration, f"{_letter(self._part)}{level + 1}-{parent:04d}"
-            )
-            merged = (
-                futures[0]
-                if len(futures) == 1
-                else self._executor.client.submit(task_merge, futures, key=key, priority=5, pure=False)
-            )
-            level, index = level + 1, parent
-            self._nodes[level, index] = merged
-
-    def tops(self) -> list[Any]:
-        """The last family, in order: the M-step merges it."""
-        return [self._nodes[node] for node in sorted(self._nodes)]

@@ -145,7 +145,7 @@ class EngineStore:
     def save_state(self, stage: str, iteration: int, state: Any, durable: bool) -> None:
         """Write a state and drop all but the newest few."""
         write_record(self.state_path(stage, iteration), state, durable=durable)
-        for old in self._iterations(stage)[:-KEEP_STATES]:
+        for old in self.iterations(stage)[:-KEEP_STATES]:
             self.state_path(stage, old).unlink(missing_ok=True)
 
     def load_state(self, stage: str, iteration: int) -> Any:
@@ -161,20 +161,21 @@ class EngineStore:
     def latest_state(self, stage: str) -> tuple[int, Any, list[str]] | None:
         """(iteration, state, messages about unreadable newer ones), or None where there is none."""
         messages: list[str] = []
-        for iteration in reversed(self._iterations(stage)):
+        for iteration in reversed(self.iterations(stage)):
             try:
                 return iteration, self.load_state(stage, iteration), messages
             except RunError as error:
                 messages.append(f"{error}; falling back to the checkpoint before it")
         return None
 
-    def _iterations(self, stage: str) -> list[int]:
+    def iterations(self, stage: str) -> list[int]:
+        """Passes after which a state was kept, in order."""
         found = (_STATE.fullmatch(path.name) for path in self.folder.glob("state-*.rec"))
         return sorted(int(m["iteration"]) for m in found if m and m["stage"] == stage)
 
     def drop_stage(self, stage: str) -> None:
         """Forget constants and states of a stage that is done; its history stays."""
-        for iteration in self._iterations(stage):
+        for iteration in self.iterations(stage):
             self.state_path(stage, iteration).unlink(missing_ok=True)
         (self.folder / f"stage-{stage}.rec").unlink(missing_ok=True)
 
@@ -203,10 +204,12 @@ class EngineStore:
         except RunError:
             return None
 
-    def drop_nodes(self) -> None:
-        """Forget all finished spans: their pass is done."""
+    def drop_nodes(self, upto: int | None = None) -> None:
+        """Forget finished spans: their pass is done. The next one (``iteration > upto``) may have begun."""
         for path in self.folder.glob("node-*.rec"):
-            path.unlink(missing_ok=True)
+            match = _NODE.fullmatch(path.name)
+            if upto is None or match is None or int(match["iteration"]) <= upto:
+                path.unlink(missing_ok=True)
 
     # -- history ---------------------------------------------------------------------------------------------
 

@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 
 from scalelatent.engine.callbacks import Callback
+from scalelatent.engine.cluster import current_client
 from scalelatent.engine.loop import LoopResult
+from scalelatent.engine.plan import find_resources
 from scalelatent.models.capsule.members import Members
 from scalelatent.models.capsule.model import CapsuleEM
 from scalelatent.models.capsule.predict import CapsuleRows
 
 from .base import StreamedEstimator, restore_params
-from .capsule_fit import check_params, fit_steps, plan
+from .capsule_fit import check_params, check_width, plan, projected_width
+from .capsule_steps import fit_steps
 from .classifier import StreamedClassifier
 from .steps import Rows, Steps
 
@@ -153,7 +156,7 @@ class CapsuleRegression(StreamedClassifier, StreamedEstimator):
         Parameters
         ----------
         X : Dataset or array-like, shape (n, features)
-            numpy, memmap, zarr and dask arrays, lists.
+            numpy, memmap, zarr and dask arrays, scipy sparse rows, lists.
         y : array-like, shape (n,)
             Labels; a Dataset brings its own.
         validation : Dataset or (X, y) or None
@@ -189,6 +192,10 @@ class CapsuleRegression(StreamedClassifier, StreamedEstimator):
         check_params(self)
         train = self._training_rows(X, y, sample_weight)
         held = self._validation_rows(validation)
+        assert train.classes is not None
+        resources = find_resources(client or current_client(), self.n_jobs, None)
+        width = projected_width(self.projection, train.n_features)
+        check_width(width, train, len(train.classes), resources.memory)
         self._fit_by_steps(train, held, client, run_dir, resume, callbacks, engine)
         return self
 
@@ -252,8 +259,6 @@ class CapsuleRegression(StreamedClassifier, StreamedEstimator):
         >>> CapsuleRegression(capsule_dim=2).plan(x, y)["stages"]["estep"]["statistic_bytes"]
         168
         """
-        from scalelatent.engine.plan import find_resources
-
         train, held = self._training_rows(X, y, None), self._validation_rows(validation)
         return plan(self, train, held, find_resources(client, self.n_jobs, memory_limit), dict(engine or {}))
 
@@ -262,6 +267,7 @@ class CapsuleRegression(StreamedClassifier, StreamedEstimator):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
         tags.transformer_tags.preserves_dtype = ["float32"]
         # Capsules have no offset: classes that differ by their mean alone, around the origin, are not told
         # apart.

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
-from sklearn.model_selection import KFold, ParameterGrid
 from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset
 from scalelatent.engine.callbacks import Callback
-from scalelatent.engine.joint import RowMask
 from scalelatent.engine.plan import find_resources
 from scalelatent.engine.streams import resolve_seed
 from scalelatent.engine.tally import SCORERS, ScoreTally
 from scalelatent.errors import DataError, ScalelatentError
 
-from .base import StreamedEstimator
+from .search_candidates import (
+    candidate_params,
+    check_candidate,
+    fit_alone,
+    fold_rows,
+    make_candidates,
+    score_table,
+)
 from .search_fit import Candidate, Memo, SharedFit
 from .session import FitSession
-from .steps import Rows, first_step
-
-# They say where a fit runs, which a search says for all its candidates.
-_NOT_SEARCHED = ("n_jobs", "device", "warm_start")
+from .steps import Rows
 
 
 class Search(MetaEstimatorMixin, BaseEstimator):
@@ -173,17 +174,17 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         --------
         See the class.
         """
-        params, scorer = self._candidate_params(), self._scorer()
+        params, scorer = candidate_params(self.estimator, self.param_grid), self._scorer()
         base = clone(self.estimator)
         train = base._training_rows(X, y, sample_weight)
         held = base._validation_rows(validation)
-        folds = None if held is not None else self._folds(len(train))
+        folds = None if held is not None else fold_rows(self.cv, len(train))
         watched = {"train": train} if held is None else {"train": train, "validation": held}
         memo = Memo()
         self.n_splits_ = 1 if folds is None else len(folds)
         # Refuse what cannot work before anything is written.
-        begun = _candidates(base, params, watched, folds)
-        infos = [_check(one, params[one.number], memo) for one in begun]
+        begun = make_candidates(base, params, watched, folds)
+        infos = [check_candidate(one, params[one.number], memo) for one in begun]
         with FitSession(
             "search",
             client=client,
@@ -224,30 +225,6 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             self.best_estimator_.feature_names_in_ = base.feature_names_in_
         return self
 
-    def _candidate_params(self) -> list[dict[str, Any]]:
-        if not isinstance(self.estimator, StreamedEstimator):
-            raise TypeError(
-                "Search shares passes between estimators of scalelatent; for "
-                f"{type(self.estimator).__name__} use sklearn.model_selection.GridSearchCV"
-            )
-        given = self.param_grid
-        params = [dict(p) for p in (ParameterGrid(given) if isinstance(given, Mapping) else given)]
-        if not params:
-            raise ValueError("param_grid holds no candidate: give a dict of lists, or dicts of parameters")
-        known = self.estimator.get_params(deep=False)
-        for candidate in params:
-            for name in candidate:
-                if name not in known or name in _NOT_SEARCHED:
-                    raise ValueError(
-                        f"param_grid names {name!r}, which "
-                        + (
-                            "says where a fit runs: set it on the estimator or the search"
-                            if name in _NOT_SEARCHED
-                            else f"{type(self.estimator).__name__} has not; it has {', '.join(sorted(known))}"
-                        )
-                    )
-        return params
-
     def _scorer(self) -> Any:
         self.scoring_ = "accuracy" if self.scoring is None else self.scoring
         if callable(self.scoring_):
@@ -258,25 +235,6 @@ class Search(MetaEstimatorMixin, BaseEstimator):
                 "dataset)"
             )
         return SCORERS[self.scoring_]
-
-    def _folds(self, n_rows: int) -> list[tuple[int, int]]:
-        """(start, stop) of each fold."""
-        n = self.cv
-        if isinstance(n, KFold):
-            if n.shuffle:
-                raise ValueError(
-                    "cv=KFold(shuffle=True): folds are runs of rows, so that all share each pass; shuffle "
-                    "the dataset instead, and give the number of folds"
-                )
-            n = n.n_splits
-        n = 5 if n is None else n
-        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or not 2 <= n <= n_rows:
-            raise ValueError(
-                f"cv={self.cv!r}: give KFold(n) or a number of folds, from 2 to the number of rows "
-                f"(n_samples = {n_rows})"
-            )
-        edges = np.cumsum([0, *(n_rows // n + (i < n_rows % n) for i in range(n))]).tolist()
-        return list(itertools.pairwise(edges))
 
     def _rungs(self, n: int) -> list[int]:
         if not self.halving:
@@ -312,7 +270,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         shared.run([one for one in candidates if one.steps is not None], answers)
         for one in candidates:
             if one.steps is None:
-                _fit_alone(one, answers[one.key][0], shared.session)
+                fit_alone(one, answers[one.key][0], shared.session)
                 shared.n_passes += one.passes
 
     def _scores(self, shared: SharedFit, candidates: Sequence[Candidate]) -> dict[str, float]:
@@ -330,33 +288,13 @@ class Search(MetaEstimatorMixin, BaseEstimator):
     def _gather(
         self, params: Sequence[dict[str, Any]], candidates: Sequence[Candidate], scores: Mapping[str, float]
     ) -> None:
-        per_split = np.array([scores.get(one.key, self.error_score) for one in candidates], dtype=float)
-        per_split = per_split.reshape(len(params), self.n_splits_)
-        mean = per_split.mean(axis=1)
-        out: dict[str, Any] = {"params": list(params)}
-        for name in sorted({name for p in params for name in p}):
-            column = np.ma.masked_all(len(params), dtype=object)
-            for i, p in enumerate(params):
-                if name in p:
-                    column[i] = p[name]
-            out[f"param_{name}"] = column
-        for k in range(self.n_splits_):
-            out[f"split{k}_test_score"] = per_split[:, k]
-        out["mean_test_score"], out["std_test_score"] = mean, per_split.std(axis=1)
-        # The first of equals has the better place, as in scikit-learn; what has no score is last.
-        filled = np.where(np.isnan(mean), -np.inf, mean)
-        out["rank_test_score"] = np.array([1 + int((filled > value).sum()) for value in filled])
-        of_number: list[list[Candidate]] = [[] for _ in params]
-        for one in candidates:
-            of_number[one.number].append(one)
-        out["n_passes"] = np.array([max(one.passes for one in own) for own in of_number])
-        out["error"] = [next((one.error for one in own if one.error), None) for own in of_number]
-        self.results_ = out
-        if not np.isfinite(filled).any():
+        self.results_ = score_table(params, candidates, scores, self.n_splits_, self.error_score)
+        mean = self.results_["mean_test_score"]
+        if not np.isfinite(mean).any():
             raise ScalelatentError(
-                f"no candidate of {len(params)} has a score; the first ended so: {out['error'][0]}"
+                f"no candidate of {len(params)} has a score; the first ended so: {self.results_['error'][0]}"
             )
-        self.best_index_ = int(filled.argmax())
+        self.best_index_ = int(np.where(np.isnan(mean), -np.inf, mean).argmax())
         self.best_params_, self.best_score_ = params[self.best_index_], float(mean[self.best_index_])
 
     # -- the best one ------------------------------------------------------------------------------------
@@ -458,75 +396,3 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         tags.target_tags, tags.input_tags = own.target_tags, own.input_tags
         tags.transformer_tags = own.transformer_tags
         return tags
-
-
-def _candidates(
-    base: Any,
-    params: Iterable[dict[str, Any]],
-    watched: Mapping[str, Dataset],
-    folds: Sequence[tuple[int, int]] | None,
-) -> list[Candidate]:
-    """Every candidate on every set of rows, folds of a candidate beside each other."""
-    out = []
-    # Candidates share the rows of a fold, and with them what is derived from these.
-    whole = {name: Rows(ds) for name, ds in watched.items()}
-    sets: list[tuple[Any, Any]] = (
-        [(whole, whole.get("validation"))]
-        if folds is None
-        else [
-            (
-                {"train": Rows(watched["train"], mask=RowMask(a, b, 0))},
-                Rows(watched["train"], mask=RowMask(a, b, 1)),
-            )
-            for a, b in folds
-        ]
-    )
-    for number, own in enumerate(params):
-        for k, (rows, held) in enumerate(sets):
-            model = clone(base).set_params(**own)
-            for name in ("n_features_in_", "feature_names_in_"):
-                if hasattr(base, name):
-                    setattr(model, name, getattr(base, name))
-            key = f"{number:03d}" if folds is None else f"{number:03d}-f{k}"
-            out.append(Candidate(key, number, model, model._fit_steps(rows), rows, held))
-    return out
-
-
-def _check(one: Candidate, params: Mapping[str, Any], memo: Memo) -> dict[str, Any]:
-    """What the candidate says before work begins; its errors name it."""
-    if one.steps is None:
-        return {}
-    try:
-        return dict(first_step(one.steps, memo).info)
-    except (ValueError, DataError) as error:
-        where = f"candidate {one.number} {dict(params)!r}"
-        if one.held.mask is not None:
-            where += (
-                f" without rows {one.held.mask.start} to {one.held.mask.stop - 1} (a fold; rows sorted by "
-                "class must be shuffled first)"
-            )
-        raise type(error)(f"{where}: {error}") from error
-
-
-def _fit_alone(one: Candidate, seed: int, session: FitSession) -> None:
-    """A candidate whose fit is not made of steps: it shares nothing."""
-    train, mask = one.rows["train"].dataset, one.rows["train"].mask
-    if mask is not None:
-        weight = train.read_weight(0, len(train)) if train.has_weight else np.ones(len(train))
-        assert weight is not None
-        weight = weight.copy()
-        weight[mask.start : mask.stop] = 0
-        train = train.with_weight(weight)
-    held = one.rows.get("validation")
-    folder = session.run_dir
-    one.model.set_params(random_state=seed)
-    one.model.fit(
-        train,
-        validation=None if held is None else held.dataset,
-        client=session.client,
-        run_dir=None if folder is None else Path(folder) / f"candidate-{one.key}",
-        resume=session.resume,
-        callbacks=session.callbacks.callbacks,
-        engine=session.options,
-    )
-    one.passes = int(one.model.n_iter_)

@@ -179,7 +179,7 @@ def submitted(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, i
 
 
 NAME = re.compile(
-    r"capsule_(params|mstep|estep|moments|svd|(estep_|moments_|svd_)?(merge|kept))-it\d{4}(-[svt]\d{4}|-[tv]\d-\d{4}|-train-root|-validation-root|-\w+-\d{4})?-[0-9a-f]{6}"
+    r"capsule_(params|mstep|info|estep|moments|svd|(estep_|moments_|svd_)?(merge|kept))-it\d{4}(-[svt]\d{4}|-[tv]\d-\d{4}|-train-root|-validation-root|-\w+-\d{4})?-[0-9a-f]{6}"
 )
 
 
