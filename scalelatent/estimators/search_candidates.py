@@ -100,7 +100,12 @@ def make_candidates(
     watched: Mapping[str, Dataset],
     folds: Sequence[tuple[int, int]] | None,
 ) -> list[Candidate]:
-    """Every candidate on every set of rows, folds of a candidate beside each other."""
+    """Every candidate on every set of rows, folds of a candidate beside each other.
+
+    Examples
+    --------
+    See :class:`.Search`.
+    """
     out = []
     # Candidates share the rows of a fold, and with them what is derived from these.
     whole = {name: Rows(ds) for name, ds in watched.items()}
@@ -127,7 +132,12 @@ def make_candidates(
 
 
 def check_candidate(one: Candidate, params: Mapping[str, Any], memo: Memo) -> dict[str, Any]:
-    """What the candidate says before work begins; its errors name it."""
+    """What the candidate says before work begins; its errors name it.
+
+    Examples
+    --------
+    See :class:`.Search`.
+    """
     if one.steps is None:
         return {}
     try:
@@ -143,7 +153,12 @@ def check_candidate(one: Candidate, params: Mapping[str, Any], memo: Memo) -> di
 
 
 def fit_alone(one: Candidate, seed: int, session: FitSession) -> None:
-    """A candidate whose fit is not made of steps: it shares nothing."""
+    """A candidate whose fit is not made of steps: it shares nothing.
+
+    Examples
+    --------
+    See :class:`.Search`.
+    """
     train, mask = one.rows["train"].dataset, one.rows["train"].mask
     if mask is not None:
         weight = train.read_weight(0, len(train)) if train.has_weight else np.ones(len(train))
