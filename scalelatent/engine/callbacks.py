@@ -39,8 +39,14 @@ class Callback:
         """
         return None
 
+    def on_report(self, record: dict[str, Any]) -> bool | None:
+        """In mid-epoch of an online fit, every ``report_steps`` steps and after validations: a record like
+        that of :meth:`on_pass_end`. Return True to stop.
+        """
+        return None
+
     def on_checkpoint(self, info: dict[str, Any]) -> None:
-        """A checkpoint is safe on disk. ``info``: pass, path, seconds."""
+        """A checkpoint is safe on disk. ``info``: pass, path, seconds; online also step."""
 
     def on_event(self, info: dict[str, Any]) -> None:
         """Something worth a line in the log. ``info``: event, and what belongs to it."""
@@ -87,6 +93,11 @@ class Callbacks(Callback):
     def on_pass_end(self, record: dict[str, Any]) -> bool:
         """Pass on; all are asked, any may stop."""
         answers = [callback.on_pass_end(record) for callback in self.callbacks]
+        return any(answers)
+
+    def on_report(self, record: dict[str, Any]) -> bool:
+        """Pass on; all are asked, any may stop."""
+        answers = [callback.on_report(record) for callback in self.callbacks]
         return any(answers)
 
     def on_checkpoint(self, info: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from .passes import Span, Stage
 
 WINDOW = 2
 # Tasks of earlier passes that the scheduler may have to remember, and passes in a chain.
-CHAIN_TASKS, CHAIN_PASSES = 2000, 16
+CHAIN_TASKS, CHAIN_PASSES = 2000, 8
 
 
 class Window:
@@ -34,7 +34,6 @@ class Window:
 
     Parameters
     ----------
-    client : distributed.Client
     threads : dict
         Address of a worker -> its threads.
     items : sequence
@@ -46,13 +45,12 @@ class Window:
 
     def __init__(
         self,
-        client: Any,
         threads: dict[str, int],
         items: Sequence[Any],
         submit: Callable[[Any, str], Any],
         all_given: Callable[[], None] | None = None,
     ) -> None:
-        self._client, self._threads, self._submit, self._all_given = client, threads, submit, all_given
+        self._threads, self._submit, self._all_given = threads, submit, all_given
         names = list(threads)
         self._lists = {
             name: deque(items[i * len(items) // len(names) : (i + 1) * len(items) // len(names)])
@@ -114,10 +112,14 @@ class Window:
         self._submit, self._all_given = _closed, None
 
     def cancel(self) -> None:
-        """Call off what has not finished."""
-        if self.pending:
-            self._client.cancel(list(self.pending))
-            self.pending.clear()
+        """Call off what has not finished.
+
+        By letting go: ``Client.cancel`` follows dependents, and breaks the client where one of them is wanted
+        no more.
+        """
+        for future in self.pending:
+            future.release()
+        self.pending.clear()
 
 
 def _closed(item: Any, worker: str) -> Any:
@@ -166,7 +168,7 @@ class DaskPass:
             future = self._submit(task_node, *self._name, span, key=key)
             self._trees[span.part].add(span.level, span.index, future)
             self.rows_kept += int(vector[-2])
-        self.window = Window(executor.client, executor.threads, spans, self._submit_span, self._close)
+        self.window = Window(executor.threads, spans, self._submit_span, self._close)
 
     @property
     def _name(self) -> tuple[Any, str, int]:
@@ -174,7 +176,7 @@ class DaskPass:
 
     def key(self, role: str | None, suffix: str = "") -> str:
         """Name of a task of this pass."""
-        return self.executor._key(self.stage, role, self.iteration, suffix)
+        return self.executor.key(self.stage, role, self.iteration, suffix)
 
     def _submit(self, function: Any, *args: Any, **how: Any) -> Any:
         return self.executor.client.submit(function, *args, pure=False, **how)
@@ -284,5 +286,5 @@ class _FutureTree:
 
 def params_of(executor: Any, stage: Stage, iteration: int) -> Any:
     """Future of the parameters that lie in the run folder."""
-    key = executor._key(stage, "params", iteration)
+    key = executor.key(stage, "params", iteration)
     return executor.client.submit(task_params, executor.store.ref, stage.name, iteration, key=key, pure=False)

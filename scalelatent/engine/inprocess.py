@@ -15,7 +15,9 @@ from scalelatent.models.base import Stats
 
 from .backend import make_backend, resolve_device
 from .cache import PieceCache, shared_cache
+from .chains import ChainRunner, InProcessSteps
 from .executor import OnRows, StepResult
+from .order import RowOrder
 from .passes import MIN_TASK_SECONDS, PassContext, Span, Stage, spans_of, split_vector
 from .reading import Stopped
 from .reduce import TreeReducer
@@ -82,6 +84,14 @@ class InProcessExecutor:
 
     def end(self) -> None:
         """Nothing begins before it is asked for."""
+
+    def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> InProcessSteps:
+        """Steps in this process, by threads over the chains of a step."""
+        threads = min(self.workers, order.n_chains)
+        backends = [self._backend(stage.device, slot) for slot in range(threads)]
+        chains = range(order.n_chains)
+        runner = ChainRunner(stage, order, chains, backends, self.cache, n_epochs)
+        return InProcessSteps(runner, self.cache)
 
     def collect(self, stage: Stage, on_rows: OnRows) -> dict[str, Stats]:
         """One pass of reductions."""

@@ -84,13 +84,12 @@ def fit_batches(
     iteration, history = first, []
     if store is not None and (found := store.latest_state(stage.name)) is not None:
         iteration, state, messages = found
+        tell_unreadable(callbacks, messages)
         history = store.load_history(stage.name, iteration)
         if iteration and (not history or history[-1]["pass"] < iteration):
             # Killed after the M-step and before the line was written: the state still knows what it measured.
-            history.append(_record(stage, stage.work.summary(state), 0.0, stage.rows, 0))
+            history.append(make_record(stage, stage.work.summary(state), 0.0, stage.rows, 0))
             store.append_history(stage.name, history[-1])
-        for message in messages:
-            callbacks.on_event({"event": "checkpoint_unreadable", "message": message})
         callbacks.on_event({"event": "resumed", "stage": stage.name, "pass": iteration})
     done = stage.work.is_done(state)
     handle = executor.put_state(stage, iteration, state)
@@ -101,7 +100,7 @@ def fit_batches(
             result = executor.step(stage, iteration, handle, Progress(callbacks, stage.name, iteration + 1))
             iteration, handle, done = iteration + 1, result.state, result.done
             seconds = time.perf_counter() - begin
-            record = _record(stage, result.summary, seconds, result.rows, result.bytes_read)
+            record = make_record(stage, result.summary, seconds, result.rows, result.bytes_read)
             history.append(record)
             if store is not None:
                 store.append_history(stage.name, record)
@@ -125,11 +124,18 @@ def fit_batches(
     return LoopResult(executor.get_state(stage, iteration, handle), history)
 
 
-def _record(
+def make_record(
     stage: Stage, summary: dict[str, Any], seconds: float, rows: int, bytes_read: int
 ) -> dict[str, Any]:
+    """One line of the history: the learner's scalars, and what they cost."""
     more = {"stage": stage.name, "seconds": round(seconds, 6), "rows": rows, "bytes_read": bytes_read}
     return {**summary, **more}
+
+
+def tell_unreadable(callbacks: Callback, messages: list[str]) -> None:
+    """Tell about checkpoints that a resume had to pass over."""
+    for message in messages:
+        callbacks.on_event({"event": "checkpoint_unreadable", "message": message})
 
 
 def _checkpoint(
@@ -140,13 +146,26 @@ def _checkpoint(
     callbacks: Callback,
     store: EngineStore | None,
 ) -> None:
-    if store is None:
-        return
+    if store is not None:
+        state = executor.get_state(stage, iteration, handle)
+        write_checkpoint(store, stage.name, iteration, state, callbacks, {"pass": iteration})
+
+
+def write_checkpoint(
+    store: EngineStore, name: str, iteration: int, state: Any, callbacks: Callback, where: dict[str, int]
+) -> None:
+    """Make a state safe on disk and tell of it; ``where`` is what callbacks read.
+
+    Raises
+    ------
+    RunError
+        It cannot be written; earlier checkpoints are kept.
+    """
     begin = time.perf_counter()
     try:
-        store.save_state(stage.name, iteration, executor.get_state(stage, iteration, handle), durable=True)
+        store.save_state(name, iteration, state, durable=True)
     except RunError as error:
-        callbacks.on_event({"event": "checkpoint_failed", "pass": iteration, "message": str(error)})
+        callbacks.on_event({"event": "checkpoint_failed", **where, "message": str(error)})
         raise
-    path = str(store.state_path(stage.name, iteration))
-    callbacks.on_checkpoint({"pass": iteration, "path": path, "seconds": time.perf_counter() - begin})
+    path = str(store.state_path(name, iteration))
+    callbacks.on_checkpoint({**where, "path": path, "seconds": time.perf_counter() - begin})

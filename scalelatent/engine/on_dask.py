@@ -12,7 +12,7 @@ import queue
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from scalelatent.errors import RunError, ScalelatentError
 from scalelatent.models.base import Stats
@@ -21,6 +21,8 @@ from .dask_pass import DaskPass, Window, params_of
 from .dask_tasks import sees, task_map, task_merge, task_write_rows
 from .executor import OnRows, StepResult
 from .inprocess import plan_spans
+from .online_dask import DaskSteps
+from .order import RowOrder
 from .passes import Span, Stage, spans_of, split_vector
 from .store import EngineStore
 
@@ -51,6 +53,7 @@ class DaskExecutor:
         self.client = client
         self.store = store
         self.checkpoint_seconds = checkpoint_seconds
+        self.spread, self._parts = "auto", 0
         self.token = uuid.uuid4().hex[:6]
         self._begun: DaskPass | None = None
         self.threads, self._looked = self._threads(), time.monotonic()
@@ -69,7 +72,7 @@ class DaskExecutor:
     def _threads(self) -> dict[str, int]:
         return dict(sorted(self.client.nthreads().items()))
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         """Look at the workers anew, but not each pass: short ones would wait for the answer."""
         if time.monotonic() - self._looked > REFRESH_SECONDS:
             self.threads = self._threads() or self.threads
@@ -109,12 +112,12 @@ class DaskExecutor:
         current = self._begun
         if current is None or current.stage is not stage or current.iteration != iteration:
             self.end()
-            self._refresh()
+            self.refresh()
             spans, kept = plan_spans(stage, iteration, self.store, self.workers)
             current = DaskPass(self, stage, iteration, params_of(self, stage, iteration), spans, kept)
         try:
             self._run_pass(current, on_rows)
-            out = self._result(current.info)
+            out = self.result(current.info)
         except BaseException:
             current.cancel()
             raise
@@ -131,10 +134,19 @@ class DaskExecutor:
         if begun is not None:
             begun.cancel()
 
+    def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> DaskSteps:
+        """Steps on the workers, in segments."""
+        return DaskSteps(self, stage, order, n_epochs, self.spread)
+
+    def next_token(self) -> str:
+        """Ends the names of the tasks of one part of the fit, so that no name comes twice."""
+        self._parts += 1
+        return f"{self.token}{self._parts}"
+
     def collect(self, stage: Stage, on_rows: OnRows) -> dict[str, Stats]:
         """One pass of reductions; their sums come to the driver, once a fit."""
         self.end()
-        self._refresh()
+        self.refresh()
         self.store.save_stage(stage)
         spans, kept = plan_spans(stage, 0, self.store, self.workers)
         current = DaskPass(self, stage, 0, None, spans, kept)
@@ -142,9 +154,9 @@ class DaskExecutor:
         out = {}
         for part, futures in current.tops().items():
             future = self.client.submit(
-                task_merge, futures, key=self._key(stage, "merge", 0, f"{part}-root"), pure=False
+                task_merge, futures, key=self.key(stage, "merge", 0, f"{part}-root"), pure=False
             )
-            out[part] = split_vector(stage, part, self._result(future))[0]
+            out[part] = split_vector(stage, part, self.result(future))[0]
         current.release()
         self.store.drop_nodes()
         return out
@@ -163,7 +175,7 @@ class DaskExecutor:
 
     def run_map(self, task: Any, on_rows: OnRows) -> None:
         """Shards of a map as tasks."""
-        self._refresh()
+        self.refresh()
         name = f"map-{task.name}-{self.token}"
         self.store.save_result(
             name, {"row_map": task.row_map, "task": task.to_json(), "classes": task.classes}
@@ -236,28 +248,65 @@ class DaskExecutor:
         self, items: Sequence[Any], submit: Callable[[Any, str], Any], finish: Callable[[Any, Any], None]
     ) -> None:
         """Keep a few items on every worker until all are done. Errors of tasks are raised here."""
-        Window(self.client, self.threads, items, submit).run(finish, self._next_ended, self._raise)
+        Window(self.threads, items, submit).run(finish, self._next_ended, self._raise)
 
-    def _next_ended(self, ended: queue.SimpleQueue[Any], pending: dict[Any, Any]) -> Any:
+    def _next_ended(
+        self,
+        ended: queue.SimpleQueue[Any],
+        pending: dict[Any, Any],
+        check: Callable[[], None] | None = None,
+    ) -> Any:
         begin = time.monotonic()
         while True:
             try:
                 return ended.get(timeout=_POLL_SECONDS)
             except queue.Empty:
+                if check is not None:
+                    check()
                 if time.monotonic() - begin < STALL_SECONDS:
                     continue
             threads, begin = self._threads(), time.monotonic()
             if not threads:
-                raise RunError(
-                    f"no workers are left on {self.client.scheduler.address} and none came in "
-                    f"{STALL_SECONDS:.0f} s; waiting for {len(pending)} spans. Start "
-                    "workers, then resume the run: finished passes are kept"
-                )
+                self._no_workers(f"{len(pending)} spans")
 
-    def _result(self, future: Any) -> Any:
+    def _no_workers(self, what: str) -> NoReturn:
+        raise RunError(
+            f"no workers are left on {self.client.scheduler.address} and none came in {STALL_SECONDS:.0f} s; "
+            f"waiting for {what}. Start workers, then resume the run: finished passes are kept"
+        )
+
+    def wait_for_workers(self) -> dict[str, int]:
+        """Threads of each worker that is there now; waits a while for one.
+
+        Raises
+        ------
+        RunError
+            None came.
+        """
+        begin = time.monotonic()
+        while not (threads := self._threads()):
+            if time.monotonic() - begin > STALL_SECONDS:
+                self._no_workers("the next step")
+            time.sleep(_POLL_SECONDS)
+        self.threads, self._looked = threads, time.monotonic()
+        return threads
+
+    def result(self, future: Any, check: Callable[[], None] | None = None) -> Any:
+        """The result of a task, waited for as long as there are workers.
+
+        Parameters
+        ----------
+        check : callable, optional
+            Called now and then; may raise to give up.
+
+        Raises
+        ------
+        RunError
+            The task was lost, or no workers are left.
+        """
         ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
         future.add_done_callback(ended.put)
-        self._next_ended(ended, {future: None})
+        self._next_ended(ended, {future: None}, check)
         if future.status != "finished":
             self._raise(future)
         return future.result()
@@ -288,7 +337,8 @@ class DaskExecutor:
             "the run"
         ) from None
 
-    def _key(self, stage: Stage, role: str | None, iteration: int, suffix: str = "") -> str:
+    def key(self, stage: Stage, role: str | None, iteration: int, suffix: str = "") -> str:
+        """Name of a task of a pass."""
         # Beside the spans, ``capsule_estep``, stand ``capsule_params``, ``capsule_mstep``, … Other stages
         # keep their whole name: a key that was used before would bring back the old result.
         model = stage.name.split("_")[0] if stage.name.endswith("_estep") else stage.name

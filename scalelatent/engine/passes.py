@@ -47,7 +47,8 @@ class Stage:
     name : str
         Read by people on the dashboard: ``"capsule_estep"``.
     work : object
-        A BatchLearner (many passes) or a mapping of reductions (one pass).
+        A BatchLearner (many passes), a mapping of reductions (one pass), or an OnlineLearner: its training
+        rows then come in minibatches, and only the validation rows have a grid.
     datasets, grids : dict
         Part name -> Dataset, RowGrid.
     device : str
@@ -66,12 +67,20 @@ class Stage:
     @property
     def reductions(self) -> Mapping[str, Reduction]:
         """Part name -> reduction."""
-        return self.work if isinstance(self.work, dict) else self.work.reductions()
+        return _reductions(self.work)
 
     @property
     def rows(self) -> int:
         """Rows of a pass."""
         return sum(grid.n_rows for grid in self.grids.values())
+
+
+def _reductions(work: Any) -> Mapping[str, Reduction]:
+    if isinstance(work, dict):
+        return work
+    if hasattr(work, "reductions"):
+        return work.reductions()
+    return {"validation": work.validation()} if hasattr(work, "validation") else {}
 
 
 def make_stage(
@@ -91,7 +100,10 @@ def make_stage(
     ValueError
         ``leaf_rows`` is no multiple of ``block_rows``.
     """
-    reductions = work if isinstance(work, dict) else work.reductions()
+    reductions = dict(_reductions(work))
+    online = not isinstance(work, dict) and not hasattr(work, "reductions")
+    if online and "validation" not in datasets:
+        reductions.clear()
     if device == "gpu" and block_rows is None and leaf_rows is None:
         # A card wants few, large launches; "auto" keeps the processor's blocks, which a mixed cluster shares.
         width = max(dataset.n_features for dataset in datasets.values())
@@ -100,7 +112,8 @@ def make_stage(
         part: choose_grid(datasets[part], reduction, block_rows, leaf_rows)
         for part, reduction in reductions.items()
     }
-    return Stage(name, work, {part: datasets[part] for part in grids}, grids, device, classes)
+    parts = (["train"] if online else []) + list(grids)
+    return Stage(name, work, {part: datasets[part] for part in parts}, grids, device, classes)
 
 
 def choose_grid(

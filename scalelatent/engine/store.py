@@ -136,6 +136,10 @@ class EngineStore:
         except RunError:
             return None
 
+    def drop_result(self, name: str) -> None:
+        """Forget a result."""
+        (self.folder / f"result-{name}.rec").unlink(missing_ok=True)
+
     # -- states ----------------------------------------------------------------------------------------------
 
     def state_path(self, stage: str, iteration: int) -> Path:
@@ -222,9 +226,9 @@ class EngineStore:
         except OSError as error:
             raise _unwritable(path, error) from error
 
-    def load_history(self, stage: str, upto: int) -> list[dict[str, Any]]:
+    def load_history(self, stage: str, upto: int, key: str = "pass") -> list[dict[str, Any]]:
         """Records of passes 1 .. ``upto``; later lines (of passes that will be done again) are dropped from
-        the file.
+        the file. Online fits count by ``key="steps"``.
         """
         path, kept = self.folder / f"history-{stage}.jsonl", {}
         if path.exists():
@@ -233,8 +237,8 @@ class EngineStore:
                     record = json.loads(line)
                 except ValueError:  # the last line of a killed run
                     continue
-                if record["pass"] <= upto:
-                    kept[record["pass"]] = record
+                if record[key] <= upto:
+                    kept[record[key]] = record
         records = [kept[k] for k in sorted(kept)]
         self._replace(path, "".join(json.dumps(r) + "\n" for r in records))
         return records

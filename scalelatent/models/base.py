@@ -1,15 +1,15 @@
 """The contract between the models and the engine.
 
-A model is pure mathematics over arrays; the engine decides where and when it runs. Four ways of learning
+A model is pure mathematics over arrays; the engine decides where and when it runs. Three ways of learning
 cover the five models, and each is a small protocol here:
 
 =========================  ==========================================  ===================================
 protocol                   one unit of work                            used by
 =========================  ==========================================  ===================================
 :class:`BatchLearner`      rows -> additive ``Stats`` -> new state     capsule, linear_mixture (EM)
-:class:`GradientLearner`   minibatch -> additive ``Stats`` -> step     conditional RBM, stepwise EM
+:class:`OnlineLearner`     chains of a minibatch -> additive           conditional RBM, stepwise EM, online
+                           ``Stats`` -> step                           compositional networks
 :class:`RowMap`            rows -> rows, written out of core           projections, layers of an MBN
-:class:`EvidenceLearner`   chain of minibatches -> evidence            compositional networks (online)
 =========================  ==========================================  ===================================
 
 Everything additive is a :class:`Stats`: one float64 vector with named views. The engine merges vectors,
@@ -182,6 +182,20 @@ class CsrRows:
         out.reshape(-1)[np.repeat(first, np.diff(self.indptr)) + self.indices] = self.data
         return out
 
+    def take(self, rows: np.ndarray) -> CsrRows:
+        """Rows in any order, copied.
+
+        Examples
+        --------
+        >>> rows = CsrRows(np.array([5.0, 7.0]), np.array([2, 0]), np.array([0, 1, 1, 2]), (3, 4))
+        >>> rows.take(np.array([2, 0])).to_dense().tolist()
+        [[7.0, 0.0, 0.0, 0.0], [0.0, 0.0, 5.0, 0.0]]
+        """
+        counts = np.diff(self.indptr)[rows]
+        pointers = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        entries = np.arange(pointers[-1]) + np.repeat(self.indptr[rows] - pointers[:-1], counts)
+        return CsrRows(self.data[entries], self.indices[entries], pointers, (len(rows), self.shape[1]))
+
     @staticmethod
     def concatenate(parts: Sequence[CsrRows]) -> CsrRows:
         """Runs of rows one under the other; at least one."""
@@ -202,13 +216,16 @@ class Block:
 
     ``x`` is (rows, features) in the dataset's own dtype: an ndarray, or :class:`CsrRows` where the dataset's
     rows are CSR and the work has ``accepts_csr = True``. ``y`` is int32 class codes or None, ``weight``
-    float64 or None, ``start`` the number of the first row in the dataset.
+    float64 or None, ``start`` the number of the first row in the dataset. In minibatches rows are not
+    contiguous: ``rows`` (int64) then has the number of each, and ``epoch`` counts from 0.
     """
 
     x: Any
     y: np.ndarray | None
     weight: np.ndarray | None
     start: int
+    rows: np.ndarray | None = None
+    epoch: int = 0
 
 
 class Reduction(Protocol):
@@ -270,31 +287,67 @@ class RowMap(Protocol):
         ...
 
 
-class GradientLearner(Protocol):
-    """Learning by minibatches: additive statistics of a batch, then a step (conditional RBM, stepwise EM)."""
+class OnlineLearner(Protocol):
+    """Learning by minibatches: stats, gradients and evidence alike.
 
-    kind: str
+    A *step* takes one batch, cut into a few *chains* of rows. Chains know nothing of each other: each starts
+    from the same state and adds what it found to a statistic of its own; the statistics are summed in the
+    order of the chains, whoever computed them, and give the next state. How many chains there are belongs to
+    the job, so it changes the result, and the number of workers never does.
 
-    def gradient(self, state: Any, block: Block, rng: np.random.Generator, stats: Stats) -> None:
-        """Add the gradient of these rows; sums over rows are float64 and in row order."""
-        ...
-
-    def step(self, state: Any, stats: Stats) -> Any:
-        """A new state after one batch."""
-        ...
-
-
-class EvidenceLearner(Protocol):
-    """Online learning by chains: every chain starts from one prior and returns additive evidence
-    (compositional networks).
+    A learner with a part of rows to validate on has two methods more, ``validation() -> Reduction`` and
+    ``validated(state, stats) -> state`` (pure), see :class:`ValidatedLearner`.
     """
 
     kind: str
 
-    def run_chain(self, state: Any, blocks: Sequence[Block], rng: np.random.Generator, stats: Stats) -> None:
-        """Evidence of a sequence of minibatches, added to ``stats``."""
+    def layout(self) -> Layout:
+        """Shape of the statistic that a chain returns."""
         ...
 
-    def absorb(self, state: Any, stats: Stats, n_chains: int, n_batches: int) -> Any:
-        """Add the evidence of all chains and forget: lambda ** (n_chains * n_batches)."""
+    def flops_per_row(self) -> float:
+        """Floating point operations a row."""
+        ...
+
+    def prepare(self, state: Any, backend: Any) -> Any:
+        """What the chains of one step need (for example parameters in float32); once a step and thread."""
+        ...
+
+    def run_chain(self, prepared: Any, block: Block, stats: Stats) -> None:
+        """One chain of one step: add the gradient, statistics or evidence of these rows, in their order, to
+        ``stats``. A chain that updates itself row by row keeps its own copy of the parameters; ``prepared``
+        belongs to other chains too and is never changed. Random numbers are keyed by (seed, stage,
+        ``block.epoch``, row of ``block.rows``).
+        """
+        ...
+
+    def step(self, state: Any, stats: Stats, n_rows: int) -> Any:
+        """A new state after one batch of ``n_rows`` rows; a pure function."""
+        ...
+
+    def end_epoch(self, state: Any) -> Any:
+        """The state after an epoch (a schedule); a pure function. ``return state`` where there is none."""
+        ...
+
+    def summary(self, state: Any) -> dict[str, float | int | None]:
+        """The scalars that the driver, the callbacks and the dashboard see."""
+        ...
+
+    def is_done(self, state: Any) -> bool:
+        """True where no more steps are wanted; asked at the ends of epochs and after validations only."""
+        ...
+
+
+@runtime_checkable
+class ValidatedLearner(Protocol):
+    """What an :class:`OnlineLearner` has on top where rows are held out."""
+
+    def validation(self) -> Reduction:
+        """The pass over the validation rows under the state of the moment."""
+        ...
+
+    def validated(self, state: Any, stats: Stats) -> Any:
+        """A new state that knows what the pass measured (for ``summary``, ``is_done`` and schedules); a pure
+        function, called before ``end_epoch``.
+        """
         ...

@@ -4,10 +4,13 @@ HYPOTHESIS_PROFILE=more.
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -99,6 +102,24 @@ def toy_stage(
 def toy() -> SimpleNamespace:
     """A model that is none of the package's, with its rows and stages."""
     return SimpleNamespace(Sums=Sums, Wander=Wander, start=first_state, rows=make_rows, stage=toy_stage)
+
+
+def load_online_toys() -> Any:
+    """Module of online_toys.py under a name of scalelatent's, so that records may hold its types."""
+    name = "scalelatent.online_toys"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("online_toys.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def online() -> Any:
+    """Online learners that are none of the package's."""
+    return load_online_toys()
 
 
 @pytest.fixture(autouse=True)

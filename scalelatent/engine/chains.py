@@ -1,0 +1,185 @@
+"""Chains of a step on the threads of one process: what both executors run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from scalelatent.models.base import Block, OnlineLearner, Stats
+
+from .cache import PieceCache
+from .executor import Advance, Place
+from .feeding import Feed
+from .order import RowOrder
+from .passes import Stage
+from .reading import Meter, Reader, naming
+from .reduce import merge_tree
+
+
+def run_chains(
+    learner: OnlineLearner, state: Any, blocks: Sequence[Block | None], backend: Any
+) -> list[np.ndarray]:
+    """The statistic of each chain, one after another on this thread; zeros where a chain has no rows.
+
+    Returns
+    -------
+    list of ndarray of float64, shape (layout.size,)
+
+    Examples
+    --------
+    With :func:`advance` a whole step, as ``partial_fit`` takes it:
+
+    >>> from scalelatent.models.base import Layout
+    >>> class Mean:
+    ...     def layout(self):
+    ...         return Layout((("total", (2,)),))
+    ...     def prepare(self, state, backend):
+    ...         return state
+    ...     def run_chain(self, prepared, block, stats):
+    ...         stats["total"][:] += block.x.sum(axis=0)
+    ...     def step(self, state, stats, n_rows):
+    ...         return 0.5 * state + 0.5 * stats["total"] / n_rows
+    >>> rows = Block(np.ones((4, 2)), None, None, 0, rows=np.arange(4))
+    >>> learner, state = Mean(), np.zeros(2)
+    >>> advance(learner, state, run_chains(learner, state, [rows], None), 4)
+    array([0.5, 0.5])
+    """
+    layout, prepared, out = learner.layout(), learner.prepare(state, backend), []
+    for block in blocks:
+        stats = Stats.zeros(layout)
+        if block is not None:
+            learner.run_chain(prepared, block, stats)
+        out.append(stats.vector)
+    return out
+
+
+def advance(learner: OnlineLearner, state: Any, vectors: Sequence[np.ndarray], n_rows: int) -> Any:
+    """The state after a step: statistics of all chains, in their order, through the fixed tree.
+
+    Examples
+    --------
+    See :func:`run_chains`.
+    """
+    return learner.step(state, Stats(learner.layout(), merge_tree(vectors)), n_rows)
+
+
+class ChainRunner:
+    """Some chains of one stage, by the threads of this process, with their rows read ahead.
+
+    Parameters
+    ----------
+    stage : Stage
+    order : RowOrder
+    chains : sequence of int
+    backends : list
+        One a thread.
+    cache : PieceCache or None
+    n_epochs : int
+        The end of reading ahead.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        order: RowOrder,
+        chains: Sequence[int],
+        backends: list[Any],
+        cache: PieceCache | None,
+        n_epochs: int,
+    ) -> None:
+        self.meter = Meter()
+        self.order = order
+        self.learner: OnlineLearner = stage.work
+        self._dataset = stage.datasets["train"]
+        csr = getattr(self.learner, "accepts_csr", False)
+        reader = Reader(self._dataset, cache, self.meter, stage.classes, csr=csr)
+        self._feed = Feed(reader, order, chains, n_epochs)
+        n = min(len(backends), len(chains))
+        edges = [len(chains) * i // n for i in range(n + 1)]
+        self._shares = [(backends[i], slice(edges[i], edges[i + 1])) for i in range(n)]
+        self._pool = ThreadPoolExecutor(n - 1, "scalelatent-chain") if n > 1 else None
+
+    def run(self, epoch: int, step: int, state: Any) -> list[np.ndarray]:
+        """Statistics of the chains in a step, in their order.
+
+        Raises
+        ------
+        DataError
+            Rows that cannot be read or used, naming the dataset.
+        """
+        blocks = self._feed.blocks(epoch, step)
+        with naming(self._dataset):
+            others: list[Future[list[np.ndarray]]] = []
+            if self._pool is not None:
+                others = [
+                    self._pool.submit(run_chains, self.learner, state, blocks[share], backend)
+                    for backend, share in self._shares[1:]
+                ]
+            try:
+                backend, share = self._shares[0]
+                out = run_chains(self.learner, state, blocks[share], backend)
+            finally:
+                # Also after an error: nobody else may still be at work on the blocks.
+                answers = [future.exception() for future in others]
+            for error in answers:
+                if error is not None:
+                    raise error
+            for future in others:
+                out += future.result()
+        return out
+
+    def step(self, epoch: int, step: int, state: Any) -> Any:
+        """The state after a step; the runner has all chains."""
+        return advance(self.learner, state, self.run(epoch, step, state), self.order.step_rows(step))
+
+    def close(self) -> None:
+        """End all threads."""
+        self._feed.close()
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+class InProcessSteps:
+    """The steps of an online fit in this process; a handle is the state itself.
+
+    See :class:`~.executor.OnlineSteps`.
+    """
+
+    def __init__(self, runner: ChainRunner, cache: PieceCache) -> None:
+        self._runner, self._learner, self._cache = runner, runner.learner, cache
+
+    def __enter__(self) -> InProcessSteps:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._runner.close()
+
+    def put(self, place: Place, state: Any) -> Any:
+        """The state itself."""
+        return state
+
+    def get(self, place: Place, handle: Any) -> Any:
+        """The state itself."""
+        return handle
+
+    def steps(self, place: Place, stop: int, handle: Any) -> Iterator[Advance]:
+        """One at a time."""
+        if place.step == 0:
+            self._cache.start_pass()
+        before = self._runner.meter.bytes_read
+        for step in range(place.step, stop):
+            handle = self._runner.step(place.epoch, step, handle)
+            after = self._runner.meter.bytes_read
+            yield Advance(step + 1, handle, after - before)
+            before = after
+
+    def end_epoch(self, place: Place, handle: Any) -> Any:
+        """The learner's schedule."""
+        return self._learner.end_epoch(handle)
+
+    def summary(self, place: Place, handle: Any) -> tuple[dict[str, Any], bool]:
+        """The learner's scalars, and whether it is done."""
+        return self._learner.summary(handle), self._learner.is_done(handle)

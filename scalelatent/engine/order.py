@@ -1,0 +1,265 @@
+"""The order of rows in minibatch learning: a pure function of (seed, epoch), whoever asks, wherever rows lie.
+
+Rows are visited run by run, runs being contiguous (so that they are read at once) and in random order; the
+rows of the next ``buffer_runs`` runs are permuted together. A batch is therefore a random sample of that many
+random places of the dataset, which is as good as a full shuffle unless neighbours are alike over whole runs:
+:func:`sortedness` measures that.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from .streams import stream
+
+# Labels looked at by :func:`sortedness`: this many places of this many neighbours.
+SAMPLED_PLACES, SAMPLED_ROWS = 64, 256
+SORTED = 0.5
+
+
+@dataclass(frozen=True)
+class RowOrder:
+    """Which rows each chain of each step gets.
+
+    The runs of an epoch, one after another in their random order, are one long sequence of all rows. It is
+    cut into one segment a chain; each segment is cut into buffers, the rows of a buffer are permuted, and
+    batches are cut from what results. Every row comes once an epoch; only the last step may have fewer rows,
+    and these are spread over the chains.
+
+    Parameters
+    ----------
+    n_rows : int
+        Rows of the dataset.
+    seed : int
+        Of the run.
+    batch_rows : int
+        Rows of a step, over all chains; a multiple of ``n_chains``.
+    n_chains : int
+        Chains of a step. Part of the job: another number is another result.
+    run_rows : int
+        Rows of a run, read at once. At least the rows of a chunk of the dataset, or chunks are decoded
+        several times.
+    buffer_runs : int
+        Runs whose rows are permuted together; a chain holds two such buffers in memory.
+    shuffle : bool
+        False visits rows as they are stored.
+
+    Raises
+    ------
+    ValueError
+        A size below 1, or ``batch_rows`` that does not divide among the chains.
+
+    Examples
+    --------
+    >>> order = RowOrder(n_rows=10, seed=0, batch_rows=4, n_chains=2, run_rows=2)
+    >>> order.n_steps, [len(order.rows(0, 2, chain)) for chain in range(2)]
+    (3, [1, 1])
+    >>> sorted(int(r) for step in range(3) for chain in range(2) for r in order.rows(7, step, chain))
+    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    """
+
+    n_rows: int
+    seed: int
+    batch_rows: int
+    n_chains: int = 1
+    run_rows: int = 1024
+    buffer_runs: int = 16
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("n_rows", "batch_rows", "n_chains", "run_rows", "buffer_runs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: give a whole number of at least 1")
+        if self.batch_rows % self.n_chains:
+            raise ValueError(
+                f"batch_rows={self.batch_rows} is no multiple of n_chains={self.n_chains}: set batch_rows to "
+                f"{-(-self.batch_rows // self.n_chains) * self.n_chains}"
+            )
+
+    @property
+    def n_steps(self) -> int:
+        """Steps of an epoch."""
+        return -(-self.n_rows // self.batch_rows)
+
+    @property
+    def n_runs(self) -> int:
+        """Runs of the dataset; the last may be shorter."""
+        return -(-self.n_rows // self.run_rows)
+
+    @property
+    def chain_rows(self) -> int:
+        """Rows of a chain in a step, but for the last step."""
+        return self.batch_rows // self.n_chains
+
+    @property
+    def buffer_rows(self) -> int:
+        """Rows that are permuted together."""
+        return self.run_rows * self.buffer_runs
+
+    def step_rows(self, step: int) -> int:
+        """Rows of a step over all chains."""
+        return min(self.batch_rows, self.n_rows - step * self.batch_rows)
+
+    def segment(self, chain: int) -> tuple[int, int]:
+        """(first place, rows) of a chain in the sequence of an epoch."""
+        rest = self.step_rows(self.n_steps - 1)
+        share, more = divmod(rest, self.n_chains)
+        whole = (self.n_steps - 1) * self.chain_rows
+        return chain * (whole + share) + min(chain, more), whole + share + (chain < more)
+
+    def places(self, chain: int, first_step: int, last_step: int) -> tuple[int, int]:
+        """Places (within the chain's segment) of the steps ``first_step:last_step``."""
+        length = self.segment(chain)[1]
+        return min(first_step * self.chain_rows, length), min(last_step * self.chain_rows, length)
+
+    def rows(self, epoch: int, step: int, chain: int = 0) -> np.ndarray:
+        """Rows of a chain in a step, in their order.
+
+        Returns
+        -------
+        ndarray of int64
+            Empty where the last step has fewer rows than chains.
+        """
+        if not (0 <= step < self.n_steps and 0 <= chain < self.n_chains and epoch >= 0):
+            raise IndexError(
+                f"epoch {epoch}, step {step}, chain {chain}: there are {self.n_steps} steps of "
+                f"{self.n_chains} chains"
+            )
+        return self.rows_at(epoch, chain, *self.places(chain, step, step + 1))
+
+    def rows_at(self, epoch: int, chain: int, first: int, last: int) -> np.ndarray:
+        """Rows at the places ``first:last`` of a chain's segment, int64."""
+        begin, length = self.segment(chain)
+        if not self.shuffle or first >= last:
+            return np.arange(begin + first, begin + max(first, last), dtype=np.int64)
+        size, parts = self.buffer_rows, []
+        for low in range(first // size * size, last, size):
+            permuted = _permutation(self.seed, epoch, begin + low, min(size, length - low))
+            parts.append(permuted[max(first - low, 0) : last - low] + np.int64(begin + low))
+        places, gap = np.concatenate(parts), self.n_runs * self.run_rows - self.n_rows
+        runs, short = _runs(self.n_runs, self.seed, epoch)
+        # As if the short run were whole: what comes after its end moves by what it lacks.
+        places += gap * (places >= (short + 1) * self.run_rows - gap)
+        return runs[places // self.run_rows] * self.run_rows + places % self.run_rows
+
+    def runs_at(self, epoch: int, chain: int, first: int, last: int) -> np.ndarray:
+        """Numbers of the runs that the buffers around the places ``first:last`` of a chain draw from."""
+        begin, length = self.segment(chain)
+        if first >= last:
+            return np.zeros(0, dtype=np.int64)
+        if not self.shuffle:
+            return np.arange((begin + first) // self.run_rows, (begin + last - 1) // self.run_rows + 1)
+        low = begin + first // self.buffer_rows * self.buffer_rows
+        high = begin + min(-(-last // self.buffer_rows) * self.buffer_rows, length) - 1
+        runs, short = _runs(self.n_runs, self.seed, epoch)
+        gap = self.n_runs * self.run_rows - self.n_rows
+        end = (short + 1) * self.run_rows - gap
+        low, high = (place + gap * (place >= end) for place in (low, high))
+        return runs[low // self.run_rows : high // self.run_rows + 1]
+
+    def run_range(self, run: int) -> tuple[int, int]:
+        """Rows ``(start, stop)`` of a run."""
+        return run * self.run_rows, min((run + 1) * self.run_rows, self.n_rows)
+
+
+@lru_cache(maxsize=4)
+def _runs(n_runs: int, seed: int, epoch: int) -> tuple[np.ndarray, int]:
+    """Runs of an epoch in their order, and where in it the last (short) run comes."""
+    runs = stream(seed, "order-runs", epoch).permutation(n_runs)
+    runs.flags.writeable = False
+    return runs, int(np.flatnonzero(runs == n_runs - 1)[0])
+
+
+@lru_cache(maxsize=32)
+def _permutation(seed: int, epoch: int, place: int, size: int) -> np.ndarray:
+    """Order of the rows of the buffer that begins at a place of the sequence."""
+    return stream(seed, "order-rows", epoch, place).permutation(size).astype(np.int32)
+
+
+def sortedness(dataset: Any) -> float:
+    """How far the rows are sorted by label: 0 as in a random order, 1 where all of a class lie together.
+
+    Looks at a few thousand labels and no row: how often neighbours share a label, against how often they
+    would in a random order.
+
+    Parameters
+    ----------
+    dataset : Dataset
+
+    Returns
+    -------
+    float
+        0 too where there are no labels, or one class, or targets that are no classes.
+
+    Examples
+    --------
+    >>> from scalelatent.data import Dataset
+    >>> rows = np.zeros((1000, 1))
+    >>> sortedness(Dataset.from_arrays(rows, np.repeat([0, 1], 500)))
+    1.0
+    >>> sortedness(Dataset.from_arrays(rows, np.arange(1000) % 2))
+    0.0
+    """
+    n = len(dataset)
+    if not dataset.has_y or n < 2:
+        return 0.0
+    starts = [0] if n <= SAMPLED_PLACES * SAMPLED_ROWS else np.linspace(0, n - SAMPLED_ROWS, SAMPLED_PLACES)
+    width = n if len(starts) == 1 else SAMPLED_ROWS
+    parts = [dataset.read_y(int(a), int(a) + width) for a in starts]
+    if getattr(parts[0], "ndim", 2) != 1:
+        return 0.0
+    same = sum(int((y[1:] == y[:-1]).sum()) for y in parts) / (len(parts) * (width - 1))
+    _, counts = np.unique(np.concatenate(parts), return_counts=True)
+    seen = counts.sum()
+    by_chance = float((counts * (counts - 1)).sum() / (seen * (seen - 1)))
+    # Where all labels were seen, sorted ones still have a border between classes.
+    at_most = (seen - len(counts)) / (seen - 1) if len(parts) == 1 else 1.0
+    if len(counts) == 1 or at_most <= by_chance:
+        return 0.0
+    return float(np.clip((same - by_chance) / (at_most - by_chance), 0.0, 1.0))
+
+
+def warn_if_sorted(dataset: Any, order: RowOrder) -> float:
+    """Warn where rows are sorted by label and the order of rows cannot make up for it.
+
+    Returns
+    -------
+    float
+        The :func:`sortedness`; 0 unseen where the buffers of the chains hold all rows at once.
+
+    Warns
+    -----
+    UserWarning
+        Naming the dataset, and what to do.
+
+    Examples
+    --------
+    >>> from scalelatent.data import Dataset
+    >>> rows = Dataset.from_arrays(np.zeros((1000, 1)), np.repeat([0, 1], 500))
+    >>> warn_if_sorted(rows, RowOrder(1000, seed=0, batch_rows=10))  # one buffer holds them all
+    0.0
+    """
+    if order.shuffle and order.buffer_rows >= order.segment(0)[1] and order.n_chains == 1:
+        return 0.0
+    value = sortedness(dataset)
+    if value < SORTED:
+        return value
+    mixed = (
+        f"a batch mixes {order.n_chains * order.buffer_runs} runs of {order.run_rows} rows"
+        if order.shuffle
+        else "shuffle=False visits them as they are"
+    )
+    wanted = max(2 * order.buffer_runs, 64)
+    warnings.warn(
+        f"{dataset.url or 'the rows'}: rows are sorted by label (sortedness {value:.2f} of 1) and {mixed}, "
+        "so batches may hold few of the classes. Shuffle the dataset once (`scalelatent data shuffle IN OUT "
+        f"--seed 0`, or --shuffle at its import), or mix more of it: buffer_runs={wanted} or more",
+        UserWarning,
+        stacklevel=2,
+    )
+    return value

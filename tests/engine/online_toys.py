@@ -1,0 +1,210 @@
+"""Online learners that are none of the package's: gradients, chains that walk row by row, evidence.
+
+The file is imported under the name ``scalelatent.online_toys`` (see conftest.py), because records hold types
+of scalelatent only; workers of a cluster preload it. Every sum shows a change of order in its last bits.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scalelatent.engine.streams import stream
+from scalelatent.models.base import Block, Layout, Stats
+
+sys.modules.setdefault("scalelatent.online_toys", sys.modules[__name__])
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors of the weights of a state on rows."""
+
+    p: int
+    k: int
+
+    def layout(self) -> Layout:
+        return Layout((("errors", ()), ("loss", ()), ("rows", ())))
+
+    def flops_per_row(self) -> float:
+        return 4.0 * self.p * self.k
+
+    def prepare(self, state: Any, backend: Any) -> np.ndarray:
+        return state["w"]
+
+    def accumulate(self, w: np.ndarray, block: Block, stats: Stats) -> None:
+        logits = _logits(block, w)
+        stats["errors"][...] += (logits.argmax(axis=1) != block.y).sum()
+        stats["loss"][...] += (_log_sum(logits) - logits[np.arange(len(logits)), block.y]).sum()
+        stats["rows"][...] += len(logits)
+
+
+@dataclass(frozen=True)
+class Logistic:
+    """Multinomial logistic regression by gradient steps of a falling rate."""
+
+    p: int
+    k: int
+    rate: float = 0.5
+    patience: int = 10**9
+    kind = "toy"
+
+    def layout(self) -> Layout:
+        return Layout((("gradient", (self.p + 1, self.k)), ("loss", ()), ("rows", ())))
+
+    def flops_per_row(self) -> float:
+        return 4.0 * self.p * self.k
+
+    def prepare(self, state: Any, backend: Any) -> np.ndarray:
+        return state["w"]
+
+    def run_chain(self, w: np.ndarray, block: Block, stats: Stats) -> None:
+        if not np.isfinite(block.x).all():
+            bad = int(np.flatnonzero(~np.isfinite(block.x).all(axis=1))[0])
+            raise ValueError(f"row {block.rows[bad]} is bad")
+        x, logits = _ones(block), _logits(block, w)
+        weight = np.ones(len(x)) if block.weight is None else block.weight
+        rest = np.exp(logits - _log_sum(logits)[:, None])
+        rest[np.arange(len(x)), block.y] -= 1.0
+        stats["gradient"][...] += x.T @ (rest * weight[:, None])
+        stats["loss"][...] += (_log_sum(logits) - logits[np.arange(len(x)), block.y]).sum()
+        stats["rows"][...] += len(x)
+
+    def step(self, state: Any, stats: Stats, n_rows: int) -> Any:
+        assert stats["rows"] == n_rows
+        rate = self.rate / (1.0 + state["steps"] / 50) ** 0.6
+        w = state["w"] - rate * stats["gradient"] / n_rows
+        return {**state, "w": w, "steps": state["steps"] + 1, "loss": float(stats["loss"]) / n_rows}
+
+    def end_epoch(self, state: Any) -> Any:
+        # What an epoch's end does must show: a resume that does it twice or never has other weights.
+        return {**state, "w": state["w"] * (1.0 - 1e-3), "epochs": state["epochs"] + 1}
+
+    def summary(self, state: Any) -> dict[str, Any]:
+        error = state["error"] if state["seen"] else None
+        return {"objective": state["loss"], "validation_error": error}
+
+    def is_done(self, state: Any) -> bool:
+        return state["worse"] >= self.patience
+
+    def validation(self) -> Errors:
+        return Errors(self.p, self.k)
+
+    def validated(self, state: Any, stats: Stats) -> Any:
+        error = float(stats["errors"] / stats["rows"])
+        worse = state["worse"] + 1 if state["seen"] and error >= state["error"] else 0
+        w = state["w"] * (1.0 + 1e-6 * float(stats["loss"]))
+        return {**state, "w": w, "error": error, "seen": state["seen"] + 1, "worse": worse}
+
+    def start(self) -> Any:
+        w = np.zeros((self.p + 1, self.k))
+        return {"w": w, "steps": 0, "loss": 0.0, "epochs": 0, "error": 1.0, "seen": 0, "worse": 0}
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Chains that update their own copy row by row, with noise keyed by row; the walks are averaged."""
+
+    p: int
+    k: int
+    seed: int = 3
+    kind = "toy"
+
+    def layout(self) -> Layout:
+        return Layout((("moved", (self.p, self.k)), ("mistakes", ()), ("chains", ())))
+
+    def flops_per_row(self) -> float:
+        return 4.0 * self.p * self.k
+
+    def prepare(self, state: Any, backend: Any) -> np.ndarray:
+        return state["w"]
+
+    def run_chain(self, w: np.ndarray, block: Block, stats: Stats) -> None:
+        own = w.copy()
+        for i, row in enumerate(block.rows):
+            x = block.x[i].astype("f8") + 1e-3 * stream(self.seed, "toy", block.epoch, int(row)).normal()
+            guess = int((x @ own).argmax())
+            if guess != block.y[i]:
+                step = 1.0 / (1.0 + x @ x)
+                own[:, guess] -= step * x
+                own[:, block.y[i]] += step * x
+                stats["mistakes"][...] += 1
+        stats["moved"][...] += own - w
+        stats["chains"][...] += 1
+
+    def step(self, state: Any, stats: Stats, n_rows: int) -> Any:
+        w = state["w"] + stats["moved"] / stats["chains"]
+        return {**state, "w": w, "mistakes": state["mistakes"] + float(stats["mistakes"])}
+
+    def end_epoch(self, state: Any) -> Any:
+        return state
+
+    def summary(self, state: Any) -> dict[str, Any]:
+        return {"objective": state["mistakes"]}
+
+    def is_done(self, state: Any) -> bool:
+        return False
+
+    def start(self) -> Any:
+        return {"w": np.zeros((self.p, self.k)), "mistakes": 0.0}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Log-odds of features under forgetting: evidences of the chains add, the old part fades by
+    ``forgetting ** (chains * minibatches)``.
+    """
+
+    p: int
+    minibatch: int = 2
+    forgetting: float = 0.9
+    kind = "toy"
+
+    def layout(self) -> Layout:
+        return Layout((("evidence", (self.p,)), ("minibatches", ())))
+
+    def flops_per_row(self) -> float:
+        return 10.0 * self.p
+
+    def prepare(self, state: Any, backend: Any) -> np.ndarray:
+        return state["belief"]
+
+    def run_chain(self, prior: np.ndarray, block: Block, stats: Stats) -> None:
+        belief = prior.copy()
+        for a in range(0, len(block.x), self.minibatch):
+            seen = np.tanh(block.x[a : a + self.minibatch].astype("f8")).sum(axis=0)
+            belief = self.forgetting * belief + seen * (1.0 - np.tanh(belief / 10) ** 2)
+            stats["minibatches"][...] += 1
+        stats["evidence"][:] += belief - prior
+
+    def step(self, state: Any, stats: Stats, n_rows: int) -> Any:
+        kept = self.forgetting ** float(stats["minibatches"])  # all chains' minibatches: chains * minibatches
+        belief = kept * state["belief"] + stats["evidence"] + (1 - kept) * 0.01
+        return {"belief": belief, "trail": float(belief.sum())}
+
+    def end_epoch(self, state: Any) -> Any:
+        return state
+
+    def summary(self, state: Any) -> dict[str, Any]:
+        return {"objective": state["trail"]}
+
+    def is_done(self, state: Any) -> bool:
+        return False
+
+    def start(self) -> Any:
+        return {"belief": np.zeros(self.p), "trail": 0.0}
+
+
+def _ones(block: Block) -> np.ndarray:
+    return np.hstack([block.x.astype("f8"), np.ones((len(block.x), 1))])
+
+
+def _logits(block: Block, w: np.ndarray) -> np.ndarray:
+    return _ones(block) @ w
+
+
+def _log_sum(logits: np.ndarray) -> np.ndarray:
+    top = logits.max(axis=1)
+    return top + np.log(np.exp(logits - top[:, None]).sum(axis=1))

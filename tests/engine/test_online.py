@@ -1,0 +1,340 @@
+"""Online fits in this process: records, callbacks, the same bits for any threads and storage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent.data import Dataset
+from scalelatent.engine import feeding
+from scalelatent.engine.cache import PieceCache
+from scalelatent.engine.callbacks import Callback, Callbacks
+from scalelatent.engine.inprocess import InProcessExecutor
+from scalelatent.engine.loop import LoopResult
+from scalelatent.engine.online import fit_online
+from scalelatent.engine.order import RowOrder
+from scalelatent.engine.passes import make_stage
+from scalelatent.engine.store import EngineStore
+from scalelatent.errors import DataError, RunError
+
+P, K = 5, 3
+
+
+def blobs(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.Generator(np.random.Philox(seed))
+    y = rng.integers(0, K, n)
+    centres = np.random.Generator(np.random.Philox(99)).normal(size=(K, P))
+    return (centres[y] + rng.normal(size=(n, P))).astype("f4"), y
+
+
+def fit(
+    learner: Any,
+    train: Dataset,
+    *,
+    validation: Dataset | None = None,
+    chains: int = 3,
+    batch: int = 24,
+    epochs: int = 2,
+    jobs: int = 1,
+    folder: Path | None = None,
+    callback: Any = (),
+    cache: int = 0,
+    order: dict[str, Any] | None = None,
+    **options: Any,
+) -> LoopResult:
+    datasets = {"train": train} | ({} if validation is None else {"validation": validation})
+    stage = make_stage("toy_step", learner, datasets, "cpu", train.classes, block_rows=16, leaf_rows=16)
+    store = None if folder is None else EngineStore(folder)
+    seconds = options.setdefault("checkpoint_seconds", 30.0)
+    executor = InProcessExecutor(jobs, store, seconds, PieceCache(cache))
+    rows = RowOrder(
+        len(train), 5, batch, n_chains=chains, **{"run_rows": 16, "buffer_runs": 3, **(order or {})}
+    )
+    return fit_online(
+        executor, stage, learner.start(), order=rows, n_epochs=epochs,
+        callbacks=Callbacks(callback), store=store, **options,
+    )  # fmt: skip
+
+
+def same(a: Any, b: Any) -> None:
+    assert a.keys() == b.keys()
+    for key in a:
+        np.testing.assert_array_equal(a[key], b[key], err_msg=key)
+
+
+@pytest.fixture(scope="module")
+def learners(online: Any) -> dict[str, Callable[[], Any]]:
+    return {
+        "gradient": lambda: online.Logistic(P, K),
+        "walk": lambda: online.Walk(P, K),
+        "evidence": lambda: online.Evidence(P),
+    }
+
+
+class Log(Callback):
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.stop_at = stop_at
+
+    def on_progress(self, info: dict[str, Any]) -> None:
+        self.told.append(("progress", info))
+
+    def on_pass_end(self, record: dict[str, Any]) -> bool:
+        self.told.append(("pass", record))
+        return record["steps"] == self.stop_at
+
+    def on_report(self, record: dict[str, Any]) -> bool:
+        self.told.append(("report", record))
+        return record["steps"] == self.stop_at
+
+    def on_checkpoint(self, info: dict[str, Any]) -> None:
+        self.told.append(("checkpoint", info))
+
+    def on_event(self, info: dict[str, Any]) -> None:
+        self.told.append(("event", info))
+
+    def of(self, what: str) -> list[dict[str, Any]]:
+        return [info for name, info in self.told if name == what]
+
+
+# -- what is computed ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["gradient", "walk", "evidence"])
+@pytest.mark.parametrize("chains", [1, 3])
+def test_against_a_loop_over_rows(learners: Any, kind: str, chains: int) -> None:
+    """The engine does what these lines say, and nothing else."""
+    from scalelatent.models.base import Block, Stats
+
+    x, y = blobs(130)
+    learner = learners[kind]()
+    state, order = learner.start(), RowOrder(130, 5, 24, n_chains=chains, run_rows=16, buffer_runs=3)
+    for epoch in range(2):
+        for step in range(order.n_steps):
+            total = Stats.zeros(learner.layout())
+            for chain in range(chains):
+                rows = order.rows(epoch, step, chain)
+                one = Stats.zeros(learner.layout())
+                if len(rows):
+                    learner.run_chain(
+                        learner.prepare(state, None),
+                        Block(x[rows], y[rows].astype("i4"), None, rows[0], rows, epoch),
+                        one,
+                    )
+                total = total.merge(one)
+            state = learner.step(state, total, order.step_rows(step))
+        state = learner.end_epoch(state)
+    same(fit(learner, Dataset.from_arrays(x, y), chains=chains).state, state)
+
+
+@pytest.mark.parametrize("kind", ["gradient", "walk", "evidence"])
+def test_same_bits_for_threads_storage_and_cache(learners: Any, kind: str, tmp_path: Path) -> None:
+    x, y = blobs(500)
+    arrays = Dataset.from_arrays(x, y)
+    whole = fit(learners[kind](), arrays, chains=4).state
+    for jobs in (2, 3, 8):
+        same(fit(learners[kind](), arrays, chains=4, jobs=jobs).state, whole)
+    for chunk in (7, 100, 500):
+        stored = arrays.save(tmp_path / str(chunk), chunk_rows=chunk)
+        for cache in (0, 3000, 10**6):
+            same(fit(learners[kind](), stored, chains=4, jobs=2, cache=cache).state, whole)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_csr_rows(online: Any, tmp_path: Path, stored: bool) -> None:
+    """As dense blocks, with the bits of dense rows; or as they are, where the learner takes them."""
+    from scipy.sparse import csr_array
+
+    from scalelatent.models.base import CsrRows
+
+    x, y = blobs(300)
+    x[np.abs(x) < 0.8] = 0
+    x[[5, 6, 299]] = 0  # rows of nothing
+    rows = Dataset.from_arrays(csr_array(x), y)
+    rows = rows.save(tmp_path / "rows", shard_rows=70) if stored else rows
+    whole = fit(online.Walk(P, K), Dataset.from_arrays(x, y))
+    same(fit(online.Walk(P, K), rows).state, whole.state)
+
+    class Taker(online.Walk):
+        accepts_csr = True
+
+        def run_chain(self, prepared: Any, block: Any, stats: Any) -> None:
+            assert isinstance(block.x, CsrRows)
+            super().run_chain(prepared, replace(block, x=block.x.to_dense()), stats)
+
+    same(fit(Taker(P, K), rows).state, whole.state)
+
+
+def test_weights_reach_the_chains_row_by_row(online: Any) -> None:
+    """A row of weight 2 moves a step of one batch as the row twice does."""
+    x, y = blobs(40)
+    weight = np.where(np.arange(40) % 3, 1.0, 2.0)
+    learner = online.Logistic(P, K)
+    options = {"batch": 1000, "chains": 1, "epochs": 1}
+    one = fit(learner, Dataset.from_arrays(x, y, sample_weight=weight), **options).state["w"] * 40
+    again = np.repeat(np.arange(40), weight.astype(int))
+    two = fit(learner, Dataset.from_arrays(x[again], y[again]), **options).state["w"] * len(again)
+    np.testing.assert_allclose(one, two, rtol=1e-9)
+
+
+def test_the_number_of_chains_and_the_seed_belong_to_the_job(online: Any) -> None:
+    rows = Dataset.from_arrays(*blobs(200))
+    states = [fit(online.Walk(P, K), rows, chains=c).state["w"] for c in (1, 2, 3)]
+    assert not np.array_equal(states[0], states[1])
+    assert not np.array_equal(states[1], states[2])
+
+
+def test_bytes_are_read_once_an_epoch_or_once_where_they_fit(
+    online: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeding, "SLAB_STEPS", 2)  # else the rows of two epochs are held at once
+    rows = Dataset.from_arrays(*blobs(640)).save(tmp_path / "rows")
+    nbytes = 640 * (4 * P + 4)
+    options = {"chains": 1, "batch": 16, "epochs": 3}
+    kept = fit(online.Evidence(P), rows, cache=10**6, **options)
+    assert sum(r["bytes_read"] for r in kept.history) == nbytes
+    again = fit(online.Evidence(P), rows, cache=0, **options)
+    # Runs at the end of one epoch and the start of the next may still be at hand.
+    assert 2.5 * nbytes < sum(r["bytes_read"] for r in again.history) <= 3 * nbytes
+
+
+# -- records and callbacks -----------------------------------------------------------------------------------
+
+
+def test_one_record_an_epoch_and_reports_between(online: Any) -> None:
+    log = Log()
+    rows, held = Dataset.from_arrays(*blobs(100)), Dataset.from_arrays(*blobs(60, 1))
+    result = fit(online.Logistic(P, K), rows, validation=held, callback=log, report_steps=2, validate_steps=3)
+    # 5 steps an epoch: reports at 2 and 4, a validation at 3, both at the end
+    assert [(r["pass"], r["steps"], r["rows_seen"]) for r in result.history] == [
+        (1, 2, 48), (1, 3, 72), (1, 4, 96), (1, 5, 100), (2, 7, 148), (2, 8, 172), (2, 9, 196), (2, 10, 200),
+    ]  # fmt: skip
+    assert [r["steps"] for r in log.of("pass")] == [5, 10]
+    assert [r["steps"] for r in log.of("report")] == [2, 3, 4, 7, 8, 9]
+    assert sum(r["rows"] for r in result.history) == 200
+    assert result.state["seen"] == 4
+    assert result.state["epochs"] == 2
+    assert [r["validation_error"] is None for r in result.history] == [True] + 7 * [False]
+    told = [i for i in log.of("progress") if i["stage"] == "toy_step"]
+    assert told[-1]["rows_done"] == told[-1]["rows_total"] == 100
+    assert {i["stage"] for i in log.of("progress")} == {"toy_step", "toy_step_validation"}
+    assert all(r["stage"] == "toy_step" and r["seconds"] >= 0 for r in result.history)
+
+
+def test_reports_change_nothing(online: Any) -> None:
+    rows = Dataset.from_arrays(*blobs(100))
+    same(
+        fit(online.Logistic(P, K), rows).state,
+        fit(online.Logistic(P, K), rows, report_steps=1).state,
+    )
+
+
+def test_a_learner_that_is_done_ends_the_fit(online: Any) -> None:
+    rows, held = Dataset.from_arrays(*blobs(300)), Dataset.from_arrays(*blobs(60, 1))
+    learner = online.Logistic(P, K, patience=2)
+    result = fit(learner, rows, validation=held, epochs=50)
+    assert result.state["worse"] == 2
+    assert result.state["epochs"] < 50
+
+
+@pytest.mark.parametrize("stop_at", [3, 5])
+def test_a_callback_stops_the_fit(online: Any, tmp_path: Path, stop_at: int) -> None:
+    log = Log(stop_at)
+    result = fit(
+        online.Logistic(P, K), Dataset.from_arrays(*blobs(100)), callback=log, report_steps=3, folder=tmp_path
+    )
+    assert result.state["steps"] == stop_at
+    assert log.of("event")[-1]["event"] == "stopped_by_callback"
+    total, tree, _ = EngineStore(tmp_path).latest_state("toy_step")
+    assert total == stop_at
+    same(tree["state"], result.state)
+
+
+def test_checkpoints_are_as_often_as_asked(online: Any, tmp_path: Path) -> None:
+    log = Log()
+    fit(
+        online.Evidence(P),
+        Dataset.from_arrays(*blobs(240)),
+        callback=log,
+        folder=tmp_path,
+        checkpoint_steps=4,
+    )
+    assert [(i["pass"], i["step"]) for i in log.of("checkpoint")] == [
+        (0, 4), (0, 8), (1, 2), (1, 6), (1, 10), (2, 0),
+    ]  # fmt: skip
+    assert Path(log.of("checkpoint")[-1]["path"]).exists()
+
+
+# -- refusals and failures -----------------------------------------------------------------------------------
+
+
+def test_another_number_of_rows_is_refused(online: Any) -> None:
+    stage = make_stage("toy_step", online.Evidence(P), {"train": Dataset.from_arrays(*blobs(10))}, "cpu")
+    with pytest.raises(ValueError, match="order is one of 11 rows, but the stage trains on 10"):
+        fit_online(
+            InProcessExecutor(1), stage, {}, order=RowOrder(11, 0, 2), n_epochs=1, callbacks=Callbacks()
+        )
+
+
+def test_another_order_is_refused_at_a_resume(online: Any, tmp_path: Path) -> None:
+    rows = Dataset.from_arrays(*blobs(100))
+    fit(online.Evidence(P), rows, folder=tmp_path)
+    with pytest.raises(
+        RunError, match="another order of rows .*batch_rows=24.*resume with the same settings"
+    ):
+        fit(online.Evidence(P), rows, folder=tmp_path, batch=12)
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_bad_row_is_named(online: Any, tmp_path: Path, jobs: int, stored: bool) -> None:
+    x, y = blobs(100)
+    rows = Dataset.from_arrays(x, y)
+    if stored:
+        rows = rows.save(tmp_path / "rows")
+        shard = next(p for p in (tmp_path / "rows" / "x").rglob("*") if p.is_file() and p.name != "zarr.json")
+        shard.write_bytes(b"\0" * shard.stat().st_size)
+        match = "shard file .* is damaged"
+    else:
+        x[41, 2] = np.nan
+        match = "row 41 is bad"
+    with pytest.raises(DataError, match=match):
+        fit(online.Logistic(P, K), rows, jobs=jobs)
+
+
+def test_a_learner_that_fails_ends_the_fit_and_the_last_step_is_kept(online: Any, tmp_path: Path) -> None:
+    class Broken(online.Evidence):
+        def step(self, state: Any, stats: Any, n_rows: int) -> Any:
+            if state["trail"] and not hasattr(self, "left"):
+                raise FloatingPointError("not finite")
+            return super().step(state, stats, n_rows)
+
+    with pytest.raises(FloatingPointError, match="not finite"):
+        fit(Broken(P), Dataset.from_arrays(*blobs(100)), folder=tmp_path)
+    assert EngineStore(tmp_path).latest_state("toy_step")[0] == 1
+
+
+# -- learning ------------------------------------------------------------------------------------------------
+
+
+def test_a_sorted_dataset_trains_to_the_error_of_a_shuffled_one(online: Any) -> None:
+    x, y = blobs(20_000)
+    held = Dataset.from_arrays(*blobs(4000, 1))
+    by_class = np.argsort(y, kind="stable")
+    options = {"validation": held, "chains": 2, "batch": 64, "epochs": 3}
+    runs = {"order": {"run_rows": 128, "buffer_runs": 16}}
+    shuffled = fit(online.Logistic(P, K), Dataset.from_arrays(x, y), **options, **runs)
+    ordered = fit(online.Logistic(P, K), Dataset.from_arrays(x[by_class], y[by_class]), **options, **runs)
+    as_stored = fit(
+        online.Logistic(P, K),
+        Dataset.from_arrays(x[by_class], y[by_class]),
+        **options,
+        order={"run_rows": 128, "shuffle": False},
+    )
+    assert ordered.state["error"] < shuffled.state["error"] + 0.01
+    assert as_stored.state["error"] > shuffled.state["error"] + 0.03  # so the test can fail

@@ -1,0 +1,179 @@
+"""Online fits interrupted, killed or out of disk at any moment: the resumed fit has the same bits."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalelatent.data import Dataset
+from scalelatent.engine import loop
+from scalelatent.engine.callbacks import Callback
+from scalelatent.engine.chains import ChainRunner
+from scalelatent.engine.loop import LoopResult
+from scalelatent.errors import ScalelatentError
+
+from .test_online import K, P, blobs, fit, same
+from .test_resume import Disk, Killed, Often
+
+STEPS, EPOCHS = 5, 2
+
+
+def run(
+    learner: Any, folder: Path | None, callback: Any = (), jobs: int = 1, seconds: float = 30, **more: Any
+) -> LoopResult:
+    held = Dataset.from_arrays(*blobs(40, 1)) if hasattr(learner, "validation") else None
+    return fit(
+        learner, Dataset.from_arrays(*blobs(100)), validation=held, folder=folder, callback=callback,
+        jobs=jobs, epochs=EPOCHS, checkpoint_seconds=seconds, validate_steps=2, report_steps=3, **more,
+    )  # fmt: skip
+
+
+class InterruptStep:
+    """Ctrl-C in the n-th step, before it is done."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.left, self.steps = 10**9, 0
+        original = ChainRunner.run
+
+        def counted(runner: ChainRunner, epoch: int, step: int, state: Any) -> Any:
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
+            self.steps += 1
+            return original(runner, epoch, step, state)
+
+        patch.setattr(ChainRunner, "run", counted)
+
+
+@pytest.mark.parametrize("kind", ["Logistic", "Walk", "Evidence"])
+def test_interrupt_in_every_single_step(
+    online: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    learner = getattr(online, kind)(*((P,) if kind == "Evidence" else (P, K)))
+    whole = run(learner, None)
+    interrupt = InterruptStep(monkeypatch)
+    for after in range(STEPS * EPOCHS):
+        interrupt.left, interrupt.steps = after, 0
+        with pytest.raises(KeyboardInterrupt):
+            run(learner, tmp_path / str(after), jobs=1 + after % 3)
+        interrupt.left = 10**9
+        result = run(learner, tmp_path / str(after), jobs=1 + (after + 1) % 3)
+        same(result.state, whole.state)
+        assert interrupt.steps == STEPS * EPOCHS  # no step was done twice
+        assert [r["steps"] for r in result.history] == [r["steps"] for r in whole.history]
+        assert [r["objective"] for r in result.history] == [r["objective"] for r in whole.history]
+
+
+class InterruptAt(Callback):
+    """Ctrl-C in the n-th call of any hook."""
+
+    def __init__(self, left: int) -> None:
+        self.left, self.calls = left, 0
+
+    def _count(self) -> None:
+        self.calls += 1
+        if self.calls > self.left:
+            raise KeyboardInterrupt
+
+    def on_progress(self, info: dict[str, Any]) -> None:
+        self._count()
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        self._count()
+
+    def on_report(self, record: dict[str, Any]) -> None:
+        self._count()
+
+    def on_checkpoint(self, info: dict[str, Any]) -> None:
+        self._count()
+
+
+@pytest.mark.parametrize("seconds", [0, 30])
+def test_interrupt_in_every_hook(
+    online: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """Between steps, within validation, after a record and around a checkpoint."""
+    monkeypatch.setattr(loop, "Progress", Often)
+    monkeypatch.setattr("scalelatent.engine.online.Progress", Often)
+    learner = online.Logistic(P, K)
+    whole = run(learner, None)
+    count = InterruptAt(10**9)
+    run(learner, tmp_path / "count", count, seconds=seconds)
+    assert count.calls > 25
+    for left in range(count.calls):
+        folder = tmp_path / str(left)
+        with pytest.raises(KeyboardInterrupt):
+            run(learner, folder, InterruptAt(left), seconds=seconds)
+        result = run(learner, folder, seconds=seconds)
+        same(result.state, whole.state)
+        assert [r["steps"] for r in result.history] == [r["steps"] for r in whole.history], left
+        assert [r["objective"] for r in result.history] == [r["objective"] for r in whole.history]
+        read_again = run(learner, folder, seconds=seconds)
+        assert read_again.history == result.history
+        same(read_again.state, whole.state)
+
+
+@pytest.mark.parametrize("how", ["killed", "full"])
+def test_failing_at_every_write(online: Any, tmp_path: Path, how: str) -> None:
+    error: BaseException = Killed() if how == "killed" else OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    learner = online.Logistic(P, K)
+    whole = run(learner, None)
+    count = Disk(tmp_path / "count", 10**9, error)
+    with count.mounted():
+        run(learner, tmp_path / "count", seconds=0)
+    assert count.calls > 3 * STEPS * EPOCHS
+    for fail_at in range(count.calls):
+        folder = tmp_path / str(fail_at)
+        with Disk(folder, fail_at, error).mounted(), pytest.raises((Killed, ScalelatentError)) as raised:
+            run(learner, folder, seconds=0)
+        if how == "full":
+            assert "No space left" in str(raised.value)
+            assert str(folder) in str(raised.value)
+        result = run(learner, folder, seconds=0)
+        same(result.state, whole.state)
+        assert [r["steps"] for r in result.history] == [r["steps"] for r in whole.history]
+
+
+def test_a_learner_that_was_done_is_not_asked_elsewhere_after_a_resume(
+    online: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In mid-epoch a learner may look done; an undisturbed fit does not ask it there."""
+    learner = online.Logistic(P, K, patience=1)
+    whole = run(learner, None)
+    interrupt = InterruptStep(monkeypatch)
+    for after in range(int(whole.state["steps"])):
+        interrupt.left = after
+        with pytest.raises(KeyboardInterrupt):
+            run(learner, tmp_path / str(after))
+        interrupt.left = 10**9
+        same(run(learner, tmp_path / str(after)).state, whole.state)
+
+
+def test_more_epochs_go_on_from_the_last(online: Any, tmp_path: Path) -> None:
+    learner, rows = online.Walk(P, K), Dataset.from_arrays(*blobs(100))
+    whole = fit(learner, rows, epochs=4)
+    fit(learner, rows, epochs=2, folder=tmp_path)
+    again = fit(learner, rows, epochs=4, folder=tmp_path)
+    same(again.state, whole.state)
+    assert [r["pass"] for r in again.history] == [1, 2, 3, 4]
+
+
+def test_a_torn_checkpoint_falls_back(online: Any, tmp_path: Path) -> None:
+    learner, rows = online.Walk(P, K), Dataset.from_arrays(*blobs(100))
+    whole = fit(learner, rows, folder=tmp_path, checkpoint_steps=1)
+    newest = max(tmp_path.glob("state-toy_step-*.rec"))
+    newest.write_bytes(newest.read_bytes()[:200])
+    events: list[str] = []
+
+    class Listen(Callback):
+        def on_event(self, info: dict[str, Any]) -> None:
+            events.append(info["event"])
+
+    again = fit(learner, rows, folder=tmp_path, callback=Listen())
+    same(again.state, whole.state)
+    assert events == ["checkpoint_unreadable", "resumed"]
+    assert [r["pass"] for r in again.history] == [1, 2]
