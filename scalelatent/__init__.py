@@ -20,12 +20,13 @@ if TYPE_CHECKING:  # what a type checker and an editor see; the same names as in
     from .data import Dataset, open_dataset
     from .engine.callbacks import Callback
     from .engine.cluster import cluster
-    from .estimators import CapsuleRegression, load_model
+    from .estimators import CapsuleRegression, Search, load_model
 
 __all__ = [
     "Callback",
     "CapsuleRegression",
     "Dataset",
+    "Search",
     "__version__",
     "cluster",
     "load_model",
@@ -37,6 +38,7 @@ _WHERE = {
     "Callback": ".engine.callbacks",
     "CapsuleRegression": ".estimators",
     "Dataset": ".data",
+    "Search": ".estimators",
     "cluster": ".engine.cluster",
     "load_model": ".estimators",
     "open_dataset": ".data",

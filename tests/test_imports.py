@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import scalelatent as sl
@@ -47,4 +49,28 @@ def test_show_versions(capsys):
     sl.show_versions()
     text = capsys.readouterr().out
     assert text.startswith(f"scalelatent    {sl.__version__}\n")
-    assert "numpy" in text
+    told = {line.split()[0]: line.split(maxsplit=1)[1] for line in text.splitlines() if line}
+    import llvmlite.binding
+    import numba
+    from threadpoolctl import threadpool_info
+
+    assert told["numpy"] == np.__version__
+    assert "not known" not in text
+    assert llvmlite.binding.get_host_cpu_name() in told["cpu"]
+    assert f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores" in told["cpu"]
+    assert threadpool_info()[0]["internal_api"] in told["blas"]
+    assert told["numba"] == numba.__version__
+    assert told["compiler"].startswith("LLVM ")
+    assert {"Blosc", "Sharding,", "Zstd,"} <= set(text.split())
+    assert "fits run in this process" in told["cluster"]
+
+
+def test_a_broken_library_does_not_break_the_report(capsys, monkeypatch):
+    import threadpoolctl
+
+    def broken():
+        raise OSError("no such library")
+
+    monkeypatch.setattr(threadpoolctl, "threadpool_info", broken)
+    sl.show_versions()
+    assert "not known (OSError: no such library)" in capsys.readouterr().out

@@ -182,7 +182,7 @@ class DaskPass:
         return self.executor.client.submit(function, *args, pure=False, **how)
 
     def _submit_span(self, span: Span, worker: str) -> Any:
-        suffix = f"s{span.index:04d}" if span.part == "train" else f"{span.part[0]}{span.index:04d}"
+        suffix = f"{_letter(span.part)}{span.index:04d}"
         future = self._submit(
             task_span,
             *self._name,
@@ -251,6 +251,11 @@ class DaskPass:
         self.params = self.info = self.following = None
 
 
+def _letter(part: str) -> str:
+    """A part in the names of its tasks; keys of two parts must differ."""
+    return {"train": "s", "validation": "v"}.get(part, f"{part}-")
+
+
 class _FutureTree:
     """Futures of one part's nodes; a complete family below the top becomes a merge task."""
 
@@ -265,7 +270,7 @@ class _FutureTree:
             if not all(node in self._nodes for node in family):
                 return
             futures = [self._nodes.pop(node) for node in family]
-            key = self._owner.key("merge", f"{self._part[0]}{level + 1}-{parent:04d}")
+            key = self._owner.key("merge", f"{_letter(self._part)}{level + 1}-{parent:04d}")
             merged = (
                 futures[0]
                 if len(futures) == 1

@@ -59,6 +59,7 @@ def fit_batches(
     store: EngineStore | None = None,
     checkpoint_seconds: float = 30.0,
     checkpoint_passes: int | None = None,
+    first: int = 0,
 ) -> LoopResult:
     """Run a :class:`~scalelatent.models.base.BatchLearner` to its end.
 
@@ -73,12 +74,14 @@ def fit_batches(
         Where checkpoints lie; None keeps none.
     checkpoint_seconds, checkpoint_passes : float, int or None
         A checkpoint at least this often. On an interrupt or an error the last finished pass is always saved.
+    first : int
+        Passes that led to the given state.
 
     Returns
     -------
     LoopResult
     """
-    iteration, history = 0, []
+    iteration, history = first, []
     if store is not None and (found := store.latest_state(stage.name)) is not None:
         iteration, state, messages = found
         tell_unreadable(callbacks, messages)

@@ -27,6 +27,8 @@ _TYPES_FROM = "scalelatent."
 def dumps(tree: Any) -> bytes:
     """Bytes of a tree of dataclasses, dicts, lists, tuples, numpy arrays, numbers, strings and None.
 
+    An array that the tree holds in several places is written once, and is one array again when it is read.
+
     Raises
     ------
     TypeError
@@ -38,7 +40,7 @@ def dumps(tree: Any) -> bytes:
     {'a': array([0, 1, 2]), 'b': (1, None)}
     """
     arrays: dict[str, np.ndarray] = {}
-    head = _flatten(tree, arrays)
+    head = _flatten(tree, arrays, {})
     text = np.frombuffer(json.dumps(head).encode(), dtype=np.uint8)
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, head=text, **arrays)
@@ -58,7 +60,8 @@ def loads(data: bytes) -> Any:
     if len(data) <= _DIGEST or hashlib.sha256(body).digest() != digest:
         raise RunError("the record is torn or changed: its checksum does not fit")
     with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
-        return _build(json.loads(arrays["head"].tobytes()), arrays)
+        # Each look into an npz file reads anew: an array of several places would become several.
+        return _build(json.loads(arrays["head"].tobytes()), {name: arrays[name] for name in arrays.files})
 
 
 def write_record(path: str | Path, tree: Any, *, durable: bool = True) -> int:
@@ -106,9 +109,21 @@ def read_record(path: str | Path) -> Any:
         raise RunError(f"{path}: {error}") from error
 
 
-def _flatten(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+def same_array(array: np.ndarray) -> tuple[Any, ...]:
+    """What tells two views of one array from two arrays, while both exist.
+
+    Examples
+    --------
+    >>> a = np.zeros((2, 3))
+    >>> same_array(a[:1]) == same_array(a[:1]), same_array(a[:1]) == same_array(a.copy()[:1])
+    (True, False)
+    """
+    return array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.str
+
+
+def _flatten(value: Any, arrays: dict[str, np.ndarray], names: dict[Any, str]) -> Any:
     if isinstance(value, np.ndarray):
-        name = f"a{len(arrays)}"
+        name = names.setdefault(same_array(value), f"a{len(arrays)}")
         arrays[name] = value
         return {"!array": name}
     if isinstance(value, np.generic):
@@ -116,14 +131,14 @@ def _flatten(value: Any, arrays: dict[str, np.ndarray]) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: _flatten(getattr(value, f.name), arrays) for f in dataclasses.fields(value)}
+        fields = {f.name: _flatten(getattr(value, f.name), arrays, names) for f in dataclasses.fields(value)}
         return {"!type": f"{type(value).__module__}:{type(value).__qualname__}", "fields": fields}
     if isinstance(value, tuple):
-        return {"!tuple": [_flatten(v, arrays) for v in value]}
+        return {"!tuple": [_flatten(v, arrays, names) for v in value]}
     if isinstance(value, list):
-        return [_flatten(v, arrays) for v in value]
+        return [_flatten(v, arrays, names) for v in value]
     if isinstance(value, dict) and all(isinstance(k, str) for k in value):
-        return {"!dict": {k: _flatten(v, arrays) for k, v in value.items()}}
+        return {"!dict": {k: _flatten(v, arrays, names) for k, v in value.items()}}
     raise TypeError(f"a record holds dataclasses, arrays and plain values, not {type(value).__name__}")
 
 

@@ -177,6 +177,12 @@ class EngineStore:
         found = (_STATE.fullmatch(path.name) for path in self.folder.glob("state-*.rec"))
         return sorted(int(m["iteration"]) for m in found if m and m["stage"] == stage)
 
+    def drop_stage(self, stage: str) -> None:
+        """Forget constants and states of a stage that is done; its history stays."""
+        for iteration in self.iterations(stage):
+            self.state_path(stage, iteration).unlink(missing_ok=True)
+        (self.folder / f"stage-{stage}.rec").unlink(missing_ok=True)
+
     # -- finished spans of the pass in progress --------------------------------------------------------------
 
     def save_node(self, stage: str, iteration: int, span: Span, vector: np.ndarray) -> None:

@@ -140,6 +140,55 @@ class StreamedEstimator(BaseEstimator):
         self._check_kind(ds)
         return ds
 
+    # -- fit
+    # --------------------------------------------------------------------------------------------------
+
+    def _fit_steps(self, rows: Any) -> Any:
+        """The fit as steps (see :mod:`.steps`) over rows ``"train"`` and ``"validation"``; None where it is
+        not made of steps.
+        """
+        return None
+
+    def _what_decides(self) -> dict[str, Any]:
+        """The parameters that decide the result: a resumed fit must have the same ones."""
+        raise NotImplementedError
+
+    def _fit_by_steps(
+        self,
+        train: Dataset,
+        held: Dataset | None,
+        client: Any,
+        run_dir: Any,
+        resume: bool,
+        callbacks: Any,
+        engine: Any,
+    ) -> None:
+        """Serve this estimator's steps alone, in this process or on a cluster."""
+        from .session import FitSession
+        from .steps import Rows, first_step
+
+        watched = {"train": train} if held is None else {"train": train, "validation": held}
+        given = {name: Rows(ds) for name, ds in watched.items()}
+        steps = self._fit_steps(given)
+        begin = first_step(steps)
+        with FitSession(
+            self._kind,
+            client=client,
+            run_dir=run_dir,
+            resume=resume,
+            callbacks=callbacks,
+            device=self.device,
+            n_jobs=self.n_jobs,
+            engine=engine,
+        ) as session:
+            seed = session.begin(self.random_state, self._what_decides(), watched)
+            session.announce(train, **begin.info, seed=seed)
+            rows = {name: Rows(session.visible(name, ds)) for name, ds in watched.items()}
+            session.answer(steps, (seed, rows))
+            session.finish()
+        seconds = sum(record["seconds"] for record in self.history_)
+        session.callbacks.on_fit_end({"passes": self.n_iter_, "seconds": seconds})
+
     # -- outputs as large as the data
     # -------------------------------------------------------------------------
 

@@ -9,26 +9,17 @@ import numpy as np
 
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.cluster import current_client
+from scalelatent.engine.loop import LoopResult
 from scalelatent.engine.plan import find_resources
-from scalelatent.models.capsule.members import Members, build_members
-from scalelatent.models.capsule.model import CapsuleEM, CapsuleState
+from scalelatent.models.capsule.members import Members
+from scalelatent.models.capsule.model import CapsuleEM
 from scalelatent.models.capsule.predict import CapsuleRows
 
 from .base import StreamedEstimator, restore_params
-from .capsule_fit import (
-    check_classes,
-    check_labels,
-    check_params,
-    check_width,
-    class_counts,
-    class_weights,
-    plan,
-    project,
-    projected_width,
-    start,
-)
+from .capsule_fit import check_params, check_width, plan, projected_width
+from .capsule_steps import fit_steps
 from .classifier import StreamedClassifier
-from .session import FitSession
+from .steps import Rows, Steps
 
 
 class CapsuleRegression(StreamedClassifier, StreamedEstimator):
@@ -201,33 +192,15 @@ class CapsuleRegression(StreamedClassifier, StreamedEstimator):
         check_params(self)
         train = self._training_rows(X, y, sample_weight)
         held = self._validation_rows(validation)
-        classes = train.classes
-        assert classes is not None
-        members = build_members(self.architecture, len(classes), self.capsule_dim)
-        counts = class_counts(train, classes)
-        check_labels(held, classes)
-        width = projected_width(self.projection, train.n_features)
-        check_classes(members, train, counts, width, self.init)
+        assert train.classes is not None
         resources = find_resources(client or current_client(), self.n_jobs, None)
-        check_width(width, train, len(classes), resources.memory)
-        weights = class_weights(self.class_weight, classes, counts)
-        watched = {"train": train} if held is None else {"train": train, "validation": held}
-        where: dict[str, Any] = {"device": self.device, "n_jobs": self.n_jobs, "engine": engine}
-        with FitSession(
-            self._kind, client=client, run_dir=run_dir, resume=resume, callbacks=callbacks, **where
-        ) as session:
-            self.seed_ = session.begin(self.random_state, self._what_decides(), watched)
-            session.announce(train, members=members.n_members, max_iter=self.max_iter, seed=self.seed_)
-            datasets = {name: session.visible(name, ds) for name, ds in watched.items()}
-            basis, datasets = project(self, session, datasets, width)
-            learner, state = start(self, session, datasets, members, classes, weights)
-            result = session.fit_batches(session.stage("estep", learner, datasets, classes), state)
-            session.finish()
-        self._keep(classes, members, basis, learner, result.state, result.history)
-        session.callbacks.on_fit_end(
-            {"passes": self.n_iter_, "seconds": sum(r["seconds"] for r in self.history_)}
-        )
+        width = projected_width(self.projection, train.n_features)
+        check_width(width, train, len(train.classes), resources.memory)
+        self._fit_by_steps(train, held, client, run_dir, resume, callbacks, engine)
         return self
+
+    def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps | None:
+        return fit_steps(self, rows) if self.algorithm == "em" else None
 
     def _what_decides(self) -> dict[str, Any]:
         """The parameters that decide the result: a resumed fit must have the same ones."""
@@ -237,19 +210,18 @@ class CapsuleRegression(StreamedClassifier, StreamedEstimator):
     def _keep(
         self,
         classes: np.ndarray,
-        members: Members,
+        em: CapsuleEM,
         basis: np.ndarray | None,
-        learner: CapsuleEM,
-        state: CapsuleState,
-        history: list[dict[str, Any]],
+        result: LoopResult,
+        w: np.ndarray,
     ) -> None:
-        self.classes_, self._members = classes, members
-        self.W_ = learner.weights(state)
-        self.capsule_dims_ = members.dims
+        self.classes_, self._members = classes, em.members
+        self.W_ = w
+        self.capsule_dims_ = em.members.dims
         self.projection_ = basis
-        self.n_iter_ = state.iteration
-        self.history_ = history
-        self.best_validation_error_ = float(state.best_error.mean()) if learner.has_validation else None
+        self.n_iter_ = result.state.iteration
+        self.history_ = result.history
+        self.best_validation_error_ = float(result.state.best_error.mean()) if em.has_validation else None
 
     def plan(
         self,

@@ -20,14 +20,13 @@ from scalelatent.engine.plan import (
     probe,
     stage_memory,
 )
-from scalelatent.engine.streams import stream
 from scalelatent.errors import DataError, PlanError
 from scalelatent.models.capsule.members import Members, build_members
-from scalelatent.models.capsule.model import CapsuleEM, CapsuleState, initial_state
-from scalelatent.models.capsule.moments import Project, SecondMoments, leading_eigenvectors
-from scalelatent.models.capsule.start import random_start, schedule_arrays, subspace_start
+from scalelatent.models.capsule.model import CapsuleEM, initial_state
+from scalelatent.models.capsule.moments import SecondMoments
+from scalelatent.models.capsule.start import schedule_arrays
 
-from .session import FitSession
+from .steps import Rows
 
 AUTO_PROJECTION = 196
 COUNT_ROWS = 2**20
@@ -152,85 +151,8 @@ def check_width(width: int | None, train: Dataset, n_classes: int, memory: int) 
         raise PlanError(f"{train.url or 'the training rows'}: {remedy}")
 
 
-def project(
-    model: Any, session: FitSession, datasets: dict[str, Dataset], width: int | None
-) -> tuple[np.ndarray | None, dict[str, Dataset]]:
-    """Basis of the projection, and the projected rows: one pass for the moments, one to write."""
-    if width is None:
-        return None, datasets
-    kept = getattr(model, "projection_", None) if model.warm_start else None
-    if kept is not None and kept.shape == (datasets["train"].n_features, width):
-        basis = kept
-    else:
-        stats = session.collect("svd", SecondMoments(datasets["train"].n_features), datasets["train"])
-        basis = leading_eigenvectors(stats["moment"][0], width)[1]
-    return basis, {name: session.map(f"project-{name}", Project(basis), ds) for name, ds in datasets.items()}
-
-
-def start(
-    model: Any,
-    session: FitSession,
-    datasets: dict[str, Dataset],
-    members: Members,
-    classes: np.ndarray,
-    class_weight: np.ndarray | None,
-) -> tuple[CapsuleEM, CapsuleState]:
-    """The learner with the second moments of the rows, and the first state.
-
-    Raises
-    ------
-    DataError
-        A class whose rows all have weight 0.
-    ValueError
-        ``warm_start`` from a fit of another shape.
-    """
-    train = datasets["train"]
-    reduction = SecondMoments(train.n_features, len(classes), class_weight)
-    stats = session.collect("moments", reduction, train, classes)
-    moment, weight = np.array(stats["moment"]), stats["weight"]
-    if not (weight > 0).all():
-        raise DataError(
-            f"class {classes[int(np.argmin(weight))]!s} has no weight: give each class rows with "
-            "sample_weight and class_weight above 0"
-        )
-    nu, patience, scheduled = schedule_arrays(model.nu_schedule)
-    learner = CapsuleEM(
-        members=members,
-        moment=moment,
-        nu=nu,
-        patience=patience,
-        scheduled=scheduled,
-        momentum=float(model.momentum),
-        ridge=float(model.ridge),
-        tol=float(model.tol or 0),
-        max_iter=int(model.max_iter),
-        class_weight=class_weight,
-        has_validation=int("validation" in datasets),
-    )
-    return learner, initial_state(_first_weights(model, members, classes, moment, weight), members.n_members)
-
-
-def _first_weights(
-    model: Any, members: Members, classes: np.ndarray, moment: np.ndarray, weight: np.ndarray
-) -> np.ndarray:
-    kept = getattr(model, "W_", None) if model.warm_start else None
-    if kept is not None:
-        shape = (members.total_dim, moment.shape[1])
-        if kept.shape != shape or not np.array_equal(model.classes_, classes):
-            raise ValueError(
-                f"warm_start: the last fit has weights of shape {kept.shape} and classes "
-                f"{model.classes_.tolist()}, this one {shape} and {classes.tolist()}: fit with "
-                "warm_start=False"
-            )
-        return kept
-    if model.init == "random":
-        rng = stream(model.seed_, "capsule-start")
-        return random_start(members, moment, weight, float(model.init_scale), rng)
-    return subspace_start(members, moment, weight)
-
-
-def class_counts(dataset: Dataset, classes: np.ndarray) -> np.ndarray:
-    """Rows of each class, read in pieces.
+def class_counts(rows: Rows | Dataset, classes: np.ndarray) -> np.ndarray:
+    """Rows of each class, read in pieces; rows of weight 0 count as absent.
 
     Examples
     --------
@@ -238,9 +160,13 @@ def class_counts(dataset: Dataset, classes: np.ndarray) -> np.ndarray:
     [1, 2]
     """
     counts = np.zeros(len(classes), dtype=np.int64)
-    for start in range(0, len(dataset), COUNT_ROWS):
-        codes = dataset.read_codes(start, min(start + COUNT_ROWS, len(dataset)), classes)
-        counts += np.bincount(codes, minlength=len(classes))
+    for dataset in [rows] if isinstance(rows, Dataset) else rows.pieces():
+        for start in range(0, len(dataset), COUNT_ROWS):
+            stop = min(start + COUNT_ROWS, len(dataset))
+            codes = dataset.read_codes(start, stop, classes)
+            if (weight := dataset.read_weight(start, stop)) is not None:
+                codes = codes[weight > 0]
+            counts += np.bincount(codes, minlength=len(classes))
     return counts
 
 
@@ -278,18 +204,25 @@ def class_weights(class_weight: Any, classes: np.ndarray, counts: np.ndarray) ->
     return weights
 
 
-def check_labels(held: Dataset | None, classes: np.ndarray) -> None:
+def check_labels(held: Rows | Dataset | None, classes: np.ndarray) -> None:
     """Refuse validation labels that are no class of the training rows, before any work."""
     if held is not None:
         class_counts(held, classes)
 
 
-def check_classes(members: Members, train: Dataset, counts: np.ndarray, width: int | None, init: str) -> None:
+def check_classes(
+    members: Members, train: Rows | Dataset, counts: np.ndarray, width: int | None, init: str
+) -> None:
     """Refuse capsules that the rows cannot fill, before any work."""
     where, p = train.url or "the training rows", width or train.n_features
     assert train.classes is not None
     if (counts == 0).any():
         missing = [str(c) for c in train.classes[counts == 0]]
+        if train.has_weight:
+            raise DataError(
+                f"{where}: class {', '.join(missing)} has no weight: give each class rows with "
+                "sample_weight above 0"
+            )
         raise DataError(
             f"{where}: class(es) {', '.join(missing)} have no rows: train on rows of every class (a slice "
             "keeps the classes of the whole dataset)"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from sklearn.base import ClassifierMixin, TransformerMixin
+from sklearn.base import ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils._set_output import _wrap_data_with_container
 from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.errors import DataError
@@ -13,7 +14,51 @@ from scalelatent.errors import DataError
 SCORE_ROWS = 2**20
 
 
-class StreamedClassifier(ClassifierMixin, TransformerMixin):
+class _StreamedTransform:
+    """``transform`` whose arrays follow ``set_output``; lazy arrays and datasets stay what they are.
+
+    A class of its own, since scikit-learn would wrap whatever a transformer's own ``transform`` returns.
+    """
+
+    _map: Any
+    _row_map: Any
+
+    def transform(
+        self, X: Any, *, out: Any = None, client: Any = None, overwrite: bool = False, callbacks: Any = ()
+    ) -> Any:
+        """Latent means h = W x, capsule by capsule.
+
+        Parameters
+        ----------
+        X, out, client, overwrite, callbacks
+            As in :meth:`StreamedClassifier.predict_proba`.
+
+        Returns
+        -------
+        ndarray of float32, shape (n, sum of dimensions); a lazy array for a dask array; a Dataset with
+        ``out``
+            Class by class in the order of ``classes_`` (member by member for the binary architectures). A
+            data frame where ``set_output`` asks for one.
+
+        Examples
+        --------
+        >>> import numpy as np, scalelatent as sl
+        >>> x, y = np.random.default_rng(0).normal(size=(50, 4)), np.arange(50) % 2
+        >>> m = sl.CapsuleRegression(capsule_dim=3, max_iter=2).fit(x, y)
+        >>> m.transform(x).shape, m.get_feature_names_out()[0]
+        ((50, 6), 'capsuleregression0')
+        """
+        h = self._map(X, "latents", out, client, overwrite, callbacks)
+        return _wrap_data_with_container("transform", h, X, self) if isinstance(h, np.ndarray) else h
+
+    @property
+    def _n_features_out(self) -> int:
+        return int(self._row_map("latents").output()[0][0])
+
+
+class StreamedClassifier(
+    _StreamedTransform, ClassNamePrefixFeaturesOutMixin, ClassifierMixin, TransformerMixin
+):
     """``predict_proba``, ``predict``, ``transform`` and ``score`` for estimators that give a row map.
 
     The row map of ``"probabilities"`` gives scores whose largest is the predicted class, ``"classes"`` the
@@ -21,7 +66,6 @@ class StreamedClassifier(ClassifierMixin, TransformerMixin):
     """
 
     classes_: np.ndarray
-    _map: Any
     _other_rows: Any
 
     def predict_proba(
@@ -84,31 +128,6 @@ class StreamedClassifier(ClassifierMixin, TransformerMixin):
         if isinstance(scores, np.ndarray):
             return self.classes_[scores.argmax(axis=1)]
         return scores.map_blocks(_labels_of, self.classes_, drop_axis=1, dtype=self.classes_.dtype)
-
-    def transform(
-        self, X: Any, *, out: Any = None, client: Any = None, overwrite: bool = False, callbacks: Any = ()
-    ) -> Any:
-        """Latent means h = W x, capsule by capsule.
-
-        Parameters
-        ----------
-        X, out, client, overwrite, callbacks
-            As in :meth:`predict_proba`.
-
-        Returns
-        -------
-        ndarray of float32, shape (n, sum of dimensions); a lazy array for a dask array; a Dataset with
-        ``out``
-            Class by class in the order of ``classes_`` (member by member for the binary architectures).
-
-        Examples
-        --------
-        >>> import numpy as np, scalelatent as sl
-        >>> x, y = np.random.default_rng(0).normal(size=(50, 4)), np.arange(50) % 2
-        >>> sl.CapsuleRegression(capsule_dim=3, max_iter=2).fit(x, y).transform(x).shape
-        (50, 6)
-        """
-        return self._map(X, "latents", out, client, overwrite, callbacks)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Share of rows whose class is predicted; streams over a Dataset.

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from scalelatent.engine.streams import resolve_seed
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError
 from scalelatent.models.base import Layout, Stats
+
+from .steps import Collect, Derive, Learn, Map, Rows
 
 ENGINE_OPTIONS = (
     "block_rows",
@@ -88,6 +91,7 @@ class FitSession:
         self.store: EngineStore | None = None
         self._exit = ExitStack()
         self._leftovers: list[Path] = []
+        self._mapped: dict[Any, Dataset] = {}
 
     def __enter__(self) -> FitSession:
         self._exit.enter_context(single_threaded())
@@ -183,6 +187,70 @@ class FitSession:
         root.mkdir(parents=True, exist_ok=True)
         return root
 
+    # -- steps ----------------------------------------------------------------------------------------------
+
+    def answer(self, steps: Generator[Any, Any, Any], answer: Any = None) -> Any:
+        """Serve steps to their end; returns what they return.
+
+        ``answer`` is what they wait for: that to ``Begin``, or None where they have not begun.
+        """
+        try:
+            while True:
+                answer = self._serve(steps.send(answer))
+        except StopIteration as end:
+            return end.value
+
+    def _serve(self, step: Any) -> Any:
+        if isinstance(step, Derive):
+            return step.value()
+        if isinstance(step, Map):
+            return self.mapped(step.name, step)
+        if isinstance(step, Collect):
+            return self.collect(step.name, step.reduction, step.rows, step.classes)
+        assert isinstance(step, Learn)
+        return self._learned(step) or self.fit_batches(
+            self.stage(
+                step.name,
+                step.learner,
+                {part: self.rows(rows) for part, rows in step.rows.items()},
+                step.classes,
+            ),
+            step.state,
+        )
+
+    def mapped(self, name: str, step: Map) -> Rows:
+        """The rows behind one more map, which is done when a pass first wants them."""
+        if self.store is not None and not self.options.get("keep_scratch", False):
+            # Where an interrupted run has done it and nothing is left that wants them, they go all the same.
+            self._leftovers.append(self._scratch() / f"{name}.zarr")
+        return replace(step.rows, maps=(*step.rows.maps, (name, step.row_map)))
+
+    def _learned(self, step: Learn) -> LoopResult | None:
+        """What a fit that was done before left: its rows need not be mapped again."""
+        name = f"{self.kind}_{step.name}"
+        found = self.store.latest_state(name) if self.store else None
+        if found is None or not step.learner.is_done(found[1]):
+            return None
+        assert self.store is not None
+        history = self.store.load_history(name, found[0])
+        if not history or history[-1]["pass"] < found[0]:  # the loop knows how to make up for a lost line
+            return None
+        self.callbacks.on_event({"event": "resumed", "stage": name, "pass": found[0]})
+        return LoopResult(found[1], history)
+
+    def rows(self, rows: Rows | Dataset) -> Dataset:
+        """The rows behind all their maps, written when they are first wanted; masks are the caller's."""
+        if isinstance(rows, Dataset):
+            return rows
+        dataset = rows.dataset
+        key: tuple[Any, ...] = (id(dataset),)
+        for name, row_map in rows.maps:
+            key = (*key, name)
+            if key not in self._mapped:
+                self._mapped[key] = self.map(name, row_map, dataset)
+            dataset = self._mapped[key]
+        return dataset
+
     # -- verbs -----------------------------------------------------------------------------------------------
 
     def stage(
@@ -193,14 +261,14 @@ class FitSession:
         return make_stage(f"{self.kind}_{name}", work, datasets, self.device, classes, **grid)
 
     def collect(
-        self, name: str, reduction: Any, dataset: Dataset, classes: np.ndarray | None = None
+        self, name: str, reduction: Any, rows: Rows | Dataset, classes: np.ndarray | None = None
     ) -> Stats:
         """One pass of one reduction; remembered."""
         layout: Layout = reduction.layout()
         kept = self.store.load_result(f"{self.kind}_{name}") if self.store else None
         if kept is not None:
             return Stats(layout, kept["vector"])
-        stage = self.stage(name, {"train": reduction}, {"train": dataset}, classes)
+        stage = self.stage(name, {"train": reduction}, {"train": self.rows(rows)}, classes)
         self.callbacks.on_stage({"stage": stage.name, "rows": stage.rows})
         stats = self.executor.collect(stage, Progress(self.callbacks, stage.name, 0))["train"]
         if self.store:

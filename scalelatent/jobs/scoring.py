@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalelatent.engine.tally import CONFUSION_METRICS
 from scalelatent.errors import DataError, JobError
 
 from .spec import nearest
@@ -17,30 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["METRICS", "score_dataset"]
 
 
-def _recall(confusion: np.ndarray) -> float:
-    rows = confusion.sum(axis=1)
-    seen = rows > 0
-    return float(np.mean(np.diag(confusion)[seen] / rows[seen]))
-
-
-def _f1_macro(confusion: np.ndarray) -> float:
-    total = confusion.sum(axis=0) + confusion.sum(axis=1)
-    seen = total > 0
-    return float(np.mean(2 * np.diag(confusion)[seen] / total[seen]))
-
-
-def _accuracy(confusion: np.ndarray) -> float:
-    return float(np.trace(confusion) / confusion.sum())
-
-
-_FROM_CONFUSION: dict[str, Callable[[np.ndarray], Any]] = {
-    "accuracy": _accuracy,
-    "error": lambda confusion: 1.0 - _accuracy(confusion),
-    "balanced_accuracy": _recall,
-    "f1_macro": _f1_macro,
-    "confusion": lambda confusion: confusion.tolist(),
-}
-METRICS = (*_FROM_CONFUSION, "log_loss")
+METRICS = (*CONFUSION_METRICS, "log_loss")
 """Names of the metrics `score_dataset` knows."""
 
 
@@ -114,7 +92,7 @@ def score_dataset(
         np.add.at(confusion, (truth, guess), 1)
         if progress is not None:
             progress(stop, dataset.n_rows)
-    found = {name: value(confusion) for name, value in _FROM_CONFUSION.items() if name in metrics}
+    found = {name: value(confusion) for name, value in CONFUSION_METRICS.items() if name in metrics}
     if "log_loss" in metrics:
         found["log_loss"] = loss / dataset.n_rows
     return {name: found[name] for name in metrics}

@@ -241,3 +241,15 @@ class Full(io.RawIOBase):
     def close(self) -> None:
         self._file.close()
         super().close()
+
+
+def test_an_array_in_several_places_is_written_once() -> None:
+    a = np.arange(5000.0)
+    tree = {"x": a, "y": (a, a[:10]), "z": [a.copy(), a[::2]]}
+    data = dumps(tree)
+    assert len(data) < 2.7 * a.nbytes
+    back = loads(data)
+    assert back["x"] is back["y"][0]
+    assert back["x"] is not back["z"][0]
+    for got, expected in zip((back["x"], *back["y"], *back["z"]), (a, a, a[:10], a, a[::2]), strict=True):
+        np.testing.assert_array_equal(got, expected)

@@ -207,3 +207,16 @@ def test_recent_objects_are_loaded_once_and_dropped_oldest_first() -> None:
     assert loads == ["a", "b", "c", "b"]
     recent.put("z", "given")
     assert get("z") == "given"
+
+
+def test_a_stage_that_is_done_goes_and_its_history_stays(store: EngineStore) -> None:
+    _save(store, 1, 2)
+    _save(store, 1, stage="toy_other")
+    (store.folder / "stage-toy_estep.rec").write_text("")
+    store.append_history("toy_estep", {"pass": 1})
+    store.drop_stage("toy_estep")
+    store.drop_stage("toy_estep")
+    assert store.latest_state("toy_estep") is None
+    assert store.latest_state("toy_other") is not None
+    assert not list(store.folder.glob("stage-*"))
+    assert store.load_history("toy_estep", 9) == [{"pass": 1}]

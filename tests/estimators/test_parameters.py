@@ -263,3 +263,15 @@ def test_bad_values_are_named_before_any_pass(digits: Arrays, options: dict[str,
     with pytest.raises(ValueError, match=message):
         model.fit(*digits, callbacks=[Never()])
     assert not hasattr(model, "W_")
+
+
+def test_rows_of_weight_zero_are_no_rows_to_balanced_weights(digits: Any) -> None:
+    x, y = digits
+    weight = np.ones(len(x))
+    weight[y < 3] = np.arange((y < 3).sum()) % 2
+    options = {"capsule_dim": 1, "class_weight": "balanced", "max_iter": 3, "nu_schedule": None}
+    kept = weight > 0
+    masked = CapsuleRegression(**options).fit(x, y, sample_weight=weight)
+    cut = CapsuleRegression(**options).fit(x[kept], y[kept])
+    np.testing.assert_allclose(masked.W_, cut.W_, rtol=1e-3, atol=1e-4)
+    assert masked.history_[-1]["objective"] == pytest.approx(cut.history_[-1]["objective"], rel=1e-5)

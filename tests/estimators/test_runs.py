@@ -186,6 +186,9 @@ def test_resume_of_a_finished_fit_reads_it_again(
     log = Log()
     _same(_fit(digits, held_out, tmp_path, log, resume=True), whole)
     assert log.of("pass_end") == []
+    # Its rows are not projected again: nothing is left that would want them.
+    assert [i["stage"] for i in log.of("stage")] == []
+    assert not list(tmp_path.rglob("*.zarr"))
 
 
 def test_resume_of_nothing_begins(

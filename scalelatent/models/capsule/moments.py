@@ -25,11 +25,12 @@ def find_nonfinite(block: Block) -> str | None:
     """
     if block.x.dtype.kind != "f":
         return None
-    bad = ~np.isfinite(np.asarray(block.x))
+    x = block.x if isinstance(block.x, np.ndarray) else block.x.get()  # rows that lie on a device
+    bad = ~np.isfinite(x)
     if not bad.any():
         return None
     row, feature = np.argwhere(bad)[0]
-    return f"row {block.start + row}, feature {feature} is {block.x[row, feature]}"
+    return f"row {block.start + row}, feature {feature} is {x[row, feature]}"
 
 
 class NonFiniteError(ValueError):

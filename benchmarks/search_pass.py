@@ -1,0 +1,137 @@
+"""16 candidates that share each pass, against 16 fits one by one: python benchmarks/search_pass.py FOLDER
+
+All in one process with 2 threads, rows streamed from disk and never cached, so that every pass reads them:
+
+search    `sl.Search` over 16 candidates with validation rows
+singles   the same candidates fitted one after the other; the same bits
+grid      GridSearchCV over the same candidates and split; it needs the rows as one array, which
+          is read into memory first and copied for the split
+folds     `sl.Search` over the first 4 candidates in 4 folds (16 fits), against `folds_grid`, GridSearchCV on
+          the array in memory with the same folds
+
+Seconds (by the clock, and of the processor) are the least of the rounds, taken in turn; rows and bytes are
+what the passes of learning read.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["SCALELATENT_CACHE_BYTES"] = "0"
+
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import parser, write
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV, KFold, ParameterGrid
+from streamed_pass import stored_rows
+
+import scalelatent as sl
+
+GRID = {"capsule_dim": [1, 2, 4, 8], "momentum": [0.0, 0.3, 0.6, 0.9]}
+
+
+class Passes(sl.Callback):
+    """Rows and bytes of all passes of learning."""
+
+    def __init__(self) -> None:
+        self.passes = self.rows = self.bytes = 0
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        self.passes += 1
+        self.rows += record["rows"]
+        self.bytes += record["bytes_read"]
+
+    def told(self) -> dict[str, Any]:
+        """As results."""
+        return {"passes": self.passes, "rows_read": self.rows, "bytes_read": self.bytes}
+
+
+def in_memory(dataset: sl.Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """What GridSearchCV needs: all rows as one array."""
+    return dataset.read_x(0, len(dataset)), dataset.read_y(0, len(dataset))
+
+
+def measure(dataset: sl.Dataset, base: sl.CapsuleRegression, rounds: int) -> dict[str, Any]:
+    """Seconds, passes, rows and bytes of each way."""
+    cut = len(dataset) * 5 // 6
+    train, held = dataset[:cut], dataset[cut:]
+    candidates = list(ParameterGrid(GRID))
+    quiet = clone(base).set_params(n_jobs=2)
+    some = {"capsule_dim": GRID["capsule_dim"]}
+
+    def search(log: Passes) -> Any:
+        return sl.Search(quiet, candidates, n_jobs=2).fit(train, validation=held, callbacks=log)
+
+    def singles(log: Passes) -> Any:
+        return [
+            clone(quiet).set_params(**own).fit(train, validation=held, callbacks=log) for own in candidates
+        ]
+
+    def grid(log: Passes) -> Any:
+        split = [(np.arange(cut), np.arange(cut, len(dataset)))]
+        return GridSearchCV(quiet, GRID, cv=split, refit=False).fit(*in_memory(dataset))
+
+    def folds(log: Passes) -> Any:
+        return sl.Search(quiet, some, cv=4, refit=False, n_jobs=2).fit(dataset, callbacks=log)
+
+    def folds_grid(log: Passes) -> Any:
+        return GridSearchCV(quiet, some, cv=KFold(4), refit=False).fit(*in_memory(dataset))
+
+    ways = {"search": search, "singles": singles, "grid": grid, "folds": folds, "folds_grid": folds_grid}
+    results: dict[str, Any] = {name: {} for name in ways}
+    kept: dict[str, Any] = {}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            log = Passes()
+            begin, busy = time.perf_counter(), time.process_time()
+            kept[name] = way(log)
+            seconds, busy = time.perf_counter() - begin, time.process_time() - busy
+            least = {"seconds": round(seconds, 3), "cpu_seconds": round(busy, 3)}
+            for key, value in least.items():
+                least[key] = min(value, results[name].get(key, np.inf))
+            results[name] = {**least, **(log.told() if log.passes else {})}
+            print(name, results[name], flush=True)
+    best = kept["search"].best_estimator_
+    alone = kept["singles"][kept["search"].best_index_]
+    results["same_bits"] = bool(np.array_equal(best.W_, alone.W_))
+    for name, over in (("singles", "search"), ("grid", "search"), ("folds_grid", "folds")):
+        for key in ("seconds", "cpu_seconds"):
+            results[f"{name}_over_{over}_{key}"] = round(results[name][key] / results[over][key], 2)
+    results["array_bytes"] = int(np.prod((len(dataset), dataset.n_features))) * dataset.dtype.itemsize
+    return results
+
+
+def main() -> None:
+    arguments = parser(__doc__, "search_pass")
+    arguments.add_argument("folder", type=Path, nargs="?", default=None, help="where the rows are made")
+    arguments.add_argument("--rows", type=int, default=120_000)
+    arguments.add_argument("--passes", type=int, default=8)
+    arguments.add_argument("--rounds", type=int, default=2)
+    options = arguments.parse_args()
+    folder = options.folder or Path(tempfile.mkdtemp())
+    dataset = stored_rows(folder, options.rows, options.seed)
+    base = sl.CapsuleRegression(
+        nu_schedule=None, max_iter=options.passes, projection=None, random_state=options.seed
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        base.fit(dataset[:20_000])  # kernels are compiled before anything is timed
+    results = {
+        "rows": options.rows,
+        "features": dataset.n_features,
+        "passes": options.passes,
+        "candidates": len(ParameterGrid(GRID)),
+        **measure(dataset, base, options.rounds),
+    }
+    write(options.out, " ".join(["python", *sys.argv]), options.seed, results)
+
+
+if __name__ == "__main__":
+    main()

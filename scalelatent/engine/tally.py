@@ -1,0 +1,88 @@
+"""Scores of a classifier from one pass: a confusion matrix and a sum, whatever the number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scalelatent.models.base import Block, Layout, Stats
+
+__all__ = ["CONFUSION_METRICS", "SCORERS", "ScoreTally"]
+
+
+def _recall(confusion: np.ndarray) -> float:
+    rows = confusion.sum(axis=1)
+    seen = rows > 0
+    return float(np.mean(np.diag(confusion)[seen] / rows[seen]))
+
+
+def _f1_macro(confusion: np.ndarray) -> float:
+    total = confusion.sum(axis=0) + confusion.sum(axis=1)
+    seen = total > 0
+    return float(np.mean(2 * np.diag(confusion)[seen] / total[seen]))
+
+
+def _accuracy(confusion: np.ndarray) -> float:
+    return float(np.trace(confusion) / confusion.sum())
+
+
+CONFUSION_METRICS: dict[str, Callable[[np.ndarray], Any]] = {
+    "accuracy": _accuracy,
+    "error": lambda confusion: 1.0 - _accuracy(confusion),
+    "balanced_accuracy": _recall,
+    "f1_macro": _f1_macro,
+    "confusion": lambda confusion: confusion.tolist(),
+}
+"""Metrics of a confusion matrix, (true classes, predicted classes)."""
+
+SCORERS: dict[str, Callable[[Stats], float]] = {
+    "accuracy": lambda stats: _accuracy(stats["confusion"]),
+    "balanced_accuracy": lambda stats: _recall(stats["confusion"]),
+    "f1_macro": lambda stats: _f1_macro(stats["confusion"]),
+    "neg_log_loss": lambda stats: -float(stats["log_loss"]) / float(stats["confusion"].sum()),
+}
+"""Scores of a :class:`ScoreTally`, by scikit-learn's names; greater is better."""
+
+
+@dataclass(frozen=True)
+class ScoreTally:
+    """Confusion matrix and log-loss (nats) of a row map of class probabilities, weighted by row.
+
+    Parameters
+    ----------
+    row_map : RowMap
+        Rows -> probabilities of the classes, whose largest is the predicted class.
+    n_classes : int
+
+    Examples
+    --------
+    >>> ScoreTally(None, 3).layout().size
+    10
+    """
+
+    row_map: Any
+    n_classes: int
+
+    def layout(self) -> Layout:
+        """Fields of the statistic."""
+        return Layout((("confusion", (self.n_classes, self.n_classes)), ("log_loss", ())))
+
+    def flops_per_row(self) -> float:
+        """An order of magnitude: a map does not tell."""
+        return 1e4
+
+    def prepare(self, state: Any, backend: Any) -> Any:
+        """What the map needs."""
+        return self.row_map.prepare(backend)
+
+    def accumulate(self, prepared: Any, block: Block, stats: Stats) -> None:
+        """Count the rows of a block."""
+        assert block.y is not None
+        p = self.row_map.apply(prepared, block)
+        weight = np.ones(len(block.y)) if block.weight is None else block.weight
+        np.add.at(stats["confusion"], (block.y, p.argmax(axis=1)), weight)
+        right = p[np.arange(len(block.y)), block.y].astype(np.float64)
+        stats["log_loss"][...] -= weight @ np.log(np.maximum(right, np.finfo(np.float64).tiny))

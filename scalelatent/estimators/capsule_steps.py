@@ -1,0 +1,163 @@
+"""A capsule fit as steps: projection, second moments, first weights, passes of EM."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import numpy as np
+
+from scalelatent.data import Dataset
+from scalelatent.engine.streams import stream
+from scalelatent.errors import DataError
+from scalelatent.models.capsule.members import Members, build_members
+from scalelatent.models.capsule.model import CapsuleEM, CapsuleState, initial_state
+from scalelatent.models.capsule.moments import Project, SecondMoments, leading_eigenvectors
+from scalelatent.models.capsule.predict import CapsuleRows
+from scalelatent.models.capsule.start import random_start, schedule_arrays, subspace_start
+
+from .capsule_fit import (
+    check_classes,
+    check_labels,
+    check_params,
+    class_counts,
+    class_weights,
+    projected_width,
+)
+from .session import FitSession
+from .steps import Begin, Collect, Derive, Learn, Map, Rows, Steps
+
+
+def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
+    """A whole fit by batch EM, see :mod:`.steps`; sets the model's learned attributes.
+
+    Raises
+    ------
+    DataError, ValueError
+        Before the first pass: what :meth:`.CapsuleRegression.fit` says of them.
+    """
+    check_params(model)
+    train, classes = rows["train"], rows["train"].classes
+    assert classes is not None
+    members = build_members(model.architecture, len(classes), model.capsule_dim)
+    counts = yield Derive(class_counts, (train, classes))
+    if "validation" in rows:
+        yield Derive(check_labels, (rows["validation"], classes))
+    width = projected_width(model.projection, train.n_features)
+    check_classes(members, train, counts, width, model.init)
+    weights = class_weights(model.class_weight, classes, counts)
+    model.seed_, rows = yield Begin({"members": members.n_members, "max_iter": int(model.max_iter)})
+    basis, rows = yield from project_steps(model, rows, width)
+    em, _weight, w = yield from start_steps(model, rows, members, classes, weights)
+
+    def predictor(state: CapsuleState) -> CapsuleRows:
+        return CapsuleRows(members, em.weights(state), basis, "probabilities")
+
+    result = yield Learn("estep", em, initial_state(w, members.n_members), rows, classes, predictor)
+    model._keep(classes, em, basis, result, em.weights(result.state))
+
+
+def project_steps(
+    model: Any, rows: Mapping[str, Rows], width: int | None
+) -> Generator[Any, Any, tuple[np.ndarray | None, Mapping[str, Rows]]]:
+    """Basis of the projection, and the projected rows: one pass for the moments, one to write."""
+    if width is None:
+        return None, rows
+    train = rows["train"]
+    basis = getattr(model, "projection_", None) if model.warm_start else None
+    if basis is None or basis.shape != (train.n_features, width):
+        stats = yield Collect("svd", SecondMoments(train.n_features), train)
+        basis = yield Derive(_leading_directions, (stats["moment"][0], width))
+    projected = {}
+    for name, part in rows.items():
+        projected[name] = yield Map(f"project-{name}", Project(basis), part)
+    return basis, projected
+
+
+def _leading_directions(moment: np.ndarray, width: int) -> np.ndarray:
+    return leading_eigenvectors(moment, width)[1]
+
+
+def project(
+    model: Any, session: FitSession, datasets: dict[str, Dataset], width: int | None
+) -> tuple[np.ndarray | None, dict[str, Dataset]]:
+    """Basis and projected rows for fits that are not made of steps."""
+    basis, rows = session.answer(
+        project_steps(model, {name: Rows(ds) for name, ds in datasets.items()}, width)
+    )
+    return basis, {name: session.rows(part) for name, part in rows.items()}
+
+
+def start(
+    model: Any,
+    session: FitSession,
+    datasets: dict[str, Dataset],
+    members: Members,
+    classes: np.ndarray,
+    class_weight: np.ndarray | None,
+) -> tuple[CapsuleEM, np.ndarray, np.ndarray]:
+    """Learner, class weights and first W for fits that are not made of steps."""
+    rows = {name: Rows(ds) for name, ds in datasets.items()}
+    return session.answer(start_steps(model, rows, members, classes, class_weight))
+
+
+def start_steps(
+    model: Any,
+    rows: Mapping[str, Rows],
+    members: Members,
+    classes: np.ndarray,
+    class_weight: np.ndarray | None,
+) -> Generator[Any, Any, tuple[CapsuleEM, np.ndarray, np.ndarray]]:
+    """The learner with the second moments of the rows, the weight of each class, and the first W.
+
+    Raises
+    ------
+    DataError
+        A class whose rows all have weight 0.
+    ValueError
+        ``warm_start`` from a fit of another shape.
+    """
+    train = rows["train"]
+    reduction = SecondMoments(train.n_features, len(classes), class_weight)
+    stats = yield Collect("moments", reduction, train, classes)
+    moment, weight = stats["moment"], stats["weight"]
+    if not (weight > 0).all():
+        raise DataError(
+            f"class {classes[int(np.argmin(weight))]!s} has no weight: give each class rows with "
+            "sample_weight and class_weight above 0"
+        )
+    nu, patience, scheduled = schedule_arrays(model.nu_schedule)
+    learner = CapsuleEM(
+        members=members,
+        moment=moment,
+        nu=nu,
+        patience=patience,
+        scheduled=scheduled,
+        momentum=float(model.momentum),
+        ridge=float(model.ridge),
+        tol=float(model.tol or 0),
+        max_iter=int(model.max_iter),
+        class_weight=class_weight,
+        has_validation=int("validation" in rows),
+    )
+    first = yield from _first_weights(model, members, classes, moment, weight)
+    return learner, np.array(weight), first
+
+
+def _first_weights(
+    model: Any, members: Members, classes: np.ndarray, moment: np.ndarray, weight: np.ndarray
+) -> Generator[Any, Any, np.ndarray]:
+    kept = getattr(model, "W_", None) if model.warm_start else None
+    if kept is not None:
+        shape = (members.total_dim, moment.shape[1])
+        if kept.shape != shape or not np.array_equal(model.classes_, classes):
+            raise ValueError(
+                f"warm_start: the last fit has weights of shape {kept.shape} and classes "
+                f"{model.classes_.tolist()}, this one {shape} and {classes.tolist()}: fit with "
+                "warm_start=False"
+            )
+        return kept
+    if model.init == "random":
+        rng = stream(model.seed_, "capsule-start")
+        return random_start(members, moment, weight, float(model.init_scale), rng)
+    return (yield Derive(subspace_start, (members, moment, weight)))

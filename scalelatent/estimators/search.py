@@ -1,0 +1,398 @@
+"""Search over parameters whose candidates share each pass over the rows."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
+from sklearn.utils.validation import check_is_fitted
+
+from scalelatent.data import Dataset
+from scalelatent.engine.callbacks import Callback
+from scalelatent.engine.plan import find_resources
+from scalelatent.engine.streams import resolve_seed
+from scalelatent.engine.tally import SCORERS, ScoreTally
+from scalelatent.errors import DataError, ScalelatentError
+
+from .search_candidates import (
+    candidate_params,
+    check_candidate,
+    fit_alone,
+    fold_rows,
+    make_candidates,
+    score_table,
+)
+from .search_fit import Candidate, Memo, SharedFit
+from .session import FitSession
+from .steps import Rows
+
+
+class Search(MetaEstimatorMixin, BaseEstimator):
+    """Search over parameters of an estimator, all candidates fed by the same passes.
+
+    Reading is what costs where rows lie on disk. Each pass reads and decodes a block once and gives it to all
+    candidates (and, in cross-validation, all folds) that still learn; each stops on its own schedule and
+    costs nothing from then on. A candidate's model has the same bits as a fit of its parameters alone.
+
+    Candidates with different projections learn from different rows: each projection is made once for the
+    whole search, and candidates of the same projection share its rows.
+
+    Parameters
+    ----------
+    estimator : estimator
+        Of scalelatent; never changed.
+    param_grid : dict of str to sequence, or iterable of dict
+        A grid (every combination), or the candidates themselves, each a dict of parameters
+        (`sklearn.model_selection.ParameterGrid` and `ParameterSampler` are such iterables).
+    cv : int, KFold or None
+        Folds where ``fit`` gets no validation rows: contiguous runs of rows, those of scikit-learn's
+        ``KFold(n)`` (None: 5). The rows of a fold weigh 0 for its fits and are scored on at the end; rows
+        that are sorted by class must be shuffled first.
+    scoring : {"accuracy", "balanced_accuracy", "f1_macro", "neg_log_loss"}, callable or None
+        Greater is better; None is the accuracy. Names are computed in one shared pass; a callable
+        ``scoring(model, dataset)`` is called for each candidate (and fold).
+    refit : bool
+        After cross-validation, fit the best parameters on all rows. With validation rows the best candidate
+        is fitted already.
+    halving : bool
+        Successive halving: after ``min_passes`` passes the worse half of the candidates stops, after twice as
+        many half of the rest, and so on. Candidates are compared by ``scoring``.
+    min_passes : int
+        Passes of the first rung of halving.
+    error_score : "raise" or float
+        Score of a candidate whose numbers have run away.
+    memory_limit : str, int or None
+        Of a process, for example ``"4GB"``; None asks the cluster or this process. Candidates whose
+        statistics do not fit together learn in groups.
+    n_jobs : int or None
+        Threads in this process; None is all cores.
+    random_state : int, Generator, RandomState or None
+        For candidates whose own is None.
+
+    Attributes
+    ----------
+    results_ : dict
+        As scikit-learn's ``cv_results_``: ``params``, ``param_*``, ``split*_test_score``,
+        ``mean_test_score``, ``std_test_score``, ``rank_test_score``; and ``n_passes`` and ``error`` of each
+        candidate.
+    best_index_, best_params_, best_score_ : int, dict, float
+    best_estimator_ : estimator
+    n_splits_ : int
+    n_passes_ : int
+        Passes over the rows that the search took, without the refit.
+    seed_ : int
+    scoring_ : str or callable
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> import scalelatent as sl
+    >>> x, y = load_digits(return_X_y=True)
+    >>> search = sl.Search(sl.CapsuleRegression(max_iter=10, random_state=0), {"capsule_dim": [1, 4]}, cv=3)
+    >>> search = search.fit(x[:600], y[:600])
+    >>> search.best_params_, len(search.results_["mean_test_score"])
+    ({'capsule_dim': 4}, 2)
+    """
+
+    def __init__(
+        self,
+        estimator: Any,
+        param_grid: Any,
+        *,
+        cv: Any = None,
+        scoring: str | Callable[[Any, Dataset], float] | None = None,
+        refit: bool = True,
+        halving: bool = False,
+        min_passes: int = 8,
+        error_score: Any = np.nan,
+        memory_limit: str | int | None = None,
+        n_jobs: int | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.estimator = estimator
+        self.param_grid = param_grid
+        self.cv = cv
+        self.scoring = scoring
+        self.refit = refit
+        self.halving = halving
+        self.min_passes = min_passes
+        self.error_score = error_score
+        self.memory_limit = memory_limit
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+
+    # -- fit ---------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        validation: Any = None,
+        sample_weight: Any = None,
+        client: Any = None,
+        run_dir: Any = None,
+        resume: bool = False,
+        callbacks: Callback | Sequence[Callback] = (),
+        engine: Mapping[str, Any] | None = None,
+    ) -> Search:
+        """Fit all candidates, and the best on all rows after cross-validation.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, features)
+        y : array-like, shape (n,)
+            A Dataset brings its own.
+        validation : Dataset or (X, y) or None
+            Rows for early stopping and for the scores; None: ``cv``.
+        sample_weight : array-like, shape (n,), or None
+        client, run_dir, resume, callbacks, engine
+            As in the estimator's ``fit``. A record of ``on_pass_end`` is that of the best candidate so far,
+            with ``candidates`` (how many share the pass) and ``members`` (all records).
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        DataError
+            Rows or labels that cannot be used; a class with all its rows in one fold.
+        ValueError
+            A parameter out of range, naming the candidate.
+        RunError
+            The run folder holds another search.
+        PlanError
+            A candidate does not fit into memory even alone.
+
+        Examples
+        --------
+        See the class.
+        """
+        params, scorer = candidate_params(self.estimator, self.param_grid), self._scorer()
+        base = clone(self.estimator)
+        train = base._training_rows(X, y, sample_weight)
+        held = base._validation_rows(validation)
+        folds = None if held is not None else fold_rows(self.cv, len(train))
+        watched = {"train": train} if held is None else {"train": train, "validation": held}
+        memo = Memo()
+        self.n_splits_ = 1 if folds is None else len(folds)
+        # Refuse what cannot work before anything is written.
+        begun = make_candidates(base, params, watched, folds)
+        infos = [check_candidate(one, params[one.number], memo) for one in begun]
+        with FitSession(
+            "search",
+            client=client,
+            run_dir=run_dir,
+            resume=resume,
+            callbacks=callbacks,
+            device=base.device,
+            n_jobs=self.n_jobs,
+            engine=engine,
+        ) as session:
+            random_state = base.random_state if self.random_state is None else self.random_state
+            self.seed_ = session.begin(random_state, self._what_decides(base, params), watched)
+            session.announce(train, candidates=len(params), splits=self.n_splits_, **infos[0])
+            visible = {name: session.visible(name, ds) for name, ds in watched.items()}
+            shared = SharedFit(
+                session,
+                find_resources(session.client, self.n_jobs, self.memory_limit),
+                scorer or SCORERS["accuracy"],
+                self._rungs(len(params)),
+                memo,
+            )
+            self._fit_candidates(shared, begun, visible)
+            scores = self._scores(shared, begun)
+            session.finish()
+        self.n_passes_ = shared.n_passes
+        self._gather(params, begun, scores)
+        if folds is None:
+            self.best_estimator_ = begun[self.best_index_].model
+        elif self.refit:
+            where = Path(run_dir) / "refit" if run_dir is not None else None
+            best = clone(base).set_params(**self.best_params_)
+            if best.random_state is None:
+                best.set_params(random_state=self.seed_)
+            self.best_estimator_ = best.fit(
+                train, client=client, run_dir=where, resume=resume, callbacks=callbacks, engine=engine
+            )
+        if hasattr(self, "best_estimator_") and hasattr(base, "feature_names_in_"):
+            self.best_estimator_.feature_names_in_ = base.feature_names_in_
+        return self
+
+    def _scorer(self) -> Any:
+        self.scoring_ = "accuracy" if self.scoring is None else self.scoring
+        if callable(self.scoring_):
+            return None
+        if self.scoring_ not in SCORERS:
+            raise ValueError(
+                f"scoring={self.scoring!r} is not one of {', '.join(SCORERS)}, nor a function of (model, "
+                "dataset)"
+            )
+        return SCORERS[self.scoring_]
+
+    def _rungs(self, n: int) -> list[int]:
+        if not self.halving:
+            return []
+        if not isinstance(self.min_passes, (int, np.integer)) or self.min_passes < 1:
+            raise ValueError(f"min_passes={self.min_passes!r}: give a whole number of passes, at least 1")
+        return [int(self.min_passes) * 2**i for i in range(max(0, math.ceil(math.log2(n))))]
+
+    def _what_decides(self, base: Any, params: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """What a resumed search must have in common with the one that began."""
+        own = {name: getattr(self, name) for name in ("halving", "min_passes", "error_score")}
+        scoring = getattr(self.scoring_, "__qualname__", self.scoring_)
+        of_base = base._what_decides()
+        return {
+            **own,
+            "scoring": scoring,
+            "splits": self.n_splits_,
+            "estimator": of_base,
+            "candidates": params,
+        }
+
+    def _fit_candidates(
+        self, shared: SharedFit, candidates: Sequence[Candidate], visible: Mapping[str, Dataset]
+    ) -> None:
+        answers = {}
+        for one in candidates:
+            one.rows = {name: Rows(visible[name], mask=rows.mask) for name, rows in one.rows.items()}
+            one.held = Rows(
+                visible["train" if one.held.mask is not None else "validation"], mask=one.held.mask
+            )
+            own = one.model.random_state
+            answers[one.key] = (self.seed_ if own is None else resolve_seed(own), one.rows)
+        shared.run([one for one in candidates if one.steps is not None], answers)
+        for one in candidates:
+            if one.steps is None:
+                fit_alone(one, answers[one.key][0], shared.session)
+                shared.n_passes += one.passes
+
+    def _scores(self, shared: SharedFit, candidates: Sequence[Candidate]) -> dict[str, float]:
+        for one in candidates:
+            if one.error is not None:
+                told = f"candidate {one.number} ({one.key}) ended after {one.passes} passes: {one.error}"
+                if isinstance(self.error_score, str):
+                    raise ScalelatentError(told)
+                warnings.warn(f"{told}; its score is {self.error_score}", UserWarning, stacklevel=3)
+        sound = [one for one in candidates if one.error is None]
+        if callable(self.scoring_):
+            return {one.key: float(self.scoring_(one.model, one.held.pieces()[0])) for one in sound}
+        return shared.scores(sound, "score", {one.key: one.model._row_map("probabilities") for one in sound})
+
+    def _gather(
+        self, params: Sequence[dict[str, Any]], candidates: Sequence[Candidate], scores: Mapping[str, float]
+    ) -> None:
+        self.results_ = score_table(params, candidates, scores, self.n_splits_, self.error_score)
+        mean = self.results_["mean_test_score"]
+        if not np.isfinite(mean).any():
+            raise ScalelatentError(
+                f"no candidate of {len(params)} has a score; the first ended so: {self.results_['error'][0]}"
+            )
+        self.best_index_ = int(np.where(np.isnan(mean), -np.inf, mean).argmax())
+        self.best_params_, self.best_score_ = params[self.best_index_], float(mean[self.best_index_])
+
+    # -- the best one ------------------------------------------------------------------------------------
+
+    def _best(self) -> Any:
+        check_is_fitted(self, "results_")
+        if not hasattr(self, "best_estimator_"):
+            raise AttributeError("the search has no best_estimator_: fit it with refit=True")
+        return self.best_estimator_
+
+    @property
+    def classes_(self) -> np.ndarray:
+        """Classes of the best estimator."""
+        return self._best().classes_
+
+    @property
+    def n_features_in_(self) -> int:
+        """Features of the rows."""
+        return self._best().n_features_in_
+
+    def predict(self, X: Any, **where: Any) -> Any:
+        """``best_estimator_.predict``.
+
+        Examples
+        --------
+        See the class.
+        """
+        return self._best().predict(X, **where)
+
+    def predict_proba(self, X: Any, **where: Any) -> Any:
+        """``best_estimator_.predict_proba``.
+
+        Examples
+        --------
+        See the class.
+        """
+        return self._best().predict_proba(X, **where)
+
+    def transform(self, X: Any, **where: Any) -> Any:
+        """``best_estimator_.transform``.
+
+        Examples
+        --------
+        See the class.
+        """
+        return self._best().transform(X, **where)
+
+    def fit_transform(self, X: Any, y: Any = None, **fit: Any) -> Any:
+        """Fit, then ``best_estimator_.transform`` of the same rows.
+
+        Examples
+        --------
+        See the class.
+        """
+        return self.fit(X, y, **fit).transform(X)
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """Score of the best estimator by ``scoring``.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, features)
+        y : array-like, shape (n,); a Dataset brings its own
+
+        Returns
+        -------
+        float
+
+        Examples
+        --------
+        See the class.
+        """
+        best = self._best()
+        ds = best._other_rows(X, y)
+        if not ds.has_y:
+            raise DataError(
+                f"{ds.url or 'X'} has no labels to score against: pass y, or a dataset with labels"
+            )
+        if callable(self.scoring_):
+            return float(self.scoring_(best, ds))
+        with FitSession(
+            "search",
+            client=None,
+            run_dir=None,
+            resume=False,
+            callbacks=(),
+            device=best.device,
+            n_jobs=self.n_jobs,
+            engine=None,
+        ) as session:
+            session.begin(0, {}, {})
+            tally = ScoreTally(best._row_map("probabilities"), len(best.classes_))
+            return SCORERS[self.scoring_](session.collect("score", tally, ds, best.classes_))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        own = self.estimator.__sklearn_tags__()
+        tags.estimator_type, tags.classifier_tags = own.estimator_type, own.classifier_tags
+        tags.target_tags, tags.input_tags = own.target_tags, own.input_tags
+        tags.transformer_tags = own.transformer_tags
+        return tags

@@ -1,0 +1,223 @@
+"""Candidates of a search: what they are, which rows they see, and the table of their scores."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.base import clone
+from sklearn.model_selection import KFold, ParameterGrid
+
+from scalelatent.data import Dataset
+from scalelatent.engine.joint import RowMask
+from scalelatent.errors import DataError
+
+from .base import StreamedEstimator
+from .search_fit import Candidate, Memo
+from .session import FitSession
+from .steps import Rows, first_step
+
+# They say where a fit runs, which a search says for all its candidates.
+_NOT_SEARCHED = ("n_jobs", "device", "warm_start")
+
+
+def candidate_params(estimator: Any, given: Any) -> list[dict[str, Any]]:
+    """The parameters of each candidate, from a grid or as they are.
+
+    Raises
+    ------
+    TypeError
+        An estimator of another package.
+    ValueError
+        A parameter that the estimator has not, or that no search may vary; no candidate.
+
+    Examples
+    --------
+    >>> import scalelatent as sl
+    >>> candidate_params(sl.CapsuleRegression(), {"capsule_dim": [1, 2]})
+    [{'capsule_dim': 1}, {'capsule_dim': 2}]
+    """
+    if not isinstance(estimator, StreamedEstimator):
+        raise TypeError(
+            "Search shares passes between estimators of scalelatent; for "
+            f"{type(estimator).__name__} use sklearn.model_selection.GridSearchCV"
+        )
+    params = [dict(p) for p in (ParameterGrid(given) if isinstance(given, Mapping) else given)]
+    if not params:
+        raise ValueError("param_grid holds no candidate: give a dict of lists, or dicts of parameters")
+    known = estimator.get_params(deep=False)
+    for candidate in params:
+        for name in candidate:
+            if name not in known or name in _NOT_SEARCHED:
+                raise ValueError(
+                    f"param_grid names {name!r}, which "
+                    + (
+                        "says where a fit runs: set it on the estimator or the search"
+                        if name in _NOT_SEARCHED
+                        else f"{type(estimator).__name__} has not; it has {', '.join(sorted(known))}"
+                    )
+                )
+    return params
+
+
+def fold_rows(cv: Any, n_rows: int) -> list[tuple[int, int]]:
+    """(start, stop) of each fold: the runs of rows of scikit-learn's ``KFold(n)``.
+
+    Raises
+    ------
+    ValueError
+        Neither a number of folds, an unshuffled KFold nor None (5).
+
+    Examples
+    --------
+    >>> fold_rows(3, 10)
+    [(0, 4), (4, 7), (7, 10)]
+    """
+    n = cv
+    if isinstance(n, KFold):
+        if n.shuffle:
+            raise ValueError(
+                "cv=KFold(shuffle=True): folds are runs of rows, so that all share each pass; shuffle "
+                "the dataset instead, and give the number of folds"
+            )
+        n = n.n_splits
+    n = 5 if n is None else n
+    if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or not 2 <= n <= n_rows:
+        raise ValueError(
+            f"cv={cv!r}: give KFold(n) or a number of folds, from 2 to the number of rows "
+            f"(n_samples = {n_rows})"
+        )
+    edges = np.cumsum([0, *(n_rows // n + (i < n_rows % n) for i in range(n))]).tolist()
+    return list(itertools.pairwise(edges))
+
+
+def make_candidates(
+    base: Any,
+    params: Iterable[dict[str, Any]],
+    watched: Mapping[str, Dataset],
+    folds: Sequence[tuple[int, int]] | None,
+) -> list[Candidate]:
+    """Every candidate on every set of rows, folds of a candidate beside each other.
+
+    Examples
+    --------
+    See :class:`.Search`.
+    """
+    out = []
+    # Candidates share the rows of a fold, and with them what is derived from these.
+    whole = {name: Rows(ds) for name, ds in watched.items()}
+    sets: list[tuple[Any, Any]] = (
+        [(whole, whole.get("validation"))]
+        if folds is None
+        else [
+            (
+                {"train": Rows(watched["train"], mask=RowMask(a, b, 0))},
+                Rows(watched["train"], mask=RowMask(a, b, 1)),
+            )
+            for a, b in folds
+        ]
+    )
+    for number, own in enumerate(params):
+        for k, (rows, held) in enumerate(sets):
+            model = clone(base).set_params(**own)
+            for name in ("n_features_in_", "feature_names_in_"):
+                if hasattr(base, name):
+                    setattr(model, name, getattr(base, name))
+            key = f"{number:03d}" if folds is None else f"{number:03d}-f{k}"
+            out.append(Candidate(key, number, model, model._fit_steps(rows), rows, held))
+    return out
+
+
+def check_candidate(one: Candidate, params: Mapping[str, Any], memo: Memo) -> dict[str, Any]:
+    """What the candidate says before work begins; its errors name it.
+
+    Examples
+    --------
+    See :class:`.Search`.
+    """
+    if one.steps is None:
+        return {}
+    try:
+        return dict(first_step(one.steps, memo).info)
+    except (ValueError, DataError) as error:
+        where = f"candidate {one.number} {dict(params)!r}"
+        if one.held.mask is not None:
+            where += (
+                f" without rows {one.held.mask.start} to {one.held.mask.stop - 1} (a fold; rows sorted by "
+                "class must be shuffled first)"
+            )
+        raise type(error)(f"{where}: {error}") from error
+
+
+def fit_alone(one: Candidate, seed: int, session: FitSession) -> None:
+    """A candidate whose fit is not made of steps: it shares nothing.
+
+    Examples
+    --------
+    See :class:`.Search`.
+    """
+    train, mask = one.rows["train"].dataset, one.rows["train"].mask
+    if mask is not None:
+        weight = train.read_weight(0, len(train)) if train.has_weight else np.ones(len(train))
+        assert weight is not None
+        weight = weight.copy()
+        weight[mask.start : mask.stop] = 0
+        train = train.with_weight(weight)
+    held = one.rows.get("validation")
+    folder = session.run_dir
+    one.model.set_params(random_state=seed)
+    one.model.fit(
+        train,
+        validation=None if held is None else held.dataset,
+        client=session.client,
+        run_dir=None if folder is None else Path(folder) / f"candidate-{one.key}",
+        resume=session.resume,
+        callbacks=session.callbacks.callbacks,
+        engine=session.options,
+    )
+    one.passes = int(one.model.n_iter_)
+
+
+def score_table(
+    params: Sequence[dict[str, Any]],
+    candidates: Sequence[Candidate],
+    scores: Mapping[str, float],
+    n_splits: int,
+    error_score: Any,
+) -> dict[str, Any]:
+    """``results_`` of a search, in the form of scikit-learn's ``cv_results_``.
+
+    Parameters
+    ----------
+    scores : dict of str to float
+        By key of the candidate; one that is missing gets ``error_score``.
+
+    Examples
+    --------
+    See :class:`.Search`.
+    """
+    per_split = np.array([scores.get(one.key, error_score) for one in candidates], dtype=float)
+    per_split = per_split.reshape(len(params), n_splits)
+    mean = per_split.mean(axis=1)
+    out: dict[str, Any] = {"params": list(params)}
+    for name in sorted({name for p in params for name in p}):
+        column = np.ma.masked_all(len(params), dtype=object)
+        for i, p in enumerate(params):
+            if name in p:
+                column[i] = p[name]
+        out[f"param_{name}"] = column
+    for k in range(n_splits):
+        out[f"split{k}_test_score"] = per_split[:, k]
+    out["mean_test_score"], out["std_test_score"] = mean, per_split.std(axis=1)
+    # The first of equals has the better place, as in scikit-learn; what has no score is last.
+    filled = np.where(np.isnan(mean), -np.inf, mean)
+    out["rank_test_score"] = np.array([1 + int((filled > value).sum()) for value in filled])
+    of_number: list[list[Candidate]] = [[] for _ in params]
+    for one in candidates:
+        of_number[one.number].append(one)
+    out["n_passes"] = np.array([max(one.passes for one in own) for own in of_number])
+    out["error"] = [next((one.error for one in own if one.error), None) for own in of_number]
+    return out

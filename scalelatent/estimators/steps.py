@@ -1,0 +1,149 @@
+"""A fit as steps: what an estimator asks for, and a session serves.
+
+An estimator's ``_fit_steps`` is a generator. It yields what it needs next (:class:`Begin`, :class:`Derive`,
+:class:`Collect`, :class:`Map`, :class:`Learn`) and is sent the answer; it never asks where the rows are or
+who computes. One generator is a fit; several are a search, whose session answers equal requests once and runs
+passes that are wanted at the same time together. A new model needs no more than this to be searched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from scalelatent.data import Dataset
+from scalelatent.engine.joint import RowMask
+
+__all__ = ["Begin", "Collect", "Derive", "Learn", "Map", "Rows", "Step", "Steps", "first_step"]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows that steps speak of: a dataset, through maps that may not be done yet, perhaps without a run of
+    it.
+
+    Attributes
+    ----------
+    dataset : Dataset
+        Rows as they were given.
+    maps : tuple of (name, RowMap)
+        What they go through, in this order.
+    mask : RowMask or None
+
+    Examples
+    --------
+    >>> rows = Rows(Dataset.from_arrays(np.zeros((6, 2)), [0, 1] * 3), mask=RowMask(2, 4, 0))
+    >>> rows.n_features, [len(part) for part in rows.pieces()]
+    (2, [2, 2])
+    """
+
+    dataset: Dataset
+    maps: tuple[tuple[str, Any], ...] = ()
+    mask: RowMask | None = None
+
+    @property
+    def n_features(self) -> int:
+        """Numbers in a row, after the maps."""
+        return self.maps[-1][1].output()[0][0] if self.maps else self.dataset.n_features
+
+    @property
+    def classes(self) -> np.ndarray | None:
+        """Classes of the dataset."""
+        return self.dataset.classes
+
+    @property
+    def url(self) -> str | None:
+        """Where the dataset is stored, or None."""
+        return self.dataset.url
+
+    @property
+    def has_weight(self) -> bool:
+        """Whether the rows are weighted."""
+        return self.dataset.has_weight
+
+    def pieces(self) -> list[Dataset]:
+        """The given rows, without those that are left out, as one or two runs."""
+        if self.mask is None:
+            return [self.dataset]
+        a, b = self.mask.start, self.mask.stop
+        runs = [(a, b)] if self.mask.inside else [(0, a), (b, len(self.dataset))]
+        return [self.dataset[start:stop] for start, stop in runs if stop > start]
+
+
+@dataclass(frozen=True)
+class Begin:
+    """All input is checked, work may begin. Answer: (seed, rows where every worker can read them).
+
+    ``info`` is told to the callbacks.
+    """
+
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Derive:
+    """A result of results: ``function(*arguments)``, pure. Answer: its value, shared by all who ask the same.
+
+    Examples
+    --------
+    >>> Derive(max, (1, 2)).value()
+    2
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+    def value(self) -> Any:
+        """Compute it."""
+        return self.function(*self.arguments)
+
+
+@dataclass(frozen=True)
+class Collect:
+    """One pass of a reduction over rows. Answer: its Stats, not to be changed."""
+
+    name: str
+    reduction: Any
+    rows: Rows
+    classes: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Map:
+    """Rows through a row map. Answer: Rows; they are written when a pass first wants them."""
+
+    name: str
+    row_map: Any
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class Learn:
+    """Passes of a batch learner to its end. Answer: LoopResult.
+
+    ``predictor`` gives the row map of class probabilities for a state on the way, over the rows as they were
+    given.
+    """
+
+    name: str
+    learner: Any
+    state: Any
+    rows: Mapping[str, Rows]
+    classes: np.ndarray | None
+    predictor: Callable[[Any], Any]
+
+
+Step = Begin | Derive | Collect | Map | Learn
+Steps = Generator[Any, Any, None]
+
+
+def first_step(steps: Steps, derive: Callable[[Derive], Any] = Derive.value) -> Begin:
+    """Run a fit up to the point where work begins: everything before is checks of the input."""
+    step = next(steps)
+    while isinstance(step, Derive):
+        step = steps.send(derive(step))
+    assert isinstance(step, Begin)
+    return step

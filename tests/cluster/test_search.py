@@ -1,0 +1,71 @@
+"""A search on a cluster is the search in this process, bit by bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent import Callback, CapsuleRegression, Search
+
+ENGINE = {"block_rows": 64, "leaf_rows": 128}
+BASE = CapsuleRegression(max_iter=5, nu_schedule=[(0.5, 2), (0.0, 1)], random_state=0, n_jobs=1)
+GRID = [
+    {"capsule_dim": 1},
+    {"capsule_dim": 2, "max_iter": 3},
+    {"capsule_dim": 2, "projection": 12},
+    {"capsule_dim": 1, "architecture": "all_vs_all"},
+]
+
+
+class Stop(Callback):
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        if record["pass"] == self.at:
+            raise KeyboardInterrupt
+
+
+def _same(a: Search, b: Search) -> None:
+    assert a.results_["mean_test_score"].tolist() == b.results_["mean_test_score"].tolist()
+    assert a.results_["n_passes"].tolist() == b.results_["n_passes"].tolist()
+    np.testing.assert_array_equal(a.best_estimator_.W_, b.best_estimator_.W_)
+    keys = ("pass", "objective", "train_error", "validation_error")
+    histories = [[[r[k] for k in keys] for r in s.best_estimator_.history_] for s in (a, b)]
+    assert histories[0] == histories[1]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "validation",
+        pytest.param("folds", marks=pytest.mark.slow),
+        pytest.param("halving", marks=pytest.mark.slow),
+    ],
+)
+def test_same_search(client: Any, rows: SimpleNamespace, tmp_path: Path, how: str) -> None:
+    given: dict[str, Any] = {"halving": how == "halving", "min_passes": 2, "cv": 2}
+    call: dict[str, Any] = {"engine": ENGINE, "validation": None if how == "folds" else rows.validation}
+    here = Search(BASE, GRID, **given).fit(rows.train, **call)
+    _same(Search(BASE, GRID, **given).fit(rows.train, client=client, **call), here)
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        Search(BASE, GRID, **given).fit(rows.train, client=client, run_dir=folder, callbacks=Stop(3), **call)
+    # Begun on the cluster, ended here.
+    _same(Search(BASE, GRID, **given).fit(rows.train, run_dir=folder, resume=True, **call), here)
+    assert not list(folder.rglob("*.zarr"))
+
+
+def test_arrays_and_the_names_of_tasks(client: Any, rows: SimpleNamespace, tmp_path: Path) -> None:
+    from distributed import get_task_stream
+
+    given = (rows.x[:2000], rows.y[:2000])
+    with get_task_stream(client=client) as stream:
+        there = Search(BASE, GRID[:2], cv=2).fit(*given, client=client, engine=ENGINE)
+    _same(there, Search(BASE, GRID[:2], cv=2).fit(*given, engine=ENGINE))
+    names = {task["key"].split("-it")[0] for task in stream.data if "search" in task["key"]}
+    assert {"search-4_estep", "search-4_mstep", "search-2_estep"} <= names

@@ -1,0 +1,231 @@
+"""Joint passes: every member's sums are those of the member alone, whatever runs beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalelatent.engine.callbacks import Callback, Callbacks
+from scalelatent.engine.inprocess import InProcessExecutor
+from scalelatent.engine.joint import JointReduction, Part, RowMask, Slot, joint_collection, joint_stage
+from scalelatent.engine.joint_loop import Member, fit_joint, joint_groups, stage_peak, tree_bytes
+from scalelatent.engine.loop import fit_batches
+from scalelatent.engine.passes import make_stage
+from scalelatent.engine.plan import PROCESS_BYTES, Resources
+from scalelatent.engine.store import EngineStore
+from scalelatent.errors import PlanError
+from scalelatent.models.base import Block
+
+GRID = {"block_rows": 8, "leaf_rows": 16}
+
+
+def _alone(toy: SimpleNamespace, learner: Any, rows: dict[str, Any]) -> Any:
+    stage = make_stage("toy_estep", learner, rows, "cpu", np.arange(8), **GRID)
+    return fit_batches(InProcessExecutor(1), stage, toy.start(), callbacks=Callbacks())
+
+
+def _joint(members: dict[str, Member], jobs: int = 1, log: Any = (), **more: Any) -> Any:
+    store = more.get("store")
+    return fit_joint(
+        InProcessExecutor(jobs, store, 0), "toy", members,
+        callbacks=Callbacks(log), classes=np.arange(8), grid=GRID, **more,
+    )  # fmt: skip
+
+
+@given(
+    n=st.integers(1, 200),
+    start=st.integers(0, 200),
+    length=st.integers(0, 200),
+    first=st.integers(0, 250),
+    rows=st.integers(1, 64),
+)
+def test_a_mask_and_its_opposite_see_each_row_once(
+    n: int, start: int, length: int, first: int, rows: int
+) -> None:
+    block = Block(np.arange(rows)[:, None], np.arange(rows), np.full(rows, 2.0), first)
+    seen = np.zeros(rows)
+    inside = RowMask(start, start + length, 1).apply(block)
+    if inside is not None:
+        assert inside.start == first + inside.x[0, 0]
+        np.testing.assert_array_equal(inside.x[:, 0], inside.y)
+        seen[inside.x[:, 0]] += 2
+    outside = RowMask(start, start + length, 0).apply(block)
+    if outside is not None:
+        assert outside.x is block.x
+        seen += outside.weight
+    np.testing.assert_array_equal(seen, 2)
+    np.testing.assert_array_equal(block.weight, 2)
+
+
+@given(
+    n=st.integers(1, 700),
+    cuts=st.lists(st.tuples(st.integers(0, 700), st.integers(0, 300)), max_size=3),
+    jobs=st.integers(1, 3),
+)
+def test_one_pass_of_many_reductions(toy: SimpleNamespace, n: int, cuts: list[Any], jobs: int) -> None:
+    train, other = toy.rows(n, seed=3), toy.rows(n + 5, p=2, seed=4)
+    masks = [RowMask(a, a + b, 0) for a, b in cuts]
+    wanted = [(toy.Sums(3), Part(train)), (toy.Sums(2), Part(other))]
+    wanted += [(toy.Sums(3), Part(train, mask)) for mask in masks]
+    stage, places = joint_collection("toy", wanted, "cpu", np.arange(8), **GRID)
+    assert set(stage.grids) == {"train", "train2"}
+    found = InProcessExecutor(jobs).collect(stage, lambda done, total: None)
+    got = [stage.reductions[part].split(found[part])[slot] for part, slot in places]
+    for (reduction, part), stats in zip(wanted, got, strict=True):
+        dataset = part.dataset
+        if part.mask is not None:
+            weight = np.ones(len(dataset))
+            weight[part.mask.start : part.mask.stop] = 0
+            dataset = dataset.with_weight(weight)
+        alone = make_stage("toy", {"train": reduction}, {"train": dataset}, "cpu", np.arange(8), **GRID)
+        expected = InProcessExecutor(1).collect(alone, lambda done, total: None)["train"]
+        np.testing.assert_array_equal(stats.vector, expected.vector)
+
+
+def test_members_of_every_kind_are_themselves(toy: SimpleNamespace) -> None:
+    train, held, wide = toy.rows(900, seed=1), toy.rows(130, seed=2), toy.rows(400, p=5, seed=5)
+    rows = {"train": Part(train), "validation": Part(held)}
+    members = {
+        "a": Member(toy.Wander(3, 4), toy.start(), {"train": Part(train)}),
+        "b": Member(toy.Wander(3, 7, True), toy.start(), rows),
+        "c": Member(toy.Wander(3, 7, True), toy.start(), rows),
+        "d": Member(toy.Wander(5, 2), toy.start(), {"train": Part(wide)}),
+    }
+
+    class Look(Callback):
+        shared: list[int] = []  # noqa: RUF012
+
+        def on_pass_end(self, record: dict[str, Any]) -> None:
+            self.shared.append(record["candidates"])
+
+    look = Look()
+    for jobs in (1, 3):
+        found = _joint(members, jobs, look)
+        assert list(found) == list(members)
+        for key, member in members.items():
+            alone = _alone(toy, member.learner, {k: part.dataset for k, part in member.rows.items()})
+            np.testing.assert_array_equal(found[key].state["trail"], alone.state["trail"])
+            assert [r["objective"] for r in found[key].history] == [r["objective"] for r in alone.history]
+            assert found[key].done
+    assert look.shared == [4, 4, 3, 3, 2, 2, 2] * 2
+
+
+def test_a_member_that_fails_leaves_the_others(toy: SimpleNamespace) -> None:
+    class Fails(toy.Wander):  # type: ignore[misc,name-defined]
+        def update(self, state: Any, stats: Any) -> Any:
+            if state["iteration"] == 2:
+                raise FloatingPointError("too large")
+            return super().update(state, stats)
+
+    train = toy.rows(200)
+    found = _joint(
+        {
+            "a": Member(toy.Wander(3, 5), toy.start(), {"train": Part(train)}),
+            "b": Member(Fails(3, 5), toy.start(), {"train": Part(train)}),
+        }
+    )
+    assert found["b"].error == "too large"
+    assert (len(found["b"].history), found["b"].done) == (2, True)
+    assert found["a"].error is None
+    np.testing.assert_array_equal(
+        found["a"].state["trail"], _alone(toy, toy.Wander(3, 5), {"train": train}).state["trail"]
+    )
+
+
+def test_until_and_on(toy: SimpleNamespace) -> None:
+    train = toy.rows(300)
+    members = {str(n): Member(toy.Wander(3, n), toy.start(), {"train": Part(train)}) for n in (2, 6, 9)}
+    half = _joint(members, until=4)
+    assert {k: (o.done, o.state["iteration"]) for k, o in half.items()} == {
+        "2": (True, 2), "6": (False, 4), "9": (False, 4),
+    }  # fmt: skip
+    rest = {k: Member(members[k].learner, half[k].state, members[k].rows) for k in ("6", "9")}
+    whole = _joint(rest, first=4)
+    for n in (6, 9):
+        alone = _alone(toy, toy.Wander(3, n), {"train": train})
+        np.testing.assert_array_equal(whole[str(n)].state["trail"], alone.state["trail"])
+        assert [r["pass"] for r in whole[str(n)].history] == list(range(5, n + 1))
+
+
+class Interrupt(Callback):
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def _count(self, info: dict[str, Any]) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+
+    on_stage = on_pass_end = on_checkpoint = _count
+
+
+@pytest.mark.parametrize("at", range(11))
+def test_interrupted_and_called_again(toy: SimpleNamespace, tmp_path: Path, at: int) -> None:
+    train = toy.rows(300)
+    members = {str(n): Member(toy.Wander(3, n), toy.start(), {"train": Part(train)}) for n in (2, 3, 5)}
+    store = EngineStore(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        _joint(members, log=Interrupt(at), store=store, checkpoint_passes=2)
+    found = _joint(members, 2, store=store)
+    for n in (2, 3, 5):
+        alone = _alone(toy, toy.Wander(3, n), {"train": train})
+        np.testing.assert_array_equal(found[str(n)].state["trail"], alone.state["trail"])
+        assert [r["objective"] for r in found[str(n)].history] == [r["objective"] for r in alone.history]
+    assert not list(tmp_path.glob("state-*"))
+    again = _joint(members, log=Interrupt(0), store=store)  # nothing is left to do, so nothing is told
+    np.testing.assert_array_equal(again["5"].state["trail"], found["5"].state["trail"])
+
+
+def test_memory_of_a_joint_pass_and_its_groups(toy: SimpleNamespace) -> None:
+    train = toy.rows(4000)
+    members = {str(n): Member(toy.Wander(3, n), toy.start(), {"train": Part(train)}) for n in range(1, 9)}
+    roomy = Resources(1, 1, 2**34)
+    assert joint_groups("toy", members, roomy, "cpu", "less", **GRID) == [list(members)]
+    stage = joint_stage("toy", {k: (m.learner, m.rows) for k, m in members.items()}, "cpu", None, **GRID)
+    peak = sum(stage_peak(stage, roomy, 0).values())
+    tight = Resources(1, 1, int((peak - 1000) / 0.6))
+    groups = joint_groups("toy", members, tight, "cpu", "less", **GRID)
+    assert [key for group in groups for key in group] == list(members)
+    assert len(groups) == 2
+    with pytest.raises(PlanError, match="toy would need"):
+        joint_groups("toy", members, Resources(1, 1, PROCESS_BYTES), "cpu", "less", **GRID)
+
+
+def test_arrays_that_are_shared_count_once() -> None:
+    a = np.zeros((10, 10))
+    assert tree_bytes([a, {"x": a}, a[:5]]) == 800 + 400
+
+
+def test_exact_integers_are_converted_once() -> None:
+    calls: list[np.dtype[Any]] = []
+
+    class Backend:
+        def asarray(self, a: np.ndarray, dtype: Any, name: str | None = None) -> np.ndarray:
+            return a.astype(dtype)
+
+    class Looks:
+        def layout(self) -> Any:
+            from scalelatent.models.base import Layout
+
+            return Layout((("n", ()),))
+
+        def prepare(self, state: Any, backend: Any) -> None:
+            return None
+
+        def accumulate(self, prepared: Any, block: Block, stats: Any) -> None:
+            calls.append(block.x.dtype)
+
+    from scalelatent.models.base import Stats
+
+    joint = JointReduction(tuple(Slot(str(i), "train", Looks(), None) for i in range(2)))
+    for dtype, seen in ((np.uint8, np.float32), (np.float64, np.float64), (np.int32, np.int32)):
+        calls.clear()
+        block = Block(np.ones((3, 2), dtype), None, None, 0)
+        joint.accumulate(joint.prepare(None, Backend()), block, Stats.zeros(joint.layout()))
+        assert calls == [seen, seen]

@@ -1,0 +1,442 @@
+"""Search: candidates that share each pass are the fits that they would be alone, bit by bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV, KFold, ParameterGrid
+
+import scalelatent as sl
+from scalelatent import Callback, CapsuleRegression, Dataset, Search
+from scalelatent.errors import DataError, PlanError, RunError, ScalelatentError
+
+Arrays = tuple[np.ndarray, np.ndarray]
+SMALL = {"block_rows": 32, "leaf_rows": 64, "checkpoint_seconds": 0}
+BASE = CapsuleRegression(max_iter=12, nu_schedule=[(0.5, 3), (0.0, 2)], random_state=0, n_jobs=1)
+CANDIDATES: list[dict[str, Any]] = [
+    {"capsule_dim": 1},
+    {"capsule_dim": 3, "max_iter": 5},
+    {"capsule_dim": 2, "projection": 20},
+    {"capsule_dim": 2, "projection": 20, "momentum": 0.0},
+    {"capsule_dim": 1, "projection": 9, "init": "random"},
+    {"architecture": "all_vs_all", "capsule_dim": 1},
+    {"architecture": "one_vs_all", "capsule_dim": 2, "class_weight": "balanced", "nu_schedule": None},
+]
+KEYS = ("pass", "objective", "train_error", "validation_error", "best_error", "nu", "round")
+
+
+class Log(Callback):
+    def __init__(self) -> None:
+        self.passes: list[dict[str, Any]] = []
+        self.stages: list[str] = []
+        self.events: list[dict[str, Any]] = []
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        self.passes.append(record)
+
+    def on_stage(self, info: dict[str, Any]) -> None:
+        self.stages.append(info["stage"])
+
+    def on_event(self, info: dict[str, Any]) -> None:
+        self.events.append(info)
+
+
+class Interrupt(Callback):
+    """Ctrl-C at the n-th sign of life."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def _count(self, info: dict[str, Any]) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+
+    on_stage = on_pass_end = on_checkpoint = _count
+
+
+def _same(a: CapsuleRegression, b: CapsuleRegression) -> None:
+    np.testing.assert_array_equal(a.W_, b.W_)
+    np.testing.assert_array_equal(a.projection_, b.projection_)
+    assert a.n_iter_ == b.n_iter_
+    assert [[r[k] for k in KEYS] for r in a.history_] == [[r[k] for k in KEYS] for r in b.history_]
+
+
+@pytest.fixture
+def models(monkeypatch: pytest.MonkeyPatch) -> dict[str, CapsuleRegression]:
+    """Every candidate's model after a search, by key."""
+    from scalelatent.estimators import search
+
+    kept: dict[str, CapsuleRegression] = {}
+    gather = search.Search._gather
+
+    def keep(self: Any, params: Any, candidates: Any, scores: Any) -> None:
+        kept.update({one.key: one.model for one in candidates})
+        gather(self, params, candidates, scores)
+
+    monkeypatch.setattr(search.Search, "_gather", keep)
+    return kept
+
+
+# -- the same bits as alone ---------------------------------------------------------------------------------
+
+
+def test_candidates_are_the_fits_alone(digits: Arrays, held_out: Arrays, models: Any) -> None:
+    search = Search(BASE, CANDIDATES, n_jobs=2).fit(*digits, validation=held_out, engine=SMALL)
+    scores = []
+    for i, own in enumerate(CANDIDATES):
+        alone = clone(BASE).set_params(**own).fit(*digits, validation=held_out, engine=SMALL)
+        _same(models[f"{i:03d}"], alone)
+        scores.append(alone.score(*held_out))
+        assert search.results_["n_passes"][i] == alone.n_iter_
+    assert search.results_["mean_test_score"].tolist() == scores
+    assert search.best_index_ == int(np.argmax(scores))
+    assert search.best_estimator_ is models[f"{search.best_index_:03d}"]
+    assert len(set(search.results_["n_passes"].tolist())) > 1  # each stopped on its own schedule
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_folds_are_fits_with_their_rows_at_weight_zero(digits: Arrays, models: Any, weighted: bool) -> None:
+    x, y = digits
+    own = np.random.Generator(np.random.Philox(5)).uniform(0.5, 2, len(x)) if weighted else None
+    grid = [*CANDIDATES[:3], CANDIDATES[6]]
+    search = Search(BASE, grid, cv=3, n_jobs=1, refit=False).fit(x, y, sample_weight=own, engine=SMALL)
+    for i, params in enumerate(grid):
+        for k, (_, test) in enumerate(KFold(3).split(x)):
+            weight = np.ones(len(x)) if own is None else own.copy()
+            weight[test] = 0
+            alone = clone(BASE).set_params(**params).fit(x, y, sample_weight=weight, engine=SMALL)
+            _same(models[f"{i:03d}-f{k}"], alone)
+            expected = alone.score(x[test], y[test], sample_weight=None if own is None else own[test])
+            assert search.results_[f"split{k}_test_score"][i] == pytest.approx(expected, abs=1e-12)
+    with pytest.raises(AttributeError, match="refit=True"):
+        search.predict(x)
+
+
+def test_folds_agree_with_grid_search(digits: Arrays) -> None:
+    grid = {"capsule_dim": [1, 2, 4], "momentum": [0.0, 0.5]}
+    ours = Search(BASE, grid, cv=3).fit(*digits)
+    theirs = GridSearchCV(BASE, grid, cv=KFold(3)).fit(*digits)
+    # GridSearchCV cuts the rows of a fold out, so blocks begin elsewhere: equal to a row or two.
+    np.testing.assert_allclose(
+        ours.results_["mean_test_score"], theirs.cv_results_["mean_test_score"], atol=4 / 600
+    )
+    assert ours.results_["params"] == theirs.cv_results_["params"]
+    for name in ("param_capsule_dim", "param_momentum"):
+        assert ours.results_[name].tolist() == theirs.cv_results_[name].tolist()
+    _same(ours.best_estimator_, clone(BASE).set_params(**ours.best_params_).fit(*digits))
+    np.testing.assert_array_equal(ours.predict(digits[0]), ours.best_estimator_.predict(digits[0]))
+    assert ours.score(*digits) == ours.best_estimator_.score(*digits)
+    assert ours.transform(digits[0][:5]).shape == (5, 10 * ours.best_params_["capsule_dim"])
+    assert ours.predict_proba(digits[0][:5]).shape == (5, 10)
+    assert ours.classes_.tolist() == list(range(10))
+    assert ours.n_features_in_ == 64
+
+
+# -- one pass for all ---------------------------------------------------------------------------------------
+
+
+def test_each_pass_reads_the_rows_once(
+    digits: Arrays, held_out: Arrays, tmp_path: Path, monkeypatch: Any
+) -> None:
+    from scalelatent.engine import cache
+
+    monkeypatch.setattr(cache, "_shared", cache.PieceCache(0))
+    train = Dataset.from_arrays(*digits).save(tmp_path / "train", chunk_rows=100)
+    grid = {"capsule_dim": [1, 2, 3], "max_iter": [4, 9]}
+    base = clone(BASE).set_params(nu_schedule=None)
+    one_pass = digits[0].nbytes + 4 * len(digits[0])
+    log = Log()
+    search = Search(base, grid, cv=4, refit=False).fit(train, callbacks=log)
+    assert [r["bytes_read"] for r in log.passes] == [one_pass] * 9
+    assert [r["candidates"] for r in log.passes] == [24] * 4 + [12] * 5
+    assert log.stages == [
+        "search_moments-1-4",
+        "search-24_estep",
+        "search-12_estep",
+        "search_score-000-f0-24",
+    ]
+    assert search.n_passes_ == 9 + 2
+    assert {len(r["members"]) for r in log.passes} == {24, 12}
+
+
+def test_candidates_of_one_projection_share_its_rows(digits: Arrays, held_out: Arrays) -> None:
+    log = Log()
+    grid = {"projection": [10, 20], "momentum": [0.0, 0.3, 0.5]}
+    Search(BASE, grid).fit(*digits, validation=held_out, callbacks=log)
+    assert [s for s in log.stages if "svd" in s] == ["search_svd-1-1"]
+    assert len([s for s in log.stages if "project-train" in s]) == 2
+    assert len([s for s in log.stages if "moments" in s]) == 1
+
+
+def test_memory_splits_candidates_into_groups(digits: Arrays, held_out: Arrays, models: Any) -> None:
+    from scalelatent.engine.plan import ALLOWED_SHARE, PROCESS_BYTES
+
+    log = Log()
+    limit = int((PROCESS_BYTES + 6 * 2**20) / ALLOWED_SHARE)
+    base = clone(BASE).set_params(architecture="all_vs_all", projection=20, max_iter=3)
+    grid = {"capsule_dim": [1, 8, 12, 16]}
+    search = Search(base, grid, memory_limit=limit, n_jobs=1).fit(
+        *digits, validation=held_out, engine=SMALL, callbacks=log
+    )
+    groups = [s for s in log.stages if s.endswith("_estep")]
+    assert groups[0] == "search-g0-2_estep"
+    assert len(groups) in (2, 3)
+    for i, d in enumerate(grid["capsule_dim"]):
+        alone = clone(base).set_params(capsule_dim=d).fit(*digits, validation=held_out, engine=SMALL)
+        _same(models[f"{i:03d}"], alone)
+    assert search.n_passes_ == 3 * len(groups) + 3
+    with pytest.raises(PlanError, match=r"search_svd-1 would need .* MiB a worker"):
+        Search(base, grid, memory_limit=PROCESS_BYTES, n_jobs=1).fit(*digits, validation=held_out)
+
+
+# -- interruptions ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [0, 2, 4, 7, 12, 20, 31])
+def test_interrupt_and_resume(digits: Arrays, tmp_path: Path, models: Any, at: int) -> None:
+    search = Search(BASE, CANDIDATES[:4], cv=2, n_jobs=1)
+    try:
+        clone(search).fit(*digits, run_dir=tmp_path, engine=SMALL, callbacks=Interrupt(at))
+        pytest.fail("the search ended before it was interrupted")
+    except KeyboardInterrupt:
+        pass
+    models.clear()
+    again = clone(search).fit(*digits, run_dir=tmp_path, engine=SMALL, resume=True)
+    resumed = dict(models)
+    whole = clone(search).fit(*digits, engine=SMALL)
+    for key, model in models.items():
+        _same(resumed[key], model)
+    assert again.results_["mean_test_score"].tolist() == whole.results_["mean_test_score"].tolist()
+    _same(again.best_estimator_, whole.best_estimator_)
+
+
+def test_a_finished_search_is_read_again(digits: Arrays, tmp_path: Path) -> None:
+    search = Search(BASE, CANDIDATES[:4], cv=2, n_jobs=1)
+    first = clone(search).fit(*digits, run_dir=tmp_path, engine=SMALL)
+    log = Log()
+    again = clone(search).fit(*digits, run_dir=tmp_path, engine=SMALL, resume=True, callbacks=log)
+    assert log.passes == []
+    assert not [s for s in log.stages if "project" in s]
+    _same(first.best_estimator_, again.best_estimator_)
+    assert not list(tmp_path.rglob("state-*"))[3:]  # those of the refit
+    assert not list(tmp_path.rglob("*.zarr"))
+    with pytest.raises(RunError, match="already holds a fit"):
+        clone(search).fit(*digits, run_dir=tmp_path, engine=SMALL)
+    with pytest.raises(RunError, match="holds another fit: params changed"):
+        Search(BASE, CANDIDATES[:3], cv=2).fit(*digits, run_dir=tmp_path, engine=SMALL, resume=True)
+
+
+def test_a_callback_stops_all(digits: Arrays, held_out: Arrays) -> None:
+    class Stop(Callback):
+        def on_pass_end(self, record: dict[str, Any]) -> bool:
+            return record["pass"] == 3
+
+    for halving in (False, True):
+        search = Search(BASE, CANDIDATES, halving=halving).fit(*digits, validation=held_out, callbacks=Stop())
+        assert search.results_["n_passes"].tolist() == [3] * len(CANDIDATES)
+        assert search.best_estimator_.n_iter_ == 3
+
+
+# -- halving ------------------------------------------------------------------------------------------------
+
+
+def test_halving_stops_the_worse_half(digits: Arrays, held_out: Arrays, models: Any, tmp_path: Path) -> None:
+    base = clone(BASE).set_params(nu_schedule=None, max_iter=30, momentum=0.0)
+    grid = [{"capsule_dim": d} for d in (1, 2, 3, 4, 6)]
+    log = Log()
+    search = Search(base, grid, halving=True, min_passes=3, n_jobs=1)
+    search = search.fit(*digits, validation=held_out, engine=SMALL, callbacks=log)
+    passes = search.results_["n_passes"].tolist()
+    assert sorted(passes) == [3, 3, 6, 12, 30]
+    assert [e["candidates"] for e in log.events if e["event"] == "halved"] == [3, 2, 1]
+    assert passes[search.best_index_] == 30
+    for i, own in enumerate(grid):
+        alone = clone(base).set_params(**own, max_iter=passes[i])
+        np.testing.assert_array_equal(
+            models[f"{i:03d}"].W_, alone.fit(*digits, validation=held_out, engine=SMALL).W_
+        )
+    # At the first rung those of the better score went on.
+    first = [
+        clone(base)
+        .set_params(**own, max_iter=3)
+        .fit(*digits, validation=held_out, engine=SMALL)
+        .score(*held_out)
+        for own in grid
+    ]
+    assert {i for i, n in enumerate(passes) if n == 3} == set(
+        np.argsort(np.negative(first), kind="stable")[3:]
+    )
+    expected = dict(models)
+    for at in (5, 20, 40):
+        folder = tmp_path / str(at)
+        fresh = Search(base, grid, halving=True, min_passes=3, n_jobs=1)
+        with pytest.raises(KeyboardInterrupt):
+            fresh.fit(*digits, validation=held_out, run_dir=folder, engine=SMALL, callbacks=Interrupt(at))
+        fresh.fit(*digits, validation=held_out, run_dir=folder, engine=SMALL, resume=True)
+        for key, model in expected.items():
+            _same(models[key], model)
+        assert fresh.results_["n_passes"].tolist() == passes
+
+
+# -- scores -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scoring", ["accuracy", "balanced_accuracy", "f1_macro", "neg_log_loss"])
+def test_scores_are_scikit_learns(digits: Arrays, held_out: Arrays, scoring: str) -> None:
+    from sklearn.metrics import get_scorer
+
+    search = Search(BASE, {"capsule_dim": [1, 3]}, scoring=scoring).fit(*digits, validation=held_out)
+    for i in range(2):
+        model = clone(BASE).set_params(**search.results_["params"][i]).fit(*digits, validation=held_out)
+        expected = get_scorer(scoring)(model, *held_out)
+        assert search.results_["mean_test_score"][i] == pytest.approx(expected, rel=1e-9)
+    assert search.score(*held_out) == pytest.approx(search.best_score_)
+
+
+def test_a_scorer_of_ones_own(digits: Arrays, held_out: Arrays) -> None:
+    def small(model: Any, rows: Dataset) -> float:
+        assert len(rows) == 300
+        return -float(len(model.W_))
+
+    search = Search(BASE, {"capsule_dim": [3, 1, 2]}, scoring=small).fit(*digits, validation=held_out)
+    assert search.best_params_ == {"capsule_dim": 1}
+    assert search.results_["rank_test_score"].tolist() == [3, 1, 2]
+    assert search.score(*held_out) == -10
+
+
+def test_a_candidate_that_runs_away(digits: Arrays, held_out: Arrays, models: Any) -> None:
+    # Weights that start at the edge of float32 are beyond it after a step.
+    wild = {"init": "random", "init_scale": 1e30, "nu_schedule": None}
+    with pytest.raises((FloatingPointError, ScalelatentError)):
+        clone(BASE).set_params(**wild).fit(*digits)
+    with pytest.warns(UserWarning, match=r"candidate 1 \(001\) ended after 0 passes: the log-loss"):
+        search = Search(BASE, [{}, wild], n_jobs=1).fit(*digits, validation=held_out, engine=SMALL)
+    _same(models["000"], clone(BASE).fit(*digits, validation=held_out, engine=SMALL))
+    assert np.isnan(search.results_["mean_test_score"][1])
+    assert search.results_["rank_test_score"].tolist() == [1, 2]
+    assert search.best_index_ == 0
+    assert "not finite" in search.results_["error"][1]
+    with pytest.raises(ScalelatentError, match="not finite"):
+        Search(BASE, [{}, wild], error_score="raise").fit(*digits, validation=held_out)
+
+
+# -- what is refused ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"param_grid": {"capsule_dims": [1]}}, ValueError, "'capsule_dims'.*has not; it has .*capsule_dim"),
+        ({"param_grid": {"n_jobs": [1]}}, ValueError, "'n_jobs'.*says where"),
+        ({"param_grid": []}, ValueError, "holds no candidate"),
+        (
+            {"param_grid": {"momentum": [0.5, 2.0]}},
+            ValueError,
+            r"candidate 1 \{'momentum': 2.0\}.*momentum=2.0",
+        ),
+        ({"cv": 1}, ValueError, "cv=1"),
+        ({"cv": KFold(3, shuffle=True, random_state=0)}, ValueError, "shuffle the dataset"),
+        ({"scoring": "roc"}, ValueError, "scoring='roc' is not one of accuracy"),
+        ({"halving": True, "min_passes": 0}, ValueError, "min_passes=0"),
+        ({"estimator": GridSearchCV(BASE, {})}, TypeError, "GridSearchCV"),
+    ],
+    ids=str,
+)
+def test_wrong_input_is_refused_before_work(
+    digits: Arrays, tmp_path: Path, options: dict[str, Any], error: Any, message: str
+) -> None:
+    given = {"estimator": BASE, "param_grid": {"capsule_dim": [1, 2]}, "cv": 2, **options}
+    with pytest.raises(error, match=message):
+        Search(**given).fit(*digits, run_dir=tmp_path / "run")
+    assert not list(tmp_path.rglob("*.rec"))
+
+
+def test_rows_sorted_by_class_are_told(digits: Arrays) -> None:
+    x, y = digits
+    order = np.argsort(y, kind="stable")
+    with pytest.raises(
+        DataError, match=r"candidate 0 .*without rows 0 to 119 .*shuffled first.*class\(es\) 0"
+    ):
+        Search(BASE, {"capsule_dim": [1]}, cv=5).fit(x[order], y[order])
+
+
+def test_inputs_of_every_kind(digits: Arrays, held_out: Arrays, tmp_path: Path) -> None:
+    import dask.array as da
+
+    x, y = digits
+    stored = Dataset.from_arrays(x, y).save(tmp_path / "train")
+    grid = list(ParameterGrid({"capsule_dim": [1, 2]}))
+    expected = Search(BASE, grid, cv=2).fit(x, y).best_estimator_
+    for given in ((x.tolist(), y.tolist()), (stored,), (da.from_array(x, chunks=200), y)):
+        _same(Search(BASE, iter(grid), cv=2).fit(*given).best_estimator_, expected)
+
+
+def test_seeds(digits: Arrays, held_out: Arrays) -> None:
+    grid = [{"init": "random", "random_state": 4}, {"init": "random"}]
+    base = clone(BASE).set_params(random_state=None)
+    search = Search(base, grid, random_state=9).fit(*digits, validation=held_out)
+    assert search.seed_ == 9
+    for own in ({"random_state": 4}, {"random_state": 9}):
+        alone = clone(base).set_params(init="random", **own).fit(*digits, validation=held_out)
+        if own["random_state"] == search.best_estimator_.seed_:
+            _same(search.best_estimator_, alone)
+    drawn = Search(base, grid[1:], cv=2).fit(*digits)
+    again = clone(base).set_params(init="random", random_state=drawn.seed_).fit(*digits)
+    _same(drawn.best_estimator_, again)
+
+
+def test_clone_params_and_names() -> None:
+    search = Search(BASE, {"capsule_dim": [1]}, cv=3)
+    twin = clone(search)
+    assert twin.estimator is not search.estimator
+    assert twin.get_params()["estimator__max_iter"] == 12
+    assert sl.Search is Search
+    from sklearn.base import is_classifier
+    from sklearn.exceptions import NotFittedError
+
+    assert is_classifier(search)
+    with pytest.raises(NotFittedError):
+        search.predict(np.zeros((2, 2)))
+
+
+class Stepless(CapsuleRegression):
+    """An estimator whose fit is not made of steps."""
+
+    def _fit_steps(self, rows: Any) -> None:
+        return None
+
+    def fit(self, X: Any, y: Any = None, **call: Any) -> Any:
+        model = CapsuleRegression(**self.get_params()).fit(X, y, **call)
+        vars(self).update(vars(model))
+        return self
+
+
+def test_estimators_without_steps_are_fitted_one_by_one(
+    digits: Arrays, held_out: Arrays, models: Any
+) -> None:
+    grid = {"capsule_dim": [1, 2]}
+    base = Stepless(**BASE.get_params())
+    for call, given in (({"validation": held_out}, {}), ({}, {"cv": 2})):
+        Search(BASE, grid, n_jobs=1, **given).fit(*digits, engine=SMALL, **call)
+        shared = dict(models)
+        search = Search(base, grid, n_jobs=1, **given).fit(*digits, engine=SMALL, **call)
+        for key, model in models.items():
+            _same(model, shared[key])
+        assert search.n_passes_ > max(search.results_["n_passes"]) + 2
+
+
+def test_sparse_rows(digits: Arrays, models: Any) -> None:
+    import scipy.sparse
+
+    x, y = digits
+    rows = scipy.sparse.csr_array(x)
+    Search(BASE, CANDIDATES[:3], cv=2, refit=False, n_jobs=1).fit(rows, y, engine=SMALL)
+    sparse = dict(models)
+    Search(BASE, CANDIDATES[:3], cv=2, refit=False, n_jobs=1).fit(x, y, engine=SMALL)
+    for key, model in models.items():
+        _same(sparse[key], model)
