@@ -149,9 +149,9 @@ class DatasetWriter:
             with explain_os_errors(self._location, "finishing the dataset"):
                 self._group["digest"][...] = digests
                 done = self.attrs.finished(self._fingerprint(digests, classes), classes)
-                self._group.attrs.update(done.to_json())  # the last write: only now the dataset opens
+                self._group.update_attributes(done.to_json())  # the last write: only now the dataset opens
             self.attrs = done
-        self._location.delete(MARKERS)
+        self._location.delete_tree(MARKERS)
         return open_dataset(self.url)
 
     def _all_markers(self) -> list[dict[str, Any]]:
