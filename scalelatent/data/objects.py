@@ -40,9 +40,22 @@ _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 # By name: the libraries that raise them may not be installed.
 _TRANSIENT_NAMES = frozenset(
-    "EndpointConnectionError ConnectTimeoutError ReadTimeoutError ConnectionClosedError HTTPClientError "
-    "ProxyConnectionError ResponseStreamingError IncompleteRead IncompleteReadError ClientPayloadError "
-    "ServerDisconnectedError ClientConnectionError ClientOSError ResponseParserError".split()
+    {
+        "ClientConnectionError",
+        "ClientOSError",
+        "ClientPayloadError",
+        "ConnectTimeoutError",
+        "ConnectionClosedError",
+        "EndpointConnectionError",
+        "HTTPClientError",
+        "IncompleteRead",
+        "IncompleteReadError",
+        "ProxyConnectionError",
+        "ReadTimeoutError",
+        "ResponseParserError",
+        "ResponseStreamingError",
+        "ServerDisconnectedError",
+    }
 )
 _NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"})
 _T = TypeVar("_T")
@@ -79,6 +92,9 @@ class ObjectLocation(Location):
         return LocationStore(self, read_only=read_only)
 
     def make(self) -> None:
+        """Do nothing: an object store knows no folders."""
+
+    def remove_folders(self) -> None:
         """Do nothing: an object store knows no folders."""
 
     def read(self, key: str) -> bytes | None:
@@ -202,9 +218,9 @@ class ObjectLocation(Location):
             tries += 1
             try:
                 return request(path)
-            except Exception as error:  # noqa: BLE001  each library has errors of its own
+            except Exception as error:  # each library has errors of its own
                 spent = time.monotonic() - begin
-                pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (tries - 1)) * random.uniform(0.5, 1.0)  # noqa: S311
+                pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (tries - 1)) * random.uniform(0.5, 1.0)
                 if _is_transient(error) and spent + pause < RETRY_SECONDS:
                     time.sleep(pause)
                     continue

@@ -129,6 +129,10 @@ class Location(ABC):
         self.delete("zarr.json")
         self.delete_tree("")
 
+    @abstractmethod
+    def remove_folders(self) -> None:
+        """Remove this folder and the one above it where they are empty and the place knows folders."""
+
     def local_path(self, key: str) -> str | None:
         """Path of the key's file where it can be opened as a local file, else None."""
         return None
@@ -249,6 +253,13 @@ class LocalLocation(Location):
             shutil.rmtree(aside, ignore_errors=True)
             raise
 
+    def remove_folders(self) -> None:
+        """Remove this folder and the one above it where they are empty."""
+        with contextlib.suppress(OSError):
+            if self.path.exists():
+                self.path.rmdir()
+            self.path.parent.rmdir()
+
     def local_path(self, key: str) -> str | None:
         """Path of the key's file where it can be opened as a local file, else None."""
         return os.path.join(self.path, key)
@@ -327,7 +338,7 @@ def check_address(url: str) -> None:
     if (at and not azure) or (query and _SECRETS.search(options)):
         raise StoreError(f"the address {shown!r} carries credentials: take them out; {FROM_ENVIRONMENT}")
     if query:
-        raise StoreError(f"the address {shown!r} has a query ('?…'), which no place understands: leave it out")
+        raise StoreError(f"the address {shown!r} has a query ('?…'), which means nothing here: leave it out")
 
 
 def locate(url: str | os.PathLike[str] | Location) -> Location:

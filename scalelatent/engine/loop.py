@@ -143,5 +143,5 @@ def _checkpoint(
     except RunError as error:
         callbacks.on_event({"event": "checkpoint_failed", "pass": iteration, "message": str(error)})
         raise
-    path = str(store.state_path(stage.name, iteration))
+    path = store.state_path(stage.name, iteration)
     callbacks.on_checkpoint({"pass": iteration, "path": path, "seconds": time.perf_counter() - begin})
