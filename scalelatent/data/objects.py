@@ -66,7 +66,7 @@ class _OutOfRange(StoreError):
 
 
 class ObjectLocation(Location):
-    """A prefix of an object store, or of this process's memory (`memory://name`, for tests and small work)."""
+    """A prefix of an object store, or of this process's memory (`memory://name`, for tests and trials)."""
 
     def __init__(self, url: str) -> None:
         protocol, _, rest = url.partition("://")
@@ -220,7 +220,8 @@ class ObjectLocation(Location):
                 return request(path)
             except Exception as error:  # each library has errors of its own
                 spent = time.monotonic() - begin
-                pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (tries - 1)) * random.uniform(0.5, 1.0)
+                pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(tries - 1, 9))
+                pause *= random.uniform(0.5, 1.0)  # many workers that were sent away must not return as one
                 if _is_transient(error) and spent + pause < RETRY_SECONDS:
                     time.sleep(pause)
                     continue
@@ -232,7 +233,7 @@ class ObjectLocation(Location):
 
 @functools.lru_cache(maxsize=32)
 def _filesystem(protocol: str, pid: int) -> Any:
-    """The file system of a protocol, one a process: what it holds (connections, threads) is not for a fork."""
+    """The file system of a protocol, one a process: its connections and threads do not survive a fork."""
     import fsspec
 
     extra = _EXTRAS.get(protocol)
@@ -246,8 +247,8 @@ def _filesystem(protocol: str, pid: int) -> Any:
         ) from error
     except ValueError as error:
         raise StoreError(
-            f"addresses with '{protocol}://' are not known here; use a local path, s3://, gs://, memory:// or "
-            "another protocol of fsspec"
+            f"addresses with '{protocol}://' are not known here; use a local path, s3://, gs://, memory:// "
+            "or another protocol of fsspec"
         ) from error
     options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
     if extra == "s3":
@@ -331,13 +332,13 @@ def _told(error: Exception, what: str, place: ObjectLocation, tries: int, spent:
     if _is_transient(error):
         said = f"{status} {code}".strip() if status else scrub(error)
         return StoreError(
-            f"{what}: the store did not answer as it should in {tries} attempts over {spent:.0f} s (the last: "
-            f"{said}); look whether it is up and reachable from here, then go on"
+            f"{what}: the store did not answer as it should in {tries} attempts over {spent:.0f} s (the "
+            f"last: {said}); look whether it is up and reachable from here, then go on"
         )
     if isinstance(error, PermissionError) or status in (401, 403):
         return StoreError(
-            f"{what}: permission denied ({code or status or scrub(error)}): the credentials in use may not "
-            f"do this in {root!r}; let them read, write, list and delete there, or use others"
+            f"{what}: permission denied ({code or status or scrub(error)}): the credentials in use may "
+            f"not do this in {root!r}; let them read, write, list and delete there, or use others"
         )
     return StoreError(f"{what}: {type(error).__name__}: {scrub(error)}")
 

@@ -262,7 +262,7 @@ class LocalLocation(Location):
 
     def local_path(self, key: str) -> str | None:
         """Path of the key's file where it can be opened as a local file, else None."""
-        return os.path.join(self.path, key)
+        return os.path.join(self.path, key) if key else str(self.path)
 
     def free_bytes(self) -> int | None:
         """Bytes that can still be written here, or None where nobody knows."""
@@ -298,7 +298,7 @@ def is_local(url: str | os.PathLike[str]) -> bool:
     return "://" not in text or text.lower().startswith("file://")
 
 
-# `container@account` is how Azure writes an address; a colon before the `@`, or an `@` anywhere else, is none.
+# `container@account` is how Azure writes an address; with a colon before the `@` it is user and password.
 _SECRETS = re.compile(r"key|secret|token|passw|credential|sig\b|signature|sas\b", re.IGNORECASE)
 _AZURE = ("abfs", "abfss", "az", "adl", "wasb", "wasbs")
 FROM_ENVIRONMENT = (

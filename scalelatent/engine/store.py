@@ -282,8 +282,8 @@ class EngineStore:
 
     def _unwritable(self, name: str, error: OSError) -> RunError:
         return RunError(
-            f"cannot write {self.place.name_of(name)}: {error}. Free space or put the place right, then resume "
-            "the run; checkpoints are kept"
+            f"cannot write {self.place.name_of(name)}: {error}. Free space or put the place right, then "
+            "resume the run; checkpoints are kept"
         )
 
 

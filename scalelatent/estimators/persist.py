@@ -26,8 +26,8 @@ def save_model(
 ) -> None:
     """Write a model: what is there is whole, since the digests of its arrays are written last.
 
-    On a disk it is written aside and renamed. In an object store, which knows no rename, ``overwrite`` removes
-    the old model first.
+    On a disk it is written aside and renamed. In an object store, which knows no rename, ``overwrite``
+    removes the old model first.
 
     Raises
     ------
@@ -55,7 +55,8 @@ def save_model(
             group.update_attributes(json.loads(json.dumps(attrs)))
     except OSError as error:
         raise DataError(
-            f"cannot write the model {place.url}: {error}; free space or choose another place, then save again"
+            f"cannot write the model {place.url}: {error}; free space or choose another place, then save "
+            "again"
         ) from error
 
 
