@@ -88,7 +88,9 @@ def fit_batches(
             store.append_history(stage.name, history[-1])
         for message in messages:
             callbacks.on_event({"event": "checkpoint_unreadable", "message": message})
-        callbacks.on_event({"event": "resumed", "stage": stage.name, "pass": iteration})
+        # With its record: who logs records may have been killed before it logged this one.
+        last = {"record": history[-1]} if history else {}
+        callbacks.on_event({"event": "resumed", "stage": stage.name, "pass": iteration, **last})
     done = stage.work.is_done(state)
     handle = executor.put_state(stage, iteration, state)
     saved, saved_at = iteration, time.perf_counter()
