@@ -252,18 +252,33 @@ def _filesystem(protocol: str, pid: int) -> Any:
         ) from error
     options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
     if extra == "s3":
-        # One attempt each: `_patient` is who repeats, and who knows when to stop.
-        options["config_kwargs"] = {
-            "retries": {"total_max_attempts": 1, "mode": "standard"},
-            "connect_timeout": 10,
-            "read_timeout": 60,
-            "max_pool_connections": 4 * READS_AT_ONCE,
-        }
+        options["config_kwargs"] = _s3_settings()
         options["max_concurrency"] = 1  # more would ask for an object's size before each read
     made = kind(**options)
     if extra == "s3":
         made.retries = 1
     return made
+
+
+def _s3_settings() -> dict[str, Any]:
+    # One attempt each: `_patient` is who repeats, and who knows when to stop.
+    settings: dict[str, Any] = {
+        "retries": {"total_max_attempts": 1, "mode": "standard"},
+        "connect_timeout": 10,
+        "read_timeout": 60,
+        "max_pool_connections": 4 * READS_AT_ONCE,
+    }
+    try:
+        from botocore.config import Config
+
+        # Every chunk and record has a checksum of ours; a second one costs a tenth of a read, and not every
+        # store that speaks S3 knows it. Before botocore 1.36 there was none, and no such setting.
+        own = dict.fromkeys(("request_checksum_calculation", "response_checksum_validation"), "when_required")
+        Config(**own)
+        settings |= own
+    except (ImportError, TypeError):
+        pass
+    return settings
 
 
 @functools.lru_cache(maxsize=4)
