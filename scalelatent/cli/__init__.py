@@ -40,7 +40,9 @@ app.add_typer(data.app, name="data")
 for _name in ("plan", "fit", "resume"):
     app.command(_name)(getattr(run, _name))
 
-Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder or a saved model.")]
+Run = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run folder or a saved model: a path or an address.")
+]
 Data = Annotated[str, typer.Argument(metavar="DATA", help="A dataset.")]
 OutData = Annotated[str, typer.Option("--out", metavar="OUT.zarr", help="The dataset to write.")]
 RowsOption = Annotated[str | None, typer.Option("--rows", metavar="START:STOP", help="Only these rows.")]
@@ -209,9 +211,7 @@ app.add_typer(model_app, name="model")
 @app.command()
 @verb
 def doctor(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where runs will be written.")] = Path(
-        "."
-    ),
+    folder: Annotated[str, typer.Argument(metavar="[FOLDER]", help="Where runs will be written.")] = ".",
     json: Json = False,
 ) -> None:
     """Check this machine and name fixes.

@@ -107,8 +107,8 @@ def demo(
         int, typer.Option(min=1000, envvar="SCALELATENT_DEMO_ROWS", help="Training images to make.")
     ] = 1_000_000,
     out: Annotated[
-        Path, typer.Option("--out", envvar="SCALELATENT_DEMO_OUT", help="The folder to write.")
-    ] = Path("scalelatent-demo"),
+        str, typer.Option("--out", envvar="SCALELATENT_DEMO_OUT", help="The folder to write.")
+    ] = "scalelatent-demo",
     workers: Annotated[int, typer.Option(min=1, help="Dask workers to start.")] = 2,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -127,7 +127,7 @@ def demo(
     with progress_bar("making digits") as progress:
         resolved = prepare(out, rows=rows, workers=workers, overwrite=overwrite, progress=progress, tell=say)
     data = resolved.data
-    _run(resolved, None, json, {"job": str(out / "job.toml"), "train": data.train, "test": data.test})
+    _run(resolved, None, json, {"job": str(Path(out, "job.toml")), "train": data.train, "test": data.test})
 
 
 def _run(job: Job, folder: Any, json: bool, also: dict[str, Any] | None = None) -> None:
