@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -304,9 +304,9 @@ def _tell_os_error(error: OSError, folder: RunFolder) -> Exception:
 
 
 def _settle(folder: RunFolder, state: str, error: str) -> None:
-    """Write how a run ended; on a full disk even that may fail, and must not hide the true error."""
-    try:
+    """Write how a run ended; on a full disk, or where another driver has taken over, even that fails, and
+    must not hide the true error.
+    """
+    with suppress(OSError, RunError):
         folder.update_state(state=state, error=error)
         folder.event("state", state=state, error=error)
-    except OSError:
-        pass

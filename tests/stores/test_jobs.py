@@ -313,6 +313,25 @@ def test_the_demo_stays_at_home() -> None:
     assert "give a path" in result.output
 
 
+def test_a_driver_that_was_replaced_leaves_the_state_alone(on_disk: Any, tmp_path: Path) -> None:
+    from scalelatent.engine.callbacks import Callback
+
+    base = f"memory://replaced-{uuid.uuid4().hex[:8]}"
+    sl.data.make_digits(f"{base}/train.zarr", 200)
+    job = load_job(job_file(tmp_path, base))
+    folder = RunFolder.create(job.job.out, job)
+
+    class Replace(Callback):
+        def on_pass_end(self, record: dict[str, Any]) -> bool:
+            assert folder._held is not None
+            folder._held.lost = True  # what the heartbeat finds
+            return False
+
+    with pytest.raises(RunError, match="was taken over by another driver"):
+        run_job(job, folder, callbacks=[Replace()])
+    assert json.loads(locate(f"{base}/run").read("state.json"))["state"] == "running"  # type: ignore[arg-type]
+
+
 def test_a_refused_job_leaves_nothing(s3: S3, tmp_path: Path) -> None:
     sl.data.make_digits(s3.at("train.zarr"), 100)
     with pytest.raises(JobError, match="reach beyond"):
