@@ -55,7 +55,7 @@ class StoredRows:
         self._has_files = location.local_path("") is not None
         fast = hasattr(os, "preadv") or not self._has_files
         self._decoder = _find_decoder(array) if fast else None
-        self._indexes = _Indexes(location, self.shard_rows // self.chunk_rows)
+        self._indexes = _Indexes(location)
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Rows `start:stop` in a new array of their stored dtype."""
@@ -132,8 +132,8 @@ class StoredRows:
         """Where the chunks of some pieces lie, each in its key's object."""
         if self.shard_rows == self.chunk_rows:
             return list(keys)
-        indexes = self._indexes.get(list(dict.fromkeys(keys)))
         per_shard = self.shard_rows // self.chunk_rows
+        indexes = self._indexes.get(list(dict.fromkeys(keys)), per_shard)
         return [
             (key, *_entry(indexes[key], a // self.chunk_rows % per_shard))
             for key, (a, _) in zip(keys, pieces, strict=True)
@@ -206,19 +206,19 @@ class _Fetched:
 class _Indexes:
     """The indexes of shards in an object store, each fetched once; the last few thousand are kept."""
 
-    def __init__(self, location: Location, n_chunks: int) -> None:
-        self._location, self._n_chunks = location, n_chunks
+    def __init__(self, location: Location) -> None:
+        self._location = location
         self._kept: dict[str, np.ndarray] = {}
 
-    def get(self, keys: list[str]) -> dict[str, np.ndarray]:
-        """Those of some objects; what is not at hand is fetched at once."""
+    def get(self, keys: list[str], n_chunks: int) -> dict[str, np.ndarray]:
+        """Those of some objects of `n_chunks` each; what is not at hand is fetched at once."""
         found = {key: index for key in keys if (index := self._kept.get(key)) is not None}
         missing = [key for key in keys if key not in found]
-        length = 16 * self._n_chunks + _CRC_BYTES
+        length = 16 * n_chunks + _CRC_BYTES
         fetched = self._location.read_ranges([(key, -length, length) for key in missing])
         for key, raw in zip(missing, fetched, strict=True):
             try:
-                found[key] = _parse_index(raw, self._n_chunks)
+                found[key] = _parse_index(raw, n_chunks)
             except _Damage as damage:
                 raise _Damage(f"{damage} ({self._location.name_of(key)})") from damage
         if len(self._kept) > _KEPT_INDEXES:
