@@ -8,7 +8,7 @@ This module imports nothing, so that every layer may import it.
 
 from __future__ import annotations
 
-__all__ = ["DataError", "JobError", "PlanError", "RunError", "ScalelatentError"]
+__all__ = ["DataError", "JobError", "PlanError", "RunError", "ScalelatentError", "StoreError"]
 
 
 class ScalelatentError(Exception):
@@ -24,6 +24,18 @@ class ScalelatentError(Exception):
 
 class DataError(ScalelatentError, ValueError):
     """Rows, labels or a dataset on disk are not what they should be."""
+
+
+class StoreError(DataError, OSError):
+    """A place (mostly an object store) cannot be reached, refuses, or is named by an address that cannot be.
+
+    Also an `OSError`, so that whoever writes to a disk and tells of its errors tells of this one too.
+
+    Examples
+    --------
+    >>> issubclass(StoreError, OSError), str(StoreError("s3://bucket: no"))
+    (True, 's3://bucket: no')
+    """
 
 
 class JobError(ScalelatentError, ValueError):

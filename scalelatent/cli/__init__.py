@@ -40,7 +40,9 @@ app.add_typer(data.app, name="data")
 for _name in ("plan", "fit", "resume"):
     app.command(_name)(getattr(run, _name))
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder or a saved model.")]
+Run = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run folder or a saved model: a path or an address.")
+]
 Data = Annotated[str, typer.Argument(metavar="DATA", help="A dataset.")]
 OutData = Annotated[str, typer.Option("--out", metavar="OUT.zarr", help="The dataset to write.")]
 RowsOption = Annotated[str | None, typer.Option("--rows", metavar="START:STOP", help="Only these rows.")]
@@ -70,7 +72,7 @@ def _options(
 @verb
 def status(
     run: Annotated[
-        Path | None,
+        str | None,
         typer.Argument(metavar="[RUN]", help="A run folder; all runs below the current folder otherwise."),
     ] = None,
     json: Json = False,
@@ -126,7 +128,7 @@ def transform(
 
 
 def _map_rows(
-    method: str, run: Path, data: str, rows: str | None, out: str, overwrite: bool, as_json: bool
+    method: str, run: str, data: str, rows: str | None, out: str, overwrite: bool, as_json: bool
 ) -> None:
     from scalelatent.jobs.datasets import open_rows
     from scalelatent.jobs.outputs import write_rows
@@ -173,7 +175,7 @@ def score(
 @app.command()
 @verb
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder.")],
     json: Json = False,
 ) -> None:
     """Write the report of a run again.
@@ -209,9 +211,7 @@ app.add_typer(model_app, name="model")
 @app.command()
 @verb
 def doctor(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where runs will be written.")] = Path(
-        "."
-    ),
+    folder: Annotated[str, typer.Argument(metavar="[FOLDER]", help="Where runs will be written.")] = ".",
     json: Json = False,
 ) -> None:
     """Check this machine and name fixes.

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from scalelatent.jobs.spec import Job
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="A job file (TOML).")]
-Out = Annotated[Path | None, typer.Option("--out", help="The run folder, whatever the job file says.")]
+Out = Annotated[str | None, typer.Option("--out", help="The run folder, whatever the job file says.")]
 
 
-def _load(job: Path, settings: list[str] | None, out: Path | None) -> Job:
+def _load(job: Path, settings: list[str] | None, out: str | None) -> Job:
     from scalelatent.jobs.resolve import load_job
 
     extra = [] if out is None else [f"job.out={out}"]
@@ -79,7 +79,7 @@ def fit(job: JobFile, settings: Settings = None, out: Out = None, json: Json = F
 
 @verb
 def resume(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder of a broken-off run.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The run folder of a broken-off run.")],
     settings: Settings = None,
     json: Json = False,
 ) -> None:
@@ -94,10 +94,10 @@ def resume(
     folder = RunFolder.open(run)
     state = folder.read_state()
     if state["state"] == "done":
-        say(f"run {folder.path} is done; there is nothing to resume")
+        say(f"run {folder.url} is done; there is nothing to resume")
         _finish(_summary(folder), json)
         return
-    say(f"run {folder.id} in {folder.path}")
+    say(f"run {folder.id} in {folder.url}")
     _run(override(folder.read_job(), settings or []), folder, json)
 
 
@@ -107,8 +107,8 @@ def demo(
         int, typer.Option(min=1000, envvar="SCALELATENT_DEMO_ROWS", help="Training images to make.")
     ] = 1_000_000,
     out: Annotated[
-        Path, typer.Option("--out", envvar="SCALELATENT_DEMO_OUT", help="The folder to write.")
-    ] = Path("scalelatent-demo"),
+        str, typer.Option("--out", envvar="SCALELATENT_DEMO_OUT", help="The folder to write.")
+    ] = "scalelatent-demo",
     workers: Annotated[int, typer.Option(min=1, help="Dask workers to start.")] = 2,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -127,7 +127,7 @@ def demo(
     with progress_bar("making digits") as progress:
         resolved = prepare(out, rows=rows, workers=workers, overwrite=overwrite, progress=progress, tell=say)
     data = resolved.data
-    _run(resolved, None, json, {"job": str(out / "job.toml"), "train": data.train, "test": data.test})
+    _run(resolved, None, json, {"job": str(Path(out, "job.toml")), "train": data.train, "test": data.test})
 
 
 def _run(job: Job, folder: Any, json: bool, also: dict[str, Any] | None = None) -> None:
@@ -142,7 +142,7 @@ def _run(job: Job, folder: Any, json: bool, also: dict[str, Any] | None = None) 
             else:
                 result = run_job(job, folder, callbacks=[progress], resume=True, tell=say)
     except KeyboardInterrupt:
-        where = job.job.out if folder is None else folder.path
+        where = job.job.out if folder is None else folder.url
         say(f"stopped; nothing that was checkpointed is lost. Go on with: scalelatent resume {where}")
         raise typer.Exit(INTERRUPTED) from None
     for warning in result.warnings:
@@ -155,9 +155,9 @@ def _summary(folder: Any) -> dict[str, Any]:
     keys = ["id", "state", "pass", "objective", "train_error", "validation_error", "best_validation_error"]
     keys += ["test_error", "seconds", "peak_worker_bytes"]
     values = {key: state[key] for key in keys if state.get(key) is not None}
-    values |= {"run": str(folder.path), "model": str(folder.model_path)}
-    if folder.report_path.is_file():
-        values["report"] = str(folder.report_path)
+    values |= {"run": folder.url, "model": folder.model_url}
+    if folder.has_report:
+        values["report"] = folder.report_url
     return values
 
 

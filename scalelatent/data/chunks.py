@@ -1,9 +1,9 @@
 """Reading the rows of a stored dataset: straight from its shard files where possible, else through zarr.
 
 zarr's pipeline costs about a millisecond a call and hands out fill values for a chunk that is not there. The
-reader here knows the few codecs our writer uses, so a chunk is one `pread`, one checksum and one
-decompression into the caller's array; and whatever is missing, cut short or damaged is a `DataError` that
-says where.
+reader here knows the few codecs our writer uses, so a chunk is one `pread` (in an object store: one ranged
+request, several at once), one checksum and one decompression into the caller's array; and whatever is
+missing, cut short or damaged is a `DataError` that says where.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import copy
 import itertools
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -29,6 +29,7 @@ __all__ = ["StoredRows"]
 
 _ABSENT = 2**64 - 1  # how a shard index marks a chunk that was never written
 _CRC_BYTES = 4
+_KEPT_INDEXES = 4096
 
 
 class StoredRows:
@@ -54,7 +55,11 @@ class StoredRows:
         self._name = array.name.strip("/")
         self._repair = repair
         self._where: str | None = None
-        self._decoder = _find_decoder(array) if _has_files(location) else None
+        self.reads_at_once = location.reads_at_once
+        self._has_files = location.local_path("") is not None
+        fast = hasattr(os, "preadv") or not self._has_files
+        self._decoder = _find_decoder(array) if fast else None
+        self._indexes = _Indexes(location)
 
     def sibling(self, name: str, length: int, chunk: int, where: str) -> StoredRows:
         """The reader of another array (length,) of the same type and codecs, without a look at its metadata.
@@ -84,6 +89,9 @@ class StoredRows:
     def read(self, start: int, stop: int) -> np.ndarray:
         """Rows `start:stop` in a new array of their stored dtype."""
         out = np.empty((stop - start, *self.shape[1:]), self.dtype)
+        if self._decoder is not None and not self._has_files:
+            self._read_objects(start, stop, out)
+            return out
         row = start
         while row < stop:
             shard = row // self.shard_rows
@@ -119,17 +127,51 @@ class StoredRows:
         try:
             with _ShardFile(path, self.shard_rows // self.chunk_rows) as file:
                 for a, b in self.pieces(start, stop):
-                    chunk = a // self.chunk_rows
-                    first = chunk * self.chunk_rows
-                    target = out[a - start : b - start]
-                    if b - a == self.chunk_rows:
-                        self._decoder(file, chunk % file.n_chunks, target)
-                    else:  # a chunk is checked and decoded whole, also when only some of its rows are wanted
-                        whole = np.empty((self.chunk_rows, *self.shape[1:]), self.dtype)
-                        self._decoder(file, chunk % file.n_chunks, whole)
-                        target[...] = whole[a - first : b - first]
+                    self._decode(file, a, b, out[a - start : b - start])
         except (_Damage, OSError) as error:
             self._raise(shard, error)
+
+    def _decode(self, file: _Chunks, start: int, stop: int, target: np.ndarray) -> None:
+        """Rows of one chunk; it is checked and decoded whole, also when only some of its rows are wanted."""
+        assert self._decoder is not None
+        chunk, first = divmod(start, self.chunk_rows)
+        chunk %= self.shard_rows // self.chunk_rows
+        if stop - start == self.chunk_rows:
+            self._decoder(file, chunk, target)
+            return
+        whole = np.empty((self.chunk_rows, *self.shape[1:]), self.dtype)
+        self._decoder(file, chunk, whole)
+        target[...] = whole[first : first + stop - start]
+
+    def _read_objects(self, start: int, stop: int, out: np.ndarray) -> None:
+        """Rows `start:stop` from objects: a window of requests at a time, so that few packed bytes wait."""
+        pieces = self.pieces(start, stop) if start < stop else []
+        window = 2 * self.reads_at_once
+        for i in range(0, len(pieces), window):
+            part = pieces[i : i + window]
+            shards = [a // self.shard_rows for a, _ in part]
+            keys = [self.shard_key(shard) for shard in shards]
+            at = 0
+            try:
+                for at, data in enumerate(self._location.read_ranges(self._ranges(part, keys))):
+                    a, b = part[at]
+                    self._decode(_Fetched(data), a, b, out[a - start : b - start])
+            except (_Damage, OSError) as error:
+                self._indexes.forget()  # whatever is wrong, the objects are not those they were read from
+                names = map(self._location.name_of, keys)
+                told = next((k for k, name in enumerate(names) if name in str(error)), at)
+                self._raise(shards[told], error)
+
+    def _ranges(self, pieces: list[tuple[int, int]], keys: list[str]) -> list[tuple[str, int, int] | str]:
+        """Where the chunks of some pieces lie, each in its key's object."""
+        if self.shard_rows == self.chunk_rows:
+            return list(keys)
+        per_shard = self.shard_rows // self.chunk_rows
+        indexes = self._indexes.get(list(dict.fromkeys(keys)), per_shard)
+        return [
+            (key, *_entry(indexes[key], a // self.chunk_rows % per_shard))
+            for key, (a, _) in zip(keys, pieces, strict=True)
+        ]
 
     def _read_with_zarr(self, shard: int, start: int, stop: int, out: np.ndarray) -> None:
         """The same through zarr, which hands out fill values for a shard that is not there: look first."""
@@ -157,13 +199,83 @@ class StoredRows:
         ) from error
 
 
-def _has_files(location: Location) -> bool:
-    """Whether shard files can be read by position; object stores and some systems cannot."""
-    return location.local_path("") is not None and hasattr(os, "preadv")
-
-
 class _Damage(Exception):
     """A shard file is not what its writer left."""
+
+
+class _Chunks(Protocol):
+    """Chunks as bytes."""
+
+    def extent(self, chunk: int, sharded: bool) -> tuple[int, int]:
+        """Offset and length of a chunk's bytes."""
+        ...
+
+    def read(self, offset: int, length: int) -> bytes:
+        """These bytes."""
+        ...
+
+    def read_into(self, target: np.ndarray, offset: int) -> bytes:
+        """Fill `target`; return the checksum that follows it."""
+        ...
+
+
+class _Fetched:
+    """One chunk, fetched from an object store."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def extent(self, chunk: int, sharded: bool) -> tuple[int, int]:
+        return 0, len(self._data)
+
+    def read(self, offset: int, length: int) -> bytes:
+        return self._data
+
+    def read_into(self, target: np.ndarray, offset: int) -> bytes:
+        flat = target.reshape(-1).view(np.uint8)
+        flat[...] = np.frombuffer(self._data, np.uint8, len(flat))
+        return self._data[len(flat) :]
+
+
+class _Indexes:
+    """The indexes of shards in an object store, each fetched once; the last few thousand are kept."""
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        self._kept: dict[str, np.ndarray] = {}
+
+    def get(self, keys: list[str], n_chunks: int) -> dict[str, np.ndarray]:
+        """Those of some objects of `n_chunks` each; what is not at hand is fetched at once."""
+        found = {key: index for key in keys if (index := self._kept.get(key)) is not None}
+        missing = [key for key in keys if key not in found]
+        length = 16 * n_chunks + _CRC_BYTES
+        fetched = self._location.read_ranges([(key, -length, length) for key in missing])
+        for key, raw in zip(missing, fetched, strict=True):
+            try:
+                found[key] = _parse_index(raw, n_chunks)
+            except _Damage as damage:
+                raise _Damage(f"{damage} ({self._location.name_of(key)})") from damage
+        if len(self._kept) > _KEPT_INDEXES:
+            self._kept = {}
+        self._kept |= found
+        return found
+
+    def forget(self) -> None:
+        """Fetch all of them anew."""
+        self._kept = {}
+
+
+def _parse_index(raw: bytes, n_chunks: int) -> np.ndarray:
+    if len(raw) < 16 * n_chunks + _CRC_BYTES:
+        raise _Damage(f"it has {len(raw)} bytes, not even its index of {16 * n_chunks + _CRC_BYTES}")
+    return np.frombuffer(_checked(raw, "its index"), "<u8").reshape(-1, 2)
+
+
+def _entry(index: np.ndarray, chunk: int) -> tuple[int, int]:
+    offset, length = (int(v) for v in index[chunk])
+    if offset == _ABSENT:
+        raise _Damage(f"its chunk {chunk} was never written")
+    return offset, length
 
 
 class _ShardFile:
@@ -186,14 +298,9 @@ class _ShardFile:
         if not sharded:
             return 0, self.size
         if self._index is None:
-            length = 16 * self.n_chunks
-            if self.size < length + _CRC_BYTES:
-                raise _Damage(f"it has {self.size} bytes, not even its index of {length + _CRC_BYTES}")
-            raw = self.read(self.size - length - _CRC_BYTES, length + _CRC_BYTES)
-            self._index = np.frombuffer(_checked(raw, "its index"), "<u8").reshape(-1, 2)
-        offset, length = (int(v) for v in self._index[chunk])
-        if offset == _ABSENT:
-            raise _Damage(f"its chunk {chunk} was never written")
+            length = min(self.size, 16 * self.n_chunks + _CRC_BYTES)
+            self._index = _parse_index(self.read(self.size - length, length), self.n_chunks)
+        offset, length = _entry(self._index, chunk)
         if offset + length > self.size:
             raise _Damage(f"its chunk {chunk} ends at byte {offset + length}, but the file at {self.size}")
         return offset, length
@@ -222,7 +329,7 @@ class _ShardFile:
         return bytes(tail)
 
 
-_Decoder = Callable[[_ShardFile, int, np.ndarray], None]
+_Decoder = Callable[[_Chunks, int, np.ndarray], None]
 
 
 def _checked(data: bytes, what: str) -> memoryview:
@@ -263,7 +370,7 @@ def _find_decoder(array: zarr.Array) -> _Decoder | None:
 def _raw_decoder(sharded: bool) -> _Decoder:
     import google_crc32c
 
-    def decode(file: _ShardFile, chunk: int, out: np.ndarray) -> None:
+    def decode(file: _Chunks, chunk: int, out: np.ndarray) -> None:
         offset, length = file.extent(chunk, sharded)
         if length != out.nbytes + _CRC_BYTES:
             raise _Damage(f"chunk {chunk} has {length} bytes instead of {out.nbytes + _CRC_BYTES}")
@@ -282,7 +389,7 @@ def _packed_decoder(sharded: bool, codec: str) -> _Decoder:
     # multiply.
     unpack = {"zstd": numcodecs.zstd.decompress, "blosc": numcodecs.blosc.decompress}[codec]
 
-    def decode(file: _ShardFile, chunk: int, out: np.ndarray) -> None:
+    def decode(file: _Chunks, chunk: int, out: np.ndarray) -> None:
         body = _checked(file.read(*file.extent(chunk, sharded)), f"chunk {chunk}")
         try:
             unpack(body, out.reshape(-1).view(np.uint8))

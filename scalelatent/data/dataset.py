@@ -197,6 +197,11 @@ class Dataset:
         return self._columns.shared
 
     @property
+    def reads_at_once(self) -> int:
+        """How many pieces it pays to read at the same time: 1 from memory or a disk, more over a network."""
+        return int(getattr(self._columns.x, "reads_at_once", 1))
+
+    @property
     def known_finite(self) -> bool:
         """Whether the rows hold no NaN or infinity for certain: integers, and all that our writer checked."""
         return self.dtype.kind != "f" or self._columns.attrs is not None
@@ -442,7 +447,7 @@ def open_dataset(url: str | os.PathLike[str]) -> Dataset:
     Parameters
     ----------
     url : str or path-like
-        A local path, `file:///path` or `memory://name`.
+        A local path, `file:///path`, `s3://bucket/key`, `memory://name`, or another address; see `locate`.
 
     Returns
     -------

@@ -1,34 +1,45 @@
-"""Where a dataset lies: one small class per kind of place, chosen by the scheme of its url.
+"""Where things lie: datasets, run folders and models, on a disk or in an object store.
 
-A `Location` hands zarr its store and does the few things the data layer needs beside zarr: read and write a
-small file whole, list, delete. To add a kind of place (fsspec, obstore), write one class and enter it in
-`SCHEMES`.
+A `Location` is a folder by its url, whatever the url's scheme. Everything that scalelatent keeps goes through
+one: it hands zarr its store, and does what is needed beside zarr: read and write a small file whole, list,
+delete. Disks are here, object stores in objects.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
-import threading
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from scalelatent.errors import DataError
+from scalelatent.errors import DataError, StoreError
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
 
-__all__ = ["SCHEMES", "LocalLocation", "Location", "MemoryLocation", "locate"]
+__all__ = ["LocalLocation", "Location", "check_address", "is_local", "locate"]
 
 
 class Location(ABC):
-    """A place that holds one zarr hierarchy; keys are relative to it, with `/` between parts."""
+    """A folder, by its url; keys are relative to it, with `/` between parts.
 
-    shared: bool
-    """Whether another process (on this machine or one that sees the same files) can open it."""
+    Attributes
+    ----------
+    url : str
+        Its name for people and for `locate`.
+    shared : bool
+        Whether another process (on this machine or one that sees the same files) can open it.
+    reads_at_once : int
+        Reads in flight that pay: 1 for a disk, more where each read waits for a network.
+    """
+
+    shared: bool = True
+    reads_at_once: int = 1
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -37,24 +48,61 @@ class Location(ABC):
         return f"{type(self).__name__}({self.url!r})"
 
     @abstractmethod
+    def at(self, key: str) -> Location:
+        """The folder of a key below this one."""
+
+    @abstractmethod
     def zarr_store(self, *, read_only: bool) -> Store:
         """The zarr store of this place."""
+
+    @abstractmethod
+    def make(self) -> None:
+        """Make the folder where the place knows folders; what is there stays."""
 
     @abstractmethod
     def read(self, key: str) -> bytes | None:
         """A file whole, or None where there is none."""
 
     @abstractmethod
-    def write(self, key: str, data: bytes) -> None:
-        """Write a small file whole: a reader sees the old one or the new one, never a part."""
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        """`length` bytes from `start` on (less than 0: from the end), fewer where the file is shorter.
+
+        Raises
+        ------
+        FileNotFoundError
+            There is no such file.
+        """
+
+    def read_ranges(self, wanted: Sequence[tuple[str, int, int] | str]) -> list[bytes]:
+        """Several ranges `(key, start, length)`, or whole files `key`, as one call; see `read_range`."""
+        return [self._one(item) for item in wanted]
+
+    def _one(self, item: tuple[str, int, int] | str) -> bytes:
+        if not isinstance(item, str):
+            return self.read_range(*item)
+        data = self.read(item)
+        if data is None:
+            raise FileNotFoundError(self.name_of(item))
+        return data
+
+    @abstractmethod
+    def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
+        """Write a small file whole: a reader sees the old one or the new one, never a part.
+
+        `durable` waits until it outlives a power failure (object stores always do).
+        """
 
     @abstractmethod
     def delete(self, key: str) -> None:
-        """Delete a file or everything below a key; nothing there is no error."""
+        """Delete a file; none there is no error."""
+
+    @abstractmethod
+    def delete_tree(self, prefix: str) -> None:
+        """Delete everything below a prefix; nothing there is no error."""
 
     @abstractmethod
     def keys(self, prefix: str) -> list[str]:
-        """Names of the files directly below a prefix, sorted."""
+        """Names of the files and folders directly below a prefix, sorted."""
 
     @abstractmethod
     def has(self, key: str) -> bool:
@@ -68,9 +116,22 @@ class Location(ABC):
     def stamp(self, key: str) -> Any:
         """Something hashable that changes when the file is written anew."""
 
+    @abstractmethod
+    def replacing(self) -> contextlib.AbstractContextManager[Location]:
+        """Where to write what takes this place's content over; its `zarr.json` has to be written last.
+
+        A disk gives a folder aside, renamed at the end. An object store knows no rename: it gives the place
+        itself, emptied, and what is there counts only with its `zarr.json`.
+        """
+
     def clear(self) -> None:
-        """Delete everything here."""
-        self.delete("")
+        """Delete everything here: first what says that it is whole."""
+        self.delete("zarr.json")
+        self.delete_tree("")
+
+    @abstractmethod
+    def remove_folders(self) -> None:
+        """Remove this folder and the one above it where they are empty and the place knows folders."""
 
     def local_path(self, key: str) -> str | None:
         """Path of the key's file where it can be opened as a local file, else None."""
@@ -88,18 +149,24 @@ class Location(ABC):
 class LocalLocation(Location):
     """A folder on a file system of this machine (`/path`, `relative/path`, `file:///path`)."""
 
-    shared = True
-
     def __init__(self, url: str) -> None:
         path = url.removeprefix("file://")
         self.path = Path(os.path.abspath(os.path.expanduser(path)))
         super().__init__(str(self.path))
+
+    def at(self, key: str) -> LocalLocation:
+        """The folder of a key below this one."""
+        return LocalLocation(str(self.path / key))
 
     def zarr_store(self, *, read_only: bool) -> Store:
         """The zarr store of this place."""
         from zarr.storage import LocalStore
 
         return LocalStore(self.path, read_only=read_only)
+
+    def make(self) -> None:
+        """Make the folder; what is there stays."""
+        self.path.mkdir(parents=True, exist_ok=True)
 
     def read(self, key: str) -> bytes | None:
         """A file whole, or None where there is none."""
@@ -108,29 +175,47 @@ class LocalLocation(Location):
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def write(self, key: str, data: bytes) -> None:
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        """`length` bytes from `start` on (less than 0: from the end), fewer where the file is shorter."""
+        with open(self.path / key, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(start if start >= 0 else max(0, size + start))
+            return file.read(length)
+
+    def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
         """Write a small file whole: a reader sees the old one or the new one, never a part."""
         path = self.path / key
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
+        aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.partial")
         try:
-            aside.write_bytes(data)
-            aside.replace(path)
+            with open(aside, "wb") as file:
+                file.write(data)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            os.replace(aside, path)
         except BaseException:
             with contextlib.suppress(OSError):
                 aside.unlink(missing_ok=True)
             raise
+        if durable:
+            _sync_folder(path.parent)
 
     def delete(self, key: str) -> None:
-        """Delete a file or everything below a key; nothing there is no error."""
-        path = self.path / key
+        """Delete a file; none there is no error."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            (self.path / key).unlink()
+
+    def delete_tree(self, prefix: str) -> None:
+        """Delete everything below a prefix; nothing there is no error."""
+        path = self.path / prefix
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
-            path.unlink(missing_ok=True)
+            self.delete(prefix)
 
     def keys(self, prefix: str) -> list[str]:
-        """Names of the files directly below a prefix, sorted."""
+        """Names of the files and folders directly below a prefix, sorted."""
         try:
             return sorted(p.name for p in (self.path / prefix).iterdir() if not p.name.endswith(".partial"))
         except (FileNotFoundError, NotADirectoryError):
@@ -154,9 +239,30 @@ class LocalLocation(Location):
             return None
         return status.st_mtime_ns, status.st_size, status.st_ino
 
+    @contextlib.contextmanager
+    def replacing(self) -> Iterator[Location]:
+        """A folder aside; it takes this one's name at the end, and goes where that is not reached."""
+        aside = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex[:8]}")
+        try:
+            aside.parent.mkdir(parents=True, exist_ok=True)
+            yield LocalLocation(str(aside))
+            if self.path.is_dir():
+                shutil.rmtree(self.path)
+            os.replace(aside, self.path)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+
+    def remove_folders(self) -> None:
+        """Remove this folder and the one above it where they are empty."""
+        with contextlib.suppress(OSError):
+            if self.path.exists():
+                self.path.rmdir()
+            self.path.parent.rmdir()
+
     def local_path(self, key: str) -> str | None:
         """Path of the key's file where it can be opened as a local file, else None."""
-        return os.path.join(self.path, key)
+        return os.path.join(self.path, key) if key else str(self.path)
 
     def free_bytes(self) -> int | None:
         """Bytes that can still be written here, or None where nobody knows."""
@@ -166,73 +272,83 @@ class LocalLocation(Location):
         return None
 
 
-class MemoryLocation(Location):
-    """Memory of this process (`memory://name`): for tests and small work; lost when the process ends."""
-
-    shared = False
-    _stores: ClassVar[dict[str, dict[str, Any]]] = {}
-    _lock = threading.Lock()
-
-    def __init__(self, url: str) -> None:
-        name = url.removeprefix("memory://").strip("/")
-        if not name:
-            raise DataError("'memory://' needs a name: write for example 'memory://trial'")
-        super().__init__(f"memory://{name}")
-        with self._lock:
-            self._files = self._stores.setdefault(name, {})
-
-    def zarr_store(self, *, read_only: bool) -> Store:
-        """The zarr store of this place."""
-        from zarr.storage import MemoryStore
-
-        return MemoryStore(self._files, read_only=read_only)
-
-    def read(self, key: str) -> bytes | None:
-        """A file whole, or None where there is none."""
-        buffer = self._files.get(key)
-        return None if buffer is None else buffer.to_bytes()
-
-    def write(self, key: str, data: bytes) -> None:
-        """Write a small file whole: a reader sees the old one or the new one, never a part."""
-        from zarr.core.buffer import default_buffer_prototype
-
-        self._files[key] = default_buffer_prototype().buffer.from_bytes(data)
-
-    def delete(self, key: str) -> None:
-        """Delete a file or everything below a key; nothing there is no error."""
-        for name in list(self._files):
-            if key in ("", name) or name.startswith(key + "/"):
-                self._files.pop(name, None)
-
-    def keys(self, prefix: str) -> list[str]:
-        """Names of the files directly below a prefix, sorted."""
-        head = prefix.rstrip("/") + "/"
-        return sorted({k[len(head) :].split("/")[0] for k in list(self._files) if k.startswith(head)})
-
-    def has(self, key: str) -> bool:
-        """Whether there is a file with this key."""
-        return key in self._files
-
-    def is_empty(self) -> bool:
-        """Whether nothing at all lies here."""
-        return not self._files
-
-    def stamp(self, key: str) -> Any:
-        """Something hashable that changes when the file is written anew."""
-        return id(self._files.get(key))
+def _sync_folder(path: Path) -> None:
+    """Make a rename durable; file systems that cannot sync a folder keep their own order."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
 
 
-SCHEMES: dict[str, type[Location]] = {"": LocalLocation, "file": LocalLocation, "memory": MemoryLocation}
-"""Kinds of place by the scheme of their url."""
+def is_local(url: str | os.PathLike[str]) -> bool:
+    """Whether an address is that of a local file or folder.
+
+    Examples
+    --------
+    >>> is_local("runs/a"), is_local("s3://bucket/a")
+    (True, False)
+    """
+    text = os.fspath(url)
+    return "://" not in text or text.lower().startswith("file://")
 
 
-def locate(url: str | os.PathLike[str]) -> Location:
+# `container@account` is how Azure writes an address; with a colon before the `@` it is user and password.
+_SECRETS = re.compile(r"key|secret|token|passw|credential|sig\b|signature|sas\b", re.IGNORECASE)
+_AZURE = ("abfs", "abfss", "az", "adl", "wasb", "wasbs")
+FROM_ENVIRONMENT = (
+    "credentials come from the environment (for s3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+    "AWS_PROFILE with ~/.aws/credentials), never from an address or a job file"
+)
+
+
+def check_address(url: str) -> None:
+    """Refuse an address that carries credentials; the message does not repeat them.
+
+    Parameters
+    ----------
+    url : str
+
+    Raises
+    ------
+    StoreError
+        A user or password before the host, or a query or fragment.
+
+    Examples
+    --------
+    >>> check_address("s3://bucket/mnist.zarr")
+    >>> check_address("s3://me:my-password@bucket/mnist.zarr")
+    Traceback (most recent call last):
+    ...
+    scalelatent.errors.StoreError: the address 's3://…@bucket/mnist.zarr' carries credentials: ...
+    """
+    scheme, mark, rest = url.partition("://")
+    if not mark or is_local(url):
+        return
+    host, slash, path = rest.partition("/")
+    user, at, bucket = host.rpartition("@")
+    azure = scheme.lower() in _AZURE and ":" not in user
+    clean, query, options = f"{bucket if at and not azure else host}{slash}{path}".partition("?")
+    shown = f"{scheme}://{'…@' if at and not azure else ''}{clean}{'?…' if query else ''}"
+    if (at and not azure) or (query and _SECRETS.search(options)):
+        raise StoreError(f"the address {shown!r} carries credentials: take them out; {FROM_ENVIRONMENT}")
+    if query:
+        raise StoreError(f"the address {shown!r} has a query ('?…'), which means nothing here: leave it out")
+
+
+def locate(url: str | os.PathLike[str] | Location) -> Location:
     """The place a url names.
 
     Parameters
     ----------
     url : str or path-like
-        A local path, `file:///path` or `memory://name`.
+        A local path, `file:///path`, `s3://bucket/key`, `gs://bucket/key`, `memory://name`, or another
+        protocol that fsspec knows. A `Location` is given back as it is.
 
     Returns
     -------
@@ -241,22 +357,22 @@ def locate(url: str | os.PathLike[str]) -> Location:
 
     Raises
     ------
-    DataError
-        The scheme is not one of `SCHEMES`.
+    StoreError
+        No address, one that carries credentials, an unknown protocol, or one whose package is not installed.
 
     Examples
     --------
-    >>> locate("memory://trial").url
-    'memory://trial'
+    >>> locate("memory://trial").at("model.zarr").url
+    'memory://trial/model.zarr'
     """
+    if isinstance(url, Location):
+        return url
     text = os.fspath(url)
     if not isinstance(text, str) or not text:
-        raise DataError(f"{url!r} is not the address of a dataset: give a path or 'memory://name'")
-    scheme = text.split("://", 1)[0].lower() if "://" in text else ""
-    if scheme not in SCHEMES:
-        known = ", ".join(sorted(f"{s}://" for s in SCHEMES if s))
-        raise DataError(
-            f"{text}: addresses with '{scheme}://' cannot be opened by this version; use a local path or "
-            f"one of {known}"
-        )
-    return SCHEMES[scheme](text)
+        raise DataError(f"{url!r} is not an address: give a path or a url such as 's3://bucket/name'")
+    if is_local(text):
+        return LocalLocation(text)
+    check_address(text)
+    from .objects import ObjectLocation
+
+    return ObjectLocation(text)

@@ -52,7 +52,8 @@ def open_group(location: Location, *, read_only: bool = True) -> zarr.Group:
     """The zarr group of a dataset."""
     import zarr
 
-    return zarr.open_group(location.zarr_store(read_only=read_only), mode="r" if read_only else "r+")
+    mode = "r" if read_only else "r+"
+    return zarr.open_group(location.zarr_store(read_only=read_only), mode=mode, zarr_format=3)
 
 
 def write_attrs(location: Location, attrs: DatasetAttrs) -> None:

@@ -197,9 +197,9 @@ class DatasetWriter:
                     if isinstance(column, CsrGroups):
                         column.seal([m[f"{name}_nnz"] for m in markers])
                 done = self.attrs.finished(self._fingerprint(digests, classes), classes)
-                self._group.attrs.update(done.to_json())  # the last write: only now the dataset opens
+                self._group.update_attributes(done.to_json())  # the last write: only now the dataset opens
             self.attrs = done
-        self._location.delete(MARKERS)
+        self._location.delete_tree(MARKERS)
         return open_dataset(self.url)
 
     def _all_markers(self) -> list[dict[str, Any]]:
@@ -358,7 +358,7 @@ class DatasetWriter:
             if not self.attrs.complete:
                 self._location.delete(self._marker_key(shard))
             for key in self._places(shard):
-                self._location.delete(key)
+                self._location.delete_tree(key)
 
         with explain_os_errors(self._location, f"writing shard {shard} (rows {start}:{stop})"):
             remove()

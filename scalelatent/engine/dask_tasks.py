@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.errors import RunError
+from scalelatent.data.store import locate
+from scalelatent.errors import RunError, ScalelatentError
 
 from .backend import make_backend
 from .cache import shared_cache
 from .inprocess import worth_saving
 from .passes import PassContext, Span, Stage, split_vector
-from .record import read_record
 from .reduce import merge_vectors
 from .store import EngineStore, RecentObjects
 from .threads import single_threaded
@@ -43,11 +43,12 @@ def limit_pools() -> None:
             _limited.__enter__()
 
 
-def sees(path: str) -> bool:
-    """Whether this worker sees a file of the driver's."""
-    import os
-
-    return os.path.exists(path)
+def sees(folder: str, mark: str) -> str:
+    """Nothing where this worker sees a file of the driver's, else what is wrong."""
+    try:
+        return "" if locate(folder).has(mark) else "they do not see it"
+    except (ScalelatentError, OSError) as error:
+        return str(error)
 
 
 def load_stage(ref: Ref, name: str) -> Stage:
@@ -218,7 +219,7 @@ def _load_map(folder: str, name: str) -> Any:
 
     from .mapwrite import MapTask
 
-    tree = read_record(EngineStore(folder).folder / f"result-{name}.rec")
+    tree = EngineStore(folder).read(f"result-{name}.rec")
     fields = json.loads(tree["task"])
     return MapTask(
         fields["name"],

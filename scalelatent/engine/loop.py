@@ -90,7 +90,9 @@ def fit_batches(
             # Killed after the M-step and before the line was written: the state still knows what it measured.
             history.append(make_record(stage, stage.work.summary(state), 0.0, stage.rows, 0))
             store.append_history(stage.name, history[-1])
-        callbacks.on_event({"event": "resumed", "stage": stage.name, "pass": iteration})
+        # With its record: who logs records may have been killed before it logged this one.
+        last = {"record": history[-1]} if history else {}
+        callbacks.on_event({"event": "resumed", "stage": stage.name, "pass": iteration, **last})
     done = stage.work.is_done(state)
     handle = executor.put_state(stage, iteration, state)
     saved, saved_at = iteration, time.perf_counter()
@@ -167,5 +169,5 @@ def write_checkpoint(
     except RunError as error:
         callbacks.on_event({"event": "checkpoint_failed", **where, "message": str(error)})
         raise
-    path = str(store.state_path(name, iteration))
+    path = store.state_path(name, iteration)
     callbacks.on_checkpoint({**where, "path": path, "seconds": time.perf_counter() - begin})

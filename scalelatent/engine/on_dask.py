@@ -79,17 +79,18 @@ class DaskExecutor:
             self._looked = time.monotonic()
 
     def _check_shared_folder(self) -> None:
-        mark = self.store.folder / f".seen-{self.token}"
-        mark.write_text("")
+        place, mark = self.store.place, f".seen-{self.token}"
+        place.write(mark, b"seen")
         try:
-            seen = self.client.run(sees, str(mark))
+            wrong = self.client.run(sees, place.url, mark)
         finally:
-            mark.unlink(missing_ok=True)
-        blind = [address for address, there in seen.items() if not there]
+            place.delete(mark)
+        blind = {address: words for address, words in wrong.items() if words}
         if blind:
             raise RunError(
-                f"worker(s) {', '.join(blind)} do not see the run folder {self.store.folder}: put it on "
-                "storage that all workers share (run_dir=…, or [job] out)"
+                f"worker(s) {', '.join(blind)} do not see the run folder {place.url} "
+                f"({'; '.join(sorted(set(blind.values())))}): put it on storage that all workers share "
+                "(run_dir=…, or [job] out), and let them have the credentials for it"
             )
 
     def put_state(self, stage: Stage, iteration: int, state: Any) -> int:

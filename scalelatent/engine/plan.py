@@ -95,10 +95,11 @@ def stage_memory(stage: Stage, resources: Resources, source: Any, constants: int
     level = choose_level(grid, reduction, resources.workers * resources.threads)
     pieces = source.pieces(0, min(len(source), 10**6)) if getattr(source, "is_stored", False) else []
     piece = max((b - a for a, b in pieces), default=0) * (source.nbytes // len(source)) if pieces else 0
+    ahead = max(AHEAD, 2 * getattr(source, "reads_at_once", 1))  # in flight, packed and unpacked
     blocks = grid.block_rows * (2 * p + min(width, 2**14)) * 8
     return {
         "process": PROCESS_BYTES,
-        "pieces read ahead": resources.threads * (AHEAD + 2) * piece,
+        "pieces read ahead": resources.threads * (ahead + 2) * piece,
         "blocks and buffers": resources.threads * blocks,
         "statistics in a span": resources.threads * (2 + (FAN_IN - 1) * level) * stat,
         "statistics waiting for their siblings": (FAN_IN * max(grid.depth - level, 0) + 2) * stat,

@@ -7,9 +7,13 @@ independent: a block that straddles pieces is copied together, all others are vi
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
+import time
+from collections import deque
 from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -136,7 +140,9 @@ def iter_blocks(
     pieces = reader.dataset.pieces(blocks[0][0], blocks[-1][1])
     at_hand = not reader.dataset.is_stored or all(reader.cached(*piece) is not None for piece in pieces)
     at_once = ((piece, reader.read(*piece)) for piece in pieces)
-    source: Generator[Any, None, None] = at_once if at_hand else _read_ahead(reader, pieces)
+    several = getattr(reader.dataset, "reads_at_once", 1) > 1
+    ahead = _read_several if several else _read_ahead
+    source: Generator[Any, None, None] = at_once if at_hand else ahead(reader, pieces)
     try:
         held: list[tuple[tuple[int, int], Piece]] = []
         for start, stop in blocks:
@@ -168,8 +174,6 @@ def _cut(held: list[Any], column: int, start: int, stop: int) -> Any:
 
 def _read_ahead(reader: Reader, pieces: list[tuple[int, int]]) -> Generator[Any, None, None]:
     """Read by a thread, at most ``AHEAD`` pieces in front of the consumer."""
-    import time
-
     ready: queue.Queue[Any] = queue.Queue(maxsize=AHEAD)
     closed = threading.Event()
 
@@ -203,3 +207,24 @@ def _read_ahead(reader: Reader, pieces: list[tuple[int, int]]) -> Generator[Any,
     finally:
         closed.set()
         thread.join()
+
+
+def _read_several(reader: Reader, pieces: list[tuple[int, int]]) -> Generator[Any, None, None]:
+    """Read by several threads, each waiting for a network; the pieces come in order, and as many are held."""
+    at_once = reader.dataset.reads_at_once
+    waiting: deque[tuple[tuple[int, int], Any]] = deque()
+    pool = ThreadPoolExecutor(min(at_once, len(pieces)), thread_name_prefix="scalelatent-read")
+    try:
+        rest = iter(pieces)
+        for piece in itertools.islice(rest, at_once):
+            waiting.append((piece, pool.submit(reader.read, *piece)))
+        while waiting:
+            piece, future = waiting.popleft()
+            begin = time.perf_counter()
+            rows = future.result()
+            reader.meter.wait_seconds += time.perf_counter() - begin
+            for following in itertools.islice(rest, 1):
+                waiting.append((following, pool.submit(reader.read, *following)))
+            yield piece, rows
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

@@ -1,7 +1,7 @@
 """Records: small trees of dataclasses and arrays as one checksummed file. No pickle.
 
-A record is numpy's npz (no compression) with one member of JSON, followed by its SHA-256. It is written
-aside, and renamed when whole: a torn or changed file never reads as a good one.
+A record is numpy's npz (no compression) with one member of JSON, followed by its SHA-256. It appears whole
+(renamed on a disk, put at once in an object store), and a torn or changed one never reads as a good one.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import hashlib
 import importlib
 import io
 import json
-import os
-import uuid
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from scalelatent.data.store import Location, locate
 from scalelatent.errors import RunError
 
 _DIGEST = 32
@@ -64,38 +63,36 @@ def loads(data: bytes) -> Any:
         return _build(json.loads(arrays["head"].tobytes()), {name: arrays[name] for name in arrays.files})
 
 
-def write_record(path: str | Path, tree: Any, *, durable: bool = True) -> int:
-    """Write a record aside and rename it; returns its bytes.
+def write_record(place: str | Path | Location, name: str, tree: Any, *, durable: bool = True) -> int:
+    """Write a record whole; returns its bytes.
 
     Parameters
     ----------
+    place : path, url or Location
+    name : str
+        Of the record's file there.
+    tree : object
+        See :func:`dumps`.
     durable : bool
         Wait until it is on the disk (a power failure, not only a killed process).
 
     Raises
     ------
     RunError
-        The disk is full or the folder cannot be written; nothing of an older record is lost.
+        The disk is full or the place cannot be written; nothing of an older record is lost.
     """
-    path, data = Path(path), dumps(tree)
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    place, data = locate(place), dumps(tree)
     try:
-        with open(aside, "wb") as file:
-            file.write(data)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(aside, path)
+        place.write(name, data, durable=durable)
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise RunError(
-            f"cannot write {path} ({len(data)} bytes): {error}. Free space or fix the folder, then resume "
-            "the run; earlier checkpoints are kept"
+            f"cannot write {place.name_of(name)} ({len(data)} bytes): {error}. Free space or put the place "
+            "right, then resume the run; earlier checkpoints are kept"
         ) from error
     return len(data)
 
 
-def read_record(path: str | Path) -> Any:
+def read_record(place: str | Path | Location, name: str) -> Any:
     """Read a record.
 
     Raises
@@ -103,10 +100,14 @@ def read_record(path: str | Path) -> Any:
     RunError
         Missing, torn or changed: naming the file.
     """
+    place = locate(place)
     try:
-        return loads(Path(path).read_bytes())
+        data = place.read(name)
+        if data is None:
+            raise RunError("there is no such file")
+        return loads(data)
     except (RunError, OSError) as error:
-        raise RunError(f"{path}: {error}") from error
+        raise RunError(f"{place.name_of(name)}: {error}") from error
 
 
 def same_array(array: np.ndarray) -> tuple[Any, ...]:

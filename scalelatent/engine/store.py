@@ -2,13 +2,13 @@
 
 ``stage-*`` constants of a stage; ``state-*`` states between passes; ``node-*`` finished spans of the pass in
 progress; ``result-*`` what a finished stage left; ``history-*`` one line a pass. Everything is a checksummed
-record written aside and renamed, and may be written twice; the newest readable state wins.
+record that appears whole, and may be written twice; the newest readable state wins. The folder may lie on a
+disk or in an object store.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import threading
 import uuid
@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.data.linelog import LineLog
+from scalelatent.data.store import Location, locate
 from scalelatent.errors import RunError
 
 from .passes import Span, Stage
@@ -36,8 +38,13 @@ class EngineStore:
 
     Parameters
     ----------
-    folder : path
+    folder : path, url or Location
         Made where it is missing.
+
+    Attributes
+    ----------
+    place : Location
+        The folder.
 
     Raises
     ------
@@ -46,34 +53,67 @@ class EngineStore:
 
     Examples
     --------
-    >>> import tempfile
-    >>> store = EngineStore(tempfile.mkdtemp())
+    >>> store = EngineStore("memory://doc-engine-store")
     >>> store.save_result("answer", {"value": 42})
     >>> store.load_result("answer")["value"]
     42
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder).absolute()
+    def __init__(self, folder: str | Path | Location) -> None:
+        self.place = locate(folder)
+        self._histories: dict[str, LineLog] = {}
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.place.make()
         except OSError as error:
             raise RunError(
-                f"cannot make the run folder {self.folder}: {error}; choose another `run_dir`"
+                f"cannot make the run folder {self.place.url}: {error}; choose another `run_dir`"
             ) from error
 
     @cached_property
     def ref(self) -> tuple[str, str]:
-        """(folder, id of this run): what a task needs to find the records."""
-        path = self.folder / "run-id"
-        if not path.exists():
-            path.write_text(uuid.uuid4().hex[:12])
-        return str(self.folder), path.read_text()
+        """(url of the folder, id of this run): what a task needs to find the records."""
+        kept = self.place.read("run-id")
+        if kept is None:
+            kept = uuid.uuid4().hex[:12].encode()
+            self._write("run-id", kept)
+        return self.place.url, kept.decode()
 
     @property
-    def scratch(self) -> Path:
-        """Folder of temporary datasets."""
-        return self.folder / "scratch"
+    def folder(self) -> Path:
+        """Path of a folder on a disk.
+
+        Raises
+        ------
+        RunError
+            It lies in an object store.
+        """
+        path = self.place.local_path("")
+        if path is None:
+            raise RunError(f"{self.place.url} is no folder on a disk")
+        return Path(path)
+
+    @property
+    def scratch(self) -> Location:
+        """Place of temporary datasets."""
+        return self.place.at("scratch")
+
+    # -- records ---------------------------------------------------------------------------------------------
+
+    def write(self, name: str, tree: Any, *, durable: bool = True) -> int:
+        """Write a record; see :func:`~scalelatent.engine.record.write_record`."""
+        return write_record(self.place, name, tree, durable=durable)
+
+    def read(self, name: str) -> Any:
+        """Read a record; see :func:`~scalelatent.engine.record.read_record`."""
+        return read_record(self.place, name)
+
+    def names(self, pattern: re.Pattern[str]) -> list[re.Match[str]]:
+        """What lies here under names that fit wholly, in order."""
+        return [m for name in self.place.keys("") if (m := pattern.fullmatch(name))]
+
+    def remove(self, name: str) -> None:
+        """Remove a record; none there is no error."""
+        self.place.delete(name)
 
     # -- identity: a folder belongs to one fit ---------------------------------------------------------------
 
@@ -85,23 +125,27 @@ class EngineStore:
         RunError
             The folder holds another fit, or holds this one and ``resume`` is False.
         """
-        path = self.folder / "identity.json"
-        if path.exists():
-            kept = json.loads(path.read_text())
+        kept = self.identity()
+        if kept is not None:
             if not resume:
                 raise RunError(
-                    f"{self.folder} already holds a fit: go on with it by resume=True (`scalelatent "
+                    f"{self.place.url} already holds a fit: go on with it by resume=True (`scalelatent "
                     "resume`), or choose another run_dir"
                 )
             changed = sorted(k for k in {*kept, *identity} if kept.get(k) != identity.get(k))
             if changed:
                 raise RunError(
-                    f"{self.folder} holds another fit: {', '.join(changed)} changed (was "
+                    f"{self.place.url} holds another fit: {', '.join(changed)} changed (was "
                     f"{[kept.get(k) for k in changed]}, is {[identity.get(k) for k in changed]}); resume "
                     "with the same job and data, or choose another run_dir"
                 )
             return
-        self._replace(path, json.dumps(identity, indent=1, sort_keys=True))
+        self._write("identity.json", json.dumps(identity, indent=1, sort_keys=True).encode())
+
+    def identity(self) -> dict[str, Any] | None:
+        """What :meth:`claim` bound the folder to, or None."""
+        text = self.place.read("identity.json")
+        return None if text is None else dict(json.loads(text))
 
     # -- stages and results ----------------------------------------------------------------------------------
 
@@ -115,42 +159,42 @@ class EngineStore:
             "device": stage.device,
             "classes": stage.classes,
         }
-        write_record(self.folder / f"stage-{stage.name}.rec", tree, durable=False)
+        self.write(f"stage-{stage.name}.rec", tree, durable=False)
 
     def load_stage(self, name: str) -> Stage:
         """The stage as :meth:`save_stage` wrote it."""
         from scalelatent.data import Dataset
 
-        tree = read_record(self.folder / f"stage-{name}.rec")
+        tree = self.read(f"stage-{name}.rec")
         datasets = {part: Dataset.from_spec(json.loads(text)) for part, text in tree["datasets"].items()}
         return Stage(tree["name"], tree["work"], datasets, tree["grids"], tree["device"], tree["classes"])
 
     def save_result(self, name: str, tree: Any) -> None:
         """What a finished stage leaves: its presence says that the stage is done."""
-        write_record(self.folder / f"result-{name}.rec", tree)
+        self.write(f"result-{name}.rec", tree)
 
     def load_result(self, name: str) -> Any | None:
         """The result, or None where the stage is not done; a torn record counts as not done."""
         try:
-            return read_record(self.folder / f"result-{name}.rec")
+            return self.read(f"result-{name}.rec")
         except RunError:
             return None
 
     def drop_result(self, name: str) -> None:
         """Forget a result."""
-        (self.folder / f"result-{name}.rec").unlink(missing_ok=True)
+        self.remove(f"result-{name}.rec")
 
     # -- states ----------------------------------------------------------------------------------------------
 
-    def state_path(self, stage: str, iteration: int) -> Path:
-        """File of a state."""
-        return self.folder / f"state-{stage}-{iteration:06d}.rec"
+    def state_path(self, stage: str, iteration: int) -> str:
+        """Path or address of a state's record."""
+        return self.place.name_of(_state_name(stage, iteration))
 
     def save_state(self, stage: str, iteration: int, state: Any, durable: bool) -> None:
         """Write a state and drop all but the newest few."""
-        write_record(self.state_path(stage, iteration), state, durable=durable)
+        self.write(_state_name(stage, iteration), state, durable=durable)
         for old in self.iterations(stage)[:-KEEP_STATES]:
-            self.state_path(stage, old).unlink(missing_ok=True)
+            self.remove(_state_name(stage, old))
 
     def load_state(self, stage: str, iteration: int) -> Any:
         """One state.
@@ -160,7 +204,7 @@ class EngineStore:
         RunError
             Missing, torn or changed.
         """
-        return read_record(self.state_path(stage, iteration))
+        return self.read(_state_name(stage, iteration))
 
     def latest_state(self, stage: str) -> tuple[int, Any, list[str]] | None:
         """(iteration, state, messages about unreadable newer ones), or None where there is none."""
@@ -174,89 +218,93 @@ class EngineStore:
 
     def iterations(self, stage: str) -> list[int]:
         """Passes after which a state was kept, in order."""
-        found = (_STATE.fullmatch(path.name) for path in self.folder.glob("state-*.rec"))
-        return sorted(int(m["iteration"]) for m in found if m and m["stage"] == stage)
+        return sorted(int(m["iteration"]) for m in self.names(_STATE) if m["stage"] == stage)
 
     def drop_stage(self, stage: str) -> None:
         """Forget constants and states of a stage that is done; its history stays."""
         for iteration in self.iterations(stage):
-            self.state_path(stage, iteration).unlink(missing_ok=True)
-        (self.folder / f"stage-{stage}.rec").unlink(missing_ok=True)
+            self.remove(_state_name(stage, iteration))
+        self.remove(f"stage-{stage}.rec")
 
     # -- finished spans of the pass in progress --------------------------------------------------------------
 
     def save_node(self, stage: str, iteration: int, span: Span, vector: np.ndarray) -> None:
         """Keep the vector of a finished span until its pass is done."""
-        name = f"node-{stage}-{iteration:06d}-{span.part}-{span.level}-{span.index}.rec"
-        write_record(self.folder / name, vector, durable=False)
+        self.write(_node_name(stage, iteration, span), vector, durable=False)
 
     def nodes(self, stage: str, iteration: int) -> list[Span]:
         """Spans of the pass that are done."""
-        found = (_NODE.fullmatch(path.name) for path in self.folder.glob("node-*.rec"))
         return [
             Span(m["part"], int(m["level"]), int(m["index"]))
-            for m in found
-            if m and m["stage"] == stage and int(m["iteration"]) == iteration
+            for m in self.names(_NODE)
+            if m["stage"] == stage and int(m["iteration"]) == iteration
         ]
 
     def load_node(self, stage: str, iteration: int, span: Span) -> np.ndarray | None:
         """Vector of a finished span; None where it cannot be read (it is then computed again)."""
         try:
-            return read_record(
-                self.folder / f"node-{stage}-{iteration:06d}-{span.part}-{span.level}-{span.index}.rec"
-            )
+            return self.read(_node_name(stage, iteration, span))
         except RunError:
             return None
 
     def drop_nodes(self, upto: int | None = None) -> None:
         """Forget finished spans: their pass is done. The next one (``iteration > upto``) may have begun."""
-        for path in self.folder.glob("node-*.rec"):
-            match = _NODE.fullmatch(path.name)
-            if upto is None or match is None or int(match["iteration"]) <= upto:
-                path.unlink(missing_ok=True)
+        for match in self.names(_NODE):
+            if upto is None or int(match["iteration"]) <= upto:
+                self.remove(match[0])
 
     # -- history ---------------------------------------------------------------------------------------------
 
     def append_history(self, stage: str, record: dict[str, Any]) -> None:
         """One line a pass."""
-        path = self.folder / f"history-{stage}.jsonl"
+        name = f"history-{stage}.jsonl"
         try:
-            with open(path, "a") as file:
-                file.write(json.dumps(record) + "\n")
+            self._history(name).append(json.dumps(record).encode())
         except OSError as error:
-            raise _unwritable(path, error) from error
+            raise self._unwritable(name, error) from error
 
     def load_history(self, stage: str, upto: int, key: str = "pass") -> list[dict[str, Any]]:
         """Records of passes 1 .. ``upto``; later lines (of passes that will be done again) are dropped from
         the file. Online fits count by ``key="steps"``.
         """
-        path, kept = self.folder / f"history-{stage}.jsonl", {}
-        if path.exists():
-            for line in path.read_text().splitlines():
-                try:
-                    record = json.loads(line)
-                except ValueError:  # the last line of a killed run
-                    continue
-                if record[key] <= upto:
-                    kept[record[key]] = record
+        name = f"history-{stage}.jsonl"
+        log, kept = self._history(name), {}
+        for line in log.lines():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if record[key] <= upto:
+                kept[record[key]] = record
         records = [kept[k] for k in sorted(kept)]
-        self._replace(path, "".join(json.dumps(r) + "\n" for r in records))
+        try:
+            log.rewrite([json.dumps(record).encode() for record in records])
+        except OSError as error:
+            raise self._unwritable(name, error) from error
         return records
 
-    def _replace(self, path: Path, text: str) -> None:
-        aside = path.with_name(f".{path.name}.new")
+    def _history(self, name: str) -> LineLog:
+        return self._histories.setdefault(name, LineLog(self.place, name))
+
+    def _write(self, name: str, data: bytes) -> None:
         try:
-            aside.write_text(text)
-            os.replace(aside, path)
+            self.place.write(name, data)
         except OSError as error:
-            raise _unwritable(path, error) from error
+            raise self._unwritable(name, error) from error
+
+    def _unwritable(self, name: str, error: OSError) -> RunError:
+        return RunError(
+            f"cannot write {self.place.name_of(name)}: {error}. Free space or put the place right, then "
+            "resume the run; checkpoints are kept"
+        )
 
 
-def _unwritable(path: Path, error: OSError) -> RunError:
-    return RunError(
-        f"cannot write {path}: {error}. Free space or fix the folder, then resume the run; "
-        "checkpoints are kept"
-    )
+def _state_name(stage: str, iteration: int) -> str:
+    return f"state-{stage}-{iteration:06d}.rec"
+
+
+def _node_name(stage: str, iteration: int, span: Span) -> str:
+    return f"node-{stage}-{iteration:06d}-{span.part}-{span.level}-{span.index}.rec"
 
 
 class RecentObjects:

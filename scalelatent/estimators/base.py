@@ -12,6 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from scalelatent.data import Dataset
+from scalelatent.data.store import locate
 from scalelatent.engine.cache import memory_limit
 from scalelatent.engine.callbacks import Callback
 from scalelatent.errors import DataError
@@ -260,7 +261,7 @@ class StreamedEstimator(BaseEstimator):
                 name,
                 ds,
                 row_map,
-                str(Path(out).absolute()) if "://" not in str(out) else str(out),
+                locate(out).url,
                 self.device,
                 classes=self.classes_,
                 overwrite=overwrite,
@@ -279,7 +280,7 @@ class StreamedEstimator(BaseEstimator):
         Parameters
         ----------
         url : str or path
-            A folder to make.
+            A folder to make: a path, ``s3://bucket/model.zarr`` or another address.
         overwrite : bool
             Replace what lies there.
 

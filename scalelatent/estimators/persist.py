@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import uuid
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from scalelatent.data.store import Location, locate
 from scalelatent.errors import DataError
 
 FORMAT, FORMAT_VERSION = "scalelatent-model", 1
@@ -25,81 +24,85 @@ def save_model(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Write a model aside, then rename it: a model that is there is whole.
+    """Write a model: what is there is whole, since the digests of its arrays are written last.
+
+    On a disk it is written aside and renamed. In an object store, which knows no rename, ``overwrite``
+    removes the old model first.
 
     Raises
     ------
     DataError
-        Something lies there and ``overwrite`` is False, or the disk cannot be written.
+        Something lies there and ``overwrite`` is False, or the place cannot be written.
     """
     import zarr
 
-    path = Path(url)
-    if path.exists() and not overwrite:
-        raise DataError(f"{path} exists: choose another place, or pass overwrite=True to replace it")
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    place = locate(url)
+    if not overwrite and not place.is_empty():
+        raise DataError(f"{place.url} exists: choose another place, or pass overwrite=True to replace it")
+    attrs = {
+        "digests": {name: _digest(array) for name, array in arrays.items()},
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "kind": kind,
+        "params": params,
+        "values": values,
+    }
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        group = zarr.create_group(aside)
-        for name, array in arrays.items():
-            group.create_array(name, data=np.ascontiguousarray(array))
-        attrs = {
-            "digests": {name: _digest(array) for name, array in arrays.items()},
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "kind": kind,
-            "params": params,
-            "values": values,
-        }
-        group.attrs.update(json.loads(json.dumps(attrs)))
-        if path.exists():
-            shutil.rmtree(path)
-        aside.rename(path)
+        with place.replacing() as target:
+            group = zarr.create_group(target.zarr_store(read_only=False))
+            for name, array in arrays.items():
+                group.create_array(name, data=np.ascontiguousarray(array))
+            group.update_attributes(json.loads(json.dumps(attrs)))
     except OSError as error:
-        shutil.rmtree(aside, ignore_errors=True)
         raise DataError(
-            f"cannot write the model {path}: {error}; free space or choose another place, then save again"
+            f"cannot write the model {place.url}: {error}; free space or choose another place, then save "
+            "again"
         ) from error
 
 
-def read_model(url: str | Path) -> tuple[str, dict[str, Any], dict[str, Any], dict[str, np.ndarray]]:
+def read_model(
+    url: str | Path | Location,
+) -> tuple[str, dict[str, Any], dict[str, Any], dict[str, np.ndarray]]:
     """(kind, params, values, arrays) of a saved model.
 
     Raises
     ------
     DataError
-        Missing, no model, or of a newer format.
+        Missing, unfinished, no model, or of a newer format.
     """
     import zarr
 
-    path = Path(url)
-    if not (path / "zarr.json").exists():
+    place = locate(url)
+    if not place.has("zarr.json"):
         raise DataError(
-            f"{path} is no saved model: give a folder that `save` wrote, or a run folder's model.zarr"
+            f"{place.url} is no saved model: give a folder that `save` wrote, or a run folder's model.zarr"
         )
     try:
-        group = zarr.open_group(path, mode="r")
+        group = zarr.open_group(place.zarr_store(read_only=True), mode="r", zarr_format=3)
         attrs: dict[str, Any] = dict(group.attrs)
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{path} is damaged: its zarr.json cannot be read ({error}); save the model again"
+            f"{place.url} is damaged: its zarr.json cannot be read ({error}); save the model again"
         ) from error
     if attrs.get("format") != FORMAT:
+        unfinished = "; if a model was being written there, it was not finished: save it again"
         raise DataError(
-            f"{path} is a zarr group, but no saved model (its format is {attrs.get('format')!r}, not "
-            f"{FORMAT!r})"
+            f"{place.url} is a zarr group, but no saved model (its format is {attrs.get('format')!r}, not "
+            f"{FORMAT!r}){'' if attrs else unfinished}"
         )
     if attrs["format_version"] > FORMAT_VERSION:
         raise DataError(
-            f"{path} has model format {attrs['format_version']}, this scalelatent reads up to "
+            f"{place.url} has model format {attrs['format_version']}, this scalelatent reads up to "
             f"{FORMAT_VERSION}: upgrade scalelatent"
         )
-    arrays = {name: np.asarray(array[...]) for name, array in group.arrays()}
     # zarr reads a chunk that is gone as zeros: a model that predicts, and wrongly.
+    arrays = {}
     for name, digest in attrs["digests"].items():
-        if name not in arrays or _digest(arrays[name]) != digest:
+        array = group.get(name)
+        arrays[name] = np.asarray(array[...]) if isinstance(array, zarr.Array) else np.empty(0)
+        if _digest(arrays[name]) != digest:
             raise DataError(
-                f"{path} is damaged: its array {name!r} is not the one that was saved; save it again"
+                f"{place.url} is damaged: its array {name!r} is not the one that was saved; save it again"
             )
     return attrs["kind"], attrs["params"], attrs["values"], arrays
 
@@ -115,7 +118,7 @@ def load_model(url: str | Path) -> Any:
     Parameters
     ----------
     url : str or path
-        What ``save`` wrote, or a run folder.
+        What ``save`` wrote, or a run folder; a path, ``s3://bucket/model.zarr`` or another address.
 
     Returns
     -------
@@ -138,8 +141,8 @@ def load_model(url: str | Path) -> Any:
     """
     from .registry import get_estimator
 
-    path = Path(url)
-    if (path / "model.zarr").exists():
-        path = path / "model.zarr"
-    kind, params, values, arrays = read_model(path)
+    place = locate(url)
+    if place.has("model.zarr/zarr.json"):
+        place = place.at("model.zarr")
+    kind, params, values, arrays = read_model(place)
     return get_estimator(kind)._from_saved(params, values, arrays)

@@ -7,18 +7,18 @@ walks through the same lines and does only what is missing.
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
+import uuid
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from scalelatent.data import Dataset
+from scalelatent.data.store import Location, locate
 from scalelatent.engine.callbacks import Callbacks
 from scalelatent.engine.cluster import current_client
 from scalelatent.engine.loop import LoopResult, Progress, fit_batches
@@ -90,13 +90,13 @@ class FitSession:
         self.run_dir, self.resume = run_dir, resume
         self.store: EngineStore | None = None
         self._exit = ExitStack()
-        self._leftovers: list[Path] = []
+        self._leftovers: list[Location] = []
         self._mapped: dict[Any, Dataset] = {}
 
     def __enter__(self) -> FitSession:
         self._exit.enter_context(single_threaded())
         if self.run_dir is not None:
-            self.store = EngineStore(Path(self.run_dir) / "engine")
+            self.store = EngineStore(locate(self.run_dir).at("engine"))
         elif self.client is not None:
             self.store = EngineStore(self._temporary())
         return self
@@ -126,12 +126,9 @@ class FitSession:
         if self.store is None:
             self.executor: Any = InProcessExecutor(self.n_jobs)
             return resolve_seed(random_state)
-        kept = self.store.folder / "identity.json"
         fixed = isinstance(random_state, (int, np.integer))
-        if not fixed and kept.exists() and self.resume:
-            seed = int(json.loads(kept.read_text())["seed"])
-        else:
-            seed = resolve_seed(random_state)
+        kept = self.store.identity() if self.resume and not fixed else None
+        seed = resolve_seed(random_state) if kept is None else int(kept["seed"])
         grid = {k: self.options.get(k) for k in ("block_rows", "leaf_rows")}
         identity = {"kind": self.kind, "seed": seed, "params": repr(sorted(params.items())), **grid}
         identity |= {f"{name} data": ds.fingerprint() for name, ds in datasets.items()}
@@ -161,30 +158,27 @@ class FitSession:
         """
         if self.client is None or dataset.is_stored:
             return dataset
-        url = self._scratch() / f"{name}.zarr"
-        self._leftovers.append(url)
-        if url.exists():
+        place = self._scratch().at(f"{name}.zarr")
+        self._leftovers.append(place)
+        if not place.is_empty():
             from scalelatent.data import open_dataset
 
             try:
-                return open_dataset(url)
+                return open_dataset(place.url)
             except DataError:  # a copy that was cut short
-                shutil.rmtree(url)
+                place.clear()
         self.callbacks.on_stage({"stage": f"writing the {name} rows for the workers", "rows": len(dataset)})
         if dataset.lazy(0, 1) is not None:
-            return self.executor.save_lazy(dataset, str(url), Progress(self.callbacks, name, 0))
-        return dataset.save(str(url))
+            return self.executor.save_lazy(dataset, place.url, Progress(self.callbacks, name, 0))
+        return dataset.save(place.url)
 
-    def _scratch(self) -> Path:
+    def _scratch(self) -> Location:
         if "scratch" in self.options:
-            root = (
-                Path(self.options["scratch"]) / f"scalelatent-{self.store.ref[1]}"
-                if self.store
-                else Path(tempfile.mkdtemp(dir=self.options["scratch"]))
-            )
+            name = f"scalelatent-{uuid.uuid4().hex[:12] if self.store is None else self.store.ref[1]}"
+            root = locate(self.options["scratch"]).at(name)
         else:
-            root = self.store.scratch if self.store is not None else Path(self._temporary())
-        root.mkdir(parents=True, exist_ok=True)
+            root = self.store.scratch if self.store is not None else locate(self._temporary())
+        root.make()
         return root
 
     # -- steps ----------------------------------------------------------------------------------------------
@@ -222,7 +216,7 @@ class FitSession:
         """The rows behind one more map, which is done when a pass first wants them."""
         if self.store is not None and not self.options.get("keep_scratch", False):
             # Where an interrupted run has done it and nothing is left that wants them, they go all the same.
-            self._leftovers.append(self._scratch() / f"{name}.zarr")
+            self._leftovers.append(self._scratch().at(f"{name}.zarr"))
         return replace(step.rows, maps=(*step.rows.maps, (name, step.row_map)))
 
     def _learned(self, step: Learn) -> LoopResult | None:
@@ -235,7 +229,8 @@ class FitSession:
         history = self.store.load_history(name, found[0])
         if not history or history[-1]["pass"] < found[0]:  # the loop knows how to make up for a lost line
             return None
-        self.callbacks.on_event({"event": "resumed", "stage": name, "pass": found[0]})
+        record = {"record": history[-1]}
+        self.callbacks.on_event({"event": "resumed", "stage": name, "pass": found[0], **record})
         return LoopResult(found[1], history)
 
     def rows(self, rows: Rows | Dataset) -> Dataset:
@@ -282,10 +277,10 @@ class FitSession:
         progress = Progress(self.callbacks, stage, 0)
         if self.client is None and not dataset.is_stored:
             return self._map_in_memory(row_map, dataset, progress)
-        url = self._scratch() / f"{name}.zarr"
+        place = self._scratch().at(f"{name}.zarr")
         if not self.options.get("keep_scratch", False):
-            self._leftovers.append(url)
-        task = start_map(stage, dataset, row_map, str(url), self.device, resume=True)
+            self._leftovers.append(place)
+        task = start_map(stage, dataset, row_map, place.url, self.device, resume=True)
         return map_rows(self.executor, task, progress)
 
     def _map_in_memory(self, row_map: Any, dataset: Dataset, progress: Progress) -> Dataset:
@@ -309,11 +304,10 @@ class FitSession:
 
     def finish(self) -> None:
         """The fit is done: temporary datasets go; records stay with the run."""
-        for url in self._leftovers:
-            shutil.rmtree(url, ignore_errors=True)
-            # The folder too, where nothing of another's is in it.
+        for place in self._leftovers:
             with suppress(OSError):
-                url.parent.rmdir()
+                place.clear()
+                place.remove_folders()
 
 
 def map_to_array(

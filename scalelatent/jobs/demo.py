@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from scalelatent.data.store import is_local
 from scalelatent.errors import JobError
 
 from .resolve import load_job
@@ -87,6 +88,8 @@ def prepare(
     """
     from scalelatent.data import make_digits
 
+    if not is_local(out):
+        raise JobError(f"--out {os.fspath(out)}: the demo is made in a folder of this machine; give a path")
     folder = Path(os.path.abspath(out))
     _make_room(folder, overwrite)
     tell(f"making {rows:,} digits in {folder / 'train.zarr'}")

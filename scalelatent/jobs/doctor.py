@@ -13,11 +13,15 @@ import shutil
 import socket
 import sys
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from scalelatent.data.store import is_local, locate
+from scalelatent.errors import ScalelatentError
 
 __all__ = ["Finding", "examine", "memory_limit"]
 
@@ -55,8 +59,9 @@ def examine(folder: str | os.PathLike[str] = ".") -> list[Finding]:
 
     Parameters
     ----------
-    folder : path
-        Where runs will be written; checked for space and write access.
+    folder : path or str
+        Where runs will be written; checked for space and write access, or an object store's address: for
+        credentials, and for writing, reading, listing and deleting.
 
     Returns
     -------
@@ -81,7 +86,7 @@ def examine(folder: str | os.PathLike[str] = ".") -> list[Finding]:
         ("gpu", _gpu),
         ("dashboard", _dashboard),
         ("loopback", _loopback),
-        ("folder", lambda: _folder(Path(folder))),
+        ("folder", lambda: _folder(Path(folder)) if is_local(folder) else _store(os.fspath(folder))),
     ]
     found: list[Finding] = []
     for name, check in checks:
@@ -356,6 +361,25 @@ def _folder(folder: Path) -> Iterator[Finding]:
         )
     else:
         yield Finding("folder", "ok", text)
+
+
+def _store(url: str) -> Iterator[Finding]:
+    """Write, read, list and delete one object: what a run does there."""
+    probe = f".doctor-{uuid.uuid4().hex[:8]}"
+    try:
+        place = locate(url)
+        place.write(probe, b"doctor")
+        try:
+            works = place.read(probe) == b"doctor" and probe in place.keys("")
+        finally:
+            place.delete(probe)
+    except (ScalelatentError, OSError) as error:
+        yield Finding("folder", "fail", str(error), "put that right, or choose another folder")
+        return
+    if works:
+        yield Finding("folder", "ok", f"{place.url}: objects are written, read, listed and deleted")
+    else:
+        yield Finding("folder", "fail", f"{place.url}: what is written is not read", "choose another store")
 
 
 def _existing(folder: Path) -> Path:

@@ -3,6 +3,7 @@
 The kernel's file lock (flock) says at once, and without any clock, whether the holder lives, also after
 SIGKILL. On shared file systems whose locks do not reach other hosts, a heartbeat in the lock file's
 modification time stands in: a holder on another host counts as gone after `STALE_SECONDS` of silence.
+Object stores have neither: see lease.py.
 """
 
 from __future__ import annotations
@@ -14,12 +15,35 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["FolderLock"]
+if TYPE_CHECKING:
+    from scalelatent.data.store import Location
+
+    from .lease import ObjectLock
+
+__all__ = ["FolderLock", "folder_lock"]
 
 HEARTBEAT_SECONDS = 15.0
 STALE_SECONDS = 90.0
+
+
+def folder_lock(place: Location) -> FolderLock | ObjectLock:
+    """The lock of a run folder, of the kind its place has.
+
+    Examples
+    --------
+    >>> from scalelatent.data.store import locate
+    >>> type(folder_lock(locate("/tmp/run"))).__name__, type(folder_lock(locate("memory://run"))).__name__
+    ('FolderLock', 'ObjectLock')
+    """
+    from scalelatent.data.objects import ObjectLocation
+
+    if isinstance(place, ObjectLocation):
+        from .lease import ObjectLock
+
+        return ObjectLock(place)
+    return FolderLock(place.name_of(""))
 
 
 class FolderLock:
@@ -37,6 +61,8 @@ class FolderLock:
     ...     held, FolderLock(folder).holder()
     (True, None)
     """
+
+    lost = False  # the kernel never gives it to another while this process lives
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.file = Path(folder, "lock")

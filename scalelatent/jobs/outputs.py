@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 from typing import TYPE_CHECKING, Any
 
+from scalelatent.data.store import locate
 from scalelatent.errors import JobError
 
 if TYPE_CHECKING:
@@ -40,12 +40,19 @@ def write_rows(
     """
     from scalelatent.data import open_dataset
 
-    if "://" not in out and os.path.exists(out):
-        if dataset.url is not None and os.path.exists(dataset.url) and os.path.samefile(out, dataset.url):
+    place = locate(out)
+    if not place.is_empty() or os.path.exists(place.url):
+        if dataset.url is not None and _same(place.url, dataset.url):
             raise JobError(f"{out} is the dataset being read; choose another output")
         if not overwrite:
             raise JobError(f"output {out} exists; choose another one, or add --overwrite to replace it")
         open_dataset(out)  # an error here keeps us from removing what is no dataset
-        shutil.rmtree(out)
+        place.clear()
     getattr(estimator, method)(dataset, out=out)
     return open_dataset(out)
+
+
+def _same(out: str, source: str) -> bool:
+    """Whether two addresses are one place, also through links."""
+    local = os.path.exists(out) and os.path.exists(source)
+    return os.path.samefile(out, source) if local else out == source

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from scalelatent.errors import JobError, ScalelatentError
 
@@ -13,18 +12,18 @@ from .runs import load_run
 __all__ = ["write_report"]
 
 
-def write_report(run: str | os.PathLike[str]) -> Path:
+def write_report(run: str | os.PathLike[str]) -> str:
     """Build the report of a finished run.
 
     Parameters
     ----------
-    run : path
+    run : path or str
         A run folder with a model.
 
     Returns
     -------
-    pathlib.Path
-        The page, ``report/index.html``.
+    str
+        Path or address of the page, ``report/index.html``.
 
     Raises
     ------
@@ -41,4 +40,4 @@ def write_report(run: str | os.PathLike[str]) -> Path:
         data = opened.test or opened.validation or opened.train
     except ScalelatentError:
         data = None  # the datasets have moved on; the report shows what the folder and the model know
-    return Path(build_report(folder.path, model=estimator, data=data))
+    return build_report(folder.url, model=estimator, data=data)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -17,13 +18,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from scalelatent.errors import JobError
+from scalelatent.data.store import FROM_ENVIRONMENT, check_address
+from scalelatent.errors import JobError, StoreError
 
 from .spec import SECTIONS, Job, model_parameters, nearest
 
 __all__ = ["load_job", "override", "parse_setting", "parse_value", "resolve"]
 
 PREFIX = "SCALELATENT_"
+_SECRET = re.compile(r"secret|token|passw|credential|storage_options|access_?key|(^|_)key$", re.IGNORECASE)
 _PATH_KEYS = {
     "job": ("out", "scratch"),
     "data": ("train", "validation", "test", "target"),
@@ -126,11 +129,13 @@ def resolve(
         if not isinstance(table, Mapping):
             raise JobError(f"{where}: {section!r} must be a section, [{section}], not a single value")
         for key, value in table.items():
-            raw[section][key] = (value, "job file", where)
+            raw[section][key] = (_harmless(section, key, value, where), "job file", where)
     for section, key, value, name in _from_environment(os.environ if environ is None else environ):
-        raw[section][key] = (value, f"environment {name}", f"environment variable {name}")
+        place = f"environment variable {name}"
+        raw[section][key] = (_harmless(section, key, value, place), f"environment {name}", place)
     for setting in settings:
         section, key, value = parse_setting(setting)
+        value = _harmless(section, key, value, "--set")
         raw[section][key] = (value, "command line", f"--set {setting}")
 
     origins: dict[str, str] = {}
@@ -225,6 +230,20 @@ def _from_environment(environ: Mapping[str, str]) -> Iterable[tuple[str, str, An
         if name.startswith(PREFIX) and separator:
             _check_section(section.lower(), f"environment variable {name}")
             yield section.lower(), key.lower(), parse_value(environ[name]), name
+
+
+def _harmless(section: str, key: str, value: Any, where: str) -> Any:
+    """The value, unless it is a credential: job files are copied into run folders, and shown around."""
+    known = SECTIONS[section]
+    if section != "model" and known is not None and key not in known.model_fields and _SECRET.search(key):
+        raise JobError(f"{where}: [{section}] {key} looks like a credential: take it out; {FROM_ENVIRONMENT}")
+    for text in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(text, str) and "://" in text:
+            try:
+                check_address(text)
+            except StoreError as error:
+                raise JobError(f"{where}: [{section}] {key}: {error}") from None
+    return value
 
 
 def _check_section(section: str, where: str) -> None:

@@ -11,9 +11,10 @@
         model.zarr      the fitted model
         report/         index.html and figures
 
-JSON files are written aside, synced and renamed: a reader, or a power cut, finds the old or the new one,
-never half of one. A torn last line of a ``.jsonl`` file (a killed writer) is dropped when it is read and
-cut off when it is next appended to.
+It lies on a disk or in an object store. JSON files appear whole (written aside, synced and renamed, or put at
+once): a reader, or a power cut, finds the old or the new one, never half of one. A torn last line of a
+``.jsonl`` file (a killed writer) is dropped when it is read and cut off when it is next appended to; in an
+object store a long one is several objects (see `scalelatent.data.linelog`).
 """
 
 from __future__ import annotations
@@ -24,15 +25,20 @@ import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from scalelatent.data.linelog import LineLog
+from scalelatent.data.store import locate
 from scalelatent.errors import JobError, RunError
 
-from .lock import FolderLock
+from .lock import FolderLock, folder_lock
 from .spec import Job
+
+if TYPE_CHECKING:
+    from .lease import ObjectLock
 
 __all__ = ["STATES", "RunFolder", "is_run_folder"]
 
@@ -40,7 +46,7 @@ STATES = ("queued", "running", "done", "failed", "cancelled")
 
 
 def is_run_folder(path: str | os.PathLike[str]) -> bool:
-    """Tell whether a path is a run folder (and not, say, a saved model).
+    """Tell whether a path or address is a run folder (and not, say, a saved model).
 
     Examples
     --------
@@ -48,16 +54,24 @@ def is_run_folder(path: str | os.PathLike[str]) -> bool:
     >>> is_run_folder("/no/such/folder")
     False
     """
-    return Path(path, "state.json").is_file() and Path(path, "job.json").is_file()
+    place = locate(path)
+    return place.has("state.json") and place.has("job.json")
 
 
 class RunFolder:
     """One run folder; make it with `create` or `open`.
 
+    Parameters
+    ----------
+    path : path or str
+        A path, ``s3://bucket/run`` or another address.
+
     Attributes
     ----------
-    path : pathlib.Path
-        The folder, absolute.
+    place : Location
+        The folder.
+    url : str
+        Its absolute path, or its address.
 
     Examples
     --------
@@ -73,10 +87,13 @@ class RunFolder:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(os.path.abspath(path))
+        self.place = locate(path)
+        self.url = self.place.url
+        self._logs: dict[str, LineLog] = {}
+        self._held: FolderLock | ObjectLock | None = None
 
     def __repr__(self) -> str:
-        return f"RunFolder({str(self.path)!r})"
+        return f"RunFolder({self.url!r})"
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], job: Job) -> RunFolder:
@@ -84,7 +101,7 @@ class RunFolder:
 
         Parameters
         ----------
-        path : path
+        path : path or str
             Must not exist, or be an empty folder.
         job : Job
 
@@ -98,16 +115,15 @@ class RunFolder:
             If the folder holds anything, or cannot be made or written to.
         """
         folder = cls(path)
-        where = folder.path
-        if "://" in os.fspath(path):
-            raise JobError(f"[job] out = {os.fspath(path)!r}: a run folder must be a local or mounted folder")
-        if where.exists() and not where.is_dir():
-            raise JobError(f"output {where} exists and is a file; choose another folder with --out")
-        if where.is_dir() and any(where.iterdir()):
+        place = folder.place
+        local = place.local_path("")
+        if local is not None and os.path.exists(local) and not os.path.isdir(local):
+            raise JobError(f"output {folder.url} exists and is a file; choose another folder with --out")
+        if not place.is_empty():
             raise JobError(folder._occupied())
-        name = job.job.name or where.name
+        name = job.job.name or folder.url.rstrip("/").rsplit("/", 1)[-1]
         try:
-            where.mkdir(parents=True, exist_ok=True)
+            place.make()
             folder.write_job(job)
             folder._write_json("state.json", {
                 "id": f"{_slug(name)}-{secrets.token_hex(4)}",
@@ -115,14 +131,14 @@ class RunFolder:
                 "pass": 0,
                 "objective": None,
                 "error": None,
-                "run": str(where),
+                "run": folder.url,
                 "kind": job.kind,
                 "created": _now(),
                 "updated": _now(),
             })  # fmt: skip
         except OSError as error:
             raise JobError(
-                f"output folder {where} cannot be written: {error.strerror or error}; "
+                f"output folder {folder.url} cannot be written: {error.strerror or error}; "
                 "choose another folder with --out"
             ) from error
         return folder
@@ -137,24 +153,49 @@ class RunFolder:
             If there is none at ``path``.
         """
         folder = cls(path)
-        if not folder.path.is_dir():
-            raise JobError(f"run folder {folder.path} does not exist")
-        if not is_run_folder(folder.path):
+        if not is_run_folder(folder.url):
+            local = folder.place.local_path("")
+            if folder.place.is_empty() if local is None else not os.path.isdir(local):
+                raise JobError(f"run folder {folder.url} does not exist")
             raise JobError(
-                f"{folder.path} is no run folder (it has no job.json and state.json); a run folder is what "
+                f"{folder.url} is no run folder (it has no job.json and state.json); a run folder is what "
                 "[job] out of a job file names"
             )
         return folder
 
     @property
-    def model_path(self) -> Path:
-        """Where the fitted model is saved."""
-        return self.path / "model.zarr"
+    def path(self) -> Path:
+        """Path of a folder on a disk.
+
+        Raises
+        ------
+        JobError
+            It lies in an object store.
+        """
+        path = self.place.local_path("")
+        if path is None:
+            raise JobError(f"run folder {self.url} is in an object store, and a folder on a disk is needed")
+        return Path(path)
 
     @property
-    def report_path(self) -> Path:
-        """Where the report is written."""
-        return self.path / "report" / "index.html"
+    def model_url(self) -> str:
+        """Where the fitted model is saved."""
+        return self.place.name_of("model.zarr")
+
+    @property
+    def has_model(self) -> bool:
+        """Whether a fitted model was saved."""
+        return self.place.has("model.zarr/zarr.json")
+
+    @property
+    def report_url(self) -> str:
+        """Where the report's page is written."""
+        return self.place.name_of("report/index.html")
+
+    @property
+    def has_report(self) -> bool:
+        """Whether there is a report."""
+        return self.place.has("report/index.html")
 
     @property
     def fit_began(self) -> bool:
@@ -168,7 +209,7 @@ class RunFolder:
 
     def read_job(self) -> Job:
         """Return the resolved job of this run."""
-        return Job.from_dict(self._read_json("job.json"), where=str(self.path / "job.json"))
+        return Job.from_dict(self._read_json("job.json"), where=self.place.name_of("job.json"))
 
     def write_job(self, job: Job) -> None:
         """Write the resolved job; done once, before work starts, and again when a resume changes it."""
@@ -183,14 +224,14 @@ class RunFolder:
             At least ``id``, ``state`` (one of `STATES`), ``pass``, ``objective``, ``error``, ``run``.
         """
         state = self._read_json("state.json")
-        state["run"] = str(self.path)  # the folder may have moved since
+        state["run"] = self.url  # the folder may have moved since
         if state.get("state") == "running":
-            holder = FolderLock(self.path).holder()
+            holder = folder_lock(self.place).holder()
             if holder is None:
                 state["state"] = "failed"
                 state["error"] = (
                     f"the driver ended without a word (killed?); nothing that was checkpointed is lost: "
-                    f"scalelatent resume {self.path}"
+                    f"scalelatent resume {self.url}"
                 )
         return state
 
@@ -204,7 +245,7 @@ class RunFolder:
         """
         if "state" in changes and changes["state"] not in STATES:
             raise ValueError(f"state {changes['state']!r} is none of {', '.join(STATES)}")
-        state = self._read_json("state.json") | changes | {"run": str(self.path), "updated": _now()}
+        state = self._read_json("state.json") | changes | {"run": self.url, "updated": _now()}
         self._write_json("state.json", state)
         return state
 
@@ -214,26 +255,21 @@ class RunFolder:
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """Append one record as a line to a ``.jsonl`` file of this folder."""
-        line = json.dumps(_plain(record)).encode() + b"\n"
-        with open(self.path / name, "a+b") as file:
-            end = file.seek(0, os.SEEK_END)
-            if end and _byte_before(file, end) != b"\n":
-                file.truncate(_last_line_end(file, end))
-            file.write(line)
+        self._check_held()
+        self._log(name).append(json.dumps(_plain(record)).encode())
 
     def records(self, name: str) -> list[dict[str, Any]]:
         """Return the records of a ``.jsonl`` file of this folder; a torn last line is left out."""
-        try:
-            lines = (self.path / name).read_bytes().split(b"\n")
-        except FileNotFoundError:
-            return []
-        return [json.loads(line) for line in lines[:-1] if line]
+        return [json.loads(line) for line in self._log(name).lines()]
 
     def keep_records(self, name: str, count: int) -> None:
         """Keep only the first ``count`` records of a ``.jsonl`` file (a resume repeats the others)."""
-        kept = self.records(name)[:count]
-        text = "".join(json.dumps(record) + "\n" for record in kept)
-        self._write_bytes(name, text.encode())
+        self._log(name).rewrite(self._log(name).lines()[:count])
+
+    def remove(self) -> None:
+        """Remove the folder and everything in it."""
+        with suppress(OSError):
+            self.place.clear()
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -244,79 +280,59 @@ class RunFolder:
         RunError
             If another process drives this run.
         """
-        guard = FolderLock(self.path)
+        guard = folder_lock(self.place)
         try:
             guard.acquire()
         except BlockingIOError:
             who = guard.holder() or {}
+            left = who.get("seconds_left")
+            lease = "" if left is None else f" (if that one is gone, its lease ends in {left} s)"
             raise RunError(
-                f"run folder {self.path} is driven by process {who.get('pid', '?')} on host "
-                f"{who.get('host', '?')}; wait for it to end, or stop it with Ctrl-C, before another one"
+                f"run folder {self.url} is driven by process {who.get('pid', '?')} on host "
+                f"{who.get('host', '?')}{lease}; wait for it to end, or stop it with "
+                "Ctrl-C, before another one"
             ) from None
+        self._held = guard
         try:
             yield
         finally:
+            self._held = None
             guard.release()
 
+    def _check_held(self) -> None:
+        if self._held is not None and self._held.lost:
+            raise RunError(
+                f"run folder {self.url} was taken over by another driver, since this one was not heard of "
+                "for too long; this one stops, the other goes on from the checkpoints"
+            )
+
+    def _log(self, name: str) -> LineLog:
+        return self._logs.setdefault(name, LineLog(self.place, name))
+
     def _occupied(self) -> str:
-        if not is_run_folder(self.path):
-            return f"output folder {self.path} exists and is not empty; choose another folder with --out"
+        if not is_run_folder(self.url):
+            return f"output folder {self.url} exists and is not empty; choose another folder with --out"
         state = self.read_state()["state"]
         go_on = "read its results with" if state == "done" else "continue it with"
         verb = "status" if state == "done" else "resume"
         return (
-            f"output folder {self.path} already holds a run (state: {state}); {go_on}: "
-            f"scalelatent {verb} {self.path}, or choose another folder with --out"
+            f"output folder {self.url} already holds a run (state: {state}); {go_on}: "
+            f"scalelatent {verb} {self.url}, or choose another folder with --out"
         )
 
     def _read_json(self, name: str) -> dict[str, Any]:
-        file = self.path / name
+        content = self.place.read(name)
+        if content is None:
+            raise JobError(f"run folder {self.url} has no {name}")
         try:
-            stored = json.loads(file.read_bytes())
-        except FileNotFoundError:
-            raise JobError(f"run folder {self.path} has no {name}") from None
+            return dict(json.loads(content))
         except ValueError as error:
-            raise JobError(f"{file} is damaged: {error}") from None
-        return dict(stored)
+            raise JobError(f"{self.place.name_of(name)} is damaged: {error}") from None
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        self._write_bytes(name, (json.dumps(_plain(value), indent=2) + "\n").encode())
-
-    def _write_bytes(self, name: str, content: bytes) -> None:
-        aside = self.path / f".{name}.{os.getpid()}.tmp"
-        try:
-            with open(aside, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, self.path / name)
-        except BaseException:
-            aside.unlink(missing_ok=True)
-            raise
-        _sync_folder(self.path)
-
-
-def _sync_folder(path: Path) -> None:
-    """Make a rename durable; file systems that cannot sync a folder keep their own order."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)
-
-
-def _byte_before(file: Any, position: int) -> bytes:
-    file.seek(position - 1)
-    return bytes(file.read(1))
-
-
-def _last_line_end(file: Any, end: int) -> int:
-    """Offset behind the last newline; lines are short, so the last MiB surely holds one."""
-    start = max(0, end - (1 << 20))
-    file.seek(start)
-    return start + file.read(end - start).rfind(b"\n") + 1
+        self._check_held()
+        content = json.dumps(_plain(value), indent=2) + "\n"
+        self.place.write(name, content.encode(), durable=True)
 
 
 def _plain(value: Any) -> Any:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import errno
 import inspect
 import os
-import shutil
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalelatent.data.store import is_local
 from scalelatent.errors import JobError, RunError, ScalelatentError
 
 from .datasets import JobData, open_job_data
@@ -44,8 +43,8 @@ class RunResult:
     scores : dict
         ``best_validation_error`` where the model has one; ``test_error`` and ``test_accuracy`` if the job
         names a test dataset.
-    report : pathlib.Path or None
-        The report's page; None if it could not be made (``warnings`` says why).
+    report : str or None
+        Path or address of the report's page; None if it could not be made (``warnings`` says why).
     seconds : float
         Wall time of this execution.
     peak_worker_bytes : int or None
@@ -56,7 +55,7 @@ class RunResult:
     folder: RunFolder
     estimator: Any
     scores: dict[str, float] = field(default_factory=dict)
-    report: Path | None = None
+    report: str | None = None
     seconds: float = 0.0
     peak_worker_bytes: int | None = None
     warnings: list[str] = field(default_factory=list)
@@ -111,7 +110,7 @@ def run_job(
                 result = _steps(job, folder, everyone, client, resume, tell)
         except KeyboardInterrupt:
             by = signal.Signals(request.signal).name if request.signal else "SIGINT"
-            _settle(folder, "cancelled", f"stopped by {by}; go on with: scalelatent resume {folder.path}")
+            _settle(folder, "cancelled", f"stopped by {by}; go on with: scalelatent resume {folder.url}")
             raise
         except OSError as error:
             told = _tell_os_error(error, folder)
@@ -152,16 +151,16 @@ def run_new_job(
         If the run folder exists and is not empty, and whatever `run_job` raises.
     """
     job = job.with_seed()
-    existed = os.path.isdir(job.job.out)
+    existed = is_local(job.job.out) and os.path.isdir(job.job.out)
     folder = RunFolder.create(job.job.out, job)
-    tell(f"run {folder.id} in {folder.path}")
+    tell(f"run {folder.id} in {folder.url}")
     try:
         return run_job(job, folder, callbacks=callbacks, tell=tell)
     except ScalelatentError:
         if not folder.fit_began:  # all that is in it was written by us, just now, for nothing
-            shutil.rmtree(folder.path, ignore_errors=True)
+            folder.remove()
             if existed:
-                folder.path.mkdir(exist_ok=True)
+                folder.place.make()
         raise
 
 
@@ -236,7 +235,7 @@ def _steps(
                 data.train,
                 validation=data.validation,
                 client=found,
-                run_dir=str(folder.path),
+                run_dir=folder.url,
                 resume=resume,
                 callbacks=callbacks,
                 **options,
@@ -250,8 +249,8 @@ def _steps(
     best = getattr(estimator, "best_validation_error_", None)
     if best is not None:
         result.scores["best_validation_error"] = float(best)
-    _save(estimator, folder.model_path)
-    folder.event("model_saved", path=str(folder.model_path))
+    estimator.save(folder.model_url, overwrite=True)
+    folder.event("model_saved", path=folder.model_url)
     if data.test is not None:
         accuracy = float(estimator.score(data.test))
         result.scores |= {"test_accuracy": accuracy, "test_error": 1.0 - accuracy}
@@ -278,29 +277,17 @@ def engine_options(job: Job, estimator: Any) -> dict[str, Any]:
     return {"engine": given}
 
 
-def _save(estimator: Any, path: Path) -> None:
-    """Save the model in one step: a run killed while saving leaves no half model under its name."""
-    aside = path.with_name(f".{path.name}.tmp")
-    for leftover in (aside, path):
-        if leftover.exists():
-            shutil.rmtree(leftover)
-    estimator.save(str(aside))
-    os.replace(aside, path)
-
-
 def _report(result: RunResult, data: JobData) -> None:
     """Write the report. The model is safe by now, so a failing figure is a warning, not a failed run."""
     try:
         from scalelatent.report import build_report
 
-        made = build_report(
-            result.folder.path, model=result.estimator, data=data.test or data.validation or data.train
-        )
-        result.report = Path(made)
+        rows = data.test or data.validation or data.train
+        result.report = build_report(result.folder.url, model=result.estimator, data=rows)
     except Exception as error:  # noqa: BLE001  whatever a figure library raises, the fit is done
         result.warnings.append(
             f"the report could not be made ({type(error).__name__}: {error}); try again with: "
-            f"scalelatent report {result.folder.path}"
+            f"scalelatent report {result.folder.url}"
         )
         result.folder.event("report_failed", error=f"{type(error).__name__}: {error}")
 
@@ -309,17 +296,17 @@ def _tell_os_error(error: OSError, folder: RunFolder) -> Exception:
     """Say a full disk in words; other errors of the system stay what they are."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return error
-    free = shutil.disk_usage(folder.path).free
+    free = folder.place.free_bytes() or 0
     return RunError(
-        f"no space left while writing {error.filename or folder.path} ({free / 2**20:,.0f} MiB free); make "
-        f"room, then go on from the last checkpoint with: scalelatent resume {folder.path}"
+        f"no space left while writing {error.filename or folder.url} ({free / 2**20:,.0f} MiB free); make "
+        f"room, then go on from the last checkpoint with: scalelatent resume {folder.url}"
     )
 
 
 def _settle(folder: RunFolder, state: str, error: str) -> None:
-    """Write how a run ended; on a full disk even that may fail, and must not hide the true error."""
-    try:
+    """Write how a run ended; on a full disk, or where another driver has taken over, even that fails, and
+    must not hide the true error.
+    """
+    with suppress(OSError, RunError):
         folder.update_state(state=state, error=error)
         folder.event("state", state=state, error=error)
-    except OSError:
-        pass

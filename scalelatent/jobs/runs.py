@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from scalelatent.data.store import is_local, locate
 from scalelatent.errors import JobError
 
 from .runfolder import RunFolder, is_run_folder
@@ -18,8 +19,8 @@ def load_run(path: str | os.PathLike[str]) -> tuple[Any, RunFolder | None]:
 
     Parameters
     ----------
-    path : path
-        A run folder, or what an estimator's ``save`` wrote.
+    path : path or str
+        A run folder, or what an estimator's ``save`` wrote; a path or an address.
 
     Returns
     -------
@@ -34,24 +35,21 @@ def load_run(path: str | os.PathLike[str]) -> tuple[Any, RunFolder | None]:
     """
     from scalelatent.estimators import load_model
 
-    if "://" in os.fspath(path):
-        return load_model(os.fspath(path)), None
-    if not Path(path).exists():
+    place = locate(path)
+    if is_local(place.url) and not os.path.exists(place.url):
         raise JobError(
             f"{path} does not exist; RUN is a run folder or a saved model (looked in {Path.cwd()})"
         )
-    if not is_run_folder(path):
-        return load_model(os.fspath(path)), None
-    folder = RunFolder.open(path)
-    if not folder.model_path.is_dir():
+    if not is_run_folder(place.url):
+        return load_model(place.url), None
+    folder = RunFolder.open(place.url)
+    if not folder.has_model:
         state = folder.read_state()["state"]
         todo = (
-            "wait for it to end"
-            if state == "running"
-            else f"finish it with: scalelatent resume {folder.path}"
+            "wait for it to end" if state == "running" else f"finish it with: scalelatent resume {folder.url}"
         )
-        raise JobError(f"run {folder.path} has no model yet (state: {state}); {todo}")
-    return load_model(str(folder.model_path)), folder
+        raise JobError(f"run {folder.url} has no model yet (state: {state}); {todo}")
+    return load_model(folder.model_url), folder
 
 
 def find_runs(below: str | os.PathLike[str] = ".", *, depth: int = 3) -> list[RunFolder]:
@@ -59,9 +57,9 @@ def find_runs(below: str | os.PathLike[str] = ".", *, depth: int = 3) -> list[Ru
 
     Parameters
     ----------
-    below : path
+    below : path or str
     depth : int
-        How many folders deep to look.
+        How many folders deep to look; in an object store one at most.
 
     Returns
     -------
@@ -77,6 +75,10 @@ def find_runs(below: str | os.PathLike[str] = ".", *, depth: int = 3) -> list[Ru
     """
     if is_run_folder(below):
         return [RunFolder(below)]
+    if not is_local(below):
+        names = locate(below).keys("") if depth else []
+        inner = [f"{os.fspath(below).rstrip('/')}/{name}" for name in names]
+        return [folder for url in inner for folder in find_runs(url, depth=0)]
     found: list[RunFolder] = []
     if depth == 0:
         return found

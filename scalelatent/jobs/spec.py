@@ -22,6 +22,8 @@ A job file is TOML with five sections; ``[job] out``, ``[data] train`` and ``[mo
 
 This module holds the shape of a job; `scalelatent.jobs.resolve` makes one from file, environment and
 command line. Relative paths are relative to the folder the command is started in, as on any command line.
+Datasets, ``out`` and ``scratch`` may be addresses in an object store too (``s3://bucket/runs/mnist-d8``);
+credentials come from the environment or the usual files, and a job that holds some is refused.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ class RunLog(Callback):
         self.folder = folder
         self._first = True
         self._written = float("-inf")
+        self._last: Mapping[str, Any] = {}
 
     def on_fit_start(self, info: dict[str, Any]) -> None:
         """Note that the fit begins (or goes on)."""
@@ -59,6 +60,11 @@ class RunLog(Callback):
 
     def on_event(self, info: dict[str, Any]) -> None:
         """Note what the engine tells, such as a lost worker."""
+        if info.get("event") == "resumed" and info.get("record"):
+            self._first = False
+            self._last = info["record"]
+            self._drop_repeated(self._last)
+            self.folder.append(METRICS, self._last)
         self.folder.event(str(info.get("event", "note")), **_scalars(info))
 
     def on_checkpoint(self, info: dict[str, Any]) -> None:

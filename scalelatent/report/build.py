@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.errors import DataError, ScalelatentError
@@ -31,7 +30,7 @@ def build_report(
     model: Any = None,
     data: Dataset | None = None,
     role: str | None = None,
-) -> Path:
+) -> str:
     """Write ``report/index.html`` and its figures into a run folder.
 
     The page is one file without outside resources; the figures lie beside it as PNG files too. What is
@@ -39,7 +38,7 @@ def build_report(
 
     Parameters
     ----------
-    run_dir : path
+    run_dir : path or str
         A run folder; read are ``job.json``, ``metrics.jsonl``, ``events.jsonl``, and ``model.zarr`` where no
         model is given.
     model : CapsuleRegression, optional
@@ -52,8 +51,8 @@ def build_report(
 
     Returns
     -------
-    pathlib.Path
-        The page.
+    str
+        Path or address of the page.
 
     Raises
     ------
@@ -62,17 +61,17 @@ def build_report(
 
     Examples
     --------
-    >>> import tempfile
+    >>> import os, tempfile
     >>> from sklearn.datasets import load_digits
     >>> from scalelatent import CapsuleRegression, Dataset
     >>> x, y = load_digits(return_X_y=True)
     >>> model = CapsuleRegression(capsule_dim=2, max_iter=5, random_state=0).fit(x[:1000], y[:1000])
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     page = build_report(folder, model=model, data=Dataset.from_arrays(x[1000:], y[1000:]))
-    ...     sorted(path.name for path in page.parent.iterdir())[:4]
+    ...     sorted(os.listdir(os.path.dirname(page)))[:4]
     ['confusion.png', 'history.png', 'index.html', 'latents.png']
     """
-    run = read_run(Path(run_dir))
+    run = read_run(run_dir)
     model = _saved_model(run) if model is None else model
     if not run.history and getattr(model, "history_", None):
         run.history = [dict(record) for record in model.history_]
@@ -80,7 +79,8 @@ def build_report(
     kind = getattr(type(model), "_kind", None)
     if kind != "capsule":
         raise DataError(
-            f"{run.folder}: there is no report for {type(model).__name__} models, only for capsule regression"
+            f"{run.place.url}: there is no report for {type(model).__name__} models, only for capsule "
+            "regression"
         )
     rows = _rows_name(run, role)
     evidence = _evidence(run, model, data)
@@ -97,19 +97,18 @@ def build_report(
                 "and there is no error to tell."
             )
     page.notes, page.settings, page.links = run.notes, run.settings(), run.links()
-    return write_page(page, run.folder / "report")
+    return write_page(page, run.place.at("report"))
 
 
 def _saved_model(run: RunFiles) -> Any:
-    path = run.folder / "model.zarr"
-    if not path.exists():
+    if not run.place.has("model.zarr/zarr.json"):
         raise DataError(
-            f"run folder {run.folder} has no model.zarr, so there is nothing to report on yet: finish it "
-            f"with `scalelatent resume {run.folder}`, or pass the fitted model"
+            f"run folder {run.place.url} has no model.zarr, so there is nothing to report on yet: finish it "
+            f"with `scalelatent resume {run.place.url}`, or pass the fitted model"
         )
     from scalelatent.estimators import load_model
 
-    return load_model(path)
+    return load_model(run.place.name_of("model.zarr"))
 
 
 def _evidence(run: RunFiles, model: Any, data: Dataset | None) -> Evidence | None:
@@ -138,7 +137,7 @@ def _rows_name(run: RunFiles, role: str | None) -> str:
 
 
 def _title(run: RunFiles) -> str:
-    return str(run.job.get("job", {}).get("name") or run.folder.name)
+    return str(run.job.get("job", {}).get("name") or run.place.url.rstrip("/").rsplit("/", 1)[-1])
 
 
 def _subtitle(model: Any) -> str:

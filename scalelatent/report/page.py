@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from scalelatent.data.store import Location, locate
 
 from .style import png_bytes
 
@@ -70,7 +71,7 @@ class Page:
     links: list[tuple[str, str]] = field(default_factory=list)
 
 
-def write_page(page: Page, folder: str | os.PathLike[str]) -> Path:
+def write_page(page: Page, folder: str | os.PathLike[str] | Location) -> str:
     """Write ``index.html`` and the pictures into a folder, each in one step.
 
     Pictures of an earlier report that this one does not have are removed.
@@ -78,37 +79,37 @@ def write_page(page: Page, folder: str | os.PathLike[str]) -> Path:
     Parameters
     ----------
     page : Page
-    folder : path
+    folder : path, url or Location
         Made where it is missing.
 
     Returns
     -------
-    pathlib.Path
-        The page.
+    str
+        Path or address of the page.
 
     Examples
     --------
-    >>> import tempfile
+    >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     "<h1>A run</h1>" in write_page(Page("A run", "of nothing"), folder).read_text()
+    ...     "<h1>A run</h1>" in pathlib.Path(write_page(Page("A run", "of nothing"), folder)).read_text()
     True
     """
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
+    target = locate(folder)
+    target.make()
     pictures: list[dict[str, Any]] = []
     for picture in page.pictures:
         png = png_bytes(picture.figure)
-        _write(target / f"{picture.name}.png", png)
+        target.write(f"{picture.name}.png", png)
         width, height = (int(v) for v in picture.figure.get_size_inches() * picture.figure.dpi)
         uri = "data:image/png;base64," + base64.b64encode(png).decode()
         pictures.append({"words": picture, "uri": uri, "width": width, "height": height})
     kept = {f"{picture.name}.png" for picture in page.pictures}
-    for old in target.glob("*.png"):
-        if old.name not in kept:
-            old.unlink()
+    for name in target.keys(""):
+        if name.endswith(".png") and name not in kept:
+            target.delete(name)
     text = _template().render(page=page, pictures=pictures)
-    _write(target / "index.html", text.encode())
-    return target / "index.html"
+    target.write("index.html", text.encode())
+    return target.name_of("index.html")
 
 
 @lru_cache(maxsize=1)
@@ -120,16 +121,6 @@ def _template() -> Template:
     )
     source = files("scalelatent.report").joinpath("template.html").read_text(encoding="utf-8")
     return environment.from_string(source)
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Aside, then renamed: a reader never finds half a page."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        aside.write_bytes(content)
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def count(number: int, one: str, many: str | None = None) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from scalelatent.data.linelog import LineLog
+from scalelatent.data.store import Location, locate
 from scalelatent.errors import DataError
 
 __all__ = ["RunFiles", "read_run"]
@@ -27,7 +29,8 @@ class RunFiles:
 
     Attributes
     ----------
-    folder : pathlib.Path
+    place : Location
+        The run folder.
     job, state : dict
         Empty where the file is missing.
     history : list of dict
@@ -37,7 +40,7 @@ class RunFiles:
         One sentence for each file that is missing or damaged.
     """
 
-    folder: Path
+    place: Location
     job: dict[str, Any] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -50,7 +53,8 @@ class RunFiles:
 
     def links(self) -> list[tuple[str, str]]:
         """(path from the report's folder, what it is) of the files that are there."""
-        return [(f"../{name}", text) for name, text in _LINKS if (self.folder / name).exists()]
+        there = self.place.keys("")
+        return [(f"../{name}", text) for name, text in _LINKS if name in there]
 
     def settings(self) -> list[tuple[str, list[tuple[str, str, str]]]]:
         """(section, [(key, value, where the value comes from)]) of the job, in its order."""
@@ -65,12 +69,12 @@ class RunFiles:
         return found
 
 
-def read_run(folder: str | Path) -> RunFiles:
+def read_run(folder: str | os.PathLike[str]) -> RunFiles:
     """Read the files of a run folder that a report is made from.
 
     Parameters
     ----------
-    folder : path
+    folder : path or str
 
     Returns
     -------
@@ -88,16 +92,17 @@ def read_run(folder: str | Path) -> RunFiles:
     ...     read_run(folder).notes[0]
     'job.json is missing: the settings of the job are not known.'
     """
-    run = RunFiles(Path(folder).absolute())
-    if not run.folder.is_dir():
+    run = RunFiles(locate(folder))
+    local = run.place.local_path("")
+    if run.place.is_empty() if local is None else not os.path.isdir(local):
         raise DataError(
-            f"run folder {run.folder} does not exist: give the folder that [job] out of a job names"
+            f"run folder {run.place.url} does not exist: give the folder that [job] out of a job names"
         )
     run.job = _read_json(run, "job.json", "the settings of the job are not known")
     run.state = _read_json(run, "state.json", None)
     run.history = _read_lines(run, "metrics.jsonl", "the curves of the passes are not known")
     run.history = [record for record in run.history if record.get("pass") is not None]
-    if not run.history and (run.folder / "metrics.jsonl").exists():
+    if not run.history and run.place.has("metrics.jsonl"):
         run.notes.append("metrics.jsonl holds no pass: the curves of the passes are not known.")
     run.events = _read_lines(run, "events.jsonl", None)
     return run
@@ -105,8 +110,9 @@ def read_run(folder: str | Path) -> RunFiles:
 
 def _read_json(run: RunFiles, name: str, loss: str | None) -> dict[str, Any]:
     try:
-        return dict(json.loads((run.folder / name).read_bytes()))
-    except FileNotFoundError:
+        content = run.place.read(name)
+        if content is not None:
+            return dict(json.loads(content))
         if loss:
             run.notes.append(f"{name} is missing: {loss}.")
     except (OSError, ValueError, TypeError) as error:
@@ -115,21 +121,17 @@ def _read_json(run: RunFiles, name: str, loss: str | None) -> dict[str, Any]:
 
 
 def _read_lines(run: RunFiles, name: str, loss: str | None) -> list[dict[str, Any]]:
-    try:
-        lines = (run.folder / name).read_bytes().split(b"\n")
-    except FileNotFoundError:
-        if loss:
-            run.notes.append(f"{name} is missing: {loss}.")
-        return []
+    log = LineLog(run.place, name)
+    lines = log.lines()
+    if not lines and loss and not log.exists():
+        run.notes.append(f"{name} is missing: {loss}.")
     found = []
     for number, line in enumerate(lines, 1):
         try:
             if line.strip():
                 found.append(dict(json.loads(line)))
         except (ValueError, TypeError):
-            # Behind the last newline lies what a killed writer left; anywhere else the file is damaged.
-            if number < len(lines):
-                run.notes.append(f"{name}: line {number} is damaged and was left out.")
+            run.notes.append(f"{name}: line {number} is damaged and was left out.")
     return found
 
 

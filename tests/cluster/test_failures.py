@@ -233,7 +233,8 @@ def test_a_folder_that_workers_do_not_see(
     client: Any, fit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler_tasks: Any
 ) -> None:
     gc.collect()
-    monkeypatch.setattr(on_dask, "sees", lambda path: False)  # what a worker on another machine would answer
+    # what a worker on another machine would answer
+    monkeypatch.setattr(on_dask, "sees", lambda folder, mark: "they do not see it")
     with pytest.raises(
         RunError,
         match=r"worker\(s\) tcp://.*, tcp://.* do not see the run folder .*: put it on storage.*\(run_dir",

@@ -164,7 +164,8 @@ def test_a_finished_fit_is_only_read_again(toy: SimpleNamespace, tmp_path: Path)
     assert log.of("pass") == []
     assert again.history == first.history
     np.testing.assert_array_equal(again.state["trail"], first.state["trail"])
-    assert log.of("event") == [{"event": "resumed", "stage": "toy_estep", "pass": 5}]
+    resumed = {"event": "resumed", "stage": "toy_estep", "pass": 5, "record": first.history[-1]}
+    assert log.of("event") == [resumed]
 
 
 @pytest.mark.parametrize("jobs", [1, 3])

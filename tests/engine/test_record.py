@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from scalelatent.data import store
 from scalelatent.data.grid import RowGrid
-from scalelatent.engine import record
 from scalelatent.engine.record import dumps, loads, read_record, write_record
 from scalelatent.errors import RunError
 from scalelatent.models.capsule.members import build_members
@@ -174,16 +174,16 @@ def test_pickle_is_never_called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
     for name in ("dump", "dumps", "load", "loads"):
         monkeypatch.setattr(pickle, name, refuse)
-    write_record(tmp_path / "a.rec", {"s": initial_state(np.zeros((2, 2)), 1)})
-    assert read_record(tmp_path / "a.rec")["s"].iteration == 0
+    write_record(tmp_path, "a.rec", {"s": initial_state(np.zeros((2, 2)), 1)})
+    assert read_record(tmp_path, "a.rec")["s"].iteration == 0
 
 
 @pytest.mark.parametrize("durable", [True, False])
 def test_files(tmp_path: Path, durable: bool) -> None:
     path = tmp_path / "a.rec"
-    assert write_record(path, SMALL, durable=durable) == path.stat().st_size
-    write_record(path, {"b": 2}, durable=durable)
-    assert read_record(path) == {"b": 2}
+    assert write_record(path.parent, path.name, SMALL, durable=durable) == path.stat().st_size
+    write_record(path.parent, path.name, {"b": 2}, durable=durable)
+    assert read_record(path.parent, path.name) == {"b": 2}
     assert [p.name for p in tmp_path.iterdir()] == ["a.rec"]
 
 
@@ -193,7 +193,7 @@ def test_unreadable_files_are_named(tmp_path: Path, content: bytes | None) -> No
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(RunError, match=r"a\.rec"):
-        read_record(path)
+        read_record(path.parent, path.name)
 
 
 @pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
@@ -201,7 +201,7 @@ def test_a_full_disk_names_the_file_and_keeps_the_older_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     path = tmp_path / "a.rec"
-    write_record(path, {"old": 1})
+    write_record(path.parent, path.name, {"old": 1})
 
     def full(*args: Any, **kwargs: Any) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -213,13 +213,13 @@ def test_a_full_disk_names_the_file_and_keeps_the_older_record(
         return file
 
     if call in ("fsync", "replace"):
-        monkeypatch.setattr(record.os, call, full)
+        monkeypatch.setattr(os, call, full)
     else:
-        monkeypatch.setattr(record, "open", full if call == "open" else leaky, raising=False)
+        monkeypatch.setattr(store, "open", full if call == "open" else leaky, raising=False)
     with pytest.raises(RunError, match=r"cannot write .*a\.rec.*No space left.*Free space"):
-        write_record(path, {"new": np.arange(50)})
+        write_record(path.parent, path.name, {"new": np.arange(50)})
     monkeypatch.undo()
-    assert read_record(path) == {"old": 1}
+    assert read_record(path.parent, path.name) == {"old": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["a.rec"]
 
 

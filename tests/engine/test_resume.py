@@ -181,7 +181,7 @@ def test_damaged_folder_after_an_interrupt(toy: Toy, whole: np.ndarray, tmp_path
 
     with pytest.raises(KeyboardInterrupt):
         _fit(toy, tmp_path, Stop())
-    newest = EngineStore(tmp_path).state_path("toy_estep", 2)
+    newest = Path(EngineStore(tmp_path).state_path("toy_estep", 2))
     if damage == "torn":
         newest.write_bytes(newest.read_bytes()[:100])
     elif damage == "missing":

@@ -54,7 +54,7 @@ def test_only_the_newest_few_are_kept(store: EngineStore) -> None:
 def test_a_torn_state_falls_back_to_the_one_before(store: EngineStore, damage: str) -> None:
     _save(store, 1, 2, 3)
     for iteration in (3, 2):
-        path = store.state_path("toy_estep", iteration)
+        path = Path(store.state_path("toy_estep", iteration))
         data = path.read_bytes()
         path.write_bytes(
             {
@@ -69,7 +69,7 @@ def test_a_torn_state_falls_back_to_the_one_before(store: EngineStore, damage: s
         assert len(messages) == 4 - iteration
         assert path.name in messages[-1]
         assert "falling back to the checkpoint before it" in messages[-1]
-    store.state_path("toy_estep", 1).write_bytes(b"")
+    Path(store.state_path("toy_estep", 1)).write_bytes(b"")
     assert store.latest_state("toy_estep") is None
 
 

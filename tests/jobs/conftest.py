@@ -103,9 +103,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeEstimator]:
         return Fresh(**job.estimator_params())
 
     def report(result, data):
-        result.folder.report_path.parent.mkdir(exist_ok=True)
-        result.folder.report_path.write_text("<html></html>")
-        result.report = result.folder.report_path
+        result.folder.place.write("report/index.html", b"<html></html>")
+        result.report = result.folder.report_url
 
     monkeypatch.setattr(resolve, "model_parameters", lambda kind: dict(PARAMETERS))
     monkeypatch.setattr(runner, "build_estimator", build)

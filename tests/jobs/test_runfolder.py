@@ -58,8 +58,6 @@ def test_existing_folders(tmp_path, job, folder):
         RunFolder.create(strange / "thesis.txt", job)
     with pytest.raises(JobError, match="cannot be written"):
         RunFolder.create(strange / "thesis.txt" / "run", job)
-    with pytest.raises(JobError, match="local or mounted"):
-        RunFolder.create("s3://bucket/run", job)
 
 
 def test_open_refuses_what_is_no_run(tmp_path):

@@ -6,6 +6,7 @@ import base64
 import re
 from functools import cache
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ class Reader(HTMLParser):
 
 
 def read(path):
-    text = path.read_text(encoding="utf-8")
+    text = Path(path).read_text(encoding="utf-8")
     reader = Reader()
     reader.feed(text)
     assert not reader.open
@@ -64,7 +65,7 @@ def built(digits, run_folder):
     def build(architecture):
         found = digits(capsule_dim=2, architecture=architecture)
         folder = run_folder(found.model)
-        path = build_report(folder, model=found.model, data=found.data)
+        path = Path(build_report(folder, model=found.model, data=found.data))
         assert path == folder / "report" / "index.html"
         return path
 
@@ -201,7 +202,7 @@ def test_a_second_report_replaces_the_first(digits, run_folder):
     folder = run_folder(found.model)
     build_report(folder, model=found.model)
     (folder / "report" / "latents.png").write_bytes(b"of an earlier report")
-    path = build_report(folder, model=found.model)
+    path = Path(build_report(folder, model=found.model))
     assert sorted(p.name for p in path.parent.iterdir()) == ["history.png", "index.html"]
 
 

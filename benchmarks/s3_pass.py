@@ -1,0 +1,201 @@
+"""One pass from S3 on loopback against local disk: python benchmarks/s3_pass.py
+
+A capsule E-step (D = 80) over stored float32 rows, nothing cached, one computing thread: the same rows from
+the disk and from an S3 server (moto's, in a process of its own on 127.0.0.1), in turn; the fastest of the
+rounds.
+
+compute_s      rows at hand: what both have to do
+disk_s, s3_s   read and compute; ratio = s3_s / disk_s
+read_*_s       reading alone
+server_s       the same objects by eight plain HTTP connections, nothing decoded: what this server can give
+delay          the same with a server that lets every request wait, as one over a network does: several reads
+               in flight against one after the other
+"""
+
+from __future__ import annotations
+
+import http.client
+import multiprocessing
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from common import parser, write
+from streamed_pass import learner, stored_rows
+
+import scalelatent as sl
+from scalelatent.data.objects import forget_connections
+from scalelatent.engine.cache import PieceCache
+from scalelatent.engine.inprocess import InProcessExecutor
+from scalelatent.engine.passes import make_stage
+from scalelatent.engine.reading import Meter, Reader, iter_blocks
+from scalelatent.engine.threads import single_threaded
+
+BUCKET = "benchmark"
+ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "benchmark",
+    "AWS_SECRET_ACCESS_KEY": "benchmark",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
+
+def serve(pipe: Any, delay: Any) -> None:
+    """Run the server until the process is ended; every request waits `delay` seconds first."""
+    import logging
+
+    from moto.server import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import WSGIRequestHandler, make_server
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    WSGIRequestHandler.protocol_version = "HTTP/1.1"  # connections are kept, as every real store does
+    inner = DomainDispatcherApplication(create_backend_app)
+
+    def application(environ: Any, start: Any) -> Any:
+        time.sleep(delay.value)
+        return inner(environ, start)
+
+    server = make_server("127.0.0.1", 0, application, threaded=True)
+    pipe.send(server.server_port)
+    server.serve_forever()
+
+
+@contextmanager
+def s3_server() -> Iterator[tuple[int, Any]]:
+    """A server in a process of its own: (port, its delay in seconds, to be set)."""
+    context = multiprocessing.get_context("spawn")
+    delay = context.Value("d", 0.0)
+    here, there = context.Pipe()
+    process = context.Process(target=serve, args=(there, delay), daemon=True)
+    process.start()
+    try:
+        if not here.poll(60):
+            raise SystemExit("the S3 server did not start within 60 s")
+        yield here.recv(), delay
+    finally:
+        process.terminate()
+        process.join(10)
+
+
+def fastest(functions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Least seconds of each function, taken in turn."""
+    least = dict.fromkeys(functions, float("inf"))
+    for _ in range(rounds):
+        for name, function in functions.items():
+            begin = time.perf_counter()
+            function()
+            least[name] = min(least[name], time.perf_counter() - begin)
+    return least
+
+
+def one_pass(dataset: sl.Dataset, seed: int, cache: PieceCache) -> Callable[[], Any]:
+    """A pass of the E-step over a dataset; the state stays, so that each does the same."""
+    em, state = learner(8, seed)
+    stage = make_stage("capsule_estep", em, {"train": dataset}, "cpu", dataset.classes)
+    executor = InProcessExecutor(1, cache=cache)
+    return lambda: executor.step(stage, 0, state, lambda done, total: None)
+
+
+def read_all(dataset: sl.Dataset) -> Callable[[], Any]:
+    """Reading all rows, nothing else."""
+    blocks = [(a, min(a + 4096, len(dataset))) for a in range(0, len(dataset), 4096)]
+
+    def read() -> None:
+        for _ in iter_blocks(Reader(dataset, None, Meter()), blocks, threading.Event()):
+            pass
+
+    return read
+
+
+def plain_gets(port: int, dataset: sl.Dataset) -> Callable[[], Any]:
+    """All objects of the rows by eight plain connections."""
+    source = dataset._columns.x
+    keys = [source.shard_key(i) for i in range(-(-len(dataset) // source.shard_rows))]  # type: ignore[attr-defined]
+    paths = [f"/{BUCKET}/noise.zarr/{key}" for key in keys]
+
+    def fetch(mine: list[str]) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        for path in mine:
+            connection.request("GET", path)
+            connection.getresponse().read()
+        connection.close()
+
+    def run() -> None:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(fetch, [paths[i::8] for i in range(8)]))
+
+    return run
+
+
+def measure(folder: Path, rows: int, seed: int, rounds: int, milliseconds: float) -> dict[str, Any]:
+    """All figures."""
+    disk = stored_rows(folder, rows, seed)
+    with s3_server() as (port, delay):
+        os.environ.update(ENVIRONMENT, AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}")
+        forget_connections()
+        import s3fs
+
+        s3fs.S3FileSystem(use_listings_cache=False).mkdir(BUCKET)
+        begin = time.perf_counter()
+        remote = disk.save(f"s3://{BUCKET}/noise.zarr")
+        saved = time.perf_counter() - begin
+        one = sl.open_dataset(remote.url)
+        one._columns.x.reads_at_once = 1  # type: ignore[attr-defined]
+        with single_threaded():
+            warm = one_pass(disk, seed, PieceCache(2**34))
+            warm()
+            found = fastest(
+                {
+                    "compute_s": warm,
+                    "disk_s": one_pass(disk, seed, PieceCache(0)),
+                    "s3_s": one_pass(remote, seed, PieceCache(0)),
+                    "s3_one_at_a_time_s": one_pass(one, seed, PieceCache(0)),
+                    "read_disk_s": read_all(disk),
+                    "read_s3_s": read_all(remote),
+                    "server_s": plain_gets(port, remote),
+                },
+                rounds,
+            )
+            delay.value = milliseconds / 1e3
+            delayed = fastest(
+                {
+                    "s3_s": one_pass(remote, seed, PieceCache(0)),
+                    "s3_one_at_a_time_s": one_pass(one, seed, PieceCache(0)),
+                },
+                max(2, rounds // 2),
+            )
+            delay.value = 0.0
+    megabytes = rows * disk.n_features * 4 / 1e6
+    out: dict[str, Any] = {"rows": rows, "features": disk.n_features, "megabytes": megabytes}
+    out |= {"write_s3_s": saved, **found, "ratio": found["s3_s"] / found["disk_s"]}
+    out |= {"read_s3_mb_per_s": megabytes / found["read_s3_s"]}
+    out |= {"server_mb_per_s": megabytes / found["server_s"]}
+    delayed |= {"milliseconds": milliseconds, "ratio": delayed["s3_s"] / found["disk_s"]}
+    delayed |= {"gain_of_several": delayed["s3_one_at_a_time_s"] / delayed["s3_s"]}
+    out = {k: round(v, 4) for k, v in out.items()}
+    out["delay"] = {k: round(v, 4) for k, v in delayed.items()}
+    print(out, flush=True)
+    return out
+
+
+def main() -> None:
+    """Measure and write the figures."""
+    args = parser(__doc__, "s3_pass")
+    args.add_argument("--rows", type=int, default=400_000)
+    args.add_argument("--rounds", type=int, default=5)
+    args.add_argument("--delay", type=float, default=30.0, help="milliseconds that a far store lets one wait")
+    a = args.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        results = measure(Path(folder), a.rows, a.seed, a.rounds, a.delay)
+    write(a.out, " ".join(["python", "benchmarks/s3_pass.py", *sys.argv[1:]]), a.seed, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""One S3 server a session, and a bucket of its own for every test."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+pytest.importorskip("moto")
+pytest.importorskip("s3fs")
+
+from scalelatent.data import objects
+
+from .server import Door, serving
+
+SECRET = "never-to-be-written-down"
+
+
+@dataclass
+class S3:
+    """A bucket: its address, and the door of its server."""
+
+    url: str
+    door: Door
+    endpoint: str
+
+    def at(self, key: str) -> str:
+        """Address of a key."""
+        return f"{self.url}/{key}"
+
+
+@pytest.fixture(scope="session")
+def _server() -> Iterator[tuple[str, Door]]:
+    objects.forget_connections()
+    with serving() as found:
+        yield found
+    objects.forget_connections()
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: object, _server: tuple[str, Door]) -> Door:
+    """An environment that leads to the server, with nobody's own credentials in it."""
+    for name in [name for name in os.environ if name.startswith(("AWS_", "FSSPEC_"))]:
+        monkeypatch.delenv(name)
+    endpoint, door = _server
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "AKIATESTTESTTEST",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": f"{tmp_path}/no-config",
+        "AWS_SHARED_CREDENTIALS_FILE": f"{tmp_path}/no-credentials",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(objects, "FIRST_PAUSE", 0.005)
+    return door
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """For a test that changes the environment: connections made in it do not outlive it."""
+    objects.forget_connections()
+    yield
+    objects.forget_connections()
+
+
+@pytest.fixture
+def s3(aws: Door, _server: tuple[str, Door]) -> S3:
+    """An empty bucket."""
+    bucket = f"b-{uuid.uuid4().hex[:12]}"
+    objects._filesystem("s3", os.getpid()).mkdir(bucket)
+    aws.requests.clear()
+    aws.turned_away = aws.most_in_flight = 0
+    return S3(f"s3://{bucket}", aws, _server[0])
+
+
+@pytest.fixture(params=["disk", "memory", "s3"])
+def anywhere(request: pytest.FixtureRequest, tmp_path: object) -> str:
+    """An address of each kind where nothing lies."""
+    if request.param == "disk":
+        return f"{tmp_path}/place"
+    if request.param == "memory":
+        return f"memory://stores-{uuid.uuid4().hex[:8]}"
+    return str(request.getfixturevalue("s3").at("place"))

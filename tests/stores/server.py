@@ -1,0 +1,106 @@
+"""An S3 server on loopback: moto's, behind a door that can be slow, overloaded or shut."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+SLOW_DOWN = (
+    b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>SlowDown</Code>'
+    b"<Message>Please reduce your request rate.</Message></Error>"
+)
+DENIED = (
+    b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>AccessDenied</Code><Message>no</Message></Error>'
+)
+
+
+class Door:
+    """The WSGI application: counts requests, and turns some of them away.
+
+    Attributes
+    ----------
+    share : float
+        How many requests of a hundred percent are answered 503, chosen by a seeded generator.
+    denied : callable or None
+        (method, path) -> whether to answer 403.
+    requests : list of (method, path, range)
+    """
+
+    def __init__(self, application: Any, seed: int = 0) -> None:
+        self._application = application
+        self._random, self._lock = random.Random(seed), threading.Lock()
+        self.share = 0.0
+        self.denied: Callable[[str, str], bool] | None = None
+        self.requests: list[tuple[str, str, str | None]] = []
+        self.turned_away = 0
+        self.in_flight = self.most_in_flight = 0
+        self.gate: threading.Barrier | None = None
+
+    def __call__(self, environ: dict[str, Any], start: Any) -> Any:
+        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        with self._lock:
+            away = self._random.random() < self.share
+            self.turned_away += away
+            self.in_flight += 1
+            self.most_in_flight = max(self.most_in_flight, self.in_flight)
+            if not away:
+                self.requests.append((method, path, environ.get("HTTP_RANGE")))
+        try:
+            if away:
+                return _answer(environ, start, "503 Slow Down", SLOW_DOWN)
+            if self.denied is not None and self.denied(method, path):
+                return _answer(environ, start, "403 Forbidden", DENIED)
+            if self.gate is not None and "HTTP_RANGE" in environ:
+                self.gate.wait(timeout=20)
+            return list(self._application(environ, start))
+        finally:
+            with self._lock:
+                self.in_flight -= 1
+
+    @contextmanager
+    def turning_away(self, share: float) -> Iterator[None]:
+        """Answer 503 to a share of the requests."""
+        self.share = share
+        try:
+            yield
+        finally:
+            self.share = 0.0
+
+    @contextmanager
+    def denying(self, which: Callable[[str, str], bool]) -> Iterator[None]:
+        """Answer 403 to some requests."""
+        self.denied = which
+        try:
+            yield
+        finally:
+            self.denied = None
+
+
+def _answer(environ: dict[str, Any], start: Any, status: str, body: bytes) -> list[bytes]:
+    environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+    body = b"" if environ["REQUEST_METHOD"] == "HEAD" else body
+    start(status, [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
+    return [body]
+
+
+@contextmanager
+def serving(seed: int = 0) -> Iterator[tuple[str, Door]]:
+    """A server on a free port of loopback: its address and its door."""
+    from moto.server import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    door = Door(DomainDispatcherApplication(create_backend_app), seed)
+    server = make_server("127.0.0.1", 0, door, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", door
+    finally:
+        server.shutdown()
+        thread.join(timeout=10)
+        server.server_close()

@@ -1,0 +1,369 @@
+"""A job from its data to its report with everything in an object store, and the bits of one on a disk."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import scalelatent as sl
+from scalelatent.cli import app
+from scalelatent.data.store import locate
+from scalelatent.errors import DataError, JobError, RunError
+from scalelatent.jobs.resolve import load_job, resolve
+from scalelatent.jobs.runfolder import RunFolder
+from scalelatent.jobs.runner import run_job, run_new_job
+from scalelatent.jobs.runs import find_runs
+
+from .conftest import S3, SECRET
+
+PASSES = 8
+
+
+def job_file(folder: Path, base: str, **more: str) -> Path:
+    """A job whose data and run folder lie below an address."""
+    sections: dict[str, str] = {"job": "", "data": "", "engine": "", "cluster": ""} | more
+    file = folder / f"job-{uuid.uuid4().hex[:6]}.toml"
+    file.write_text(
+        f"""
+        [job]
+        name = "stored"
+        seed = 3
+        out = "{base}/run"
+        {sections["job"]}
+        [data]
+        train = "{base}/train.zarr"
+        validation = "{base}/train.zarr"
+        validation_rows = "0:100"
+        test = "{base}/train.zarr"
+        test_rows = "100:200"
+        {sections["data"]}
+        [model]
+        kind = "capsule"
+        capsule_dim = 2
+        max_iter = {PASSES}
+        projection = 20
+        tol = "none"
+        [engine]
+        leaf_rows = 64
+        block_rows = 64
+        checkpoint_passes = 2
+        {sections["engine"]}
+        [cluster]
+        {sections["cluster"] or "threads = 1"}
+        """
+    )
+    return file
+
+
+def fit(rows: sl.Dataset, **how: Any) -> sl.CapsuleRegression:
+    """What the job does, without the job."""
+    model = sl.CapsuleRegression(
+        capsule_dim=2, max_iter=PASSES, projection=20, tol=None, random_state=3, n_jobs=1
+    )
+    engine = {"leaf_rows": 64, "block_rows": 64, "checkpoint_passes": 2}
+    return model.fit(rows, validation=rows[0:100], engine=engine, **how)
+
+
+@pytest.fixture(scope="module")
+def on_disk(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The same fit from a disk and without a run folder: the oracle."""
+    folder = tmp_path_factory.mktemp("oracle")
+    rows = sl.data.make_digits(str(folder / "train.zarr"), 600, shard_rows=100)
+    model = fit(rows)
+    model.place = rows.url  # type: ignore[attr-defined]
+    return model
+
+
+@pytest.fixture
+def base(s3: S3, on_disk: Any) -> str:
+    """An address with the training rows."""
+    sl.data.make_digits(s3.at("train.zarr"), 600, shard_rows=100)
+    return s3.url
+
+
+def call(*arguments: str) -> Any:
+    """A command of the command line with ``--json``; what it printed."""
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    assert SECRET not in result.output
+    return json.loads(result.stdout[result.stdout.index("{") :])
+
+
+def same_bits(url: str, on_disk: Any) -> None:
+    model = sl.load_model(url)
+    np.testing.assert_array_equal(model.W_, on_disk.W_)
+
+
+@pytest.mark.slow
+def test_the_whole_cycle(s3: S3, on_disk: Any, tmp_path: Path) -> None:
+    base = s3.url
+    error = 1.0 - on_disk.score(sl.open_dataset(on_disk.place)[100:200])
+    with s3.door.turning_away(0.04):
+        call("data", "make", "digits", f"{base}/train.zarr", "--rows", "600")
+        done = call("fit", str(job_file(tmp_path, base)))
+        assert done["state"] == "done"
+        assert done["pass"] == PASSES
+        assert done["run"] == f"{base}/run"
+        assert done["report"] == f"{base}/run/report/index.html"
+        state = call("status", f"{base}/run")
+        assert state["test_error"] == pytest.approx(error)
+        assert call("model", "info", f"{base}/run")["model"] == "CapsuleRegression"
+        written = call("predict", f"{base}/run", f"{base}/train.zarr", "--out", f"{base}/labels.zarr")
+        assert written == {"written": f"{base}/labels.zarr", "rows": 600}
+        call("transform", f"{base}/run", f"{base}/train.zarr", "--out", f"{base}/h.zarr", "--rows", "0:100")
+        scores = call("score", f"{base}/run", f"{base}/train.zarr", "--rows", "100:200")
+        assert scores["error"] == pytest.approx(error)
+        assert call("report", f"{base}/run")["report"].endswith("run/report/index.html")
+        same_bits(f"{base}/run", on_disk)
+        same_bits(f"{base}/run/model.zarr", on_disk)
+    assert s3.door.turned_away > 5
+    page = locate(f"{base}/run").read("report/index.html")
+    assert b"<html" in page  # type: ignore[operator]
+    labels = sl.open_dataset(f"{base}/labels.zarr")
+    train = sl.open_dataset(f"{base}/train.zarr")
+    np.testing.assert_array_equal(
+        labels.read_y(0, 600), sl.load_model(f"{base}/run").predict(train.read_x(0, 600))
+    )
+    refused = CliRunner().invoke(app, ["fit", str(job_file(tmp_path, base))])
+    assert refused.exit_code == 2
+    assert "already holds a run (state: done)" in refused.output
+    assert [folder.url for folder in find_runs(base)] == [f"{base}/run"]
+    store = locate(base)
+    for key in store.all_keys():  # type: ignore[attr-defined]
+        assert SECRET.encode() not in store.read(key), key  # type: ignore[operator]
+
+
+def test_a_fit_with_its_run_folder_in_a_store(s3: S3, base: str, on_disk: Any) -> None:
+    from scalelatent.engine.callbacks import Callback
+
+    class Break(Callback):
+        def on_pass_end(self, record: dict[str, Any]) -> bool:
+            if record["pass"] == 3:
+                raise KeyboardInterrupt
+            return False
+
+    rows = sl.open_dataset(f"{base}/train.zarr")
+    with s3.door.turning_away(0.02):
+        with pytest.raises(KeyboardInterrupt):
+            fit(rows, run_dir=f"{base}/run", callbacks=[Break()])
+        assert any(name.startswith("state-") for name in locate(f"{base}/run").keys("engine"))
+        with pytest.raises(RunError, match="already holds a fit"):
+            fit(rows, run_dir=f"{base}/run")
+        model = fit(rows, run_dir=f"{base}/run", resume=True)
+    np.testing.assert_array_equal(model.W_, on_disk.W_)
+    assert [record["pass"] for record in model.history_] == list(range(1, PASSES + 1))
+    assert locate(f"{base}/run/engine/scratch").is_empty()  # temporary rows are gone
+
+
+def test_the_cycle_in_memory(on_disk: Any, tmp_path: Path) -> None:
+    base = f"memory://cycle-{uuid.uuid4().hex[:8]}"
+    sl.data.make_digits(f"{base}/train.zarr", 600, shard_rows=100)
+    result = run_new_job(load_job(job_file(tmp_path, base)))
+    assert result.warnings == []
+    same_bits(f"{base}/run", on_disk)
+    assert [r["pass"] for r in result.folder.records("metrics.jsonl")] == list(range(1, PASSES + 1))
+
+
+@pytest.mark.slow
+def test_resume_after_sigkill(s3: S3, base: str, on_disk: Any, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "scalelatent.cli", "fit", str(job_file(tmp_path, base))]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    place, deadline = locate(f"{base}/run"), time.monotonic() + 90
+    try:
+        while process.poll() is None and time.monotonic() < deadline:
+            if any(name.startswith("state-capsule_estep-000002") for name in place.keys("engine")):
+                break
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+    finally:
+        process.wait(30)
+    assert process.returncode == -signal.SIGKILL
+    folder = RunFolder.open(f"{base}/run")
+    state = folder.read_state()
+    assert state["state"] == "failed"  # at once: its process is seen to be gone
+    assert f"scalelatent resume {base}/run" in state["error"]
+    assert not folder.has_model
+    assert call("resume", f"{base}/run")["state"] == "done"
+    same_bits(f"{base}/run", on_disk)
+    assert [r["pass"] for r in folder.records("metrics.jsonl")] == list(range(1, PASSES + 1))
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_in_another_process(
+    s3: S3, base: str, on_disk: Any, tmp_path: Path
+) -> None:
+    from scalelatent.engine.callbacks import Callback
+
+    class Break(Callback):
+        def on_pass_end(self, record: dict[str, Any]) -> bool:
+            if record["pass"] == 3:
+                raise KeyboardInterrupt
+            return False
+
+    job = load_job(job_file(tmp_path, base))
+    folder = RunFolder.create(job.job.out, job)
+    with pytest.raises(KeyboardInterrupt):
+        run_job(job, folder, callbacks=[Break()])
+    assert folder.read_state()["state"] == "cancelled"
+    again = RunFolder.open(folder.url)
+    run_job(again.read_job(), again, resume=True)
+    same_bits(folder.url, on_disk)
+
+
+@pytest.mark.slow
+def test_a_store_that_fails_in_mid_run(s3: S3, base: str, on_disk: Any, tmp_path: Path) -> None:
+    job = load_job(job_file(tmp_path, base))
+    folder = RunFolder.create(job.job.out, job)
+    no_checkpoint = s3.door.denying(lambda method, path: "state-capsule_estep-000004" in path)
+    with no_checkpoint, pytest.raises(RunError, match=r"cannot write s3://.*permission denied.*resume"):
+        run_job(job, folder)
+    assert folder.read_state()["state"] == "failed"
+    run_job(job, folder, resume=True)
+    same_bits(folder.url, on_disk)
+
+
+@pytest.mark.slow
+def test_an_object_lost_in_mid_run_is_named_and_the_run_kept(s3: S3, base: str, tmp_path: Path) -> None:
+    from scalelatent.engine.callbacks import Callback
+
+    key = "train.zarr/x/c/3/0/0"
+    kept = locate(base).read(key)
+    assert kept is not None
+
+    class Lose(Callback):
+        def on_stage(self, info: dict[str, Any]) -> None:
+            locate(base).delete(key)
+
+    job = load_job(job_file(tmp_path, base))
+    folder = RunFolder.create(job.job.out, job)
+    with pytest.raises(DataError, match=r"x/c/3/0/0 \(rows 300:400 of 'x'\) is missing"):
+        run_job(job, folder, callbacks=[Lose()])
+    locate(base).write(key, kept)
+    run_job(job, folder, resume=True)
+    assert folder.read_state()["state"] == "done"
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_on_a_cluster(s3: S3, base: str, on_disk: Any, tmp_path: Path) -> None:
+    file = job_file(tmp_path, base, cluster="workers = 2\nthreads = 1\nmemory_limit = '1GiB'")
+    with s3.door.turning_away(0.02):
+        result = run_new_job(load_job(file))
+    same_bits(f"{base}/run", on_disk)
+    assert result.warnings == []
+    with sl.cluster("local", workers=1, threads=1):
+        result.estimator.predict(sl.open_dataset(f"{base}/train.zarr"), out=f"{base}/labels.zarr")
+    assert len(sl.open_dataset(f"{base}/labels.zarr")) == 600
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_workers_without_credentials_are_told(base: str) -> None:
+    with sl.cluster("local", workers=1, threads=1) as client:
+        client.run(
+            lambda: [__import__("os").environ.pop(f"AWS_{k}") for k in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")]
+        )
+        model = sl.CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0)
+        with pytest.raises(RunError, match=r"worker\(s\) .* do not see the run folder s3://.*no credentials"):
+            model.fit(sl.open_dataset(f"{base}/train.zarr"), run_dir=f"{base}/other")
+
+
+def test_a_run_folder_that_cannot_be(s3: S3, tmp_path: Path) -> None:
+    sl.data.make_digits(s3.at("train.zarr"), 100)
+    job = load_job(job_file(tmp_path, s3.url), settings=["job.out=s3://no-such-bucket/run"])
+    with pytest.raises(DataError, match="there is no bucket 'no-such-bucket'"):
+        run_new_job(job)
+    with s3.door.denying(lambda method, path: method == "PUT"):
+        result = CliRunner().invoke(app, ["fit", str(job_file(tmp_path, s3.url))])
+    assert result.exit_code == 2
+    assert "cannot be written" in result.output
+    assert "permission denied" in result.output
+    with pytest.raises(JobError, match=r"run folder s3://.*/none does not exist"):
+        RunFolder.open(s3.at("none"))
+    with pytest.raises(JobError, match=r"train.zarr is no run folder"):
+        RunFolder.open(s3.at("train.zarr"))
+
+
+def test_the_doctor_looks_at_a_store(s3: S3) -> None:
+    from scalelatent.jobs.doctor import examine
+
+    def folder(url: str) -> Any:
+        return next(finding for finding in examine(url) if finding.check == "folder")
+
+    assert folder(s3.at("runs")).status == "ok"
+    assert locate(s3.url + "/runs").is_empty()
+    told = folder("s3://no-such-bucket/runs")
+    assert told.status == "fail"
+    assert "there is no bucket 'no-such-bucket'" in told.found
+
+
+def test_the_demo_stays_at_home() -> None:
+    result = CliRunner().invoke(app, ["demo", "--out", "s3://bucket/demo"])
+    assert result.exit_code == 2
+    assert "give a path" in result.output
+
+
+def test_a_driver_that_was_replaced_leaves_the_state_alone(on_disk: Any, tmp_path: Path) -> None:
+    from scalelatent.engine.callbacks import Callback
+
+    base = f"memory://replaced-{uuid.uuid4().hex[:8]}"
+    sl.data.make_digits(f"{base}/train.zarr", 200)
+    job = load_job(job_file(tmp_path, base))
+    folder = RunFolder.create(job.job.out, job)
+
+    class Replace(Callback):
+        def on_pass_end(self, record: dict[str, Any]) -> bool:
+            assert folder._held is not None
+            folder._held.lost = True  # what the heartbeat finds
+            return False
+
+    with pytest.raises(RunError, match="was taken over by another driver"):
+        run_job(job, folder, callbacks=[Replace()])
+    assert json.loads(locate(f"{base}/run").read("state.json"))["state"] == "running"  # type: ignore[arg-type]
+
+
+def test_a_refused_job_leaves_nothing(s3: S3, tmp_path: Path) -> None:
+    sl.data.make_digits(s3.at("train.zarr"), 100)
+    with pytest.raises(JobError, match="reach beyond"):
+        run_new_job(load_job(job_file(tmp_path, s3.url, data='train_rows = "0:5000"')))
+    assert locate(s3.at("run")).is_empty()
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("data", "train", "s3://AKIA:my-secret@bucket/train.zarr"),
+        ("job", "out", "s3://bucket/run?secret=my-secret"),
+        ("data", "secret", "my-secret"),
+        ("job", "aws_access_key_id", "my-secret"),
+        ("data", "storage_options", {"key": "a", "secret": "my-secret"}),
+        ("engine", "token", "my-secret"),
+    ],
+)
+@pytest.mark.parametrize("source", ["file", "environment", "setting"])
+def test_credentials_in_a_job_are_refused_and_not_repeated(
+    section: str, key: str, value: Any, source: str
+) -> None:
+    stored: dict[str, Any] = {
+        "job": {"out": "run"}, "data": {"train": "a.zarr"}, "model": {"kind": "capsule"}
+    }  # fmt: skip
+    environ, settings = {}, []
+    if source == "file":
+        stored.setdefault(section, {})[key] = value
+    elif source == "environment":
+        environ = {f"SCALELATENT_{section.upper()}__{key.upper()}": str(value)}
+    else:
+        settings = [f"{section}.{key}={value}"]
+    with pytest.raises(JobError, match=r"credential.*AWS_ACCESS_KEY_ID.*never") as error:
+        resolve(stored, environ=environ, settings=settings)
+    assert "my-secret" not in str(error.value)

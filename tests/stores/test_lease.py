@@ -1,0 +1,156 @@
+"""The lease of a run folder in an object store."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from typing import Any
+
+import pytest
+
+from scalelatent.data.store import locate
+from scalelatent.errors import RunError
+from scalelatent.jobs import lease as lease_module
+from scalelatent.jobs.lease import ObjectLock
+from scalelatent.jobs.runfolder import RunFolder
+from scalelatent.jobs.spec import DataSection, Job, JobSection
+
+from .conftest import S3
+
+JOB = Job(JobSection(name="x", out="run"), DataSection(train="a.zarr"), "capsule", {})
+
+
+@pytest.fixture
+def url() -> str:
+    return f"memory://lease-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_module, "HEARTBEAT_SECONDS", 0.02)
+
+
+def _pretend(url: str, number: int, **who: Any) -> None:
+    written = {"token": "t", "pid": 1, "host": "elsewhere", "space": "another boot", "started": 0.0, **who}
+    locate(url).write(f"lock/{number:06d}.json", json.dumps(written).encode())
+
+
+def _wait(until: Any, seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not until() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(until())
+
+
+@pytest.mark.parametrize("place", ["memory", "s3"])
+def test_one_driver(url: str, place: str, request: pytest.FixtureRequest) -> None:
+    if place == "s3":
+        url = request.getfixturevalue("s3").at("run")
+    folder = RunFolder.create(url, JOB)
+    with folder.lock():
+        message = rf"driven by process {os.getpid()} on host .* its lease ends in"
+        with pytest.raises(RunError, match=message), RunFolder.open(url).lock():
+            pass
+        folder.update_state(state="running")
+        assert RunFolder.open(url).read_state()["state"] == "running"
+    assert RunFolder.open(url).read_state()["state"] == "failed"  # nobody drives it
+    with RunFolder.open(url).lock():
+        pass
+    assert locate(url).keys("lock") == ["000002.json"]
+
+
+def test_of_many_one_gets_it(s3: S3) -> None:
+    url, won, start = s3.at("run"), [], threading.Barrier(5)
+    locate(url).write("lock/000003.json", b'{"released": true}')
+
+    def race() -> None:
+        lock = ObjectLock(locate(url))  # type: ignore[arg-type]
+        start.wait()
+        try:
+            lock.acquire()
+            won.append(lock)
+        except BlockingIOError:
+            pass
+
+    threads = [threading.Thread(target=race) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(won) == 1
+    assert locate(url).keys("lock") == ["000004.json"]
+    won[0].release()
+
+
+def test_another_host_holds_it_until_its_heart_stops(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _pretend(url, 7)
+    lock = ObjectLock(locate(url))  # type: ignore[arg-type]
+    holder = lock.holder()
+    assert holder is not None
+    assert holder["host"] == "elsewhere"
+    assert 80 <= holder["seconds_left"] <= 90
+    with pytest.raises(BlockingIOError):
+        lock.acquire()
+    monkeypatch.setattr(lease_module, "STALE_SECONDS", -1.0)
+    assert lock.holder() is None
+    lock.acquire()
+    assert locate(url).keys("lock") == ["000008.json"]
+    lock.release()
+
+
+def test_a_dead_process_of_this_machine_is_seen_at_once(s3: S3) -> None:
+    url = s3.at("run")
+    script = (
+        "import os, signal\n"
+        "from scalelatent.data.store import locate\n"
+        "from scalelatent.jobs.lease import ObjectLock\n"
+        f"ObjectLock(locate({url!r})).acquire()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
+    assert locate(url).keys("lock") == ["000001.json"]
+    lock = ObjectLock(locate(url))  # type: ignore[arg-type]
+    assert lock.holder() is None
+    lock.acquire()
+    lock.release()
+
+
+def test_a_driver_that_was_replaced_stops(url: str, quick: None) -> None:
+    folder = RunFolder.create(url, JOB)
+    with pytest.raises(RunError, match="was taken over by another driver"), folder.lock():
+        folder.append("metrics.jsonl", {"pass": 1})
+        _pretend(url, 2)
+        assert _wait(lambda: folder._held is not None and folder._held.lost)
+        folder.append("metrics.jsonl", {"pass": 2})
+    assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1]
+    written = json.loads(locate(url).read("lock/000002.json"))  # type: ignore[arg-type]
+    assert written["host"] == "elsewhere"  # the loser gave back nothing that is the winner's
+
+
+def test_heartbeat(url: str, quick: None) -> None:
+    lock = ObjectLock(locate(url))  # type: ignore[arg-type]
+    lock.acquire()
+    beat = lambda: json.loads(locate(url).read("lock/000001.json")).get("beats", 0)  # type: ignore[arg-type]  # noqa: E731
+    assert _wait(lambda: beat() >= 2)
+    lock.release()
+    assert lock.holder() is None
+    lock.release()  # twice harms nothing
+
+
+def test_a_lost_answer_is_no_other_driver(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = locate(url)
+    create = place.create  # type: ignore[attr-defined]
+
+    def put_but_say_no(key: str, data: bytes) -> bool:
+        assert create(key, data)
+        return False
+
+    monkeypatch.setattr(place, "create", put_but_say_no)
+    lock = ObjectLock(place)  # type: ignore[arg-type]
+    lock.acquire()
+    lock.release()

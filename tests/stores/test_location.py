@@ -1,0 +1,224 @@
+"""What every place does, on a disk, in memory and in an object store."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from scalelatent.data.linelog import LineLog
+from scalelatent.data.store import locate
+from scalelatent.errors import ScalelatentError, StoreError
+
+from .conftest import S3, SECRET
+
+
+def test_files(anywhere: str) -> None:
+    place = locate(anywhere)
+    assert place.is_empty()
+    place.make()
+    assert place.is_empty()
+    assert place.read("a/b") is None
+    assert not place.has("a/b")
+    assert place.stamp("a/b") is None
+    assert place.keys("a") == []
+    place.delete("a/b")
+    place.delete_tree("a")
+    place.write("a/b", b"0123456789")
+    first = place.stamp("a/b")
+    assert first is not None
+    assert place.read("a/b") == b"0123456789"
+    place.write("a/b", b"9876543210", durable=True)
+    assert place.stamp("a/b") != first
+    place.write("a/empty", b"")
+    assert place.read("a/empty") == b""
+    assert place.has("a/empty")
+    place.write("a/b2/c", b"x")
+    assert place.keys("a") == ["b", "b2", "empty"]
+    assert place.keys("") == ["a"]
+    assert not place.is_empty()
+    assert not place.has("a")
+    assert not place.has("a/b2")
+    place.delete("a/b")
+    assert place.keys("a") == ["b2", "empty"]
+    assert place.at("a").read("b2/c") == b"x"
+    place.delete_tree("a/b2")
+    assert place.keys("a") == ["empty"]
+    place.clear()
+    assert place.is_empty()
+
+
+def test_ranges(anywhere: str) -> None:
+    place = locate(anywhere)
+    place.write("f", bytes(range(100)))
+    assert place.read_range("f", 10, 5) == bytes(range(10, 15))
+    assert place.read_range("f", -4, 4) == bytes(range(96, 100))
+    assert place.read_range("f", 90, 50) == bytes(range(90, 100))
+    assert place.read_range("f", -200, 200) == bytes(range(100))
+    wanted = [("f", i, 3) for i in range(0, 60, 3)]
+    assert b"".join(place.read_ranges(wanted)) == bytes(range(60))
+    assert place.read_ranges(["f", ("f", 1, 1)]) == [bytes(range(100)), b"\1"]
+    with pytest.raises(FileNotFoundError):
+        place.read_range("g", 0, 1)
+    with pytest.raises(FileNotFoundError):
+        place.read_ranges(["f", "g"])
+
+
+def test_what_takes_over_is_whole_or_not_there(anywhere: str) -> None:
+    place = locate(anywhere)
+    with place.replacing() as target:
+        target.write("x", b"1")
+        target.write("zarr.json", b"{}")
+    assert place.keys("") == ["x", "zarr.json"]
+    with place.replacing() as target:
+        target.write("y", b"2")
+        target.write("zarr.json", b"{}")
+    assert place.keys("") == ["y", "zarr.json"]
+    with pytest.raises(RuntimeError), place.replacing() as target:
+        target.write("z", b"3")
+        raise RuntimeError
+    assert not place.has("z")
+
+
+@pytest.mark.parametrize("bytes_a_segment", [64 << 10, 30])
+def test_logs(anywhere: str, bytes_a_segment: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scalelatent.data.linelog.SEGMENT_BYTES", bytes_a_segment)
+    place = locate(anywhere)
+    place.make()
+    log = LineLog(place, "log.jsonl")
+    assert log.lines() == []
+    assert not log.exists()
+    lines = [f"line {i}".encode() for i in range(12)]
+    for line in lines[:7]:
+        log.append(line)
+    log = LineLog(place, "log.jsonl")  # another process goes on
+    for line in lines[7:]:
+        log.append(line)
+    assert LineLog(place, "log.jsonl").lines() == lines
+    assert log.exists()
+    log.rewrite(lines[:5])
+    assert LineLog(place, "log.jsonl").lines() == lines[:5]
+    log.append(b"other")
+    assert LineLog(place, "log.jsonl").lines() == [*lines[:5], b"other"]
+    log.rewrite([])
+    assert LineLog(place, "log.jsonl").lines() == []
+
+
+def test_one_of_many_creates(s3: S3) -> None:
+    place = locate(s3.url + "/x")
+    won: list[int] = []
+    start = threading.Barrier(6)
+
+    def race(i: int) -> None:
+        start.wait()
+        if place.create("lock", str(i).encode()):  # type: ignore[attr-defined]
+            won.append(i)
+
+    threads = [threading.Thread(target=race, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(won) == 1
+    assert place.read("lock") == str(won[0]).encode()
+
+
+def test_reads_are_in_flight_together(s3: S3) -> None:
+    place = locate(s3.at("x"))
+    place.write("f", bytes(1000))
+    s3.door.gate = threading.Barrier(4)  # nobody is answered before four have asked
+    try:
+        assert len(place.read_ranges([("f", i, 1) for i in range(8)])) == 8
+    finally:
+        s3.door.gate = None
+    assert s3.door.most_in_flight >= 4
+
+
+def test_503_is_waited_out_and_told_when_it_lasts(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = locate(s3.at("x"))
+    with s3.door.turning_away(0.4):
+        for i in range(10):
+            place.write(f"k{i}", bytes([i]))
+        assert [place.read(f"k{i}") for i in range(10)] == [bytes([i]) for i in range(10)]
+        assert len(place.keys("")) == 10
+    assert s3.door.turned_away > 3
+    monkeypatch.setattr("scalelatent.data.objects.RETRY_SECONDS", 0.3)
+    with s3.door.turning_away(1.0), pytest.raises(StoreError) as error:
+        place.read("k0")
+    assert "x/k0: the store did not answer as it should in" in str(error.value)
+    assert "503" in str(error.value)
+
+
+def test_a_server_that_is_down(s3: S3, fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from scalelatent.data import objects
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setattr(objects, "RETRY_SECONDS", 0.2)
+    objects.forget_connections()
+    with pytest.raises(StoreError, match="look whether it is up and reachable"):
+        locate(s3.at("x")).read("k")
+
+
+def test_no_credentials(s3: S3, fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from scalelatent.data import objects
+
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    objects.forget_connections()
+    with pytest.raises(StoreError, match=r"no credentials were found for s3://b-.*AWS_ACCESS_KEY_ID.*never"):
+        locate(s3.at("x")).read("k")
+
+
+def test_no_bucket(s3: S3) -> None:
+    place = locate("s3://no-such-bucket/x")
+    message = "there is no bucket 'no-such-bucket'"
+    for ask in (lambda: place.read("k"), lambda: place.has("k"), lambda: place.write("k", b""),
+                lambda: place.keys(""), place.is_empty):  # fmt: skip
+        with pytest.raises(StoreError, match=message):
+            ask()
+
+
+def test_permission_denied(s3: S3) -> None:
+    place = locate(s3.at("x"))
+    with s3.door.denying(lambda method, path: True):
+        for ask in (lambda: place.read("k"), lambda: place.write("k", b"")):
+            with pytest.raises(StoreError, match=r"x/k: permission denied \(.*use others") as error:
+                ask()
+            assert SECRET not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("s3://AKIAKEY:my-secret@bucket/x", "'s3://…@bucket/x' carries credentials"),
+        ("s3://AKIAKEY@bucket/x", "carries credentials"),
+        ("s3://bucket/x?key=a&secret=my-secret", r"'s3://bucket/x\?…' carries credentials"),
+        ("gs://bucket/x?token=my-secret", "carries credentials"),
+        ("abfs://container:my-secret@account/x", "carries credentials"),
+        ("s3://bucket/x?version=3", "has a query"),
+        ("s3://", "needs a name"),
+        ("memory://", "needs a name"),
+        ("nosuch://bucket/x", "'nosuch://' are not known here"),
+    ],
+)
+def test_addresses_that_are_refused(url: str, message: str) -> None:
+    with pytest.raises(StoreError, match=message) as error:
+        locate(url)
+    assert "my-secret" not in str(error.value)
+    assert isinstance(error.value, ScalelatentError)
+
+
+def test_a_package_that_is_not_installed_is_named(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec
+
+    def absent(protocol: str) -> None:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec, "get_filesystem_class", absent)
+    from scalelatent.data import objects
+
+    objects.forget_connections()
+    with pytest.raises(StoreError, match=r"pip install 'scalelatent\[s3\]'"):
+        locate("s3://bucket/x")
+    with pytest.raises(StoreError, match=r"pip install 'scalelatent\[gs\]'"):
+        locate("gs://bucket/x")

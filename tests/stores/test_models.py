@@ -1,0 +1,66 @@
+"""Models at every kind of address: whole, or not there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import scalelatent as sl
+from scalelatent.data.store import locate
+from scalelatent.errors import DataError
+
+from .conftest import S3
+
+
+@pytest.fixture(scope="module")
+def model() -> sl.CapsuleRegression:
+    x = np.random.default_rng(0).normal(size=(90, 5))
+    return sl.CapsuleRegression(capsule_dim=2, max_iter=3, random_state=0).fit(x, np.arange(90) % 3)
+
+
+def test_save_and_load(anywhere: str, model: sl.CapsuleRegression) -> None:
+    model.save(anywhere)
+    np.testing.assert_array_equal(sl.load_model(anywhere).W_, model.W_)
+    with pytest.raises(DataError, match="exists: choose another place"):
+        model.save(anywhere)
+    model.save(anywhere, overwrite=True)
+    np.testing.assert_array_equal(sl.load_model(anywhere).W_, model.W_)
+    place = locate(anywhere)
+    place.write("W/zarr.json", place.read("W/zarr.json").replace(b'"float', b'"floot'))  # type: ignore[union-attr]
+    with pytest.raises(Exception, match=r"damaged|float|dtype|data type"):
+        sl.load_model(anywhere)
+
+
+def test_the_digests_are_written_last(s3: S3, model: sl.CapsuleRegression) -> None:
+    model.save(s3.at("m.zarr"))
+    puts = [path for method, path, _ in s3.door.requests if method == "PUT"]
+    assert puts[-1].endswith("/m.zarr/zarr.json")
+    first = next(i for i, path in enumerate(puts) if path.endswith("/m.zarr/zarr.json"))
+    assert first == 0  # an empty group; with it alone, or with arrays but no digests, there is no model
+    locate(s3.at("m.zarr")).write("zarr.json", b'{"zarr_format": 3, "node_type": "group", "attributes": {}}')
+    with pytest.raises(DataError, match="it was not finished: save it again"):
+        sl.load_model(s3.at("m.zarr"))
+
+
+def test_a_save_that_breaks_off_leaves_no_model(s3: S3, model: sl.CapsuleRegression) -> None:
+    puts = 0
+
+    def third_put(method: str, path: str) -> bool:
+        nonlocal puts
+        puts += method == "PUT"
+        return method == "PUT" and puts == 3
+
+    with s3.door.denying(third_put), pytest.raises(DataError, match=r"cannot write the model s3://.*denied"):
+        model.save(s3.at("m.zarr"))
+    assert locate(s3.at("m.zarr")).is_empty()
+    with pytest.raises(DataError, match="is no saved model"):
+        sl.load_model(s3.at("m.zarr"))
+
+
+def test_a_lost_chunk_is_told(s3: S3, model: sl.CapsuleRegression) -> None:
+    model.save(s3.at("m.zarr"))
+    place = locate(s3.at("m.zarr"))
+    chunk = next(k for k in place.all_keys() if k.startswith("W/c/"))  # type: ignore[attr-defined]
+    place.delete(chunk)
+    with pytest.raises(DataError, match="its array 'W' is not the one that was saved"):
+        sl.load_model(s3.at("m.zarr"))
