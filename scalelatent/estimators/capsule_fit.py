@@ -22,16 +22,17 @@ from scalelatent.engine.plan import (
 from scalelatent.engine.streams import stream
 from scalelatent.errors import DataError
 from scalelatent.models.capsule.members import Members, build_members
-from scalelatent.models.capsule.model import CapsuleEM, CapsuleState, initial_state
+from scalelatent.models.capsule.model import CapsuleEM, initial_state
 from scalelatent.models.capsule.moments import Project, SecondMoments, leading_eigenvectors
 from scalelatent.models.capsule.start import random_start, schedule_arrays, subspace_start
 
+from .capsule_online import ONLINE, check_online_params
 from .session import FitSession
 
 AUTO_PROJECTION = 196
 COUNT_ROWS = 2**20
 CHOICES = {
-    "algorithm": ("em",),
+    "algorithm": ("em", *ONLINE),
     "init": ("subspace", "random"),
     "device": ("auto", "cpu", "gpu", "reference"),
 }
@@ -63,6 +64,7 @@ def check_params(model: Any) -> None:
             "are at least 0, init_scale above 0"
         )
     schedule_arrays(model.nu_schedule)
+    check_online_params(model)
 
 
 def _whole(value: Any) -> bool:
@@ -124,8 +126,8 @@ def start(
     members: Members,
     classes: np.ndarray,
     class_weight: np.ndarray | None,
-) -> tuple[CapsuleEM, CapsuleState]:
-    """The learner with the second moments of the rows, and the first state.
+) -> tuple[CapsuleEM, np.ndarray, np.ndarray]:
+    """The learner with the second moments of the rows, the weight of each class, and the first W.
 
     Raises
     ------
@@ -157,7 +159,7 @@ def start(
         class_weight=class_weight,
         has_validation=int("validation" in datasets),
     )
-    return learner, initial_state(_first_weights(model, members, classes, moment, weight), members.n_members)
+    return learner, np.array(weight), _first_weights(model, members, classes, moment, weight)
 
 
 def _first_weights(
@@ -340,7 +342,11 @@ def plan(
         "seconds_per_pass": max(compute, read),
         "bound_by": "reading" if read > compute else "computing",
     }
-    least = int(patience.sum()) if scheduled else int(model.max_iter)
-    report["passes"] = {"at_least": min(least, int(model.max_iter)), "at_most": int(model.max_iter)}
+    report["passes"] = _passes(model, int(patience.sum()) if scheduled else int(model.max_iter))
     report["expected_seconds_at_least"] = report["probe"]["seconds_per_pass"] * report["passes"]["at_least"]
     return report
+
+
+def _passes(model: Any, least: int) -> dict[str, int]:
+    most = int(model.max_iter if model.algorithm == "em" else model.n_epochs)
+    return {"at_least": min(least, most), "at_most": most}
