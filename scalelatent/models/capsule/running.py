@@ -227,14 +227,22 @@ class RunningCapsule:
         stats = Stats.zeros(estep.layout())
         estep.accumulate(prepared, Block(x, codes, weight, 0), stats)
         kinds, which = _kinds(members.labels.tobytes(), members.labels.shape)
-        w = self.w.copy()
+        w, one = self.w.copy(), x[0].astype(np.float64) if len(x) == 1 else None
         for r in np.flatnonzero(stats["sums"][:, 3] > 0):
             rows = slice(int(members.offsets[r]), int(members.offsets[r + 1]))
             kind = int(which[r])
             delta = stats["delta"][rows] / stats["sums"][r, 3]
             if options.ridge > 0:
                 delta -= options.ridge / self.weight[kinds[kind]].sum() * self.w[rows]
-            w[rows] += rate * (delta @ self._inverse(kind, kinds[kind], options.ridge))
+            if not delta.any():
+                continue
+            inverse = self._inverse(kind, kinds[kind], options.ridge)
+            if one is not None and options.ridge == 0:
+                # One row's Delta is g x^T: a product of p^2 in place of one of D p^2.
+                g = delta @ one / (one @ one)
+                w[rows] += rate * np.outer(g, inverse @ one)
+            else:
+                w[rows] += rate * (delta @ inverse)
         return w
 
     def _walked(
