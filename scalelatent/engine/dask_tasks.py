@@ -32,7 +32,7 @@ _limited: Any = None
 _current: Any = None
 
 
-def _limit_pools() -> None:
+def limit_pools() -> None:
     """One thread for BLAS in this worker, set at its first task and kept: its pools belong to its tasks."""
     global _limited
     with _pools:
@@ -49,7 +49,8 @@ def sees(path: str) -> bool:
     return os.path.exists(path)
 
 
-def _stage(ref: Ref, name: str) -> Stage:
+def load_stage(ref: Ref, name: str) -> Stage:
+    """The constants of a stage, read once a process."""
     return _recent.get((ref, name), lambda: EngineStore(ref[0]).load_stage(name))
 
 
@@ -92,11 +93,11 @@ def task_span(
     ref: Ref, stage_name: str, iteration: int, span: Span, state: Any, checkpoint_seconds: float
 ) -> np.ndarray:
     """Read, compute and reduce one span."""
-    stage = _stage(ref, stage_name)
+    stage = load_stage(ref, stage_name)
     key = (ref, stage_name, iteration, threading.get_ident())
     begin = time.perf_counter()
     _enter_pass((ref, stage_name, iteration))
-    _limit_pools()
+    limit_pools()
     context = getattr(_local, "context", None)
     if context is None or context[0] != key:
         _local.context = context = (key, PassContext(stage, state, _backend(stage.device), shared_cache()))
@@ -135,12 +136,12 @@ def task_mstep(
     ref: Ref, stage_name: str, iteration: int, parts: list[str], nodes: list[list[np.ndarray]], state: Any
 ) -> dict[str, Any]:
     """Last merge, M-step, and the next state into the run folder; returns scalars."""
-    stage, store = _stage(ref, stage_name), EngineStore(ref[0])
+    stage, store = load_stage(ref, stage_name), EngineStore(ref[0])
     stats, rows, nbytes = {}, 0, 0
     for part, vectors in zip(parts, nodes, strict=True):
         stats[part], part_rows, part_bytes = split_vector(stage, part, merge_vectors(vectors))
         rows, nbytes = rows + part_rows, nbytes + part_bytes
-    _limit_pools()
+    limit_pools()
     following = stage.work.update(state, stats)
     store.save_state(stage_name, iteration + 1, following, durable=False)
     _recent.put((ref, stage_name, "state", iteration + 1), following)
@@ -162,7 +163,7 @@ def task_write_rows(url: str, shard: int, x: np.ndarray, y: Any, weight: Any) ->
 def task_map(ref: Ref, name: str, shard: int) -> int:
     """One shard of an output as large as the data."""
     task = _recent.get((ref, name), lambda: _load_map(ref[0], name))
-    _limit_pools()
+    limit_pools()
     return task.write_shard(shard, _backend(task.device), threading.Event())
 
 

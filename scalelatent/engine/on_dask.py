@@ -17,7 +17,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from scalelatent.data.grid import FAN_IN
 from scalelatent.errors import RunError, ScalelatentError
@@ -35,6 +35,8 @@ from .dask_tasks import (
 )
 from .executor import OnRows, StepResult
 from .inprocess import plan_spans
+from .online_dask import DaskSteps
+from .order import RowOrder
 from .passes import Span, Stage, split_vector
 from .store import EngineStore
 
@@ -66,6 +68,7 @@ class DaskExecutor:
         self.client = client
         self.store = store
         self.checkpoint_seconds = checkpoint_seconds
+        self.spread, self._parts = "auto", 0
         self.token = uuid.uuid4().hex[:6]
         self.threads, self._looked = self._threads(), time.monotonic()
         if not self.threads:
@@ -83,7 +86,7 @@ class DaskExecutor:
     def _threads(self) -> dict[str, int]:
         return dict(sorted(self.client.nthreads().items()))
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         """Look at the workers anew, but not each pass: short ones would wait for the answer."""
         if time.monotonic() - self._looked > REFRESH_SECONDS:
             self.threads = self._threads() or self.threads
@@ -132,9 +135,18 @@ class DaskExecutor:
             priority=10,
             pure=False,
         )
-        out = self._result(future)
+        out = self.result(future)
         self.store.drop_nodes()
         return StepResult(out["summary"], out["done"], out["rows"], out["bytes_read"], iteration + 1)
+
+    def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> DaskSteps:
+        """Steps on the workers, in segments."""
+        return DaskSteps(self, stage, order, n_epochs, self.spread)
+
+    def next_token(self) -> str:
+        """Ends the names of the tasks of one part of the fit, so that no name comes twice."""
+        self._parts += 1
+        return f"{self.token}{self._parts}"
 
     def collect(self, stage: Stage, on_rows: OnRows) -> dict[str, Stats]:
         """One pass of reductions; their sums come to the driver, once a fit."""
@@ -145,7 +157,7 @@ class DaskExecutor:
             future = self.client.submit(
                 task_merge, futures, key=self._key(stage, "merge", 0, f"{part}-root"), pure=False
             )
-            out[part] = split_vector(stage, part, self._result(future))[0]
+            out[part] = split_vector(stage, part, self.result(future))[0]
         self.store.drop_nodes()
         return out
 
@@ -154,7 +166,7 @@ class DaskExecutor:
 
     def _reduce(self, stage: Stage, iteration: int, params: Any, on_rows: OnRows) -> dict[str, list[Any]]:
         """Futures of the top nodes of each part, in order; at most eight a part."""
-        self._refresh()
+        self.refresh()
         spans, kept = plan_spans(stage, iteration, self.store, self.workers)
         trees = {part: _FutureTree(self, stage, iteration, part) for part in stage.grids}
         folder, done = self.store.ref, 0
@@ -197,7 +209,7 @@ class DaskExecutor:
 
     def run_map(self, task: Any, on_rows: OnRows) -> None:
         """Shards of a map as tasks."""
-        self._refresh()
+        self.refresh()
         name = f"map-{task.name}-{self.token}"
         self.store.save_result(
             name, {"row_map": task.row_map, "task": task.to_json(), "classes": task.classes}
@@ -305,26 +317,63 @@ class DaskExecutor:
             if pending:
                 self.client.cancel(list(pending))
 
-    def _next_ended(self, ended: queue.SimpleQueue[Any], pending: dict[Any, Any]) -> Any:
+    def _next_ended(
+        self,
+        ended: queue.SimpleQueue[Any],
+        pending: dict[Any, Any],
+        check: Callable[[], None] | None = None,
+    ) -> Any:
         begin = time.monotonic()
         while True:
             try:
                 return ended.get(timeout=_POLL_SECONDS)
             except queue.Empty:
+                if check is not None:
+                    check()
                 if time.monotonic() - begin < STALL_SECONDS:
                     continue
             threads, begin = self._threads(), time.monotonic()
             if not threads:
-                raise RunError(
-                    f"no workers are left on {self.client.scheduler.address} and none came in "
-                    f"{STALL_SECONDS:.0f} s; waiting for {len(pending)} spans. Start "
-                    "workers, then resume the run: finished passes are kept"
-                )
+                self._no_workers(f"{len(pending)} spans")
 
-    def _result(self, future: Any) -> Any:
+    def _no_workers(self, what: str) -> NoReturn:
+        raise RunError(
+            f"no workers are left on {self.client.scheduler.address} and none came in {STALL_SECONDS:.0f} s; "
+            f"waiting for {what}. Start workers, then resume the run: finished passes are kept"
+        )
+
+    def wait_for_workers(self) -> dict[str, int]:
+        """Threads of each worker that is there now; waits a while for one.
+
+        Raises
+        ------
+        RunError
+            None came.
+        """
+        begin = time.monotonic()
+        while not (threads := self._threads()):
+            if time.monotonic() - begin > STALL_SECONDS:
+                self._no_workers("the next step")
+            time.sleep(_POLL_SECONDS)
+        self.threads, self._looked = threads, time.monotonic()
+        return threads
+
+    def result(self, future: Any, check: Callable[[], None] | None = None) -> Any:
+        """The result of a task, waited for as long as there are workers.
+
+        Parameters
+        ----------
+        check : callable, optional
+            Called now and then; may raise to give up.
+
+        Raises
+        ------
+        RunError
+            The task was lost, or no workers are left.
+        """
         ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
         future.add_done_callback(ended.put)
-        self._next_ended(ended, {future: None})
+        self._next_ended(ended, {future: None}, check)
         if future.status != "finished":
             self._raise(future)
         return future.result()

@@ -136,6 +136,10 @@ class EngineStore:
         except RunError:
             return None
 
+    def drop_result(self, name: str) -> None:
+        """Forget a result."""
+        (self.folder / f"result-{name}.rec").unlink(missing_ok=True)
+
     # -- states ----------------------------------------------------------------------------------------------
 
     def state_path(self, stage: str, iteration: int) -> Path:

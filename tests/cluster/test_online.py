@@ -1,0 +1,366 @@
+"""Online fits on a cluster: the bits of the fit in this process, whoever dies; small tasks; nothing grows."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent.data import Dataset, open_dataset
+from scalelatent.engine import loop, online, online_dask
+from scalelatent.engine.cache import PieceCache
+from scalelatent.engine.callbacks import Callback, Callbacks
+from scalelatent.engine.inprocess import InProcessExecutor
+from scalelatent.engine.loop import LoopResult
+from scalelatent.engine.on_dask import DaskExecutor
+from scalelatent.engine.online import fit_online
+from scalelatent.engine.order import RowOrder
+from scalelatent.engine.passes import make_stage
+from scalelatent.engine.store import EngineStore
+from scalelatent.errors import DataError
+
+from .conftest import load_online_toys
+from .test_failures import Often
+
+P, K, ROWS, BATCH = 12, 4, 960, 48
+STEPS = ROWS // BATCH
+toys = load_online_toys()
+LEARNERS = {"gradient": toys.Logistic(P, K), "walk": toys.Walk(P, K), "evidence": toys.Evidence(P)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stored rows: ``train`` and ``validation``."""
+    folder = tmp_path_factory.mktemp("online")
+    centres = np.random.Generator(np.random.Philox(9)).normal(size=(K, P))
+    for name, n, seed in (("train", ROWS, 1), ("validation", 400, 2)):
+        rng = np.random.Generator(np.random.Philox(seed))
+        y = rng.integers(0, K, n)
+        x = (centres[y] + rng.normal(size=(n, P))).astype("f4")
+        Dataset.from_arrays(x, y).save(folder / name, chunk_rows=60, shard_rows=300)
+    return folder
+
+
+def upload(client: Any) -> None:
+    """Make the toys known to the workers, and to those that come later."""
+    client.upload_file(toys.__file__)
+
+
+@pytest.fixture(scope="module")
+def workers(client: Any) -> Any:
+    upload(client)
+    return client
+
+
+@pytest.fixture
+def dying(mortal: Any) -> Any:
+    upload(mortal)
+    return mortal
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Callable[..., LoopResult]:
+    def run(
+        client: Any, where: Path | None, kind: str = "gradient", *, spread: str = "all", callback: Any = (),
+        epochs: int = 2, chains: int = 4, train: Any = None, batch: int = BATCH, **options: Any,
+    ) -> LoopResult:  # fmt: skip
+        learner = LEARNERS[kind]
+        train = open_dataset(folder / "train") if train is None else train
+        datasets = {"train": train}
+        if kind == "gradient":
+            datasets["validation"] = open_dataset(folder / "validation")
+        stage = make_stage("toy_step", learner, datasets, "cpu", train.classes, block_rows=64, leaf_rows=64)
+        store = None if where is None else EngineStore(where)
+        if client is None:
+            executor: Any = InProcessExecutor(1, store, cache=PieceCache(0))
+        else:
+            executor = DaskExecutor(client, store)
+            executor.spread = spread
+        order = RowOrder(len(train), 3, batch, n_chains=chains, run_rows=64, buffer_runs=4)
+        return fit_online(
+            executor, stage, learner.start(), order=order, n_epochs=epochs,
+            callbacks=Callbacks(callback), store=store, **options,
+        )  # fmt: skip
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def alone(run: Any) -> Callable[..., LoopResult]:
+    """The same fit in this process, once for each set of options: the oracle."""
+    kept: dict[str, LoopResult] = {}
+
+    def get(kind: str = "gradient", **options: Any) -> LoopResult:
+        key = f"{kind} {sorted(options.items())}"
+        if key not in kept:
+            kept[key] = run(None, None, kind, **options)
+        return kept[key]
+
+    return get
+
+
+def same(a: LoopResult, b: LoopResult) -> None:
+    assert a.state.keys() == b.state.keys()
+    for key in a.state:
+        np.testing.assert_array_equal(a.state[key], b.state[key], err_msg=key)
+    keys = ("pass", "steps", "rows_seen", "objective")
+    assert [[r[k] for k in keys] for r in a.history] == [[r[k] for k in keys] for r in b.history]
+
+
+# -- the same bits -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["gradient", "walk", "evidence"])
+@pytest.mark.parametrize("spread", ["one", "all", "auto"])
+def test_same_bits(workers: Any, run: Any, alone: Any, tmp_path: Path, kind: str, spread: str) -> None:
+    there = run(workers, tmp_path, kind, spread=spread)
+    same(there, alone(kind))
+    assert sum(r["rows"] for r in there.history) == 2 * ROWS
+    nbytes = ROWS * (4 * P + 4)
+    assert there.history[0]["bytes_read"] >= nbytes * 0.8
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(4, marks=pytest.mark.slow), 2])
+def test_any_number_of_workers(workers: Any, run: Any, alone: Any, tmp_path: Path, count: int) -> None:
+    import time
+
+    workers.cluster.scale(count)
+    deadline = time.monotonic() + 60
+    while len(workers.nthreads()) != count and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(workers.nthreads()) == count
+    for chains in (4, 3):
+        same(run(workers, tmp_path / str(chains), chains=chains, epochs=1), alone(chains=chains, epochs=1))
+
+
+def test_validation_and_reports_in_mid_epoch(workers: Any, run: Any, alone: Any, tmp_path: Path) -> None:
+    options = {"validate_steps": 8, "report_steps": 5}
+    there = run(workers, tmp_path, **options)
+    same(there, alone(**options))
+    assert len(there.history) == 2 * 6  # steps 5 8 10 15 16 20
+
+
+def test_auto_spreads_steps_that_compute_for_long_and_no_others(workers: Any) -> None:
+    class Fake:
+        threads, refresh = {"a": 1, "b": 1}, staticmethod(lambda: None)
+
+    steps = online_dask.DaskSteps.__new__(online_dask.DaskSteps)
+    steps._order, steps._spread, steps._one, steps._cost = (
+        RowOrder(100, 0, 40, n_chains=4),
+        "auto",
+        None,
+        0.01,
+    )
+    assert steps._use_one(2)  # nothing is known yet
+    steps._one = steps._work = 0.015
+    assert steps._use_one(2)  # 7.5 ms and 10 ms of spreading are more
+    steps._one = steps._work = 0.03
+    assert not steps._use_one(2)
+    steps._cost = 0.05  # as measured on a busy network
+    assert steps._use_one(2)
+    assert steps._use_one(1)
+
+
+# -- interrupts and deaths -----------------------------------------------------------------------------------
+
+
+class At(Callback):
+    """Does something once, after so many rows of an epoch."""
+
+    def __init__(self, number: int, share: float, action: Callable[[], None]) -> None:
+        self.number, self.share, self.action, self.done = number, share, action, False
+
+    def on_progress(self, info: dict[str, Any]) -> None:
+        if self.done or info["stage"] != "toy_step" or info["pass"] != self.number:
+            return
+        if info["rows_done"] >= self.share * info["rows_total"]:
+            self.done = True
+            self.action()
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "Progress", Often)
+    monkeypatch.setattr(online, "Progress", Often)
+    monkeypatch.setattr(online_dask, "SEGMENT_STEPS", 5)
+    monkeypatch.setattr(online_dask, "SEGMENT_SECONDS", 0.05)
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("spread", ["one", "all"])
+@pytest.mark.parametrize("where", ["cluster", "here"])
+def test_interrupt_and_resume_on_either_side(
+    workers: Any, run: Any, alone: Any, tmp_path: Path, where: str, spread: str, scheduler_tasks: Any
+) -> None:
+    first, second = (workers, None) if where == "cluster" else (None, workers)
+    for number, share in ((1, 0.1), (1, 0.7), (2, 1.0)):
+        folder = tmp_path / f"{number}-{share}"
+        with pytest.raises(KeyboardInterrupt):
+            run(first, folder, spread=spread, callback=At(number, share, _interrupt))
+        assert EngineStore(folder).latest_state("toy_step")[0] >= STEPS * (number - 1 + share / 2)
+        assert scheduler_tasks(wait=5) <= 0
+        same(run(second, folder, spread=spread), alone())
+
+
+@pytest.mark.parametrize("spread", [pytest.param("one", marks=pytest.mark.slow), "all"])
+@pytest.mark.parametrize("victims", [pytest.param("one", marks=pytest.mark.slow), "all"])
+def test_workers_killed_in_mid_epoch(
+    dying: Any, run: Any, alone: Any, pids: Any, tmp_path: Path, spread: str, victims: str
+) -> None:
+    there = sorted(pids(dying).values())
+
+    def kill() -> None:
+        for pid in there[: 1 if victims == "one" else 2]:
+            os.kill(pid, signal.SIGKILL)
+
+    killers = [At(1, 0.3, kill)]
+    if victims == "one":  # and the other one later
+
+        def kill_other() -> None:
+            os.kill(there[1], signal.SIGKILL)
+
+        killers.append(At(2, 0.5, kill_other))
+    result = run(dying, tmp_path, spread=spread, callback=killers)
+    assert all(killer.done for killer in killers)
+    same(result, alone())
+
+
+def test_a_worker_without_a_replica_has_the_segment_done_again(
+    workers: Any, run: Any, alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a task came to a worker that was not there for the step before."""
+    lost: list[int] = []
+    original = online_dask.DaskSteps._on_all
+
+    def forgetful(self: Any, place: Any, stop: int, names: list[str], replay: int) -> Any:
+        if replay:
+            lost.append(place.step)
+        elif len(set(lost)) < 2:
+
+            def forget() -> None:
+                from scalelatent.engine import online_tasks
+
+                original = online_tasks._Site.follow
+
+                def follow(site: Any, before: Any, results: Any) -> Any:
+                    online_tasks._Site.follow = original
+                    raise online_tasks.StateLost("gone")
+
+                online_tasks._Site.follow = follow
+
+            self._executor.client.run(forget)
+        return original(self, place, stop, names, replay)
+
+    monkeypatch.setattr(online_dask.DaskSteps, "_on_all", forgetful)
+    same(run(workers, tmp_path, epochs=1), alone(epochs=1))
+    assert len(set(lost)) == 2  # segments that were done again
+
+
+def test_a_bad_row_is_named_across_the_cluster(workers: Any, run: Any, folder: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(folder / "train", tmp_path / "train")
+    shard = tmp_path / "train" / "x" / "c" / "2" / "0"
+    shard.write_bytes(bytes(shard.stat().st_size))
+    for spread in ("one", "all"):
+        with pytest.raises(DataError, match=r"shard file .*x/c/2/0 \(rows 600:900 of 'x'\) is damaged"):
+            run(workers, tmp_path / spread, spread=spread, train=open_dataset(tmp_path / "train"))
+
+
+# -- what it costs -------------------------------------------------------------------------------------------
+
+NAME = re.compile(
+    r"toy_(step|close|epoch|params|mstep|step_validation.*)-(e\d{4}-s\d{5}(-c\d\d)?|it\d{4}.*)-\w+"
+)
+
+
+def test_tasks_are_small_and_named_for_people(
+    workers: Any, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dask.utils import key_split
+    from distributed import Future
+    from distributed.protocol.pickle import dumps
+
+    found: list[tuple[str, int]] = []
+    original = workers.submit
+
+    def submit(function: Any, *args: Any, **options: Any) -> Any:
+        def strip(value: Any) -> Any:
+            if isinstance(value, Future):
+                return value.key
+            return [strip(v) for v in value] if isinstance(value, list) else value
+
+        found.append((options["key"], len(dumps((function, [strip(a) for a in args])))))
+        return original(function, *args, **options)
+
+    monkeypatch.setattr(workers, "submit", submit)
+    run(workers, tmp_path / ("a" * 150), epochs=3)
+    assert [key for key, size in found if not NAME.fullmatch(key) or size >= 10_000] == []
+    assert len({key for key, _ in found}) == len(found)
+    steps = [key for key, _ in found if key.startswith("toy_step-")]
+    assert len(steps) == 3 * STEPS * 2
+    assert any(key.startswith("toy_step-e0003-s00012-c02-") for key in steps)
+    assert {key_split(key) for key in steps} == {"toy_step"}
+
+
+def _sizes() -> tuple[int, int, int]:
+    import threading
+
+    from scalelatent.engine import dask_tasks, online_tasks
+
+    feeds = sum(t.name == "scalelatent-feed" for t in threading.enumerate())
+    return len(dask_tasks._recent._kept), len(online_tasks._sites), feeds
+
+
+def _watched(run: Any, client: Any, folder: Path, every: int, scheduler_tasks: Any, **options: Any) -> Any:
+    seen: list[tuple[int, ...]] = []
+
+    class Watch(Callback):
+        def on_report(self, record: dict[str, Any]) -> None:
+            if record["steps"] % every == 0:
+                sizes = [max(column) for column in zip(*client.run(_sizes).values(), strict=True)]
+                seen.append((scheduler_tasks(), len(client.futures), len(list(folder.iterdir())), *sizes))
+
+    run(client, folder, "evidence", callback=Watch(), report_steps=every, **options)
+    gc.collect()
+    return [max(column) for column in zip(*seen, strict=True)], seen
+
+
+@pytest.mark.parametrize("spread", ["one", "all"])
+def test_nothing_is_left_of_segments(
+    workers: Any, run: Any, tmp_path: Path, scheduler_tasks: Any, spread: str
+) -> None:
+    (tasks, futures, files, recent, sites, feeds), _ = _watched(
+        run, workers, tmp_path, 5, scheduler_tasks, epochs=2, spread=spread
+    )
+    assert tasks <= 4 * 5  # a segment, and one more that is being forgotten
+    assert futures <= 4
+    assert files <= 8
+    assert recent <= 8
+    assert sites <= 2
+    assert feeds <= 3
+    assert scheduler_tasks(wait=5) <= 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", ["one", "all"])
+def test_nothing_grows_over_2000_steps(
+    workers: Any, run: Any, alone: Any, tmp_path: Path, scheduler_tasks: Any, spread: str
+) -> None:
+    top, seen = _watched(run, workers, tmp_path, 120, scheduler_tasks, epochs=17, spread=spread, batch=8)
+    assert len(seen) >= 17
+    assert top[0] <= 4 * 5
+    assert top[1] <= 4
+    assert seen[-1][2] <= seen[2][2]  # files
+    assert top[3] <= 8
+    assert top[4] <= 2
