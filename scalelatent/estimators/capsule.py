@@ -356,6 +356,7 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         # What partial_fit goes on from.
         running = self._running
         if running is not None:
+            running.renew()  # so that this model and the saved one go on alike
             arrays |= {"moment": running.moment, "moment_weight": running.weight, "running_W": running.w}
         elif self._moment is not None:
             arrays |= {"moment": self._moment, "moment_weight": self._moment_weight}

@@ -30,6 +30,9 @@ def _expected(estimator: Any) -> dict[str, str]:
         CapsuleRegression(
             capsule_dim=1, max_iter=5, n_jobs=1, architecture="all_vs_all", init="random", random_state=0
         ),
+        CapsuleRegression(capsule_dim=1, n_epochs=3, n_jobs=1, algorithm="stepwise"),
+        CapsuleRegression(capsule_dim=1, n_epochs=3, n_jobs=1, algorithm="incremental"),
+        CapsuleRegression(capsule_dim=1, n_epochs=3, n_jobs=1, algorithm="passive_aggressive"),
     ],
     expected_failed_checks=_expected,
 )

@@ -161,6 +161,10 @@ class RunningCapsule:
             own = None if weight is None else weight[rows]
             self._learn_batch(x[rows], codes[rows], own, options, backend)
 
+    def renew(self) -> None:
+        """Forget the inverses: the next step takes that of all rows so far."""
+        self._inverses.clear()
+
     def _learn_batch(
         self,
         x: np.ndarray,

@@ -81,7 +81,9 @@ def test_one_batch_of_all_rows_is_a_step_of_batch_em(architecture: str, ridge: f
     np.testing.assert_allclose(state.w, batch_em(data), rtol=1e-12)
     np.testing.assert_array_equal(state.average, state.w)  # the average of one step
     # Chains split the sums, not their total.
-    two = run_step(learner, online_state(data.w, data.m), [block(data, slice(40)), block(data, slice(40, 90))])
+    two = run_step(
+        learner, online_state(data.w, data.m), [block(data, slice(40)), block(data, slice(40, 90))]
+    )
     np.testing.assert_allclose(two.w, state.w, rtol=1e-4, atol=1e-5)
 
 
