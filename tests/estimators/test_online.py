@@ -200,11 +200,11 @@ def test_bad_rows_are_named(digits: Arrays, algorithm: str, tmp_path: Path) -> N
 # -- partial_fit ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", ["em", *ALGORITHMS])
+@pytest.mark.parametrize("algorithm", ["em", "passive_aggressive"])
 def test_partial_fit_learns_row_by_row(digits: Arrays, held_out: Arrays, algorithm: str) -> None:
     x, y = digits
     model = make(algorithm, batch_rows=None)
-    for i in range(300):
+    for i in range(len(x)):
         assert model.partial_fit(x[i : i + 1], y[i : i + 1], classes=range(10) if i == 0 else None) is model
     assert model.score(*held_out) > 0.7
     assert model.n_features_in_ == 64
