@@ -22,7 +22,7 @@ from .session import FitSession
 
 ONLINE = ("stepwise", "incremental", "passive_aggressive")
 ONLINE_PARAMETERS = ("n_epochs", "batch_rows", "n_chains", "kappa", "t0", "aggressiveness")
-BATCH_ROWS = 1024
+BATCH_ROWS, RUN_ROWS, BUFFER_RUNS = 1024, 1024, 16
 # Incremental EM: fewer rows in a leaf than this many for each row of W would be exchanged at more cost than
 # they are computed on.
 LEAF_ROWS_A_DIMENSION = 4
@@ -78,9 +78,10 @@ def row_order(model: Any, n_rows: int, members: Members, options: dict[str, Any]
         least = LEAF_ROWS_A_DIMENSION * members.total_dim
         batch = None if model.batch_rows is None else int(model.batch_rows)
         return leaf_order(n_rows, chains, batch, min_leaf_rows=least)
-    batch = batch_rows(model)
-    more: dict[str, Any] = {k: int(options[k]) for k in ("run_rows", "buffer_runs") if options.get(k)}
-    return RowOrder(n_rows, model.seed_, batch, n_chains=chains, **more)
+    buffer = int(options.get("buffer_runs") or BUFFER_RUNS)
+    # Few rows: shorter runs, so that each chain gets some from all over and permutes all it has.
+    run = int(options.get("run_rows") or min(RUN_ROWS, n_rows // (buffer * chains) + 1))
+    return RowOrder(n_rows, model.seed_, batch_rows(model), n_chains=chains, run_rows=run, buffer_runs=buffer)
 
 
 def batch_rows(model: Any) -> int:
@@ -136,7 +137,8 @@ def learn_online(
         if result.state.iteration >= model.n_epochs or learner.is_done(result.state):
             drop.all()
         return learner, result
-    warn_if_sorted(train, order)
+    if order.buffer_rows < order.segment(0)[1]:
+        warn_if_sorted(train, order)
     if model.algorithm == "stepwise":
         learner = CapsuleStepwise(em, weight, float(model.kappa), float(model.t0))
     else:
