@@ -45,8 +45,14 @@ def describe(dataset: Any) -> dict[str, Any]:
         "classes": None
         if classes is None
         else [item.item() if hasattr(item, "item") else item for item in classes],
-        "data_bytes": dataset.n_rows * dataset.n_features * dataset.dtype.itemsize,
+        "data_bytes": dataset.nbytes,
     }
+    if dataset.is_sparse:
+        values["nnz"] = dataset.nnz
+        values["density"] = dataset.nnz / (dataset.n_rows * dataset.n_features)
+        values["nnz_per_row"] = dataset.nnz / dataset.n_rows
+    if dataset.y_kind not in (None, "labels"):
+        values["y_kind"], values["n_targets"] = dataset.y_kind, dataset.n_targets
     pieces = dataset.pieces(0, dataset.n_rows)
     values["pieces"] = len(pieces)
     values["rows_per_piece"] = max((stop - start for start, stop in pieces), default=0)

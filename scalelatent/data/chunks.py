@@ -8,6 +8,7 @@ says where.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 from collections.abc import Callable
@@ -47,10 +48,36 @@ class StoredRows:
         self.chunk_rows: int = array.chunks[0]
         self.shard_rows: int = (array.shards or array.chunks)[0]
         self._location = location
-        self._array = array
+        self._array: Any = array
         self._name = array.name.strip("/")
         self._repair = repair
+        self._where: str | None = None
         self._decoder = _find_decoder(array) if _has_files(location) else None
+
+    def sibling(self, name: str, length: int, chunk: int, where: str) -> StoredRows:
+        """The reader of another array (length,) of the same type and codecs, without a look at its metadata.
+
+        Parameters
+        ----------
+        name : str
+            Its path in the dataset.
+        length, chunk : int
+            Its numbers, and those of one of its chunks; all chunks lie in one shard.
+        where : str
+            What messages say of its rows.
+        """
+        other = copy.copy(self)
+        other.shape, other.chunk_rows, other.shard_rows = (length,), chunk, -(-length // chunk) * chunk
+        other._name, other._where, other._array = name, where, None
+        return other
+
+    def _opened(self) -> Any:
+        if self._array is None:
+            import zarr
+
+            store = self._location.zarr_store(read_only=True)
+            self._array = zarr.open_array(store, path=self._name, mode="r")
+        return self._array
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Rows `start:stop` in a new array of their stored dtype."""
@@ -102,7 +129,7 @@ class StoredRows:
         if not self._location.has(self.shard_key(shard)):
             self._raise(shard, FileNotFoundError())
         try:
-            out[...] = self._array[start:stop]
+            out[...] = self._opened()[start:stop]
         except Exception as error:  # noqa: BLE001 - each codec has errors of its own
             self._raise(shard, error)
 
@@ -117,9 +144,9 @@ class StoredRows:
         else:
             what = f"cannot be decoded: {error}"
         name = self._location.name_of(self.shard_key(shard))
+        where = self._where or f"rows {first}:{last} of '{self._name}'"
         raise DataError(
-            f"dataset {self._location.url}: shard file {name} (rows {first}:{last} of '{self._name}') "
-            f"{what}. {self._repair}"
+            f"dataset {self._location.url}: shard file {name} ({where}) {what}. {self._repair}"
         ) from error
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from scalelatent.errors import DataError
 
-from . import schema
+from . import csr, schema
 from .sources import ArrayRows, RowSource, as_source, is_dask, is_zarr
 
 __all__ = ["Columns", "Shifted", "label_source"]
@@ -35,6 +35,17 @@ class Columns:
         self.coded = attrs is not None and attrs.codes
 
     @property
+    def y_kind(self) -> str | None:
+        """'labels', 'targets', 'multilabel', or None without `y`."""
+        if self.y is None:
+            return None
+        if self.attrs is not None:
+            return self.attrs.y_kind
+        if len(self.y.shape) == 1:
+            return "labels"
+        return "multilabel" if hasattr(self.y, "nnz") else "targets"
+
+    @property
     def classes_known(self) -> bool:
         """Whether `classes` costs nothing."""
         return self.attrs is not None or "classes" in self.__dict__
@@ -42,7 +53,7 @@ class Columns:
     @functools.cached_property
     def classes(self) -> np.ndarray | None:
         """Sorted distinct labels, looked through once; None without labels, or with too many."""
-        if self.y is None:
+        if self.y is None or self.y_kind != "labels":
             return None
         if self.attrs is not None:
             stored = None if self.attrs.codes else self.y.dtype
@@ -87,10 +98,19 @@ class Shifted(ArrayRows):
 
 
 def label_source(y: Any) -> RowSource:
-    """The row source of labels (n,)."""
-    if is_dask(y) or is_zarr(y):
-        source = as_source(y, "y")
-        if len(source.shape) != 1:
-            raise DataError(f"y has shape {source.shape}; labels have to be one per row, shape (n,)")
-        return source
-    return ArrayRows(schema.as_labels(y, "y"))
+    """The row source of labels (n,), targets (n, v) or sparse multi-labels (n, v)."""
+    if csr.is_sparse(y):
+        return csr.CsrSource(y, "y")
+    lazy = is_dask(y) or is_zarr(y)
+    array = y if lazy or isinstance(y, np.ndarray) else np.asarray(y)
+    if len(array.shape) == 1 and not lazy:
+        return ArrayRows(schema.as_labels(array, "y"))
+    source = as_source(array, "y")
+    if len(source.shape) not in (1, 2) or 0 in source.shape[1:]:
+        raise DataError(
+            f"y has shape {source.shape}; it has to be labels, one per row, of shape (n,), or targets of "
+            "shape (n, v)"
+        )
+    if len(source.shape) == 2:
+        schema.check_rows_dtype(source.dtype, "y")
+    return source

@@ -11,7 +11,8 @@ import numpy as np
 from scalelatent.errors import DataError
 
 from . import schema
-from .layout import Layout, choose_layout, create_arrays
+from .csr import check_dtype
+from .layout import Layout, choose_csr_layout, choose_layout, create_arrays
 from .schema import DatasetAttrs
 from .store import Location, locate
 from .stored import read_attrs
@@ -32,7 +33,10 @@ def create_dataset(
     dtype: Any,
     *,
     y_dtype: Any = None,
+    y_kind: str = "labels",
+    n_targets: int | None = None,
     classes: Any = None,
+    nnz: int | None = None,
     weighted: bool = False,
     chunk_rows: int | None = None,
     shard_rows: int | None = None,
@@ -54,16 +58,24 @@ def create_dataset(
     dtype : dtype
         Type of the rows: bool, integer or float.
     y_dtype : dtype, optional
-        Type of the labels; None means no labels. Not needed with string `classes`.
+        Type of the labels (targets, multi-labels); None means none. Not needed with string `classes`.
+    y_kind : {'labels', 'targets', 'multilabel'}
+        Labels (n,), targets (n, n_targets), or CSR multi-labels (n, n_targets).
+    n_targets : int, optional
+        Columns of targets and multi-labels.
     classes : array-like, optional
         The distinct labels. Needed for string labels, which are stored as codes; found while writing
         otherwise.
+    nnz : int, optional
+        The rows are CSR of about so many stored entries in all, by which row groups are sized; rows are then
+        of one axis. None: dense rows.
     weighted : bool
         Whether each row has a weight.
     chunk_rows, shard_rows : int, optional
-        Rows of a chunk and of a shard (a multiple of it); chosen by measurement if left open (layout.py).
+        Rows of a chunk and of a shard (a multiple of it); chosen by measurement if left open (layout.py). For
+        CSR rows `shard_rows` are the rows of a row group.
     compressor : {'auto', 'zstd', 'lz4', None}
-        Codec of the rows. 'auto' compresses bytes and leaves floats alone.
+        Codec of the rows. 'auto' compresses bytes (and the columns of CSR rows) and leaves floats alone.
     provenance : dict, optional
         Where the rows come from; JSON-able. The software version is added.
     resume : bool
@@ -97,39 +109,74 @@ def create_dataset(
         raise DataError(
             f"{location.url}: a dataset of {n_rows} rows cannot be made; at least 1 row is needed"
         )
-    kind = schema.check_rows_dtype(np.dtype(dtype), f"{location.url}: x")
+    check = schema.check_rows_dtype if nnz is None else check_dtype
+    kind = check(np.dtype(dtype), f"{location.url}: x")
+    _check_kinds(location.url, feature_shape, nnz, y_dtype, y_kind, n_targets)
     names = None if classes is None else np.unique(schema.as_labels(classes, "classes"))
     coded = names is not None and names.dtype.kind == "U"
     if coded:
         assert names is not None
-        y_kind: np.dtype[Any] | None = np.min_scalar_type(len(names) - 1)
+        y_type: np.dtype[Any] | None = np.min_scalar_type(len(names) - 1)
     else:
-        y_kind = None if y_dtype is None else np.dtype(y_dtype).newbyteorder("=")
-        if y_kind is not None and y_kind.kind not in "buif":
+        y_type = None if y_dtype is None else np.dtype(y_dtype).newbyteorder("=")
+        if y_type is not None and y_kind == "multilabel":
+            y_type = check_dtype(y_type, f"{location.url}: y")
+        if y_type is not None and y_type.kind not in "buif":
             raise DataError(
-                f"{location.url}: labels of dtype {y_kind} need `classes`; they are stored as codes"
+                f"{location.url}: labels of dtype {y_type} need `classes`; they are stored as codes"
             )
     attrs = DatasetAttrs(
         feature_shape=tuple(int(s) for s in feature_shape),
         classes=None if names is None else names.tolist(),
         codes=coded,
         provenance={**(provenance or {}), "scalelatent": schema.software()},
+        x_kind="dense" if nnz is None else "csr",
+        y_kind=y_kind,
+        n_targets=n_targets,
     )
-    layout = choose_layout(
-        n_rows, attrs.feature_shape, kind, chunk_rows=chunk_rows, shard_rows=shard_rows, compressor=compressor
-    )
+    sizes: dict[str, Any] = {"chunk_rows": chunk_rows, "shard_rows": shard_rows, "compressor": compressor}
+    if y_kind == "targets" and y_type is not None and n_targets is not None:
+        sizes["beside"] = n_targets * y_type.itemsize
+    if nnz is None:
+        layout = choose_layout(n_rows, attrs.feature_shape, kind, **sizes)
+    else:
+        layout = choose_csr_layout(n_rows, nnz, kind, **sizes)
     begun = location.has("digest/zarr.json")  # the last thing that creating a dataset writes
     if resume and begun:
-        return _resume(location, n_rows, attrs, kind, y_kind, weighted, layout if shard_rows else None)
+        return _resume(location, n_rows, attrs, kind, y_type, weighted, layout if shard_rows else None)
     make_room(location, overwrite or (resume and not begun))
     with explain_os_errors(location, "creating the dataset"):
         import zarr
 
         group = zarr.create_group(location.zarr_store(read_only=False), attributes=attrs.to_json())
-        create_arrays(group, n_rows, attrs, kind, y_kind, weighted, layout)
+        create_arrays(group, n_rows, attrs, kind, y_type, weighted, layout)
         n_shards = layout.n_shards(n_rows)
         group.create_array("digest", shape=(n_shards, 16), dtype="u1", chunks=(n_shards, 16), fill_value=0)
     return DatasetWriter(location)
+
+
+def _check_kinds(
+    url: str,
+    feature_shape: tuple[int, ...],
+    nnz: int | None,
+    y_dtype: Any,
+    y_kind: str,
+    n_targets: int | None,
+) -> None:
+    if nnz is not None and (len(feature_shape) != 1 or nnz < 0):
+        raise DataError(
+            f"{url}: CSR rows have one axis and at least 0 entries, not feature_shape {feature_shape} and "
+            f"nnz={nnz}"
+        )
+    if y_kind not in schema.Y_KINDS:
+        raise DataError(f"{url}: y_kind is {y_kind!r}, but it has to be one of {schema.Y_KINDS}")
+    if (y_kind == "labels") != (n_targets is None) or (n_targets is not None and n_targets < 1):
+        raise DataError(
+            f"{url}: y_kind {y_kind!r} with n_targets={n_targets}: targets and multi-labels have at least "
+            "one column, labels have none"
+        )
+    if y_kind != "labels" and y_dtype is None:
+        raise DataError(f"{url}: y_kind {y_kind!r} needs y_dtype, the type of its values")
 
 
 def make_room(location: Location, overwrite: bool) -> None:
@@ -170,6 +217,8 @@ def _resume(
     now = {"rows": n_rows, "feature_shape": attrs.feature_shape, "dtype": str(dtype)}
     then |= {"labels": str(writer.y_dtype), "weights": writer.weighted, "shard_rows": writer.shard_rows}
     now |= {"labels": str(y_dtype), "weights": weighted}
+    for name in ("x_kind", "y_kind", "n_targets"):
+        then[name], now[name] = getattr(writer.attrs, name), getattr(attrs, name)
     now["shard_rows"] = writer.shard_rows if layout is None else layout.shard_rows
     # The parameters decide the content; the version of the software that began it does not.
     then |= {k: v for k, v in old.items() if k != "scalelatent"}
@@ -196,17 +245,13 @@ def copy_rows(
     """Write the rows of a dataset to another place; see `Dataset.save`."""
     if ds.url is not None and locate(url).url == ds.url:
         raise DataError(f"{ds.url}: a dataset cannot be saved onto itself; choose another output")
-    classes = ds.classes
-    if classes is not None and len(classes) > schema.MAX_CLASSES:
-        classes = None
-    strings = classes is not None and classes.dtype.kind == "U"
     writer = create_dataset(
         url,
         ds.n_rows,
         ds.feature_shape,
         ds.dtype,
-        y_dtype=None if not ds.has_y or strings else ds.read_y(0, 1).dtype,
-        classes=classes,
+        **ds.y_options(),
+        nnz=ds.nnz,
         weighted=ds.has_weight,
         provenance={"importer": "save", "of": ds.attrs.get("provenance", {}), "content": ds.fingerprint()}
         if ds.attrs

@@ -13,6 +13,8 @@ from scalelatent.errors import DataError
 
 from . import schema
 from .columns import Columns, Shifted, label_source
+from .csr import index_dtype
+from .hashing import hash_rows, hash_weight
 from .sources import ArrayRows, DaskRows, RowSource, as_source
 from .store import locate
 
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["Dataset", "open_dataset"]
-
-_HASH_ROWS = 4096  # rows hashed or looked through at a time
 
 
 class Dataset:
@@ -59,10 +59,11 @@ class Dataset:
 
         Parameters
         ----------
-        x : array-like (n, ...)
-            Rows: numpy array, memmap, zarr array, dask array, anything that slices. Real numbers.
-        y : array-like (n,), optional
-            Labels: numbers or strings.
+        x : array-like (n, ...) or scipy sparse (n, p)
+            Rows: numpy array, memmap, zarr array, dask array, anything that slices. Real numbers. Sparse
+            rows are kept as CSR: unsorted columns are sorted, entries of the same place added.
+        y : array-like (n,) or (n, v), or scipy sparse (n, v), optional
+            Labels (n,): numbers or strings. Targets (n, v): numbers. Multi-labels: sparse (n, v).
         sample_weight : array-like (n,), optional
             Weights of the rows, finite and >= 0.
 
@@ -88,7 +89,9 @@ class Dataset:
         schema.check_rows_dtype(source.dtype, "x")
         labels = None if y is None else label_source(y)
         if labels is not None and labels.shape[0] != n_rows:
-            raise DataError(f"x has {n_rows} rows, but y has {labels.shape[0]} labels: give one label a row")
+            raise DataError(
+                f"x has {n_rows} rows, but y has {labels.shape[0]} (shape {labels.shape}): give one per row"
+            )
         weight = (
             None if sample_weight is None else schema.check_weight(sample_weight, n_rows, "sample_weight")
         )
@@ -133,9 +136,38 @@ class Dataset:
         return self._columns.x.dtype.newbyteorder("=")
 
     @property
+    def is_sparse(self) -> bool:
+        """Whether the rows are CSR: `read_x` then gives a `scipy.sparse.csr_array`."""
+        return hasattr(self._columns.x, "nnz")
+
+    @property
+    def nnz(self) -> int | None:
+        """Stored entries of CSR rows, else None; for a slice of a stored dataset reads row pointers."""
+        x: Any = self._columns.x
+        return int(x.entries(self._start, self._stop)) if self.is_sparse else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows in memory: of CSR rows values, columns and row pointers."""
+        if self.nnz is None:
+            return self.n_rows * self.n_features * self.dtype.itemsize
+        entry = self.dtype.itemsize + index_dtype(self.n_features).itemsize
+        return self.nnz * entry + 8 * (self.n_rows + 1)
+
+    @property
     def has_y(self) -> bool:
-        """Whether there are labels."""
+        """Whether there are labels, targets or multi-labels."""
         return self._columns.y is not None
+
+    @property
+    def y_kind(self) -> str | None:
+        """'labels' (n,), 'targets' (n, v), 'multilabel' (CSR, n x v), or None where there is no `y`."""
+        return self._columns.y_kind
+
+    @property
+    def n_targets(self) -> int | None:
+        """Columns of targets or multi-labels, else None."""
+        return None if self.y_kind in (None, "labels") else int(self._labels().shape[1])
 
     @property
     def has_weight(self) -> bool:
@@ -144,7 +176,9 @@ class Dataset:
 
     @property
     def classes(self) -> np.ndarray | None:
-        """Distinct labels in rising order, for a slice those of the whole dataset; None without labels."""
+        """Distinct labels in rising order, for a slice those of the whole dataset; None without labels, and
+        for targets and multi-labels.
+        """
         return self._columns.classes
 
     @property
@@ -176,8 +210,11 @@ class Dataset:
             if self._columns.classes_known and self.classes is not None
             else ""
         )
+        if self.n_targets is not None:
+            labels = f", {self.n_targets} {'targets' if self.y_kind == 'targets' else 'topics (multi-label)'}"
         place = f", {self.url!r}" if self.url else ""
-        return f"<Dataset {self.n_rows:,} rows x {self.feature_shape} {self.dtype}{labels}{place}>"
+        rows = f"{self.n_rows:,} {'CSR ' if self.is_sparse else ''}rows"
+        return f"<Dataset {rows} x {self.feature_shape} {self.dtype}{labels}{place}>"
 
     def __getitem__(self, rows: slice) -> Dataset:
         if not isinstance(rows, slice):
@@ -197,7 +234,7 @@ class Dataset:
         a, b = self._rows(start, stop)
         return [(u - self._start, v - self._start) for u, v in self._columns.x.pieces(a, b)]
 
-    def read_x(self, start: int, stop: int) -> np.ndarray:
+    def read_x(self, start: int, stop: int) -> Any:
         """Rows `start:stop`, flattened.
 
         Parameters
@@ -207,8 +244,9 @@ class Dataset:
 
         Returns
         -------
-        ndarray (stop - start, n_features)
-            In the stored dtype. A view where the rows are in memory: do not write to it.
+        ndarray or scipy.sparse.csr_array (stop - start, n_features)
+            In the stored dtype; CSR, with columns that rise strictly in each row, of a CSR dataset. A view
+            where the rows are in memory: do not write to it.
 
         Raises
         ------
@@ -216,12 +254,31 @@ class Dataset:
             A shard that is missing or damaged; the message names its file and rows.
         """
         a, b = self._rows(start, stop)
-        return self._columns.x.read(a, b).reshape(b - a, self.n_features)
+        rows = self._columns.x.read(a, b)
+        return rows if self.is_sparse else rows.reshape(b - a, self.n_features)
 
-    def read_y(self, start: int, stop: int) -> np.ndarray:
-        """Labels of the rows `start:stop` as they were given, (stop - start,)."""
+    def read_y(self, start: int, stop: int) -> Any:
+        """What belongs to the rows `start:stop`, as it was given.
+
+        Parameters
+        ----------
+        start, stop : int
+            Row numbers of this dataset.
+
+        Returns
+        -------
+        ndarray (stop - start,), ndarray (stop - start, v) or scipy.sparse.csr_array (stop - start, v)
+            Labels, targets or multi-labels (see `y_kind`).
+
+        Raises
+        ------
+        DataError
+            There is no `y`, or it is damaged.
+        """
         a, b = self._rows(start, stop)
         stored = self._labels().read(a, b)
+        if self.y_kind != "labels":
+            return stored
         if not self._columns.coded:
             return schema.as_labels(stored, "y")
         assert self.classes is not None
@@ -237,6 +294,12 @@ class Dataset:
         """
         a, b = self._rows(start, stop)
         stored = self._labels()
+        if self.y_kind != "labels":
+            raise DataError(
+                f"{self._what()} has {self.n_targets} {self.y_kind} columns a row instead of one label, so "
+                "its rows have no classes; give rows with labels (n,), for example "
+                "Dataset.from_arrays(ds.read_x(0, n), labels)"
+            )
         if self._columns.coded and classes is None:
             return self._checked_codes(stored.read(a, b), a)
         known = self.classes if classes is None else np.asarray(classes)
@@ -258,6 +321,19 @@ class Dataset:
         a, b = self._rows(start, stop)
         return None if self._columns.weight is None else self._columns.weight.read(a, b)
 
+    def y_options(self) -> dict[str, Any]:
+        """The arguments of `create_dataset` that make room for the same `y`."""
+        if self.y_kind is None:
+            return {}
+        if self.y_kind != "labels":
+            kind = {"y_kind": self.y_kind, "n_targets": self.n_targets}
+            return {"y_dtype": self._labels().dtype.newbyteorder("="), **kind}
+        classes = self.classes
+        if classes is not None and len(classes) > schema.MAX_CLASSES:
+            classes = None
+        strings = classes is not None and classes.dtype.kind == "U"
+        return {"y_dtype": None if strings else self.read_y(0, 1).dtype, "classes": classes}
+
     def lazy(self, start: int, stop: int) -> tuple[Any, Any] | None:
         """Rows and labels as dask arrays where `x` is one, else None; labels may be in memory, or absent."""
         if not isinstance(self._columns.x, DaskRows):
@@ -276,9 +352,9 @@ class Dataset:
         """SHA-256 of content and row range, in hexadecimal; free for stored rows, a pass over arrays."""
         whole = self._columns.fingerprint
         if self._columns.attrs is None:
-            return self._hash_rows()
+            return hash_rows(self)
         if self._columns.weight_is_own:
-            whole = hashlib.sha256(f"{whole}+{self._hash_weight()}".encode()).hexdigest()
+            whole = hashlib.sha256(f"{whole}+{hash_weight(self)}".encode()).hexdigest()
         if (self._start, self._stop) == (0, self._columns.x.shape[0]):
             return whole
         return hashlib.sha256(f"{whole}[{self._start}:{self._stop}]".encode()).hexdigest()
@@ -358,26 +434,6 @@ class Dataset:
                 f"{len(self.classes)} classes; import the data again"
             )
         return codes.astype(np.int32)
-
-    def _hash_rows(self) -> str:
-        digest = hashlib.sha256(f"{self.n_rows} {self.feature_shape} {self.dtype.str}".encode())
-        if isinstance(self._columns.x, DaskRows):
-            # Computing the array to hash it would cost as much as a pass; its name stands for its content.
-            digest.update(f"dask {self._columns.x.token} {self._start}".encode())
-        for a, b in [] if isinstance(self._columns.x, DaskRows) else self.pieces():
-            for u in range(a, b, _HASH_ROWS):
-                digest.update(np.ascontiguousarray(self.read_x(u, min(u + _HASH_ROWS, b))).data)
-        if self.has_y:
-            y = self.read_y(0, self.n_rows)
-            digest.update(f"y {y.dtype.str}".encode() + np.ascontiguousarray(y).tobytes())
-        return (
-            digest.hexdigest()
-            if not self.has_weight
-            else f"{digest.hexdigest()[:32]}{self._hash_weight()[:32]}"
-        )
-
-    def _hash_weight(self) -> str:
-        return hashlib.sha256(np.ascontiguousarray(self.read_weight(0, self.n_rows)).tobytes()).hexdigest()
 
 
 def open_dataset(url: str | os.PathLike[str]) -> Dataset:

@@ -14,7 +14,7 @@ from .schema import DatasetAttrs, n_features
 if TYPE_CHECKING:
     import zarr
 
-__all__ = ["COMPRESSORS", "Layout", "choose_layout", "create_arrays"]
+__all__ = ["COMPRESSORS", "Layout", "choose_csr_layout", "choose_layout", "create_arrays"]
 
 COMPRESSORS = ("zstd", "lz4", None)
 """zstd level 1; Blosc-LZ4; nothing. A CRC-32C is put around each chunk in any case."""
@@ -32,9 +32,13 @@ CHUNK_BYTES = 4 << 20
 MAX_CHUNK_ROWS = 16_384
 SHARD_BYTES = 16 << 20
 MAX_SHARD_ROWS = 65_536
+# A row group is read whole by a pass, and a few of them are in memory at a time.
+GROUP_BYTES = 8 << 20
 
 WRITE_CONFIG: dict[str, Any] = {"write_empty_chunks": True}
 """zarr does not store this setting: whoever opens an array to write has to give it again."""
+# Chunks that equal the fill value are written too, so that an absent chunk always means a lost one.
+_COMMON: dict[str, Any] = {"fill_value": 0, "config": WRITE_CONFIG}
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Layout:
     shard_rows: int
     """Rows of a shard: one file, one writer. A multiple of `chunk_rows`; equal to it: no sharding codec."""
     compressor: str | None
-    """One of `COMPRESSORS`."""
+    """One of `COMPRESSORS`, or 'auto' for CSR rows, whose arrays differ."""
 
     def n_shards(self, n_rows: int) -> int:
         """Number of shards."""
@@ -61,8 +65,9 @@ def choose_layout(
     chunk_rows: int | None = None,
     shard_rows: int | None = None,
     compressor: str | None = "auto",
+    beside: int = 0,
 ) -> Layout:
-    """Fill in what the caller left open.
+    """Fill in what the caller left open; `beside` is the bytes of other columns in a row (dense targets).
 
     Raises
     ------
@@ -88,10 +93,43 @@ def choose_layout(
         )
     chunk_rows = min(chunk_rows, n_rows)
     if shard_rows is None:
-        room = min(SHARD_BYTES // row_bytes, MAX_SHARD_ROWS) // chunk_rows
+        room = min(SHARD_BYTES // (row_bytes + beside), MAX_SHARD_ROWS) // chunk_rows
         shard_rows = chunk_rows * (1 if compressor is None else _power_of_two(room))
     whole = -(-n_rows // chunk_rows) * chunk_rows
     return Layout(chunk_rows, min(shard_rows, whole), compressor)
+
+
+def choose_csr_layout(
+    n_rows: int,
+    nnz: int,
+    dtype: np.dtype[Any],
+    *,
+    shard_rows: int | None = None,
+    chunk_rows: int | None = None,
+    compressor: str | None = "auto",
+    beside: int = 0,
+) -> Layout:
+    """The layout of CSR rows: rows of a row group, by the mean bytes of a row.
+
+    Raises
+    ------
+    DataError
+        `chunk_rows` is given, `shard_rows` is below 1, or the compressor is unknown.
+    """
+    if compressor not in ("auto", *COMPRESSORS):
+        raise DataError(f"compressor is {compressor!r}, but it has to be 'auto', 'zstd', 'lz4' or None")
+    if chunk_rows is not None:
+        raise DataError(
+            f"chunk_rows is {chunk_rows}, but CSR rows have row groups, not chunks; give shard_rows, the "
+            "rows of a row group"
+        )
+    if shard_rows is not None and shard_rows < 1:
+        raise DataError(f"shard_rows is {shard_rows}, but it has to be at least 1")
+    if shard_rows is None:
+        row_bytes = nnz / n_rows * (dtype.itemsize + 4) + 8 + beside
+        shard_rows = min(_power_of_two(int(GROUP_BYTES / row_bytes)), MAX_SHARD_ROWS)
+    shard_rows = min(shard_rows, n_rows)
+    return Layout(shard_rows, shard_rows, compressor)
 
 
 def _chunk_rows(row_bytes: int, limit: int, shard_rows: int | None) -> int:
@@ -118,22 +156,24 @@ def create_arrays(
     weighted: bool,
     layout: Layout,
 ) -> None:
-    """Create the (unwritten) arrays of a dataset in its group."""
-    rest = attrs.feature_shape
-    axes = ("row", *(f"feature_{i}" for i in range(len(rest))))
-    sharded = layout.shard_rows > layout.chunk_rows
-    # Chunks that equal the fill value are written too, so that an absent chunk always means a lost one.
-    common: dict[str, Any] = {"fill_value": 0, "config": WRITE_CONFIG}
-    group.create_array(
-        "x",
-        shape=(n_rows, *rest),
-        dtype=dtype,
-        chunks=(layout.chunk_rows, *rest),
-        shards=(layout.shard_rows, *rest) if sharded else None,
-        compressors=codecs(layout.compressor, dtype),
-        dimension_names=axes,
-        **common,
-    )
+    """Create the (unwritten) columns of a dataset in its group."""
+    from .csr_store import create_csr
+
+    if attrs.x_kind == "csr":
+        shape = (n_rows, attrs.feature_shape[0])
+        create_csr(group, "x", shape, dtype, layout.shard_rows, layout.compressor)
+    else:
+        _create_rows(group, "x", (n_rows, *attrs.feature_shape), dtype, layout)
+    if y_dtype is not None and attrs.y_kind == "multilabel":
+        assert attrs.n_targets is not None
+        create_csr(group, "y", (n_rows, attrs.n_targets), y_dtype, layout.shard_rows, "auto")
+        y_dtype = None
+    elif y_dtype is not None and attrs.y_kind == "targets":
+        assert attrs.n_targets is not None
+        packed = None if y_dtype.kind == "f" else "lz4"
+        how = Layout(layout.chunk_rows, layout.shard_rows, packed)
+        _create_rows(group, "y", (n_rows, attrs.n_targets), y_dtype, how)
+        y_dtype = None
     # A column of one number a row: one chunk per shard of x, so that a shard has one writer in every array.
     for name, kind in (("y", y_dtype), ("weight", np.dtype(np.float64) if weighted else None)):
         if kind is not None:
@@ -144,8 +184,25 @@ def create_arrays(
                 chunks=(layout.shard_rows,),
                 compressors=codecs("zstd", kind),
                 dimension_names=("row",),
-                **common,
+                **_COMMON,
             )
+
+
+def _create_rows(
+    group: zarr.Group, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], layout: Layout
+) -> None:
+    rest = shape[1:]
+    sharded = layout.shard_rows > layout.chunk_rows
+    group.create_array(
+        name,
+        shape=shape,
+        dtype=dtype,
+        chunks=(layout.chunk_rows, *rest),
+        shards=(layout.shard_rows, *rest) if sharded else None,
+        compressors=codecs(layout.compressor, dtype),
+        dimension_names=("row", *(f"{'feature' if name == 'x' else 'target'}_{i}" for i in range(len(rest)))),
+        **_COMMON,
+    )
 
 
 def codecs(compressor: str | None, dtype: np.dtype[Any]) -> list[Any]:

@@ -1,8 +1,12 @@
 """What a dataset is on disk and what its rows may be: attributes, versions, checks. No zarr in this file.
 
-A dataset is a zarr v3 group. Its arrays: `x` (n, *feature_shape); `y` (n), where there are labels; `weight`
+A dataset is a zarr v3 group. Its columns: `x` (n, *feature_shape), an array, or a group of CSR row groups
+(csr_store.py); `y` (n), where there are labels, or (n, v), an array of targets or CSR multi-labels; `weight`
 (n), where rows are weighted; `digest` (shards, 16), a hash of each shard's content. Its attributes:
 `DatasetAttrs`.
+
+Version 1 has dense rows and labels only; version 2 has the other kinds. A dataset gets the lowest version
+that says all of it.
 """
 
 from __future__ import annotations
@@ -32,7 +36,8 @@ __all__ = [
 ]
 
 FORMAT = "scalelatent-dataset"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+Y_KINDS = ("labels", "targets", "multilabel")
 MAX_CLASSES = 65_536
 """More distinct labels than this are no classes; the limit keeps attributes small."""
 
@@ -53,12 +58,26 @@ class DatasetAttrs:
     """SHA-256 of the content; None until the last shard is written."""
     complete: bool = False
     """Whether the writer has finished; only then does the dataset open."""
+    x_kind: str = "dense"
+    """'dense' or 'csr'."""
+    y_kind: str = "labels"
+    """One of `Y_KINDS`: what `y` is where there is one."""
+    n_targets: int | None = None
+    """Columns of `y` where it is no labels."""
     format: str = FORMAT
-    format_version: int = FORMAT_VERSION
+
+    @property
+    def format_version(self) -> int:
+        """The lowest version that says all of it."""
+        return 1 if (self.x_kind, self.y_kind) == ("dense", "labels") else 2
 
     def to_json(self) -> dict[str, Any]:
         """The attributes as JSON-able values."""
-        return {**asdict(self), "feature_shape": list(self.feature_shape)}
+        values = {**asdict(self), "feature_shape": list(self.feature_shape)}
+        if self.format_version == 1:
+            for name in ("x_kind", "y_kind", "n_targets"):
+                del values[name]
+        return {**values, "format_version": self.format_version}
 
     def finished(self, fingerprint: str, classes: list[Any] | None) -> DatasetAttrs:
         """The attributes of the finished dataset."""
@@ -83,12 +102,20 @@ class DatasetAttrs:
                 f"{url} has format_version {version}; this scalelatent ({software()}) reads up to "
                 f"{FORMAT_VERSION}: install a newer scalelatent"
             )
+        names: tuple[str, ...] = ("classes", "codes", "provenance", "fingerprint", "complete")
+        if version > 1:
+            names += ("x_kind", "y_kind", "n_targets")
+        known = {k: attrs[k] for k in names if k in attrs}
+        if (
+            known.get("x_kind", "dense") not in ("dense", "csr")
+            or known.get("y_kind", "labels") not in Y_KINDS
+        ):
+            raise DataError(
+                f"{url}: attributes 'x_kind' and 'y_kind' are {known.get('x_kind')!r} and "
+                f"{known.get('y_kind')!r}, but they have to be 'dense' or 'csr', and one of "
+                f"{', '.join(map(repr, Y_KINDS))}; import the data again"
+            )
         try:
-            known = {
-                k: attrs[k]
-                for k in ("classes", "codes", "provenance", "fingerprint", "complete")
-                if k in attrs
-            }
             shape = tuple(int(s) for s in attrs["feature_shape"])
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(
@@ -212,12 +239,15 @@ def check_weight(weight: Any, n_rows: int, what: str) -> np.ndarray:
     return out
 
 
-def shard_digest(*columns: np.ndarray | None) -> bytes:
+def shard_digest(*columns: Any) -> bytes:
     """16 bytes of SHA-256 over a shard's columns as they are stored; independent of codec and chunks."""
+    from .csr import parts_of
+
     digest = hashlib.sha256()
     for column in columns:
         if column is not None:
-            digest.update(np.ascontiguousarray(column).reshape(-1).view(np.uint8).data)
+            for part in (column,) if isinstance(column, np.ndarray) else parts_of(column):
+                digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
     return digest.digest()[:16]
 
 

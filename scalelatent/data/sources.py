@@ -14,6 +14,8 @@ import numpy as np
 
 from scalelatent.errors import DataError
 
+from .csr import CsrSource, is_sparse
+
 __all__ = ["ArrayRows", "DaskRows", "RowSource", "ZarrRows", "as_source"]
 
 
@@ -24,8 +26,11 @@ class RowSource(Protocol):
     """(n_rows, *feature_shape)."""
     dtype: np.dtype[Any]
 
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """Rows `start:stop`, (stop - start, *feature_shape); a view where the rows are in memory."""
+    def read(self, start: int, stop: int) -> Any:
+        """Rows `start:stop`, (stop - start, *feature_shape); a view where the rows are in memory.
+
+        An ndarray; a `scipy.sparse.csr_array` of a source of CSR rows, which also has `nnz`.
+        """
         ...
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
@@ -80,6 +85,11 @@ class DaskRows:
             raise DataError(
                 "the dask array does not know its number of rows (shape with nan); call "
                 "compute_chunk_sizes() on it"
+            )
+        if hasattr(getattr(array, "_meta", None), "tocsr"):
+            raise DataError(
+                f"the dask array has sparse blocks ({type(array._meta).__name__}), which cannot be read in "
+                "rows; compute it to a scipy CSR matrix, or write its blocks with create_dataset"
             )
         self.shape: tuple[int, ...] = tuple(int(s) for s in array.shape)
         self.dtype: np.dtype[Any] = np.dtype(array.dtype)
@@ -141,17 +151,14 @@ def as_source(x: Any, what: str = "x") -> RowSource:
     Raises
     ------
     DataError
-        Sparse matrices, and whatever numpy cannot turn into an array.
+        Dask arrays of sparse blocks, and whatever numpy cannot turn into an array.
     """
     if is_dask(x):
         return DaskRows(x)
     if is_zarr(x):
         return ZarrRows(x)
-    if hasattr(x, "tocsr"):
-        raise DataError(
-            f"{what} is a scipy sparse matrix of shape {x.shape}; this version reads dense rows only: "
-            f"pass {what}.toarray(), or blocks of it to create_dataset"
-        )
+    if is_sparse(x):
+        return CsrSource(x, what)
     if isinstance(x, np.ndarray) or (
         not hasattr(x, "__array_ufunc__")  # a data frame, whose slices are no arrays
         and all(hasattr(x, name) for name in ("shape", "dtype", "__getitem__"))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from scalelatent.errors import DataError
 
 from .chunks import StoredRows
+from .csr_store import StoredCsr
 from .schema import DatasetAttrs
 
 if TYPE_CHECKING:
@@ -96,22 +97,28 @@ def open_columns(location: Location) -> dict[str, Any]:
             f"dataset {location.url} is incomplete: its writer finished {done} shards, not all; {step}"
         )
     group = open_group(location)
-    x = array(group, "x", location.url)
+    columns: dict[str, Any] = {"url": location.url, "attrs": attrs, "shared": location.shared}
+    hint = repair_hint(attrs, location.url)
+    x = columns["x"] = _rows(location, group, "x", attrs.x_kind == "csr", hint)
     if tuple(x.shape[1:]) != attrs.feature_shape:
         raise DataError(
             f"{location.url}: rows of 'x' have shape {tuple(x.shape[1:])}, but attribute 'feature_shape' is "
             f"{attrs.feature_shape}; import the data again"
         )
-    columns: dict[str, Any] = {"url": location.url, "attrs": attrs, "shared": location.shared}
-    hint = repair_hint(attrs, location.url)
-    columns["x"] = StoredRows(location, x, hint)
-    for name in ("y", "weight"):
+    targets = () if attrs.y_kind == "labels" else (attrs.n_targets,)
+    for name, rest in (("y", targets), ("weight", ())):
         if location.has(f"{name}/zarr.json"):
-            column = array(group, name, location.url)
-            if column.shape != (x.shape[0],):
+            csr = name == "y" and attrs.y_kind == "multilabel"
+            column = columns[name] = _rows(location, group, name, csr, hint)
+            if tuple(column.shape) != (x.shape[0], *rest):
                 raise DataError(
-                    f"{location.url}: '{name}' has shape {column.shape}, but 'x' has {x.shape[0]} rows; "
-                    "import again"
+                    f"{location.url}: '{name}' has shape {column.shape}, but 'x' has {x.shape[0]} rows"
+                    f"{f' and y has {rest[0]} columns' if rest else ''}; import again"
                 )
-            columns[name] = StoredRows(location, column, hint)
     return columns
+
+
+def _rows(location: Location, group: zarr.Group, name: str, csr: bool, hint: str) -> StoredRows | StoredCsr:
+    if csr:
+        return StoredCsr(location, group, name, hint)
+    return StoredRows(location, array(group, name, location.url), hint)

@@ -14,6 +14,8 @@ import numpy as np
 from scalelatent.errors import DataError
 
 from . import schema
+from .csr import CsrSource, check_values, is_sparse
+from .csr_store import CsrGroups
 from .layout import WRITE_CONFIG
 from .store import Location, locate
 from .stored import MARKERS, array, open_group, read_attrs
@@ -36,9 +38,13 @@ class DatasetWriter:
         self.attrs = read_attrs(location)
         group = open_group(location, read_only=False)
 
+        kinds = {"x": self.attrs.x_kind == "csr", "y": self.attrs.y_kind == "multilabel"}
+
         def column(name: str) -> Any:
             if name != "x" and not location.has(f"{name}/zarr.json"):
                 return None
+            if kinds.get(name):
+                return CsrGroups(location, group, name)
             return array(group, name, location.url).with_config(WRITE_CONFIG)
 
         self._x, self._y, self._weight = column("x"), column("y"), column("weight")
@@ -97,20 +103,22 @@ class DatasetWriter:
         """Whether a shard is written; in a finished dataset, whether its content still has its digest."""
         self.shard_bounds(shard)
         if not self.attrs.complete:
-            return self._marker(shard) is not None and all(self._location.has(k) for k in self._files(shard))
+            marker = self._marker(shard)
+            return marker is not None and all(self._location.has(k) for k in self._files(shard, marker))
         return self._verify(shard)
 
-    def write_shard(self, shard: int, x: np.ndarray, y: Any = None, weight: Any = None) -> None:
+    def write_shard(self, shard: int, x: Any, y: Any = None, weight: Any = None) -> None:
         """Write one whole shard; what an earlier attempt left of it is deleted first.
 
         Parameters
         ----------
         shard : int
             Number of the shard.
-        x : ndarray (rows, *feature_shape) or (rows, n_features)
-            All rows of the shard, of the dataset's dtype or one that fits into it.
-        y : array-like (rows,), optional
-            Labels, where the dataset has labels.
+        x : ndarray (rows, *feature_shape) or (rows, n_features), or scipy sparse (rows, n_features)
+            All rows of the shard, of the dataset's dtype or one that fits into it; sparse where the dataset
+            is CSR, with columns in any order.
+        y : array-like (rows,), (rows, n_targets) or scipy sparse (rows, n_targets), optional
+            Labels, targets or multi-labels, where the dataset has them.
         weight : array-like (rows,), optional
             Weights, where the dataset has weights.
 
@@ -129,7 +137,8 @@ class DatasetWriter:
             for target, values in ((self._y, labels), (self._weight, weights), (self._x, rows)):
                 if target is not None:
                     target[start:stop] = values
-            marker = {"digest": digest.hex(), "labels": distinct}
+            entries = {f"{name}_nnz": int(c.nnz) for name, c in (("x", rows), ("y", labels)) if is_sparse(c)}
+            marker = {"digest": digest.hex(), "labels": distinct, **entries}
             self._location.write(self._marker_key(shard), json.dumps(marker).encode())
 
     def finalize(self) -> Dataset:
@@ -148,6 +157,9 @@ class DatasetWriter:
             classes = self._classes(markers)
             with explain_os_errors(self._location, "finishing the dataset"):
                 self._group["digest"][...] = digests
+                for name, column in (("x", self._x), ("y", self._y)):
+                    if isinstance(column, CsrGroups):
+                        column.seal([m[f"{name}_nnz"] for m in markers])
                 done = self.attrs.finished(self._fingerprint(digests, classes), classes)
                 self._group.attrs.update(done.to_json())  # the last write: only now the dataset opens
             self.attrs = done
@@ -168,7 +180,7 @@ class DatasetWriter:
         return [m for m in markers if m is not None]
 
     def _classes(self, markers: list[dict[str, Any]]) -> list[Any] | None:
-        if self._y is None or self.attrs.classes is not None:
+        if self._y is None or self.attrs.classes is not None or self.attrs.y_kind != "labels":
             return self.attrs.classes
         found: set[Any] = set()
         for marker in markers:
@@ -186,10 +198,36 @@ class DatasetWriter:
             self.attrs.codes,
             self.shard_rows,
         ]
+        if self.attrs.format_version > 1:
+            head += [self.attrs.x_kind, self.attrs.y_kind, self.attrs.n_targets, str(self.y_dtype)]
         return hashlib.sha256(json.dumps(head).encode() + digests.tobytes()).hexdigest()
 
-    def _check_x(self, x: np.ndarray, start: int, stop: int) -> np.ndarray:
+    def _check_csr(self, x: Any, column: CsrGroups, start: int, stop: int, what: str) -> Any:
+        if not is_sparse(x):
+            raise DataError(
+                f"{what} were given as {type(x).__name__}, but this column is CSR; pass a scipy sparse array"
+            )
+        source = CsrSource(x, self.url, start)
+        if source.shape != (stop - start, column.shape[1]):
+            raise DataError(
+                f"{what} were given with shape {source.shape}, but this shard has shape "
+                f"{(stop - start, column.shape[1])}"
+            )
+        if not np.can_cast(source.dtype, column.dtype, "safe"):
+            raise DataError(
+                f"{what} are {source.dtype}, which does not fit into the dataset's {column.dtype}; convert "
+                "them"
+            )
+        rows = source.read(0, stop - start)
+        check_values(rows, start, self.url)
+        return rows if rows.dtype == column.dtype else rows.astype(column.dtype)
+
+    def _check_x(self, x: Any, start: int, stop: int) -> Any:
         what = f"{self.url}: rows {start}:{stop}"
+        if isinstance(self._x, CsrGroups):
+            return self._check_csr(x, self._x, start, stop, what)
+        if is_sparse(x):
+            raise DataError(f"{what} are sparse, but the dataset is dense; pass x.toarray()")
         rows = np.asarray(x)
         shape = (stop - start, *self.attrs.feature_shape)
         if rows.shape not in (shape, (shape[0], schema.n_features(self.attrs.feature_shape))):
@@ -201,7 +239,20 @@ class DatasetWriter:
         schema.check_finite(rows, start, self.url)
         return np.ascontiguousarray(rows, dtype=self.dtype).reshape(shape)
 
-    def _check_y(self, y: Any, start: int, stop: int) -> tuple[np.ndarray | None, list[Any] | None]:
+    def _check_targets(self, y: Any, start: int, stop: int, what: str) -> np.ndarray:
+        targets = np.asarray(y)
+        assert self._y is not None
+        shape = (stop - start, self.attrs.n_targets)
+        fits = targets.dtype.kind in "buif" and np.can_cast(targets.dtype, self._y.dtype, "safe")
+        if targets.shape != shape or not fits:
+            raise DataError(
+                f"{what}: targets of shape {targets.shape} and dtype {targets.dtype} were given, but the "
+                f"dataset's are {shape}, {self._y.dtype}"
+            )
+        schema.check_finite(targets, start, f"{self.url}: targets")
+        return np.ascontiguousarray(targets, dtype=self._y.dtype)
+
+    def _check_y(self, y: Any, start: int, stop: int) -> tuple[Any, list[Any] | None]:
         what = f"{self.url}: labels of rows {start}:{stop}"
         if (y is None) != (self._y is None):
             raise DataError(
@@ -209,6 +260,10 @@ class DatasetWriter:
             )
         if y is None or self._y is None:
             return None, None
+        if isinstance(self._y, CsrGroups):
+            return self._check_csr(y, self._y, start, stop, what), None
+        if self.attrs.y_kind == "targets":
+            return self._check_targets(y, start, stop, what), None
         labels = schema.as_labels(y, what)
         if len(labels) != stop - start:
             raise DataError(f"{what}: {len(labels)} labels for {stop - start} rows; give one label a row")
@@ -244,9 +299,20 @@ class DatasetWriter:
         except ValueError:
             return None
 
-    def _files(self, shard: int) -> list[str]:
-        keys = ["/".join(["x", "c", str(shard), *("0" for _ in self.attrs.feature_shape)])]
-        return keys + [f"{a.name.strip('/')}/c/{shard}" for a in (self._y, self._weight) if a is not None]
+    def _files(self, shard: int, marker: dict[str, Any]) -> list[str]:
+        """Keys of the files of a written shard."""
+        keys: list[str] = []
+        for name, column in (("x", self._x), ("y", self._y), ("weight", self._weight)):
+            if isinstance(column, CsrGroups):
+                keys += column.keys(shard, marker.get(f"{name}_nnz", 0))
+            elif column is not None:
+                keys.append("/".join([name, "c", str(shard), *("0" for _ in column.shape[1:])]))
+        return keys
+
+    def _places(self, shard: int) -> list[str]:
+        """What is deleted before a shard is written: row groups whole, files of arrays."""
+        groups = [c.folder(shard) for c in (self._x, self._y) if isinstance(c, CsrGroups)]
+        return groups + [key for key in self._files(shard, {}) if not key.startswith(tuple(groups))]
 
     @contextlib.contextmanager
     def _all_or_nothing(self, shard: int, start: int, stop: int) -> Any:
@@ -255,7 +321,7 @@ class DatasetWriter:
         def remove() -> None:
             if not self.attrs.complete:
                 self._location.delete(self._marker_key(shard))
-            for key in self._files(shard):
+            for key in self._places(shard):
                 self._location.delete(key)
 
         with explain_os_errors(self._location, f"writing shard {shard} (rows {start}:{stop})"):

@@ -2,6 +2,7 @@
 
 ``rows -> block -> kernel -> Stats -> fixed tree -> M-step -> checkpoint``: :mod:`.passes` runs a span,
 :mod:`.reduce` merges, :mod:`.inprocess` and :mod:`.on_dask` are the two executors, :mod:`.loop` is batch
-learning, :mod:`.mapwrite` writes outputs as large as the data, :mod:`.store` keeps what a resume needs. The
-engine knows the contracts of data and models, and no model by name.
+learning; :mod:`.order`, :mod:`.feeding`, :mod:`.chains` and :mod:`.online` (:mod:`.online_dask` on a
+cluster) are online learning; :mod:`.mapwrite` writes outputs as large as the data, :mod:`.store` keeps what a
+resume needs. The engine knows the contracts of data and models, and no model by name.
 """

@@ -12,9 +12,10 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 DEFAULT_SHARE = 0.3
+
+Piece = tuple[Any, ...]
+"""Columns of a run of rows: rows (ndarray or CsrRows), label codes, weights; None where there is none."""
 
 
 def memory_limit() -> int:
@@ -59,6 +60,7 @@ class PieceCache:
 
     Examples
     --------
+    >>> import numpy as np
     >>> cache = PieceCache(limit=100)
     >>> cache.put("a", (np.zeros(10),))
     True
@@ -69,7 +71,7 @@ class PieceCache:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
-        self._pieces: dict[Hashable, tuple[tuple[np.ndarray | None, ...], int]] = {}
+        self._pieces: dict[Hashable, tuple[Piece, int]] = {}
         self._touched: dict[Hashable, int] = {}
         self._clock = 0
         self._lock = threading.Lock()
@@ -79,7 +81,7 @@ class PieceCache:
         with self._lock:
             self._clock += 1
 
-    def get(self, key: Hashable) -> tuple[np.ndarray | None, ...] | None:
+    def get(self, key: Hashable) -> Piece | None:
         """The piece, or None."""
         with self._lock:
             found = self._pieces.get(key)
@@ -87,7 +89,7 @@ class PieceCache:
                 self._touched[key] = self._clock
             return found[0] if found else None
 
-    def put(self, key: Hashable, piece: tuple[np.ndarray | None, ...]) -> bool:
+    def put(self, key: Hashable, piece: Piece) -> bool:
         """Keep the piece if there is room; its arrays must not be changed afterwards."""
         size = sum(a.nbytes for a in piece if a is not None)
         with self._lock:

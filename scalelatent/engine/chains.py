@@ -27,6 +27,25 @@ def run_chains(
     Returns
     -------
     list of ndarray of float64, shape (layout.size,)
+
+    Examples
+    --------
+    With :func:`advance` a whole step, as ``partial_fit`` takes it:
+
+    >>> from scalelatent.models.base import Layout
+    >>> class Mean:
+    ...     def layout(self):
+    ...         return Layout((("total", (2,)),))
+    ...     def prepare(self, state, backend):
+    ...         return state
+    ...     def run_chain(self, prepared, block, stats):
+    ...         stats["total"][:] += block.x.sum(axis=0)
+    ...     def step(self, state, stats, n_rows):
+    ...         return 0.5 * state + 0.5 * stats["total"] / n_rows
+    >>> rows = Block(np.ones((4, 2)), None, None, 0, rows=np.arange(4))
+    >>> learner, state = Mean(), np.zeros(2)
+    >>> advance(learner, state, run_chains(learner, state, [rows], None), 4)
+    array([0.5, 0.5])
     """
     layout, prepared, out = learner.layout(), learner.prepare(state, backend), []
     for block in blocks:
@@ -38,7 +57,12 @@ def run_chains(
 
 
 def advance(learner: OnlineLearner, state: Any, vectors: Sequence[np.ndarray], n_rows: int) -> Any:
-    """The state after a step: statistics of all chains, in their order, through the fixed tree."""
+    """The state after a step: statistics of all chains, in their order, through the fixed tree.
+
+    Examples
+    --------
+    See :func:`run_chains`.
+    """
     return learner.step(state, Stats(learner.layout(), merge_tree(vectors)), n_rows)
 
 
@@ -70,7 +94,9 @@ class ChainRunner:
         self.order = order
         self.learner: OnlineLearner = stage.work
         self._dataset = stage.datasets["train"]
-        self._feed = Feed(Reader(self._dataset, cache, self.meter, stage.classes), order, chains, n_epochs)
+        csr = getattr(self.learner, "accepts_csr", False)
+        reader = Reader(self._dataset, cache, self.meter, stage.classes, csr=csr)
+        self._feed = Feed(reader, order, chains, n_epochs)
         n = min(len(backends), len(chains))
         edges = [len(chains) * i // n for i in range(n + 1)]
         self._shares = [(backends[i], slice(edges[i], edges[i + 1])) for i in range(n)]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.models.base import Block
+from scalelatent.models.base import Block, CsrRows
 
 from .order import RowOrder
 from .reading import Reader
@@ -45,8 +45,7 @@ class Feed:
 
     def __init__(self, reader: Reader, order: RowOrder, chains: Any, n_epochs: int) -> None:
         self._reader, self._order, self._chains = reader, order, list(chains)
-        dataset = reader.dataset
-        row_bytes = max(dataset.n_features * dataset.dtype.itemsize, 1)
+        row_bytes = max(reader.dataset.nbytes // order.n_rows, 1)
         self._steps = int(np.clip(SLAB_BYTES // (order.chain_rows * row_bytes), 1, SLAB_STEPS))
         self._per_epoch = -(-order.n_steps // self._steps)
         self._n_slabs = n_epochs * self._per_epoch
@@ -82,10 +81,11 @@ class Feed:
             if first == last:
                 out.append(None)
                 continue
-            numbers = rows[first:last]
+            numbers, part = rows[first:last], x[first:last]
+            dense = isinstance(part, CsrRows) and not self._reader.csr
             out.append(
                 Block(
-                    x[first:last],
+                    part.to_dense() if dense else part,
                     None if y is None else y[first:last],
                     None if weight is None else weight[first:last],
                     int(numbers[0]),
@@ -230,19 +230,12 @@ class Feed:
         by_run = np.argsort(rows // size, kind="stable")
         runs = rows[by_run] // size
         cuts = [0, *(np.flatnonzero(runs[1:] != runs[:-1]) + 1).tolist(), len(rows)]
-        out: list[np.ndarray | None] = [None, None, None]
-        for first, last in itertools.pairwise(cuts):
-            if first == last:
-                continue
-            run, places = int(runs[first]), by_run[first:last]
-            for column, source in enumerate(self._piece(run)):
-                if source is None:
-                    continue
-                target = out[column]
-                if target is None:
-                    target = out[column] = np.empty((len(rows), *source.shape[1:]), source.dtype)
-                target[places] = source[rows[places] - run * size]
-        x, y, weight = out
+        spans = [(int(runs[a]), by_run[a:b]) for a, b in itertools.pairwise(cuts) if a < b]
+        columns = []
+        for column in range(3):
+            parts = [(self._piece(run)[column], rows[at] - run * size, at) for run, at in spans]
+            columns.append(_gather_parts(parts, len(rows)))
+        x, y, weight = columns
         return x, y, weight, rows
 
     def _piece(self, run: int) -> tuple[Any, ...]:
@@ -250,6 +243,21 @@ class Feed:
         if piece is None:
             piece = self._held[run] = self._reader.read(*self._order.run_range(run))
         return piece
+
+
+def _gather_parts(parts: list[tuple[Any, np.ndarray, np.ndarray]], n: int) -> Any:
+    """One column of rows from several runs: (rows of a run, which of them, and where they go)."""
+    if not parts or parts[0][0] is None:
+        return None
+    first = parts[0][0]
+    if isinstance(first, CsrRows):
+        back = np.empty(n, dtype=np.int64)
+        back[np.concatenate([places for _, _, places in parts])] = np.arange(n)
+        return CsrRows.concatenate([source.take(local) for source, local, _ in parts]).take(back)
+    out = np.empty((n, *first.shape[1:]), first.dtype)
+    for source, local, places in parts:
+        out[places] = source[local]
+    return out
 
 
 def _rows_in_memory(reader: Reader) -> tuple[Any, ...] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from .store import EngineStore
 from .threads import resolve_jobs
 
 _POLL_SECONDS = 0.2
+_END: Any = object()
 # A finished span is worth keeping where writing it costs under a twentieth of computing it: a file, and its
 # bytes.
 _FILE_SECONDS, _DISK_RATE, _SAVE_SHARE = 2e-3, 5e8, 0.05
@@ -201,55 +203,73 @@ def run_threads(
     make: Callable[[int, threading.Event], Callable[[Any], Any]],
     finish: Callable[[Any, Any], None],
 ) -> None:
-    """Run a function over items by threads; results arrive at ``finish`` in the calling thread.
+    """Run a function over items by threads, the calling one among them; results arrive at ``finish`` there.
 
-    The first error stops all threads and is raised here; so is an interrupt of the calling thread.
+    A calling thread that only waited would be woken for every result, and on a busy machine each time take a
+    core from the threads that compute. The first error stops all threads and is raised here; so is an
+    interrupt of the calling thread.
     """
-    stop = threading.Event()
-    n = min(workers, len(items))
-    if n <= 1:
-        run = make(0, stop)
-        for item in items:
-            finish(item, run(item))
-        return
-    todo: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    for item in items:
-        todo.put(item)
+    stop, todo = threading.Event(), deque(items)
     results: queue.SimpleQueue[tuple[Any, Any, BaseException | None]] = queue.SimpleQueue()
+
+    def take() -> Any:
+        try:
+            return todo.popleft()
+        except IndexError:
+            return _END
 
     def work(slot: int) -> None:
         try:
             run = make(slot, stop)
-            while not stop.is_set():
-                item = todo.get_nowait()
+            while not stop.is_set() and (item := take()) is not _END:
                 results.put((item, run(item), None))
-        except queue.Empty:
-            pass
         except Stopped:
             pass
         except BaseException as error:  # noqa: BLE001  raised in the calling thread
             results.put((None, None, error))
+            stop.set()
 
     threads = [
         threading.Thread(target=work, args=(slot,), name=f"scalelatent-{slot}", daemon=True)
-        for slot in range(n)
+        for slot in range(1, min(workers, len(items)))
     ]
     for thread in threads:
         thread.start()
     try:
-        for _ in items:
-            while True:
+        run, left = make(0, stop), len(items)
+        while left:
+            item, value, error = _received(results)
+            if item is _END and (item := take()) is not _END:
                 try:
-                    # Short waits, so that Ctrl-C is seen at once.
-                    item, value, error = results.get(timeout=_POLL_SECONDS)
-                    break
-                except queue.Empty:
-                    if not any(thread.is_alive() for thread in threads) and results.empty():
-                        raise RuntimeError("all threads of the pass ended before it was done") from None
+                    value = run(item)
+                except Stopped:  # another thread has failed: its error is the next result
+                    continue
+            elif item is _END:
+                item, value, error = _awaited(results, threads)
             if error is not None:
                 raise error
             finish(item, value)
+            left -= 1
     finally:
         stop.set()
         for thread in threads:
             thread.join()
+
+
+def _received(results: queue.SimpleQueue[Any]) -> tuple[Any, Any, BaseException | None]:
+    try:
+        return results.get_nowait()
+    except queue.Empty:
+        return _END, None, None
+
+
+def _awaited(
+    results: queue.SimpleQueue[Any], threads: Sequence[threading.Thread]
+) -> tuple[Any, Any, BaseException | None]:
+    while True:
+        try:
+            # Short waits, so that Ctrl-C is seen at once.
+            return results.get(timeout=_POLL_SECONDS)
+        except queue.Empty:
+            if not any(thread.is_alive() for thread in threads) and results.empty():
+                raise RuntimeError("all threads of the pass ended before it was done") from None

@@ -68,11 +68,11 @@ class MapTask:
         """Compute and write one shard; returns its rows. Running it twice writes the same file."""
         start, stop = self.writer.shard_bounds(shard)
         # No cache: these rows are read once, and keeping them would push out what is read again.
-        reader = Reader(self.dataset, None, Meter())
+        reader = Reader(self.dataset, None, Meter(), csr=getattr(self.row_map, "accepts_csr", False))
         shape, dtype = self.row_map.output()
         out = np.empty((stop - start, *shape), dtype=dtype)
         prepared = self.row_map.prepare(backend)
-        step = max(256, min(2048, BLOCK_BYTES // (4 * self.dataset.n_features)))
+        step = block_rows(self.dataset.n_features)
         blocks = [(a, min(a + step, stop)) for a in range(start, stop, step)]
         with naming(self.dataset):
             for block in iter_blocks(reader, blocks, stop_event):
@@ -102,6 +102,12 @@ class MapTask:
         )
 
 
+def block_rows(n_features: int) -> int:
+    """Rows of a block of a map: blocks stay in cache, and wide rows made dense below 32 MiB."""
+    wanted = max(256, min(2048, BLOCK_BYTES // (4 * n_features)))
+    return max(1, min(wanted, 2**25 // (4 * n_features)))
+
+
 def start_map(
     name: str,
     dataset: Any,
@@ -125,17 +131,19 @@ def start_map(
 
     shape, dtype = row_map.output()
     if getattr(row_map, "gives_labels", False):
-        y_dtype = None if classes is None or classes.dtype.kind == "U" else classes.dtype
+        coded = classes is None or classes.dtype.kind == "U"
+        y_options: dict[str, Any] = {
+            "classes": classes,
+            "y_dtype": None if coded else np.asarray(classes).dtype,
+        }
     else:
-        classes = dataset.classes if with_labels and dataset.has_y else None
-        y_dtype = dataset.read_y(0, 1).dtype if classes is not None and classes.dtype.kind != "U" else None
+        y_options = dataset.y_options() if with_labels else {}
     create_dataset(
         str(url),
         len(dataset),
         shape,
         dtype,
-        y_dtype=y_dtype,
-        classes=classes,
+        **y_options,
         weighted=with_labels and dataset.has_weight,
         resume=resume,
         overwrite=overwrite,

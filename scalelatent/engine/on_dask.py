@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from scalelatent.data.grid import FAN_IN
 from scalelatent.errors import RunError, ScalelatentError
 from scalelatent.models.base import Stats
 
@@ -34,6 +33,7 @@ from .dask_tasks import (
     task_write_rows,
 )
 from .executor import OnRows, StepResult
+from .future_tree import FutureTree
 from .inprocess import plan_spans
 from .online_dask import DaskSteps
 from .order import RowOrder
@@ -120,7 +120,7 @@ class DaskExecutor:
         """One pass and its M-step, both on the cluster."""
         folder = self.store.ref
         params = self.client.submit(
-            task_params, folder, stage.name, iteration, key=self._key(stage, "params", iteration), pure=False
+            task_params, folder, stage.name, iteration, key=self.key(stage, "params", iteration), pure=False
         )
         tops = self._reduce(stage, iteration, params, on_rows)
         future = self.client.submit(
@@ -131,7 +131,7 @@ class DaskExecutor:
             list(tops),
             list(tops.values()),
             params,
-            key=self._key(stage, "mstep", iteration),
+            key=self.key(stage, "mstep", iteration),
             priority=10,
             pure=False,
         )
@@ -155,7 +155,7 @@ class DaskExecutor:
         out = {}
         for part, futures in tops.items():
             future = self.client.submit(
-                task_merge, futures, key=self._key(stage, "merge", 0, f"{part}-root"), pure=False
+                task_merge, futures, key=self.key(stage, "merge", 0, f"{part}-root"), pure=False
             )
             out[part] = split_vector(stage, part, self.result(future))[0]
         self.store.drop_nodes()
@@ -168,10 +168,10 @@ class DaskExecutor:
         """Futures of the top nodes of each part, in order; at most eight a part."""
         self.refresh()
         spans, kept = plan_spans(stage, iteration, self.store, self.workers)
-        trees = {part: _FutureTree(self, stage, iteration, part) for part in stage.grids}
+        trees = {part: FutureTree(self, stage, iteration, part) for part in stage.grids}
         folder, done = self.store.ref, 0
         for span, vector in kept:
-            key = self._key(stage, "kept", iteration, f"{span.part}-{span.index:04d}")
+            key = self.key(stage, "kept", iteration, f"{span.part}-{span.index:04d}")
             trees[span.part].add(
                 span.level,
                 span.index,
@@ -182,7 +182,7 @@ class DaskExecutor:
 
         def submit(span: Span, worker: str) -> Any:
             suffix = f"s{span.index:04d}" if span.part == "train" else f"{span.part[0]}{span.index:04d}"
-            key = self._key(stage, None, iteration, suffix)
+            key = self.key(stage, None, iteration, suffix)
             return self.client.submit(
                 task_span,
                 folder,
@@ -404,40 +404,10 @@ class DaskExecutor:
             "the run"
         ) from None
 
-    def _key(self, stage: Stage, role: str | None, iteration: int, suffix: str = "") -> str:
+    def key(self, stage: Stage, role: str | None, iteration: int, suffix: str = "") -> str:
+        """Name of a task of a pass."""
         # Beside the spans, ``capsule_estep``, stand ``capsule_params``, ``capsule_mstep``, … Other stages
         # keep their whole name: a key that was used before would bring back the old result.
         model = stage.name.split("_")[0] if stage.name.endswith("_estep") else stage.name
         name = f"{model}_{role}" if role else stage.name
         return f"{name}-it{iteration + 1:04d}{'-' + suffix if suffix else ''}-{self.token}"
-
-
-class _FutureTree:
-    """Futures of one part's nodes; a complete family below the top becomes a merge task."""
-
-    def __init__(self, executor: DaskExecutor, stage: Stage, iteration: int, part: str) -> None:
-        self._executor, self._stage, self._iteration, self._part = executor, stage, iteration, part
-        self._grid = stage.grids[part]
-        self._nodes: dict[tuple[int, int], Any] = {}
-
-    def add(self, level: int, index: int, future: Any) -> None:
-        self._nodes[level, index] = future
-        while level < self._grid.depth - 1:
-            family, parent = [(level, i) for i in self._grid.family(level, index)], index // FAN_IN
-            if not all(node in self._nodes for node in family):
-                return
-            futures = [self._nodes.pop(node) for node in family]
-            key = self._executor._key(
-                self._stage, "merge", self._iteration, f"{self._part[0]}{level + 1}-{parent:04d}"
-            )
-            merged = (
-                futures[0]
-                if len(futures) == 1
-                else self._executor.client.submit(task_merge, futures, key=key, priority=5, pure=False)
-            )
-            level, index = level + 1, parent
-            self._nodes[level, index] = merged
-
-    def tops(self) -> list[Any]:
-        """The last family, in order: the M-step merges it."""
-        return [self._nodes[node] for node in sorted(self._nodes)]

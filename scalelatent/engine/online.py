@@ -100,6 +100,43 @@ def fit_online(
         The checkpoint belongs to another order of rows, or cannot be written.
     ValueError
         The order is of another number of rows.
+
+    Examples
+    --------
+    The mean of the rows, by steps of a falling rate:
+
+    >>> import numpy as np
+    >>> from scalelatent.data import Dataset
+    >>> from scalelatent.engine.inprocess import InProcessExecutor
+    >>> from scalelatent.engine.passes import make_stage
+    >>> from scalelatent.models.base import Layout
+    >>> class Mean:
+    ...     kind = "mean"
+    ...     def layout(self):
+    ...         return Layout((("total", (2,)),))
+    ...     def flops_per_row(self):
+    ...         return 2.0
+    ...     def prepare(self, state, backend):
+    ...         return None
+    ...     def run_chain(self, prepared, block, stats):
+    ...         stats["total"][:] += block.x.sum(axis=0)
+    ...     def step(self, state, stats, n_rows):
+    ...         t = state["t"] + 1
+    ...         return {"t": t, "mean": state["mean"] + (stats["total"] / n_rows - state["mean"]) / t}
+    ...     def end_epoch(self, state):
+    ...         return state
+    ...     def summary(self, state):
+    ...         return {"objective": float(state["mean"].sum())}
+    ...     def is_done(self, state):
+    ...         return False
+    >>> rows = Dataset.from_arrays(np.arange(16.0).reshape(8, 2))
+    >>> fit = fit_online(
+    ...     InProcessExecutor(1), make_stage("mean_step", Mean(), {"train": rows}, "cpu"),
+    ...     {"t": 0, "mean": np.zeros(2)}, order=RowOrder(8, seed=0, batch_rows=2), n_epochs=1,
+    ...     callbacks=Callback(),
+    ... )
+    >>> fit.state["mean"], fit.history[0]["steps"], fit.history[0]["rows_seen"]
+    (array([7., 8.]), 4, 8)
     """
     if order.n_rows != len(stage.datasets["train"]):
         raise ValueError(

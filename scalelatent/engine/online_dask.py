@@ -1,4 +1,4 @@
-"""The steps of an online fit on a Dask cluster, in segments of about a second.
+"""The steps of an online fit on a Dask cluster, in segments of about a second (more for large states).
 
 A segment begins with a state in the run folder and ends with one; in between the driver takes no part. It
 is either one task that does its steps on one worker, or a chain of small tasks over several: ``…_step`` runs
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from .on_dask import DaskExecutor
 
 SEGMENT_SECONDS, FIRST_SECONDS = 1.0, 0.1
-SEGMENT_STEPS = 64
+# Longer segments where writing the state takes long: at most this share of the time, for at most so long.
+SAVE_SHARE, LONGEST_SECONDS = 0.02, 30.0
+SEGMENT_STEPS = 256
 # Seconds a step that spreading it over workers costs, until it is measured.
 SPREAD_SECONDS = 8e-3
 REPLAYS = 3
@@ -59,6 +61,7 @@ class DaskSteps:
         # Seconds a step: on one worker, of computing in all, and the cost of spreading.
         self._one: float | None = None
         self._work, self._cost = 0.0, SPREAD_SECONDS
+        self._seconds = SEGMENT_SECONDS
         self.spread_steps = 0
 
     @property
@@ -75,11 +78,20 @@ class DaskSteps:
 
     def put(self, place: Place, state: Any) -> Place:
         """Write a state where the workers find it."""
-        tree = {"state": state, "place": place, "order": self._order}
-        self._store.save_state(self._stage.name, place.total(self._order), tree, durable=False)
+        if not self._has(place):
+            tree = {"state": state, "place": place, "order": self._order}
+            self._store.save_state(self._stage.name, place.total(self._order), tree, durable=False)
         learner = self._stage.work
         self._known = (place, learner.summary(state), learner.is_done(state))
         return place
+
+    def _has(self, place: Place) -> bool:
+        """Whether the state lies there already: a checkpoint that a fit goes on from is not written again."""
+        try:
+            kept = self._store.load_state(self._stage.name, place.total(self._order))
+        except RunError:
+            return False
+        return bool(kept["place"] == place)
 
     def get(self, place: Place, handle: Place) -> Any:
         """The state, from the run folder."""
@@ -93,6 +105,8 @@ class DaskSteps:
 
     def _told(self, place: Place, out: dict[str, Any]) -> Place:
         self._known = (place, out["summary"], out["done"])
+        wanted = max(SEGMENT_SECONDS, out["save_seconds"] / SAVE_SHARE)
+        self._seconds = min(wanted, max(LONGEST_SECONDS, SEGMENT_SECONDS))
         return place
 
     # -- steps -----------------------------------------------------------------------------------------------
@@ -180,7 +194,7 @@ class DaskSteps:
 
     def _on_one(self, place: Place, stop: int, worker: str, replay: int) -> dict[str, Any]:
         threads = min(self._executor.threads.get(worker, 1), self._order.n_chains)
-        seconds = FIRST_SECONDS if self._one is None else SEGMENT_SECONDS
+        seconds = FIRST_SECONDS if self._one is None else self._seconds
         future = self._submit(task_steps, "step", place, replay, worker, place, stop, threads, seconds)
         try:
             out = self._result(future, [worker])
@@ -219,7 +233,7 @@ class DaskSteps:
 
     def _length(self, groups: int) -> int:
         """Steps of a segment of about a second."""
-        wanted = SEGMENT_SECONDS / (self._work / groups + self._cost)
+        wanted = self._seconds / (self._work / groups + self._cost)
         return max(1, min(int(wanted), SEGMENT_STEPS))
 
     def _submit(

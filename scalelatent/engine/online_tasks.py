@@ -115,9 +115,15 @@ class _Site:
         """Write the state into the run folder; returns the learner's scalars."""
         self.keep(place, state)
         tree = {"state": state, "place": place, "order": self.order}
+        begin = time.perf_counter()
         self.store.save_state(self.name, place.total(self.order), tree, durable=False)
         learner = self.stage.work
-        return {"step": place.step, "summary": learner.summary(state), "done": learner.is_done(state)}
+        return {
+            "step": place.step,
+            "summary": learner.summary(state),
+            "done": learner.is_done(state),
+            "save_seconds": time.perf_counter() - begin,
+        }
 
     def close(self) -> None:
         """End all threads."""

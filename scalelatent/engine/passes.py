@@ -187,7 +187,13 @@ class PassContext:
         self._state = state
         self._prepared: dict[str, Any] = {}
         self._readers = {
-            part: Reader(dataset, cache, self.meter, stage.classes)
+            part: Reader(
+                dataset,
+                cache,
+                self.meter,
+                stage.classes,
+                csr=getattr(self.reductions.get(part), "accepts_csr", False),
+            )
             for part, dataset in stage.datasets.items()
         }
 

@@ -94,7 +94,7 @@ def stage_memory(stage: Stage, resources: Resources, source: Any, constants: int
     width = max(1, reduction.layout().size // max(p, 1))
     level = choose_level(grid, reduction, resources.workers * resources.threads)
     pieces = source.pieces(0, min(len(source), 10**6)) if getattr(source, "is_stored", False) else []
-    piece = max((b - a for a, b in pieces), default=0) * source.n_features * source.dtype.itemsize
+    piece = max((b - a for a, b in pieces), default=0) * (source.nbytes // len(source)) if pieces else 0
     blocks = grid.block_rows * (2 * p + min(width, 2**14)) * 8
     return {
         "process": PROCESS_BYTES,

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from scalelatent.errors import DataError, RunError, ScalelatentError
-from scalelatent.models.base import Block
+from scalelatent.models.base import Block, CsrRows
 
-from .cache import PieceCache
+from .cache import Piece, PieceCache
 
 AHEAD = 3
 _POLL_SECONDS = 0.2
@@ -73,30 +73,41 @@ class Reader:
     meter : Meter
     classes : ndarray or None
         The model's classes: labels become their positions here. None leaves labels unread.
+    csr : bool
+        Whether blocks of a CSR dataset stay CSR (:class:`~scalelatent.models.base.CsrRows`); else each is
+        made dense when its turn comes, so never more than a block is dense at a time.
     """
 
     def __init__(
-        self, dataset: Any, cache: PieceCache | None, meter: Meter, classes: np.ndarray | None = None
+        self,
+        dataset: Any,
+        cache: PieceCache | None,
+        meter: Meter,
+        classes: np.ndarray | None = None,
+        *,
+        csr: bool = False,
     ) -> None:
         self.dataset = dataset
+        self.csr = csr
         self.classes = classes if dataset.has_y else None
         self.cache = cache if dataset.is_stored else None
         self.meter = meter
         labels = None if self.classes is None else (str(self.classes.dtype), self.classes.tobytes())
         self._name = (dataset.fingerprint(), labels) if self.cache is not None else None
 
-    def cached(self, start: int, stop: int) -> tuple[np.ndarray | None, ...] | None:
+    def cached(self, start: int, stop: int) -> Piece | None:
         """A piece that is at hand without reading."""
         return self.cache.get((self._name, start, stop)) if self.cache is not None else None
 
-    def read(self, start: int, stop: int) -> tuple[np.ndarray | None, ...]:
+    def read(self, start: int, stop: int) -> Piece:
         """(x, codes, weight) of a piece."""
         found = self.cached(start, stop)
         if found is not None:
             return found
         ds = self.dataset
+        x = ds.read_x(start, stop)
         piece = (
-            ds.read_x(start, stop),
+            x if isinstance(x, np.ndarray) else CsrRows.of(x),
             None if self.classes is None else ds.read_codes(start, stop, self.classes),
             ds.read_weight(start, stop) if ds.has_weight else None,
         )
@@ -127,7 +138,7 @@ def iter_blocks(
     at_once = ((piece, reader.read(*piece)) for piece in pieces)
     source: Generator[Any, None, None] = at_once if at_hand else _read_ahead(reader, pieces)
     try:
-        held: list[tuple[tuple[int, int], tuple[np.ndarray | None, ...]]] = []
+        held: list[tuple[tuple[int, int], Piece]] = []
         for start, stop in blocks:
             if stop_event.is_set():
                 raise Stopped
@@ -136,12 +147,13 @@ def iter_blocks(
             held = [entry for entry in held if entry[0][1] > start]
             x, y, weight = (_cut(held, column, start, stop) for column in range(3))
             assert x is not None
-            yield Block(x, y, weight, start)
+            dense = isinstance(x, CsrRows) and not reader.csr
+            yield Block(x.to_dense() if dense else x, y, weight, start)
     finally:
         source.close()
 
 
-def _cut(held: list[Any], column: int, start: int, stop: int) -> np.ndarray | None:
+def _cut(held: list[Any], column: int, start: int, stop: int) -> Any:
     parts = [
         piece[column][max(start - a, 0) : stop - a]
         for (a, b), piece in held
@@ -149,7 +161,9 @@ def _cut(held: list[Any], column: int, start: int, stop: int) -> np.ndarray | No
     ]
     if not parts:
         return None
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    if len(parts) == 1:
+        return parts[0]
+    return CsrRows.concatenate(parts) if isinstance(parts[0], CsrRows) else np.concatenate(parts)
 
 
 def _read_ahead(reader: Reader, pieces: list[tuple[int, int]]) -> Generator[Any, None, None]:

@@ -17,6 +17,13 @@ from scalelatent.engine.callbacks import Callback
 from scalelatent.errors import DataError
 
 OUTPUT_SHARE = 0.3
+_CHECKS: dict[str, Any] = {
+    "accept_sparse": "csr",
+    "accept_large_sparse": True,
+    "dtype": "numeric",
+    "order": "C",
+    "ensure_all_finite": False,
+}
 
 
 def is_dask_array(x: Any) -> bool:
@@ -62,7 +69,7 @@ class StreamedEstimator(BaseEstimator):
         elif _is_plain(X):
             if y is None:
                 raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
-            X, y = validate_data(self, X, y, dtype="numeric", order="C", ensure_all_finite=False)
+            X, y = validate_data(self, X, y, **_CHECKS)
             _check_finite(X, "X")
             check_classification_targets(y)
             if sample_weight is not None:
@@ -79,7 +86,17 @@ class StreamedEstimator(BaseEstimator):
                 "labels; import them with the rows (`scalelatent data import idx IMAGES LABELS …`), or "
                 "pass y"
             )
+        self._check_kind(ds)
         return ds
+
+    def _check_kind(self, ds: Dataset) -> None:
+        """Refuse targets and multi-labels, which no classifier here learns from."""
+        if ds.y_kind not in ("labels", None):
+            raise DataError(
+                f"{ds.url or 'y'}: there are {ds.n_targets} {ds.y_kind} columns a row, but "
+                f"{type(self).__name__} learns from one label a row: pass y of shape (n,) (one column: "
+                "y.ravel())"
+            )
 
     def _set_width(self, n_features: int) -> None:
         self.n_features_in_ = n_features
@@ -91,7 +108,7 @@ class StreamedEstimator(BaseEstimator):
         if isinstance(X, Dataset):
             ds = X
         elif _is_plain(X):
-            X = validate_data(self, X, dtype="numeric", reset=False, order="C", ensure_all_finite=False)
+            X = validate_data(self, X, reset=False, **_CHECKS)
             _check_finite(X, what)
             ds = Dataset.from_arrays(X, y, sample_weight=sample_weight)
         else:
@@ -120,6 +137,7 @@ class StreamedEstimator(BaseEstimator):
             raise DataError(
                 f"validation{f' ({ds.url})' if ds.url else ''} has no labels: give rows with labels"
             )
+        self._check_kind(ds)
         return ds
 
     # -- outputs as large as the data
@@ -234,15 +252,24 @@ class StreamedEstimator(BaseEstimator):
         )
 
 
-def _check_finite(x: np.ndarray, what: str) -> None:
+def _check_finite(x: Any, what: str) -> None:
     """Like scikit-learn's check, but naming the first bad row and feature."""
-    if x.dtype.kind == "f" and not np.isfinite(x.sum(dtype=np.float64)) and not np.isfinite(x).all():
+    if not isinstance(x, np.ndarray):  # CSR
+        bad = np.flatnonzero(~np.isfinite(x.data) if x.dtype.kind == "f" else [])
+        if len(bad):
+            row = int(np.searchsorted(x.indptr, bad[0], side="right")) - 1
+            _refuse(what, row, int(x.indices[bad[0]]), x.data[bad[0]])
+    elif x.dtype.kind == "f" and not np.isfinite(x.sum(dtype=np.float64)) and not np.isfinite(x).all():
         row, feature = np.argwhere(~np.isfinite(x))[0]
-        kind = "NaN" if np.isnan(x[row, feature]) else "an infinite value (inf)"
-        raise DataError(
-            f"{what} contains {kind}: row {row}, feature {feature} is {x[row, feature]}. Clean these rows, "
-            "or leave them out"
-        )
+        _refuse(what, row, feature, x[row, feature])
+
+
+def _refuse(what: str, row: int, feature: int, value: Any) -> None:
+    kind = "NaN" if np.isnan(value) else "an infinite value (inf)"
+    raise DataError(
+        f"{what} contains {kind}: row {row}, feature {feature} is {value}. Clean these rows, or leave "
+        "them out"
+    )
 
 
 def _map_block(x: np.ndarray, row_map: Any, device: str) -> np.ndarray:

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from scalelatent.engine.callbacks import Callback
+from scalelatent.engine.cluster import current_client
 from scalelatent.engine.loop import LoopResult
+from scalelatent.engine.plan import find_resources
 from scalelatent.models.capsule.members import Members, build_members
 from scalelatent.models.capsule.model import CapsuleEM, initial_state
 from scalelatent.models.capsule.online import OnlineCapsule
@@ -20,6 +22,7 @@ from .capsule_fit import (
     check_classes,
     check_labels,
     check_params,
+    check_width,
     class_counts,
     class_weights,
     plan,
@@ -197,7 +200,7 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         Parameters
         ----------
         X : Dataset or array-like, shape (n, features)
-            numpy, memmap, zarr and dask arrays, lists.
+            numpy, memmap, zarr and dask arrays, scipy sparse rows, lists.
         y : array-like, shape (n,)
             Labels; a Dataset brings its own.
         validation : Dataset or (X, y) or None
@@ -241,6 +244,8 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         check_labels(held, classes)
         width = projected_width(self.projection, train.n_features)
         check_classes(members, train, counts, width, self.init)
+        resources = find_resources(client or current_client(), self.n_jobs, None)
+        check_width(width, train, len(classes), resources.memory)
         weights = class_weights(self.class_weight, classes, counts)
         watched = {"train": train} if held is None else {"train": train, "validation": held}
         where: dict[str, Any] = {"device": self.device, "n_jobs": self.n_jobs, "engine": engine}
@@ -332,8 +337,6 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         >>> CapsuleRegression(capsule_dim=2).plan(x, y)["stages"]["estep"]["statistic_bytes"]
         168
         """
-        from scalelatent.engine.plan import find_resources
-
         train, held = self._training_rows(X, y, None), self._validation_rows(validation)
         return plan(self, train, held, find_resources(client, self.n_jobs, memory_limit), dict(engine or {}))
 
@@ -342,6 +345,7 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
         tags.transformer_tags.preserves_dtype = ["float32"]
         # Capsules have no offset: classes that differ by their mean alone, around the origin, are not told
         # apart.

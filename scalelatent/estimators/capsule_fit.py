@@ -11,6 +11,7 @@ import numpy as np
 from scalelatent.data import Dataset
 from scalelatent.engine.passes import make_stage
 from scalelatent.engine.plan import (
+    ALLOWED_SHARE,
     Resources,
     RowShape,
     cache_bytes,
@@ -20,7 +21,7 @@ from scalelatent.engine.plan import (
     stage_memory,
 )
 from scalelatent.engine.streams import stream
-from scalelatent.errors import DataError
+from scalelatent.errors import DataError, PlanError
 from scalelatent.models.capsule.members import Members, build_members
 from scalelatent.models.capsule.model import CapsuleEM, initial_state
 from scalelatent.models.capsule.moments import Project, SecondMoments, leading_eigenvectors
@@ -102,6 +103,55 @@ def projected_width(projection: str | int | None, n_features: int) -> int | None
             f"{n_features}, or None for no projection"
         )
     return int(projection)
+
+
+def too_wide(width: int | None, n_features: int, n_classes: int, memory: int) -> str | None:
+    """What helps where the second moments of rows this wide do not fit into a process, else None.
+
+    Parameters
+    ----------
+    width : int or None
+        Of the projected rows; None for no projection.
+    n_features, n_classes : int
+    memory : int
+        Bytes that a process may use.
+
+    Examples
+    --------
+    >>> too_wide(196, 784, 10, 2**30) is None
+    True
+    >>> print(too_wide(196, 47236, 2, 8 * 2**30))
+    47236 features make a matrix of second moments of 16.6 GiB, of which 3 are needed; up to 14654 features
+    fit. Keep the columns that matter (the most frequent ones, or sklearn.feature_selection), or reduce the
+    rows first (sklearn.random_projection, sklearn.decomposition.TruncatedSVD), or give each worker 83.1 GiB
+    ([cluster] memory_limit)
+    """
+    matrices, p = (3, n_features) if width is not None else (2 * n_classes, n_features)
+    allowed = ALLOWED_SHARE * memory
+    if matrices * 8 * p * p <= allowed:
+        return None
+    fit = int(math.sqrt(allowed / (8 * matrices)))
+    remedy = "" if width is not None or fit < 2 else f", or set projection to at most {min(fit, p)}"
+    return (
+        f"{p} features make a matrix of second moments of {8 * p * p / 2**30:.1f} GiB, of which {matrices} "
+        f"are needed; up to {fit} features fit. Keep the columns that matter (the most frequent ones, or "
+        "sklearn.feature_selection), or reduce the rows first (sklearn.random_projection, "
+        f"sklearn.decomposition.TruncatedSVD){remedy}, or give each worker "
+        f"{matrices * 8 * p * p / ALLOWED_SHARE / 2**30:.1f} GiB ([cluster] memory_limit)"
+    )
+
+
+def check_width(width: int | None, train: Dataset, n_classes: int, memory: int) -> None:
+    """Refuse rows whose second moments cannot fit, before any work.
+
+    Raises
+    ------
+    PlanError
+        Naming the largest width that fits, and what makes rows narrower.
+    """
+    remedy = too_wide(width, train.n_features, n_classes, memory)
+    if remedy:
+        raise PlanError(f"{train.url or 'the training rows'}: {remedy}")
 
 
 def project(
@@ -281,6 +331,7 @@ def plan(
     members = build_members(model.architecture, len(classes), model.capsule_dim)
     width = projected_width(model.projection, train.n_features)
     check_classes(members, train, class_counts(train, classes), width, model.init)
+    check_width(width, train, len(classes), resources.memory)
     p, out = width or train.n_features, {}
     rows = RowShape(len(train), p)
     grid = {k: options[k] for k in ("block_rows", "leaf_rows") if options.get(k)}
@@ -289,7 +340,7 @@ def plan(
         out["svd"] = make_stage(
             "capsule_svd", {"train": SecondMoments(train.n_features)}, {"train": train}, "cpu", **grid
         )
-        remedies["svd"] = "reduce the width of the rows"
+        remedies["svd"] = "make the rows narrower: keep the columns that matter, or reduce them first"
     out["moments"] = make_stage(
         "capsule_moments", {"train": SecondMoments(p, len(classes))}, {"train": rows}, "cpu", **grid
     )
@@ -318,7 +369,7 @@ def plan(
             "memory_bytes": memory,
             "peak_bytes": peak,
         }
-    nbytes = len(train) * p * (4 if width else train.dtype.itemsize)
+    nbytes = len(train) * p * 4 if width else train.nbytes
     report["cache_bytes"] = cache_bytes(resources, nbytes if train.is_stored else 0)
     report["peak_bytes_per_worker"] = (
         max(s["peak_bytes"] for s in report["stages"].values()) + report["cache_bytes"]

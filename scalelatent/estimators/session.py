@@ -314,7 +314,10 @@ def map_to_array(
 
     shape, dtype = row_map.output()
     out = np.empty((len(dataset), *shape), dtype=dtype)
-    step, run = 2048, 16 * 2048
+    # Narrow rows in blocks of 2,048; wide ones, which may be CSR and made dense, in blocks of 32 MiB.
+    step = max(64, min(2048, 2**25 // (8 * dataset.n_features)))
+    run = 16 * step
+    csr = getattr(row_map, "accepts_csr", False)
     done = 0
 
     def compute(slot: int, stop: threading.Event) -> Any:
@@ -325,7 +328,7 @@ def map_to_array(
             last = min(first + run, len(dataset))
             blocks = [(a, min(a + step, last)) for a in range(first, last, step)]
             with naming(dataset):
-                for block in iter_blocks(Reader(dataset, None, Meter()), blocks, stop):
+                for block in iter_blocks(Reader(dataset, None, Meter(), csr=csr), blocks, stop):
                     out[block.start : block.start + len(block.x)] = row_map.apply(prepared, block)
             return last - first
 

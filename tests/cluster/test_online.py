@@ -331,6 +331,8 @@ def _watched(run: Any, client: Any, folder: Path, every: int, scheduler_tasks: A
                 sizes = [max(column) for column in zip(*client.run(_sizes).values(), strict=True)]
                 seen.append((scheduler_tasks(), len(client.futures), len(list(folder.iterdir())), *sizes))
 
+        on_pass_end = on_report
+
     run(client, folder, "evidence", callback=Watch(), report_steps=every, **options)
     gc.collect()
     return [max(column) for column in zip(*seen, strict=True)], seen

@@ -84,9 +84,9 @@ def test_every_chunk_is_written_also_when_it_is_all_zero(tmp_path: Path) -> None
 
 
 def test_newer_format_version(stored: Dataset) -> None:
-    _edit_attrs(Path(str(stored.url)), format_version=2)
+    _edit_attrs(Path(str(stored.url)), format_version=3)
     with pytest.raises(
-        DataError, match=r"format_version 2; this scalelatent .* reads up to 1: install a newer"
+        DataError, match=r"format_version 3; this scalelatent .* reads up to 2: install a newer"
     ):
         open_dataset(str(stored.url))
 

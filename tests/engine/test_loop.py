@@ -239,29 +239,52 @@ def test_an_error_while_a_thread_is_made_is_raised() -> None:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_an_interrupt_of_the_caller_calls_the_others_off(workers: int) -> None:
+    import threading
     import time
 
-    stopped = []
+    stopped, caller = [], threading.current_thread()
+    running = threading.Barrier(workers)
 
     def make(slot: int, stop: Any) -> Any:
         def run(item: int) -> int:
-            for _ in range(3 if item == 0 else 2000):
+            running.wait(5)
+            if threading.current_thread() is caller:
+                raise KeyboardInterrupt  # as a signal does, in the midst of the caller's own item
+            for _ in range(2000):
                 if stop.is_set():
                     stopped.append(item)
                     raise Stopped
                 time.sleep(0.001)
-                if workers == 1:
-                    return item
             return item
 
         return run
 
-    def finish(item: int, value: int) -> None:
-        raise KeyboardInterrupt
-
     begin = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
-        run_threads(range(6), workers, make, finish)
+        run_threads(range(6), workers, make, lambda item, value: None)
     assert time.perf_counter() - begin < 1.5
-    # The two others, and the first again if it had taken its next item by then.
-    assert len(stopped) in ((0,) if workers == 1 else (2, 3))
+    assert len(stopped) == workers - 1
+
+
+def test_another_threads_error_ends_the_callers_own_item() -> None:
+    import threading
+    import time
+
+    caller = threading.current_thread()
+
+    def make(slot: int, stop: Any) -> Any:
+        def run(item: int) -> int:
+            if threading.current_thread() is not caller:
+                raise OSError("disk gone")
+            for _ in range(5000):
+                if stop.is_set():
+                    raise Stopped
+                time.sleep(0.001)
+            return item
+
+        return run
+
+    begin = time.perf_counter()
+    with pytest.raises(OSError, match="disk gone"):
+        run_threads(range(2), 2, make, lambda item, value: None)
+    assert time.perf_counter() - begin < 2

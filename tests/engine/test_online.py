@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,31 @@ def test_same_bits_for_threads_storage_and_cache(learners: Any, kind: str, tmp_p
         stored = arrays.save(tmp_path / str(chunk), chunk_rows=chunk)
         for cache in (0, 3000, 10**6):
             same(fit(learners[kind](), stored, chains=4, jobs=2, cache=cache).state, whole)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_csr_rows(online: Any, tmp_path: Path, stored: bool) -> None:
+    """As dense blocks, with the bits of dense rows; or as they are, where the learner takes them."""
+    from scipy.sparse import csr_array
+
+    from scalelatent.models.base import CsrRows
+
+    x, y = blobs(300)
+    x[np.abs(x) < 0.8] = 0
+    x[[5, 6, 299]] = 0  # rows of nothing
+    rows = Dataset.from_arrays(csr_array(x), y)
+    rows = rows.save(tmp_path / "rows", shard_rows=70) if stored else rows
+    whole = fit(online.Walk(P, K), Dataset.from_arrays(x, y))
+    same(fit(online.Walk(P, K), rows).state, whole.state)
+
+    class Taker(online.Walk):
+        accepts_csr = True
+
+        def run_chain(self, prepared: Any, block: Any, stats: Any) -> None:
+            assert isinstance(block.x, CsrRows)
+            super().run_chain(prepared, replace(block, x=block.x.to_dense()), stats)
+
+    same(fit(Taker(P, K), rows).state, whole.state)
 
 
 def test_weights_reach_the_chains_row_by_row(online: Any) -> None:

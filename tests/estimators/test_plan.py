@@ -58,7 +58,7 @@ def test_numbers_are_those_of_the_model() -> None:
 
 def test_what_cannot_fit_is_refused_with_the_setting_that_would() -> None:
     wide = _rows(50, 4000)
-    with pytest.raises(PlanError, match=r"capsule_moments.*set projection below 4000.*memory_limit"):
+    with pytest.raises(PlanError, match=r"4000 features.*set projection to at most \d+.*memory_limit"):
         CapsuleRegression(capsule_dim=2, projection=None).plan(wide, memory_limit="2GB")
     with pytest.raises(PlanError, match=r"capsule_estep.*lower capsule_dim"):
         CapsuleRegression(capsule_dim=500, architecture="all_vs_all", init="random", projection=None).plan(

@@ -13,7 +13,7 @@ import numpy as np
 from numba import boolean, float64
 
 from scalelatent._numba import entry, filled, given, kernel
-from scalelatent.models import narrow
+from scalelatent.models import tiles
 
 from .estep import estep_by_products
 
@@ -101,7 +101,7 @@ def estep(
     --------
     See :func:`..estep.estep_by_products`.
     """
-    if not narrow.fits(len(w), x):
+    if not tiles.fits(len(w), x):
         return estep_by_products(backend, w, x, y, weight, dims, labels, nu, table, train)
     n, p = x.shape
     dense = not (nu > 0).any()
@@ -110,7 +110,7 @@ def estep(
     sums = np.zeros((len(dims), 3))
     kept = n if train and not dense else 0
     rows, g = backend.buffer("active", (kept, p), np.float32), backend.buffer("g", (len(w), kept), np.float32)
-    _narrow_estep(
+    _tiled_estep(
         w, x, y, weight, dims, labels, nu, table.coefficients, table.scale, train, dense, rows, g, delta, sums
     )
     return delta if train else None, sums
@@ -151,30 +151,29 @@ def _residuals(h, y, weight, dims, labels, nu, coefficients, scale, thresholded,
     filled("f4", 2),
     filled("f8", 2),
 )
-def _narrow_estep(w, x, y, weight, dims, labels, nu, coefficients, scale, train, dense, rows, g, delta, sums):  # type: ignore[no-untyped-def]
+def _tiled_estep(w, x, y, weight, dims, labels, nu, coefficients, scale, train, dense, rows, g, delta, sums):  # type: ignore[no-untyped-def]
     """Strip by strip: latents, factors, residual moment. X comes from memory once.
 
     Below the threshold the active rows of the block are put aside, with their residuals, and multiplied at
     its end.
     """
-    n, width = len(x), narrow.STRIP
-    packed = narrow.pack(w)
-    h = np.empty((packed.shape[1], width), dtype=np.float32)
-    part = np.empty(w.shape, dtype=np.float32)
+    n, width = len(x), tiles.STRIP
+    packed = tiles.pack(w)
+    h = np.empty((tiles.padded(len(w)), width), dtype=np.float32)
     factors = np.empty((2 * len(dims), width), dtype=np.float32)
     moved = np.empty(width, dtype=np.bool_)
     taken = 0
     for i in range(0, n, width):
         count = min(width, n - i)
         strip, codes = x[i : i + count], y[i : i + count]
-        narrow.latents(packed, strip, h)
+        tiles.latents(packed, strip, h)
         moved[:] = False
         _factors(h, codes, weight[i : i + count], dims, labels, nu, coefficients, scale, factors, moved, sums)
         if not train:
             continue
         if dense:
             _scale_all(h, codes, dims, labels, factors)
-            narrow.add_moment(h, count, strip, part, delta)
+            tiles.add_moment(h, count, strip, delta)
             continue
         active = np.flatnonzero(moved[:count]).astype(np.uint32)
         _scale_active(h, codes, dims, labels, factors, active)
@@ -184,7 +183,7 @@ def _narrow_estep(w, x, y, weight, dims, labels, nu, coefficients, scale, train,
             g[k, taken : taken + len(active)] = h[k, : len(active)]
         taken += len(active)
     for i in range(0, taken, width):
-        narrow.add_moment(g[:, i:], min(width, taken - i), rows[i:], part, delta)
+        tiles.add_moment(g[:, i:], min(width, taken - i), rows[i:], delta)
 
 
 @kernel

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelatent.engine.backend import make_backend
-from scalelatent.models import narrow
+from scalelatent.models import tiles
 from scalelatent.models.capsule.members import Members, build_members
 from scalelatent.models.capsule.squash import squash_table
 
@@ -99,7 +99,7 @@ def test_the_fused_body_equals_the_two_products(
     w, x, y, weight = _inputs(members, 300, 25, 3)
     thresholds = np.full(members.n_members, nu)
     fused, sums = _run("cpu", members, w, x, y, weight, thresholds, True)
-    monkeypatch.setattr(narrow, "MAX_NARROW", 0)
+    monkeypatch.setattr(tiles, "MAX_DIMS", 0)
     products, other = _run("cpu", members, w, x, y, weight, thresholds, True)
     np.testing.assert_allclose(fused, products, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(sums, other, rtol=1e-6)

@@ -1,12 +1,12 @@
-"""Products of a narrow matrix with a strip of rows: H = W X^T and Delta += G X for a few dozen rows of W and
-G.
+"""Products with a strip of rows in register tiles: H = W X^T and Delta += G X, for up to some hundred rows of
+W and G.
 
-OpenBLAS packs both operands into panels made for square matrices; with 20 or 40 rows on one side packing,
-padding and reading X twice cost half the time. Here X is read in place, a strip at a time, so that a kernel
-which does both products reads it from memory once. Tiles of 4 x 24 sums stay in registers (12 of 16 on AVX2):
-a step loads three vectors and broadcasts four numbers for twelve fused multiply-adds, so the arithmetic units
-are the limit. H is stored transposed, (dimensions, rows), as the E-step wants it. The tiles are written in
-LLVM's vector types, because sums in local arrays would not stay in registers.
+OpenBLAS packs both operands into panels made for square matrices, and reads X twice. Here W alone is packed,
+once a block; a strip of X is read in place, so that a kernel which does both products reads it from memory
+once. Tiles of 4 x 24 sums stay in registers (12 of 16 on AVX2): a step loads three vectors and broadcasts
+four numbers for twelve fused multiply-adds, so the arithmetic units are the limit. H is stored transposed,
+(dimensions, rows), as the E-step wants it. The tiles are written in LLVM's vector types, because sums in
+local arrays would not stay in registers.
 
 Every sum runs over its index in order: a block gives the same bits each time, on any thread.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -26,8 +27,13 @@ from scalelatent._numba import kernel
 LANES = 8
 # Rows of a strip: X (p = 196) and H stay in the second-level cache between the two products.
 STRIP = 128
-# Beyond this many rows of W, OpenBLAS is level (benchmarks/capsule_pass.py).
-MAX_NARROW = 64
+# Columns of a panel: three vectors.
+PANEL = 3 * LANES
+# Up to so many rows of W the tiles are ahead of OpenBLAS (benchmarks/capsule_pass.py); with 512-bit vectors,
+# which OpenBLAS uses and the tiles do not, only while packing is what costs.
+MAX_DIMS = 64 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 512
+# Beyond this many columns a panel of W is far larger than the first-level cache.
+MAX_FEATURES = 1024
 # Rows of X that are fetched ahead of the four in work.
 _AHEAD = 8
 
@@ -96,11 +102,12 @@ def _accumulate(
     return new
 
 
-def _store(builder: Any, sums: list[list[Any]], c: Any, row_step: Any) -> None:
+def _add(builder: Any, sums: list[list[Any]], c: Any, row_step: Any) -> None:
     for r, row in enumerate(sums):
         base = builder.add(c, builder.mul(row_step, _I64(r)))
         for v, value in enumerate(row):
-            builder.store(value, _at(builder, base, _I64(_BYTES * LANES * v), _VEC), align=_BYTES)
+            place = _at(builder, base, _I64(_BYTES * LANES * v), _VEC)
+            builder.store(builder.fadd(builder.load(place, align=_BYTES), value), place, align=_BYTES)
 
 
 def _store_transposed(builder: Any, sums: list[list[Any]], c: Any, row_step: Any) -> None:
@@ -123,17 +130,18 @@ def _store_transposed(builder: Any, sums: list[list[Any]], c: Any, row_step: Any
                     )
 
 
-def _tile(rows: int, vecs: int, transposed: bool) -> Any:
-    """tile(a, row_step, k_step, b, b_step, n, c, c_step): addresses and byte steps, all int64."""
+def _tile(rows: int, vecs: int, transposed: bool, fetch: bool = False) -> Any:
+    """tile(a, row_step, k_step, b, b_step, n, c, c_step): addresses and byte steps, all int64.
+
+    Transposed sums are stored, others are added to what lies at ``c``.
+    """
 
     @intrinsic
     def tile(typingctx, a, row_step, k_step, b, b_step, n, c, c_step):  # type: ignore[no-untyped-def]
         def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
             a, row_step, k_step, b, b_step, n, c, c_step = args
-            sums = _accumulate(
-                builder, rows, vecs, a, row_step, k_step, b, b_step, n, fetch=transposed and vecs == 3
-            )
-            (_store_transposed if transposed else _store)(builder, sums, c, c_step)
+            sums = _accumulate(builder, rows, vecs, a, row_step, k_step, b, b_step, n, fetch)
+            (_store_transposed if transposed else _add)(builder, sums, c, c_step)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 8), codegen
@@ -141,19 +149,32 @@ def _tile(rows: int, vecs: int, transposed: bool) -> Any:
     return tile
 
 
+_h43_fetch = _tile(4, 3, True, True)
 _h43, _h42, _h81 = _tile(4, 3, True), _tile(4, 2, True), _tile(8, 1, True)
 _d43, _d23, _d13 = _tile(4, 3, False), _tile(2, 3, False), _tile(1, 3, False)
-_d81, _d11 = _tile(8, 1, False), _tile(1, 1, False)
+_d81, _d41, _d11 = _tile(8, 1, False), _tile(4, 1, False), _tile(1, 1, False)
+
+
+@kernel
+def padded(dims):  # type: ignore[no-untyped-def]
+    """Dimensions rounded up to whole vectors: rows of H."""
+    return (dims + LANES - 1) // LANES * LANES
 
 
 @kernel
 def pack(w):  # type: ignore[no-untyped-def]
-    """W (D, p) as (p, dimensions padded with zeros to whole vectors)."""
+    """W (D, p) in panels (p, 24), the last of 8 or 16 columns, filled up with zeros, one after the other.
+
+    A panel stays in the first-level cache while all rows of a strip go by.
+    """
     dims, p = w.shape
-    packed = np.zeros((p, (dims + LANES - 1) // LANES * LANES), dtype=np.float32)
-    for k in range(dims):
-        for f in range(p):
-            packed[f, k] = w[k, f]
+    packed = np.zeros(p * padded(dims), dtype=np.float32)
+    for first in range(0, dims, PANEL):
+        width = min(PANEL, padded(dims) - first)
+        panel = packed[first * p : (first + width) * p].reshape(p, width)
+        for k in range(min(width, dims - first)):
+            for f in range(p):
+                panel[f, k] = w[first + k, f]
     return packed
 
 
@@ -162,84 +183,84 @@ def latents(packed, x, out):  # type: ignore[no-untyped-def]
     """H = W X^T of a strip into ``out`` (padded dimensions, at least the rows rounded up to 8), all
     C-contiguous float32.
     """
-    p, padded = packed.shape
-    n, vecs = len(x), packed.shape[1] // LANES
+    n, p = x.shape
+    row, step = _BYTES * p, _BYTES * out.shape[1]
+    whole = n // LANES * LANES
     tail = np.zeros((LANES, p), dtype=np.float32)
-    row, wide, step = 4 * p, 4 * padded, 4 * out.shape[1]
-    weights = packed.ctypes.data
-    for i in range(0, n, LANES):
-        rows, target = x.ctypes.data + i * row, out.ctypes.data + 4 * i
-        if n - i < LANES:
-            # The last rows, padded with zeros: nothing is read beyond the end.
-            tail[: n - i] = x[i:]
-            rows = tail.ctypes.data
-        v = 0
-        while vecs - v >= 3:
-            for half in range(2):
-                _h43(
-                    rows + 4 * half * row,
-                    row,
-                    4,
-                    weights + 32 * v,
-                    wide,
-                    p,
-                    target + 8 * v * step + 16 * half,
-                    step,
-                )
-            v += 3
-        if vecs - v == 2:
-            for half in range(2):
-                _h42(
-                    rows + 4 * half * row,
-                    row,
-                    4,
-                    weights + 32 * v,
-                    wide,
-                    p,
-                    target + 8 * v * step + 16 * half,
-                    step,
-                )
-        elif vecs - v == 1:
-            _h81(rows, row, 4, weights + 32 * v, wide, p, target + 8 * v * step, step)
+    # The last rows, filled up with zeros: nothing is read beyond the end.
+    tail[: n - whole] = x[whole:]
+    for first in range(0, out.shape[0], PANEL):
+        vecs = min(PANEL, out.shape[0] - first) // LANES
+        panel, target = packed.ctypes.data + _BYTES * first * p, out.ctypes.data + first * step
+        _panel_latents(x.ctypes.data, whole, row, panel, vecs, p, target, step, first == 0)
+        if whole < n:
+            end = target + _BYTES * whole
+            _panel_latents(tail.ctypes.data, LANES, row, panel, vecs, p, end, step, False)
 
 
 @kernel
-def add_moment(g, n, x, part, out):  # type: ignore[no-untyped-def]
-    """out += G X over the first n columns of g (D, at least n) and rows of x (n, p), p >= 8; ``part`` is
-    scratch like ``out``.
-    """
+def _panel_latents(rows, n, row, panel, vecs, p, target, step, fetch):  # type: ignore[no-untyped-def]
+    """One panel of W with n rows of X, n a multiple of 8; only the first panel has to wait for memory."""
+    wide = _BYTES * LANES * vecs
+    for i in range(0, n, 4):
+        place = target + _BYTES * i
+        if vecs == 3 and fetch:
+            _h43_fetch(rows + i * row, row, _BYTES, panel, wide, p, place, step)
+        elif vecs == 3:
+            _h43(rows + i * row, row, _BYTES, panel, wide, p, place, step)
+        elif vecs == 2:
+            _h42(rows + i * row, row, _BYTES, panel, wide, p, place, step)
+        elif i % LANES == 0:
+            _h81(rows + i * row, row, _BYTES, panel, wide, p, place, step)
+
+
+@kernel
+def add_moment(g, n, x, out):  # type: ignore[no-untyped-def]
+    """out += G X over the first n columns of g (D, at least n) and rows of x (n, p)."""
     dims, p = out.shape
     # The stride, not the width: g may be a part of a wider array.
-    row, across = 4 * p, g.strides[0]
-    left, rows, target = g.ctypes.data, x.ctypes.data, part.ctypes.data
-    f = 0
-    while p - f >= 24:
-        k = 0
+    row, across = _BYTES * p, g.strides[0]
+    left, rows, target = g.ctypes.data, x.ctypes.data, out.ctypes.data
+    whole = p // PANEL * PANEL
+    for f in range(0, whole, PANEL):
+        k, at = 0, _BYTES * f
         while dims - k >= 4:
-            _d43(left + k * across, across, 4, rows + 4 * f, row, n, target + k * row + 4 * f, row)
+            _d43(left + k * across, across, _BYTES, rows + at, row, n, target + k * row + at, row)
             k += 4
         if dims - k >= 2:
-            _d23(left + k * across, across, 4, rows + 4 * f, row, n, target + k * row + 4 * f, row)
+            _d23(left + k * across, across, _BYTES, rows + at, row, n, target + k * row + at, row)
             k += 2
         if dims - k == 1:
-            _d13(left + k * across, across, 4, rows + 4 * f, row, n, target + k * row + 4 * f, row)
-        f += 24
-    # What is left is narrower than a tile; the last vector overlaps columns that are done, and writes them
-    # again alike.
-    while f < p:
-        at = min(f, p - LANES)
-        k = 0
+            _d13(left + k * across, across, _BYTES, rows + at, row, n, target + k * row + at, row)
+    if whole < p:
+        _add_rest(g, n, x, whole, out)
+
+
+@kernel
+def _add_rest(g, n, x, first, out):  # type: ignore[no-untyped-def]
+    """The columns of X from ``first`` on, fewer than a panel: copied, and filled up with zeros."""
+    dims, width = out.shape[0], padded(x.shape[1] - first)
+    rest = np.zeros((n, width), dtype=np.float32)
+    for i in range(n):
+        for f in range(first, x.shape[1]):
+            rest[i, f - first] = x[i, f]
+    part = np.zeros((dims, width), dtype=np.float32)
+    row, across = _BYTES * width, g.strides[0]
+    for f in range(0, width, LANES):
+        k, source, target = 0, rest.ctypes.data + _BYTES * f, part.ctypes.data + _BYTES * f
         while dims - k >= 8:
-            _d81(left + k * across, across, 4, rows + 4 * at, row, n, target + k * row + 4 * at, row)
+            _d81(g.ctypes.data + k * across, across, _BYTES, source, row, n, target + k * row, row)
             k += 8
+        if dims - k >= 4:
+            _d41(g.ctypes.data + k * across, across, _BYTES, source, row, n, target + k * row, row)
+            k += 4
         while k < dims:
-            _d11(left + k * across, across, 4, rows + 4 * at, row, n, target + k * row + 4 * at, row)
+            _d11(g.ctypes.data + k * across, across, _BYTES, source, row, n, target + k * row, row)
             k += 1
-        f += LANES
     for k in range(dims):
-        total, more = out[k], part[k]
-        for j in range(p):
-            total[j] += more[j]
+        total, more = out[k, first:], part[k]
+        for f in range(len(total)):
+            total[f] += more[f]
 
 
 def fits(dims: int, x: np.ndarray) -> bool:
@@ -247,7 +268,8 @@ def fits(dims: int, x: np.ndarray) -> bool:
 
     Examples
     --------
-    >>> fits(20, np.zeros((100, 196), dtype=np.float32)), fits(320, np.zeros((100, 196), dtype=np.float32))
+    >>> fits(20, np.zeros((100, 196), dtype=np.float32)), fits(2000, np.zeros((100, 196), dtype=np.float32))
     (True, False)
     """
-    return 0 < dims <= MAX_NARROW and x.dtype == np.float32 and x.shape[1] >= LANES and x.flags.c_contiguous
+    rows = x.dtype == np.float32 and x.flags.c_contiguous
+    return bool(rows and 0 < dims <= MAX_DIMS and 0 < x.shape[1] <= MAX_FEATURES)

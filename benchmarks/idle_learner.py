@@ -1,0 +1,56 @@
+"""A learner that computes nothing; a file of its own, so that workers of a cluster can be sent it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scalelatent.models.base import Block, Layout, Stats
+
+sys.modules.setdefault("scalelatent.idle_learner", sys.modules[__name__])
+
+
+@dataclass(frozen=True)
+class Idle:
+    """A learner whose chains take a given time and whose state has a given size."""
+
+    numbers: int
+    seconds: float = 0.0
+    kind = "idle"
+
+    def layout(self) -> Layout:
+        return Layout((("gradient", (self.numbers,)),))
+
+    def flops_per_row(self) -> float:
+        return 1.0
+
+    def prepare(self, state: Any, backend: Any) -> None:
+        return None
+
+    def run_chain(self, prepared: None, block: Block, stats: Stats) -> None:
+        stats["gradient"][0] += float(block.x[0, 0])
+        if self.seconds:
+            time.sleep(self.seconds)  # a core of its own for each chain, also where two workers share one
+
+    def step(self, state: Any, stats: Stats, n_rows: int) -> Any:
+        return {"w": state["w"] + stats["gradient"]}
+
+    def end_epoch(self, state: Any) -> Any:
+        return state
+
+    def summary(self, state: Any) -> dict[str, Any]:
+        return {}
+
+    def is_done(self, state: Any) -> bool:
+        return False
+
+    def start(self) -> Any:
+        return {"w": np.zeros(self.numbers)}
+
+
+# Records hold types of scalelatent only.
+Idle.__module__ = "scalelatent.idle_learner"

@@ -1,0 +1,188 @@
+"""What a minibatch step costs beyond its computing: python benchmarks/minibatch_steps.py
+
+in_process   milliseconds a step of a learner that computes nothing, rows in memory and stored
+dask         the same on a LocalCluster of 2 workers with 1 thread, its steps all on one worker ("one") and
+             spread over both ("all"), for 1, 2 and 4 chains and states of 16 kB to 1 MB; and the time of a
+             step that computes for 20 ms a chain, less what the busier worker computes. "transfer" is a bare
+             pair of Dask tasks a step that exchange as many bytes: what is left to our code is the difference
+auto         steps that compute for 0.2, 5 and 40 ms a chain: what each way costs, and what the executor chose
+
+Each figure is the least of several segments of one fit, taken in turn where two are compared.
+"""
+
+from __future__ import annotations
+
+import os
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import idle_learner
+import numpy as np
+from common import parser, write
+from idle_learner import Idle
+
+import scalelatent as sl
+from scalelatent.engine.callbacks import Callback, Callbacks
+from scalelatent.engine.inprocess import InProcessExecutor
+from scalelatent.engine.on_dask import DaskExecutor
+from scalelatent.engine.online import fit_online
+from scalelatent.engine.order import RowOrder
+from scalelatent.engine.passes import make_stage
+from scalelatent.engine.store import EngineStore
+from scalelatent.engine.threads import single_threaded
+
+FEATURES, BATCH = 196, 256
+
+
+class Parts(Callback):
+    """Seconds a step of each report."""
+
+    def __init__(self, every: int) -> None:
+        self.every, self.seconds = every, list[float]()
+
+    def on_report(self, record: dict[str, Any]) -> None:
+        self.seconds.append(record["seconds"] / self.every)
+
+
+def seconds_a_step(
+    make: Callable[[], Any], learner: Idle, rows: sl.Dataset, chains: int, steps: int
+) -> float:
+    """The least of six parts of one fit; the first, which starts threads and opens files, does not count."""
+    executor, parts = make(), Parts(steps)
+    rows = rows[: BATCH * (7 * steps + 1)]
+    stage = make_stage("idle_step", learner, {"train": rows}, "cpu", rows.classes)
+    order = RowOrder(len(rows), 0, BATCH, n_chains=chains)
+    store = getattr(executor, "store", None)
+    fit_online(
+        executor, stage, learner.start(), order=order, n_epochs=1, callbacks=Callbacks(parts),
+        store=store, report_steps=steps,
+    )  # fmt: skip
+    return min(parts.seconds[1:])
+
+
+def in_process(stored: sl.Dataset, memory: sl.Dataset) -> list[dict[str, Any]]:
+    out = []
+    for chains in (1, 2, 4):
+        for kib in (16, 128, 1024):
+            learner = Idle(kib * 128)
+            ms = {
+                f"{name}_{jobs}_threads": 1e3
+                * seconds_a_step(lambda jobs=jobs: InProcessExecutor(jobs), learner, rows, chains, 100)
+                for name, rows in (("memory", memory), ("stored", stored))
+                for jobs in (1, 2)
+                if jobs <= chains
+            }
+            out.append({"chains": chains, "state_kib": kib, **{k: round(v, 3) for k, v in ms.items()}})
+            print(out[-1], flush=True)
+    return out
+
+
+def _exchange(numbers: int, *others: Any) -> np.ndarray:
+    return np.zeros(numbers)
+
+
+def bare_pairs(client: Any, numbers: int, steps: int, tag: str) -> float:
+    """Seconds a step of two Dask tasks on two workers, each of which needs both results of the last step."""
+    names = sorted(client.nthreads())
+    begin, futures = time.perf_counter(), list[Any]()
+    for step in range(steps):
+        futures = [
+            client.submit(
+                _exchange, numbers, *futures, key=f"bare-{tag}-{step}-{name}", workers=[name], pure=False
+            )
+            for name in names
+        ]
+    for future in futures:
+        future.result(timeout=60)
+    return (time.perf_counter() - begin) / steps
+
+
+def maker(folder: Path, client: Any, spread: str) -> Callable[[], DaskExecutor]:
+    """Makes an executor whose run folder is new."""
+
+    def make() -> DaskExecutor:
+        executor = DaskExecutor(client, EngineStore(tempfile.mkdtemp(dir=folder)))
+        executor.spread = spread
+        return executor
+
+    return make
+
+
+def on_dask(folder: Path, client: Any, rows: sl.Dataset) -> list[dict[str, Any]]:
+    """Overheads on two workers."""
+    out, busy, steps = [], 0.02, 48
+    for chains in (1, 2, 4):
+        for kib in (16, 128, 1024):
+            figures: dict[str, float] = {}
+            for spread in ("one", "all") if chains > 1 else ("one",):
+                executor = maker(folder, client, spread)
+                share = -(-chains // 2) if spread == "all" else chains
+                idle = seconds_a_step(executor, Idle(kib * 128), rows, chains, steps)
+                taken = seconds_a_step(executor, Idle(kib * 128, busy), rows, chains, 12)
+                figures[f"{spread}_ms"] = 1e3 * idle
+                figures[f"{spread}_beyond_computing_ms"] = 1e3 * (taken - share * busy)
+            if chains > 1:
+                tags = [f"{chains}-{kib}-{i}" for i in range(3)]
+                numbers = chains // 2 * kib * 128
+                figures["transfer_ms"] = 1e3 * min(bare_pairs(client, numbers, steps, tag) for tag in tags)
+            out.append({"chains": chains, "state_kib": kib, **{k: round(v, 2) for k, v in figures.items()}})
+            print(out[-1], flush=True)
+    return out
+
+
+def choice(folder: Path, client: Any, rows: sl.Dataset) -> list[dict[str, Any]]:
+    """What "auto" does with steps of several lengths."""
+    out, chains = [], 4
+    for seconds in (2e-4, 5e-3, 4e-2):
+        figures: dict[str, Any] = {"chain_ms": 1e3 * seconds}
+        steps = int(np.clip(0.3 / (seconds * chains), 8, 100))
+        for spread in ("one", "all", "auto"):
+            executor = maker(folder, client, spread)
+            ms = 1e3 * seconds_a_step(executor, Idle(2048, seconds), rows, chains, steps)
+            figures[f"{spread}_ms"] = round(ms, 2)
+        out.append(figures)
+        print(out[-1], flush=True)
+    return out
+
+
+def stored_rows(folder: Path, n: int, seed: int) -> tuple[sl.Dataset, sl.Dataset]:
+    """The same rows in memory and on disk."""
+    rng = np.random.Generator(np.random.Philox(seed))
+    x = rng.standard_normal((n, FEATURES), dtype=np.float32)
+    memory = sl.Dataset.from_arrays(x, rng.integers(0, 10, n))
+    return memory, memory.save(folder / "rows.zarr")
+
+
+def main() -> None:
+    """Measure, print and write."""
+    args = parser(__doc__, "minibatch_steps")
+    args.add_argument("--parts", nargs="+", choices=("in_process", "dask", "auto"), default=None)
+    a = args.parse_args()
+    parts = a.parts or ["in_process", "dask", "auto"]
+    results: dict[str, Any] = {"features": FEATURES, "batch_rows": BATCH}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        memory, stored = stored_rows(folder, BATCH * 1000, a.seed)
+        if "in_process" in parts:
+            with single_threaded():
+                results["in_process_ms"] = in_process(stored, memory)
+        if {"dask", "auto"} & set(parts):
+            with sl.cluster("local", workers=2, memory_limit="4GB", dashboard_address=None) as client:
+                client.upload_file(idle_learner.__file__)
+                if "dask" in parts:
+                    results["dask_2_workers"] = on_dask(folder, client, stored)
+                if "auto" in parts:
+                    results["auto_2_workers"] = choice(folder, client, stored)
+    write(a.out, " ".join(["python", "benchmarks/minibatch_steps.py", *sys.argv[1:]]), a.seed, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""CSR rows in memory: what is accepted, the one form in which they are kept, and their row source.
+
+Kept is scipy's canonical form: in each row the columns rise strictly. Unsorted columns are sorted and entries
+of the same place are added, which is what scipy means by them. Stored zeros stay.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.errors import DataError
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+__all__ = [
+    "CsrSource",
+    "canonical",
+    "check_dtype",
+    "check_values",
+    "csr_of",
+    "index_dtype",
+    "is_sparse",
+    "parts_of",
+    "stack",
+]
+
+
+def is_sparse(x: Any) -> bool:
+    """Whether `x` is a scipy sparse matrix or array, without importing scipy."""
+    module = sys.modules.get("scipy.sparse")
+    return module is not None and bool(module.issparse(x))
+
+
+def index_dtype(n_features: int) -> np.dtype[Any]:
+    """Type of column numbers: int32 where they fit."""
+    return np.dtype(np.int32 if n_features <= np.iinfo(np.int32).max else np.int64)
+
+
+def check_dtype(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
+    """Refuse values that CSR rows cannot have; return the dtype in native byte order.
+
+    Raises
+    ------
+    DataError
+        No real numbers, or floats that scipy knows no sparse rows of.
+    """
+    from .schema import check_rows_dtype
+
+    native = check_rows_dtype(dtype, what)
+    if native.kind == "f" and native.itemsize not in (4, 8):
+        raise DataError(
+            f"{what} holds {dtype}, of which there are no sparse rows in scipy; convert the values to float32"
+        )
+    return native
+
+
+def csr_of(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n_features: int) -> csr_array:
+    """A CSR array over arrays that are known to be right; values and columns are not copied."""
+    from scipy.sparse import csr_array
+
+    rows = len(indptr) - 1
+    narrow = indices.dtype == np.int32 and int(indptr[-1]) <= np.iinfo(np.int32).max
+    pointers = indptr.astype(np.int32 if narrow else np.int64, copy=False)
+    columns = indices if narrow else indices.astype(np.int64, copy=False)
+    # The constructor checks again what is known, and copies what is a view of a longer array.
+    out = csr_array((rows, n_features), dtype=data.dtype)
+    out.data, out.indices, out.indptr = data, columns, pointers
+    out.has_sorted_indices = True
+    out.has_canonical_format = True
+    return out
+
+
+def parts_of(rows: csr_array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Values, columns and row pointers in the types in which they are stored and hashed."""
+    return (
+        np.ascontiguousarray(rows.data),
+        np.ascontiguousarray(rows.indices, dtype=index_dtype(rows.shape[1])),
+        np.ascontiguousarray(rows.indptr, dtype=np.int64),
+    )
+
+
+def stack(parts: list[csr_array]) -> csr_array:
+    """Runs of rows one under the other."""
+    if len(parts) == 1:
+        return parts[0]
+    counts = np.concatenate([np.diff(part.indptr) for part in parts])
+    return csr_of(
+        np.concatenate([part.data for part in parts]),
+        np.concatenate([part.indices for part in parts]),
+        np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]),
+        parts[0].shape[1],
+    )
+
+
+def canonical(
+    data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n_features: int, first_row: int, what: str
+) -> tuple[csr_array, int, int]:
+    """CSR arrays of any order, checked, in the one form in which rows are kept.
+
+    Parameters
+    ----------
+    data, indices : ndarray (entries,)
+        Values and columns.
+    indptr : ndarray (rows + 1,)
+        Row pointers from 0; taken to rise.
+    n_features : int
+        Number of columns.
+    first_row : int
+        Number of the first row, for messages.
+    what : str
+        What messages call the rows.
+
+    Returns
+    -------
+    rows : csr_array
+        Columns rise strictly in each row.
+    unsorted : int
+        Rows that had to be sorted.
+    added : int
+        Entries that were added to another of the same place.
+
+    Raises
+    ------
+    DataError
+        A column out of range, or a sum of entries that the integer type cannot hold; with its row.
+
+    Examples
+    --------
+    >>> x, *counts = canonical(np.array([1, 2, 4]), np.array([1, 0, 1]), np.array([0, 3]), 2, 0, "x")
+    >>> x.toarray().tolist(), counts
+    ([[2, 5]], [1, 1])
+    """
+
+    def row_of(entry: int) -> int:
+        return first_row + int(np.searchsorted(indptr, entry, side="right")) - 1
+
+    if len(indices):
+        low, high = int(indices.min()), int(indices.max())
+        if low < 0 or high >= n_features:
+            entry = int(np.flatnonzero((indices < 0) | (indices >= n_features))[0])
+            raise DataError(
+                f"{what}: row {row_of(entry)} has an entry in column {int(indices[entry])}, but columns are "
+                f"0 to {n_features - 1}; correct the columns, or the number of features in the shape"
+            )
+    columns = indices.astype(index_dtype(n_features), copy=False)
+    falls = columns[1:] <= columns[:-1]
+    starts = indptr[1:-1]  # a row's first entry may be anything
+    falls[starts[(starts > 0) & (starts < len(columns))] - 1] = False
+    if not falls.any():
+        return csr_of(data, columns, indptr, n_features), 0, 0
+    row = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+    descends = np.flatnonzero(columns[1:] < columns[:-1])
+    unsorted = len(np.unique(row[descends[row[descends] == row[descends + 1]]]))
+    order = np.lexsort((columns, row))
+    data, columns, row = data[order], columns[order], row[order]
+    new = np.r_[True, (columns[1:] != columns[:-1]) | (row[1:] != row[:-1])]
+    first = np.flatnonzero(new)
+    values = _add(data, first, lambda group: first_row + int(row[first[group]]), what)
+    counts = np.bincount(row[first], minlength=len(indptr) - 1)
+    pointers = np.concatenate([[0], np.cumsum(counts)])
+    return csr_of(values, columns[first], pointers, n_features), unsorted, len(data) - len(first)
+
+
+def _add(data: np.ndarray, first: np.ndarray, row_of: Any, what: str) -> np.ndarray:
+    """Sums of runs of values that begin at `first`, in the type of the values."""
+    if len(first) == len(data):
+        return data
+    if data.dtype.kind == "b":
+        return np.logical_or.reduceat(data, first)
+    wide = {"i": np.int64, "u": np.uint64}.get(data.dtype.kind, np.float64)
+    sums = np.add.reduceat(data.astype(wide, copy=False), first)
+    out = sums.astype(data.dtype, copy=False)
+    if data.dtype.kind in "iu" and not np.array_equal(out, sums):
+        group = int(np.flatnonzero(out != sums)[0])
+        raise DataError(
+            f"{what}: entries of the same place in row {row_of(group)} add up to {sums[group]}, which does "
+            f"not fit into {data.dtype}; store the values in a wider type"
+        )
+    return out
+
+
+def check_values(rows: csr_array, first_row: int, what: str) -> None:
+    """Raise a `DataError` that names row and column of the first NaN or infinity."""
+    if rows.data.dtype.kind != "f" or not rows.nnz:
+        return
+    with np.errstate(over="ignore", invalid="ignore"):  # an overflowing sum is only a reason to look closer
+        if np.isfinite(rows.data.sum(dtype=np.float64)):
+            return
+    bad = np.flatnonzero(~np.isfinite(rows.data))
+    if bad.size:
+        row = first_row + int(np.searchsorted(rows.indptr, bad[0], side="right")) - 1
+        raise DataError(
+            f"{what}: row {row}, column {int(rows.indices[bad[0]])} is {rows.data[bad[0]]}; rows have to be "
+            f"finite numbers. Replace or drop such values, then try again"
+        )
+
+
+class CsrSource:
+    """A row source (see sources.py) over a scipy sparse matrix or array; other formats become CSR first.
+
+    Parameters
+    ----------
+    matrix : scipy sparse matrix or array (n, p)
+        Not copied where it is CSR in canonical form.
+    what : str
+        What messages call it.
+    first_row : int
+        Number of its first row in messages.
+
+    Raises
+    ------
+    DataError
+        Columns out of range, or values of a type that rows cannot have.
+    """
+
+    def __init__(self, matrix: Any, what: str = "x", first_row: int = 0) -> None:
+        if len(matrix.shape) != 2:
+            raise DataError(
+                f"{what} is a sparse array of shape {matrix.shape}; rows x features are needed: two axes"
+            )
+        rows = matrix.tocsr()
+        self.shape: tuple[int, ...] = tuple(int(s) for s in rows.shape)
+        self.dtype: np.dtype[Any] = check_dtype(rows.dtype, what)
+        values = rows.data.astype(self.dtype, copy=False)
+        self._rows = canonical(values, rows.indices, rows.indptr, self.shape[1], first_row, what)[0]
+
+    @property
+    def nnz(self) -> int:
+        """Stored entries."""
+        return int(self._rows.indptr[-1])
+
+    def entries(self, start: int, stop: int) -> int:
+        """Stored entries of the rows `start:stop`."""
+        return int(self._rows.indptr[stop] - self._rows.indptr[start])
+
+    def read(self, start: int, stop: int) -> csr_array:
+        """Rows `start:stop`; values and columns are views."""
+        pointers = self._rows.indptr[start : stop + 1]
+        a, b = int(pointers[0]), int(pointers[-1])
+        return csr_of(self._rows.data[a:b], self._rows.indices[a:b], pointers - pointers[0], self.shape[1])
+
+    def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Rows `start:stop` cut where reading is cheapest."""
+        return [(start, stop)] if stop > start else []

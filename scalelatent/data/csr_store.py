@@ -1,0 +1,258 @@
+"""CSR columns on disk: row groups `x/000042/{data,indices,indptr}`, each with one writer.
+
+A row group is to CSR rows what a shard is to dense ones. Its arrays are one file each, cut inside into
+chunks, so that a few rows are read without the rest. The group of the column (`x`) has the attributes that
+all row groups share, and a table `x/nnz` of the entries of each, which makes a row group readable without a
+look at its metadata.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.errors import DataError
+
+from . import csr
+from .chunks import StoredRows
+from .shard_file import GROUP_JSON, array_json, shard_bytes, template
+
+if TYPE_CHECKING:
+    import zarr
+    from scipy.sparse import csr_array
+
+    from .store import Location
+
+__all__ = ["CsrGroups", "StoredCsr", "create_csr"]
+
+CHUNK_ENTRIES = 1 << 17
+"""Entries of a chunk inside a row group, at most."""
+_PARTS = ("data", "indices", "indptr")
+
+
+def create_csr(
+    group: zarr.Group,
+    name: str,
+    shape: tuple[int, int],
+    dtype: np.dtype[Any],
+    group_rows: int,
+    compressor: str | None,
+) -> None:
+    """Create the (unwritten) column `name` of a dataset: its attributes and the table of entries.
+
+    Parameters
+    ----------
+    group : zarr.Group
+        Of the dataset.
+    name : str
+        `x` or `y`.
+    shape : (int, int)
+        (rows, columns).
+    dtype : dtype
+        Of the values.
+    group_rows : int
+        Rows of a row group.
+    compressor : str or None
+        One of `layout.COMPRESSORS`, or 'auto': columns are packed, values where they are no floats.
+    """
+    auto = compressor == "auto"
+    kinds = {
+        "data": (None if dtype.kind == "f" else "lz4") if auto else compressor,
+        "indices": "lz4" if auto else compressor,
+        "indptr": "zstd",
+    }
+    attributes = {
+        "encoding": "csr",
+        "shape": list(shape),
+        "dtype": dtype.str,
+        "group_rows": group_rows,
+        "compressors": kinds,
+    }
+    column = group.create_group(name, attributes=attributes)
+    n_groups = -(-shape[0] // group_rows)
+    column.create_array("nnz", shape=(n_groups,), dtype="i8", chunks=(n_groups,), fill_value=-1)
+
+
+class _Column:
+    """What writer and reader of a CSR column share."""
+
+    def __init__(self, location: Location, group: zarr.Group, name: str) -> None:
+        try:
+            self._group: Any = group[name]
+            a = dict(self._group.attrs)
+            self.shape: tuple[int, ...] = (int(a["shape"][0]), int(a["shape"][1]))
+            self.dtype: np.dtype[Any] = np.dtype(a["dtype"])
+            self.group_rows = int(a["group_rows"])
+            self.compressors: dict[str, str | None] = dict(a["compressors"])
+        except Exception as error:  # absent, or metadata that zarr cannot read
+            raise DataError(
+                f"{location.url}: CSR column '{name}' is missing or its zarr.json is damaged; import again"
+            ) from error
+        self.name = name
+        self._location = location
+
+    def bounds(self, number: int) -> tuple[int, int]:
+        """Rows of a row group."""
+        return number * self.group_rows, min((number + 1) * self.group_rows, self.shape[0])
+
+
+class CsrGroups(_Column):
+    """Writes the row groups of a column; as much of a zarr array as a dataset's writer needs."""
+
+    shards = None
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """(rows of a row group, columns)."""
+        return self.group_rows, self.shape[1]
+
+    def __setitem__(self, rows: slice, values: csr_array) -> None:
+        """Write the row group that the rows make up; nothing may be left of it."""
+        number = rows.start // self.group_rows
+        place = self._path(number)
+        for part, column in zip(_PARTS, csr.parts_of(values), strict=True):
+            how = column.dtype.str, self.compressors[part]
+            chunk = _chunk(len(column))
+            self._location.write(f"{place}/{part}/zarr.json", array_json(len(column), chunk, *how))
+            if len(column):
+                self._location.write(f"{place}/{part}/c/0", shard_bytes(column, chunk, how[1]))
+        self._location.write(f"{place}/zarr.json", GROUP_JSON)
+
+    def seal(self, counts: list[int]) -> None:
+        """Write the table of entries, once all row groups are there."""
+        self._group["nnz"][...] = np.array(counts, dtype=np.int64)
+
+    def folder(self, number: int) -> str:
+        """Key below which all files of a row group lie."""
+        return self._path(number)
+
+    def keys(self, number: int, nnz: int) -> list[str]:
+        """Keys of a row group's files of numbers."""
+        return [f"{self._path(number)}/{p}/c/0" for p in (_PARTS if nnz else _PARTS[2:])]
+
+    def _path(self, number: int) -> str:
+        return f"{self.name}/{number:06d}"
+
+
+def _chunk(length: int) -> int:
+    """Numbers of a chunk: equal parts, so that the last one is not filled up with zeros."""
+    parts = max(1, -(-length // CHUNK_ENTRIES))
+    return max(1, -(-length // parts))
+
+
+class StoredCsr(_Column):
+    """Rows of a CSR column of a finished dataset, a row source (see sources.py).
+
+    Parameters
+    ----------
+    location : Location
+        The place of the dataset.
+    group : zarr.Group
+        Of the dataset.
+    name : str
+        `x` or `y`.
+    repair : str
+        The next step to name when a row group is lost.
+    """
+
+    def __init__(self, location: Location, group: zarr.Group, name: str, repair: str) -> None:
+        super().__init__(location, group, name)
+        self._repair = repair
+        try:
+            counts = np.asarray(self._group["nnz"][...])
+        except Exception as error:
+            raise DataError(f"{location.url}: table '{name}/nnz' is missing or damaged; {repair}") from error
+        if len(counts) != -(-self.shape[0] // self.group_rows) or (counts < 0).any():
+            raise DataError(
+                f"{location.url}: table '{name}/nnz' does not fit {self.shape[0]} rows in row groups of "
+                f"{self.group_rows}; {repair}"
+            )
+        self._counts = counts
+        self._readers: tuple[StoredRows, ...] | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def nnz(self) -> int:
+        """Stored entries."""
+        return int(self._counts.sum())
+
+    def entries(self, start: int, stop: int) -> int:
+        """Stored entries of the rows `start:stop`; reads row pointers where row groups are cut."""
+        total = 0
+        for number, a, b in self._parts(start, stop):
+            first, _ = self.bounds(number)
+            whole = (first + a, first + b) == self.bounds(number)
+            pointers = None if whole else self._reader(number, 2).read(a, b + 1)
+            total += int(self._counts[number] if pointers is None else pointers[-1] - pointers[0])
+        return total
+
+    def read(self, start: int, stop: int) -> csr_array:
+        """Rows `start:stop`.
+
+        Raises
+        ------
+        DataError
+            A row group that is missing or damaged, with its file and rows.
+        """
+        parts = [self._read_group(*part) for part in self._parts(start, stop)]
+        if parts:
+            return csr.stack(parts)
+        nothing = np.zeros(0, self.dtype), np.zeros(0, csr.index_dtype(self.shape[1])), np.zeros(1, np.int64)
+        return csr.csr_of(*nothing, self.shape[1])
+
+    def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """The row groups of the rows `start:stop`, clipped."""
+        return [
+            (number * self.group_rows + a, number * self.group_rows + b)
+            for number, a, b in self._parts(start, stop)
+        ]
+
+    def _parts(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """(row group, first row in it, one past the last) of the rows `start:stop`."""
+        out, row = [], start
+        while row < stop:
+            number = row // self.group_rows
+            first, last = self.bounds(number)
+            out.append((number, row - first, min(stop, last) - first))
+            row = last
+        return out
+
+    def _read_group(self, number: int, start: int, stop: int) -> csr_array:
+        first, last = self.bounds(number)
+        nnz = int(self._counts[number])
+        pointers = self._reader(number, 2).read(start, stop + 1)
+        a, b = int(pointers[0]), int(pointers[-1])
+        whole = stop - start == last - first
+        if not (0 <= a <= b <= nnz) or (whole and (a, b) != (0, nnz)) or (np.diff(pointers) < 0).any():
+            raise DataError(
+                f"dataset {self._location.url}: the row pointers of {self._where(number)} do not fit its "
+                f"{nnz} entries. {self._repair}"
+            )
+        data, indices = (self._reader(number, part).read(a, b) if b > a else None for part in (0, 1))
+        if data is None or indices is None:
+            data, indices = np.zeros(0, self.dtype), np.zeros(0, csr.index_dtype(self.shape[1]))
+        return csr.csr_of(data, indices, pointers - a, self.shape[1])
+
+    def _where(self, number: int) -> str:
+        first, last = self.bounds(number)
+        return f"row group {self.name}/{number:06d}, rows {first}:{last} of '{self.name}'"
+
+    def _reader(self, number: int, part: int) -> StoredRows:
+        """The reader of one array of a row group."""
+        first, last = self.bounds(number)
+        length = last - first + 1 if part == 2 else int(self._counts[number])
+        path = f"{self.name}/{number:06d}/{_PARTS[part]}"
+        return self._templates()[part].sibling(path, length, _chunk(length), self._where(number))
+
+    def _templates(self) -> tuple[StoredRows, ...]:
+        """Readers of arrays like those of every row group, by the codecs of the column."""
+        with self._lock:
+            if self._readers is None:
+                dtypes = (self.dtype, csr.index_dtype(self.shape[1]), np.dtype(np.int64))
+                self._readers = tuple(
+                    StoredRows(self._location, template(dtype.str, self.compressors[part]), self._repair)
+                    for part, dtype in zip(_PARTS, dtypes, strict=True)
+                )
+            return self._readers

@@ -1,0 +1,94 @@
+"""CSR rows through the engine: dense a block at a time, or as they are; the cache counts their bytes."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from scalelatent.data import Dataset
+from scalelatent.data.grid import RowGrid
+from scalelatent.engine.cache import PieceCache
+from scalelatent.engine.inprocess import InProcessExecutor
+from scalelatent.engine.passes import Stage
+from scalelatent.engine.reading import Meter, Reader, iter_blocks
+from scalelatent.models.base import Block, CsrRows, Layout, Stats
+
+X = sp.random_array((500, 30), density=0.1, rng=np.random.default_rng(0), format="csr").astype("f4")
+DENSE = X.toarray()
+
+
+class Sums:
+    """Column sums, and what kind of block brought them."""
+
+    def __init__(self, accepts_csr: bool | None = None) -> None:
+        if accepts_csr is not None:
+            self.accepts_csr = accepts_csr
+        self.kinds: set[type] = set()
+        self.largest = 0
+
+    def layout(self) -> Layout:
+        return Layout((("sums", (30,)),))
+
+    def flops_per_row(self) -> float:
+        return 30.0
+
+    def prepare(self, state: Any, backend: Any) -> Any:
+        return None
+
+    def accumulate(self, prepared: Any, block: Block, stats: Stats) -> None:
+        self.kinds.add(type(block.x))
+        self.largest = max(self.largest, len(block.x))
+        x = block.x.to_dense() if isinstance(block.x, CsrRows) else block.x
+        assert x.dtype == np.float32
+        stats["sums"][:] += x.sum(axis=0, dtype=np.float64)
+
+
+def _stored(tmp_path: Path, x: Any, **layout: Any) -> Dataset:
+    return Dataset.from_arrays(x).save(tmp_path / "ds", overwrite=True, **layout)
+
+
+@pytest.mark.parametrize("group", [None, 7, 64, 500])
+@pytest.mark.parametrize("csr", [True, False])
+def test_blocks_are_the_rows_however_row_groups_lie(csr: bool, group: int | None, tmp_path: Path) -> None:
+    ds = Dataset.from_arrays(X) if group is None else _stored(tmp_path, X, shard_rows=group)
+    reader = Reader(ds, None, Meter(), csr=csr)
+    blocks = [(a, min(a + 32, 500)) for a in range(0, 500, 32)]
+    for (a, b), block in zip(blocks, iter_blocks(reader, blocks, threading.Event()), strict=True):
+        assert isinstance(block.x, CsrRows) == csr
+        rows = block.x.to_dense() if csr else block.x
+        np.testing.assert_array_equal(rows, DENSE[a:b])
+        assert rows.flags.c_contiguous
+        assert len(block.x) == b - a
+
+
+@pytest.mark.parametrize("accepts", [None, False, True])
+def test_a_pass_gives_the_bits_of_the_dense_twin(accepts: bool | None, tmp_path: Path) -> None:
+    grid = {"train": RowGrid(500, 16, 2)}
+    work = Sums(accepts)
+    csr = _stored(tmp_path, X, shard_rows=64)
+    stage = Stage("sums", {"train": work}, {"train": csr}, grid, "cpu")
+    cache = PieceCache(10**6)
+    found = InProcessExecutor(2, cache=cache).collect(stage, lambda *_: None)["train"].vector
+    dense = Stage("sums", {"train": Sums()}, {"train": Dataset.from_arrays(DENSE)}, grid, "cpu")
+    wanted = InProcessExecutor(1).collect(dense, lambda *_: None)["train"].vector
+    assert (found == wanted).all()
+    assert work.kinds == {CsrRows if accepts else np.ndarray}
+    assert work.largest == 16  # never more than a block is dense
+    assert 0 < cache.used < X.nnz * 8 + 500 * 8 + 8 * 20  # the bytes of CSR, not of dense rows
+
+
+def test_csr_rows_slice_join_and_densify() -> None:
+    rows = CsrRows.of(X)
+    assert rows.nbytes == X.data.nbytes + X.indices.nbytes + X.indptr.nbytes
+    np.testing.assert_array_equal(rows[100:200].to_dense(), DENSE[100:200])
+    assert np.shares_memory(rows[100:200].data, X.data)
+    assert rows[7:3].shape == (0, 30)
+    joined = CsrRows.concatenate([rows[3:10], rows[10:10], rows[10:30][5:]])
+    np.testing.assert_array_equal(joined.to_dense(), np.concatenate([DENSE[3:10], DENSE[15:30]]))
+    with pytest.raises(ValueError, match="step 1"):
+        rows[::2]
