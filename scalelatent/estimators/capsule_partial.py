@@ -116,7 +116,7 @@ class PartialFit:
             raise ValueError(
                 "classes must be passed on the first call to partial_fit: all labels that will ever come"
             )
-        if _is_plain(X):
+        if _is_plain(X) and not hasattr(X, "tocsr"):
             self._learn(X, y, sample_weight, classes, options)
             return self
         # _other_rows checks the width against the fitted one, _training_rows sets it.
@@ -126,7 +126,9 @@ class PartialFit:
         for a in range(0, len(ds), READ_ROWS):
             b = min(a + READ_ROWS, len(ds))
             weight = ds.read_weight(a, b) if ds.has_weight else None
-            self._learn(ds.read_x(a, b).reshape(b - a, -1), ds.read_y(a, b), weight, classes, options)
+            rows = ds.read_x(a, b)
+            rows = rows.toarray() if ds.is_sparse else rows.reshape(b - a, -1)
+            self._learn(rows, ds.read_y(a, b), weight, classes, options)
         return self
 
     def _learn(self, X: Any, y: Any, sample_weight: Any, classes: Any, options: StreamOptions) -> None:

@@ -261,6 +261,11 @@ def test_partial_fit_takes_datasets_text_and_weights(digits: Arrays, tmp_path: P
     a.partial_fit(stored[:5])
     b.partial_fit(x[:5].tolist(), names[y[:5]].tolist())
     np.testing.assert_array_equal(a.W_, b.W_)
+    import scipy.sparse
+
+    b.partial_fit(scipy.sparse.csr_array(x[5:9]), names[y[5:9]])
+    a.partial_fit(x[5:9], names[y[5:9]])
+    np.testing.assert_array_equal(a.W_, b.W_)
     # Weights of classes are weights of rows.
     weight = np.where(y == 3, 2.0, 1.0)
     c = make("stepwise", class_weight={"digit 3": 2.0}).partial_fit(x, names[y], classes=names)
