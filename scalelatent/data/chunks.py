@@ -54,6 +54,7 @@ class StoredRows:
         self._array: Any = array
         self._name = array.name.strip("/")
         self._repair = repair
+        self._sharded = array.shards is not None
         self._where: str | None = None
         self.reads_at_once = location.reads_at_once
         self._has_files = location.local_path("") is not None
@@ -164,7 +165,7 @@ class StoredRows:
 
     def _ranges(self, pieces: list[tuple[int, int]], keys: list[str]) -> list[tuple[str, int, int] | str]:
         """Where the chunks of some pieces lie, each in its key's object."""
-        if self.shard_rows == self.chunk_rows:
+        if not self._sharded:
             return list(keys)
         per_shard = self.shard_rows // self.chunk_rows
         indexes = self._indexes.get(list(dict.fromkeys(keys)), per_shard)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,18 @@ from scalelatent.engine.plan import find_resources
 from scalelatent.models.capsule.members import Members
 from scalelatent.models.capsule.model import CapsuleEM
 from scalelatent.models.capsule.predict import CapsuleRows
+from scalelatent.models.capsule.running import RunningCapsule
 
 from .base import StreamedEstimator, restore_params
 from .capsule_fit import check_params, check_width, plan, projected_width
-from .capsule_steps import fit_steps
+from .capsule_online import ONLINE_PARAMETERS
+from .capsule_partial import PartialFit
+from .capsule_steps import fit_online, fit_steps
 from .classifier import StreamedClassifier
 from .steps import Rows, Steps
 
 
-class CapsuleRegression(StreamedClassifier, StreamedEstimator):
+class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
     """Classification by latent vectors of competing length, fitted by streamed EM.
 
     Each class has a capsule h_i = W_i x of ``capsule_dim`` numbers; the class whose vector is longest wins,
@@ -37,7 +41,10 @@ class CapsuleRegression(StreamedClassifier, StreamedEstimator):
     architecture : {"multiclass", "one_vs_all", "all_vs_all"}
         One model with a capsule a class; a binary model for each class; one for each pair of classes. All
         members share each pass.
-    algorithm : {"em"}
+    algorithm : {"em", "stepwise", "incremental", "passive_aggressive"}
+        Batch EM; stepwise EM, a step after each batch of rows (most often the fastest by far); incremental
+        EM, which exchanges the contributions of leaves of rows kept in the run folder; passive-aggressive
+        learning row by row. The last three make ``n_epochs`` passes at most.
     projection : "auto", None or int
         Reduce rows to so many uncentred principal directions of the training rows first. "auto": 196 where
         rows are wider, else None.
@@ -46,12 +53,27 @@ class CapsuleRegression(StreamedClassifier, StreamedEstimator):
     init_scale : float, default 1.0
         Of the random start: standard deviation of the latent means of a row of mean length.
     momentum : float, default 0.9
-        gamma in [0, 1) of equation 2.27.
+        gamma in [0, 1) of equation 2.27. Incremental EM: 0 is exact, more takes the part of contributions
+        that is stale back. Not used by passive-aggressive learning.
     nu_schedule : "paper", None or sequence of (nu, patience)
         Rounds of thresholded EM with early stopping on the validation error (training error without
-        validation rows). None: plain EM until ``max_iter`` or ``tol``.
+        validation rows). None: plain EM until ``max_iter`` or ``tol``. Online algorithms count patience in
+        epochs.
     max_iter : int, default 2000
-        Largest number of passes.
+        Largest number of passes of batch EM.
+    n_epochs : int, default 10
+        Largest number of passes of the online algorithms.
+    batch_rows : int or None
+        Rows of a step. None: 1,024; incremental EM: a 32nd of the rows.
+    n_chains : int, default 4
+        Parts of a step that are computed independently, by threads or workers; a multiple of it must be
+        ``batch_rows``. It changes the result (passive-aggressive: copies of W that are averaged), the number
+        of workers never does.
+    kappa, t0 : float, default 0.6, 1000
+        Stepwise EM: step sizes (1 + t / t0) ** -kappa in step t.
+    aggressiveness : float, default 1.0
+        Passive-aggressive learning: C of PA-I, the cap on the change that one row makes, of a residual of
+        length |g| by at most C.
     tol : float or None
         End a round when the mean log-loss (nats) falls by less than this in a pass; None or 0 never does.
     ridge : float, default 0
@@ -110,6 +132,12 @@ class CapsuleRegression(StreamedClassifier, StreamedEstimator):
         momentum: float = 0.9,
         nu_schedule: str | Sequence[tuple[float, int]] | None = "paper",
         max_iter: int = 2000,
+        n_epochs: int = 10,
+        batch_rows: int | None = None,
+        n_chains: int = 4,
+        kappa: float = 0.6,
+        t0: float = 1000.0,
+        aggressiveness: float = 1.0,
         tol: float | None = None,
         ridge: float = 0,
         class_weight: Mapping[Any, float] | str | None = None,
@@ -127,6 +155,12 @@ class CapsuleRegression(StreamedClassifier, StreamedEstimator):
         self.momentum = momentum
         self.nu_schedule = nu_schedule
         self.max_iter = max_iter
+        self.n_epochs = n_epochs
+        self.batch_rows = batch_rows
+        self.n_chains = n_chains
+        self.kappa = kappa
+        self.t0 = t0
+        self.aggressiveness = aggressiveness
         self.tol = tol
         self.ridge = ridge
         self.class_weight = class_weight
@@ -170,7 +204,8 @@ class CapsuleRegression(StreamedClassifier, StreamedEstimator):
             Go on with the fit that ``run_dir`` holds.
         callbacks : Callback or sequence
         engine : dict or None
-            block_rows, leaf_rows, checkpoint_seconds, checkpoint_passes, scratch, keep_scratch.
+            block_rows, leaf_rows, checkpoint_seconds, checkpoint_passes, scratch, keep_scratch; of the online
+            algorithms checkpoint_steps, report_steps, validate_steps, run_rows, buffer_runs.
 
         Returns
         -------
@@ -196,7 +231,8 @@ class CapsuleRegression(StreamedClassifier, StreamedEstimator):
         resources = find_resources(client or current_client(), self.n_jobs, None)
         width = projected_width(self.projection, train.n_features)
         check_width(width, train, len(train.classes), resources.memory)
-        self._fit_by_steps(train, held, client, run_dir, resume, callbacks, engine)
+        fit = self._fit_by_steps if self.algorithm == "em" else partial(fit_online, self)
+        fit(train, held, client, run_dir, resume, callbacks, engine)
         return self
 
     def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps | None:
@@ -204,7 +240,8 @@ class CapsuleRegression(StreamedClassifier, StreamedEstimator):
 
     def _what_decides(self) -> dict[str, Any]:
         """The parameters that decide the result: a resumed fit must have the same ones."""
-        free = ("n_jobs", "device", "warm_start", "random_state")
+        free = {"n_jobs", "device", "warm_start", "random_state"}
+        free |= set(ONLINE_PARAMETERS if self.algorithm == "em" else ("max_iter",))
         return {k: v for k, v in self.get_params(deep=False).items() if k not in free}
 
     def _keep(
@@ -214,6 +251,7 @@ class CapsuleRegression(StreamedClassifier, StreamedEstimator):
         basis: np.ndarray | None,
         result: LoopResult,
         w: np.ndarray,
+        weight: np.ndarray,
     ) -> None:
         self.classes_, self._members = classes, em.members
         self.W_ = w
@@ -222,6 +260,11 @@ class CapsuleRegression(StreamedClassifier, StreamedEstimator):
         self.n_iter_ = result.state.iteration
         self.history_ = result.history
         self.best_validation_error_ = float(result.state.best_error.mean()) if em.has_validation else None
+        # Members that see every class need no more than the sum.
+        whole = (em.members.labels >= 0).all()
+        self._moment = em.moment.sum(axis=0, keepdims=True) if whole else em.moment
+        self._moment_weight, self._running = weight, None
+        self._seen_rows = float(max((r.get("rows_seen", 0) for r in self.history_), default=0))
 
     def plan(
         self,
@@ -279,6 +322,13 @@ class CapsuleRegression(StreamedClassifier, StreamedEstimator):
 
     def _to_saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         arrays = {"W": self.W_, "dims": self._members.dims, "labels": self._members.labels}
+        # What partial_fit goes on from.
+        running = self._running
+        if running is not None:
+            running.renew()  # so that this model and the saved one go on alike
+            arrays |= {"moment": running.moment, "moment_weight": running.weight, "running_W": running.w}
+        elif self._moment is not None:
+            arrays |= {"moment": self._moment, "moment_weight": self._moment_weight}
         if self.projection_ is not None:
             arrays["projection"] = self.projection_
         values = {
@@ -289,6 +339,8 @@ class CapsuleRegression(StreamedClassifier, StreamedEstimator):
             "n_features_in": self.n_features_in_,
             "seed": self.seed_,
             "best_validation_error": self.best_validation_error_,
+            "seen_rows": self._seen_rows if running is None else running.rows,
+            "prior_variance": 0.0 if running is None else running.variance,
         }
         return values, arrays
 
@@ -310,4 +362,16 @@ class CapsuleRegression(StreamedClassifier, StreamedEstimator):
             values["seed"],
         )
         model.best_validation_error_, model.history_ = values["best_validation_error"], []
+        model._moment, model._moment_weight = arrays.get("moment"), arrays.get("moment_weight")
+        model._seen_rows, model._running = values.get("seen_rows", 0.0), None
+        if "running_W" in arrays:
+            model._running = RunningCapsule(
+                model._members,
+                arrays["running_W"],
+                model.W_,
+                arrays["moment"],
+                model._moment_weight,
+                values["prior_variance"],
+                values["seen_rows"],
+            )
         return model

@@ -26,12 +26,13 @@ from scalelatent.models.capsule.model import CapsuleEM, initial_state
 from scalelatent.models.capsule.moments import SecondMoments
 from scalelatent.models.capsule.start import schedule_arrays
 
+from .capsule_online import ONLINE, check_online_params
 from .steps import Rows
 
 AUTO_PROJECTION = 196
 COUNT_ROWS = 2**20
 CHOICES = {
-    "algorithm": ("em",),
+    "algorithm": ("em", *ONLINE),
     "init": ("subspace", "random"),
     "device": ("auto", "cpu", "gpu", "reference"),
 }
@@ -63,6 +64,7 @@ def check_params(model: Any) -> None:
             "are at least 0, init_scale above 0"
         )
     schedule_arrays(model.nu_schedule)
+    check_online_params(model)
 
 
 def _whole(value: Any) -> bool:
@@ -324,7 +326,11 @@ def plan(
         "seconds_per_pass": max(compute, read),
         "bound_by": "reading" if read > compute else "computing",
     }
-    least = int(patience.sum()) if scheduled else int(model.max_iter)
-    report["passes"] = {"at_least": min(least, int(model.max_iter)), "at_most": int(model.max_iter)}
+    report["passes"] = _passes(model, int(patience.sum()) if scheduled else int(model.max_iter))
     report["expected_seconds_at_least"] = report["probe"]["seconds_per_pass"] * report["passes"]["at_least"]
     return report
+
+
+def _passes(model: Any, least: int) -> dict[str, int]:
+    most = int(model.max_iter if model.algorithm == "em" else model.n_epochs)
+    return {"at_least": min(least, most), "at_most": most}

@@ -24,6 +24,7 @@ from .capsule_fit import (
     class_weights,
     projected_width,
 )
+from .capsule_online import learn_online
 from .session import FitSession
 from .steps import Begin, Collect, Derive, Learn, Map, Rows, Steps
 
@@ -48,13 +49,57 @@ def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
     weights = class_weights(model.class_weight, classes, counts)
     model.seed_, rows = yield Begin({"members": members.n_members, "max_iter": int(model.max_iter)})
     basis, rows = yield from project_steps(model, rows, width)
-    em, _weight, w = yield from start_steps(model, rows, members, classes, weights)
+    em, weight, w = yield from start_steps(model, rows, members, classes, weights)
 
     def predictor(state: CapsuleState) -> CapsuleRows:
         return CapsuleRows(members, em.weights(state), basis, "probabilities")
 
     result = yield Learn("estep", em, initial_state(w, members.n_members), rows, classes, predictor)
-    model._keep(classes, em, basis, result, em.weights(result.state))
+    model._keep(classes, em, basis, result, em.weights(result.state), weight)
+
+
+def fit_online(
+    model: Any,
+    train: Dataset,
+    held: Dataset | None,
+    client: Any,
+    run_dir: Any,
+    resume: bool,
+    callbacks: Any,
+    engine: Any,
+) -> None:
+    """A whole fit by an online algorithm; sets the model's learned attributes.
+
+    Raises
+    ------
+    DataError, ValueError
+        Before the first pass: what :meth:`.CapsuleRegression.fit` says of them.
+    """
+    classes = train.classes
+    assert classes is not None
+    members = build_members(model.architecture, len(classes), model.capsule_dim)
+    counts = class_counts(train, classes)
+    check_labels(held, classes)
+    width = projected_width(model.projection, train.n_features)
+    check_classes(members, train, counts, width, model.init)
+    weights = class_weights(model.class_weight, classes, counts)
+    watched = {"train": train} if held is None else {"train": train, "validation": held}
+    where: dict[str, Any] = {"device": model.device, "n_jobs": model.n_jobs, "engine": engine}
+    with FitSession(
+        model._kind, client=client, run_dir=run_dir, resume=resume, callbacks=callbacks, **where
+    ) as session:
+        if model.algorithm == "incremental":
+            session.keep_records()
+        model.seed_ = session.begin(model.random_state, model._what_decides(), watched)
+        session.announce(train, members=members.n_members, max_iter=model.n_epochs, seed=model.seed_)
+        datasets = {name: session.visible(name, ds) for name, ds in watched.items()}
+        basis, datasets = project(model, session, datasets, width)
+        em, weight, w = start(model, session, datasets, members, classes, weights)
+        learner, result = learn_online(model, session, datasets, em, weight, w, classes)
+        session.finish()
+    model._keep(classes, em, basis, result, learner.weights(result.state), weight)
+    seconds = sum(record["seconds"] for record in model.history_)
+    session.callbacks.on_fit_end({"passes": model.n_iter_, "seconds": seconds})
 
 
 def project_steps(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import uuid
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
@@ -19,10 +19,12 @@ import numpy as np
 
 from scalelatent.data import Dataset
 from scalelatent.data.store import Location, locate
-from scalelatent.engine.callbacks import Callbacks
+from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.cluster import current_client
 from scalelatent.engine.loop import LoopResult, Progress, fit_batches
 from scalelatent.engine.mapwrite import map_rows, start_map
+from scalelatent.engine.online import fit_online
+from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import Stage, make_stage
 from scalelatent.engine.store import EngineStore
 from scalelatent.engine.streams import resolve_seed
@@ -37,9 +39,17 @@ ENGINE_OPTIONS = (
     "leaf_rows",
     "checkpoint_seconds",
     "checkpoint_passes",
+    "checkpoint_steps",
+    "report_steps",
+    "validate_steps",
+    "run_rows",
+    "buffer_runs",
     "scratch",
     "keep_scratch",
 )
+
+# Engine options that decide the result of an online fit.
+ONLINE_GRID = ("run_rows", "buffer_runs", "validate_steps")
 
 
 class FitSession:
@@ -130,6 +140,8 @@ class FitSession:
         kept = self.store.identity() if self.resume and not fixed else None
         seed = resolve_seed(random_state) if kept is None else int(kept["seed"])
         grid = {k: self.options.get(k) for k in ("block_rows", "leaf_rows")}
+        # Left out where they are not given: folders of batch fits keep the identity they had.
+        grid |= {k: self.options[k] for k in ONLINE_GRID if self.options.get(k)}
         identity = {"kind": self.kind, "seed": seed, "params": repr(sorted(params.items())), **grid}
         identity |= {f"{name} data": ds.fingerprint() for name, ds in datasets.items()}
         self.store.claim(identity, self.resume)
@@ -301,6 +313,42 @@ class FitSession:
             checkpoint_seconds=self.options.get("checkpoint_seconds", 30.0),
             checkpoint_passes=self.options.get("checkpoint_passes"),
         )
+
+    def fit_online(
+        self,
+        stage: Stage,
+        state: Any,
+        order: RowOrder,
+        n_epochs: int,
+        *,
+        callbacks: Sequence[Callback] = (),
+        checkpoint_steps: int | None = None,
+    ) -> LoopResult:
+        """Run an online learner to its end; ``callbacks`` come beside those of the fit."""
+        self.callbacks.on_stage({"stage": stage.name, "rows": order.n_rows})
+        return fit_online(
+            self.executor,
+            stage,
+            state,
+            order=order,
+            n_epochs=n_epochs,
+            callbacks=Callbacks([*self.callbacks.callbacks, *callbacks]),
+            store=self.store,
+            checkpoint_seconds=self.options.get("checkpoint_seconds", 30.0),
+            checkpoint_steps=self.options.get("checkpoint_steps") or checkpoint_steps,
+            report_steps=self.options.get("report_steps"),
+            validate_steps=self.options.get("validate_steps"),
+        )
+
+    def keep_records(self) -> None:
+        """Before :meth:`begin`: have a folder for records (a temporary one) even where none was asked for."""
+        if self.store is None:
+            self.store = EngineStore(self._temporary())
+
+    def leaves(self, stage: str) -> tuple[str, str]:
+        """(folder, name) under which an incremental stage keeps contributions of its leaves."""
+        assert self.store is not None, "keep_records comes before"
+        return self.store.place.url, f"{self.kind}_{stage}"
 
     def finish(self) -> None:
         """The fit is done: temporary datasets go; records stay with the run."""

@@ -175,6 +175,11 @@ class EngineSection(_Section):
     leaf_rows: OptCount = None
     checkpoint_passes: OptCount = None
     checkpoint_seconds: OptSeconds = None
+    checkpoint_steps: OptCount = None
+    report_steps: OptCount = None
+    validate_steps: OptCount = None
+    run_rows: OptCount = None
+    buffer_runs: OptCount = None
     keep_scratch: bool | None = None
 
 

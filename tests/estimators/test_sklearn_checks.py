@@ -42,6 +42,9 @@ def _expected(estimator: Any) -> dict[str, str]:
             capsule_dim=1, max_iter=5, n_jobs=1, architecture="all_vs_all", init="random", random_state=0
         ),
         Search(CapsuleRegression(capsule_dim=1, max_iter=5), {"momentum": [0.5, 0.0]}, cv=2, n_jobs=1),
+        CapsuleRegression(capsule_dim=1, n_epochs=3, n_jobs=1, algorithm="stepwise"),
+        CapsuleRegression(capsule_dim=1, n_epochs=3, n_jobs=1, algorithm="incremental"),
+        CapsuleRegression(capsule_dim=1, n_epochs=3, n_jobs=1, algorithm="passive_aggressive"),
     ],
     expected_failed_checks=_expected,
 )

@@ -14,6 +14,12 @@ KERNELS = {
         "numba": "scalelatent.models.capsule.cpu:residuals",
         "cupy": "scalelatent.models.capsule.gpu:residuals",
     },
+    "capsule_walk": {
+        # Row after row: a device has nothing to do in parallel, so the walk stays on the host.
+        "reference": "scalelatent.models.capsule.reference:walk",
+        "numba": "scalelatent.models.capsule.walk:walk",
+        "cupy": "scalelatent.models.capsule.walk:walk",
+    },
     "capsule_probabilities": {
         "reference": "scalelatent.models.capsule.reference:probabilities",
         "numba": "scalelatent.models.capsule.reference:probabilities",

@@ -264,6 +264,14 @@ class CapsuleEM:
             out.append(seen[mask.tobytes()])
         return out
 
+    def inverse(self, member: int) -> np.ndarray:
+        """(S + rho I)^-1 of a member, (p, p)."""
+        return self._inverses[member][0]
+
+    def second_moment(self, member: int) -> np.ndarray:
+        """S of a member, (p, p)."""
+        return self._inverses[member][1]
+
     def em_step(self, w: np.ndarray, delta: np.ndarray, member: int) -> np.ndarray:
         """EM(W) of one member: W + Delta S^-1, or with a ridge (W S + Delta)(S + rho I)^-1."""
         inverse, s = self._inverses[member]

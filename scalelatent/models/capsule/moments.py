@@ -30,7 +30,8 @@ def find_nonfinite(block: Block) -> str | None:
     if not bad.any():
         return None
     row, feature = np.argwhere(bad)[0]
-    return f"row {block.start + row}, feature {feature} is {x[row, feature]}"
+    number = block.start + row if block.rows is None else block.rows[row]
+    return f"row {number}, feature {feature} is {x[row, feature]}"
 
 
 class NonFiniteError(ValueError):

@@ -137,6 +137,66 @@ def residuals(
     return index, sums
 
 
+def walk(
+    w: np.ndarray,
+    x: np.ndarray,
+    labels: np.ndarray,
+    weight: np.ndarray,
+    dims: np.ndarray,
+    inverse: np.ndarray,
+    nu: float,
+    aggressiveness: float,
+    table: Any = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """A passive-aggressive walk of one member through rows, see :mod:`.passive`.
+
+    Parameters
+    ----------
+    w : ndarray of float64, shape (sum of dims, p)
+        Weights at the start; not changed.
+    x : ndarray, shape (rows, p)
+    labels : ndarray of int64, shape (rows,)
+        The capsule that should win.
+    weight : ndarray of float64, shape (rows,)
+        Rows of weight 0 are measured and change nothing.
+    dims : ndarray of int64, shape (capsules,)
+    inverse : ndarray, shape (p, p)
+        Inverse of the mean second moments.
+    nu, aggressiveness : float
+    table : SquashTable or None
+        Not looked at: lambda comes from the recursion.
+
+    Returns
+    -------
+    moved : ndarray of float64, shape (sum of dims, p)
+        W at the end less W at the start.
+    sums : ndarray of float64, shape (3,)
+        As a member's of :func:`residuals`, measured row by row before its change.
+
+    Examples
+    --------
+    >>> moved, sums = walk(np.ones((2, 2)), np.eye(2)[:1], np.array([0]), np.ones(1), np.array([1, 1]),
+    ...                    np.eye(2), 0.0, 1.0)
+    >>> bool(moved[0, 0] > 0 > moved[1, 0]), moved[:, 1].tolist()
+    (True, [0.0, 0.0])
+    """
+    own, sums = w.astype(np.float64), np.zeros(3)
+    capsules = np.arange(len(dims))[None]
+    for row, label, a in zip(np.asarray(x, dtype=np.float64), labels, weight, strict=True):
+        h = (own @ row)[:, None]
+        # The residual of a row of weight 1, then its weight: as a cap, not as a factor.
+        wiring = np.array([label]), np.ones(1), dims[None], capsules, np.array([nu])
+        g = h.copy()
+        active, part = residuals(g, *wiring)
+        sums += part[0] * [a, a, a > 0]
+        if (active is not None and not len(active)) or not a > 0:
+            continue
+        z, loss = inverse.astype(np.float64) @ row, np.linalg.norm(g[:, 0])
+        if row @ z > 0 and loss > 0:
+            own += min(1.0 / (row @ z), aggressiveness * a / loss) * np.outer(g[:, 0], z)
+    return own - w, sums
+
+
 def _fractions(h: np.ndarray, dims: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     starts = np.concatenate([[0], np.cumsum(dims)[:-1]])
     q = np.add.reduceat(h * h, starts, axis=0)

@@ -1,0 +1,170 @@
+"""Error against rows read on infinite digits, multiclass, d = 4: batch EM with the paper's schedule, stepwise
+and incremental EM, passive-aggressive: python benchmarks/online_capsule.py FOLDER
+
+The dataset is made in FOLDER from MNIST rows 0:50000 (validation 50000:60000 and the test set stay
+untouched). All four fits end by the validation error of their schedules or at their last pass; the curve is
+the validation error of the model of the moment, the number beside it the test error of the model that was
+kept. In parts: --only stepwise --partial FILE runs one fit and adds it to FILE; without --only the fits that
+FILE lacks are run, then JSON and PNG are written. Needs SCALELATENT_DATA.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import data_folder, parser, write
+
+import scalelatent as sl
+from scalelatent.data import import_idx, make_digits
+from scalelatent.report.style import COLORS, INK, new_figure, quiet_axes
+
+NAMES = {
+    "em": "batch EM",
+    "stepwise": "stepwise EM",
+    "incremental": "incremental EM",
+    "passive_aggressive": "passive-aggressive",
+}
+TARGET_POINTS, TARGET_SHARE = 0.3, 0.1
+
+
+def open_or(path: Path, make: Any) -> sl.Dataset:
+    """The dataset at a place, made where it is not there yet."""
+    try:
+        return sl.open_dataset(path)
+    except ValueError:
+        return make()
+
+
+def datasets(folder: Path, rows: int, seed: int) -> tuple[sl.Dataset, sl.Dataset, sl.Dataset]:
+    """Training, validation and test rows."""
+    mnist = data_folder() / "mnist"
+    folder.mkdir(parents=True, exist_ok=True)
+    base, test = (
+        open_or(
+            folder / f"{n}.zarr",
+            lambda n=n: import_idx(
+                mnist / f"{n}-images-idx3-ubyte.gz", mnist / f"{n}-labels-idx1-ubyte.gz", folder / f"{n}.zarr"
+            ),
+        )
+        for n in ("train", "t10k")
+    )
+    train = make_digits(
+        folder / f"digits-{rows}.zarr",
+        rows,
+        base=str(folder / "train.zarr"),
+        base_rows=(0, 50_000),
+        seed=seed,
+        resume=True,
+    )
+    return train, base[50_000:60_000], test
+
+
+def run(name: str, a: Any) -> dict[str, Any]:
+    """One fit."""
+    train, held, test = datasets(a.folder, a.rows, a.seed)
+    steps = -(-a.rows // 1024)
+    model = sl.CapsuleRegression(
+        capsule_dim=a.dim,
+        algorithm=name,
+        max_iter=a.passes,
+        n_epochs=a.epochs,
+        random_state=a.seed,
+        n_jobs=a.jobs,
+    )
+    begin = time.perf_counter()
+    # Ten points of the curve an epoch, where steps are short.
+    often = {"validate_steps": max(steps // 10, 1)} if name in ("stepwise", "passive_aggressive") else {}
+    model.fit(train, validation=held, engine=often)
+    seconds = time.perf_counter() - begin
+    best = np.inf
+    curve = []
+    for i, r in enumerate(model.history_):
+        seen = r.get("rows_seen", (i + 1) * a.rows)
+        best = min(best, r["validation_error"])
+        curve.append([int(seen), round(r["validation_error"], 4), round(best, 4)])
+    record = {
+        "test_error": round(1 - model.score(test), 4),
+        "validation_error": round(float(model.best_validation_error_), 4),
+        "passes": model.n_iter_,
+        "rows_read": int(curve[-1][0]),
+        "seconds": round(seconds, 1),
+        "fit_seconds": round(sum(r["seconds"] for r in model.history_), 1),
+        "curve": curve,
+    }
+    print(name, {k: v for k, v in record.items() if k != "curve"}, flush=True)
+    return record
+
+
+def compare(fits: dict[str, Any]) -> dict[str, Any]:
+    """Test error points above batch EM's, share of its rows, and rows until its validation error + 0.3."""
+    em, out = fits["em"], {}
+    for name, fit in fits.items():
+        wanted = em["validation_error"] + TARGET_POINTS / 100
+        first = next((rows for rows, _, best in fit["curve"] if best <= wanted + 1e-9), None)
+        out[name] = {
+            "test_points_above_em": round(100 * (fit["test_error"] - em["test_error"]), 2),
+            "share_of_em_rows": round(fit["rows_read"] / em["rows_read"], 4),
+            "share_until_within_0.3_validation": first and round(first / em["rows_read"], 4),
+        }
+    one = out["stepwise"]
+    out["target_met"] = (
+        one["test_points_above_em"] <= TARGET_POINTS and one["share_of_em_rows"] <= TARGET_SHARE
+    )
+    return out
+
+
+def picture(fits: dict[str, Any], rows: int, path: Path) -> None:
+    """Validation error against rows read."""
+    figure = new_figure(6.4, 4.0)
+    ax = figure.add_subplot()
+    quiet_axes(ax)
+    colours = (INK, COLORS[0], COLORS[1], COLORS[4])
+    for (name, fit), colour in zip(fits.items(), colours, strict=True):
+        seen, _, best = np.array(fit["curve"]).T
+        label = f"{NAMES[name]}: test {100 * fit['test_error']:.2f} %"
+        ax.plot(seen, 100 * best, color=colour, label=label, lw=1.6)
+    ax.axhline(100 * fits["em"]["validation_error"] + TARGET_POINTS, color=INK, lw=0.8, ls=":")
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ticks = (4, 5, 6, 8, 10, 20, 40)
+    ax.set_yticks(ticks, [str(t) for t in ticks])
+    ax.minorticks_off()
+    ax.set_xlabel("rows read")
+    ax.set_ylabel("best validation error so far, %")
+    ax.set_title(f"{rows:,} infinite digits; dotted: batch EM + {TARGET_POINTS} points", fontsize=9)
+    ax.legend(frameon=False, fontsize=8)
+    figure.savefig(path)
+
+
+def main() -> None:
+    """Run it."""
+    args = parser(__doc__, "online_capsule")
+    args.add_argument("folder", type=Path)
+    args.add_argument("--rows", type=int, default=1_000_000)
+    args.add_argument("--dim", type=int, default=4)
+    args.add_argument("--epochs", type=int, default=10, help="passes of the online algorithms")
+    args.add_argument("--passes", type=int, default=2000, help="most passes of batch EM")
+    args.add_argument("--jobs", type=int, default=None)
+    args.add_argument("--only", choices=list(NAMES), help="one fit")
+    args.add_argument("--partial", type=Path, help="JSON with the fits done so far")
+    a = args.parse_args()
+    fits = json.loads(a.partial.read_text()) if a.partial and a.partial.exists() else {}
+    for name in [a.only] if a.only else [n for n in NAMES if n not in fits]:
+        fits[name] = run(name, a)
+        if a.partial:
+            a.partial.write_text(json.dumps(fits))
+    if set(fits) < set(NAMES):
+        return
+    fits = {name: fits[name] for name in NAMES}
+    results = {"rows": a.rows, "dim": a.dim, "epochs": a.epochs, "fits": fits, "comparison": compare(fits)}
+    print(json.dumps(results["comparison"], indent=1))
+    write(a.out, "python benchmarks/online_capsule.py FOLDER", a.seed, results)
+    picture(fits, a.rows, a.out.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()

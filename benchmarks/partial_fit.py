@@ -1,0 +1,67 @@
+"""What partial_fit of one row costs beyond its mathematics: python benchmarks/partial_fit.py
+
+The mathematics is :meth:`RunningCapsule.learn` on rows and codes that need no check; partial_fit adds checks,
+class codes, the attributes. Medians over single calls, taken in turn; models fitted before, MNIST-sized rows.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from common import parser, write
+
+import scalelatent as sl
+from scalelatent.estimators.capsule_partial import _backend
+
+
+def measure(features: int, rows: int, calls: int, seed: int, **params: Any) -> dict[str, Any]:
+    """Median microseconds of a call and of its mathematics."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.integers(0, 255, (2000, features), dtype=np.uint8), np.arange(2000) % 10
+    fitted = {"max_iter": 3, "n_epochs": 1, "projection": None, "random_state": seed, "n_jobs": 1}
+    model = sl.CapsuleRegression(capsule_dim=4, **fitted, **params).fit(x, y)
+    twin = sl.CapsuleRegression(capsule_dim=4, **fitted, **params).fit(x, y)
+    # Until the numba kernels are compiled and the inverse has been renewed.
+    for m in (model, twin):
+        m.partial_fit(x[:200], y[:200])
+    options, whole, inner = twin._stream_options(), [], []
+    for i in range(calls):
+        part = slice(i % 1000, i % 1000 + rows)
+        begin = time.perf_counter()
+        model.partial_fit(x[part], y[part])
+        middle = time.perf_counter()
+        whole.append(middle - begin)
+        codes, dense = y[part].astype(np.int32), x[part].astype(np.float32)
+        begin = time.perf_counter()
+        twin._running.learn(dense, codes, None, options, _backend())
+        inner.append(time.perf_counter() - begin)
+    call, math = (1e6 * float(np.median(times)) for times in (whole, inner))
+    record = {
+        "features": features,
+        "rows": rows,
+        **params,
+        "call_us": round(call, 1),
+        "mathematics_us": round(math, 1),
+        "overhead_us": round(call - math, 1),
+    }
+    print(record, flush=True)
+    return record
+
+
+def main() -> None:
+    """Run it."""
+    args = parser(__doc__, "partial_fit")
+    args.add_argument("--calls", type=int, default=1000)
+    a = args.parse_args()
+    results = [
+        measure(features, rows, a.calls, a.seed, algorithm=algorithm)
+        for features, rows in ((196, 1), (784, 1), (196, 100))
+        for algorithm in ("stepwise", "passive_aggressive")
+    ]
+    write(a.out, "python benchmarks/partial_fit.py", a.seed, results)
+
+
+if __name__ == "__main__":
+    main()

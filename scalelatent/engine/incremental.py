@@ -1,0 +1,197 @@
+"""Incremental learning: what each leaf contributed at its last visit lies in the run folder.
+
+An incremental learner keeps a total over *leaves*, fixed runs of rows, and exchanges a leaf's old
+contribution for a new one. :class:`KeptLeaves` makes an :class:`~scalelatent.models.base.OnlineLearner` of
+it, so that :func:`~.online.fit_online` runs it like any other: a chain of a step is a leaf, rows are visited
+as they are stored (:func:`leaf_order`), and leaves of one step are computed in parallel from one state.
+
+A contribution is written under the epoch of its visit and read in the next one, never replaced: a task that
+runs twice, or a resume in mid-epoch, finds what the first run found. :class:`DropLeaves` removes those that
+no kept checkpoint can need.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from scalelatent.data.store import locate
+from scalelatent.errors import RunError
+from scalelatent.models.base import Block, Layout, OnlineLearner, Reduction, Stats
+
+from .callbacks import Callback
+from .order import RowOrder
+from .record import read_record, write_record
+from .store import KEEP_STATES
+
+# Steps of an epoch, where rows allow: more leaves gain little, for a leaf's contribution is always an epoch
+# old. A leaf is one block in memory.
+STEPS, LEAF_ROWS, MIN_LEAF_ROWS = 32, 65536, 256
+_LEAF = re.compile(r"leaf-(?P<stage>.+)-(?P<epoch>\d{6,})-(?P<row>\d+)\.rec")
+
+
+class LeafLearner(OnlineLearner, Protocol):
+    """An :class:`~scalelatent.models.base.OnlineLearner` whose chains are leaves; in place of ``run_chain``
+    it has two methods.
+    """
+
+    def visit(self, prepared: Any, block: Block) -> Any:
+        """Contribution of a leaf under the state of the moment: a tree of arrays, which is kept."""
+        ...
+
+    def exchange(self, prepared: Any, old: Any, new: Any, stats: Stats) -> None:
+        """Add to ``stats`` what a new contribution changes; ``old`` is that of the epoch before, or None."""
+        ...
+
+
+@dataclass(frozen=True)
+class KeptLeaves:
+    """An incremental learner with the contributions of its leaves in a folder.
+
+    Attributes
+    ----------
+    learner : LeafLearner
+    folder, stage : str
+        Where contributions lie (a folder or address that all workers see), and the first part of their names.
+    """
+
+    kind = "scalelatent.engine.incremental:KeptLeaves"
+
+    learner: Any
+    folder: str
+    stage: str
+
+    def layout(self) -> Layout:
+        """Of the learner."""
+        return self.learner.layout()
+
+    def flops_per_row(self) -> float:
+        """Of the learner."""
+        return float(self.learner.flops_per_row())
+
+    def prepare(self, state: Any, backend: Any) -> Any:
+        """Of the learner."""
+        return self.learner.prepare(state, backend)
+
+    def name(self, epoch: int, row: int) -> str:
+        """Of the record of a contribution: epoch of the visit, first row of the leaf."""
+        return f"leaf-{self.stage}-{epoch:06d}-{row}.rec"
+
+    def run_chain(self, prepared: Any, block: Block, stats: Stats) -> None:
+        """Visit a leaf, keep what it contributes, and add what that changes.
+
+        Raises
+        ------
+        RunError
+            The contribution of the epoch before is gone or torn; the new one cannot be written.
+        """
+        new = self.learner.visit(prepared, block)
+        old = None
+        if block.epoch > 0:
+            try:
+                old = read_record(self.folder, self.name(block.epoch - 1, block.start))
+            except RunError as error:
+                raise RunError(
+                    f"{error}. Incremental learning needs what each leaf contributed before: start the fit "
+                    "anew in another run_dir"
+                ) from error
+        write_record(self.folder, self.name(block.epoch, block.start), new, durable=False)
+        self.learner.exchange(prepared, old, new, stats)
+
+    def step(self, state: Any, stats: Stats, n_rows: int) -> Any:
+        """Of the learner."""
+        return self.learner.step(state, stats, n_rows)
+
+    def end_epoch(self, state: Any) -> Any:
+        """Of the learner."""
+        return self.learner.end_epoch(state)
+
+    def summary(self, state: Any) -> dict[str, float | int | None]:
+        """Of the learner."""
+        return dict(self.learner.summary(state))
+
+    def is_done(self, state: Any) -> bool:
+        """Of the learner."""
+        return bool(self.learner.is_done(state))
+
+    def validation(self) -> Reduction:
+        """Of the learner."""
+        return self.learner.validation()
+
+    def validated(self, state: Any, stats: Stats) -> Any:
+        """Of the learner."""
+        return self.learner.validated(state, stats)
+
+
+class DropLeaves(Callback):
+    """Removes contributions that no checkpoint needs: after each checkpoint those of epochs before the oldest
+    one that is kept.
+
+    Parameters
+    ----------
+    learner : KeptLeaves
+    """
+
+    def __init__(self, learner: KeptLeaves) -> None:
+        self._learner = learner
+        self._epochs: list[int] = []
+
+    def on_checkpoint(self, info: dict[str, Any]) -> None:
+        """``info["pass"]`` epochs are done; the steps after it read what the epoch before it left."""
+        self._epochs = [*self._epochs, int(info["pass"])][-KEEP_STATES:]
+        if len(self._epochs) < KEEP_STATES:  # checkpoints of an earlier run may be older
+            return
+        self._drop(self._epochs[0] - 1)
+
+    def all(self) -> None:
+        """Remove them all: the fit is done."""
+        self._drop(None)
+
+    def _drop(self, before: int | None) -> None:
+        place = locate(self._learner.folder)
+        for name in place.keys(""):
+            found = _LEAF.fullmatch(name)
+            if found is None or found["stage"] != self._learner.stage:
+                continue
+            if before is None or int(found["epoch"]) < before:
+                place.delete(name)
+
+
+def leaf_order(
+    n_rows: int, n_chains: int, batch_rows: int | None = None, min_leaf_rows: int = MIN_LEAF_ROWS
+) -> RowOrder:
+    """Order of rows whose chains are leaves: as they are stored, the same each epoch.
+
+    Parameters
+    ----------
+    n_rows : int
+    n_chains : int
+        Leaves of a step.
+    batch_rows : int or None
+        Rows of a step; None makes 32 steps of an epoch where leaves get ``min_leaf_rows`` to 65,536 rows by
+        that.
+    min_leaf_rows : int
+
+    Examples
+    --------
+    >>> order = leaf_order(100_000, 4)
+    >>> order.n_steps, order.chain_rows
+    (32, 782)
+    """
+    if batch_rows is None:
+        rows = max(-(-n_rows // (STEPS * n_chains)), min(max(min_leaf_rows, MIN_LEAF_ROWS), LEAF_ROWS))
+        batch_rows = n_chains * min(rows, LEAF_ROWS, -(-n_rows // n_chains))
+    return RowOrder(n_rows, 0, batch_rows, n_chains=n_chains, shuffle=False)
+
+
+def count_leaves(order: RowOrder) -> int:
+    """Leaves of an order: chains of all steps that have rows.
+
+    Examples
+    --------
+    >>> count_leaves(leaf_order(10, 2, 4))
+    6
+    """
+    last = order.step_rows(order.n_steps - 1)
+    return (order.n_steps - 1) * order.n_chains + min(last, order.n_chains)

@@ -1,0 +1,148 @@
+"""Online algorithms of a capsule fit: their parameters, learners, and the loop that runs them."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from scalelatent.data import Dataset
+from scalelatent.engine.incremental import DropLeaves, KeptLeaves, count_leaves, leaf_order
+from scalelatent.engine.loop import LoopResult
+from scalelatent.engine.order import RowOrder, warn_if_sorted
+from scalelatent.models.capsule.incremental import CapsuleIncremental, incremental_state
+from scalelatent.models.capsule.members import Members
+from scalelatent.models.capsule.model import CapsuleEM
+from scalelatent.models.capsule.online import CapsuleStepwise, OnlineCapsule, online_state
+from scalelatent.models.capsule.passive import CapsulePassiveAggressive
+
+from .session import FitSession
+
+ONLINE = ("stepwise", "incremental", "passive_aggressive")
+ONLINE_PARAMETERS = ("n_epochs", "batch_rows", "n_chains", "kappa", "t0", "aggressiveness")
+BATCH_ROWS, RUN_ROWS, BUFFER_RUNS = 1024, 1024, 16
+# Incremental EM: fewer rows in a leaf than this many for each row of W would be exchanged at more cost than
+# they are computed on.
+LEAF_ROWS_A_DIMENSION = 4
+
+
+def check_online_params(model: Any) -> None:
+    """Refuse parameters of the online algorithms out of range.
+
+    Raises
+    ------
+    ValueError
+        Naming the parameter and what it may be.
+    """
+    for name in ("n_epochs", "n_chains", "batch_rows"):
+        value = getattr(model, name)
+        if not _whole(value) and not (name == "batch_rows" and value is None):
+            raise ValueError(f"{name}={value!r}: give a whole number of at least 1")
+    for name in ("kappa", "t0", "aggressiveness"):
+        if not _number(getattr(model, name)):
+            raise ValueError(f"{name}={getattr(model, name)!r}: give a finite number")
+    if not 0 <= model.kappa <= 1:
+        raise ValueError(f"kappa={model.kappa!r}: give a number in [0, 1]; 0 keeps the step size")
+    if not model.t0 > 0 or not model.aggressiveness > 0:
+        raise ValueError(
+            f"t0={model.t0!r}, aggressiveness={model.aggressiveness!r}: both are numbers above 0"
+        )
+    if model.batch_rows is not None and model.batch_rows % model.n_chains:
+        raise ValueError(
+            f"batch_rows={model.batch_rows} is no multiple of n_chains={model.n_chains}: set batch_rows to "
+            f"{-(-model.batch_rows // model.n_chains) * model.n_chains}"
+        )
+    if model.algorithm == "passive_aggressive" and model.device == "gpu":
+        raise ValueError(
+            "device='gpu': algorithm='passive_aggressive' goes row by row and runs on the processor; leave "
+            "device='auto', or use algorithm='stepwise'"
+        )
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _whole(value: Any) -> bool:
+    return _number(value) and int(value) == value and value >= 1
+
+
+def row_order(model: Any, n_rows: int, members: Members, options: dict[str, Any]) -> RowOrder:
+    """Which rows each step gets: a function of the parameters, the seed and the ``[engine]`` options
+    run_rows and buffer_runs.
+    """
+    chains = int(model.n_chains)
+    if model.algorithm == "incremental":
+        least = LEAF_ROWS_A_DIMENSION * members.total_dim
+        batch = None if model.batch_rows is None else int(model.batch_rows)
+        return leaf_order(n_rows, chains, batch, min_leaf_rows=least)
+    buffer = int(options.get("buffer_runs") or BUFFER_RUNS)
+    # Few rows: shorter runs, so that each chain gets some from all over and permutes all it has.
+    run = int(options.get("run_rows") or min(RUN_ROWS, n_rows // (buffer * chains) + 1))
+    return RowOrder(n_rows, model.seed_, batch_rows(model), n_chains=chains, run_rows=run, buffer_runs=buffer)
+
+
+def batch_rows(model: Any) -> int:
+    """Rows of a step: the parameter, or 1,024 (the next multiple of ``n_chains``)."""
+    if model.batch_rows is not None:
+        return int(model.batch_rows)
+    return -(-BATCH_ROWS // int(model.n_chains)) * int(model.n_chains)
+
+
+def learn_online(
+    model: Any,
+    session: FitSession,
+    datasets: dict[str, Dataset],
+    em: CapsuleEM,
+    weight: np.ndarray,
+    w: np.ndarray,
+    classes: np.ndarray,
+) -> tuple[OnlineCapsule, LoopResult]:
+    """Run an online algorithm to its end.
+
+    Parameters
+    ----------
+    em : CapsuleEM
+        Constants of the fit.
+    weight : ndarray of float64, shape (classes,)
+        Sum of row weights of each class.
+    w : ndarray of float64, shape (D, p)
+        First weights.
+
+    Returns
+    -------
+    learner : OnlineCapsule
+    result : LoopResult
+        Its state is one of the learner.
+
+    Warns
+    -----
+    UserWarning
+        The rows are sorted by label, and the order of rows cannot make up for it.
+    """
+    train, members = datasets["train"], em.members
+    order = row_order(model, len(train), members, session.options)
+    if model.algorithm == "incremental":
+        # Totals over all leaves are kept: the order of rows does not matter.
+        learner: OnlineCapsule = CapsuleIncremental(em, weight, count_leaves(order))
+        work = KeptLeaves(learner, *session.leaves("incremental"))
+        stage = session.stage("incremental", work, datasets, classes)
+        drop = DropLeaves(work)
+        first = incremental_state(w, members.n_members)
+        result = session.fit_online(
+            stage, first, order, int(model.n_epochs), callbacks=[drop], checkpoint_steps=order.n_steps
+        )
+        if result.state.iteration >= model.n_epochs or learner.is_done(result.state):
+            drop.all()
+        return learner, result
+    if order.buffer_rows < order.segment(0)[1]:
+        warn_if_sorted(train, order)
+    if model.algorithm == "stepwise":
+        learner = CapsuleStepwise(em, weight, float(model.kappa), float(model.t0))
+    else:
+        learner = CapsulePassiveAggressive(em, weight, float(model.aggressiveness))
+    stage = session.stage(model.algorithm, learner, datasets, classes)
+    state = online_state(w, members.n_members)
+    return learner, session.fit_online(stage, state, order, int(model.n_epochs))

@@ -1,0 +1,17 @@
+"""The online algorithms on a cluster: the bits of this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.parametrize("algorithm", ["stepwise", "incremental", "passive_aggressive"])
+def test_same_bits_on_a_cluster(
+    client: Any, fit: Any, alone: Any, same: Any, algorithm: str, tmp_path: Path
+) -> None:
+    options = {"algorithm": algorithm, "n_epochs": 2, "n_chains": 4, "batch_rows": 1000}
+    same(fit(client, run_dir=tmp_path / "run", **options), alone(**options))
+    assert not list(tmp_path.rglob("leaf-*.rec"))

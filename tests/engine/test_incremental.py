@@ -1,0 +1,186 @@
+"""Leaves that keep their contribution in the run folder: order, files, resume, what is dropped."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent.data import Dataset
+from scalelatent.engine.cache import PieceCache
+from scalelatent.engine.callbacks import Callback, Callbacks
+from scalelatent.engine.incremental import DropLeaves, KeptLeaves, count_leaves, leaf_order
+from scalelatent.engine.inprocess import InProcessExecutor
+from scalelatent.engine.online import fit_online
+from scalelatent.engine.passes import make_stage
+from scalelatent.engine.store import EngineStore
+from scalelatent.errors import RunError
+from scalelatent.models.base import Layout, Stats
+
+
+@dataclass(frozen=True)
+class Means:
+    """A total over leaves of rows times a factor that each step changes: stale leaves show."""
+
+    kind = "toy"
+
+    def layout(self) -> Layout:
+        return Layout((("total", (2,)), ("visits", ())))
+
+    def flops_per_row(self) -> float:
+        return 4.0
+
+    def prepare(self, state: Any, backend: Any) -> Any:
+        return state
+
+    def visit(self, state: Any, block: Any) -> Any:
+        return {"sum": block.x.astype("f8").sum(axis=0) * np.cos(state["total"] + block.epoch)}
+
+    def exchange(self, state: Any, old: Any, new: Any, stats: Stats) -> None:
+        stats["total"][...] += new["sum"] - (0.0 if old is None else old["sum"])
+        stats["visits"][...] += 1
+
+    def step(self, state: Any, stats: Stats, n_rows: int) -> Any:
+        visits = state["visits"] + int(stats["visits"])
+        return {"total": state["total"] + stats["total"], "visits": visits}
+
+    def end_epoch(self, state: Any) -> Any:
+        return state
+
+    def summary(self, state: Any) -> dict[str, Any]:
+        return {"objective": float(state["total"].sum())}
+
+    def is_done(self, state: Any) -> bool:
+        return False
+
+    def validation(self) -> Any:
+        return None  # there are no rows for it
+
+
+sys.modules.setdefault("scalelatent.incremental_toys", sys.modules[__name__])
+
+X = np.random.Generator(np.random.Philox(3)).normal(size=(103, 2)).astype("f4")
+
+
+def fit(folder: Path, jobs: int = 1, epochs: int = 3, callback: Any = (), **options: Any) -> Any:
+    order = leaf_order(len(X), 2, 16)
+    learner = KeptLeaves(Means(), str(folder), "toy")
+    stage = make_stage("toy_leaves", learner, {"train": Dataset.from_arrays(X)}, "cpu")
+    store = EngineStore(folder)
+    drop = DropLeaves(learner)
+    result = fit_online(
+        InProcessExecutor(jobs, store, 30.0, PieceCache(0)),
+        stage,
+        {"total": np.zeros(2), "visits": 0},
+        order=order,
+        n_epochs=epochs,
+        callbacks=Callbacks([drop, *([callback] if callback else [])]),
+        store=store,
+        **options,
+    )
+    return result, drop
+
+
+def by_hand(epochs: int = 3) -> np.ndarray:
+    order, learner = leaf_order(len(X), 2, 16), Means()
+    kept: dict[int, Any] = {}
+    total = np.zeros(2)
+    for epoch in range(epochs):
+        for step in range(order.n_steps):
+            changes = []
+            for chain in (0, 1):
+                rows = order.rows(epoch, step, chain)
+                if len(rows):
+                    new = X[rows].astype("f8").sum(axis=0) * np.cos(total + epoch)
+                    changes.append(new - kept.get(int(rows[0]), 0.0))
+                    kept[int(rows[0])] = new
+            total = total + np.sum(changes, axis=0)
+        assert len(kept) == count_leaves(order)
+    assert learner.kind
+    return total
+
+
+def test_old_contributions_give_way_to_new_ones(tmp_path: Path) -> None:
+    one, _ = fit(tmp_path / "one")
+    np.testing.assert_allclose(one.state["total"], by_hand(), rtol=1e-12)
+    two, _ = fit(tmp_path / "two", jobs=2)
+    np.testing.assert_array_equal(two.state["total"], one.state["total"])
+    assert one.state["visits"] == 3 * 14
+
+
+def test_leaves_cover_all_rows_and_are_the_same_each_epoch() -> None:
+    for n_rows, chains, batch in [(103, 2, 16), (103, 4, 16), (97, 3, 9), (5, 4, 8), (1000, 4, None)]:
+        order = leaf_order(n_rows, chains, batch)
+        epochs = [[order.rows(e, s, c) for s in range(order.n_steps) for c in range(chains)] for e in (0, 1)]
+        assert sorted(np.concatenate(epochs[0]).tolist()) == list(range(n_rows))
+        assert all(np.array_equal(a, b) for a, b in zip(*epochs, strict=True))
+        assert all((np.diff(rows) == 1).all() for rows in epochs[0])
+        assert sum(len(rows) > 0 for rows in epochs[0]) == count_leaves(order)
+
+
+def test_the_size_of_leaves() -> None:
+    assert leaf_order(1_000_000, 4).chain_rows == 7813
+    assert leaf_order(10**9, 4).chain_rows == 65536  # one block in memory
+    assert leaf_order(2000, 4).chain_rows == 256
+    assert leaf_order(20_000, 4, min_leaf_rows=1440).chain_rows == 1440
+    assert leaf_order(100, 4).n_steps == 1
+
+
+class InterruptAt(Callback):
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def on_progress(self, info: dict[str, Any]) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("at", [1, 3, 4, 6, 9])
+def test_resume_is_exact(tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted in any epoch, and killed, so that the last steps are done again over their own records."""
+    monkeypatch.setattr("scalelatent.engine.loop.Progress.__call__", _every_step)
+    whole, _ = fit(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "run", callback=InterruptAt(at * 2), checkpoint_steps=5)
+    states = sorted((tmp_path / "run").glob("state-*.rec"))
+    if len(states) > 1:  # killed before its last checkpoint
+        states[-1].unlink()
+    again, _ = fit(tmp_path / "run")
+    np.testing.assert_array_equal(again.state["total"], whole.state["total"])
+
+
+def _every_step(progress: Any, done: int, total: int) -> None:
+    progress._callbacks.on_progress({"rows_done": done})
+
+
+def test_files_do_not_grow_with_epochs(tmp_path: Path) -> None:
+    order = leaf_order(len(X), 2, 16)
+    _, drop = fit(tmp_path, epochs=12, checkpoint_steps=order.n_steps)
+    files = list(tmp_path.glob("leaf-*.rec"))
+    assert 0 < len(files) <= 5 * count_leaves(order)
+    (tmp_path / "leaf-other-000000-0.rec").write_text("another stage's")
+    drop.all()
+    assert [path.name for path in tmp_path.glob("leaf-*.rec")] == ["leaf-other-000000-0.rec"]
+
+
+def test_lost_and_torn_contributions_are_named(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path, callback=StopAfter(1))
+    for path in tmp_path.glob("leaf-toy-000000-*.rec"):
+        path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(RunError, match=r"leaf-toy-000000-\d+.rec.*start the fit anew in another run_dir"):
+        fit(tmp_path)
+
+
+class StopAfter(Callback):
+    def __init__(self, epochs: int) -> None:
+        self.epochs = epochs
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        if record["pass"] == self.epochs:
+            raise KeyboardInterrupt

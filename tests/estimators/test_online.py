@@ -1,0 +1,336 @@
+"""The online algorithms and partial_fit, as users meet them."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent import Callback, CapsuleRegression, Dataset, load_model
+from scalelatent.errors import DataError, RunError
+
+Arrays = tuple[np.ndarray, np.ndarray]
+ALGORITHMS = ["stepwise", "incremental", "passive_aggressive"]
+
+
+def make(algorithm: str, **more: Any) -> CapsuleRegression:
+    # Some 10 steps an epoch of 600 rows.
+    options = {
+        "capsule_dim": 4,
+        "random_state": 0,
+        "n_jobs": 1,
+        "n_epochs": 6,
+        "batch_rows": 64,
+        "n_chains": 2,
+    }
+    options |= more
+    return CapsuleRegression(algorithm=algorithm, **options)
+
+
+# -- fit -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("architecture", ["multiclass", "one_vs_all", "all_vs_all"])
+def test_learns_digits(digits: Arrays, held_out: Arrays, algorithm: str, architecture: str) -> None:
+    options = {"architecture": architecture, "capsule_dim": 3, "n_epochs": 6}
+    model = make(algorithm, **options).fit(*digits, validation=held_out)
+    assert model.score(*held_out) > 0.8
+    assert model.n_iter_ == 6 == len(model.history_)
+    errors = [r["validation_error"] for r in model.history_]
+    # Exact comparison is only possible where the mean over members is that of one member.
+    if architecture == "multiclass":
+        assert model.best_validation_error_ == min(errors)
+        assert model.score(*held_out) == pytest.approx(1 - min(errors))
+    record = model.history_[-1]
+    assert record["rows_seen"] == 3600
+    assert record["objective"] < model.history_[0]["objective"]
+    assert record["active_members"] == len(model.capsule_dims_)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_threads_change_nothing(digits: Arrays, algorithm: str) -> None:
+    one, three = (make(algorithm, n_jobs=jobs, n_epochs=2).fit(*digits) for jobs in (1, 3))
+    np.testing.assert_array_equal(one.W_, three.W_)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_stored_rows_and_projection(digits: Arrays, held_out: Arrays, algorithm: str, tmp_path: Path) -> None:
+    stored = Dataset.from_arrays(*digits).save(tmp_path / "x", chunk_rows=50)
+    model = make(algorithm, projection=24, n_epochs=3).fit(stored)
+    twin = make(algorithm, projection=24, n_epochs=3).fit(*digits)
+    np.testing.assert_array_equal(model.W_, twin.W_)
+    assert model.W_.shape == (40, 24)
+    assert model.best_validation_error_ is None
+    assert model.score(*held_out) > 0.8
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_sorted_rows_train_as_shuffled(digits: Arrays, held_out: Arrays, algorithm: str) -> None:
+    x, y = digits
+    order = np.argsort(y, kind="stable")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # its own test is below
+        a = make(algorithm, n_chains=2).fit(x, y).score(*held_out)
+        b = make(algorithm, n_chains=2).fit(x[order], y[order]).score(*held_out)
+    assert b > a - 0.03
+
+
+@pytest.mark.parametrize("algorithm", ["stepwise", "passive_aggressive"])
+def test_sorted_rows_that_a_buffer_cannot_mix_are_warned_about(digits: Arrays, algorithm: str) -> None:
+    x, y = digits
+    order = np.argsort(y, kind="stable")
+    small = {"run_rows": 16, "buffer_runs": 2}
+    with pytest.warns(UserWarning, match="sorted by label.*data shuffle"):
+        make(algorithm, n_epochs=1).fit(x[order], y[order], engine=small)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(algorithm, n_epochs=1).fit(x, y, engine=small)
+
+
+class Interrupt(Callback):
+    """Ctrl-C at a step, by the report that every step makes."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def on_report(self, record: dict[str, Any]) -> None:
+        self._count()
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        self._count()
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("at", [3, 10, 17])
+def test_resume_in_mid_epoch_is_exact(
+    digits: Arrays, held_out: Arrays, algorithm: str, at: int, tmp_path: Path
+) -> None:
+    engine = {"report_steps": 1}
+    model = make(algorithm, n_epochs=3)
+    whole = make(algorithm, n_epochs=3).fit(*digits, validation=held_out)
+    call: dict[str, Any] = {"validation": held_out, "run_dir": tmp_path, "engine": engine}
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(*digits, **call, callbacks=[Interrupt(at)])
+    assert not hasattr(model, "W_")
+    model.fit(*digits, **call, resume=True)
+    np.testing.assert_array_equal(model.W_, whole.W_)
+    per_epoch = [r for r in model.history_ if r["steps"] % 10 == 0]
+    for record, other in zip(per_epoch, whole.history_, strict=True):
+        assert record["objective"] == other["objective"]
+        assert record["validation_error"] == other["validation_error"]
+    assert not list(tmp_path.rglob("leaf-*.rec"))  # the fit is done
+
+
+def test_a_run_folder_belongs_to_its_parameters(digits: Arrays, tmp_path: Path) -> None:
+    make("stepwise", n_epochs=1).fit(*digits, run_dir=tmp_path)
+    with pytest.raises(RunError, match="params changed"):
+        make("stepwise", n_epochs=1, kappa=0.7).fit(*digits, run_dir=tmp_path, resume=True)
+    with pytest.raises(RunError, match="validate_steps changed"):
+        make("stepwise", n_epochs=1).fit(*digits, run_dir=tmp_path, resume=True, engine={"validate_steps": 2})
+
+
+def test_early_stopping_by_rounds(digits: Arrays, held_out: Arrays) -> None:
+    model = make("stepwise", nu_schedule=[(0.8, 2), (0.0, 1)], n_epochs=500).fit(*digits, validation=held_out)
+    assert 3 <= model.n_iter_ < 100
+    assert {r["nu"] for r in model.history_} == {0.8, 0.0}
+
+
+def test_a_callback_stops(digits: Arrays) -> None:
+    class Stop(Callback):
+        def on_pass_end(self, record: dict[str, Any]) -> bool:
+            return record["pass"] == 2
+
+    for algorithm in ALGORITHMS:
+        assert make(algorithm).fit(*digits, callbacks=[Stop()]).n_iter_ == 2
+
+
+def test_weights_and_repeats(digits: Arrays) -> None:
+    """Where the order does not matter, weight 2 is the row twice; weight 0 is no row for a walk."""
+    x, y = digits
+    whole = {"batch_rows": 4096, "n_chains": 1, "n_epochs": 1, "momentum": 0.0}
+    weight = 1.0 + (np.arange(len(x)) % 2)
+    a = make("stepwise", **whole).fit(x, y, sample_weight=weight)
+    again = np.repeat(np.arange(len(x)), weight.astype(int))
+    b = make("stepwise", **whole).fit(x[again], y[again])
+    np.testing.assert_allclose(a.W_, b.W_, rtol=1e-3, atol=1e-5)
+    assert not np.allclose(a.W_, make("stepwise", **whole).fit(x, y).W_, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"algorithm": "sgd"}, "algorithm='sgd' is not one of 'em', 'stepwise', 'incremental'"),
+        ({"n_epochs": 0}, "n_epochs=0: give a whole number"),
+        ({"n_epochs": 2.5}, "n_epochs=2.5: give a whole number"),
+        ({"batch_rows": "many"}, "batch_rows='many'"),
+        ({"batch_rows": 10, "n_chains": 4}, "no multiple of n_chains=4: set batch_rows to 12"),
+        ({"n_chains": None}, "n_chains=None"),
+        ({"kappa": 1.5}, r"kappa=1.5: give a number in \[0, 1\]"),
+        ({"kappa": float("nan")}, "kappa=nan: give a finite"),
+        ({"t0": 0}, "t0=0"),
+        ({"aggressiveness": -1.0}, "aggressiveness=-1.0: both are numbers above 0"),
+        ({"algorithm": "passive_aggressive", "device": "gpu"}, "goes row by row"),
+    ],
+)
+def test_bad_parameters_are_refused(digits: Arrays, options: dict[str, Any], message: str) -> None:
+    model = make(**{"algorithm": "stepwise", **options})
+    with pytest.raises(ValueError, match=message):
+        model.fit(*digits)
+    with pytest.raises(ValueError, match=message):
+        model.partial_fit(*digits, classes=range(10))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_bad_rows_are_named(digits: Arrays, algorithm: str, tmp_path: Path) -> None:
+    x = digits[0].astype("f4")
+    x[77, 3] = np.inf
+    with pytest.raises(DataError, match="row 77, feature 3 is inf"):
+        make(algorithm).fit(x, digits[1])
+
+
+# -- partial_fit ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["em", "passive_aggressive"])
+def test_partial_fit_learns_row_by_row(digits: Arrays, held_out: Arrays, algorithm: str) -> None:
+    x, y = digits
+    model = make(algorithm, batch_rows=None)
+    for i in range(len(x)):
+        assert model.partial_fit(x[i : i + 1], y[i : i + 1], classes=range(10) if i == 0 else None) is model
+    assert model.score(*held_out) > 0.7
+    assert model.n_features_in_ == 64
+    assert model.predict_proba(x[:3]).shape == (3, 10)
+
+
+def test_a_first_call_of_many_rows_starts_from_their_subspaces(digits: Arrays, held_out: Arrays) -> None:
+    """Batches of one call come one after another."""
+    model = make("stepwise", batch_rows=32, n_chains=1).partial_fit(*digits, classes=range(10))
+    scores = [model.score(*held_out)]
+    for _ in range(4):
+        scores.append(model.partial_fit(*digits).score(*held_out))
+    assert scores[0] > 0.5
+    assert scores[-1] > 0.8
+
+
+@pytest.mark.parametrize("algorithm", ["em", "stepwise", "passive_aggressive"])
+@pytest.mark.parametrize("architecture", ["multiclass", "all_vs_all"])
+def test_partial_fit_goes_on_from_a_fit(
+    digits: Arrays, held_out: Arrays, algorithm: str, architecture: str, tmp_path: Path
+) -> None:
+    model = make(algorithm, max_iter=20, projection=24, architecture=architecture).fit(*digits)
+    before, w = model.score(*held_out), model.W_.copy()
+    for i in range(20):
+        model.partial_fit(held_out[0][i : i + 1], held_out[1][i : i + 1])
+    model.partial_fit(held_out[0][:100], held_out[1][:100])
+    assert not np.array_equal(model.W_, w)
+    assert model.score(*held_out) > before - 0.02
+    # A saved model goes on as the model itself.
+    model.save(tmp_path / "m.zarr")
+    twin = load_model(tmp_path / "m.zarr")
+    np.testing.assert_array_equal(twin.W_, model.W_)
+    for m in (model, twin):
+        m.partial_fit(held_out[0][100:140], held_out[1][100:140])
+    np.testing.assert_allclose(twin.W_, model.W_, rtol=1e-5, atol=1e-7)
+    # And so does one that was saved right after its fit; a new fit begins anew.
+    fitted = make(algorithm, max_iter=20, projection=24, architecture=architecture).fit(*digits)
+    np.testing.assert_array_equal(fitted.W_, w)
+    fitted.save(tmp_path / "f.zarr")
+    a, b = fitted, load_model(tmp_path / "f.zarr")
+    for m in (a, b):
+        m.partial_fit(held_out[0][:9], held_out[1][:9])
+    np.testing.assert_array_equal(a.W_, b.W_)
+    np.testing.assert_array_equal(model.fit(*digits).W_, w)
+
+
+def test_partial_fit_takes_datasets_text_and_weights(digits: Arrays, tmp_path: Path) -> None:
+    x, y = digits
+    names = np.array([f"digit {c}" for c in range(10)])
+    stored = Dataset.from_arrays(x, names[y]).save(tmp_path / "x")
+    a = make("stepwise").partial_fit(stored, classes=names)
+    b = make("stepwise").partial_fit(x, names[y], classes=names)
+    np.testing.assert_array_equal(a.W_, b.W_)
+    a.partial_fit(stored[:5])
+    b.partial_fit(x[:5].tolist(), names[y[:5]].tolist())
+    np.testing.assert_array_equal(a.W_, b.W_)
+    import scipy.sparse
+
+    b.partial_fit(scipy.sparse.csr_array(x[5:9]), names[y[5:9]])
+    a.partial_fit(x[5:9], names[y[5:9]])
+    np.testing.assert_array_equal(a.W_, b.W_)
+    # Weights of classes are weights of rows.
+    weight = np.where(y == 3, 2.0, 1.0)
+    c = make("stepwise", class_weight={"digit 3": 2.0}).partial_fit(x, names[y], classes=names)
+    d = make("stepwise").partial_fit(x, names[y], classes=names, sample_weight=weight)
+    np.testing.assert_array_equal(c.W_, d.W_)
+    assert not np.array_equal(d.W_, make("stepwise").partial_fit(x, names[y], classes=names).W_)
+
+
+def test_partial_fit_refuses(digits: Arrays) -> None:
+    x, y = digits
+    with pytest.raises(ValueError, match="classes must be passed on the first call to partial_fit"):
+        make("stepwise").partial_fit(x, y)
+    with pytest.raises(ValueError, match="projection=5: partial_fit begins before.*or call fit first"):
+        make("stepwise", projection=5).partial_fit(x, y, classes=range(10))
+    with pytest.raises(ValueError, match="class_weight='balanced': partial_fit does not know"):
+        make("stepwise", class_weight="balanced").partial_fit(x, y, classes=range(10))
+    with pytest.raises(ValueError, match=r"label\(s\) \[9\], which are none of the classes"):
+        make("stepwise").partial_fit(x, y, classes=range(9))
+    model = make("stepwise").partial_fit(x, y, classes=range(10))
+    w = model.W_.copy()
+    for call, error, message in [
+        ((x[:2], np.array([3, 11])), ValueError, r"label\(s\) \[11\].*a new class needs a new model"),
+        ((x[:2], y[:2], [0, 1]), ValueError, r"classes=\[0, 1\] is not the same"),
+        ((x[:2, :7], y[:2]), ValueError, "7 features.*64"),
+        ((x[:2], y[:3]), ValueError, "X has 2 rows, but y has 3 labels"),
+        ((x[:2], None), ValueError, "requires y to be passed"),
+        ((x[:0], y[:0]), ValueError, "0 sample"),
+        ((x[0], y[:1]), ValueError, "Expected 2D array"),
+        ((np.full((1, 64), np.nan), y[:1]), DataError, "row 0, feature 0 is nan"),
+        ((Dataset.from_arrays(x[:5, :3], y[:5]),), DataError, "has 3 features.*64"),
+        ((Dataset.from_arrays(x[:5]),), ValueError, "no labels"),
+    ]:
+        with pytest.raises(error, match=message):
+            model.partial_fit(*call)
+    for weight, message in [(np.ones(3), r"shape \(3,\) for 2 rows"), (np.array([1.0, -1.0]), "at least 0")]:
+        with pytest.raises(ValueError, match=message):
+            model.partial_fit(x[:2], y[:2], sample_weight=weight)
+    np.testing.assert_array_equal(model.W_, w)
+
+
+def test_a_failed_first_call_leaves_no_model(digits: Arrays) -> None:
+    x, y = digits
+    model = make("stepwise")
+    with pytest.raises(ValueError, match="none of the classes"):
+        model.partial_fit(x, y, classes=[0, 1])
+    assert not hasattr(model, "W_")
+    model.partial_fit(x, y, classes=range(10))
+    model.set_params(kappa=3.0)
+    with pytest.raises(ValueError, match="kappa=3.0"):
+        model.partial_fit(x, y)
+
+
+def test_parameters_are_checked_once(digits: Arrays, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would cost more than a step of one row is not done at each."""
+    import scalelatent.estimators.capsule_partial as module
+
+    x, y = digits
+    model = make("stepwise").partial_fit(x, y, classes=range(10))
+
+    def never(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("checked again")
+
+    monkeypatch.setattr(module, "check_params", never)
+    monkeypatch.setattr(module, "validate_data", never)
+    model.partial_fit(x[:1], y[:1])
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="features"):
+        model.partial_fit(x[:1, :3], y[:1])

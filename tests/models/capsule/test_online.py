@@ -1,0 +1,468 @@
+"""Online learners of capsule regression against their definitions, written out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalelatent.engine.backend import make_backend
+from scalelatent.models.base import Block, Stats
+from scalelatent.models.capsule import reference
+from scalelatent.models.capsule.incremental import CapsuleIncremental, incremental_state
+from scalelatent.models.capsule.members import build_members
+from scalelatent.models.capsule.model import CapsuleEM, initial_state
+from scalelatent.models.capsule.moments import NonFiniteError
+from scalelatent.models.capsule.online import AVERAGE_POWER, CapsuleStepwise, online_state
+from scalelatent.models.capsule.passive import CapsulePassiveAggressive
+from scalelatent.models.capsule.running import RunningCapsule, StreamOptions
+from scalelatent.models.capsule.squash import squash_table
+from scalelatent.models.capsule.walk import walk
+
+ARCHITECTURES = ["multiclass", "one_vs_all", "all_vs_all"]
+P, CLASSES = 6, 3
+
+
+def make(architecture: str = "multiclass", nu: Any = 0.0, momentum: float = 0.0, **more: Any) -> Any:
+    """Rows, their constants, and a start."""
+    rng = np.random.Generator(np.random.Philox(5))
+    members = build_members(architecture, CLASSES, 2)
+    y = rng.integers(0, CLASSES, 90).astype(np.int32)
+    x = (rng.normal(size=(90, P)) * (1 + 2 * np.eye(P)[y])).astype(np.float32)
+    weight = rng.uniform(0.5, 2.0, 90)
+    x64 = x.astype(np.float64)
+    moment = np.stack([(x64[y == c] * weight[y == c, None]).T @ x64[y == c] for c in range(CLASSES)])
+    totals = np.bincount(y, weight, CLASSES)
+    constants: dict[str, Any] = {
+        "ridge": 0.0, "tol": 0.0, "max_iter": 9, "class_weight": None, "has_validation": 0,
+        "nu": np.atleast_1d(nu), "patience": np.array([99]), "scheduled": 1, **more,
+    }  # fmt: skip
+    em = CapsuleEM(members=members, moment=moment, momentum=momentum, **constants)
+    w = rng.normal(size=(members.total_dim, P))
+    return SimpleNamespace(x=x, y=y, weight=weight, totals=totals, em=em, w=w, m=members.n_members)
+
+
+def block(data: Any, rows: Any = slice(None), epoch: int = 0) -> Block:
+    numbers = np.arange(len(data.x))[rows]
+    return Block(data.x[rows], data.y[rows], data.weight[rows], int(numbers[0]), numbers, epoch)
+
+
+def run_step(learner: Any, state: Any, blocks: list[Block], backend: str = "cpu") -> Any:
+    stats = Stats.zeros(learner.layout())
+    prepared = learner.prepare(state, make_backend(backend))
+    for one in blocks:
+        learner.run_chain(prepared, one, stats)
+    return learner.step(state, stats, sum(len(b.x) for b in blocks))
+
+
+def batch_em(data: Any) -> np.ndarray:
+    """W after one pass of batch EM."""
+    em, state = data.em, initial_state(data.w, data.m)
+    train = em.reductions()["train"]
+    stats = Stats.zeros(train.layout())
+    train.accumulate(train.prepare(state, make_backend("cpu")), block(data), stats)
+    return em.update(state, {"train": stats}).w
+
+
+# -- stepwise EM ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("ridge", [0.0, 3.0])
+def test_one_batch_of_all_rows_is_a_step_of_batch_em(architecture: str, ridge: float) -> None:
+    data = make(architecture, ridge=ridge)
+    learner = CapsuleStepwise(data.em, data.totals, 0.6, 100.0)
+    state = run_step(learner, online_state(data.w, data.m), [block(data)])
+    np.testing.assert_allclose(state.w, batch_em(data), rtol=1e-12)
+    np.testing.assert_array_equal(state.average, state.w)  # the average of one step
+    # Chains split the sums, not their total.
+    two = run_step(
+        learner, online_state(data.w, data.m), [block(data, slice(40)), block(data, slice(40, 90))]
+    )
+    np.testing.assert_allclose(two.w, state.w, rtol=1e-4, atol=1e-5)
+
+
+def test_steps_follow_the_formula() -> None:
+    """Delta, W, momentum and average of three batches, by hand."""
+    data = make(momentum=0.4)
+    learner = CapsuleStepwise(data.em, data.totals, 0.7, 2.0)
+    state = online_state(data.w, data.m)
+    w, before, delta, average = data.w, data.w, np.zeros_like(data.w), data.w
+    s = data.em.moment.sum(axis=0)
+    inverse = np.linalg.inv(s + 1e-8 * np.trace(s) / P * np.eye(P))
+    for t, rows in enumerate([slice(30), slice(30, 34), slice(34, 90)]):
+        state = run_step(learner, state, [block(data, rows)])
+        x, y, a = data.x[rows].astype(float), data.y[rows], data.weight[rows]
+        h = w.astype(np.float32).astype(float) @ x.T
+        ratios, _ = reference.posterior_ratios(h, y, data.em.members.dims[0])
+        batch = ((np.repeat(ratios, 2, axis=0) - 1) * a * h) @ x * data.totals.sum() / a.sum()
+        eta = (1 + t / 2.0) ** -0.7
+        delta = (1 - eta) * delta + eta * batch
+        move = eta * min(1, len(x) / P) * delta @ inverse
+        w, before = w + move + 0.4 * (w - before), w
+        average = average + (1 + AVERAGE_POWER) / (t + 1 + AVERAGE_POWER) * (w - average)
+        np.testing.assert_allclose(state.w, w, rtol=2e-4, atol=1e-4)
+        np.testing.assert_allclose(state.average, average, rtol=2e-4, atol=1e-4)
+    assert state.steps == 3
+    assert state.sums[0, 4] == 90
+
+
+def test_members_without_rows_in_a_batch_stay() -> None:
+    data = make("all_vs_all", momentum=0.9)
+    learner = CapsuleStepwise(data.em, data.totals, 0.6, 100.0)
+    state = run_step(learner, online_state(data.w, data.m), [block(data, data.y == 0)])
+    pairs = data.em.members
+    for r in range(pairs.n_members):
+        rows = slice(pairs.offsets[r], pairs.offsets[r + 1])
+        assert np.array_equal(state.w[rows], data.w[rows]) == (pairs.labels[r, 0] < 0)
+
+
+# -- schedule ------------------------------------------------------------------------------------------------
+
+
+def scored(state: Any, learner: Any, error: float) -> Any:
+    stats = Stats.zeros(learner.validation().layout())
+    stats["sums"][0] = [0.0, error * 100, 0.0, 100.0]
+    return learner.validated(state, stats)
+
+
+def test_rounds_end_by_patience_and_start_from_the_best() -> None:
+    data = make(has_validation=1, nu=np.array([0.8, 0.0]), patience=np.array([2, 1]))
+    learner = CapsuleStepwise(data.em, data.totals, 0.0, 1.0)
+    state, kept = online_state(data.w, data.m), None
+    for epoch, error in enumerate([0.3, 0.2, 0.25, 0.2, 0.1, 0.1]):
+        state = run_step(learner, state, [block(data)])
+        state = scored(state, learner, error)
+        if error < 0.3 and epoch in (1, 4):
+            kept = state.average
+        state = learner.end_epoch(state)
+        np.testing.assert_array_equal(state.round, [[0, 0, 0, 1, 1, 2][epoch]])
+        if epoch == 3:  # two epochs without improvement: 0.25, and 0.2 again
+            np.testing.assert_array_equal(state.w, kept)
+            assert state.since[0] == 0
+            assert learner.summary(state)["nu"] == 0.0
+    assert learner.is_done(state)
+    assert state.best_epoch[0] == 5
+    np.testing.assert_array_equal(learner.weights(state), kept)
+    after = run_step(learner, state, [block(data)])
+    np.testing.assert_array_equal(after.w, state.w)  # stopped members move no more
+
+
+def test_without_validation_the_last_average_is_kept() -> None:
+    data = make()
+    learner = CapsuleStepwise(data.em, data.totals, 0.6, 10.0)
+    state = online_state(data.w, data.m)
+    for _ in range(3):
+        state = learner.end_epoch(run_step(learner, state, [block(data)]))
+    np.testing.assert_array_equal(learner.weights(state), state.average)
+    summary = learner.summary(state)
+    assert summary["validation_error"] is None
+    assert 0 < summary["train_error"] < 1
+    assert summary["active_rows"] == 1.0
+
+
+def test_a_flat_objective_ends_the_round() -> None:
+    data = make(tol=1e6)
+    learner = CapsuleStepwise(data.em, data.totals, 0.6, 10.0)
+    state = learner.end_epoch(run_step(learner, online_state(data.w, data.m), [block(data)]))
+    assert not learner.is_done(state)  # nothing to compare with
+    state = run_step(learner, state, [block(data)])
+    before = learner.end_epoch(state)
+    assert learner.is_done(before) == bool(before.objective[0] <= state.objective[0])
+
+
+def test_bad_rows_and_weights_are_told_apart() -> None:
+    data = make()
+    data.x[7, 2] = np.nan
+    rows = np.arange(5, 20)[::-1]
+    for learner in (
+        CapsuleStepwise(data.em, data.totals, 0.6, 10.0),
+        CapsulePassiveAggressive(data.em, data.totals, 1.0),
+    ):
+        with pytest.raises(NonFiniteError, match="row 7, feature 2 is nan"):
+            run_step(learner, online_state(data.w, data.m), [block(data, rows)])
+        with pytest.raises(FloatingPointError, match=r"member\(s\) \[0\] is not finite in step 1"):
+            run_step(learner, online_state(data.w * 1e30, data.m), [block(data, slice(10, 20))])
+
+
+# -- incremental EM ------------------------------------------------------------------------------------------
+
+
+def visit(learner: Any, state: Any, leaf: Block, old: Any, stats: Stats) -> Any:
+    prepared = learner.prepare(state, make_backend("cpu"))
+    new = learner.visit(prepared, leaf)
+    learner.exchange(prepared, old, new, stats)
+    return new
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("ridge", [0.0, 3.0])
+def test_all_leaves_at_once_are_a_step_of_batch_em(architecture: str, momentum: float, ridge: float) -> None:
+    """The first step of batch EM has no momentum yet."""
+    data = make(architecture, momentum=momentum, ridge=ridge, nu=np.array([0.5]))
+    learner = CapsuleIncremental(data.em, data.totals, 3)
+    state, stats = incremental_state(data.w, data.m), Stats.zeros(learner.layout())
+    for a in (0, 30, 60):
+        visit(learner, state, block(data, slice(a, a + 30)), None, stats)
+    state = learner.step(state, stats, 90)
+    np.testing.assert_allclose(state.w, batch_em(data), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_without_momentum_it_is_neal_and_hinton(architecture: str) -> None:
+    """W S = the sum over leaves of E[h | y, x] x^T, each under the weights of its last visit."""
+    data = make(architecture)
+    learner, state = CapsuleIncremental(data.em, data.totals, 3), incremental_state(data.w, data.m)
+    leaves = [block(data, slice(a, a + 30)) for a in (0, 30, 60)]
+    kept, seen_under = [None] * 3, [None] * 3
+    for step in range(8):
+        leaf = (0, 1, 2, 1, 0, 0, 2, 1)[step]
+        stats = Stats.zeros(learner.layout())
+        kept[leaf], seen_under[leaf] = visit(learner, state, leaves[leaf], kept[leaf], stats), state.w
+        state = learner.step(state, stats, 30)
+        if step < 2:
+            np.testing.assert_array_equal(state.w, data.w)  # not all leaves are in
+            continue
+        members = data.em.members
+        for r in range(members.n_members):
+            rows = slice(members.offsets[r], members.offsets[r + 1])
+            total = np.zeros((rows.stop - rows.start, P))
+            for one, w in zip(leaves, seen_under, strict=True):
+                label = members.labels[r][one.y]
+                x = one.x[label >= 0].astype(float)
+                h = w[rows] @ x.T
+                ratios, _ = reference.posterior_ratios(h, label[label >= 0], members.dims[r])
+                total += (np.repeat(ratios, members.dims[r], axis=0) * h * one.weight[label >= 0]) @ x
+            s = data.em.moment[members.labels[r] >= 0].sum(axis=0)
+            np.testing.assert_allclose(state.w[rows], total @ np.linalg.inv(s), rtol=2e-3, atol=2e-4)
+
+
+def test_momentum_drifts_as_derived() -> None:
+    """With a constant gradient a pass moves W by 2 / (1 - gamma) steps of batch EM."""
+    data = make(momentum=0.5)
+    n = 64
+    learner = CapsuleIncremental(data.em, data.totals, n)
+    s, gradient = data.em.moment.sum(axis=0), 0.01 * data.w
+    state, kept = incremental_state(data.w, data.m), [None] * n
+
+    def contribution(w: np.ndarray) -> dict[str, np.ndarray]:
+        stats = Stats.zeros(learner.layout())
+        stats["delta"][...], stats["moment"][...] = gradient @ s / n, w @ s / n
+        return {"vector": stats.vector, "round": state.round}
+
+    marks = []
+    for _ in range(12):
+        for leaf in range(n):
+            stats = Stats.zeros(learner.layout())
+            prepared = learner.prepare(state, make_backend("cpu"))
+            new = contribution(state.w)
+            learner.exchange(prepared, kept[leaf], new, stats)
+            kept[leaf] = new
+            state = learner.step(state, stats, 1)
+        marks.append(state.w)
+    speed = (marks[-1] - marks[-2]) / gradient
+    np.testing.assert_allclose(speed, 2 / (1 - 0.5), rtol=0.05)
+
+
+def test_a_new_round_gathers_anew() -> None:
+    data = make(nu=np.array([0.9, 0.0]), patience=np.array([1, 9]), has_validation=1)
+    learner, state = CapsuleIncremental(data.em, data.totals, 2), incremental_state(data.w, data.m)
+    leaves, kept = [block(data, slice(45)), block(data, slice(45, 90))], [None, None]
+    for error in (0.1, 0.2):
+        for i in (0, 1):
+            stats = Stats.zeros(learner.layout())
+            kept[i] = visit(learner, state, leaves[i], kept[i], stats)
+            state = learner.step(state, stats, 45)
+        state = learner.end_epoch(scored(state, learner, error))
+    assert state.round[0] == 1
+    assert state.leaves[0] == 0
+    assert not state.delta.any()
+    stats = Stats.zeros(learner.layout())
+    visit(learner, state, leaves[0], kept[0], stats)
+    again = learner.step(state, stats, 45)
+    assert again.leaves[0] == 1
+    np.testing.assert_array_equal(again.w, state.w)
+    # As if nothing had been before.
+    fresh = Stats.zeros(learner.layout())
+    visit(learner, state, leaves[0], None, fresh)
+    np.testing.assert_array_equal(again.delta, fresh["delta"])
+
+
+def test_a_leaf_of_many_kernel_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = make("one_vs_all")
+    learner, state = CapsuleIncremental(data.em, data.totals, 1), incremental_state(data.w, data.m)
+    whole, cut = (Stats.zeros(learner.layout()) for _ in range(2))
+    visit(learner, state, block(data), None, whole)
+    monkeypatch.setattr("scalelatent.models.capsule.incremental.BLOCK_ROWS", 7)
+    visit(learner, state, block(data), None, cut)
+    np.testing.assert_allclose(cut.vector, whole.vector, rtol=1e-4, atol=1e-4)
+
+
+# -- passive-aggressive --------------------------------------------------------------------------------------
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    dims=st.lists(st.integers(1, 4), min_size=2, max_size=4),
+    p=st.integers(1, 20),
+    nu=st.sampled_from([0.0, 0.5, 0.9]),
+    aggressiveness=st.sampled_from([1e-3, 0.1, 100.0]),
+)
+def test_kernel_against_reference(
+    seed: int, dims: list[int], p: int, nu: float, aggressiveness: float
+) -> None:
+    rng = np.random.Generator(np.random.Philox(seed))
+    n, sizes = 12, np.array(dims)
+    w = rng.normal(size=(sizes.sum(), p))
+    x = rng.normal(size=(n, p)).astype(np.float32)
+    labels = rng.integers(0, len(dims), n)
+    weight = rng.choice([0.0, 0.5, 1.0, 3.0], n)
+    a = rng.normal(size=(p, p))
+    inverse = (a @ a.T + np.eye(p)).astype(np.float32)
+    given_ = (w, x, labels, weight, sizes, inverse, nu, aggressiveness)
+    moved, sums = walk(*given_, squash_table(int(sizes.sum())))
+    expected, expected_sums = reference.walk(*given_)
+    # A row at its threshold may fall on either side of it; then the walks part.
+    if sums[2] == expected_sums[2]:
+        np.testing.assert_allclose(moved, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max() + 1e-6)
+        np.testing.assert_allclose(sums, expected_sums, rtol=1e-3)
+    else:
+        assert nu > 0
+
+
+def test_one_row_reaches_its_posterior_mean_by_the_smallest_change() -> None:
+    data = make()
+    x, y = data.x[:1], np.array([1])
+    s = data.em.moment.sum(axis=0) / data.totals.sum()
+    args = x, y, np.ones(1), data.em.members.dims[0], np.linalg.inv(s), 0.0
+    moved, _ = reference.walk(data.w, *args, 1e9)
+    h = data.w @ x.T.astype(float)
+    ratios, _ = reference.posterior_ratios(h, y, data.em.members.dims[0])
+    target = np.repeat(ratios, 2, axis=0) * h
+    np.testing.assert_allclose((data.w + moved) @ x.T.astype(float), target, rtol=1e-12)
+    # Any other change with that result is longer in the metric of the rows.
+    rng = np.random.Generator(np.random.Philox(1))
+    other = rng.normal(size=moved.shape)
+    row = x[0].astype(float)
+    other -= np.outer(other @ row, row) / (row @ row)
+    for change in (0.1 * other, -0.1 * other):
+        assert np.sum((moved + change) @ s * (moved + change)) > np.sum(moved @ s * moved)
+    # The cap: |change| in the metric of h is C x^T z.
+    capped, _ = reference.walk(data.w, *args, 1e-3)
+    z = np.linalg.inv(s) @ row
+    np.testing.assert_allclose(np.linalg.norm(capped @ row), 1e-3 * (row @ z), rtol=1e-9)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_chains_are_averaged(architecture: str, backend: str) -> None:
+    data = make(architecture)
+    learner = CapsulePassiveAggressive(data.em, data.totals, 0.5)
+    state, cuts = online_state(data.w, data.m), [slice(30), slice(30, 90)]
+    both = run_step(learner, state, [block(data, rows) for rows in cuts], backend)
+    alone = [run_step(learner, state, [block(data, rows)], backend).w for rows in cuts]
+    np.testing.assert_allclose(both.w, (alone[0] + alone[1]) / 2, rtol=1e-10)
+    assert not np.array_equal(alone[0], alone[1])
+    inverses, which = learner.metrics
+    members = data.em.members
+    for r in range(members.n_members):
+        seen = members.labels[r] >= 0
+        s = data.em.moment[seen].sum(axis=0) / data.totals[seen].sum()
+        np.testing.assert_allclose(inverses[which[r]] @ s, np.eye(P), atol=1e-4)
+
+
+# -- streams -------------------------------------------------------------------------------------------------
+
+OPTIONS = StreamOptions(
+    passive=False, nu=0.0, kappa=0.6, t0=1000.0, batch_rows=1024, ridge=0.0, aggressiveness=1.0
+)
+
+
+def begin(data: Any, rows: slice, init: str = "random") -> RunningCapsule:
+    rng = np.random.Generator(np.random.Philox(2))
+    return RunningCapsule.begin(data.em.members, data.x[rows], data.y[rows], init, 1.0, rng)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("ridge", [0.0, 5.0])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_stream_steps_by_its_formula(rows: int, ridge: float, architecture: str) -> None:
+    data = make(architecture)
+    running, part = begin(data, slice(rows)), slice(rows)
+    w, s0 = running.w, np.mean(data.x[part].astype(float) ** 2)
+    running.learn(data.x[part], data.y[part], None, replace(OPTIONS, ridge=ridge), make_backend("cpu"))
+    members = data.em.members
+    for r in range(members.n_members):
+        label = members.labels[r][data.y[part]]
+        x, label = data.x[part][label >= 0].astype(float), label[label >= 0]
+        at = slice(members.offsets[r], members.offsets[r + 1])
+        expected = w[at]
+        if len(x):
+            ratios, _ = reference.posterior_ratios(expected @ x.T, label, members.dims[r])
+            delta = ((np.repeat(ratios, members.dims[r], axis=0) - 1) * (expected @ x.T)) @ x / len(x)
+            mean = (x.T @ x + (ridge + P * s0) * np.eye(P)) / (len(x) + P)
+            move = (delta - ridge / len(x) * expected) @ np.linalg.inv(mean)
+            expected = expected + min(1, rows / P) * move
+        np.testing.assert_allclose(running.w[at], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_stream_goes_in_batches_and_ends_where_batches_end() -> None:
+    data, backend = make(), make_backend("cpu")
+    one, two = begin(data, slice(30)), begin(data, slice(30))
+    small = replace(OPTIONS, batch_rows=30)
+    one.learn(data.x, data.y, data.weight, small, backend)
+    for a in (0, 30, 60):
+        rows = slice(a, a + 30)
+        two.learn(data.x[rows], data.y[rows], data.weight[rows], small, backend)
+    np.testing.assert_array_equal(one.average, two.average)
+    np.testing.assert_allclose(one.moment[0], data.em.moment.sum(axis=0), rtol=1e-9)
+    np.testing.assert_allclose(one.weight, data.totals, rtol=1e-12)
+    assert one.rows == 90
+
+
+@pytest.mark.parametrize("passive", [False, True])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_stream_learns(architecture: str, passive: bool) -> None:
+    rng = np.random.Generator(np.random.Philox(8))
+    y = rng.integers(0, CLASSES, 600).astype(np.int32)
+    x = (rng.normal(size=(600, P)) * (0.2 + 3 * np.eye(P)[y])).astype(np.float32)
+    members = build_members(architecture, CLASSES, 1)
+    running = RunningCapsule.begin(members, x[:1], y[:1], "subspace", 1.0, rng)
+    options, backend = replace(OPTIONS, passive=passive), make_backend("cpu")
+    for i in range(600):
+        running.learn(x[i : i + 1], y[i : i + 1], None, options, backend)
+    from scalelatent.models.capsule.predict import CapsuleRows
+
+    scores = CapsuleRows(members, running.average, None, "probabilities")
+    found = scores.apply(scores.prepare(backend), Block(x, None, None, 0)).argmax(axis=1)
+    assert (found == y).mean() > 0.85
+
+
+def test_the_start_is_of_subspaces_where_rows_suffice() -> None:
+    data = make()
+    from scalelatent.models.capsule.start import subspace_start
+
+    counts = np.bincount(data.y).astype(float)
+    x = data.x.astype(float)
+    moment = np.stack([x[data.y == c].T @ x[data.y == c] for c in range(CLASSES)])
+    expected = subspace_start(data.em.members, moment, counts)
+    np.testing.assert_allclose(begin(data, slice(90), "subspace").w, expected, rtol=1e-9)
+    few = begin(data, slice(2), "subspace").w
+    np.testing.assert_array_equal(few, begin(data, slice(2), "random").w)
+
+
+def test_rows_of_zeros_change_nothing_and_huge_ones_are_refused() -> None:
+    data, backend = make(), make_backend("cpu")
+    running = begin(data, slice(30))
+    before = running.w
+    running.learn(np.zeros((1, P), np.float32), np.zeros(1, np.int32), None, OPTIONS, backend)
+    np.testing.assert_array_equal(running.w, before)
+    with pytest.raises(FloatingPointError, match="scale them"):
+        running.learn(np.full((2, P), 1e38, np.float32), np.zeros(2, np.int32), None, OPTIONS, backend)
+    np.testing.assert_array_equal(running.w, before)
