@@ -160,7 +160,8 @@ def watched_fit(dataset: sl.Dataset, d: int, client: Any) -> tuple[list[float], 
                     key = (int(name[1][2:]), task["worker"])
                     busy[key] = busy.get(key, 0.0) + part["stop"] - part["start"]
     most = {i: max(v for (j, _), v in busy.items() if j == i) for i, _ in busy}
-    return seconds[2:], [seconds[i - 1] - most[i] for i in sorted(most)[2:]]
+    # A pass may have begun behind the last one; it was called off.
+    return seconds[2:], [seconds[i - 1] - most[i] for i in sorted(most)[2:] if i <= len(seconds)]
 
 
 def dask_overhead(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
