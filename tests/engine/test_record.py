@@ -87,7 +87,7 @@ def test_numpy_scalars_become_numbers() -> None:
 @pytest.mark.parametrize(
     "bad",
     [object(), {1: 2}, b"bytes", {1, 2}, 1j, np.array([object()]), [print], type("T", (), {})()],
-    ids=repr,
+    ids=["object", "int keys", "bytes", "set", "complex", "objects", "function", "class"],
 )
 def test_anything_else_is_refused(bad: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
