@@ -31,6 +31,8 @@ from .test_failures import Often
 
 P, K, ROWS, BATCH = 12, 4, 960, 48
 STEPS = ROWS // BATCH
+pytestmark = pytest.mark.slow  # about a minute: `.ci/run` runs them
+
 toys = load_online_toys()
 LEARNERS = {"gradient": toys.Logistic(P, K), "walk": toys.Walk(P, K), "evidence": toys.Evidence(P)}
 
