@@ -15,6 +15,7 @@ from scalelatent.errors import DataError
 
 from . import csr
 from .make import absolute, check_base_rows, generator_of, make_rows, relative, unchanged
+from .random_words import stage_word
 from .store import locate
 
 if TYPE_CHECKING:
@@ -132,7 +133,6 @@ class ResampledDocuments:
     def _draw(self, base: csr_array, local: np.ndarray, first: int) -> csr_array:
         """A document for each base row in `local`; the first is document `first`."""
         from .document_kernels import resample
-        from .philox import stage_word
 
         size = int(np.diff(base.indptr)[local].sum())
         counts, columns = np.empty(size, np.uint64), np.empty(size, csr.index_dtype(self.n_features))

@@ -7,7 +7,6 @@ bits (a test compares them).
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import numba
@@ -15,7 +14,7 @@ import numpy as np
 
 from scalelatent._numba import entry, filled, kernel
 
-__all__ = ["mulhi", "philox", "stage_word", "words"]
+__all__ = ["mulhi", "philox", "words"]
 
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
@@ -47,25 +46,20 @@ def philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, A
 
 @entry(*[numba.uint64] * 4, filled("u8", 1))
 def words(seed: Any, word: Any, row: Any, iteration: Any, out: np.ndarray) -> None:
-    """Fill `out` with what `numpy.random.Philox(key=[seed, word], counter=[0, 0, row, iteration])` draws."""
+    """Fill `out` with what `numpy.random.Philox(key=[seed, word], counter=[0, 0, row, iteration])` draws.
+
+    Examples
+    --------
+    >>> out, wanted = np.zeros(5, np.uint64), np.random.Philox(
+    ...     key=np.array([7, 9], np.uint64), counter=np.array([0, 0, 3, 0], np.uint64)
+    ... )
+    >>> words(np.uint64(7), np.uint64(9), np.uint64(3), np.uint64(0), out)
+    >>> bool((wanted.random_raw(5) == out).all())
+    True
+    """
     counter = np.uint64(0)
     for i in range(out.shape[0]):
         if i % 4 == 0:
             counter += np.uint64(1)  # numpy counts before it draws
             a, b, c, d = philox(counter, np.uint64(0), row, iteration, seed, word)
         out[i] = a if i % 4 == 0 else b if i % 4 == 1 else c if i % 4 == 2 else d
-
-
-def stage_word(stage: str) -> int:
-    """The key's second word for what the numbers are for, as in `engine.streams.stream`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> out = np.zeros(5, np.uint64)
-    >>> words(np.uint64(7), np.uint64(stage_word("documents")), np.uint64(3), np.uint64(0), out)
-    >>> key, counter = np.array([7, stage_word("documents")], np.uint64), np.array([0, 0, 3, 0], np.uint64)
-    >>> bool((np.random.Philox(key=key, counter=counter).random_raw(5) == out).all())
-    True
-    """
-    return int.from_bytes(hashlib.blake2b(stage.encode(), digest_size=8).digest(), "little")

@@ -12,14 +12,29 @@ if TYPE_CHECKING:
     from .batch import RowBatch
     from .writer import DatasetWriter
 
-__all__ = ["write_shards"]
+__all__ = ["MAX_THREADS", "usable_cores", "write_shards"]
 
 MAX_THREADS = 4
 """Hashing, packing and writing a shard costs several times what reading it does; each holds a shard."""
 
 
+def usable_cores() -> int:
+    """Cores this process may use.
+
+    Examples
+    --------
+    >>> usable_cores() >= 1
+    True
+    """
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def write_shards(
-    writer: DatasetWriter, batches: Iterable[RowBatch], progress: Callable[[int, int], None] | None = None
+    writer: DatasetWriter,
+    batches: Iterable[RowBatch],
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    threads: int | None = None,
 ) -> None:
     """Write the shards of a dataset, given in order.
 
@@ -28,16 +43,18 @@ def write_shards(
     writer : DatasetWriter
         Of a dataset, of which every shard is to be written.
     batches : iterable of RowBatch
-        The rows of each shard; at most `MAX_THREADS + 1` are in memory at a time.
+        The rows of each shard; at most one more than `threads` are in memory at a time.
     progress : callable, optional
         Called with (rows done, rows in all).
+    threads : int, optional
+        Shards that are written at once; by default as many as there are cores, at most `MAX_THREADS`.
 
     Raises
     ------
     DataError
         What the writer raises; then no shard is being written any more.
     """
-    threads = min(os.cpu_count() or 1, MAX_THREADS, writer.n_shards)
+    threads = min(threads or min(usable_cores(), MAX_THREADS), writer.n_shards)
     waiting: deque[tuple[int, Future[None]]] = deque()
 
     def wait_for(left: int) -> None:

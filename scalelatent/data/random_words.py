@@ -6,9 +6,20 @@ import hashlib
 
 import numpy as np
 
-__all__ = ["random_words"]
+__all__ = ["random_words", "stage_word"]
 
 _WORDS_PER_STEP = 4  # Philox 4 x 64: one step of the counter gives four words
+
+
+def stage_word(stage: str) -> int:
+    """The second word of Philox's key: what the numbers are for.
+
+    Examples
+    --------
+    >>> 0 <= stage_word("documents") < 2**64
+    True
+    """
+    return int.from_bytes(hashlib.blake2b(stage.encode(), digest_size=8).digest(), "little")
 
 
 def random_words(seed: int, purpose: str, start: int, count: int) -> np.ndarray:
@@ -32,10 +43,9 @@ def random_words(seed: int, purpose: str, start: int, count: int) -> np.ndarray:
     >>> bool((random_words(7, "doc", 3, 5) == whole[3:8]).all())
     True
     """
-    purpose_key = int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=8).digest(), "little")
     step, skipped = divmod(start, _WORDS_PER_STEP)
     bits = np.random.Philox(
-        key=np.array([seed % 2**64, purpose_key], dtype=np.uint64),
+        key=np.array([seed % 2**64, stage_word(purpose)], dtype=np.uint64),
         counter=np.array([step, 0, 0, 0], dtype=np.uint64),
     )
     return np.asarray(bits.random_raw(skipped + count))[skipped:]

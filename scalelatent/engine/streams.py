@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
+
+from scalelatent.data.random_words import stage_word
 
 
 def stream(seed: int, stage: str, iteration: int = 0, index: int = 0) -> np.random.Generator:
@@ -33,8 +33,7 @@ def stream(seed: int, stage: str, iteration: int = 0, index: int = 0) -> np.rand
     """
     if seed < 0:
         raise ValueError(f"seed={seed}: a seed is a whole number of at least 0")
-    word = int.from_bytes(hashlib.blake2b(stage.encode(), digest_size=8).digest(), "little")
-    key = np.array([seed % 2**64, word], dtype=np.uint64)
+    key = np.array([seed % 2**64, stage_word(stage)], dtype=np.uint64)
     counter = np.array([0, 0, index, iteration], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalelatent.data.pipeline import usable_cores
 from scalelatent.errors import DataError
 
 from .image_files import FORMATS, ImageFolder, list_images
-from .stream import Progress, usable_cores, write_rows
+from .stream import Progress, write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,15 +7,15 @@ import os
 import uuid
 import zipfile
 import zlib
-from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from scalelatent.data.batch import RowBatch
 from scalelatent.data.csr import check_values
+from scalelatent.data.pipeline import MAX_THREADS, usable_cores, write_shards
 from scalelatent.data.schema import as_labels, check_finite, check_rows_dtype, n_features
 from scalelatent.data.store import Location, locate
 from scalelatent.errors import DataError
@@ -32,7 +32,6 @@ __all__ = [
     "import_rows",
     "open_file",
     "string_classes",
-    "usable_cores",
     "write_rows",
 ]
 
@@ -42,7 +41,6 @@ Progress = Callable[[int, int], None]
 _READ_BYTES = 1 << 20
 _MAX_ROW_BYTES = 1 << 30
 _WAITING_BYTES = 64 << 20
-_MAX_WRITERS = 4
 _LABEL_ROWS = 65_536  # labels looked through at a time
 
 
@@ -73,11 +71,6 @@ class Rows(Protocol):
 
     def close(self) -> None:
         """Close the file."""
-
-
-def usable_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def open_file(path: str | os.PathLike[str], what: str) -> IO[bytes]:
@@ -374,36 +367,31 @@ def _row_bytes(x: Rows) -> int:
 def _copy(writer: DatasetWriter, x: Rows, y: Rows | None, progress: Progress | None) -> None:
     """Read shards in this thread while others hash, pack and write those before; a few are in memory."""
     shard_bytes = writer.shard_rows * _row_bytes(x)
-    threads = min(usable_cores(), _MAX_WRITERS, max(1, _WAITING_BYTES // shard_bytes))
-    waiting: deque[tuple[int, Future[None]]] = deque()
+    threads = min(usable_cores(), MAX_THREADS, max(1, _WAITING_BYTES // shard_bytes))
+    # One shard more than cores waits to be written, so that no core waits for one to be read.
+    write_shards(writer, _shards(writer, x, y), progress, threads=threads + 1)
 
-    def wait_for(left: int) -> None:
-        while len(waiting) > left:
-            stop, shard = waiting.popleft()
-            shard.result()
-            if progress is not None:
-                progress(stop, writer.n_rows)
 
+def _shards(writer: DatasetWriter, x: Rows, y: Rows | None) -> Iterator[RowBatch]:
+    """The rows of each shard; fewer than promised where the source left some out."""
     i = 0
-    with ThreadPoolExecutor(threads, "scalelatent-write") as pool:
-        try:
-            while i < writer.n_shards:
-                a, b = writer.shard_bounds(i)
-                rows = x.read(b - a)
-                (check_finite if isinstance(rows, np.ndarray) else check_values)(rows, a, x.name)
-                if rows.shape[0] < b - a:  # the source left some out
-                    b = a + rows.shape[0]
-                    writer.shrink(b)
-                    if a == b:
-                        break
-                labels = None if y is None else y.read(b - a)
-                if labels is not None and writer.attrs.y_kind == "labels":
-                    labels = labels.reshape(b - a)
-                waiting.append((b, pool.submit(writer.write_shard, i, rows, labels)))
-                del rows, labels  # the thread that writes it holds it as long as it is needed
-                wait_for(threads)
-                i += 1
-            wait_for(0)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    while i < writer.n_shards:
+        a, b = writer.shard_bounds(i)
+        batch = [_next_rows(x, y, a, b, writer.attrs.y_kind)]
+        if len(batch[0]) < b - a:
+            writer.shrink(a + len(batch[0]))
+            if not len(batch[0]):
+                return
+        yield batch.pop()  # and hold it no longer: the thread that writes it does, as long as it is needed
+        i += 1
+
+
+def _next_rows(x: Rows, y: Rows | None, start: int, stop: int, y_kind: str | None) -> RowBatch:
+    """The next rows and as many labels, checked; `start` is the number of the first."""
+    rows = x.read(stop - start)
+    (check_finite if isinstance(rows, np.ndarray) else check_values)(rows, start, x.name)
+    n = rows.shape[0]
+    if y is None or n == 0:
+        return RowBatch(rows)
+    labels = y.read(n)
+    return RowBatch(rows, labels.reshape(n) if y_kind == "labels" else labels)
