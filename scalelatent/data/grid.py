@@ -7,6 +7,7 @@ tasks or files. That is what makes a fit give the same bits whoever computes whi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 __all__ = ["FAN_IN", "RowGrid"]
 
@@ -53,17 +54,17 @@ class RowGrid:
             if getattr(self, name) < 1:
                 raise ValueError(f"RowGrid: {name} is {getattr(self, name)}, but it has to be at least 1")
 
-    @property
+    @cached_property
     def leaf_rows(self) -> int:
         """Rows of a leaf; the last leaf may have fewer."""
         return self.block_rows * self.leaf_blocks
 
-    @property
+    @cached_property
     def n_leaves(self) -> int:
         """Number of leaves."""
         return -(-self.n_rows // self.leaf_rows)
 
-    @property
+    @cached_property
     def depth(self) -> int:
         """Levels above the leaves: the smallest `d` with `8**d >= n_leaves`. Level `depth` is the root."""
         depth = 0

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .passes import BLOCK_BYTES
+from .passes import BLOCK_BYTES, BLOCK_ROWS
 from .reading import Meter, Reader, iter_blocks, naming
 
 
@@ -103,8 +103,8 @@ class MapTask:
 
 
 def block_rows(n_features: int) -> int:
-    """Rows of a block of a map: blocks stay in cache, and wide rows made dense below 32 MiB."""
-    wanted = max(256, min(2048, BLOCK_BYTES // (4 * n_features)))
+    """Rows of a block of a map: as in a pass, and wide rows made dense below 32 MiB."""
+    wanted = max(256, min(BLOCK_ROWS, BLOCK_BYTES // (4 * n_features)))
     return max(1, min(wanted, 2**25 // (4 * n_features)))
 
 

@@ -7,6 +7,7 @@ the engine's own counters.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
 from contextlib import closing
@@ -22,7 +23,9 @@ from .cache import PieceCache
 from .reading import Meter, Reader, iter_blocks, naming
 
 COUNTERS = 2  # rows done, bytes read: appended to every vector
-BLOCK_BYTES, GPU_BLOCK_BYTES = 2**21, 2**26
+# Kernels take a block strip by strip, so its size is not a cache's: what counts is that threads, which hand
+# Python's lock to each other, do so seldom, and that a block is no larger than a chunk of the usual layout.
+BLOCK_BYTES, BLOCK_ROWS, GPU_BLOCK_BYTES = 2**22, 4096, 2**26
 MERGE_SHARE = 0.02
 MIN_TASK_SECONDS = 0.03
 # Orders of magnitude for sizes only, never for results: bytes/s of merging in cache, flop/s of one core.
@@ -119,7 +122,7 @@ def make_stage(
 def choose_grid(
     dataset: Any, reduction: Reduction, block_rows: int | None = None, leaf_rows: int | None = None
 ) -> RowGrid:
-    """Blocks that stay in cache, and leaves so large that merging costs under 2 % of computing.
+    """Blocks worth a call, and leaves so large that merging costs under 2 % of computing.
 
     A function of rows, features and the statistic alone, so the same on any cluster.
     """
@@ -128,7 +131,9 @@ def choose_grid(
         if value is not None and value < 1:
             raise ValueError(f"{name}={value}: set [engine] {name} to at least 1, or leave it out")
     if block_rows is None:
-        block_rows = _power_of_two(BLOCK_BYTES / (4 * dataset.n_features), 256, 2048)
+        block_rows = _power_of_two(BLOCK_BYTES / (4 * dataset.n_features), 256, BLOCK_ROWS)
+        if leaf_rows is not None:
+            block_rows = _fitting(block_rows, leaf_rows)
     if leaf_rows is None:
         per_row = max(reduction.flops_per_row(), 1.0) / _FLOP_RATE
         merging = 3 * reduction.layout().nbytes / _MERGE_RATE
@@ -140,6 +145,12 @@ def choose_grid(
             f"{-(-leaf_rows // block_rows) * block_rows}"
         )
     return RowGrid(n, min(block_rows, max(n, 1)), leaf_rows // block_rows)
+
+
+def _fitting(block_rows: int, leaf_rows: int) -> int:
+    """The block that a leaf of the user's size allows; one that is no multiple of a good block is refused."""
+    common = math.gcd(block_rows, leaf_rows)
+    return leaf_rows if leaf_rows <= block_rows else common if common >= 256 else block_rows
 
 
 def _power_of_two(value: float, low: int, high: int) -> int:

@@ -96,13 +96,21 @@ def test_the_grid_decides_the_bits_so_these_tests_can_fail(toy: SimpleNamespace)
     assert len(roots) > 1
 
 
+@pytest.mark.parametrize(
+    ("leaf", "block"), [(100, 100), (2048, 2048), (6144, 2048), (8192, 4096), (4864, 256)]
+)
+def test_a_leaf_size_alone_is_enough(toy: SimpleNamespace, leaf: int, block: int) -> None:
+    grid = toy.stage(toy.rows(20_000), block=None, leaf=leaf).grids["train"]
+    assert (grid.leaf_rows, grid.block_rows) == (leaf, block)
+
+
 @given(st.integers(1, 10**7), st.integers(1, 4000), st.floats(1, 1e7), st.integers(1, 10**7))
 def test_choose_grid(n: int, p: int, flops: float, size: int) -> None:
     ds = type("Rows", (), {"__len__": lambda self: n, "n_features": p})()
     reduction: Any = SimpleNamespace(flops_per_row=lambda: flops, layout=lambda: Layout((("a", (size,)),)))
     grid = choose_grid(ds, reduction)
     assert grid.n_rows == n
-    assert grid.block_rows == n if n < 256 else 256 <= grid.block_rows <= 2048
+    assert grid.block_rows == n if n < 256 else 256 <= grid.block_rows <= passes.BLOCK_ROWS
     # A block of float32 rows stays in the cache it was chosen for, unless 256 of its rows are too wide.
     assert grid.block_rows * p * 4 <= max(2 * passes.BLOCK_BYTES, 256 * p * 4)
     assert grid.n_leaves <= 1024
