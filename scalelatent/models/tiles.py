@@ -39,10 +39,11 @@ _AHEAD = 8
 
 _F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _VEC, _HALF = ir.VectorType(_F32, LANES), ir.VectorType(_F32, LANES // 2)
-_BYTES = 4
+BYTES = 4
 
 
-def _at(builder: Any, address: Any, offset: Any, kind: Any) -> Any:
+def at(builder: Any, address: Any, offset: Any, kind: Any) -> Any:
+    """A pointer to a ``kind`` so many bytes behind an address; both int64."""
     return builder.inttoptr(builder.add(address, offset), kind.as_pointer())
 
 
@@ -50,7 +51,7 @@ def _shuffle(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, len(lanes)), lanes))
 
 
-def _accumulate(
+def accumulate(
     builder: Any,
     rows: int,
     vecs: int,
@@ -72,20 +73,18 @@ def _accumulate(
     builder.position_at_end(loop)
     k, pa, pb = builder.phi(_I64), builder.phi(_I64), builder.phi(_I64)
     sums = [[builder.phi(_VEC) for _ in range(vecs)] for _ in range(rows)]
-    vectors = [
-        builder.load(_at(builder, pb, _I64(_BYTES * LANES * v), _VEC), align=_BYTES) for v in range(vecs)
-    ]
+    vectors = [builder.load(at(builder, pb, _I64(BYTES * LANES * v), _VEC), align=BYTES) for v in range(vecs)]
     if fetch:
         # Four bytes of each of four rows a step: the rows ahead, sixteen bytes a step, arrive just in time.
         # The hardware
         # would start anew with every row.
-        ahead = builder.add(builder.mul(row_step, _I64(_AHEAD)), builder.mul(k, _I64(_BYTES * rows)))
+        ahead = builder.add(builder.mul(row_step, _I64(_AHEAD)), builder.mul(k, _I64(BYTES * rows)))
         kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), _I32, _I32, _I32])
         prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(prefetch, [_at(builder, a, ahead, ir.IntType(8)), _I32(0), _I32(3), _I32(1)])
+        builder.call(prefetch, [at(builder, a, ahead, ir.IntType(8)), _I32(0), _I32(3), _I32(1)])
     new = []
     for r in range(rows):
-        one = builder.load(_at(builder, pa, offsets[r], _F32), align=_BYTES)
+        one = builder.load(at(builder, pa, offsets[r], _F32), align=BYTES)
         first = builder.insert_element(ir.Constant(_VEC, ir.Undefined), one, _I32(0))
         wide = _shuffle(builder, first, first, [0] * LANES)
         new.append([builder.call(fma, [wide, vectors[v], sums[r][v]]) for v in range(vecs)])
@@ -106,8 +105,8 @@ def _add(builder: Any, sums: list[list[Any]], c: Any, row_step: Any) -> None:
     for r, row in enumerate(sums):
         base = builder.add(c, builder.mul(row_step, _I64(r)))
         for v, value in enumerate(row):
-            place = _at(builder, base, _I64(_BYTES * LANES * v), _VEC)
-            builder.store(builder.fadd(builder.load(place, align=_BYTES), value), place, align=_BYTES)
+            place = at(builder, base, _I64(BYTES * LANES * v), _VEC)
+            builder.store(builder.fadd(builder.load(place, align=BYTES), value), place, align=BYTES)
 
 
 def _store_transposed(builder: Any, sums: list[list[Any]], c: Any, row_step: Any) -> None:
@@ -125,12 +124,12 @@ def _store_transposed(builder: Any, sums: list[list[Any]], c: Any, row_step: Any
                     place = builder.add(c, builder.mul(row_step, _I64(LANES * v + 4 * half + j)))
                     builder.store(
                         _shuffle(builder, both, both, lanes),
-                        _at(builder, place, _I64(_BYTES * first), _HALF),
-                        align=_BYTES,
+                        at(builder, place, _I64(BYTES * first), _HALF),
+                        align=BYTES,
                     )
 
 
-def _tile(rows: int, vecs: int, transposed: bool, fetch: bool = False) -> Any:
+def make_tile(rows: int, vecs: int, transposed: bool, fetch: bool = False) -> Any:
     """tile(a, row_step, k_step, b, b_step, n, c, c_step): addresses and byte steps, all int64.
 
     Transposed sums are stored, others are added to what lies at ``c``.
@@ -140,7 +139,7 @@ def _tile(rows: int, vecs: int, transposed: bool, fetch: bool = False) -> Any:
     def tile(typingctx, a, row_step, k_step, b, b_step, n, c, c_step):  # type: ignore[no-untyped-def]
         def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
             a, row_step, k_step, b, b_step, n, c, c_step = args
-            sums = _accumulate(builder, rows, vecs, a, row_step, k_step, b, b_step, n, fetch)
+            sums = accumulate(builder, rows, vecs, a, row_step, k_step, b, b_step, n, fetch)
             (_store_transposed if transposed else _add)(builder, sums, c, c_step)
             return context.get_dummy_value()
 
@@ -149,10 +148,10 @@ def _tile(rows: int, vecs: int, transposed: bool, fetch: bool = False) -> Any:
     return tile
 
 
-_h43_fetch = _tile(4, 3, True, True)
-_h43, _h42, _h81 = _tile(4, 3, True), _tile(4, 2, True), _tile(8, 1, True)
-_d43, _d23, _d13 = _tile(4, 3, False), _tile(2, 3, False), _tile(1, 3, False)
-_d81, _d41, _d11 = _tile(8, 1, False), _tile(4, 1, False), _tile(1, 1, False)
+_h43_fetch = make_tile(4, 3, True, True)
+_h43, _h42, _h81 = make_tile(4, 3, True), make_tile(4, 2, True), make_tile(8, 1, True)
+_d43, _d23, _d13 = make_tile(4, 3, False), make_tile(2, 3, False), make_tile(1, 3, False)
+_d81, _d41, _d11 = make_tile(8, 1, False), make_tile(4, 1, False), make_tile(1, 1, False)
 
 
 @kernel
@@ -184,34 +183,34 @@ def latents(packed, x, out):  # type: ignore[no-untyped-def]
     C-contiguous float32.
     """
     n, p = x.shape
-    row, step = _BYTES * p, _BYTES * out.shape[1]
+    row, step = BYTES * p, BYTES * out.shape[1]
     whole = n // LANES * LANES
     tail = np.zeros((LANES, p), dtype=np.float32)
     # The last rows, filled up with zeros: nothing is read beyond the end.
     tail[: n - whole] = x[whole:]
     for first in range(0, out.shape[0], PANEL):
         vecs = min(PANEL, out.shape[0] - first) // LANES
-        panel, target = packed.ctypes.data + _BYTES * first * p, out.ctypes.data + first * step
+        panel, target = packed.ctypes.data + BYTES * first * p, out.ctypes.data + first * step
         _panel_latents(x.ctypes.data, whole, row, panel, vecs, p, target, step, first == 0)
         if whole < n:
-            end = target + _BYTES * whole
+            end = target + BYTES * whole
             _panel_latents(tail.ctypes.data, LANES, row, panel, vecs, p, end, step, False)
 
 
 @kernel
 def _panel_latents(rows, n, row, panel, vecs, p, target, step, fetch):  # type: ignore[no-untyped-def]
     """One panel of W with n rows of X, n a multiple of 8; only the first panel has to wait for memory."""
-    wide = _BYTES * LANES * vecs
+    wide = BYTES * LANES * vecs
     for i in range(0, n, 4):
-        place = target + _BYTES * i
+        place = target + BYTES * i
         if vecs == 3 and fetch:
-            _h43_fetch(rows + i * row, row, _BYTES, panel, wide, p, place, step)
+            _h43_fetch(rows + i * row, row, BYTES, panel, wide, p, place, step)
         elif vecs == 3:
-            _h43(rows + i * row, row, _BYTES, panel, wide, p, place, step)
+            _h43(rows + i * row, row, BYTES, panel, wide, p, place, step)
         elif vecs == 2:
-            _h42(rows + i * row, row, _BYTES, panel, wide, p, place, step)
+            _h42(rows + i * row, row, BYTES, panel, wide, p, place, step)
         elif i % LANES == 0:
-            _h81(rows + i * row, row, _BYTES, panel, wide, p, place, step)
+            _h81(rows + i * row, row, BYTES, panel, wide, p, place, step)
 
 
 @kernel
@@ -219,19 +218,19 @@ def add_moment(g, n, x, out):  # type: ignore[no-untyped-def]
     """out += G X over the first n columns of g (D, at least n) and rows of x (n, p)."""
     dims, p = out.shape
     # The stride, not the width: g may be a part of a wider array.
-    row, across = _BYTES * p, g.strides[0]
+    row, across = BYTES * p, g.strides[0]
     left, rows, target = g.ctypes.data, x.ctypes.data, out.ctypes.data
     whole = p // PANEL * PANEL
     for f in range(0, whole, PANEL):
-        k, at = 0, _BYTES * f
+        k, at = 0, BYTES * f
         while dims - k >= 4:
-            _d43(left + k * across, across, _BYTES, rows + at, row, n, target + k * row + at, row)
+            _d43(left + k * across, across, BYTES, rows + at, row, n, target + k * row + at, row)
             k += 4
         if dims - k >= 2:
-            _d23(left + k * across, across, _BYTES, rows + at, row, n, target + k * row + at, row)
+            _d23(left + k * across, across, BYTES, rows + at, row, n, target + k * row + at, row)
             k += 2
         if dims - k == 1:
-            _d13(left + k * across, across, _BYTES, rows + at, row, n, target + k * row + at, row)
+            _d13(left + k * across, across, BYTES, rows + at, row, n, target + k * row + at, row)
     if whole < p:
         _add_rest(g, n, x, whole, out)
 
@@ -245,17 +244,17 @@ def _add_rest(g, n, x, first, out):  # type: ignore[no-untyped-def]
         for f in range(first, x.shape[1]):
             rest[i, f - first] = x[i, f]
     part = np.zeros((dims, width), dtype=np.float32)
-    row, across = _BYTES * width, g.strides[0]
+    row, across = BYTES * width, g.strides[0]
     for f in range(0, width, LANES):
-        k, source, target = 0, rest.ctypes.data + _BYTES * f, part.ctypes.data + _BYTES * f
+        k, source, target = 0, rest.ctypes.data + BYTES * f, part.ctypes.data + BYTES * f
         while dims - k >= 8:
-            _d81(g.ctypes.data + k * across, across, _BYTES, source, row, n, target + k * row, row)
+            _d81(g.ctypes.data + k * across, across, BYTES, source, row, n, target + k * row, row)
             k += 8
         if dims - k >= 4:
-            _d41(g.ctypes.data + k * across, across, _BYTES, source, row, n, target + k * row, row)
+            _d41(g.ctypes.data + k * across, across, BYTES, source, row, n, target + k * row, row)
             k += 4
         while k < dims:
-            _d11(g.ctypes.data + k * across, across, _BYTES, source, row, n, target + k * row, row)
+            _d11(g.ctypes.data + k * across, across, BYTES, source, row, n, target + k * row, row)
             k += 1
     for k in range(dims):
         total, more = out[k, first:], part[k]

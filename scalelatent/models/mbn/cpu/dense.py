@@ -1,0 +1,297 @@
+"""Nearest centroids of dense rows: a matrix product whose scores never leave the registers.
+
+A tile of 6 rows x 16 centroids is summed in registers as in :mod:`scalelatent.models.tiles`, and before it
+is given up its scores compete with the best of their lane: of a row and eight lanes the best score, its
+index and the second best score are kept, 96 bytes. So the scores, k times as many as rows, are never stored.
+
+The scan is float32, and its answer is certain only where the winner leads by more than rounding can do. The
+few other rows (about one in a hundred) are scanned again, and the centroids that rounding leaves in question
+are compared in float64. So the codes are those of exact arithmetic, and the same on every machine: no vector
+width, order of sums or device shows in them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from scalelatent._numba import entry, filled, given, kernel
+from scalelatent.models.mbn.reference import score_terms
+from scalelatent.models.tiles import BYTES, LANES, accumulate, at, make_tile
+
+ROWS, VECS = 6, 2
+PANEL = VECS * LANES
+# Rows of a strip: on 392 columns 190 kB of the second-level cache, while a panel of 25 kB stays in the first.
+STRIP = 120
+_BEST, _SECOND, _INDEX, _FIELDS = 0, 1, 2, 3
+_F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+_VEC, _INDICES = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
+
+
+@dataclass(frozen=True)
+class Bank:
+    """Centroids of one clustering, packed.
+
+    Attributes
+    ----------
+    packed : ndarray of float32
+        Panels of 16 centroids, (columns, 16) each, the last filled up with zeros.
+    scale, bias : ndarray of float32, shape (k rounded up to 16,)
+        Of the scores, see :class:`..reference.Bank`; -inf for centroids that only fill up.
+    exact : ndarray of float64, shape (2, k)
+        Scale and bias once more.
+    error : (float, float)
+        A score of float32 is off by less than ``error[0] * |x| + error[1]``.
+    """
+
+    packed: np.ndarray
+    scale: np.ndarray
+    bias: np.ndarray
+    exact: np.ndarray
+    error: tuple[float, float]
+
+
+def make_bank(w: np.ndarray, metric: str) -> Bank:
+    """Pack centroids for :func:`nearest`; see :func:`..reference.make_bank`.
+
+    Examples
+    --------
+    >>> make_bank(np.ones((3, 5), dtype=np.uint8), "euclidean").packed.shape
+    (80,)
+    """
+    w = np.ascontiguousarray(w, dtype=np.float32)
+    squares = np.einsum("jc,jc->j", w, w, dtype=np.float64)
+    exact = np.stack(score_terms(squares, metric))
+    k, columns = w.shape
+    full = -(-k // PANEL) * PANEL
+    scale, bias = np.zeros(full, dtype=np.float32), np.full(full, -np.inf, dtype=np.float32)
+    scale[:k], bias[:k] = exact
+    packed = np.zeros((full // PANEL, columns, PANEL), dtype=np.float32)
+    _pack(w, packed)
+    # Rounding of a sum of so many products, of scale and bias, and of their sum, each at most 2^-24 of its
+    # terms (Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
+    rounding = (columns + 4) * 2.0**-24
+    lengths = np.sqrt(squares) * exact[0]
+    error = (rounding * float(lengths.max()), 4 * 2.0**-24 * float(np.abs(exact[1]).max()))
+    return Bank(packed.reshape(-1), scale, bias, exact, error)
+
+
+def nearest(x: np.ndarray, columns: np.ndarray, bank: Bank) -> np.ndarray:
+    """Index of each row's nearest centroid, see :func:`..reference.nearest`; uint8 and float32 rows are taken
+    as they are.
+
+    Examples
+    --------
+    >>> bank = make_bank(np.array([[0.0, 0.0], [1.0, 1.0]]), "euclidean")
+    >>> rows = np.array([[9.0, 0.2, 0.1], [9.0, 1.2, 0.9]], dtype=np.float32)
+    >>> nearest(rows, np.array([1, 2]), bank).tolist()
+    [0, 1]
+    """
+    out = np.empty(len(x), dtype=np.int32)
+    body = _nearest_bytes if x.dtype == np.uint8 else _nearest_floats
+    if x.dtype != np.uint8:
+        x = np.ascontiguousarray(x, dtype=np.float32)
+    columns = np.ascontiguousarray(columns, dtype=np.int32)
+    body(x, columns, bank.packed, bank.scale, bank.bias, bank.exact, *bank.error, out)
+    return out
+
+
+def _splat(builder: Any, value: Any, kind: Any) -> Any:
+    first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, _I32(0))
+    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES))
+
+
+@intrinsic
+def _compete(typingctx, x, row_step, panel, n, scale, bias, base, state):  # type: ignore[no-untyped-def]
+    """Scores of a tile against the best of their lanes; addresses and byte steps, all int64.
+
+    The first of equal scores stays: indices rise from tile to tile.
+    """
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        x, row_step, panel, n, scale, bias, base, state = args
+        wide = BYTES * LANES
+        sums = accumulate(builder, ROWS, VECS, x, row_step, _I64(BYTES), panel, _I64(wide * VECS), n, False)
+        load = lambda address, v, kind: builder.load(at(builder, address, _I64(wide * v), kind), align=BYTES)  # noqa: E731
+        scales, biases = ([load(a, v, _VEC) for v in range(VECS)] for a in (scale, bias))
+        first = _splat(builder, builder.trunc(base, _I32), _INDICES)
+        indices = [
+            builder.add(first, ir.Constant(_INDICES, [LANES * v + i for i in range(LANES)]))
+            for v in range(VECS)
+        ]
+        for r in range(ROWS):
+            row = builder.add(state, _I64(wide * _FIELDS * r))
+            best, second = load(row, _BEST, _VEC), load(row, _SECOND, _VEC)
+            index = load(row, _INDEX, _INDICES)
+            for v in range(VECS):
+                score = builder.fadd(builder.fmul(sums[r][v], scales[v]), biases[v])
+                wins = builder.fcmp_ordered(">", score, best)
+                loser = builder.select(wins, best, score)
+                second = builder.select(builder.fcmp_ordered(">", loser, second), loser, second)
+                best = builder.select(wins, score, best)
+                index = builder.select(wins, indices[v], index)
+            for field, value, kind in (
+                (_BEST, best, _VEC),
+                (_SECOND, second, _VEC),
+                (_INDEX, index, _INDICES),
+            ):
+                builder.store(value, at(builder, row, _I64(wide * field), kind), align=BYTES)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 8), codegen
+
+
+_sums = make_tile(ROWS, VECS, False)
+
+
+@kernel
+def _pack(w, packed):  # type: ignore[no-untyped-def]
+    for j in range(len(w)):
+        panel, lane = packed[j // PANEL], j % PANEL
+        for c in range(w.shape[1]):
+            panel[c, lane] = w[j, c]
+
+
+@kernel
+def _gather(x, rows, columns, strip):  # type: ignore[no-untyped-def]
+    """The columns of some rows as float32, filled up with zero rows to whole tiles; returns lengths."""
+    lengths = np.empty(len(rows))
+    for i in range(len(rows)):
+        row, out, total = x[rows[i]], strip[i], np.float32(0.0)
+        for c in range(len(columns)):
+            value = np.float32(row[columns[c]])
+            out[c] = value
+            total += value * value
+        lengths[i] = np.sqrt(total) * (1.0 + 2.0**-20 * len(columns))
+    strip[len(rows) : -(-len(rows) // ROWS) * ROWS] = 0.0
+    return lengths
+
+
+@kernel
+def _scan(strip, n, packed, scale, bias, state):  # type: ignore[no-untyped-def]
+    q = strip.shape[1]
+    row, panel_bytes = BYTES * q, BYTES * PANEL * q
+    words = state.view(np.int32)
+    for i in range(n):
+        state[i, _BEST] = -np.inf
+        state[i, _SECOND] = -np.inf
+        words[i, _INDEX] = 0
+    lane_bytes = BYTES * LANES * _FIELDS
+    for first in range(0, len(scale), PANEL):
+        panel = packed.ctypes.data + first // PANEL * panel_bytes
+        scales, biases = scale.ctypes.data + BYTES * first, bias.ctypes.data + BYTES * first
+        for i in range(0, n, ROWS):
+            _compete(  # type: ignore[call-arg]
+                strip.ctypes.data + i * row,
+                row,
+                panel,
+                q,
+                scales,
+                biases,
+                first,
+                state.ctypes.data + i * lane_bytes,
+            )
+
+
+@kernel
+def _winner(state, words):  # type: ignore[no-untyped-def]
+    """(index, score) of a row's best centroid, and the next best score."""
+    score, index, lane = state[_BEST, 0], words[_INDEX, 0], 0
+    for v in range(1, LANES):
+        s = state[_BEST, v]
+        if s > score or (s == score and words[_INDEX, v] < index):
+            score, index, lane = s, words[_INDEX, v], v
+    following = state[_SECOND, lane]
+    for v in range(LANES):
+        if v != lane:
+            following = max(following, state[_BEST, v])
+    return index, score, following
+
+
+@kernel
+def _decide(strip, n, floor, packed, scale, bias, exact, codes):  # type: ignore[no-untyped-def]
+    """Codes of rows whose scan left several centroids at or above ``floor``: by scores in float64."""
+    q, k = strip.shape[1], exact.shape[1]
+    row = BYTES * q
+    sums = np.empty((ROWS, PANEL), dtype=np.float32)
+    best = np.full(n, -np.inf)
+    for first in range(0, len(scale), PANEL):
+        panel = packed[first * q : (first + PANEL) * q].reshape(q, PANEL)
+        for i in range(0, n, ROWS):
+            sums[:] = 0.0
+            _sums(
+                strip.ctypes.data + i * row,
+                row,
+                BYTES,
+                panel.ctypes.data,
+                BYTES * PANEL,
+                q,
+                sums.ctypes.data,
+                BYTES * PANEL,
+            )
+            for r in range(i, min(i + ROWS, n)):
+                for j in range(first, min(first + PANEL, k)):
+                    if sums[r - i, j - first] * scale[j] + bias[j] >= floor[r]:
+                        total = 0.0
+                        for c in range(q):
+                            # np.float64: float() would leave a float32 what it is.
+                            total += np.float64(strip[r, c]) * np.float64(panel[c, j - first])
+                        score = total * exact[0, j] + exact[1, j]
+                        if score > best[r]:
+                            best[r], codes[r] = score, j
+
+
+@kernel
+def _nearest(x, columns, packed, scale, bias, exact, slope, floor, out):  # type: ignore[no-untyped-def]
+    n, q = len(x), len(columns)
+    strip = np.empty((STRIP, q), dtype=np.float32)
+    state = np.empty((STRIP, _FIELDS, LANES), dtype=np.float32)
+    words = state.view(np.int32)
+    doubtful, floors, doubts = np.empty(n, dtype=np.int32), np.empty(n, dtype=np.float32), 0
+    for first in range(0, n, STRIP):
+        rows = np.arange(first, min(first + STRIP, n))
+        lengths = _gather(x, rows, columns, strip)
+        _scan(strip, -(-len(rows) // ROWS) * ROWS, packed, scale, bias, state)
+        for i in range(len(rows)):
+            index, score, following = _winner(state[i], words[i])
+            out[rows[i]] = index
+            least = score - 2.0 * (slope * lengths[i] + floor)
+            if following >= least:
+                doubtful[doubts] = rows[i]
+                # Rounded down: the floor is compared with float32 scores.
+                floors[doubts] = least - 1e-7 * abs(least)
+                doubts += 1
+    codes = np.empty(STRIP, dtype=np.int32)
+    for first in range(0, doubts, STRIP):
+        again = doubtful[first : min(first + STRIP, doubts)]
+        _gather(x, again, columns, strip)
+        _decide(strip, len(again), floors[first:], packed, scale, bias, exact, codes)
+        for i in range(len(again)):
+            out[again[i]] = codes[i]
+
+
+_ARGUMENTS = (
+    given("i4", 1),
+    given("f4", 1),
+    given("f4", 1),
+    given("f4", 1),
+    given("f8", 2),
+    types.float64,
+    types.float64,
+    filled("i4", 1),
+)
+
+
+@entry(given("u1", 2), *_ARGUMENTS)
+def _nearest_bytes(x, columns, packed, scale, bias, exact, slope, floor, out):  # type: ignore[no-untyped-def]
+    _nearest(x, columns, packed, scale, bias, exact, slope, floor, out)
+
+
+@entry(given("f4", 2), *_ARGUMENTS)
+def _nearest_floats(x, columns, packed, scale, bias, exact, slope, floor, out):  # type: ignore[no-untyped-def]
+    _nearest(x, columns, packed, scale, bias, exact, slope, floor, out)

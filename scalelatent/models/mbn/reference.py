@@ -1,0 +1,255 @@
+"""The kernels of a multilayer bootstrap network in plain numpy and float64: the oracle.
+
+A clustering is a set of columns and k centroids, which are data rows; a row's code is the index of the
+centroid that is nearest on these columns. Equal distances go to the lowest index.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scalelatent.models.base import CsrRows
+
+METRICS = ("euclidean", "cosine")
+
+
+@dataclass(frozen=True)
+class Bank:
+    """Centroids of one clustering as nearest-centroid scores: score_j = scale_j (w_j . x) + bias_j.
+
+    Attributes
+    ----------
+    w : ndarray of float64, shape (k, columns)
+    scale, bias : ndarray of float64, shape (k,)
+        1 and -|w|^2 / 2 for Euclidean distance; 1 / |w| and 0 for the cosine.
+    """
+
+    w: np.ndarray
+    scale: np.ndarray
+    bias: np.ndarray
+
+
+def score_terms(squares: np.ndarray, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """Scale and bias of the scores of centroids, see :class:`Bank`.
+
+    Parameters
+    ----------
+    squares : ndarray of float64, shape (k,)
+        Squared lengths of the centroids on the columns of the clustering.
+    metric : {"euclidean", "cosine"}
+
+    Returns
+    -------
+    scale, bias : ndarray of float64, shape (k,)
+
+    Raises
+    ------
+    ValueError
+        An unknown metric; a centroid of zeros under the cosine, naming it.
+
+    Examples
+    --------
+    >>> [part.tolist() for part in score_terms(np.array([25.0]), "euclidean")]
+    [[1.0], [-12.5]]
+    >>> [part.tolist() for part in score_terms(np.array([25.0]), "cosine")]
+    [[0.2], [0.0]]
+    """
+    if metric not in METRICS:
+        raise ValueError(f"metric={metric!r} is not one of {', '.join(METRICS)}")
+    if metric == "euclidean":
+        return np.ones(len(squares)), -0.5 * squares
+    if not squares.all():
+        raise ValueError(
+            f"centroid {int(np.argmin(squares))} is all zeros on the columns of its clustering, and has no "
+            "cosine: leave out empty rows, raise feature_fraction, or use metric='euclidean'"
+        )
+    return 1.0 / np.sqrt(squares), np.zeros(len(squares))
+
+
+def make_bank(w: np.ndarray, metric: str) -> Bank:
+    """Centroids made ready for :func:`nearest`.
+
+    Parameters
+    ----------
+    w : ndarray, shape (k, columns)
+        Rows of the data on the columns of the clustering.
+    metric : {"euclidean", "cosine"}
+
+    Returns
+    -------
+    Bank
+
+    Raises
+    ------
+    ValueError
+        As :func:`score_terms`.
+
+    Examples
+    --------
+    >>> make_bank(np.array([[3, 4]], dtype=np.uint8), "cosine").scale.tolist()
+    [0.2]
+    """
+    w = np.asarray(w, dtype=np.float64)
+    return Bank(w, *score_terms(np.einsum("jc,jc->j", w, w), metric))
+
+
+def nearest(x: np.ndarray, columns: np.ndarray, bank: Bank) -> np.ndarray:
+    """Index of each row's nearest centroid; the lowest of equals.
+
+    Parameters
+    ----------
+    x : ndarray, shape (rows, p)
+        All finite.
+    columns : ndarray of int, shape (columns,)
+        The columns of the clustering.
+    bank : Bank
+
+    Returns
+    -------
+    ndarray of int32, shape (rows,)
+
+    Examples
+    --------
+    >>> bank = make_bank(np.array([[0.0, 0.0], [1.0, 1.0]]), "euclidean")
+    >>> nearest(np.array([[9.0, 0.2, 0.1], [9.0, 1.2, 0.9]]), np.array([1, 2]), bank).tolist()
+    [0, 1]
+    """
+    scores = x[:, columns].astype(np.float64) @ bank.w.T * bank.scale + bank.bias
+    return scores.argmax(axis=1).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class SparseBank:
+    """Centroids of one clustering of CSR rows, by columns.
+
+    Attributes
+    ----------
+    w : ndarray of float64, shape (k, p)
+        Zero outside the columns of the clustering.
+    scale, bias : ndarray of float64, shape (k,)
+        As of :class:`Bank`.
+    """
+
+    w: np.ndarray
+    scale: np.ndarray
+    bias: np.ndarray
+
+
+def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> SparseBank:
+    """Centroids among CSR rows made ready for :func:`nearest_sparse`.
+
+    Parameters
+    ----------
+    w : CsrRows, shape (k, p)
+    columns : ndarray of int, shape (columns,)
+        The columns of the clustering; entries elsewhere do not count.
+    metric : {"euclidean", "cosine"}
+
+    Returns
+    -------
+    SparseBank
+
+    Raises
+    ------
+    ValueError
+        As :func:`score_terms`.
+
+    Examples
+    --------
+    >>> rows = CsrRows(np.array([3.0, 4.0, 7.0]), np.array([0, 1, 2]), np.array([0, 3]), (1, 3))
+    >>> make_sparse_bank(rows, np.array([0, 1]), "euclidean").bias.tolist()
+    [-12.5]
+    """
+    dense = w.to_dense().astype(np.float64)
+    inside = np.zeros(w.shape[1], dtype=bool)
+    inside[columns] = True
+    dense[:, ~inside] = 0.0
+    return SparseBank(dense, *score_terms(np.einsum("jc,jc->j", dense, dense), metric))
+
+
+def nearest_sparse(x: CsrRows, bank: SparseBank) -> np.ndarray:
+    """Index of each CSR row's nearest centroid; the lowest of equals.
+
+    Parameters
+    ----------
+    x : CsrRows, shape (rows, p)
+    bank : SparseBank
+
+    Returns
+    -------
+    ndarray of int32, shape (rows,)
+
+    Examples
+    --------
+    >>> rows = CsrRows(np.array([1.0, 2.0]), np.array([0, 2]), np.array([0, 1, 2]), (2, 3))
+    >>> nearest_sparse(rows, make_sparse_bank(rows, np.array([0, 2]), "cosine")).tolist()
+    [0, 1]
+    """
+    scores = x.to_dense().astype(np.float64) @ bank.w.T * bank.scale + bank.bias
+    return scores.argmax(axis=1).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Centroids of one upper clustering, as codes of the layer below.
+
+    Attributes
+    ----------
+    codes : ndarray of int, shape (k, V)
+        Codes of the centroids.
+    units : ndarray of bool, shape (V, k below)
+        Which one-hot units the clustering looks at.
+    """
+
+    codes: np.ndarray
+    units: np.ndarray
+
+
+def make_lists(codes: np.ndarray, units: np.ndarray) -> Lists:
+    """Centroids made ready for :func:`nearest_codes`.
+
+    Parameters
+    ----------
+    codes : ndarray of uint16 or uint32, shape (k, V)
+        Codes of the centroids in the layer below.
+    units : ndarray of bool, shape (V, k below)
+        The one-hot units (clustering, code) that the clustering looks at.
+
+    Returns
+    -------
+    Lists
+
+    Examples
+    --------
+    >>> make_lists(np.array([[0, 1]]), np.ones((2, 2), dtype=bool)).codes.tolist()
+    [[0, 1]]
+    """
+    return Lists(codes, units)
+
+
+def nearest_codes(x: np.ndarray, lists: Lists) -> np.ndarray:
+    """Index of the centroid that shares most units with each row of codes; the lowest of equals.
+
+    Between one-hot rows this is the nearest centroid: they have equal lengths, and their product counts the
+    units they share.
+
+    Parameters
+    ----------
+    x : ndarray of uint16 or uint32, shape (rows, V)
+    lists : Lists
+
+    Returns
+    -------
+    ndarray of int32, shape (rows,)
+
+    Examples
+    --------
+    >>> lists = make_lists(np.array([[0, 1], [1, 1]]), np.ones((2, 2), dtype=bool))
+    >>> nearest_codes(np.array([[1, 1], [0, 0], [1, 0]]), lists).tolist()
+    [1, 0, 1]
+    """
+    seen = lists.units[np.arange(lists.codes.shape[1]), lists.codes]
+    shared = ((x[:, None, :] == lists.codes) & seen).sum(axis=2)
+    return shared.argmax(axis=1).astype(np.int32)

@@ -1,0 +1,184 @@
+"""Nearest centroids: numba against the reference, and both against brute force."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalelatent.engine.backend import kernel_table
+from scalelatent.models.base import CsrRows
+from scalelatent.models.mbn import reference
+from scalelatent.models.mbn.cpu import dense, overlap, sparse
+
+SHAPES = [(1, 1, 1, 1), (5, 3, 2, 2), (6, 7, 16, 7), (7, 9, 17, 4), (121, 30, 33, 15), (250, 196, 48, 98)]
+
+
+def _draw(seed: int, n: int, p: int, dtype: str) -> np.ndarray:
+    rng = np.random.Generator(np.random.Philox(seed))
+    return (
+        rng.integers(0, 256, (n, p)).astype(dtype) if dtype == "u1" else rng.normal(size=(n, p)).astype(dtype)
+    )
+
+
+def _brute(x: np.ndarray, w: np.ndarray, metric: str) -> np.ndarray:
+    x, w = x.astype("f8"), w.astype("f8")
+    if metric == "cosine":
+        x, w = (a / np.linalg.norm(a, axis=1, keepdims=True) for a in (x, w))
+    return ((x[:, None] - w) ** 2).sum(axis=2).argmin(axis=1)
+
+
+@pytest.mark.parametrize("metric", reference.METRICS)
+@pytest.mark.parametrize("dtype", ["u1", "f4", "f8"])
+@pytest.mark.parametrize(("n", "p", "k", "q"), SHAPES)
+def test_dense(n: int, p: int, k: int, q: int, dtype: str, metric: str) -> None:
+    x, columns = _draw(1, n, p, dtype), np.sort(np.random.default_rng(2).permutation(p)[:q])
+    w = _draw(3, k, p, dtype)[:, columns]
+    want = _brute(x[:, columns], w, metric)
+    np.testing.assert_array_equal(reference.nearest(x, columns, reference.make_bank(w, metric)), want)
+    np.testing.assert_array_equal(dense.nearest(x, columns, dense.make_bank(w, metric)), want)
+
+
+def test_equal_centroids_go_to_the_lowest_index() -> None:
+    x = _draw(0, 40, 12, "u1")
+    w = np.concatenate([x[:20], x[:20], x[20:], x[20:]])
+    for module in (reference, dense):
+        got = module.nearest(x, np.arange(12), module.make_bank(w, "euclidean"))
+        assert got.tolist() == [*range(20), *range(40, 60)]
+
+
+def test_what_rounding_leaves_in_question_is_decided_exactly() -> None:
+    """Centroids that float32 cannot tell apart: their scores differ in the eighth digit."""
+    rng = np.random.default_rng(0)
+    base = rng.normal(size=200) * 100
+    w = (base + rng.normal(size=(64, 200)) * 1e-2).astype("f4")
+    x = (base + rng.normal(size=(90, 200)) * 1e-2).astype("f4")
+    columns = np.arange(200)
+    want = _brute(x, w, "euclidean")
+    plain = (x @ w.T - 0.5 * np.einsum("jc,jc->j", w, w)).argmax(axis=1)
+    assert (plain != want).mean() > 0.2, "float32 alone would do: this test shows nothing"
+    np.testing.assert_array_equal(dense.nearest(x, columns, dense.make_bank(w, "euclidean")), want)
+
+
+def test_rows_in_doubt_are_few() -> None:
+    """The second scan is for exceptions: the bound on rounding must not be so wide that it is the rule."""
+    x, w = _draw(0, 500, 392, "f4"), _draw(1, 1000, 392, "f4")
+    bank = dense.make_bank(w, "euclidean")
+    scores = x.astype("f8") @ w.T.astype("f8") + bank.exact[1]
+    top = np.sort(scores, axis=1)[:, -2:]
+    slack = 2 * (bank.error[0] * np.linalg.norm(x, axis=1) + bank.error[1])
+    assert 0 < (top[:, 1] - top[:, 0] < slack).mean() < 0.02
+
+
+def test_the_bound_on_rounding_holds() -> None:
+    x, w = _draw(0, 200, 300, "f4") * 50, _draw(1, 100, 300, "f4") * 50
+    bank = dense.make_bank(w, "euclidean")
+    single = (x @ w.T * bank.scale[:100] + bank.bias[:100]).astype("f8")
+    exact = x.astype("f8") @ w.T.astype("f8") + bank.exact[1]
+    bound = bank.error[0] * np.linalg.norm(x.astype("f8"), axis=1, keepdims=True) + bank.error[1]
+    assert (np.abs(single - exact) <= bound).all()
+
+
+@given(st.integers(1, 60), st.integers(1, 40), st.integers(1, 30), st.sampled_from(["u1", "f4"]), st.data())
+def test_any_shape(n: int, p: int, k: int, dtype: str, data: Any) -> None:
+    seed = data.draw(st.integers(0, 1000))
+    columns = np.flatnonzero(np.random.default_rng(seed).random(p) < 0.7)
+    columns = columns if len(columns) else np.array([0])
+    x, w = _draw(seed, n, p, dtype), _draw(seed + 1, k, p, dtype)[:, columns]
+    want = reference.nearest(x, columns, reference.make_bank(w, "euclidean"))
+    np.testing.assert_array_equal(dense.nearest(x, columns, dense.make_bank(w, "euclidean")), want)
+
+
+def test_a_centroid_of_zeros_has_no_cosine() -> None:
+    w = np.array([[1.0, 2.0], [0.0, 0.0]])
+    for module in (reference, dense):
+        with pytest.raises(ValueError, match="centroid 1 is all zeros .* metric='euclidean'"):
+            module.make_bank(w, "cosine")
+        with pytest.raises(ValueError, match="metric='manhattan' is not one of euclidean, cosine"):
+            module.make_bank(w, "manhattan")
+
+
+def _csr(x: np.ndarray) -> CsrRows:
+    rows, columns = np.nonzero(x)
+    indptr = np.zeros(len(x) + 1, dtype=np.int64)
+    np.cumsum(np.bincount(rows, minlength=len(x)), out=indptr[1:])
+    return CsrRows(x[rows, columns].astype("f4"), columns.astype("i4"), indptr, x.shape)
+
+
+@pytest.mark.parametrize("metric", reference.METRICS)
+@pytest.mark.parametrize(("n", "p", "k", "q"), SHAPES[1:])
+def test_sparse_equals_dense(n: int, p: int, k: int, q: int, metric: str) -> None:
+    rng = np.random.default_rng(n)
+    x, w = (rng.poisson(0.4, (m, p)).astype("f4") for m in (n, k))
+    columns = np.sort(rng.permutation(p)[:q])
+    w[:, columns[0]] += 1.0  # no centroid without an entry: that has no cosine
+    want = reference.nearest(x, columns, reference.make_bank(w[:, columns], metric))
+    for module in (reference, sparse):
+        got = module.nearest_sparse(_csr(x), module.make_sparse_bank(_csr(w), columns, metric))
+        np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(dense.nearest(x, columns, dense.make_bank(w[:, columns], metric)), want)
+
+
+def test_sparse_rows_and_centroids_without_entries() -> None:
+    x = _csr(np.array([[0.0, 0, 0], [0, 3, 0], [0, 0, 0]]))
+    w = _csr(np.array([[0.0, 2, 0], [0, 0, 0]]))
+    for module in (reference, sparse):
+        bank = module.make_sparse_bank(w, np.arange(3), "euclidean")
+        assert module.nearest_sparse(x, bank).tolist() == [1, 0, 1]
+
+
+def _one_hot(codes: np.ndarray, width: int) -> np.ndarray:
+    return np.eye(width)[codes].reshape(len(codes), -1)
+
+
+@pytest.mark.parametrize("dtype", ["u2", "u4"])
+@pytest.mark.parametrize(
+    ("n", "v", "below", "k"),
+    [(1, 1, 1, 1), (3, 2, 1, 5), (50, 7, 20, 10), (64, 12, 2, 9), (1100, 30, 130, 65), (40, 65, 64, 32)],
+)
+def test_codes(n: int, v: int, below: int, k: int, dtype: str) -> None:
+    rng = np.random.default_rng(n + v)
+    x, centroids = (rng.integers(0, below, (m, v)).astype(dtype) for m in (n, k))
+    units = rng.random((v, below)) < 0.5
+    shared = (_one_hot(x, below) * units.reshape(-1)) @ _one_hot(centroids, below).T
+    for module in (reference, overlap):
+        got = module.nearest_codes(x, module.make_lists(centroids, units))
+        np.testing.assert_array_equal(got, shared.argmax(axis=1))
+
+
+def test_codes_without_a_shared_unit_are_0() -> None:
+    x, centroids = np.zeros((5, 3), dtype="u2"), np.ones((4, 3), dtype="u2")
+    for module in (reference, overlap):
+        assert not module.nearest_codes(x, module.make_lists(centroids, np.ones((3, 2), dtype=bool))).any()
+
+
+def test_a_row_that_meets_more_than_there_is_room_for() -> None:
+    """All centroids share all codes with half of the rows."""
+    centroids = np.zeros((300, 20), dtype="u2")
+    centroids[7:, 3] = 1
+    x = np.random.default_rng(0).integers(0, 2, (64, 20)).astype("u2")
+    x[::2] = 0
+    units = np.ones((20, 2), dtype=bool)
+    want = reference.nearest_codes(x, reference.make_lists(centroids, units))
+    assert 0 < (want == 7).sum() < len(x)
+    np.testing.assert_array_equal(overlap.nearest_codes(x, overlap.make_lists(centroids, units)), want)
+
+
+def test_more_centroids_than_short_codes_can_name() -> None:
+    rng = np.random.default_rng(0)
+    k = 2**16 + 3
+    centroids = np.repeat(np.arange(k)[:, None], 3, axis=1).astype("u4")
+    centroids[5] = centroids[k - 1]
+    units = rng.random((3, k)) < 0.9
+    units[:, [2**16 + 1, k - 1]] = True
+    x = np.array([[2**16 + 1] * 3, [k - 1] * 3], dtype="u4")
+    assert overlap.nearest_codes(x, overlap.make_lists(centroids, units)).tolist() == [2**16 + 1, 5]
+
+
+def test_every_kernel_is_in_the_table() -> None:
+    table = kernel_table()
+    for name in ("bank", "nearest", "sparse_bank", "nearest_sparse", "lists", "nearest_codes"):
+        assert {"reference", "numba"} <= set(table[f"mbn_{name}"])
