@@ -1,6 +1,6 @@
 """Clusterings of a multilayer bootstrap network, one thread: python benchmarks/mbn_kernels.py
 
-dense    nearest of k centroids on half of the columns of MNIST (noise of its shape without SCALELATENT_DATA),
+dense    nearest of k centroids on half of the columns of MNIST (noise of its shape without data),
          uint8 rows as they lie on disk: against the matrix product alone (sgemm, same shapes, into a kept
          buffer), against a large square product, against BLAS tiles with numpy's argmax, and against faiss-cpu
          where it is installed
