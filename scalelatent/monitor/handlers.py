@@ -14,6 +14,7 @@ from tornado.web import HTTPError, RequestHandler
 from scalelatent.engine import hooks
 
 from .board import Board
+from .workers import natural
 
 __all__ = ["ROUTES", "snapshot"]
 
@@ -116,6 +117,7 @@ def snapshot(board: Board, workers: dict[str, dict[str, Any]], job: str | None =
                         for address, facts in workers.items())  # fmt: skip
         for row in rows:
             row.update(workers.get(row["worker"], {}))
+        rows.sort(key=lambda row: (row["lost"], natural(row["name"])))
     return out
 
 

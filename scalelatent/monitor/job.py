@@ -101,7 +101,7 @@ class JobView:
                 setattr(self, key, number(message, key))
         state = clip(message.get("state") or self.state, 20)
         if state != self.state or not self.events:
-            self._note("state", {"state": state, **_some(message, ("error",))}, now)
+            self._note(state, _some(message, ("error",)), now)
         self.state, self.error = state, clip(message.get("error") or "", 2000)
         if state in ENDED:
             self.ended = self.ended or now
@@ -118,24 +118,27 @@ class JobView:
             self._at = at
             # Rows that an interrupted pass had left are no part of the rate.
             self.rows_done = 0.0 if number(message, "rows_per_s") else done
-        self._advance(done, now, number(message, "rows_per_s"))
+        fresh, rate = max(0.0, done - self.rows_done), number(message, "rows_per_s")
+        self.rows_rate.add(now, fresh, fresh / rate if rate else None)
+        self.rows_done = done
         self.rows_total = number(message, "rows_total")
 
     def _on_pass(self, message: Mapping[str, Any], now: float) -> None:
         stage = self.stage = clip(message.get("stage") or self.stage, 80)
         rows, seconds, at = number(message, "rows"), number(message, "seconds"), number(message, "pass")
-        self._count(message, rows)
-        if (stage, at) != self._at:
-            self._at, self.rows_done = (stage, at), 0.0
-        self._advance(rows, now, rows / seconds if seconds else 0.0)
+        read = number(message, "bytes_read")
+        fresh_rows, fresh_bytes = self._count(message, "rows", rows), self._count(message, "bytes", read)
+        told = self.rows_done if (stage, at) == self._at else 0.0
+        self.rows_rate.add(now, max(0.0, fresh_rows - told), seconds or None)
         # Bytes are told by passes alone; spread over their time, a long pass does not look like a burst.
-        self.byte_rate.add(now, number(message, "bytes_read"), seconds or None)
+        self.byte_rate.add(now, fresh_bytes, seconds or None)
+        self._at = (stage, at)
         self.rows_done = self.rows_total = max(self.rows_total, rows)
         values = {key: number_or_none(message, key) for key in COLUMNS}
         if seconds:
-            self.pass_seconds = seconds if self.pass_seconds is None else 0.7 * self.pass_seconds + 0.3 * seconds
-            values["rows_per_s"] = rows / seconds
-            values["mb_per_s"] = number(message, "bytes_read") / 1e6 / seconds
+            # The first pass is no measure of the others: kernels are compiled in it.
+            self.pass_seconds = 0.5 * ((self.pass_seconds or seconds) + seconds)
+            values["rows_per_s"], values["mb_per_s"] = rows / seconds, read / 1e6 / seconds
         self.record = {key: value for key, value in values.items() if value is not None} | {"pass": int(at)}
         axis = "steps" if number(message, "steps") else "pass"
         curve = self._curve(stage, axis)
@@ -232,19 +235,16 @@ class JobView:
             at_most = max(0.0, passes - done) * self.pass_seconds
         return {"pass_seconds_left": in_pass, "seconds_left": at_most}
 
-    def _advance(self, done: float, now: float, rate: float) -> None:
-        fresh = max(0.0, done - self.rows_done)
-        self.rows_rate.add(now, fresh, fresh / rate if rate else None)
-        self.rows_done = done
-
-    def _count(self, message: Mapping[str, Any], rows: float) -> None:
+    def _count(self, message: Mapping[str, Any], key: str, told: float) -> float:
+        """Add to a sum; returns what was added."""
         # ``run_rows`` counts the passes too that were not told one by one; a new driver begins again at 0.
-        for key, told in (("rows", rows), ("bytes", number(message, "bytes_read"))):
-            total = number_or_none(message, f"run_{key}")
-            if total is not None:
-                before = self._heard.get(key, 0.0)
-                told, self._heard[key] = (total - before if total >= before else total), total
-            setattr(self, key, getattr(self, key) + max(0.0, told))
+        total = number_or_none(message, f"run_{key}")
+        if total is not None:
+            before = self._heard.get(key, 0.0)
+            told, self._heard[key] = (total - before if total >= before else total), total
+        told = max(0.0, told)
+        setattr(self, key, getattr(self, key) + told)
+        return told
 
     def _curve(self, stage: str, axis: str) -> Curve:
         if stage not in self.curves:
@@ -256,7 +256,9 @@ class JobView:
 
     def _note(self, name: str, values: Mapping[str, Any], now: float) -> None:
         said = ((key, value) for key, value in values.items() if value is not None and value != "")
-        text = ", ".join(f"{clip(key, 40).replace('_', ' ')} {_say(value)}" for key, value in said)
+        text = ", ".join(
+            _say(value) if key == name else f"{clip(key, 40).replace('_', ' ')} {_say(value)}" for key, value in said
+        )
         self.events.append({"time": now, "name": name, "text": clip(text, 600)})
 
 

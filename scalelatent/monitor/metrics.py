@@ -28,8 +28,9 @@ class JobCollector:
     >>> collector = JobCollector()
     >>> collector.boards.add(board)
     >>> sorted((s.name, s.value) for family in collector.collect() for s in family.samples)
-    [('scalelatent_objective', 0.5), ('scalelatent_pass', 3.0), ('scalelatent_rows_total', 100.0),
-     ('scalelatent_spans_redone_total', 0.0)]
+    ... # doctest: +NORMALIZE_WHITESPACE
+    [('scalelatent_objective', 0.5), ('scalelatent_pass', 3), ('scalelatent_rows_total', 100.0),
+     ('scalelatent_spans_redone_total', 0)]
     """
 
     def __init__(self) -> None:

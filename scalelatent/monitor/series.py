@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 __all__ = ["Curve", "Rate"]
 
 NAN = float("nan")
+EARLY = 0.2
 
 
 class Curve:
@@ -122,16 +123,17 @@ class Rate:
         """Count an amount that was done by ``now``; ``seconds`` is what the first one took."""
         if self._begin is None or now - self._last > 10 * self.window:
             self._begin, self._sum = now - (seconds or 0.0), 0.0
+            self._last = now
             if not seconds:
-                self._last = now
                 return
         self._sum += amount
         self._last = now
         passed = now - self._begin
-        if passed >= self.window or not self.value:
-            fresh = self._sum / max(passed, 1e-9)
-            self.value = fresh if not self.value else 0.5 * (self.value + fresh)
-        if passed >= self.window:
+        full = passed >= self.window
+        if full or (not self.value and passed >= min(EARLY, self.window)):  # a first word before the window is full
+            fresh = self._sum / passed
+            self.value = 0.5 * (self.value + fresh) if self.value and full else fresh
+        if full:
             self._begin, self._sum = now, 0.0
 
     def at(self, now: float) -> float:

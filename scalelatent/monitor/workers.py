@@ -109,9 +109,8 @@ class Workers:
         return list(out.values())
 
     def to_list(self, now: float) -> list[dict[str, Any]]:
-        """Lost ones last, else by name."""
-        rows = sorted(self.rows.values(), key=lambda w: (w.lost, natural(w.name)))
-        return [worker.to_dict(now) for worker in rows]
+        """Each worker's share, in the order in which they came."""
+        return [worker.to_dict(now) for worker in self.rows.values()]
 
     def _make_room(self) -> None:
         if len(self.rows) >= LIMIT:

@@ -44,6 +44,21 @@
     node.append(...children.filter(known));
     return node;
   }
+  // Put new content in a place without taking from the reader what he holds: focus, scrolled tables, a
+  // marked text, a point of a curve under the pointer.
+  function swap(place, ...nodes) {
+    const fresh = el("div", {}, ...nodes);
+    const same = place.firstChild && place.firstChild.isEqualNode(fresh);
+    const held = getSelection().type === "Range" && getSelection().containsNode(place, true);
+    if (same || held || (place.firstChild && place.querySelector("svg:hover"))) return;
+    const scrolled = [...place.querySelectorAll(".scroll, .events")].map((node) => [node.scrollLeft, node.scrollTop]);
+    const focus = place.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+    place.replaceChildren(fresh);
+    place.querySelectorAll(".scroll, .events").forEach((node, i) => {
+      if (scrolled[i]) [node.scrollLeft, node.scrollTop] = scrolled[i];
+    });
+    if (focus) for (const link of place.querySelectorAll("a")) if (link.getAttribute("href") === focus) link.focus();
+  }
   const stateOf = (job) => (known(job.silent_seconds) ? "silent" : job.state);
   function pill(job) {
     const name = stateOf(job);
@@ -84,7 +99,7 @@
   function drawJobs(jobs, chosen) {
     if (!jobs.length) {
       const how = el("div", { class: "card empty" }, "No job yet. Send one with ", el("code", {}, "scalelatent submit job.toml"));
-      byId("jobs").replaceChildren(how);
+      swap(byId("jobs"), how);
       return;
     }
     const shown = state.all ? jobs : jobs.filter((job, i) => i < SHOWN_JOBS || job.id === chosen);
@@ -96,7 +111,7 @@
       const words = state.all ? "show fewer" : `show all ${jobs.length} jobs`;
       card.append(el("button", { onclick: () => { state.all = !state.all; drawJobs(jobs, chosen); } }, words));
     }
-    byId("jobs").replaceChildren(card);
+    swap(byId("jobs"), card);
   }
 
   // -- charts ----------------------------------------------------------------------------------------------
@@ -107,12 +122,16 @@
     for (let t = Math.ceil(low / step) * step; t <= high + step * 1e-9; t += step) out.push(+t.toPrecision(12));
     return out;
   }
-  function chart(title, note, curve, series, say, floor) {
+  function chartWidth() {
+    const wide = byId("charts").clientWidth || 1200, n = Math.max(1, Math.min(3, Math.floor((wide + 16) / 346)));
+    return Math.floor((wide - 16 * (n - 1)) / n) - 2;
+  }
+  function chart(title, note, curve, series, say, tick, floor) {
     series = series.filter((s) => curve && curve[s.key]);
     const keys = series.length > 1 ? series.map((s) => [el("i", { class: "key", style: `background:${s.color}` }), s.name]).flat() : [];
     const card = el("section", { class: "card chart" }, el("h3", {}, title, el("small", {}, note || "", ...keys)));
     if (!series.length) { card.append(el("p", { class: "empty" }, "not measured yet")); return card; }
-    const W = 400, H = 220, L = 58, R = 16, T = 12, B = 30;
+    const W = chartWidth(), H = 220, L = 58, R = 18, T = 12, B = 30;
     const values = series.flatMap((s) => curve[s.key].filter(known));
     let low = Math.min(...values), high = Math.max(...values);
     if (known(floor)) low = Math.min(low, floor);
@@ -121,13 +140,14 @@
     high += pad;
     const x0 = curve.x[0], x1 = Math.max(curve.x[curve.x.length - 1], x0 + 1);
     const X = (x) => L + ((x - x0) / (x1 - x0)) * (W - L - R), Y = (y) => T + ((high - y) / (high - low)) * (H - T - B);
-    const svg = el("svg:svg", { viewBox: `0 0 ${W} ${H}`, preserveAspectRatio: "none", role: "img",
+    const svg = el("svg:svg", { viewBox: `0 0 ${W} ${H}`, role: "img",
       "aria-label": `${title}: ${series.map((s) => `${s.name} ${say(curve[s.key].filter(known).pop())}`).join(", ")}` });
-    for (const t of ticks(low, high, 4)) {
+    for (const t of ticks(low, high, 5)) {
       svg.append(el("svg:line", { class: "grid", x1: L, x2: W - R, y1: Y(t), y2: Y(t) }),
-        el("svg:text", { x: L - 7, y: Y(t) + 4, "text-anchor": "end" }, say(t)));
+        el("svg:text", { x: L - 7, y: Y(t) + 4, "text-anchor": "end" }, tick(t)));
     }
-    for (const t of ticks(x0, x1, 5).filter(Number.isInteger)) {
+    const along = ticks(x0, x1, 5).filter(Number.isInteger);
+    for (const t of along[0] - x0 > (x1 - x0) / 7 ? [x0, ...along] : along) {
       svg.append(el("svg:text", { x: X(t), y: H - 10, "text-anchor": "middle" }, count(t)));
     }
     for (const s of series) {
@@ -164,7 +184,7 @@
 
   // -- one job ------------------------------------------------------------------------------------------------
   function fact(name, value, unit, bad) {
-    return el("div", { class: bad ? "bad" : null }, el("dt", {}, name), el("dd", {}, value, unit ? el("small", {}, unit) : null));
+    return el("div", { class: bad ? "bad" : null }, el("dt", {}, name), el("dd", {}, value), el("dd", { class: "note" }, unit || ""));
   }
   function facts(job) {
     const live = job.state === "running";
@@ -191,16 +211,17 @@
         el("span", {}, [left, kept].filter(Boolean).join(" · "))));
   }
   function charts(job) {
+    // against passes, or, for a learner of minibatches, against its steps
     const measured = job.curves.filter((c) => c.objective || c.validation_error || c.train_error);
     const pool = measured.length ? measured : job.curves;
     const curve = pool[pool.length - 1];
     if (!curve) return null;
     const against = `against ${curve.axis === "steps" ? "steps" : "passes"}`;
     return el("div", { class: "charts" },
-      chart("Objective", against, curve, [{ key: "objective", name: "objective", color: BLUE }], figure),
+      chart("Objective", against, curve, [{ key: "objective", name: "objective", color: BLUE }], figure, figure),
       chart("Error", "", curve, [{ key: "validation_error", name: "validation", color: BLUE },
-        { key: "train_error", name: "training", color: GREY }], percent),
-      chart("Rows per second", against, curve, [{ key: "rows_per_s", name: "rows/s", color: BLUE }], short, 0));
+        { key: "train_error", name: "training", color: GREY }], percent, (value) => `${figure(+(100 * value).toPrecision(6))} %`),
+      chart("Rows per second", against, curve, [{ key: "rows_per_s", name: "rows/s", color: BLUE }], short, short, 0));
   }
   function short(value) {
     if (!known(value)) return "–";
@@ -215,7 +236,7 @@
       el("td", {}, worker.name || worker.worker, worker.lost ? el("span", { class: "state lost", style: "margin-left:8px" }, "lost") : null),
       el("td", {}, device),
       el("td", {}, worker.lost || !known(worker.rows_per_s) ? "–" : bar(worker.rows_per_s / fastest), worker.lost || !known(worker.rows_per_s) ? null : el("span", {}, count(worker.rows_per_s))),
-      el("td", {}, known(memory) ? bar(share, share > 0.85) : "–", known(memory) ? el("span", {}, bytes(memory), limit ? el("span", { class: "muted" }, ` of ${bytes(limit)}`) : null) : null),
+      el("td", {}, limit && known(memory) ? bar(share, share > 0.85) : null, el("span", {}, bytes(memory), limit && known(memory) ? el("span", { class: "muted" }, ` of ${bytes(limit)}`) : null)),
       el("td", { class: "num" }, count(worker.spans)),
       el("td", {}, worker.last_span || "–"),
       el("td", { class: "num muted" }, known(worker.seconds_ago) ? `${duration(worker.seconds_ago)} ago` : ""));
@@ -242,14 +263,15 @@
     return el("section", { class: "card" }, el("h3", {}, "Events"), el("ul", { class: "events" }, ...items));
   }
   function drawJob(job) {
-    if (!job) { byId("job").replaceChildren(); return; }
-    const old = document.querySelector("#scalelatent .events"), scrolled = old ? old.scrollTop : 0;
-    const top = el("div", { class: "card" },
-      el("div", { class: "head" }, el("h2", {}, job.name), pill(job), el("span", { class: "muted" }, job.model), el("span", { class: "mono", title: "run folder" }, job.run)),
-      facts(job), job.error ? el("p", { class: "error" }, job.error) : null, passBar(job));
-    byId("job").replaceChildren(...[top, charts(job), workers(job), events(job)].filter(known));
-    const fresh = document.querySelector("#scalelatent .events");
-    if (fresh) fresh.scrollTop = scrolled;
+    if (!job) { byId("job").hidden = true; return; }
+    byId("job").hidden = false;
+    swap(byId("head"), el("div", { class: "card" },
+      el("div", { class: "head" }, el("h2", {}, job.name), pill(job), el("span", { class: "muted" }, job.model),
+        el("span", { class: "mono", title: "run folder" }, job.run)),
+      facts(job), job.error ? el("p", { class: "error" }, job.error) : null, passBar(job)));
+    swap(byId("charts"), charts(job));
+    swap(byId("workers"), workers(job));
+    swap(byId("events"), events(job));
   }
 
   // -- the beat ---------------------------------------------------------------------------------------------
@@ -272,9 +294,9 @@
     if (!response.ok) throw new Error(`the scheduler answered ${response.status}`);
     return response.json();
   }
-  let drawn = 0, busy = false;
+  let drawn = 0, turn = 0, busy = false;
   async function beat() {
-    if (document.hidden || busy) return;
+    const mine = ++turn; // an answer that comes after a newer question is not drawn
     busy = true;
     try {
       let answer = await ask(chosenId() || state.last);
@@ -282,6 +304,7 @@
         state.last = answer.jobs[0].id;
         answer = await ask(state.last);
       }
+      if (mine !== turn) return;
       drawCluster(answer.cluster, answer.jobs);
       drawJobs(answer.jobs, answer.job && answer.job.id);
       drawJob(answer.job);
@@ -290,14 +313,15 @@
     } catch (error) {
       live(drawn ? `scheduler not reached for ${duration((Date.now() - drawn) / 1000)}` : "scheduler not reached", true);
     } finally {
-      busy = false;
+      if (mine === turn) busy = false;
     }
   }
+  const regularly = () => { if (!document.hidden && !busy) beat(); };
   addEventListener("hashchange", beat);
-  document.addEventListener("visibilitychange", beat);
+  document.addEventListener("visibilitychange", regularly);
   for (const link of document.querySelectorAll(".navbar a")) {
     if (link.getAttribute("href") === "scalelatent") link.closest("li").classList.add("active");
   }
   beat();
-  setInterval(beat, PERIOD);
+  setInterval(regularly, PERIOD);
 })();
