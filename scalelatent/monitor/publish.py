@@ -28,6 +28,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -94,7 +95,8 @@ class ClusterLog(Callback):
         self._held: dict[str, Any] | None = None  # a pass that came too soon after the one before
         self._waiting: deque[dict[str, Any]] = deque(maxlen=WAITING)
         self._sending: Any = None
-        self._lock = threading.Lock()
+        # Reentrant: what is sent at once calls back at once.
+        self._lock = threading.RLock()
 
     def __enter__(self) -> ClusterLog:
         self.state("running")
@@ -133,7 +135,6 @@ class ClusterLog(Callback):
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             with self._lock:
-                self._push()
                 if self._sending is None and not self._waiting:
                     return True
             time.sleep(0.01)
@@ -221,15 +222,20 @@ class ClusterLog(Callback):
 
     def _push(self) -> None:
         """Hand what waits to the client's event loop, unless it is still busy with what it got before."""
-        if self._sending is not None and not self._sending.done():
-            return
-        if self._sending is not None:
-            with suppress(Exception):  # a scheduler that is away; `distributed` says so itself
-                self._sending.result()
-        self._sending = None
-        if self._waiting:
-            self._sending = hooks.post_event(self.client, TOPIC, list(self._waiting)) or None
+        if self._sending is None and self._waiting:
+            messages = list(self._waiting)
             self._waiting.clear()
+            sending = hooks.post_event(self.client, TOPIC, messages)
+            if sending:
+                self._sending = sending
+                sending.add_done_callback(self._sent)
+
+    def _sent(self, sending: Any) -> None:
+        with self._lock:
+            with suppress(Exception, CancelledError):  # a scheduler that is away; `distributed` says so itself
+                sending.result()
+            self._sending = None
+            self._push()
 
 
 def scalars(info: Mapping[str, Any]) -> dict[str, Any]:
