@@ -1,8 +1,8 @@
 """The semi-private parts of Dask that scalelatent uses, all of them, each behind a guard.
 
-They are no documented interface. Where a version of Dask lacks one, it is said once in the log and the program
-goes on without what hangs on it; ``tests/monitor/test_hooks.py`` tells when that happens. Nothing else in
-scalelatent reaches into a scheduler, a worker or a client beyond their documentation.
+They are no documented interface. Where a version of Dask lacks one, it is said once in the log and the
+program goes on without what hangs on it; ``tests/monitor/test_hooks.py`` tells when that happens. Nothing
+else in scalelatent reaches into a scheduler, a worker or a client beyond their documentation.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,12 +55,14 @@ def _say_once(name: str, without: str, error: Exception) -> None:
     if name in _said:
         return
     _said.add(name)
-    import distributed
-
     logger.warning(
-        "scalelatent: this version of Dask (distributed %s) lacks what %s needs (%s: %s); going on without %s",
-        distributed.__version__, name, type(error).__name__, error, without,
-    )  # fmt: skip
+        "scalelatent: this Dask (distributed %s) lacks what %s needs (%s: %s); going on without %s",
+        version("distributed"),
+        name,
+        type(error).__name__,
+        error,
+        without,
+    )
 
 
 # -- the scheduler's web server ------------------------------------------------------------------------------
@@ -178,11 +181,8 @@ def lost_worker(topic: str, message: Any) -> LostWorker | None:
     )
 
 
-_under_way = 0
-
-
 @_guarded("messages to the dashboard page", lambda: False)
-def post_event(client: Any, topic: str, messages: Sequence[dict[str, Any]]) -> Any:
+def post_event(client: Any, topic: str, messages: Sequence[dict[str, Any]], pause: float = 0.0) -> Any:
     """Log events without waiting for the scheduler.
 
     ``Client.log_event`` waits for an answer: a driver would stand still while a scheduler is away.
@@ -193,6 +193,8 @@ def post_event(client: Any, topic: str, messages: Sequence[dict[str, Any]]) -> A
     topic : str
     messages : list of dict
         Sent in order.
+    pause : float
+        Seconds after the last one, before they count as sent: whoever waits for that sends no more often.
 
     Returns
     -------
@@ -204,6 +206,7 @@ def post_event(client: Any, topic: str, messages: Sequence[dict[str, Any]]) -> A
     async def send() -> None:
         for message in messages:
             await log_event(topic=topic, msg=message)
+        await asyncio.sleep(pause)
 
     if client.loop is None or client.status not in ("running", "connecting"):
         return False
@@ -233,8 +236,8 @@ def worker_facts(scheduler: Any) -> dict[str, dict[str, Any]]:
 def forgive(scheduler: Any, key: str) -> bool:
     """Let a task begin anew after its worker's death as if it were the first time.
 
-    The scheduler gives a task up (``KilledWorker``) after ``distributed.scheduler.allowed-failures`` deaths. A
-    driver runs as long as its job and holds no memory to speak of: what kills workers is not it.
+    The scheduler gives a task up (``KilledWorker``) after ``distributed.scheduler.allowed-failures`` deaths.
+    A driver runs as long as its job and holds no memory to speak of: what kills workers is not it.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""What a run tells while it runs: live progress, the logs of the run folder, and a page of the Dask dashboard.
+"""What a run tells while it runs: live progress, the logs of its folder, and a page of the Dask dashboard.
 
 Names are loaded when first used: a fit in this process needs neither Dask nor a web server.
 """

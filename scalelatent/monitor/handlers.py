@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import weakref
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ FOLDER = Path(__file__).parent / "page"
 FORMAT_VERSION = 1
 # Several viewers within this time read one answer.
 FRESH_SECONDS = 0.4
+_bodies: weakref.WeakKeyDictionary[Board, dict[str | None, tuple[float, str]]] = weakref.WeakKeyDictionary()
 
 
 class _Handler(RequestHandler):
@@ -71,7 +73,9 @@ ROUTES: list[tuple[str, type[RequestHandler]]] = [
 ]
 
 
-def snapshot(board: Board, workers: dict[str, dict[str, Any]], job: str | None = None, now: float | None = None) -> dict[str, Any]:
+def snapshot(
+    board: Board, workers: dict[str, dict[str, Any]], job: str | None = None, now: float | None = None
+) -> dict[str, Any]:
     """What ``/scalelatent.json`` answers.
 
     Parameters
@@ -87,8 +91,8 @@ def snapshot(board: Board, workers: dict[str, dict[str, Any]], job: str | None =
     -------
     dict
         ``format_version``, ``time`` (s since the epoch), ``cluster`` (workers, threads, GPUs, workers lost),
-        ``jobs`` (a summary each) and, where asked for, ``job``. Times are in seconds, memory in bytes; what is
-        not known is null.
+        ``jobs`` (a summary each) and, where asked for, ``job``. Times are in seconds, memory in bytes; what
+        is not known is null.
 
     Examples
     --------
@@ -123,7 +127,7 @@ def snapshot(board: Board, workers: dict[str, dict[str, Any]], job: str | None =
 
 def _body(scheduler: Any, board: Board, job: str | None) -> str:
     """The answer as text, made once for all who ask at about the same time."""
-    kept: dict[str | None, tuple[float, str]] = board.__dict__.setdefault("_bodies", {})
+    kept = _bodies.setdefault(board, {})
     now = time.monotonic()
     if job not in kept or now - kept[job][0] > FRESH_SECONDS:
         for old in [key for key, (at, _) in kept.items() if now - at > FRESH_SECONDS]:

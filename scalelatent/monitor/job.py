@@ -31,7 +31,7 @@ class JobView:
     --------
     >>> job = JobView("runs/mnist")
     >>> job.feed({"kind": "state", "state": "running", "job": "mnist-1f", "model": "capsule"}, 100.0)
-    >>> job.feed({"kind": "pass", "pass": 1, "stage": "em", "objective": 0.5, "rows": 10, "seconds": 2}, 102.0)
+    >>> job.feed({"kind": "pass", "pass": 1, "objective": 0.5, "rows": 10, "seconds": 2}, 102.0)
     >>> summary = job.summary(103.0)
     >>> summary["id"], summary["state"], summary["pass"], summary["objective"]
     ('mnist-1f', 'running', 1, 0.5)
@@ -164,7 +164,11 @@ class JobView:
             self.spans_redone[pool] = self.spans_redone.get(pool, 0) + int(number(message, "count", 1))
         elif name == "shard_quarantined":
             self.quarantined += 1
-        elif name == "worker_lost" and message.get("worker") and not self.workers.lose(clip(message["worker"], 200)):
+        elif (
+            name == "worker_lost"
+            and message.get("worker")
+            and not self.workers.lose(clip(message["worker"], 200))
+        ):
             return
         self._note(name, values, now)
 
@@ -257,7 +261,8 @@ class JobView:
     def _note(self, name: str, values: Mapping[str, Any], now: float) -> None:
         said = ((key, value) for key, value in values.items() if value is not None and value != "")
         text = ", ".join(
-            _say(value) if key == name else f"{clip(key, 40).replace('_', ' ')} {_say(value)}" for key, value in said
+            _say(value) if key == name else f"{clip(key, 40).replace('_', ' ')} {_say(value)}"
+            for key, value in said
         )
         self.events.append({"time": now, "name": name, "text": clip(text, 600)})
 

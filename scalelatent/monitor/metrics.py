@@ -28,8 +28,7 @@ class JobCollector:
     >>> collector = JobCollector()
     >>> collector.boards.add(board)
     >>> sorted((s.name, s.value) for family in collector.collect() for s in family.samples)
-    ... # doctest: +NORMALIZE_WHITESPACE
-    [('scalelatent_objective', 0.5), ('scalelatent_pass', 3), ('scalelatent_rows_total', 100.0),
+    [('scalelatent_objective', 0.5), ('scalelatent_pass', 3), ('scalelatent_rows_total', 100),
      ('scalelatent_spans_redone_total', 0)]
     """
 
@@ -44,10 +43,18 @@ class JobCollector:
         """The families, as prometheus_client wants them."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        rows = CounterMetricFamily("scalelatent_rows", "Rows computed; pool is all where workers do not tell", labels=LABELS)
-        passes = GaugeMetricFamily("scalelatent_pass", "Last finished pass of the current stage", labels=LABELS)
-        objective = GaugeMetricFamily("scalelatent_objective", "Objective after the last finished pass", labels=LABELS)
-        redone = CounterMetricFamily("scalelatent_spans_redone", "Spans computed again after a failure", labels=LABELS)
+        rows = CounterMetricFamily(
+            "scalelatent_rows", "Rows computed; pool is all where workers do not tell", labels=LABELS
+        )
+        passes = GaugeMetricFamily(
+            "scalelatent_pass", "Last finished pass of the current stage", labels=LABELS
+        )
+        objective = GaugeMetricFamily(
+            "scalelatent_objective", "Objective after the last finished pass", labels=LABELS
+        )
+        redone = CounterMetricFamily(
+            "scalelatent_spans_redone", "Spans computed again after a failure", labels=LABELS
+        )
         told: set[tuple[str, str]] = set()
         for board in list(self.boards):
             for job in list(board.jobs.values()):
@@ -55,7 +62,7 @@ class JobCollector:
                 if labels in told:
                     continue
                 told.add(labels)
-                for pool, count in (job.workers.pool_rows or {ALL: job.rows}).items():
+                for pool, count in (job.workers.pool_rows or {ALL: int(job.rows)}).items():
                     rows.add_metric([*labels, pool], count)
                 for pool, count in (job.spans_redone or {ALL: 0}).items():
                     redone.add_metric([*labels, pool], count)

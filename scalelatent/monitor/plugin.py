@@ -53,7 +53,9 @@ class ScalelatentPlugin(SchedulerPlugin):
         for when, message in hooks.past_events(scheduler, TOPIC):
             self.board.feed(message, when)
         self._workers = dict(scheduler.workers)
-        if hooks.add_routes(scheduler, [(path, handler, {"scheduler": scheduler}) for path, handler in ROUTES]):
+        if hooks.add_routes(
+            scheduler, [(path, handler, {"scheduler": scheduler}) for path, handler in ROUTES]
+        ):
             hooks.add_page(scheduler, PLUGIN)
         metrics.show(self.board)
 
@@ -132,7 +134,8 @@ def install(client: Any) -> str:
     try:
         client.register_plugin(ScalelatentPlugin(), name=PLUGIN)
     except ImportError as error:
-        return f"the scheduler {client.scheduler.address} cannot import scalelatent ({error}): install it there too"
+        where = f"the scheduler {client.scheduler.address}"
+        return f"{where} cannot import scalelatent ({error}): install it there too"
     except Exception as error:  # noqa: BLE001  a job must not fail for want of a page
         return f"the scheduler does not take the page: {type(error).__name__}: {error}"
     return ""

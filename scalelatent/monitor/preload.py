@@ -1,7 +1,8 @@
 """Preload of a scheduler: ``dask scheduler --preload scalelatent.monitor.preload``.
 
-Or in Dask's configuration: ``distributed: {scheduler: {preload: [scalelatent.monitor.preload]}}``. It puts the
-page ``/scalelatent``, ``/scalelatent.json`` and the Prometheus metrics on the scheduler, before any job comes.
+Or in Dask's configuration: ``distributed: {scheduler: {preload: [scalelatent.monitor.preload]}}``. It puts
+the page ``/scalelatent``, ``/scalelatent.json`` and the Prometheus metrics on the scheduler, before any job
+comes.
 """
 
 from __future__ import annotations

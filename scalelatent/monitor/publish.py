@@ -41,7 +41,7 @@ from .board import TOPIC
 __all__ = ["ClusterLog", "scalars"]
 
 PROGRESS_SECONDS = 0.5
-PASS_SECONDS = 0.1
+BATCH_SECONDS, BATCH_PASSES = 0.1, 5
 CHECKPOINT_SECONDS = 1.0
 # A scheduler that was restarted, or has the page only now, hears within this time whose passes those are.
 INTRODUCE_SECONDS = 15.0
@@ -51,8 +51,8 @@ WAITING = 200
 class ClusterLog(Callback):
     """Publish a run on the scheduler, a few small messages a second, without ever waiting for it.
 
-    Short passes are told ten times a second; the numbers of the others are in the sums. While the scheduler is
-    away messages are dropped, the oldest first: the run folder is the truth.
+    Of very short passes five in 0.1 s are told; the numbers of the others are in the sums. While the
+    scheduler is away messages are dropped, the oldest first: the run folder is the truth.
 
     Parameters
     ----------
@@ -92,7 +92,6 @@ class ClusterLog(Callback):
         self._state: dict[str, Any] = {"state": "running", "began": time.time()}
         self._told: dict[str, float] = {}
         self._rows = self._bytes = 0
-        self._held: dict[str, Any] | None = None  # a pass that came too soon after the one before
         self._waiting: deque[dict[str, Any]] = deque(maxlen=WAITING)
         self._sending: Any = None
         # Reentrant: what is sent at once calls back at once.
@@ -125,13 +124,11 @@ class ClusterLog(Callback):
         **more
             Further scalars, for example the scores.
         """
-        self._release()
         self._state |= {"state": state, "error": error, **scalars(more)}
         self._introduce()
 
     def flush(self, timeout: float = 2.0) -> bool:
         """Wait until all is sent, at most so many seconds; True where it is."""
-        self._release()
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             with self._lock:
@@ -149,7 +146,6 @@ class ClusterLog(Callback):
 
     def on_stage(self, info: dict[str, Any]) -> None:
         """Tell of a part of the fit."""
-        self._release()
         self._event("stage", info)
 
     def on_progress(self, info: dict[str, Any]) -> None:
@@ -157,16 +153,15 @@ class ClusterLog(Callback):
         if self._due("state", INTRODUCE_SECONDS):
             self._introduce()
         if self._due("progress", PROGRESS_SECONDS):
-            self._release()
             self._send({"kind": "progress", **scalars(info)})
 
     def on_pass_end(self, record: dict[str, Any]) -> bool | None:
-        """Tell the numbers of the pass, at most ten times a second."""
+        """Tell the numbers of the pass."""
         self._record(record)
         return None
 
     def on_report(self, record: dict[str, Any]) -> bool | None:
-        """Tell the numbers in mid-epoch, at most ten times a second."""
+        """Tell the numbers in mid-epoch."""
         self._record(record)
         return None
 
@@ -181,7 +176,6 @@ class ClusterLog(Callback):
 
     def on_fit_end(self, info: dict[str, Any]) -> None:
         """Tell that the fit is over (not the job: it may still score and report)."""
-        self._release()
         self._event("fit_ended", info)
         self.flush()
 
@@ -190,16 +184,9 @@ class ClusterLog(Callback):
     def _record(self, record: Mapping[str, Any]) -> None:
         self._rows += int(record.get("rows") or 0)
         self._bytes += int(record.get("bytes_read") or 0)
-        self._held = {"kind": "pass", **scalars(record), "run_rows": self._rows, "run_bytes": self._bytes}
         if self._due("state", INTRODUCE_SECONDS):
             self._introduce()
-        if self._due("pass", PASS_SECONDS):
-            self._release()
-
-    def _release(self) -> None:
-        held, self._held = self._held, None
-        if held is not None:
-            self._send(held)
+        self._send({"kind": "pass", **scalars(record), "run_rows": self._rows, "run_bytes": self._bytes})
 
     def _introduce(self) -> None:
         self._told["state"] = time.monotonic()
@@ -217,22 +204,34 @@ class ClusterLog(Callback):
 
     def _send(self, message: dict[str, Any]) -> None:
         with self._lock:
+            if message["kind"] in ("pass", "progress") and self._waiting:
+                self._thin(message["kind"], message.get("stage"))
             self._waiting.append({**message, "run": self.run})
             self._push()
+
+    def _thin(self, kind: str, stage: Any) -> None:
+        """Drop what a new pass or progress makes old while it waits: progress, and all but a few passes."""
+        passes = [m for m in self._waiting if m["kind"] == "pass" and m.get("stage") == stage]
+        old = [id(m) for m in passes[: -(BATCH_PASSES - 1)]] if kind == "pass" else []
+        old += [id(m) for m in self._waiting if m["kind"] == "progress"]
+        if old:
+            self._waiting = deque((m for m in self._waiting if id(m) not in old), WAITING)
 
     def _push(self) -> None:
         """Hand what waits to the client's event loop, unless it is still busy with what it got before."""
         if self._sending is None and self._waiting:
             messages = list(self._waiting)
             self._waiting.clear()
-            sending = hooks.post_event(self.client, TOPIC, messages)
+            sending = hooks.post_event(self.client, TOPIC, messages, BATCH_SECONDS)
             if sending:
                 self._sending = sending
                 sending.add_done_callback(self._sent)
 
     def _sent(self, sending: Any) -> None:
         with self._lock:
-            with suppress(Exception, CancelledError):  # a scheduler that is away; `distributed` says so itself
+            with suppress(
+                Exception, CancelledError
+            ):  # a scheduler that is away; `distributed` says so itself
                 sending.result()
             self._sending = None
             self._push()

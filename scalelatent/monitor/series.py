@@ -130,7 +130,9 @@ class Rate:
         self._last = now
         passed = now - self._begin
         full = passed >= self.window
-        if full or (not self.value and passed >= min(EARLY, self.window)):  # a first word before the window is full
+        if full or (
+            not self.value and passed >= min(EARLY, self.window)
+        ):  # a first word before the window is full
             fresh = self._sum / passed
             self.value = 0.5 * (self.value + fresh) if self.value and full else fresh
         if full:

@@ -27,7 +27,7 @@ def find_chromium() -> str | None:
 
 
 class Page:
-    """One tab. Errors and warnings of its console, uncaught exceptions and failed loads gather in ``errors``."""
+    """One tab. Its console's errors and warnings, uncaught exceptions and failed loads are in ``errors``."""
 
     def __init__(self, url: str) -> None:
         import asyncio
@@ -93,7 +93,9 @@ class Page:
             if good(value):
                 return value
             if time.monotonic() > deadline:
-                raise AssertionError(f"{expression} is {value!r} after {seconds:.0f} s; errors: {self.errors}")
+                raise AssertionError(
+                    f"{expression} is {value!r} after {seconds:.0f} s; errors: {self.errors}"
+                )
             time.sleep(0.1)
 
     def screenshot(self, path: Path, whole: bool = False) -> None:

@@ -57,7 +57,9 @@ def get() -> Callable[[str], tuple[int, str]]:
 def jobs() -> Callable[..., dict[str, Any]]:
     """`/scalelatent.json`, once a condition on it holds."""
 
-    def ask(base: str, job: str | None = None, until: Callable[[Any], Any] = lambda _: True) -> dict[str, Any]:
+    def ask(
+        base: str, job: str | None = None, until: Callable[[Any], Any] = lambda _: True
+    ) -> dict[str, Any]:
         deadline = time.monotonic() + 10
         while True:
             status, text = fetch(f"{base}/scalelatent.json{f'?job={job}' if job else ''}")

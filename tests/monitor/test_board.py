@@ -17,28 +17,29 @@ from scalelatent.monitor.handlers import snapshot, to_json
 def feed_fit(board: Board, run: str, passes: int, begin: float = 1000.0, **more: Any) -> float:
     """A running job of so many passes, 2 s each; returns the time of the last message."""
     now = begin
-    board.feed({"kind": "state", "run": run, "state": "running", "job": run[-6:], "name": "fit", "model": "capsule",
-                "driver": "tcp://a:1"}, now)  # fmt: skip
+    who = {"job": run[-6:], "name": "fit", "model": "capsule", "driver": "tcp://a:1"}
+    board.feed({"kind": "state", "run": run, "state": "running", **who}, now)
     board.feed({"kind": "event", "run": run, "name": "fit_started", "rows": 1000, "max_iter": 100}, now)
     for number in range(1, passes + 1):
         now += 2.0
-        board.feed({"kind": "pass", "run": run, "stage": "capsule_estep", "pass": number, "objective": 1 / number,
-                    "validation_error": 0.5 / number, "rows": 1000, "seconds": 2.0, "bytes_read": 8_000_000, **more},
-                   now)  # fmt: skip
+        cost = {"rows": 1000, "seconds": 2.0, "bytes_read": 8_000_000}
+        measured = {"objective": 1 / number, "validation_error": 0.5 / number}
+        message = {"kind": "pass", "run": run, "stage": "capsule_estep", "pass": number, **measured, **cost}
+        board.feed({**message, **more}, now)
     return now
 
 
 def span(run: str, worker: str, **more: Any) -> dict[str, Any]:
-    return {"kind": "span", "run": run, "stage": "capsule_estep", "pass": 3, "part": "train", "span": 7, "rows": 500,
-            "bytes": 392_000, "seconds": 1.0, "wait_seconds": 0.25, "device": "cpu", "worker": worker,
-            "name": worker[-2:], "rss": 1 << 28, **more}  # fmt: skip
+    which = {"stage": "capsule_estep", "pass": 3, "part": "train", "span": 7, "rows": 500, "bytes": 392_000}
+    who = {"device": "cpu", "worker": worker, "name": worker[-2:], "rss": 1 << 28}
+    return {"kind": "span", "run": run, **which, "seconds": 1.0, "wait_seconds": 0.25, **who, **more}
 
 
 def test_a_job_is_told_with_rates_and_time_left() -> None:
     board = Board()
     now = feed_fit(board, "runs/mnist1", 10)
-    board.feed({"kind": "progress", "run": "runs/mnist1", "stage": "capsule_estep", "pass": 11, "rows_done": 250,
-                "rows_total": 1000, "rows_per_s": 500}, now + 0.5)  # fmt: skip
+    so_far = {"pass": 11, "rows_done": 250, "rows_total": 1000, "rows_per_s": 500}
+    board.feed({"kind": "progress", "run": "runs/mnist1", "stage": "capsule_estep", **so_far}, now + 0.5)
     (job,) = board.summary(now + 0.5)
     assert (job["id"], job["state"], job["pass"], job["max_passes"]) == ("mnist1", "running", 10, 100)
     assert job["objective"] == pytest.approx(0.1)
@@ -144,11 +145,11 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-KEYS = st.sampled_from(
-    ["kind", "run", "pass", "stage", "rows", "seconds", "objective", "state", "error", "worker", "name", "keys",
-     "memory", "rows_done", "rows_total", "rows_per_s", "max_iter", "steps", "span", "device", "run_rows", "job",
-     "bytes_read", "expected", "submitted", "count", "event"]
-)  # fmt: skip
+NAMES = (
+    "kind run pass stage rows seconds objective state error worker name keys memory rows_done rows_total "
+    "rows_per_s max_iter steps span device run_rows job bytes_read expected submitted count event"
+)
+KEYS = st.sampled_from(NAMES.split())
 
 
 @settings(max_examples=60)
@@ -173,7 +174,9 @@ def test_no_message_breaks_the_board(messages: list[tuple[str, dict[str, Any]]],
 
 def test_texts_are_clipped() -> None:
     board = Board()
-    board.feed({"kind": "state", "run": "r" * 5000, "name": "n" * 10**6, "error": "e" * 10**6, "state": "failed"})
+    board.feed(
+        {"kind": "state", "run": "r" * 5000, "name": "n" * 10**6, "error": "e" * 10**6, "state": "failed"}
+    )
     assert len(to_json(snapshot(board, {}, "r" * 999 + "…"))) < 10_000
 
 

@@ -56,7 +56,9 @@ def test_a_run_is_told_from_its_start_to_its_end(watched: SimpleNamespace, jobs:
     with ClusterLog(watched.client, run, job="told-01", model="capsule", name="told", submitted=5.0) as log:
         log.on_fit_start({"rows": 100, "max_iter": 4, "W": object()})
         for number in (1, 2):
-            log.on_progress({"stage": "em", "pass": number, "rows_done": 50, "rows_total": 100, "rows_per_s": 10})
+            log.on_progress(
+                {"stage": "em", "pass": number, "rows_done": 50, "rows_total": 100, "rows_per_s": 10}
+            )
             log.on_pass_end({"stage": "em", "pass": number, "objective": 0.5, "rows": 100, "seconds": 0.1})
         answer = jobs(watched.base, "told-01", until=lambda a: a.get("job", {}).get("pass"))
         assert answer["job"]["state"] == "running"
@@ -102,11 +104,9 @@ def test_spans_come_from_the_workers(watched: SimpleNamespace, jobs: Any, get: A
     def work() -> None:
         from distributed import get_worker
 
-        get_worker().log_event(
-            "scalelatent",
-            {"kind": "span", "run": "/runs/spans", "stage": "em", "pass": 1, "part": "train", "span": 4, "rows": 300,
-             "bytes": 10, "seconds": 0.5, "device": "cpu", "worker": get_worker().address, "name": "w", "rss": 10**8},
-        )  # fmt: skip
+        which = {"run": "/runs/spans", "stage": "em", "pass": 1, "part": "train", "span": 4, "rows": 300}
+        how = {"seconds": 0.5, "device": "cpu", "worker": get_worker().address, "name": "w", "rss": 10**8}
+        get_worker().log_event("scalelatent", {"kind": "span", **which, **how})
 
     watched.client.submit(work, pure=False).result(timeout=30)
     answer = jobs(watched.base, "spans", until=lambda a: a.get("job", {}).get("worker_rows"))
@@ -115,7 +115,9 @@ def test_spans_come_from_the_workers(watched: SimpleNamespace, jobs: Any, get: A
     assert worker["last_span"] == "em, pass 1, span 4"
     assert worker["threads"] == 1
     assert worker["memory"] > 0
-    assert 'scalelatent_rows_total{job="spans",model="",pool="cpu"} 300.0' in get(f"{watched.base}/metrics")[1]
+    assert (
+        'scalelatent_rows_total{job="spans",model="",pool="cpu"} 300.0' in get(f"{watched.base}/metrics")[1]
+    )
 
 
 def test_an_unknown_job_is_404_and_so_is_everything_after_the_plugin_has_gone(get: Any) -> None:
@@ -215,20 +217,25 @@ def test_a_worker_that_is_retired_is_not_lost() -> None:
         assert cluster.scheduler.plugins[PLUGIN].board.lost_total == 0
 
 
-def test_a_thousand_passes_take_little_of_the_driver_and_nothing_waits(watched: SimpleNamespace, jobs: Any) -> None:
+def test_a_thousand_passes_take_little_of_the_driver_and_nothing_waits(
+    watched: SimpleNamespace, jobs: Any
+) -> None:
     log = ClusterLog(watched.client, "/runs/fast", job="fast-1", model="capsule")
     begin = time.monotonic()
     for number in range(1, 2001):
         log.on_progress({"stage": "em", "pass": number, "rows_done": 100, "rows_total": 100})
-        log.on_pass_end({"stage": "em", "pass": number, "objective": 1 / number, "rows": 100, "seconds": 0.001})
+        log.on_pass_end(
+            {"stage": "em", "pass": number, "objective": 1 / number, "rows": 100, "seconds": 0.001}
+        )
         log.on_checkpoint({"pass": number, "path": "p", "seconds": 0.0})
     seconds = time.monotonic() - begin
     assert seconds < 2.0  # 1 ms each would be no small thing; some µs are usual
     assert log.flush(10)
+    assert len(log._waiting) <= 200
     job = jobs(watched.base, "fast-1", until=lambda a: a.get("job", {}).get("pass") == 2000)["job"]
     assert job["rows"] == 200_000
     messages = [m for _, m in watched.scheduler.get_events("scalelatent") if m.get("run") == "/runs/fast"]
-    assert len(messages) < 40 + 20 * seconds
+    assert len(messages) < 20 + 100 * seconds
 
 
 def test_a_dead_scheduler_neither_stops_nor_fails_a_run() -> None:
@@ -243,8 +250,7 @@ def test_a_dead_scheduler_neither_stops_nor_fails_a_run() -> None:
         cluster.close(timeout=30)
         begin = time.monotonic()
         for number in range(1000):
-            log._told.clear()  # nothing is held back
-            log.on_pass_end({"stage": "em", "pass": number, "objective": 0.0, "rows": 1, "seconds": 0.1})
+            log.on_event({"event": "note", "number": number})
         assert time.monotonic() - begin < 5
         assert len(log._waiting) <= 200
         log.flush(0.2)
@@ -257,8 +263,9 @@ PRELOADED = """
 import asyncio
 from distributed import Scheduler
 async def main():
-    async with Scheduler(host="127.0.0.1", port=0, dashboard_address="127.0.0.1:0", http_prefix="/behind/a-proxy",
-                         preload="scalelatent.monitor.preload") as scheduler:
+    where = {"host": "127.0.0.1", "port": 0, "dashboard_address": "127.0.0.1:0"}
+    preload = "scalelatent.monitor.preload"
+    async with Scheduler(http_prefix="/behind/a-proxy", preload=preload, **where) as scheduler:
         from tornado.httpclient import AsyncHTTPClient
         base = f"http://127.0.0.1:{scheduler.http_server.port}/behind/a-proxy"
         for path in ("scalelatent", "scalelatent.json", "status"):
@@ -278,4 +285,4 @@ def test_preload_behind_a_prefix_and_without_bokeh(bokeh: bool) -> None:
         assert lines == ["200 True", "200 b'{\"format_version\":1,'", "200 True"]
     else:  # a page of its own without Dask's navigation bar
         assert lines[:2] == ["200 b'<!DOCTYPE html>\\n<htm'", "200 b'{\"format_version\":1,'"]
-    assert "scalelatent: this version of Dask" not in done.stderr
+    assert "scalelatent: this Dask" not in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -21,7 +22,7 @@ def test_a_curve_is_bounded_even_and_keeps_both_ends(passes: int, limit: int) ->
     assert x[0] == 1
     assert x[-1] == passes
     assert list(curve.columns["objective"]) == [1.0 / v for v in x]
-    steps = {b - a for a, b in zip(x, x[1:-1], strict=False)}
+    steps = {b - a for a, b in itertools.pairwise(x[:-1])}
     assert len(steps) <= 1  # all but the last at even distances
     assert len(x) >= min(passes, limit // 2)
 
