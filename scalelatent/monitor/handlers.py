@@ -23,6 +23,7 @@ FOLDER = Path(__file__).parent / "page"
 FORMAT_VERSION = 1
 # Several viewers within this time read one answer.
 FRESH_SECONDS = 0.4
+WORKERS, WORKERS_LOST = 200, 50
 _bodies: weakref.WeakKeyDictionary[Board, dict[str | None, tuple[float, str]]] = weakref.WeakKeyDictionary()
 
 
@@ -122,7 +123,16 @@ def snapshot(
         for row in rows:
             row.update(workers.get(row["worker"], {}))
         rows.sort(key=lambda row: (row["lost"], natural(row["name"])))
+        out["job"]["worker_rows_hidden"] = _cut(rows)
     return out
+
+
+def _cut(rows: list[dict[str, Any]]) -> int:
+    """Leave some of very many workers out, of the lost ones the first; returns how many."""
+    there = sum(not row["lost"] for row in rows)
+    hidden = max(0, there - WORKERS) + max(0, len(rows) - there - WORKERS_LOST)
+    rows[:] = rows[: min(there, WORKERS)] + rows[there:][-WORKERS_LOST:]
+    return hidden
 
 
 def _body(scheduler: Any, board: Board, job: str | None) -> str:

@@ -216,5 +216,9 @@ def test_a_job_keeps_a_bounded_number_of_workers_and_losses() -> None:
     assert len(job.workers.rows) <= 1000
     assert job.workers.lost_total == 2500
     assert job.workers.pool_rows == {"cpu": 2500 * 500}
+    answer = snapshot(board, {}, "r", now=5000.0)["job"]
+    assert len(answer["worker_rows"]) == 50
+    assert len(answer["worker_rows"]) + answer["worker_rows_hidden"] == len(job.workers.rows)
+    board.feed(span("r", "tcp://h:0"), 5000.0)
     assert len(board.lost) <= 50
     assert len(board.lost[0]["tasks"]) == 50

@@ -2,7 +2,9 @@
 (() => {
   const ROOT = document.getElementById("scalelatent");
   const byId = (id) => document.getElementById(id);
-  const SHOWN_JOBS = 10, SHOWN_WORKERS = 100, PERIOD = 1000, TIMEOUT = 10000;
+  const SHOWN_JOBS = 10, TIMEOUT = 10000;
+  // Often, but a viewer must not take more than a few per cent of a scheduler's time.
+  const PERIOD = 1000, LONGEST = 5000, PATIENCE = 40;
   const BLUE = "#2f7fc9", GREY = "#9aa3ad";
   const state = { all: false, stage: null, tip: null };
 
@@ -249,9 +251,9 @@
       ? job.pools.map((p) => `${count(p.workers)} ${p.pool.toUpperCase()}: ${count(p.rows_per_s)} rows/s`).join(" · ") : "";
     const card = el("section", { class: "card" }, el("h3", {}, "Workers", el("small", {}, pools)), table(
       [["Worker"], ["Device"], ["Rows/s"], ["Memory"], ["Spans", "num"], ["Last span"], ["", "num"]],
-      rows.slice(0, SHOWN_WORKERS).map((worker) => workerRow(worker, fastest))));
-    if (rows.length > SHOWN_WORKERS) {
-      card.append(el("p", { class: "muted", style: "padding:0 16px" }, `and ${count(rows.length - SHOWN_WORKERS)} more`));
+      rows.map((worker) => workerRow(worker, fastest))));
+    if (job.worker_rows_hidden) {
+      card.append(el("p", { class: "muted more" }, `and ${count(job.worker_rows_hidden)} more`));
     }
     return card;
   }
@@ -294,10 +296,10 @@
     if (!response.ok) throw new Error(`the scheduler answered ${response.status}`);
     return response.json();
   }
-  let drawn = 0, turn = 0, busy = false;
+  let drawn = 0, turn = 0, timer = null;
   async function beat() {
-    const mine = ++turn; // an answer that comes after a newer question is not drawn
-    busy = true;
+    const mine = ++turn, begin = performance.now(); // an answer to an older question is not drawn
+    clearTimeout(timer);
     try {
       let answer = await ask(chosenId() || state.last);
       if (!answer.job && answer.jobs.length) {
@@ -313,15 +315,14 @@
     } catch (error) {
       live(drawn ? `scheduler not reached for ${duration((Date.now() - drawn) / 1000)}` : "scheduler not reached", true);
     } finally {
-      if (mine === turn) busy = false;
+      const wait = Math.min(LONGEST, Math.max(PERIOD, PATIENCE * (performance.now() - begin)));
+      if (mine === turn && !document.hidden) timer = setTimeout(beat, wait);
     }
   }
-  const regularly = () => { if (!document.hidden && !busy) beat(); };
   addEventListener("hashchange", beat);
-  document.addEventListener("visibilitychange", regularly);
+  document.addEventListener("visibilitychange", () => { if (!document.hidden) beat(); });
   for (const link of document.querySelectorAll(".navbar a")) {
     if (link.getAttribute("href") === "scalelatent") link.closest("li").classList.add("active");
   }
   beat();
-  setInterval(regularly, PERIOD);
 })();
