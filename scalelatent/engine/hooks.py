@@ -20,6 +20,7 @@ __all__ = [
     "add_page",
     "add_routes",
     "forgive",
+    "keep_task",
     "lost_worker",
     "page_frame",
     "past_events",
@@ -251,4 +252,22 @@ def forgive(scheduler: Any, key: str) -> bool:
         raise TypeError("suspicious is no number")
     # One below none: with allowed-failures 0 the first death would be one too many.
     task.suspicious = -1
+    return True
+
+
+@_guarded("jobs that outlive the client that submits them", lambda: False)
+def keep_task(scheduler: Any, key: str) -> bool:
+    """Let a task go on when the client that submitted it leaves, as `distributed.fire_and_forget` does.
+
+    That one is a message which overtakes the task it is about (a graph is unpacked aside, and a key that is
+    not known yet is passed over): a client that submits and leaves would lose the task.
+
+    Returns
+    -------
+    bool
+        Whether the scheduler knows the task by now; if not, ask again.
+    """
+    if key not in scheduler.tasks:
+        return False
+    scheduler.client_desires_keys([key], "fire-and-forget")
     return True

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .series import Curve, Rate
-from .workers import Workers, clip, number, number_or_none
+from .workers import Workers, clip, number, number_or_none, pool_of
 
 __all__ = ["JobView"]
 
@@ -160,7 +160,7 @@ class JobView:
             self.checkpoint = {"pass": number_or_none(message, "pass"), "time": now}
             return  # one a pass would push everything else out of the list
         elif name == "span_redone":
-            pool = clip(message.get("device") or message.get("pool") or "all", 20)
+            pool = pool_of(message, "all")
             self.spans_redone[pool] = self.spans_redone.get(pool, 0) + int(number(message, "count", 1))
         elif name == "shard_quarantined":
             self.quarantined += 1

@@ -11,7 +11,7 @@ pass       pass, stage, objective, train_error, validation_error, seconds, rows,
            of the pass record; run_rows and run_bytes: sums since this driver began
 progress   stage, pass, rows_done, rows_total, rows_per_s
 span       from the workers: stage, pass, part, span, rows, bytes, seconds, wait_seconds, device, worker
-           (address), name, rss
+           (address), name, rss; where several are told together sums, ``spans`` their number
 event      name (checkpoint, span_redone, shard_quarantined, worker_lost, …) and its scalars
 =========  ===============================================================================================
 
@@ -64,7 +64,7 @@ class ClusterLog(Callback):
     submitted : float, optional
         Seconds since the epoch.
     driver : str, optional
-        Who drives the run; host and process id by default.
+        Who drives the run: a worker's address, or host and process id.
 
     Examples
     --------
@@ -86,10 +86,9 @@ class ClusterLog(Callback):
         driver: str | None = None,
     ) -> None:
         self.client, self.run = client, str(run)
-        who = driver or f"{socket.gethostname()}:{os.getpid()}"
-        known = {"job": job, "model": model, "name": name, "submitted": submitted, "driver": who}
+        known = {"job": job, "model": model, "name": name, "submitted": submitted, "driver": driver}
         self._known = {key: value for key, value in known.items() if value is not None}
-        self._state: dict[str, Any] = {"state": "running", "began": time.time()}
+        self._state: dict[str, Any] = {"state": "running"}
         self._told: dict[str, float] = {}
         self._rows = self._bytes = 0
         self._waiting: deque[dict[str, Any]] = deque(maxlen=WAITING)
@@ -98,7 +97,8 @@ class ClusterLog(Callback):
         self._lock = threading.RLock()
 
     def __enter__(self) -> ClusterLog:
-        self.state("running")
+        self._known.setdefault("driver", f"{socket.gethostname()}:{os.getpid()}")
+        self.state("running", began=time.time())
         return self
 
     def __exit__(
@@ -148,10 +148,14 @@ class ClusterLog(Callback):
         """Tell of a part of the fit."""
         self._event("stage", info)
 
-    def on_progress(self, info: dict[str, Any]) -> None:
-        """Tell how far the pass is, at most twice a second."""
+    def on_wait(self) -> None:
+        """Tell every 15 s that the driver is there, however long a span takes."""
         if self._due("state", INTRODUCE_SECONDS):
             self._introduce()
+
+    def on_progress(self, info: dict[str, Any]) -> None:
+        """Tell how far the pass is, at most twice a second."""
+        self.on_wait()
         if self._due("progress", PROGRESS_SECONDS):
             self._send({"kind": "progress", **scalars(info)})
 
@@ -184,8 +188,7 @@ class ClusterLog(Callback):
     def _record(self, record: Mapping[str, Any]) -> None:
         self._rows += int(record.get("rows") or 0)
         self._bytes += int(record.get("bytes_read") or 0)
-        if self._due("state", INTRODUCE_SECONDS):
-            self._introduce()
+        self.on_wait()
         self._send({"kind": "pass", **scalars(record), "run_rows": self._rows, "run_bytes": self._bytes})
 
     def _introduce(self) -> None:

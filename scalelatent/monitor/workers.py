@@ -30,10 +30,10 @@ class WorkerRows:
         """Take in a span."""
         rows, seconds = int(number(message, "rows")), number(message, "seconds")
         self.name = clip(message.get("name") or self.address, 80)
-        self.pool = clip(message.get("device") or "cpu", 20)
+        self.pool = pool_of(message)
         self.rows += rows
         self.bytes += int(number(message, "bytes"))
-        self.spans += 1
+        self.spans += int(number(message, "spans", 1))
         self.seconds += seconds
         self.wait += number(message, "wait_seconds")
         self.rss = int(number(message, "rss")) or self.rss
@@ -148,6 +148,18 @@ def clip(value: Any, length: int = 300) -> str:
     """
     text = str(value)
     return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def pool_of(message: Mapping[str, Any], unknown: str = "cpu") -> str:
+    """Kind of device that a message tells of.
+
+    Examples
+    --------
+    >>> pool_of({"device": "cupy"}), pool_of({"device": "cpu"}), pool_of({})
+    ('gpu', 'cpu', 'cpu')
+    """
+    device = clip(message.get("device") or message.get("pool") or unknown, 20).lower()
+    return {"cupy": "gpu", "cuda": "gpu", "numpy": "cpu", "numba": "cpu"}.get(device, device)
 
 
 def span_text(message: Mapping[str, Any]) -> str:

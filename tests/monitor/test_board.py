@@ -110,6 +110,13 @@ def test_workers_pools_and_losses() -> None:
     assert not any(w["lost"] for w in job.detail(now + 9)["worker_rows"])
 
 
+def test_spans_that_are_told_together_are_counted_each() -> None:
+    board = Board()
+    board.feed(span("r", "tcp://h:w1", device="cupy", spans=4, rows=4000, seconds=4.0), 1000.0)
+    (worker,) = board.jobs["r"].detail(1000.0)["worker_rows"]
+    assert (worker["spans"], worker["rows"], worker["span_seconds"], worker["pool"]) == (4, 4000, 1.0, "gpu")
+
+
 def test_a_worker_that_was_told_to_go_is_no_loss_nor_is_one_of_another_job() -> None:
     board = Board()
     feed_fit(board, "r", 1)

@@ -102,6 +102,19 @@ def test_suspicion_is_forgiven(watched: SimpleNamespace) -> None:
     assert hooks.forgive(watched.scheduler, "no such task") is False
 
 
+def test_a_kept_task_outlives_its_client(watched: SimpleNamespace) -> None:
+    from distributed import Client
+
+    key = "kept-task"
+    with Client(watched.scheduler.address, timeout=30, set_as_default=False) as other:
+        future = other.submit(int, 7, key=key, pure=False)
+        future.result(timeout=30)
+        assert on_scheduler(watched, lambda s: hooks.keep_task(s, key)) is True
+        assert on_scheduler(watched, lambda s: hooks.keep_task(s, "no such task")) is False
+    assert key in watched.scheduler.tasks
+    on_scheduler(watched, lambda s: s.client_releases_keys([key], "fire-and-forget"))
+
+
 def test_the_event_of_a_removed_worker_is_read(said: Any) -> None:
     """That the scheduler sends it so is what test_plugin's lost workers show."""
     event = {"action": "remove-worker", "worker": "tcp://a:1", "processing-tasks": {"k2", "k1", ("t", 0)},
@@ -125,6 +138,7 @@ CHANGED = {
     "lost_worker": (lambda: hooks.lost_worker("all", {"action": "remove-worker", "worker": "w"}), None),
     "post_event": (lambda: hooks.post_event(NOTHING, "a", [{}]), False),
     "worker_facts": (lambda: hooks.worker_facts(SimpleNamespace(workers={"a": NOTHING})), {}),
+    "keep_task": (lambda: hooks.keep_task(NOTHING, "k"), False),
     "forgive": (lambda: hooks.forgive(SimpleNamespace(tasks={"k": NOTHING}), "k"), False),
 }
 

@@ -238,6 +238,22 @@ def test_a_thousand_passes_take_little_of_the_driver_and_nothing_waits(
     assert len(messages) < 20 + 100 * seconds
 
 
+def test_a_scheduler_that_did_not_hear_the_beginning_learns_whose_passes_those_are(
+    watched: SimpleNamespace, jobs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = ClusterLog(watched.client, "/runs/late", job="late-77", model="capsule")
+    watched.scheduler.plugins[PLUGIN].board.jobs.clear()
+    log.on_event({"event": "note"})
+    log.on_wait()  # the first time, and then not for a while
+    log.on_wait()
+    jobs(watched.base, "late-77", until=lambda a: a["job"]["model"] == "capsule")
+    assert len([m for m in told(watched.scheduler, "state") if m["run"] == "/runs/late"]) == 1
+    monkeypatch.setattr("scalelatent.monitor.publish.INTRODUCE_SECONDS", 0.0)
+    log.on_wait()
+    assert log.flush(10)
+    assert len([m for m in told(watched.scheduler, "state") if m["run"] == "/runs/late"]) == 2
+
+
 def test_a_dead_scheduler_neither_stops_nor_fails_a_run() -> None:
     from distributed import Client
 

@@ -55,6 +55,7 @@
     if (same || held || (place.firstChild && place.querySelector("svg:hover"))) return;
     const scrolled = [...place.querySelectorAll(".scroll, .events")].map((node) => [node.scrollLeft, node.scrollTop]);
     const focus = place.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+    if (place.querySelector("svg")) tip(null);
     place.replaceChildren(fresh);
     place.querySelectorAll(".scroll, .events").forEach((node, i) => {
       if (scrolled[i]) [node.scrollLeft, node.scrollTop] = scrolled[i];
@@ -134,7 +135,9 @@
     const card = el("section", { class: "card chart" }, el("h3", {}, title, el("small", {}, note || "", ...keys)));
     if (!series.length) { card.append(el("p", { class: "empty" }, "not measured yet")); return card; }
     const W = chartWidth(), H = 220, L = 58, R = 18, T = 12, B = 30;
-    const values = series.flatMap((s) => curve[s.key].filter(known));
+    // The steep beginning of a long fit would press all that is of interest later into a straight line.
+    const from = curve.x.length > 20 ? Math.floor(curve.x.length / 10) : 0;
+    const values = series.flatMap((s) => curve[s.key].slice(from).filter(known));
     let low = Math.min(...values), high = Math.max(...values);
     if (known(floor)) low = Math.min(low, floor);
     const pad = (high - low) * 0.06 || Math.abs(high) * 0.05 || 1;
@@ -152,11 +155,13 @@
     for (const t of along[0] - x0 > (x1 - x0) / 7 ? [x0, ...along] : along) {
       svg.append(el("svg:text", { x: X(t), y: H - 10, "text-anchor": "middle" }, count(t)));
     }
-    for (const s of series) {
+    const clip = `clip-${title.replaceAll(" ", "-")}`;
+    svg.append(el("svg:clipPath", { id: clip }, el("svg:rect", { x: L, y: 2, width: W - L, height: H - B })));
+    for (const s of series.slice().reverse()) {
       const points = curve.x.map((x, i) => [x, curve[s.key][i]]).filter(([, y]) => known(y));
       const d = points.map(([x, y], i) => `${i ? "L" : "M"}${X(x).toFixed(1)} ${Y(y).toFixed(1)}`).join("");
       const [lx, ly] = points[points.length - 1];
-      svg.append(el("svg:path", { class: "line", d, stroke: s.color, "data-series": s.key, "data-points": points.length }),
+      svg.append(el("svg:path", { class: "line", d, "clip-path": `url(#${clip})`, stroke: s.color, "stroke-width": points.length > 150 ? 1.3 : 2, "data-series": s.key, "data-points": points.length }),
         el("svg:circle", { cx: X(lx), cy: Y(ly), r: 3.2, fill: s.color }));
     }
     const cross = el("svg:line", { class: "cross", y1: T, y2: H - B, visibility: "hidden" });
