@@ -99,6 +99,8 @@ class JobView:
         for key in ("submitted", "began"):
             if number(message, key):
                 setattr(self, key, number(message, key))
+        if message.get("again") and self.state in ENDED:
+            return
         state = clip(message.get("state") or self.state, 20)
         if state != self.state or not self.events:
             self._note(state, _some(message, ("error",)), now)

@@ -53,6 +53,7 @@ class ScalelatentPlugin(SchedulerPlugin):
         for when, message in hooks.past_events(scheduler, TOPIC):
             self.board.feed(message, when)
         self._workers = dict(scheduler.workers)
+        self._forgive(scheduler, scheduler.tasks)
         if hooks.add_routes(
             scheduler, [(path, handler, {"scheduler": scheduler}) for path, handler in ROUTES]
         ):

@@ -6,7 +6,8 @@ Messages are events of Dask on the topic ``"scalelatent"`` (`distributed.Client.
 =========  ===============================================================================================
 kind       further keys
 =========  ===============================================================================================
-state      job (its id), name, model, state, error, submitted, began (s since the epoch), driver
+state      job (its id), name, model, state, error, submitted, began (s since the epoch), driver; again where
+           it is only repeated: an ended job does not run again by it
 pass       pass, stage, objective, train_error, validation_error, seconds, rows, bytes_read, …: the scalars
            of the pass record; run_rows and run_bytes: sums since this driver began
 progress   stage, pass, rows_done, rows_total, rows_per_s
@@ -151,7 +152,7 @@ class ClusterLog(Callback):
     def on_wait(self) -> None:
         """Tell every 15 s that the driver is there, however long a span takes."""
         if self._due("state", INTRODUCE_SECONDS):
-            self._introduce()
+            self._introduce(again=True)
 
     def on_progress(self, info: dict[str, Any]) -> None:
         """Tell how far the pass is, at most twice a second."""
@@ -191,9 +192,11 @@ class ClusterLog(Callback):
         self.on_wait()
         self._send({"kind": "pass", **scalars(record), "run_rows": self._rows, "run_bytes": self._bytes})
 
-    def _introduce(self) -> None:
+    def _introduce(self, again: bool = False) -> None:
         self._told["state"] = time.monotonic()
-        self._send({"kind": "state", **self._known, **self._state})
+        # Whoever ends the run may say so by another way, which overtakes this one.
+        more = {"again": True} if again else {}
+        self._send({"kind": "state", **self._known, **self._state, **more})
 
     def _event(self, name: str, info: Mapping[str, Any]) -> None:
         self._send({"kind": "event", **scalars(info), "name": name})

@@ -166,7 +166,7 @@ def test_a_plugin_goes_on_without_any_of_them(monkeypatch: pytest.MonkeyPatch, s
     from scalelatent.monitor.plugin import ScalelatentPlugin
 
     plugin = ScalelatentPlugin()
-    asyncio.run(plugin.start(SimpleNamespace(workers={}, plugins={})))
+    asyncio.run(plugin.start(SimpleNamespace(workers={}, plugins={}, tasks={})))
     plugin.log_event("scalelatent", {"kind": "pass", "run": "r", "pass": 1, "objective": 0.5})
     plugin.log_event("all", {"action": "remove-worker"})
     plugin.remove_worker(SimpleNamespace(tasks={"scalelatent-job-1": NOTHING}), "tcp://a:1")
