@@ -286,6 +286,7 @@
     const many = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
     const words = [many(cluster.workers, "worker"), many(cluster.threads, "thread")];
     if (cluster.gpus) words.push(many(cluster.gpus, "GPU"));
+    if (cluster.workers_lost) words.push(`${many(cluster.workers_lost, "worker")} lost`);
     const running = jobs.filter((job) => job.state === "running").length;
     words.push(`${count(running)} of ${many(jobs.length, "job")} running`);
     byId("cluster").textContent = words.join(" · ");
