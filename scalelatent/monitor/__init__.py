@@ -1,1 +1,20 @@
-"""What a run tells while it runs: live progress, and the metrics and event logs of the run folder."""
+"""What a run tells while it runs: live progress, the logs of its folder, and a page of the Dask dashboard.
+
+Names are loaded when first used: a fit in this process needs neither Dask nor a web server.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scalelatent._lazy import attach
+
+if TYPE_CHECKING:
+    from .plugin import ScalelatentPlugin, install
+    from .publish import ClusterLog
+
+__all__ = ["ClusterLog", "ScalelatentPlugin", "install"]
+
+_WHERE = {"ClusterLog": ".publish", "ScalelatentPlugin": ".plugin", "install": ".plugin"}
+
+__getattr__, __dir__ = attach(__name__, _WHERE)

@@ -1,0 +1,183 @@
+"""What the scheduler's web server answers: the page ``/scalelatent`` and ``/scalelatent.json``."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import weakref
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tornado.web import HTTPError, RequestHandler
+
+from scalelatent.engine import hooks
+
+from .board import Board
+from .workers import natural
+
+__all__ = ["ROUTES", "snapshot"]
+
+FOLDER = Path(__file__).parent / "page"
+FORMAT_VERSION = 1
+# Several viewers within this time read one answer.
+FRESH_SECONDS = 0.4
+WORKERS, WORKERS_LOST = 200, 50
+_bodies: weakref.WeakKeyDictionary[Board, dict[str | None, tuple[float, str]]] = weakref.WeakKeyDictionary()
+
+
+class _Handler(RequestHandler):
+    def initialize(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+
+    @property
+    def board(self) -> Board:
+        plugin = self.scheduler.plugins.get("scalelatent")
+        board = getattr(plugin, "board", None)
+        if board is None:
+            raise HTTPError(404, reason="the scalelatent plugin is not on this scheduler any more")
+        return board
+
+
+class PageHandler(_Handler):
+    """The page: Dask's frame around ours."""
+
+    def get(self) -> None:
+        """Answer with the page."""
+        _ = self.board
+        folder, variables = hooks.page_frame(self.scheduler)
+        self.set_header("Content-Type", "text/html; charset=utf-8")
+        self.set_header("Cache-Control", "no-store")
+        self.write(render(str(folder) if folder else None, variables))
+
+
+class JsonHandler(_Handler):
+    """``/scalelatent.json``, and with ``?job=ID`` all that is known of one job."""
+
+    def get(self) -> None:
+        """Answer with the jobs."""
+        wanted = self.get_query_argument("job", None)
+        board = self.board
+        if wanted is not None and board.find(wanted) is None:
+            self.set_status(404)
+            self.write({"error": f"no job {wanted!r} on this scheduler"})
+            return
+        self.set_header("Content-Type", "application/json")
+        self.set_header("Cache-Control", "no-store")
+        self.write(_body(self.scheduler, board, wanted))
+
+
+ROUTES: list[tuple[str, type[RequestHandler]]] = [
+    ("/scalelatent", PageHandler),
+    ("/scalelatent.json", JsonHandler),
+]
+
+
+def snapshot(
+    board: Board, workers: dict[str, dict[str, Any]], job: str | None = None, now: float | None = None
+) -> dict[str, Any]:
+    """What ``/scalelatent.json`` answers.
+
+    Parameters
+    ----------
+    board : Board
+    workers : dict
+        Of :func:`scalelatent.engine.hooks.worker_facts`.
+    job : str, optional
+        Id or run folder of a job to tell all of.
+    now : float, optional
+
+    Returns
+    -------
+    dict
+        ``format_version``, ``time`` (s since the epoch), ``cluster`` (workers, threads, GPUs, workers lost),
+        ``jobs`` (a summary each) and, where asked for, ``job``. Times are in seconds, memory in bytes; what
+        is not known is null.
+
+    Examples
+    --------
+    >>> snapshot(Board(), {})["jobs"]
+    []
+    """
+    now = time.time() if now is None else now
+    out: dict[str, Any] = {
+        "format_version": FORMAT_VERSION,
+        "time": now,
+        "cluster": {
+            "workers": len(workers),
+            "threads": sum(facts["threads"] for facts in workers.values()),
+            "gpus": sum(facts["gpus"] for facts in workers.values()),
+            "workers_lost": board.lost_total,
+            "lost": list(board.lost)[-10:],
+        },
+        "jobs": board.summary(now),
+    }
+    found = board.find(job) if job is not None else None
+    if found is not None:
+        out["job"] = found.detail(now)
+        rows = out["job"]["worker_rows"]
+        if not rows and found.state == "running":  # workers that have not told of a span yet
+            rows.extend({"worker": address, "pool": "gpu" if facts["gpus"] else "cpu", "lost": False}
+                        for address, facts in workers.items())  # fmt: skip
+        for row in rows:
+            row.update(workers.get(row["worker"], {}))
+        rows.sort(key=lambda row: (row["lost"], natural(row["name"])))
+        out["job"]["worker_rows_hidden"] = _cut(rows)
+    return out
+
+
+def _cut(rows: list[dict[str, Any]]) -> int:
+    """Leave some of very many workers out, of the lost ones the first; returns how many."""
+    there = sum(not row["lost"] for row in rows)
+    hidden = max(0, there - WORKERS) + max(0, len(rows) - there - WORKERS_LOST)
+    rows[:] = rows[: min(there, WORKERS)] + rows[there:][-WORKERS_LOST:]
+    return hidden
+
+
+def _body(scheduler: Any, board: Board, job: str | None) -> str:
+    """The answer as text, made once for all who ask at about the same time."""
+    kept = _bodies.setdefault(board, {})
+    now = time.monotonic()
+    if job not in kept or now - kept[job][0] > FRESH_SECONDS:
+        for old in [key for key, (at, _) in kept.items() if now - at > FRESH_SECONDS]:
+            del kept[old]
+        kept[job] = (now, to_json(snapshot(board, hooks.worker_facts(scheduler), job)))
+    return kept[job][1]
+
+
+def to_json(value: Any) -> str:
+    """JSON in which numbers are short and no NaN stands.
+
+    Examples
+    --------
+    >>> to_json({"a": 1 / 3, "b": float("nan")})
+    '{"a":0.3333333,"b":null}'
+    """
+    return json.dumps(_short(value), separators=(",", ":"), allow_nan=False)
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        return round(value, 3) if abs(value) >= 1e6 else float(f"{value:.7g}")
+    if isinstance(value, dict):
+        return {key: _short(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_short(item) for item in value]
+    return value
+
+
+def render(folder: str | None, variables: dict[str, Any]) -> str:
+    """The page as HTML; ``folder`` holds Dask's ``base.html``, or None for a page of its own."""
+    return str(_template(folder).render(**variables))
+
+
+@lru_cache(maxsize=2)
+def _template(folder: str | None) -> Any:
+    from jinja2 import Environment, FileSystemLoader
+
+    folders = [str(FOLDER)] + ([folder] if folder else [])
+    environment = Environment(loader=FileSystemLoader(folders), autoescape=True)
+    return environment.get_template("page.html" if folder else "alone.html")

@@ -1,0 +1,142 @@
+"""The scheduler plugin: collects the jobs' messages and shows them (page, JSON, Prometheus)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distributed import SchedulerPlugin
+
+from scalelatent.engine import hooks
+
+from .board import TOPIC, Board
+
+__all__ = ["DRIVER_PREFIX", "PLUGIN", "ScalelatentPlugin", "install"]
+
+PLUGIN = "scalelatent"
+DRIVER_PREFIX = "scalelatent-job-"
+KEYS_TOLD = 50
+
+
+class ScalelatentPlugin(SchedulerPlugin):
+    """Page ``/scalelatent``, ``/scalelatent.json`` and metrics of the jobs on a scheduler.
+
+    Register it with `install`, or start the scheduler with ``--preload scalelatent.monitor.preload``.
+
+    Attributes
+    ----------
+    board : Board
+        What it has heard.
+
+    Examples
+    --------
+    >>> from scalelatent.monitor.plugin import ScalelatentPlugin
+    >>> ScalelatentPlugin().name
+    'scalelatent'
+    """
+
+    name = PLUGIN
+    idempotent = True
+
+    def __init__(self) -> None:
+        self.scheduler: Any = None
+        self.board: Any = None
+        self._workers: dict[str, Any] = {}
+
+    async def start(self, scheduler: Any) -> None:
+        """Begin to listen; a scheduler that is just starting calls this twice."""
+        if self.scheduler is not None:
+            return
+        from . import metrics
+        from .handlers import ROUTES
+
+        self.scheduler, self.board = scheduler, Board()
+        for when, message in hooks.past_events(scheduler, TOPIC):
+            self.board.feed(message, when)
+        self._workers = dict(scheduler.workers)
+        self._forgive(scheduler, scheduler.tasks)
+        if hooks.add_routes(
+            scheduler, [(path, handler, {"scheduler": scheduler}) for path, handler in ROUTES]
+        ):
+            hooks.add_page(scheduler, PLUGIN)
+        metrics.show(self.board)
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Take in a message of a job, or the scheduler's word that a worker is gone."""
+        if self.board is None:
+            return
+        if topic == TOPIC:
+            self.board.feed(msg)
+        elif topic == "all":
+            lost = hooks.lost_worker(topic, msg)
+            if lost is not None:
+                self._tell_lost(lost)
+
+    def update_graph(self, scheduler: Any, *, keys: Any, **kwargs: Any) -> None:
+        """Let drivers of jobs outlive the first death too."""
+        self._forgive(scheduler, keys)
+
+    def add_worker(self, scheduler: Any, worker: str) -> None:
+        """Tell that a worker has come."""
+        state = scheduler.workers.get(worker)
+        self._workers[worker] = state  # a removed worker's name and memory are asked for after it has gone
+        name = str(getattr(state, "name", ""))
+        scheduler.log_event(TOPIC, {"kind": "joined", "worker": worker, "name": name})
+
+    def remove_worker(self, scheduler: Any, worker: str, **kwargs: Any) -> None:
+        """Let drivers of jobs begin anew any number of times."""
+        self._workers.pop(worker, None)
+        self._forgive(scheduler, scheduler.tasks)
+
+    def _forgive(self, scheduler: Any, keys: Any) -> None:
+        for key in [key for key in keys if isinstance(key, str) and key.startswith(DRIVER_PREFIX)]:
+            hooks.forgive(scheduler, key)
+
+    async def close(self) -> None:
+        """Take the metrics away with the scheduler."""
+        from . import metrics
+
+        if self.board is not None:
+            metrics.hide(self.board)
+
+    def _tell_lost(self, lost: hooks.LostWorker) -> None:
+        state = self._workers.get(lost.worker)
+        memory = getattr(getattr(state, "memory", None), "process", None)
+        message = {
+            "kind": "lost",
+            "worker": lost.worker,
+            "name": str(getattr(state, "name", "")),
+            "keys": lost.keys[:KEYS_TOLD],
+            "n_keys": len(lost.keys),
+            "memory": memory,
+            "memory_limit": getattr(state, "memory_limit", None),
+            "expected": lost.expected,
+        }
+        self.scheduler.log_event(TOPIC, message)
+
+
+def install(client: Any) -> str:
+    """Put the page, the JSON and the metrics on a scheduler; nothing happens where they are already.
+
+    Parameters
+    ----------
+    client : distributed.Client
+
+    Returns
+    -------
+    str
+        Empty where the scheduler has them, else why it has not: it cannot import scalelatent, it is gone.
+
+    Examples
+    --------
+    >>> from scalelatent import monitor
+    >>> monitor.install(client)  # doctest: +SKIP
+    ''
+    """
+    try:
+        client.register_plugin(ScalelatentPlugin(), name=PLUGIN)
+    except ImportError as error:
+        where = f"the scheduler {client.scheduler.address}"
+        return f"{where} cannot import scalelatent ({error}): install it there too"
+    except Exception as error:  # noqa: BLE001  a job must not fail for want of a page
+        return f"the scheduler does not take the page: {type(error).__name__}: {error}"
+    return ""

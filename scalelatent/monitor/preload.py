@@ -1,0 +1,19 @@
+"""Preload of a scheduler: ``dask scheduler --preload scalelatent.monitor.preload``.
+
+Or in Dask's configuration: ``distributed: {scheduler: {preload: [scalelatent.monitor.preload]}}``. It puts
+the page ``/scalelatent``, ``/scalelatent.json`` and the Prometheus metrics on the scheduler, before any job
+comes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["dask_setup"]
+
+
+async def dask_setup(scheduler: Any) -> None:
+    """Put the plugin on the scheduler that is starting."""
+    from .plugin import PLUGIN, ScalelatentPlugin
+
+    await scheduler.register_scheduler_plugin(ScalelatentPlugin(), name=PLUGIN, idempotent=True)

@@ -1,0 +1,123 @@
+"""The page of the dashboard in a real browser, while a fit runs on the cluster."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from scalelatent import Callback, monitor
+from scalelatent.monitor import ClusterLog
+
+from .browser import NAMES, Page, browser, find_chromium
+
+pytestmark = pytest.mark.skipif(
+    find_chromium() is None, reason=f"a browser: none of {', '.join(NAMES)} is installed"
+)
+
+CURVE = "document.querySelector('path.line[data-series=objective]')"
+PASS = "+document.querySelector('.facts dd')?.textContent"
+JOB = "document.querySelector('#head h2')?.textContent"
+
+
+class Gate(Callback):
+    """Holds the fit after some passes until it is told to go on."""
+
+    def __init__(self, *passes: int) -> None:
+        self.gates = {number: threading.Event() for number in passes}
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        if record["pass"] in self.gates:
+            self.gates[record["pass"]].wait(60)
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def base(client: Any) -> str:
+    assert monitor.install(client) == ""
+    return str(client.dashboard_link).removesuffix("/status")
+
+
+def test_a_fit_is_watched_in_a_browser(client: Any, fit: Any, page: Page, base: str) -> None:
+    page.open(f"{base}/status")  # by the entry in the navigation bar, as people come
+    page.wait("document.querySelector('.navbar a[href=scalelatent]') !== null")
+    seen = len(page.errors)  # those of Dask's own page
+    page.js("document.querySelector('.navbar a[href=scalelatent]').click()")
+    page.wait("document.querySelector('#live')?.textContent === 'live'")
+    assert page.js("location.pathname") == "/scalelatent"
+
+    gate, failed = Gate(3, 6), []
+
+    def run() -> None:
+        try:
+            with ClusterLog(
+                client, "/runs/browser", job="browser-01", model="capsule", name="watched"
+            ) as log:
+                fit(client, max_iter=9, nu_schedule=None, callbacks=[log, gate])
+        except Exception as error:  # noqa: BLE001  told in the test's own thread
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        page.wait("[...document.querySelectorAll('#jobs a')].some(a => a.textContent === 'watched')", 60)
+        page.js("location.hash = '#job=browser-01'")
+        page.wait(f"{JOB} === 'watched' && {PASS} === 3 && {CURVE}?.dataset.points > 1", 60)
+        before = page.js(f"{CURVE}.getAttribute('d')")
+        assert page.js("document.querySelector('#head .state').textContent") == "running"
+        assert page.js("[...document.querySelectorAll('#workers tbody tr')].length") == 2
+        gate.gates[3].set()
+        page.wait(f"{PASS} === 6 && {CURVE}.dataset.points > 3", 60)
+        assert page.js(f"{CURVE}.getAttribute('d')") != before
+        gate.gates[6].set()
+        page.wait("document.querySelector('#head .state').textContent === 'done'", 60)
+    finally:
+        for event in gate.gates.values():
+            event.set()
+        thread.join(60)
+    assert failed == []
+    page.wait(f"{CURVE}.dataset.points > 6")
+    facts = page.js(
+        "Object.fromEntries([...document.querySelectorAll('.facts div')]"
+        ".map(d => [d.children[0].textContent, d.children[1].textContent]))"
+    )
+    assert facts["Pass"] == "9"
+    assert facts["Validation error"].endswith(" %")
+    assert float(facts["Objective"]) < 3
+    assert page.errors[seen:] == []
+    assert all(url.startswith((base, "data:", "about:")) for url in page.requests if "scalelatent" in url)
+
+
+def test_words_of_a_message_are_words(client: Any, page: Page, base: str) -> None:
+    """A name or an error that is HTML neither runs nor breaks the page."""
+    evil = "<img src=x onerror=\"document.title='run'\">"
+    send = {"run": evil, "name": evil, "model": evil, "job": "evil", "state": "failed", "error": evil}
+    client.log_event("scalelatent", {"kind": "state", **send})
+    client.log_event("scalelatent", {"kind": "event", "run": evil, "name": evil, evil: evil})
+    page.open(f"{base}/scalelatent#job=evil")
+    page.wait(f"{JOB}?.startsWith('<img')")
+    assert page.js("document.querySelector('#head .error').textContent") == evil
+    assert page.js("document.title") != "run"
+    assert page.js("document.querySelectorAll('#scalelatent img').length") == 0
+
+
+def test_hundreds_of_jobs_and_a_narrow_screen(client: Any, page: Page, base: str) -> None:
+    for number in range(25):
+        run = {"run": f"/runs/many-{number}", "job": f"many-{number}", "name": f"many {number}"}
+        client.log_event("scalelatent", {"kind": "state", "state": "done", **run})
+    page.open("about:blank")
+    page.open(f"{base}/scalelatent#job=many-3", width=480, height=900)
+    page.wait(f"{JOB} === 'many 3'")
+    assert page.js("document.querySelectorAll('#jobs tbody tr').length") <= 11
+    assert page.js("document.documentElement.scrollWidth") <= 480  # tables scroll, the page does not
+    page.js("document.querySelector('#jobs button').click()")
+    assert page.wait("document.querySelectorAll('#jobs tbody tr').length", good=lambda n: n >= 25)
+    errors = [error for error in page.errors if "scalelatent" in error]
+    assert errors == []

@@ -1,0 +1,240 @@
+"""What the board makes of messages, well-formed or not, and how much memory it takes."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scalelatent.monitor.board import Board
+from scalelatent.monitor.handlers import snapshot, to_json
+
+
+def feed_fit(board: Board, run: str, passes: int, begin: float = 1000.0, **more: Any) -> float:
+    """A running job of so many passes, 2 s each; returns the time of the last message."""
+    now = begin
+    who = {"job": run[-6:], "name": "fit", "model": "capsule", "driver": "tcp://a:1"}
+    board.feed({"kind": "state", "run": run, "state": "running", **who}, now)
+    board.feed({"kind": "event", "run": run, "name": "fit_started", "rows": 1000, "max_iter": 100}, now)
+    for number in range(1, passes + 1):
+        now += 2.0
+        cost = {"rows": 1000, "seconds": 2.0, "bytes_read": 8_000_000}
+        measured = {"objective": 1 / number, "validation_error": 0.5 / number}
+        message = {"kind": "pass", "run": run, "stage": "capsule_estep", "pass": number, **measured, **cost}
+        board.feed({**message, **more}, now)
+    return now
+
+
+def span(run: str, worker: str, **more: Any) -> dict[str, Any]:
+    which = {"stage": "capsule_estep", "pass": 3, "part": "train", "span": 7, "rows": 500, "bytes": 392_000}
+    who = {"device": "cpu", "worker": worker, "name": worker[-2:], "rss": 1 << 28}
+    return {"kind": "span", "run": run, **which, "seconds": 1.0, "wait_seconds": 0.25, **who, **more}
+
+
+def test_a_job_is_told_with_rates_and_time_left() -> None:
+    board = Board()
+    now = feed_fit(board, "runs/mnist1", 10)
+    so_far = {"pass": 11, "rows_done": 250, "rows_total": 1000, "rows_per_s": 500}
+    board.feed({"kind": "progress", "run": "runs/mnist1", "stage": "capsule_estep", **so_far}, now + 0.5)
+    (job,) = board.summary(now + 0.5)
+    assert (job["id"], job["state"], job["pass"], job["max_passes"]) == ("mnist1", "running", 10, 100)
+    assert job["objective"] == pytest.approx(0.1)
+    assert job["rows"] == 10_000
+    assert job["rows_per_s"] == pytest.approx(500, rel=0.1)
+    assert job["mb_per_s"] == pytest.approx(4.0, rel=0.2)
+    assert job["progress"] == pytest.approx(0.25)
+    assert job["pass_seconds_left"] == pytest.approx(1.5, rel=0.1)
+    assert job["seconds_left"] == pytest.approx(89.75 * 2.0)
+    curve = board.jobs["runs/mnist1"].detail(now)["curves"][0]
+    assert curve["x"] == list(range(1, 11))
+    assert curve["validation_error"][1] == 0.25
+
+
+def test_rows_of_passes_that_were_not_told_one_by_one_are_counted_once() -> None:
+    board = Board()
+    for run_rows in (1000, 5000, 5000, 9000, 2000):  # the last from a driver that began anew
+        board.feed({"kind": "pass", "run": "r", "pass": 1, "rows": 1000, "run_rows": run_rows})
+    assert board.jobs["r"].rows == 11_000
+
+
+def test_a_resumed_job_runs_again_and_repeats_passes() -> None:
+    board = Board()
+    now = feed_fit(board, "r", 10)
+    board.feed({"kind": "state", "run": "r", "state": "cancelled"}, now)
+    assert board.summary(now + 5)[0]["seconds"] == pytest.approx(20)
+    feed_fit(board, "r", 3, begin=now + 10)
+    (job,) = board.summary(now + 16)
+    assert (job["state"], job["ended"], job["pass"]) == ("running", None, 3)
+    assert board.jobs["r"].detail(now)["curves"][0]["x"] == [1, 2, 3]
+
+
+def test_a_state_that_is_only_repeated_does_not_wake_an_ended_job() -> None:
+    board = Board()
+    now = feed_fit(board, "r", 2)
+    board.feed({"kind": "state", "run": "r", "state": "failed", "error": "disk full"}, now)
+    board.feed({"kind": "state", "run": "r", "state": "running", "again": True, "job": "r-1"}, now + 1)
+    (job,) = board.summary(now + 2)
+    assert (job["id"], job["state"], job["error"]) == ("r-1", "failed", "disk full")
+
+
+def test_a_driver_that_is_not_heard_of_is_told_as_silent() -> None:
+    board = Board()
+    now = feed_fit(board, "r", 3)
+    assert board.summary(now + 30)[0]["silent_seconds"] is None
+    silent = board.summary(now + 90)[0]
+    assert silent["silent_seconds"] == pytest.approx(90)
+    assert silent["rows_per_s"] is None
+
+
+def test_workers_pools_and_losses() -> None:
+    board = Board()
+    now = feed_fit(board, "r", 2)
+    for second in range(6):
+        board.feed(span("r", "tcp://h:w1"), now + second)
+        board.feed(span("r", "tcp://h:g1", device="gpu", rows=5000), now + second)
+    job = board.jobs["r"]
+    detail = job.detail(now + 5)
+    assert [w["name"] for w in detail["worker_rows"]] == ["w1", "g1"]
+    pools = {p["pool"]: p for p in detail["pools"]}
+    assert pools["gpu"]["rows"] == 30_000
+    assert pools["cpu"]["rows_per_s"] == pytest.approx(500, rel=0.25)
+    assert detail["worker_rows"][0]["last_span"] == "capsule_estep, pass 3, span 7"
+    assert detail["worker_rows"][0]["wait_share"] == pytest.approx(0.25)
+    lost = {"kind": "lost", "worker": "tcp://h:w1", "name": "w1", "keys": ["a", "b"], "memory": 2**30}
+    board.feed(lost, now + 6)
+    # The driver tells of the same loss; it is one.
+    board.feed({"kind": "event", "run": "r", "name": "worker_lost", "worker": "tcp://h:w1"}, now + 7)
+    detail = job.detail(now + 8)
+    assert detail["workers_lost"] == 1
+    assert detail["workers"] == 1
+    assert [w["lost"] for w in detail["worker_rows"]] == [True, False]
+    assert [e["text"] for e in detail["events"] if e["name"] == "worker_lost"] == [
+        "worker w1, tasks 2, memory 1,024 MiB"
+    ]
+    board.feed(span("r", "tcp://h:w1"), now + 9)  # it had only been away
+    assert not any(w["lost"] for w in job.detail(now + 9)["worker_rows"])
+
+
+def test_spans_that_are_told_together_are_counted_each() -> None:
+    board = Board()
+    board.feed(span("r", "tcp://h:w1", device="cupy", spans=4, rows=4000, seconds=4.0), 1000.0)
+    (worker,) = board.jobs["r"].detail(1000.0)["worker_rows"]
+    assert (worker["spans"], worker["rows"], worker["span_seconds"], worker["pool"]) == (4, 4000, 1.0, "gpu")
+
+
+def test_a_worker_that_was_told_to_go_is_no_loss_nor_is_one_of_another_job() -> None:
+    board = Board()
+    feed_fit(board, "r", 1)
+    board.feed(span("r", "tcp://h:w1"))
+    board.feed({"kind": "lost", "worker": "tcp://h:w1", "expected": True, "keys": []})
+    board.feed({"kind": "lost", "worker": "tcp://h:zz", "keys": []})
+    assert board.lost_total == 1
+    assert board.jobs["r"].workers.lost_total == 0
+
+
+def test_events_count_redone_spans_and_quarantined_shards() -> None:
+    board = Board()
+    feed_fit(board, "r", 1)
+    board.feed({"kind": "event", "run": "r", "name": "span_redone", "device": "gpu", "count": 3})
+    board.feed({"kind": "event", "run": "r", "name": "span_redone", "span": 4})
+    board.feed({"kind": "event", "run": "r", "name": "shard_quarantined", "shard": "x/c/3/0"})
+    job = board.jobs["r"]
+    assert job.spans_redone == {"gpu": 3, "all": 1}
+    (row,) = board.summary()
+    assert (row["spans_redone"], row["shards_quarantined"]) == (4, 1)
+
+
+def test_minibatch_learners_are_drawn_against_steps() -> None:
+    board = Board()
+    for steps in (10, 20, 30):
+        board.feed({"kind": "pass", "run": "r", "stage": "em", "pass": 1, "steps": steps, "objective": 1.0})
+    (curve,) = board.jobs["r"].detail(0.0)["curves"]
+    assert (curve["axis"], curve["x"]) == ("steps", [10, 20, 30])
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+NAMES = (
+    "kind run pass stage rows seconds objective state error worker name keys memory rows_done rows_total "
+    "rows_per_s max_iter steps span device run_rows job bytes_read expected submitted count event"
+)
+KEYS = st.sampled_from(NAMES.split())
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["state", "pass", "progress", "span", "event", "lost", "joined", "other"]),
+            st.dictionaries(KEYS, ANYTHING),
+        ),
+        max_size=6,
+    ),
+    ANYTHING,
+)
+def test_no_message_breaks_the_board(messages: list[tuple[str, dict[str, Any]]], junk: Any) -> None:
+    board = Board()
+    board.feed(junk)
+    for kind, message in messages:
+        board.feed({"run": "r", **message, "kind": kind}, now=1000.0)
+    for run in list(board.jobs):
+        json.loads(to_json(snapshot(board, {}, run, now=1001.0)))
+
+
+def test_texts_are_clipped() -> None:
+    board = Board()
+    board.feed(
+        {"kind": "state", "run": "r" * 5000, "name": "n" * 10**6, "error": "e" * 10**6, "state": "failed"}
+    )
+    assert len(to_json(snapshot(board, {}, "r" * 999 + "…"))) < 10_000
+
+
+def test_jobs_of_thousands_of_passes_stay_small() -> None:
+    """Ten of the 300 jobs that a board keeps: some 20 kB each whatever their length."""
+
+    def load(passes: int) -> float:
+        tracemalloc.start()
+        try:
+            board = Board(jobs=10, whole_jobs=5)
+            for job in range(12):
+                run = f"runs/{job:06d}"
+                now = feed_fit(board, run, passes, begin=1000.0 + job)
+                for worker in range(10):
+                    board.feed(span(run, f"tcp://h:{worker}"), now)
+                    board.feed({"kind": "event", "run": run, "name": "span_redone", "span": worker}, now)
+                board.feed({"kind": "state", "run": run, "state": "done"}, now)
+            assert len(board.jobs) == 10
+            assert "runs/000000" not in board.jobs
+            assert sum(bool(job.workers.rows) for job in board.jobs.values()) == 5
+            return tracemalloc.get_traced_memory()[0] / 10
+        finally:
+            tracemalloc.stop()
+
+    short, long = load(100), load(800)
+    assert long < 40e3
+    assert long < 1.5 * short
+
+
+def test_a_job_keeps_a_bounded_number_of_workers_and_losses() -> None:
+    board = Board()
+    feed_fit(board, "r", 1)
+    for number in range(2500):
+        board.feed(span("r", f"tcp://h:{number}"), 2000.0 + number)
+        board.feed({"kind": "lost", "worker": f"tcp://h:{number}", "keys": ["k"] * 1000}, 2000.0 + number)
+    job = board.jobs["r"]
+    assert len(job.workers.rows) <= 1000
+    assert job.workers.lost_total == 2500
+    assert job.workers.pool_rows == {"cpu": 2500 * 500}
+    answer = snapshot(board, {}, "r", now=5000.0)["job"]
+    assert len(answer["worker_rows"]) == 50
+    assert len(answer["worker_rows"]) + answer["worker_rows_hidden"] == len(job.workers.rows)
+    board.feed(span("r", "tcp://h:0"), 5000.0)
+    assert len(board.lost) <= 50
+    assert len(board.lost[0]["tasks"]) == 50

@@ -1,0 +1,175 @@
+"""Every hook works with the installed Dask; where one is missing, it is said once and nothing breaks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from scalelatent.engine import hooks
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(autouse=True)
+def _anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "_said", set())
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    logger = logging.getLogger("distributed.scalelatent")
+    logger.addHandler(caplog.handler)  # Dask's loggers do not propagate
+    caplog.set_level(logging.WARNING)
+
+    def lines() -> list[str]:
+        return sorted({r.message for r in caplog.records if r.name == "distributed.scalelatent"})
+
+    yield lines
+    logger.removeHandler(caplog.handler)
+
+
+def on_scheduler(watched: SimpleNamespace, function: Callable[[Any], Any]) -> Any:
+    async def call() -> Any:
+        return function(watched.scheduler)
+
+    return watched.client.sync(call)
+
+
+# -- as they are ---------------------------------------------------------------------------------------------
+
+
+def test_routes_and_their_prefix(watched: SimpleNamespace, get: Any) -> None:
+    from tornado.web import RequestHandler
+
+    class Hello(RequestHandler):
+        def get(self) -> None:
+            self.write("hello")
+
+    scheduler = watched.scheduler
+    assert hooks.route_prefix(scheduler) == "/"
+    del scheduler.http_application._scalelatent_routes
+    assert on_scheduler(watched, lambda s: hooks.add_routes(s, [("/hello", Hello, {})])) is True
+    assert get(f"{watched.base}/hello") == (200, "hello")
+    rules = len(scheduler.http_application.default_router.rules)
+    assert hooks.add_routes(scheduler, [("/hello", Hello, {})]) is True  # nothing is added twice
+    assert len(scheduler.http_application.default_router.rules) == rules
+
+
+def test_pages_and_their_frame(watched: SimpleNamespace, said: Any) -> None:
+    assert hooks.add_page(watched.scheduler, "scalelatent") is True
+    folder, variables = hooks.page_frame(watched.scheduler)
+    assert (folder / "base.html").exists()
+    assert variables["pages"].count("scalelatent") == 1
+    assert {"url", "name"} <= set(variables["plots"][0])
+    assert said() == []
+
+
+def test_events_of_before(watched: SimpleNamespace) -> None:
+    watched.client.log_event("scalelatent-test", {"a": 1})
+    ((when, message),) = hooks.past_events(watched.scheduler, "scalelatent-test")
+    assert message == {"a": 1}
+    assert when > 1e9
+    assert hooks.past_events(watched.scheduler, "nothing on this topic") == ()
+
+
+def test_events_are_posted_in_order_without_waiting(watched: SimpleNamespace) -> None:
+    sent = hooks.post_event(watched.client, "scalelatent-order", [{"n": n} for n in range(20)])
+    sent.result(timeout=10)
+    assert [m["n"] for _, m in hooks.past_events(watched.scheduler, "scalelatent-order")] == list(range(20))
+
+
+def test_workers(watched: SimpleNamespace, said: Any) -> None:
+    (facts,) = hooks.worker_facts(watched.scheduler).values()
+    assert facts["threads"] == 1
+    assert facts["memory"] > 1e6
+    assert facts["memory_limit"] is None  # none was set
+    assert facts["gpus"] == 0
+    assert facts["host"] == "127.0.0.1"
+    assert said() == []
+
+
+def test_suspicion_is_forgiven(watched: SimpleNamespace) -> None:
+    future = watched.client.submit(int, 3, key="scalelatent-job-forgive", pure=False)
+    future.result(timeout=30)
+    task = watched.scheduler.tasks["scalelatent-job-forgive"]
+    task.suspicious = 3
+    assert hooks.forgive(watched.scheduler, "scalelatent-job-forgive") is True
+    assert task.suspicious < 0
+    assert hooks.forgive(watched.scheduler, "no such task") is False
+
+
+def test_a_kept_task_outlives_its_client(watched: SimpleNamespace) -> None:
+    from distributed import Client
+
+    key = "kept-task"
+    with Client(watched.scheduler.address, timeout=30, set_as_default=False) as other:
+        future = other.submit(int, 7, key=key, pure=False)
+        future.result(timeout=30)
+        assert on_scheduler(watched, lambda s: hooks.keep_task(s, key)) is True
+        assert on_scheduler(watched, lambda s: hooks.keep_task(s, "no such task")) is False
+    assert key in watched.scheduler.tasks
+    on_scheduler(watched, lambda s: s.client_releases_keys([key], "fire-and-forget"))
+
+
+def test_the_event_of_a_removed_worker_is_read(said: Any) -> None:
+    """That the scheduler sends it so is what test_plugin's lost workers show."""
+    event = {"action": "remove-worker", "worker": "tcp://a:1", "processing-tasks": {"k2", "k1", ("t", 0)},
+             "expected": False, "stimulus_id": "s"}  # fmt: skip
+    lost = hooks.lost_worker("all", event)
+    assert (lost.worker, lost.keys, lost.expected) == ("tcp://a:1", ["('t', 0)", "k1", "k2"], False)
+    assert hooks.lost_worker("all", {"action": "add-worker", "worker": "tcp://a:1"}) is None
+    assert hooks.lost_worker("tcp://a:1", event) is None
+    assert said() == []
+
+
+# -- where one is missing ------------------------------------------------------------------------------------
+
+NOTHING = SimpleNamespace()
+CHANGED = {
+    "route_prefix": (lambda: hooks.route_prefix(NOTHING), "/"),
+    "add_routes": (lambda: hooks.add_routes(NOTHING, [("/a", object, {})]), False),
+    "add_page": (lambda: hooks.add_page(NOTHING, "a"), False),
+    "page_frame": (lambda: hooks.page_frame(NOTHING), (None, {})),
+    "past_events": (lambda: hooks.past_events(NOTHING, "a"), ()),
+    "lost_worker": (lambda: hooks.lost_worker("all", {"action": "remove-worker", "worker": "w"}), None),
+    "post_event": (lambda: hooks.post_event(NOTHING, "a", [{}]), False),
+    "worker_facts": (lambda: hooks.worker_facts(SimpleNamespace(workers={"a": NOTHING})), {}),
+    "keep_task": (lambda: hooks.keep_task(NOTHING, "k"), False),
+    "forgive": (lambda: hooks.forgive(SimpleNamespace(tasks={"k": NOTHING}), "k"), False),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_missing_hook_is_said_once_and_gone_without(name: str, said: Any) -> None:
+    call, instead = CHANGED[name]
+    assert call() == instead
+    (line,) = said()
+    assert line.startswith("scalelatent: this Dask (distributed 2")
+    assert f"lacks what {name} needs" in line
+    assert "going on without" in line
+    assert call() == instead
+    assert said() == [line]
+
+
+def test_all_hooks_are_tested_here() -> None:
+    guarded = {name for name in hooks.__all__ if hasattr(getattr(hooks, name), "__wrapped__")}
+    assert guarded <= set(CHANGED)
+
+
+def test_a_plugin_goes_on_without_any_of_them(monkeypatch: pytest.MonkeyPatch, said: Any) -> None:
+    import asyncio
+
+    from scalelatent.monitor.plugin import ScalelatentPlugin
+
+    plugin = ScalelatentPlugin()
+    asyncio.run(plugin.start(SimpleNamespace(workers={}, plugins={}, tasks={})))
+    plugin.log_event("scalelatent", {"kind": "pass", "run": "r", "pass": 1, "objective": 0.5})
+    plugin.log_event("all", {"action": "remove-worker"})
+    plugin.remove_worker(SimpleNamespace(tasks={"scalelatent-job-1": NOTHING}), "tcp://a:1")
+    assert plugin.board.jobs["r"].record["objective"] == 0.5
+    assert len(said()) >= 3
+    asyncio.run(plugin.close())
