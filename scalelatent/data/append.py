@@ -20,11 +20,11 @@ from scalelatent.errors import DataError
 from . import schema
 from .batch import RowBatch
 from .create import create_like, derived_from
+from .guard import clear_after, explain_os_errors
 from .joined import segment_location
 from .pipeline import write_shards
 from .store import Location, locate
 from .stored import read_attrs, write_attrs
-from .writer import explain_os_errors
 
 if TYPE_CHECKING:
     from .dataset import Dataset
@@ -101,7 +101,7 @@ def append_rows(
             _commit(location, attrs, [*kept, segment], classes, record)
         except BaseException as error:
             if not _is_listed(location, place):  # an interrupt may come when all is done
-                place.clear()
+                clear_after(error, place)
             if isinstance(error, DataError) and isinstance(error.__cause__, OSError):
                 raise DataError(
                     f"{location.url}: appending failed: {error.__cause__}; the dataset is as it was. "
@@ -244,7 +244,7 @@ def _commit(
         fingerprint=hashlib.sha256(content.encode()).hexdigest(),
         provenance={**attrs.provenance, "appended": [*attrs.provenance.get("appended", []), record]},
     )
-    with explain_os_errors(location, "entering the new rows"):
+    with explain_os_errors(location, "entering the new rows", "append again"):
         write_attrs(location, done)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -14,9 +13,10 @@ from scalelatent.errors import DataError
 from . import schema
 from .casting import cast_rows
 from .columns import Columns
-from .create import copy_rows, derived_from
+from .create import copy_rows, derived_from, refuse_onto
+from .guard import format_of
 from .reshaped import DenseRows, SparseRows
-from .store import Location, locate
+from .store import REMOVED, locate
 
 if TYPE_CHECKING:
     from .dataset import Dataset
@@ -95,6 +95,8 @@ def convert_dataset(
     """
     from .dataset import Dataset
 
+    if not isinstance(source, Dataset):
+        refuse_onto(out_url, source)
     ds = source if isinstance(source, Dataset) else open_source(source, x=x, y=y)
     parameters: dict[str, Any] = {}
     if rows is not None:
@@ -186,7 +188,7 @@ def open_source(url: str | os.PathLike[str], *, x: str | None = None, y: str | N
     from .dataset import Dataset, open_dataset
 
     location = locate(url)
-    if _is_ours(location) or location.is_empty():
+    if format_of(location) in (schema.FORMAT, REMOVED) or location.is_empty():
         if x is not None or y is not None:
             raise DataError(f"{location.url} is a dataset: it has its own x and y; leave out --x and --y")
         return open_dataset(url)
@@ -208,15 +210,6 @@ def open_source(url: str | os.PathLike[str], *, x: str | None = None, y: str | N
     if labels is not None and labels.dtype.kind not in "buif":
         labels = np.asarray(labels[...]).astype(str)  # strings, of which zarr has several kinds
     return Dataset.from_arrays(rows, labels)
-
-
-def _is_ours(location: Location) -> bool:
-    """Whether a place says that it is a dataset, be it a damaged one."""
-    try:
-        attributes = json.loads(location.read("zarr.json") or b"{}").get("attributes", {})
-        return bool(attributes.get("format") == schema.FORMAT)
-    except (ValueError, AttributeError):
-        return False
 
 
 def _member(group: Any, url: str, role: str, key: str | None) -> Any:

@@ -14,12 +14,13 @@ from scalelatent.errors import DataError
 from . import schema
 from .batch import RowBatch
 from .csr import check_dtype
+from .guard import cleared_on_failure, clears_too, explain_os_errors, format_of
 from .layout import Layout, choose_csr_layout, choose_layout, create_arrays
 from .pipeline import write_shards
 from .schema import DatasetAttrs
-from .store import Location, locate
+from .store import REMOVED, Location, locate
 from .stored import read_attrs
-from .writer import DatasetWriter, explain_os_errors
+from .writer import DatasetWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ __all__ = [
     "create_like",
     "derived_from",
     "make_room",
+    "refuse_onto",
     "removed_on_failure",
 ]
 
@@ -155,7 +157,7 @@ def create_dataset(
     begun = location.has("digest/zarr.json")  # the last thing that creating a dataset writes
     if resume and begun:
         return _resume(location, n_rows, attrs, kind, y_type, weighted, layout if shard_rows else None)
-    make_room(location, overwrite or (resume and not begun))
+    make_room(location, overwrite, unfinished=resume)
     with explain_os_errors(location, "creating the dataset"):
         import zarr
 
@@ -190,32 +192,57 @@ def _check_kinds(
         raise DataError(f"{url}: y_kind {y_kind!r} needs y_dtype, the type of its values")
 
 
-def make_room(location: Location, overwrite: bool) -> None:
-    """Make sure that nothing lies at a place: what is there and may go is deleted."""
-    check_room(location, overwrite)
+def make_room(location: Location, overwrite: bool, *, unfinished: bool = False) -> None:
+    """Make sure that nothing lies at a place: what is there and may go is deleted; see `check_room`."""
+    check_room(location, overwrite, unfinished=unfinished)
     if not location.is_empty():
-        location.clear()
+        with explain_os_errors(location, "removing what lies there"):
+            location.clear()
 
 
-def check_room(location: Location, overwrite: bool) -> None:
-    """Refuse a place where something lies that is no dataset, or one that may not go; nothing is deleted."""
-    if location.is_empty():
+def check_room(location: Location, overwrite: bool, *, unfinished: bool = False) -> None:
+    """Refuse a place where something lies that is no dataset, or one that may not go; nothing is deleted.
+
+    Parameters
+    ----------
+    location : Location
+    overwrite : bool
+        A dataset may go.
+    unfinished : bool
+        One that was never finished may go.
+
+    Raises
+    ------
+    DataError
+        What lies there may not go.
+    """
+    if location.is_empty() or (found := format_of(location)) == REMOVED:
         return
-    try:
-        attrs: DatasetAttrs | None = read_attrs(location)
-    except DataError as error:
-        if "format_version" not in str(error):
-            raise DataError(
-                f"{location.url} exists and is not a scalelatent dataset, so it is not replaced; choose "
-                f"another output, or remove it yourself"
-            ) from error
-        attrs = None
-    if not overwrite:
-        state = "exists" if attrs is None or attrs.complete else "exists (begun and not finished)"
+    if found != schema.FORMAT:
+        raise DataError(
+            f"{location.url} exists and is not a scalelatent dataset, so it is not replaced; choose another "
+            "output, or remove it yourself"
+        )
+    finished = _is_finished(location)
+    if not (overwrite or (unfinished and not finished)):
+        state = "exists" if finished else "exists (begun and not finished)"
         raise DataError(
             f"{location.url} {state}; choose another output, replace it with --overwrite (overwrite=True), "
             f"or, where it was begun with the same arguments, go on with --resume (resume=True)"
         )
+    path = location.local_path("")
+    if path is not None and os.path.islink(path):
+        raise DataError(
+            f"{location.url} is a link to the dataset {os.path.realpath(path)}, which is not replaced by way "
+            "of it; name that folder as the output, or remove the link"
+        )
+
+
+def _is_finished(location: Location) -> bool:
+    try:
+        return read_attrs(location).complete
+    except DataError:  # of a newer version, or damaged: then it may have been
+        return True
 
 
 def _resume(
@@ -265,8 +292,7 @@ def create_like(
 
     `changed` are arguments of `create_dataset`: the layout, and what is to differ.
     """
-    if ds.url is not None and locate(url).url == ds.url:
-        raise DataError(f"{ds.url}: a dataset cannot be written onto itself; choose another output")
+    refuse_onto(url, ds.url)
     return create_dataset(
         url,
         ds.n_rows if n_rows is None else n_rows,
@@ -280,6 +306,21 @@ def create_like(
     )
 
 
+def refuse_onto(url: str | os.PathLike[str], source: str | os.PathLike[str] | None) -> None:
+    """Refuse an output that would replace what is read for it, under whatever name.
+
+    Raises
+    ------
+    DataError
+        The source is the output, or lies in it.
+    """
+    if source is not None and clears_too(locate(url), locate(source)):
+        raise DataError(
+            f"{locate(source).url}: a dataset cannot be written onto itself (the output is "
+            f"{locate(url).url}); choose another output"
+        )
+
+
 def derived_from(ds: Dataset, how: str, **parameters: Any) -> dict[str, Any]:
     """Provenance of a dataset made of another one."""
     origin = {"of": ds.attrs.get("provenance", {}), "content": ds.fingerprint()} if ds.attrs else {}
@@ -289,11 +330,9 @@ def derived_from(ds: Dataset, how: str, **parameters: Any) -> dict[str, Any]:
 @contextlib.contextmanager
 def removed_on_failure(writer: DatasetWriter) -> Iterator[None]:
     """Leave no half-written dataset behind, whatever goes wrong, Ctrl-C included."""
-    try:
+    writer.then = "try again: nothing of it is left"
+    with cleared_on_failure(locate(writer.url)):
         yield
-    except BaseException:
-        locate(writer.url).clear()
-        raise
 
 
 def copy_rows(

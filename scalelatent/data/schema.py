@@ -21,6 +21,8 @@ import numpy as np
 
 from scalelatent.errors import DataError
 
+from .store import REMOVED
+
 __all__ = [
     "FORMAT",
     "FORMAT_VERSION",
@@ -92,6 +94,10 @@ class DatasetAttrs:
     @classmethod
     def from_json(cls, attrs: Any, url: str) -> DatasetAttrs:
         """Read and check the attributes of the group at `url`; format first, then version, then the rest."""
+        if isinstance(attrs, dict) and attrs.get("format") == REMOVED:
+            raise DataError(
+                f"{url} is being removed, or its removal was stopped: the rows are gone; write a dataset anew"
+            )
         if not isinstance(attrs, dict) or attrs.get("format") != FORMAT:
             raise DataError(
                 f"{url} is a zarr group but not a scalelatent dataset (its attribute 'format' is not "

@@ -20,10 +20,10 @@ from scalelatent.errors import DataError
 
 from .batch import RowBatch, row_bytes
 from .create import create_like, derived_from, removed_on_failure
+from .guard import explain_os_errors
 from .pipeline import write_shards
 from .random_words import random_words
 from .store import locate
-from .writer import explain_os_errors
 
 if TYPE_CHECKING:
     from .dataset import Dataset
@@ -207,7 +207,7 @@ class _Buckets:
         return batch, order
 
     def _flush(self) -> None:
-        with explain_os_errors(self._location, "writing a bucket of rows"):
+        with explain_os_errors(self._location, "writing a bucket of rows", "shuffle again"):
             for bucket, kept in enumerate(self._kept):
                 if kept:
                     keys = np.concatenate([keys for keys, _ in kept])

@@ -8,6 +8,7 @@ delete. Disks are here, object stores in objects.py.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -22,7 +23,13 @@ from scalelatent.errors import DataError, StoreError
 if TYPE_CHECKING:
     from zarr.abc.store import Store
 
-__all__ = ["LocalLocation", "Location", "check_address", "is_local", "locate"]
+__all__ = ["REMOVED", "LocalLocation", "Location", "check_address", "is_local", "locate"]
+
+REMOVED = "scalelatent-removed"
+"""Attribute 'format' of what is being removed; there only while that lasts, or after it was stopped."""
+_BEING_REMOVED = json.dumps(
+    {"zarr_format": 3, "node_type": "group", "attributes": {"format": REMOVED}}
+).encode()
 
 
 class Location(ABC):
@@ -125,7 +132,19 @@ class Location(ABC):
         """
 
     def clear(self) -> None:
-        """Delete everything here: first what says that it is whole."""
+        """Delete everything here.
+
+        First `zarr.json` is made to say so: what a removal that was stopped leaves is then neither taken for
+        whole, nor for somebody else's files that no later writer may touch.
+        """
+        if self.has("zarr.json"):
+            try:
+                self.write("zarr.json", _BEING_REMOVED)
+            except OSError:  # a full disk: then there is nothing left that says what this was
+                self.delete("zarr.json")
+        for name in self.keys(""):
+            if name != "zarr.json":
+                self.delete_tree(name)
         self.delete("zarr.json")
         self.delete_tree("")
 
@@ -211,7 +230,7 @@ class LocalLocation(Location):
         path = self.path / prefix
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
-        else:
+        elif prefix:  # a place that is a link stays one
             self.delete(prefix)
 
     def keys(self, prefix: str) -> list[str]:
@@ -246,12 +265,12 @@ class LocalLocation(Location):
         try:
             aside.parent.mkdir(parents=True, exist_ok=True)
             yield LocalLocation(str(aside))
-            if self.path.is_dir():
-                shutil.rmtree(self.path)
-            os.replace(aside, self.path)
+            old = aside.with_name(f"{aside.name}.old")
+            _exchange(aside, self.path, old)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
+        _remove(old)  # only now: until here the old one could be put back
 
     def remove_folders(self) -> None:
         """Remove this folder and the one above it where they are empty."""
@@ -270,6 +289,29 @@ class LocalLocation(Location):
             if folder.exists():
                 return shutil.disk_usage(folder).free
         return None
+
+
+def _exchange(new: Path, place: Path, old: Path) -> None:
+    """Give `new` the name `place`, and what lies there, if anything, the name `old`."""
+    try:
+        os.replace(place, old)
+    except FileNotFoundError:
+        os.replace(new, place)
+        return
+    try:
+        os.replace(new, place)
+    except BaseException:
+        if not os.path.lexists(place):
+            os.replace(old, place)
+        raise
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, or a link to one, as far as that goes."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _sync_folder(path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -17,6 +16,7 @@ from scalelatent.errors import DataError
 from . import schema
 from .csr import CsrSource, check_values, is_sparse
 from .csr_store import CsrGroups
+from .guard import explain_os_errors
 from .layout import WRITE_CONFIG
 from .store import Location, locate
 from .stored import MARKERS, array, open_group, read_attrs
@@ -24,7 +24,7 @@ from .stored import MARKERS, array, open_group, read_attrs
 if TYPE_CHECKING:
     from .dataset import Dataset
 
-__all__ = ["DatasetWriter", "explain_os_errors"]
+__all__ = ["DatasetWriter"]
 
 
 class DatasetWriter:
@@ -50,6 +50,8 @@ class DatasetWriter:
 
         self._x, self._y, self._weight = column("x"), column("y"), column("weight")
         self._group = group
+        self.then = "go on with --resume (resume=True): the shards written before are intact"
+        """What messages name as the last step after a full disk; it depends on who writes."""
 
     @classmethod
     def attach(cls, url: str | os.PathLike[str]) -> DatasetWriter:
@@ -164,7 +166,7 @@ class DatasetWriter:
                 f"dataset {self.url} cannot shrink to {n_rows} rows: shard {written[0]}, which begins at row "
                 f"{written[0] * self.shard_rows}, is written already"
             )
-        with explain_os_errors(self._location, f"shrinking it to {n_rows} rows"):
+        with explain_os_errors(self._location, f"shrinking it to {n_rows} rows", self.then):
             for column in (self._x, self._y, self._weight):
                 if isinstance(column, CsrGroups):
                     raise DataError(f"dataset {self.url} has CSR rows; only dense datasets can shrink")
@@ -191,7 +193,7 @@ class DatasetWriter:
         if not self.attrs.complete:
             digests = np.array([list(bytes.fromhex(m["digest"])) for m in markers], dtype=np.uint8)
             classes = self._classes(markers)
-            with explain_os_errors(self._location, "finishing the dataset"):
+            with explain_os_errors(self._location, "finishing the dataset", self.then):
                 self._group["digest"][...] = digests
                 for name, column in (("x", self._x), ("y", self._y)):
                     if isinstance(column, CsrGroups):
@@ -360,7 +362,8 @@ class DatasetWriter:
             for key in self._places(shard):
                 self._location.delete_tree(key)
 
-        with explain_os_errors(self._location, f"writing shard {shard} (rows {start}:{stop})"):
+        doing = f"writing shard {shard} (rows {start}:{stop})"
+        with explain_os_errors(self._location, doing, self.then):
             remove()
             try:
                 yield
@@ -381,20 +384,3 @@ class DatasetWriter:
         except DataError:
             return False
         return schema.shard_digest(*parts) == self._group["digest"][shard].tobytes()
-
-
-@contextlib.contextmanager
-def explain_os_errors(location: Location, doing: str) -> Any:
-    """Turn an error of the file system into one that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        free = location.free_bytes()
-        room = "" if free is None else f" ({free / 1e6:,.0f} MB free)"
-        reason = f"the disk is full or a quota is reached{room}" if full else f"{error.strerror or error}"
-        step = "free some space" if full else "put that right"
-        raise DataError(
-            f"dataset {location.url}: {doing} failed: {reason}. The shards written before are intact; "
-            f"{step}, then go on with --resume (resume=True)"
-        ) from error
