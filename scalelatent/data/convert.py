@@ -13,8 +13,8 @@ from scalelatent.errors import DataError
 from . import schema
 from .casting import cast_rows
 from .columns import Columns
-from .create import copy_rows, derived_from, refuse_onto
-from .guard import format_of
+from .create import copy_rows, derived_from
+from .guard import format_of, refuse_onto
 from .reshaped import DenseRows, SparseRows
 from .store import REMOVED, locate
 

@@ -14,7 +14,7 @@ from scalelatent.errors import DataError
 from . import schema
 from .batch import RowBatch
 from .csr import check_dtype
-from .guard import cleared_on_failure, clears_too, explain_os_errors, format_of
+from .guard import cleared_on_failure, explain_os_errors, format_of, refuse_onto
 from .layout import Layout, choose_csr_layout, choose_layout, create_arrays
 from .pipeline import write_shards
 from .schema import DatasetAttrs
@@ -34,7 +34,6 @@ __all__ = [
     "create_like",
     "derived_from",
     "make_room",
-    "refuse_onto",
     "removed_on_failure",
 ]
 
@@ -146,6 +145,7 @@ def create_dataset(
         x_kind="dense" if nnz is None else "csr",
         y_kind=y_kind,
         n_targets=n_targets,
+        columns=["x", *["y"] * (y_type is not None), *["weight"] * weighted],
     )
     sizes: dict[str, Any] = {"chunk_rows": chunk_rows, "shard_rows": shard_rows, "compressor": compressor}
     if y_kind == "targets" and y_type is not None and n_targets is not None:
@@ -304,21 +304,6 @@ def create_like(
         overwrite=overwrite,
         **{**ds.y_options(), **changed},
     )
-
-
-def refuse_onto(url: str | os.PathLike[str], source: str | os.PathLike[str] | None) -> None:
-    """Refuse an output that would replace what is read for it, under whatever name.
-
-    Raises
-    ------
-    DataError
-        The source is the output, or lies in it.
-    """
-    if source is not None and clears_too(locate(url), locate(source)):
-        raise DataError(
-            f"{locate(source).url}: a dataset cannot be written onto itself (the output is "
-            f"{locate(url).url}); choose another output"
-        )
 
 
 def derived_from(ds: Dataset, how: str, **parameters: Any) -> dict[str, Any]:

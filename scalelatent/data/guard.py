@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 from scalelatent.errors import DataError
 
-from .store import Location
+from .store import Location, locate
 
-__all__ = ["clear_after", "cleared_on_failure", "clears_too", "explain_os_errors", "format_of"]
+__all__ = ["clear_after", "cleared_on_failure", "clears_too", "explain_os_errors", "format_of", "refuse_onto"]
 
 
 def format_of(location: Location) -> str | None:
@@ -46,6 +46,21 @@ def clears_too(location: Location, other: Location) -> bool:
     """
     outer, inner = _real(location), _real(other)
     return inner == outer or inner.startswith(f"{outer.rstrip('/')}/")
+
+
+def refuse_onto(url: str | os.PathLike[str], source: str | os.PathLike[str] | None) -> None:
+    """Refuse an output that would replace what is read for it, under whatever name.
+
+    Raises
+    ------
+    DataError
+        The source is the output, or lies in it.
+    """
+    if source is not None and clears_too(locate(url), locate(source)):
+        raise DataError(
+            f"{locate(source).url}: a dataset cannot be written onto itself (the output is "
+            f"{locate(url).url}); choose another output"
+        )
 
 
 def _real(location: Location) -> str:

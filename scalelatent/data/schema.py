@@ -68,6 +68,8 @@ class DatasetAttrs:
     """Columns of `y` where it is no labels."""
     segments: list[dict[str, Any]] | None = None
     """Of a dataset that grew (joined.py): path, rows, fingerprint and classes of each part."""
+    columns: list[str] | None = None
+    """Names of the columns; None in datasets of versions that did not say it. One that is lost is damage."""
     format: str = FORMAT
 
     @property
@@ -80,8 +82,9 @@ class DatasetAttrs:
     def to_json(self) -> dict[str, Any]:
         """The attributes as JSON-able values."""
         values = {**asdict(self), "feature_shape": list(self.feature_shape)}
-        if self.segments is None:
-            del values["segments"]
+        for name in ("segments", "columns"):
+            if values[name] is None:
+                del values[name]
         if self.format_version == 1:
             for name in ("x_kind", "y_kind", "n_targets"):
                 del values[name]
@@ -90,6 +93,11 @@ class DatasetAttrs:
     def finished(self, fingerprint: str, classes: list[Any] | None) -> DatasetAttrs:
         """The attributes of the finished dataset."""
         return replace(self, fingerprint=fingerprint, classes=classes, complete=True)
+
+    @property
+    def own_classes(self) -> list[Any] | None:
+        """Classes that stored codes stand for: those of the first segment where more have joined since."""
+        return self.segments[0]["classes"] if self.codes and self.segments else self.classes
 
     @classmethod
     def from_json(cls, attrs: Any, url: str) -> DatasetAttrs:
@@ -114,7 +122,7 @@ class DatasetAttrs:
                 f"{url} has format_version {version}; this scalelatent ({software()}) reads up to "
                 f"{FORMAT_VERSION}: install a newer scalelatent"
             )
-        names: tuple[str, ...] = ("classes", "codes", "provenance", "fingerprint", "complete")
+        names: tuple[str, ...] = ("classes", "codes", "provenance", "fingerprint", "complete", "columns")
         if version > 1:
             names += ("x_kind", "y_kind", "n_targets", "segments")
         known = {k: attrs[k] for k in names if k in attrs}

@@ -19,7 +19,7 @@ from .csr_store import CsrGroups
 from .guard import explain_os_errors
 from .layout import WRITE_CONFIG
 from .store import Location, locate
-from .stored import MARKERS, array, open_group, read_attrs
+from .stored import MARKERS, array, has_column, open_group, own_columns, read_attrs
 
 if TYPE_CHECKING:
     from .dataset import Dataset
@@ -42,7 +42,7 @@ class DatasetWriter:
         kinds = {"x": self.attrs.x_kind == "csr", "y": self.attrs.y_kind == "multilabel"}
 
         def column(name: str) -> Any:
-            if name != "x" and not location.has(f"{name}/zarr.json"):
+            if name != "x" and not has_column(location, self.attrs, name):
                 return None
             if kinds.get(name):
                 return CsrGroups(location, group, name)
@@ -129,20 +129,27 @@ class DatasetWriter:
         ------
         DataError
             Rows of another shape or type, NaN or infinity, an unknown label; or the disk is full, in which
-            case this shard is removed and the others stay.
+            case this shard is removed and the others stay. Other rows than there were, of a finished dataset.
         """
         start, stop = self.shard_bounds(shard)
         rows = self._check_x(x, start, stop)
         labels, distinct = self._check_y(y, start, stop)
         weights = self._check_weight(weight, start, stop)
         digest = schema.shard_digest(rows, labels, weights)
+        if self.attrs.complete and digest != self._sealed(shard):
+            raise DataError(
+                f"dataset {self.url} is finished, and its rows {start}:{stop} are not those that were given; "
+                "a finished dataset does not change: write another one, or replace this one with --overwrite "
+                "(overwrite=True)"
+            )
         with self._all_or_nothing(shard, start, stop):
             for target, values in ((self._y, labels), (self._weight, weights), (self._x, rows)):
                 if target is not None:
                     target[start:stop] = values
             entries = {f"{name}_nnz": int(c.nnz) for name, c in (("x", rows), ("y", labels)) if is_sparse(c)}
             marker = {"digest": digest.hex(), "labels": distinct, **entries}
-            self._location.write(self._marker_key(shard), json.dumps(marker).encode())
+            if not self.attrs.complete:
+                self._location.write(self._marker_key(shard), json.dumps(marker).encode())
 
     def shrink(self, n_rows: int) -> None:
         """Promise fewer rows than at the start; the shards that lie whole below `n_rows` stay as they are.
@@ -306,8 +313,9 @@ class DatasetWriter:
         if len(labels) != stop - start:
             raise DataError(f"{what}: {len(labels)} labels for {stop - start} rows; give one label a row")
         distinct = schema.distinct_labels(labels, start, self.url)
-        if self.attrs.classes is not None:
-            codes = schema.encode_labels(labels, np.asarray(self.attrs.classes), start, self.url)
+        known = self.attrs.own_classes
+        if known is not None:
+            codes = schema.encode_labels(labels, np.asarray(known), start, self.url)
             if self.attrs.codes:
                 return codes.astype(self._y.dtype), None
         stored = labels.astype(self._y.dtype)
@@ -373,14 +381,13 @@ class DatasetWriter:
                 raise
 
     def _verify(self, shard: int) -> bool:
-        from .dataset import open_dataset
-
-        start, stop = self.shard_bounds(shard)
         try:
-            columns = open_dataset(self.url)._columns
-            parts = [
-                None if c is None else c.read(start, stop) for c in (columns.x, columns.y, columns.weight)
-            ]
+            columns = own_columns(self._location, self.attrs)
+            parts = [c.read(*self.shard_bounds(shard)) for c in columns.values()]
         except DataError:
             return False
-        return schema.shard_digest(*parts) == self._group["digest"][shard].tobytes()
+        return schema.shard_digest(*parts) == self._sealed(shard)
+
+    def _sealed(self, shard: int) -> bytes:
+        """The digest that a shard of a finished dataset has to have."""
+        return bytes(self._group["digest"][shard].tobytes())

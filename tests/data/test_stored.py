@@ -144,6 +144,27 @@ def test_broken_metadata_and_missing_array(tmp_path: Path) -> None:
         open_dataset(tmp_path / "two")
 
 
+@pytest.mark.parametrize("column", ["y", "weight"])
+@pytest.mark.parametrize("names", ["strings", "numbers"])
+@pytest.mark.parametrize("told", [True, False])
+def test_a_column_that_is_lost_is_not_taken_for_absent(
+    tmp_path: Path, column: str, names: str, told: bool
+) -> None:
+    y = [f"c{label}" for label in Y] if names == "strings" else Y
+    Dataset.from_arrays(X, y, sample_weight=np.ones(100)).save(tmp_path / "ds")
+    if not told:  # as a version wrote it that did not name its columns
+        meta = json.loads((tmp_path / "ds/zarr.json").read_text())
+        assert meta["attributes"].pop("columns") == ["x", "y", "weight"]
+        (tmp_path / "ds/zarr.json").write_text(json.dumps(meta))
+        assert open_dataset(tmp_path / "ds").has_weight
+    (tmp_path / "ds" / column / "zarr.json").unlink()
+    if column == "weight" and not told:
+        assert not open_dataset(tmp_path / "ds").has_weight  # nothing says that there were any
+        return
+    with pytest.raises(DataError, match=rf"array '{column}' is missing|{column}/zarr\.json is missing"):
+        open_dataset(tmp_path / "ds")
+
+
 def test_unfinished_dataset_does_not_open(tmp_path: Path) -> None:
     writer = create_dataset(tmp_path / "ds", 100, (4,), "u1", shard_rows=50)
     writer.write_shard(0, X[:50])
