@@ -8,7 +8,7 @@ import typer
 
 from scalelatent.errors import JobError
 
-from .show import Json, Overwrite, emit, progress_bar, show_values, verb
+from .show import Jobs, Json, Overwrite, emit, progress_bar, show_values, verb
 
 app = typer.Typer(no_args_is_help=True, help="Import, make and look at datasets.")
 
@@ -112,6 +112,24 @@ def append(
 
     with progress_bar("appending") as progress:
         dataset = append_rows(url, source, progress=progress)
+    tell(dataset, json)
+
+
+@app.command("repair")
+@verb
+def repair(
+    url: Annotated[str, typer.Argument(metavar="DATA", help="A dataset of `data make`.")],
+    jobs: Jobs = None,
+    json: Json = False,
+) -> None:
+    """Make lost or damaged parts of a made dataset again, or finish one that was broken off.
+
+    What is there and whole stays. Imported rows cannot be made again.
+    """
+    from scalelatent.data import repair_dataset
+
+    with progress_bar("making what is missing") as progress:
+        dataset = repair_dataset(url, n_jobs=jobs, progress=progress)
     tell(dataset, json)
 
 

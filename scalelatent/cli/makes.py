@@ -7,11 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from .data import describe, tell
-from .show import Json, Overwrite, emit, progress_bar, verb
+from .show import Jobs, Json, Overwrite, emit, progress_bar, verb
 
 app = typer.Typer(no_args_is_help=True, help="Make datasets of any size.")
 
-Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Threads; all cores by default.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on where a broken-off command stopped.")]
 Out = Annotated[str, typer.Argument(metavar="OUT", help="The dataset to write, for example digits.zarr.")]
 
@@ -68,10 +67,8 @@ def make_documents(
     ] = None,
     start: Annotated[int, typer.Option(min=0, help="Index of the first document.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
-    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Threads; all cores by default.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where a broken-off command stopped.")
-    ] = False,
+    jobs: Jobs = None,
+    resume: Resume = False,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:

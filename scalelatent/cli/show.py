@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Threads; all cores by default.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 Settings = Annotated[
     list[str] | None,
@@ -41,7 +42,7 @@ def verb(function: Function) -> Function:
         except ScalelatentError as error:
             if os.environ.get(DEBUG_VARIABLE):
                 raise
-            fail(str(error))
+            fail("\n".join([str(error), *getattr(error, "__notes__", [])]))
             raise typer.Exit(REFUSED) from None
         except KeyboardInterrupt:
             say("stopped")

@@ -22,7 +22,7 @@ from .batch import RowBatch, row_bytes
 from .create import create_like, derived_from, removed_on_failure
 from .guard import explain_os_errors
 from .pipeline import write_shards
-from .random_words import random_words
+from .random_words import check_seed, random_words
 from .store import locate
 
 if TYPE_CHECKING:
@@ -105,8 +105,7 @@ def shuffle_dataset(
     from .dataset import Dataset, open_dataset
 
     ds = source if isinstance(source, Dataset) else open_dataset(source)
-    if seed < 0:
-        raise DataError(f"seed is {seed}, but a seed is a whole number of at least 0")
+    check_seed(seed)
     plan = _plan(ds, MEMORY if memory is None else memory)
     say = progress or (lambda done, total: None)
     provenance = derived_from(ds, "shuffle", seed=seed)

@@ -13,6 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from scalelatent.data.pipeline import usable_cores
 from scalelatent.errors import DataError
 
 from .stream import Progress, open_file
@@ -202,8 +203,7 @@ def _text_blocks(file: str | os.PathLike[str], name: str) -> Iterator[np.ndarray
 
 def parse_blocks(file: str | os.PathLike[str], name: str, *, keep: bool) -> Iterator[Block]:
     """Blocks of a file with what they hold, in order, parsed by threads a few blocks ahead."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = min(cores, _MAX_THREADS)
+    threads = min(usable_cores(), _MAX_THREADS)
     waiting: deque[Any] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="scalelatent-svmlight") as pool:
         try:
