@@ -22,6 +22,7 @@ from .batch import RowBatch
 from .create import create_like, derived_from
 from .guard import clear_after, explain_os_errors
 from .joined import segment_location
+from .lock import alone
 from .pipeline import write_shards
 from .store import Location, locate
 from .stored import read_attrs, write_attrs
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["append_rows"]
 
 _PREFIX = "append-"
+_LOCK = "_append.lock"
 
 Progress = Callable[[int, int], None]
 
@@ -50,7 +52,8 @@ def append_rows(
     segments, and only then do readers see them. Whatever stops an append, the dataset is as it was, and the
     next append removes what was left. A segment that is not larger than the new rows is rewritten together
     with them, so n appends make about log2(n) segments; `convert_dataset` makes one of all. Datasets that are
-    open already keep their old rows up to the next but one append. One append at a time.
+    open already keep their old rows up to the next but one append. One append at a time: a second one is
+    refused while the first goes on.
 
     Parameters
     ----------
@@ -85,8 +88,22 @@ def append_rows(
     """
     from .dataset import open_dataset
 
-    target, location = open_dataset(url), locate(url)
-    attrs = read_attrs(location)
+    location = locate(url)
+    read_attrs(location)  # no lock where there is no dataset
+    with alone(location, _LOCK, "being appended to"):
+        _append(location, source, progress, layout)
+    return open_dataset(url)
+
+
+def _append(
+    location: Location,
+    source: Dataset | str | os.PathLike[str],
+    progress: Progress | None,
+    layout: dict[str, Any],
+) -> None:
+    from .dataset import open_dataset
+
+    target, attrs = open_dataset(location.url), read_attrs(location)
     _sweep(location, attrs)
     with _opened(source, location.url) as rows:
         classes = _common_classes(target, rows)
@@ -108,7 +125,6 @@ def append_rows(
                     "Put that right, then append again"
                 ) from error
             raise
-    return open_dataset(url)
 
 
 def _sweep(location: Location, attrs: DatasetAttrs) -> None:
@@ -249,6 +265,9 @@ def _commit(
 
 
 def _is_listed(location: Location, place: Location) -> bool:
-    """Whether a segment has become part of its dataset."""
-    segments = read_attrs(location).segments or []
+    """Whether a segment has become part of its dataset, or may have."""
+    try:
+        segments = read_attrs(location).segments or []
+    except DataError:  # it is removed by the next append if it has not
+        return True
     return any(segment["path"] == place.url.rsplit("/", 1)[-1] for segment in segments)
