@@ -183,6 +183,8 @@ def _common_classes(target: Dataset, rows: Dataset) -> np.ndarray | None:
             f"the rows to append to {target.url} have {'; '.join(differing)}. Nothing was appended; "
             "make them alike first, for example with `scalelatent data convert --dtype`"
         )
+    if ours["labels"] == "strings" and rows.classes is None:
+        raise schema.too_many_strings("the rows to append. Nothing was appended")
     if not target.has_y or target.classes is None or rows.classes is None:
         return None
     if ours["labels"] == "numbers":
@@ -194,7 +196,7 @@ def _common_classes(target: Dataset, rows: Dataset) -> np.ndarray | None:
                 f"fit into its labels, {stored}. Nothing was appended; convert the labels first"
             )
     classes = np.union1d(target.classes, rows.classes)
-    return classes if len(classes) <= schema.MAX_CLASSES else None
+    return schema.as_classes(classes, f"{target.url} with the rows to append. Nothing was appended")
 
 
 def _entry(path: str, attrs: DatasetAttrs, n_rows: int) -> dict[str, Any]:

@@ -125,6 +125,7 @@ def create_dataset(
     kind = check(np.dtype(dtype), f"{location.url}: x")
     _check_kinds(location.url, feature_shape, nnz, y_dtype, y_kind, n_targets)
     names = None if classes is None else np.unique(schema.as_labels(classes, "classes"))
+    names = None if names is None else schema.as_classes(names, f"{location.url}: y")
     coded = names is not None and names.dtype.kind == "U"
     if coded:
         assert names is not None
@@ -158,7 +159,8 @@ def create_dataset(
     if resume and begun:
         return _resume(location, n_rows, attrs, kind, y_type, weighted, layout if shard_rows else None)
     make_room(location, overwrite, unfinished=resume)
-    with explain_os_errors(location, "creating the dataset"):
+    keep = contextlib.nullcontext() if resume else cleared_on_failure(location)
+    with explain_os_errors(location, "creating the dataset"), keep:
         import zarr
 
         group = zarr.create_group(location.zarr_store(read_only=False), attributes=attrs.to_json())

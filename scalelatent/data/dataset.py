@@ -15,7 +15,7 @@ from . import schema
 from .columns import Columns, Shifted, label_source
 from .csr import index_dtype
 from .hashing import hash_rows, hash_weight
-from .sources import ArrayRows, DaskRows, RowSource, as_source
+from .sources import ArrayRows, DaskRows, RowSource, as_source, is_csr
 from .store import locate
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Dataset:
     @property
     def is_sparse(self) -> bool:
         """Whether the rows are CSR: `read_x` then gives a `scipy.sparse.csr_array`."""
-        return hasattr(self._columns.x, "nnz")
+        return is_csr(self._columns.x)
 
     @property
     def nnz(self) -> int | None:
@@ -333,11 +333,12 @@ class Dataset:
         if self.y_kind != "labels":
             kind = {"y_kind": self.y_kind, "n_targets": self.n_targets}
             return {"y_dtype": self._labels().dtype.newbyteorder("="), **kind}
-        classes = self.classes
-        if classes is not None and len(classes) > schema.MAX_CLASSES:
-            classes = None
-        strings = classes is not None and classes.dtype.kind == "U"
-        return {"y_dtype": None if strings else self.read_y(0, 1).dtype, "classes": classes}
+        dtype = self.read_y(0, 1).dtype
+        if dtype.kind != "U":
+            return {"y_dtype": dtype, "classes": self.classes}
+        if self.classes is None:
+            raise schema.too_many_strings(self._what())
+        return {"classes": self.classes}
 
     def lazy(self, start: int, stop: int) -> tuple[Any, Any] | None:
         """Rows and labels as dask arrays where `x` is one, else None; labels may be in memory, or absent."""

@@ -27,6 +27,7 @@ __all__ = [
     "FORMAT",
     "FORMAT_VERSION",
     "DatasetAttrs",
+    "as_classes",
     "as_labels",
     "check_finite",
     "check_rows_dtype",
@@ -223,6 +224,30 @@ def distinct_labels(labels: np.ndarray, first_row: int, what: str) -> np.ndarray
                 f"finite. Label or drop such rows, then try again"
             )
     return np.unique(labels)
+
+
+def as_classes(distinct: np.ndarray, what: str) -> np.ndarray | None:
+    """Sorted distinct labels as the classes of a dataset; None where there are too many numbers to be any.
+
+    Raises
+    ------
+    DataError
+        Too many strings, which are stored as codes of classes or not at all.
+    """
+    if len(distinct) <= MAX_CLASSES:
+        return distinct
+    if distinct.dtype.kind == "U":
+        raise too_many_strings(what)
+    return None
+
+
+def too_many_strings(what: str) -> DataError:
+    """The refusal of string labels that are no classes."""
+    return DataError(
+        f"{what}: more than {MAX_CLASSES:,} distinct labels that are strings; strings are stored as codes of "
+        "classes, of which there may be so many. Give numbers instead, or leave the labels out: names of "
+        "rows are no classes"
+    )
 
 
 def encode_labels(labels: np.ndarray, classes: np.ndarray, first_row: int, what: str) -> np.ndarray:

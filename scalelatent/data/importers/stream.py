@@ -16,7 +16,7 @@ import numpy as np
 from scalelatent.data.batch import RowBatch
 from scalelatent.data.csr import check_values
 from scalelatent.data.pipeline import MAX_THREADS, usable_cores, write_shards
-from scalelatent.data.schema import as_labels, check_finite, check_rows_dtype, n_features
+from scalelatent.data.schema import as_classes, as_labels, check_finite, check_rows_dtype, n_features
 from scalelatent.data.store import Location, locate
 from scalelatent.errors import DataError
 
@@ -41,7 +41,7 @@ Progress = Callable[[int, int], None]
 _READ_BYTES = 1 << 20
 _MAX_ROW_BYTES = 1 << 30
 _WAITING_BYTES = 64 << 20
-_LABEL_ROWS = 65_536  # labels looked through at a time
+LABEL_ROWS = 65_536  # labels looked through at a time
 
 
 class Rows(Protocol):
@@ -251,8 +251,9 @@ def import_rows(
 def string_classes(y: Rows) -> np.ndarray:
     """The distinct labels of a stream, read to its end."""
     found: set[str] = set()
-    for a in range(0, y.n_rows, _LABEL_ROWS):
-        found.update(as_labels(y.read(min(_LABEL_ROWS, y.n_rows - a)).reshape(-1), y.name).tolist())
+    for a in range(0, y.n_rows, LABEL_ROWS):
+        found.update(as_labels(y.read(min(LABEL_ROWS, y.n_rows - a)).reshape(-1), y.name).tolist())
+        as_classes(np.array(sorted(found)), y.name)
     return np.array(sorted(found))
 
 
@@ -340,20 +341,16 @@ def _write(
     progress: Progress | None,
 ) -> Dataset:
     """Write the rows to a dataset; on any failure, Ctrl-C as well, nothing stays."""
-    from scalelatent.data.create import create_dataset, make_room
+    from scalelatent.data.create import create_dataset, removed_on_failure
 
-    make_room(location, overwrite)
-    try:
-        writer = create_dataset(location.url, x.n_rows, x.shape[1:], **arguments)
+    writer = create_dataset(location.url, x.n_rows, x.shape[1:], overwrite=overwrite, **arguments)
+    with removed_on_failure(writer):
         _copy(writer, x, y, progress)
         for stream in (x, y):
             if stream is not None:
                 stream.finish()
                 writer.note(getattr(stream, "notes", {}))
         return writer.finalize()
-    except BaseException:
-        location.clear()
-        raise
 
 
 def _row_bytes(x: Rows) -> int:
