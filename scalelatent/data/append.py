@@ -20,7 +20,7 @@ from scalelatent.errors import DataError
 from . import schema
 from .batch import RowBatch
 from .create import create_like, derived_from
-from .guard import clear_after, explain_os_errors
+from .guard import clear_after, explain_os_errors, scratch
 from .joined import segment_location
 from .lock import alone
 from .pipeline import write_shards
@@ -43,6 +43,8 @@ def append_rows(
     url: str | os.PathLike[str],
     source: Dataset | str | os.PathLike[str],
     *,
+    x: str | None = None,
+    y: str | None = None,
     progress: Progress | None = None,
     **layout: Any,
 ) -> Dataset:
@@ -62,6 +64,9 @@ def append_rows(
     source : Dataset, url or path
         What is appended: a dataset, or an `.npz` or `.npy` file. Its rows need the same feature shape and
         dtype; its labels the same kind and, where they are new, join the classes; weights both or none.
+    x, y : str, optional
+        Arrays of an `.npz` file that hold rows and labels; by default `x` and `y`, in either case. Where the
+        dataset has CSR rows, `x` is the prefix of the arrays of such (see `import_csr`).
     progress : callable, optional
         Called with (rows done, rows in all).
     **layout
@@ -91,13 +96,15 @@ def append_rows(
     location = locate(url)
     read_attrs(location)  # no lock where there is no dataset
     with alone(location, _LOCK, "being appended to"):
-        _append(location, source, progress, layout)
+        _append(location, source, x, y, progress, layout)
     return open_dataset(url)
 
 
 def _append(
     location: Location,
     source: Dataset | str | os.PathLike[str],
+    x: str | None,
+    y: str | None,
     progress: Progress | None,
     layout: dict[str, Any],
 ) -> None:
@@ -105,7 +112,7 @@ def _append(
 
     target, attrs = open_dataset(location.url), read_attrs(location)
     _sweep(location, attrs)
-    with _opened(source, location.url) as rows:
+    with _opened(source, target, x, y) as rows:
         classes = _common_classes(target, rows)
         segments = attrs.segments or [_entry("", attrs, target.n_rows)]
         kept = _kept(segments, rows.n_rows)
@@ -136,24 +143,38 @@ def _sweep(location: Location, attrs: DatasetAttrs) -> None:
 
 
 @contextmanager
-def _opened(source: Dataset | str | os.PathLike[str], url: str) -> Iterator[Dataset]:
+def _opened(
+    source: Dataset | str | os.PathLike[str], target: Dataset, x: str | None, y: str | None
+) -> Iterator[Dataset]:
     """The rows to append; those of a file by way of a dataset beside the target, removed afterwards."""
     from . import importers
     from .dataset import Dataset, open_dataset
 
-    readers: dict[str, Any] = {".npz": importers.import_npz, ".npy": importers.import_npy}
+    kind = "" if isinstance(source, Dataset) else Path(os.fspath(source)).suffix.lower()
+    if (x is not None or y is not None) and kind != ".npz":
+        raise DataError(
+            f"x={x!r} and y={y!r} name arrays of an .npz file, which {source} is not; leave out --x and --y"
+        )
     if isinstance(source, Dataset):
         yield source
         return
-    read = readers.get(Path(os.fspath(source)).suffix.lower())
-    if read is None:
+    if kind not in (".npz", ".npy"):
         yield open_dataset(source)
         return
-    aside = locate(f"{url}.{_PREFIX}{uuid.uuid4().hex[:8]}")
-    try:
-        yield read(source, aside.url)
-    finally:
-        aside.clear()
+    aside = locate(f"{target.url}.{_PREFIX}{uuid.uuid4().hex[:8]}")
+    with scratch(aside):
+        try:
+            if kind == ".npy":
+                rows = importers.import_npy(source, aside.url)
+            elif target.is_sparse:
+                rows = importers.import_csr(source, aside.url, csr_prefix=x, y=y)
+            else:
+                rows = importers.import_npz(source, aside.url, x=x, y=y)
+        except DataError as error:
+            if "--csr-prefix" in str(error):
+                error.add_note("(`data append` takes the prefix by --x, append_rows by x=)")
+            raise
+        yield rows
 
 
 def _kind_of(ds: Dataset) -> dict[str, Any]:

@@ -10,9 +10,10 @@ import numpy as np
 
 from scalelatent.errors import DataError
 
+from .files import open_file
 from .hdf5 import H5Rows, describe_arrays, open_h5
 from .keys import find_keys
-from .stream import LABEL_ROWS, ArrayRows, Progress, Rows, import_rows, open_file
+from .stream import LABEL_ROWS, ArrayRows, Progress, Rows, import_rows
 
 if TYPE_CHECKING:
     import h5py
@@ -105,7 +106,7 @@ class _Version73:
     """A file of version 7.3: HDF5, its axes in reverse order."""
 
     def __init__(self, path: str | os.PathLike[str], where: str) -> None:
-        self._file = open_h5(path, where)
+        self._file = open_h5(path, "MATLAB file")
         self._where = where
         arrays = {k: v for k, v in describe_arrays(self._file).items() if not k.startswith("#")}
         sparse = [k for k, v in self._file.items() if "MATLAB_sparse" in v.attrs]

@@ -15,6 +15,7 @@ import numpy as np
 
 from scalelatent.data.batch import RowBatch
 from scalelatent.data.csr import check_values
+from scalelatent.data.guard import scratch
 from scalelatent.data.pipeline import MAX_THREADS, usable_cores, write_shards
 from scalelatent.data.schema import as_classes, as_labels, check_finite, check_rows_dtype, n_features
 from scalelatent.data.store import Location, locate
@@ -30,7 +31,6 @@ __all__ = [
     "RowStream",
     "Rows",
     "import_rows",
-    "open_file",
     "string_classes",
     "write_rows",
 ]
@@ -71,18 +71,6 @@ class Rows(Protocol):
 
     def close(self) -> None:
         """Close the file."""
-
-
-def open_file(path: str | os.PathLike[str], what: str) -> IO[bytes]:
-    """Open a file to read, or say what is wrong with it."""
-    try:
-        return open(path, "rb")
-    except FileNotFoundError as error:
-        raise DataError(f"{what} {os.fspath(path)} does not exist; check the path") from error
-    except OSError as error:
-        raise DataError(
-            f"{what} {os.fspath(path)} cannot be read: {error.strerror}; check the path"
-        ) from error
 
 
 class RowStream:
@@ -252,7 +240,8 @@ def string_classes(y: Rows) -> np.ndarray:
     """The distinct labels of a stream, read to its end."""
     found: set[str] = set()
     for a in range(0, y.n_rows, LABEL_ROWS):
-        found.update(as_labels(y.read(min(LABEL_ROWS, y.n_rows - a)).reshape(-1), y.name).tolist())
+        part = y.read(min(LABEL_ROWS, y.n_rows - a)).reshape(-1)
+        found.update(as_labels(part, y.name, a).tolist())
         as_classes(np.array(sorted(found)), y.name)
     return np.array(sorted(found))
 
@@ -323,13 +312,11 @@ def _write_shuffled(
 
     check_room(location, overwrite)  # now, not after the rows were read
     aside = locate(f"{location.url}.unshuffled-{uuid.uuid4().hex[:8]}")
-    try:
+    with scratch(aside):
         ordered = _write(aside, x, y, columns | layout, False, half(0))
         return data.shuffle_dataset(
             ordered, location.url, seed=seed, overwrite=overwrite, progress=half(1), **layout
         )
-    finally:
-        aside.clear()
 
 
 def _write(
