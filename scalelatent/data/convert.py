@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -130,7 +131,7 @@ def _layout(
         if isinstance(wanted, str) and wanted != "auto":
             raise DataError(f"{name} is {wanted!r}, but it has to be a number of rows or 'auto'")
         kept = getattr(old, name) if wanted is None and old is not None else None
-        out[name] = int(wanted) if isinstance(wanted, int) else kept
+        out[name] = kept if wanted is None or wanted == "auto" else _whole(wanted, name)
     if out["chunk_rows"] and out["shard_rows"] and out["shard_rows"] % out["chunk_rows"]:
         if chunk_rows is None:  # the one that was asked for wins
             out["chunk_rows"] = None
@@ -138,6 +139,13 @@ def _layout(
             out["shard_rows"] = None
     keep = "auto" if old is None else old.compressor
     return {**out, "compressor": keep if compressor == "keep" else compressor}
+
+
+def _whole(rows: Any, name: str) -> int:
+    try:
+        return operator.index(rows)
+    except TypeError as error:
+        raise DataError(f"{name} is {rows!r}, but it has to be a whole number of rows or 'auto'") from error
 
 
 def _cast(ds: Dataset, dtype: np.dtype[Any], lossy: bool) -> Dataset:

@@ -122,7 +122,7 @@ def create_dataset(
             f"{location.url}: a dataset of {n_rows} rows cannot be made; at least 1 row is needed"
         )
     check = schema.check_rows_dtype if nnz is None else check_dtype
-    kind = check(np.dtype(dtype), f"{location.url}: x")
+    kind = schema.check_stored_dtype(check(np.dtype(dtype), f"{location.url}: x"), f"{location.url}: x")
     _check_kinds(location.url, feature_shape, nnz, y_dtype, y_kind, n_targets)
     names = None if classes is None else np.unique(schema.as_labels(classes, "classes"))
     names = None if names is None else schema.as_classes(names, f"{location.url}: y")
@@ -134,6 +134,8 @@ def create_dataset(
         y_type = None if y_dtype is None else np.dtype(y_dtype).newbyteorder("=")
         if y_type is not None and y_kind == "multilabel":
             y_type = check_dtype(y_type, f"{location.url}: y")
+        if y_type is not None:
+            schema.check_stored_dtype(y_type, f"{location.url}: y")
         if y_type is not None and y_type.kind not in "buif":
             raise DataError(
                 f"{location.url}: labels of dtype {y_type} need `classes`; they are stored as codes"
@@ -316,8 +318,8 @@ def derived_from(ds: Dataset, how: str, **parameters: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def removed_on_failure(writer: DatasetWriter) -> Iterator[None]:
-    """Leave no half-written dataset behind, whatever goes wrong, Ctrl-C included."""
-    writer.then = "try again: nothing of it is left"
+    """Leave no half-written dataset behind, whatever goes wrong, Ctrl-C included; for its only writer."""
+    writer.then, writer.alone = "try again: nothing of it is left", True
     with cleared_on_failure(locate(writer.url)):
         yield
 

@@ -12,7 +12,15 @@ from scalelatent.errors import DataError
 
 from .store import Location, locate
 
-__all__ = ["clear_after", "cleared_on_failure", "clears_too", "explain_os_errors", "format_of", "refuse_onto"]
+__all__ = [
+    "clear_after",
+    "cleared_on_failure",
+    "clears_too",
+    "explain_os_errors",
+    "format_of",
+    "refuse_onto",
+    "scratch",
+]
 
 
 def format_of(location: Location) -> str | None:
@@ -81,10 +89,28 @@ def cleared_on_failure(location: Location) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def scratch(location: Location) -> Iterator[Location]:
+    """A place for what is needed for a while only; it is cleared at the end, however that comes.
+
+    Examples
+    --------
+    >>> from scalelatent.data.store import locate
+    >>> with scratch(locate("memory://doc-scratch")) as place:
+    ...     place.write("a", b"1")
+    >>> locate("memory://doc-scratch").is_empty()
+    True
+    """
+    with cleared_on_failure(location):
+        yield location
+    with contextlib.suppress(OSError):  # the work is done, and what it gave is whole
+        location.clear(whole=False)
+
+
 def clear_after(error: BaseException, location: Location) -> None:
-    """Clear a place because of an error; if that fails as well, the error gets a note that says so."""
+    """Clear a place of what is unfinished because of an error; if that fails too, a note to it says so."""
     try:
-        location.clear()
+        location.clear(whole=False)
     except OSError as second:
         error.add_note(f"What was written could not be removed ({second}): remove {location.url} yourself")
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from scalelatent.errors import DataError
 
-from .store import REMOVED
+from .location import REMOVED
 
 __all__ = [
     "FORMAT",
@@ -31,6 +31,7 @@ __all__ = [
     "as_labels",
     "check_finite",
     "check_rows_dtype",
+    "check_stored_dtype",
     "check_weight",
     "distinct_labels",
     "encode_labels",
@@ -178,7 +179,7 @@ def check_finite(x: np.ndarray, first_row: int, what: str) -> None:
             )
 
 
-def as_labels(y: Any, what: str) -> np.ndarray:
+def as_labels(y: Any, what: str, first_row: int = 0) -> np.ndarray:
     """Labels as a 1-D array of numbers or fixed-width strings; `y` itself where it is one already."""
     labels = y if isinstance(y, np.ndarray) else np.asarray(y)
     if labels.ndim != 1:
@@ -189,12 +190,42 @@ def as_labels(y: Any, what: str) -> np.ndarray:
     if labels.dtype.kind == "O":
         labels = _from_objects(labels, what)
     elif labels.dtype.kind == "S":
-        labels = np.char.decode(labels, "utf-8")
+        labels = _decoded(labels, what, first_row)
     if labels.dtype.kind not in "buifU":
         raise DataError(
             f"{what} has dtype {labels.dtype}; labels have to be integers, floats, booleans or strings"
         )
     return labels if labels.dtype.isnative else labels.astype(labels.dtype.newbyteorder("="))
+
+
+def _decoded(labels: np.ndarray, what: str, first_row: int) -> np.ndarray:
+    """Bytes as the strings that they are in UTF-8."""
+    try:
+        return np.char.decode(labels, "utf-8")
+    except UnicodeDecodeError as error:
+        bad = next(i for i, label in enumerate(labels.tolist()) if not _is_utf8(label))
+        raise DataError(
+            f"{what}: the label of row {first_row + bad} is {labels[bad].item()!r}, which is no UTF-8 text; "
+            "decode the labels first, for example with np.char.decode(y, 'latin-1')"
+        ) from error
+
+
+def _is_utf8(label: bytes) -> bool:
+    try:
+        label.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def check_stored_dtype(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
+    """Refuse a type of numbers that zarr has not; return it."""
+    if dtype.kind == "f" and dtype.itemsize > 8:
+        raise DataError(
+            f"{what} holds {dtype}, which cannot be stored; convert it first, for example with "
+            "x.astype('float64')"
+        )
+    return dtype
 
 
 def _from_objects(labels: np.ndarray, what: str) -> np.ndarray:
@@ -269,8 +300,8 @@ def encode_labels(labels: np.ndarray, classes: np.ndarray, first_row: int, what:
     return codes.astype(np.int32)
 
 
-def check_weight(weight: Any, n_rows: int, what: str) -> np.ndarray:
-    """Row weights as float64 (n_rows,), finite and not negative."""
+def check_weight(weight: Any, n_rows: int, what: str, first_row: int = 0) -> np.ndarray:
+    """Row weights as float64 (n_rows,), finite and not negative; `first_row` counts in messages."""
     out = np.ascontiguousarray(weight, dtype=np.float64)
     if out.shape != (n_rows,):
         raise DataError(
@@ -279,7 +310,8 @@ def check_weight(weight: Any, n_rows: int, what: str) -> np.ndarray:
     bad = np.flatnonzero(~(np.isfinite(out) & (out >= 0)))
     if bad.size:
         raise DataError(
-            f"{what}: the weight of row {bad[0]} is {out[bad[0]]}; weights have to be finite and >= 0"
+            f"{what}: the weight of row {first_row + bad[0]} is {out[bad[0]]}; weights have to be finite "
+            "and >= 0"
         )
     return out
 

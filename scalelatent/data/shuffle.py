@@ -8,6 +8,7 @@ whole in order.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from scalelatent.errors import DataError
 
 from .batch import RowBatch, row_bytes
 from .create import create_like, derived_from, removed_on_failure
-from .guard import explain_os_errors
+from .guard import clear_after, explain_os_errors
 from .pipeline import write_shards
 from .random_words import check_seed, random_words
 from .store import locate
@@ -167,8 +168,13 @@ class _Buckets:
     def __enter__(self) -> _Buckets:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._plan.n_buckets > 1:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._plan.n_buckets < 2:
+            return
+        if error is not None:
+            clear_after(error, self._location)
+            return
+        with contextlib.suppress(OSError):  # the rows are where they belong
             self._location.clear()
 
     def add(self, batch: RowBatch, keys: np.ndarray) -> None:

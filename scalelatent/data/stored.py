@@ -10,6 +10,7 @@ from scalelatent.errors import DataError
 from .chunks import StoredRows
 from .csr_store import StoredCsr
 from .generators import GENERATORS
+from .markers import MARKERS
 from .schema import DatasetAttrs
 
 if TYPE_CHECKING:
@@ -26,9 +27,6 @@ __all__ = [
     "repair_hint",
     "write_attrs",
 ]
-
-MARKERS = "_shards"
-"""Folder of the markers of written shards, there only while a writer is at work."""
 
 
 def read_attrs(location: Location) -> DatasetAttrs:

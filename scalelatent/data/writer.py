@@ -18,8 +18,9 @@ from .csr import CsrSource, check_values, is_sparse
 from .csr_store import CsrGroups
 from .guard import explain_os_errors
 from .layout import WRITE_CONFIG
+from .markers import Markers
 from .store import Location, locate
-from .stored import MARKERS, array, has_column, open_group, own_columns, read_attrs
+from .stored import array, has_column, open_group, own_columns, read_attrs, write_attrs
 
 if TYPE_CHECKING:
     from .dataset import Dataset
@@ -49,9 +50,11 @@ class DatasetWriter:
             return array(group, name, location.url).with_config(WRITE_CONFIG)
 
         self._x, self._y, self._weight = column("x"), column("y"), column("weight")
-        self._group = group
+        self._group, self._markers = group, Markers(location)
         self.then = "go on with --resume (resume=True): the shards written before are intact"
         """What messages name as the last step after a full disk; it depends on who writes."""
+        self.alone = False
+        """Whether no other writer ever wrote here, so that nothing has to be deleted before a shard."""
 
     @classmethod
     def attach(cls, url: str | os.PathLike[str]) -> DatasetWriter:
@@ -106,7 +109,7 @@ class DatasetWriter:
         """Whether a shard is written; in a finished dataset, whether its content still has its digest."""
         self.shard_bounds(shard)
         if not self.attrs.complete:
-            marker = self._marker(shard)
+            marker = self._markers.read(shard)
             return marker is not None and all(self._location.has(k) for k in self._files(shard, marker))
         return self._verify(shard)
 
@@ -149,7 +152,7 @@ class DatasetWriter:
             entries = {f"{name}_nnz": int(c.nnz) for name, c in (("x", rows), ("y", labels)) if is_sparse(c)}
             marker = {"digest": digest.hex(), "labels": distinct, **entries}
             if not self.attrs.complete:
-                self._location.write(self._marker_key(shard), json.dumps(marker).encode())
+                self._markers.write(shard, marker)
 
     def shrink(self, n_rows: int) -> None:
         """Promise fewer rows than at the start; the shards that lie whole below `n_rows` stay as they are.
@@ -167,7 +170,7 @@ class DatasetWriter:
         last = n_rows // self.shard_rows
         if not 1 <= n_rows <= self.n_rows:
             raise DataError(f"dataset {self.url} has {self.n_rows} rows; it cannot shrink to {n_rows}")
-        written = [i for i in range(last, self.n_shards) if self._marker(i) is not None]
+        written = [i for i in range(last, self.n_shards) if self._markers.read(i) is not None]
         if n_rows < self.n_rows and written:
             raise DataError(
                 f"dataset {self.url} cannot shrink to {n_rows} rows: shard {written[0]}, which begins at row "
@@ -206,15 +209,15 @@ class DatasetWriter:
                     if isinstance(column, CsrGroups):
                         column.seal([m[f"{name}_nnz"] for m in markers])
                 done = self.attrs.finished(self._fingerprint(digests, classes), classes)
-                self._group.update_attributes(done.to_json())  # the last write: only now the dataset opens
+                write_attrs(self._location, done)  # the last write: only now the dataset opens
             self.attrs = done
-        self._location.delete_tree(MARKERS)
+        self._markers.clear()
         return open_dataset(self.url)
 
     def _all_markers(self) -> list[dict[str, Any]]:
         if self.attrs.complete:
             return []
-        markers = [self._marker(i) for i in range(self.n_shards)]
+        markers = self._markers.read_all(self.n_shards)
         missing = [i for i, m in enumerate(markers) if m is None]
         if missing:
             a, b = self.shard_bounds(missing[0])
@@ -333,17 +336,7 @@ class DatasetWriter:
             raise DataError(
                 f"{what}: {'weights are needed' if weight is None else 'the dataset has no weights'}"
             )
-        return None if weight is None else schema.check_weight(weight, stop - start, what)
-
-    def _marker_key(self, shard: int) -> str:
-        return f"{MARKERS}/{shard:06d}.json"
-
-    def _marker(self, shard: int) -> dict[str, Any] | None:
-        raw = self._location.read(self._marker_key(shard))
-        try:
-            return None if raw is None else dict(json.loads(raw))
-        except ValueError:
-            return None
+        return None if weight is None else schema.check_weight(weight, stop - start, what, start)
 
     def _files(self, shard: int, marker: dict[str, Any]) -> list[str]:
         """Keys of the files of a written shard."""
@@ -366,13 +359,14 @@ class DatasetWriter:
 
         def remove() -> None:
             if not self.attrs.complete:
-                self._location.delete(self._marker_key(shard))
+                self._markers.delete(shard)
             for key in self._places(shard):
                 self._location.delete_tree(key)
 
         doing = f"writing shard {shard} (rows {start}:{stop})"
         with explain_os_errors(self._location, doing, self.then):
-            remove()
+            if not self.alone:
+                remove()
             try:
                 yield
             except BaseException:

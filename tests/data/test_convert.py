@@ -179,3 +179,11 @@ def test_dense_rows_are_read_twice_to_become_sparse(tmp_path: Path, monkeypatch:
     assert rows[0] == 2 * 40
     monkeypatch.undo()
     np.testing.assert_array_equal(out.read_x(0, 40).toarray(), x)
+
+
+def test_numbers_of_rows_are_whole(stored: Dataset, tmp_path: Path) -> None:
+    out = convert_dataset(stored, tmp_path / "a", shard_rows=np.int64(8), chunk_rows=np.int32(4))  # type: ignore[arg-type]
+    assert (out._columns.x.layout.shard_rows, out._columns.x.layout.chunk_rows) == (8, 4)  # type: ignore[attr-defined]
+    for wrong in (2.0, "many"):
+        with pytest.raises(DataError, match=f"shard_rows is {wrong!r}, but it has to be a"):
+            convert_dataset(stored, tmp_path / "b", shard_rows=wrong)  # type: ignore[arg-type]

@@ -138,7 +138,7 @@ def test_resume_does_not_take_a_finished_dataset_for_a_begun_one(tmp_path: Path)
 def test_what_cannot_be_removed_does_not_hide_the_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(LocalLocation, "clear", refuse)
@@ -150,12 +150,12 @@ def test_what_cannot_be_removed_does_not_hide_the_error(
 
 
 def test_a_full_disk_names_a_next_step_that_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scalelatent.data.writer import DatasetWriter
+    from scalelatent.data.markers import Markers
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(DatasetWriter, "_files", full)
+    monkeypatch.setattr(Markers, "write", full)
     with pytest.raises(DataError, match="free some space, then try again: nothing of it is left") as error:
         _save(tmp_path / "a")
     assert "--resume" not in str(error.value)

@@ -194,3 +194,20 @@ def test_other_codecs_are_read_through_zarr(tmp_path: Path) -> None:
     group = zarr.open_group(tmp_path / "ds", mode="r+")
     group.create_array("x", data=X, chunks=(30, 4), compressors=zarr.codecs.GzipCodec(), overwrite=True)
     np.testing.assert_array_equal(open_dataset(tmp_path / "ds").read_x(7, 77), X[7:77])
+
+
+def test_metadata_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "ds" / "zarr.json").mkdir(parents=True)
+    for use in (open_dataset, lambda place: Dataset.from_arrays(X).save(place, overwrite=True)):
+        with pytest.raises(DataError, match=r"zarr\.json cannot be read: Is a directory; let this user read"):
+            use(tmp_path / "ds")
+    assert (tmp_path / "ds" / "zarr.json").is_dir()
+
+
+@pytest.mark.parametrize("url", ["FILE://{}", "file://{}", "File://localhost{}"])
+def test_addresses_of_files(tmp_path: Path, url: str) -> None:
+    Dataset.from_arrays(X).save(tmp_path / "a b%c")
+    address = url.format(str(tmp_path / "a%20b%25c"))
+    assert open_dataset(address).url == str(tmp_path / "a b%c")
+    with pytest.raises(DataError, match="does not exist"):
+        open_dataset(tmp_path / "a%20b%25c")  # a plain path is what it is

@@ -293,3 +293,49 @@ def test_shrink_refuses_what_would_lose_rows(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=message):
             writer.shrink(n_rows)
     assert writer.n_rows == 95
+
+
+@pytest.mark.parametrize("column", ["x", "y"])
+def test_numbers_that_zarr_has_not(tmp_path: Path, column: str) -> None:
+    wide = np.ones((5, 3), np.longdouble)
+    with pytest.raises(DataError, match=f"ds: {column} holds float128, which cannot be stored; convert it"):
+        (Dataset.from_arrays(wide) if column == "x" else Dataset.from_arrays(np.ones((5, 2)), wide)).save(
+            tmp_path / "ds"
+        )
+    assert not (tmp_path / "ds").exists()
+
+
+def test_a_wrong_weight_is_named_by_its_row_in_the_dataset(tmp_path: Path) -> None:
+    writer = create_dataset(tmp_path / "ds", 40, (4,), "f4", weighted=True, shard_rows=20)
+    weight = np.ones(20)
+    weight[3] = -1
+    with pytest.raises(DataError, match="the weight of row 23 is -1"):
+        writer.write_shard(1, X[20:40], weight=weight)
+
+
+def test_markers_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an object store each alone is a round trip: ten thousand take minutes."""
+    from scalelatent.data.objects import ObjectLocation
+
+    writer = _create("memory://markers", overwrite=True)
+    for shard in range(5):
+        _write(writer, shard)
+    together: list[int] = []
+    read_ranges, read = ObjectLocation.read_ranges, ObjectLocation.read
+
+    def counting(self: ObjectLocation, wanted: Any) -> list[bytes]:
+        together.append(len(wanted))
+        return read_ranges(self, wanted)
+
+    alone: list[str] = []
+
+    def reading(self: ObjectLocation, key: str) -> bytes | None:
+        alone.append(key)
+        return read(self, key)
+
+    monkeypatch.setattr(ObjectLocation, "read_ranges", counting)
+    monkeypatch.setattr(ObjectLocation, "_one", lambda self, key: read(self, key))
+    monkeypatch.setattr(ObjectLocation, "read", reading)
+    writer.finalize()
+    assert 5 in together
+    assert not [key for key in alone if key.startswith("_shards")]

@@ -188,7 +188,7 @@ def test_a_model_whose_writing_was_stopped_is_replaced(
 
     with monkeypatch.context() as patch:
         patch.setattr(zarr.Group, "update_attributes", killed)
-        patch.setattr(type(locate("memory://m")), "clear", lambda self: None)  # nothing more is done
+        patch.setattr(type(locate("memory://m")), "clear", lambda self, **_: None)  # nothing more is done
         with pytest.raises(Killed):
             _fit(digits, "plain").save("memory://killed")
     assert not locate("memory://killed").is_empty()
