@@ -157,8 +157,8 @@ def create_dataset(
         layout = choose_layout(n_rows, attrs.feature_shape, kind, **sizes)
     else:
         layout = choose_csr_layout(n_rows, nnz, kind, **sizes)
-    begun = location.has("digest/zarr.json")  # the last thing that creating a dataset writes
-    if resume and begun:
+    # The table of digests is the last thing that creating a dataset writes.
+    if resume and location.has("digest/zarr.json") and format_of(location) != REMOVED:
         return _resume(location, n_rows, attrs, kind, y_type, weighted, layout if shard_rows else None)
     make_room(location, overwrite, unfinished=resume)
     keep = contextlib.nullcontext() if resume else cleared_on_failure(location)
