@@ -88,7 +88,8 @@ def test_import_images_and_named(scalelatent, tmp_path):
     how = ("data", "import", "images", "in", "i.zarr")
     told = scalelatent(*how, "--size", "2x3", "--gray", "--json").json()
     assert (told["rows"], told["feature_shape"], told["classes"]) == (6, [2, 3], ["a", "b"])
-    assert "--size 28" in scalelatent(*how, "--size", 28, code=2).err
+    for wrong in ("28x28x3", "0x4", "x"):
+        assert f"--size {wrong}: write height x width" in scalelatent(*how, "--size", wrong, code=2).err
     assert "exclude each other" in scalelatent(*how, "--gray", "--rgb", code=2).err
     assert scalelatent(*how, "--no-labels", "--overwrite", "--json").json()["labels"] is False
     (tmp_path / "in" / "b" / "1.png").write_bytes(b"")

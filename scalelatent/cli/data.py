@@ -8,12 +8,17 @@ import typer
 
 from scalelatent.errors import JobError
 
-from .show import Json, Overwrite, emit, progress_bar, show_values, verb
+from .show import Jobs, Json, Overwrite, emit, progress_bar, run_of, show_values, verb
 
 app = typer.Typer(no_args_is_help=True, help="Import, make and look at datasets.")
 
 
 Out = Annotated[str, typer.Argument(metavar="OUT", help="The dataset to write.")]
+KeyOfRows = Annotated[str | None, typer.Option("--x", metavar="KEY", help="Name of the rows; x by default.")]
+KeyOfLabels = Annotated[
+    str | None,
+    typer.Option("--y", metavar="KEY", help="Name of the labels; y by default, where it is there."),
+]
 
 
 @app.command("info")
@@ -57,15 +62,11 @@ def convert(
     """
     from scalelatent.data import convert_dataset
     from scalelatent.data.convert import open_source
-    from scalelatent.jobs.spec import parse_rows
 
     ds = open_source(source, x=x, y=y)
     run = None
     if rows is not None:
-        try:
-            wanted = parse_rows(rows)
-        except ValueError as error:
-            raise JobError(f"--rows: {error}") from None
+        wanted = run_of(rows, "--rows")
         start, stop = wanted.start or 0, ds.n_rows if wanted.stop is None else wanted.stop
         run = (start + ds.n_rows * (start < 0), stop + ds.n_rows * (stop < 0))
     with progress_bar("converting") as progress:
@@ -102,6 +103,8 @@ def append(
     source: Annotated[
         str, typer.Argument(metavar="FILE|DATASET", help="What is appended: a dataset, .npz or .npy.")
     ],
+    x: KeyOfRows = None,
+    y: KeyOfLabels = None,
     json: Json = False,
 ) -> None:
     """Append rows to a dataset.
@@ -111,7 +114,25 @@ def append(
     from scalelatent.data import append_rows
 
     with progress_bar("appending") as progress:
-        dataset = append_rows(url, source, progress=progress)
+        dataset = append_rows(url, source, x=x, y=y, progress=progress)
+    tell(dataset, json)
+
+
+@app.command("repair")
+@verb
+def repair(
+    url: Annotated[str, typer.Argument(metavar="DATA", help="A dataset of `data make`.")],
+    jobs: Jobs = None,
+    json: Json = False,
+) -> None:
+    """Make lost or damaged parts of a made dataset again, or finish one that was broken off.
+
+    What is there and whole stays. Imported rows cannot be made again.
+    """
+    from scalelatent.data import repair_dataset
+
+    with progress_bar("making what is missing") as progress:
+        dataset = repair_dataset(url, n_jobs=jobs, progress=progress)
     tell(dataset, json)
 
 

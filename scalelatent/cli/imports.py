@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .data import tell
-from .show import Json, Overwrite, progress_bar, say, verb
+from .data import KeyOfLabels, KeyOfRows, tell
+from .show import Json, Overwrite, pixels_of, progress_bar, say, verb
 
 app = typer.Typer(no_args_is_help=True, help="Import rows from files into a dataset, block by block.")
 
@@ -17,11 +17,6 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="The file to read.")]
 Shuffle = Annotated[
     int | None,
     typer.Option("--shuffle", metavar="SEED", min=0, help="Shuffle all rows; the seed decides the order."),
-]
-KeyOfRows = Annotated[str | None, typer.Option("--x", metavar="KEY", help="Name of the rows; x by default.")]
-KeyOfLabels = Annotated[
-    str | None,
-    typer.Option("--y", metavar="KEY", help="Name of the labels; y by default, where it is there."),
 ]
 Part = Annotated[str, typer.Option("--part", metavar="train|test|all", help="Which of its rows.")]
 Cache = Annotated[
@@ -236,7 +231,12 @@ def import_images(
 
     if gray and rgb:
         raise JobError("--gray and --rgb exclude each other; give one of them")
-    how: dict[str, Any] = {"size": _size(size), "crop": crop, "labels": not no_labels, "skip_bad": skip_bad}
+    how: dict[str, Any] = {
+        "size": pixels_of(size, "--size"),
+        "crop": crop,
+        "labels": not no_labels,
+        "skip_bad": skip_bad,
+    }
     how["color"] = "gray" if gray else "rgb" if rgb else None
     with progress_bar(f"importing {folder.name}", "images") as progress:
         dataset = run(folder, out, **how, progress=progress, shuffle=shuffle, overwrite=overwrite)
@@ -247,17 +247,6 @@ def import_images(
             f"size or kind; the first: {', '.join(skipped['first'])}"
         )
     tell(dataset, json)
-
-
-def _size(text: str | None) -> tuple[int, int] | None:
-    from scalelatent.errors import JobError
-
-    if text is None:
-        return None
-    sides = text.lower().split("x")
-    if len(sides) != 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
-        raise JobError(f"--size {text}: write height x width in pixels, for example --size 28x28")
-    return int(sides[0]), int(sides[1])
 
 
 @app.command("digits")

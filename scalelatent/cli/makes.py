@@ -6,13 +6,17 @@ from typing import Annotated, Any
 
 import typer
 
+from scalelatent.errors import JobError
+
 from .data import describe, tell
-from .show import Json, Overwrite, emit, progress_bar, verb
+from .show import Jobs, Json, Overwrite, emit, pixels_of, progress_bar, run_of, verb
 
 app = typer.Typer(no_args_is_help=True, help="Make datasets of any size.")
 
-Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Threads; all cores by default.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on where a broken-off command stopped.")]
+BaseRows = Annotated[
+    str | None, typer.Option(metavar="START:STOP", help="The rows of the base that are used; all by default.")
+]
 Out = Annotated[str, typer.Argument(metavar="OUT", help="The dataset to write, for example digits.zarr.")]
 
 
@@ -24,10 +28,7 @@ def make_digits(
     base: Annotated[
         str, typer.Option(help="A dataset to vary, such as MNIST; or scikit-learn's digits.")
     ] = "digits",
-    base_rows: Annotated[
-        str | None,
-        typer.Option(metavar="START:STOP", help="The rows of the base that are used; all by default."),
-    ] = None,
+    base_rows: BaseRows = None,
     start: Annotated[
         int | None, typer.Option(min=0, help="Index of the first image; by default the originals come first.")
     ] = None,
@@ -62,16 +63,11 @@ def make_documents(
     out: Out,
     rows: Annotated[int, typer.Option(min=1, help="How many documents.")],
     base: Annotated[str, typer.Option(help="A dataset of sparse word counts to draw from.")],
-    base_rows: Annotated[
-        str | None,
-        typer.Option(metavar="START:STOP", help="The rows of the base that are used; all by default."),
-    ] = None,
+    base_rows: BaseRows = None,
     start: Annotated[int, typer.Option(min=0, help="Index of the first document.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
-    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Threads; all cores by default.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where a broken-off command stopped.")
-    ] = False,
+    jobs: Jobs = None,
+    resume: Resume = False,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
@@ -92,15 +88,9 @@ def make_documents(
 
 
 def _pair(rows: str | None) -> tuple[int, int] | None:
-    from scalelatent.errors import JobError
-    from scalelatent.jobs.spec import parse_rows
-
     if rows is None:
         return None
-    try:
-        run = parse_rows(rows)
-    except ValueError as error:
-        raise JobError(f"--base-rows: {error}") from None
+    run = run_of(rows, "--base-rows")
     if run.stop is None or run.stop < 0 or (run.start or 0) < 0:
         raise JobError(f'--base-rows {rows}: both ends count from the first row; write for example "0:50000"')
     return run.start or 0, run.stop
@@ -150,7 +140,7 @@ def make_symbols(
 ) -> None:
     """Make images of eight symbols at random places, 64x64 pixels by default."""
     _make_images("symbols", out, rows, seed, jobs, resume, overwrite, json,
-                 noise=noise, count=count, size=_size(size))  # fmt: skip
+                 noise=noise, count=count, size=pixels_of(size, "--size"))  # fmt: skip
 
 
 @app.command("letters")
@@ -173,7 +163,7 @@ def make_letters(
     3 % of the pixels are flipped; --noise 0 gives clean ones.
     """
     _make_images("letters", out, rows, seed, jobs, resume, overwrite, json,
-                 noise=noise, count=count, alphabet=alphabet, size=_size(size))  # fmt: skip
+                 noise=noise, count=count, alphabet=alphabet, size=pixels_of(size, "--size"))  # fmt: skip
 
 
 @app.command("text")
@@ -191,7 +181,7 @@ def make_text(
 ) -> None:
     """Make pages of text, 72x128 pixels by default."""
     _make_images("text", out, rows, seed, jobs, resume, overwrite, json,
-                 noise=noise, size=_size(size))  # fmt: skip
+                 noise=noise, size=pixels_of(size, "--size"))  # fmt: skip
 
 
 @app.command("traits")
@@ -229,23 +219,7 @@ def _make_images(
     tell(dataset, json)
 
 
-def _size(text: str | None) -> tuple[int, int] | None:
-    from scalelatent.errors import JobError
-
-    if text is None:
-        return None
-    parts = text.lower().split("x")
-    if len(parts) == 1:
-        parts *= 2
-    if len(parts) != 2 or not all(part.isdecimal() for part in parts):
-        raise JobError(f"{text} is no size: write for example 24x32, height by width")
-    return int(parts[0]), int(parts[1])
-
-
 Base = Annotated[str, typer.Option(help="A dataset of grey images, such as MNIST; or scikit-learn's digits.")]
-BaseRows = Annotated[
-    str | None, typer.Option(metavar="START:STOP", help="The rows of the base that are used; all by default.")
-]
 SomeImages = Annotated[int | None, typer.Option(min=1, help="How many images; one of each base by default.")]
 Clean = Annotated[
     str | None, typer.Option(help="Where the clean images go; by default OUT with .clean in its name.")
@@ -299,7 +273,7 @@ def make_occluded_digits(
     A job file names the two as train and target.
     """
     _make_corrupted("occluded-digits", out, base, base_rows, rows, clean, threshold, seed, jobs, resume,
-                    overwrite, json, patch=_size(patch), value=value)  # fmt: skip
+                    overwrite, json, patch=pixels_of(patch, "--patch"), value=value)  # fmt: skip
 
 
 def _make_corrupted(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from scalelatent.errors import ScalelatentError
+from scalelatent.errors import JobError, ScalelatentError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Threads; all cores by default.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 Settings = Annotated[
     list[str] | None,
@@ -41,7 +42,7 @@ def verb(function: Function) -> Function:
         except ScalelatentError as error:
             if os.environ.get(DEBUG_VARIABLE):
                 raise
-            fail(str(error))
+            fail("\n".join([str(error), *getattr(error, "__notes__", [])]))
             raise typer.Exit(REFUSED) from None
         except KeyboardInterrupt:
             say("stopped")
@@ -134,6 +135,26 @@ def size(number: float) -> str:
             return f"{number:,.0f} {unit}" if unit == "bytes" else f"{number:,.1f} {unit}"
         number /= 1024
     return f"{number:,.1f} TiB"
+
+
+def run_of(text: str, option: str) -> slice:
+    """Read rows such as 0:50000; either end may be left out or count from the last row."""
+    from scalelatent.jobs.spec import parse_rows
+
+    try:
+        return parse_rows(text)
+    except ValueError as error:
+        raise JobError(f"{option}: {error}") from None
+
+
+def pixels_of(text: str | None, option: str) -> tuple[int, int] | None:
+    """Read height and width of an image such as 24x32, or one number for a square."""
+    if text is None:
+        return None
+    sides = text.lower().split("x")
+    if len(sides) > 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
+        raise JobError(f"{option} {text}: write height x width in pixels, for example {option} 24x32")
+    return int(sides[0]), int(sides[-1])
 
 
 @contextmanager

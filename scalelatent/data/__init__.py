@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         import_npz,
         import_svmlight,
     )
+    from .make import repair_dataset
     from .shuffle import shuffle_dataset, shuffled_rows
     from .writer import DatasetWriter
 
@@ -61,6 +62,7 @@ __all__ = [
     "make_documents",
     "make_images",
     "open_dataset",
+    "repair_dataset",
     "shuffle_dataset",
     "shuffled_rows",
 ]
@@ -92,6 +94,7 @@ _WHERE = {
     "make_documents": ".documents",
     "make_images": ".generators.images",
     "open_dataset": ".dataset",
+    "repair_dataset": ".make",
     "shuffle_dataset": ".shuffle",
     "shuffled_rows": ".shuffle",
 }

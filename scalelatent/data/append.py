@@ -20,11 +20,12 @@ from scalelatent.errors import DataError
 from . import schema
 from .batch import RowBatch
 from .create import create_like, derived_from
+from .guard import clear_after, explain_os_errors, scratch
 from .joined import segment_location
+from .lock import alone
 from .pipeline import write_shards
 from .store import Location, locate
 from .stored import read_attrs, write_attrs
-from .writer import explain_os_errors
 
 if TYPE_CHECKING:
     from .dataset import Dataset
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["append_rows"]
 
 _PREFIX = "append-"
+_LOCK = "_append.lock"
 
 Progress = Callable[[int, int], None]
 
@@ -41,6 +43,8 @@ def append_rows(
     url: str | os.PathLike[str],
     source: Dataset | str | os.PathLike[str],
     *,
+    x: str | None = None,
+    y: str | None = None,
     progress: Progress | None = None,
     **layout: Any,
 ) -> Dataset:
@@ -50,7 +54,8 @@ def append_rows(
     segments, and only then do readers see them. Whatever stops an append, the dataset is as it was, and the
     next append removes what was left. A segment that is not larger than the new rows is rewritten together
     with them, so n appends make about log2(n) segments; `convert_dataset` makes one of all. Datasets that are
-    open already keep their old rows up to the next but one append. One append at a time.
+    open already keep their old rows up to the next but one append. One append at a time: a second one is
+    refused while the first goes on.
 
     Parameters
     ----------
@@ -59,6 +64,9 @@ def append_rows(
     source : Dataset, url or path
         What is appended: a dataset, or an `.npz` or `.npy` file. Its rows need the same feature shape and
         dtype; its labels the same kind and, where they are new, join the classes; weights both or none.
+    x, y : str, optional
+        Arrays of an `.npz` file that hold rows and labels; by default `x` and `y`, in either case. Where the
+        dataset has CSR rows, `x` is the prefix of the arrays of such (see `import_csr`).
     progress : callable, optional
         Called with (rows done, rows in all).
     **layout
@@ -85,10 +93,26 @@ def append_rows(
     """
     from .dataset import open_dataset
 
-    target, location = open_dataset(url), locate(url)
-    attrs = read_attrs(location)
+    location = locate(url)
+    read_attrs(location)  # no lock where there is no dataset
+    with alone(location, _LOCK, "being appended to"):
+        _append(location, source, x, y, progress, layout)
+    return open_dataset(url)
+
+
+def _append(
+    location: Location,
+    source: Dataset | str | os.PathLike[str],
+    x: str | None,
+    y: str | None,
+    progress: Progress | None,
+    layout: dict[str, Any],
+) -> None:
+    from .dataset import open_dataset
+
+    target, attrs = open_dataset(location.url), read_attrs(location)
     _sweep(location, attrs)
-    with _opened(source, location.url) as rows:
+    with _opened(source, target, x, y) as rows:
         classes = _common_classes(target, rows)
         segments = attrs.segments or [_entry("", attrs, target.n_rows)]
         kept = _kept(segments, rows.n_rows)
@@ -101,14 +125,13 @@ def append_rows(
             _commit(location, attrs, [*kept, segment], classes, record)
         except BaseException as error:
             if not _is_listed(location, place):  # an interrupt may come when all is done
-                place.clear()
+                clear_after(error, place)
             if isinstance(error, DataError) and isinstance(error.__cause__, OSError):
                 raise DataError(
                     f"{location.url}: appending failed: {error.__cause__}; the dataset is as it was. "
                     "Put that right, then append again"
                 ) from error
             raise
-    return open_dataset(url)
 
 
 def _sweep(location: Location, attrs: DatasetAttrs) -> None:
@@ -120,24 +143,38 @@ def _sweep(location: Location, attrs: DatasetAttrs) -> None:
 
 
 @contextmanager
-def _opened(source: Dataset | str | os.PathLike[str], url: str) -> Iterator[Dataset]:
+def _opened(
+    source: Dataset | str | os.PathLike[str], target: Dataset, x: str | None, y: str | None
+) -> Iterator[Dataset]:
     """The rows to append; those of a file by way of a dataset beside the target, removed afterwards."""
     from . import importers
     from .dataset import Dataset, open_dataset
 
-    readers: dict[str, Any] = {".npz": importers.import_npz, ".npy": importers.import_npy}
+    kind = "" if isinstance(source, Dataset) else Path(os.fspath(source)).suffix.lower()
+    if (x is not None or y is not None) and kind != ".npz":
+        raise DataError(
+            f"x={x!r} and y={y!r} name arrays of an .npz file, which {source} is not; leave out --x and --y"
+        )
     if isinstance(source, Dataset):
         yield source
         return
-    read = readers.get(Path(os.fspath(source)).suffix.lower())
-    if read is None:
+    if kind not in (".npz", ".npy"):
         yield open_dataset(source)
         return
-    aside = locate(f"{url}.{_PREFIX}{uuid.uuid4().hex[:8]}")
-    try:
-        yield read(source, aside.url)
-    finally:
-        aside.clear()
+    aside = locate(f"{target.url}.{_PREFIX}{uuid.uuid4().hex[:8]}")
+    with scratch(aside):
+        try:
+            if kind == ".npy":
+                rows = importers.import_npy(source, aside.url)
+            elif target.is_sparse:
+                rows = importers.import_csr(source, aside.url, csr_prefix=x, y=y)
+            else:
+                rows = importers.import_npz(source, aside.url, x=x, y=y)
+        except DataError as error:
+            if "--csr-prefix" in str(error):
+                error.add_note("(`data append` takes the prefix by --x, append_rows by x=)")
+            raise
+        yield rows
 
 
 def _kind_of(ds: Dataset) -> dict[str, Any]:
@@ -167,6 +204,8 @@ def _common_classes(target: Dataset, rows: Dataset) -> np.ndarray | None:
             f"the rows to append to {target.url} have {'; '.join(differing)}. Nothing was appended; "
             "make them alike first, for example with `scalelatent data convert --dtype`"
         )
+    if ours["labels"] == "strings" and rows.classes is None:
+        raise schema.too_many_strings("the rows to append. Nothing was appended")
     if not target.has_y or target.classes is None or rows.classes is None:
         return None
     if ours["labels"] == "numbers":
@@ -178,7 +217,7 @@ def _common_classes(target: Dataset, rows: Dataset) -> np.ndarray | None:
                 f"fit into its labels, {stored}. Nothing was appended; convert the labels first"
             )
     classes = np.union1d(target.classes, rows.classes)
-    return classes if len(classes) <= schema.MAX_CLASSES else None
+    return schema.as_classes(classes, f"{target.url} with the rows to append. Nothing was appended")
 
 
 def _entry(path: str, attrs: DatasetAttrs, n_rows: int) -> dict[str, Any]:
@@ -244,11 +283,14 @@ def _commit(
         fingerprint=hashlib.sha256(content.encode()).hexdigest(),
         provenance={**attrs.provenance, "appended": [*attrs.provenance.get("appended", []), record]},
     )
-    with explain_os_errors(location, "entering the new rows"):
+    with explain_os_errors(location, "entering the new rows", "append again"):
         write_attrs(location, done)
 
 
 def _is_listed(location: Location, place: Location) -> bool:
-    """Whether a segment has become part of its dataset."""
-    segments = read_attrs(location).segments or []
+    """Whether a segment has become part of its dataset, or may have."""
+    try:
+        segments = read_attrs(location).segments or []
+    except DataError:  # it is removed by the next append if it has not
+        return True
     return any(segment["path"] == place.url.rsplit("/", 1)[-1] for segment in segments)

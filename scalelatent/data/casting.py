@@ -9,14 +9,14 @@ import numpy as np
 from scalelatent.errors import DataError
 
 from . import csr, schema
-from .sources import RowSource
+from .sources import RowSource, is_csr
 
 __all__ = ["CastRows", "cast", "cast_rows"]
 
 
 def cast_rows(source: Any, dtype: np.dtype[Any], lossy: bool, what: str) -> CastRows:
     """A row source, dense or CSR, whose rows are converted when they are read."""
-    if not hasattr(source, "nnz"):
+    if not is_csr(source):
         return CastRows(source, dtype, lossy, what)
     return CastCsr(source, csr.check_dtype(dtype, "the dtype to convert to"), lossy, what)
 
@@ -59,6 +59,7 @@ class CastRows:
 class CastCsr(CastRows):
     """The same of CSR rows."""
 
+    sparse = True
     _source: Any
 
     @property

@@ -11,7 +11,7 @@ import numpy as np
 from scalelatent.errors import DataError
 
 from . import csr, schema
-from .sources import ArrayRows, RowSource, as_source, is_dask, is_zarr
+from .sources import ArrayRows, RowSource, as_source, is_csr, is_dask, is_zarr
 
 __all__ = ["Columns", "Shifted", "label_source"]
 
@@ -43,7 +43,7 @@ class Columns:
             return self.attrs.y_kind
         if len(self.y.shape) == 1:
             return "labels"
-        return "multilabel" if hasattr(self.y, "nnz") else "targets"
+        return "multilabel" if is_csr(self.y) else "targets"
 
     @property
     def classes_known(self) -> bool:
@@ -62,6 +62,8 @@ class Columns:
         for a, b in self.y.pieces(0, self.y.shape[0]):
             part = schema.distinct_labels(schema.as_labels(self.y.read(a, b), "y"), a, "y")
             found = part if found is None else np.union1d(found, part)
+            if len(found) > schema.MAX_CLASSES:
+                return None
         return found
 
     def remembered(self, key: Any, make: Callable[[], np.ndarray]) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import operator
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,9 @@ from . import schema
 from .casting import cast_rows
 from .columns import Columns
 from .create import copy_rows, derived_from
+from .guard import format_of, refuse_onto
 from .reshaped import DenseRows, SparseRows
-from .store import Location, locate
+from .store import REMOVED, locate
 
 if TYPE_CHECKING:
     from .dataset import Dataset
@@ -95,6 +96,8 @@ def convert_dataset(
     """
     from .dataset import Dataset
 
+    if not isinstance(source, Dataset):
+        refuse_onto(out_url, source)
     ds = source if isinstance(source, Dataset) else open_source(source, x=x, y=y)
     parameters: dict[str, Any] = {}
     if rows is not None:
@@ -128,7 +131,7 @@ def _layout(
         if isinstance(wanted, str) and wanted != "auto":
             raise DataError(f"{name} is {wanted!r}, but it has to be a number of rows or 'auto'")
         kept = getattr(old, name) if wanted is None and old is not None else None
-        out[name] = int(wanted) if isinstance(wanted, int) else kept
+        out[name] = kept if wanted is None or wanted == "auto" else _whole(wanted, name)
     if out["chunk_rows"] and out["shard_rows"] and out["shard_rows"] % out["chunk_rows"]:
         if chunk_rows is None:  # the one that was asked for wins
             out["chunk_rows"] = None
@@ -136,6 +139,13 @@ def _layout(
             out["shard_rows"] = None
     keep = "auto" if old is None else old.compressor
     return {**out, "compressor": keep if compressor == "keep" else compressor}
+
+
+def _whole(rows: Any, name: str) -> int:
+    try:
+        return operator.index(rows)
+    except TypeError as error:
+        raise DataError(f"{name} is {rows!r}, but it has to be a whole number of rows or 'auto'") from error
 
 
 def _cast(ds: Dataset, dtype: np.dtype[Any], lossy: bool) -> Dataset:
@@ -186,7 +196,7 @@ def open_source(url: str | os.PathLike[str], *, x: str | None = None, y: str | N
     from .dataset import Dataset, open_dataset
 
     location = locate(url)
-    if _is_ours(location) or location.is_empty():
+    if format_of(location) in (schema.FORMAT, REMOVED) or location.is_empty():
         if x is not None or y is not None:
             raise DataError(f"{location.url} is a dataset: it has its own x and y; leave out --x and --y")
         return open_dataset(url)
@@ -208,15 +218,6 @@ def open_source(url: str | os.PathLike[str], *, x: str | None = None, y: str | N
     if labels is not None and labels.dtype.kind not in "buif":
         labels = np.asarray(labels[...]).astype(str)  # strings, of which zarr has several kinds
     return Dataset.from_arrays(rows, labels)
-
-
-def _is_ours(location: Location) -> bool:
-    """Whether a place says that it is a dataset, be it a damaged one."""
-    try:
-        attributes = json.loads(location.read("zarr.json") or b"{}").get("attributes", {})
-        return bool(attributes.get("format") == schema.FORMAT)
-    except (ValueError, AttributeError):
-        return False
 
 
 def _member(group: Any, url: str, role: str, key: str | None) -> Any:

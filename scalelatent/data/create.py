@@ -14,12 +14,13 @@ from scalelatent.errors import DataError
 from . import schema
 from .batch import RowBatch
 from .csr import check_dtype
+from .guard import cleared_on_failure, explain_os_errors, format_of, refuse_onto
 from .layout import Layout, choose_csr_layout, choose_layout, create_arrays
 from .pipeline import write_shards
 from .schema import DatasetAttrs
-from .store import Location, locate
+from .store import REMOVED, Location, locate
 from .stored import read_attrs
-from .writer import DatasetWriter, explain_os_errors
+from .writer import DatasetWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -121,9 +122,10 @@ def create_dataset(
             f"{location.url}: a dataset of {n_rows} rows cannot be made; at least 1 row is needed"
         )
     check = schema.check_rows_dtype if nnz is None else check_dtype
-    kind = check(np.dtype(dtype), f"{location.url}: x")
+    kind = schema.check_stored_dtype(check(np.dtype(dtype), f"{location.url}: x"), f"{location.url}: x")
     _check_kinds(location.url, feature_shape, nnz, y_dtype, y_kind, n_targets)
     names = None if classes is None else np.unique(schema.as_labels(classes, "classes"))
+    names = None if names is None else schema.as_classes(names, f"{location.url}: y")
     coded = names is not None and names.dtype.kind == "U"
     if coded:
         assert names is not None
@@ -132,6 +134,8 @@ def create_dataset(
         y_type = None if y_dtype is None else np.dtype(y_dtype).newbyteorder("=")
         if y_type is not None and y_kind == "multilabel":
             y_type = check_dtype(y_type, f"{location.url}: y")
+        if y_type is not None:
+            schema.check_stored_dtype(y_type, f"{location.url}: y")
         if y_type is not None and y_type.kind not in "buif":
             raise DataError(
                 f"{location.url}: labels of dtype {y_type} need `classes`; they are stored as codes"
@@ -144,6 +148,7 @@ def create_dataset(
         x_kind="dense" if nnz is None else "csr",
         y_kind=y_kind,
         n_targets=n_targets,
+        columns=["x", *["y"] * (y_type is not None), *["weight"] * weighted],
     )
     sizes: dict[str, Any] = {"chunk_rows": chunk_rows, "shard_rows": shard_rows, "compressor": compressor}
     if y_kind == "targets" and y_type is not None and n_targets is not None:
@@ -152,11 +157,12 @@ def create_dataset(
         layout = choose_layout(n_rows, attrs.feature_shape, kind, **sizes)
     else:
         layout = choose_csr_layout(n_rows, nnz, kind, **sizes)
-    begun = location.has("digest/zarr.json")  # the last thing that creating a dataset writes
-    if resume and begun:
+    # The table of digests is the last thing that creating a dataset writes.
+    if resume and location.has("digest/zarr.json") and format_of(location) != REMOVED:
         return _resume(location, n_rows, attrs, kind, y_type, weighted, layout if shard_rows else None)
-    make_room(location, overwrite or (resume and not begun))
-    with explain_os_errors(location, "creating the dataset"):
+    make_room(location, overwrite, unfinished=resume)
+    keep = contextlib.nullcontext() if resume else cleared_on_failure(location)
+    with explain_os_errors(location, "creating the dataset"), keep:
         import zarr
 
         group = zarr.create_group(location.zarr_store(read_only=False), attributes=attrs.to_json())
@@ -190,32 +196,57 @@ def _check_kinds(
         raise DataError(f"{url}: y_kind {y_kind!r} needs y_dtype, the type of its values")
 
 
-def make_room(location: Location, overwrite: bool) -> None:
-    """Make sure that nothing lies at a place: what is there and may go is deleted."""
-    check_room(location, overwrite)
+def make_room(location: Location, overwrite: bool, *, unfinished: bool = False) -> None:
+    """Make sure that nothing lies at a place: what is there and may go is deleted; see `check_room`."""
+    check_room(location, overwrite, unfinished=unfinished)
     if not location.is_empty():
-        location.clear()
+        with explain_os_errors(location, "removing what lies there"):
+            location.clear()
 
 
-def check_room(location: Location, overwrite: bool) -> None:
-    """Refuse a place where something lies that is no dataset, or one that may not go; nothing is deleted."""
-    if location.is_empty():
+def check_room(location: Location, overwrite: bool, *, unfinished: bool = False) -> None:
+    """Refuse a place where something lies that is no dataset, or one that may not go; nothing is deleted.
+
+    Parameters
+    ----------
+    location : Location
+    overwrite : bool
+        A dataset may go.
+    unfinished : bool
+        One that was never finished may go.
+
+    Raises
+    ------
+    DataError
+        What lies there may not go.
+    """
+    if location.is_empty() or (found := format_of(location)) == REMOVED:
         return
-    try:
-        attrs: DatasetAttrs | None = read_attrs(location)
-    except DataError as error:
-        if "format_version" not in str(error):
-            raise DataError(
-                f"{location.url} exists and is not a scalelatent dataset, so it is not replaced; choose "
-                f"another output, or remove it yourself"
-            ) from error
-        attrs = None
-    if not overwrite:
-        state = "exists" if attrs is None or attrs.complete else "exists (begun and not finished)"
+    if found != schema.FORMAT:
+        raise DataError(
+            f"{location.url} exists and is not a scalelatent dataset, so it is not replaced; choose another "
+            "output, or remove it yourself"
+        )
+    finished = _is_finished(location)
+    if not (overwrite or (unfinished and not finished)):
+        state = "exists" if finished else "exists (begun and not finished)"
         raise DataError(
             f"{location.url} {state}; choose another output, replace it with --overwrite (overwrite=True), "
             f"or, where it was begun with the same arguments, go on with --resume (resume=True)"
         )
+    path = location.local_path("")
+    if path is not None and os.path.islink(path):
+        raise DataError(
+            f"{location.url} is a link to the dataset {os.path.realpath(path)}, which is not replaced by way "
+            "of it; name that folder as the output, or remove the link"
+        )
+
+
+def _is_finished(location: Location) -> bool:
+    try:
+        return read_attrs(location).complete
+    except DataError:  # of a newer version, or damaged: then it may have been
+        return True
 
 
 def _resume(
@@ -265,8 +296,7 @@ def create_like(
 
     `changed` are arguments of `create_dataset`: the layout, and what is to differ.
     """
-    if ds.url is not None and locate(url).url == ds.url:
-        raise DataError(f"{ds.url}: a dataset cannot be written onto itself; choose another output")
+    refuse_onto(url, ds.url)
     return create_dataset(
         url,
         ds.n_rows if n_rows is None else n_rows,
@@ -288,12 +318,10 @@ def derived_from(ds: Dataset, how: str, **parameters: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def removed_on_failure(writer: DatasetWriter) -> Iterator[None]:
-    """Leave no half-written dataset behind, whatever goes wrong, Ctrl-C included."""
-    try:
+    """Leave no half-written dataset behind, whatever goes wrong, Ctrl-C included; for its only writer."""
+    writer.then, writer.alone = "try again: nothing of it is left", True
+    with cleared_on_failure(locate(writer.url)):
         yield
-    except BaseException:
-        locate(writer.url).clear()
-        raise
 
 
 def copy_rows(

@@ -217,6 +217,8 @@ class CsrSource:
         Columns out of range, or values of a type that rows cannot have.
     """
 
+    sparse = True
+
     def __init__(self, matrix: Any, what: str = "x", first_row: int = 0) -> None:
         if len(matrix.shape) != 2:
             raise DataError(

@@ -157,6 +157,8 @@ class StoredCsr(_Column):
         The next step to name when a row group is lost.
     """
 
+    sparse = True
+
     def __init__(self, location: Location, group: zarr.Group, name: str, repair: str) -> None:
         super().__init__(location, group, name)
         self._repair = repair

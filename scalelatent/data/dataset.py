@@ -11,11 +11,11 @@ import numpy as np
 
 from scalelatent.errors import DataError
 
-from . import schema
+from . import labels, schema
 from .columns import Columns, Shifted, label_source
 from .csr import index_dtype
 from .hashing import hash_rows, hash_weight
-from .sources import ArrayRows, DaskRows, RowSource, as_source
+from .sources import ArrayRows, DaskRows, as_source, is_csr
 from .store import locate
 
 if TYPE_CHECKING:
@@ -87,15 +87,15 @@ class Dataset:
         if n_rows == 0 or 0 in source.shape[1:]:
             raise DataError(f"x has shape {source.shape}: at least one row and one feature are needed")
         schema.check_rows_dtype(source.dtype, "x")
-        labels = None if y is None else label_source(y)
-        if labels is not None and labels.shape[0] != n_rows:
+        given = None if y is None else label_source(y)
+        if given is not None and given.shape[0] != n_rows:
             raise DataError(
-                f"x has {n_rows} rows, but y has {labels.shape[0]} (shape {labels.shape}): give one per row"
+                f"x has {n_rows} rows, but y has {given.shape[0]} (shape {given.shape}): give one per row"
             )
         weight = (
             None if sample_weight is None else schema.check_weight(sample_weight, n_rows, "sample_weight")
         )
-        return cls(Columns(source, labels, None if weight is None else ArrayRows(weight)))
+        return cls(Columns(source, given, None if weight is None else ArrayRows(weight)))
 
     @classmethod
     def from_spec(cls, spec: dict[str, Any]) -> Dataset:
@@ -138,7 +138,7 @@ class Dataset:
     @property
     def is_sparse(self) -> bool:
         """Whether the rows are CSR: `read_x` then gives a `scipy.sparse.csr_array`."""
-        return hasattr(self._columns.x, "nnz")
+        return is_csr(self._columns.x)
 
     @property
     def nnz(self) -> int | None:
@@ -167,7 +167,11 @@ class Dataset:
     @property
     def n_targets(self) -> int | None:
         """Columns of targets or multi-labels, else None."""
-        return None if self.y_kind in (None, "labels") else int(self._labels().shape[1])
+        return (
+            None
+            if self.y_kind in (None, "labels")
+            else int(labels.column(self._columns, self._what()).shape[1])
+        )
 
     @property
     def has_weight(self) -> bool:
@@ -210,16 +214,14 @@ class Dataset:
         return self.n_rows
 
     def __repr__(self) -> str:
-        labels = (
-            f", {len(self.classes)} classes"
-            if self._columns.classes_known and self.classes is not None
-            else ""
-        )
+        y = ""
         if self.n_targets is not None:
-            labels = f", {self.n_targets} {'targets' if self.y_kind == 'targets' else 'topics (multi-label)'}"
+            y = f", {self.n_targets} {'targets' if self.y_kind == 'targets' else 'topics (multi-label)'}"
+        elif self._columns.classes_known and self.classes is not None:
+            y = f", {len(self.classes)} classes"
         place = f", {self.url!r}" if self.url else ""
         rows = f"{self.n_rows:,} {'CSR ' if self.is_sparse else ''}rows"
-        return f"<Dataset {rows} x {self.feature_shape} {self.dtype}{labels}{place}>"
+        return f"<Dataset {rows} x {self.feature_shape} {self.dtype}{y}{place}>"
 
     def __getitem__(self, rows: slice) -> Dataset:
         if not isinstance(rows, slice):
@@ -280,14 +282,7 @@ class Dataset:
         DataError
             There is no `y`, or it is damaged.
         """
-        a, b = self._rows(start, stop)
-        stored = self._labels().read(a, b)
-        if self.y_kind != "labels":
-            return stored
-        if not self._columns.coded:
-            return schema.as_labels(stored, "y")
-        assert self.classes is not None
-        return self.classes[self._checked_codes(stored, a)]
+        return labels.read_y(self._columns, *self._rows(start, stop), self._what())
 
     def read_codes(self, start: int, stop: int, classes: np.ndarray | None = None) -> np.ndarray:
         """Index of each label in `classes` (by default the dataset's own), int32 (stop - start,).
@@ -297,29 +292,8 @@ class Dataset:
         DataError
             No labels, or a label that is none of the classes; the message names its row.
         """
-        a, b = self._rows(start, stop)
-        stored = self._labels()
-        if self.y_kind != "labels":
-            raise DataError(
-                f"{self._what()} has {self.n_targets} {self.y_kind} columns a row instead of one label, so "
-                "its rows have no classes; give rows with labels (n,), for example "
-                "Dataset.from_arrays(ds.read_x(0, n), labels)"
-            )
-        if self._columns.coded and classes is None:
-            return self._checked_codes(stored.read(a, b), a)
-        known = self.classes if classes is None else np.asarray(classes)
-        if known is None:
-            raise DataError(
-                f"{self._what()} has more than {schema.MAX_CLASSES} distinct labels: they are no classes"
-            )
-        if isinstance(stored, ArrayRows) and not self._columns.coded:
-            # Labels in memory are looked up once, not every pass.
-            key = (known.dtype.str, known.tobytes(), self._start, self._stop)
-            return self._columns.remembered(key, lambda: self._encode(known, 0, self.n_rows))[start:stop]
-        return self._encode(known, start, stop)
-
-    def _encode(self, known: np.ndarray, start: int, stop: int) -> np.ndarray:
-        return schema.encode_labels(self.read_y(start, stop), known, self._start + start, self._what())
+        rows, whole = self._rows(start, stop), (self._start, self._stop)
+        return labels.read_codes(self._columns, rows, classes, self._what(), whole)
 
     def read_weight(self, start: int, stop: int) -> np.ndarray | None:
         """Weights of the rows `start:stop`, float64, or None where rows are not weighted."""
@@ -328,16 +302,7 @@ class Dataset:
 
     def y_options(self) -> dict[str, Any]:
         """The arguments of `create_dataset` that make room for the same `y`."""
-        if self.y_kind is None:
-            return {}
-        if self.y_kind != "labels":
-            kind = {"y_kind": self.y_kind, "n_targets": self.n_targets}
-            return {"y_dtype": self._labels().dtype.newbyteorder("="), **kind}
-        classes = self.classes
-        if classes is not None and len(classes) > schema.MAX_CLASSES:
-            classes = None
-        strings = classes is not None and classes.dtype.kind == "U"
-        return {"y_dtype": None if strings else self.read_y(0, 1).dtype, "classes": classes}
+        return labels.y_options(self._columns, self._what())
 
     def lazy(self, start: int, stop: int) -> tuple[Any, Any] | None:
         """Rows and labels as dask arrays where `x` is one, else None; labels may be in memory, or absent."""
@@ -345,8 +310,8 @@ class Dataset:
             return None
         a, b = self._rows(start, stop)
         y = self._columns.y
-        labels = y.lazy(a, b) if isinstance(y, DaskRows) else None if y is None else y.read(a, b)
-        return self._columns.x.lazy(a, b), labels
+        beside = y.lazy(a, b) if isinstance(y, DaskRows) else None if y is None else y.read(a, b)
+        return self._columns.x.lazy(a, b), beside
 
     def with_weight(self, weight: Any) -> Dataset:
         """The same rows with other weights, (n_rows,), kept in memory."""
@@ -422,23 +387,6 @@ class Dataset:
 
     def _what(self) -> str:
         return f"dataset {self.url}" if self.url else "the dataset"
-
-    def _labels(self) -> RowSource:
-        if self._columns.y is None:
-            raise DataError(
-                f"{self._what()} has no labels; give y, or import the rows together with their labels"
-            )
-        return self._columns.y
-
-    def _checked_codes(self, codes: np.ndarray, first_row: int) -> np.ndarray:
-        assert self.classes is not None
-        if codes.size and not (codes.min() >= 0 and codes.max() < len(self.classes)):
-            i = int(np.flatnonzero((codes < 0) | (codes >= len(self.classes)))[0])
-            raise DataError(
-                f"{self._what()}: the label of row {first_row + i} is code {codes[i]}, but there are "
-                f"{len(self.classes)} classes; import the data again"
-            )
-        return codes.astype(np.int32)
 
 
 def open_dataset(url: str | os.PathLike[str]) -> Dataset:

@@ -11,11 +11,15 @@ import numpy as np
 from scalelatent.errors import DataError
 
 from .digit_kernels import gaussian_taps, smooth_fields
+from .random_words import check_seed
 
 __all__ = ["LEAST_SIGMA", "N_FIELDS", "TANGENT_SIGMA", "read_fields", "seeded_fields", "shift_rows"]
 
 N_FIELDS = 1522
 """Number of displacement fields, as published."""
+MAX_FIELD_BYTES = 1 << 30
+"""Of all displacement fields of a size of images; 419 x 419 pixels are the largest."""
+_STEP_WORDS = 1 << 20
 
 # Sizes at 28 pixels; other images get them in proportion.
 _FIELD_SIGMA = 4.0
@@ -48,18 +52,33 @@ def seeded_fields(seed: int, height: int, width: int) -> np.ndarray:
 
     The noise comes from the raw bits of Philox, which no numpy version changes, and is scaled by its exact
     deviation instead of a sum over it: every machine makes the same fields.
+
+    Raises
+    ------
+    DataError
+        The fields would take more than `MAX_FIELD_BYTES`.
     """
     size = min(height, width) / 28
     sigma = _FIELD_SIGMA * size
     radius = math.ceil(3 * sigma)
     taps, _ = gaussian_taps(sigma, radius)
     shape = (N_FIELDS, height + 2 * radius, width + 2 * radius)
-    bits = np.random.Philox(key=np.array([seed, 0], dtype=np.uint64)).random_raw(math.prod(shape))
-    noise = ((bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24) - np.float32(0.5)).reshape(
-        shape
-    )
+    size_of_all = 4 * N_FIELDS * height * width
+    if size_of_all > MAX_FIELD_BYTES:
+        raise DataError(
+            f"base images are {height} x {width} pixels: their {N_FIELDS} displacement fields take "
+            f"{size_of_all / 1e6:,.0f} MB of memory, and {MAX_FIELD_BYTES / 1e6:,.0f} MB is the limit; scale "
+            "the images down"
+        )
+    generator = np.random.Philox(key=np.array([check_seed(seed), 0], dtype=np.uint64))
     deviation = math.sqrt(1 / 12) * math.fsum(float(t) ** 2 for t in taps)
-    fields = smooth_fields(noise, taps) * np.float32(_FIELD_RMS * size / deviation)
+    fields = np.empty((N_FIELDS, height, width), np.float32)
+    step = max(1, _STEP_WORDS // math.prod(shape[1:]))  # a few fields at a time: noise takes far more room
+    for first in range(0, N_FIELDS, step):
+        some = fields[first : first + step]
+        bits = generator.random_raw(len(some) * math.prod(shape[1:])).reshape(len(some), *shape[1:])
+        noise = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24) - np.float32(0.5)
+        np.multiply(smooth_fields(noise, taps), np.float32(_FIELD_RMS * size / deviation), out=some)
     fields.flags.writeable = False
     return fields
 

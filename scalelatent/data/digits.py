@@ -21,6 +21,7 @@ from scalelatent.errors import DataError
 from .digit_fields import LEAST_SIGMA, TANGENT_SIGMA, read_fields, seeded_fields, shift_rows
 from .digit_kernels import gaussian_taps, render
 from .make import absolute, base_name, check_base_rows, make_rows, open_base, relative
+from .random_words import check_seed
 from .store import locate
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class InfiniteDigits:
         self.base_rows = check_base_rows(base_rows, len(images))
         a, b = self.base_rows
         self._images, self._labels = np.ascontiguousarray(images[a:b]), labels[a:b]
-        self.seed, self.n_test, self.shift = seed, n_test, shift
+        self.seed, self.n_test, self.shift = check_seed(seed), n_test, shift
         self._alpha, self._beta = np.float32(alpha), np.float32(beta)
         height, width = images.shape[1:]
         self._fields = (
@@ -296,12 +297,12 @@ def from_provenance(p: dict[str, Any], url: str) -> _FromIndex:
     ds = open_base(p["base"], url, p["base_fingerprint"])
     if not ds.has_y:
         raise DataError(f"base {ds.url} has no labels; infinite digits need images with labels")
-    labels = ds.read_y(0, ds.n_rows)
+    a, b = p["base_rows"]
+    labels = ds.read_y(a, b)
     digits = InfiniteDigits(
-        ds.read_x(0, ds.n_rows).reshape(ds.n_rows, *ds.feature_shape),
+        ds.read_x(a, b).reshape(b - a, *ds.feature_shape),
         labels,
         seed=p["seed"],
-        base_rows=p["base_rows"],
         alpha=p["alpha"],
         beta=p["beta"],
         shift=p["shift"],

@@ -14,8 +14,8 @@ import numpy as np
 from scalelatent.errors import DataError
 
 from . import csr
-from .make import absolute, check_base_rows, generator_of, make_rows, relative, unchanged
-from .random_words import stage_word
+from .make import base_name, check_base_rows, generator_of, make_rows, open_stored_base, unchanged
+from .random_words import check_seed, stage_word
 from .store import locate
 
 if TYPE_CHECKING:
@@ -69,9 +69,7 @@ class ResampledDocuments:
                 f"{self.name} has dense rows; documents are made from CSR rows of counts: import them with "
                 "`scalelatent data import csr` or svmlight"
             )
-        if not 0 <= seed < 2**64:
-            raise DataError(f"seed is {seed}, but it has to be a whole number from 0 to 2**64 - 1")
-        self.seed = seed
+        self.seed = check_seed(seed)
         self.base_rows = check_base_rows(base_rows, base.n_rows)
         self._base = base
         self._longest = self._look_through()
@@ -242,11 +240,11 @@ def make_documents(
     >>> make_documents("memory://doc-documents", 500, base="memory://doc-base", overwrite=True)
     <Dataset 500 CSR rows x (3,) uint8, 2 classes, 'memory://doc-documents'>
     """
-    place, found = locate(url).url, locate(base).url
+    place = locate(url).url
     if start < 0:
         raise DataError(f"start is {start}, but documents begin at index 0")
-    name = found if "://" in found else relative(found, place)
-    source = _open_base(name, place)
+    name = base_name(base, place)
+    source = open_stored_base(name, place)
     parameters: dict[str, Any] = {
         "importer": "documents",
         "base": name,
@@ -285,12 +283,6 @@ class _FromIndex:
 
 def from_provenance(p: dict[str, Any], url: str) -> _FromIndex:
     """The generator of a dataset of documents."""
-    base = unchanged(_open_base(p["base"], url), p["base"], url, p["base_fingerprint"])
+    base = unchanged(open_stored_base(p["base"], url), p["base"], url, p["base_fingerprint"])
     documents = ResampledDocuments(base, seed=p["seed"], base_rows=p["base_rows"])
     return _FromIndex(documents, p["start"], base.y_options())
-
-
-def _open_base(name: str, url: str) -> Dataset:
-    from .dataset import open_dataset
-
-    return open_dataset(name if "://" in name else absolute(name, url))

@@ -16,6 +16,7 @@ import numpy as np
 from scalelatent.errors import DataError
 
 from . import csr
+from .sources import is_csr
 from .store import Location, locate
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class JoinedRows:
 class JoinedCsr(JoinedRows):
     """The same of CSR rows."""
 
+    sparse = True
     _sources: list[Any]  # each with `nnz` and `entries`
 
     @property
@@ -147,5 +149,5 @@ def join_segments(location: Location, attrs: DatasetAttrs, base: dict[str, Any])
                     s if old == attrs.classes else RecodedRows(s, old, attrs.classes or [])
                     for s, old in zip(sources, owned, strict=True)
                 ]
-            joined[name] = (JoinedCsr if hasattr(sources[0], "nnz") else JoinedRows)(sources)
+            joined[name] = (JoinedCsr if is_csr(sources[0]) else JoinedRows)(sources)
     return joined

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from scalelatent.errors import DataError
 
 from .generators import GENERATORS
+from .guard import refuse_onto
+from .pipeline import usable_cores
 from .store import locate
 
 if TYPE_CHECKING:
@@ -28,7 +30,9 @@ __all__ = [
     "make_rows",
     "make_shard",
     "open_base",
+    "open_stored_base",
     "relative",
+    "repair_dataset",
     "unchanged",
 ]
 
@@ -69,7 +73,7 @@ def make_rows(
         All that decides the rows, JSON-able; `importer` is a name of `GENERATORS`. It becomes the dataset's
         provenance, from which any process can make any shard.
     n_jobs : int, optional
-        Threads, each writing shards of its own; all cores by default.
+        Threads, at least 1, each writing shards of its own; all cores by default.
     resume : bool
         Leave shards that are written already; the parameters have to be the same.
     overwrite : bool
@@ -94,6 +98,7 @@ def make_rows(
     """
     from .create import create_dataset
 
+    threads = _threads(n_jobs)
     # Made before anything is written: wrong parameters leave nothing behind, and threads find it ready.
     generator = generator_of(parameters, locate(url).url)
     writer = create_dataset(
@@ -105,8 +110,62 @@ def make_rows(
         overwrite=overwrite,
         **layout,
     )
+    return _fill(writer, threads, progress)
+
+
+def repair_dataset(
+    url: str | os.PathLike[str], *, n_jobs: int | None = None, progress: Progress | None = None
+) -> Dataset:
+    """Make those shards of a generated dataset that are missing or damaged, and leave the others.
+
+    All parameters come from the dataset's provenance, so that nothing has to be said again. A dataset that
+    was broken off is finished.
+
+    Parameters
+    ----------
+    url : str
+        A dataset that a generator made or began.
+    n_jobs : int, optional
+        Threads, at least 1; all cores by default.
+    progress : callable, optional
+        Called with (rows done, rows in all).
+
+    Returns
+    -------
+    Dataset
+        The whole dataset.
+
+    Raises
+    ------
+    DataError
+        No dataset, one that was imported (nobody can make its rows again), or one whose base has changed.
+
+    Examples
+    --------
+    >>> from scalelatent.data import make_images, open_dataset
+    >>> from scalelatent.data.store import locate
+    >>> ds = make_images("memory://doc-repair", "bars", 3, overwrite=True)
+    >>> locate("memory://doc-repair").delete("x/c/0/0/0")  # a lost file
+    >>> repair_dataset("memory://doc-repair").fingerprint() == ds.fingerprint()
+    True
+    """
+    from .writer import DatasetWriter
+
+    threads, writer = _threads(n_jobs), DatasetWriter.attach(url)
+    generator_of(writer.attrs.provenance, writer.url)
+    return _fill(writer, threads, progress)
+
+
+def _threads(n_jobs: int | None) -> int:
+    if n_jobs is not None and n_jobs < 1:
+        raise DataError(f"n_jobs is {n_jobs}, but it has to be at least 1 thread; leave it out for all cores")
+    return usable_cores() if n_jobs is None else int(n_jobs)
+
+
+def _fill(writer: DatasetWriter, threads: int, progress: Progress | None) -> Dataset:
+    """Make all shards that are not there, several at a time, and finish the dataset."""
     done = 0
-    with ThreadPoolExecutor(n_jobs or os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         shards = {pool.submit(_write_shard, writer, i): i for i in range(writer.n_shards)}
         try:
             for future in as_completed(shards):
@@ -114,7 +173,7 @@ def make_rows(
                 a, b = writer.shard_bounds(shards[future])
                 done += b - a
                 if progress is not None:
-                    progress(done, rows)
+                    progress(done, writer.n_rows)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -200,21 +259,33 @@ def base_name(base: str | os.PathLike[str], url: str) -> str:
     return place if "://" in place else relative(place, url)
 
 
+def open_stored_base(name: str, url: str) -> Dataset:
+    """The dataset that `base_name` named.
+
+    Raises
+    ------
+    DataError
+        No dataset, or the very one that is to be made.
+    """
+    from .dataset import open_dataset
+
+    place = name if "://" in name else absolute(name, url)
+    refuse_onto(url, place)
+    return open_dataset(place)
+
+
 def open_base(name: str, url: str, fingerprint: str | None = None) -> Dataset:
     """The base set that `base_name` named: uint8 images, with or without labels.
 
     Raises
     ------
     DataError
-        Not such images, or others than those of the fingerprint.
+        Not such images, others than those of the fingerprint, or the dataset that is to be made.
     """
-    from .dataset import Dataset, open_dataset
+    from .dataset import Dataset
     from .digits import base_digits
 
-    if name == "digits":
-        ds = Dataset.from_arrays(*base_digits())
-    else:
-        ds = open_dataset(name if "://" in name else absolute(name, url))
+    ds = Dataset.from_arrays(*base_digits()) if name == "digits" else open_stored_base(name, url)
     if ds.dtype != "u1" or len(ds.feature_shape) != 2 or ds.is_sparse:
         raise DataError(
             f"base {ds.url} holds rows of shape {ds.feature_shape} and dtype {ds.dtype}; uint8 images "

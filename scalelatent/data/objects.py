@@ -6,8 +6,11 @@ What an object store gives, and what is built on it here:
   carries its checksum; and what is many objects counts only with the last one put, which holds the checksums
   of the others: `zarr.json` of a dataset or model, the marker of a shard.
 - Any request may be told to come again later (503, 429) or be lost. Every request here is repeated, with
-  growing pauses, for at most `RETRY_SECONDS`; the libraries' own repeating is turned off, so that the limit
-  is one and is ours. Every request may be repeated: the same bytes are put under the same name.
+  growing pauses, until `RETRY_SECONDS` have gone by. The S3 library's own repeating is turned off, so that
+  the limit is one and is ours. Google's library repeats a request up to six times before it tells, which it
+  does not let one turn off; each of these is bounded by `_CONNECT_SECONDS` and `_READ_SECONDS`, as with S3.
+  Other protocols of fsspec wait and repeat as their libraries do. Every request may be repeated: the same
+  bytes are put under the same name.
 - A read waits for a network: several are in flight at once.
 - Credentials are found by the library (environment, usual files); an address never carries them.
 """
@@ -36,6 +39,7 @@ __all__ = ["ObjectLocation"]
 RETRY_SECONDS = 60.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 READS_AT_ONCE = 8
+_CONNECT_SECONDS, _READ_SECONDS = 10, 60
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 # By name: the libraries that raise them may not be installed.
@@ -205,7 +209,7 @@ class ObjectLocation(Location):
             yield self
         except BaseException:
             with contextlib.suppress(OSError):
-                self.clear()
+                self.clear(whole=False)
             raise
 
     def _path(self, key: str) -> str:
@@ -254,6 +258,11 @@ def _filesystem(protocol: str, pid: int) -> Any:
     if extra == "s3":
         options["config_kwargs"] = _s3_settings()
         options["max_concurrency"] = 1  # more would ask for an object's size before each read
+    elif extra == "gs":
+        from aiohttp import ClientTimeout
+
+        limits = ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_READ_SECONDS)
+        options["session_kwargs"] = {"timeout": limits}
     made = kind(**options)
     if extra == "s3":
         made.retries = 1
@@ -264,8 +273,8 @@ def _s3_settings() -> dict[str, Any]:
     # One attempt each: `_patient` is who repeats, and who knows when to stop.
     settings: dict[str, Any] = {
         "retries": {"total_max_attempts": 1, "mode": "standard"},
-        "connect_timeout": 10,
-        "read_timeout": 60,
+        "connect_timeout": _CONNECT_SECONDS,
+        "read_timeout": _READ_SECONDS,
         "max_pool_connections": 4 * READS_AT_ONCE,
     }
     try:

@@ -6,9 +6,29 @@ import hashlib
 
 import numpy as np
 
-__all__ = ["random_words", "stage_word"]
+from scalelatent.errors import DataError
+
+__all__ = ["check_seed", "random_words", "stage_word"]
 
 _WORDS_PER_STEP = 4  # Philox 4 x 64: one step of the counter gives four words
+
+
+def check_seed(seed: int) -> int:
+    """A seed, if it is one word of Philox's key.
+
+    Raises
+    ------
+    DataError
+        It is not from 0 to 2**64 - 1.
+
+    Examples
+    --------
+    >>> check_seed(7)
+    7
+    """
+    if not 0 <= seed < 2**64:
+        raise DataError(f"seed is {seed}, but a seed is a whole number from 0 to 2**64 - 1")
+    return int(seed)
 
 
 def stage_word(stage: str) -> int:

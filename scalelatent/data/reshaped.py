@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -33,18 +34,23 @@ class DenseRows:
 class SparseRows:
     """Dense rows as CSR ones; the axes of a row become one, zeros are left out."""
 
+    sparse = True
+
     def __init__(self, source: RowSource) -> None:
         self._source = source
         self.shape: tuple[int, ...] = (source.shape[0], n_features(source.shape[1:]))
         self.dtype: np.dtype[Any] = csr.check_dtype(source.dtype, "the rows")
 
-    @property
+    @functools.cached_property
     def nnz(self) -> int:
-        """Numbers that are not zero; reads all rows."""
-        return self.entries(0, self.shape[0])
+        """Numbers that are not zero; reads all rows, once."""
+        return self._count(0, self.shape[0])
 
     def entries(self, start: int, stop: int) -> int:
         """Numbers of the rows `start:stop` that are not zero; reads them."""
+        return self.nnz if (start, stop) == (0, self.shape[0]) else self._count(start, stop)
+
+    def _count(self, start: int, stop: int) -> int:
         return sum(int(np.count_nonzero(self._source.read(a, b))) for a, b in self.pieces(start, stop))
 
     def read(self, start: int, stop: int) -> Any:

@@ -21,13 +21,17 @@ import numpy as np
 
 from scalelatent.errors import DataError
 
+from .location import REMOVED
+
 __all__ = [
     "FORMAT",
     "FORMAT_VERSION",
     "DatasetAttrs",
+    "as_classes",
     "as_labels",
     "check_finite",
     "check_rows_dtype",
+    "check_stored_dtype",
     "check_weight",
     "distinct_labels",
     "encode_labels",
@@ -66,6 +70,8 @@ class DatasetAttrs:
     """Columns of `y` where it is no labels."""
     segments: list[dict[str, Any]] | None = None
     """Of a dataset that grew (joined.py): path, rows, fingerprint and classes of each part."""
+    columns: list[str] | None = None
+    """Names of the columns; None in datasets of versions that did not say it. One that is lost is damage."""
     format: str = FORMAT
 
     @property
@@ -78,8 +84,9 @@ class DatasetAttrs:
     def to_json(self) -> dict[str, Any]:
         """The attributes as JSON-able values."""
         values = {**asdict(self), "feature_shape": list(self.feature_shape)}
-        if self.segments is None:
-            del values["segments"]
+        for name in ("segments", "columns"):
+            if values[name] is None:
+                del values[name]
         if self.format_version == 1:
             for name in ("x_kind", "y_kind", "n_targets"):
                 del values[name]
@@ -89,9 +96,18 @@ class DatasetAttrs:
         """The attributes of the finished dataset."""
         return replace(self, fingerprint=fingerprint, classes=classes, complete=True)
 
+    @property
+    def own_classes(self) -> list[Any] | None:
+        """Classes that stored codes stand for: those of the first segment where more have joined since."""
+        return self.segments[0]["classes"] if self.codes and self.segments else self.classes
+
     @classmethod
     def from_json(cls, attrs: Any, url: str) -> DatasetAttrs:
         """Read and check the attributes of the group at `url`; format first, then version, then the rest."""
+        if isinstance(attrs, dict) and attrs.get("format") == REMOVED:
+            raise DataError(
+                f"{url} is being removed, or its removal was stopped: the rows are gone; write a dataset anew"
+            )
         if not isinstance(attrs, dict) or attrs.get("format") != FORMAT:
             raise DataError(
                 f"{url} is a zarr group but not a scalelatent dataset (its attribute 'format' is not "
@@ -108,7 +124,7 @@ class DatasetAttrs:
                 f"{url} has format_version {version}; this scalelatent ({software()}) reads up to "
                 f"{FORMAT_VERSION}: install a newer scalelatent"
             )
-        names: tuple[str, ...] = ("classes", "codes", "provenance", "fingerprint", "complete")
+        names: tuple[str, ...] = ("classes", "codes", "provenance", "fingerprint", "complete", "columns")
         if version > 1:
             names += ("x_kind", "y_kind", "n_targets", "segments")
         known = {k: attrs[k] for k in names if k in attrs}
@@ -163,7 +179,7 @@ def check_finite(x: np.ndarray, first_row: int, what: str) -> None:
             )
 
 
-def as_labels(y: Any, what: str) -> np.ndarray:
+def as_labels(y: Any, what: str, first_row: int = 0) -> np.ndarray:
     """Labels as a 1-D array of numbers or fixed-width strings; `y` itself where it is one already."""
     labels = y if isinstance(y, np.ndarray) else np.asarray(y)
     if labels.ndim != 1:
@@ -174,12 +190,42 @@ def as_labels(y: Any, what: str) -> np.ndarray:
     if labels.dtype.kind == "O":
         labels = _from_objects(labels, what)
     elif labels.dtype.kind == "S":
-        labels = np.char.decode(labels, "utf-8")
+        labels = _decoded(labels, what, first_row)
     if labels.dtype.kind not in "buifU":
         raise DataError(
             f"{what} has dtype {labels.dtype}; labels have to be integers, floats, booleans or strings"
         )
     return labels if labels.dtype.isnative else labels.astype(labels.dtype.newbyteorder("="))
+
+
+def _decoded(labels: np.ndarray, what: str, first_row: int) -> np.ndarray:
+    """Bytes as the strings that they are in UTF-8."""
+    try:
+        return np.char.decode(labels, "utf-8")
+    except UnicodeDecodeError as error:
+        bad = next(i for i, label in enumerate(labels.tolist()) if not _is_utf8(label))
+        raise DataError(
+            f"{what}: the label of row {first_row + bad} is {labels[bad].item()!r}, which is no UTF-8 text; "
+            "decode the labels first, for example with np.char.decode(y, 'latin-1')"
+        ) from error
+
+
+def _is_utf8(label: bytes) -> bool:
+    try:
+        label.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def check_stored_dtype(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
+    """Refuse a type of numbers that zarr has not; return it."""
+    if dtype.kind == "f" and dtype.itemsize > 8:
+        raise DataError(
+            f"{what} holds {dtype}, which cannot be stored; convert it first, for example with "
+            "x.astype('float64')"
+        )
+    return dtype
 
 
 def _from_objects(labels: np.ndarray, what: str) -> np.ndarray:
@@ -211,6 +257,30 @@ def distinct_labels(labels: np.ndarray, first_row: int, what: str) -> np.ndarray
     return np.unique(labels)
 
 
+def as_classes(distinct: np.ndarray, what: str) -> np.ndarray | None:
+    """Sorted distinct labels as the classes of a dataset; None where there are too many numbers to be any.
+
+    Raises
+    ------
+    DataError
+        Too many strings, which are stored as codes of classes or not at all.
+    """
+    if len(distinct) <= MAX_CLASSES:
+        return distinct
+    if distinct.dtype.kind == "U":
+        raise too_many_strings(what)
+    return None
+
+
+def too_many_strings(what: str) -> DataError:
+    """The refusal of string labels that are no classes."""
+    return DataError(
+        f"{what}: more than {MAX_CLASSES:,} distinct labels that are strings; strings are stored as codes of "
+        "classes, of which there may be so many. Give numbers instead, or leave the labels out: names of "
+        "rows are no classes"
+    )
+
+
 def encode_labels(labels: np.ndarray, classes: np.ndarray, first_row: int, what: str) -> np.ndarray:
     """Index of each label in the sorted `classes`, int32; an unknown label is an error that names its row."""
     if labels.dtype.kind != classes.dtype.kind and "U" in (labels.dtype.kind, classes.dtype.kind):
@@ -230,8 +300,8 @@ def encode_labels(labels: np.ndarray, classes: np.ndarray, first_row: int, what:
     return codes.astype(np.int32)
 
 
-def check_weight(weight: Any, n_rows: int, what: str) -> np.ndarray:
-    """Row weights as float64 (n_rows,), finite and not negative."""
+def check_weight(weight: Any, n_rows: int, what: str, first_row: int = 0) -> np.ndarray:
+    """Row weights as float64 (n_rows,), finite and not negative; `first_row` counts in messages."""
     out = np.ascontiguousarray(weight, dtype=np.float64)
     if out.shape != (n_rows,):
         raise DataError(
@@ -240,7 +310,8 @@ def check_weight(weight: Any, n_rows: int, what: str) -> np.ndarray:
     bad = np.flatnonzero(~(np.isfinite(out) & (out >= 0)))
     if bad.size:
         raise DataError(
-            f"{what}: the weight of row {bad[0]} is {out[bad[0]]}; weights have to be finite and >= 0"
+            f"{what}: the weight of row {first_row + bad[0]} is {out[bad[0]]}; weights have to be finite "
+            "and >= 0"
         )
     return out
 

@@ -8,6 +8,7 @@ whole in order.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 from collections.abc import Callable, Iterator
@@ -20,10 +21,10 @@ from scalelatent.errors import DataError
 
 from .batch import RowBatch, row_bytes
 from .create import create_like, derived_from, removed_on_failure
+from .guard import clear_after, explain_os_errors
 from .pipeline import write_shards
-from .random_words import random_words
+from .random_words import check_seed, random_words
 from .store import locate
-from .writer import explain_os_errors
 
 if TYPE_CHECKING:
     from .dataset import Dataset
@@ -105,8 +106,7 @@ def shuffle_dataset(
     from .dataset import Dataset, open_dataset
 
     ds = source if isinstance(source, Dataset) else open_dataset(source)
-    if seed < 0:
-        raise DataError(f"seed is {seed}, but a seed is a whole number of at least 0")
+    check_seed(seed)
     plan = _plan(ds, MEMORY if memory is None else memory)
     say = progress or (lambda done, total: None)
     provenance = derived_from(ds, "shuffle", seed=seed)
@@ -168,8 +168,13 @@ class _Buckets:
     def __enter__(self) -> _Buckets:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._plan.n_buckets > 1:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._plan.n_buckets < 2:
+            return
+        if error is not None:
+            clear_after(error, self._location)
+            return
+        with contextlib.suppress(OSError):  # the rows are where they belong
             self._location.clear()
 
     def add(self, batch: RowBatch, keys: np.ndarray) -> None:
@@ -207,7 +212,7 @@ class _Buckets:
         return batch, order
 
     def _flush(self) -> None:
-        with explain_os_errors(self._location, "writing a bucket of rows"):
+        with explain_os_errors(self._location, "writing a bucket of rows", "shuffle again"):
             for bucket, kept in enumerate(self._kept):
                 if kept:
                     keys = np.concatenate([keys for keys, _ in kept])

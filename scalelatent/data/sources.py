@@ -16,7 +16,7 @@ from scalelatent.errors import DataError
 
 from .csr import CsrSource, is_sparse
 
-__all__ = ["ArrayRows", "DaskRows", "RowSource", "ZarrRows", "as_source"]
+__all__ = ["ArrayRows", "DaskRows", "RowSource", "ZarrRows", "as_source", "is_csr"]
 
 
 class RowSource(Protocol):
@@ -29,13 +29,21 @@ class RowSource(Protocol):
     def read(self, start: int, stop: int) -> Any:
         """Rows `start:stop`, (stop - start, *feature_shape); a view where the rows are in memory.
 
-        An ndarray; a `scipy.sparse.csr_array` of a source of CSR rows, which also has `nnz`.
+        An ndarray; a `scipy.sparse.csr_array` of a source of CSR rows; see `is_csr`.
         """
         ...
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Rows `start:stop` cut where reading is cheapest."""
         ...
+
+
+def is_csr(source: Any) -> bool:
+    """Whether the rows of a source are CSR: it says so by an attribute `sparse`, and then has `nnz`.
+
+    Asking for `nnz` instead would count it, for which some have to read all rows.
+    """
+    return bool(getattr(source, "sparse", False))
 
 
 class ArrayRows:

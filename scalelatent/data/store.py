@@ -12,145 +12,26 @@ import os
 import re
 import shutil
 import uuid
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from scalelatent.errors import DataError, StoreError
+
+from .location import REMOVED, Location
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
 
-__all__ = ["LocalLocation", "Location", "check_address", "is_local", "locate"]
-
-
-class Location(ABC):
-    """A folder, by its url; keys are relative to it, with `/` between parts.
-
-    Attributes
-    ----------
-    url : str
-        Its name for people and for `locate`.
-    shared : bool
-        Whether another process (on this machine or one that sees the same files) can open it.
-    reads_at_once : int
-        Reads in flight that pay: 1 for a disk, more where each read waits for a network.
-    """
-
-    shared: bool = True
-    reads_at_once: int = 1
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.url!r})"
-
-    @abstractmethod
-    def at(self, key: str) -> Location:
-        """The folder of a key below this one."""
-
-    @abstractmethod
-    def zarr_store(self, *, read_only: bool) -> Store:
-        """The zarr store of this place."""
-
-    @abstractmethod
-    def make(self) -> None:
-        """Make the folder where the place knows folders; what is there stays."""
-
-    @abstractmethod
-    def read(self, key: str) -> bytes | None:
-        """A file whole, or None where there is none."""
-
-    @abstractmethod
-    def read_range(self, key: str, start: int, length: int) -> bytes:
-        """`length` bytes from `start` on (less than 0: from the end), fewer where the file is shorter.
-
-        Raises
-        ------
-        FileNotFoundError
-            There is no such file.
-        """
-
-    def read_ranges(self, wanted: Sequence[tuple[str, int, int] | str]) -> list[bytes]:
-        """Several ranges `(key, start, length)`, or whole files `key`, as one call; see `read_range`."""
-        return [self._one(item) for item in wanted]
-
-    def _one(self, item: tuple[str, int, int] | str) -> bytes:
-        if not isinstance(item, str):
-            return self.read_range(*item)
-        data = self.read(item)
-        if data is None:
-            raise FileNotFoundError(self.name_of(item))
-        return data
-
-    @abstractmethod
-    def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
-        """Write a small file whole: a reader sees the old one or the new one, never a part.
-
-        `durable` waits until it outlives a power failure (object stores always do).
-        """
-
-    @abstractmethod
-    def delete(self, key: str) -> None:
-        """Delete a file; none there is no error."""
-
-    @abstractmethod
-    def delete_tree(self, prefix: str) -> None:
-        """Delete everything below a prefix; nothing there is no error."""
-
-    @abstractmethod
-    def keys(self, prefix: str) -> list[str]:
-        """Names of the files and folders directly below a prefix, sorted."""
-
-    @abstractmethod
-    def has(self, key: str) -> bool:
-        """Whether there is a file with this key."""
-
-    @abstractmethod
-    def is_empty(self) -> bool:
-        """Whether nothing at all lies here."""
-
-    @abstractmethod
-    def stamp(self, key: str) -> Any:
-        """Something hashable that changes when the file is written anew."""
-
-    @abstractmethod
-    def replacing(self) -> contextlib.AbstractContextManager[Location]:
-        """Where to write what takes this place's content over; its `zarr.json` has to be written last.
-
-        A disk gives a folder aside, renamed at the end. An object store knows no rename: it gives the place
-        itself, emptied, and what is there counts only with its `zarr.json`.
-        """
-
-    def clear(self) -> None:
-        """Delete everything here: first what says that it is whole."""
-        self.delete("zarr.json")
-        self.delete_tree("")
-
-    @abstractmethod
-    def remove_folders(self) -> None:
-        """Remove this folder and the one above it where they are empty and the place knows folders."""
-
-    def local_path(self, key: str) -> str | None:
-        """Path of the key's file where it can be opened as a local file, else None."""
-        return None
-
-    def free_bytes(self) -> int | None:
-        """Bytes that can still be written here, or None where nobody knows."""
-        return None
-
-    def name_of(self, key: str) -> str:
-        """What a person would call the file of a key."""
-        return self.local_path(key) or f"{self.url}/{key}"
+__all__ = ["REMOVED", "LocalLocation", "Location", "check_address", "is_local", "locate"]
 
 
 class LocalLocation(Location):
     """A folder on a file system of this machine (`/path`, `relative/path`, `file:///path`)."""
 
     def __init__(self, url: str) -> None:
-        path = url.removeprefix("file://")
+        path = _path_of(url)
         self.path = Path(os.path.abspath(os.path.expanduser(path)))
         super().__init__(str(self.path))
 
@@ -174,6 +55,8 @@ class LocalLocation(Location):
             return (self.path / key).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise _unreadable(self.path / key, error) from error
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
         """`length` bytes from `start` on (less than 0: from the end), fewer where the file is shorter."""
@@ -211,7 +94,7 @@ class LocalLocation(Location):
         path = self.path / prefix
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
-        else:
+        elif prefix:  # a place that is a link stays one
             self.delete(prefix)
 
     def keys(self, prefix: str) -> list[str]:
@@ -220,6 +103,8 @@ class LocalLocation(Location):
             return sorted(p.name for p in (self.path / prefix).iterdir() if not p.name.endswith(".partial"))
         except (FileNotFoundError, NotADirectoryError):
             return []
+        except OSError as error:
+            raise _unreadable(self.path / prefix, error) from error
 
     def has(self, key: str) -> bool:
         """Whether there is a file with this key."""
@@ -229,7 +114,10 @@ class LocalLocation(Location):
         """Whether nothing at all lies here."""
         if not self.path.exists():
             return True
-        return self.path.is_dir() and not any(self.path.iterdir())
+        try:
+            return self.path.is_dir() and not any(self.path.iterdir())
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
 
     def stamp(self, key: str) -> Any:
         """Something hashable that changes when the file is written anew."""
@@ -246,12 +134,12 @@ class LocalLocation(Location):
         try:
             aside.parent.mkdir(parents=True, exist_ok=True)
             yield LocalLocation(str(aside))
-            if self.path.is_dir():
-                shutil.rmtree(self.path)
-            os.replace(aside, self.path)
+            old = aside.with_name(f"{aside.name}.old")
+            _exchange(aside, self.path, old)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
+        _remove(old)  # only now: until here the old one could be put back
 
     def remove_folders(self) -> None:
         """Remove this folder and the one above it where they are empty."""
@@ -272,6 +160,35 @@ class LocalLocation(Location):
         return None
 
 
+def _unreadable(path: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"{path} cannot be read: {error.strerror or error}; let this user read it, or choose another place"
+    )
+
+
+def _exchange(new: Path, place: Path, old: Path) -> None:
+    """Give `new` the name `place`, and what lies there, if anything, the name `old`."""
+    try:
+        os.replace(place, old)
+    except FileNotFoundError:
+        os.replace(new, place)
+        return
+    try:
+        os.replace(new, place)
+    except BaseException:
+        if not os.path.lexists(place):
+            os.replace(old, place)
+        raise
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, or a link to one, as far as that goes."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def _sync_folder(path: Path) -> None:
     """Make a rename durable; file systems that cannot sync a folder keep their own order."""
     try:
@@ -284,6 +201,13 @@ def _sync_folder(path: Path) -> None:
         pass
     finally:
         os.close(descriptor)
+
+
+def _path_of(url: str) -> str:
+    """The path that an address of a file or a plain path names."""
+    if url[:7].lower() != "file://":
+        return url
+    return unquote(url[7:].removeprefix("localhost") if url[7:].startswith("localhost/") else url[7:])
 
 
 def is_local(url: str | os.PathLike[str]) -> bool:

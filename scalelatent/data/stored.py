@@ -10,6 +10,7 @@ from scalelatent.errors import DataError
 from .chunks import StoredRows
 from .csr_store import StoredCsr
 from .generators import GENERATORS
+from .markers import MARKERS
 from .schema import DatasetAttrs
 
 if TYPE_CHECKING:
@@ -17,10 +18,15 @@ if TYPE_CHECKING:
 
     from .store import Location
 
-__all__ = ["open_columns", "open_group", "read_attrs", "repair_hint", "write_attrs"]
-
-MARKERS = "_shards"
-"""Folder of the markers of written shards, there only while a writer is at work."""
+__all__ = [
+    "has_column",
+    "open_columns",
+    "open_group",
+    "own_columns",
+    "read_attrs",
+    "repair_hint",
+    "write_attrs",
+]
 
 
 def read_attrs(location: Location) -> DatasetAttrs:
@@ -64,11 +70,8 @@ def write_attrs(location: Location, attrs: DatasetAttrs) -> None:
 
 def repair_hint(attrs: DatasetAttrs, url: str) -> str:
     """The next step when a shard of a dataset is lost."""
-    name = attrs.provenance.get("importer")
-    if name in GENERATORS:
-        return (
-            f"`scalelatent data make {name} {url} --resume` makes the lost shards again and leaves the others"
-        )
+    if attrs.provenance.get("importer") in GENERATORS:
+        return f"`scalelatent data repair {url}` makes the lost shards again and leaves the others"
     if attrs.provenance.get("importer"):
         return "Restore that file from a copy, or import the data again with --overwrite"
     return "Restore that file from a copy, or write the dataset again"
@@ -100,14 +103,33 @@ def open_columns(location: Location) -> dict[str, Any]:
     attrs = read_attrs(location)
     if not attrs.complete:
         done = len(location.keys(MARKERS))
-        name = attrs.provenance.get("importer")
-        verb = f"make {name} {location.url} --resume" if name in GENERATORS else ""
-        step = f"go on with `scalelatent data {verb}`" if verb else "write it again with --overwrite"
+        generated = attrs.provenance.get("importer") in GENERATORS
+        repair = f"go on with `scalelatent data repair {location.url}`"
+        step = repair if generated else "write it again with --overwrite"
         raise DataError(
             f"dataset {location.url} is incomplete: its writer finished {done} shards, not all; {step}"
         )
-    group = open_group(location)
     columns: dict[str, Any] = {"url": location.url, "attrs": attrs, "shared": location.shared}
+    columns |= own_columns(location, attrs)
+    if attrs.segments is not None:
+        from .joined import join_segments
+
+        return join_segments(location, attrs, columns)
+    return columns
+
+
+def own_columns(location: Location, attrs: DatasetAttrs) -> dict[str, StoredRows | StoredCsr]:
+    """The columns `x`, `y` and `weight`, as far as there are, of the rows that lie right here.
+
+    Of a dataset that grew they are those of its first segment, codes as they are stored.
+
+    Raises
+    ------
+    DataError
+        A column is missing, damaged, or of another shape than it should be.
+    """
+    group = open_group(location)
+    columns: dict[str, StoredRows | StoredCsr] = {}
     hint = repair_hint(attrs, location.url)
     x = columns["x"] = _rows(location, group, "x", attrs.x_kind == "csr", hint)
     if tuple(x.shape[1:]) != attrs.feature_shape:
@@ -117,7 +139,7 @@ def open_columns(location: Location) -> dict[str, Any]:
         )
     targets = () if attrs.y_kind == "labels" else (attrs.n_targets,)
     for name, rest in (("y", targets), ("weight", ())):
-        if location.has(f"{name}/zarr.json"):
+        if has_column(location, attrs, name):
             csr = name == "y" and attrs.y_kind == "multilabel"
             column = columns[name] = _rows(location, group, name, csr, hint)
             if tuple(column.shape) != (x.shape[0], *rest):
@@ -125,11 +147,26 @@ def open_columns(location: Location) -> dict[str, Any]:
                     f"{location.url}: '{name}' has shape {column.shape}, but 'x' has {x.shape[0]} rows"
                     f"{f' and y has {rest[0]} columns' if rest else ''}; import again"
                 )
-    if attrs.segments is not None:
-        from .joined import join_segments
-
-        return join_segments(location, attrs, columns)
     return columns
+
+
+def has_column(location: Location, attrs: DatasetAttrs, name: str) -> bool:
+    """Whether a dataset has a column, by its attributes; what they do not say, by its metadata.
+
+    Raises
+    ------
+    DataError
+        The attributes say that it has labels, and there are none.
+    """
+    if attrs.columns is not None:
+        return name in attrs.columns
+    found = location.has(f"{name}/zarr.json")
+    if name == "y" and not found and (attrs.y_kind != "labels" or attrs.classes is not None):
+        raise DataError(
+            f"{location.url}: its attributes tell of labels, but {location.name_of('y/zarr.json')} is "
+            "missing; restore that file from a copy, or import the data again"
+        )
+    return found
 
 
 def _rows(location: Location, group: zarr.Group, name: str, csr: bool, hint: str) -> StoredRows | StoredCsr:

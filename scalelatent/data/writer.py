@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -17,14 +16,16 @@ from scalelatent.errors import DataError
 from . import schema
 from .csr import CsrSource, check_values, is_sparse
 from .csr_store import CsrGroups
+from .guard import explain_os_errors
 from .layout import WRITE_CONFIG
+from .markers import Markers
 from .store import Location, locate
-from .stored import MARKERS, array, open_group, read_attrs
+from .stored import array, has_column, open_group, own_columns, read_attrs, write_attrs
 
 if TYPE_CHECKING:
     from .dataset import Dataset
 
-__all__ = ["DatasetWriter", "explain_os_errors"]
+__all__ = ["DatasetWriter"]
 
 
 class DatasetWriter:
@@ -42,14 +43,18 @@ class DatasetWriter:
         kinds = {"x": self.attrs.x_kind == "csr", "y": self.attrs.y_kind == "multilabel"}
 
         def column(name: str) -> Any:
-            if name != "x" and not location.has(f"{name}/zarr.json"):
+            if name != "x" and not has_column(location, self.attrs, name):
                 return None
             if kinds.get(name):
                 return CsrGroups(location, group, name)
             return array(group, name, location.url).with_config(WRITE_CONFIG)
 
         self._x, self._y, self._weight = column("x"), column("y"), column("weight")
-        self._group = group
+        self._group, self._markers = group, Markers(location)
+        self.then = "go on with --resume (resume=True): the shards written before are intact"
+        """What messages name as the last step after a full disk; it depends on who writes."""
+        self.alone = False
+        """Whether no other writer ever wrote here, so that nothing has to be deleted before a shard."""
 
     @classmethod
     def attach(cls, url: str | os.PathLike[str]) -> DatasetWriter:
@@ -104,7 +109,7 @@ class DatasetWriter:
         """Whether a shard is written; in a finished dataset, whether its content still has its digest."""
         self.shard_bounds(shard)
         if not self.attrs.complete:
-            marker = self._marker(shard)
+            marker = self._markers.read(shard)
             return marker is not None and all(self._location.has(k) for k in self._files(shard, marker))
         return self._verify(shard)
 
@@ -127,20 +132,27 @@ class DatasetWriter:
         ------
         DataError
             Rows of another shape or type, NaN or infinity, an unknown label; or the disk is full, in which
-            case this shard is removed and the others stay.
+            case this shard is removed and the others stay. Other rows than there were, of a finished dataset.
         """
         start, stop = self.shard_bounds(shard)
         rows = self._check_x(x, start, stop)
         labels, distinct = self._check_y(y, start, stop)
         weights = self._check_weight(weight, start, stop)
         digest = schema.shard_digest(rows, labels, weights)
+        if self.attrs.complete and digest != self._sealed(shard):
+            raise DataError(
+                f"dataset {self.url} is finished, and its rows {start}:{stop} are not those that were given; "
+                "a finished dataset does not change: write another one, or replace this one with --overwrite "
+                "(overwrite=True)"
+            )
         with self._all_or_nothing(shard, start, stop):
             for target, values in ((self._y, labels), (self._weight, weights), (self._x, rows)):
                 if target is not None:
                     target[start:stop] = values
             entries = {f"{name}_nnz": int(c.nnz) for name, c in (("x", rows), ("y", labels)) if is_sparse(c)}
             marker = {"digest": digest.hex(), "labels": distinct, **entries}
-            self._location.write(self._marker_key(shard), json.dumps(marker).encode())
+            if not self.attrs.complete:
+                self._markers.write(shard, marker)
 
     def shrink(self, n_rows: int) -> None:
         """Promise fewer rows than at the start; the shards that lie whole below `n_rows` stay as they are.
@@ -158,13 +170,13 @@ class DatasetWriter:
         last = n_rows // self.shard_rows
         if not 1 <= n_rows <= self.n_rows:
             raise DataError(f"dataset {self.url} has {self.n_rows} rows; it cannot shrink to {n_rows}")
-        written = [i for i in range(last, self.n_shards) if self._marker(i) is not None]
+        written = [i for i in range(last, self.n_shards) if self._markers.read(i) is not None]
         if n_rows < self.n_rows and written:
             raise DataError(
                 f"dataset {self.url} cannot shrink to {n_rows} rows: shard {written[0]}, which begins at row "
                 f"{written[0] * self.shard_rows}, is written already"
             )
-        with explain_os_errors(self._location, f"shrinking it to {n_rows} rows"):
+        with explain_os_errors(self._location, f"shrinking it to {n_rows} rows", self.then):
             for column in (self._x, self._y, self._weight):
                 if isinstance(column, CsrGroups):
                     raise DataError(f"dataset {self.url} has CSR rows; only dense datasets can shrink")
@@ -191,21 +203,21 @@ class DatasetWriter:
         if not self.attrs.complete:
             digests = np.array([list(bytes.fromhex(m["digest"])) for m in markers], dtype=np.uint8)
             classes = self._classes(markers)
-            with explain_os_errors(self._location, "finishing the dataset"):
+            with explain_os_errors(self._location, "finishing the dataset", self.then):
                 self._group["digest"][...] = digests
                 for name, column in (("x", self._x), ("y", self._y)):
                     if isinstance(column, CsrGroups):
                         column.seal([m[f"{name}_nnz"] for m in markers])
                 done = self.attrs.finished(self._fingerprint(digests, classes), classes)
-                self._group.update_attributes(done.to_json())  # the last write: only now the dataset opens
+                write_attrs(self._location, done)  # the last write: only now the dataset opens
             self.attrs = done
-        self._location.delete_tree(MARKERS)
+        self._markers.clear()
         return open_dataset(self.url)
 
     def _all_markers(self) -> list[dict[str, Any]]:
         if self.attrs.complete:
             return []
-        markers = [self._marker(i) for i in range(self.n_shards)]
+        markers = self._markers.read_all(self.n_shards)
         missing = [i for i, m in enumerate(markers) if m is None]
         if missing:
             a, b = self.shard_bounds(missing[0])
@@ -304,8 +316,9 @@ class DatasetWriter:
         if len(labels) != stop - start:
             raise DataError(f"{what}: {len(labels)} labels for {stop - start} rows; give one label a row")
         distinct = schema.distinct_labels(labels, start, self.url)
-        if self.attrs.classes is not None:
-            codes = schema.encode_labels(labels, np.asarray(self.attrs.classes), start, self.url)
+        known = self.attrs.own_classes
+        if known is not None:
+            codes = schema.encode_labels(labels, np.asarray(known), start, self.url)
             if self.attrs.codes:
                 return codes.astype(self._y.dtype), None
         stored = labels.astype(self._y.dtype)
@@ -323,17 +336,7 @@ class DatasetWriter:
             raise DataError(
                 f"{what}: {'weights are needed' if weight is None else 'the dataset has no weights'}"
             )
-        return None if weight is None else schema.check_weight(weight, stop - start, what)
-
-    def _marker_key(self, shard: int) -> str:
-        return f"{MARKERS}/{shard:06d}.json"
-
-    def _marker(self, shard: int) -> dict[str, Any] | None:
-        raw = self._location.read(self._marker_key(shard))
-        try:
-            return None if raw is None else dict(json.loads(raw))
-        except ValueError:
-            return None
+        return None if weight is None else schema.check_weight(weight, stop - start, what, start)
 
     def _files(self, shard: int, marker: dict[str, Any]) -> list[str]:
         """Keys of the files of a written shard."""
@@ -356,12 +359,14 @@ class DatasetWriter:
 
         def remove() -> None:
             if not self.attrs.complete:
-                self._location.delete(self._marker_key(shard))
+                self._markers.delete(shard)
             for key in self._places(shard):
                 self._location.delete_tree(key)
 
-        with explain_os_errors(self._location, f"writing shard {shard} (rows {start}:{stop})"):
-            remove()
+        doing = f"writing shard {shard} (rows {start}:{stop})"
+        with explain_os_errors(self._location, doing, self.then):
+            if not self.alone:
+                remove()
             try:
                 yield
             except BaseException:
@@ -370,31 +375,13 @@ class DatasetWriter:
                 raise
 
     def _verify(self, shard: int) -> bool:
-        from .dataset import open_dataset
-
-        start, stop = self.shard_bounds(shard)
         try:
-            columns = open_dataset(self.url)._columns
-            parts = [
-                None if c is None else c.read(start, stop) for c in (columns.x, columns.y, columns.weight)
-            ]
+            columns = own_columns(self._location, self.attrs)
+            parts = [c.read(*self.shard_bounds(shard)) for c in columns.values()]
         except DataError:
             return False
-        return schema.shard_digest(*parts) == self._group["digest"][shard].tobytes()
+        return schema.shard_digest(*parts) == self._sealed(shard)
 
-
-@contextlib.contextmanager
-def explain_os_errors(location: Location, doing: str) -> Any:
-    """Turn an error of the file system into one that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        free = location.free_bytes()
-        room = "" if free is None else f" ({free / 1e6:,.0f} MB free)"
-        reason = f"the disk is full or a quota is reached{room}" if full else f"{error.strerror or error}"
-        step = "free some space" if full else "put that right"
-        raise DataError(
-            f"dataset {location.url}: {doing} failed: {reason}. The shards written before are intact; "
-            f"{step}, then go on with --resume (resume=True)"
-        ) from error
+    def _sealed(self, shard: int) -> bytes:
+        """The digest that a shard of a finished dataset has to have."""
+        return bytes(self._group["digest"][shard].tobytes())

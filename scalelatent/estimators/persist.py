@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.data.store import Location, locate
+from scalelatent.data.guard import format_of
+from scalelatent.data.store import REMOVED, Location, locate
 from scalelatent.errors import DataError
 
 FORMAT, FORMAT_VERSION = "scalelatent-model", 1
+UNFINISHED = "scalelatent-model-unfinished"
+"""Attribute 'format' while arrays are still being written."""
 
 
 def save_model(
@@ -32,13 +35,13 @@ def save_model(
     Raises
     ------
     DataError
-        Something lies there and ``overwrite`` is False, or the place cannot be written.
+        Something lies there and ``overwrite`` is False, or it is no saved model, or the place cannot be
+        written.
     """
     import zarr
 
     place = locate(url)
-    if not overwrite and not place.is_empty():
-        raise DataError(f"{place.url} exists: choose another place, or pass overwrite=True to replace it")
+    _check_room(place, overwrite)
     attrs = {
         "digests": {name: _digest(array) for name, array in arrays.items()},
         "format": FORMAT,
@@ -49,7 +52,7 @@ def save_model(
     }
     try:
         with place.replacing() as target:
-            group = zarr.create_group(target.zarr_store(read_only=False))
+            group = zarr.create_group(target.zarr_store(read_only=False), attributes={"format": UNFINISHED})
             for name, array in arrays.items():
                 group.create_array(name, data=np.ascontiguousarray(array))
             group.update_attributes(json.loads(json.dumps(attrs)))
@@ -58,6 +61,19 @@ def save_model(
             f"cannot write the model {place.url}: {error}; free space or choose another place, then save "
             "again"
         ) from error
+
+
+def _check_room(place: Location, overwrite: bool) -> None:
+    """Refuse a place where something lies that is no model, or one that may not go."""
+    if place.is_empty():
+        return
+    if not overwrite:
+        raise DataError(f"{place.url} exists: choose another place, or pass overwrite=True to replace it")
+    if format_of(place) not in (FORMAT, UNFINISHED, REMOVED):
+        raise DataError(
+            f"{place.url} exists and is no saved model, so it is not replaced; choose another place, or "
+            "remove it yourself"
+        )
 
 
 def read_model(
@@ -85,10 +101,11 @@ def read_model(
             f"{place.url} is damaged: its zarr.json cannot be read ({error}); save the model again"
         ) from error
     if attrs.get("format") != FORMAT:
+        broken_off = not attrs or attrs.get("format") in (UNFINISHED, REMOVED)
         unfinished = "; if a model was being written there, it was not finished: save it again"
         raise DataError(
             f"{place.url} is a zarr group, but no saved model (its format is {attrs.get('format')!r}, not "
-            f"{FORMAT!r}){'' if attrs else unfinished}"
+            f"{FORMAT!r}){unfinished if broken_off else ''}"
         )
     if attrs["format_version"] > FORMAT_VERSION:
         raise DataError(

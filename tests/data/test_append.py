@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +19,7 @@ from hypothesis import strategies as st
 
 from scalelatent.data import Dataset, append_rows, open_dataset
 from scalelatent.data import append as module
-from scalelatent.data.store import LocalLocation
+from scalelatent.data.store import LocalLocation, locate
 from scalelatent.errors import DataError
 
 N = 120
@@ -184,18 +189,83 @@ def test_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert open_dataset(tmp_path / "ds").fingerprint() == ds.fingerprint()
 
 
-def test_two_appends_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _part("numbers", 0, 60).save(tmp_path / "ds")
+def _while_writing(monkeypatch: pytest.MonkeyPatch, do: Any) -> None:
+    """Do something when an append has written its rows and not yet entered them."""
     write = module._write_segment
 
-    def slow(*arguments: Any) -> Any:
+    def written(*arguments: Any) -> Any:
         segment = write(*arguments)
         monkeypatch.setattr(module, "_write_segment", write)
-        monkeypatch.setattr(module, "_sweep", lambda *a: None)
-        append_rows(tmp_path / "ds", _part("numbers", 60, 70))
+        do()
         return segment
 
-    monkeypatch.setattr(module, "_write_segment", slow)
+    monkeypatch.setattr(module, "_write_segment", written)
+
+
+@pytest.mark.parametrize("url", ["disk", "memory://two-appends"])
+def test_two_appends_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    place = url if "://" in url else str(tmp_path / url)
+    _part("numbers", 0, 60).save(place, overwrite=True)
+
+    def second() -> None:
+        with pytest.raises(DataError, match=rf"is being appended to by process {os.getpid()} on .* since 20"):
+            append_rows(place, _part("numbers", 60, 70))
+
+    _while_writing(monkeypatch, second)
+    ds = append_rows(place, _part("numbers", 60, 90))
+    _check(ds, "numbers", 90)
+    _check(append_rows(place, _part("numbers", 90, N)), "numbers", N)
+    assert not locate(place).has(module._LOCK)
+
+
+_APPENDS = """
+import sys, time
+from scalelatent.data import append
+def slow(*arguments):
+    print("writing", flush=True)
+    time.sleep(60)
+append._write_segment = slow
+append.append_rows(sys.argv[1], sys.argv[1])
+"""
+
+
+def test_a_killed_append_locks_nobody_out(tmp_path: Path) -> None:
+    _part("numbers", 0, 60).save(tmp_path / "ds")
+    run = [sys.executable, "-c", _APPENDS, str(tmp_path / "ds")]
+    with subprocess.Popen(run, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "writing\n"
+        with pytest.raises(DataError, match=f"is being appended to by process {process.pid} on "):
+            append_rows(tmp_path / "ds", _part("numbers", 60, N))
+        process.kill()
+    _check(append_rows(tmp_path / "ds", _part("numbers", 60, N)), "numbers", N)
+
+
+def test_a_lock_that_was_left_in_an_object_store_is_told() -> None:
+    _part("numbers", 0, 60).save("memory://left", overwrite=True)
+    held = {"doing": "being appended to", "pid": 7, "host": "far", "since": 0}
+    locate("memory://left").write(module._LOCK, json.dumps(held).encode())
+    expected = (
+        r"by process 7 on far since 1970-01-01 00:00:00 UTC; wait until that is done. If that process is "
+        rf"gone, remove memory://left/{module._LOCK}, then"
+    )
+    with pytest.raises(DataError, match=expected):
+        append_rows("memory://left", _part("numbers", 60, N))
+    locate("memory://left").delete(module._LOCK)
+    _check(append_rows("memory://left", _part("numbers", 60, N)), "numbers", N)
+
+
+def test_a_change_that_no_lock_kept_out_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system whose locks do not reach the other host."""
+    _part("numbers", 0, 60).save(tmp_path / "ds")
+
+    def second() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "alone", lambda *_: contextlib.nullcontext())
+            patch.setattr(module, "_sweep", lambda *_: None)
+            append_rows(tmp_path / "ds", _part("numbers", 60, 70))
+
+    _while_writing(monkeypatch, second)
     with pytest.raises(DataError, match="was changed by somebody else"):
         append_rows(tmp_path / "ds", _part("numbers", 60, N))
     _check(open_dataset(tmp_path / "ds"), "numbers", 70)

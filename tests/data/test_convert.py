@@ -159,3 +159,31 @@ def test_bad_requests(stored: Dataset, tmp_path: Path) -> None:
         convert_dataset(stored, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert open_dataset(str(stored.url)).n_rows == N
+
+
+def test_dense_rows_are_read_twice_to_become_sparse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once to count the entries, by which row groups are sized, and once to write them."""
+    from scalelatent.data.chunks import StoredRows
+
+    x = np.eye(40, dtype="f4")
+    ds = Dataset.from_arrays(x, np.arange(40) % 3).save(tmp_path / "dense", chunk_rows=10, shard_rows=10)
+    rows = [0]
+    read = StoredRows.read
+
+    def counting(self: StoredRows, start: int, stop: int) -> np.ndarray:
+        rows[0] += (stop - start) * (len(self.shape) == 2)
+        return read(self, start, stop)
+
+    monkeypatch.setattr(StoredRows, "read", counting)
+    out = convert_dataset(ds, tmp_path / "sparse", sparse=True, shard_rows=4)
+    assert rows[0] == 2 * 40
+    monkeypatch.undo()
+    np.testing.assert_array_equal(out.read_x(0, 40).toarray(), x)
+
+
+def test_numbers_of_rows_are_whole(stored: Dataset, tmp_path: Path) -> None:
+    out = convert_dataset(stored, tmp_path / "a", shard_rows=np.int64(8), chunk_rows=np.int32(4))  # type: ignore[arg-type]
+    assert (out._columns.x.layout.shard_rows, out._columns.x.layout.chunk_rows) == (8, 4)  # type: ignore[attr-defined]
+    for wrong in (2.0, "many"):
+        with pytest.raises(DataError, match=f"shard_rows is {wrong!r}, but it has to be a"):
+            convert_dataset(stored, tmp_path / "b", shard_rows=wrong)  # type: ignore[arg-type]

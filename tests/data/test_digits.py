@@ -158,7 +158,7 @@ def test_resume_after_kill(tmp_path: Path) -> None:
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.wait(timeout=30)
-    with pytest.raises(DataError, match=r"incomplete.*make digits .*--resume"):
+    with pytest.raises(DataError, match=r"incomplete.*`scalelatent data repair .*killed`"):
         open_dataset(target)
     with pytest.raises(DataError, match=r"begun and not finished.*--resume"):
         make_digits(target, 6000)
@@ -178,7 +178,7 @@ def test_lost_shard_is_made_again(tmp_path: Path) -> None:
     ds = make_digits(tmp_path / "ds", 2000, shard_rows=500)
     whole = _content(ds)
     (tmp_path / "ds/x/c/2/0/0").unlink()
-    with pytest.raises(DataError, match=r"make digits .* --resume` makes the lost shards again"):
+    with pytest.raises(DataError, match=r"data repair .*ds` makes the lost shards again"):
         ds.read_x(1200, 1300)
     assert _content(make_digits(tmp_path / "ds", 2000, resume=True)) == whole
 

@@ -129,7 +129,7 @@ def test_same_files_whatever_the_threads_and_processes(tmp_path: Path) -> None:
     assert two.attrs["provenance"]["base"] == "../base.zarr"  # both may move together
     # Another process makes a lost row group from the provenance alone.
     shutil.rmtree(tmp_path / "two" / "x" / "000003")
-    with pytest.raises(DataError, match=r"make documents .* --resume` makes the lost shards again"):
+    with pytest.raises(DataError, match=r"data repair .*` makes the lost shards again"):
         two.read_x(0, 500)
     code = "import sys; from scalelatent.data.make import make_shard as m; m(sys.argv[1], 3)"
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "two")], check=True, timeout=120)
@@ -152,7 +152,7 @@ def test_resume_after_kill(tmp_path: Path) -> None:
         time.sleep(0.02)
     child.send_signal(signal.SIGKILL)
     child.wait(30)
-    with pytest.raises(DataError, match=r"incomplete.*make documents .*--resume"):
+    with pytest.raises(DataError, match=r"incomplete.*`scalelatent data repair "):
         open_dataset(target)
     options: dict[str, Any] = {"base": base, "shard_rows": 100}
     with pytest.raises(DataError, match="seed was 2, is 3"):

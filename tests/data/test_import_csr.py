@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from typer.testing import CliRunner
 
 from scalelatent.cli import app
-from scalelatent.data import import_csr, open_dataset
+from scalelatent.data import append_rows, import_csr, open_dataset
 from scalelatent.errors import DataError
 
 X = sp.random_array((200, 30), density=0.1, rng=np.random.default_rng(0), format="csr").astype("f4")
@@ -96,6 +96,45 @@ def test_y_of_every_kind(where: str, tmp_path: Path) -> None:
         assert str(tmp_path) not in json.dumps(ds.attrs)
 
 
+@pytest.mark.parametrize("keys", [("labels",), ("Y", "other")])
+def test_labels_in_an_npz_file_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]
+) -> None:
+    labels = np.array(["a", "b"])[np.arange(200) % 2]
+    np.savez(tmp_path / "y.npz", **dict.fromkeys(keys, labels))
+    opened: list[zipfile.ZipFile] = []
+    begin = zipfile.ZipFile.__init__
+
+    def counting(self: zipfile.ZipFile, *a: Any, **k: Any) -> None:
+        begin(self, *a, **k)
+        opened.append(self)
+
+    path = _npz(tmp_path / "x.npz", _arrays())
+    monkeypatch.setattr(zipfile.ZipFile, "__init__", counting)
+    ds = import_csr(path, tmp_path / "ds", y=str(tmp_path / "y.npz"))
+    assert opened
+    assert all(archive.fp is None or archive.fp.closed for archive in opened)
+    np.testing.assert_array_equal(ds.read_y(0, 200), labels)
+
+
+def test_labels_in_an_npz_file_that_are_not_told_apart(tmp_path: Path) -> None:
+    np.savez(tmp_path / "y.npz", a=np.arange(200), b=np.arange(200))
+    with pytest.raises(DataError, match=r"y\.npz of labels holds a, b: it has to hold one array"):
+        import_csr(_npz(tmp_path / "x.npz", _arrays()), tmp_path / "ds", y=str(tmp_path / "y.npz"))
+
+
+def test_appending_a_file_to_sparse_rows(tmp_path: Path) -> None:
+    import_csr(_npz(tmp_path / "x.npz", _arrays()), tmp_path / "ds")
+    _same(append_rows(tmp_path / "ds", tmp_path / "x.npz")[200:], X)
+    more = _npz(tmp_path / "more.npz", {**_arrays("p_"), **_arrays("q_")})
+    with pytest.raises(DataError, match="name the prefix with --csr-prefix P") as error:
+        append_rows(tmp_path / "ds", more)
+    assert "`data append` takes the prefix by --x" in "".join(error.value.__notes__)
+    _same(append_rows(tmp_path / "ds", more, x="q")[400:], X)
+    with pytest.raises(DataError, match=r"name arrays of an \.npz file"):
+        append_rows(tmp_path / "ds", tmp_path / "ds", y="labels")
+
+
 def test_unsorted_and_double_entries_are_put_right_and_counted(tmp_path: Path) -> None:
     columns, data = np.array([3, 1, 2, 2, 0, 4]), np.array([1, 2, 3, 4, 5, 6], "f4")
     arrays = {"data": data, "indices": columns, "indptr": np.array([0, 2, 5, 6]), "shape": np.array([3, 5])}
@@ -106,7 +145,7 @@ def test_unsorted_and_double_entries_are_put_right_and_counted(tmp_path: Path) -
 
 
 def test_row_groups_are_small_where_rows_are_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scalelatent.data.importers.csr.GROUP_BYTES", 200)
+    monkeypatch.setattr("scalelatent.data.importers.csr_stream.GROUP_BYTES", 200)
     monkeypatch.setattr("scalelatent.data.layout.GROUP_BYTES", 200)
     counts = np.r_[np.ones(256, int), np.full(8, 20)]  # 8 rows of 160 bytes after many short ones
     x = sp.csr_array(

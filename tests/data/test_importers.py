@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalelatent.data import import_idx, import_npy, import_npz, open_dataset
+from scalelatent.data import Dataset, import_idx, import_npy, import_npz, open_dataset
 from scalelatent.errors import DataError
 
 IMAGES = np.random.Generator(np.random.Philox(3)).integers(0, 256, (50, 5, 4)).astype("u1")
@@ -256,3 +256,28 @@ def test_mnist(data_root: Path, tmp_path: Path) -> None:
         974,
         1009,
     ]
+
+
+@pytest.mark.parametrize("names", ["a.npz", "b.npz"])
+def test_npz_whose_array_is_damaged_where_it_begins(tmp_path: Path, names: str) -> None:
+    """The directory at the end of the archive is whole; the header before an array is not."""
+    np.savez(tmp_path / names, x=np.eye(4), y=np.arange(4))
+    content = bytearray((tmp_path / names).read_bytes())
+    at = 0 if names == "a.npz" else content.index(b"PK\3\4", 4)
+    content[at : at + 4] = b"????"
+    (tmp_path / names).write_bytes(content)
+    with pytest.raises(DataError, match=rf"{names}, array '[xy]' is damaged where it begins: .*again"):
+        import_npz(tmp_path / names, tmp_path / "ds")
+    assert not (tmp_path / "ds").exists()
+
+
+def test_labels_that_are_no_text(tmp_path: Path) -> None:
+    labels = np.array([b"a", b"b", b"\xe9t\xe9", b"a"])
+    np.savez(tmp_path / "a.npz", x=np.eye(4), y=labels)
+    for use in (
+        lambda: import_npz(tmp_path / "a.npz", tmp_path / "ds"),
+        lambda: Dataset.from_arrays(np.eye(4), labels),
+    ):
+        with pytest.raises(DataError, match=r"the label of row 2 is b'\\xe9t\\xe9', which is no UTF-8 text"):
+            use()
+    assert not (tmp_path / "ds").exists()

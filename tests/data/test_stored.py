@@ -144,6 +144,27 @@ def test_broken_metadata_and_missing_array(tmp_path: Path) -> None:
         open_dataset(tmp_path / "two")
 
 
+@pytest.mark.parametrize("column", ["y", "weight"])
+@pytest.mark.parametrize("names", ["strings", "numbers"])
+@pytest.mark.parametrize("told", [True, False])
+def test_a_column_that_is_lost_is_not_taken_for_absent(
+    tmp_path: Path, column: str, names: str, told: bool
+) -> None:
+    y = [f"c{label}" for label in Y] if names == "strings" else Y
+    Dataset.from_arrays(X, y, sample_weight=np.ones(100)).save(tmp_path / "ds")
+    if not told:  # as a version wrote it that did not name its columns
+        meta = json.loads((tmp_path / "ds/zarr.json").read_text())
+        assert meta["attributes"].pop("columns") == ["x", "y", "weight"]
+        (tmp_path / "ds/zarr.json").write_text(json.dumps(meta))
+        assert open_dataset(tmp_path / "ds").has_weight
+    (tmp_path / "ds" / column / "zarr.json").unlink()
+    if column == "weight" and not told:
+        assert not open_dataset(tmp_path / "ds").has_weight  # nothing says that there were any
+        return
+    with pytest.raises(DataError, match=rf"array '{column}' is missing|{column}/zarr\.json is missing"):
+        open_dataset(tmp_path / "ds")
+
+
 def test_unfinished_dataset_does_not_open(tmp_path: Path) -> None:
     writer = create_dataset(tmp_path / "ds", 100, (4,), "u1", shard_rows=50)
     writer.write_shard(0, X[:50])
@@ -173,3 +194,20 @@ def test_other_codecs_are_read_through_zarr(tmp_path: Path) -> None:
     group = zarr.open_group(tmp_path / "ds", mode="r+")
     group.create_array("x", data=X, chunks=(30, 4), compressors=zarr.codecs.GzipCodec(), overwrite=True)
     np.testing.assert_array_equal(open_dataset(tmp_path / "ds").read_x(7, 77), X[7:77])
+
+
+def test_metadata_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "ds" / "zarr.json").mkdir(parents=True)
+    for use in (open_dataset, lambda place: Dataset.from_arrays(X).save(place, overwrite=True)):
+        with pytest.raises(DataError, match=r"zarr\.json cannot be read: Is a directory; let this user read"):
+            use(tmp_path / "ds")
+    assert (tmp_path / "ds" / "zarr.json").is_dir()
+
+
+@pytest.mark.parametrize("url", ["FILE://{}", "file://{}", "File://localhost{}"])
+def test_addresses_of_files(tmp_path: Path, url: str) -> None:
+    Dataset.from_arrays(X).save(tmp_path / "a b%c")
+    address = url.format(str(tmp_path / "a%20b%25c"))
+    assert open_dataset(address).url == str(tmp_path / "a b%c")
+    with pytest.raises(DataError, match="does not exist"):
+        open_dataset(tmp_path / "a%20b%25c")  # a plain path is what it is

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalelatent.data import Dataset, DatasetWriter, create_dataset, open_dataset
+from scalelatent.data import Dataset, DatasetWriter, append_rows, create_dataset, open_dataset
 from scalelatent.errors import DataError
 
 X = np.random.Generator(np.random.Philox(2)).standard_normal((95, 4)).astype("f4")
@@ -78,6 +78,36 @@ def test_resume_of_a_finished_dataset_finds_damage(tmp_path: Path) -> None:
         _write(resumed, shard)
     assert resumed.finalize().fingerprint() == ds.fingerprint()
     np.testing.assert_array_equal(open_dataset(tmp_path / "ds").read_x(0, 95), X)
+
+
+def test_a_finished_dataset_does_not_change(tmp_path: Path) -> None:
+    writer = _create(tmp_path / "ds")
+    for shard in range(5):
+        _write(writer, shard)
+    ds = writer.finalize()
+    late = DatasetWriter.attach(tmp_path / "ds")
+    with pytest.raises(DataError, match=r"is finished, and its rows 0:20 are not those that were given"):
+        late.write_shard(0, np.zeros((20, 4), "f4"), Y[:20])
+    with pytest.raises(DataError, match="is finished"):
+        late.write_shard(0, X[:20], (Y[:20] + 1) % 3)
+    np.testing.assert_array_equal(open_dataset(tmp_path / "ds").read_x(0, 95), X)
+    _write(late, 0)  # what was there may be written again
+    assert not (tmp_path / "ds/_shards").exists()
+    assert late.finalize().fingerprint() == ds.fingerprint()
+
+
+def test_the_first_shards_of_a_grown_dataset_are_what_they_were(tmp_path: Path) -> None:
+    """Appended labels join the classes, which moves the codes that are read, not those that are stored."""
+    names = np.array(["d", "b"])[Y % 2]
+    Dataset.from_arrays(X, names).save(tmp_path / "ds", shard_rows=20, chunk_rows=20)
+    ds = append_rows(tmp_path / "ds", Dataset.from_arrays(X[:5], list("aaaaa")))
+    writer = DatasetWriter.attach(tmp_path / "ds")
+    assert all(writer.is_done(i) for i in range(writer.n_shards))
+    (tmp_path / "ds/y/c/1").unlink()
+    assert [i for i in range(writer.n_shards) if not writer.is_done(i)] == [1]
+    writer.write_shard(1, X[20:40], names[20:40])
+    assert writer.finalize().fingerprint() == ds.fingerprint()
+    np.testing.assert_array_equal(open_dataset(tmp_path / "ds").read_y(0, 95), names)
 
 
 def test_resume_of_a_dataset_killed_while_it_was_created(tmp_path: Path) -> None:
@@ -263,3 +293,49 @@ def test_shrink_refuses_what_would_lose_rows(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=message):
             writer.shrink(n_rows)
     assert writer.n_rows == 95
+
+
+@pytest.mark.parametrize("column", ["x", "y"])
+def test_numbers_that_zarr_has_not(tmp_path: Path, column: str) -> None:
+    wide = np.ones((5, 3), np.longdouble)
+    with pytest.raises(DataError, match=f"ds: {column} holds float128, which cannot be stored; convert it"):
+        (Dataset.from_arrays(wide) if column == "x" else Dataset.from_arrays(np.ones((5, 2)), wide)).save(
+            tmp_path / "ds"
+        )
+    assert not (tmp_path / "ds").exists()
+
+
+def test_a_wrong_weight_is_named_by_its_row_in_the_dataset(tmp_path: Path) -> None:
+    writer = create_dataset(tmp_path / "ds", 40, (4,), "f4", weighted=True, shard_rows=20)
+    weight = np.ones(20)
+    weight[3] = -1
+    with pytest.raises(DataError, match="the weight of row 23 is -1"):
+        writer.write_shard(1, X[20:40], weight=weight)
+
+
+def test_markers_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an object store each alone is a round trip: ten thousand take minutes."""
+    from scalelatent.data.objects import ObjectLocation
+
+    writer = _create("memory://markers", overwrite=True)
+    for shard in range(5):
+        _write(writer, shard)
+    together: list[int] = []
+    read_ranges, read = ObjectLocation.read_ranges, ObjectLocation.read
+
+    def counting(self: ObjectLocation, wanted: Any) -> list[bytes]:
+        together.append(len(wanted))
+        return read_ranges(self, wanted)
+
+    alone: list[str] = []
+
+    def reading(self: ObjectLocation, key: str) -> bytes | None:
+        alone.append(key)
+        return read(self, key)
+
+    monkeypatch.setattr(ObjectLocation, "read_ranges", counting)
+    monkeypatch.setattr(ObjectLocation, "_one", lambda self, key: read(self, key))
+    monkeypatch.setattr(ObjectLocation, "read", reading)
+    writer.finalize()
+    assert 5 in together
+    assert not [key for key in alone if key.startswith("_shards")]

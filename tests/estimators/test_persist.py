@@ -149,6 +149,55 @@ def test_a_full_disk_keeps_the_older_model(
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
 
 
+@pytest.mark.parametrize("what", ["text", "dataset", "group", "nothing"])
+def test_what_is_no_model_is_not_replaced(digits: Arrays, tmp_path: Path, what: str) -> None:
+    import zarr
+
+    from scalelatent.data import Dataset
+
+    place = tmp_path / "results"
+    place.mkdir()
+    if what == "dataset":
+        Dataset.from_arrays(*digits).save(place)
+    elif what == "group":
+        zarr.save(str(place), a=np.ones(3))
+    elif what == "text":
+        (place / "thesis.txt").write_text("years of work")
+    before = sorted(p for p in place.rglob("*") if p.is_file())
+    if what == "nothing":
+        _fit(digits, "plain").save(place, overwrite=True)
+        return
+    with pytest.raises(DataError, match="results exists and is no saved model, so it is not replaced"):
+        _fit(digits, "plain").save(place, overwrite=True)
+    assert sorted(p for p in place.rglob("*") if p.is_file()) == before
+
+
+def test_a_model_whose_writing_was_stopped_is_replaced(
+    digits: Arrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an object store, which knows no rename, a killed `save` leaves a part of a model."""
+    import zarr
+
+    from scalelatent.data.store import locate
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(zarr.Group, "update_attributes", killed)
+        patch.setattr(type(locate("memory://m")), "clear", lambda self, **_: None)  # nothing more is done
+        with pytest.raises(Killed):
+            _fit(digits, "plain").save("memory://killed")
+    assert not locate("memory://killed").is_empty()
+    with pytest.raises(DataError, match="it was not finished: save it again"):
+        load_model("memory://killed")
+    _fit(digits, "plain").save("memory://killed", overwrite=True)
+    assert load_model("memory://killed").n_iter_ == 4
+
+
 def test_parents_are_made(digits: Arrays, tmp_path: Path) -> None:
     _fit(digits, "plain").save(str(tmp_path / "a" / "b" / "m.zarr"))
     assert load_model(str(tmp_path / "a" / "b" / "m.zarr")).n_iter_ == 4

@@ -33,6 +33,14 @@ def test_a_shard_is_one_put(s3: S3) -> None:
     assert last.endswith("a.zarr/zarr.json")  # what says that it is whole
 
 
+def test_nothing_is_deleted_where_nothing_lay(s3: S3) -> None:
+    save(s3.at("a.zarr"))
+    deletes = [path for method, path, _ in s3.door.requests if method == "DELETE" or "?delete" in path]
+    assert len(deletes) <= 1, deletes  # the markers of written shards, at the end
+    listings = [path for method, path, _ in s3.door.requests if method == "GET" and "list-type" in path]
+    assert len(listings) < 10, listings
+
+
 @pytest.mark.parametrize("compressor", ["auto", None, "zstd"])
 @pytest.mark.parametrize("shard_rows", [100, 300])
 def test_rows_come_back(s3: S3, compressor: str | None, shard_rows: int) -> None:

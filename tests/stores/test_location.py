@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -222,3 +223,24 @@ def test_a_package_that_is_not_installed_is_named(fresh: None, monkeypatch: pyte
         locate("s3://bucket/x")
     with pytest.raises(StoreError, match=r"pip install 'scalelatent\[gs\]'"):
         locate("gs://bucket/x")
+
+
+def test_requests_to_google_are_bounded(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
+    """Its library repeats by itself, so each of its requests has to end."""
+    import fsspec
+
+    made: list[dict[str, Any]] = []
+
+    class Google(fsspec.get_filesystem_class("memory")):  # type: ignore[misc]
+        protocol = "gs"
+
+        def __init__(self, **options: Any) -> None:
+            made.append(options)
+            super().__init__()
+
+    monkeypatch.setattr(fsspec, "get_filesystem_class", lambda protocol: Google)
+    locate("gs://bucket/a")
+    (options,) = made
+    limits = options["session_kwargs"]["timeout"]
+    assert 0 < limits.sock_connect <= 60
+    assert 0 < limits.sock_read <= 60

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["CorruptedImages", "clean_url", "from_provenance", "make_corrupted"]
 
 KINDS = ("noisy-digits", "occluded-digits")
-_ROWS = 1024
+_ROWS = 1024  # corrupted at a time, which bounds the random words in memory
 
 
 class CorruptedImages:
@@ -45,14 +45,16 @@ class CorruptedImages:
         row = start
         while row < stop:
             base = self._first + row % self._n_bases
-            count = min(stop - row, self._first + self._n_bases - base, _ROWS)
-            part = slice(row - start, row - start + count)
-            images = self._base.read_x(base, base + count).reshape(count, *shape)
-            np.greater(images, self._p["threshold"], out=out[part].view(np.bool_))
-            if labels is not None:
-                labels[part] = self._base.read_y(base, base + count)
-            self._corrupt(row, out[part])
-            row += count
+            count = min(stop - row, self._first + self._n_bases - base)
+            for a, b in self._base.pieces(base, base + count):  # each chunk of the base is decoded once
+                part = slice(row - start, row - start + b - a)
+                images = self._base.read_x(a, b).reshape(b - a, *shape)
+                np.greater(images, self._p["threshold"], out=out[part].view(np.bool_))
+                if labels is not None:
+                    labels[part] = self._base.read_y(a, b)
+                row += b - a
+        for first in range(0, stop - start, _ROWS):
+            self._corrupt(start + first, out[first : first + _ROWS])
         return out, labels
 
     def _corrupt(self, start: int, images: np.ndarray) -> None:
@@ -104,7 +106,7 @@ def make_corrupted(
         Number of images, one of each base by default. More begin again at base A with other corruptions.
     clean : str, optional
         Where the clean images go; by default beside `url`, with `.clean` in its name. A dataset there that
-        holds just these images is kept, so several corruptions may share it.
+        holds just these images is kept, also with `overwrite`, so several corruptions may share it.
     share : float
         Of noisy images: share of the pixels that are flipped, in each image exactly so many.
     patch : (int, int)
@@ -134,17 +136,19 @@ def make_corrupted(
     >>> np.unique((noisy.read_x(0, 100) != clean.read_x(0, 100)).sum(axis=1)).tolist()  # 10 % of 64
     [6]
     """
-    from scalelatent.data.make import base_name, make_rows, open_base
+    from scalelatent.data.create import check_room
+    from scalelatent.data.guard import clears_too
+    from scalelatent.data.make import base_name, check_base_rows, make_rows, open_base
     from scalelatent.data.store import locate
 
-    place = locate(url).url
-    target = locate(clean_url(place) if clean is None else clean).url
-    if target == place:
+    where = locate(url)
+    place, pure = where.url, locate(clean_url(where.url) if clean is None else clean)
+    target = pure.url
+    if clears_too(where, pure) or clears_too(pure, where):
         raise DataError(f"{place} cannot hold both the corrupted and the clean images; give another --clean")
     ds = open_base(base_name(base, place), place)
-    first, last = (0, ds.n_rows) if base_rows is None else base_rows
-    if not 0 <= first < last <= ds.n_rows:
-        raise DataError(f"base rows {first}:{last} do not lie in 0:{ds.n_rows}, the rows of the base set")
+    open_base(base_name(base, target), target)  # the base is none of the two outputs
+    first, last = check_base_rows(base_rows, ds.n_rows)
     options: dict[str, Any] = {"share": share}
     if kind == "occluded-digits":
         options = {"patch": [int(p) for p in patch], "value": int(value)}
@@ -155,28 +159,49 @@ def make_corrupted(
         return {"importer": name, **common, "base_rows": [first, last], "threshold": threshold}
 
     n_rows = last - first if rows is None else rows
-    how: dict[str, Any] = {"n_jobs": n_jobs, "overwrite": overwrite, "shard_rows": shard_rows}
+    if not resume:
+        check_room(where, overwrite)
     say = progress or (lambda done, total: None)
+    wanted = parameters("clean-digits", target)
+    kept = _holds(target, n_rows, wanted)
+    cleaned = make_rows(  # first: a target that may not be written is found before hours of the other
+        target,
+        n_rows,
+        wanted,
+        n_jobs=n_jobs,
+        resume=kept or not overwrite,
+        overwrite=overwrite and not kept,
+        progress=lambda done, total: say(done // 2, total),
+        shard_rows=None if kept else shard_rows,
+    )
     corrupted = make_rows(
         url,
         n_rows,
         {**parameters(kind, place), "seed": int(seed), **options},
+        n_jobs=n_jobs,
         resume=resume,
-        progress=lambda done, total: say(done // 2, total),
-        **how,
-    )
-    cleaned = make_rows(
-        target,
-        n_rows,
-        parameters("clean-digits", target),
-        resume=not overwrite,
+        overwrite=overwrite,
         progress=lambda done, total: say((total + done) // 2, total),
-        **how,
+        shard_rows=shard_rows,
     )
     return corrupted, cleaned
 
 
+def _holds(url: str, n_rows: int, parameters: dict[str, Any]) -> bool:
+    """Whether a finished dataset holds the rows of these parameters."""
+    from scalelatent.data import open_dataset
+
+    try:
+        ds = open_dataset(url)
+    except DataError:
+        return False
+    provenance = {k: v for k, v in ds.attrs["provenance"].items() if k != "scalelatent"}
+    return ds.n_rows == n_rows and provenance == parameters
+
+
 def _check(kind: str, options: dict[str, Any], threshold: int, seed: int, shape: tuple[int, ...]) -> None:
+    from scalelatent.data.random_words import check_seed
+
     if kind not in KINDS:
         raise DataError(f"there is no corruption {kind!r}; there are {', '.join(KINDS)}")
     if not 0 <= options.get("share", 0) <= 1:
@@ -190,8 +215,7 @@ def _check(kind: str, options: dict[str, Any], threshold: int, seed: int, shape:
         raise DataError(f"value is {options['value']}, but a pixel is 0 or 1")
     if not 0 <= threshold <= 255:
         raise DataError(f"threshold is {threshold}, but grey values are 0 to 255")
-    if seed < 0:
-        raise DataError(f"seed is {seed}, but a seed is a whole number of at least 0")
+    check_seed(seed)
 
 
 def clean_url(url: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from scalelatent.data.random_words import check_seed
 from scalelatent.errors import DataError
 
 from . import glyphs
@@ -42,8 +43,7 @@ def parameters_of(kind: str, seed: int, options: dict[str, Any]) -> dict[str, An
     if unknown:
         raise DataError(f"{kind} has no option {unknown[0]!r}; it has {', '.join(DEFAULTS[kind])}")
     p: dict[str, Any] = {"importer": kind, "seed": int(seed), **DEFAULTS[kind], **given}
-    if seed < 0:
-        raise DataError(f"seed is {seed}, but a seed is a whole number of at least 0")
+    check_seed(seed)
     if not 0 <= p["noise"] <= 1:
         raise DataError(f"noise is {p['noise']}, but the chance of a flipped pixel lies in 0 to 1")
     for name in ("crosses", "length", "count", "gap"):

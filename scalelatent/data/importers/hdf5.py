@@ -10,8 +10,9 @@ import numpy as np
 from scalelatent.data.schema import n_features
 from scalelatent.errors import DataError
 
+from .files import open_file
 from .keys import find_keys
-from .stream import Progress, import_rows, open_file
+from .stream import Progress, import_rows
 
 if TYPE_CHECKING:
     import h5py
@@ -81,7 +82,7 @@ def import_hdf5(
     <Dataset 3 rows x (3,) float64, 2 classes, 'memory://doc-hdf5'>
     """
     where = f"HDF5 file {os.fspath(file)}"
-    with open_h5(file, where) as opened:
+    with open_h5(file, "HDF5 file") as opened:
         arrays = describe_arrays(opened)
         x_name, y_name = find_keys(arrays, x, y, where)
 
@@ -102,9 +103,10 @@ def import_hdf5(
         )
 
 
-def open_h5(path: str | os.PathLike[str], where: str) -> h5py.File:
+def open_h5(path: str | os.PathLike[str], what: str) -> h5py.File:
     """Open an HDF5 file to read, or say what is wrong with it."""
-    open_file(path, where.rpartition(" ")[0]).close()  # its messages say more than HDF5's
+    open_file(path, what).close()  # its messages say more than HDF5's
+    where = f"{what} {os.fspath(path)}"
     try:
         import h5py
     except ImportError as error:

@@ -6,17 +6,17 @@ the numbers.
 
 from __future__ import annotations
 
-import gzip
 import math
 import os
 import zlib
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from scalelatent.errors import DataError
 
-from .stream import Progress, RowStream, open_file, write_rows
+from .files import is_packed, open_maybe_gzip
+from .stream import Progress, RowStream, write_rows
 
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["import_idx", "open_idx"]
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-_GZIP_MAGIC = b"\x1f\x8b"
 
 
 def import_idx(
@@ -112,32 +111,17 @@ def import_idx(
 
 def open_idx(path: str | os.PathLike[str], what: str) -> RowStream:
     """A stream over an IDX file whose header, and size where it is not compressed, have been checked."""
-    raw = open_file(path, what)
+    file = open_maybe_gzip(path, what)
     name = f"{what} {os.fspath(path)}"
     try:
-        packed = raw.read(2) == _GZIP_MAGIC
-        raw.seek(0)
-        file = cast("IO[bytes]", gzip.GzipFile(fileobj=raw)) if packed else raw
         shape, dtype, offset = _read_header(file, name)
-        stream = _GzipStream(raw, file, name, shape, dtype, offset)
-        if not packed:
-            stream.check_size(os.fstat(raw.fileno()).st_size)
+        stream = RowStream(file, name, shape, dtype, offset)
+        if not is_packed(file):
+            stream.check_size(os.fstat(file.fileno()).st_size)
         return stream
     except BaseException:
-        raw.close()
+        file.close()
         raise
-
-
-class _GzipStream(RowStream):
-    """A stream that also closes the file below the decompressor."""
-
-    def __init__(self, raw: IO[bytes], file: IO[bytes], *rest: Any) -> None:
-        self._raw = raw
-        super().__init__(file, *rest)
-
-    def close(self) -> None:
-        super().close()
-        self._raw.close()
 
 
 def _read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype[Any], int]:

@@ -10,9 +10,10 @@ import numpy as np
 
 from scalelatent.errors import DataError
 
+from .files import open_file
 from .hdf5 import H5Rows, describe_arrays, open_h5
 from .keys import find_keys
-from .stream import ArrayRows, Progress, Rows, import_rows, open_file
+from .stream import LABEL_ROWS, ArrayRows, Progress, Rows, import_rows
 
 if TYPE_CHECKING:
     import h5py
@@ -24,7 +25,6 @@ __all__ = ["import_mat"]
 _HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 _ITEM_BYTES = {"double": 8, "single": 4, "int64": 8, "uint64": 8, "int32": 4, "uint32": 4}
 _ITEM_BYTES |= {"int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "logical": 1, "char": 4}
-_LABEL_ROWS = 65_536  # labels looked through at a time
 
 
 def import_mat(
@@ -106,7 +106,7 @@ class _Version73:
     """A file of version 7.3: HDF5, its axes in reverse order."""
 
     def __init__(self, path: str | os.PathLike[str], where: str) -> None:
-        self._file = open_h5(path, where)
+        self._file = open_h5(path, "MATLAB file")
         self._where = where
         arrays = {k: v for k, v in describe_arrays(self._file).items() if not k.startswith("#")}
         sparse = [k for k, v in self._file.items() if "MATLAB_sparse" in v.attrs]
@@ -274,8 +274,8 @@ def _whole_numbers(source: _Version73 | _Version5, name: str) -> Rows:
     if labels.dtype.kind != "f" or labels.shape[1:] not in ((), (1,)):
         return labels
     low = high = 0.0
-    for a in range(0, labels.n_rows, _LABEL_ROWS):
-        part = labels.read(min(_LABEL_ROWS, labels.n_rows - a))
+    for a in range(0, labels.n_rows, LABEL_ROWS):
+        part = labels.read(min(LABEL_ROWS, labels.n_rows - a))
         if not np.array_equal(part, np.trunc(part)) or not np.isfinite(part).all():
             return source.labels(name)
         low, high = min(low, float(part.min())), max(high, float(part.max()))

@@ -13,8 +13,9 @@ import numpy as np
 
 from scalelatent.errors import DataError
 
+from .files import open_file
 from .keys import find_keys
-from .stream import ArrayRows, Progress, RowStream, import_rows, open_file
+from .stream import ArrayRows, Progress, RowStream, import_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -168,11 +169,14 @@ def open_npz(file: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
 def read_small(archive: zipfile.ZipFile, path: str | os.PathLike[str], key: str) -> np.ndarray:
     """A small array of an archive whole, such as a shape."""
     name = f"npz file {os.fspath(path)}, array {key!r}"
-    with archive.open(f"{key}.npy") as file:
+    with open_array(archive, path, key) as file:
         shape, _, dtype = read_header(file, name, scalar=True)
         if len(shape) > 1 or math.prod(shape) > _SMALL:
             raise DataError(f"{name} has shape {shape}; a few numbers are needed")
-        raw = file.read(math.prod(shape) * dtype.itemsize)
+        try:
+            raw = file.read(math.prod(shape) * dtype.itemsize)
+        except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+            raise DataError(f"{name} is damaged: {error}; save or copy it again") from error
     if len(raw) < math.prod(shape) * dtype.itemsize:
         raise DataError(f"{name} is cut short; save or copy it again")
     return np.frombuffer(raw, dtype).reshape(shape)
@@ -198,9 +202,8 @@ def open_npy(path: str | os.PathLike[str], what: str) -> Any:
 
 def open_member(archive: zipfile.ZipFile, path: str | os.PathLike[str], key: str) -> RowStream:
     """A stream over one array of an npz archive."""
-    member = f"{key}.npy" if f"{key}.npy" in archive.namelist() else key
     name = f"npz file {os.fspath(path)}, array {key!r}"
-    file = archive.open(member)
+    file = open_array(archive, path, key)
     shape, fortran, dtype = read_header(file, name)
     if fortran and len(shape) > 1:
         raise DataError(
@@ -208,8 +211,29 @@ def open_member(archive: zipfile.ZipFile, path: str | os.PathLike[str], key: str
             f"with np.savez(..., {key}=np.ascontiguousarray(array)), or as an npy file"
         )
     stream = RowStream(file, name, shape, dtype, file.tell())
-    stream.check_size(archive.getinfo(member).file_size)
+    stream.check_size(archive.getinfo(_member(archive, key)).file_size)
     return stream
+
+
+def open_array(archive: zipfile.ZipFile, path: str | os.PathLike[str], key: str) -> IO[bytes]:
+    """The file of one array of an npz archive.
+
+    Raises
+    ------
+    DataError
+        The archive is damaged where the array begins, or packed in a way that cannot be read.
+    """
+    try:
+        return archive.open(_member(archive, key))
+    except (OSError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"npz file {os.fspath(path)}, array {key!r} is damaged where it begins: {error}; download or "
+            "copy it again"
+        ) from error
+
+
+def _member(archive: zipfile.ZipFile, key: str) -> str:
+    return f"{key}.npy" if f"{key}.npy" in archive.namelist() else key
 
 
 def read_header(

@@ -15,8 +15,9 @@ import numpy as np
 
 from scalelatent.data.batch import RowBatch
 from scalelatent.data.csr import check_values
+from scalelatent.data.guard import scratch
 from scalelatent.data.pipeline import MAX_THREADS, usable_cores, write_shards
-from scalelatent.data.schema import as_labels, check_finite, check_rows_dtype, n_features
+from scalelatent.data.schema import as_classes, as_labels, check_finite, check_rows_dtype, n_features
 from scalelatent.data.store import Location, locate
 from scalelatent.errors import DataError
 
@@ -30,7 +31,6 @@ __all__ = [
     "RowStream",
     "Rows",
     "import_rows",
-    "open_file",
     "string_classes",
     "write_rows",
 ]
@@ -41,7 +41,7 @@ Progress = Callable[[int, int], None]
 _READ_BYTES = 1 << 20
 _MAX_ROW_BYTES = 1 << 30
 _WAITING_BYTES = 64 << 20
-_LABEL_ROWS = 65_536  # labels looked through at a time
+LABEL_ROWS = 65_536  # labels looked through at a time
 
 
 class Rows(Protocol):
@@ -71,18 +71,6 @@ class Rows(Protocol):
 
     def close(self) -> None:
         """Close the file."""
-
-
-def open_file(path: str | os.PathLike[str], what: str) -> IO[bytes]:
-    """Open a file to read, or say what is wrong with it."""
-    try:
-        return open(path, "rb")
-    except FileNotFoundError as error:
-        raise DataError(f"{what} {os.fspath(path)} does not exist; check the path") from error
-    except OSError as error:
-        raise DataError(
-            f"{what} {os.fspath(path)} cannot be read: {error.strerror}; check the path"
-        ) from error
 
 
 class RowStream:
@@ -251,8 +239,10 @@ def import_rows(
 def string_classes(y: Rows) -> np.ndarray:
     """The distinct labels of a stream, read to its end."""
     found: set[str] = set()
-    for a in range(0, y.n_rows, _LABEL_ROWS):
-        found.update(as_labels(y.read(min(_LABEL_ROWS, y.n_rows - a)).reshape(-1), y.name).tolist())
+    for a in range(0, y.n_rows, LABEL_ROWS):
+        part = y.read(min(LABEL_ROWS, y.n_rows - a)).reshape(-1)
+        found.update(as_labels(part, y.name, a).tolist())
+        as_classes(np.array(sorted(found)), y.name)
     return np.array(sorted(found))
 
 
@@ -322,13 +312,11 @@ def _write_shuffled(
 
     check_room(location, overwrite)  # now, not after the rows were read
     aside = locate(f"{location.url}.unshuffled-{uuid.uuid4().hex[:8]}")
-    try:
+    with scratch(aside):
         ordered = _write(aside, x, y, columns | layout, False, half(0))
         return data.shuffle_dataset(
             ordered, location.url, seed=seed, overwrite=overwrite, progress=half(1), **layout
         )
-    finally:
-        aside.clear()
 
 
 def _write(
@@ -340,20 +328,16 @@ def _write(
     progress: Progress | None,
 ) -> Dataset:
     """Write the rows to a dataset; on any failure, Ctrl-C as well, nothing stays."""
-    from scalelatent.data.create import create_dataset, make_room
+    from scalelatent.data.create import create_dataset, removed_on_failure
 
-    make_room(location, overwrite)
-    try:
-        writer = create_dataset(location.url, x.n_rows, x.shape[1:], **arguments)
+    writer = create_dataset(location.url, x.n_rows, x.shape[1:], overwrite=overwrite, **arguments)
+    with removed_on_failure(writer):
         _copy(writer, x, y, progress)
         for stream in (x, y):
             if stream is not None:
                 stream.finish()
                 writer.note(getattr(stream, "notes", {}))
         return writer.finalize()
-    except BaseException:
-        location.clear()
-        raise
 
 
 def _row_bytes(x: Rows) -> int:

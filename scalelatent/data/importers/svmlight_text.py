@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import zlib
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
+from scalelatent.data.pipeline import usable_cores
 from scalelatent.errors import DataError
 
-from .stream import Progress, open_file
+from .files import open_maybe_gzip
+from .stream import Progress
 
 __all__ = ["Block", "Counts", "Parsed", "check_lines", "count_lines", "parse_blocks"]
 
 _BLOCK_BYTES = 1 << 20
 _MAX_LINE_BYTES = 1 << 28
 _MAX_THREADS = 4
-_GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass
@@ -165,10 +165,7 @@ def check_lines(text: np.ndarray, parsed: Parsed, lines: int, name: str) -> None
 
 def _text_blocks(file: str | os.PathLike[str], name: str) -> Iterator[np.ndarray]:
     """The bytes of a file, cut after newlines."""
-    with open_file(file, "svmlight file") as raw:
-        packed = raw.read(2) == _GZIP_MAGIC
-        raw.seek(0)
-        text: IO[bytes] = gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[assignment]
+    with open_maybe_gzip(file, "svmlight file") as text:
         rest, done = b"", 0
         while True:
             try:
@@ -202,8 +199,7 @@ def _text_blocks(file: str | os.PathLike[str], name: str) -> Iterator[np.ndarray
 
 def parse_blocks(file: str | os.PathLike[str], name: str, *, keep: bool) -> Iterator[Block]:
     """Blocks of a file with what they hold, in order, parsed by threads a few blocks ahead."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = min(cores, _MAX_THREADS)
+    threads = min(usable_cores(), _MAX_THREADS)
     waiting: deque[Any] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="scalelatent-svmlight") as pool:
         try:

@@ -213,7 +213,7 @@ def test_datasets(tmp_path: Path, kind: str) -> None:
     other = make_images(tmp_path / "c", kind, 300, seed=4, **options)
     assert not np.array_equal(other.read_x(0, 300), ds.read_x(0, 300))
     (tmp_path / "a/x/c/2/0/0").unlink()
-    with pytest.raises(DataError, match=f"data make {kind} .* --resume` makes the lost shards again"):
+    with pytest.raises(DataError, match="data repair .*/a` makes the lost shards again"):
         ds.read_x(0, 300)
     again = make_images(tmp_path / "a", kind, 300, seed=3, shard_rows=64, resume=True, **options)
     np.testing.assert_array_equal(again.read_x(0, 300).reshape(x.shape), x)

@@ -180,3 +180,11 @@ def test_usps(data_root: Path, tmp_path: Path) -> None:
         assert np.bincount(ds.read_codes(0, len(ds))).tolist() == expected
         with h5py.File(path) as file:
             np.testing.assert_array_equal(ds.read_x(0, len(ds)), file[group]["data"][...])
+
+
+def test_a_path_with_spaces_is_told_whole(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"HDF5 file .*/no such file\.h5 does not exist"):
+        import_hdf5(tmp_path / "no such file.h5", tmp_path / "ds")
+    (tmp_path / "a b.h5").write_bytes(b"x" * 600)
+    with pytest.raises(DataError, match=r"HDF5 file .*/a b\.h5 is no HDF5 file"):
+        import_hdf5(tmp_path / "a b.h5", tmp_path / "ds")

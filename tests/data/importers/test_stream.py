@@ -199,3 +199,51 @@ def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path, kind: str) -> None:
     assert threading.active_count() <= threads + 1  # zarr keeps a thread of its own
     ds = run(tmp_path / "out" / "ds", shard_rows=10)  # and nothing stands in the way of another try
     assert kind == "digits" or np.array_equal(ds.read_x(0, 90), ROWS)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"shard_rows": 0}, {"compressor": "zip"}, {"chunk_rows": 3, "shard_rows": 7}]
+)
+def test_a_wrong_option_leaves_the_dataset_it_would_replace(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    np.save(tmp_path / "x.npy", ROWS)
+    before = import_npy(tmp_path / "x.npy", tmp_path / "ds").fingerprint()
+    with pytest.raises(DataError):
+        import_npy(tmp_path / "x.npy", tmp_path / "ds", overwrite=True, **wrong)
+    assert open_dataset(tmp_path / "ds").fingerprint() == before
+
+
+def test_strings_that_are_no_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One limit and one message, whatever way the rows come."""
+    monkeypatch.setattr("scalelatent.data.schema.MAX_CLASSES", 20)
+    names = np.array([f"row {i}" for i in range(90)])
+    np.savez(tmp_path / "a.npz", x=ROWS, y=names)
+    mine = Dataset.from_arrays(ROWS, names)
+    data.create_dataset(tmp_path / "numbers", 90, (6,), "u1", y_dtype="i8", classes=range(90))
+    few = Dataset.from_arrays(ROWS[:10], names[:10]).save(tmp_path / "few")
+    assert mine.classes is None
+    np.testing.assert_array_equal(mine.read_y(0, 90), names)
+    for write in (
+        lambda: data.import_npz(tmp_path / "a.npz", tmp_path / "ds"),
+        lambda: mine.save(tmp_path / "ds"),
+        lambda: data.shuffle_dataset(mine, tmp_path / "ds", seed=1),
+        lambda: data.create_dataset(tmp_path / "ds", 90, (6,), "u1", classes=names),
+        lambda: data.append_rows(tmp_path / "few", mine),
+        lambda: data.append_rows(tmp_path / "few", mine[5:25]),
+    ):
+        with pytest.raises(DataError, match="more than 20 distinct labels that are strings.*no classes"):
+            write()
+    assert not (tmp_path / "ds").exists()
+    assert open_dataset(tmp_path / "few").fingerprint() == few.fingerprint()
+
+
+def test_numbers_that_are_no_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scalelatent.data.schema.MAX_CLASSES", 20)
+    mine = Dataset.from_arrays(ROWS, np.arange(90))
+    assert mine.classes is None
+    ds = mine.save(tmp_path / "ds")
+    assert ds.classes is None
+    np.testing.assert_array_equal(
+        data.append_rows(tmp_path / "ds", mine).read_y(80, 100), [*range(80, 90), *range(10)]
+    )
+    with pytest.raises(DataError, match="has more than 20 distinct labels"):
+        mine.read_codes(0, 90)
