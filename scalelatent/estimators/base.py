@@ -32,7 +32,7 @@ def is_dask_array(x: Any) -> bool:
     return type(x).__module__.split(".")[0] == "dask" and hasattr(x, "dask")
 
 
-def _is_plain(x: Any) -> bool:
+def is_plain(x: Any) -> bool:
     """Arrays and lists that scikit-learn validates; everything else is read in blocks."""
     lazy = (
         isinstance(x, (Dataset, np.memmap))
@@ -67,11 +67,11 @@ class StreamedEstimator(BaseEstimator):
                 )
             ds = X if sample_weight is None else X.with_weight(sample_weight)
             self._set_width(ds.n_features)
-        elif _is_plain(X):
+        elif is_plain(X):
             if y is None:
                 raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
             X, y = validate_data(self, X, y, **_CHECKS)
-            _check_finite(X, "X")
+            check_finite(X, "X")
             check_classification_targets(y)
             if sample_weight is not None:
                 from sklearn.utils.validation import _check_sample_weight
@@ -108,9 +108,9 @@ class StreamedEstimator(BaseEstimator):
         """Rows to predict or validate on, checked against the fitted width."""
         if isinstance(X, Dataset):
             ds = X
-        elif _is_plain(X):
+        elif is_plain(X):
             X = validate_data(self, X, reset=False, **_CHECKS)
-            _check_finite(X, what)
+            check_finite(X, what)
             ds = Dataset.from_arrays(X, y, sample_weight=sample_weight)
         else:
             ds = Dataset.from_arrays(X, y, sample_weight=sample_weight)
@@ -302,7 +302,7 @@ class StreamedEstimator(BaseEstimator):
         )
 
 
-def _check_finite(x: Any, what: str) -> None:
+def check_finite(x: Any, what: str) -> None:
     """Like scikit-learn's check, but naming the first bad row and feature."""
     if not isinstance(x, np.ndarray):  # CSR
         bad = np.flatnonzero(~np.isfinite(x.data) if x.dtype.kind == "f" else [])

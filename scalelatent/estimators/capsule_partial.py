@@ -14,7 +14,7 @@ from scalelatent.models.capsule.members import Members, build_members
 from scalelatent.models.capsule.running import RunningCapsule, StreamOptions
 from scalelatent.models.capsule.start import schedule_arrays
 
-from .base import _check_finite, _is_plain
+from .base import check_finite, is_plain
 from .capsule_fit import check_params, class_weights
 from .capsule_online import batch_rows
 
@@ -116,7 +116,7 @@ class PartialFit:
             raise ValueError(
                 "classes must be passed on the first call to partial_fit: all labels that will ever come"
             )
-        if _is_plain(X) and not hasattr(X, "tocsr"):
+        if is_plain(X) and not hasattr(X, "tocsr"):
             self._learn(X, y, sample_weight, classes, options)
             return self
         # _other_rows checks the width against the fitted one, _training_rows sets it.
@@ -232,7 +232,7 @@ class PartialFit:
             X, y = validate_data(self, X, y, reset=first, dtype="numeric", order="C", ensure_all_finite=False)
         elif len(y) != len(X):
             raise ValueError(f"X has {len(X)} rows, but y has {len(y)} labels: give one label a row")
-        _check_finite(X, "X")
+        check_finite(X, "X")
         codes = np.minimum(np.searchsorted(classes, y), len(classes) - 1)
         other = classes[codes] != y
         if other.any():
