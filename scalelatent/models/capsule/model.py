@@ -325,7 +325,9 @@ class CapsuleEM:
             if watched[r] < best_error[r]:
                 best_error[r], best_pass[r], stale[r] = watched[r], state.iteration, 0
                 best[rows] = state.w[rows]
-            flat = self.tol > 0 and 0 <= last_objective[r] - state.objective[r] < self.tol
+            # The first pass of a later round measures the weights that it starts from: no step lies between.
+            stepped = state.stale[r] >= 0
+            flat = self.tol > 0 and stepped and 0 <= last_objective[r] - state.objective[r] < self.tol
             if stale[r] >= self.patience[round_[r]] or flat:
                 # The next round starts at the best model so far, without momentum; its first pass only
                 # measures that model again.
