@@ -145,10 +145,8 @@ class StreamedEstimator(BaseEstimator):
     # --------------------------------------------------------------------------------------------------
 
     def _fit_steps(self, rows: Any) -> Any:
-        """The fit as steps (see :mod:`.steps`) over rows ``"train"`` and ``"validation"``; None where it is
-        not made of steps.
-        """
-        return None
+        """The fit as steps (see :mod:`.steps`) over rows ``"train"`` and ``"validation"``."""
+        raise NotImplementedError
 
     def _what_decides(self) -> dict[str, Any]:
         """The parameters that decide the result: a resumed fit must have the same ones."""
@@ -182,6 +180,8 @@ class StreamedEstimator(BaseEstimator):
             n_jobs=self.n_jobs,
             engine=engine,
         ) as session:
+            if begin.keeps_records:
+                session.keep_records()
             seed = session.begin(self.random_state, self._what_decides(), watched)
             session.announce(train, **begin.info, seed=seed)
             rows = {name: Rows(session.visible(name, ds)) for name, ds in watched.items()}
@@ -220,7 +220,7 @@ class StreamedEstimator(BaseEstimator):
                 f"the result would take {nbytes / 2**30:.1f} GiB of memory ({len(ds)} rows): pass "
                 "out='RESULT.zarr' to write it to disk as it is made"
             )
-        from .session import map_to_array
+        from scalelatent.engine.mapwrite import map_to_array
 
         return map_to_array(row_map, ds, self.device, self.n_jobs)
 
@@ -323,7 +323,7 @@ def _refuse(what: str, row: int, feature: int, value: Any) -> None:
 
 
 def _map_block(x: np.ndarray, row_map: Any, device: str) -> np.ndarray:
-    from .session import map_to_array
+    from scalelatent.engine.mapwrite import map_to_array
 
     return map_to_array(row_map, Dataset.from_arrays(x), device, 1)
 

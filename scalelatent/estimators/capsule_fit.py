@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from scalelatent.models.capsule.moments import SecondMoments
 from scalelatent.models.capsule.start import schedule_arrays
 
 from .capsule_online import ONLINE, check_online_params
+from .numbers import is_number, is_whole
 from .steps import Rows
 
 AUTO_PROJECTION = 196
@@ -52,11 +52,11 @@ def check_params(model: Any) -> None:
             raise ValueError(f"{name}={getattr(model, name)!r} is not one of {names}")
     for name in ("momentum", "ridge", "init_scale", "tol"):
         value = getattr(model, name)
-        if not (_number(value) or (name == "tol" and value is None)):
+        if not (is_number(value) or (name == "tol" and value is None)):
             raise ValueError(f"{name}={value!r}: give a finite number")
     if not 0 <= model.momentum < 1:
         raise ValueError(f"momentum={model.momentum!r}: give a number in [0, 1)")
-    if not _whole(model.max_iter):
+    if not is_whole(model.max_iter):
         raise ValueError(f"max_iter={model.max_iter!r}: give a whole number of passes, at least 1")
     if model.ridge < 0 or (model.tol is not None and model.tol < 0) or model.init_scale <= 0:
         raise ValueError(
@@ -65,14 +65,6 @@ def check_params(model: Any) -> None:
         )
     schedule_arrays(model.nu_schedule)
     check_online_params(model)
-
-
-def _whole(value: Any) -> bool:
-    return _number(value) and int(value) == value and value >= 1
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def projected_width(projection: str | int | None, n_features: int) -> int | None:
@@ -92,7 +84,7 @@ def projected_width(projection: str | int | None, n_features: int) -> int | None
         return None
     if isinstance(projection, str) and projection == "auto":
         return AUTO_PROJECTION if n_features > AUTO_PROJECTION else None
-    if not _whole(projection):
+    if not is_whole(projection):
         raise ValueError(
             f"projection={projection!r}: give 'auto', None or a number of directions, at least 1"
         )

@@ -11,7 +11,7 @@ from sklearn.utils.validation import validate_data
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.streams import resolve_seed, stream
 from scalelatent.models.capsule.members import Members, build_members
-from scalelatent.models.capsule.running import RunningCapsule, StreamOptions
+from scalelatent.models.capsule.running import RowSums, RunningCapsule, StreamOptions
 from scalelatent.models.capsule.start import schedule_arrays
 
 from .base import check_finite, is_plain
@@ -58,9 +58,8 @@ class PartialFit:
     seed_: int
     W_: np.ndarray
     _members: Members
-    # Second moments and row weights of the classes, and rows, that a fit saw; where a stream goes on from.
-    _moment: np.ndarray | None
-    _moment_weight: Any
+    # What a fit saw: sums of its rows, and how many it took over all its passes; a stream goes on from there.
+    _sums: RowSums | None
     _seen_rows: float
     _running: RunningCapsule | None
     _training_rows: Any
@@ -139,20 +138,12 @@ class PartialFit:
         if first:
             self._begin_stream(x, codes, known)
         elif self._running is None:
-            if self._moment is None:
+            if self._sums is None:
                 raise ValueError(
                     "this model was saved by an older scalelatent, without what partial_fit needs: fit it "
                     "again"
                 )
-            self._running = RunningCapsule(
-                self._members,
-                self.W_,
-                self.W_,
-                self._moment.copy(),
-                self._moment_weight.copy(),
-                0.0,
-                self._seen_rows,
-            )
+            self._running = RunningCapsule(self._members, self.W_, self.W_, self._sums, 0.0, self._seen_rows)
         running = self._running
         assert running is not None
         if self.projection_ is not None:

@@ -1,4 +1,4 @@
-"""A capsule fit as steps: projection, second moments, first weights, passes of EM."""
+"""A capsule fit as steps: projection, second moments, first weights, passes of EM or epochs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.data import Dataset
 from scalelatent.engine.streams import stream
 from scalelatent.errors import DataError
+from scalelatent.models.base import Stats
 from scalelatent.models.capsule.members import Members, build_members
 from scalelatent.models.capsule.model import CapsuleEM, CapsuleState, initial_state
 from scalelatent.models.capsule.moments import Project, SecondMoments, leading_eigenvectors
@@ -24,13 +24,12 @@ from .capsule_fit import (
     class_weights,
     projected_width,
 )
-from .capsule_online import learn_online
-from .session import FitSession
+from .capsule_online import online_step
 from .steps import Begin, Collect, Derive, Learn, Map, Rows, Steps
 
 
 def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
-    """A whole fit by batch EM, see :mod:`.steps`; sets the model's learned attributes.
+    """A whole fit by any algorithm, see :mod:`.steps`; sets the model's learned attributes.
 
     Raises
     ------
@@ -47,59 +46,23 @@ def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
     width = projected_width(model.projection, train.n_features)
     check_classes(members, train, counts, width, model.init)
     weights = class_weights(model.class_weight, classes, counts)
-    model.seed_, rows = yield Begin({"members": members.n_members, "max_iter": int(model.max_iter)})
+    most = int(model.max_iter if model.algorithm == "em" else model.n_epochs)
+    model.seed_, rows = yield Begin(
+        {"members": members.n_members, "max_iter": most}, keeps_records=model.algorithm == "incremental"
+    )
     basis, rows = yield from project_steps(model, rows, width)
-    em, weight, w = yield from start_steps(model, rows, members, classes, weights)
+    em, sums, w = yield from start_steps(model, rows, members, classes, weights)
 
     def predictor(state: CapsuleState) -> CapsuleRows:
         return CapsuleRows(members, em.weights(state), basis, "probabilities")
 
-    result = yield Learn("estep", em, initial_state(w, members.n_members), rows, classes, predictor)
-    model._keep(classes, em, basis, result, em.weights(result.state), weight)
-
-
-def fit_online(
-    model: Any,
-    train: Dataset,
-    held: Dataset | None,
-    client: Any,
-    run_dir: Any,
-    resume: bool,
-    callbacks: Any,
-    engine: Any,
-) -> None:
-    """A whole fit by an online algorithm; sets the model's learned attributes.
-
-    Raises
-    ------
-    DataError, ValueError
-        Before the first pass: what :meth:`.CapsuleRegression.fit` says of them.
-    """
-    classes = train.classes
-    assert classes is not None
-    members = build_members(model.architecture, len(classes), model.capsule_dim)
-    counts = class_counts(train, classes)
-    check_labels(held, classes)
-    width = projected_width(model.projection, train.n_features)
-    check_classes(members, train, counts, width, model.init)
-    weights = class_weights(model.class_weight, classes, counts)
-    watched = {"train": train} if held is None else {"train": train, "validation": held}
-    where: dict[str, Any] = {"device": model.device, "n_jobs": model.n_jobs, "engine": engine}
-    with FitSession(
-        model._kind, client=client, run_dir=run_dir, resume=resume, callbacks=callbacks, **where
-    ) as session:
-        if model.algorithm == "incremental":
-            session.keep_records()
-        model.seed_ = session.begin(model.random_state, model._what_decides(), watched)
-        session.announce(train, members=members.n_members, max_iter=model.n_epochs, seed=model.seed_)
-        datasets = {name: session.visible(name, ds) for name, ds in watched.items()}
-        basis, datasets = project(model, session, datasets, width)
-        em, weight, w = start(model, session, datasets, members, classes, weights)
-        learner, result = learn_online(model, session, datasets, em, weight, w, classes)
-        session.finish()
-    model._keep(classes, em, basis, result, learner.weights(result.state), weight)
-    seconds = sum(record["seconds"] for record in model.history_)
-    session.callbacks.on_fit_end({"passes": model.n_iter_, "seconds": seconds})
+    if model.algorithm == "em":
+        step: Any = Learn("estep", em, initial_state(w, members.n_members), rows, classes, predictor)
+    else:
+        step = online_step(model, em, sums["weight"], sums["count"], w, rows, classes)
+    result = yield step
+    w = step.learner.weights(result.state)
+    model._keep(classes, em, basis, result, w, np.array(sums["weight"]), np.array(sums["count"]))
 
 
 def project_steps(
@@ -123,37 +86,14 @@ def _leading_directions(moment: np.ndarray, width: int) -> np.ndarray:
     return leading_eigenvectors(moment, width)[1]
 
 
-def project(
-    model: Any, session: FitSession, datasets: dict[str, Dataset], width: int | None
-) -> tuple[np.ndarray | None, dict[str, Dataset]]:
-    """Basis and projected rows for fits that are not made of steps."""
-    basis, rows = session.answer(
-        project_steps(model, {name: Rows(ds) for name, ds in datasets.items()}, width)
-    )
-    return basis, {name: session.rows(part) for name, part in rows.items()}
-
-
-def start(
-    model: Any,
-    session: FitSession,
-    datasets: dict[str, Dataset],
-    members: Members,
-    classes: np.ndarray,
-    class_weight: np.ndarray | None,
-) -> tuple[CapsuleEM, np.ndarray, np.ndarray]:
-    """Learner, class weights and first W for fits that are not made of steps."""
-    rows = {name: Rows(ds) for name, ds in datasets.items()}
-    return session.answer(start_steps(model, rows, members, classes, class_weight))
-
-
 def start_steps(
     model: Any,
     rows: Mapping[str, Rows],
     members: Members,
     classes: np.ndarray,
     class_weight: np.ndarray | None,
-) -> Generator[Any, Any, tuple[CapsuleEM, np.ndarray, np.ndarray]]:
-    """The learner with the second moments of the rows, the weight of each class, and the first W.
+) -> Generator[Any, Any, tuple[CapsuleEM, Stats, np.ndarray]]:
+    """The learner with the second moments of the rows, these, and the first W.
 
     Raises
     ------
@@ -186,7 +126,7 @@ def start_steps(
         has_validation=int("validation" in rows),
     )
     first = yield from _first_weights(model, members, classes, moment, weight)
-    return learner, np.array(weight), first
+    return learner, stats, first
 
 
 def _first_weights(

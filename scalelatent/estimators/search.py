@@ -22,7 +22,6 @@ from scalelatent.errors import DataError, ScalelatentError
 from .search_candidates import (
     candidate_params,
     check_candidate,
-    fit_alone,
     fold_rows,
     make_candidates,
     score_table,
@@ -184,7 +183,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         self.n_splits_ = 1 if folds is None else len(folds)
         # Refuse what cannot work before anything is written.
         begun = make_candidates(base, params, watched, folds)
-        infos = [check_candidate(one, params[one.number], memo) for one in begun]
+        begins = [check_candidate(one, params[one.number], memo) for one in begun]
         with FitSession(
             "search",
             client=client,
@@ -195,9 +194,11 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             n_jobs=self.n_jobs,
             engine=engine,
         ) as session:
+            if any(begin.keeps_records for begin in begins):
+                session.keep_records()
             random_state = base.random_state if self.random_state is None else self.random_state
             self.seed_ = session.begin(random_state, self._what_decides(base, params), watched)
-            session.announce(train, candidates=len(params), splits=self.n_splits_, **infos[0])
+            session.announce(train, candidates=len(params), splits=self.n_splits_, **begins[0].info)
             visible = {name: session.visible(name, ds) for name, ds in watched.items()}
             shared = SharedFit(
                 session,
@@ -267,11 +268,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             )
             own = one.model.random_state
             answers[one.key] = (self.seed_ if own is None else resolve_seed(own), one.rows)
-        shared.run([one for one in candidates if one.steps is not None], answers)
-        for one in candidates:
-            if one.steps is None:
-                fit_alone(one, answers[one.key][0], shared.session)
-                shared.n_passes += one.passes
+        shared.run(candidates, answers)
 
     def _scores(self, shared: SharedFit, candidates: Sequence[Candidate]) -> dict[str, float]:
         for one in candidates:

@@ -251,6 +251,33 @@ def test_partial_fit_goes_on_from_a_fit(
     np.testing.assert_array_equal(model.fit(*digits).W_, w)
 
 
+def test_partial_fit_after_passes_takes_small_steps(digits: Arrays, held_out: Arrays) -> None:
+    """A batch fit has seen its rows once a pass: a stream goes on with the step size of then."""
+    x, y = held_out
+    moved = {}
+    for passes in (2, 40):
+        model = make("em", max_iter=passes, t0=1.0, batch_rows=32).fit(*digits)
+        w = model.W_.copy()
+        model.partial_fit(x[:32], y[:32])
+        assert model._running is not None
+        assert model._running.rows == passes * len(digits[0]) + 32
+        moved[passes] = np.abs(model._running.w - w).max()
+    assert moved[40] < 0.5 * moved[2]
+
+
+@pytest.mark.parametrize("architecture", ["multiclass", "all_vs_all"])
+def test_partial_fit_weighs_single_rows(digits: Arrays, architecture: str) -> None:
+    x, y = digits
+    moved = {}
+    for weight in (1e-6, 1.0):
+        model = make("stepwise", architecture=architecture).partial_fit(x[:300], y[:300], classes=range(10))
+        assert model._running is not None
+        w = model._running.w  # W_ is the running average, which catches up with it at each call
+        model.partial_fit(x[300:301], y[300:301], sample_weight=[weight])
+        moved[weight] = np.abs(model._running.w - w).max()
+    assert moved[1e-6] < 1e-3 * moved[1.0]
+
+
 def test_partial_fit_takes_datasets_text_and_weights(digits: Arrays, tmp_path: Path) -> None:
     x, y = digits
     names = np.array([f"digit {c}" for c in range(10)])

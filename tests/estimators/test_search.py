@@ -404,32 +404,6 @@ def test_clone_params_and_names() -> None:
         search.predict(np.zeros((2, 2)))
 
 
-class Stepless(CapsuleRegression):
-    """An estimator whose fit is not made of steps."""
-
-    def _fit_steps(self, rows: Any) -> None:
-        return None
-
-    def fit(self, X: Any, y: Any = None, **call: Any) -> Any:
-        model = CapsuleRegression(**self.get_params()).fit(X, y, **call)
-        vars(self).update(vars(model))
-        return self
-
-
-def test_estimators_without_steps_are_fitted_one_by_one(
-    digits: Arrays, held_out: Arrays, models: Any
-) -> None:
-    grid = {"capsule_dim": [1, 2]}
-    base = Stepless(**BASE.get_params())
-    for call, given in (({"validation": held_out}, {}), ({}, {"cv": 2})):
-        Search(BASE, grid, n_jobs=1, **given).fit(*digits, engine=SMALL, **call)
-        shared = dict(models)
-        search = Search(base, grid, n_jobs=1, **given).fit(*digits, engine=SMALL, **call)
-        for key, model in models.items():
-            _same(model, shared[key])
-        assert search.n_passes_ > max(search.results_["n_passes"]) + 2
-
-
 def test_sparse_rows(digits: Arrays, models: Any) -> None:
     import scipy.sparse
 

@@ -49,7 +49,8 @@ class SecondMoments:
         0: one matrix for all rows, labels unused.
     class_weight : ndarray of float64, shape (n_classes,) or None
 
-    Statistics: ``moment`` (classes, p, p), ``weight`` (classes,) and ``count`` (classes,).
+    Statistics: ``moment`` (classes, p, p), ``weight`` (classes,) and ``count`` (classes,), the rows whose
+    weight is above 0.
     """
 
     n_features: int
@@ -105,7 +106,7 @@ class SecondMoments:
                 )
             stats["moment"][c] += moment
             stats["weight"][c] += weight[rows].sum()
-            stats["count"][c] += len(rows)
+            stats["count"][c] += np.count_nonzero(weight[rows])
 
 
 def leading_eigenvectors(moment: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
