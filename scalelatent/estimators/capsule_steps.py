@@ -25,7 +25,7 @@ from .capsule_fit import (
     projected_width,
 )
 from .capsule_online import online_step
-from .steps import Begin, Collect, Derive, Learn, Map, Rows, Steps
+from .steps import Begin, Collect, Derive, Learn, Map, Remember, Rows, Steps
 
 
 def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
@@ -46,12 +46,14 @@ def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
     width = projected_width(model.projection, train.n_features)
     check_classes(members, train, counts, width, model.init)
     weights = class_weights(model.class_weight, classes, counts)
+    last = _last_fit(model, members, width or train.n_features, classes)
     most = int(model.max_iter if model.algorithm == "em" else model.n_epochs)
     model.seed_, rows = yield Begin(
         {"members": members.n_members, "max_iter": most}, keeps_records=model.algorithm == "incremental"
     )
-    basis, rows = yield from project_steps(model, rows, width)
-    em, sums, w = yield from start_steps(model, rows, members, classes, weights)
+    last = yield Remember("start", last)
+    basis, rows = yield from project_steps(rows, width, last.get("basis"))
+    em, sums, w = yield from start_steps(model, rows, members, classes, weights, last.get("W"))
 
     def predictor(state: CapsuleState) -> CapsuleRows:
         return CapsuleRows(members, em.weights(state), basis, "probabilities")
@@ -65,14 +67,32 @@ def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
     model._keep(classes, em, basis, result, w, np.array(sums["weight"]), np.array(sums["count"]))
 
 
+def _last_fit(model: Any, members: Members, width: int, classes: np.ndarray) -> dict[str, np.ndarray]:
+    """W and basis of the fit that ``warm_start`` starts from; empty where there is none.
+
+    Raises
+    ------
+    ValueError
+        That fit was of another shape.
+    """
+    w = getattr(model, "W_", None) if model.warm_start else None
+    if w is None:
+        return {}
+    if w.shape != (members.total_dim, width) or not np.array_equal(model.classes_, classes):
+        raise ValueError(
+            f"warm_start: the last fit has weights of shape {w.shape} and classes {model.classes_.tolist()}, "
+            f"this one {(members.total_dim, width)} and {classes.tolist()}: fit with warm_start=False"
+        )
+    return {"W": w} if model.projection_ is None else {"W": w, "basis": model.projection_}
+
+
 def project_steps(
-    model: Any, rows: Mapping[str, Rows], width: int | None
+    rows: Mapping[str, Rows], width: int | None, basis: np.ndarray | None
 ) -> Generator[Any, Any, tuple[np.ndarray | None, Mapping[str, Rows]]]:
     """Basis of the projection, and the projected rows: one pass for the moments, one to write."""
     if width is None:
         return None, rows
     train = rows["train"]
-    basis = getattr(model, "projection_", None) if model.warm_start else None
     if basis is None or basis.shape != (train.n_features, width):
         stats = yield Collect("svd", SecondMoments(train.n_features), train)
         basis = yield Derive(_leading_directions, (stats["moment"][0], width))
@@ -92,15 +112,14 @@ def start_steps(
     members: Members,
     classes: np.ndarray,
     class_weight: np.ndarray | None,
+    first: np.ndarray | None,
 ) -> Generator[Any, Any, tuple[CapsuleEM, Stats, np.ndarray]]:
-    """The learner with the second moments of the rows, these, and the first W.
+    """The learner with the second moments of the rows, these, and the first W (``first`` where it is given).
 
     Raises
     ------
     DataError
         A class whose rows all have weight 0.
-    ValueError
-        ``warm_start`` from a fit of another shape.
     """
     train = rows["train"]
     reduction = SecondMoments(train.n_features, len(classes), class_weight)
@@ -125,24 +144,9 @@ def start_steps(
         class_weight=class_weight,
         has_validation=int("validation" in rows),
     )
-    first = yield from _first_weights(model, members, classes, moment, weight)
-    return learner, stats, first
-
-
-def _first_weights(
-    model: Any, members: Members, classes: np.ndarray, moment: np.ndarray, weight: np.ndarray
-) -> Generator[Any, Any, np.ndarray]:
-    kept = getattr(model, "W_", None) if model.warm_start else None
-    if kept is not None:
-        shape = (members.total_dim, moment.shape[1])
-        if kept.shape != shape or not np.array_equal(model.classes_, classes):
-            raise ValueError(
-                f"warm_start: the last fit has weights of shape {kept.shape} and classes "
-                f"{model.classes_.tolist()}, this one {shape} and {classes.tolist()}: fit with "
-                "warm_start=False"
-            )
-        return kept
-    if model.init == "random":
+    if first is None and model.init == "random":
         rng = stream(model.seed_, "capsule-start")
-        return random_start(members, moment, weight, float(model.init_scale), rng)
-    return (yield Derive(subspace_start, (members, moment, weight)))
+        first = random_start(members, moment, weight, float(model.init_scale), rng)
+    elif first is None:
+        first = yield Derive(subspace_start, (members, moment, weight))
+    return learner, stats, first

@@ -24,7 +24,7 @@ from scalelatent.engine.tally import ScoreTally
 from scalelatent.models.base import Stats
 
 from .session import FitSession
-from .steps import Collect, Derive, Learn, LearnOnline, Map, Rows, Steps
+from .steps import Collect, Derive, Learn, LearnOnline, Map, Remember, Rows, Steps
 
 __all__ = ["Candidate", "Memo", "SharedFit"]
 
@@ -168,10 +168,12 @@ class SharedFit:
     def _go_on(self, one: Candidate, answer: Any) -> None:
         try:
             one.step = one.steps.send(answer)
-            while isinstance(one.step, (Derive, Map)):
-                one.step = one.steps.send(
-                    self.memo(one.step) if isinstance(one.step, Derive) else self._mapped(one.step)
-                )
+            while isinstance(one.step, (Remember, Derive, Map)):
+                if isinstance(one.step, Remember):
+                    answer = one.step.arrays  # candidates are new: no fit came before
+                else:
+                    answer = self.memo(one.step) if isinstance(one.step, Derive) else self._mapped(one.step)
+                one.step = one.steps.send(answer)
         except StopIteration:
             one.step = None
 

@@ -33,7 +33,7 @@ from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError
 from scalelatent.models.base import Layout, Stats
 
-from .steps import Collect, Derive, Learn, LearnOnline, Map, Rows
+from .steps import Collect, Derive, Learn, LearnOnline, Map, Remember, Rows
 
 ENGINE_OPTIONS = (
     "block_rows",
@@ -214,6 +214,8 @@ class FitSession:
             return self.mapped(step.name, step)
         if isinstance(step, Collect):
             return self.collect(step.name, step.reduction, step.rows, step.classes)
+        if isinstance(step, Remember):
+            return self.remembered(step)
         if isinstance(step, LearnOnline):
             return self.learn_online(step.name, step)
         assert isinstance(step, Learn)
@@ -226,6 +228,17 @@ class FitSession:
             ),
             step.state,
         )
+
+    def remembered(self, step: Remember) -> Mapping[str, np.ndarray]:
+        """The arrays that the run began with: the given ones, unless it began before."""
+        if self.store is None:
+            return step.arrays
+        name = f"{self.kind}_{step.name}"
+        kept = self.store.load_result(name)
+        if kept is None:
+            kept = {"arrays": dict(step.arrays)}
+            self.store.save_result(name, kept)
+        return kept["arrays"]
 
     def mapped(self, name: str, step: Map) -> Rows:
         """The rows behind one more map, which is done when a pass first wants them."""

@@ -1,10 +1,10 @@
 """A fit as steps: what an estimator asks for, and a session serves.
 
-An estimator's ``_fit_steps`` is a generator. It yields what it needs next (:class:`Begin`, :class:`Derive`,
-:class:`Collect`, :class:`Map`, :class:`Learn`, :class:`LearnOnline`) and is sent the answer; it never asks
-where the rows are or who computes. One generator is a fit; several are a search, whose session answers equal
-requests once and runs passes that are wanted at the same time together. A new model needs no more than this
-to be searched.
+An estimator's ``_fit_steps`` is a generator. It yields what it needs next (:class:`Begin`, :class:`Remember`,
+:class:`Derive`, :class:`Collect`, :class:`Map`, :class:`Learn`, :class:`LearnOnline`) and is sent the answer;
+it never asks where the rows are or who computes. One generator is a fit; several are a search, whose session
+answers equal requests once and runs passes that are wanted at the same time together. A new model needs no
+more than this to be searched.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ __all__ = [
     "Learn",
     "LearnOnline",
     "Map",
+    "Remember",
     "Rows",
     "Step",
     "Steps",
@@ -95,6 +96,16 @@ class Begin:
 
     info: Mapping[str, Any] = field(default_factory=dict)
     keeps_records: bool = False
+
+
+@dataclass(frozen=True)
+class Remember:
+    """What a fit starts from beside its rows. Answer: these arrays; after a resume those that the run began
+    with.
+    """
+
+    name: str
+    arrays: Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -175,7 +186,7 @@ class LearnOnline:
     keeps_leaves: bool = False
 
 
-Step = Begin | Derive | Collect | Map | Learn | LearnOnline
+Step = Begin | Remember | Derive | Collect | Map | Learn | LearnOnline
 Steps = Generator[Any, Any, None]
 
 

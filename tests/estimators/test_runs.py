@@ -245,6 +245,28 @@ def test_a_drawn_seed_is_resumed(digits: Arrays, tmp_path: Path, seed: Any) -> N
     np.testing.assert_array_equal(model.W_, again.W_)
 
 
+@pytest.mark.parametrize("algorithm", ["em", "stepwise"])
+def test_a_warm_start_is_resumed(digits: Arrays, tmp_path: Path, algorithm: str) -> None:
+    """The weights and the basis that it began with lie in the run folder, whoever resumes it."""
+    options = {**OPTIONS, "projection": 12, "algorithm": algorithm, "n_epochs": 3, "warm_start": True}
+    half = digits[0][:300], digits[1][:300]
+
+    def begun() -> CapsuleRegression:
+        return CapsuleRegression(**options).fit(*half)
+
+    whole = begun().fit(*digits)
+    with pytest.raises(KeyboardInterrupt):
+        begun().fit(*digits, run_dir=tmp_path / "a", callbacks=InterruptAt("pass_end", 1))
+    resumed = CapsuleRegression(**options).fit(*digits, run_dir=tmp_path / "a", resume=True)
+    np.testing.assert_array_equal(resumed.projection_, whole.projection_)
+    np.testing.assert_array_equal(resumed.W_, whole.W_)
+    # And one that began cold stays so, even for a model that was fitted.
+    cold = CapsuleRegression(**options).fit(*digits)
+    with pytest.raises(KeyboardInterrupt):
+        CapsuleRegression(**options).fit(*digits, run_dir=tmp_path / "b", callbacks=InterruptAt("stage", 1))
+    np.testing.assert_array_equal(begun().fit(*digits, run_dir=tmp_path / "b", resume=True).W_, cold.W_)
+
+
 def test_temporary_rows_are_removed(digits: Arrays, held_out: Arrays, tmp_path: Path) -> None:
     stored = Dataset.from_arrays(*digits).save(tmp_path / "ds")
     CapsuleRegression(projection=10, **OPTIONS).fit(stored, run_dir=tmp_path / "run")
