@@ -21,7 +21,7 @@ from .backend import make_backend
 from .cache import DEFAULT_SHARE, memory_limit
 from .passes import Stage, choose_level, spans_of
 from .reading import AHEAD
-from .threads import available_cores, single_threaded
+from .threads import resolve_jobs, single_threaded
 
 # Resident size of a worker that has imported everything and compiled its kernels, rounded up.
 PROCESS_BYTES = 450 * 2**20
@@ -70,7 +70,7 @@ def find_resources(client: Any, n_jobs: int | None, limit: str | int | float | N
 
     given = None if limit in (None, "auto", 0) else int(parse_bytes(limit))  # type: ignore[arg-type]
     if client is None:
-        return Resources(1, n_jobs or available_cores(), given or memory_limit())
+        return Resources(1, resolve_jobs(n_jobs), given or memory_limit())
     workers = client.scheduler_info(n_workers=-1)["workers"].values()
     limits = [int(w["memory_limit"]) for w in workers if w["memory_limit"]]
     threads = max([int(w["nthreads"]) for w in workers], default=1)

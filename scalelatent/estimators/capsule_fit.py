@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -179,22 +180,21 @@ def class_weights(class_weight: Any, classes: np.ndarray, counts: np.ndarray) ->
     """
     if class_weight is None:
         return None
+    if class_weight != "balanced" if isinstance(class_weight, str) else not isinstance(class_weight, Mapping):
+        raise ValueError(
+            f"class_weight={class_weight!r}: give 'balanced', a dict of class to weight, or None"
+        )
     if isinstance(class_weight, str):
-        if class_weight != "balanced":
-            raise ValueError(
-                f"class_weight={class_weight!r}: give 'balanced', a dict of class to weight, or None"
-            )
         return counts.sum() / (len(classes) * np.maximum(counts, 1.0))
     known = {c.item() if isinstance(c, np.generic) else c: i for i, c in enumerate(classes)}
     unknown = [c for c in class_weight if c not in known]
     weights = np.ones(len(classes))
-    for c, value in class_weight.items():
-        if c in known:
-            weights[known[c]] = value
-    if unknown or not (np.isfinite(weights) & (weights >= 0)).all():
+    if unknown or not all(is_number(value) and value > 0 for value in class_weight.values()):
         raise ValueError(
-            f"class_weight={dict(class_weight)!r}: classes are {list(known)}, weights finite and at least 0"
+            f"class_weight={dict(class_weight)!r}: classes are {list(known)}, weights finite numbers above 0"
         )
+    for c, value in class_weight.items():
+        weights[known[c]] = value
     return weights
 
 

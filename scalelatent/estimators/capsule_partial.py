@@ -22,7 +22,7 @@ READ_ROWS = 8192
 # Parameters that a step reads: checked again where one has changed.
 _READ = (
     "algorithm", "nu_schedule", "kappa", "t0", "batch_rows", "n_chains", "ridge", "aggressiveness",
-    "class_weight",
+    "class_weight", "device",
 )  # fmt: skip
 
 
@@ -39,6 +39,7 @@ class PartialFit:
     architecture: Any
     capsule_dim: Any
     class_weight: Any
+    device: Any
     init: Any
     init_scale: Any
     kappa: Any
@@ -63,7 +64,6 @@ class PartialFit:
     _seen_rows: float
     _running: RunningCapsule | None
     _training_rows: Any
-    _other_rows: Any
 
     def partial_fit(self, X: Any, y: Any = None, classes: Any = None, *, sample_weight: Any = None) -> Self:
         """Learn from some more rows, at once and in this process.
@@ -118,10 +118,7 @@ class PartialFit:
         if is_plain(X) and not hasattr(X, "tocsr"):
             self._learn(X, y, sample_weight, classes, options)
             return self
-        # _other_rows checks the width against the fitted one, _training_rows sets it.
-        ds = (self._other_rows if hasattr(self, "W_") else self._training_rows)(X, y, sample_weight)
-        if not ds.has_y:
-            raise ValueError(f"{ds.url or 'X'} has no labels: pass y, or a dataset with labels")
+        ds = self._training_rows(X, y, sample_weight, reset=not hasattr(self, "W_"))
         for a in range(0, len(ds), READ_ROWS):
             b = min(a + READ_ROWS, len(ds))
             weight = ds.read_weight(a, b) if ds.has_weight else None
@@ -176,7 +173,12 @@ class PartialFit:
         if kept is not None and kept[0] == given:
             return kept[1]
         check_params(self)
-        if self.class_weight == "balanced":
+        if self.device == "gpu":
+            raise ValueError(
+                "device='gpu': partial_fit runs on the processor, for batches of a few rows; leave device="
+                "'auto', or use fit"
+            )
+        if isinstance(self.class_weight, str) and self.class_weight == "balanced":
             raise ValueError(
                 "class_weight='balanced': partial_fit does not know how many rows of each class will come; "
                 "give the weights as a dict, or sample_weight"

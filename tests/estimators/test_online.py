@@ -293,6 +293,10 @@ def test_partial_fit_takes_datasets_text_and_weights(digits: Arrays, tmp_path: P
     b.partial_fit(scipy.sparse.csr_array(x[5:9]), names[y[5:9]])
     a.partial_fit(x[5:9], names[y[5:9]])
     np.testing.assert_array_equal(a.W_, b.W_)
+    # Weights count in later calls too.
+    for one in (a, b):
+        one.partial_fit(*((stored[:9],) if one is a else (x[:9], names[y[:9]])), sample_weight=np.arange(9.0))
+    np.testing.assert_array_equal(a.W_, b.W_)
     # Weights of classes are weights of rows.
     weight = np.where(y == 3, 2.0, 1.0)
     c = make("stepwise", class_weight={"digit 3": 2.0}).partial_fit(x, names[y], classes=names)
@@ -309,6 +313,8 @@ def test_partial_fit_refuses(digits: Arrays) -> None:
         make("stepwise", projection=5).partial_fit(x, y, classes=range(10))
     with pytest.raises(ValueError, match="class_weight='balanced': partial_fit does not know"):
         make("stepwise", class_weight="balanced").partial_fit(x, y, classes=range(10))
+    with pytest.raises(ValueError, match="device='gpu': partial_fit runs on the processor"):
+        make("stepwise", device="gpu").partial_fit(x, y, classes=range(10))
     with pytest.raises(ValueError, match=r"label\(s\) \[9\], which are none of the classes"):
         make("stepwise").partial_fit(x, y, classes=range(9))
     model = make("stepwise").partial_fit(x, y, classes=range(10))
@@ -324,12 +330,18 @@ def test_partial_fit_refuses(digits: Arrays) -> None:
         ((np.full((1, 64), np.nan), y[:1]), DataError, "row 0, feature 0 is nan"),
         ((Dataset.from_arrays(x[:5, :3], y[:5]),), DataError, "has 3 features.*64"),
         ((Dataset.from_arrays(x[:5]),), ValueError, "no labels"),
+        ((Dataset.from_arrays(x[:5], y[:5]), y[:5]), DataError, "brings its own labels"),
+        ((Dataset.from_arrays(x[:5], np.stack([y[:5]] * 2, axis=1)),), DataError, "one label a row"),
     ]:
         with pytest.raises(error, match=message):
             model.partial_fit(*call)
-    for weight, message in [(np.ones(3), r"shape \(3,\) for 2 rows"), (np.array([1.0, -1.0]), "at least 0")]:
-        with pytest.raises(ValueError, match=message):
-            model.partial_fit(x[:2], y[:2], sample_weight=weight)
+    for weight, message in [
+        (np.ones(3), r"shape \(3,\).* 2 rows"),
+        (np.array([1.0, -1.0]), "at least 0|>= 0"),
+    ]:
+        for rows in ((x[:2], y[:2]), (Dataset.from_arrays(x[:2], y[:2]),)):
+            with pytest.raises(ValueError, match=message):
+                model.partial_fit(*rows, sample_weight=weight)
     np.testing.assert_array_equal(model.W_, w)
 
 

@@ -153,7 +153,8 @@ class CapsulePass:
         """Add one block: H = W X^T, residuals in place, Delta += G X."""
         backend = prepared.backend
         assert block.y is not None
-        x = backend.asarray(block.x, np.float32, "x")
+        with np.errstate(over="ignore"):  # what is beyond float32 is told below, by row and feature
+            x = backend.asarray(block.x, np.float32, "x")
         weight = np.ones(len(block.y)) if block.weight is None else block.weight
         if self.class_weight is not None:
             weight = weight * self.class_weight[block.y]
