@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
 from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset
+from scalelatent.data.store import locate
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.plan import find_resources
 from scalelatent.engine.streams import resolve_seed
@@ -29,6 +29,11 @@ from .search_candidates import (
 from .search_fit import Candidate, Memo, SharedFit
 from .session import FitSession
 from .steps import Rows
+
+_LEARNED = (
+    "results_", "best_index_", "best_params_", "best_score_", "best_estimator_", "n_splits_", "n_passes_",
+    "seed_", "scoring_",
+)  # fmt: skip
 
 
 class Search(MetaEstimatorMixin, BaseEstimator):
@@ -60,7 +65,8 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         is fitted already.
     halving : bool
         Successive halving: after ``min_passes`` passes the worse half of the candidates stops, after twice as
-        many half of the rest, and so on. Candidates are compared by ``scoring``.
+        many half of the rest, and so on. Candidates are compared by ``scoring``, a name. Candidates with
+        online algorithms, which have few passes, are not stopped.
     min_passes : int
         Passes of the first rung of halving.
     error_score : "raise" or float
@@ -69,7 +75,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         Of a process, for example ``"4GB"``; None asks the cluster or this process. Candidates whose
         statistics do not fit together learn in groups.
     n_jobs : int or None
-        Threads in this process; None is all cores.
+        Threads in this process, of the refit too; None is all cores, and the estimator's own for the refit.
     random_state : int, Generator, RandomState or None
         For candidates whose own is None.
 
@@ -173,6 +179,8 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         --------
         See the class.
         """
+        for name in _LEARNED:  # a search that is refused, or does not refit, has no model of another one
+            self.__dict__.pop(name, None)
         params, scorer = candidate_params(self.estimator, self.param_grid), self._scorer()
         base = clone(self.estimator)
         train = base._training_rows(X, y, sample_weight)
@@ -215,8 +223,10 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         if folds is None:
             self.best_estimator_ = begun[self.best_index_].model
         elif self.refit:
-            where = Path(run_dir) / "refit" if run_dir is not None else None
+            where = locate(run_dir).at("refit").url if run_dir is not None else None
             best = clone(base).set_params(**self.best_params_)
+            if self.n_jobs is not None:
+                best.set_params(n_jobs=self.n_jobs)
             if best.random_state is None:
                 best.set_params(random_state=self.seed_)
             self.best_estimator_ = best.fit(
@@ -229,6 +239,11 @@ class Search(MetaEstimatorMixin, BaseEstimator):
     def _scorer(self) -> Any:
         self.scoring_ = "accuracy" if self.scoring is None else self.scoring
         if callable(self.scoring_):
+            if self.halving:
+                raise ValueError(
+                    "halving=True compares candidates on their way, where there is no model yet that a "
+                    f"function could score: give scoring as one of {', '.join(SCORERS)}, or set halving=False"
+                )
             return None
         if self.scoring_ not in SCORERS:
             raise ValueError(
@@ -348,13 +363,14 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         """
         return self.fit(X, y, **fit).transform(X)
 
-    def score(self, X: Any, y: Any = None) -> float:
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Score of the best estimator by ``scoring``.
 
         Parameters
         ----------
         X : Dataset or array-like, shape (n, features)
         y : array-like, shape (n,); a Dataset brings its own
+        sample_weight : array-like, shape (n,), or None
 
         Returns
         -------
@@ -365,7 +381,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         See the class.
         """
         best = self._best()
-        ds = best._other_rows(X, y)
+        ds = best._other_rows(X, y, sample_weight)
         if not ds.has_y:
             raise DataError(
                 f"{ds.url or 'X'} has no labels to score against: pass y, or a dataset with labels"

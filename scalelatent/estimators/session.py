@@ -113,6 +113,8 @@ class FitSession:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        if self.run_dir is None:  # nobody can resume: what is left of a fit that failed goes too
+            self.finish()
         self._exit.close()
 
     def _temporary(self) -> str:

@@ -278,6 +278,15 @@ def test_temporary_rows_are_removed(digits: Arrays, held_out: Arrays, tmp_path: 
     assert list((tmp_path / "s").rglob("*.zarr")) == []
 
 
+def test_a_fit_that_fails_without_a_run_folder_leaves_nothing(digits: Arrays, tmp_path: Path) -> None:
+    stored = Dataset.from_arrays(*digits).save(tmp_path / "ds")
+    with pytest.raises(KeyboardInterrupt):
+        CapsuleRegression(projection=10, **OPTIONS).fit(
+            stored, engine={"scratch": str(tmp_path / "s")}, callbacks=InterruptAt("pass_end", 1)
+        )
+    assert list(tmp_path.glob("s/**/*.zarr")) == []
+
+
 def test_without_a_run_folder_projected_rows_of_a_stored_dataset_go_too(
     digits: Arrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
