@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from sklearn.base import clone
 
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.cluster import current_client
@@ -17,9 +18,10 @@ from scalelatent.models.capsule.predict import CapsuleRows
 from scalelatent.models.capsule.running import RowSums, RunningCapsule
 
 from .base import StreamedEstimator, restore_params
-from .capsule_fit import check_params, check_width, plan, projected_width
+from .capsule_fit import check_params, check_width, projected_width
 from .capsule_online import ONLINE_PARAMETERS
 from .capsule_partial import PartialFit
+from .capsule_plan import plan
 from .capsule_steps import fit_steps
 from .classifier import StreamedClassifier
 from .steps import Rows, Steps
@@ -288,8 +290,9 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         Returns
         -------
         dict
-            For each stage tasks a pass, tree depth, bytes of a statistic and memory by what holds it; peak
-            bytes a worker and on a device, bytes of scratch and checkpoints, seconds a pass.
+            For each stage tasks a pass, tree depth (of an online algorithm steps and rows of an epoch), bytes
+            of a statistic and memory by what holds it; peak bytes a worker and on a device, bytes of scratch
+            and checkpoints, seconds a pass, fewest and most passes.
 
         Raises
         ------
@@ -302,8 +305,11 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         >>> CapsuleRegression(capsule_dim=2).plan(x, y)["stages"]["estep"]["statistic_bytes"]
         168
         """
-        train, held = self._training_rows(X, y, None), self._validation_rows(validation)
-        return plan(self, train, held, find_resources(client, self.n_jobs, memory_limit), dict(engine or {}))
+        new = clone(self)  # rows of another width leave this model as it is
+        new.seed_ = 0  # orders of rows of all seeds need the same
+        train, held = new._training_rows(X, y, None), new._validation_rows(validation)
+        resources = find_resources(client or current_client(), self.n_jobs, memory_limit)
+        return plan(new, train, held, resources, dict(engine or {}))
 
     def _row_map(self, what: str) -> CapsuleRows:
         return CapsuleRows(self._members, self.W_, self.projection_, what)
