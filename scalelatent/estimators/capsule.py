@@ -65,7 +65,8 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
     n_epochs : int, default 10
         Largest number of passes of the online algorithms.
     batch_rows : int or None
-        Rows of a step. None: 1,024; incremental EM: a 32nd of the rows.
+        Rows of a step. None: 1,024; incremental EM: a 32nd of the rows, but leaves (a step has ``n_chains``)
+        of at least four rows for each row of W, at least 256 and at most 65,536.
     n_chains : int, default 4
         Parts of a step that are computed independently, by threads or workers; a multiple of it must be
         ``batch_rows``. It changes the result (passive-aggressive: copies of W that are averaged), the number
@@ -100,7 +101,8 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         Passes.
     history_ : list of dict
         One record a pass: objective (mean log-loss, nats), train_error, validation_error, seconds, rows,
-        bytes_read, …
+        bytes_read, … Of an online algorithm with engine options ``report_steps`` or ``validate_steps`` also
+        one at each such step, with the number of the pass that it belongs to; ``rows_seen`` tells them apart.
     best_validation_error_ : float or None
         Mean over members.
     seed_ : int
