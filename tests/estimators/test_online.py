@@ -11,6 +11,7 @@ import pytest
 
 from scalelatent import Callback, CapsuleRegression, Dataset, load_model
 from scalelatent.errors import DataError, RunError
+from tests.helpers import InterruptAt
 
 Arrays = tuple[np.ndarray, np.ndarray]
 ALGORITHMS = ["stepwise", "incremental", "passive_aggressive"]
@@ -91,24 +92,6 @@ def test_sorted_rows_that_a_buffer_cannot_mix_are_warned_about(digits: Arrays, a
         make(algorithm, n_epochs=1).fit(x, y, engine=small)
 
 
-class Interrupt(Callback):
-    """Ctrl-C at a step, by the report that every step makes."""
-
-    def __init__(self, at: int) -> None:
-        self.left = at
-
-    def on_report(self, record: dict[str, Any]) -> None:
-        self._count()
-
-    def on_pass_end(self, record: dict[str, Any]) -> None:
-        self._count()
-
-    def _count(self) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("at", [3, 10, 17])
 def test_resume_in_mid_epoch_is_exact(
@@ -119,7 +102,7 @@ def test_resume_in_mid_epoch_is_exact(
     whole = make(algorithm, n_epochs=3).fit(*digits, validation=held_out)
     call: dict[str, Any] = {"validation": held_out, "run_dir": tmp_path, "engine": engine}
     with pytest.raises(KeyboardInterrupt):
-        model.fit(*digits, **call, callbacks=[Interrupt(at)])
+        model.fit(*digits, **call, callbacks=[InterruptAt(at - 1, "report", "pass_end")])
     assert not hasattr(model, "W_")
     model.fit(*digits, **call, resume=True)
     np.testing.assert_array_equal(model.W_, whole.W_)

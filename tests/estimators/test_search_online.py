@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalelatent import Callback, CapsuleRegression, Search
+from scalelatent import CapsuleRegression, Search
 from scalelatent.errors import ScalelatentError
+from tests.helpers import InterruptAt, Log
 
 Arrays = tuple[np.ndarray, np.ndarray]
 SMALL = {"block_rows": 32, "leaf_rows": 64, "checkpoint_seconds": 0}
@@ -18,18 +19,6 @@ BASE = CapsuleRegression(
 )
 ALGORITHMS = ("em", "stepwise", "incremental", "passive_aggressive")
 GRID = {"algorithm": list(ALGORITHMS)}
-
-
-class Log(Callback):
-    def __init__(self) -> None:
-        self.stages: list[str] = []
-        self.passes = 0
-
-    def on_stage(self, info: dict[str, Any]) -> None:
-        self.stages.append(info["stage"])
-
-    def on_pass_end(self, record: dict[str, Any]) -> None:
-        self.passes += 1
 
 
 @pytest.fixture
@@ -106,14 +95,10 @@ def test_a_resumed_search_ends_at_the_same_candidates(
     Search(BASE, GRID, n_jobs=1).fit(*digits, **call)
     whole = dict(models)
 
-    class Interrupt(Log):
-        def on_pass_end(self, record: dict[str, Any]) -> None:
-            super().on_pass_end(record)
-            if self.passes == 3:
-                raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        Search(BASE, GRID, n_jobs=1).fit(*digits, **call, run_dir=tmp_path, callbacks=Interrupt())
+        Search(BASE, GRID, n_jobs=1).fit(
+            *digits, **call, run_dir=tmp_path, callbacks=InterruptAt(2, "pass_end")
+        )
     Search(BASE, GRID, n_jobs=1).fit(*digits, **call, run_dir=tmp_path, resume=True)
     for key, model in models.items():
         np.testing.assert_array_equal(model.W_, whole[key].W_)
