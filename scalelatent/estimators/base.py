@@ -18,7 +18,7 @@ from scalelatent.engine.callbacks import Callback
 from scalelatent.errors import DataError
 
 OUTPUT_SHARE = 0.3
-FLOAT32_MAX = float(np.finfo(np.float32).max)
+FLOAT32_MAX = np.finfo(np.float32).max
 _CHECKS: dict[str, Any] = {
     "accept_sparse": "csr",
     "accept_large_sparse": True,

@@ -150,11 +150,11 @@ def test_max_iter_ends_in_any_round(max_iter: int) -> None:
 
 
 def test_tol_ends_a_round_and_zero_never_does() -> None:
-    losses = [1.0, 0.5, 0.45, 0.449, 0.448]
-    errors = [0.5, 0.4, 0.3, 0.2, 0.1]
+    losses = [1.0, 0.5, 0.45, 0.449, 0.448, 0.447]  # pass 5 measures where the second round starts
+    errors = [0.5, 0.4, 0.3, 0.2, 0.1, 0.05]
     states = _walk(_learner([(0.5, 9), (0.0, 9)], tol=0.01), errors, losses)
-    assert [int(s.round[0]) for s in states] == [0, 0, 0, 0, 1, 2]
-    states = _walk(_learner([(0.5, 9), (0.0, 9)], tol=0.0), errors, [1.0] * 5)
+    assert [int(s.round[0]) for s in states] == [0, 0, 0, 0, 1, 1, 2]
+    states = _walk(_learner([(0.5, 9), (0.0, 9)], tol=0.0), errors, [1.0] * 6)
     assert int(states[-1].round[0]) == 0
 
 
