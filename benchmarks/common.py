@@ -123,3 +123,52 @@ def mnist(rows: slice = slice(None), part: str = "train") -> tuple[Any, Any]:
     with gzip.open(data_folder() / "mnist" / f"{names[part]}-labels-idx1-ubyte.gz") as file:
         y = np.frombuffer(file.read(), dtype=np.uint8, offset=8)
     return x[rows], y[rows]
+
+
+def open_or(path: Path, make: Callable[[], Any]) -> Any:
+    """The dataset at a place, made where it is not there yet."""
+    import scalelatent as sl
+
+    try:
+        return sl.open_dataset(path)
+    except ValueError:
+        return make()
+
+
+def infinite_digits(folder: Path, rows: int, seed: int) -> tuple[Any, Any, Any]:
+    """Training, validation and test rows: infinite digits from MNIST rows 0:50000, rows 50000:60000 as they
+    are, and the test set; made in the folder once.
+    """
+    from scalelatent.data import import_idx, make_digits
+
+    files = data_folder() / "mnist"
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def imported(name: str) -> Any:
+        sources = (files / f"{name}-{what}-ubyte.gz" for what in ("images-idx3", "labels-idx1"))
+        return open_or(folder / f"{name}.zarr", lambda: import_idx(*sources, folder / f"{name}.zarr"))
+
+    base, test = imported("train"), imported("t10k")
+    place, of = folder / f"digits-{rows}.zarr", str(folder / "train.zarr")
+    train = make_digits(place, rows, base=of, base_rows=(0, 50_000), seed=seed, resume=True)
+    return train, base[50_000:60_000], test
+
+
+def stored_rows(folder: Path, n: int, seed: int, features: int = 196) -> Any:
+    """Noise around ten means, float32, written shard by shard; made once."""
+    import numpy as np
+
+    from scalelatent.data import create_dataset
+
+    def make() -> Any:
+        writer = create_dataset(str(path), n, (features,), "float32", y_dtype="uint8", overwrite=True)
+        means = np.random.default_rng(seed).normal(size=(10, features)).astype(np.float32)
+        for shard in range(writer.n_shards):
+            a, b = writer.shard_bounds(shard)
+            rng = np.random.default_rng((seed, shard))
+            y = (np.arange(a, b) % 10).astype(np.uint8)
+            writer.write_shard(shard, means[y] + rng.standard_normal((b - a, features), dtype=np.float32), y)
+        return writer.finalize()
+
+    path = folder / f"noise-{n}.zarr"
+    return open_or(path, make)

@@ -14,19 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import data_folder, parser, write
+from common import infinite_digits, parser, write
 
 import scalelatent as sl
-from scalelatent.data import import_idx, make_digits
 from scalelatent.jobs.workers import peak_bytes
-
-
-def open_or(path: Path, make: Any) -> sl.Dataset:
-    """The dataset at a place, made where it is not there yet."""
-    try:
-        return sl.open_dataset(path)
-    except ValueError:
-        return make()
 
 
 class Tell(sl.Callback):
@@ -46,27 +37,9 @@ def main() -> None:
     args.add_argument("--workers", type=int, default=2)
     args.add_argument("--memory-limit", default="3GB")
     a = args.parse_args()
-    mnist = data_folder() / "mnist"
-    files = {
-        n: [mnist / f"{n}-images-idx3-ubyte.gz", mnist / f"{n}-labels-idx1-ubyte.gz"]
-        for n in ("train", "t10k")
-    }
-    a.folder.mkdir(parents=True, exist_ok=True)
-    base, test = (
-        open_or(a.folder / f"{n}.zarr", lambda n=n: import_idx(*files[n], a.folder / f"{n}.zarr"))
-        for n in files
-    )
     begin = time.perf_counter()
-    train = make_digits(
-        a.folder / f"digits-{a.rows}.zarr",
-        a.rows,
-        base=str(a.folder / "train.zarr"),
-        base_rows=(0, 50_000),
-        seed=a.seed,
-        resume=True,
-    )
+    train, held, test = infinite_digits(a.folder, a.rows, a.seed)
     print(f"{a.rows} images in {time.perf_counter() - begin:.1f} s", flush=True)
-    held = base[50_000:60_000]
     model = sl.CapsuleRegression(capsule_dim=4, architecture="all_vs_all", random_state=a.seed)
     run = a.folder / f"run-{a.rows}"
     begin = time.perf_counter()

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import data_folder, parser, write
+from common import infinite_digits, parser, write
 
 import scalelatent as sl
-from scalelatent.data import import_idx, make_digits
 from scalelatent.report.style import COLORS, INK, new_figure, quiet_axes
 
 NAMES = {
@@ -31,41 +30,9 @@ NAMES = {
 TARGET_POINTS, TARGET_SHARE = 0.3, 0.1
 
 
-def open_or(path: Path, make: Any) -> sl.Dataset:
-    """The dataset at a place, made where it is not there yet."""
-    try:
-        return sl.open_dataset(path)
-    except ValueError:
-        return make()
-
-
-def datasets(folder: Path, rows: int, seed: int) -> tuple[sl.Dataset, sl.Dataset, sl.Dataset]:
-    """Training, validation and test rows."""
-    mnist = data_folder() / "mnist"
-    folder.mkdir(parents=True, exist_ok=True)
-    base, test = (
-        open_or(
-            folder / f"{n}.zarr",
-            lambda n=n: import_idx(
-                mnist / f"{n}-images-idx3-ubyte.gz", mnist / f"{n}-labels-idx1-ubyte.gz", folder / f"{n}.zarr"
-            ),
-        )
-        for n in ("train", "t10k")
-    )
-    train = make_digits(
-        folder / f"digits-{rows}.zarr",
-        rows,
-        base=str(folder / "train.zarr"),
-        base_rows=(0, 50_000),
-        seed=seed,
-        resume=True,
-    )
-    return train, base[50_000:60_000], test
-
-
 def run(name: str, a: Any) -> dict[str, Any]:
     """One fit."""
-    train, held, test = datasets(a.folder, a.rows, a.seed)
+    train, held, test = infinite_digits(a.folder, a.rows, a.seed)
     steps = -(-a.rows // 1024)
     model = sl.CapsuleRegression(
         capsule_dim=a.dim,

@@ -173,6 +173,111 @@ def import_rates(data: dict[str, Any]) -> None:
     )
 
 
+def online_capsule(data: dict[str, Any]) -> None:
+    """Online algorithms against batch EM."""
+    r = data["results"]
+    table(
+        "algorithm|test error|validation error|passes|rows read|of batch EM's|until within .3 points|seconds",
+        (
+            (
+                name,
+                percent(fit["test_error"]),
+                percent(fit["validation_error"]),
+                fit["passes"],
+                f"{fit['rows_read']:,}",
+                percent(r["comparison"][name]["share_of_em_rows"]),
+                percent(near) if near else "not reached",
+                fit["seconds"],
+            )
+            for name, fit in r["fits"].items()
+            for near in [r["comparison"][name]["share_until_within_0.3_validation"]]
+        ),
+    )
+
+
+def search_pass(data: dict[str, Any]) -> None:
+    """A search against single fits and GridSearchCV."""
+    r = data["results"]
+    table(
+        "way|seconds|of the processor|passes|read",
+        (
+            (name, f"{o['seconds']:.1f} s", f"{o['cpu_seconds']:.1f} s", o.get("passes", ""), _gigabytes(o))
+            for name, o in r.items()
+            if isinstance(o, dict)
+        ),
+    )
+    same = r.get("candidates_of_same_bits", "unknown")
+    print(f"{r['rows']:,} rows x {r['features']}; candidates of the same bits: {same} of {r['candidates']}\n")
+
+
+def _gigabytes(read: dict[str, Any]) -> str:
+    return f"{read['bytes_read'] / 1e9:.2f} GB" if "bytes_read" in read else ""
+
+
+def s3_pass(data: dict[str, Any]) -> None:
+    """A pass from an object store on loopback."""
+    r = data["results"]
+    keys = ("compute_s", "disk_s", "s3_s", "s3_one_at_a_time_s", "read_s3_mb_per_s", "server_mb_per_s")
+    table("|".join(keys), [[r[k] for k in keys]])
+    slow = r["delay"]
+    print(f"with {slow['milliseconds']:g} ms a request: {slow['gain_of_several']} times as fast by several\n")
+
+
+def minibatch_steps(data: dict[str, Any]) -> None:
+    """What a step of online learning costs beside its computing."""
+    r = data["results"]
+    in_process = [v for o in r["in_process_ms"] for k, v in o.items() if k.endswith("threads")]
+    print(f"in process: {min(in_process):.2f} - {max(in_process):.2f} ms\n")
+    keys = ("chains", "state_kib", "one_beyond_computing_ms", "all_beyond_computing_ms")
+    table(
+        "chains|state, KiB|one worker|chains spread",
+        ([o.get(k, "") for k in keys] for o in r["dask_2_workers"]),
+    )
+
+
+def partial_fit(data: dict[str, Any]) -> None:
+    """What a call costs beside its mathematics."""
+    keys = ("algorithm", "features", "rows", "call_us", "mathematics_us", "overhead_us")
+    table("|".join(keys), ([r[k] for k in keys] for r in data["results"]))
+
+
+def data_layouts(data: dict[str, Any]) -> None:
+    """Reading and writing by compressor: from the slowest to the fastest layout."""
+    keys = ("read_gb_s", "write_gb_s", "times_smaller")
+    table(
+        "rows|compressor|read, GB/s|written, GB/s|times smaller",
+        (
+            (r["rows"], name or "none", *(_range(found, key) for key in keys))
+            for r in data["results"]
+            for name in dict.fromkeys(o["compressor"] for o in r["layouts"])
+            for found in [[o for o in r["layouts"] if o["compressor"] == name]]
+        ),
+    )
+
+
+def _range(records: list[dict[str, Any]], key: str) -> str:
+    values = [r[key] for r in records]
+    return f"{min(values):.2f} - {max(values):.2f}"
+
+
+def data_digits(data: dict[str, Any]) -> None:
+    """Making infinite digits."""
+    keys = ("threads", "images_s", "images_s_per_core")
+    table(
+        "base|images/s, kernel|threads|images/s, written|a core",
+        (
+            (r["base"], f"{r['kernel_images_s']:,}", *(f"{o[key]:,}" for key in keys))
+            for r in data["results"]
+            for o in r["writing"]
+        ),
+    )
+
+
+def demo(data: dict[str, Any]) -> None:
+    """The demo."""
+    print(data["results"], "\n")
+
+
 PRINT: dict[str, Callable[[dict[str, Any]], None]] = {
     "capsule_pass": capsule_pass,
     "streamed_pass": streamed_pass,
@@ -182,6 +287,14 @@ PRINT: dict[str, Callable[[dict[str, Any]], None]] = {
     "import_rates": import_rates,
     "paper_capsule_convergence": convergence,
     "paper_capsule_starts": starts,
+    "online_capsule": online_capsule,
+    "search_pass": search_pass,
+    "s3_pass": s3_pass,
+    "minibatch_steps": minibatch_steps,
+    "partial_fit": partial_fit,
+    "data_layouts": data_layouts,
+    "data_digits": data_digits,
+    "demo": demo,
 }
 
 if __name__ == "__main__":

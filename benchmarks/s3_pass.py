@@ -27,8 +27,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from common import parser, write
-from streamed_pass import learner, stored_rows
+from common import parser, stored_rows, write
+from streamed_pass import learner
 
 import scalelatent as sl
 from scalelatent.data.objects import forget_connections

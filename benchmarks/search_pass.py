@@ -27,14 +27,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import parser, write
+from common import parser, stored_rows, write
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, KFold, ParameterGrid
-from streamed_pass import stored_rows
 
 import scalelatent as sl
 
 GRID = {"capsule_dim": [1, 2, 4, 8], "momentum": [0.0, 0.3, 0.6, 0.9]}
+
+
+class Kept(sl.Search):
+    """A search that keeps the models of all candidates."""
+
+    def _gather(self, params: Any, candidates: Any, scores: Any) -> None:
+        self.models_ = [one.model for one in candidates]
+        super()._gather(params, candidates, scores)
 
 
 class Passes(sl.Callback):
@@ -67,7 +74,7 @@ def measure(dataset: sl.Dataset, base: sl.CapsuleRegression, rounds: int) -> dic
     some = {"capsule_dim": GRID["capsule_dim"]}
 
     def search(log: Passes) -> Any:
-        return sl.Search(quiet, candidates, n_jobs=2).fit(train, validation=held, callbacks=log)
+        return Kept(quiet, candidates, n_jobs=2).fit(train, validation=held, callbacks=log)
 
     def singles(log: Passes) -> Any:
         return [
@@ -98,9 +105,8 @@ def measure(dataset: sl.Dataset, base: sl.CapsuleRegression, rounds: int) -> dic
                 least[key] = min(value, results[name].get(key, np.inf))
             results[name] = {**least, **(log.told() if log.passes else {})}
             print(name, results[name], flush=True)
-    best = kept["search"].best_estimator_
-    alone = kept["singles"][kept["search"].best_index_]
-    results["same_bits"] = bool(np.array_equal(best.W_, alone.W_))
+    pairs = zip(kept["search"].models_, kept["singles"], strict=True)
+    results["candidates_of_same_bits"] = sum(bool(np.array_equal(a.W_, b.W_)) for a, b in pairs)
     for name, over in (("singles", "search"), ("grid", "search"), ("folds_grid", "folds")):
         for key in ("seconds", "cpu_seconds"):
             results[f"{name}_over_{over}_{key}"] = round(results[name][key] / results[over][key], 2)

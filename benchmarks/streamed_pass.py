@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import parser, write
+from common import parser, stored_rows, write
 
 import scalelatent as sl
 from scalelatent.engine.backend import make_backend
@@ -35,25 +35,6 @@ from scalelatent.models.capsule.members import build_members
 from scalelatent.models.capsule.model import CapsuleEM, initial_state
 
 FEATURES = 196
-
-
-def stored_rows(folder: Path, n: int, seed: int) -> sl.Dataset:
-    """Noise around ten means, float32, written shard by shard; made once."""
-    path = folder / f"noise-{n}.zarr"
-    try:
-        return sl.open_dataset(path)
-    except ValueError:
-        pass
-    from scalelatent.data import create_dataset
-
-    writer = create_dataset(str(path), n, (FEATURES,), "float32", y_dtype="uint8", overwrite=True)
-    means = np.random.default_rng(seed).normal(size=(10, FEATURES)).astype(np.float32)
-    for shard in range(writer.n_shards):
-        a, b = writer.shard_bounds(shard)
-        rng = np.random.default_rng((seed, shard))
-        y = (np.arange(a, b) % 10).astype(np.uint8)
-        writer.write_shard(shard, means[y] + rng.standard_normal((b - a, FEATURES), dtype=np.float32), y)
-    return writer.finalize()
 
 
 def learner(d: int, seed: int, architecture: str = "multiclass") -> tuple[CapsuleEM, Any]:

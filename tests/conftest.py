@@ -1,4 +1,4 @@
-"""Fixtures for every test: where the real data lie, and small data sets."""
+"""Fixtures for every test: where the real data lie; and how hypothesis draws."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples in every run; more of them, and others, with HYPOTHESIS_PROFILE=more. No deadline: the
+# first call of a numba kernel compiles it, and machines that test are busy.
+settings.register_profile("scalelatent", deadline=None, derandomize=True, database=None, max_examples=60)
+settings.register_profile("more", deadline=None, derandomize=False, database=None, max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "scalelatent"))
 
 # Pools of one thread, as in a fit: two test processes side by side must not fight over cores.
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from .backend import make_backend
 from .passes import BLOCK_BYTES, BLOCK_ROWS
 from .reading import Meter, Reader, iter_blocks, naming
+from .threads import resolve_jobs, single_threaded
 
 
 @dataclass(frozen=True)
@@ -161,3 +163,46 @@ def map_rows(executor: Any, task: MapTask, on_rows: Callable[[int, int], None]) 
     """
     executor.run_map(task, on_rows)
     return task.writer.finalize()
+
+
+def map_to_array(
+    row_map: Any, dataset: Any, device: str, n_jobs: int | None, progress: Any = None
+) -> np.ndarray:
+    """A map over rows into one array in memory, by threads over runs of rows.
+
+    Returns
+    -------
+    ndarray, shape (rows, *output)
+    """
+    from .inprocess import run_threads
+
+    shape, dtype = row_map.output()
+    out = np.empty((len(dataset), *shape), dtype=dtype)
+    step = block_rows(dataset.n_features)
+    run = 16 * step
+    csr = getattr(row_map, "accepts_csr", False)
+    done = 0
+
+    def compute(slot: int, stop: threading.Event) -> Any:
+        backend = make_backend(device)
+        prepared = row_map.prepare(backend)
+
+        def work(first: int) -> int:
+            last = min(first + run, len(dataset))
+            blocks = [(a, min(a + step, last)) for a in range(first, last, step)]
+            with naming(dataset):
+                for block in iter_blocks(Reader(dataset, None, Meter(), csr=csr), blocks, stop):
+                    out[block.start : block.start + len(block.x)] = row_map.apply(prepared, block)
+            return last - first
+
+        return work
+
+    def finish(first: int, rows: int) -> None:
+        nonlocal done
+        done += rows
+        if progress is not None:
+            progress(done, len(dataset))
+
+    with single_threaded():
+        run_threads(range(0, len(dataset), run), resolve_jobs(n_jobs), compute, finish)
+    return out

@@ -7,7 +7,7 @@ is bounded. The terms are those of the code: each is named after what holds it.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,14 +19,18 @@ from scalelatent.models.base import Block, Stats
 
 from .backend import make_backend
 from .cache import DEFAULT_SHARE, memory_limit
+from .feeding import AHEAD as SLABS_AHEAD
+from .feeding import SLAB_BYTES
+from .order import RowOrder
 from .passes import Stage, choose_level, spans_of
 from .reading import AHEAD
-from .threads import available_cores, single_threaded
+from .threads import resolve_jobs, single_threaded
 
 # Resident size of a worker that has imported everything and compiled its kernels, rounded up.
 PROCESS_BYTES = 450 * 2**20
 ALLOWED_SHARE = 0.6
 MAX_TASKS = 10_000
+KEEP_REPLICAS = 3  # states that a worker keeps of a fit by steps, see online_tasks
 PROBE_ROWS = 8192
 
 
@@ -70,7 +74,7 @@ def find_resources(client: Any, n_jobs: int | None, limit: str | int | float | N
 
     given = None if limit in (None, "auto", 0) else int(parse_bytes(limit))  # type: ignore[arg-type]
     if client is None:
-        return Resources(1, n_jobs or available_cores(), given or memory_limit())
+        return Resources(1, resolve_jobs(n_jobs), given or memory_limit())
     workers = client.scheduler_info(n_workers=-1)["workers"].values()
     limits = [int(w["memory_limit"]) for w in workers if w["memory_limit"]]
     threads = max([int(w["nthreads"]) for w in workers], default=1)
@@ -93,8 +97,7 @@ def stage_memory(stage: Stage, resources: Resources, source: Any, constants: int
     stat, p = reduction.layout().nbytes, stage.datasets["train"].n_features
     width = max(1, reduction.layout().size // max(p, 1))
     level = choose_level(grid, reduction, resources.workers * resources.threads)
-    pieces = source.pieces(0, min(len(source), 10**6)) if getattr(source, "is_stored", False) else []
-    piece = max((b - a for a, b in pieces), default=0) * (source.nbytes // len(source)) if pieces else 0
+    piece = _piece_bytes(source)
     ahead = max(AHEAD, 2 * getattr(source, "reads_at_once", 1))  # in flight, packed and unpacked
     blocks = grid.block_rows * (2 * p + min(width, 2**14)) * 8
     return {
@@ -105,6 +108,57 @@ def stage_memory(stage: Stage, resources: Resources, source: Any, constants: int
         "statistics waiting for their siblings": (FAN_IN * max(grid.depth - level, 0) + 2) * stat,
         "constants and states": constants,
     }
+
+
+def steps_memory(
+    learner: Any,
+    order: RowOrder,
+    n_features: int,
+    resources: Resources,
+    source: Any,
+    row_bytes: int,
+    constants: int,
+    state: int,
+    keeps_leaves: bool,
+) -> dict[str, int]:
+    """Bytes of one worker while it takes steps over minibatches, all chains of them, by what holds them.
+
+    Parameters
+    ----------
+    learner : OnlineLearner
+    order : RowOrder
+    n_features, row_bytes : int
+        Of the rows that are learnt from; bytes as they are stored.
+    source : Dataset
+        Rows as they are read.
+    constants, state : int
+        Bytes of the learner, and of one state.
+    keeps_leaves : bool
+        What a leaf contributed before is read, and what it does now written.
+    """
+    stat, chains = learner.layout().nbytes, order.n_chains
+    stored = getattr(source, "is_stored", False)
+    # A chain holds the runs of the buffer in use and of the next; without shuffling a few runs.
+    runs = 2 * order.buffer_runs if order.shuffle else 2 + -(-order.chain_rows // order.run_rows)
+    held = min(2 * order.n_rows, chains * runs * order.run_rows) if stored else 0
+    slab = chains * max(SLAB_BYTES, order.chain_rows * row_bytes)
+    threads = min(resources.threads, chains)
+    width = min(max(1, learner.layout().size // n_features), 2**14)
+    return {
+        "process": PROCESS_BYTES,
+        "pieces read ahead": 4 * _piece_bytes(source),
+        "rows of the buffers": held * (row_bytes + 12),
+        "rows of the next steps": (SLABS_AHEAD + 2) * slab,
+        "blocks and buffers": threads * order.chain_rows * (2 * n_features + width) * 8,
+        "statistics of the chains": (chains + 3 + 2 * threads * keeps_leaves) * stat,
+        "constants and states": constants + (KEEP_REPLICAS + 2) * state,
+    }
+
+
+def _piece_bytes(source: Any) -> int:
+    """Bytes of the largest piece of rows that is read at once."""
+    pieces = source.pieces(0, min(len(source), 10**6)) if getattr(source, "is_stored", False) else []
+    return max((b - a for a, b in pieces), default=0) * (source.nbytes // len(source)) if pieces else 0
 
 
 def check_fits(name: str, parts: Mapping[str, int], resources: Resources, remedy: str) -> int:
@@ -157,6 +211,18 @@ def describe_stage(stage: Stage, resources: Resources) -> dict[str, Any]:
     }
 
 
+def describe_steps(learner: Any, order: RowOrder) -> dict[str, Any]:
+    """Steps of an epoch and statistic of a chain."""
+    return {
+        "rows": order.n_rows,
+        "batch_rows": order.batch_rows,
+        "chains": order.n_chains,
+        "steps_per_pass": order.n_steps,
+        "buffer_rows": order.buffer_rows if order.shuffle else 0,
+        "statistic_bytes": learner.layout().nbytes,
+    }
+
+
 def probe(stage: Stage, state: Any, source: Any, codes: int) -> dict[str, float]:
     """Seconds a row of reading and of computing on one thread, from a few thousand rows.
 
@@ -172,26 +238,64 @@ def probe(stage: Stage, state: Any, source: Any, codes: int) -> dict[str, float]
     """
     reduction, p = stage.reductions["train"], stage.datasets["train"].n_features
     n = min(PROBE_ROWS, len(source))
-    begin = time.perf_counter()
-    source.read_x(0, n)
-    first = time.perf_counter() - begin
-    begin = time.perf_counter()
-    source.read_x(0, n)
-    reading = min(first, time.perf_counter() - begin) / n
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((min(stage.grids["train"].block_rows, n), p), dtype=np.float32)
-    block = Block(x, (np.arange(len(x)) % max(codes, 1)).astype(np.int32), None, 0)
+    reading = _seconds(lambda: source.read_x(0, n)) / n
+    block = _noise(min(stage.grids["train"].block_rows, n), p, codes)
     with single_threaded():
-        backend = make_backend("cpu")
-        prepared = reduction.prepare(state, backend)
+        prepared = reduction.prepare(state, make_backend("cpu"))
         stats = Stats.zeros(reduction.layout())
-        reduction.accumulate(prepared, block, stats)
-        begin, rounds = time.perf_counter(), 0
-        while time.perf_counter() - begin < 0.2:
-            reduction.accumulate(prepared, block, stats)
-            rounds += 1
-        computing = (time.perf_counter() - begin) / (rounds * len(x))
+        computing = _seconds(lambda: reduction.accumulate(prepared, block, stats), 0.2) / len(block.x)
     return {"read_seconds_per_row": reading, "compute_seconds_per_row": computing}
+
+
+def probe_steps(
+    learner: Any, state: Any, order: RowOrder, source: Any, n_features: int, codes: int
+) -> dict[str, float]:
+    """Seconds a row of reading and of computing on one thread, and seconds a step beside its rows.
+
+    Parameters
+    ----------
+    learner : OnlineLearner or LeafLearner
+    state : object
+        Its first.
+    order : RowOrder
+    source : Dataset
+        Rows that are read for the reading rate.
+    n_features, codes : int
+        Of the noise and its labels.
+    """
+    n = min(PROBE_ROWS, len(source))
+    reading = _seconds(lambda: source.read_x(0, n)) / n
+    block = _noise(min(order.chain_rows, n), n_features, codes)
+    with single_threaded():
+        prepared = learner.prepare(state, make_backend("cpu"))
+        stats = Stats.zeros(learner.layout())
+        if hasattr(learner, "visit"):
+            computing = _seconds(lambda: learner.visit(prepared, block), 0.2)
+            learner.exchange(prepared, None, learner.visit(prepared, block), stats)
+        else:
+            computing = _seconds(lambda: learner.run_chain(prepared, block, stats), 0.2)
+        stepping = _seconds(lambda: learner.step(state, stats, len(block.x)))
+    return {
+        "read_seconds_per_row": reading,
+        "compute_seconds_per_row": computing / len(block.x),
+        "seconds_per_step": stepping,
+    }
+
+
+def _noise(rows: int, p: int, codes: int) -> Block:
+    x = np.random.default_rng(0).standard_normal((rows, p), dtype=np.float32)
+    y = (np.arange(rows) % max(codes, 1)).astype(np.int32)
+    return Block(x, y, None, 0, np.arange(rows))
+
+
+def _seconds(call: Callable[[], Any], least: float = 0.0) -> float:
+    """Of a call: the faster of two, or the mean of as many as ``least`` seconds take after the first."""
+    times: list[float] = []
+    while len(times) < 2 or sum(times[1:]) < least:
+        begin = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin)
+    return float(np.mean(times[1:])) if least else min(times)
 
 
 def cache_bytes(resources: Resources, dataset_bytes: int) -> int:

@@ -18,6 +18,7 @@ from scalelatent.engine.callbacks import Callback
 from scalelatent.errors import DataError
 
 OUTPUT_SHARE = 0.3
+FLOAT32_MAX = np.finfo(np.float32).max
 _CHECKS: dict[str, Any] = {
     "accept_sparse": "csr",
     "accept_large_sparse": True,
@@ -32,7 +33,7 @@ def is_dask_array(x: Any) -> bool:
     return type(x).__module__.split(".")[0] == "dask" and hasattr(x, "dask")
 
 
-def _is_plain(x: Any) -> bool:
+def is_plain(x: Any) -> bool:
     """Arrays and lists that scikit-learn validates; everything else is read in blocks."""
     lazy = (
         isinstance(x, (Dataset, np.memmap))
@@ -50,8 +51,8 @@ class StreamedEstimator(BaseEstimator):
 
     _kind = ""
 
-    def _training_rows(self, X: Any, y: Any, sample_weight: Any) -> Dataset:
-        """A Dataset from whatever ``fit`` was given.
+    def _training_rows(self, X: Any, y: Any, sample_weight: Any, *, reset: bool = True) -> Dataset:
+        """A Dataset from whatever ``fit`` was given; without ``reset`` one of the fitted width.
 
         Raises
         ------
@@ -61,17 +62,12 @@ class StreamedEstimator(BaseEstimator):
             What scikit-learn's checks refuse.
         """
         if isinstance(X, Dataset):
-            if y is not None:
-                raise DataError(
-                    "y was given beside a Dataset, which brings its own labels: leave y out, or give arrays"
-                )
-            ds = X if sample_weight is None else X.with_weight(sample_weight)
-            self._set_width(ds.n_features)
-        elif _is_plain(X):
+            ds = _weighed(X, y, sample_weight)
+        elif is_plain(X):
             if y is None:
                 raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
-            X, y = validate_data(self, X, y, **_CHECKS)
-            _check_finite(X, "X")
+            X, y = validate_data(self, X, y, reset=reset, **_CHECKS)
+            check_finite(X, "X")
             check_classification_targets(y)
             if sample_weight is not None:
                 from sklearn.utils.validation import _check_sample_weight
@@ -80,6 +76,9 @@ class StreamedEstimator(BaseEstimator):
             ds = Dataset.from_arrays(X, y, sample_weight=sample_weight)
         else:
             ds = Dataset.from_arrays(X, y, sample_weight=sample_weight)
+        if not reset:
+            self._check_width(ds, "X")
+        elif not is_plain(X):  # else validate_data did it
             self._set_width(ds.n_features)
         if not ds.has_y:
             raise DataError(
@@ -91,12 +90,26 @@ class StreamedEstimator(BaseEstimator):
         return ds
 
     def _check_kind(self, ds: Dataset) -> None:
-        """Refuse targets and multi-labels, which no classifier here learns from."""
+        """Refuse targets, multi-labels and labels with fractions, which no classifier here learns from."""
         if ds.y_kind not in ("labels", None):
             raise DataError(
                 f"{ds.url or 'y'}: there are {ds.n_targets} {ds.y_kind} columns a row, but "
                 f"{type(self).__name__} learns from one label a row: pass y of shape (n,) (one column: "
                 "y.ravel())"
+            )
+        classes = ds.classes
+        if classes is not None and classes.dtype.kind == "f" and (broken := classes[classes % 1 != 0]).size:
+            raise DataError(
+                f"{ds.url or 'y'}: unknown label type: continuous. {broken[0]} is a number with a fraction, "
+                f"one of {len(classes)} different ones, but {type(self).__name__} learns from classes: give "
+                "whole numbers or strings"
+            )
+
+    def _check_width(self, ds: Dataset, what: str) -> None:
+        if ds.n_features != self.n_features_in_:
+            raise DataError(
+                f"{what}{f' ({ds.url})' if ds.url else ''} has {ds.n_features} features, but "
+                f"{type(self).__name__} was fitted on {self.n_features_in_}"
             )
 
     def _set_width(self, n_features: int) -> None:
@@ -107,18 +120,14 @@ class StreamedEstimator(BaseEstimator):
     def _other_rows(self, X: Any, y: Any = None, sample_weight: Any = None, what: str = "X") -> Dataset:
         """Rows to predict or validate on, checked against the fitted width."""
         if isinstance(X, Dataset):
-            ds = X
-        elif _is_plain(X):
+            ds = _weighed(X, y, sample_weight)
+        elif is_plain(X):
             X = validate_data(self, X, reset=False, **_CHECKS)
-            _check_finite(X, what)
+            check_finite(X, what)
             ds = Dataset.from_arrays(X, y, sample_weight=sample_weight)
         else:
             ds = Dataset.from_arrays(X, y, sample_weight=sample_weight)
-        if ds.n_features != self.n_features_in_:
-            raise DataError(
-                f"{what}{f' ({ds.url})' if ds.url else ''} has {ds.n_features} features, but "
-                f"{type(self).__name__} was fitted on {self.n_features_in_}"
-            )
+        self._check_width(ds, what)
         return ds
 
     def _validation_rows(self, validation: Any) -> Dataset | None:
@@ -145,10 +154,8 @@ class StreamedEstimator(BaseEstimator):
     # --------------------------------------------------------------------------------------------------
 
     def _fit_steps(self, rows: Any) -> Any:
-        """The fit as steps (see :mod:`.steps`) over rows ``"train"`` and ``"validation"``; None where it is
-        not made of steps.
-        """
-        return None
+        """The fit as steps (see :mod:`.steps`) over rows ``"train"`` and ``"validation"``."""
+        raise NotImplementedError
 
     def _what_decides(self) -> dict[str, Any]:
         """The parameters that decide the result: a resumed fit must have the same ones."""
@@ -182,6 +189,8 @@ class StreamedEstimator(BaseEstimator):
             n_jobs=self.n_jobs,
             engine=engine,
         ) as session:
+            if begin.keeps_records:
+                session.keep_records()
             seed = session.begin(self.random_state, self._what_decides(), watched)
             session.announce(train, **begin.info, seed=seed)
             rows = {name: Rows(session.visible(name, ds)) for name, ds in watched.items()}
@@ -220,7 +229,7 @@ class StreamedEstimator(BaseEstimator):
                 f"the result would take {nbytes / 2**30:.1f} GiB of memory ({len(ds)} rows): pass "
                 "out='RESULT.zarr' to write it to disk as it is made"
             )
-        from .session import map_to_array
+        from scalelatent.engine.mapwrite import map_to_array
 
         return map_to_array(row_map, ds, self.device, self.n_jobs)
 
@@ -302,28 +311,53 @@ class StreamedEstimator(BaseEstimator):
         )
 
 
-def _check_finite(x: Any, what: str) -> None:
-    """Like scikit-learn's check, but naming the first bad row and feature."""
-    if not isinstance(x, np.ndarray):  # CSR
-        bad = np.flatnonzero(~np.isfinite(x.data) if x.dtype.kind == "f" else [])
-        if len(bad):
-            row = int(np.searchsorted(x.indptr, bad[0], side="right")) - 1
-            _refuse(what, row, int(x.indices[bad[0]]), x.data[bad[0]])
-    elif x.dtype.kind == "f" and not np.isfinite(x.sum(dtype=np.float64)) and not np.isfinite(x).all():
-        row, feature = np.argwhere(~np.isfinite(x))[0]
-        _refuse(what, row, feature, x[row, feature])
+def _weighed(ds: Dataset, y: Any, sample_weight: Any) -> Dataset:
+    """A given Dataset with the given weights; it brings its own labels."""
+    if y is not None:
+        raise DataError(
+            "y was given beside a Dataset, which brings its own labels: leave y out, or give arrays"
+        )
+    return ds if sample_weight is None else ds.with_weight(sample_weight)
 
 
-def _refuse(what: str, row: int, feature: int, value: Any) -> None:
-    kind = "NaN" if np.isnan(value) else "an infinite value (inf)"
-    raise DataError(
-        f"{what} contains {kind}: row {row}, feature {feature} is {value}. Clean these rows, or leave "
-        "them out"
-    )
+def check_finite(x: Any, what: str) -> None:
+    """Like scikit-learn's check, but of the numbers in float32, and naming the first bad row and feature.
+
+    Raises
+    ------
+    DataError
+        NaN, an infinite value, or one beyond float32.
+
+    Examples
+    --------
+    >>> check_finite(np.array([[1.0, 1e39]]), "X")
+    Traceback (most recent call last):
+    scalelatent.errors.DataError: X contains a value beyond float32, in which rows are computed on: row 0, ...
+    """
+    if x.dtype.kind != "f":
+        return
+    sparse = not isinstance(x, np.ndarray)
+    values = x.data if sparse else x
+    # A NaN anywhere is the smallest and the largest.
+    if not values.size or (values.min() >= -FLOAT32_MAX and values.max() <= FLOAT32_MAX):
+        return
+    bad = ~(np.abs(values) <= FLOAT32_MAX)
+    if sparse:
+        at = int(np.flatnonzero(bad)[0])
+        row, feature = int(np.searchsorted(x.indptr, at, side="right")) - 1, int(x.indices[at])
+        value = values[at]
+    else:
+        row, feature = map(int, np.argwhere(bad)[0])
+        value = values[row, feature]
+    kind = "a value beyond float32, in which rows are computed on"
+    if not np.isfinite(value):
+        kind = "NaN" if np.isnan(value) else "an infinite value (inf)"
+    remedy = "Scale the rows" if np.isfinite(value) else "Clean these rows, or leave them out"
+    raise DataError(f"{what} contains {kind}: row {row}, feature {feature} is {value}. {remedy}")
 
 
 def _map_block(x: np.ndarray, row_map: Any, device: str) -> np.ndarray:
-    from .session import map_to_array
+    from scalelatent.engine.mapwrite import map_to_array
 
     return map_to_array(row_map, Dataset.from_arrays(x), device, 1)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
+from sklearn.base import clone
 
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.cluster import current_client
@@ -15,13 +15,14 @@ from scalelatent.engine.plan import find_resources
 from scalelatent.models.capsule.members import Members
 from scalelatent.models.capsule.model import CapsuleEM
 from scalelatent.models.capsule.predict import CapsuleRows
-from scalelatent.models.capsule.running import RunningCapsule
+from scalelatent.models.capsule.running import RowSums, RunningCapsule
 
 from .base import StreamedEstimator, restore_params
-from .capsule_fit import check_params, check_width, plan, projected_width
+from .capsule_fit import check_params, check_width, projected_width
 from .capsule_online import ONLINE_PARAMETERS
 from .capsule_partial import PartialFit
-from .capsule_steps import fit_online, fit_steps
+from .capsule_plan import plan
+from .capsule_steps import fit_steps
 from .classifier import StreamedClassifier
 from .steps import Rows, Steps
 
@@ -64,7 +65,8 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
     n_epochs : int, default 10
         Largest number of passes of the online algorithms.
     batch_rows : int or None
-        Rows of a step. None: 1,024; incremental EM: a 32nd of the rows.
+        Rows of a step. None: 1,024; incremental EM: a 32nd of the rows, but leaves (a step has ``n_chains``)
+        of at least four rows for each row of W, at least 256 and at most 65,536.
     n_chains : int, default 4
         Parts of a step that are computed independently, by threads or workers; a multiple of it must be
         ``batch_rows``. It changes the result (passive-aggressive: copies of W that are averaged), the number
@@ -99,7 +101,8 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         Passes.
     history_ : list of dict
         One record a pass: objective (mean log-loss, nats), train_error, validation_error, seconds, rows,
-        bytes_read, …
+        bytes_read, … Of an online algorithm with engine options ``report_steps`` or ``validate_steps`` also
+        one at each such step, with the number of the pass that it belongs to; ``rows_seen`` tells them apart.
     best_validation_error_ : float or None
         Mean over members.
     seed_ : int
@@ -231,12 +234,11 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         resources = find_resources(client or current_client(), self.n_jobs, None)
         width = projected_width(self.projection, train.n_features)
         check_width(width, train, len(train.classes), resources.memory)
-        fit = self._fit_by_steps if self.algorithm == "em" else partial(fit_online, self)
-        fit(train, held, client, run_dir, resume, callbacks, engine)
+        self._fit_by_steps(train, held, client, run_dir, resume, callbacks, engine)
         return self
 
-    def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps | None:
-        return fit_steps(self, rows) if self.algorithm == "em" else None
+    def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
+        return fit_steps(self, rows)
 
     def _what_decides(self) -> dict[str, Any]:
         """The parameters that decide the result: a resumed fit must have the same ones."""
@@ -252,6 +254,7 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         result: LoopResult,
         w: np.ndarray,
         weight: np.ndarray,
+        count: np.ndarray,
     ) -> None:
         self.classes_, self._members = classes, em.members
         self.W_ = w
@@ -262,9 +265,10 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         self.best_validation_error_ = float(result.state.best_error.mean()) if em.has_validation else None
         # Members that see every class need no more than the sum.
         whole = (em.members.labels >= 0).all()
-        self._moment = em.moment.sum(axis=0, keepdims=True) if whole else em.moment
-        self._moment_weight, self._running = weight, None
-        self._seen_rows = float(max((r.get("rows_seen", 0) for r in self.history_), default=0))
+        moment = em.moment.sum(axis=0, keepdims=True) if whole else em.moment
+        self._sums, self._running = RowSums(tuple(moment), weight, count), None
+        passes = self.n_iter_ * float(count.sum())
+        self._seen_rows = max((float(r.get("rows_seen", passes)) for r in self.history_), default=passes)
 
     def plan(
         self,
@@ -288,8 +292,9 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         Returns
         -------
         dict
-            For each stage tasks a pass, tree depth, bytes of a statistic and memory by what holds it; peak
-            bytes a worker and on a device, bytes of scratch and checkpoints, seconds a pass.
+            For each stage tasks a pass, tree depth (of an online algorithm steps and rows of an epoch), bytes
+            of a statistic and memory by what holds it; peak bytes a worker and on a device, bytes of scratch
+            and checkpoints, seconds a pass, fewest and most passes.
 
         Raises
         ------
@@ -302,8 +307,11 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         >>> CapsuleRegression(capsule_dim=2).plan(x, y)["stages"]["estep"]["statistic_bytes"]
         168
         """
-        train, held = self._training_rows(X, y, None), self._validation_rows(validation)
-        return plan(self, train, held, find_resources(client, self.n_jobs, memory_limit), dict(engine or {}))
+        new = clone(self)  # rows of another width leave this model as it is
+        new.seed_ = 0  # orders of rows of all seeds need the same
+        train, held = new._training_rows(X, y, None), new._validation_rows(validation)
+        resources = find_resources(client or current_client(), self.n_jobs, memory_limit)
+        return plan(new, train, held, resources, dict(engine or {}))
 
     def _row_map(self, what: str) -> CapsuleRows:
         return CapsuleRows(self._members, self.W_, self.projection_, what)
@@ -326,9 +334,14 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         running = self._running
         if running is not None:
             running.renew()  # so that this model and the saved one go on alike
-            arrays |= {"moment": running.moment, "moment_weight": running.weight, "running_W": running.w}
-        elif self._moment is not None:
-            arrays |= {"moment": self._moment, "moment_weight": self._moment_weight}
+            arrays["running_W"] = running.w
+        sums = self._sums if running is None else running.sums
+        if sums is not None:
+            arrays |= {
+                "moment": np.stack(sums.moment),
+                "moment_weight": sums.weight,
+                "moment_rows": sums.count,
+            }
         if self.projection_ is not None:
             arrays["projection"] = self.projection_
         values = {
@@ -362,15 +375,18 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
             values["seed"],
         )
         model.best_validation_error_, model.history_ = values["best_validation_error"], []
-        model._moment, model._moment_weight = arrays.get("moment"), arrays.get("moment_weight")
-        model._seen_rows, model._running = values.get("seen_rows", 0.0), None
+        model._seen_rows, model._running, model._sums = values.get("seen_rows", 0.0), None, None
+        if "moment" in arrays:
+            weight = arrays["moment_weight"]
+            # Models of earlier versions have no count of the rows: as if these weighed 1.
+            model._sums = RowSums(tuple(arrays["moment"]), weight, arrays.get("moment_rows", weight))
         if "running_W" in arrays:
+            assert model._sums is not None
             model._running = RunningCapsule(
                 model._members,
                 arrays["running_W"],
                 model.W_,
-                arrays["moment"],
-                model._moment_weight,
+                model._sums,
                 values["prior_variance"],
                 values["seen_rows"],
             )

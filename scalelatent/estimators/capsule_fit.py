@@ -1,32 +1,21 @@
-"""The steps of a capsule fit: what is refused before any work, projection, class weights, first weights."""
+"""What a capsule fit is told: parameters, widths, classes and their weights, and what of it is refused."""
 
 from __future__ import annotations
 
 import math
-from numbers import Real
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from scalelatent.data import Dataset
-from scalelatent.engine.passes import make_stage
-from scalelatent.engine.plan import (
-    ALLOWED_SHARE,
-    Resources,
-    RowShape,
-    cache_bytes,
-    check_fits,
-    describe_stage,
-    probe,
-    stage_memory,
-)
+from scalelatent.engine.plan import ALLOWED_SHARE
 from scalelatent.errors import DataError, PlanError
-from scalelatent.models.capsule.members import Members, build_members
-from scalelatent.models.capsule.model import CapsuleEM, initial_state
-from scalelatent.models.capsule.moments import SecondMoments
+from scalelatent.models.capsule.members import Members
 from scalelatent.models.capsule.start import schedule_arrays
 
 from .capsule_online import ONLINE, check_online_params
+from .numbers import is_number, is_whole
 from .steps import Rows
 
 AUTO_PROJECTION = 196
@@ -52,11 +41,11 @@ def check_params(model: Any) -> None:
             raise ValueError(f"{name}={getattr(model, name)!r} is not one of {names}")
     for name in ("momentum", "ridge", "init_scale", "tol"):
         value = getattr(model, name)
-        if not (_number(value) or (name == "tol" and value is None)):
+        if not (is_number(value) or (name == "tol" and value is None)):
             raise ValueError(f"{name}={value!r}: give a finite number")
     if not 0 <= model.momentum < 1:
         raise ValueError(f"momentum={model.momentum!r}: give a number in [0, 1)")
-    if not _whole(model.max_iter):
+    if not is_whole(model.max_iter):
         raise ValueError(f"max_iter={model.max_iter!r}: give a whole number of passes, at least 1")
     if model.ridge < 0 or (model.tol is not None and model.tol < 0) or model.init_scale <= 0:
         raise ValueError(
@@ -65,14 +54,6 @@ def check_params(model: Any) -> None:
         )
     schedule_arrays(model.nu_schedule)
     check_online_params(model)
-
-
-def _whole(value: Any) -> bool:
-    return _number(value) and int(value) == value and value >= 1
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def projected_width(projection: str | int | None, n_features: int) -> int | None:
@@ -92,7 +73,7 @@ def projected_width(projection: str | int | None, n_features: int) -> int | None
         return None
     if isinstance(projection, str) and projection == "auto":
         return AUTO_PROJECTION if n_features > AUTO_PROJECTION else None
-    if not _whole(projection):
+    if not is_whole(projection):
         raise ValueError(
             f"projection={projection!r}: give 'auto', None or a number of directions, at least 1"
         )
@@ -187,22 +168,21 @@ def class_weights(class_weight: Any, classes: np.ndarray, counts: np.ndarray) ->
     """
     if class_weight is None:
         return None
+    if class_weight != "balanced" if isinstance(class_weight, str) else not isinstance(class_weight, Mapping):
+        raise ValueError(
+            f"class_weight={class_weight!r}: give 'balanced', a dict of class to weight, or None"
+        )
     if isinstance(class_weight, str):
-        if class_weight != "balanced":
-            raise ValueError(
-                f"class_weight={class_weight!r}: give 'balanced', a dict of class to weight, or None"
-            )
         return counts.sum() / (len(classes) * np.maximum(counts, 1.0))
     known = {c.item() if isinstance(c, np.generic) else c: i for i, c in enumerate(classes)}
     unknown = [c for c in class_weight if c not in known]
     weights = np.ones(len(classes))
-    for c, value in class_weight.items():
-        if c in known:
-            weights[known[c]] = value
-    if unknown or not (np.isfinite(weights) & (weights >= 0)).all():
+    if unknown or not all(is_number(value) and value > 0 for value in class_weight.values()):
         raise ValueError(
-            f"class_weight={dict(class_weight)!r}: classes are {list(known)}, weights finite and at least 0"
+            f"class_weight={dict(class_weight)!r}: classes are {list(known)}, weights finite numbers above 0"
         )
+    for c, value in class_weight.items():
+        weights[known[c]] = value
     return weights
 
 
@@ -248,89 +228,3 @@ def check_classes(
                     f"dimension {d}: lower capsule_dim to {counts[own].sum()}, give more rows, or use "
                     "init='random'"
                 )
-
-
-def plan(
-    model: Any,
-    train: Dataset,
-    validation: Dataset | None,
-    resources: Resources,
-    options: dict[str, Any],
-) -> dict[str, Any]:
-    """What a fit of these rows would need; see :meth:`.CapsuleRegression.plan`."""
-    check_params(model)
-    classes = train.classes
-    assert classes is not None
-    members = build_members(model.architecture, len(classes), model.capsule_dim)
-    width = projected_width(model.projection, train.n_features)
-    check_classes(members, train, class_counts(train, classes), width, model.init)
-    check_width(width, train, len(classes), resources.memory)
-    p, out = width or train.n_features, {}
-    rows = RowShape(len(train), p)
-    grid = {k: options[k] for k in ("block_rows", "leaf_rows") if options.get(k)}
-    remedies = {}
-    if width is not None:
-        out["svd"] = make_stage(
-            "capsule_svd", {"train": SecondMoments(train.n_features)}, {"train": train}, "cpu", **grid
-        )
-        remedies["svd"] = "make the rows narrower: keep the columns that matter, or reduce them first"
-    out["moments"] = make_stage(
-        "capsule_moments", {"train": SecondMoments(p, len(classes))}, {"train": rows}, "cpu", **grid
-    )
-    remedies["moments"] = f"set projection below {p}"
-    nu, patience, scheduled = schedule_arrays(model.nu_schedule)
-    # Zeros without memory: only shapes matter here.
-    moment = np.broadcast_to(np.zeros(()), (len(classes), p, p))
-    learner = CapsuleEM(
-        members, moment, nu, patience, scheduled, 0.0, 0.0, 0.0, 1, None, int(validation is not None)
-    )
-    parts: dict[str, Any] = {"train": rows}
-    if validation is not None:
-        parts["validation"] = RowShape(len(validation), p)
-    out["estep"] = make_stage("capsule_estep", learner, parts, "cpu", **grid)
-    remedies["estep"] = "lower capsule_dim, or set projection lower"
-    weights = members.total_dim * p * 8
-    factors = len({labels.tobytes() for labels in members.labels >= 0}) * 2 * p * p * 8
-    held = {"svd": 3 * train.n_features**2 * 8, "moments": 2 * len(classes) * p * p * 8}
-    held["estep"] = held["moments"] // 2 + factors + 8 * weights
-    report: dict[str, Any] = {"stages": {}, "resources": vars(resources)}
-    for name, stage in out.items():
-        memory = stage_memory(stage, resources, train, held[name])
-        peak = check_fits(stage.name, memory, resources, remedies[name])
-        report["stages"][name] = {
-            **describe_stage(stage, resources),
-            "memory_bytes": memory,
-            "peak_bytes": peak,
-        }
-    nbytes = len(train) * p * 4 if width else train.nbytes
-    report["cache_bytes"] = cache_bytes(resources, nbytes if train.is_stored else 0)
-    report["peak_bytes_per_worker"] = (
-        max(s["peak_bytes"] for s in report["stages"].values()) + report["cache_bytes"]
-    )
-    report["device_bytes"] = 4 * (
-        members.total_dim * p + out["estep"].grids["train"].block_rows * (2 * p + members.total_dim)
-    )
-    report["scratch_bytes"] = nbytes if width and train.is_stored else 0
-    report["checkpoint_bytes"] = 3 * weights
-    state = initial_state(np.random.default_rng(0).normal(size=(members.total_dim, p)), members.n_members)
-    rates = probe(out["estep"], state, train, len(classes))
-    slots = resources.workers * resources.threads
-    compute = rates["compute_seconds_per_row"] * out["estep"].rows / slots
-    read = (
-        0.0
-        if report["cache_bytes"] >= nbytes or not train.is_stored
-        else rates["read_seconds_per_row"] * out["estep"].rows / slots
-    )
-    report["probe"] = {
-        **rates,
-        "seconds_per_pass": max(compute, read),
-        "bound_by": "reading" if read > compute else "computing",
-    }
-    report["passes"] = _passes(model, int(patience.sum()) if scheduled else int(model.max_iter))
-    report["expected_seconds_at_least"] = report["probe"]["seconds_per_pass"] * report["passes"]["at_least"]
-    return report
-
-
-def _passes(model: Any, least: int) -> dict[str, int]:
-    most = int(model.max_iter if model.algorithm == "em" else model.n_epochs)
-    return {"at_least": min(least, most), "at_most": most}

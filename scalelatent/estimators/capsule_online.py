@@ -1,24 +1,22 @@
-"""Online algorithms of a capsule fit: their parameters, learners, and the loop that runs them."""
+"""Online algorithms of a capsule fit: their parameters, learners and orders of rows."""
 
 from __future__ import annotations
 
-import math
-from numbers import Real
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from scalelatent.data import Dataset
-from scalelatent.engine.incremental import DropLeaves, KeptLeaves, count_leaves, leaf_order
-from scalelatent.engine.loop import LoopResult
-from scalelatent.engine.order import RowOrder, warn_if_sorted
+from scalelatent.engine.incremental import count_leaves, leaf_order
+from scalelatent.engine.order import RowOrder
 from scalelatent.models.capsule.incremental import CapsuleIncremental, incremental_state
 from scalelatent.models.capsule.members import Members
 from scalelatent.models.capsule.model import CapsuleEM
-from scalelatent.models.capsule.online import CapsuleStepwise, OnlineCapsule, online_state
+from scalelatent.models.capsule.online import CapsuleStepwise, OnlineCapsule, OnlineState, online_state
 from scalelatent.models.capsule.passive import CapsulePassiveAggressive
 
-from .session import FitSession
+from .numbers import is_number, is_whole
+from .steps import LearnOnline, Rows
 
 ONLINE = ("stepwise", "incremental", "passive_aggressive")
 ONLINE_PARAMETERS = ("n_epochs", "batch_rows", "n_chains", "kappa", "t0", "aggressiveness")
@@ -38,10 +36,10 @@ def check_online_params(model: Any) -> None:
     """
     for name in ("n_epochs", "n_chains", "batch_rows"):
         value = getattr(model, name)
-        if not _whole(value) and not (name == "batch_rows" and value is None):
+        if not is_whole(value) and not (name == "batch_rows" and value is None):
             raise ValueError(f"{name}={value!r}: give a whole number of at least 1")
     for name in ("kappa", "t0", "aggressiveness"):
-        if not _number(getattr(model, name)):
+        if not is_number(getattr(model, name)):
             raise ValueError(f"{name}={getattr(model, name)!r}: give a finite number")
     if not 0 <= model.kappa <= 1:
         raise ValueError(f"kappa={model.kappa!r}: give a number in [0, 1]; 0 keeps the step size")
@@ -61,15 +59,7 @@ def check_online_params(model: Any) -> None:
         )
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _whole(value: Any) -> bool:
-    return _number(value) and int(value) == value and value >= 1
-
-
-def row_order(model: Any, n_rows: int, members: Members, options: dict[str, Any]) -> RowOrder:
+def row_order(model: Any, n_rows: int, members: Members, options: Mapping[str, Any]) -> RowOrder:
     """Which rows each step gets: a function of the parameters, the seed and the ``[engine]`` options
     run_rows and buffer_runs.
     """
@@ -91,58 +81,42 @@ def batch_rows(model: Any) -> int:
     return -(-BATCH_ROWS // int(model.n_chains)) * int(model.n_chains)
 
 
-def learn_online(
+def online_step(
     model: Any,
-    session: FitSession,
-    datasets: dict[str, Dataset],
     em: CapsuleEM,
     weight: np.ndarray,
+    count: np.ndarray,
     w: np.ndarray,
+    rows: Mapping[str, Rows],
     classes: np.ndarray,
-) -> tuple[OnlineCapsule, LoopResult]:
-    """Run an online algorithm to its end.
+) -> LearnOnline:
+    """What an online algorithm asks for.
 
     Parameters
     ----------
     em : CapsuleEM
         Constants of the fit.
-    weight : ndarray of float64, shape (classes,)
-        Sum of row weights of each class.
+    weight, count : ndarray of float64, shape (classes,)
+        Sum of row weights of each class, and rows whose weight is above 0.
     w : ndarray of float64, shape (D, p)
         First weights.
-
-    Returns
-    -------
-    learner : OnlineCapsule
-    result : LoopResult
-        Its state is one of the learner.
-
-    Warns
-    -----
-    UserWarning
-        The rows are sorted by label, and the order of rows cannot make up for it.
     """
-    train, members = datasets["train"], em.members
-    order = row_order(model, len(train), members, session.options)
-    if model.algorithm == "incremental":
-        # Totals over all leaves are kept: the order of rows does not matter.
-        learner: OnlineCapsule = CapsuleIncremental(em, weight, count_leaves(order))
-        work = KeptLeaves(learner, *session.leaves("incremental"))
-        stage = session.stage("incremental", work, datasets, classes)
-        drop = DropLeaves(work)
-        first = incremental_state(w, members.n_members)
-        result = session.fit_online(
-            stage, first, order, int(model.n_epochs), callbacks=[drop], checkpoint_steps=order.n_steps
-        )
-        if result.state.iteration >= model.n_epochs or learner.is_done(result.state):
-            drop.all()
-        return learner, result
-    if order.buffer_rows < order.segment(0)[1]:
-        warn_if_sorted(train, order)
-    if model.algorithm == "stepwise":
-        learner = CapsuleStepwise(em, weight, float(model.kappa), float(model.t0))
+    members, n_rows = em.members, len(rows["train"].dataset)
+
+    def order(options: Mapping[str, Any]) -> RowOrder:
+        return row_order(model, n_rows, members, options)
+
+    incremental = model.algorithm == "incremental"
+    if incremental:
+        # Leaves are the same whatever the options say.
+        learner: OnlineCapsule = CapsuleIncremental(em, weight, count, count_leaves(order({})))
+        state: OnlineState = incremental_state(w, members.n_members)
     else:
-        learner = CapsulePassiveAggressive(em, weight, float(model.aggressiveness))
-    stage = session.stage(model.algorithm, learner, datasets, classes)
-    state = online_state(w, members.n_members)
-    return learner, session.fit_online(stage, state, order, int(model.n_epochs))
+        state = online_state(w, members.n_members)
+        if model.algorithm == "stepwise":
+            learner = CapsuleStepwise(em, weight, count, float(model.kappa), float(model.t0))
+        else:
+            learner = CapsulePassiveAggressive(em, weight, count, float(model.aggressiveness))
+    return LearnOnline(
+        model.algorithm, learner, state, rows, classes, order, int(model.n_epochs), keeps_leaves=incremental
+    )

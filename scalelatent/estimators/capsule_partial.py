@@ -11,10 +11,10 @@ from sklearn.utils.validation import validate_data
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.streams import resolve_seed, stream
 from scalelatent.models.capsule.members import Members, build_members
-from scalelatent.models.capsule.running import RunningCapsule, StreamOptions
+from scalelatent.models.capsule.running import RowSums, RunningCapsule, StreamOptions
 from scalelatent.models.capsule.start import schedule_arrays
 
-from .base import _check_finite, _is_plain
+from .base import check_finite, is_plain
 from .capsule_fit import check_params, class_weights
 from .capsule_online import batch_rows
 
@@ -22,7 +22,7 @@ READ_ROWS = 8192
 # Parameters that a step reads: checked again where one has changed.
 _READ = (
     "algorithm", "nu_schedule", "kappa", "t0", "batch_rows", "n_chains", "ridge", "aggressiveness",
-    "class_weight",
+    "class_weight", "device",
 )  # fmt: skip
 
 
@@ -39,6 +39,7 @@ class PartialFit:
     architecture: Any
     capsule_dim: Any
     class_weight: Any
+    device: Any
     init: Any
     init_scale: Any
     kappa: Any
@@ -58,13 +59,11 @@ class PartialFit:
     seed_: int
     W_: np.ndarray
     _members: Members
-    # Second moments and row weights of the classes, and rows, that a fit saw; where a stream goes on from.
-    _moment: np.ndarray | None
-    _moment_weight: Any
+    # What a fit saw: sums of its rows, and how many it took over all its passes; a stream goes on from there.
+    _sums: RowSums | None
     _seen_rows: float
     _running: RunningCapsule | None
     _training_rows: Any
-    _other_rows: Any
 
     def partial_fit(self, X: Any, y: Any = None, classes: Any = None, *, sample_weight: Any = None) -> Self:
         """Learn from some more rows, at once and in this process.
@@ -116,13 +115,10 @@ class PartialFit:
             raise ValueError(
                 "classes must be passed on the first call to partial_fit: all labels that will ever come"
             )
-        if _is_plain(X) and not hasattr(X, "tocsr"):
+        if is_plain(X) and not hasattr(X, "tocsr"):
             self._learn(X, y, sample_weight, classes, options)
             return self
-        # _other_rows checks the width against the fitted one, _training_rows sets it.
-        ds = (self._other_rows if hasattr(self, "W_") else self._training_rows)(X, y, sample_weight)
-        if not ds.has_y:
-            raise ValueError(f"{ds.url or 'X'} has no labels: pass y, or a dataset with labels")
+        ds = self._training_rows(X, y, sample_weight, reset=not hasattr(self, "W_"))
         for a in range(0, len(ds), READ_ROWS):
             b = min(a + READ_ROWS, len(ds))
             weight = ds.read_weight(a, b) if ds.has_weight else None
@@ -139,20 +135,12 @@ class PartialFit:
         if first:
             self._begin_stream(x, codes, known)
         elif self._running is None:
-            if self._moment is None:
+            if self._sums is None:
                 raise ValueError(
                     "this model was saved by an older scalelatent, without what partial_fit needs: fit it "
                     "again"
                 )
-            self._running = RunningCapsule(
-                self._members,
-                self.W_,
-                self.W_,
-                self._moment.copy(),
-                self._moment_weight.copy(),
-                0.0,
-                self._seen_rows,
-            )
+            self._running = RunningCapsule(self._members, self.W_, self.W_, self._sums, 0.0, self._seen_rows)
         running = self._running
         assert running is not None
         if self.projection_ is not None:
@@ -185,7 +173,12 @@ class PartialFit:
         if kept is not None and kept[0] == given:
             return kept[1]
         check_params(self)
-        if self.class_weight == "balanced":
+        if self.device == "gpu":
+            raise ValueError(
+                "device='gpu': partial_fit runs on the processor, for batches of a few rows; leave device="
+                "'auto', or use fit"
+            )
+        if isinstance(self.class_weight, str) and self.class_weight == "balanced":
             raise ValueError(
                 "class_weight='balanced': partial_fit does not know how many rows of each class will come; "
                 "give the weights as a dict, or sample_weight"
@@ -232,7 +225,7 @@ class PartialFit:
             X, y = validate_data(self, X, y, reset=first, dtype="numeric", order="C", ensure_all_finite=False)
         elif len(y) != len(X):
             raise ValueError(f"X has {len(X)} rows, but y has {len(y)} labels: give one label a row")
-        _check_finite(X, "X")
+        check_finite(X, "X")
         codes = np.minimum(np.searchsorted(classes, y), len(classes) - 1)
         other = classes[codes] != y
         if other.any():

@@ -1,4 +1,4 @@
-"""A capsule fit as steps: projection, second moments, first weights, passes of EM."""
+"""A capsule fit as steps: projection, second moments, first weights, passes of EM or epochs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.data import Dataset
 from scalelatent.engine.streams import stream
 from scalelatent.errors import DataError
+from scalelatent.models.base import Stats
 from scalelatent.models.capsule.members import Members, build_members
 from scalelatent.models.capsule.model import CapsuleEM, CapsuleState, initial_state
 from scalelatent.models.capsule.moments import Project, SecondMoments, leading_eigenvectors
@@ -24,13 +24,12 @@ from .capsule_fit import (
     class_weights,
     projected_width,
 )
-from .capsule_online import learn_online
-from .session import FitSession
-from .steps import Begin, Collect, Derive, Learn, Map, Rows, Steps
+from .capsule_online import online_step
+from .steps import Begin, Collect, Derive, Learn, Map, Remember, Rows, Steps
 
 
 def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
-    """A whole fit by batch EM, see :mod:`.steps`; sets the model's learned attributes.
+    """A whole fit by any algorithm, see :mod:`.steps`; sets the model's learned attributes.
 
     Raises
     ------
@@ -47,69 +46,53 @@ def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
     width = projected_width(model.projection, train.n_features)
     check_classes(members, train, counts, width, model.init)
     weights = class_weights(model.class_weight, classes, counts)
-    model.seed_, rows = yield Begin({"members": members.n_members, "max_iter": int(model.max_iter)})
-    basis, rows = yield from project_steps(model, rows, width)
-    em, weight, w = yield from start_steps(model, rows, members, classes, weights)
+    last = _last_fit(model, members, width or train.n_features, classes)
+    most = int(model.max_iter if model.algorithm == "em" else model.n_epochs)
+    model.seed_, rows = yield Begin(
+        {"members": members.n_members, "max_iter": most}, keeps_records=model.algorithm == "incremental"
+    )
+    last = yield Remember("start", last)
+    basis, rows = yield from project_steps(rows, width, last.get("basis"))
+    em, sums, w = yield from start_steps(model, rows, members, classes, weights, last.get("W"))
 
     def predictor(state: CapsuleState) -> CapsuleRows:
         return CapsuleRows(members, em.weights(state), basis, "probabilities")
 
-    result = yield Learn("estep", em, initial_state(w, members.n_members), rows, classes, predictor)
-    model._keep(classes, em, basis, result, em.weights(result.state), weight)
+    if model.algorithm == "em":
+        step: Any = Learn("estep", em, initial_state(w, members.n_members), rows, classes, predictor)
+    else:
+        step = online_step(model, em, sums["weight"], sums["count"], w, rows, classes)
+    result = yield step
+    w = step.learner.weights(result.state)
+    model._keep(classes, em, basis, result, w, np.array(sums["weight"]), np.array(sums["count"]))
 
 
-def fit_online(
-    model: Any,
-    train: Dataset,
-    held: Dataset | None,
-    client: Any,
-    run_dir: Any,
-    resume: bool,
-    callbacks: Any,
-    engine: Any,
-) -> None:
-    """A whole fit by an online algorithm; sets the model's learned attributes.
+def _last_fit(model: Any, members: Members, width: int, classes: np.ndarray) -> dict[str, np.ndarray]:
+    """W and basis of the fit that ``warm_start`` starts from; empty where there is none.
 
     Raises
     ------
-    DataError, ValueError
-        Before the first pass: what :meth:`.CapsuleRegression.fit` says of them.
+    ValueError
+        That fit was of another shape.
     """
-    classes = train.classes
-    assert classes is not None
-    members = build_members(model.architecture, len(classes), model.capsule_dim)
-    counts = class_counts(train, classes)
-    check_labels(held, classes)
-    width = projected_width(model.projection, train.n_features)
-    check_classes(members, train, counts, width, model.init)
-    weights = class_weights(model.class_weight, classes, counts)
-    watched = {"train": train} if held is None else {"train": train, "validation": held}
-    where: dict[str, Any] = {"device": model.device, "n_jobs": model.n_jobs, "engine": engine}
-    with FitSession(
-        model._kind, client=client, run_dir=run_dir, resume=resume, callbacks=callbacks, **where
-    ) as session:
-        if model.algorithm == "incremental":
-            session.keep_records()
-        model.seed_ = session.begin(model.random_state, model._what_decides(), watched)
-        session.announce(train, members=members.n_members, max_iter=model.n_epochs, seed=model.seed_)
-        datasets = {name: session.visible(name, ds) for name, ds in watched.items()}
-        basis, datasets = project(model, session, datasets, width)
-        em, weight, w = start(model, session, datasets, members, classes, weights)
-        learner, result = learn_online(model, session, datasets, em, weight, w, classes)
-        session.finish()
-    model._keep(classes, em, basis, result, learner.weights(result.state), weight)
-    seconds = sum(record["seconds"] for record in model.history_)
-    session.callbacks.on_fit_end({"passes": model.n_iter_, "seconds": seconds})
+    w = getattr(model, "W_", None) if model.warm_start else None
+    if w is None:
+        return {}
+    if w.shape != (members.total_dim, width) or not np.array_equal(model.classes_, classes):
+        raise ValueError(
+            f"warm_start: the last fit has weights of shape {w.shape} and classes {model.classes_.tolist()}, "
+            f"this one {(members.total_dim, width)} and {classes.tolist()}: fit with warm_start=False"
+        )
+    return {"W": w} if model.projection_ is None else {"W": w, "basis": model.projection_}
 
 
 def project_steps(
-    model: Any, rows: Mapping[str, Rows], width: int | None
+    rows: Mapping[str, Rows], width: int | None, basis: np.ndarray | None
 ) -> Generator[Any, Any, tuple[np.ndarray | None, Mapping[str, Rows]]]:
     """Basis of the projection, and the projected rows: one pass for the moments, one to write."""
     if width is None:
         return None, rows
     train = rows["train"]
-    basis = getattr(model, "projection_", None) if model.warm_start else None
     if basis is None or basis.shape != (train.n_features, width):
         stats = yield Collect("svd", SecondMoments(train.n_features), train)
         basis = yield Derive(_leading_directions, (stats["moment"][0], width))
@@ -123,44 +106,20 @@ def _leading_directions(moment: np.ndarray, width: int) -> np.ndarray:
     return leading_eigenvectors(moment, width)[1]
 
 
-def project(
-    model: Any, session: FitSession, datasets: dict[str, Dataset], width: int | None
-) -> tuple[np.ndarray | None, dict[str, Dataset]]:
-    """Basis and projected rows for fits that are not made of steps."""
-    basis, rows = session.answer(
-        project_steps(model, {name: Rows(ds) for name, ds in datasets.items()}, width)
-    )
-    return basis, {name: session.rows(part) for name, part in rows.items()}
-
-
-def start(
-    model: Any,
-    session: FitSession,
-    datasets: dict[str, Dataset],
-    members: Members,
-    classes: np.ndarray,
-    class_weight: np.ndarray | None,
-) -> tuple[CapsuleEM, np.ndarray, np.ndarray]:
-    """Learner, class weights and first W for fits that are not made of steps."""
-    rows = {name: Rows(ds) for name, ds in datasets.items()}
-    return session.answer(start_steps(model, rows, members, classes, class_weight))
-
-
 def start_steps(
     model: Any,
     rows: Mapping[str, Rows],
     members: Members,
     classes: np.ndarray,
     class_weight: np.ndarray | None,
-) -> Generator[Any, Any, tuple[CapsuleEM, np.ndarray, np.ndarray]]:
-    """The learner with the second moments of the rows, the weight of each class, and the first W.
+    first: np.ndarray | None,
+) -> Generator[Any, Any, tuple[CapsuleEM, Stats, np.ndarray]]:
+    """The learner with the second moments of the rows, these, and the first W (``first`` where it is given).
 
     Raises
     ------
     DataError
         A class whose rows all have weight 0.
-    ValueError
-        ``warm_start`` from a fit of another shape.
     """
     train = rows["train"]
     reduction = SecondMoments(train.n_features, len(classes), class_weight)
@@ -185,24 +144,9 @@ def start_steps(
         class_weight=class_weight,
         has_validation=int("validation" in rows),
     )
-    first = yield from _first_weights(model, members, classes, moment, weight)
-    return learner, np.array(weight), first
-
-
-def _first_weights(
-    model: Any, members: Members, classes: np.ndarray, moment: np.ndarray, weight: np.ndarray
-) -> Generator[Any, Any, np.ndarray]:
-    kept = getattr(model, "W_", None) if model.warm_start else None
-    if kept is not None:
-        shape = (members.total_dim, moment.shape[1])
-        if kept.shape != shape or not np.array_equal(model.classes_, classes):
-            raise ValueError(
-                f"warm_start: the last fit has weights of shape {kept.shape} and classes "
-                f"{model.classes_.tolist()}, this one {shape} and {classes.tolist()}: fit with "
-                "warm_start=False"
-            )
-        return kept
-    if model.init == "random":
+    if first is None and model.init == "random":
         rng = stream(model.seed_, "capsule-start")
-        return random_start(members, moment, weight, float(model.init_scale), rng)
-    return (yield Derive(subspace_start, (members, moment, weight)))
+        first = random_start(members, moment, weight, float(model.init_scale), rng)
+    elif first is None:
+        first = yield Derive(subspace_start, (members, moment, weight))
+    return learner, stats, first

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 from sklearn.base import ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils._set_output import _wrap_data_with_container
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from scalelatent.errors import DataError
+
+from .base import is_plain
 
 SCORE_ROWS = 2**20
 
@@ -67,6 +69,7 @@ class StreamedClassifier(
 
     classes_: np.ndarray
     _other_rows: Any
+    _check_kind: Any
 
     def predict_proba(
         self, X: Any, *, out: Any = None, client: Any = None, overwrite: bool = False, callbacks: Any = ()
@@ -142,6 +145,13 @@ class StreamedClassifier(
         -------
         float
 
+        Raises
+        ------
+        DataError
+            No labels, or targets in their place; weights that sum to 0.
+        ValueError
+            ``y`` or ``sample_weight`` with more than one column.
+
         Examples
         --------
         >>> import numpy as np, scalelatent as sl
@@ -151,26 +161,36 @@ class StreamedClassifier(
         """
         check_is_fitted(self)
         ds = self._other_rows(X)
-        if y is None and not ds.has_y:
-            raise DataError(
-                f"{ds.url or 'X'} has no labels to score against: pass y, or a dataset with labels"
-            )
-        for name, given in (("y", y), ("sample_weight", sample_weight)):
-            if given is not None and len(given) != len(ds):
-                raise DataError(f"{name} has {len(given)} entries for {len(ds)} rows: give one a row")
+        if y is None:
+            if not ds.has_y:
+                raise DataError(
+                    f"{ds.url or 'X'} has no labels to score against: pass y, or a dataset with labels"
+                )
+            self._check_kind(ds)
+        given = {"y": _one_column(y), "sample_weight": _one_column(sample_weight)}
+        for name, column in given.items():
+            if column is not None and len(column) != len(ds):
+                raise DataError(f"{name} has {len(column)} entries for {len(ds)} rows: give one a row")
         right = total = 0.0
         for first in range(0, len(ds), SCORE_ROWS):
             stop = min(first + SCORE_ROWS, len(ds))
-            truth = ds.read_y(first, stop) if y is None else np.asarray(y[first:stop])
-            weight = (
-                ds.read_weight(first, stop)
-                if sample_weight is None
-                else np.asarray(sample_weight[first:stop], dtype=float)
-            )
+            truth, weight = (None if c is None else np.asarray(c[first:stop]) for c in given.values())
+            truth = ds.read_y(first, stop) if truth is None else truth
+            weight = ds.read_weight(first, stop) if weight is None else weight.astype(float)
             hit = (self.predict(ds[first:stop]) == truth).astype(float)
             right += float(hit.sum() if weight is None else hit @ weight)
             total += float(len(hit) if weight is None else weight.sum())
+        if total == 0:
+            raise DataError(
+                f"the weights of {ds.url or 'the rows'} sum to 0, so there is no share of them to give: pass "
+                "sample_weight above 0 for some rows"
+            )
         return right / total
+
+
+def _one_column(values: Any) -> Any:
+    """One value a row; what is read in pieces (zarr, dask, memmap) stays what it is."""
+    return values if values is None or not is_plain(values) else column_or_1d(values)
 
 
 def _labels_of(scores: np.ndarray, classes: np.ndarray) -> np.ndarray:

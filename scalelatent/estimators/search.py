@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
 from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset
+from scalelatent.data.store import locate
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.plan import find_resources
 from scalelatent.engine.streams import resolve_seed
@@ -22,7 +22,6 @@ from scalelatent.errors import DataError, ScalelatentError
 from .search_candidates import (
     candidate_params,
     check_candidate,
-    fit_alone,
     fold_rows,
     make_candidates,
     score_table,
@@ -30,6 +29,11 @@ from .search_candidates import (
 from .search_fit import Candidate, Memo, SharedFit
 from .session import FitSession
 from .steps import Rows
+
+_LEARNED = (
+    "results_", "best_index_", "best_params_", "best_score_", "best_estimator_", "n_splits_", "n_passes_",
+    "seed_", "scoring_",
+)  # fmt: skip
 
 
 class Search(MetaEstimatorMixin, BaseEstimator):
@@ -61,7 +65,8 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         is fitted already.
     halving : bool
         Successive halving: after ``min_passes`` passes the worse half of the candidates stops, after twice as
-        many half of the rest, and so on. Candidates are compared by ``scoring``.
+        many half of the rest, and so on. Candidates are compared by ``scoring``, a name. Candidates with
+        online algorithms, which have few passes, are not stopped.
     min_passes : int
         Passes of the first rung of halving.
     error_score : "raise" or float
@@ -70,7 +75,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         Of a process, for example ``"4GB"``; None asks the cluster or this process. Candidates whose
         statistics do not fit together learn in groups.
     n_jobs : int or None
-        Threads in this process; None is all cores.
+        Threads in this process, of the refit too; None is all cores, and the estimator's own for the refit.
     random_state : int, Generator, RandomState or None
         For candidates whose own is None.
 
@@ -174,6 +179,8 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         --------
         See the class.
         """
+        for name in _LEARNED:  # a search that is refused, or does not refit, has no model of another one
+            self.__dict__.pop(name, None)
         params, scorer = candidate_params(self.estimator, self.param_grid), self._scorer()
         base = clone(self.estimator)
         train = base._training_rows(X, y, sample_weight)
@@ -184,7 +191,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         self.n_splits_ = 1 if folds is None else len(folds)
         # Refuse what cannot work before anything is written.
         begun = make_candidates(base, params, watched, folds)
-        infos = [check_candidate(one, params[one.number], memo) for one in begun]
+        begins = [check_candidate(one, params[one.number], memo) for one in begun]
         with FitSession(
             "search",
             client=client,
@@ -195,9 +202,11 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             n_jobs=self.n_jobs,
             engine=engine,
         ) as session:
+            if any(begin.keeps_records for begin in begins):
+                session.keep_records()
             random_state = base.random_state if self.random_state is None else self.random_state
             self.seed_ = session.begin(random_state, self._what_decides(base, params), watched)
-            session.announce(train, candidates=len(params), splits=self.n_splits_, **infos[0])
+            session.announce(train, candidates=len(params), splits=self.n_splits_, **begins[0].info)
             visible = {name: session.visible(name, ds) for name, ds in watched.items()}
             shared = SharedFit(
                 session,
@@ -214,8 +223,10 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         if folds is None:
             self.best_estimator_ = begun[self.best_index_].model
         elif self.refit:
-            where = Path(run_dir) / "refit" if run_dir is not None else None
+            where = locate(run_dir).at("refit").url if run_dir is not None else None
             best = clone(base).set_params(**self.best_params_)
+            if self.n_jobs is not None:
+                best.set_params(n_jobs=self.n_jobs)
             if best.random_state is None:
                 best.set_params(random_state=self.seed_)
             self.best_estimator_ = best.fit(
@@ -228,6 +239,11 @@ class Search(MetaEstimatorMixin, BaseEstimator):
     def _scorer(self) -> Any:
         self.scoring_ = "accuracy" if self.scoring is None else self.scoring
         if callable(self.scoring_):
+            if self.halving:
+                raise ValueError(
+                    "halving=True compares candidates on their way, where there is no model yet that a "
+                    f"function could score: give scoring as one of {', '.join(SCORERS)}, or set halving=False"
+                )
             return None
         if self.scoring_ not in SCORERS:
             raise ValueError(
@@ -267,11 +283,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             )
             own = one.model.random_state
             answers[one.key] = (self.seed_ if own is None else resolve_seed(own), one.rows)
-        shared.run([one for one in candidates if one.steps is not None], answers)
-        for one in candidates:
-            if one.steps is None:
-                fit_alone(one, answers[one.key][0], shared.session)
-                shared.n_passes += one.passes
+        shared.run(candidates, answers)
 
     def _scores(self, shared: SharedFit, candidates: Sequence[Candidate]) -> dict[str, float]:
         for one in candidates:
@@ -351,13 +363,14 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         """
         return self.fit(X, y, **fit).transform(X)
 
-    def score(self, X: Any, y: Any = None) -> float:
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Score of the best estimator by ``scoring``.
 
         Parameters
         ----------
         X : Dataset or array-like, shape (n, features)
         y : array-like, shape (n,); a Dataset brings its own
+        sample_weight : array-like, shape (n,), or None
 
         Returns
         -------
@@ -368,7 +381,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         See the class.
         """
         best = self._best()
-        ds = best._other_rows(X, y)
+        ds = best._other_rows(X, y, sample_weight)
         if not ds.has_y:
             raise DataError(
                 f"{ds.url or 'X'} has no labels to score against: pass y, or a dataset with labels"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,7 @@ from scalelatent.errors import DataError
 
 from .base import StreamedEstimator
 from .search_fit import Candidate, Memo
-from .session import FitSession
-from .steps import Rows, first_step
+from .steps import Begin, Rows, first_step
 
 # They say where a fit runs, which a search says for all its candidates.
 _NOT_SEARCHED = ("n_jobs", "device", "warm_start")
@@ -131,17 +129,15 @@ def make_candidates(
     return out
 
 
-def check_candidate(one: Candidate, params: Mapping[str, Any], memo: Memo) -> dict[str, Any]:
+def check_candidate(one: Candidate, params: Mapping[str, Any], memo: Memo) -> Begin:
     """What the candidate says before work begins; its errors name it.
 
     Examples
     --------
     See :class:`.Search`.
     """
-    if one.steps is None:
-        return {}
     try:
-        return dict(first_step(one.steps, memo).info)
+        return first_step(one.steps, memo)
     except (ValueError, DataError) as error:
         where = f"candidate {one.number} {dict(params)!r}"
         if one.held.mask is not None:
@@ -150,35 +146,6 @@ def check_candidate(one: Candidate, params: Mapping[str, Any], memo: Memo) -> di
                 "class must be shuffled first)"
             )
         raise type(error)(f"{where}: {error}") from error
-
-
-def fit_alone(one: Candidate, seed: int, session: FitSession) -> None:
-    """A candidate whose fit is not made of steps: it shares nothing.
-
-    Examples
-    --------
-    See :class:`.Search`.
-    """
-    train, mask = one.rows["train"].dataset, one.rows["train"].mask
-    if mask is not None:
-        weight = train.read_weight(0, len(train)) if train.has_weight else np.ones(len(train))
-        assert weight is not None
-        weight = weight.copy()
-        weight[mask.start : mask.stop] = 0
-        train = train.with_weight(weight)
-    held = one.rows.get("validation")
-    folder = session.run_dir
-    one.model.set_params(random_state=seed)
-    one.model.fit(
-        train,
-        validation=None if held is None else held.dataset,
-        client=session.client,
-        run_dir=None if folder is None else Path(folder) / f"candidate-{one.key}",
-        resume=session.resume,
-        callbacks=session.callbacks.callbacks,
-        engine=session.options,
-    )
-    one.passes = int(one.model.n_iter_)
 
 
 def score_table(

@@ -24,7 +24,7 @@ from scalelatent.engine.tally import ScoreTally
 from scalelatent.models.base import Stats
 
 from .session import FitSession
-from .steps import Collect, Derive, Learn, Map, Rows, Steps
+from .steps import Collect, Derive, Learn, LearnOnline, Map, Remember, Rows, Steps
 
 __all__ = ["Candidate", "Memo", "SharedFit"]
 
@@ -42,7 +42,7 @@ class Candidate:
     number : int
         Of its parameters.
     model : estimator
-    steps : generator or None
+    steps : generator
         Of the model's fit, waiting for the answer to its ``Begin``.
     rows : dict of str to Rows
         What it learns from.
@@ -59,7 +59,7 @@ class Candidate:
     key: str
     number: int
     model: Any
-    steps: Steps | None
+    steps: Steps
     rows: Mapping[str, Rows]
     held: Rows
     step: Any = None
@@ -159,17 +159,21 @@ class SharedFit:
                 found = self.collect({names[one.key]: one.step for one in collecting})
                 for one in collecting:
                     self._go_on(one, found[names[one.key]])
+            elif online := [one for one in waiting if isinstance(one.step, LearnOnline)]:
+                for one in online:
+                    self._learn_online(one)
             else:
                 self._learn(waiting)
 
     def _go_on(self, one: Candidate, answer: Any) -> None:
-        assert one.steps is not None
         try:
             one.step = one.steps.send(answer)
-            while isinstance(one.step, (Derive, Map)):
-                one.step = one.steps.send(
-                    self.memo(one.step) if isinstance(one.step, Derive) else self._mapped(one.step)
-                )
+            while isinstance(one.step, (Remember, Derive, Map)):
+                if isinstance(one.step, Remember):
+                    answer = one.step.arrays  # candidates are new: no fit came before
+                else:
+                    answer = self.memo(one.step) if isinstance(one.step, Derive) else self._mapped(one.step)
+                one.step = one.steps.send(answer)
         except StopIteration:
             one.step = None
 
@@ -262,13 +266,28 @@ class SharedFit:
                 race = self._better_half(name, race, outcomes)
         for one in waiting:
             outcome = outcomes[one.key]
-            one.passes, one.error = len(outcome.history), outcome.error
-            if one.error is None:
+            one.passes = len(outcome.history)
+            if outcome.error is None:
                 self._go_on(one, LoopResult(outcome.state, outcome.history))
             else:
-                assert one.steps is not None
-                one.steps.close()
-                one.step = None
+                self._ended_early(one, outcome.error)
+
+    def _learn_online(self, one: Candidate) -> None:
+        """A learner that goes its own way through the rows shares what comes before its epochs."""
+        step: LearnOnline = one.step
+        try:
+            result = self.session.learn_online(f"{step.name}-{one.key}", step)
+        except (FloatingPointError, np.linalg.LinAlgError) as error:
+            self._ended_early(one, str(error))
+            return
+        one.passes = len({record["pass"] for record in result.history})
+        self.n_passes += one.passes
+        self._go_on(one, result)
+
+    @staticmethod
+    def _ended_early(one: Candidate, error: str) -> None:
+        one.steps.close()
+        one.step, one.error = None, error
 
     def _rung(
         self, name: str, running: Sequence[Candidate], outcomes: dict[str, Outcome], first: int, until: int

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import uuid
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
@@ -19,12 +19,13 @@ import numpy as np
 
 from scalelatent.data import Dataset
 from scalelatent.data.store import Location, locate
-from scalelatent.engine.callbacks import Callback, Callbacks
+from scalelatent.engine.callbacks import Callbacks
 from scalelatent.engine.cluster import current_client
+from scalelatent.engine.incremental import DropLeaves, KeptLeaves
 from scalelatent.engine.loop import LoopResult, Progress, fit_batches
-from scalelatent.engine.mapwrite import map_rows, start_map
+from scalelatent.engine.mapwrite import map_rows, map_to_array, start_map
 from scalelatent.engine.online import fit_online
-from scalelatent.engine.order import RowOrder
+from scalelatent.engine.order import warn_if_sorted
 from scalelatent.engine.passes import Stage, make_stage
 from scalelatent.engine.store import EngineStore
 from scalelatent.engine.streams import resolve_seed
@@ -32,7 +33,7 @@ from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError
 from scalelatent.models.base import Layout, Stats
 
-from .steps import Collect, Derive, Learn, Map, Rows
+from .steps import Collect, Derive, Learn, LearnOnline, Map, Remember, Rows
 
 ENGINE_OPTIONS = (
     "block_rows",
@@ -112,6 +113,8 @@ class FitSession:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        if self.run_dir is None:  # nobody can resume: what is left of a fit that failed goes too
+            self.finish()
         self._exit.close()
 
     def _temporary(self) -> str:
@@ -213,6 +216,10 @@ class FitSession:
             return self.mapped(step.name, step)
         if isinstance(step, Collect):
             return self.collect(step.name, step.reduction, step.rows, step.classes)
+        if isinstance(step, Remember):
+            return self.remembered(step)
+        if isinstance(step, LearnOnline):
+            return self.learn_online(step.name, step)
         assert isinstance(step, Learn)
         return self._learned(step) or self.fit_batches(
             self.stage(
@@ -223,6 +230,17 @@ class FitSession:
             ),
             step.state,
         )
+
+    def remembered(self, step: Remember) -> Mapping[str, np.ndarray]:
+        """The arrays that the run began with: the given ones, unless it began before."""
+        if self.store is None:
+            return step.arrays
+        name = f"{self.kind}_{step.name}"
+        kept = self.store.load_result(name)
+        if kept is None:
+            kept = {"arrays": dict(step.arrays)}
+            self.store.save_result(name, kept)
+        return kept["arrays"]
 
     def mapped(self, name: str, step: Map) -> Rows:
         """The rows behind one more map, which is done when a pass first wants them."""
@@ -314,41 +332,61 @@ class FitSession:
             checkpoint_passes=self.options.get("checkpoint_passes"),
         )
 
-    def fit_online(
-        self,
-        stage: Stage,
-        state: Any,
-        order: RowOrder,
-        n_epochs: int,
-        *,
-        callbacks: Sequence[Callback] = (),
-        checkpoint_steps: int | None = None,
-    ) -> LoopResult:
-        """Run an online learner to its end; ``callbacks`` come beside those of the fit."""
+    def learn_online(self, name: str, step: LearnOnline) -> LoopResult:
+        """Run an online learner to its end.
+
+        Warns
+        -----
+        UserWarning
+            The rows are sorted by label, and the order of rows cannot make up for it.
+        """
+        order, work = step.order(self.options), step.learner
+        callbacks, every = list(self.callbacks.callbacks), self.options.get("checkpoint_steps")
+        datasets = {part: self._weighed(rows) for part, rows in step.rows.items()}
+        drop = None
+        if step.keeps_leaves:
+            assert self.store is not None, "Begin asks for records"
+            work = KeptLeaves(step.learner, self.store.place.url, f"{self.kind}_{name}")
+            drop = DropLeaves(work)
+            callbacks, every = [*callbacks, drop], every or order.n_steps
+        elif order.buffer_rows < order.segment(0)[1]:
+            # Not for leaves, whose totals are over all rows: their order does not matter.
+            warn_if_sorted(datasets["train"], order)
+        stage = self.stage(name, work, datasets, step.classes)
         self.callbacks.on_stage({"stage": stage.name, "rows": order.n_rows})
-        return fit_online(
+        result = fit_online(
             self.executor,
             stage,
-            state,
+            step.state,
             order=order,
-            n_epochs=n_epochs,
-            callbacks=Callbacks([*self.callbacks.callbacks, *callbacks]),
+            n_epochs=step.n_epochs,
+            callbacks=Callbacks(callbacks),
             store=self.store,
             checkpoint_seconds=self.options.get("checkpoint_seconds", 30.0),
-            checkpoint_steps=self.options.get("checkpoint_steps") or checkpoint_steps,
+            checkpoint_steps=every,
             report_steps=self.options.get("report_steps"),
             validate_steps=self.options.get("validate_steps"),
         )
+        through = bool(result.history) and result.history[-1]["steps"] >= step.n_epochs * order.n_steps
+        if drop is not None and (through or step.learner.is_done(result.state)):
+            drop.all()
+        return result
+
+    def _weighed(self, rows: Rows) -> Dataset:
+        """The rows; those that a mask leaves out weigh 0."""
+        dataset, mask = self.rows(rows), rows.mask
+        if mask is None:
+            return dataset
+        weight = dataset.read_weight(0, len(dataset)) if dataset.has_weight else None
+        weight = np.ones(len(dataset)) if weight is None else weight.copy()
+        weight[mask.start : mask.stop] = 0
+        name = "-".join([*(name for name, _ in rows.maps), f"without-{mask.start}-{mask.stop}"])
+        return self.visible(name, dataset.with_weight(weight))
 
     def keep_records(self) -> None:
         """Before :meth:`begin`: have a folder for records (a temporary one) even where none was asked for."""
         if self.store is None:
             self.store = EngineStore(self._temporary())
-
-    def leaves(self, stage: str) -> tuple[str, str]:
-        """(folder, name) under which an incremental stage keeps contributions of its leaves."""
-        assert self.store is not None, "keep_records comes before"
-        return self.store.place.url, f"{self.kind}_{stage}"
 
     def finish(self) -> None:
         """The fit is done: temporary datasets go; records stay with the run."""
@@ -356,52 +394,3 @@ class FitSession:
             with suppress(OSError):
                 place.clear()
                 place.remove_folders()
-
-
-def map_to_array(
-    row_map: Any, dataset: Dataset, device: str, n_jobs: int | None, progress: Any = None
-) -> np.ndarray:
-    """A map over rows into one array in memory, by threads over runs of rows.
-
-    Returns
-    -------
-    ndarray, shape (rows, *output)
-    """
-    import threading
-
-    from scalelatent.engine.backend import make_backend
-    from scalelatent.engine.inprocess import run_threads
-    from scalelatent.engine.reading import Meter, Reader, iter_blocks, naming
-    from scalelatent.engine.threads import resolve_jobs
-
-    shape, dtype = row_map.output()
-    out = np.empty((len(dataset), *shape), dtype=dtype)
-    # Narrow rows in blocks of 2,048; wide ones, which may be CSR and made dense, in blocks of 32 MiB.
-    step = max(64, min(2048, 2**25 // (8 * dataset.n_features)))
-    run = 16 * step
-    csr = getattr(row_map, "accepts_csr", False)
-    done = 0
-
-    def compute(slot: int, stop: threading.Event) -> Any:
-        backend = make_backend(device)
-        prepared = row_map.prepare(backend)
-
-        def work(first: int) -> int:
-            last = min(first + run, len(dataset))
-            blocks = [(a, min(a + step, last)) for a in range(first, last, step)]
-            with naming(dataset):
-                for block in iter_blocks(Reader(dataset, None, Meter(), csr=csr), blocks, stop):
-                    out[block.start : block.start + len(block.x)] = row_map.apply(prepared, block)
-            return last - first
-
-        return work
-
-    def finish(first: int, rows: int) -> None:
-        nonlocal done
-        done += rows
-        if progress is not None:
-            progress(done, len(dataset))
-
-    with single_threaded():
-        run_threads(range(0, len(dataset), run), resolve_jobs(n_jobs), compute, finish)
-    return out

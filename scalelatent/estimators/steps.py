@@ -1,9 +1,10 @@
 """A fit as steps: what an estimator asks for, and a session serves.
 
-An estimator's ``_fit_steps`` is a generator. It yields what it needs next (:class:`Begin`, :class:`Derive`,
-:class:`Collect`, :class:`Map`, :class:`Learn`) and is sent the answer; it never asks where the rows are or
-who computes. One generator is a fit; several are a search, whose session answers equal requests once and runs
-passes that are wanted at the same time together. A new model needs no more than this to be searched.
+An estimator's ``_fit_steps`` is a generator. It yields what it needs next (:class:`Begin`, :class:`Remember`,
+:class:`Derive`, :class:`Collect`, :class:`Map`, :class:`Learn`, :class:`LearnOnline`) and is sent the answer;
+it never asks where the rows are or who computes. One generator is a fit; several are a search, whose session
+answers equal requests once and runs passes that are wanted at the same time together. A new model needs no
+more than this to be searched.
 """
 
 from __future__ import annotations
@@ -16,8 +17,21 @@ import numpy as np
 
 from scalelatent.data import Dataset
 from scalelatent.engine.joint import RowMask
+from scalelatent.engine.order import RowOrder
 
-__all__ = ["Begin", "Collect", "Derive", "Learn", "Map", "Rows", "Step", "Steps", "first_step"]
+__all__ = [
+    "Begin",
+    "Collect",
+    "Derive",
+    "Learn",
+    "LearnOnline",
+    "Map",
+    "Remember",
+    "Rows",
+    "Step",
+    "Steps",
+    "first_step",
+]
 
 
 @dataclass(frozen=True)
@@ -77,10 +91,21 @@ class Rows:
 class Begin:
     """All input is checked, work may begin. Answer: (seed, rows where every worker can read them).
 
-    ``info`` is told to the callbacks.
+    ``info`` is told to the callbacks. ``keeps_records`` asks for a folder even where none was given.
     """
 
     info: Mapping[str, Any] = field(default_factory=dict)
+    keeps_records: bool = False
+
+
+@dataclass(frozen=True)
+class Remember:
+    """What a fit starts from beside its rows. Answer: these arrays; after a resume those that the run began
+    with.
+    """
+
+    name: str
+    arrays: Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -136,7 +161,32 @@ class Learn:
     predictor: Callable[[Any], Any]
 
 
-Step = Begin | Derive | Collect | Map | Learn
+@dataclass(frozen=True)
+class LearnOnline:
+    """Epochs of an online learner to its end. Answer: LoopResult.
+
+    Attributes
+    ----------
+    order : callable
+        The engine options of the fit -> RowOrder.
+    n_epochs : int
+        At most.
+    keeps_leaves : bool
+        The learner is a :class:`~scalelatent.engine.incremental.LeafLearner`; ``Begin`` must have asked for
+        records.
+    """
+
+    name: str
+    learner: Any
+    state: Any
+    rows: Mapping[str, Rows]
+    classes: np.ndarray | None
+    order: Callable[[Mapping[str, Any]], RowOrder]
+    n_epochs: int
+    keeps_leaves: bool = False
+
+
+Step = Begin | Remember | Derive | Collect | Map | Learn | LearnOnline
 Steps = Generator[Any, Any, None]
 
 

@@ -177,6 +177,11 @@ def _numbers(
     return head, table
 
 
+def _passes(run: RunFiles) -> int:
+    """Passes of the history, which may hold several records of one."""
+    return len({record["pass"] for record in run.history})
+
+
 def _history_numbers(run: RunFiles, head: list[tuple[str, str]], mean: str) -> list[tuple[str, str]]:
     if not run.history:
         return []
@@ -190,9 +195,7 @@ def _history_numbers(run: RunFiles, head: list[tuple[str, str]], mean: str) -> l
     if seconds > 0:
         head += [("time in passes", duration(seconds)), ("rows a second", f"{rows / seconds:,.0f}")]
         table.append(("rows of a pass, validation included", f"{last.get('rows') or 0:,}"))
-        table.append(
-            ("time in passes", f"{seconds:,.2f} s ({1e3 * seconds / len(run.history):,.2f} ms a pass)")
-        )
+        table.append(("time in passes", f"{seconds:,.2f} s ({1e3 * seconds / _passes(run):,.2f} ms a pass)"))
         table.append(("rows a second", f"{rows / seconds:,.0f}"))
     read = sum(record.get("bytes_read") or 0 for record in run.history)
     table.append(("read from storage in passes", f"{read / 2**20:,.1f} MiB"))
@@ -261,7 +264,7 @@ def _history_pictures(run: RunFiles, model: Any) -> list[Picture]:
         if record.get("train_error") is not None
     ]
     alt = (
-        f"Two curves against {count(len(run.history), 'pass', 'passes')}: log-loss, and "
+        f"Two curves against {count(_passes(run), 'pass', 'passes')}: log-loss, and "
         f"{listing(errors or ['errors'])} in the first and last pass."
     )
     return [

@@ -76,7 +76,8 @@ def plot_history(
     Parameters
     ----------
     records : sequence of mapping
-        One a pass: pass, objective (nats), train_error, validation_error, round, nu.
+        One a pass: pass, objective (nats), train_error, validation_error, round, nu. With ``rows_seen`` there
+        may be several of a pass, which are drawn where they were made.
     capsules : int
         m of a member: the log-loss is divided by log m, so that guessing gives 1.
     ensemble : bool
@@ -101,7 +102,7 @@ def plot_history(
     """
     if not records:
         raise DataError("there are no passes to draw: the history is empty")
-    passes = column(records, "pass")
+    passes = _places(records)
     figure = new_figure(8, 5.6)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[1, 1.15])
     # A line needs two points: short histories are drawn as points too.
@@ -117,6 +118,15 @@ def plot_history(
     pad = max(0.5, 0.01 * (passes[-1] - passes[0]))
     lower.set_xlim(passes[0] - pad, passes[-1] + pad)
     return figure
+
+
+def _places(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """Passes done at each record; in mid-pass by the rows seen."""
+    passes, seen = column(records, "pass"), column(records, "rows_seen")
+    if len(np.unique(passes)) == len(passes) or np.isnan(seen).any() or not (seen > 0).all():
+        return passes
+    # At the end of a pass these are all its rows; in its middle fewer.
+    return seen / (seen / passes).max()
 
 
 def _draw_errors(
@@ -135,8 +145,9 @@ def _draw_errors(
         return
     best = int(np.nanargmin(shown[-1]))
     kind = "validation" if len(shown) == 2 else "training"
+    place = round(float(passes[best]), 2)
     axes.plot(passes[best], shown[-1][best], marker="*", markersize=12, color=INK, linestyle="none", zorder=5,
-              label=f"lowest {kind} error: {shown[-1][best]:.2f} % in pass {passes[best]:.0f}")  # fmt: skip
+              label=f"lowest {kind} error: {shown[-1][best]:.2f} % in pass {place:g}")  # fmt: skip
     known = np.concatenate(shown)
     known = known[np.isfinite(known)]
     positive = known[known > 0]
@@ -157,10 +168,13 @@ def _shade_rounds(
     if len(rounds) == 1 and rounds[0][3] == 0:
         return  # plain EM has no rounds worth a word
     span = max(passes[-1] - passes[0], 1)
+    between = (passes[1:] + passes[:-1]) / 2
+    pads = (between[0] - passes[0], passes[-1] - between[-1]) if len(between) else (0.5, 0.5)
+    edges = np.concatenate([[passes[0] - pads[0]], between, [passes[-1] + pads[1]]])
     for number, axes in enumerate(both):
         right = -math.inf
         for k, (a, b, which, nu) in enumerate(rounds):
-            left, end = passes[a] - 0.5, passes[b - 1] + 0.5
+            left, end = edges[a], edges[b]
             axes.axvspan(left, end, color=ACCENT, alpha=0.10 if k % 2 == 0 else 0.0, linewidth=0, zorder=0)
             text = f"round {which}" if ensemble else f"ν = {nu:g}"
             centre = (left + end) / 2
@@ -243,8 +257,8 @@ def plot_reliability(counts: np.ndarray, confidence: np.ndarray, hits: np.ndarra
     Parameters
     ----------
     counts, confidence, hits : ndarray, shape (bins,)
-        Rows, summed probability and right predictions of each bin of predicted probability; bins share [0, 1]
-        equally.
+        Rows (or their weight), summed probability and right predictions of each bin of predicted probability;
+        bins share [0, 1] equally.
 
     Returns
     -------
@@ -272,8 +286,9 @@ def plot_reliability(counts: np.ndarray, confidence: np.ndarray, hits: np.ndarra
     upper.set(ylabel="share of rows that are right", ylim=(-0.02, 1.04), xlim=(0, 1.01))
     bins = len(counts)
     lower.bar((np.arange(bins) + 0.5) / bins, counts, width=0.92 / bins, color=LINE)
-    lower.set(xlabel="probability of the predicted class", ylabel="rows")
-    lower.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+    whole = bool((np.asarray(counts) % 1 == 0).all())
+    lower.set(xlabel="probability of the predicted class", ylabel="rows" if whole else "weight")
+    lower.yaxis.set_major_locator(MaxNLocator(3, integer=whole))
     quiet_axes(upper)
     quiet_axes(lower)
     return figure

@@ -100,9 +100,10 @@ class Reliability:
     Attributes
     ----------
     counts, confidence, hits : ndarray of float64, shape (10,)
-        Rows in bins of equal width in probability, their summed probability, and those that were right.
+        Rows in bins of equal width in probability, their summed probability, and those that were right; all
+        by row weight (1 where there are none).
     loss : float
-        Summed -log P(true class), nats.
+        Summed -log P(true class), nats, by row weight.
     """
 
     counts: np.ndarray
@@ -118,22 +119,23 @@ class Reliability:
     def add(self, seen: RowsSeen) -> None:
         """Count a block."""
         rows, bins = np.arange(len(seen.guess)), len(self.counts)
+        weight = np.ones(len(rows)) if seen.weight is None else seen.weight
         top = seen.score[rows, seen.guess]
         which = np.minimum((top * bins).astype(np.int64), bins - 1)
-        self.counts += np.bincount(which, minlength=bins)
-        self.confidence += np.bincount(which, weights=top, minlength=bins)
-        self.hits += np.bincount(which, weights=seen.codes == seen.guess, minlength=bins)
-        self.loss -= float(np.log(np.maximum(seen.score[rows, seen.codes], _TINY)).sum())
+        self.counts += np.bincount(which, weights=weight, minlength=bins)
+        self.confidence += np.bincount(which, weights=weight * top, minlength=bins)
+        self.hits += np.bincount(which, weights=weight * (seen.codes == seen.guess), minlength=bins)
+        self.loss -= float(weight @ np.log(np.maximum(seen.score[rows, seen.codes], _TINY)))
 
     @property
     def calibration_error(self) -> float:
         """Mean distance between probability and share right, over rows (expected calibration error)."""
-        return float(np.abs(self.hits - self.confidence).sum() / max(self.counts.sum(), 1.0))
+        return float(np.abs(self.hits - self.confidence).sum() / max(self.counts.sum(), _TINY))
 
     @property
     def log_loss(self) -> float:
         """Mean -log P(true class), nats."""
-        return self.loss / max(float(self.counts.sum()), 1.0)
+        return self.loss / max(float(self.counts.sum()), _TINY)
 
 
 @dataclass

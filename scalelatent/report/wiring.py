@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.models.capsule.members import build_members
+from scalelatent.models.capsule.members import Members
 
 __all__ = ["Wiring", "squashed", "wiring_of"]
 
@@ -65,10 +65,8 @@ def wiring_of(model: Any) -> Wiring:
     >>> wiring_of(model).dims
     [2, 2, 2, 2]
     """
-    sizes = model.capsule_dims_
-    multiclass = model.architecture == "multiclass"
-    wanted = sizes[0].tolist() if multiclass else int(sizes[0, 0])
-    members = build_members(model.architecture, len(model.classes_), wanted)
+    # Of the fit: the parameter may have been set to something else since.
+    members: Members = model._members
     capsules: list[list[tuple[slice, slice]]] = [[] for _ in range(members.n_classes)]
     for r in range(members.n_members):
         whole = slice(int(members.offsets[r]), int(members.offsets[r + 1]))
@@ -77,13 +75,13 @@ def wiring_of(model: Any) -> Wiring:
             i = members.labels[r, c]
             # The other capsule of a one-versus-all member stands for all other classes together: it is no
             # one's own.
-            if i < 0 or (model.architecture == "one_vs_all" and r != c):
+            if i < 0 or (members.architecture == "one_vs_all" and r != c):
                 continue
             capsules[c].append((whole, slice(int(edges[i]), int(edges[i + 1]))))
     pairs = np.empty((0, 2), dtype=np.int64)
-    if model.architecture == "all_vs_all":
+    if members.architecture == "all_vs_all":
         pairs = np.array([[np.flatnonzero(row == i)[0] for i in (0, 1)] for row in members.labels])
-    return Wiring(model.architecture, tuple(map(tuple, capsules)), pairs, members.total_dim)
+    return Wiring(members.architecture, tuple(map(tuple, capsules)), pairs, members.total_dim)
 
 
 def squashed(latents: np.ndarray, member: slice, capsule: slice) -> np.ndarray:

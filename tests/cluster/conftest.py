@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -33,19 +31,6 @@ def _rows(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.Generator(np.random.Philox(seed))
     pick = rng.integers(0, len(x), n)
     return np.clip(x[pick] + rng.integers(-2, 3, (n, 64)), 0, 16).astype(np.uint8), y[pick].astype(np.int64)
-
-
-def load_online_toys() -> Any:
-    """Module of tests/engine/online_toys.py under a name of scalelatent's, so that records hold its types."""
-    name = "scalelatent.online_toys"
-    if name not in sys.modules:
-        path = Path(__file__).parent.parent / "engine" / "online_toys.py"
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[name]
 
 
 def start_cluster(workers: int, **more: Any) -> Any:

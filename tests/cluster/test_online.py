@@ -25,8 +25,8 @@ from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import make_stage
 from scalelatent.engine.store import EngineStore
 from scalelatent.errors import DataError
+from tests.helpers import load_online_toys
 
-from .conftest import load_online_toys
 from .test_failures import Often
 
 P, K, ROWS, BATCH = 12, 4, 960, 48

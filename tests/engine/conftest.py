@@ -1,31 +1,20 @@
-"""A toy model for the engine, and how hypothesis draws: the same examples in every run, more of them with
-HYPOTHESIS_PROFILE=more.
-"""
+"""A toy model for the engine."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
 
 from scalelatent.data import Dataset
 from scalelatent.engine.passes import Stage, make_stage
 from scalelatent.models.base import Block, Layout, Stats
-
-# No deadline: the first call of a numba kernel compiles it, and machines that test are busy.
-settings.register_profile("scalelatent", deadline=None, derandomize=True, database=None, max_examples=60)
-settings.register_profile("more", deadline=None, derandomize=False, database=None, max_examples=2000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "scalelatent"))
+from tests.helpers import load_online_toys
 
 
 @dataclass(frozen=True)
@@ -102,18 +91,6 @@ def toy_stage(
 def toy() -> SimpleNamespace:
     """A model that is none of the package's, with its rows and stages."""
     return SimpleNamespace(Sums=Sums, Wander=Wander, start=first_state, rows=make_rows, stage=toy_stage)
-
-
-def load_online_toys() -> Any:
-    """Module of online_toys.py under a name of scalelatent's, so that records may hold its types."""
-    name = "scalelatent.online_toys"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("online_toys.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[name]
 
 
 @pytest.fixture(scope="session")

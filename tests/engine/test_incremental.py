@@ -20,6 +20,7 @@ from scalelatent.engine.passes import make_stage
 from scalelatent.engine.store import EngineStore
 from scalelatent.errors import RunError
 from scalelatent.models.base import Layout, Stats
+from tests.helpers import InterruptAt
 
 
 @dataclass(frozen=True)
@@ -130,23 +131,13 @@ def test_the_size_of_leaves() -> None:
     assert leaf_order(100, 4).n_steps == 1
 
 
-class InterruptAt(Callback):
-    def __init__(self, at: int) -> None:
-        self.left = at
-
-    def on_progress(self, info: dict[str, Any]) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("at", [1, 3, 4, 6, 9])
 def test_resume_is_exact(tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted in any epoch, and killed, so that the last steps are done again over their own records."""
     monkeypatch.setattr("scalelatent.engine.loop.Progress.__call__", _every_step)
     whole, _ = fit(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        fit(tmp_path / "run", callback=InterruptAt(at * 2), checkpoint_steps=5)
+        fit(tmp_path / "run", callback=InterruptAt(at * 2 - 1, "progress"), checkpoint_steps=5)
     states = sorted((tmp_path / "run").glob("state-*.rec"))
     if len(states) > 1:  # killed before its last checkpoint
         states[-1].unlink()

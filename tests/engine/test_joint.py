@@ -21,6 +21,9 @@ from scalelatent.engine.plan import PROCESS_BYTES, Resources
 from scalelatent.engine.store import EngineStore
 from scalelatent.errors import PlanError
 from scalelatent.models.base import Block
+from tests.helpers import InterruptAt
+
+SIGNS = ("stage", "pass_end", "checkpoint")
 
 GRID = {"block_rows": 8, "leaf_rows": 16}
 
@@ -153,32 +156,22 @@ def test_until_and_on(toy: SimpleNamespace) -> None:
         assert [r["pass"] for r in whole[str(n)].history] == list(range(5, n + 1))
 
 
-class Interrupt(Callback):
-    def __init__(self, at: int) -> None:
-        self.left = at
-
-    def _count(self, info: dict[str, Any]) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise KeyboardInterrupt
-
-    on_stage = on_pass_end = on_checkpoint = _count
-
-
 @pytest.mark.parametrize("at", range(11))
 def test_interrupted_and_called_again(toy: SimpleNamespace, tmp_path: Path, at: int) -> None:
     train = toy.rows(300)
     members = {str(n): Member(toy.Wander(3, n), toy.start(), {"train": Part(train)}) for n in (2, 3, 5)}
     store = EngineStore(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        _joint(members, log=Interrupt(at), store=store, checkpoint_passes=2)
+        _joint(members, log=InterruptAt(at, *SIGNS), store=store, checkpoint_passes=2)
     found = _joint(members, 2, store=store)
     for n in (2, 3, 5):
         alone = _alone(toy, toy.Wander(3, n), {"train": train})
         np.testing.assert_array_equal(found[str(n)].state["trail"], alone.state["trail"])
         assert [r["objective"] for r in found[str(n)].history] == [r["objective"] for r in alone.history]
     assert not list(tmp_path.glob("state-*"))
-    again = _joint(members, log=Interrupt(0), store=store)  # nothing is left to do, so nothing is told
+    again = _joint(
+        members, log=InterruptAt(0, *SIGNS), store=store
+    )  # nothing is left to do, so nothing is told
     np.testing.assert_array_equal(again["5"].state["trail"], found["5"].state["trail"])
 
 

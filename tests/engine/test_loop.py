@@ -16,28 +16,7 @@ from scalelatent.engine.inprocess import InProcessExecutor, run_threads
 from scalelatent.engine.loop import LoopResult, Progress, fit_batches
 from scalelatent.engine.reading import Stopped
 from scalelatent.engine.store import EngineStore
-
-
-class Log(Callback):
-    def __init__(self, stop_at: int | None = None) -> None:
-        self.told: list[tuple[str, dict[str, Any]]] = []
-        self.stop_at = stop_at
-
-    def on_progress(self, info: dict[str, Any]) -> None:
-        self.told.append(("progress", info))
-
-    def on_pass_end(self, record: dict[str, Any]) -> bool:
-        self.told.append(("pass", record))
-        return record["pass"] == self.stop_at
-
-    def on_checkpoint(self, info: dict[str, Any]) -> None:
-        self.told.append(("checkpoint", info))
-
-    def on_event(self, info: dict[str, Any]) -> None:
-        self.told.append(("event", info))
-
-    def of(self, what: str) -> list[dict[str, Any]]:
-        return [info for name, info in self.told if name == what]
+from tests.helpers import Log
 
 
 def _fit(
@@ -51,7 +30,7 @@ def _fit(
 def test_one_record_a_pass(toy: SimpleNamespace) -> None:
     log = Log()
     result = _fit(toy, log)
-    assert result.history == log.of("pass")
+    assert result.history == log.of("pass_end")
     assert [r["pass"] for r in result.history] == [1, 2, 3, 4, 5]
     for i, record in enumerate(result.history):
         assert record["stage"] == "toy_estep"
@@ -72,8 +51,8 @@ def test_progress_begins_at_zero_and_ends_at_all_rows(toy: SimpleNamespace) -> N
         assert rows == sorted(rows)
         assert {i["rows_total"] for i in told} == {260}
         assert {i["stage"] for i in told} == {"toy_estep"}
-    ended = [name for name, _ in log.told if name == "pass" or name == "progress"]
-    assert ended[-2:] == ["progress", "pass"]
+    ended = [name for name, _ in log.told if name == "pass_end" or name == "progress"]
+    assert ended[-2:] == ["progress", "pass_end"]
 
 
 def test_progress_is_told_at_most_ten_times_a_second_but_always_the_end(
@@ -142,8 +121,8 @@ def test_checkpoints_are_as_often_as_asked(
 def test_a_checkpoint_is_safe_before_the_pass_is_told(toy: SimpleNamespace, tmp_path: Path) -> None:
     log = Log()
     _fit(toy, log, EngineStore(tmp_path), checkpoint_passes=1)
-    order = [name for name, _ in log.told if name in ("pass", "checkpoint")]
-    assert order == ["checkpoint", "pass"] * 5
+    order = [name for name, _ in log.told if name in ("pass_end", "checkpoint")]
+    assert order == ["checkpoint", "pass_end"] * 5
 
 
 def test_without_a_store_nothing_is_written(
@@ -161,7 +140,7 @@ def test_a_finished_fit_is_only_read_again(toy: SimpleNamespace, tmp_path: Path)
     first = _fit(toy, Log(), store)
     log = Log()
     again = _fit(toy, log, store)
-    assert log.of("pass") == []
+    assert log.of("pass_end") == []
     assert again.history == first.history
     np.testing.assert_array_equal(again.state["trail"], first.state["trail"])
     resumed = {"event": "resumed", "stage": "toy_estep", "pass": 5, "record": first.history[-1]}

@@ -13,7 +13,7 @@ import pytest
 from scalelatent.data import Dataset
 from scalelatent.engine import feeding
 from scalelatent.engine.cache import PieceCache
-from scalelatent.engine.callbacks import Callback, Callbacks
+from scalelatent.engine.callbacks import Callbacks
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.loop import LoopResult
 from scalelatent.engine.online import fit_online
@@ -21,6 +21,7 @@ from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import make_stage
 from scalelatent.engine.store import EngineStore
 from scalelatent.errors import DataError, RunError
+from tests.helpers import Log
 
 P, K = 5, 3
 
@@ -74,32 +75,6 @@ def learners(online: Any) -> dict[str, Callable[[], Any]]:
         "walk": lambda: online.Walk(P, K),
         "evidence": lambda: online.Evidence(P),
     }
-
-
-class Log(Callback):
-    def __init__(self, stop_at: int | None = None) -> None:
-        self.told: list[tuple[str, dict[str, Any]]] = []
-        self.stop_at = stop_at
-
-    def on_progress(self, info: dict[str, Any]) -> None:
-        self.told.append(("progress", info))
-
-    def on_pass_end(self, record: dict[str, Any]) -> bool:
-        self.told.append(("pass", record))
-        return record["steps"] == self.stop_at
-
-    def on_report(self, record: dict[str, Any]) -> bool:
-        self.told.append(("report", record))
-        return record["steps"] == self.stop_at
-
-    def on_checkpoint(self, info: dict[str, Any]) -> None:
-        self.told.append(("checkpoint", info))
-
-    def on_event(self, info: dict[str, Any]) -> None:
-        self.told.append(("event", info))
-
-    def of(self, what: str) -> list[dict[str, Any]]:
-        return [info for name, info in self.told if name == what]
 
 
 # -- what is computed ----------------------------------------------------------------------------------------
@@ -214,7 +189,7 @@ def test_one_record_an_epoch_and_reports_between(online: Any) -> None:
     assert [(r["pass"], r["steps"], r["rows_seen"]) for r in result.history] == [
         (1, 2, 48), (1, 3, 72), (1, 4, 96), (1, 5, 100), (2, 7, 148), (2, 8, 172), (2, 9, 196), (2, 10, 200),
     ]  # fmt: skip
-    assert [r["steps"] for r in log.of("pass")] == [5, 10]
+    assert [r["steps"] for r in log.of("pass_end")] == [5, 10]
     assert [r["steps"] for r in log.of("report")] == [2, 3, 4, 7, 8, 9]
     assert sum(r["rows"] for r in result.history) == 200
     assert result.state["seen"] == 4
@@ -244,7 +219,7 @@ def test_a_learner_that_is_done_ends_the_fit(online: Any) -> None:
 
 @pytest.mark.parametrize("stop_at", [3, 5])
 def test_a_callback_stops_the_fit(online: Any, tmp_path: Path, stop_at: int) -> None:
-    log = Log(stop_at)
+    log = Log(stop_at, "steps")
     result = fit(
         online.Logistic(P, K), Dataset.from_arrays(*blobs(100)), callback=log, report_steps=3, folder=tmp_path
     )

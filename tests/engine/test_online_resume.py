@@ -15,6 +15,7 @@ from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.chains import ChainRunner
 from scalelatent.engine.loop import LoopResult
 from scalelatent.errors import ScalelatentError
+from tests.helpers import InterruptAt
 
 from .test_online import K, P, blobs, fit, same
 from .test_resume import Disk, Killed, Often
@@ -66,30 +67,6 @@ def test_interrupt_in_every_single_step(
         assert interrupt.steps == STEPS * EPOCHS  # no step was done twice
         assert [r["steps"] for r in result.history] == [r["steps"] for r in whole.history]
         assert [r["objective"] for r in result.history] == [r["objective"] for r in whole.history]
-
-
-class InterruptAt(Callback):
-    """Ctrl-C in the n-th call of any hook."""
-
-    def __init__(self, left: int) -> None:
-        self.left, self.calls = left, 0
-
-    def _count(self) -> None:
-        self.calls += 1
-        if self.calls > self.left:
-            raise KeyboardInterrupt
-
-    def on_progress(self, info: dict[str, Any]) -> None:
-        self._count()
-
-    def on_pass_end(self, record: dict[str, Any]) -> None:
-        self._count()
-
-    def on_report(self, record: dict[str, Any]) -> None:
-        self._count()
-
-    def on_checkpoint(self, info: dict[str, Any]) -> None:
-        self._count()
 
 
 @pytest.mark.parametrize("seconds", [0, 30])

@@ -23,6 +23,7 @@ from scalelatent.engine.loop import LoopResult, fit_batches
 from scalelatent.engine.passes import PassContext, Span
 from scalelatent.engine.store import EngineStore
 from scalelatent.errors import ScalelatentError
+from tests.helpers import InterruptAt
 
 PASSES = 3
 Toy = SimpleNamespace
@@ -79,16 +80,6 @@ class Often:
         self._tell(done, total)
 
 
-class Interrupt(Callback):
-    def __init__(self, after: int) -> None:
-        self.left = after
-
-    def on_progress(self, info: dict[str, Any]) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise KeyboardInterrupt
-
-
 def test_interrupt_after_every_single_span(
     toy: Toy, whole: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, computed: list[Span]
 ) -> None:
@@ -103,7 +94,7 @@ def test_interrupt_after_every_single_span(
         folder = tmp_path / str(after)
         computed.clear()
         with pytest.raises(KeyboardInterrupt):
-            _fit(toy, folder, Interrupt(after))
+            _fit(toy, folder, InterruptAt(after, "progress"))
         first = len(computed)
         result = _fit(toy, folder)
         np.testing.assert_array_equal(result.state["trail"], whole)
@@ -123,7 +114,7 @@ def test_interrupt_with_threads_and_another_number_of_them(
     monkeypatch.setattr(inprocess, "spans_of", _leaf_spans)
     for after in range(1, 40, 5):
         with pytest.raises(KeyboardInterrupt):
-            _fit(toy, tmp_path / str(after), Interrupt(after), jobs)
+            _fit(toy, tmp_path / str(after), InterruptAt(after, "progress"), jobs)
         result = _fit(toy, tmp_path / str(after), jobs=4 - jobs)
         np.testing.assert_array_equal(result.state["trail"], whole)
 
@@ -135,7 +126,7 @@ def test_finished_spans_of_another_level_are_used_or_done_again(
     monkeypatch.setattr(loop, "Progress", Often)
     monkeypatch.setattr(inprocess, "spans_of", _leaf_spans)
     with pytest.raises(KeyboardInterrupt):
-        _fit(toy, tmp_path, Interrupt(6))
+        _fit(toy, tmp_path, InterruptAt(6, "progress"))
     monkeypatch.undo()
     assert len(EngineStore(tmp_path).nodes("toy_estep", 0)) == 6
     np.testing.assert_array_equal(_fit(toy, tmp_path).state["trail"], whole)
@@ -147,7 +138,7 @@ def test_a_torn_span_is_computed_again(
     monkeypatch.setattr(loop, "Progress", Often)
     monkeypatch.setattr(inprocess, "spans_of", _leaf_spans)
     with pytest.raises(KeyboardInterrupt):
-        _fit(toy, tmp_path, Interrupt(6))
+        _fit(toy, tmp_path, InterruptAt(6, "progress"))
     for i, path in enumerate(sorted(tmp_path.glob("node-*"))[:3]):
         path.write_bytes(path.read_bytes()[: i * 30])
     computed.clear()
@@ -160,7 +151,7 @@ def test_short_spans_are_not_kept_and_a_resume_does_the_pass_again(
 ) -> None:
     monkeypatch.setattr(loop, "Progress", Often)
     with pytest.raises(KeyboardInterrupt):
-        _fit(toy, tmp_path, Interrupt(5), seconds=1000)
+        _fit(toy, tmp_path, InterruptAt(5, "progress"), seconds=1000)
     assert list(tmp_path.glob("node-*")) == []
     np.testing.assert_array_equal(_fit(toy, tmp_path, seconds=1000).state["trail"], whole)
 

@@ -8,6 +8,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pytest
+from sklearn.base import clone
 
 from scalelatent import Callback, CapsuleRegression, Dataset, open_dataset
 from scalelatent.errors import DataError, RunError, ScalelatentError
@@ -75,11 +76,29 @@ def test_a_stored_dataset_cannot_hold_them(digits: Arrays, tmp_path: Path) -> No
         Dataset.from_arrays(x, digits[1]).save(tmp_path / "ds")
 
 
-def test_numbers_beyond_float32_are_an_error(digits: Arrays) -> None:
+@pytest.mark.parametrize("form", ["numpy", "memmap", "dask", "dataset"])
+@pytest.mark.parametrize("value", [1e39, -1e60])
+def test_numbers_beyond_float32_are_named(digits: Arrays, tmp_path: Path, form: str, value: float) -> None:
     x = digits[0].astype("f8")
-    x[3, 20] = 1e60
-    with pytest.raises((ValueError, ArithmeticError), match="float32|row 3"), np.errstate(over="ignore"):
-        _fit(Dataset.from_arrays(x, digits[1]))
+    x[3, 20] = value
+    rows = _forms(x, digits[1], tmp_path)[form]
+    named = "row 3, feature 20"
+    for algorithm in ("em", "stepwise", "passive_aggressive"):
+        with pytest.raises(DataError, match=f"beyond float32.*{named}|{named}.*beyond float32"):
+            _fit(*rows, algorithm=algorithm)
+
+
+def test_a_row_beyond_float32_does_not_end_a_stream(digits: Arrays) -> None:
+    x, y = digits[0].astype("f8"), digits[1]
+    new = CapsuleRegression(capsule_dim=2, random_state=0)
+    a, b = (clone(new).partial_fit(x[:300], y[:300], range(10)) for _ in range(2))
+    bad = x[300:302].copy()
+    bad[1, 5] = 1e39
+    with pytest.raises(DataError, match=r"row 1, feature 5 is 1e\+39"):
+        a.partial_fit(bad, y[300:302])
+    for model in (a, b):
+        model.partial_fit(x[302:400], y[302:400])
+    np.testing.assert_array_equal(a.W_, b.W_)
 
 
 # -- labels --------------------------------------------------------------------------------------------------
@@ -95,6 +114,16 @@ def test_labels_absent(digits: Arrays, tmp_path: Path, form: str) -> None:
     if form == "stored":
         assert str(tmp_path / "ds") in str(raised.value)
         assert "import them with the rows" in str(raised.value)
+
+
+@pytest.mark.parametrize("form", ["numpy", "memmap", "dask", "dataset", "zarr"])
+def test_numbers_with_fractions_are_no_labels(digits: Arrays, tmp_path: Path, form: str) -> None:
+    import zarr
+
+    x, y = digits[0], digits[1] + 0.25
+    rows: Any = {**_forms(x, y, tmp_path), "zarr": (zarr.array(x), zarr.array(y))}
+    with pytest.raises(ValueError, match="[Uu]nknown label type: continuous"):
+        _fit(*rows[form], callbacks=[NoPasses()])
 
 
 def test_labels_given_twice(digits: Arrays) -> None:
@@ -229,8 +258,8 @@ def test_a_class_of_weight_zero_is_named(digits: Arrays) -> None:
     weight = (digits[1] != 4).astype(float)
     with pytest.raises(DataError, match=r"class .*4.* has no weight.*above 0"):
         _fit(*digits, sample_weight=weight, callbacks=[NoPasses()])
-    with pytest.raises(DataError, match=r"class .*4.* has no weight"):
-        _fit(*digits, class_weight={4: 0.0})
+    with pytest.raises(ValueError, match=r"class_weight=\{4: 0.0\}.*above 0"):
+        _fit(*digits, class_weight={4: 0.0}, callbacks=[NoPasses()])
 
 
 # -- datasets that break under the fit -----------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 
 from scalelatent import Callback, CapsuleRegression, Dataset, load_model
 from scalelatent.errors import DataError, RunError
+from tests.helpers import InterruptAt
 
 Arrays = tuple[np.ndarray, np.ndarray]
 ALGORITHMS = ["stepwise", "incremental", "passive_aggressive"]
@@ -91,24 +92,6 @@ def test_sorted_rows_that_a_buffer_cannot_mix_are_warned_about(digits: Arrays, a
         make(algorithm, n_epochs=1).fit(x, y, engine=small)
 
 
-class Interrupt(Callback):
-    """Ctrl-C at a step, by the report that every step makes."""
-
-    def __init__(self, at: int) -> None:
-        self.left = at
-
-    def on_report(self, record: dict[str, Any]) -> None:
-        self._count()
-
-    def on_pass_end(self, record: dict[str, Any]) -> None:
-        self._count()
-
-    def _count(self) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("at", [3, 10, 17])
 def test_resume_in_mid_epoch_is_exact(
@@ -119,7 +102,7 @@ def test_resume_in_mid_epoch_is_exact(
     whole = make(algorithm, n_epochs=3).fit(*digits, validation=held_out)
     call: dict[str, Any] = {"validation": held_out, "run_dir": tmp_path, "engine": engine}
     with pytest.raises(KeyboardInterrupt):
-        model.fit(*digits, **call, callbacks=[Interrupt(at)])
+        model.fit(*digits, **call, callbacks=[InterruptAt(at - 1, "report", "pass_end")])
     assert not hasattr(model, "W_")
     model.fit(*digits, **call, resume=True)
     np.testing.assert_array_equal(model.W_, whole.W_)
@@ -251,6 +234,33 @@ def test_partial_fit_goes_on_from_a_fit(
     np.testing.assert_array_equal(model.fit(*digits).W_, w)
 
 
+def test_partial_fit_after_passes_takes_small_steps(digits: Arrays, held_out: Arrays) -> None:
+    """A batch fit has seen its rows once a pass: a stream goes on with the step size of then."""
+    x, y = held_out
+    moved = {}
+    for passes in (2, 40):
+        model = make("em", max_iter=passes, t0=1.0, batch_rows=32).fit(*digits)
+        w = model.W_.copy()
+        model.partial_fit(x[:32], y[:32])
+        assert model._running is not None
+        assert model._running.rows == passes * len(digits[0]) + 32
+        moved[passes] = np.abs(model._running.w - w).max()
+    assert moved[40] < 0.5 * moved[2]
+
+
+@pytest.mark.parametrize("architecture", ["multiclass", "all_vs_all"])
+def test_partial_fit_weighs_single_rows(digits: Arrays, architecture: str) -> None:
+    x, y = digits
+    moved = {}
+    for weight in (1e-6, 1.0):
+        model = make("stepwise", architecture=architecture).partial_fit(x[:300], y[:300], classes=range(10))
+        assert model._running is not None
+        w = model._running.w  # W_ is the running average, which catches up with it at each call
+        model.partial_fit(x[300:301], y[300:301], sample_weight=[weight])
+        moved[weight] = np.abs(model._running.w - w).max()
+    assert moved[1e-6] < 1e-3 * moved[1.0]
+
+
 def test_partial_fit_takes_datasets_text_and_weights(digits: Arrays, tmp_path: Path) -> None:
     x, y = digits
     names = np.array([f"digit {c}" for c in range(10)])
@@ -265,6 +275,10 @@ def test_partial_fit_takes_datasets_text_and_weights(digits: Arrays, tmp_path: P
 
     b.partial_fit(scipy.sparse.csr_array(x[5:9]), names[y[5:9]])
     a.partial_fit(x[5:9], names[y[5:9]])
+    np.testing.assert_array_equal(a.W_, b.W_)
+    # Weights count in later calls too.
+    for one in (a, b):
+        one.partial_fit(*((stored[:9],) if one is a else (x[:9], names[y[:9]])), sample_weight=np.arange(9.0))
     np.testing.assert_array_equal(a.W_, b.W_)
     # Weights of classes are weights of rows.
     weight = np.where(y == 3, 2.0, 1.0)
@@ -282,6 +296,8 @@ def test_partial_fit_refuses(digits: Arrays) -> None:
         make("stepwise", projection=5).partial_fit(x, y, classes=range(10))
     with pytest.raises(ValueError, match="class_weight='balanced': partial_fit does not know"):
         make("stepwise", class_weight="balanced").partial_fit(x, y, classes=range(10))
+    with pytest.raises(ValueError, match="device='gpu': partial_fit runs on the processor"):
+        make("stepwise", device="gpu").partial_fit(x, y, classes=range(10))
     with pytest.raises(ValueError, match=r"label\(s\) \[9\], which are none of the classes"):
         make("stepwise").partial_fit(x, y, classes=range(9))
     model = make("stepwise").partial_fit(x, y, classes=range(10))
@@ -297,12 +313,18 @@ def test_partial_fit_refuses(digits: Arrays) -> None:
         ((np.full((1, 64), np.nan), y[:1]), DataError, "row 0, feature 0 is nan"),
         ((Dataset.from_arrays(x[:5, :3], y[:5]),), DataError, "has 3 features.*64"),
         ((Dataset.from_arrays(x[:5]),), ValueError, "no labels"),
+        ((Dataset.from_arrays(x[:5], y[:5]), y[:5]), DataError, "brings its own labels"),
+        ((Dataset.from_arrays(x[:5], np.stack([y[:5]] * 2, axis=1)),), DataError, "one label a row"),
     ]:
         with pytest.raises(error, match=message):
             model.partial_fit(*call)
-    for weight, message in [(np.ones(3), r"shape \(3,\) for 2 rows"), (np.array([1.0, -1.0]), "at least 0")]:
-        with pytest.raises(ValueError, match=message):
-            model.partial_fit(x[:2], y[:2], sample_weight=weight)
+    for weight, message in [
+        (np.ones(3), r"shape \(3,\).* 2 rows"),
+        (np.array([1.0, -1.0]), "at least 0|>= 0"),
+    ]:
+        for rows in ((x[:2], y[:2]), (Dataset.from_arrays(x[:2], y[:2]),)):
+            with pytest.raises(ValueError, match=message):
+                model.partial_fit(*rows, sample_weight=weight)
     np.testing.assert_array_equal(model.W_, w)
 
 

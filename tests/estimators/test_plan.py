@@ -17,7 +17,8 @@ FIT = """
 import json, sys
 import scalelatent as sl
 ds = sl.open_dataset(sys.argv[1])
-model = sl.CapsuleRegression(capsule_dim=8, max_iter=3, projection=None, random_state=0, n_jobs=2)
+options = {"max_iter": 3, "n_epochs": 3, "projection": None, "random_state": 0, "n_jobs": 2}
+model = sl.CapsuleRegression(capsule_dim=8, algorithm=sys.argv[2], **options)
 plan = model.plan(ds)
 model.fit(ds)
 from scalelatent.jobs.workers import peak_bytes
@@ -31,10 +32,11 @@ def _rows(n: int, p: int) -> Dataset:
     return Dataset.from_arrays(rng.normal(size=(n, p)).astype(np.float32), np.arange(n) % 10)
 
 
-def test_the_peak_of_a_fit_stays_under_its_plan(tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["em", "stepwise", "incremental"])
+def test_the_peak_of_a_fit_stays_under_its_plan(tmp_path: Path, algorithm: str) -> None:
     _rows(40_000, 300).save(tmp_path / "rows.zarr")
     out = subprocess.run(
-        [sys.executable, "-c", FIT, str(tmp_path / "rows.zarr")],
+        [sys.executable, "-c", FIT, str(tmp_path / "rows.zarr"), algorithm],
         capture_output=True,
         text=True,
         timeout=150,
@@ -55,6 +57,63 @@ def test_numbers_are_those_of_the_model() -> None:
     assert plan["stages"]["moments"]["statistic_bytes"] == 8 * (10 * 196 * 196 + 20)
     assert plan["passes"] == {"at_least": 248, "at_most": 2000}
     assert plan["probe"]["seconds_per_pass"] > 0
+
+
+@pytest.mark.parametrize("algorithm", ["stepwise", "incremental", "passive_aggressive"])
+def test_online_algorithms_are_planned_as_what_they_are(algorithm: str, tmp_path: Path) -> None:
+    ds = _rows(9000, 64).save(tmp_path / "rows.zarr")
+    model = CapsuleRegression(capsule_dim=4, algorithm=algorithm, n_epochs=7, n_chains=2, n_jobs=1)
+    plan = model.plan(ds, validation=_rows(100, 64))
+    assert set(plan["stages"]) == {"moments", algorithm, "validation"}
+    own, weights = plan["stages"][algorithm], 40 * 64
+    # sums and rows, and: rows counted beside Delta; Delta, H and leaves; what chains moved, and their number.
+    size = {"stepwise": 6 + weights, "incremental": 6 + 2 * weights, "passive_aggressive": 6 + weights}
+    assert own["statistic_bytes"] == 8 * size[algorithm]
+    assert own["steps_per_pass"] * own["batch_rows"] >= 9000
+    assert plan["passes"] == {"at_least": 7, "at_most": 7}
+    shuffled = algorithm != "incremental"
+    assert own["memory_bytes"]["rows of the buffers"] > 0.5 * ds.nbytes
+    assert (plan["scratch_bytes"] > 0) is not shuffled
+    assert plan["probe"]["seconds_per_pass"] > 0
+    assert model.plan(ds, engine={"run_rows": 8, "buffer_runs": 2})["stages"][algorithm]["buffer_rows"] == (
+        16 if shuffled else 0
+    )
+
+
+def test_passes_of_a_fit_with_tol_are_a_lower_bound() -> None:
+    rows = _rows(600, 20)
+    model = CapsuleRegression(capsule_dim=2, max_iter=500, nu_schedule=None, tol=10.0)
+    assert model.plan(rows)["passes"] == {"at_least": 2, "at_most": 500}
+    assert model.fit(rows).n_iter_ == 2
+    scheduled = CapsuleRegression(capsule_dim=2, tol=10.0, nu_schedule=[(0.5, 9), (0.2, 9), (0.0, 9)])
+    assert scheduled.plan(rows)["passes"]["at_least"] == 6 <= scheduled.fit(rows).n_iter_
+
+
+def test_a_plan_changes_no_model() -> None:
+    rows = _rows(600, 20)
+    model = CapsuleRegression(capsule_dim=2, max_iter=2).fit(rows)
+    before = vars(model).copy()
+    model.plan(np.ones((40, 7)), np.arange(40) % 2)
+    assert vars(model) == before
+
+
+def test_a_plan_is_for_the_enclosing_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scalelatent.estimators import capsule
+    from scalelatent.jobs.planning import PlannedCluster
+    from scalelatent.jobs.spec import ClusterSection
+
+    cluster = PlannedCluster(ClusterSection(workers=3, threads=5, memory_limit="3GiB"))
+    monkeypatch.setattr(capsule, "current_client", lambda: cluster)
+    assert CapsuleRegression().plan(_rows(600, 20))["resources"] == {
+        "workers": 3, "threads": 5, "memory": 3 * 2**30,
+    }  # fmt: skip
+
+
+def test_all_cores_are_planned_as_they_are_used() -> None:
+    from scalelatent.engine.threads import available_cores
+
+    plan = CapsuleRegression(capsule_dim=2, n_jobs=-1).plan(_rows(600, 20))
+    assert plan["resources"]["threads"] == available_cores()
 
 
 def test_what_cannot_fit_is_refused_with_the_setting_that_would() -> None:

@@ -223,3 +223,22 @@ def test_rows_that_are_no_numbers_are_not_predicted(
         out = getattr(plain, method)(given, **({"out": tmp_path / "o"} if form == "out" else {}))
         if form == "dask":
             out.compute(scheduler="synchronous")
+
+
+def test_score_of_a_column_is_that_of_its_values(plain: CapsuleRegression, digits: Arrays) -> None:
+    x, y = digits
+    share, weight = plain.score(x, y), np.linspace(0, 1, len(y))
+    assert plain.score(x, y[:, None]) == share
+    assert plain.score(x, da.from_array(y, chunks=77)) == share
+    assert plain.score(x, y, weight[:, None]) == plain.score(x, y, weight)
+    with pytest.raises(ValueError, match="1d array"):
+        plain.score(x, np.stack([y, y], axis=1))
+    with pytest.raises(DataError, match="learns from one label a row"):
+        plain.score(Dataset.from_arrays(x, np.stack([y, y], axis=1)))
+
+
+def test_weights_that_sum_to_nothing_have_no_score(plain: CapsuleRegression, digits: Arrays) -> None:
+    with pytest.raises(DataError, match="weights of the rows sum to 0"):
+        plain.score(*digits, sample_weight=np.zeros(600))
+    with pytest.raises(DataError, match="weights of the rows sum to 0"):
+        plain.score(Dataset.from_arrays(*digits, sample_weight=np.zeros(600)))

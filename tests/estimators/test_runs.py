@@ -16,61 +16,11 @@ import pytest
 
 from scalelatent import Callback, CapsuleRegression, Dataset
 from scalelatent.errors import RunError, ScalelatentError
+from tests.helpers import InterruptAt, Log
 
 Arrays = tuple[np.ndarray, np.ndarray]
 OPTIONS: dict[str, Any] = {"capsule_dim": 2, "max_iter": 8, "random_state": 0, "n_jobs": 1}
 SMALL = {"block_rows": 32, "leaf_rows": 64, "checkpoint_seconds": 0}
-
-
-class Log(Callback):
-    def __init__(self) -> None:
-        self.told: list[tuple[str, dict[str, Any]]] = []
-
-    def on_fit_start(self, info: dict[str, Any]) -> None:
-        self.told.append(("fit_start", info))
-
-    def on_stage(self, info: dict[str, Any]) -> None:
-        self.told.append(("stage", info))
-
-    def on_progress(self, info: dict[str, Any]) -> None:
-        self.told.append(("progress", info))
-
-    def on_pass_end(self, record: dict[str, Any]) -> None:
-        self.told.append(("pass_end", record))
-
-    def on_checkpoint(self, info: dict[str, Any]) -> None:
-        self.told.append(("checkpoint", info))
-
-    def on_event(self, info: dict[str, Any]) -> None:
-        self.told.append(("event", info))
-
-    def on_fit_end(self, info: dict[str, Any]) -> None:
-        self.told.append(("fit_end", info))
-
-    def of(self, what: str) -> list[dict[str, Any]]:
-        return [info for name, info in self.told if name == what]
-
-
-class InterruptAt(Callback):
-    """Ctrl-C at the n-th sign of life of one kind."""
-
-    def __init__(self, what: str, at: int) -> None:
-        self.what, self.left = what, at
-
-    def _count(self, what: str) -> None:
-        if what == self.what:
-            self.left -= 1
-            if self.left < 0:
-                raise KeyboardInterrupt
-
-    def on_progress(self, info: dict[str, Any]) -> None:
-        self._count("progress")
-
-    def on_pass_end(self, record: dict[str, Any]) -> None:
-        self._count("pass_end")
-
-    def on_stage(self, info: dict[str, Any]) -> None:
-        self._count("stage")
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +110,7 @@ def test_interrupt_and_resume(
 ) -> None:
     folder = tmp_path / "run"
     try:
-        _fit(digits, held_out, folder, InterruptAt(what, at))
+        _fit(digits, held_out, folder, InterruptAt(at, what))
         pytest.fail("the fit ended before it was interrupted")
     except KeyboardInterrupt:
         pass
@@ -175,7 +125,7 @@ def test_resume_with_other_threads(
     digits: Arrays, held_out: Arrays, tmp_path: Path, whole: CapsuleRegression
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        _fit(digits, held_out, tmp_path, InterruptAt("progress", 9), options={"n_jobs": 3})
+        _fit(digits, held_out, tmp_path, InterruptAt(9, "progress"), options={"n_jobs": 3})
     _same(_fit(digits, held_out, tmp_path, resume=True), whole)
 
 
@@ -220,7 +170,7 @@ def test_resume_of_another_fit_names_what_changed(
     digits: Arrays, held_out: Arrays, tmp_path: Path, change: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        _fit(digits, held_out, tmp_path, InterruptAt("pass_end", 2))
+        _fit(digits, held_out, tmp_path, InterruptAt(2, "pass_end"))
     if change.pop("data", False):
         x = digits[0].copy()
         x[599, 63] ^= 1
@@ -239,10 +189,32 @@ def test_resume_of_another_fit_names_what_changed(
 def test_a_drawn_seed_is_resumed(digits: Arrays, tmp_path: Path, seed: Any) -> None:
     options = {**OPTIONS, "random_state": seed, "init": "random"}
     with pytest.raises(KeyboardInterrupt):
-        CapsuleRegression(**options).fit(*digits, run_dir=tmp_path, callbacks=InterruptAt("pass_end", 2))
+        CapsuleRegression(**options).fit(*digits, run_dir=tmp_path, callbacks=InterruptAt(2, "pass_end"))
     model = CapsuleRegression(**options).fit(*digits, run_dir=tmp_path, resume=True)
     again = CapsuleRegression(**{**options, "random_state": model.seed_}).fit(*digits)
     np.testing.assert_array_equal(model.W_, again.W_)
+
+
+@pytest.mark.parametrize("algorithm", ["em", "stepwise"])
+def test_a_warm_start_is_resumed(digits: Arrays, tmp_path: Path, algorithm: str) -> None:
+    """The weights and the basis that it began with lie in the run folder, whoever resumes it."""
+    options = {**OPTIONS, "projection": 12, "algorithm": algorithm, "n_epochs": 3, "warm_start": True}
+    half = digits[0][:300], digits[1][:300]
+
+    def begun() -> CapsuleRegression:
+        return CapsuleRegression(**options).fit(*half)
+
+    whole = begun().fit(*digits)
+    with pytest.raises(KeyboardInterrupt):
+        begun().fit(*digits, run_dir=tmp_path / "a", callbacks=InterruptAt(1, "pass_end"))
+    resumed = CapsuleRegression(**options).fit(*digits, run_dir=tmp_path / "a", resume=True)
+    np.testing.assert_array_equal(resumed.projection_, whole.projection_)
+    np.testing.assert_array_equal(resumed.W_, whole.W_)
+    # And one that began cold stays so, even for a model that was fitted.
+    cold = CapsuleRegression(**options).fit(*digits)
+    with pytest.raises(KeyboardInterrupt):
+        CapsuleRegression(**options).fit(*digits, run_dir=tmp_path / "b", callbacks=InterruptAt(1, "stage"))
+    np.testing.assert_array_equal(begun().fit(*digits, run_dir=tmp_path / "b", resume=True).W_, cold.W_)
 
 
 def test_temporary_rows_are_removed(digits: Arrays, held_out: Arrays, tmp_path: Path) -> None:
@@ -254,6 +226,15 @@ def test_temporary_rows_are_removed(digits: Arrays, held_out: Arrays, tmp_path: 
         stored, run_dir=tmp_path / "r2", engine={"scratch": str(tmp_path / "s")}
     )
     assert list((tmp_path / "s").rglob("*.zarr")) == []
+
+
+def test_a_fit_that_fails_without_a_run_folder_leaves_nothing(digits: Arrays, tmp_path: Path) -> None:
+    stored = Dataset.from_arrays(*digits).save(tmp_path / "ds")
+    with pytest.raises(KeyboardInterrupt):
+        CapsuleRegression(projection=10, **OPTIONS).fit(
+            stored, engine={"scratch": str(tmp_path / "s")}, callbacks=InterruptAt(1, "pass_end")
+        )
+    assert list(tmp_path.glob("s/**/*.zarr")) == []
 
 
 def test_without_a_run_folder_projected_rows_of_a_stored_dataset_go_too(

@@ -13,6 +13,7 @@ from sklearn.model_selection import GridSearchCV, KFold, ParameterGrid
 import scalelatent as sl
 from scalelatent import Callback, CapsuleRegression, Dataset, Search
 from scalelatent.errors import DataError, PlanError, RunError, ScalelatentError
+from tests.helpers import InterruptAt, Log
 
 Arrays = tuple[np.ndarray, np.ndarray]
 SMALL = {"block_rows": 32, "leaf_rows": 64, "checkpoint_seconds": 0}
@@ -27,36 +28,6 @@ CANDIDATES: list[dict[str, Any]] = [
     {"architecture": "one_vs_all", "capsule_dim": 2, "class_weight": "balanced", "nu_schedule": None},
 ]
 KEYS = ("pass", "objective", "train_error", "validation_error", "best_error", "nu", "round")
-
-
-class Log(Callback):
-    def __init__(self) -> None:
-        self.passes: list[dict[str, Any]] = []
-        self.stages: list[str] = []
-        self.events: list[dict[str, Any]] = []
-
-    def on_pass_end(self, record: dict[str, Any]) -> None:
-        self.passes.append(record)
-
-    def on_stage(self, info: dict[str, Any]) -> None:
-        self.stages.append(info["stage"])
-
-    def on_event(self, info: dict[str, Any]) -> None:
-        self.events.append(info)
-
-
-class Interrupt(Callback):
-    """Ctrl-C at the n-th sign of life."""
-
-    def __init__(self, at: int) -> None:
-        self.left = at
-
-    def _count(self, info: dict[str, Any]) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise KeyboardInterrupt
-
-    on_stage = on_pass_end = on_checkpoint = _count
 
 
 def _same(a: CapsuleRegression, b: CapsuleRegression) -> None:
@@ -152,8 +123,8 @@ def test_each_pass_reads_the_rows_once(
     one_pass = digits[0].nbytes + 4 * len(digits[0])
     log = Log()
     search = Search(base, grid, cv=4, refit=False).fit(train, callbacks=log)
-    assert [r["bytes_read"] for r in log.passes] == [one_pass] * 9
-    assert [r["candidates"] for r in log.passes] == [24] * 4 + [12] * 5
+    assert [r["bytes_read"] for r in log.of("pass_end")] == [one_pass] * 9
+    assert [r["candidates"] for r in log.of("pass_end")] == [24] * 4 + [12] * 5
     assert log.stages == [
         "search_moments-1-4",
         "search-24_estep",
@@ -161,7 +132,7 @@ def test_each_pass_reads_the_rows_once(
         "search_score-000-f0-24",
     ]
     assert search.n_passes_ == 9 + 2
-    assert {len(r["members"]) for r in log.passes} == {24, 12}
+    assert {len(r["members"]) for r in log.of("pass_end")} == {24, 12}
 
 
 def test_candidates_of_one_projection_share_its_rows(digits: Arrays, held_out: Arrays) -> None:
@@ -201,7 +172,12 @@ def test_memory_splits_candidates_into_groups(digits: Arrays, held_out: Arrays, 
 def test_interrupt_and_resume(digits: Arrays, tmp_path: Path, models: Any, at: int) -> None:
     search = Search(BASE, CANDIDATES[:4], cv=2, n_jobs=1)
     try:
-        clone(search).fit(*digits, run_dir=tmp_path, engine=SMALL, callbacks=Interrupt(at))
+        clone(search).fit(
+            *digits,
+            run_dir=tmp_path,
+            engine=SMALL,
+            callbacks=InterruptAt(at, "stage", "pass_end", "checkpoint"),
+        )
         pytest.fail("the search ended before it was interrupted")
     except KeyboardInterrupt:
         pass
@@ -220,7 +196,7 @@ def test_a_finished_search_is_read_again(digits: Arrays, tmp_path: Path) -> None
     first = clone(search).fit(*digits, run_dir=tmp_path, engine=SMALL)
     log = Log()
     again = clone(search).fit(*digits, run_dir=tmp_path, engine=SMALL, resume=True, callbacks=log)
-    assert log.passes == []
+    assert log.of("pass_end") == []
     assert not [s for s in log.stages if "project" in s]
     _same(first.best_estimator_, again.best_estimator_)
     assert not list(tmp_path.rglob("state-*"))[3:]  # those of the refit
@@ -253,7 +229,7 @@ def test_halving_stops_the_worse_half(digits: Arrays, held_out: Arrays, models: 
     search = search.fit(*digits, validation=held_out, engine=SMALL, callbacks=log)
     passes = search.results_["n_passes"].tolist()
     assert sorted(passes) == [3, 3, 6, 12, 30]
-    assert [e["candidates"] for e in log.events if e["event"] == "halved"] == [3, 2, 1]
+    assert [e["candidates"] for e in log.of("event") if e["event"] == "halved"] == [3, 2, 1]
     assert passes[search.best_index_] == 30
     for i, own in enumerate(grid):
         alone = clone(base).set_params(**own, max_iter=passes[i])
@@ -276,7 +252,13 @@ def test_halving_stops_the_worse_half(digits: Arrays, held_out: Arrays, models: 
         folder = tmp_path / str(at)
         fresh = Search(base, grid, halving=True, min_passes=3, n_jobs=1)
         with pytest.raises(KeyboardInterrupt):
-            fresh.fit(*digits, validation=held_out, run_dir=folder, engine=SMALL, callbacks=Interrupt(at))
+            fresh.fit(
+                *digits,
+                validation=held_out,
+                run_dir=folder,
+                engine=SMALL,
+                callbacks=InterruptAt(at, "stage", "pass_end", "checkpoint"),
+            )
         fresh.fit(*digits, validation=held_out, run_dir=folder, engine=SMALL, resume=True)
         for key, model in expected.items():
             _same(models[key], model)
@@ -402,32 +384,6 @@ def test_clone_params_and_names() -> None:
     assert is_classifier(search)
     with pytest.raises(NotFittedError):
         search.predict(np.zeros((2, 2)))
-
-
-class Stepless(CapsuleRegression):
-    """An estimator whose fit is not made of steps."""
-
-    def _fit_steps(self, rows: Any) -> None:
-        return None
-
-    def fit(self, X: Any, y: Any = None, **call: Any) -> Any:
-        model = CapsuleRegression(**self.get_params()).fit(X, y, **call)
-        vars(self).update(vars(model))
-        return self
-
-
-def test_estimators_without_steps_are_fitted_one_by_one(
-    digits: Arrays, held_out: Arrays, models: Any
-) -> None:
-    grid = {"capsule_dim": [1, 2]}
-    base = Stepless(**BASE.get_params())
-    for call, given in (({"validation": held_out}, {}), ({}, {"cv": 2})):
-        Search(BASE, grid, n_jobs=1, **given).fit(*digits, engine=SMALL, **call)
-        shared = dict(models)
-        search = Search(base, grid, n_jobs=1, **given).fit(*digits, engine=SMALL, **call)
-        for key, model in models.items():
-            _same(model, shared[key])
-        assert search.n_passes_ > max(search.results_["n_passes"]) + 2
 
 
 def test_sparse_rows(digits: Arrays, models: Any) -> None:

@@ -129,6 +129,22 @@ def test_weights_count_as_in_score(digits):
     weighted = found.data.with_weight(np.arange(1.0, len(found.y) + 1))
     evidence = collect_evidence(found.model, weighted)
     assert evidence.confusion.error == pytest.approx(1 - found.model.score(weighted))
+    # The reliability of weighted rows is that of repeated ones.
+    repeated = np.repeat(np.arange(len(found.y)), np.arange(len(found.y)) % 3)
+    twice = Dataset.from_arrays(found.x[repeated], found.y[repeated])
+    weighted = found.data.with_weight(np.arange(len(found.y)) % 3)
+    a, b = (collect_evidence(found.model, rows).reliability for rows in (weighted, twice))
+    for name in ("counts", "confidence", "hits", "calibration_error", "log_loss"):
+        assert getattr(a, name) == pytest.approx(getattr(b, name))
+
+
+def test_the_wiring_is_that_of_the_fit(digits):
+    found = digits(capsule_dim=2, architecture="one_vs_all")
+    expected = wiring_of(found.model)
+    changed = CapsuleRegression().set_params(**found.model.get_params())
+    vars(changed).update(vars(found.model))
+    changed.set_params(architecture="multiclass", capsule_dim=5)
+    assert wiring_of(changed).capsules == expected.capsules
 
 
 def test_rows_without_labels_take_predicted_classes(digits):

@@ -66,6 +66,21 @@ def test_history_without_validation_of_one_pass_and_of_members():
         plot_history([])
 
 
+def test_records_within_a_pass_are_drawn_where_they_were_made():
+    """Four records a pass of 100 rows, two passes; the last of a pass is at its end."""
+    seen = [25, 50, 75, 100, 125, 150, 175, 200]
+    records = [
+        {"pass": 1 + i // 4, "rows_seen": n, "objective": 1 / n, "train_error": 10 / n, "round": 1 + i // 4,
+         "nu": [0.8, 0.0][i // 4]}
+        for i, n in enumerate(seen)
+    ]  # fmt: skip
+    upper, lower = plot_history(records).axes
+    assert upper.lines[0].get_xdata() == pytest.approx(np.array(seen) / 100)
+    assert "in pass 2" in lower.lines[1].get_label()
+    bands = np.array([(patch.get_x(), patch.get_x() + patch.get_width()) for patch in upper.patches])
+    assert bands == pytest.approx(np.array([(0.125, 1.125), (1.125, 2.125)]))
+
+
 def test_plain_em_has_no_rounds():
     records = [{"pass": i, "objective": 1 / i, "train_error": 0.0, "round": 1, "nu": 0.0} for i in (1, 2, 3)]
     upper, _ = plot_history(records).axes

@@ -215,6 +215,16 @@ def test_folders_without_run_or_model_are_refused(tmp_path):
         build_report(tmp_path, model={})
 
 
+def test_records_within_a_pass_are_no_passes(run_folder):
+    x, y = np.random.default_rng(0).normal(size=(400, 6)), np.arange(400) % 2
+    model = CapsuleRegression(
+        capsule_dim=1, algorithm="stepwise", n_epochs=2, batch_rows=40, n_chains=1, random_state=0
+    ).fit(x, y, validation=(x[:50], y[:50]), engine={"validate_steps": 2})
+    assert len(model.history_) == 10
+    page = read(build_report(run_folder(model), model=model))
+    assert "2 passes:" in page.all("img")[0]["alt"]
+
+
 def test_a_history_of_one_pass(digits, run_folder):
     found = digits(capsule_dim=2, max_iter=1)
     page = read(build_report(run_folder(found.model), model=found.model))

@@ -153,7 +153,8 @@ class CapsulePass:
         """Add one block: H = W X^T, residuals in place, Delta += G X."""
         backend = prepared.backend
         assert block.y is not None
-        x = backend.asarray(block.x, np.float32, "x")
+        with np.errstate(over="ignore"):  # what is beyond float32 is told below, by row and feature
+            x = backend.asarray(block.x, np.float32, "x")
         weight = np.ones(len(block.y)) if block.weight is None else block.weight
         if self.class_weight is not None:
             weight = weight * self.class_weight[block.y]
@@ -325,7 +326,9 @@ class CapsuleEM:
             if watched[r] < best_error[r]:
                 best_error[r], best_pass[r], stale[r] = watched[r], state.iteration, 0
                 best[rows] = state.w[rows]
-            flat = self.tol > 0 and 0 <= last_objective[r] - state.objective[r] < self.tol
+            # The first pass of a later round measures the weights that it starts from: no step lies between.
+            stepped = state.stale[r] >= 0
+            flat = self.tol > 0 and stepped and 0 <= last_objective[r] - state.objective[r] < self.tol
             if stale[r] >= self.patience[round_[r]] or flat:
                 # The next round starts at the best model so far, without momentum; its first pass only
                 # measures that model again.

@@ -16,22 +16,26 @@ from scalelatent.models.base import Block, Layout, Stats
 
 
 def find_nonfinite(block: Block) -> str | None:
-    """Where the first NaN or infinite value of a block lies, in words, or None.
+    """Where the first value of a block that is not finite in float32 lies, in words, or None.
 
     Examples
     --------
     >>> find_nonfinite(Block(np.array([[0.0, np.nan]]), None, None, 7))
     'row 7, feature 1 is nan'
+    >>> find_nonfinite(Block(np.array([[0.0, 1e39]]), None, None, 7))
+    'row 7, feature 1 is 1e+39, beyond float32'
     """
     if block.x.dtype.kind != "f":
         return None
     x = block.x if isinstance(block.x, np.ndarray) else block.x.get()  # rows that lie on a device
-    bad = ~np.isfinite(x)
+    with np.errstate(over="ignore"):
+        bad = ~np.isfinite(x.astype(np.float32, copy=False))
     if not bad.any():
         return None
     row, feature = np.argwhere(bad)[0]
     number = block.start + row if block.rows is None else block.rows[row]
-    return f"row {number}, feature {feature} is {x[row, feature]}"
+    value = x[row, feature]
+    return f"row {number}, feature {feature} is {value}{', beyond float32' if np.isfinite(value) else ''}"
 
 
 class NonFiniteError(ValueError):
@@ -49,7 +53,8 @@ class SecondMoments:
         0: one matrix for all rows, labels unused.
     class_weight : ndarray of float64, shape (n_classes,) or None
 
-    Statistics: ``moment`` (classes, p, p), ``weight`` (classes,) and ``count`` (classes,).
+    Statistics: ``moment`` (classes, p, p), ``weight`` (classes,) and ``count`` (classes,), the rows whose
+    weight is above 0.
     """
 
     n_features: int
@@ -105,7 +110,7 @@ class SecondMoments:
                 )
             stats["moment"][c] += moment
             stats["weight"][c] += weight[rows].sum()
-            stats["count"][c] += len(rows)
+            stats["count"][c] += np.count_nonzero(weight[rows])
 
 
 def leading_eigenvectors(moment: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,8 @@ Stepwise EM (Cappé and Moulines, 2009; Liang and Klein, 2009) on residuals: aft
 
 with the second moments S of *all* rows: so the noise of a batch vanishes with its residuals, and one batch of
 all rows with eta = 1 is a step of batch EM. A batch of fewer rows than features cannot bear a whole step: eta
-in the step of W is then multiplied by rows / features. The model that is validated and kept is a running
+in the step of W is then multiplied by rows / features. Rows are counted, not their weights, so that a heavy
+batch moves W more than a light one (:func:`row_share`). The model that is validated and kept is a running
 average of W over about the last ninth of the steps (polynomial-decay averaging, Shamir and Zhang, 2013): it
 takes the noise of the last batches out.
 """
@@ -105,6 +106,30 @@ def online_state(w: np.ndarray, n_members: int) -> OnlineState:
     return OnlineState(**first_fields(w, n_members))
 
 
+def row_share(weight: float, rows: float, mean_weight: float, p: int) -> float:
+    """What the residual moment of a batch is multiplied by to be that of one row of mean weight.
+
+    That is 1 / (rows * mean weight), but a batch counts as twice its rows or as p rows at most, whichever is
+    more: at the rate min(1, rows / p) a single row, however heavy, is then moved no further than about to its
+    posterior mean.
+
+    Parameters
+    ----------
+    weight, rows : float
+        Sum of the weights of the batch, above 0, and its rows.
+    mean_weight : float
+        Of all rows.
+    p : int
+        Features.
+
+    Examples
+    --------
+    >>> [weight * row_share(weight, 1, 1.0, p=50) for weight in (0.5, 1.0, 1000.0)]
+    [0.5, 1.0, 50.0]
+    """
+    return min(1.0, max(2.0 * rows, p) * mean_weight / weight) / (rows * mean_weight)
+
+
 @dataclass(frozen=True)
 class AveragedPass(CapsulePass):
     """Scoring of the averaged weights."""
@@ -122,14 +147,15 @@ class OnlineCapsule:
     ----------
     em : CapsuleEM
         Constants of the fit: members, second moments, schedule (its patience counts epochs), momentum, ridge.
-    weight : ndarray of float64, shape (classes,)
-        Sum of the row weights of each class.
+    weight, count : ndarray of float64, shape (classes,)
+        Sum of the row weights of each class, and its rows of weight above 0.
     """
 
     kind = "scalelatent.models.capsule.online:OnlineCapsule"
 
     em: CapsuleEM
     weight: np.ndarray
+    count: np.ndarray
 
     # -- measurements ----------------------------------------------------------------------------------------
 
@@ -284,8 +310,8 @@ class CapsuleStepwise(OnlineCapsule):
     t0: float
 
     def layout(self) -> Layout:
-        """As the E-step of batch EM."""
-        return self.train_pass.layout()
+        """The E-step of batch EM, and ``counted`` (M,): rows of weight above 0."""
+        return Layout((*self.train_pass.layout().fields, ("counted", (self.em.members.n_members,))))
 
     def prepare(self, state: OnlineState, backend: Any) -> Any:
         """The E-step and its weights."""
@@ -295,7 +321,11 @@ class CapsuleStepwise(OnlineCapsule):
     def run_chain(self, prepared: Any, block: Block, stats: Stats) -> None:
         """The E-step of the rows."""
         train, weights = prepared
-        train.accumulate(weights, block, stats)
+        train.accumulate(weights, block, Stats(train.layout(), stats.vector[: train.layout().size]))
+        assert block.y is not None
+        y = block.y if block.weight is None else block.y[block.weight > 0]
+        labels = self.em.members.labels
+        stats["counted"][...] += (labels >= 0) @ np.bincount(y, minlength=labels.shape[1])
 
     def step(self, state: OnlineState, stats: Stats, n_rows: int) -> OnlineState:
         """The M-step of a batch; a pure function.
@@ -308,12 +338,14 @@ class CapsuleStepwise(OnlineCapsule):
         sums, p = self.measured(state, stats), self.em.moment.shape[1]
         eta = (1.0 + state.steps / self.t0) ** -self.kappa
         w, previous, delta = state.w.copy(), state.previous.copy(), state.delta.copy()
-        totals = (self.em.members.labels >= 0) @ self.weight
+        masks = self.em.members.labels >= 0
+        totals, means = masks @ self.weight, (masks @ self.weight) / (masks @ self.count)
         for r in map(int, np.flatnonzero((state.finished == 0) & (stats["sums"][:, 3] > 0))):
             rows = self.rows_of(r)
-            batch = stats["delta"][rows] * (totals[r] / stats["sums"][r, 3])
-            delta[rows] = (1.0 - eta) * delta[rows] + eta * batch
-            rate = eta * min(1.0, float(stats["rows"][r]) / p)
+            weight, seen = float(stats["sums"][r, 3]), float(stats["counted"][r])
+            batch = totals[r] * row_share(weight, seen, means[r], p)
+            delta[rows] = (1.0 - eta) * delta[rows] + eta * batch * stats["delta"][rows]
+            rate = eta * min(1.0, seen / p)
             move = self.em.em_step(state.w[rows], delta[rows], r) - state.w[rows]
             w[rows] += rate * move + self.em.momentum * (state.w[rows] - state.previous[rows])
             previous[rows] = state.w[rows]

@@ -75,7 +75,8 @@ class CapsulePassiveAggressive(OnlineCapsule):
         weight = np.ones(len(block.y)) if block.weight is None else block.weight
         if self.em.class_weight is not None:
             weight = weight * self.em.class_weight[block.y]
-        x = np.ascontiguousarray(block.x, dtype=np.float32)
+        with np.errstate(over="ignore"):  # what is beyond float32 is told below, by row and feature
+            x = np.ascontiguousarray(block.x, dtype=np.float32)
         for r in live:
             labels, rows = members.labels[r][block.y], self.rows_of(r)
             seen = np.flatnonzero(labels >= 0)

@@ -43,15 +43,19 @@ class CapsuleRows:
         return (self.members.n_classes,), "float64"
 
     def prepare(self, backend: Any) -> Any:
-        """Weights of the raw features: projection and W are one product where that is cheaper."""
-        w = self.w if self.projection is None else self.w @ self.projection.T
-        return backend, backend.asarray(w, np.float32)
+        """Weights in float32; projection and W are one matrix where one product is cheaper than two."""
+        w, basis = self.w, self.projection
+        if basis is not None and len(w) * len(basis) <= basis.size + w.size:
+            w, basis = w @ basis.T, None
+        directions = None if basis is None else backend.asarray(basis.T, np.float32)
+        return backend, directions, backend.asarray(w, np.float32)
 
     def apply(self, prepared: Any, block: Block) -> np.ndarray:
         """Scores or latents of a block."""
-        backend, w = prepared
+        backend, directions, w = prepared
         with np.errstate(invalid="ignore", over="ignore"):
-            h = backend.matmul(w, backend.asarray(block.x, np.float32, "x").T, "h")
+            x = backend.asarray(block.x, np.float32, "x").T
+            h = backend.matmul(w, x if directions is None else backend.matmul(directions, x, "z"), "h")
         if not bool(backend.xp.isfinite(h).all()):
             raise NonFiniteError(find_nonfinite(block) or f"rows from {block.start} on overflow float32")
         if self.what == "latents":

@@ -13,8 +13,9 @@ rows moves W by
 .. math::  W \leftarrow W + \eta \min(1, b/p) \frac{1}{b} (\Delta_{batch} - \frac{b}{n} \rho W) \bar S^{-1},
            \qquad \eta = (1 + t/t_0)^{-\kappa}
 
-without momentum, t being rows seen over the rows of a batch. One row is thereby moved at most about as far as
-its posterior mean: :math:`x^T \bar S^{-1} x` is p on average. Passive-aggressive steps are those of
+without momentum, t being rows seen over the rows of a batch; n is the weight of all rows, and weights are
+measured by their mean so far (:func:`.online.row_share`). One row is thereby moved at most about as far
+as its posterior mean: :math:`x^T \bar S^{-1} x` is p on average. Passive-aggressive steps are those of
 :mod:`.passive`. The model that predicts is the running average of W, as in :mod:`.online`.
 """
 
@@ -30,7 +31,7 @@ from scalelatent.models.base import Block, Stats
 
 from .members import Members
 from .model import CapsulePass
-from .online import AVERAGE_POWER
+from .online import AVERAGE_POWER, row_share
 from .squash import squash_table
 from .start import random_start, subspace_start
 from .walk import walk
@@ -72,19 +73,62 @@ class StreamOptions:
     aggressiveness: float
 
 
+@dataclass(frozen=True)
+class RowSums:
+    """Sums over the rows so far. Never changed in place, so that a step that fails leaves the old ones.
+
+    Attributes
+    ----------
+    moment : tuple of ndarray of float64, shape (p, p)
+        Sum of weight x x^T of all rows; of each class where members see some classes only.
+    weight : ndarray of float64, shape (classes,)
+        Sum of row weights of each class.
+    count : ndarray of float64, shape (classes,)
+        Rows of each class whose weight is above 0.
+
+    Examples
+    --------
+    >>> sums = RowSums((np.zeros((1, 1)),), np.zeros(2), np.zeros(2))
+    >>> more = sums.added(np.array([[3.0]]), np.array([1]), np.array([0.5]))
+    >>> more.moment[0].item(), more.weight.tolist(), more.count.tolist()
+    (4.5, [0.0, 0.5], [0.0, 1.0])
+    """
+
+    moment: tuple[np.ndarray, ...]
+    weight: np.ndarray
+    count: np.ndarray
+
+    def added(self, x: np.ndarray, codes: np.ndarray, weight: np.ndarray | None) -> RowSums:
+        """These sums and those of some more rows, (rows, p)."""
+        x, n = x.astype(np.float64), len(self.weight)
+        moment, whole = list(self.moment), len(self.moment) == 1
+        for c in [0] if whole else np.unique(codes):
+            rows = slice(None) if whole else codes == c
+            part = x[rows]
+            more = part.T @ (part if weight is None else part * weight[rows][:, None])
+            more += moment[c]
+            moment[c] = more
+        count = _count(codes, weight, n)
+        own = count if weight is None else np.bincount(codes, weight, minlength=n)
+        return RowSums(tuple(moment), self.weight + own, self.count + count)
+
+    def second_moment(self, classes: np.ndarray) -> np.ndarray:
+        """Of the classes in a mask, bool (classes,); shape (p, p)."""
+        parts = self.moment if len(self.moment) == 1 else [self.moment[c] for c in np.flatnonzero(classes)]
+        return np.sum(parts, axis=0)
+
+
 @dataclass
 class RunningCapsule:
-    """Weights and second moments of a stream. Changed in place by :meth:`learn`.
+    """Weights and second moments of a stream. :meth:`learn` replaces them, after whole batches only.
 
     Attributes
     ----------
     members : Members
     w, average : ndarray of float64, shape (D, p)
         Current weights, and their running average, which predicts.
-    moment : ndarray of float64, shape (1 or classes, p, p)
-        Sum of weight x x^T; of each class where members see some classes only.
-    weight : ndarray of float64, shape (classes,)
-        Sum of row weights of each class.
+    sums : RowSums
+        Of the rows so far, those of a fit included.
     variance : float
         s0 of the prior; 0 without a prior (after a fit).
     rows : float
@@ -94,8 +138,7 @@ class RunningCapsule:
     members: Members
     w: np.ndarray
     average: np.ndarray
-    moment: np.ndarray
-    weight: np.ndarray
+    sums: RowSums
     variance: float
     rows: float
     _inverses: dict[int, tuple[float, np.ndarray]] = field(default_factory=dict, repr=False)
@@ -129,8 +172,8 @@ class RunningCapsule:
             w = random_start(members, (x.T @ x)[None], np.array([float(len(x))]), scale, rng)
         groups = 1 if (members.labels >= 0).all() else m
         variance = float(np.mean(x * x))
-        moment = np.zeros((groups, p, p))
-        return cls(members, w, w.copy(), moment, np.zeros(m), variance if variance > 0 else 1.0, 0.0)
+        sums = RowSums((np.zeros((p, p)),) * groups, np.zeros(m), np.zeros(m))
+        return cls(members, w, w.copy(), sums, variance if variance > 0 else 1.0, 0.0)
 
     def learn(
         self,
@@ -154,8 +197,14 @@ class RunningCapsule:
         Raises
         ------
         FloatingPointError
-            The weights have grown beyond float32.
+            Rows that are not finite in float32, or weights that have grown beyond it. The batch that does it
+            changes nothing.
         """
+        if not np.isfinite(x).all():
+            row = int(np.flatnonzero(~np.isfinite(x).all(axis=1))[0])
+            raise FloatingPointError(
+                f"row {row} is not finite in float32: leave it out, or scale the features"
+            )
         for a in range(0, len(x), options.batch_rows):
             rows = slice(a, a + options.batch_rows)
             own = None if weight is None else weight[rows]
@@ -173,40 +222,30 @@ class RunningCapsule:
         options: StreamOptions,
         backend: Any,
     ) -> None:
-        self._add_moments(x, codes, weight)
-        p = x.shape[1]
-        if options.passive:
-            w = self._walked(x, codes, weight, options)
-        else:
-            eta = (1.0 + self.rows / options.batch_rows / options.t0) ** -options.kappa
-            w = self._stepped(x, codes, weight, options, eta * min(1.0, len(x) / p), backend)
-        if not np.isfinite(w).all():
-            raise FloatingPointError(
-                "the weights are not finite after these rows: features are too large for float32; scale them"
-            )
+        before = self.sums, dict(self._inverses)
+        try:
+            self.sums = self.sums.added(x, codes, weight)
+            if options.passive:
+                w = self._walked(x, codes, weight, options)
+            else:
+                w = self._stepped(x, codes, weight, options, backend)
+            _check(w)
+        except BaseException:
+            self.sums, self._inverses = before
+            raise
         self.w, self.rows = w, self.rows + len(x)
         rate = min(1.0, (1.0 + AVERAGE_POWER) * len(x) / (self.rows + AVERAGE_POWER * len(x)))
         self.average = self.average + rate * (w - self.average)
-
-    def _add_moments(self, x: np.ndarray, codes: np.ndarray, weight: np.ndarray | None) -> None:
-        x64 = x.astype(np.float64)
-        np.add.at(self.weight, codes, 1.0 if weight is None else weight)
-        if len(self.moment) == 1:
-            self.moment[0] += x64.T @ (x64 if weight is None else x64 * weight[:, None])
-            return
-        for c in np.unique(codes):
-            part = x64[codes == c]
-            self.moment[c] += part.T @ (part if weight is None else part * weight[codes == c][:, None])
 
     def _inverse(self, kind: int, mask: np.ndarray, ridge: float) -> np.ndarray:
         """Inverse mean second moments of the classes in a mask; renewed now and then, not at each row."""
         p = self.w.shape[1]
         prior = float(p) if self.variance > 0 else 0.0
-        seen = float(self.weight[mask].sum()) + prior
+        seen = float(self.sums.weight[mask].sum()) + prior
         kept = self._inverses.get(kind)
         if kept is not None and seen < kept[0] * (1.0 + RENEW):
             return kept[1]
-        s = self.moment[0] if len(self.moment) == 1 else self.moment[mask].sum(axis=0)
+        s = self.sums.second_moment(mask)
         s = s + (ridge + prior * self.variance + 1e-8 * np.trace(s) / p) * np.eye(p)
         values, vectors = np.linalg.eigh(s / max(seen, np.finfo(float).tiny))
         # As in batch EM: directions that no row has are left out.
@@ -221,7 +260,6 @@ class RunningCapsule:
         codes: np.ndarray,
         weight: np.ndarray | None,
         options: StreamOptions,
-        rate: float,
         backend: Any,
     ) -> np.ndarray:
         members, p = self.members, x.shape[1]
@@ -230,14 +268,21 @@ class RunningCapsule:
         prepared = estep.prepare(_Weights(self.w, zero, zero), backend)  # type: ignore[arg-type]
         stats = Stats.zeros(estep.layout())
         estep.accumulate(prepared, Block(x, codes, weight, 0), stats)
+        _check(stats["sums"])
         kinds, which = _kinds(members.labels.tobytes(), members.labels.shape)
         w, one = self.w.copy(), x[0].astype(np.float64) if len(x) == 1 else None
+        eta = (1.0 + self.rows / options.batch_rows / options.t0) ** -options.kappa
+        counts = _count(codes, weight, len(self.sums.count))
         for r in np.flatnonzero(stats["sums"][:, 3] > 0):
             rows = slice(int(members.offsets[r]), int(members.offsets[r + 1]))
-            kind = int(which[r])
-            delta = stats["delta"][rows] / stats["sums"][r, 3]
+            kind, mask = int(which[r]), kinds[which[r]]
+            seen = float(counts[mask].sum())
+            rate = eta * min(1.0, seen / p)
+            total = float(self.sums.weight[mask].sum())
+            mean = total / float(self.sums.count[mask].sum())
+            delta = stats["delta"][rows] * row_share(float(stats["sums"][r, 3]), seen, mean, p)
             if options.ridge > 0:
-                delta -= options.ridge / self.weight[kinds[kind]].sum() * self.w[rows]
+                delta -= options.ridge / total * self.w[rows]
             if not delta.any():
                 continue
             inverse = self._inverse(kind, kinds[kind], options.ridge)
@@ -263,8 +308,21 @@ class RunningCapsule:
             rows = slice(int(members.offsets[r]), int(members.offsets[r + 1]))
             inverse = self._inverse(int(which[r]), kinds[which[r]], options.ridge)
             table = squash_table(int(members.dims[r].sum()))
-            w[rows] += walk(
+            moved, sums = walk(
                 w[rows], x[seen], labels[seen], ones[seen], members.dims[r], inverse,
                 options.nu, options.aggressiveness, table,
-            )[0]  # fmt: skip
+            )  # fmt: skip
+            _check(sums)
+            w[rows] += moved
         return w
+
+
+def _count(codes: np.ndarray, weight: np.ndarray | None, n_classes: int) -> np.ndarray:
+    return np.bincount(codes if weight is None else codes[weight > 0], minlength=n_classes)
+
+
+def _check(values: np.ndarray) -> None:
+    if not np.isfinite(values).all():
+        raise FloatingPointError(
+            "the weights are not finite after these rows: features are too large for float32; scale them"
+        )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,41 +13,14 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.models.base import Block, Stats
 from scalelatent.models.capsule import reference
 from scalelatent.models.capsule.incremental import CapsuleIncremental, incremental_state
-from scalelatent.models.capsule.members import build_members
-from scalelatent.models.capsule.model import CapsuleEM, initial_state
+from scalelatent.models.capsule.model import initial_state
 from scalelatent.models.capsule.moments import NonFiniteError
 from scalelatent.models.capsule.online import AVERAGE_POWER, CapsuleStepwise, online_state
 from scalelatent.models.capsule.passive import CapsulePassiveAggressive
-from scalelatent.models.capsule.running import RunningCapsule, StreamOptions
 from scalelatent.models.capsule.squash import squash_table
 from scalelatent.models.capsule.walk import walk
 
-ARCHITECTURES = ["multiclass", "one_vs_all", "all_vs_all"]
-P, CLASSES = 6, 3
-
-
-def make(architecture: str = "multiclass", nu: Any = 0.0, momentum: float = 0.0, **more: Any) -> Any:
-    """Rows, their constants, and a start."""
-    rng = np.random.Generator(np.random.Philox(5))
-    members = build_members(architecture, CLASSES, 2)
-    y = rng.integers(0, CLASSES, 90).astype(np.int32)
-    x = (rng.normal(size=(90, P)) * (1 + 2 * np.eye(P)[y])).astype(np.float32)
-    weight = rng.uniform(0.5, 2.0, 90)
-    x64 = x.astype(np.float64)
-    moment = np.stack([(x64[y == c] * weight[y == c, None]).T @ x64[y == c] for c in range(CLASSES)])
-    totals = np.bincount(y, weight, CLASSES)
-    constants: dict[str, Any] = {
-        "ridge": 0.0, "tol": 0.0, "max_iter": 9, "class_weight": None, "has_validation": 0,
-        "nu": np.atleast_1d(nu), "patience": np.array([99]), "scheduled": 1, **more,
-    }  # fmt: skip
-    em = CapsuleEM(members=members, moment=moment, momentum=momentum, **constants)
-    w = rng.normal(size=(members.total_dim, P))
-    return SimpleNamespace(x=x, y=y, weight=weight, totals=totals, em=em, w=w, m=members.n_members)
-
-
-def block(data: Any, rows: Any = slice(None), epoch: int = 0) -> Block:
-    numbers = np.arange(len(data.x))[rows]
-    return Block(data.x[rows], data.y[rows], data.weight[rows], int(numbers[0]), numbers, epoch)
+from .conftest import ARCHITECTURES, P, block, make
 
 
 def run_step(learner: Any, state: Any, blocks: list[Block], backend: str = "cpu") -> Any:
@@ -76,7 +47,7 @@ def batch_em(data: Any) -> np.ndarray:
 @pytest.mark.parametrize("ridge", [0.0, 3.0])
 def test_one_batch_of_all_rows_is_a_step_of_batch_em(architecture: str, ridge: float) -> None:
     data = make(architecture, ridge=ridge)
-    learner = CapsuleStepwise(data.em, data.totals, 0.6, 100.0)
+    learner = CapsuleStepwise(data.em, data.totals, data.counts, 0.6, 100.0)
     state = run_step(learner, online_state(data.w, data.m), [block(data)])
     np.testing.assert_allclose(state.w, batch_em(data), rtol=1e-12)
     np.testing.assert_array_equal(state.average, state.w)  # the average of one step
@@ -90,7 +61,7 @@ def test_one_batch_of_all_rows_is_a_step_of_batch_em(architecture: str, ridge: f
 def test_steps_follow_the_formula() -> None:
     """Delta, W, momentum and average of three batches, by hand."""
     data = make(momentum=0.4)
-    learner = CapsuleStepwise(data.em, data.totals, 0.7, 2.0)
+    learner = CapsuleStepwise(data.em, data.totals, data.counts, 0.7, 2.0)
     state = online_state(data.w, data.m)
     w, before, delta, average = data.w, data.w, np.zeros_like(data.w), data.w
     s = data.em.moment.sum(axis=0)
@@ -100,7 +71,7 @@ def test_steps_follow_the_formula() -> None:
         x, y, a = data.x[rows].astype(float), data.y[rows], data.weight[rows]
         h = w.astype(np.float32).astype(float) @ x.T
         ratios, _ = reference.posterior_ratios(h, y, data.em.members.dims[0])
-        batch = ((np.repeat(ratios, 2, axis=0) - 1) * a * h) @ x * data.totals.sum() / a.sum()
+        batch = ((np.repeat(ratios, 2, axis=0) - 1) * a * h) @ x * 90 / len(x)
         eta = (1 + t / 2.0) ** -0.7
         delta = (1 - eta) * delta + eta * batch
         move = eta * min(1, len(x) / P) * delta @ inverse
@@ -114,12 +85,28 @@ def test_steps_follow_the_formula() -> None:
 
 def test_members_without_rows_in_a_batch_stay() -> None:
     data = make("all_vs_all", momentum=0.9)
-    learner = CapsuleStepwise(data.em, data.totals, 0.6, 100.0)
+    learner = CapsuleStepwise(data.em, data.totals, data.counts, 0.6, 100.0)
     state = run_step(learner, online_state(data.w, data.m), [block(data, data.y == 0)])
     pairs = data.em.members
     for r in range(pairs.n_members):
         rows = slice(pairs.offsets[r], pairs.offsets[r + 1])
         assert np.array_equal(state.w[rows], data.w[rows]) == (pairs.labels[r, 0] < 0)
+
+
+def test_rows_weigh_in_small_batches() -> None:
+    """Steps of one row each, weight for weight: a row of no weight to speak of moves nothing."""
+    data = make()
+    x, y, rows = data.x[:2], data.y[:2], np.arange(2)
+    learner = CapsuleStepwise(data.em, data.totals, data.counts, 0.0, 1.0)
+    moved = {}
+    for weight in (1e-6, 0.5, 1.0, 1e6):
+        one = Block(x[:1], y[:1], np.array([weight]), 0, rows[:1])
+        moved[weight] = run_step(learner, online_state(data.w, data.m), [one]).w - data.w
+    assert np.abs(moved[1e-6]).max() < 1e-5 * np.abs(moved[1.0]).max()
+    np.testing.assert_allclose(moved[0.5], moved[1.0] / 2, rtol=1e-6)
+    # One row moves W no further than a whole step of its own, however heavy it is.
+    mean = data.totals.sum() / 90
+    np.testing.assert_allclose(moved[1e6], moved[1.0] * P * mean, rtol=1e-6)
 
 
 # -- schedule ------------------------------------------------------------------------------------------------
@@ -133,7 +120,7 @@ def scored(state: Any, learner: Any, error: float) -> Any:
 
 def test_rounds_end_by_patience_and_start_from_the_best() -> None:
     data = make(has_validation=1, nu=np.array([0.8, 0.0]), patience=np.array([2, 1]))
-    learner = CapsuleStepwise(data.em, data.totals, 0.0, 1.0)
+    learner = CapsuleStepwise(data.em, data.totals, data.counts, 0.0, 1.0)
     state, kept = online_state(data.w, data.m), None
     for epoch, error in enumerate([0.3, 0.2, 0.25, 0.2, 0.1, 0.1]):
         state = run_step(learner, state, [block(data)])
@@ -155,7 +142,7 @@ def test_rounds_end_by_patience_and_start_from_the_best() -> None:
 
 def test_without_validation_the_last_average_is_kept() -> None:
     data = make()
-    learner = CapsuleStepwise(data.em, data.totals, 0.6, 10.0)
+    learner = CapsuleStepwise(data.em, data.totals, data.counts, 0.6, 10.0)
     state = online_state(data.w, data.m)
     for _ in range(3):
         state = learner.end_epoch(run_step(learner, state, [block(data)]))
@@ -168,7 +155,7 @@ def test_without_validation_the_last_average_is_kept() -> None:
 
 def test_a_flat_objective_ends_the_round() -> None:
     data = make(tol=1e6)
-    learner = CapsuleStepwise(data.em, data.totals, 0.6, 10.0)
+    learner = CapsuleStepwise(data.em, data.totals, data.counts, 0.6, 10.0)
     state = learner.end_epoch(run_step(learner, online_state(data.w, data.m), [block(data)]))
     assert not learner.is_done(state)  # nothing to compare with
     state = run_step(learner, state, [block(data)])
@@ -181,8 +168,8 @@ def test_bad_rows_and_weights_are_told_apart() -> None:
     data.x[7, 2] = np.nan
     rows = np.arange(5, 20)[::-1]
     for learner in (
-        CapsuleStepwise(data.em, data.totals, 0.6, 10.0),
-        CapsulePassiveAggressive(data.em, data.totals, 1.0),
+        CapsuleStepwise(data.em, data.totals, data.counts, 0.6, 10.0),
+        CapsulePassiveAggressive(data.em, data.totals, data.counts, 1.0),
     ):
         with pytest.raises(NonFiniteError, match="row 7, feature 2 is nan"):
             run_step(learner, online_state(data.w, data.m), [block(data, rows)])
@@ -206,7 +193,7 @@ def visit(learner: Any, state: Any, leaf: Block, old: Any, stats: Stats) -> Any:
 def test_all_leaves_at_once_are_a_step_of_batch_em(architecture: str, momentum: float, ridge: float) -> None:
     """The first step of batch EM has no momentum yet."""
     data = make(architecture, momentum=momentum, ridge=ridge, nu=np.array([0.5]))
-    learner = CapsuleIncremental(data.em, data.totals, 3)
+    learner = CapsuleIncremental(data.em, data.totals, data.counts, 3)
     state, stats = incremental_state(data.w, data.m), Stats.zeros(learner.layout())
     for a in (0, 30, 60):
         visit(learner, state, block(data, slice(a, a + 30)), None, stats)
@@ -218,7 +205,10 @@ def test_all_leaves_at_once_are_a_step_of_batch_em(architecture: str, momentum: 
 def test_without_momentum_it_is_neal_and_hinton(architecture: str) -> None:
     """W S = the sum over leaves of E[h | y, x] x^T, each under the weights of its last visit."""
     data = make(architecture)
-    learner, state = CapsuleIncremental(data.em, data.totals, 3), incremental_state(data.w, data.m)
+    learner, state = (
+        CapsuleIncremental(data.em, data.totals, data.counts, 3),
+        incremental_state(data.w, data.m),
+    )
     leaves = [block(data, slice(a, a + 30)) for a in (0, 30, 60)]
     kept, seen_under = [None] * 3, [None] * 3
     for step in range(8):
@@ -247,7 +237,7 @@ def test_momentum_drifts_as_derived() -> None:
     """With a constant gradient a pass moves W by 2 / (1 - gamma) steps of batch EM."""
     data = make(momentum=0.5)
     n = 64
-    learner = CapsuleIncremental(data.em, data.totals, n)
+    learner = CapsuleIncremental(data.em, data.totals, data.counts, n)
     s, gradient = data.em.moment.sum(axis=0), 0.01 * data.w
     state, kept = incremental_state(data.w, data.m), [None] * n
 
@@ -272,7 +262,10 @@ def test_momentum_drifts_as_derived() -> None:
 
 def test_a_new_round_gathers_anew() -> None:
     data = make(nu=np.array([0.9, 0.0]), patience=np.array([1, 9]), has_validation=1)
-    learner, state = CapsuleIncremental(data.em, data.totals, 2), incremental_state(data.w, data.m)
+    learner, state = (
+        CapsuleIncremental(data.em, data.totals, data.counts, 2),
+        incremental_state(data.w, data.m),
+    )
     leaves, kept = [block(data, slice(45)), block(data, slice(45, 90))], [None, None]
     for error in (0.1, 0.2):
         for i in (0, 1):
@@ -296,7 +289,10 @@ def test_a_new_round_gathers_anew() -> None:
 
 def test_a_leaf_of_many_kernel_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     data = make("one_vs_all")
-    learner, state = CapsuleIncremental(data.em, data.totals, 1), incremental_state(data.w, data.m)
+    learner, state = (
+        CapsuleIncremental(data.em, data.totals, data.counts, 1),
+        incremental_state(data.w, data.m),
+    )
     whole, cut = (Stats.zeros(learner.layout()) for _ in range(2))
     visit(learner, state, block(data), None, whole)
     monkeypatch.setattr("scalelatent.models.capsule.incremental.BLOCK_ROWS", 7)
@@ -363,7 +359,7 @@ def test_one_row_reaches_its_posterior_mean_by_the_smallest_change() -> None:
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_chains_are_averaged(architecture: str, backend: str) -> None:
     data = make(architecture)
-    learner = CapsulePassiveAggressive(data.em, data.totals, 0.5)
+    learner = CapsulePassiveAggressive(data.em, data.totals, data.counts, 0.5)
     state, cuts = online_state(data.w, data.m), [slice(30), slice(30, 90)]
     both = run_step(learner, state, [block(data, rows) for rows in cuts], backend)
     alone = [run_step(learner, state, [block(data, rows)], backend).w for rows in cuts]
@@ -375,94 +371,3 @@ def test_chains_are_averaged(architecture: str, backend: str) -> None:
         seen = members.labels[r] >= 0
         s = data.em.moment[seen].sum(axis=0) / data.totals[seen].sum()
         np.testing.assert_allclose(inverses[which[r]] @ s, np.eye(P), atol=1e-4)
-
-
-# -- streams -------------------------------------------------------------------------------------------------
-
-OPTIONS = StreamOptions(
-    passive=False, nu=0.0, kappa=0.6, t0=1000.0, batch_rows=1024, ridge=0.0, aggressiveness=1.0
-)
-
-
-def begin(data: Any, rows: slice, init: str = "random") -> RunningCapsule:
-    rng = np.random.Generator(np.random.Philox(2))
-    return RunningCapsule.begin(data.em.members, data.x[rows], data.y[rows], init, 1.0, rng)
-
-
-@pytest.mark.parametrize("rows", [1, 40])
-@pytest.mark.parametrize("ridge", [0.0, 5.0])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_stream_steps_by_its_formula(rows: int, ridge: float, architecture: str) -> None:
-    data = make(architecture)
-    running, part = begin(data, slice(rows)), slice(rows)
-    w, s0 = running.w, np.mean(data.x[part].astype(float) ** 2)
-    running.learn(data.x[part], data.y[part], None, replace(OPTIONS, ridge=ridge), make_backend("cpu"))
-    members = data.em.members
-    for r in range(members.n_members):
-        label = members.labels[r][data.y[part]]
-        x, label = data.x[part][label >= 0].astype(float), label[label >= 0]
-        at = slice(members.offsets[r], members.offsets[r + 1])
-        expected = w[at]
-        if len(x):
-            ratios, _ = reference.posterior_ratios(expected @ x.T, label, members.dims[r])
-            delta = ((np.repeat(ratios, members.dims[r], axis=0) - 1) * (expected @ x.T)) @ x / len(x)
-            mean = (x.T @ x + (ridge + P * s0) * np.eye(P)) / (len(x) + P)
-            move = (delta - ridge / len(x) * expected) @ np.linalg.inv(mean)
-            expected = expected + min(1, rows / P) * move
-        np.testing.assert_allclose(running.w[at], expected, rtol=1e-3, atol=1e-4)
-
-
-def test_a_stream_goes_in_batches_and_ends_where_batches_end() -> None:
-    data, backend = make(), make_backend("cpu")
-    one, two = begin(data, slice(30)), begin(data, slice(30))
-    small = replace(OPTIONS, batch_rows=30)
-    one.learn(data.x, data.y, data.weight, small, backend)
-    for a in (0, 30, 60):
-        rows = slice(a, a + 30)
-        two.learn(data.x[rows], data.y[rows], data.weight[rows], small, backend)
-    np.testing.assert_array_equal(one.average, two.average)
-    np.testing.assert_allclose(one.moment[0], data.em.moment.sum(axis=0), rtol=1e-9)
-    np.testing.assert_allclose(one.weight, data.totals, rtol=1e-12)
-    assert one.rows == 90
-
-
-@pytest.mark.parametrize("passive", [False, True])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_stream_learns(architecture: str, passive: bool) -> None:
-    rng = np.random.Generator(np.random.Philox(8))
-    y = rng.integers(0, CLASSES, 600).astype(np.int32)
-    x = (rng.normal(size=(600, P)) * (0.2 + 3 * np.eye(P)[y])).astype(np.float32)
-    members = build_members(architecture, CLASSES, 1)
-    running = RunningCapsule.begin(members, x[:1], y[:1], "subspace", 1.0, rng)
-    options, backend = replace(OPTIONS, passive=passive), make_backend("cpu")
-    for i in range(600):
-        running.learn(x[i : i + 1], y[i : i + 1], None, options, backend)
-    from scalelatent.models.capsule.predict import CapsuleRows
-
-    scores = CapsuleRows(members, running.average, None, "probabilities")
-    found = scores.apply(scores.prepare(backend), Block(x, None, None, 0)).argmax(axis=1)
-    assert (found == y).mean() > 0.85
-
-
-def test_the_start_is_of_subspaces_where_rows_suffice() -> None:
-    data = make()
-    from scalelatent.models.capsule.start import subspace_start
-
-    counts = np.bincount(data.y).astype(float)
-    x = data.x.astype(float)
-    moment = np.stack([x[data.y == c].T @ x[data.y == c] for c in range(CLASSES)])
-    expected = subspace_start(data.em.members, moment, counts)
-    np.testing.assert_allclose(begin(data, slice(90), "subspace").w, expected, rtol=1e-9)
-    few = begin(data, slice(2), "subspace").w
-    np.testing.assert_array_equal(few, begin(data, slice(2), "random").w)
-
-
-def test_rows_of_zeros_change_nothing_and_huge_ones_are_refused() -> None:
-    data, backend = make(), make_backend("cpu")
-    running = begin(data, slice(30))
-    before = running.w
-    running.learn(np.zeros((1, P), np.float32), np.zeros(1, np.int32), None, OPTIONS, backend)
-    np.testing.assert_array_equal(running.w, before)
-    with pytest.raises(FloatingPointError, match="scale them"):
-        running.learn(np.full((2, P), 1e38, np.float32), np.zeros(2, np.int32), None, OPTIONS, backend)
-    np.testing.assert_array_equal(running.w, before)

@@ -103,6 +103,19 @@ def test_momentum_restarts_with_each_round() -> None:
         np.testing.assert_array_equal(after.previous, before.w)
 
 
+def test_tol_ends_a_round_only_after_a_step_of_it() -> None:
+    """A round starts at the best model: its first pass measures weights that were measured before."""
+    learner = _learner([(0.8, 9), (0.4, 9), (0.0, 9)], tol=0.1)
+    losses = [1.0, 0.95, 0.95, 0.8, 0.75, 0.75, 0.7]
+    states = _walk(learner, [0.5] * len(losses), losses)
+    #  passes   1  2: flat | 3: as 1 or 2, 4: fell by more, 5: flat | 6: as before, 7: flat
+    assert [int(s.round[0]) for s in states[1:]] == [0, 1, 1, 1, 2, 2, 3]
+    for i, s in enumerate(states[1:]):
+        started = int(s.round[0]) > int(states[i].round[0])
+        moved = not np.array_equal(s.w, states[i].w)
+        assert moved or started or learner.is_done(s)
+
+
 def test_the_papers_schedule() -> None:
     assert PAPER_SCHEDULE == ((0.8, 128), (0.6, 64), (0.4, 32), (0.2, 16), (0.0, 8))
     learner = _learner("paper")
@@ -137,11 +150,11 @@ def test_max_iter_ends_in_any_round(max_iter: int) -> None:
 
 
 def test_tol_ends_a_round_and_zero_never_does() -> None:
-    losses = [1.0, 0.5, 0.45, 0.449, 0.448]
-    errors = [0.5, 0.4, 0.3, 0.2, 0.1]
+    losses = [1.0, 0.5, 0.45, 0.449, 0.448, 0.447]  # pass 5 measures where the second round starts
+    errors = [0.5, 0.4, 0.3, 0.2, 0.1, 0.05]
     states = _walk(_learner([(0.5, 9), (0.0, 9)], tol=0.01), errors, losses)
-    assert [int(s.round[0]) for s in states] == [0, 0, 0, 0, 1, 2]
-    states = _walk(_learner([(0.5, 9), (0.0, 9)], tol=0.0), errors, [1.0] * 5)
+    assert [int(s.round[0]) for s in states] == [0, 0, 0, 0, 1, 1, 2]
+    states = _walk(_learner([(0.5, 9), (0.0, 9)], tol=0.0), errors, [1.0] * 6)
     assert int(states[-1].round[0]) == 0
 
 

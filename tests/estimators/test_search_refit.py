@@ -1,0 +1,81 @@
+"""The best estimator of a search: where it is fitted, by how many threads, and what it scores."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from scalelatent import CapsuleRegression, Dataset, Search
+from scalelatent.data.store import locate
+from scalelatent.errors import DataError
+
+Arrays = tuple[np.ndarray, np.ndarray]
+SMALL = {"block_rows": 32, "leaf_rows": 64}
+BASE = CapsuleRegression(max_iter=3, random_state=0, n_jobs=1)
+GRID = {"capsule_dim": [1, 2]}
+
+
+def test_the_refit_lies_beside_the_search_wherever_that_is(
+    digits: Arrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = f"memory://search-{uuid.uuid4().hex[:8]}"
+    Search(BASE, GRID, cv=2).fit(*digits, run_dir=place, engine=SMALL)
+    assert list(locate(place).at("refit/engine").keys(""))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_left_of_an_earlier_fit(digits: Arrays) -> None:
+    search = Search(BASE, GRID, cv=2).fit(*digits, engine=SMALL)
+    search.set_params(refit=False).fit(*digits, engine=SMALL)
+    assert not hasattr(search, "best_estimator_")
+    with pytest.raises(AttributeError, match="refit=True"):
+        search.predict(digits[0])
+    with pytest.raises(ValueError, match="cv=1"):
+        search.set_params(cv=1).fit(*digits)
+    assert not hasattr(search, "results_")
+
+
+def test_threads_of_the_search_are_those_of_the_refit(
+    digits: Arrays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from scalelatent.engine import inprocess
+
+    asked: set[Any] = set()
+    init = inprocess.InProcessExecutor.__init__
+
+    def spy(self: Any, n_jobs: Any = None, *more: Any) -> None:
+        asked.add(n_jobs)
+        init(self, n_jobs, *more)
+
+    monkeypatch.setattr(inprocess.InProcessExecutor, "__init__", spy)
+    search = Search(clone(BASE).set_params(n_jobs=None), GRID, cv=2, n_jobs=2).fit(*digits, engine=SMALL)
+    assert asked == {2}
+    assert search.best_estimator_.n_jobs == 2
+    assert Search(BASE, GRID, cv=2).fit(*digits, engine=SMALL).best_estimator_.n_jobs == 1
+
+
+def test_halving_does_not_compare_by_a_function(digits: Arrays, tmp_path: Path) -> None:
+    search = Search(BASE, GRID, halving=True, min_passes=1, scoring=lambda model, rows: 0.0)
+    with pytest.raises(ValueError, match="halving=True compares candidates on their way"):
+        search.fit(*digits, run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_rows_weigh_in_the_score(digits: Arrays) -> None:
+    x, y = digits
+    search = Search(BASE, GRID, cv=2).fit(x, y, engine=SMALL)
+    weight = np.linspace(0.0, 2.0, len(y))
+    expected = search.best_estimator_.score(x, y, weight)
+    np.testing.assert_allclose(search.score(x, y, weight), expected, rtol=1e-12)
+    np.testing.assert_allclose(
+        search.score(Dataset.from_arrays(x, y), sample_weight=weight), expected, rtol=1e-12
+    )
+    assert search.score(x, y) != expected
+    with pytest.raises(DataError, match="brings its own labels"):
+        search.score(Dataset.from_arrays(x, y), y)

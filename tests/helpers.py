@@ -1,0 +1,67 @@
+"""What tests of several packages share: callbacks that log and interrupt, and learners that are none of the
+package's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from scalelatent.engine.callbacks import Callback
+
+HOOKS = ("fit_start", "stage", "progress", "pass_end", "report", "checkpoint", "event", "fit_end")
+
+
+class Log(Callback):
+    """What was told, in its order: ``("pass_end", record)``; asks to stop at a number of passes or steps."""
+
+    def __init__(self, stop_at: int | None = None, by: str = "pass") -> None:
+        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.stop_at, self.by = stop_at, by
+
+    def _tell(self, hook: str, info: dict[str, Any]) -> bool:
+        self.told.append((hook, info))
+        return hook in ("pass_end", "report") and self.stop_at is not None and info[self.by] == self.stop_at
+
+    def of(self, hook: str) -> list[dict[str, Any]]:
+        """What one hook was told."""
+        return [info for name, info in self.told if name == hook]
+
+    @property
+    def stages(self) -> list[str]:
+        """Names of the stages."""
+        return [info["stage"] for info in self.of("stage")]
+
+
+for _hook in HOOKS:
+    setattr(Log, f"on_{_hook}", lambda self, info, hook=_hook: self._tell(hook, info))
+
+
+class InterruptAt(Callback):
+    """Ctrl-C at a sign of life, counted from 0 over the given hooks (all, where none is given)."""
+
+    def __init__(self, at: int, *hooks: str) -> None:
+        self.left, self.calls = at, 0
+        for hook in hooks or HOOKS:
+            assert hook in HOOKS, hook
+            setattr(self, f"on_{hook}", self._count)
+
+    def _count(self, info: dict[str, Any]) -> None:
+        self.calls += 1
+        if self.calls > self.left:
+            raise KeyboardInterrupt
+
+
+def load_online_toys() -> Any:
+    """Module of engine/online_toys.py under a name of scalelatent's, so that records may hold its types."""
+    name = "scalelatent.online_toys"
+    if name not in sys.modules:
+        path = Path(__file__).parent / "engine" / "online_toys.py"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]

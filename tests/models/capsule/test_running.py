@@ -1,0 +1,138 @@
+"""Streams of capsule regression against their formulas, written out."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent.engine.backend import make_backend
+from scalelatent.models.base import Block
+from scalelatent.models.capsule import reference
+from scalelatent.models.capsule.members import build_members
+from scalelatent.models.capsule.running import RunningCapsule, StreamOptions
+
+from .conftest import ARCHITECTURES, CLASSES, P, make
+
+OPTIONS = StreamOptions(
+    passive=False, nu=0.0, kappa=0.6, t0=1000.0, batch_rows=1024, ridge=0.0, aggressiveness=1.0
+)
+
+
+def begin(data: Any, rows: slice, init: str = "random") -> RunningCapsule:
+    rng = np.random.Generator(np.random.Philox(2))
+    return RunningCapsule.begin(data.em.members, data.x[rows], data.y[rows], init, 1.0, rng)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("ridge", [0.0, 5.0])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_stream_steps_by_its_formula(rows: int, ridge: float, architecture: str) -> None:
+    data = make(architecture)
+    running, part = begin(data, slice(rows)), slice(rows)
+    w, s0 = running.w, np.mean(data.x[part].astype(float) ** 2)
+    running.learn(data.x[part], data.y[part], None, replace(OPTIONS, ridge=ridge), make_backend("cpu"))
+    members = data.em.members
+    for r in range(members.n_members):
+        label = members.labels[r][data.y[part]]
+        x, label = data.x[part][label >= 0].astype(float), label[label >= 0]
+        at = slice(members.offsets[r], members.offsets[r + 1])
+        expected = w[at]
+        if len(x):
+            ratios, _ = reference.posterior_ratios(expected @ x.T, label, members.dims[r])
+            delta = ((np.repeat(ratios, members.dims[r], axis=0) - 1) * (expected @ x.T)) @ x / len(x)
+            mean = (x.T @ x + (ridge + P * s0) * np.eye(P)) / (len(x) + P)
+            move = (delta - ridge / len(x) * expected) @ np.linalg.inv(mean)
+            expected = expected + min(1, len(x) / P) * move  # of a pair: the rows that it sees
+        np.testing.assert_allclose(running.w[at], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_stream_goes_in_batches_and_ends_where_batches_end() -> None:
+    data, backend = make(), make_backend("cpu")
+    one, two = begin(data, slice(30)), begin(data, slice(30))
+    small = replace(OPTIONS, batch_rows=30)
+    one.learn(data.x, data.y, data.weight, small, backend)
+    for a in (0, 30, 60):
+        rows = slice(a, a + 30)
+        two.learn(data.x[rows], data.y[rows], data.weight[rows], small, backend)
+    np.testing.assert_array_equal(one.average, two.average)
+    np.testing.assert_allclose(one.sums.moment[0], data.em.moment.sum(axis=0), rtol=1e-9)
+    np.testing.assert_allclose(one.sums.weight, data.totals, rtol=1e-12)
+    np.testing.assert_array_equal(one.sums.count, data.counts)
+    assert one.rows == 90
+
+
+@pytest.mark.parametrize("passive", [False, True])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_stream_learns(architecture: str, passive: bool) -> None:
+    rng = np.random.Generator(np.random.Philox(8))
+    y = rng.integers(0, CLASSES, 600).astype(np.int32)
+    x = (rng.normal(size=(600, P)) * (0.2 + 3 * np.eye(P)[y])).astype(np.float32)
+    members = build_members(architecture, CLASSES, 1)
+    running = RunningCapsule.begin(members, x[:1], y[:1], "subspace", 1.0, rng)
+    options, backend = replace(OPTIONS, passive=passive), make_backend("cpu")
+    for i in range(600):
+        running.learn(x[i : i + 1], y[i : i + 1], None, options, backend)
+    from scalelatent.models.capsule.predict import CapsuleRows
+
+    scores = CapsuleRows(members, running.average, None, "probabilities")
+    found = scores.apply(scores.prepare(backend), Block(x, None, None, 0)).argmax(axis=1)
+    assert (found == y).mean() > 0.85
+
+
+def test_the_start_is_of_subspaces_where_rows_suffice() -> None:
+    data = make()
+    from scalelatent.models.capsule.start import subspace_start
+
+    counts = np.bincount(data.y).astype(float)
+    x = data.x.astype(float)
+    moment = np.stack([x[data.y == c].T @ x[data.y == c] for c in range(CLASSES)])
+    expected = subspace_start(data.em.members, moment, counts)
+    np.testing.assert_allclose(begin(data, slice(90), "subspace").w, expected, rtol=1e-9)
+    few = begin(data, slice(2), "subspace").w
+    np.testing.assert_array_equal(few, begin(data, slice(2), "random").w)
+
+
+@pytest.mark.parametrize("architecture", ["multiclass", "all_vs_all"])
+def test_one_row_moves_by_its_weight(architecture: str) -> None:
+    data, backend = make(architecture), make_backend("cpu")
+    moved = {}
+    for weight in (1e-6, 1.0, 2.0):
+        running = begin(data, slice(30))
+        running.learn(data.x[:30], data.y[:30], None, OPTIONS, backend)
+        w = running.w
+        running.learn(data.x[30:31], data.y[30:31], np.array([weight]), OPTIONS, backend)
+        moved[weight] = np.abs(running.w - w).max()
+    assert 0 < moved[1e-6] < 1e-5 * moved[1.0]
+    np.testing.assert_allclose(moved[2.0], 2 * moved[1.0], rtol=0.2)  # the mean weight grows with it
+
+
+def test_rows_of_zeros_change_nothing() -> None:
+    data = make()
+    running = begin(data, slice(30))
+    before = running.w
+    running.learn(np.zeros((1, P), np.float32), np.zeros(1, np.int32), None, OPTIONS, make_backend("cpu"))
+    np.testing.assert_array_equal(running.w, before)
+
+
+@pytest.mark.parametrize("value", [1e38, np.inf, np.nan])
+@pytest.mark.parametrize("passive", [False, True])
+@pytest.mark.parametrize("architecture", ["multiclass", "all_vs_all"])
+def test_learning_goes_on_after_rows_that_are_refused(architecture: str, passive: bool, value: float) -> None:
+    data, backend = make(architecture), make_backend("cpu")
+    running, options = begin(data, slice(30)), replace(OPTIONS, passive=passive)
+    running.learn(data.x[:30], data.y[:30], data.weight[:30], options, backend)
+    twin = copy.deepcopy(running)
+    bad = np.full((2, P), value, np.float32)
+    with pytest.raises(FloatingPointError, match="scale them" if value == 1e38 else "row 0 is not finite"):
+        running.learn(bad, np.zeros(2, np.int32), None, options, backend)
+    for one in (running, twin):
+        one.learn(data.x[30:60], data.y[30:60], data.weight[30:60], options, backend)
+    np.testing.assert_array_equal(running.w, twin.w)
+    np.testing.assert_array_equal(running.average, twin.average)
+    for mine, other in zip(running.sums.moment, twin.sums.moment, strict=True):
+        np.testing.assert_array_equal(mine, other)
+    assert running.rows == twin.rows
