@@ -1,7 +1,7 @@
 """Clusterings of a multilayer bootstrap network, one thread: python benchmarks/mbn_kernels.py
 
 dense    nearest of k centroids on half of the columns of MNIST (noise of its shape without data), uint8 rows
-         as they lie on disk: against the matrix product alone (sgemm, same shapes, into a kept buffer), against
+         as they lie on disk: against the matrix product alone (sgemm, same shapes, kept buffer), against
          a large square product, BLAS tiles with numpy's argmax, and faiss-cpu where it is installed
 codes    shared units of rows of codes: nanoseconds a look-up (row x clustering below), on codes of random
          clusterings of the same rows, and how many times longer a float32 one-hot product takes (of so many
