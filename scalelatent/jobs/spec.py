@@ -193,6 +193,10 @@ class ClusterSection(_Section):
         str | int | float | None, BeforeValidator(_none_word), AfterValidator(_memory)
     ] = None
     device: OptText = None
+    allow_mismatch: bool = False
+    tls_ca: OptText = None
+    tls_cert: OptText = None
+    tls_key: OptText = None
 
 
 SECTIONS: dict[str, type[_Section] | None] = {

@@ -183,7 +183,6 @@ def test_rows_that_are_not_there(prepared, setting, message):
 
 
 def test_unreachable_scheduler(prepared, monkeypatch):
-    monkeypatch.setattr(runner, "SCHEDULER_SECONDS", 1)
     job, folder = prepared("cluster.scheduler=tcp://127.0.0.1:9")
     with pytest.raises(JobError, match=r"scheduler = 'tcp://127.0.0.1:9' does not answer"):
         run_job(job, folder)
