@@ -1,7 +1,8 @@
 """From a scheduler's address to a client, within a bounded time, and in words where there is none.
 
-Dask tries an address until its time is up, whatever the reason, and then names only the time. So the place is
-looked at first by a plain connection, and looked at again, for TLS or a web server, where Dask gave up.
+Dask tries an address until its time is up, whatever the reason, and then names only the time; at a web server
+it hangs for good. So the place is looked at first by a plain connection: a Dask scheduler speaks at once,
+where others wait to be spoken to.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.errors import JobError
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["address_of", "connect", "default_scheduler", "open_client", "scheduler_trouble", "security_of"]
 
 PROBE_SECONDS = 5.0
+SPEAK_SECONDS, TLS_SPEAK_SECONDS = 1.0, 0.3
 CLIENT_SECONDS = 10.0
+SCHEMES = ("tcp", "tls", "ws", "wss", "ucx", "inproc")
 SCHEDULER_VARIABLE = "SCALELATENT_CLUSTER__SCHEDULER"
 
 
@@ -126,18 +130,37 @@ def open_client(address: str, security: Security | None = None, **options: Any) 
             f"scheduler {address!r} speaks TLS, and no certificates are named: give --tls-ca-file, "
             "--tls-cert and --tls-key (in a job file: [cluster] tls_ca, tls_cert, tls_key)"
         )
-    if scheme in ("tcp", "tls"):
-        refused = _unreachable(host, port)
-        if refused:
-            raise JobError(f"scheduler {address!r}: {refused}")
+    trouble = _trouble(scheme, host, port, security)
+    if trouble:
+        raise JobError(f"scheduler {address!r}: {trouble}")
+    options |= {"timeout": CLIENT_SECONDS, "security": security, "set_as_default": False}
     try:
-        return Client(address, timeout=CLIENT_SECONDS, security=security, set_as_default=False, **options)
+        return _bounded(lambda: Client(address, **options), CLIENT_SECONDS + 5)
     except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
-        why = _what_answers(scheme, host, port, security) if scheme in ("tcp", "tls") else ""
         raise JobError(
             f"scheduler {address!r} does not answer as a Dask scheduler within {CLIENT_SECONDS:.0f} s: "
-            f"{why or f'{error}; check the address'}"
+            f"{error}; check the address, and that Dask has the same version on both sides"
         ) from error
+
+
+def _bounded(start: Callable[[], Client], seconds: float) -> Client:
+    """Call a function that may hang, in a thread that is left behind if it does."""
+    outcome: list[Client | BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(start())
+        except Exception as error:  # noqa: BLE001  raised below, in the thread of the caller
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, name="scalelatent-connect", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not outcome:
+        raise TimeoutError(f"no answer in {seconds:.0f} s")
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
 
 
 def _parts(address: str) -> tuple[str, str, int]:
@@ -146,6 +169,8 @@ def _parts(address: str) -> tuple[str, str, int]:
 
     try:
         scheme, place = parse_address(address, strict=False)
+        if scheme not in SCHEMES:
+            raise ValueError(f"{scheme!r} is none of {', '.join(SCHEMES)}")
         if scheme not in ("tcp", "tls"):
             return scheme, place, 0
         host, port = parse_host_port(place, 8786)
@@ -172,89 +197,122 @@ def scheduler_trouble(address: str) -> str:
     >>> scheduler_trouble("tcp://127.0.0.1:1")
     'nothing listens there (connection refused): ...
     """
-    scheme, host, port = _parts(address)
-    return _unreachable(host, port) if scheme in ("tcp", "tls") else ""
-
-
-def _unreachable(host: str, port: int) -> str:
-    """Why no connection can be opened; nothing where one can."""
+    _, host, port = _parts(address)
     try:
-        socket.create_connection((host, port), timeout=PROBE_SECONDS).close()
-    except socket.gaierror as error:
+        if port:
+            socket.create_connection((host, port), timeout=PROBE_SECONDS).close()
+    except OSError as error:
+        return _tell_os_error(host, port, error)
+    return ""
+
+
+def _tell_os_error(host: str, port: int, error: OSError) -> str:
+    if isinstance(error, socket.gaierror):
         return f"the host {host!r} is not known ({error.strerror}); check its name"
-    except ConnectionRefusedError:
+    if isinstance(error, ConnectionRefusedError):
         return (
             f"nothing listens there (connection refused): is the scheduler running on {host}, and is {port} "
             "its port? It prints its address when it starts; the dashboard's port is another one"
         )
-    except TimeoutError:
+    if isinstance(error, TimeoutError):
         return f"{host} does not answer within {PROBE_SECONDS:.0f} s: check the address, and firewalls"
+    return f"{host} cannot be reached ({error.strerror or error})"
+
+
+def _trouble(scheme: str, host: str, port: int, security: Security | None) -> str:
+    """Why there is no scheduler to talk to in the way the address says; nothing where there may be one."""
+    try:
+        if scheme == "tcp":
+            return _trouble_tcp(host, port)
+        if scheme == "tls" and security is not None:
+            return _trouble_tls(host, port, security)
     except OSError as error:
-        return f"{host} cannot be reached ({error.strerror or error})"
+        return _tell_os_error(host, port, error)
     return ""
 
 
-def _what_answers(scheme: str, host: str, port: int, security: Security | None) -> str:
-    """What is listening where Dask was not understood, and what to write instead."""
-    speaks_tls, complaint = _try_tls(host, port)
-    if scheme == "tcp" and speaks_tls:
+def _trouble_tcp(host: str, port: int) -> str:
+    with socket.create_connection((host, port), timeout=PROBE_SECONDS) as connection:
+        said = _hear(connection, SPEAK_SECONDS)
+        if not said and _speaks_tls(host, port):
+            return (
+                f"it speaks TLS: write tls://{host}:{port}, and give --tls-ca-file, --tls-cert and --tls-key "
+                "(in a job file: [cluster] tls_ca, tls_cert, tls_key)"
+            )
+        if not said and _is_web_server(host, port):
+            return (
+                "a web server listens there, perhaps the dashboard; the scheduler has a port of its own "
+                "(8786 unless told otherwise), which it prints when it starts"
+            )
+        # A busy scheduler comes to speak when it has time.
+        said = said or _hear(connection, CLIENT_SECONDS)
+    if not said:
         return (
-            f"it speaks TLS: write tls://{host}:{port}, and give --tls-ca-file, --tls-cert and --tls-key "
-            "(in a job file: [cluster] tls_ca, tls_cert, tls_key)"
+            f"something listens there and says nothing for {CLIENT_SECONDS:.0f} s: a scheduler that hangs, "
+            "or another program; check the address, and the scheduler's log"
         )
-    if scheme == "tls" and not speaks_tls:
-        return f"it does not speak TLS ({complaint}): write tcp://{host}:{port} if the network may be trusted"
-    if scheme == "tls" and security is not None:
-        return _certificate_trouble(host, port, security)
-    if _is_web_server(host, port):
-        return (
-            "a web server does, perhaps the dashboard; the scheduler has a port of its own (8786 unless told "
-            "otherwise), which it prints when it starts"
-        )
-    return "something else listens there, or another version of Dask; check the address"
+    # Dask's first word is a length of eight bytes, whose highest is nought.
+    return (
+        "" if said[-1:] == b"\0" else f"another program listens there (it says {said!r}); check the address"
+    )
 
 
-def _try_tls(host: str, port: int) -> tuple[bool, str]:
-    """Whether TLS is spoken there (with whomever), and what was said instead."""
+def _hear(connection: socket.socket, seconds: float) -> bytes:
+    """The first eight bytes that the other side sends by itself; none where it does not."""
+    connection.settimeout(seconds)
+    try:
+        return connection.recv(8, socket.MSG_WAITALL)
+    except OSError:
+        return b""
+
+
+def _trouble_tls(host: str, port: int, security: Security) -> str:
+    ours = security.get_connection_args("client")["ssl_context"]
+    connection = socket.create_connection((host, port), timeout=PROBE_SECONDS)
+    # Not a word of TLS to a scheduler without: it would take it for the length of a message.
+    if _hear(connection, TLS_SPEAK_SECONDS):
+        connection.close()
+        return f"it does not speak TLS: write tcp://{host}:{port} if the network may be trusted"
+    content, complaint = _shake_hands(ours, connection)
+    if content:
+        return ""
+    return (
+        f"TLS was refused ({complaint.lower().replace('_', ' ')}): the scheduler's certificate and ours must "
+        "be signed by one authority, and be valid today; check --tls-ca-file, --tls-cert and --tls-key"
+    )
+
+
+def _speaks_tls(host: str, port: int) -> bool:
+    """Whether TLS is spoken there, with whomever."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return _shake_hands(context, host, port)
+    connection = socket.create_connection((host, port), timeout=PROBE_SECONDS)
+    content, complaint = _shake_hands(context, connection)
+    # An alert is TLS's own word for "not you".
+    return content or "ALERT" in complaint
 
 
-def _shake_hands(context: ssl.SSLContext, host: str, port: int) -> tuple[bool, str]:
+def _shake_hands(context: ssl.SSLContext, plain: socket.socket) -> tuple[bool, str]:
+    """Whether both sides are content, and else the complaint; closes the connection."""
+    plain.settimeout(SPEAK_SECONDS)
     try:
-        with (
-            socket.create_connection((host, port), timeout=PROBE_SECONDS) as plain,
-            context.wrap_socket(plain) as wrapped,
-        ):
-            try:
-                # Since TLS 1.3 a server refuses a client's certificate only after the client is content.
-                wrapped.settimeout(1.0)
+        with context.wrap_socket(plain) as wrapped:
+            # Since TLS 1.3 a server refuses a client's certificate only after the client is content.
+            with suppress(TimeoutError):
                 wrapped.recv(1)
-            except TimeoutError:
-                pass
             return True, ""
     except ssl.SSLError as error:
-        reason = error.reason or str(error)
-        # An alert is TLS's own word for "not you".
-        return "ALERT" in reason or "CERTIFICATE" in reason, reason
+        return False, error.reason or str(error)
     except OSError as error:
         return False, str(error.strerror or error)
-
-
-def _certificate_trouble(host: str, port: int, security: Security) -> str:
-    context = security.get_connection_args("client").get("ssl_context")
-    _, reason = (False, "") if context is None else _shake_hands(context, host, port)
-    told = f" ({reason.lower().replace('_', ' ')})" if reason else ""
-    return (
-        f"TLS was refused{told}: the scheduler's certificate and ours must be signed by one authority, "
-        "and be valid today; check --tls-ca-file, --tls-cert and --tls-key"
-    )
+    finally:
+        plain.close()
 
 
 def _is_web_server(host: str, port: int) -> bool:
     try:
         with socket.create_connection((host, port), timeout=PROBE_SECONDS) as connection:
+            connection.settimeout(SPEAK_SECONDS)
             connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
             return connection.recv(5) == b"HTTP/"
     except OSError:

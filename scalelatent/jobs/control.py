@@ -88,7 +88,7 @@ def find_job(
     with open_client(address, security) as client:
         known = known_jobs(client)
     if job not in known:
-        near = nearest(job, [*known, *here]) if known or here else "it knows no job since it was started"
+        near = nearest(job, {*known, *here}) if known or here else "it knows no job since it was started"
         raise JobError(f"{looked}, nor one of the {len(known)} that the scheduler {address} knows; {near}")
     run = known[job]["run"]
     if not is_run_folder(run):
