@@ -179,7 +179,8 @@ def attach(
     folder = _find(job, scheduler, tls_ca, tls_cert, tls_key)
     try:
         with Progress(stderr_console()) as progress:
-            state = follow(folder, [progress], tell=say)
+            security = _security(tls_ca, tls_cert, tls_key)
+            state = follow(folder, [progress], security=security, tell=say)
     except KeyboardInterrupt:
         say(f"stopped watching; the job goes on. Watch it again with: scalelatent attach {folder.url}")
         raise typer.Exit(INTERRUPTED) from None

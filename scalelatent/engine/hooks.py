@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["forgive", "keep_task"]
+__all__ = ["forgive", "keep_task", "task_state"]
 
 
 def forgive(scheduler: Any, key: str) -> bool:
@@ -46,3 +46,9 @@ def keep_task(scheduler: Any, key: str) -> bool:
         return False
     scheduler.client_desires_keys([key], "fire-and-forget")
     return True
+
+
+def task_state(scheduler: Any, key: str) -> str | None:
+    """What the scheduler says of a task, such as ``"processing"``; None where it does not know it."""
+    task = scheduler.tasks.get(key)
+    return None if task is None else str(task.state)

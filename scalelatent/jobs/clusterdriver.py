@@ -13,7 +13,7 @@ import logging
 import threading
 from typing import Any
 
-__all__ = ["PREFIX", "drive"]
+__all__ = ["PREFIX", "drive", "key_of"]
 
 PREFIX = "scalelatent-job-"
 CLIENT_SECONDS = 30.0
@@ -22,6 +22,18 @@ CLIENT_SECONDS = 30.0
 LOCK_SECONDS = 300.0
 
 logger = logging.getLogger("distributed.scalelatent")
+
+
+def key_of(identity: str, start: int) -> str:
+    """Name of the task that drives a job.
+
+    Examples
+    --------
+    >>> from scalelatent.jobs.clusterdriver import key_of
+    >>> key_of("mnist-d8-1f6c0a3e", 1)
+    'scalelatent-job-mnist-d8-1f6c0a3e-1'
+    """
+    return f"{PREFIX}{identity}-{start}"
 
 
 def drive(run: str, start: int) -> str:
@@ -73,8 +85,10 @@ def _run(scheduler: str, security: Any, worker: str, run: str, start: int, outco
 def _drive(scheduler: str, security: Any, worker: str, run: str, start: int) -> str:
     from distributed import Client
 
-    from scalelatent.errors import RunError, ScalelatentError
+    from scalelatent.engine.hooks import forgive
+    from scalelatent.errors import ScalelatentError
 
+    from .asking import ask_scheduler
     from .runfolder import RunFolder
     from .runner import run_held
 
@@ -82,7 +96,8 @@ def _drive(scheduler: str, security: Any, worker: str, run: str, start: int) -> 
     with Client(
         scheduler, timeout=CLIENT_SECONDS, security=security, set_as_default=False, name="scalelatent-driver"
     ) as client:
-        _forgive(client, f"{PREFIX}{folder.id}-{start}")
+        # Workers that died under this task earlier did so for reasons of their own.
+        ask_scheduler(client, forgive, key_of(folder.id, start))
         with folder.lock(patience=LOCK_SECONDS, waiting=lambda line: logger.info("%s: %s", run, line)):
             state = folder.read_state()
             if state.get("starts") != start or state["state"] not in ("queued", "running"):
@@ -91,17 +106,6 @@ def _drive(scheduler: str, security: Any, worker: str, run: str, start: int) -> 
                 run_held(folder.read_job(), folder, client=client, resume=folder.fit_began, driver=worker)
             except KeyboardInterrupt:
                 logger.info("%s: cancelled", run)
-            except (ScalelatentError, RunError) as error:
+            except ScalelatentError as error:
                 logger.warning("%s: %s", run, error)  # and told in the run folder
     return str(folder.read_state()["state"])
-
-
-def _forgive(client: Any, key: str) -> None:
-    """Forget that earlier workers died under this task: they did so for reasons of their own."""
-    from scalelatent.engine.hooks import forgive
-
-    client.run_on_scheduler(_on_scheduler, forgive, key)
-
-
-def _on_scheduler(hook: Any, key: str, dask_scheduler: Any = None) -> bool:
-    return bool(hook(dask_scheduler, key))

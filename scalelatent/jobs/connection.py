@@ -10,19 +10,19 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.errors import JobError
 
+from .asking import bounded
 from .spec import ClusterSection, Job
 
 if TYPE_CHECKING:
     from distributed import Client, Security
 
-__all__ = ["address_of", "connect", "default_scheduler", "open_client", "scheduler_trouble", "security_of"]
+__all__ = ["connect", "default_scheduler", "open_client", "security_of"]
 
 PROBE_SECONDS = 5.0
 SPEAK_SECONDS, TLS_SPEAK_SECONDS = 1.0, 0.3
@@ -135,32 +135,12 @@ def open_client(address: str, security: Security | None = None, **options: Any) 
         raise JobError(f"scheduler {address!r}: {trouble}")
     options |= {"timeout": CLIENT_SECONDS, "security": security, "set_as_default": False}
     try:
-        return _bounded(lambda: Client(address, **options), CLIENT_SECONDS + 5)
+        return bounded(lambda: Client(address, **options), CLIENT_SECONDS + 5)
     except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
         raise JobError(
             f"scheduler {address!r} does not answer as a Dask scheduler within {CLIENT_SECONDS:.0f} s: "
             f"{error}; check the address, and that Dask has the same version on both sides"
         ) from error
-
-
-def _bounded(start: Callable[[], Client], seconds: float) -> Client:
-    """Call a function that may hang, in a thread that is left behind if it does."""
-    outcome: list[Client | BaseException] = []
-
-    def run() -> None:
-        try:
-            outcome.append(start())
-        except Exception as error:  # noqa: BLE001  raised below, in the thread of the caller
-            outcome.append(error)
-
-    thread = threading.Thread(target=run, name="scalelatent-connect", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not outcome:
-        raise TimeoutError(f"no answer in {seconds:.0f} s")
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
 
 
 def _parts(address: str) -> tuple[str, str, int]:
@@ -180,30 +160,6 @@ def _parts(address: str) -> tuple[str, str, int]:
             "scheduler prints it when it starts"
         ) from None
     return scheme, host, port
-
-
-def address_of(client: Client) -> str:
-    """Return the address of a client's scheduler."""
-    assert client.scheduler is not None
-    return str(client.scheduler.address)
-
-
-def scheduler_trouble(address: str) -> str:
-    """Return why a scheduler cannot be reached; nothing where something listens at its address.
-
-    Examples
-    --------
-    >>> from scalelatent.jobs.connection import scheduler_trouble
-    >>> scheduler_trouble("tcp://127.0.0.1:1")
-    'nothing listens there (connection refused): ...
-    """
-    _, host, port = _parts(address)
-    try:
-        if port:
-            socket.create_connection((host, port), timeout=PROBE_SECONDS).close()
-    except OSError as error:
-        return _tell_os_error(host, port, error)
-    return ""
 
 
 def _tell_os_error(host: str, port: int, error: OSError) -> str:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from scalelatent.data.store import is_local
 from scalelatent.errors import JobError, RunError
 
-from .connection import default_scheduler, open_client, scheduler_trouble
+from .asking import ask_scheduler
+from .clusterdriver import key_of
+from .connection import default_scheduler, open_client
 from .interrupt import ask_cancel
 from .runfolder import RunFolder, is_run_folder
 from .runs import find_runs
@@ -146,6 +148,7 @@ def follow(
     folder: RunFolder,
     callbacks: Iterable[Callback] = (),
     *,
+    security: Security | None = None,
     tell: Callable[[str], None] = lambda line: None,
     poll: float = POLL_SECONDS,
 ) -> dict[str, Any]:
@@ -156,6 +159,8 @@ def follow(
     folder : RunFolder
     callbacks : iterable of Callback
         Told of passes and progress as the driver tells its own.
+    security : distributed.Security, optional
+        To ask the scheduler of a job that is queued for long.
     tell : callable
         Called with one line for the user.
     poll : float
@@ -169,7 +174,7 @@ def follow(
     Raises
     ------
     RunError
-        If the job is queued on a scheduler that does not answer any more.
+        If the job is queued on a scheduler that is gone, or does not have it any more.
     """
     everyone = list(callbacks)
     watch = _Watch(folder, everyone)
@@ -178,11 +183,11 @@ def follow(
     asked = time.monotonic()
     while True:
         state = folder.read_state()
-        watch.look()
         if state["state"] != told and not state.get("driver_lost"):
             told = state["state"]
             if told not in ENDED:
                 tell(" on ".join(word for word in (told, state.get("driver")) if word))
+        watch.look()
         if not state.get("driver_lost"):
             lost_since = None
             if state["state"] in ENDED:
@@ -195,16 +200,30 @@ def follow(
             return state
         if state["state"] == "queued" and time.monotonic() - asked > QUEUED_SECONDS:
             asked = time.monotonic()
-            _check_scheduler(folder, state)
+            _check_scheduler(folder, state, security)
         time.sleep(poll)
 
 
-def _check_scheduler(folder: RunFolder, state: dict[str, Any]) -> None:
-    trouble = scheduler_trouble(state["scheduler"]) if state.get("scheduler") else ""
-    if trouble:
+def _check_scheduler(folder: RunFolder, state: dict[str, Any], security: Security | None) -> None:
+    """Refuse to wait on for a job that its scheduler does not have, or without its scheduler."""
+    from scalelatent.engine.hooks import task_state
+
+    if not state.get("scheduler"):
+        return
+    trouble = ""
+    try:
+        with open_client(state["scheduler"], security) as client:
+            found = ask_scheduler(client, task_state, key_of(state["id"], state["starts"]))
+            if found in (None, "erred"):
+                trouble = (
+                    "it does not know the job; was it started anew?" if found is None else "it gave it up"
+                )
+    except (JobError, RunError) as error:
+        trouble = str(error)
+    if trouble and folder.read_state()["state"] == "queued":
         raise RunError(
-            f"job {state['id']} is queued, and its scheduler {state['scheduler']} is gone ({trouble}): "
-            f"submit it to another one with: scalelatent resume {folder.url} --scheduler URL"
+            f"job {state['id']} is queued, and its scheduler {state['scheduler']} will not start it "
+            f"({trouble}): submit it to another one with: scalelatent resume {folder.url} --scheduler URL"
         )
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from scalelatent._versions import versions
-from scalelatent.errors import JobError
+from scalelatent.errors import JobError, RunError
 
-from .connection import address_of
+from .asking import ASK_SECONDS, address_of, ask_scheduler, ask_workers, bounded
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -92,21 +92,28 @@ def _relevant(found: Mapping[str, str | None]) -> dict[str, str]:
     return kept
 
 
+def versions_here(scheduler: Any) -> dict[str, str | None]:
+    """Return the versions of the process that asks itself."""
+    return versions()
+
+
 def _ask(client: Client) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
     """Versions of the scheduler, and of each worker by its address.
 
     Asked by a function of scalelatent, which says whether that can be imported, not what a package manager
     believes; who cannot answer it is asked by Dask's own means.
     """
-    answers = client.run(versions, on_error="return")
+    answers = ask_workers(client, versions)
     workers = {a: _relevant(v) for a, v in answers.items() if isinstance(v, dict)}
     try:
-        scheduler = _relevant(client.run_on_scheduler(versions))
+        scheduler = _relevant(ask_scheduler(client, versions_here))
         if len(workers) == len(answers):
             return scheduler, workers
+    except RunError:
+        raise
     except Exception:  # noqa: BLE001  whatever an import there raises
         scheduler = {}
-    asked: Any = client.get_versions(packages=[*PACKAGES, *CUPY])
+    asked: Any = bounded(lambda: client.get_versions(packages=[*PACKAGES, *CUPY]), ASK_SECONDS)
     for address, told in asked["workers"].items():
         if address in answers and address not in workers:
             workers[address] = _relevant(told["packages"] | {"scalelatent": None})

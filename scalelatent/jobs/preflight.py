@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from scalelatent.data.store import is_local, locate
 from scalelatent.errors import JobError, PlanError, ScalelatentError
 
-from .connection import address_of
+from .asking import address_of, ask_workers
 from .spec import Job
 
 if TYPE_CHECKING:
@@ -68,13 +68,13 @@ def _workers(client: Client, wait: float, tell: Callable[[str], None]) -> dict[s
         if time.monotonic() >= deadline:
             address = address_of(client)
             raise JobError(
-                f"the cluster {address} has no workers{f', and none came in {wait:.0f} s' if wait else ''}: "
+                f"the cluster {address} has no workers{f', and none came in {wait:g} s' if wait else ''}: "
                 f"start some (dask worker {address}), or give them longer with --wait SECONDS; an adaptive "
                 "cluster needs a minimum of one worker"
             )
         if not waiting:
             waiting = True
-            tell(f"waiting up to {wait:.0f} s for a worker")
+            tell(f"waiting up to {wait:g} s for a worker")
         time.sleep(0.1)
     return dict(workers)
 
@@ -100,7 +100,8 @@ def _check_paths(client: Client, job: Job) -> None:
     datasets = {name: url for name, url in datasets.items() if url is not None}
     folders = {} if job.job.scratch is None else {"[job] scratch": job.job.scratch}
     folders["[job] out"] = job.job.out
-    answers = client.run(look, datasets, folders)
+    answers = ask_workers(client, look, datasets, folders)
+    _raise_first(answers)
     for name, url in datasets.items():
         _check_dataset(name, url, {worker: seen["datasets"][name] for worker, seen in answers.items()})
     for name, url in folders.items():
@@ -110,6 +111,13 @@ def _check_paths(client: Client, job: Job) -> None:
                 f"{name} = {url!r} cannot be written by {_some(blind)}: {_reasons(blind)}; put it on storage "
                 "that this machine and all workers share, a shared file system or an object store (s3://…)"
             )
+
+
+def _raise_first(answers: Mapping[str, Any]) -> None:
+    """Raise what a worker raised: all that it foresees, it answers."""
+    for answer in answers.values():
+        if isinstance(answer, BaseException):
+            raise answer
 
 
 def _check_dataset(name: str, url: str, seen: Mapping[str, tuple[str, str]]) -> None:
@@ -252,7 +260,8 @@ def check_folder(client: Client, folder: RunFolder) -> None:
     JobError
         A worker finds another folder there, or none, or cannot write it.
     """
-    answers = client.run(find_folder, folder.url, folder.id)
+    answers = ask_workers(client, find_folder, folder.url, folder.id)
+    _raise_first(answers)
     blind = {worker: trouble for worker, trouble in answers.items() if trouble}
     if blind:
         raise JobError(

@@ -22,7 +22,6 @@ object store a long one is several objects (see `scalelatent.data.linelog`).
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import secrets
@@ -37,6 +36,7 @@ from scalelatent.data.linelog import LineLog
 from scalelatent.data.store import locate
 from scalelatent.errors import JobError, RunError
 
+from .jsontext import as_json, plain
 from .lock import FolderLock, folder_lock
 from .spec import Job
 
@@ -129,7 +129,7 @@ class RunFolder:
         identity = f"{_slug(name)}-{secrets.token_hex(4)}"
         try:
             place.make()
-            if not place.create("job.json", _as_json(job.to_dict())):
+            if not place.create("job.json", as_json(job.to_dict())):
                 raise JobError(folder._occupied())
             folder._write_json("state.json", {
                 "id": identity,
@@ -272,7 +272,7 @@ class RunFolder:
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """Append one record as a line to a ``.jsonl`` file of this folder."""
         self._check_held()
-        self._log(name).append(json.dumps(_plain(record)).encode())
+        self._log(name).append(json.dumps(plain(record)).encode())
 
     def records(self, name: str) -> list[dict[str, Any]]:
         """Return the records of a ``.jsonl`` file of this folder; a torn last line is left out."""
@@ -280,7 +280,7 @@ class RunFolder:
 
     def tell_progress(self, values: Mapping[str, Any]) -> None:
         """Write ``progress.json``: how far the pass is, and the time."""
-        self.place.write("progress.json", _as_json({**values, "time": time.time()}))
+        self.place.write("progress.json", as_json({**values, "time": time.time()}))
 
     def read_progress(self) -> dict[str, Any]:
         """Return ``progress.json``; empty where none was written."""
@@ -374,30 +374,11 @@ class RunFolder:
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
         self._check_held()
-        self.place.write(name, _as_json(value), durable=True)
-
-
-def _as_json(value: Mapping[str, Any]) -> bytes:
-    return (json.dumps(_plain(value), indent=2) + "\n").encode()
+        self.place.write(name, as_json(value), durable=True)
 
 
 def _place_of_driver(state: Mapping[str, Any]) -> str:
     return f" on {state['driver']}" if state.get("driver") else ""
-
-
-def _plain(value: Any) -> Any:
-    """Turn numpy values and paths into what JSON knows, and NaN and infinity, which it lacks, into None."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    return value
 
 
 def _slug(text: str) -> str:

@@ -18,6 +18,7 @@ from scalelatent.errors import JobError, RunError, ScalelatentError
 
 from .connection import connect
 from .datasets import JobData, open_job_data
+from .handshake import check_versions
 from .interrupt import StopRequest, stop_on_cancel, stop_on_signals
 from .news import ProgressFile, announce, cluster_log
 from .refusals import as_job_error
@@ -136,6 +137,8 @@ def run_held(
         try:
             with stop_on_signals(request, tell), stop_on_cancel(request, folder):
                 found = stack.enter_context(connect(job, client, tell))
+                if client is None and found is not None and job.cluster.scheduler is not None:
+                    check_versions(found, job.cluster.allow_mismatch, tell)
                 announce(found, folder, job, state)
                 news = [ProgressFile(folder), *cluster_log(found, folder, job)]
                 everyone = [RunLog(folder), *callbacks, *news, request]
@@ -293,7 +296,7 @@ def _settle(
     go_on = f"go on with: scalelatent resume {folder.url}"
     if isinstance(error, KeyboardInterrupt):
         state, text = "cancelled", f"stopped by {request.by or 'SIGINT'}; {go_on}"
-    elif client is not None and client.status not in ("running", "connecting"):
+    elif client is not None and client.status != "running":
         # A driver without its cluster. It does not know whether another one has been started elsewhere, so
         # it gives no verdict: the run counts as running until its lock is free, and as failed from then on.
         state, text = "running", f"the scheduler {job.cluster.scheduler} was lost ({told}); {go_on}"

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from scalelatent.data.store import is_local
 from scalelatent.errors import JobError, RunError
 
-from .clusterdriver import PREFIX, drive
-from .connection import address_of, connect, default_scheduler
+from .asking import address_of, ask_scheduler
+from .clusterdriver import drive, key_of
+from .connection import connect, default_scheduler
 from .control import METADATA
 from .handshake import check_versions
 from .news import announce
@@ -178,7 +179,7 @@ def _hand_over(client: Client, folder: RunFolder, job: Job) -> Submitted:
     known = {"run": folder.url, "name": job.job.name, "kind": job.kind, "submitted": state["submitted"]}
     client.set_metadata([METADATA, identity], known)
     announce(client, folder, job, state)
-    key = f"{PREFIX}{identity}-{start}"
+    key = key_of(identity, start)
     future = client.submit(drive, folder.url, start, key=key, pure=False, priority=100)
     _keep(client, key)
     future.release()
@@ -190,10 +191,8 @@ def _keep(client: Client, key: str) -> None:
     """Make the task outlive this client; returns when the scheduler has it."""
     from scalelatent.engine.hooks import keep_task
 
-    from .clusterdriver import _on_scheduler
-
     deadline = time.monotonic() + ACCEPT_SECONDS
-    while not client.run_on_scheduler(_on_scheduler, keep_task, key):
+    while not ask_scheduler(client, keep_task, key):
         if time.monotonic() > deadline:
             raise RunError(
                 f"the scheduler {address_of(client)} did not take the job within {ACCEPT_SECONDS:.0f} s; "
