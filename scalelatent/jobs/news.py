@@ -68,7 +68,9 @@ def announce(client: Client | None, folder: RunFolder, job: Job, state: Mapping[
         client.sync(client.scheduler.log_event, topic=TOPIC, msg=news, callback_timeout=ANNOUNCE_SECONDS)
 
 
-def cluster_log(client: Client | None, folder: RunFolder, job: Job) -> list[Callback]:
+def cluster_log(
+    client: Client | None, folder: RunFolder, job: Job, state: Mapping[str, Any]
+) -> list[Callback]:
     """Return the callback that tells a cluster of passes and progress; none without a cluster."""
     if client is None:
         return []
@@ -76,5 +78,6 @@ def cluster_log(client: Client | None, folder: RunFolder, job: Job) -> list[Call
         from scalelatent.monitor.publish import ClusterLog
     except ImportError:
         return []
-    identity = folder.id
-    return [ClusterLog(client, folder.url, job=identity, model=job.kind, name=job.job.name or identity)]
+    known = {"job": state["id"], "model": job.kind, "name": job.job.name or state["id"]}
+    known |= {"submitted": state.get("submitted"), "driver": state.get("driver")}
+    return [ClusterLog(client, folder.url, **known)]

@@ -140,7 +140,7 @@ def run_held(
                 if client is None and found is not None and job.cluster.scheduler is not None:
                     check_versions(found, job.cluster.allow_mismatch, tell)
                 announce(found, folder, job, state)
-                news = [ProgressFile(folder), *cluster_log(found, folder, job)]
+                news = [ProgressFile(folder), *cluster_log(found, folder, job, state)]
                 everyone = [RunLog(folder), *callbacks, *news, request]
                 result = _steps(job, folder, everyone, found, resume, request)
         except BaseException as error:
