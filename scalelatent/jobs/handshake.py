@@ -113,7 +113,8 @@ def _ask(client: Client) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
         raise
     except Exception:  # noqa: BLE001  whatever an import there raises
         scheduler = {}
-    asked: Any = bounded(lambda: client.get_versions(packages=[*PACKAGES, *CUPY]), ASK_SECONDS)
+    others = [name for name in (*PACKAGES, *CUPY) if name != "python"]  # that, Dask tells by itself
+    asked: Any = bounded(lambda: client.get_versions(packages=others), ASK_SECONDS)
     for address, told in asked["workers"].items():
         if address in answers and address not in workers:
             workers[address] = _relevant(told["packages"] | {"scalelatent": None})

@@ -114,10 +114,13 @@ def _check_paths(client: Client, job: Job) -> None:
 
 
 def _raise_first(answers: Mapping[str, Any]) -> None:
-    """Raise what a worker raised: all that it foresees, it answers."""
-    for answer in answers.values():
+    """Raise what a worker raised: what can be foreseen, it answers."""
+    for worker, answer in answers.items():
         if isinstance(answer, BaseException):
-            raise answer
+            raise JobError(
+                f"worker {worker} cannot look at the job ({type(answer).__name__}: {answer}): see its "
+                "log, and whether it has another version of scalelatent"
+            ) from answer
 
 
 def _check_dataset(name: str, url: str, seen: Mapping[str, tuple[str, str]]) -> None:
@@ -199,6 +202,8 @@ def _writable(url: str) -> str:
 
 def _check_plan(client: Client, job: Job) -> None:
     """Let one worker open the data at the rows the job names, and plan the fit for the workers there are."""
+    from distributed import KilledWorker
+
     future = client.submit(
         plan_on_worker, job.to_dict(), _capacity(client), key=f"scalelatent-plan-{uuid.uuid4().hex[:8]}",
         pure=False, priority=100,
@@ -209,6 +214,11 @@ def _check_plan(client: Client, job: Job) -> None:
         raise JobError(
             f"no worker of {address_of(client)} had time to look at the job within "
             f"{PLAN_SECONDS:.0f} s: they are busy, or hang; submit again later"
+        ) from None
+    except KilledWorker as error:
+        raise JobError(
+            f"the workers of {address_of(client)} died while one opened the data of the job ({error}): see "
+            "their logs; most often it is their memory"
         ) from None
     finally:
         future.release()

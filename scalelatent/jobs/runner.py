@@ -299,7 +299,8 @@ def _settle(
     elif client is not None and client.status != "running":
         # A driver without its cluster. It does not know whether another one has been started elsewhere, so
         # it gives no verdict: the run counts as running until its lock is free, and as failed from then on.
-        state, text = "running", f"the scheduler {job.cluster.scheduler} was lost ({told}); {go_on}"
+        address = job.cluster.scheduler or "of this run"
+        state, text = "running", f"the scheduler {address} was lost ({told}); {go_on}"
     elif isinstance(told, ScalelatentError):
         state, text = "failed", str(told)
     else:

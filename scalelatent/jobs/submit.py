@@ -145,6 +145,7 @@ def resubmit(
     JobError
         As `submit_job`.
     """
+    job = _at_scheduler(job, None, client)
     with folder.lock():
         pass  # says who drives it, if someone does
     with connect(job, client, tell) as found:

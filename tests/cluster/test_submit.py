@@ -8,8 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,22 +52,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """Two workers without figures: a report takes longer than these fits."""
-    from distributed import Client, LocalCluster
+def cluster(client: Any) -> Any:
+    """The session's workers, without figures: a report takes longer than these fits."""
+    client.run(exec, WITHOUT_REPORT)
+    return client
 
-    started = LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1",
-        dashboard_address="127.0.0.1:0", memory_limit=0, silence_logs=50,
-    )  # fmt: skip
-    try:
-        with Client(started, timeout=30, set_as_default=False) as client:
-            client.wait_for_workers(2, timeout=60)
-            client.run(exec, WITHOUT_REPORT)
-            yield client
-    finally:
-        with suppress(KeyError):
-            started.close(timeout=60)
+
+@pytest.fixture
+def leaves_nothing(cluster: Any) -> Callable[[], Any]:
+    """Waits until the scheduler has forgotten all tasks of this test."""
+    before = set(tasks_of(cluster))
+    return lambda: until(lambda: set(tasks_of(cluster)) <= before, 10)
 
 
 @pytest.fixture
@@ -130,7 +124,7 @@ def command(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
 
 
 def test_a_submitted_job_has_the_bits_of_one_driven_here(
-    cluster: Any, make: Any, undisturbed: dict[str, bytes]
+    cluster: Any, make: Any, leaves_nothing: Any, undisturbed: dict[str, bytes]
 ) -> None:
     submitted = submit_job(make(), client=cluster)
     folder = RunFolder.open(submitted.run)
@@ -142,7 +136,7 @@ def test_a_submitted_job_has_the_bits_of_one_driven_here(
     events = [record["event"] for record in folder.records("events.jsonl")]
     assert events[:3] == ["submitted", "state", "fit_started"]
     assert folder.read_progress()["rows_total"] == 8_297
-    until(lambda: tasks_of(cluster) == [])
+    leaves_nothing()
     assert control.known_jobs(cluster)[submitted.id]["run"] == submitted.run
 
 
@@ -158,7 +152,7 @@ def test_the_driver_holds_no_slot(cluster: Any, make: Any) -> None:
 
 
 def test_cancel_stops_within_two_seconds_and_resume_goes_on(
-    cluster: Any, make: Any, undisturbed: dict[str, bytes]
+    cluster: Any, make: Any, leaves_nothing: Any, undisturbed: dict[str, bytes]
 ) -> None:
     folder = RunFolder.open(
         submit_job(make("run", "model.max_iter=40", "engine.leaf_rows=512"), client=cluster).run
@@ -173,7 +167,7 @@ def test_cancel_stops_within_two_seconds_and_resume_goes_on(
         assert f"scalelatent resume {folder.url}" in state["error"]
         assert 2 < passes(folder) < 40
         assert not (folder.path / "cancel").exists()
-        until(lambda: tasks_of(cluster) == [], 5)
+        leaves_nothing()
         assert resubmit(folder.read_job(), folder, client=cluster).id == folder.id
         state = settled(folder)
     assert state["state"] == "done"
@@ -262,6 +256,7 @@ def test_of_two_submits_to_one_output_one_is_refused(cluster: Any, make: Any) ->
     assert settled(RunFolder.open(accepted[0].run))["id"] == accepted[0].id
 
 
+@pytest.mark.slow
 def test_jobs_take_turns(cluster: Any, make: Any) -> None:
     """The oldest does not take the cluster: while two run, both make passes."""
     folders = [RunFolder.open(submit_job(make(f"run{i}", *LONG), client=cluster).run) for i in range(2)]
@@ -274,7 +269,8 @@ def test_jobs_take_turns(cluster: Any, make: Any) -> None:
     assert min(made) > 0.25 * max(made), made
 
 
-def test_twenty_jobs_at_once(cluster: Any, make: Any) -> None:
+@pytest.mark.slow
+def test_twenty_jobs_at_once(cluster: Any, make: Any, leaves_nothing: Any) -> None:
     settings = ("data.train_rows=0:2000", "model.max_iter=4")
     folders = [
         RunFolder.open(submit_job(make(f"run{i:02d}", *settings), client=cluster).run) for i in range(20)
@@ -283,7 +279,7 @@ def test_twenty_jobs_at_once(cluster: Any, make: Any) -> None:
     assert [state["error"] for state in states] == [None] * 20
     models = [files_of(folder) for folder in folders]
     assert all(model == models[0] for model in models)
-    until(lambda: tasks_of(cluster) == [])
+    leaves_nothing()
     listed = control.list_jobs(below=folders[0].path.parent, client=cluster)
     assert {state["id"] for state in states} <= {state["id"] for state in listed}
 
@@ -291,6 +287,7 @@ def test_twenty_jobs_at_once(cluster: Any, make: Any) -> None:
 # -- the client goes -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_client_is_killed_as_soon_as_it_has_said_the_id(
     cluster: Any, place: Path, tmp_path: Path, undisturbed: dict[str, bytes]
 ) -> None:
@@ -317,6 +314,7 @@ def test_the_client_is_killed_as_soon_as_it_has_said_the_id(
         assert json.loads(said)["run"] == str(out), trouble
 
 
+@pytest.mark.slow
 def test_attach_shows_passes_and_goes_without_the_job(cluster: Any, make: Any, place: Path) -> None:
     folder = RunFolder.open(submit_job(make("run", *LONG), client=cluster).run)
     watcher = command("attach", folder.url)

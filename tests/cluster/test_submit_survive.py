@@ -22,6 +22,7 @@ from scalelatent.jobs.resolve import load_job, override
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.submit import resubmit, submit_job
 
+pytestmark = pytest.mark.slow
 JOB = """
 [job]
 seed = 1
