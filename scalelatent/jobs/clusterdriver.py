@@ -78,7 +78,7 @@ def drive(run: str, start: int) -> str:
 def _run(scheduler: str, security: Any, worker: str, run: str, start: int, outcome: list[Any]) -> None:
     try:
         outcome.append(_drive(scheduler, security, worker, run, start))
-    except Exception as error:  # noqa: BLE001  the task shows it, whatever it is
+    except BaseException as error:  # noqa: BLE001  the task shows it, whatever it is
         outcome.append(error)
 
 

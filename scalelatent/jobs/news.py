@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .runfolder import RunFolder
     from .spec import Job
 
-__all__ = ["TOPIC", "ProgressFile", "announce", "cluster_log"]
+__all__ = ["TOPIC", "ProgressFile", "announce", "cluster_log", "install_page"]
 
 TOPIC = "scalelatent"
 DISK_SECONDS, STORE_SECONDS = 1.0, 5.0
@@ -66,6 +66,15 @@ def announce(client: Client | None, folder: RunFolder, job: Job, state: Mapping[
     # The run folder is the record; whoever watches the cluster may miss a line, but must not stop a run.
     with suppress(Exception):
         client.sync(client.scheduler.log_event, topic=TOPIC, msg=news, callback_timeout=ANNOUNCE_SECONDS)
+
+
+def install_page(client: Client | None) -> None:
+    """Put the page ``/scalelatent`` on a cluster's dashboard, where that can be done."""
+    from scalelatent import monitor
+
+    install = getattr(monitor, "install", None)
+    if client is not None and install is not None:
+        install(client)
 
 
 def cluster_log(

@@ -20,7 +20,7 @@ from .connection import connect
 from .datasets import JobData, open_job_data
 from .handshake import check_versions
 from .interrupt import StopRequest, stop_on_cancel, stop_on_signals
-from .news import ProgressFile, announce, cluster_log
+from .news import ProgressFile, announce, cluster_log, install_page
 from .refusals import as_job_error
 from .runfolder import RunFolder
 from .spec import Job
@@ -139,6 +139,8 @@ def run_held(
                 found = stack.enter_context(connect(job, client, tell))
                 if client is None and found is not None and job.cluster.scheduler is not None:
                     check_versions(found, job.cluster.allow_mismatch, tell)
+                if client is None:
+                    install_page(found)
                 announce(found, folder, job, state)
                 news = [ProgressFile(folder), *cluster_log(found, folder, job, state)]
                 everyone = [RunLog(folder), *callbacks, *news, request]

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scalelatent.data.store import is_local
 from scalelatent.errors import JobError, RunError
@@ -22,7 +22,7 @@ from .clusterdriver import drive, key_of
 from .connection import connect, default_scheduler
 from .control import METADATA
 from .handshake import check_versions
-from .news import announce
+from .news import announce, install_page
 from .preflight import check_cluster, check_folder
 from .resolve import override
 from .runfolder import RunFolder
@@ -179,12 +179,12 @@ def _hand_over(client: Client, folder: RunFolder, job: Job) -> Submitted:
     identity = state["id"]
     known = {"run": folder.url, "name": job.job.name, "kind": job.kind, "submitted": state["submitted"]}
     client.set_metadata([METADATA, identity], known)
+    install_page(client)
     announce(client, folder, job, state)
     key = key_of(identity, start)
     future = client.submit(drive, folder.url, start, key=key, pure=False, priority=100)
     _keep(client, key)
     future.release()
-    _install_monitor(client)
     return Submitted(identity, folder.url, address, str(client.dashboard_link))
 
 
@@ -200,11 +200,3 @@ def _keep(client: Client, key: str) -> None:
                 "look at its log, and submit again"
             )
         time.sleep(0.02)
-
-
-def _install_monitor(client: Client) -> Any:
-    """Put the page /scalelatent on the dashboard, where that can be done."""
-    from scalelatent import monitor
-
-    install = getattr(monitor, "install", None)
-    return None if install is None else install(client)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from scalelatent.data import make_digits
-from scalelatent.errors import JobError
+from scalelatent.errors import JobError, RunError
 from scalelatent.jobs import clusterdriver, control, runner, submit
 from scalelatent.jobs.resolve import load_job
 from scalelatent.jobs.runfolder import RunFolder
@@ -332,3 +332,15 @@ def test_attach_shows_passes_and_goes_without_the_job(cluster: Any, make: Any, p
     assert watcher.returncode == 130
     assert folder.read_state()["state"] == "running"
     assert control.cancel_job(folder)["state"] == "cancelled"
+
+
+def test_attach_gives_up_a_job_that_its_scheduler_has_forgotten(
+    cluster: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a restart of the scheduler at the same address."""
+    monkeypatch.setattr(control, "QUEUED_SECONDS", 0.1)
+    job = make()
+    folder = RunFolder.create(job.job.out, job)
+    folder.begin("queued", submitted=time.time(), scheduler=cluster.scheduler.address)
+    with pytest.raises(RunError, match=r"it does not know the job; was it started anew.*scalelatent resume"):
+        control.follow(folder, poll=0.05)
