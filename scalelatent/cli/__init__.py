@@ -6,12 +6,11 @@ Nothing heavy is imported before a verb needs it: ``scalelatent --help`` answers
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from . import data, imports, makes, run
+from . import data, imports, jobs, makes, run
 from .show import (
     Json,
     Overwrite,
@@ -37,8 +36,10 @@ model_app = typer.Typer(no_args_is_help=True, help="Look at fitted models.")
 data.app.add_typer(imports.app, name="import")
 data.app.add_typer(makes.app, name="make")
 app.add_typer(data.app, name="data")
-for _name in ("plan", "fit", "resume"):
+for _name in ("plan", "fit"):
     app.command(_name)(getattr(run, _name))
+for _name in ("submit", "status", "logs", "attach", "cancel", "resume"):
+    app.command(_name)(getattr(jobs, _name))
 
 Run = Annotated[
     str, typer.Argument(metavar="RUN", help="A run folder or a saved model: a path or an address.")
@@ -66,37 +67,6 @@ def _options(
     ] = False,
 ) -> None:
     pass  # both are dealt with before: see _version and strip_debug
-
-
-@app.command()
-@verb
-def status(
-    run: Annotated[
-        str | None,
-        typer.Argument(metavar="[RUN]", help="A run folder; all runs below the current folder otherwise."),
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Say how a run is getting on."""
-    from scalelatent.jobs.runfolder import RunFolder
-    from scalelatent.jobs.runs import find_runs
-
-    if run is not None:
-        state = RunFolder.open(run).read_state()
-        if json:
-            emit(state)
-        else:
-            show_values({key: value for key, value in state.items() if value is not None}, title=state["id"])
-        return
-    states = [folder.read_state() for folder in find_runs()]
-    if json:
-        emit(states)
-    elif not states:
-        typer.echo(f"no run folder below {Path.cwd()}")
-    for state in [] if json else states:
-        objective = "" if state["objective"] is None else f"objective {state['objective']:.5f}"
-        numbers = f"pass {state['pass']:<5}  {objective:<20}"
-        typer.echo(f"{state['id']:<28}  {state['state']:<9}  {numbers}  {state['run']}")
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The verbs that fit: `plan`, `fit`, `resume`, `demo`, and what they print at the end."""
+"""The verbs that fit: `plan`, `fit`, `demo`, and what they print at the end."""
 
 from __future__ import annotations
 
@@ -75,30 +75,6 @@ def fit(job: JobFile, settings: Settings = None, out: Out = None, json: Json = F
     `scalelatent resume RUN` goes on and gives the same bits as an undisturbed run.
     """
     _run(_load(job, settings, out), None, json)
-
-
-@verb
-def resume(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The run folder of a broken-off run.")],
-    settings: Settings = None,
-    json: Json = False,
-) -> None:
-    """Go on with a run that was stopped, killed or failed.
-
-    The result has the bits of an undisturbed run.
-    --set may change values of the cluster section (workers, scheduler): they never change a result.
-    """
-    from scalelatent.jobs.resolve import override
-    from scalelatent.jobs.runfolder import RunFolder
-
-    folder = RunFolder.open(run)
-    state = folder.read_state()
-    if state["state"] == "done":
-        say(f"run {folder.url} is done; there is nothing to resume")
-        _finish(_summary(folder), json)
-        return
-    say(f"run {folder.id} in {folder.url}")
-    _run(override(folder.read_job(), settings or []), folder, json)
 
 
 @verb

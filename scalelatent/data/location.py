@@ -88,6 +88,10 @@ class Location(ABC):
         """
 
     @abstractmethod
+    def create(self, key: str, data: bytes) -> bool:
+        """Write a small file whole where none lies; False where one does. Of several, one succeeds."""
+
+    @abstractmethod
     def delete(self, key: str) -> None:
         """Delete a file; none there is no error."""
 

@@ -26,6 +26,7 @@ __all__ = [
     "past_events",
     "post_event",
     "route_prefix",
+    "task_state",
     "worker_facts",
 ]
 
@@ -271,3 +272,10 @@ def keep_task(scheduler: Any, key: str) -> bool:
         return False
     scheduler.client_desires_keys([key], "fire-and-forget")
     return True
+
+
+@_guarded("word of drivers that wait for a worker", lambda: None)
+def task_state(scheduler: Any, key: str) -> str | None:
+    """What the scheduler says of a task, such as ``"processing"``; None where it does not know it."""
+    task = scheduler.tasks.get(key)
+    return None if task is None else str(task.state)

@@ -1,17 +1,31 @@
-"""Ctrl-C that loses nothing: the first one asks the fit to stop at a checkpoint, the second one stops now."""
+"""Stops that lose nothing: Ctrl-C, SIGTERM or `scalelatent cancel` ask the fit to stop at a checkpoint."""
 
 from __future__ import annotations
 
+import getpass
+import json
 import signal
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from scalelatent.data.store import is_local
 from scalelatent.engine.callbacks import Callback
+from scalelatent.errors import JobError
 
-__all__ = ["StopRequest", "stop_on_signals"]
+if TYPE_CHECKING:
+    from .runfolder import RunFolder
+
+__all__ = ["StopRequest", "ask_cancel", "cancel_asked", "forget_cancel", "stop_on_cancel", "stop_on_signals"]
+
+CANCEL = "cancel"
+
+# How often a driver looks for a request to cancel: a disk answers at once, an object store takes its price.
+DISK_SECONDS, STORE_SECONDS = 0.5, 2.0
 
 
 class StopRequest(Callback):
@@ -22,24 +36,92 @@ class StopRequest(Callback):
 
     Attributes
     ----------
-    signal : int or None
-        The signal that asked for it.
+    by : str or None
+        Who asked for it; None as long as nobody has.
     """
 
     def __init__(self) -> None:
-        self.signal: int | None = None
+        self.by: str | None = None
+
+    def ask(self, by: str) -> None:
+        """Ask for the stop; the first who asks is remembered."""
+        self.by = self.by or by
+
+    def check(self) -> None:
+        """Leave if a stop was asked for.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            It was.
+        """
+        if self.by is not None:
+            raise KeyboardInterrupt(self.by)
+
+    def on_wait(self) -> None:
+        """Leave while the executor waits or computes."""
+        self.check()
 
     def on_progress(self, info: dict[str, Any]) -> None:
         """Leave within a pass; the engine keeps what is complete."""
-        self._leave()
+        self.check()
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
         """Leave between two passes."""
-        self._leave()
+        self.check()
 
-    def _leave(self) -> None:
-        if self.signal is not None:
-            raise KeyboardInterrupt(self.signal)
+
+def ask_cancel(folder: RunFolder) -> None:
+    """Ask the driver of a run to stop, by a file in its folder: that reaches it wherever it runs.
+
+    Parameters
+    ----------
+    folder : RunFolder
+
+    Examples
+    --------
+    >>> import tempfile, pathlib
+    >>> from scalelatent.jobs.interrupt import ask_cancel, cancel_asked
+    >>> from scalelatent.jobs.runfolder import RunFolder
+    >>> from scalelatent.jobs.spec import DataSection, Job, JobSection
+    >>> job = Job(JobSection(name="first", out="run"), DataSection(train="a.zarr"), "capsule", {})
+    >>> with tempfile.TemporaryDirectory() as parent:
+    ...     folder = RunFolder.create(pathlib.Path(parent, "run"), job)
+    ...     ask_cancel(folder)
+    ...     asked = cancel_asked(folder)
+    ...     _ = folder.begin("queued")  # a later start is not meant
+    ...     asked is not None, cancel_asked(folder)
+    (True, None)
+    """
+    start = folder.read_state().get("starts", 0)
+    asked = {"who": _user(), "host": socket.gethostname(), "time": time.time(), "start": start}
+    folder.place.write(CANCEL, json.dumps(asked).encode())
+
+
+def cancel_asked(folder: RunFolder) -> dict[str, Any] | None:
+    """Return who asked the current start of a run to stop; None where nobody did."""
+    content = folder.place.read(CANCEL)
+    if content is None:
+        return None
+    try:
+        asked = dict(json.loads(content))
+    except ValueError:
+        asked = {}  # made by hand, say with `touch`
+    start = folder.read_state().get("starts", 0)
+    return asked if asked.get("start", start) == start else None
+
+
+def forget_cancel(folder: RunFolder) -> None:
+    """Remove a request to cancel."""
+    with suppress(OSError):
+        folder.place.delete(CANCEL)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container's user may have no name
+        return "?"
 
 
 @contextmanager
@@ -58,9 +140,9 @@ def stop_on_signals(request: StopRequest, tell: Callable[[str], None]) -> Iterat
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if request.signal is not None:
+        if request.by is not None:
             raise KeyboardInterrupt(number)
-        request.signal = number
+        request.ask(signal.Signals(number).name)
         tell("stopping at the next checkpoint; press Ctrl-C again to stop at once")
 
     earlier = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -69,3 +151,40 @@ def stop_on_signals(request: StopRequest, tell: Callable[[str], None]) -> Iterat
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def stop_on_cancel(request: StopRequest, folder: RunFolder) -> Iterator[None]:
+    """Turn a request to cancel that someone writes into the run folder into a request to stop.
+
+    It is removed when it was obeyed.
+
+    Parameters
+    ----------
+    request : StopRequest
+        Also among the callbacks of the fit.
+    folder : RunFolder
+        Held by the caller.
+    """
+    ended = threading.Event()
+
+    def watch() -> None:
+        seconds = DISK_SECONDS if is_local(folder.url) else STORE_SECONDS
+        while not ended.wait(seconds):
+            try:
+                asked = cancel_asked(folder)
+            except (OSError, JobError):  # out of reach for now: the next look may see it
+                continue
+            if asked is not None:
+                request.ask(f"scalelatent cancel, {asked.get('who', '?')} on {asked.get('host', '?')}")
+                return
+
+    watcher = threading.Thread(target=watch, name="scalelatent-cancel-watch", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join(timeout=STORE_SECONDS)
+        if request.by is not None:
+            forget_cancel(folder)

@@ -6,9 +6,10 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from .connection import connect
 from .datasets import open_job_data
 from .refusals import as_job_error
-from .runner import build_estimator, connect, engine_options
+from .runner import build_estimator, engine_options
 from .spec import ClusterSection, Job
 
 if TYPE_CHECKING:

@@ -30,6 +30,7 @@ _SECRET = re.compile(r"secret|token|passw|credential|storage_options|access_?key
 _PATH_KEYS = {
     "job": ("out", "scratch"),
     "data": ("train", "validation", "test", "target"),
+    "cluster": ("tls_ca", "tls_cert", "tls_key"),
 }
 
 

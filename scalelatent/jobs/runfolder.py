@@ -6,7 +6,9 @@
         state.json      {"id", "state", "pass", "objective", "error", "run", ...}
         metrics.jsonl   one record a pass
         events.jsonl    what happened and when
+        progress.json   how far the current pass is; not synced, and written once a second at most
         lock            who drives this run now
+        cancel          that someone wants the run to stop; the driver removes it
         engine/         checkpoints and partial passes; private to the engine
         model.zarr      the fitted model
         report/         index.html and figures
@@ -20,11 +22,11 @@ object store a long one is several objects (see `scalelatent.data.linelog`).
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,6 +36,7 @@ from scalelatent.data.linelog import LineLog
 from scalelatent.data.store import locate
 from scalelatent.errors import JobError, RunError
 
+from .jsontext import as_json, plain
 from .lock import FolderLock, folder_lock
 from .spec import Job
 
@@ -122,12 +125,16 @@ class RunFolder:
         if not place.is_empty():
             raise JobError(folder._occupied())
         name = job.job.name or folder.url.rstrip("/").rsplit("/", 1)[-1]
+        # Who puts job.json first has the folder: of two that come at once, one is refused.
+        identity = f"{_slug(name)}-{secrets.token_hex(4)}"
         try:
             place.make()
-            folder.write_job(job)
+            if not place.create("job.json", as_json(job.to_dict())):
+                raise JobError(folder._occupied())
             folder._write_json("state.json", {
-                "id": f"{_slug(name)}-{secrets.token_hex(4)}",
+                "id": identity,
                 "state": "queued",
+                "starts": 0,
                 "pass": 0,
                 "objective": None,
                 "error": None,
@@ -228,12 +235,21 @@ class RunFolder:
         if state.get("state") == "running":
             holder = folder_lock(self.place).holder()
             if holder is None:
-                state["state"] = "failed"
-                state["error"] = (
-                    f"the driver ended without a word (killed?); nothing that was checkpointed is lost: "
-                    f"scalelatent resume {self.url}"
+                state |= {"state": "failed", "driver_lost": True}
+                state["error"] = state.get("error") or (
+                    f"the driver{_place_of_driver(state)} ended without a word (killed?); nothing that was "
+                    f"checkpointed is lost: scalelatent resume {self.url}"
                 )
         return state
+
+    def begin(self, state: str, **values: Any) -> int:
+        """Note that someone wants the run to start, as `state`; returns the number of this start.
+
+        The number tells a request to cancel, and a task that Dask runs again, which start they belong to.
+        """
+        start = int(self._read_json("state.json").get("starts", 0)) + 1
+        self.update_state(state=state, starts=start, error=None, **values)
+        return start
 
     def update_state(self, **changes: Any) -> dict[str, Any]:
         """Change some keys of ``state.json`` at once and return all of them.
@@ -256,11 +272,22 @@ class RunFolder:
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """Append one record as a line to a ``.jsonl`` file of this folder."""
         self._check_held()
-        self._log(name).append(json.dumps(_plain(record)).encode())
+        self._log(name).append(json.dumps(plain(record)).encode())
 
     def records(self, name: str) -> list[dict[str, Any]]:
         """Return the records of a ``.jsonl`` file of this folder; a torn last line is left out."""
         return [json.loads(line) for line in self._log(name).lines()]
+
+    def tell_progress(self, values: Mapping[str, Any]) -> None:
+        """Write ``progress.json``: how far the pass is, and the time."""
+        self.place.write("progress.json", as_json({**values, "time": time.time()}))
+
+    def read_progress(self) -> dict[str, Any]:
+        """Return ``progress.json``; empty where none was written."""
+        try:
+            return dict(json.loads(self.place.read("progress.json") or b"{}"))
+        except ValueError:
+            return {}
 
     def keep_records(self, name: str, count: int) -> None:
         """Keep only the first ``count`` records of a ``.jsonl`` file (a resume repeats the others)."""
@@ -272,8 +299,15 @@ class RunFolder:
             self.place.clear()
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, patience: float = 0.0, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
         """Hold the run folder: two drivers on one folder would overwrite each other.
+
+        Parameters
+        ----------
+        patience : float
+            Seconds to wait for another driver to end.
+        waiting : callable, optional
+            Told once, in a line, whom it waits for.
 
         Raises
         ------
@@ -281,16 +315,25 @@ class RunFolder:
             If another process drives this run.
         """
         guard = folder_lock(self.place)
-        try:
-            guard.acquire()
-        except BlockingIOError:
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                guard.acquire()
+                break
+            except BlockingIOError:
+                if time.monotonic() < deadline:
+                    if waiting is not None:
+                        waiting(f"waiting up to {patience:.0f} s for {guard.holder() or {}} to end")
+                        waiting = None
+                    time.sleep(0.5)
+                    continue
             who = guard.holder() or {}
             left = who.get("seconds_left")
             lease = "" if left is None else f" (if that one is gone, its lease ends in {left} s)"
             raise RunError(
                 f"run folder {self.url} is driven by process {who.get('pid', '?')} on host "
-                f"{who.get('host', '?')}{lease}; wait for it to end, or stop it with "
-                "Ctrl-C, before another one"
+                f"{who.get('host', '?')}{lease}; wait for it to end, or stop it first: scalelatent cancel "
+                f"{self.url}"
             ) from None
         self._held = guard
         try:
@@ -331,23 +374,11 @@ class RunFolder:
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
         self._check_held()
-        content = json.dumps(_plain(value), indent=2) + "\n"
-        self.place.write(name, content.encode(), durable=True)
+        self.place.write(name, as_json(value), durable=True)
 
 
-def _plain(value: Any) -> Any:
-    """Turn numpy values and paths into what JSON knows, and NaN and infinity, which it lacks, into None."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    return value
+def _place_of_driver(state: Mapping[str, Any]) -> str:
+    return f" on {state['driver']}" if state.get("driver") else ""
 
 
 def _slug(text: str) -> str:

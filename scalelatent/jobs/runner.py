@@ -5,19 +5,22 @@ from __future__ import annotations
 import errno
 import inspect
 import os
-import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.data.store import is_local
 from scalelatent.errors import JobError, RunError, ScalelatentError
 
+from .connection import connect
 from .datasets import JobData, open_job_data
-from .interrupt import StopRequest, stop_on_signals
+from .handshake import check_versions
+from .interrupt import StopRequest, stop_on_cancel, stop_on_signals
+from .news import ProgressFile, announce, cluster_log, install_page
 from .refusals import as_job_error
 from .runfolder import RunFolder
 from .spec import Job
@@ -27,9 +30,7 @@ if TYPE_CHECKING:
 
     from scalelatent.engine.callbacks import Callback
 
-__all__ = ["RunResult", "build_estimator", "connect", "engine_options", "run_job", "run_new_job"]
-
-SCHEDULER_SECONDS = 30
+__all__ = ["RunResult", "build_estimator", "engine_options", "run_held", "run_job", "run_new_job"]
 
 
 @dataclass
@@ -93,39 +94,67 @@ def run_job(
     Raises
     ------
     KeyboardInterrupt
-        After Ctrl-C or SIGTERM, once what is complete lies in the folder (state ``cancelled``).
+        After Ctrl-C, SIGTERM or ``scalelatent cancel``, once what is complete lies in the folder (state
+        ``cancelled``).
     ScalelatentError
         What went wrong, also written to ``state.json`` (state ``failed``).
+    """
+    with folder.lock():
+        folder.begin("running")
+        here = f"{socket.gethostname()}:{os.getpid()}"
+        return run_held(
+            job, folder, callbacks=callbacks, client=client, resume=resume, tell=tell, driver=here
+        )
+
+
+def run_held(
+    job: Job,
+    folder: RunFolder,
+    *,
+    callbacks: Sequence[Callback] = (),
+    client: Client | None = None,
+    resume: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+    driver: str = "",
+) -> RunResult:
+    """Do as `run_job`, in a folder whose lock the caller holds.
+
+    Parameters
+    ----------
+    job, folder, callbacks, client, resume, tell
+        As in `run_job`.
+    driver : str
+        Where it runs: a worker's address, or host and process number.
     """
     from scalelatent.monitor.events import RunLog
 
     began = time.monotonic()
     request = StopRequest()
-    with folder.lock():
-        folder.update_state(state="running", error=None)
-        folder.event("state", state="running", resume=resume, pid=os.getpid(), host=socket.gethostname())
+    with ExitStack() as stack:
+        found = client
+        state = folder.update_state(state="running", error=None, driver=driver, began=time.time())
+        folder.event("state", state="running", resume=resume, driver=driver, pid=os.getpid())
         try:
-            with stop_on_signals(request, tell):
-                everyone = [RunLog(folder), *callbacks, request]
-                result = _steps(job, folder, everyone, client, resume, tell)
-        except KeyboardInterrupt:
-            by = signal.Signals(request.signal).name if request.signal else "SIGINT"
-            _settle(folder, "cancelled", f"stopped by {by}; go on with: scalelatent resume {folder.url}")
-            raise
-        except OSError as error:
-            told = _tell_os_error(error, folder)
-            _settle(folder, "failed", str(told))
+            with stop_on_signals(request, tell), stop_on_cancel(request, folder):
+                found = stack.enter_context(connect(job, client, tell))
+                if client is None and found is not None and job.cluster.scheduler is not None:
+                    check_versions(found, job.cluster.allow_mismatch, tell)
+                if client is None:
+                    install_page(found)
+                announce(found, folder, job, state)
+                news = [ProgressFile(folder), *cluster_log(found, folder, job, state)]
+                everyone = [RunLog(folder), *callbacks, *news, request]
+                result = _steps(job, folder, everyone, found, resume, request)
+        except BaseException as error:
+            told = _settle(job, folder, found, request, error)
             if told is error:
                 raise
             raise told from error
-        except BaseException as error:
-            text = str(error) if isinstance(error, ScalelatentError) else f"{type(error).__name__}: {error}"
-            _settle(folder, "failed", text)
-            raise
         result.seconds = time.monotonic() - began
         ended = {"seconds": round(result.seconds, 3), "peak_worker_bytes": result.peak_worker_bytes}
-        folder.update_state(state="done", error=None, **result.scores, **ended)
+        state = folder.update_state(state="done", error=None, **result.scores, **ended)
         folder.event("state", state="done", warnings=result.warnings, **ended)
+        announce(found, folder, job, state)
     return result
 
 
@@ -157,11 +186,16 @@ def run_new_job(
     try:
         return run_job(job, folder, callbacks=callbacks, tell=tell)
     except ScalelatentError:
-        if not folder.fit_began:  # all that is in it was written by us, just now, for nothing
-            folder.remove()
-            if existed:
-                folder.place.make()
+        if not folder.fit_began:
+            take_back(folder, existed)
         raise
+
+
+def take_back(folder: RunFolder, existed: bool) -> None:
+    """Remove a run folder of a run that was refused: all that is in it was written just now, for nothing."""
+    folder.remove()
+    if existed:
+        folder.place.make()
 
 
 def build_estimator(job: Job) -> Any:
@@ -178,79 +212,40 @@ def build_estimator(job: Job) -> Any:
         return get_estimator(job.kind)(**job.estimator_params())
 
 
-@contextmanager
-def connect(
-    job: Job, client: Client | None = None, tell: Callable[[str], None] = lambda line: None
-) -> Iterator[Client | None]:
-    """Give the Dask client a job asks for: the one given, its scheduler's, a local cluster's, or None.
-
-    Raises
-    ------
-    JobError
-        If the scheduler does not answer within 30 seconds.
-    """
-    wanted = job.cluster
-    if client is not None:
-        yield client
-    elif wanted.scheduler is not None:
-        from distributed import Client
-
-        try:
-            found = Client(wanted.scheduler, timeout=SCHEDULER_SECONDS, set_as_default=False)
-        except (OSError, TimeoutError, ValueError) as error:
-            raise JobError(
-                f"[cluster] scheduler = {wanted.scheduler!r} does not answer ({error}); check the address, "
-                "or give [cluster] workers to start a local cluster"
-            ) from error
-        with found:
-            tell(f"dashboard: {found.dashboard_link}")
-            yield found
-    elif wanted.workers is not None:
-        from scalelatent.engine.cluster import cluster
-
-        options = {"threads": wanted.threads, "memory_limit": wanted.memory_limit}
-        given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
-        with cluster("local", workers=wanted.workers, **given) as started:
-            tell(f"dashboard: {started.dashboard_link}")
-            yield started
-    else:
-        yield None
-
-
 def _steps(
     job: Job,
     folder: RunFolder,
     callbacks: list[Callback],
     client: Client | None,
     resume: bool,
-    tell: Callable[[str], None],
+    request: StopRequest,
 ) -> RunResult:
     data = open_job_data(job)
     estimator = build_estimator(job)
-    with ExitStack() as stack:
-        found = stack.enter_context(connect(job, client, tell))
-        options = engine_options(job, estimator)
-        with as_job_error(unless=lambda: folder.fit_began):
-            estimator.fit(
-                data.train,
-                validation=data.validation,
-                client=found,
-                run_dir=folder.url,
-                resume=resume,
-                callbacks=callbacks,
-                **options,
-            )
-        peak = None
-        if found is not None:
-            from .workers import peak_of_workers
+    options = engine_options(job, estimator)
+    request.check()
+    with as_job_error(unless=lambda: folder.fit_began):
+        estimator.fit(
+            data.train,
+            validation=data.validation,
+            client=client,
+            run_dir=folder.url,
+            resume=resume,
+            callbacks=callbacks,
+            **options,
+        )
+    peak = None
+    if client is not None:
+        from .workers import peak_of_workers
 
-            peak = peak_of_workers(found)
+        peak = peak_of_workers(client)
     result = RunResult(folder, estimator, peak_worker_bytes=peak)
     best = getattr(estimator, "best_validation_error_", None)
     if best is not None:
         result.scores["best_validation_error"] = float(best)
     estimator.save(folder.model_url, overwrite=True)
     folder.event("model_saved", path=folder.model_url)
+    request.check()
     if data.test is not None:
         accuracy = float(estimator.score(data.test))
         result.scores |= {"test_accuracy": accuracy, "test_error": 1.0 - accuracy}
@@ -292,6 +287,37 @@ def _report(result: RunResult, data: JobData) -> None:
         result.folder.event("report_failed", error=f"{type(error).__name__}: {error}")
 
 
+def _settle(
+    job: Job, folder: RunFolder, client: Client | None, request: StopRequest, error: BaseException
+) -> BaseException:
+    """Write how a run ended without success; returns what to raise.
+
+    On a full disk, or where another driver has taken over, even that fails, and must not hide the true error.
+    """
+    told: BaseException = _tell_os_error(error, folder) if isinstance(error, OSError) else error
+    go_on = f"go on with: scalelatent resume {folder.url}"
+    if isinstance(error, KeyboardInterrupt):
+        state, text = "cancelled", f"stopped by {request.by or 'SIGINT'}; {go_on}"
+    elif client is not None and client.status != "running":
+        # A driver without its cluster. It does not know whether another one has been started elsewhere, so
+        # it gives no verdict: the run counts as running until its lock is free, and as failed from then on.
+        address = job.cluster.scheduler or "of this run"
+        state, text = "running", f"the scheduler {address} was lost ({told}); {go_on}"
+    elif isinstance(told, ScalelatentError):
+        state, text = "failed", str(told)
+    else:
+        state, text = "failed", f"{type(told).__name__}: {told}"
+    with suppress(OSError, RunError):
+        more = {} if isinstance(told, ScalelatentError | KeyboardInterrupt) else {"traceback": _trace(told)}
+        folder.event("state", state=state, error=text, **more)
+        announce(client, folder, job, folder.update_state(state=state, error=text))
+    return told
+
+
+def _trace(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
 def _tell_os_error(error: OSError, folder: RunFolder) -> Exception:
     """Say a full disk in words; other errors of the system stay what they are."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -301,12 +327,3 @@ def _tell_os_error(error: OSError, folder: RunFolder) -> Exception:
         f"no space left while writing {error.filename or folder.url} ({free / 2**20:,.0f} MiB free); make "
         f"room, then go on from the last checkpoint with: scalelatent resume {folder.url}"
     )
-
-
-def _settle(folder: RunFolder, state: str, error: str) -> None:
-    """Write how a run ended; on a full disk, or where another driver has taken over, even that fails, and
-    must not hide the true error.
-    """
-    with suppress(OSError, RunError):
-        folder.update_state(state=state, error=error)
-        folder.event("state", state=state, error=error)

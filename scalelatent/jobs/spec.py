@@ -29,7 +29,6 @@ credentials come from the environment or the usual files, and a job that holds s
 from __future__ import annotations
 
 import difflib
-import inspect
 import re
 import secrets
 from collections.abc import Iterable, Mapping
@@ -193,6 +192,10 @@ class ClusterSection(_Section):
         str | int | float | None, BeforeValidator(_none_word), AfterValidator(_memory)
     ] = None
     device: OptText = None
+    allow_mismatch: bool = False
+    tls_ca: OptText = None
+    tls_cert: OptText = None
+    tls_key: OptText = None
 
 
 SECTIONS: dict[str, type[_Section] | None] = {
@@ -328,8 +331,6 @@ def model_parameters(kind: str) -> dict[str, Any]:
     JobError
         If there is no such kind; the message names the nearest one.
     """
-    from scalelatent.estimators.registry import get_estimator
+    from scalelatent.estimators.registry import constructor_parameters
 
-    parameters = inspect.signature(get_estimator(kind)).parameters.values()
-    variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    return {p.name: p.default for p in parameters if p.kind not in variable}
+    return constructor_parameters(kind)

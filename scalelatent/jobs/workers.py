@@ -7,16 +7,20 @@ from pathlib import Path
 
 from distributed import Client
 
+from scalelatent.errors import RunError
+
+from .asking import ask_workers
+
 __all__ = ["peak_bytes", "peak_of_workers"]
 
 
 def peak_of_workers(client: Client) -> int | None:
     """Return the largest peak of any worker, in bytes; None if they do not answer."""
     try:
-        peaks = client.run(peak_bytes, on_error="ignore")
-    except (OSError, TimeoutError):
+        peaks = ask_workers(client, peak_bytes)
+    except (OSError, RunError):
         return None  # the work is done; a number less spoils nothing
-    return max(peaks.values(), default=None)
+    return max((peak for peak in peaks.values() if isinstance(peak, int)), default=None)
 
 
 def peak_bytes() -> int:

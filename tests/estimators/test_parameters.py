@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -278,3 +279,21 @@ def test_rows_of_weight_zero_are_no_rows_to_balanced_weights(digits: Any) -> Non
     cut = CapsuleRegression(**options).fit(x[kept], y[kept])
     np.testing.assert_allclose(masked.W_, cut.W_, rtol=1e-3, atol=1e-4)
     assert masked.history_[-1]["objective"] == pytest.approx(cut.history_[-1]["objective"], rel=1e-5)
+
+
+def test_parameters_read_from_the_text_are_those_of_the_constructor():
+    import inspect
+
+    from scalelatent.estimators import registry
+
+    for kind, (module, name) in registry.KINDS.items():
+        signature = inspect.signature(registry.get_estimator(kind)).parameters
+        true = {parameter.name: parameter.default for parameter in signature.values()}
+        text = inspect.getsource(sys.modules[module])
+        assert registry._parse(text, name) == true == registry.constructor_parameters(kind)
+    assert registry._parse("class A:\n    def __init__(self, *, a=1, b): ...", "A") == {
+        "a": 1,
+        "b": inspect.Parameter.empty,
+    }
+    for odd in ("class A: pass", "class A:\n    def __init__(self, *, a=f()): ...", "x = 1"):
+        assert registry._parse(odd, "A") is None

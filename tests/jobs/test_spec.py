@@ -70,7 +70,7 @@ def test_none_words():
         (changed(data={"trian": "x"}), ["unknown key 'trian' in [data]", "did you mean 'train'?"]),
         (changed(model={"capsul_dim": 4}), ["'capsul_dim'", "[model]", "did you mean 'capsule_dim'?"]),
         (changed(engine={"block_row": 4}), ["[engine]", "did you mean 'block_rows'?"]),
-        (changed(cluster={"zzzz": 4}), ["[cluster]", "known are: device, memory_limit"]),
+        (changed(cluster={"zzzz": 4}), ["[cluster]", "known are: allow_mismatch, device, memory_limit"]),
         (changed(data={"train_rows": "0-50"}), ["[data] train_rows = '0-50'", "START:STOP"]),
         (changed(data={"train_rows": "9:5"}), ["holds no row"]),
         (changed(data={"validation_rows": "0:5"}), ["validation_rows", "without [data] validation"]),

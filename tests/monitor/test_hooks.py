@@ -140,6 +140,7 @@ CHANGED = {
     "worker_facts": (lambda: hooks.worker_facts(SimpleNamespace(workers={"a": NOTHING})), {}),
     "keep_task": (lambda: hooks.keep_task(NOTHING, "k"), False),
     "forgive": (lambda: hooks.forgive(SimpleNamespace(tasks={"k": NOTHING}), "k"), False),
+    "task_state": (lambda: hooks.task_state(NOTHING, "k"), None),
 }
 
 

@@ -1,0 +1,242 @@
+"""What it costs to run a job on a cluster: submit to first span, CPU of driver and scheduler, sizes of tasks.
+
+Scheduler and workers are processes of their own on loopback, as on a cluster. A first job warms them; then
+each round submits one from the command line (a new process) and one from this one, in turn. The CPU shares
+are those of a fit whose spans take about a second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import common
+from distributed import Client, SchedulerPlugin
+
+from scalelatent.data import make_digits
+from scalelatent.jobs.control import follow
+from scalelatent.jobs.resolve import resolve
+from scalelatent.jobs.runfolder import RunFolder
+from scalelatent.jobs.submit import submit_job
+
+TOPIC = "benchmark"
+
+
+class FirstSpans(SchedulerPlugin):
+    """Tells when the first span of each fit begins and ends, and how large each kind of task is."""
+
+    name = "first-spans"
+
+    def start(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+        self.seen: set[tuple[str, str]] = set()
+        self.sizes: dict[str, int] = {}
+
+    def transition(self, key: Any, start: str, finish: str, *args: Any, **more: Any) -> None:
+        from distributed.protocol.pickle import dumps
+
+        name = str(key)
+        if finish == "processing":
+            prefix = "driver" if name.startswith("scalelatent-job") else name.split("-")[0]
+            size = len(dumps(self.scheduler.tasks[key].run_spec))
+            if size > self.sizes.get(prefix, 0):
+                self.sizes[prefix] = size
+                self.scheduler.log_event(f"{TOPIC}-sizes", dict(self.sizes))
+        if name.startswith("capsule_moments") and finish in ("processing", "memory"):
+            fit = name.rsplit("-", 1)[1]
+            if (fit, finish) not in self.seen:
+                self.seen.add((fit, finish))
+                self.scheduler.log_event(TOPIC, {"what": finish, "time": time.time()})
+
+
+def job(folder: Path, name: str, rows: str, scheduler: str, **model: Any) -> Any:
+    return resolve(
+        {
+            "job": {"out": str(folder / name), "seed": 0},
+            "data": {"train": str(folder / rows)},
+            "model": {"kind": "capsule", "nu_schedule": "none", **model},
+            "cluster": {"scheduler": scheduler},
+        },
+        environ={},
+    )
+
+
+def as_file(folder: Path, name: str, rows: str, **model: Any) -> Path:
+    path = folder / f"{name}.toml"
+    lines = [f"{key} = {value!r}" for key, value in model.items()]
+    path.write_text(
+        f'[job]\nout = "{folder / name}"\nseed = 0\n[data]\ntrain = "{folder / rows}"\n'
+        + '[model]\nkind = "capsule"\nnu_schedule = "none"\n'
+        + "\n".join(lines)
+        + "\n"
+    )
+    return path
+
+
+def start(folder: Path, workers: int) -> tuple[str, list[subprocess.Popen[bytes]]]:
+    log = open(folder / "dask.log", "ab")  # noqa: SIM115  the processes keep it
+    file = folder / "scheduler.json"
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+
+    def run(*words: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-m", *words], stdout=log, stderr=log, env=environ)
+
+    processes = [
+        run(
+            "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0",
+            "--scheduler-file", str(file), "--dashboard-address", "127.0.0.1:0",
+        )
+    ]  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not (file.exists() and file.stat().st_size):
+        if time.monotonic() > deadline:
+            raise SystemExit(f"the scheduler did not start; see {folder / 'dask.log'}")
+        time.sleep(0.05)
+    address = json.loads(file.read_text())["address"]
+    processes += [
+        run(
+            "distributed.cli.dask_worker", address, "--nthreads", "1", "--no-dashboard",
+            "--memory-limit", "0", "--local-directory", str(folder),
+        )
+        for _ in range(workers)
+    ]  # fmt: skip
+    return address, processes
+
+
+def first_spans(client: Client, folder: Path, address: str, rounds: int) -> dict[str, Any]:
+    """Seconds from the start of the command, or of the call, to the first span of the job."""
+    found: dict[str, list[dict[str, float]]] = {"command line": [], "submit_job": []}
+    for i in range(rounds):
+        for way in found:
+            name = f"{way.split()[0]}-{i}"
+            before = len(client.get_events(TOPIC))
+            begin = time.time()
+            if way == "command line":
+                file = as_file(folder, name, "small.zarr", capsule_dim=4, max_iter=3)
+                words = ["-m", "scalelatent.cli", "submit", str(file), "--scheduler", address]
+                subprocess.run([sys.executable, *words], check=True, capture_output=True, timeout=120)
+            else:
+                submit_job(job(folder, name, "small.zarr", address, capsule_dim=4, max_iter=3), client=client)
+            returned = time.time()
+            follow(RunFolder.open(folder / name), poll=0.1)
+            events = [event for _, event in client.get_events(TOPIC)[before:]]
+            times = {event["what"]: event["time"] - begin for event in events}
+            found[way].append(
+                {"id_seconds": returned - begin, "begins": times["processing"], "ends": times["memory"]}
+            )
+            print(name, {key: round(value, 2) for key, value in found[way][-1].items()}, flush=True)
+    return {
+        way: {f"{key} (fastest)": min(r[key] for r in rows) for key in rows[0]}
+        | {f"{key} (slowest)": max(r[key] for r in rows) for key in rows[0]}
+        for way, rows in found.items()
+    }
+
+
+def driver_threads(dask_worker: Any = None) -> dict[str, float]:
+    """CPU seconds of the driver's threads in this worker: its own, and its client's event loop."""
+    import threading
+
+    import psutil
+
+    times = {thread.id: thread.user_time + thread.system_time for thread in psutil.Process().threads()}
+    found = {}
+    main = threading.main_thread().native_id
+    for thread in threading.enumerate():
+        ours = thread.name.startswith(("scalelatent-", "run-folder-"))
+        if ours or (thread.name.startswith("IO loop") and thread.native_id != main):
+            found[f"{thread.name} {thread.native_id}"] = times.get(thread.native_id, 0.0)
+    return found
+
+
+def shares(client: Client, folder: Path, address: str, scheduler: int, rows: int, seconds: float) -> Any:
+    """CPU shares of driver and scheduler while a fit runs."""
+    import psutil
+
+    process = psutil.Process(scheduler)
+    submitted = submit_job(
+        job(folder, "large", "large.zarr", address, capsule_dim=16, max_iter=10_000), client=client
+    )
+    run = RunFolder.open(submitted.run)
+    while len(run.records("metrics.jsonl")) < 2:
+        time.sleep(0.2)
+    worker = run.read_state()["driver"]
+
+    def look() -> tuple[float, float, float, int]:
+        threads = client.run(driver_threads, workers=[worker])[worker]
+        cpu = process.cpu_times()
+        return (
+            time.monotonic(),
+            sum(threads.values()),
+            cpu.user + cpu.system,
+            len(run.records("metrics.jsonl")),
+        )
+
+    first = look()
+    time.sleep(seconds)
+    last = look()
+    spans = client.run_on_scheduler(
+        lambda dask_scheduler: dask_scheduler.task_prefixes["capsule_estep"].duration_average
+    )
+    subprocess.run(
+        [sys.executable, "-m", "scalelatent.cli", "cancel", submitted.run],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    wall = last[0] - first[0]
+    return {
+        "rows": rows,
+        "seconds": wall,
+        "passes": last[3] - first[3],
+        "span_seconds": spans,
+        "driver_share_of_a_core": (last[1] - first[1]) / wall,
+        "scheduler_share_of_a_core": (last[2] - first[2]) / wall,
+    }
+
+
+def main() -> None:
+    arguments = common.parser(__doc__, "submit")
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--workers", type=int, default=2)
+    arguments.add_argument("--rows", type=int, default=1_000_000, help="of the fit whose shares are measured")
+    arguments.add_argument("--seconds", type=float, default=20.0, help="for which shares are measured")
+    given = arguments.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="benchmark-submit-"))
+    make_digits(str(folder / "small.zarr"), 20_000, base_rows=(0, 1500))
+    make_digits(str(folder / "large.zarr"), given.rows, base_rows=(0, 1500))
+    address, processes = start(folder, given.workers)
+    try:
+        with Client(address, timeout=60, set_as_default=False) as client:
+            client.wait_for_workers(given.workers, timeout=60)
+            client.register_plugin(FirstSpans())
+            for i in range(2):  # warms every worker
+                submit_job(
+                    job(folder, f"warm-{i}", "small.zarr", address, capsule_dim=4, max_iter=3), client=client
+                )
+                follow(RunFolder.open(folder / f"warm-{i}"))
+            results = {
+                "workers": given.workers,
+                "submit_to_first_span_seconds": first_spans(client, folder, address, given.rounds),
+                "fit": shares(client, folder, address, processes[0].pid, given.rows, given.seconds),
+                "task_bytes": client.get_events(f"{TOPIC}-sizes")[-1][1],
+            }
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(30)
+        shutil.rmtree(folder, ignore_errors=True)
+    print(json.dumps(results, indent=1))
+    command = f"python benchmarks/submit.py --rounds {given.rounds} --rows {given.rows}"
+    common.write(given.out, command, given.seed, results)
+
+
+if __name__ == "__main__":
+    main()

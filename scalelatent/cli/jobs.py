@@ -1,0 +1,269 @@
+"""The verbs of jobs on a cluster: `submit`, `status`, `logs`, `attach`, `cancel`, `resume`."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .run import JobFile, Out, _finish, _load, _run, _summary
+from .show import INTERRUPTED, Json, Settings, emit, say, show_values, stderr_console, text_of, verb
+
+if TYPE_CHECKING:
+    from scalelatent.jobs.runfolder import RunFolder
+
+FAILED = 1
+
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job id or a run folder.")]
+Scheduler = Annotated[
+    str | None,
+    typer.Option("--scheduler", metavar="URL", help="The Dask scheduler, such as tcp://head:8786."),
+]
+TlsCa = Annotated[
+    Path | None, typer.Option("--tls-ca-file", help="Certificate of the cluster's authority (PEM).")
+]
+TlsCert = Annotated[Path | None, typer.Option("--tls-cert", help="Own certificate (PEM).")]
+TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="Key of the own certificate (PEM).")]
+Mismatch = Annotated[
+    bool, typer.Option("--allow-mismatch", help="Run although versions differ from those of the cluster.")
+]
+Wait = Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for the first worker.")]
+
+
+@verb
+def submit(
+    job: JobFile,
+    scheduler: Scheduler = None,
+    settings: Settings = None,
+    out: Out = None,
+    allow_mismatch: Mismatch = False,
+    wait: Wait = 10.0,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    json: Json = False,
+) -> None:
+    """Hand a job to a Dask cluster, where it goes on without this machine.
+
+    Prints the job id. What the job would fail of (versions, workers, GPUs, paths that workers do not see) is
+    told before anything is sent. The run folder must be one that this machine and all workers see.
+    """
+    from scalelatent.jobs.submit import submit_job
+
+    extra = _tls_settings(tls_ca, tls_cert, tls_key)
+    extra += ["cluster.allow_mismatch=true"] if allow_mismatch else []
+    if scheduler is not None:  # takes the place of workers that the job file would start
+        extra += [f'cluster.scheduler="{scheduler}"', "cluster.workers=none"]
+    submitted = submit_job(_load(job, [*(settings or []), *extra], out), wait=wait, tell=say)
+    _say_submitted(submitted, json)
+
+
+def _say_submitted(submitted: Any, json: bool) -> None:
+    if json:
+        emit(submitted.to_dict())
+        return
+    typer.echo(submitted.id)
+    say(f"run folder {submitted.run}; watch it with: scalelatent attach {submitted.run}")
+
+
+def _tls_settings(ca: Path | None, cert: Path | None, key: Path | None) -> list[str]:
+    given = {"tls_ca": ca, "tls_cert": cert, "tls_key": key}
+    return [f'cluster.{name}="{value}"' for name, value in given.items() if value is not None]
+
+
+def _security(ca: Path | None, cert: Path | None, key: Path | None) -> Any:
+    from scalelatent.jobs.connection import security_of
+    from scalelatent.jobs.spec import ClusterSection
+
+    given = {"tls_ca": ca, "tls_cert": cert, "tls_key": key}
+    named = {name: str(value) for name, value in given.items() if value is not None}
+    return security_of(ClusterSection.model_validate(named))
+
+
+def _find(
+    job: str, scheduler: str | None, ca: Path | None = None, cert: Path | None = None, key: Path | None = None
+) -> RunFolder:
+    from scalelatent.jobs.control import find_job
+
+    return find_job(job, scheduler=scheduler, security=_security(ca, cert, key))
+
+
+@verb
+def status(
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[JOB]", help="A job id or a run folder; all runs below this folder otherwise."
+        ),
+    ] = None,
+    scheduler: Scheduler = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    json: Json = False,
+) -> None:
+    """Say how a job is getting on.
+
+    A run folder needs no scheduler. With --scheduler the jobs that it knows are listed, too.
+    """
+    from scalelatent.jobs.connection import open_client
+    from scalelatent.jobs.control import list_jobs
+
+    if job is not None:
+        state = _find(job, scheduler, tls_ca, tls_cert, tls_key).read_state()
+        if json:
+            emit(state)
+        else:
+            show_values(_told(state), title=state["id"])
+        return
+    asked = (
+        nullcontext() if scheduler is None else open_client(scheduler, _security(tls_ca, tls_cert, tls_key))
+    )
+    with asked as client:
+        states = list_jobs(client=client)
+    if json:
+        emit(states)
+    elif not states:
+        typer.echo(f"no run folder below {Path.cwd()}")
+    for state in [] if json else states:
+        objective = "" if state["objective"] is None else f"objective {state['objective']:.5f}"
+        numbers = f"pass {text_of(state['pass']):<5}  {objective:<20}"
+        typer.echo(f"{state['id']:<28}  {state['state'] or 'unseen':<9}  {numbers}  {state['run']}")
+
+
+def _told(state: dict[str, Any]) -> dict[str, Any]:
+    """A state as people read it: the times that are seconds as dates, as the others are; no empty lines."""
+    from datetime import UTC, datetime
+
+    times = {
+        key: datetime.fromtimestamp(state[key], UTC).isoformat(timespec="seconds")
+        for key in ("submitted", "began")
+        if state.get(key) is not None
+    }
+    return {key: value for key, value in (state | times).items() if value is not None}
+
+
+@verb
+def logs(
+    job: JobArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    scheduler: Scheduler = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+) -> None:
+    """Print the events of a job: states, stages, checkpoints, lost workers, errors."""
+    import json as encoder
+
+    from scalelatent.jobs.control import new_events
+
+    for event in new_events(_find(job, scheduler, tls_ca, tls_cert, tls_key), follow=follow):
+        if json:
+            typer.echo(encoder.dumps(event))
+            continue
+        rest = {key: value for key, value in event.items() if key not in ("time", "event", "traceback")}
+        told = "  ".join(f"{key} {text_of(value, key)}" for key, value in rest.items() if value is not None)
+        typer.echo(f"{event['time']}  {event['event']:<16}  {told}".rstrip())
+        if event.get("traceback"):
+            typer.echo(event["traceback"])
+
+
+@verb
+def attach(
+    job: JobArgument,
+    scheduler: Scheduler = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    json: Json = False,
+) -> None:
+    """Watch a job until it ends.
+
+    Ctrl-C stops watching; the job goes on. The exit code is 1 for a job that failed, 130 for one that was
+    cancelled.
+    """
+    from scalelatent.jobs.control import follow
+    from scalelatent.monitor.progress import Progress
+
+    folder = _find(job, scheduler, tls_ca, tls_cert, tls_key)
+    try:
+        with Progress(stderr_console()) as progress:
+            security = _security(tls_ca, tls_cert, tls_key)
+            state = follow(folder, [progress], security=security, tell=say)
+    except KeyboardInterrupt:
+        say(f"stopped watching; the job goes on. Watch it again with: scalelatent attach {folder.url}")
+        raise typer.Exit(INTERRUPTED) from None
+    if state.get("error"):
+        say(f"{state['state']}: {state['error']}")
+    _finish(_summary(folder) | {"state": state["state"]}, json)
+    if state["state"] != "done":
+        raise typer.Exit(FAILED if state["state"] == "failed" else INTERRUPTED)
+
+
+@verb
+def cancel(
+    job: JobArgument,
+    scheduler: Scheduler = None,
+    wait: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for it to stop.")] = 30.0,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    json: Json = False,
+) -> None:
+    """Stop a job at the next place where nothing is lost; `scalelatent resume` goes on from there."""
+    from scalelatent.jobs.control import cancel_job
+
+    folder = _find(job, scheduler, tls_ca, tls_cert, tls_key)
+    state = cancel_job(folder, wait=wait)
+    if state["state"] in ("queued", "running"):
+        say(f"asked to stop; the driver has not in {wait:g} s, but will: scalelatent status {folder.url}")
+    if json:
+        emit(state)
+    else:
+        typer.echo(f"{state['id']}  {state['state']}")
+
+
+@verb
+def resume(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="The run folder (or job id) of a broken-off run.")
+    ],
+    settings: Settings = None,
+    scheduler: Scheduler = None,
+    here: Annotated[
+        bool, typer.Option("--here", help="Drive a submitted run in this process, not on its cluster.")
+    ] = False,
+    allow_mismatch: Mismatch = False,
+    wait: Wait = 10.0,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    json: Json = False,
+) -> None:
+    """Go on with a run that was stopped, killed or failed.
+
+    The result has the bits of an undisturbed run. A run that was submitted is submitted again, to its own
+    scheduler or another one (--scheduler); any other goes on in this process.
+    --set may change values of the cluster section (workers, scheduler): they never change a result.
+    """
+    from scalelatent.jobs.resolve import override
+    from scalelatent.jobs.submit import resubmit
+
+    folder = _find(run, scheduler, tls_ca, tls_cert, tls_key)
+    state = folder.read_state()
+    if state["state"] == "done":
+        say(f"run {folder.url} is done; there is nothing to resume")
+        _finish(_summary(folder), json)
+        return
+    extra = _tls_settings(tls_ca, tls_cert, tls_key)
+    extra += ["cluster.allow_mismatch=true"] if allow_mismatch else []
+    extra += [] if scheduler is None else [f'cluster.scheduler="{scheduler}"']
+    job = override(folder.read_job(), [*(settings or []), *extra])
+    if not here and (scheduler is not None or (state.get("submitted") and job.cluster.scheduler)):
+        _say_submitted(resubmit(job, folder, wait=wait, tell=say), json)
+        return
+    say(f"run {folder.id} in {folder.url}")
+    _run(job, folder, json)

@@ -1,0 +1,111 @@
+"""The driver as a task of the cluster: what `scalelatent submit` sends, and what then needs no client.
+
+The task leaves its worker's thread pool at once, so that it holds no slot. It takes the run folder's lock and
+drives the run as `scalelatent fit` does, with a client of its own. If its worker dies, Dask runs it again
+elsewhere, and it goes on from the last checkpoint.
+
+This module is imported by the scheduler, too: it must not be heavy.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+__all__ = ["PREFIX", "drive", "key_of"]
+
+PREFIX = "scalelatent-job-"
+CLIENT_SECONDS = 30.0
+# A driver whose worker the scheduler has given up may still live; its lease on an object store, or its lock
+# on a shared disk, ends by itself in 90 s.
+LOCK_SECONDS = 300.0
+
+logger = logging.getLogger("distributed.scalelatent")
+
+
+def key_of(identity: str, start: int) -> str:
+    """Name of the task that drives a job.
+
+    Examples
+    --------
+    >>> from scalelatent.jobs.clusterdriver import key_of
+    >>> key_of("mnist-d8-1f6c0a3e", 1)
+    'scalelatent-job-mnist-d8-1f6c0a3e-1'
+    """
+    return f"{PREFIX}{identity}-{start}"
+
+
+def drive(run: str, start: int) -> str:
+    """Drive a run to its end; the task behind a submitted job.
+
+    Parameters
+    ----------
+    run : str
+        Path or address of the run folder.
+    start : int
+        Which start of the run this is; the task of an earlier one does nothing.
+
+    Returns
+    -------
+    str
+        The state in which the run was left.
+    """
+    from distributed import get_worker, secede
+
+    from scalelatent.engine.dask_tasks import limit_pools
+
+    worker = get_worker()
+    secede()
+    # The fit limits the thread pools of its process and gives back what it found: here that is what the tasks
+    # of this worker need, and must find after it too.
+    limit_pools()
+    outcome: list[Any] = []
+    # A thread of its own: Dask lets what a task submits go before what came after the task, so that the
+    # oldest job would take the cluster. Submitted from another thread, jobs take turns.
+    thread = threading.Thread(
+        target=_run, args=(worker.scheduler.address, worker.security, worker.address, run, start, outcome),
+        name=f"scalelatent-driver-{start}", daemon=True,
+    )  # fmt: skip
+    thread.start()
+    while thread.is_alive():
+        thread.join(1.0)
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return str(outcome[0])
+
+
+def _run(scheduler: str, security: Any, worker: str, run: str, start: int, outcome: list[Any]) -> None:
+    try:
+        outcome.append(_drive(scheduler, security, worker, run, start))
+    except BaseException as error:  # noqa: BLE001  the task shows it, whatever it is
+        outcome.append(error)
+
+
+def _drive(scheduler: str, security: Any, worker: str, run: str, start: int) -> str:
+    from distributed import Client
+
+    from scalelatent.engine.hooks import forgive
+    from scalelatent.errors import ScalelatentError
+
+    from .asking import ask_scheduler
+    from .runfolder import RunFolder
+    from .runner import run_held
+
+    folder = RunFolder.open(run)
+    with Client(
+        scheduler, timeout=CLIENT_SECONDS, security=security, set_as_default=False, name="scalelatent-driver"
+    ) as client:
+        # Workers that died under this task earlier did so for reasons of their own.
+        ask_scheduler(client, forgive, key_of(folder.id, start))
+        with folder.lock(patience=LOCK_SECONDS, waiting=lambda line: logger.info("%s: %s", run, line)):
+            state = folder.read_state()
+            if state.get("starts") != start or state["state"] not in ("queued", "running"):
+                return f"{state['state']} (another start)"
+            try:
+                run_held(folder.read_job(), folder, client=client, resume=folder.fit_began, driver=worker)
+            except KeyboardInterrupt:
+                logger.info("%s: cancelled", run)
+            except ScalelatentError as error:
+                logger.warning("%s: %s", run, error)  # and told in the run folder
+    return str(folder.read_state()["state"])

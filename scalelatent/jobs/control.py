@@ -1,0 +1,325 @@
+"""Find a job, watch it, cancel it: from its run folder alone, wherever it is driven.
+
+A scheduler is asked only which folder a job id belongs to; a job on a dead cluster is still told.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalelatent.data.store import is_local
+from scalelatent.errors import JobError, RunError
+
+from .asking import ask_scheduler
+from .clusterdriver import key_of
+from .connection import default_scheduler, open_client
+from .interrupt import ask_cancel
+from .runfolder import RunFolder, is_run_folder
+from .runs import find_runs
+from .spec import nearest
+
+if TYPE_CHECKING:
+    from distributed import Client, Security
+
+    from scalelatent.engine.callbacks import Callback
+
+__all__ = ["METADATA", "cancel_job", "find_job", "follow", "known_jobs", "list_jobs", "new_events"]
+
+METADATA = "scalelatent-jobs"
+ENDED = ("done", "failed", "cancelled")
+POLL_SECONDS = 0.5
+# After a worker's death its driver begins again elsewhere as soon as the scheduler has noticed.
+RESTART_SECONDS = 20.0
+QUEUED_SECONDS = 30.0
+CANCEL_SECONDS = 30.0
+
+
+def find_job(
+    job: str,
+    *,
+    scheduler: str | None = None,
+    security: Security | None = None,
+    below: str | os.PathLike[str] = ".",
+) -> RunFolder:
+    """Return the run folder of a job.
+
+    Parameters
+    ----------
+    job : str
+        A run folder (path or address), or a job id: looked for among the run folders below a folder, then
+        asked of the scheduler.
+    scheduler : str, optional
+        Its address; the one that the environment or Dask's configuration names by default.
+    security : distributed.Security, optional
+    below : path
+        The current folder by default.
+
+    Returns
+    -------
+    RunFolder
+
+    Raises
+    ------
+    JobError
+        If there is none; the message says where it was looked for.
+
+    Examples
+    --------
+    >>> from scalelatent.jobs.control import find_job
+    >>> find_job("runs/none")
+    Traceback (most recent call last):
+    ...
+    scalelatent.errors.JobError: run folder ... does not exist
+    """
+    if "/" in job or os.sep in job or os.path.exists(job) or is_run_folder(job):
+        return RunFolder.open(job)
+    here = {folder.id: folder for folder in find_runs(below)}
+    if job in here:
+        return here[job]
+    looked = (
+        f"no job {job!r}: it is no run folder, and none of the {len(here)} runs below {Path(below).resolve()}"
+    )
+    address = scheduler or default_scheduler()
+    if address is None:
+        near = f" ({nearest(job, here)})" if here else ""
+        raise JobError(f"{looked}{near}; to ask a scheduler for it, add --scheduler URL")
+    with open_client(address, security) as client:
+        known = known_jobs(client)
+    if job not in known:
+        near = nearest(job, {*known, *here}) if known or here else "it knows no job since it was started"
+        raise JobError(f"{looked}, nor one of the {len(known)} that the scheduler {address} knows; {near}")
+    run = known[job]["run"]
+    if not is_run_folder(run):
+        place = "this machine does not see it" if is_local(run) else "nothing is there now"
+        raise JobError(f"job {job} has its run folder at {run}, and {place}: ask where it can be seen")
+    return RunFolder.open(run)
+
+
+def known_jobs(client: Client) -> dict[str, dict[str, Any]]:
+    """Return the jobs that were submitted to a scheduler since it was started, by id.
+
+    Parameters
+    ----------
+    client : distributed.Client
+
+    Returns
+    -------
+    dict
+        Of each: ``run``, ``name``, ``kind``, ``submitted`` (seconds since the epoch).
+    """
+    return dict(client.get_metadata([METADATA], default={}))
+
+
+def list_jobs(below: str | os.PathLike[str] = ".", client: Client | None = None) -> list[dict[str, Any]]:
+    """Return the states of the runs below a folder, and of those that a scheduler knows.
+
+    Parameters
+    ----------
+    below : path or str
+    client : distributed.Client, optional
+
+    Returns
+    -------
+    list of dict
+        As `RunFolder.read_state`; a run whose folder is not seen from here has state None.
+    """
+    states = {state["run"]: state for state in (folder.read_state() for folder in find_runs(below))}
+    for identity, known in known_jobs(client).items() if client is not None else ():
+        if known["run"] in states:
+            continue
+        if is_run_folder(known["run"]):
+            states[known["run"]] = RunFolder(known["run"]).read_state()
+        else:
+            empty = {
+                "state": None,
+                "pass": None,
+                "objective": None,
+                "error": "its folder is not seen from here",
+            }
+            states[known["run"]] = {"id": identity, **empty, **known}
+    return list(states.values())
+
+
+def follow(
+    folder: RunFolder,
+    callbacks: Iterable[Callback] = (),
+    *,
+    security: Security | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+    poll: float = POLL_SECONDS,
+) -> dict[str, Any]:
+    """Watch a run until it ends, from its folder.
+
+    Parameters
+    ----------
+    folder : RunFolder
+    callbacks : iterable of Callback
+        Told of passes and progress as the driver tells its own.
+    security : distributed.Security, optional
+        To ask the scheduler of a job that is queued for long.
+    tell : callable
+        Called with one line for the user.
+    poll : float
+        Seconds between looks.
+
+    Returns
+    -------
+    dict
+        The state in which it ended.
+
+    Raises
+    ------
+    RunError
+        If the job is queued on a scheduler that is gone, or does not have it any more.
+    """
+    everyone = list(callbacks)
+    watch = _Watch(folder, everyone)
+    lost_since: float | None = None
+    told: str | None = None
+    asked = time.monotonic()
+    while True:
+        state = folder.read_state()
+        if state["state"] != told and not state.get("driver_lost"):
+            told = state["state"]
+            if told not in ENDED:
+                tell(" on ".join(word for word in (told, state.get("driver")) if word))
+        watch.look()
+        if not state.get("driver_lost"):
+            lost_since = None
+            if state["state"] in ENDED:
+                return state
+        elif lost_since is None:
+            lost_since = time.monotonic()
+            if state.get("submitted"):
+                tell("the driver is lost; waiting for the cluster to start it again")
+        elif time.monotonic() - lost_since > (RESTART_SECONDS if state.get("submitted") else 0):
+            return state
+        if state["state"] == "queued" and time.monotonic() - asked > QUEUED_SECONDS:
+            asked = time.monotonic()
+            _check_scheduler(folder, state, security)
+        time.sleep(poll)
+
+
+def _check_scheduler(folder: RunFolder, state: dict[str, Any], security: Security | None) -> None:
+    """Refuse to wait on for a job that its scheduler does not have, or without its scheduler."""
+    from scalelatent.engine.hooks import task_state
+
+    if not state.get("scheduler"):
+        return
+    trouble = ""
+    try:
+        with open_client(state["scheduler"], security) as client:
+            found = ask_scheduler(client, task_state, key_of(state["id"], state["starts"]))
+            if found in (None, "erred"):
+                trouble = (
+                    "it does not know the job; was it started anew?" if found is None else "it gave it up"
+                )
+    except (JobError, RunError) as error:
+        trouble = str(error)
+    if trouble and folder.read_state()["state"] == "queued":
+        raise RunError(
+            f"job {state['id']} is queued, and its scheduler {state['scheduler']} will not start it "
+            f"({trouble}): submit it to another one with: scalelatent resume {folder.url} --scheduler URL"
+        )
+
+
+class _Watch:
+    """What is new in a run folder, told to callbacks."""
+
+    def __init__(self, folder: RunFolder, callbacks: list[Callback]) -> None:
+        self._folder, self._callbacks = folder, callbacks
+        self._seen = 0
+        self._progress: dict[str, Any] = {}
+        for callback in callbacks:
+            callback.on_fit_start({"max_iter": folder.read_job().params.get("max_iter")})
+
+    def look(self) -> None:
+        records = self._folder.records("metrics.jsonl")
+        # A driver that begins again drops the passes behind its checkpoint, and repeats them.
+        fresh = records[min(self._seen, len(records)) :]
+        self._seen = len(records)
+        for record in fresh:
+            for callback in self._callbacks:
+                callback.on_pass_end(record)
+        progress = self._folder.read_progress()
+        if progress and progress != self._progress:
+            self._progress = progress
+            for callback in self._callbacks:
+                callback.on_progress(progress)
+
+
+def new_events(
+    folder: RunFolder, *, follow: bool = False, poll: float = POLL_SECONDS
+) -> Iterator[dict[str, Any]]:
+    """Give the events of a run, oldest first.
+
+    Parameters
+    ----------
+    folder : RunFolder
+    follow : bool
+        Go on until the run has ended.
+    poll : float
+        Seconds between looks.
+
+    Yields
+    ------
+    dict
+        ``time``, ``event`` and what belongs to it.
+    """
+    seen = 0
+    while True:
+        ended = folder.read_state()["state"] in ENDED
+        events = folder.records("events.jsonl")
+        yield from events[seen:]
+        seen = len(events)
+        if ended or not follow:
+            return
+        time.sleep(poll)
+
+
+def cancel_job(folder: RunFolder, *, wait: float = CANCEL_SECONDS) -> dict[str, Any]:
+    """Stop a job at the next place where nothing is lost, wherever it is driven.
+
+    Parameters
+    ----------
+    folder : RunFolder
+    wait : float
+        Seconds to wait for the driver to stop.
+
+    Returns
+    -------
+    dict
+        The state; ``running`` where the driver has not stopped in time (it will: the request stays).
+
+    Raises
+    ------
+    JobError
+        If it has ended already.
+    """
+    try:
+        with folder.lock():  # nobody drives it: a driver that comes finds the verdict
+            state = folder.read_state()
+            if state["state"] in ENDED:
+                if state["state"] == "cancelled":
+                    return state
+                raise JobError(
+                    f"job {state['id']} ({folder.url}) is {state['state']}: there is nothing to cancel"
+                )
+            text = f"cancelled before it began; go on with: scalelatent resume {folder.url}"
+            if state["state"] == "running":
+                text = f"cancelled; its driver was lost before; go on with: scalelatent resume {folder.url}"
+            folder.event("state", state="cancelled", error=text)
+            folder.update_state(state="cancelled", error=text)
+            return folder.read_state()
+    except RunError:
+        ask_cancel(folder)
+    deadline = time.monotonic() + wait
+    while True:
+        state = folder.read_state()
+        if state["state"] in ENDED or time.monotonic() > deadline:
+            return state
+        time.sleep(0.1)

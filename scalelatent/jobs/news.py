@@ -1,0 +1,92 @@
+"""What a driver tells besides its logs: how far the pass is, in the run folder; its state, to the cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from scalelatent.data.store import is_local
+from scalelatent.engine.callbacks import Callback
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from .runfolder import RunFolder
+    from .spec import Job
+
+__all__ = ["TOPIC", "ProgressFile", "announce", "cluster_log", "install_page"]
+
+TOPIC = "scalelatent"
+DISK_SECONDS, STORE_SECONDS = 1.0, 5.0
+ANNOUNCE_SECONDS = 5.0
+
+
+class ProgressFile(Callback):
+    """Keep ``progress.json`` fresh: what `scalelatent attach` shows within a pass.
+
+    Parameters
+    ----------
+    folder : RunFolder
+        On a disk it is written once a second at most, in an object store every five seconds.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._seconds = DISK_SECONDS if is_local(folder.url) else STORE_SECONDS
+        self._told = float("-inf")
+
+    def on_progress(self, info: dict[str, Any]) -> None:
+        """Write it, if the last time is long enough ago."""
+        now = time.monotonic()
+        if now - self._told >= self._seconds:
+            self._told = now
+            keys = ("stage", "pass", "rows_done", "rows_total", "rows_per_s")
+            with suppress(OSError):  # no news is no reason to end a fit
+                self._folder.tell_progress({key: info.get(key) for key in keys})
+
+
+def announce(client: Client | None, folder: RunFolder, job: Job, state: Mapping[str, Any]) -> None:
+    """Tell the cluster the state of a run, for its dashboard page; silent where it does not listen.
+
+    Parameters
+    ----------
+    client : distributed.Client or None
+    folder : RunFolder
+    job : Job
+    state : mapping
+        Of ``state.json``.
+    """
+    if client is None or client.scheduler is None or client.status != "running":
+        return
+    news = {"kind": "state", "run": folder.url, "job": state["id"], "model": job.kind}
+    news |= {"name": job.job.name or state["id"]}
+    news |= {key: state.get(key) for key in ("state", "error", "submitted", "began", "driver")}
+    # The run folder is the record; whoever watches the cluster may miss a line, but must not stop a run.
+    with suppress(Exception):
+        client.sync(client.scheduler.log_event, topic=TOPIC, msg=news, callback_timeout=ANNOUNCE_SECONDS)
+
+
+def install_page(client: Client | None) -> None:
+    """Put the page ``/scalelatent`` on a cluster's dashboard, where that can be done."""
+    from scalelatent import monitor
+
+    install = getattr(monitor, "install", None)
+    if client is not None and install is not None:
+        install(client)
+
+
+def cluster_log(
+    client: Client | None, folder: RunFolder, job: Job, state: Mapping[str, Any]
+) -> list[Callback]:
+    """Return the callback that tells a cluster of passes and progress; none without a cluster."""
+    if client is None:
+        return []
+    try:
+        from scalelatent.monitor.publish import ClusterLog
+    except ImportError:
+        return []
+    known = {"job": state["id"], "model": job.kind, "name": job.job.name or state["id"]}
+    known |= {"submitted": state.get("submitted"), "driver": state.get("driver")}
+    return [ClusterLog(client, folder.url, **known)]

@@ -1,0 +1,202 @@
+"""`submit`: hand a job to a cluster, which then needs nobody's laptop.
+
+The client checks what can be checked (versions, workers, resources, paths as the workers see them), makes the
+run folder, and leaves one task behind: the driver (`scalelatent.jobs.clusterdriver`). From then on the run
+folder tells everything; the scheduler's metadata tells which folder belongs to which job id.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from scalelatent.data.store import is_local
+from scalelatent.errors import JobError, RunError
+
+from .asking import address_of, ask_scheduler
+from .clusterdriver import drive, key_of
+from .connection import connect, default_scheduler
+from .control import METADATA
+from .handshake import check_versions
+from .news import announce, install_page
+from .preflight import check_cluster, check_folder
+from .resolve import override
+from .runfolder import RunFolder
+from .runner import take_back
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from .spec import Job
+
+__all__ = ["Submitted", "resubmit", "submit_job"]
+
+ACCEPT_SECONDS = 30.0
+WORKER_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """What is known of a job that a cluster has taken.
+
+    Attributes
+    ----------
+    id : str
+        The job id; `scalelatent status`, `logs`, `attach` and `cancel` take it.
+    run : str
+        The run folder.
+    scheduler : str
+    dashboard : str
+    """
+
+    id: str
+    run: str
+    scheduler: str
+    dashboard: str
+
+    def to_dict(self) -> dict[str, str]:
+        """Return it as a JSON-able dict, with the state."""
+        return {**asdict(self), "state": "queued"}
+
+
+def submit_job(
+    job: Job,
+    *,
+    scheduler: str | None = None,
+    client: Client | None = None,
+    wait: float = WORKER_SECONDS,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Submitted:
+    """Submit a job to a running cluster, where it goes on without this process.
+
+    Parameters
+    ----------
+    job : Job
+        A seed is drawn and recorded if it has none.
+    scheduler : str, optional
+        Address of the scheduler, instead of ``[cluster] scheduler``, the environment's or Dask's own.
+    client : distributed.Client, optional
+        A client to use instead of connecting.
+    wait : float
+        Seconds to wait for the first worker.
+    tell : callable
+        Called with one line for the user.
+
+    Returns
+    -------
+    Submitted
+
+    Raises
+    ------
+    JobError
+        If the cluster cannot be reached, has no workers, other versions, not what the job needs, or does not
+        see the job's paths; if the run folder exists. Nothing is left behind then.
+    RunError
+        If the scheduler did not take the job within 30 seconds.
+
+    Examples
+    --------
+    >>> from scalelatent.jobs.resolve import load_job
+    >>> from scalelatent.jobs.submit import submit_job
+    >>> submit_job(load_job("job.toml"), scheduler="tcp://head:8786").id  # doctest: +SKIP
+    'mnist-d8-1f6c0a3e'
+    """
+    job = _at_scheduler(job, scheduler, client).with_seed()
+    with connect(job, client, tell) as found:
+        assert found is not None
+        check_versions(found, job.cluster.allow_mismatch, tell)
+        check_cluster(found, job, wait=wait, tell=tell)
+        existed = is_local(job.job.out) and os.path.isdir(job.job.out)
+        folder = RunFolder.create(job.job.out, job)
+        try:
+            check_folder(found, folder)
+            return _hand_over(found, folder, job)
+        except BaseException:
+            take_back(folder, existed)
+            raise
+
+
+def resubmit(
+    job: Job,
+    folder: RunFolder,
+    *,
+    client: Client | None = None,
+    wait: float = WORKER_SECONDS,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Submitted:
+    """Submit a run that was broken off again; it goes on from its checkpoints.
+
+    Parameters
+    ----------
+    job : Job
+        As in the folder, perhaps with another ``[cluster] scheduler``.
+    folder : RunFolder
+    client, wait, tell
+        As in `submit_job`.
+
+    Raises
+    ------
+    RunError
+        If a driver is at work on it.
+    JobError
+        As `submit_job`.
+    """
+    job = _at_scheduler(job, None, client)
+    with folder.lock():
+        pass  # says who drives it, if someone does
+    with connect(job, client, tell) as found:
+        assert found is not None
+        check_versions(found, job.cluster.allow_mismatch, tell)
+        check_cluster(found, job, wait=wait, tell=tell)
+        check_folder(found, folder)
+        return _hand_over(found, folder, job)
+
+
+def _at_scheduler(job: Job, scheduler: str | None, client: Client | None) -> Job:
+    address = scheduler or (address_of(client) if client is not None else job.cluster.scheduler)
+    address = address or default_scheduler()
+    if address is None:
+        raise JobError(
+            "submit needs a running cluster: give --scheduler URL (a scheduler prints its address when it "
+            "starts), or [cluster] scheduler in the job file. To start one here: scalelatent cluster up. To "
+            "run the job in this process: scalelatent fit"
+        )
+    return override(job, [f'cluster.scheduler="{address}"'])
+
+
+def _hand_over(client: Client, folder: RunFolder, job: Job) -> Submitted:
+    """Leave the driver with the scheduler, and see it taken."""
+    address = address_of(client)
+    with folder.lock():
+        folder.write_job(job)
+        start = folder.begin("queued", submitted=time.time(), scheduler=address, driver=None)
+        folder.event("submitted", scheduler=address, host=socket.gethostname(), start=start)
+    state = folder.read_state()
+    identity = state["id"]
+    known = {"run": folder.url, "name": job.job.name, "kind": job.kind, "submitted": state["submitted"]}
+    client.set_metadata([METADATA, identity], known)
+    install_page(client)
+    announce(client, folder, job, state)
+    key = key_of(identity, start)
+    future = client.submit(drive, folder.url, start, key=key, pure=False, priority=100)
+    _keep(client, key)
+    future.release()
+    return Submitted(identity, folder.url, address, str(client.dashboard_link))
+
+
+def _keep(client: Client, key: str) -> None:
+    """Make the task outlive this client; returns when the scheduler has it."""
+    from scalelatent.engine.hooks import keep_task
+
+    deadline = time.monotonic() + ACCEPT_SECONDS
+    while not ask_scheduler(client, keep_task, key):
+        if time.monotonic() > deadline:
+            raise RunError(
+                f"the scheduler {address_of(client)} did not take the job within {ACCEPT_SECONDS:.0f} s; "
+                "look at its log, and submit again"
+            )
+        time.sleep(0.02)

@@ -1,0 +1,346 @@
+"""Jobs that live on a cluster: submitted, watched, cancelled, resumed; many at once; refused in time."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalelatent.data import make_digits
+from scalelatent.errors import JobError, RunError
+from scalelatent.jobs import clusterdriver, control, runner, submit
+from scalelatent.jobs.resolve import load_job
+from scalelatent.jobs.runfolder import RunFolder
+from scalelatent.jobs.submit import resubmit, submit_job
+
+JOB = """
+[job]
+name = "digits"
+seed = 1
+out = "{folder}/unnamed"
+[data]
+train = "{folder}/train.zarr"
+validation = "{folder}/test.zarr"
+[model]
+kind = "capsule"
+capsule_dim = 4
+max_iter = 40
+nu_schedule = "none"
+[engine]
+block_rows = 128
+leaf_rows = 512
+"""
+WITHOUT_REPORT = "from scalelatent.jobs import runner; runner._report = lambda result, data: None"
+LONG = ["model.max_iter=100000"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("submitted")
+    make_digits(str(folder / "train.zarr"), 8_000, base_rows=(0, 1500))
+    make_digits(str(folder / "test.zarr"), 297, base_rows=(1500, 1797))
+    (folder / "job.toml").write_text(JOB.format(folder=folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster(client: Any) -> Any:
+    """The session's workers, without figures: a report takes longer than these fits."""
+    client.run(exec, WITHOUT_REPORT)
+    return client
+
+
+@pytest.fixture
+def leaves_nothing(cluster: Any) -> Callable[[], Any]:
+    """Waits until the scheduler has forgotten all tasks of this test."""
+    before = set(tasks_of(cluster))
+    return lambda: until(lambda: set(tasks_of(cluster)) <= before, 10)
+
+
+@pytest.fixture
+def make(place: Path, tmp_path: Path) -> Callable[..., Any]:
+    """A job whose run folder is of this test."""
+
+    def job(name: str = "run", *settings: str) -> Any:
+        return load_job(place / "job.toml", settings=[f"job.out={tmp_path / name}", *settings])
+
+    return job
+
+
+@pytest.fixture(scope="module")
+def undisturbed(place: Path) -> dict[str, bytes]:
+    """The model of the job, driven in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "_report", lambda result, data: None)
+        result = runner.run_new_job(load_job(place / "job.toml", settings=[f"job.out={place / 'oracle'}"]))
+    return files_of(result.folder)
+
+
+def files_of(folder: RunFolder) -> dict[str, bytes]:
+    model = Path(folder.model_url)
+    found = {str(p.relative_to(model)): p.read_bytes() for p in sorted(model.rglob("*")) if p.is_file()}
+    assert found
+    return found
+
+
+def until(wanted: Callable[[], Any], seconds: float = 60.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := wanted()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+    return found
+
+
+def settled(folder: RunFolder, seconds: float = 60.0) -> dict[str, Any]:
+    def ended() -> Any:
+        state = folder.read_state()
+        return state if state["state"] in ("done", "failed", "cancelled") else None
+
+    return until(ended, seconds)
+
+
+def passes(folder: RunFolder) -> int:
+    return len(folder.records("metrics.jsonl"))
+
+
+def tasks_of(client: Any) -> list[str]:
+    return client.run_on_scheduler(lambda dask_scheduler: list(map(str, dask_scheduler.tasks)))
+
+
+def command(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "scalelatent.cli", *map(str, arguments)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+# -- a job from beginning to end -----------------------------------------------------------------------------
+
+
+def test_a_submitted_job_has_the_bits_of_one_driven_here(
+    cluster: Any, make: Any, leaves_nothing: Any, undisturbed: dict[str, bytes]
+) -> None:
+    submitted = submit_job(make(), client=cluster)
+    folder = RunFolder.open(submitted.run)
+    state = settled(folder)
+    assert (state["state"], state["error"], state["id"]) == ("done", None, submitted.id)
+    assert state["driver"] in cluster.scheduler_info()["workers"]
+    assert state["scheduler"] == cluster.scheduler.address
+    assert files_of(folder) == undisturbed
+    events = [record["event"] for record in folder.records("events.jsonl")]
+    assert events[:3] == ["submitted", "state", "fit_started"]
+    assert folder.read_progress()["rows_total"] == 8_297
+    leaves_nothing()
+    assert control.known_jobs(cluster)[submitted.id]["run"] == submitted.run
+
+
+def test_the_driver_holds_no_slot(cluster: Any, make: Any) -> None:
+    """Both threads of two workers of one thread are free for tasks beside a driver."""
+    folder = RunFolder.open(submit_job(make("run", *LONG), client=cluster).run)
+    until(lambda: passes(folder) > 2)
+    info = cluster.run_on_scheduler(
+        lambda dask_scheduler: [(len(w.long_running), w.nthreads) for w in dask_scheduler.workers.values()]
+    )
+    assert sorted(info) == [(0, 1), (1, 1)]
+    control.cancel_job(folder)
+
+
+def test_cancel_stops_within_two_seconds_and_resume_goes_on(
+    cluster: Any, make: Any, leaves_nothing: Any, undisturbed: dict[str, bytes]
+) -> None:
+    folder = RunFolder.open(
+        submit_job(make("run", "model.max_iter=40", "engine.leaf_rows=512"), client=cluster).run
+    )
+    until(lambda: passes(folder) > 2)
+    begin = time.monotonic()
+    state = control.cancel_job(folder)
+    assert time.monotonic() - begin < 2.5  # two, and what a busy machine adds
+    assert state["state"] in ("cancelled", "done")
+    if state["state"] == "cancelled":
+        assert "stopped by scalelatent cancel" in state["error"]
+        assert f"scalelatent resume {folder.url}" in state["error"]
+        assert 2 < passes(folder) < 40
+        assert not (folder.path / "cancel").exists()
+        leaves_nothing()
+        assert resubmit(folder.read_job(), folder, client=cluster).id == folder.id
+        state = settled(folder)
+    assert state["state"] == "done"
+    assert files_of(folder) == undisturbed
+    assert [record["pass"] for record in folder.records("metrics.jsonl")] == list(range(1, 41))
+
+
+def test_a_job_that_waits_for_a_thread_is_queued_and_can_be_cancelled(
+    cluster: Any, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit, "check_cluster", lambda *a, **k: None)  # it, too, would wait for a thread
+    block = "import os, time\nwhile not os.path.exists({!r}): time.sleep(0.05)"
+    block = block.format(str(tmp_path / "go"))
+    busy = [cluster.submit(exec, block, priority=1000, pure=False) for _ in range(2)]
+    try:
+        until(lambda: all(cluster.processing().values()))
+        folder = RunFolder.open(submit_job(make(), client=cluster).run)
+        time.sleep(0.3)
+        assert folder.read_state()["state"] == "queued"
+        with pytest.raises(JobError, match=r"already holds a run \(state: queued\)"):
+            submit_job(make(), client=cluster)
+        assert control.cancel_job(folder)["error"].startswith("cancelled before it began; go on with")
+    finally:
+        (tmp_path / "go").touch()
+    for future in busy:
+        future.result(timeout=30)
+    assert folder.read_state()["state"] == "cancelled"
+    assert not folder.fit_began
+    assert settled(RunFolder.open(resubmit(folder.read_job(), folder, client=cluster).run))["state"] == "done"
+
+
+def test_a_driver_of_an_earlier_start_does_nothing(cluster: Any, make: Any) -> None:
+    """A task that Dask runs again after its job has ended, or was started anew, finds that out."""
+    folder = RunFolder.open(submit_job(make("run", "model.max_iter=3"), client=cluster).run)
+    assert settled(folder)["state"] == "done"
+    before = (folder.path / "events.jsonl").read_bytes()
+    for start in (0, 1):
+        said = cluster.submit(clusterdriver.drive, folder.url, start, pure=False).result(timeout=30)
+        assert said == "done (another start)"
+    assert (folder.path / "events.jsonl").read_bytes() == before
+
+
+def test_a_failed_job_says_why(cluster: Any, make: Any) -> None:
+    folder = RunFolder.open(submit_job(make("run", *LONG), client=cluster).run)
+    until(lambda: passes(folder) > 2)
+    driver = folder.read_state()["driver"]
+    broken = "from scalelatent.engine import loop\ndef broken(*a, **k): raise ZeroDivisionError('oops')\n"
+    cluster.run(exec, broken + "loop.make_record, loop._true = broken, loop.make_record", workers=[driver])
+    try:
+        state = settled(folder)
+    finally:
+        cluster.run(
+            exec, "from scalelatent.engine import loop; loop.make_record = loop._true", workers=[driver]
+        )
+    assert (state["state"], state["error"]) == ("failed", "ZeroDivisionError: oops")
+    last = folder.records("events.jsonl")[-1]
+    assert "in broken" in last["traceback"]
+    assert control.follow(folder)["state"] == "failed"
+    with pytest.raises(JobError, match="is failed: there is nothing to cancel"):
+        control.cancel_job(folder)
+
+
+# -- many at once --------------------------------------------------------------------------------------------
+
+
+def test_of_two_submits_to_one_output_one_is_refused(cluster: Any, make: Any) -> None:
+    outcomes: list[Any] = []
+    together = threading.Barrier(2)
+
+    def try_it() -> None:
+        together.wait(30)
+        try:
+            outcomes.append(submit_job(make("run", "model.max_iter=3"), client=cluster))
+        except JobError as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=try_it) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    errors = [str(found) for found in outcomes if isinstance(found, JobError)]
+    accepted = [found for found in outcomes if not isinstance(found, JobError)]
+    assert (len(errors), len(accepted)) == (1, 1)
+    assert "output folder" in errors[0]
+    assert settled(RunFolder.open(accepted[0].run))["id"] == accepted[0].id
+
+
+@pytest.mark.slow
+def test_jobs_take_turns(cluster: Any, make: Any) -> None:
+    """The oldest does not take the cluster: while two run, both make passes."""
+    folders = [RunFolder.open(submit_job(make(f"run{i}", *LONG), client=cluster).run) for i in range(2)]
+    until(lambda: min(map(passes, folders)) > 2)
+    before = list(map(passes, folders))
+    time.sleep(3)
+    made = [passes(folder) - count for folder, count in zip(folders, before, strict=True)]
+    for folder in folders:
+        control.cancel_job(folder)
+    assert min(made) > 0.25 * max(made), made
+
+
+@pytest.mark.slow
+def test_twenty_jobs_at_once(cluster: Any, make: Any, leaves_nothing: Any) -> None:
+    settings = ("data.train_rows=0:2000", "model.max_iter=4")
+    folders = [
+        RunFolder.open(submit_job(make(f"run{i:02d}", *settings), client=cluster).run) for i in range(20)
+    ]
+    states = [settled(folder) for folder in folders]
+    assert [state["error"] for state in states] == [None] * 20
+    models = [files_of(folder) for folder in folders]
+    assert all(model == models[0] for model in models)
+    leaves_nothing()
+    listed = control.list_jobs(below=folders[0].path.parent, client=cluster)
+    assert {state["id"] for state in states} <= {state["id"] for state in listed}
+
+
+# -- the client goes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_client_is_killed_as_soon_as_it_has_said_the_id(
+    cluster: Any, place: Path, tmp_path: Path, undisturbed: dict[str, bytes]
+) -> None:
+    out = tmp_path / "run"
+    client = command(
+        "submit", place / "job.toml", "--scheduler", cluster.scheduler.address, "--out", out, cwd=tmp_path
+    )
+    try:
+        assert client.stdout is not None
+        identity = client.stdout.readline().strip()
+        client.kill()
+    finally:
+        client.kill()
+        client.communicate(timeout=30)
+    state = settled(RunFolder.open(out))
+    assert (state["state"], state["id"]) == ("done", identity)
+    assert files_of(RunFolder.open(out)) == undisturbed
+    # From elsewhere the scheduler knows the folder; from above it, no scheduler is needed.
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for where, more in ((elsewhere, ["--scheduler", cluster.scheduler.address]), (tmp_path, [])):
+        asked = command("status", identity, "--json", *more, cwd=where)
+        said, trouble = asked.communicate(timeout=60)
+        assert json.loads(said)["run"] == str(out), trouble
+
+
+@pytest.mark.slow
+def test_attach_shows_passes_and_goes_without_the_job(cluster: Any, make: Any, place: Path) -> None:
+    folder = RunFolder.open(submit_job(make("run", *LONG), client=cluster).run)
+    watcher = command("attach", folder.url)
+    try:
+        assert watcher.stderr is not None
+        lines = [watcher.stderr.readline() for _ in range(2)]
+        watcher.send_signal(signal.SIGINT)
+        _, rest = watcher.communicate(timeout=30)
+    finally:
+        watcher.kill()
+        watcher.communicate(timeout=30)
+    assert lines[0].startswith("running on tcp://"), (lines, rest)
+    assert lines[1].startswith("pass 1  objective"), (lines, rest)
+    assert "the job goes on" in rest
+    assert watcher.returncode == 130
+    assert folder.read_state()["state"] == "running"
+    assert control.cancel_job(folder)["state"] == "cancelled"
+
+
+def test_attach_gives_up_a_job_that_its_scheduler_has_forgotten(
+    cluster: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a restart of the scheduler at the same address."""
+    monkeypatch.setattr(control, "QUEUED_SECONDS", 0.1)
+    job = make()
+    folder = RunFolder.create(job.job.out, job)
+    folder.begin("queued", submitted=time.time(), scheduler=cluster.scheduler.address)
+    with pytest.raises(RunError, match=r"it does not know the job; was it started anew.*scalelatent resume"):
+        control.follow(folder, poll=0.05)

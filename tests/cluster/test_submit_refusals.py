@@ -1,0 +1,281 @@
+"""What a cluster cannot run is refused before anything is sent: in time, and with the next step."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalelatent.errors import JobError, PlanError, RunError
+from scalelatent.jobs import control, handshake
+from scalelatent.jobs.connection import open_client
+from scalelatent.jobs.resolve import resolve
+from scalelatent.jobs.submit import submit_job
+
+# What a worker runs before it starts.
+WITHOUT_PACKAGE = "import sys; sys.modules['scalelatent'] = None\n"
+OTHER_NUMBA = """
+import importlib.metadata as metadata
+def version(name, true=metadata.version):
+    return "0.1.2" if name == "numba" else true(name)
+metadata.version = version
+"""
+
+
+def start(workers: int = 1, **more: Any) -> Any:
+    from distributed import LocalCluster
+
+    return LocalCluster(
+        n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0",
+        memory_limit=0, silence_logs=50, **more,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def job(rows: Any, tmp_path: Path) -> Callable[..., Any]:
+    """A job of this test; ``section__key=value`` changes it."""
+
+    def make(**changes: Any) -> Any:
+        stored: dict[str, dict[str, Any]] = {
+            "job": {"out": str(tmp_path / "run"), "seed": 1},
+            "data": {"train": str(rows.folder / "train")},
+            "model": {"kind": "capsule", "capsule_dim": 2, "max_iter": 2},
+            "cluster": {},
+        }
+        for name, value in changes.items():
+            section, key = name.split("__")
+            stored[section][key] = value
+        return resolve(stored, environ={})
+
+    return make
+
+
+@pytest.fixture
+def refused(client: Any, job: Any, tmp_path: Path) -> Callable[..., str]:
+    """Submit; returns the refusal. Nothing is left behind, neither a folder nor a task."""
+
+    before = control.known_jobs(client)
+
+    def run(kind: type[Exception] = JobError, **changes: Any) -> str:
+        with pytest.raises(kind) as error:
+            submit_job(job(**changes), client=client)
+        assert not (tmp_path / "run").exists()
+        assert control.known_jobs(client) == before
+        return str(error.value)
+
+    return run
+
+
+def test_a_device_that_no_worker_offers(refused: Any) -> None:
+    said = refused(model__device="gpu")
+    assert "none of the 2 workers" in said
+    assert '--resources "GPU=1"' in said
+    assert '[cluster] device = "auto"' in said
+
+
+def test_a_dataset_that_is_nowhere(refused: Any) -> None:
+    said = refused(data__validation="/no/such/rows.zarr")
+    assert said.startswith("[data] validation = '/no/such/rows.zarr' cannot be opened by workers tcp://")
+    assert "It does not exist here either. Next: check the path" in said
+
+
+def test_a_dataset_that_only_this_machine_sees(
+    refused: Any, rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(rows.folder)  # the workers are in another folder
+    said = refused(data__train="/proc/self/cwd/train")
+    assert (
+        f"it does not exist on host {socket.gethostname()}. It exists here. Next: put it on storage" in said
+    )
+
+
+def test_a_run_folder_that_the_workers_do_not_see(
+    client: Any, job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        JobError, match=r"run folder /proc/self/cwd/run was made here, and workers .* cannot use"
+    ):
+        submit_job(job(job__out="/proc/self/cwd/run"), client=client)
+    assert os.listdir(tmp_path) == []
+
+
+def test_folders_that_cannot_be_written(refused: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = refused(job__scratch=str(tmp_path / "file" / "scratch"))
+    assert f"[job] scratch = '{tmp_path}/file/scratch' cannot be written by workers" in said
+    assert f"{tmp_path}/file on host {socket.gethostname()} is a file" in said
+
+
+def test_a_job_that_is_wrong_is_told_by_a_worker(refused: Any) -> None:
+    assert "reach beyond" in refused(data__train_rows="0:1000000")
+    assert "capsule_dim" in refused(model__capsule_dim=-3)
+
+
+def test_a_job_that_does_not_fit(client: Any, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from scalelatent.jobs import preflight
+
+    true = preflight._capacity
+    small = {"memory_limit": 2**20}
+    monkeypatch.setattr(preflight, "_capacity", lambda c: {a: w | small for a, w in true(c).items()})
+    with pytest.raises(PlanError, match="memory"):
+        submit_job(job(), client=client)
+
+
+def test_a_cluster_without_workers(job: Any) -> None:
+    with start(0) as cluster:
+        begin = time.monotonic()
+        with pytest.raises(
+            JobError, match=r"has no workers, and none came in 0.5 s: start some \(dask worker"
+        ):
+            submit_job(job(), scheduler=cluster.scheduler_address, wait=0.5)
+        assert time.monotonic() - begin < 10
+
+
+@pytest.mark.slow
+def test_workers_without_the_package(job: Any, tmp_path: Path) -> None:
+    with (
+        start(preload=[WITHOUT_PACKAGE]) as cluster,
+        pytest.raises(JobError, match="scalelatent cannot be imported by tcp://") as error,
+    ):
+        submit_job(job(cluster__allow_mismatch=True), scheduler=cluster.scheduler_address)
+    assert "pip install scalelatent" in str(error.value)
+    assert "missing (tcp://" in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_workers_with_other_versions(job: Any, tmp_path: Path) -> None:
+    told: list[str] = []
+    with start(preload=[OTHER_NUMBA]) as cluster:
+        with pytest.raises(JobError, match=r"has other versions than this environment") as error:
+            submit_job(job(), scheduler=cluster.scheduler_address)
+        assert not (tmp_path / "run").exists()
+        with open_client(cluster.scheduler_address) as client:
+            rows = handshake.differences(client)
+            assert handshake.check_versions(client, allow_mismatch=True, tell=told.append) == rows
+    lines = str(error.value).splitlines()
+    assert lines[1].split() == ["package", "here", "scheduler", "workers"]
+    assert [line.split()[0] for line in lines[2:-1]] == ["numba"]
+    assert "0.1.2 (tcp://" in lines[2]
+    assert "--allow-mismatch" in lines[-1]
+    assert [row.package for row in rows] == ["numba"]
+    assert list(rows[0].workers) == ["0.1.2"]
+    assert "0.1.2" in told[0]
+
+
+def test_an_unknown_job(client: Any, tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"the scheduler tcp://.* knows; (it knows no job|known are)"):
+        control.find_job("nobody-12345678", scheduler=client.scheduler.address, below=tmp_path)
+
+
+# -- addresses -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def schedulers() -> Iterator[Any]:
+    """One scheduler without TLS and one with, both without workers, in this process."""
+    from distributed import LocalCluster, Security
+
+    ours = Security.temporary()
+    how: dict[str, Any] = {"n_workers": 0, "dashboard_address": "127.0.0.1:0", "silence_logs": 60}
+    with (
+        LocalCluster(host="127.0.0.1", **how) as plain,
+        LocalCluster(host="tls://127.0.0.1", security=ours, **how) as secure,
+    ):
+        yield plain, secure, ours
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scalelatent.jobs import connection
+
+    monkeypatch.setattr(connection, "SPEAK_SECONDS", 0.3)
+
+
+def refusal(address: str, security: Any = None, seconds: float = 8.0) -> str:
+    begin = time.monotonic()
+    with pytest.raises(JobError) as error:
+        open_client(address, security)
+    assert time.monotonic() - begin < seconds
+    return str(error.value)
+
+
+def test_tls_and_none(schedulers: Any) -> None:
+    from distributed import Security
+
+    plain, secure, ours = schedulers
+    with_tls, without = secure.scheduler_address, plain.scheduler_address
+    for address, security in ((without, None), (with_tls, ours)):
+        with open_client(address, security) as client:
+            assert client.scheduler_info()["address"] == address
+    assert "it speaks TLS: write tls://127.0.0.1" in refusal(with_tls.replace("tls", "tcp"))
+    assert "no certificates are named" in refusal(with_tls)
+    assert "certificate verify failed" in refusal(with_tls, Security.temporary())
+    assert "it does not speak TLS: write tcp://127.0.0.1" in refusal(without.replace("tcp", "tls"), ours)
+
+
+def test_other_things_than_schedulers(schedulers: Any) -> None:
+    dashboard = schedulers[0].dashboard_link.replace("http", "tcp").removesuffix("/status")
+    assert "a web server listens there, perhaps the dashboard" in refusal(dashboard)
+    assert "nothing listens there (connection refused)" in refusal("tcp://127.0.0.1:1")
+    assert "the host 'no-such-host.invalid' is not known" in refusal("tcp://no-such-host.invalid:8786")
+    assert "'http' is none of tcp, tls" in refusal("http://127.0.0.1:8787")
+    assert "is not an address" in refusal("tcp://127.0.0.1:scheduler")
+
+
+@pytest.mark.parametrize(
+    ("said", "told"), [(b"", "says nothing for"), (b"SSH-2.0-x", "another program listens")]
+)
+def test_something_that_is_silent_or_talks_otherwise(
+    said: bytes, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    from scalelatent.jobs import connection
+
+    monkeypatch.setattr(connection, "CLIENT_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        kept = []
+
+        def serve() -> None:
+            while True:
+                try:
+                    kept.append(server.accept()[0])
+                    kept[-1].sendall(said)
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        assert told in refusal(f"tcp://127.0.0.1:{server.getsockname()[1]}")
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join(10)
+    for one in kept:
+        one.close()
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs(rows: Any, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import signal
+
+    from scalelatent.jobs import asking
+
+    monkeypatch.setattr(asking, "ASK_SECONDS", 6.0)
+    with start(2) as cluster, open_client(cluster.scheduler_address) as client:
+        client.wait_for_workers(2, timeout=60)
+        address, pid = next(iter(client.run(os.getpid).items()))
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            begin = time.monotonic()
+            with pytest.raises(RunError, match=f"silent are: {address} .last heard of") as error:
+                submit_job(job(), client=client)
+            assert time.monotonic() - begin < 12
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    assert "stop those that hang" in str(error.value)

@@ -1,0 +1,222 @@
+"""Drivers, schedulers and workers die under a submitted job: it ends with the bits of an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalelatent.data import make_digits
+from scalelatent.errors import JobError
+from scalelatent.jobs import control, runner
+from scalelatent.jobs.connection import open_client
+from scalelatent.jobs.resolve import load_job, override
+from scalelatent.jobs.runfolder import RunFolder
+from scalelatent.jobs.submit import resubmit, submit_job
+
+pytestmark = pytest.mark.slow
+JOB = """
+[job]
+seed = 1
+out = "{folder}/unnamed"
+[data]
+train = "{folder}/train.zarr"
+validation = "{folder}/test.zarr"
+[model]
+kind = "capsule"
+capsule_dim = 4
+max_iter = {passes}
+nu_schedule = "none"
+[engine]
+block_rows = 128
+leaf_rows = 512
+"""
+PASSES = 120
+WITHOUT_REPORT = "from scalelatent.jobs import runner; runner._report = lambda result, data: None"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("survive")
+    make_digits(str(folder / "train.zarr"), 8_000, base_rows=(0, 1500))
+    make_digits(str(folder / "test.zarr"), 297, base_rows=(1500, 1797))
+    (folder / "job.toml").write_text(JOB.format(folder=folder, passes=PASSES))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(place: Path) -> dict[str, bytes]:
+    """The model of the job, driven in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "_report", lambda result, data: None)
+        result = runner.run_new_job(load_job(place / "job.toml", settings=[f"job.out={place / 'oracle'}"]))
+    return files_of(result.folder)
+
+
+def files_of(folder: RunFolder) -> dict[str, bytes]:
+    model = Path(folder.model_url)
+    found = {str(p.relative_to(model)): p.read_bytes() for p in sorted(model.rglob("*")) if p.is_file()}
+    assert found
+    return found
+
+
+def until(wanted: Callable[[], Any], seconds: float = 60.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := wanted()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+    return found
+
+
+def passes(folder: RunFolder) -> int:
+    return len(folder.records("metrics.jsonl"))
+
+
+def events(folder: RunFolder, name: str) -> list[dict[str, Any]]:
+    return [record for record in folder.records("events.jsonl") if record["event"] == name]
+
+
+class Processes:
+    """A scheduler and workers as one starts them by hand, each to be killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.all: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        with open(self.folder / "dask.log", "ab") as log:
+            process = subprocess.Popen([sys.executable, "-m", *words], stdout=log, stderr=log)
+        self.all.append(process)
+        return process
+
+    def scheduler(self) -> tuple[str, subprocess.Popen[bytes]]:
+        file = self.folder / f"scheduler-{len(self.all)}.json"
+        process = self.start(
+            "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard",
+            "--scheduler-file", str(file),
+        )  # fmt: skip
+        until(lambda: file.exists() and file.stat().st_size)
+        return json.loads(file.read_text())["address"], process
+
+    def worker(self, scheduler: str) -> subprocess.Popen[bytes]:
+        return self.start(
+            "distributed.cli.dask_worker", scheduler, "--nthreads", "1", "--no-dashboard",
+            "--memory-limit", "0", "--local-directory", str(self.folder),
+        )  # fmt: skip
+
+    def close(self) -> None:
+        for process in self.all:
+            process.terminate()
+        for process in self.all:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(20)
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    started = Processes(tmp_path)
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+@pytest.mark.timeout(240)
+def test_workers_that_run_the_driver_are_killed(
+    place: Path, tmp_path: Path, undisturbed: dict[str, bytes]
+) -> None:
+    """More of them than deaths that the scheduler allows a task."""
+    import dask
+    from distributed import Client, LocalCluster
+
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 1}),
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0",
+            memory_limit=0, silence_logs=50,
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):  # fmt: skip
+        client.run(exec, WITHOUT_REPORT)
+        job = load_job(place / "job.toml", settings=[f"job.out={tmp_path / 'run'}"])
+        folder = RunFolder.open(submit_job(job, client=client).run)
+        killed: list[str] = []
+        for _ in range(3):
+            until(lambda: passes(folder) > 3 + 10 * len(killed))
+            driver = folder.read_state()["driver"]
+            assert driver not in killed
+            pid = client.run(os.getpid, workers=[driver])[driver]
+            os.kill(pid, signal.SIGKILL)
+            killed.append(driver)
+            until(lambda: folder.read_state()["driver"] not in killed, 90)
+        state = control.follow(folder)
+    assert (state["state"], state["error"]) == ("done", None)
+    assert files_of(folder) == undisturbed
+    assert [record["pass"] for record in folder.records("metrics.jsonl")] == list(range(1, PASSES + 1))
+    drivers = [event["driver"] for event in events(folder, "state") if event["state"] == "running"]
+    assert len(drivers) == 4
+    assert len(events(folder, "resumed")) == 3
+    assert len(events(folder, "submitted")) == 1
+
+
+@pytest.mark.timeout(240)
+def test_the_scheduler_is_killed_and_the_job_resumed_on_another(
+    place: Path, tmp_path: Path, undisturbed: dict[str, bytes], processes: Processes
+) -> None:
+    address, scheduler = processes.scheduler()
+    worker = processes.worker(address)
+    job = load_job(place / "job.toml", settings=[f"job.out={tmp_path / 'run'}"])
+    folder = RunFolder.open(submit_job(job, scheduler=address, wait=60).run)
+    until(lambda: passes(folder) > 5)
+    scheduler.kill()
+    scheduler.wait(30)
+    # No scheduler is there to ask; the folder tells all the same.
+    state = until(lambda: (s := folder.read_state())["state"] != "running" and s, 90)
+    assert state["state"] == "failed"
+    assert state["error"].startswith(f"the scheduler {address} was lost")
+    assert f"scalelatent resume {folder.url}" in state["error"]
+    assert control.find_job(folder.id, below=tmp_path).url == folder.url
+    with pytest.raises(JobError, match="nothing listens there"):
+        resubmit(folder.read_job(), folder)
+    worker.wait(60)
+
+    address, _ = processes.scheduler()
+    processes.worker(address)
+    with open_client(address) as client:
+        client.wait_for_workers(1, timeout=60)
+        client.run(exec, WITHOUT_REPORT)
+    known = passes(folder)
+    resubmit(override(folder.read_job(), [f'cluster.scheduler="{address}"']), folder)
+    state = control.follow(folder)
+    assert (state["state"], state["error"], state["scheduler"]) == ("done", None, address)
+    assert files_of(folder) == undisturbed
+    assert [record["pass"] for record in folder.records("metrics.jsonl")] == list(range(1, PASSES + 1))
+    resumed = events(folder, "resumed")[-1]["pass"]
+    assert 5 < resumed <= known + 1
+
+
+@pytest.mark.timeout(240)
+def test_a_worker_that_is_retired_hands_the_driver_on(
+    place: Path, tmp_path: Path, undisturbed: dict[str, bytes], mortal: Any
+) -> None:
+    mortal.run(exec, WITHOUT_REPORT)
+    job = load_job(place / "job.toml", settings=[f"job.out={tmp_path / 'run'}"])
+    folder = RunFolder.open(submit_job(job, client=mortal).run)
+    until(lambda: passes(folder) > 5)
+    first = folder.read_state()["driver"]
+    mortal.retire_workers([first], close_workers=True)
+    until(lambda: folder.read_state()["driver"] != first, 90)
+    state = control.follow(folder)
+    assert (state["state"], state["error"]) == ("done", None)
+    assert files_of(folder) == undisturbed

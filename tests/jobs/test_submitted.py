@@ -1,0 +1,320 @@
+"""What submitted jobs need of run folders, requests to stop, and finding: without a cluster."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+
+from scalelatent.data.store import locate
+from scalelatent.engine.callbacks import Callback, Callbacks
+from scalelatent.errors import JobError, RunError
+from scalelatent.jobs import control, news
+from scalelatent.jobs.asking import bounded
+from scalelatent.jobs.handshake import Difference, check_versions, differences
+from scalelatent.jobs.interrupt import StopRequest, ask_cancel, cancel_asked, stop_on_cancel
+from scalelatent.jobs.preflight import _check_dataset
+from scalelatent.jobs.resolve import load_job
+from scalelatent.jobs.runfolder import RunFolder
+from scalelatent.jobs.runner import run_job
+
+
+@pytest.fixture
+def folder(workplace):
+    job = load_job(workplace.job)
+    return RunFolder.create(job.job.out, job)
+
+
+# -- one output, one run -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["disk", "memory://creates-once"])
+def test_of_many_that_create_a_file_one_does(tmp_path, url):
+    place = locate(tmp_path / url if url == "disk" else url)
+    together, made = threading.Barrier(8), []
+
+    def create(number):
+        together.wait(10)
+        made.append((place.create("job.json", b"%d" % number), number))
+
+    threads = [threading.Thread(target=create, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    winners = [number for success, number in made if success]
+    assert len(made) == 8
+    assert [b"%d" % number for number in winners] == [place.read("job.json")]
+    assert place.keys("") == ["job.json"]
+
+
+def test_a_folder_that_another_took_in_between_is_refused(workplace, folder, monkeypatch):
+    other = RunFolder(folder.url)
+    monkeypatch.setattr(type(other.place), "is_empty", lambda self: True)  # it was, when it was looked at
+    with pytest.raises(JobError, match=r"already holds a run \(state: queued\)"):
+        RunFolder.create(folder.url, load_job(workplace.job))
+
+
+# -- states --------------------------------------------------------------------------------------------------
+
+
+def test_starts_are_counted_and_a_lost_driver_is_told(folder):
+    assert folder.begin("queued", submitted=1.5) == 1
+    assert folder.begin("running", driver="tcp://10.0.0.7:1234") == 2
+    state = folder.read_state()
+    assert (state["state"], state["driver_lost"], state["submitted"]) == ("failed", True, 1.5)
+    assert "the driver on tcp://10.0.0.7:1234 ended without a word" in state["error"]
+    folder.update_state(error="the scheduler tcp://10.0.0.1:8786 was lost")
+    assert folder.read_state()["error"] == "the scheduler tcp://10.0.0.1:8786 was lost"
+
+
+def test_a_driver_waits_for_the_one_before_it(folder):
+    told, held, release = [], threading.Event(), threading.Event()
+
+    def hold():
+        with RunFolder(folder.url).lock():
+            held.set()
+            release.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(10)
+    with (
+        pytest.raises(RunError, match=r"is driven by process .* scalelatent cancel"),
+        folder.lock(patience=0.7),
+    ):
+        pass
+    timer = threading.Timer(0.7, release.set)
+    timer.start()
+    with folder.lock(patience=20, waiting=told.append):
+        assert release.is_set()
+    thread.join(10)
+    assert len(told) == 1
+    assert "waiting up to 20 s for {'pid'" in told[0]
+
+
+def test_progress_is_told_at_most_once_a_second(folder):
+    callback = news.ProgressFile(folder)
+    assert folder.read_progress() == {}
+    for done in (1, 2, 3):
+        callback.on_progress({"stage": "em", "pass": 1, "rows_done": done, "rows_total": 3})
+    told = folder.read_progress()
+    assert (told["rows_done"], told["rows_total"]) == (1, 3)
+    assert time.time() - told["time"] < 60
+    callback._told = float("-inf")
+    callback.on_progress({"stage": "em", "pass": 1, "rows_done": 3, "rows_total": 3})
+    assert folder.read_progress()["rows_done"] == 3
+    folder.place.write("progress.json", b'{"pass": 1')
+    assert folder.read_progress() == {}
+
+
+# -- requests to stop ----------------------------------------------------------------------------------------
+
+
+def test_a_request_to_cancel_reaches_a_fit_in_another_thread(workplace, fake):
+    job = load_job(workplace.job, settings=["model.max_iter=1000"])
+    folder = RunFolder.create(job.job.out, job)
+    fake.before_pass = staticmethod(lambda number: time.sleep(0.02))
+    ended = []
+
+    def drive():
+        try:
+            run_job(job, folder)
+        except KeyboardInterrupt as stop:
+            ended.append(stop)
+
+    thread = threading.Thread(target=drive)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not folder.records("metrics.jsonl") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    begin = time.monotonic()
+    state = control.cancel_job(RunFolder(folder.url))
+    assert time.monotonic() - begin < 2
+    thread.join(10)
+    assert len(ended) == 1
+    assert state["state"] == "cancelled"
+    assert "stopped by scalelatent cancel" in state["error"]
+    assert not folder.place.has("cancel")
+    assert control.cancel_job(folder)["state"] == "cancelled"  # again: no harm
+    fake.before_pass = None
+    run_job(job, folder, resume=True)
+    assert len(folder.records("metrics.jsonl")) == 1000
+    with pytest.raises(JobError, match="is done: there is nothing to cancel"):
+        control.cancel_job(folder)
+
+
+def test_a_request_for_an_earlier_start_is_passed_over(folder):
+    request = StopRequest()
+    folder.begin("running")
+    ask_cancel(folder)
+    assert cancel_asked(folder)["start"] == 1
+    folder.begin("running")
+    with stop_on_cancel(request, folder):
+        time.sleep(0.7)
+    assert request.by is None
+    folder.place.write("cancel", b"")  # by hand
+    with stop_on_cancel(request, folder):
+        time.sleep(0.7)
+    assert request.by == "scalelatent cancel, ? on ?"
+    with pytest.raises(KeyboardInterrupt):
+        Callbacks([Callback(), request]).on_wait()
+
+
+def test_cancel_of_a_job_that_nobody_drives(folder):
+    folder.begin("queued", submitted=1.0)
+    assert "before it began" in control.cancel_job(folder)["error"]
+    folder.begin("running", driver="tcp://gone:1")
+    assert "its driver was lost" in control.cancel_job(folder)["error"]
+
+
+# -- finding and following -----------------------------------------------------------------------------------
+
+
+def test_a_job_is_found_by_its_folder_or_below_it(workplace, folder, monkeypatch):
+    monkeypatch.delenv("SCALELATENT_CLUSTER__SCHEDULER", raising=False)
+    for name in (folder.url, "run", "./run", folder.id):
+        assert control.find_job(name).url == folder.url
+    near = folder.id[:-1]
+    with pytest.raises(JobError, match=f"no job '{near}'.*did you mean '{folder.id}'.*--scheduler URL"):
+        control.find_job(near)
+    with pytest.raises(JobError, match="does not exist"):
+        control.find_job("runs/none")
+    monkeypatch.setenv("SCALELATENT_CLUSTER__SCHEDULER", "tcp://127.0.0.1:1")
+    with pytest.raises(JobError, match="nothing listens there"):
+        control.find_job("nobody")
+
+
+def test_follow_tells_passes_once_and_again_after_a_restart(folder):
+    seen, progress, told = [], [], []
+
+    class Watch(Callback):
+        def on_pass_end(self, record):
+            seen.append(record["pass"])
+
+        def on_progress(self, info):
+            progress.append(info["rows_done"])
+
+    folder.begin("queued")
+    result = []
+    thread = threading.Thread(
+        target=lambda: result.append(control.follow(folder, [Watch()], tell=told.append, poll=0.02))
+    )
+    thread.start()
+
+    def wait_for(what):
+        deadline = time.monotonic() + 10
+        while not what() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert what()
+
+    wait_for(lambda: told == ["queued"])
+    with folder.lock():
+        folder.update_state(state="running", driver="tcp://a:1")
+        wait_for(lambda: told[1:] == ["running on tcp://a:1"])
+        for number in (1, 2, 3):
+            folder.append("metrics.jsonl", {"pass": number})
+        folder.tell_progress({"rows_done": 7})
+        wait_for(lambda: seen == [1, 2, 3] and progress == [7])
+        folder.keep_records("metrics.jsonl", 1)
+        time.sleep(0.1)
+        folder.append("metrics.jsonl", {"pass": 2})
+        wait_for(lambda: seen == [1, 2, 3, 2])
+        folder.update_state(state="done")
+    thread.join(10)
+    assert result[0]["state"] == "done"
+
+
+def test_follow_gives_up_a_queued_job_whose_scheduler_is_gone(folder, monkeypatch):
+    monkeypatch.setattr(control, "QUEUED_SECONDS", 0.1)
+    folder.begin("queued", scheduler="tcp://127.0.0.1:1")
+    with pytest.raises(
+        RunError, match=r"will not start it.*nothing listens.*scalelatent resume .*--scheduler"
+    ):
+        control.follow(folder, poll=0.02)
+
+
+def test_follow_waits_a_while_for_a_lost_driver(folder, monkeypatch):
+    monkeypatch.setattr(control, "RESTART_SECONDS", 0.3)
+    folder.begin("running", submitted=1.0)
+    told = []
+    begin = time.monotonic()
+    assert control.follow(folder, tell=told.append, poll=0.02)["driver_lost"]
+    assert time.monotonic() - begin > 0.3
+    assert told == ["the driver is lost; waiting for the cluster to start it again"]
+
+
+def test_events_are_given_as_they_come(folder):
+    folder.event("state", state="queued")
+    assert [event["state"] for event in control.new_events(folder)] == ["queued"]
+    with folder.lock():
+        folder.begin("running")
+        following = control.new_events(folder, follow=True, poll=0.01)
+        assert next(following)["state"] == "queued"
+        folder.event("checkpoint")
+        assert next(following)["event"] == "checkpoint"
+        folder.update_state(state="done")
+    assert list(following) == []
+
+
+# -- checks --------------------------------------------------------------------------------------------------
+
+
+class Answers:
+    """A cluster whose scheduler and workers have these versions."""
+
+    def __init__(self, scheduler, **workers):
+        self.scheduler = type("Scheduler", (), {"address": "tcp://head:8786"})
+        self._answers = scheduler, workers
+
+    def run(self, function, *args, on_error):
+        return self._answers[1]
+
+    def run_on_scheduler(self, function, *args):
+        if isinstance(self._answers[0], Exception):
+            raise self._answers[0]
+        return self._answers[0]
+
+    def get_versions(self, packages):
+        from scalelatent._versions import versions
+
+        told = {"packages": versions() | {"scalelatent": "0.0"}}
+        return {"scheduler": told, "workers": dict.fromkeys(self._answers[1], told), "client": told}
+
+
+def test_differences_of_versions():
+    from scalelatent._versions import versions
+
+    same = versions()
+    assert differences(Answers(same, a=same, b=same)) == []
+    micro = same | {"python": ".".join([*same["python"].split(".")[:2], "99"]), "cupy": None, "scipy": "0.1"}
+    assert differences(Answers(same, a=micro)) == []
+    older = same | {"numpy": "1.0", "cupy-cuda12x": "13.4"}
+    found = differences(Answers(same, a=older, b=same, c=same | {"cupy": "13.6"}))
+    assert found == [
+        Difference("numpy", same["numpy"], same["numpy"], {"1.0": ["a"], same["numpy"]: ["b", "c"]}),
+        Difference("cupy", "", "", {"13.4": ["a"], "13.6": ["c"]}),
+    ]
+    with pytest.raises(
+        JobError, match=r"cannot be imported by the scheduler, b of the cluster tcp://head:8786"
+    ):
+        check_versions(Answers(ImportError("no"), a=same, b=ImportError("no")), allow_mismatch=True)
+    assert json.loads(json.dumps(found[0].to_dict()))["workers"]["1.0"] == ["a"]
+
+
+def test_one_name_for_two_datasets():
+    with pytest.raises(
+        JobError, match=r"\[data\] train = '/x' is not the same dataset on all workers \(a, c see"
+    ):
+        _check_dataset("train", "/x", {"a": ("", "1"), "b": ("", "1"), "c": ("", "2")})
+
+
+def test_what_hangs_is_left_behind():
+    begin = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"no answer in 0.1 s"):
+        bounded(lambda: time.sleep(3), 0.1)
+    assert time.monotonic() - begin < 2
+    with pytest.raises(ZeroDivisionError):
+        bounded(lambda: 1 // 0, 10)

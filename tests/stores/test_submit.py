@@ -1,0 +1,101 @@
+"""Submitted jobs whose data and run folder lie in an object store: no disk is shared with the workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scalelatent as sl
+from scalelatent.errors import JobError
+from scalelatent.jobs import control
+from scalelatent.jobs.resolve import resolve
+from scalelatent.jobs.runfolder import RunFolder
+from scalelatent.jobs.runner import run_new_job
+from scalelatent.jobs.submit import resubmit, submit_job
+
+from .conftest import S3
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+WITHOUT_REPORT = "from scalelatent.jobs import runner; runner._report = lambda result, data: None"
+
+
+@pytest.fixture
+def client(s3: S3) -> Iterator[Any]:
+    """Two workers with the credentials of this process."""
+    from distributed import Client, LocalCluster
+
+    cluster = LocalCluster(
+        n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0",
+        memory_limit=0, silence_logs=50,
+    )  # fmt: skip
+    try:
+        with Client(cluster, set_as_default=False) as client:
+            client.run(exec, WITHOUT_REPORT)
+            yield client
+    finally:
+        with suppress(KeyError):
+            cluster.close(timeout=60)
+
+
+@pytest.fixture
+def job(s3: S3) -> Callable[..., Any]:
+    sl.data.make_digits(s3.at("train.zarr"), 600, shard_rows=100)
+
+    def make(name: str = "run", passes: int = 6) -> Any:
+        stored = {
+            "job": {"out": s3.at(name), "seed": 3},
+            "data": {"train": s3.at("train.zarr")},
+            "model": {"kind": "capsule", "capsule_dim": 2, "max_iter": passes, "nu_schedule": "none"},
+            "engine": {"leaf_rows": 64, "block_rows": 64},
+        }
+        return resolve(stored, environ={})
+
+    return make
+
+
+def until(wanted: Callable[[], Any], seconds: float = 60.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := wanted()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+    return found
+
+
+@pytest.mark.timeout(240)
+def test_a_job_survives_its_driver_and_is_cancelled_and_resumed(client: Any, job: Any) -> None:
+    folder = RunFolder.open(submit_job(job(passes=300), client=client).run)
+    until(lambda: len(folder.records("metrics.jsonl")) > 2)
+    with pytest.raises(JobError, match=r"already holds a run \(state: running\)"):
+        submit_job(job(), client=client)
+    driver = folder.read_state()["driver"]
+    os.kill(client.run(os.getpid, workers=[driver])[driver], signal.SIGKILL)
+    until(lambda: folder.read_state()["driver"] != driver)
+    # A driver that died on this machine is seen to be gone: its lease need not run out.
+    count = len(folder.records("metrics.jsonl"))
+    until(lambda: len(folder.records("metrics.jsonl")) > count)
+    begin = time.monotonic()
+    assert control.cancel_job(folder)["state"] == "cancelled"
+    assert time.monotonic() - begin < 6  # it looks every two seconds, since each look is paid
+    assert folder.read_progress()["rows_total"] == 600
+    assert control.find_job(folder.url).id == folder.id
+    resubmit(folder.read_job(), folder, client=client)
+    until(lambda: folder.read_state()["state"] == "running")
+    control.cancel_job(folder)
+
+
+def test_the_bits_of_a_job_driven_here(client: Any, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from scalelatent.jobs import runner
+
+    folder = RunFolder.open(submit_job(job(), client=client).run)
+    state = control.follow(folder)
+    assert (state["state"], state["error"]) == ("done", None)
+    monkeypatch.setattr(runner, "_report", lambda result, data: None)
+    here = run_new_job(job("here"))
+    np.testing.assert_array_equal(sl.load_model(folder.model_url).W_, here.estimator.W_)
