@@ -70,10 +70,9 @@ def announce(client: Client | None, folder: RunFolder, job: Job, state: Mapping[
 
 def install_page(client: Client | None) -> None:
     """Put the page ``/scalelatent`` on a cluster's dashboard, where that can be done."""
-    from scalelatent import monitor
+    from scalelatent.monitor import install
 
-    install = getattr(monitor, "install", None)
-    if client is not None and install is not None:
+    if client is not None:
         install(client)
 
 
@@ -83,10 +82,8 @@ def cluster_log(
     """Return the callback that tells a cluster of passes and progress; none without a cluster."""
     if client is None:
         return []
-    try:
-        from scalelatent.monitor.publish import ClusterLog
-    except ImportError:
-        return []
+    from scalelatent.monitor.publish import ClusterLog
+
     known = {"job": state["id"], "model": job.kind, "name": job.job.name or state["id"]}
     known |= {"submitted": state.get("submitted"), "driver": state.get("driver")}
     return [ClusterLog(client, folder.url, **known)]
