@@ -7,15 +7,19 @@ from pathlib import Path
 
 from distributed import Client
 
+from scalelatent.engine.threads import within
+
 __all__ = ["peak_bytes", "peak_of_workers"]
+
+ANSWER_SECONDS = 30.0
 
 
 def peak_of_workers(client: Client) -> int | None:
-    """Return the largest peak of any worker, in bytes; None if they do not answer."""
+    """Return the largest peak of any worker, in bytes; None if they do not answer in time."""
     try:
-        peaks = client.run(peak_bytes, on_error="ignore")
-    except (OSError, TimeoutError):
-        return None  # the work is done; a number less spoils nothing
+        peaks = within(ANSWER_SECONDS, lambda: client.run(peak_bytes, on_error="ignore"))
+    except Exception:  # noqa: BLE001  whatever Dask raises: the work is done, a number less spoils nothing
+        return None
     return max(peaks.values(), default=None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import threading
 from contextlib import ExitStack
 
 import pytest
@@ -213,3 +214,20 @@ def test_a_folder_that_another_driver_has_taken_up_is_not_removed(workplace, fak
         with pytest.raises(RunError, match="is driven by process"):
             run_new_job(job, tell=take)
         assert RunFolder.open(workplace.run).read_job() == job
+
+
+@pytest.mark.parametrize("trouble", ["silence", "closed"])
+def test_workers_that_do_not_answer_do_not_hold_the_run(monkeypatch, trouble):
+    from scalelatent.jobs import workers
+
+    monkeypatch.setattr(workers, "ANSWER_SECONDS", 0.05)
+    never = threading.Event()
+
+    class Client:
+        def run(self, function, on_error):
+            if trouble == "closed":
+                raise AttributeError("'NoneType' object has no attribute 'send_recv'")
+            never.wait(30)
+
+    assert workers.peak_of_workers(Client()) is None
+    never.set()
