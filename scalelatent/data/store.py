@@ -92,6 +92,17 @@ class Location(ABC):
         `durable` waits until it outlives a power failure (object stores always do).
         """
 
+    def sync(self, key: str) -> None:
+        """Wait until a file that was written outlives a power failure (objects do once they are put).
+
+        Raises
+        ------
+        FileNotFoundError
+            There is no such file.
+        """
+        if not self.has(key):
+            raise FileNotFoundError(self.name_of(key))
+
     @abstractmethod
     def delete(self, key: str) -> None:
         """Delete a file; none there is no error."""
@@ -200,6 +211,12 @@ class LocalLocation(Location):
             raise
         if durable:
             _sync_folder(path.parent)
+
+    def sync(self, key: str) -> None:
+        """Wait until a file that was written outlives a power failure."""
+        with open(self.path / key, "rb") as file:
+            os.fsync(file.fileno())
+        _sync_folder((self.path / key).parent)
 
     def delete(self, key: str) -> None:
         """Delete a file; none there is no error."""
