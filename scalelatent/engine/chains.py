@@ -157,7 +157,7 @@ class InProcessSteps:
     def __exit__(self, *error: Any) -> None:
         self._runner.close()
 
-    def put(self, place: Place, state: Any) -> Any:
+    def put(self, place: Place, state: Any, *, kept: bool = False) -> Any:
         """The state itself."""
         return state
 

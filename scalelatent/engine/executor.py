@@ -85,8 +85,8 @@ class Advance:
 class OnlineSteps(AbstractContextManager["OnlineSteps"], Protocol):
     """The steps of one online fit; leaving the context ends its threads and tasks."""
 
-    def put(self, place: Place, state: Any) -> Any:
-        """Make a state known to whoever computes; returns its handle."""
+    def put(self, place: Place, state: Any, *, kept: bool = False) -> Any:
+        """Make a state known to whoever computes; returns its handle. ``kept``: the run folder has it."""
         ...
 
     def get(self, place: Place, handle: Any) -> Any:
@@ -107,9 +107,12 @@ class OnlineSteps(AbstractContextManager["OnlineSteps"], Protocol):
 
 
 class Executor(Protocol):
-    """Runs passes and maps. ``workers`` is the number of spans that run at once."""
+    """Runs passes and maps. ``workers`` is the number of spans that run at once; ``keeps_states`` says that
+    states lie in the run folder before the loop hears of them.
+    """
 
     workers: int
+    keeps_states: bool
 
     def put_state(self, stage: Stage, iteration: int, state: Any) -> Any:
         """Make a state known to whoever computes; returns its handle."""

@@ -49,6 +49,8 @@ class DaskExecutor:
         No workers, or a worker does not see the folder.
     """
 
+    keeps_states = True
+
     def __init__(self, client: Any, store: EngineStore, checkpoint_seconds: float = 30.0) -> None:
         self.client = client
         self.store = store

@@ -76,22 +76,14 @@ class DaskSteps:
 
     # -- states ----------------------------------------------------------------------------------------------
 
-    def put(self, place: Place, state: Any) -> Place:
-        """Write a state where the workers find it."""
-        if not self._has(place):
+    def put(self, place: Place, state: Any, *, kept: bool = False) -> Place:
+        """Write a state where the workers find it, unless it comes from there."""
+        if not kept:
             tree = {"state": state, "place": place, "order": self._order}
             self._store.save_state(self._stage.name, place.total(self._order), tree, durable=False)
         learner = self._stage.work
         self._known = (place, learner.summary(state), learner.is_done(state))
         return place
-
-    def _has(self, place: Place) -> bool:
-        """Whether the state lies there already: a checkpoint that a fit goes on from is not written again."""
-        try:
-            kept = self._store.load_state(self._stage.name, place.total(self._order))
-        except RunError:
-            return False
-        return bool(kept["place"] == place)
 
     def get(self, place: Place, handle: Place) -> Any:
         """The state, from the run folder."""

@@ -40,7 +40,7 @@ class _Site:
     """What a worker process keeps of one online fit: replicas of the last few states, rows read ahead."""
 
     def __init__(self, ref: Ref, name: str, token: str) -> None:
-        self.store, self.name = EngineStore(ref[0]), name
+        self.store, self.name = EngineStore(*ref[:2]), name
         self.stage = load_stage(ref, name)
         fit = self.store.load_result(f"{name}-{token}")
         if fit is None:
