@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from scalelatent.models.base import Stats
 
+from .callbacks import Callback
 from .order import RowOrder
 from .passes import Stage
 
@@ -83,7 +84,11 @@ class Advance:
 
 
 class OnlineSteps(AbstractContextManager["OnlineSteps"], Protocol):
-    """The steps of one online fit; leaving the context ends its threads and tasks."""
+    """The steps of one online fit; leaving the context ends its threads and tasks. ``callbacks`` are asked
+    now and then whether to go on, and told of what happens.
+    """
+
+    callbacks: Callback
 
     def put(self, place: Place, state: Any, *, kept: bool = False) -> Any:
         """Make a state known to whoever computes; returns its handle. ``kept``: the run folder has it."""

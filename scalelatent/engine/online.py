@@ -146,6 +146,7 @@ def fit_online(
     fit = _OnlineFit(executor, stage, order, callbacks, store, settings)
     state = fit.restore(state)
     with executor.online_steps(stage, order, n_epochs) as run:
+        run.callbacks = callbacks
         fit.begin(run, state)
         try:
             while not fit.done and fit.place.epoch < n_epochs:
