@@ -92,17 +92,6 @@ class Location(ABC):
         `durable` waits until it outlives a power failure (object stores always do).
         """
 
-    def sync(self, key: str) -> None:
-        """Wait until a file that was written outlives a power failure (objects do once they are put).
-
-        Raises
-        ------
-        FileNotFoundError
-            There is no such file.
-        """
-        if not self.has(key):
-            raise FileNotFoundError(self.name_of(key))
-
     @abstractmethod
     def delete(self, key: str) -> None:
         """Delete a file; none there is no error."""
@@ -151,6 +140,17 @@ class Location(ABC):
     def free_bytes(self) -> int | None:
         """Bytes that can still be written here, or None where nobody knows."""
         return None
+
+    def sync(self, key: str) -> None:
+        """Wait until a file that was written outlives a power failure (objects do once they are put).
+
+        Raises
+        ------
+        FileNotFoundError
+            There is no such file.
+        """
+        if not self.has(key):
+            raise FileNotFoundError(self.name_of(key))
 
     def name_of(self, key: str) -> str:
         """What a person would call the file of a key."""
@@ -211,12 +211,6 @@ class LocalLocation(Location):
             raise
         if durable:
             _sync_folder(path.parent)
-
-    def sync(self, key: str) -> None:
-        """Wait until a file that was written outlives a power failure."""
-        with open(self.path / key, "rb") as file:
-            os.fsync(file.fileno())
-        _sync_folder((self.path / key).parent)
 
     def delete(self, key: str) -> None:
         """Delete a file; none there is no error."""
@@ -287,6 +281,12 @@ class LocalLocation(Location):
             if folder.exists():
                 return shutil.disk_usage(folder).free
         return None
+
+    def sync(self, key: str) -> None:
+        """Wait until a file that was written outlives a power failure."""
+        with open(self.path / key, "rb") as file:
+            os.fsync(file.fileno())
+        _sync_folder((self.path / key).parent)
 
 
 def _sync_folder(path: Path) -> None:
