@@ -153,6 +153,17 @@ class Location(ABC):
         """Bytes that can still be written here, or None where nobody knows."""
         return None
 
+    def sync(self, key: str) -> None:
+        """Wait until a file that was written outlives a power failure (objects do once they are put).
+
+        Raises
+        ------
+        FileNotFoundError
+            There is no such file.
+        """
+        if not self.has(key):
+            raise FileNotFoundError(self.name_of(key))
+
     def name_of(self, key: str) -> str:
         """What a person would call the file of a key."""
         return self.local_path(key) or f"{self.url}/{key}"

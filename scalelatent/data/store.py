@@ -179,6 +179,12 @@ class LocalLocation(Location):
                 return shutil.disk_usage(folder).free
         return None
 
+    def sync(self, key: str) -> None:
+        """Wait until a file that was written outlives a power failure."""
+        with open(self.path / key, "rb") as file:
+            os.fsync(file.fileno())
+        _sync_folder((self.path / key).parent)
+
 
 def _unreadable(path: Path, error: OSError) -> StoreError:
     return StoreError(

@@ -8,7 +8,7 @@ make room for new ones.
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +37,49 @@ def memory_limit() -> int:
                 return int(limit)
         except (ValueError, AttributeError):
             pass
-    limits = [_machine_memory()]
-    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+    return machine_memory()[0]
+
+
+def machine_memory() -> tuple[int, str]:
+    """Bytes that the machine lets this process use, and what sets the limit.
+
+    Containers and batch systems show the host's memory, but kill at the limit of their control group (v2 or
+    v1): that of the process itself where it can be seen, else that of the root.
+
+    Examples
+    --------
+    >>> machine_memory()[0] > 2**20
+    True
+    """
+    limits = [(_installed_memory(), "the machine")]
+    for file, name in _cgroup_files():
         try:
-            limits.append(int(Path(name).read_text()))
-        except (OSError, ValueError):
+            limits.append((int(file.read_text()), name))
+        except (OSError, ValueError):  # no such group, or "max"
             continue
-    return min(limits)
+    return min((limit for limit in limits if limit[0] > 0), key=lambda limit: limit[0])
 
 
-def _machine_memory() -> int:
+def _cgroup_files() -> Iterator[tuple[Path, str]]:
+    """Where limits may stand: of the process's own groups, of those around them, and of the root."""
+    root = Path("/sys/fs/cgroup")
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        own = Path(path.lstrip("/"))
+        for group in (own, *own.parents):
+            if not controllers:
+                yield root / group / "memory.max", "cgroup v2"
+            elif "memory" in controllers.split(","):
+                yield root / "memory" / group / "memory.limit_in_bytes", "cgroup v1"
+    yield root / "memory.max", "cgroup v2"
+    yield root / "memory" / "memory.limit_in_bytes", "cgroup v1"
+
+
+def _installed_memory() -> int:
     import os
 
     try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -11,18 +13,57 @@ import numpy as np
 from scalelatent.models.base import Block, OnlineLearner, Stats
 
 from .cache import PieceCache
+from .callbacks import Callback
 from .executor import Advance, Place
 from .feeding import Feed
 from .order import RowOrder
 from .passes import Stage
-from .reading import Meter, Reader, naming
+from .reading import Meter, Reader, Stopped, naming
 from .reduce import merge_tree
+
+# How often whoever computes looks whether to go on.
+CHECK_SECONDS = 0.2
+
+
+class Check:
+    """Calls something now and then: it may raise to leave, and costs too much for every block.
+
+    Parameters
+    ----------
+    call : callable
+    seconds : float
+        At most this often.
+
+    Examples
+    --------
+    >>> calls = []
+    >>> check = Check(lambda: calls.append(1), seconds=3600)
+    >>> check(), check(), len(calls)
+    (None, None, 1)
+    """
+
+    def __init__(self, call: Callable[[], None], seconds: float = CHECK_SECONDS) -> None:
+        self._call, self._seconds = call, seconds
+        self._next = time.monotonic()
+
+    def __call__(self) -> None:
+        """Call it, if it is time."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + self._seconds
+            self._call()
 
 
 def run_chains(
-    learner: OnlineLearner, state: Any, blocks: Sequence[Block | None], backend: Any
+    learner: OnlineLearner,
+    state: Any,
+    blocks: Sequence[Block | None],
+    backend: Any,
+    check: Callable[[], None] = lambda: None,
 ) -> list[np.ndarray]:
     """The statistic of each chain, one after another on this thread; zeros where a chain has no rows.
+
+    ``check`` is called before each chain, and may raise to leave.
 
     Returns
     -------
@@ -51,6 +92,7 @@ def run_chains(
     for block in blocks:
         stats = Stats.zeros(layout)
         if block is not None:
+            check()
             learner.run_chain(prepared, block, stats)
         out.append(stats.vector)
     return out
@@ -102,38 +144,61 @@ class ChainRunner:
         self._shares = [(backends[i], slice(edges[i], edges[i + 1])) for i in range(n)]
         self._pool = ThreadPoolExecutor(n - 1, "scalelatent-chain") if n > 1 else None
 
-    def run(self, epoch: int, step: int, state: Any) -> list[np.ndarray]:
+    def run(
+        self, epoch: int, step: int, state: Any, check: Callable[[], None] = lambda: None
+    ) -> list[np.ndarray]:
         """Statistics of the chains in a step, in their order.
+
+        Parameters
+        ----------
+        epoch, step : int
+        state : object
+        check : callable
+            Called in this thread between blocks and while it waits; may raise to leave.
 
         Raises
         ------
         DataError
             Rows that cannot be read or used, naming the dataset.
         """
-        blocks = self._feed.blocks(epoch, step)
-        with naming(self._dataset):
-            others: list[Future[list[np.ndarray]]] = []
-            if self._pool is not None:
-                others = [
-                    self._pool.submit(run_chains, self.learner, state, blocks[share], backend)
-                    for backend, share in self._shares[1:]
-                ]
-            try:
-                backend, share = self._shares[0]
-                out = run_chains(self.learner, state, blocks[share], backend)
-            finally:
-                # Also after an error: nobody else may still be at work on the blocks.
-                answers = [future.exception() for future in others]
-            for error in answers:
-                if error is not None:
-                    raise error
-            for future in others:
-                out += future.result()
+        try:
+            blocks = self._feed.blocks(epoch, step, check)
+            with naming(self._dataset):
+                return self._run(state, blocks, check)
+        finally:
+            self._feed.rest()
+
+    def _run(self, state: Any, blocks: Sequence[Block | None], check: Callable[[], None]) -> list[np.ndarray]:
+        stop = threading.Event()
+
+        def go_on() -> None:
+            if stop.is_set():
+                raise Stopped
+
+        others: list[Future[list[np.ndarray]]] = []
+        if self._pool is not None:
+            others = [
+                self._pool.submit(run_chains, self.learner, state, blocks[share], backend, go_on)
+                for backend, share in self._shares[1:]
+            ]
+        try:
+            backend, share = self._shares[0]
+            out = run_chains(self.learner, state, blocks[share], backend, check)
+            while wait(others, timeout=CHECK_SECONDS).not_done:
+                check()
+        except BaseException:
+            # Nobody else may still be at work on the blocks: the others end with the block they are at.
+            stop.set()
+            wait(others)
+            raise
+        for future in others:
+            out += future.result()
         return out
 
-    def step(self, epoch: int, step: int, state: Any) -> Any:
+    def step(self, epoch: int, step: int, state: Any, check: Callable[[], None] = lambda: None) -> Any:
         """The state after a step; the runner has all chains."""
-        return advance(self.learner, state, self.run(epoch, step, state), self.order.step_rows(step))
+        rows = self.order.step_rows(step)
+        return advance(self.learner, state, self.run(epoch, step, state, check), rows)
 
     def close(self) -> None:
         """End all threads."""
@@ -150,6 +215,7 @@ class InProcessSteps:
 
     def __init__(self, runner: ChainRunner, cache: PieceCache) -> None:
         self._runner, self._learner, self._cache = runner, runner.learner, cache
+        self.callbacks = Callback()
 
     def __enter__(self) -> InProcessSteps:
         return self
@@ -157,7 +223,7 @@ class InProcessSteps:
     def __exit__(self, *error: Any) -> None:
         self._runner.close()
 
-    def put(self, place: Place, state: Any) -> Any:
+    def put(self, place: Place, state: Any, *, kept: bool = False) -> Any:
         """The state itself."""
         return state
 
@@ -169,9 +235,9 @@ class InProcessSteps:
         """One at a time."""
         if place.step == 0:
             self._cache.start_pass()
-        before = self._runner.meter.bytes_read
+        before, check = self._runner.meter.bytes_read, Check(self.callbacks.on_wait)
         for step in range(place.step, stop):
-            handle = self._runner.step(place.epoch, step, handle)
+            handle = self._runner.step(place.epoch, step, handle, check)
             after = self._runner.meter.bytes_read
             yield Advance(step + 1, handle, after - before)
             before = after

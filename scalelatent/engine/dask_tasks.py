@@ -20,8 +20,9 @@ from .backend import make_backend
 from .cache import shared_cache
 from .inprocess import worth_saving
 from .passes import PassContext, Span, Stage, split_vector
+from .recent import RecentObjects
 from .reduce import merge_vectors
-from .store import EngineStore, RecentObjects
+from .store import EngineStore
 from .threads import single_threaded
 
 # (folder, id of the run): a folder that was removed and made again is another run.
@@ -53,7 +54,7 @@ def sees(folder: str, mark: str) -> str:
 
 def load_stage(ref: Ref, name: str) -> Stage:
     """The constants of a stage, read once a process."""
-    return _recent.get((ref, name), lambda: EngineStore(ref[0]).load_stage(name))
+    return _recent.get((ref, name), lambda: EngineStore(*ref[:2]).load_stage(name), (ref, "stage"))
 
 
 def _backend(device: str) -> Any:
@@ -98,10 +99,10 @@ class Parameters:
 
 def task_params(ref: Ref, stage: str, iteration: int) -> Parameters:
     """Parameters of a pass: what the M-step before it left in the run folder."""
-    store = EngineStore(ref[0])
+    store = EngineStore(*ref[:2])
     try:
         return Parameters(
-            _recent.get((ref, stage, "state", iteration), lambda: store.load_state(stage, iteration))
+            _recent.get((ref, stage, iteration), lambda: store.load_state(stage, iteration), (ref, "state"))
         )
     except RunError:
         if max(store.iterations(stage), default=0) > iteration:
@@ -131,7 +132,7 @@ def task_span(
         _local.context = context = (key, PassContext(stage, state, _backend(stage.device), shared_cache()))
     vector = context[1].run_span(span, threading.Event())
     if worth_saving(time.perf_counter() - begin, vector.nbytes, checkpoint_seconds):
-        EngineStore(ref[0]).save_node(stage_name, iteration, span, vector)
+        EngineStore(*ref[:2]).save_node(stage_name, iteration, span, vector)
     return vector
 
 
@@ -146,7 +147,7 @@ def _enter_pass(key: tuple[Ref, str, int]) -> None:
 
 def task_node(ref: Ref, stage: str, iteration: int, span: Span) -> np.ndarray:
     """A span that an interrupted run left finished."""
-    vector = EngineStore(ref[0]).load_node(stage, iteration, span)
+    vector = EngineStore(*ref[:2]).load_node(stage, iteration, span)
     if vector is None:
         raise RunError(
             f"the finished span {span} of pass {iteration + 1} in {ref[0]} has become unreadable; resume "
@@ -170,7 +171,7 @@ def task_mstep(
     params: Parameters,
 ) -> Parameters:
     """Last merge and M-step; the next state goes into the run folder and to the spans of the next pass."""
-    stage, store = load_stage(ref, stage_name), EngineStore(ref[0])
+    stage, store = load_stage(ref, stage_name), EngineStore(*ref[:2])
     stats, rows, nbytes = {}, 0, 0
     for part, vectors in zip(parts, nodes, strict=True):
         root = task_merge(vectors)
@@ -181,7 +182,7 @@ def task_mstep(
     limit_pools()
     following = stage.work.update(params.state, stats)
     store.save_state(stage_name, iteration + 1, following, durable=False)
-    _recent.put((ref, stage_name, "state", iteration + 1), following)
+    _recent.put((ref, stage_name, iteration + 1), following, (ref, "state"))
     done = stage.work.is_done(following)
     info = {"summary": stage.work.summary(following), "done": done, "rows": rows, "bytes_read": nbytes}
     return Parameters(None if done else following, info)
@@ -207,19 +208,19 @@ def task_write_rows(url: str, shard: int, x: np.ndarray, y: Any, weight: Any) ->
 
 def task_map(ref: Ref, name: str, shard: int) -> int:
     """One shard of an output as large as the data."""
-    task = _recent.get((ref, name), lambda: _load_map(ref[0], name))
+    task = _recent.get((ref, name), lambda: _load_map(ref, name))
     limit_pools()
     return task.write_shard(shard, _backend(task.device), threading.Event())
 
 
-def _load_map(folder: str, name: str) -> Any:
+def _load_map(ref: Ref, name: str) -> Any:
     import json
 
     from scalelatent.data import Dataset
 
     from .mapwrite import MapTask
 
-    tree = EngineStore(folder).read(f"result-{name}.rec")
+    tree = EngineStore(*ref[:2]).read(f"result-{name}.rec")
     fields = json.loads(tree["task"])
     return MapTask(
         fields["name"],

@@ -241,15 +241,19 @@ class CupyBackend:
             f"of its limit of {pool.get_limit() / gib:.2f}, and {free / gib:.2f} of the card's "
             f"{total / gib:.2f} GiB are free"
         )
+        # A run's block_rows and model are fixed; where it computes is not.
+        now += (
+            ". End other work on this card, or use device='cpu' ([cluster] device), then resume the run; or "
+        )
         if self._rows >= 512:
             smaller = 2 ** (self._rows.bit_length() - 2)
             return (
-                f"{now}. Set [engine] block_rows to {smaller} (blocks have {self._rows} rows), or end other "
-                "work on this card"
+                f"{now}start anew in another folder with [engine] block_rows = {smaller} (blocks have "
+                f"{self._rows} rows)"
             )
         return (
-            f"{now}. Blocks are small already ({self._rows} rows): fit fewer or smaller capsules, end other "
-            "work on this card, or use device='cpu'"
+            f"{now}start anew in another folder with fewer or smaller capsules (blocks are small already: "
+            f"{self._rows} rows)"
         )
 
 

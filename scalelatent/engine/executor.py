@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from scalelatent.models.base import Stats
 
+from .callbacks import Callback
 from .order import RowOrder
 from .passes import Stage
 
@@ -83,10 +84,14 @@ class Advance:
 
 
 class OnlineSteps(AbstractContextManager["OnlineSteps"], Protocol):
-    """The steps of one online fit; leaving the context ends its threads and tasks."""
+    """The steps of one online fit; leaving the context ends its threads and tasks. ``callbacks`` are asked
+    now and then whether to go on, and told of what happens.
+    """
 
-    def put(self, place: Place, state: Any) -> Any:
-        """Make a state known to whoever computes; returns its handle."""
+    callbacks: Callback
+
+    def put(self, place: Place, state: Any, *, kept: bool = False) -> Any:
+        """Make a state known to whoever computes; returns its handle. ``kept``: the run folder has it."""
         ...
 
     def get(self, place: Place, handle: Any) -> Any:
@@ -107,9 +112,12 @@ class OnlineSteps(AbstractContextManager["OnlineSteps"], Protocol):
 
 
 class Executor(Protocol):
-    """Runs passes and maps. ``workers`` is the number of spans that run at once."""
+    """Runs passes and maps. ``workers`` is the number of spans that run at once; ``keeps_states`` says that
+    states lie in the run folder before the loop hears of them.
+    """
 
     workers: int
+    keeps_states: bool
 
     def put_state(self, stage: Stage, iteration: int, state: Any) -> Any:
         """Make a state known to whoever computes; returns its handle."""

@@ -10,19 +10,22 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from scalelatent.models.base import Block, CsrRows
 
-from .order import RowOrder
-from .reading import Reader
+from .order import Permutations, RowOrder
+from .reading import Reader, Stopped
 
 AHEAD = 2
+# Buffers of a chain: the one in use, and the next.
+BUFFERS = 2
 SLAB_BYTES, SLAB_STEPS = 2**21, 256
-IDLE_SECONDS = 10.0
-_POLL_SECONDS = 0.5
+IDLE_SECONDS, CLOSE_SECONDS = 10.0, 5.0
+_POLL_SECONDS = 0.25
 
 # (x, codes, weight, row numbers) of one chain in some consecutive steps.
 _Rows = tuple[Any, np.ndarray | None, np.ndarray | None, np.ndarray]
@@ -31,8 +34,8 @@ _Rows = tuple[Any, np.ndarray | None, np.ndarray | None, np.ndarray]
 class Feed:
     """Blocks of some chains, step by step.
 
-    Any step can be asked for at any time; the steps after it are read ahead. A feed that is not asked for a
-    while lets go of its thread and rows, and takes them up again when it is.
+    Any step can be asked for at any time; the steps after it are read ahead. A feed whose caller neither asks
+    nor computes for a while lets go of its thread and rows, and takes them up again when it is asked.
 
     Parameters
     ----------
@@ -56,14 +59,23 @@ class Feed:
         self._wanted = 0
         self._ready: dict[int, list[_Rows]] = {}
         self._error: BaseException | None = None
-        self._closed, self._asked = False, 0.0
+        self._closed, self._busy, self._asked = False, False, 0.0
         self._thread: threading.Thread | None = None
+        self._permutations = {chain: Permutations(BUFFERS) for chain in self._chains}
         # The thread's own: runs in use, and the numbers of those worth holding at a slab.
         self._held: dict[int, tuple[Any, ...]] = {}
         self._near: tuple[int, set[int]] = (-1, set())
 
-    def blocks(self, epoch: int, step: int) -> list[Block | None]:
+    def blocks(self, epoch: int, step: int, check: Callable[[], None] = lambda: None) -> list[Block | None]:
         """A block for each chain; None where a chain has no rows in this (last) step.
+
+        The feed counts as in use until :meth:`rest`, however long a step takes.
+
+        Parameters
+        ----------
+        epoch, step : int
+        check : callable
+            Called now and then while rows are waited for; may raise to leave.
 
         Raises
         ------
@@ -71,8 +83,13 @@ class Feed:
             Rows that cannot be read.
         """
         slab = epoch * self._per_epoch + step // self._steps
+        with self._change:
+            self._busy = True
         if self._current[0] != slab:
-            self._current = (slab, self._fetch(slab) if self._whole is None else self._gather(slab))
+            if self._whole is None:
+                self._fetch(slab, check)
+            else:
+                self._current = (slab, self._gather(slab))
         base = step // self._steps * self._steps
         out: list[Block | None] = []
         for chain, (x, y, weight, rows) in zip(self._chains, self._current[1], strict=True):
@@ -95,37 +112,55 @@ class Feed:
             )
         return out
 
+    def rest(self) -> None:
+        """The step is done: if no other is asked for within a while, rows go."""
+        with self._change:
+            self._busy, self._asked = False, time.monotonic()
+
     def close(self) -> None:
-        """End the thread and let go of all rows."""
+        """End the thread and let go of all rows; a read that hangs is left behind."""
         with self._change:
             self._closed = True
             self._change.notify_all()
             thread = self._thread
         if thread is not None:
-            thread.join()
-        self._ready.clear()
-        self._current = (-1, [])
+            thread.join(CLOSE_SECONDS)
+        with self._change:
+            self._ready.clear()
+            self._current = (-1, [])
 
     # -- the thread ------------------------------------------------------------------------------------------
 
-    def _fetch(self, slab: int) -> list[_Rows]:
+    def _fetch(self, slab: int, check: Callable[[], None]) -> None:
+        """Wait until a slab is there, and make it the current one."""
         begin = time.perf_counter()
         with self._change:
-            self._wanted, self._asked = slab, time.monotonic()
+            self._wanted = slab
             for old in [k for k in self._ready if not slab <= k <= slab + AHEAD]:
                 del self._ready[old]
-            if self._thread is None:
-                self._error = None
-                self._thread = threading.Thread(target=self._work, name="scalelatent-feed", daemon=True)
-                self._thread.start()
-            self._change.notify_all()
-            while slab not in self._ready:
+        while not self._take_up(slab):
+            check()
+        self._reader.meter.wait_seconds += time.perf_counter() - begin
+
+    def _take_up(self, slab: int) -> bool:
+        """Make a slab the current one; where it is not ready, see to it that it will be, and wait a bit."""
+        with self._change:
+            if self._closed:
+                raise RuntimeError("rows are asked of a feed that was closed")
+            if slab not in self._ready:
                 if self._error is not None:
                     error, self._error, self._thread = self._error, None, None
                     raise error
+                if self._thread is None or not self._thread.is_alive():
+                    self._thread = threading.Thread(target=self._work, name="scalelatent-feed", daemon=True)
+                    self._thread.start()
+                self._change.notify_all()
                 self._change.wait(_POLL_SECONDS)
-            self._reader.meter.wait_seconds += time.perf_counter() - begin
-            return self._ready.pop(slab)
+            if slab not in self._ready:
+                return False
+            # In one go: the thread must at no time find it neither ready nor current, and read it again.
+            self._current = (slab, self._ready.pop(slab))
+            return True
 
     def _work(self) -> None:
         try:
@@ -141,6 +176,8 @@ class Feed:
                         self._change.notify_all()
                 elif not self._read_one_run() and self._wait(wanted):
                     return
+        except Stopped:
+            self._held.clear()
         except BaseException as error:  # noqa: BLE001  handed to the caller, which raises it
             with self._change:
                 self._error = error
@@ -154,7 +191,7 @@ class Feed:
         """Until there is something to do; True where the thread is to end."""
         with self._change:
             while not self._closed and self._wanted == wanted:
-                if time.monotonic() - self._asked > IDLE_SECONDS:
+                if not self._busy and time.monotonic() - self._asked > IDLE_SECONDS:
                     break
                 self._change.wait(_POLL_SECONDS)
             else:
@@ -216,7 +253,8 @@ class Feed:
         epoch, first, last = self._steps_of(slab)
         out = []
         for chain in self._chains:
-            rows = self._order.rows_at(epoch, chain, *self._order.places(chain, first, last))
+            places, permute = self._order.places(chain, first, last), self._permutations[chain]
+            rows = self._order.rows_at(epoch, chain, *places, permute)
             out.append(self._take_whole(rows) if self._whole is not None else self._take(rows))
         return out
 
@@ -239,6 +277,8 @@ class Feed:
         return x, y, weight, rows
 
     def _piece(self, run: int) -> tuple[Any, ...]:
+        if self._closed:
+            raise Stopped
         piece = self._held.get(run)
         if piece is None:
             piece = self._held[run] = self._reader.read(*self._order.run_range(run))

@@ -53,6 +53,8 @@ class InProcessExecutor:
         None takes the process's own.
     """
 
+    keeps_states = False
+
     def __init__(
         self,
         n_jobs: int | None = None,

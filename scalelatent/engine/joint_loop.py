@@ -19,8 +19,9 @@ from .plan import ALLOWED_SHARE, Resources, check_fits, stage_memory
 from .record import same_array
 from .store import EngineStore
 
-# A worker keeps so many states and stages it has loaded (see dask_tasks), and writes one more.
-_STATES_HELD = 4
+# A worker may hold the states of two passes that follow each other, a third that it loaded itself, and one
+# twice more while it writes it (see dask_tasks and record).
+_STATES_HELD = 5
 
 
 @dataclass(frozen=True)

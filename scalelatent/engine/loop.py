@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from scalelatent.errors import RunError
@@ -149,14 +151,25 @@ def _checkpoint(
     store: EngineStore | None,
 ) -> None:
     if store is not None:
-        state = executor.get_state(stage, iteration, handle)
-        write_checkpoint(store, stage.name, iteration, state, callbacks, {"pass": iteration})
+        kept, where = executor.keeps_states, {"pass": iteration}
+        state = partial(executor.get_state, stage, iteration, handle)
+        write_checkpoint(store, stage.name, iteration, state, callbacks, where, kept=kept)
 
 
 def write_checkpoint(
-    store: EngineStore, name: str, iteration: int, state: Any, callbacks: Callback, where: dict[str, int]
+    store: EngineStore,
+    name: str,
+    iteration: int,
+    state: Callable[[], Any],
+    callbacks: Callback,
+    where: dict[str, int],
+    *,
+    kept: bool,
 ) -> None:
     """Make a state safe on disk and tell of it; ``where`` is what callbacks read.
+
+    ``kept`` says that whoever computed the state has put it into the folder: there it is made durable, and
+    need not pass through this process.
 
     Raises
     ------
@@ -165,7 +178,8 @@ def write_checkpoint(
     """
     begin = time.perf_counter()
     try:
-        store.save_state(name, iteration, state, durable=True)
+        if not (kept and store.make_durable(name, iteration)):
+            store.save_state(name, iteration, state(), durable=True)
     except RunError as error:
         callbacks.on_event({"event": "checkpoint_failed", **where, "message": str(error)})
         raise

@@ -49,6 +49,8 @@ class DaskExecutor:
         No workers, or a worker does not see the folder.
     """
 
+    keeps_states = True
+
     def __init__(self, client: Any, store: EngineStore, checkpoint_seconds: float = 30.0) -> None:
         self.client = client
         self.store = store
@@ -327,8 +329,9 @@ class DaskExecutor:
         if isinstance(error, KilledWorker):
             raise RunError(
                 f"task {future.key} was running when {error.last_worker.address} died, and so on "
-                f"{error.allowed_failures + 1} workers: most often memory. Give workers more memory, or set "
-                "[engine] block_rows lower, then resume the run"
+                f"{error.allowed_failures + 1} workers: most often memory. Give workers more memory or fewer "
+                "threads ([cluster] memory_limit, threads), then resume the run; or start anew in another "
+                "folder with a lower [engine] block_rows"
             ) from None
         if isinstance(error, (ScalelatentError, FloatingPointError)):
             # A fresh one: the future's own keeps the frames of this pass alive, and with them its futures.

@@ -146,6 +146,7 @@ def fit_online(
     fit = _OnlineFit(executor, stage, order, callbacks, store, settings)
     state = fit.restore(state)
     with executor.online_steps(stage, order, n_epochs) as run:
+        run.callbacks = callbacks
         fit.begin(run, state)
         try:
             while not fit.done and fit.place.epoch < n_epochs:
@@ -185,6 +186,7 @@ class _OnlineFit:
         # One object, so that an interrupt never falls between a place and its state.
         self.at: tuple[Place, Any] = (Place(), None)
         self.done, self.history = False, list[dict[str, Any]]()
+        self._restored = False
         self._pending = False  # the steps of a part are done, what follows on them is not
         self._saved, self._saved_at = Place(), time.perf_counter()
         self._since, self._rows, self._bytes = self._saved_at, 0, 0
@@ -213,7 +215,7 @@ class _OnlineFit:
                 f"{order}): resume with the same settings, or choose another run_dir"
             )
         place: Place = kept["place"]
-        self.at, self._saved = (place, None), place
+        self.at, self._saved, self._restored = (place, None), place, True
         self.history = store.load_history(name, total, key="steps")
         told = bool(self.history) and self.history[-1]["steps"] == total
         if place.step == 0 and place.epoch > 0 and not told:
@@ -230,7 +232,7 @@ class _OnlineFit:
     def begin(self, run: OnlineSteps, state: Any) -> None:
         """Hand the first state over."""
         self.run, place = run, self.place
-        self.at = (place, run.put(place, state))
+        self.at = (place, run.put(place, state, kept=self._restored))
         # A learner is asked where it is asked in a fit that was never interrupted.
         if not self._pending and (place.step == 0 or place.validated):
             self.done = self.stage.work.is_done(state)
@@ -334,8 +336,11 @@ class _OnlineFit:
         place, handle = self.at
         if self.store is None or self._saved == place:
             return
-        tree = {"state": self.run.get(place, handle), "place": place, "order": self.order}
+
+        def tree() -> dict[str, Any]:
+            return {"state": self.run.get(place, handle), "place": place, "order": self.order}
+
+        total, kept = place.total(self.order), self.executor.keeps_states
         where = {"pass": place.epoch, "step": place.step}
-        total = place.total(self.order)
-        write_checkpoint(self.store, self.stage.name, total, tree, self.callbacks, where)
+        write_checkpoint(self.store, self.stage.name, total, tree, self.callbacks, where, kept=kept)
         self._saved, self._saved_at = place, time.perf_counter()

@@ -13,15 +13,19 @@ when it is done, and what a lost worker had is done again from there.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.errors import RunError
 
+from .callbacks import Callback
 from .executor import Advance, Place
-from .online_tasks import StateLost, task_chains, task_close, task_end_epoch, task_steps
+from .online_sites import StateLost
+from .online_tasks import end_site, task_chains, task_close, task_end_epoch, task_steps
 from .order import RowOrder
 from .passes import Stage
+from .threads import within
 
 if TYPE_CHECKING:
     from .on_dask import DaskExecutor
@@ -32,12 +36,33 @@ SAVE_SHARE, LONGEST_SECONDS = 0.02, 30.0
 SEGMENT_STEPS = 256
 # Seconds a step that spreading it over workers costs, until it is measured.
 SPREAD_SECONDS = 8e-3
+# A segment that takes this many times as long as the one before, and at least so long, hangs: another worker
+# gets it. The first one may have much to read, and nobody knows how long it should take.
+OVERDUE_FACTOR, OVERDUE_SECONDS, FIRST_OVERDUE_SECONDS = 20.0, 300.0, 1800.0
+PASSED_OVER_SECONDS = 600.0
+ANSWER_SECONDS = 5.0
 REPLAYS = 3
 SPREADS = ("auto", "one", "all")
 
 
-class _WorkerLost(Exception):
-    """A worker that a segment was given to is gone; its address."""
+class _Redo(Exception):
+    """What was given to some workers has to be given anew; in words, why."""
+
+    counts = True
+
+
+class _WorkerLost(_Redo):
+    """A worker died."""
+
+
+class _WorkerLeft(_Redo):
+    """A worker was taken away in order, as adaptive clusters do all day: nobody's fault."""
+
+    counts = False
+
+
+class _Overdue(_Redo):
+    """A worker hangs; it is noted who."""
 
 
 class DaskSteps:
@@ -62,7 +87,10 @@ class DaskSteps:
         self._one: float | None = None
         self._work, self._cost = 0.0, SPREAD_SECONDS
         self._seconds = SEGMENT_SECONDS
+        self._took: float | None = None
+        self._hung: dict[str, float] = {}
         self.spread_steps = 0
+        self.callbacks = Callback()
 
     @property
     def _record(self) -> str:
@@ -73,25 +101,21 @@ class DaskSteps:
 
     def __exit__(self, *error: Any) -> None:
         self._store.drop_result(self._record)
+        args, client = (self._store.ref, self._stage.name, self._token), self._executor.client
+        # What does not hear of it lets go by itself, later.
+        with suppress(Exception):
+            within(ANSWER_SECONDS, lambda: client.run(end_site, *args, on_error="ignore"))
 
     # -- states ----------------------------------------------------------------------------------------------
 
-    def put(self, place: Place, state: Any) -> Place:
-        """Write a state where the workers find it."""
-        if not self._has(place):
+    def put(self, place: Place, state: Any, *, kept: bool = False) -> Place:
+        """Write a state where the workers find it, unless it comes from there."""
+        if not kept:
             tree = {"state": state, "place": place, "order": self._order}
             self._store.save_state(self._stage.name, place.total(self._order), tree, durable=False)
         learner = self._stage.work
         self._known = (place, learner.summary(state), learner.is_done(state))
         return place
-
-    def _has(self, place: Place) -> bool:
-        """Whether the state lies there already: a checkpoint that a fit goes on from is not written again."""
-        try:
-            kept = self._store.load_state(self._stage.name, place.total(self._order))
-        except RunError:
-            return False
-        return bool(kept["place"] == place)
 
     def get(self, place: Place, handle: Place) -> Any:
         """The state, from the run folder."""
@@ -120,67 +144,135 @@ class DaskSteps:
 
     def end_epoch(self, place: Place, handle: Place) -> Place:
         """The learner's schedule, on a worker."""
-        for replay in range(REPLAYS + 1):
-            worker = self._workers(fresh=bool(replay))[0]
-            future = self._submit(task_end_epoch, "epoch", handle, replay, worker, handle, place)
-            try:
-                return self._told(place, self._result(future, [worker]))
-            except _WorkerLost:
-                self._executor.client.cancel([future])
-        raise RunError(
-            f"{REPLAYS + 1} workers died one after another at the end of epoch {place.epoch} of "
-            f"{self._stage.name}: look at their logs, then resume the run"
-        )
+
+        def end(workers: list[str], replay: int, careful: bool) -> dict[str, Any]:
+            future = self._submit(task_end_epoch, "epoch", handle, replay, workers[0], handle, place)
+            return self._result([future], workers[:1])
+
+        return self._told(place, self._redone(end, handle, f"the end of epoch {place.epoch}"))
 
     def _segment(self, place: Place, stop: int) -> dict[str, Any]:
-        """One segment from a place; returns what its last task told.
+        """One segment from a place; returns what its last task told."""
+
+        def run(workers: list[str], replay: int, careful: bool) -> dict[str, Any]:
+            groups = min(len(workers), self._order.n_chains)
+            # One worker needs no replicas, so that ends a series of lost ones; and shows which one hangs.
+            if careful or self._use_one(groups):
+                return self._on_one(place, stop, workers[0], replay)
+            return self._on_all(place, stop, workers[:groups], replay)
+
+        return self._redone(run, place, f"the steps after {place.step} of epoch {place.epoch + 1}")
+
+    def _redone(
+        self, run: Callable[[list[str], int, bool], dict[str, Any]], place: Place, what: str
+    ) -> dict[str, Any]:
+        """What a part of the fit comes to, done again where workers went or hang.
 
         Raises
         ------
         RunError
-            Workers died again and again while they did it.
+            Again and again.
         """
-        replay, lost = 0, 0
+        replay, missing, overdue, failed = 0, 0, 0, 0
         while True:
             workers = self._workers(fresh=bool(replay))
-            groups = min(len(workers), self._order.n_chains)
             try:
-                # One worker needs no replicas, so that ends a series of lost ones.
-                if self._use_one(groups) or replay - lost >= REPLAYS:
-                    return self._on_one(place, stop, workers[0], replay)
-                return self._on_all(place, stop, workers[:groups], replay)
-            except _WorkerLost as error:
-                lost += 1
-                if lost > REPLAYS:
-                    raise RunError(
-                        f"{lost} times a worker ({error}) died within the steps after {place.step} of epoch "
-                        f"{place.epoch + 1} of {self._stage.name}: most often memory. Give workers more "
-                        "memory, or set batch_rows lower, then resume the run"
-                    ) from None
+                return run(workers, replay, overdue > 1 or missing >= REPLAYS)
             except StateLost:
-                pass
+                missing += 1
+            except _Redo as error:
+                overdue += isinstance(error, _Overdue)
+                failed += error.counts
+                self.callbacks.on_event(
+                    {
+                        "event": "steps_redone",
+                        "stage": self._stage.name,
+                        "pass": place.epoch + 1,
+                        "step": place.step,
+                        "reason": str(error),
+                    }
+                )
+                if failed > REPLAYS:
+                    raise RunError(
+                        f"{what} of {self._stage.name} failed {failed} times, the last time because {error}: "
+                        "most often memory. Look at the logs of the workers, give them more memory or fewer "
+                        "threads ([cluster] memory_limit, threads), then resume the run"
+                    ) from None
             replay += 1
 
-    def _result(self, future: Any, workers: list[str]) -> Any:
-        """The result of the last task of a segment, unless one of its workers goes.
+    def _result(self, futures: list[Any], workers: list[str]) -> Any:
+        """The result of the first of some futures, unless one of the workers goes or hangs; then, and after
+        any error, all are called off.
 
         The scheduler would move the tasks of a lost worker, but not where none was left at that moment: tasks
         bound to addresses that are gone then wait for ever.
         """
+        begin, limit = time.monotonic(), self._limit()
 
         def check() -> None:
-            gone = set(workers).difference(self._executor.wait_for_workers())
+            self.callbacks.on_wait()
+            gone = sorted(set(workers).difference(self._executor.wait_for_workers()))
+            for worker in gone:
+                if not self._left_in_order(worker):
+                    raise _WorkerLost(f"worker {worker} died")
             if gone:
-                raise _WorkerLost(min(gone))
+                raise _WorkerLeft(f"worker {gone[0]} was taken away")
+            if time.monotonic() - begin > limit:
+                hung = self._holders(workers)
+                self._hung |= dict.fromkeys(hung, time.monotonic())
+                raise _Overdue(f"{', '.join(hung)} had nothing to show for {limit:.0f} s")
 
-        return self._executor.result(future, check)
+        try:
+            out = self._executor.result(futures[0], check)
+        except BaseException:
+            for future in futures:
+                # Not `Client.cancel`: it asks the scheduler, which may be what is gone.
+                future.release()
+            raise
+        self._took = time.monotonic() - begin
+        return out
+
+    def _limit(self) -> float:
+        """Seconds after which a segment hangs."""
+        if self._took is None:
+            return FIRST_OVERDUE_SECONDS
+        return max(OVERDUE_SECONDS, OVERDUE_FACTOR * max(self._seconds, self._took))
+
+    def _holders(self, workers: list[str]) -> list[str]:
+        """Of some workers those that have a task of ours right now; all where the scheduler does not tell."""
+        client, mine = self._executor.client, f"-{self._token}"
+        try:
+            found = within(ANSWER_SECONDS, lambda: client.processing(sorted(set(workers))))
+        except Exception:  # noqa: BLE001  whatever Dask raises
+            found = {}
+        return sorted(w for w, keys in found.items() if any(mine in str(key) for key in keys)) or sorted(
+            set(workers)
+        )
+
+    def _left_in_order(self, worker: str) -> bool:
+        """Whether a worker that is gone was asked to go, as far as the scheduler tells."""
+        client = self._executor.client
+        try:
+            events = within(ANSWER_SECONDS, lambda: client.get_events(worker))
+        except Exception:  # noqa: BLE001  whatever Dask raises: then it counts as dead
+            return False
+        told = [event for _, event in events if isinstance(event, dict)]
+        return any(
+            event.get("action") == "retired"
+            or (event.get("action") == "remove-worker" and event.get("expected", False))
+            for event in told
+        )
 
     def _workers(self, fresh: bool = False) -> list[str]:
-        """Addresses, one for each thread of a worker; every worker's first thread comes first."""
+        """Addresses, one for each thread of a worker; every worker's first thread comes first. Those that
+        were found hanging are passed over for a while.
+        """
         if fresh:
             self._executor.wait_for_workers()
         self._executor.refresh()
-        threads = self._executor.threads
+        threads, now = self._executor.threads, time.monotonic()
+        hung = {name for name, found in self._hung.items() if now - found < PASSED_OVER_SECONDS}
+        threads = {name: n for name, n in threads.items() if name not in hung} or threads
         turns = [(turn, name) for name, n in threads.items() for turn in range(n)]
         return [name for _, name in sorted(turns)]
 
@@ -196,11 +288,7 @@ class DaskSteps:
         threads = min(self._executor.threads.get(worker, 1), self._order.n_chains)
         seconds = FIRST_SECONDS if self._one is None else self._seconds
         future = self._submit(task_steps, "step", place, replay, worker, place, stop, threads, seconds)
-        try:
-            out = self._result(future, [worker])
-        except BaseException:
-            self._executor.client.cancel([future])
-            raise
+        out = self._result([future], [worker])
         self._one, self._work = out["seconds"], out["work"]
         return out
 
@@ -219,11 +307,7 @@ class DaskSteps:
                 for g, worker in enumerate(workers)
             ]  # fmt: skip
         future = self._submit(task_close, "close", last, replay, workers[0], last, futures)
-        try:
-            out = self._result(future, workers)
-        except BaseException:
-            self._executor.client.cancel([future, *futures])
-            raise
+        out = self._result([future, *futures], workers)
         seconds = (time.perf_counter() - begin) / count
         self._work = out["work"] / count
         # A late answer of one segment says little; a lasting one moves the mean.

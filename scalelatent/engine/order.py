@@ -9,6 +9,8 @@ random places of the dataset, which is as good as a full shuffle unless neighbou
 from __future__ import annotations
 
 import warnings
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -20,6 +22,8 @@ from .streams import stream
 # Labels looked at by :func:`sortedness`: this many places of this many neighbours.
 SAMPLED_PLACES, SAMPLED_ROWS = 64, 256
 SORTED = 0.5
+
+Permute = Callable[[int, int, int, int], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -132,14 +136,19 @@ class RowOrder:
             )
         return self.rows_at(epoch, chain, *self.places(chain, step, step + 1))
 
-    def rows_at(self, epoch: int, chain: int, first: int, last: int) -> np.ndarray:
-        """Rows at the places ``first:last`` of a chain's segment, int64."""
+    def rows_at(
+        self, epoch: int, chain: int, first: int, last: int, permute: Permute | None = None
+    ) -> np.ndarray:
+        """Rows at the places ``first:last`` of a chain's segment, int64.
+
+        ``permute`` is :func:`permutation`, or something that remembers what it gave (:class:`Permutations`).
+        """
         begin, length = self.segment(chain)
         if not self.shuffle or first >= last:
             return np.arange(begin + first, begin + max(first, last), dtype=np.int64)
         size, parts = self.buffer_rows, []
         for low in range(first // size * size, last, size):
-            permuted = _permutation(self.seed, epoch, begin + low, min(size, length - low))
+            permuted = (permute or permutation)(self.seed, epoch, begin + low, min(size, length - low))
             parts.append(permuted[max(first - low, 0) : last - low] + np.int64(begin + low))
         places, gap = np.concatenate(parts), self.n_runs * self.run_rows - self.n_rows
         runs, short = _runs(self.n_runs, self.seed, epoch)
@@ -175,10 +184,40 @@ def _runs(n_runs: int, seed: int, epoch: int) -> tuple[np.ndarray, int]:
     return runs, int(np.flatnonzero(runs == n_runs - 1)[0])
 
 
-@lru_cache(maxsize=32)
-def _permutation(seed: int, epoch: int, place: int, size: int) -> np.ndarray:
-    """Order of the rows of the buffer that begins at a place of the sequence."""
+def permutation(seed: int, epoch: int, place: int, size: int) -> np.ndarray:
+    """Order of the rows of the buffer that begins at a place of the sequence, int32.
+
+    Examples
+    --------
+    >>> sorted(permutation(0, 0, 0, 4).tolist())
+    [0, 1, 2, 3]
+    """
     return stream(seed, "order-rows", epoch, place).permutation(size).astype(np.int32)
+
+
+class Permutations:
+    """:func:`permutation` that remembers the last few: steps in their order draw from one buffer for long.
+
+    Examples
+    --------
+    >>> remembered = Permutations(2)
+    >>> remembered(0, 0, 0, 4) is remembered(0, 0, 0, 4)
+    True
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._kept: OrderedDict[tuple[int, int, int, int], np.ndarray] = OrderedDict()
+
+    def __call__(self, seed: int, epoch: int, place: int, size: int) -> np.ndarray:
+        """As :func:`permutation`."""
+        key = seed, epoch, place, size
+        if key not in self._kept:
+            while len(self._kept) >= self._size:
+                self._kept.popitem(last=False)
+            self._kept[key] = permutation(*key)
+        self._kept.move_to_end(key)
+        return self._kept[key]
 
 
 def sortedness(dataset: Any) -> float:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -46,8 +46,9 @@ def naming(dataset: Any) -> Iterator[None]:
         raise
     except MemoryError as error:
         raise RunError(
-            f"out of memory on rows of {dataset.url or 'the given arrays'}: {error}. Set [engine] "
-            "block_rows lower (engine={'block_rows': ...}), or give the worker more, then resume the run"
+            f"out of memory on rows of {dataset.url or 'the given arrays'}: {error}. Give the worker more "
+            "memory, or fewer threads ([cluster] memory_limit, threads), then resume the run; or start anew "
+            "in another folder with a lower [engine] block_rows (engine={'block_rows': ...})"
         ) from error
     except (ValueError, FloatingPointError) as error:
         where = dataset.url or "the given arrays"
@@ -60,10 +61,16 @@ class Stopped(Exception):
 
 @dataclass
 class Meter:
-    """What reading cost: bytes decoded and seconds waited for."""
+    """What reading cost: bytes decoded, by any of the threads that read, and seconds waited for."""
 
     bytes_read: int = 0
     wait_seconds: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def count(self, nbytes: int) -> None:
+        """Add to the bytes."""
+        with self._lock:
+            self.bytes_read += nbytes
 
 
 class Reader:
@@ -116,7 +123,7 @@ class Reader:
             ds.read_weight(start, stop) if ds.has_weight else None,
         )
         if ds.is_stored:
-            self.meter.bytes_read += sum(a.nbytes for a in piece if a is not None)
+            self.meter.count(sum(a.nbytes for a in piece if a is not None))
         if self.cache is not None:
             self.cache.put((self._name, start, stop), piece)
         return piece

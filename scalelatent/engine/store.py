@@ -1,18 +1,16 @@
 """The engine's folder of a run: what a resume, and every worker, needs to find.
 
-``stage-*`` constants of a stage; ``state-*`` states between passes; ``node-*`` finished spans of the pass in
-progress; ``result-*`` what a finished stage left; ``history-*`` one line a pass. Everything is a checksummed
-record that appears whole, and may be written twice; the newest readable state wins. The folder may lie on a
-disk or in an object store.
+``stage-*`` constants of a stage; ``state-*`` states between passes; ``durable-*`` which of them outlives a
+power failure; ``node-*`` finished spans of the pass in progress; ``result-*`` what a finished stage left;
+``history-*`` one line a pass. Everything is a checksummed record that appears whole, and may be written
+twice; the newest readable state wins. The folder may lie on a disk or in an object store.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import threading
 import uuid
-from collections import OrderedDict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from .record import read_record, write_record
 
 KEEP_STATES = 3
 _STATE = re.compile(r"state-(?P<stage>.+)-(?P<iteration>\d{6,})\.rec")
+_DURABLE = re.compile(r"durable-(?P<stage>.+)-(?P<iteration>\d{6,})")
 _NODE = re.compile(
     r"node-(?P<stage>.+)-(?P<iteration>\d{6,})-(?P<part>.+)-(?P<level>\d+)-(?P<index>\d+)\.rec"
 )
@@ -39,7 +38,10 @@ class EngineStore:
     Parameters
     ----------
     folder : path, url or Location
-        Made where it is missing.
+        Made where it is missing, unless ``run`` is given.
+    run : str or None
+        Id of the run whose folder it has to be, as a task of that run opens it: then nothing is made, and
+        nothing is written any more once the folder was removed or belongs to another run.
 
     Attributes
     ----------
@@ -59,9 +61,12 @@ class EngineStore:
     42
     """
 
-    def __init__(self, folder: str | Path | Location) -> None:
+    def __init__(self, folder: str | Path | Location, run: str | None = None) -> None:
         self.place = locate(folder)
+        self._run = run
         self._histories: dict[str, LineLog] = {}
+        if run is not None:
+            return
         try:
             self.place.make()
         except OSError as error:
@@ -101,6 +106,7 @@ class EngineStore:
 
     def write(self, name: str, tree: Any, *, durable: bool = True) -> int:
         """Write a record; see :func:`~scalelatent.engine.record.write_record`."""
+        self._check_run(name)
         return write_record(self.place, name, tree, durable=durable)
 
     def read(self, name: str) -> Any:
@@ -191,10 +197,54 @@ class EngineStore:
         return self.place.name_of(_state_name(stage, iteration))
 
     def save_state(self, stage: str, iteration: int, state: Any, durable: bool) -> None:
-        """Write a state and drop all but the newest few."""
+        """Write a state, and drop all but the newest few and the newest durable one.
+
+        A durable state is replaced by a durable one only, whatever ``durable`` says.
+        """
+        states, marks = self._states(stage)
+        durable = durable or iteration in marks
         self.write(_state_name(stage, iteration), state, durable=durable)
-        for old in self.iterations(stage)[:-KEEP_STATES]:
-            self.remove(_state_name(stage, old))
+        if durable:
+            self._mark_durable(stage, iteration, marks)
+            marks = [iteration]
+        kept = {*sorted({*states, iteration})[-KEEP_STATES:], *marks[-1:]}
+        for old in states:
+            if old not in kept:
+                self.remove(_state_name(stage, old))
+
+    def make_durable(self, stage: str, iteration: int) -> bool:
+        """Make a state outlive a power failure where it lies; False where there is none.
+
+        Raises
+        ------
+        RunError
+            The disk refuses.
+        """
+        name = _state_name(stage, iteration)
+        self._check_run(name)
+        try:
+            self.place.sync(name)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise self._unwritable(name, error) from error
+        self._mark_durable(stage, iteration, self._states(stage)[1])
+        return True
+
+    def _mark_durable(self, stage: str, iteration: int, before: list[int]) -> None:
+        """Note that a state is durable; marks of others go, and with them what kept those states."""
+        if iteration not in before:
+            self._write(_durable_name(stage, iteration), b"durable\n", durable=True)
+        for old in before:
+            if old != iteration:
+                self.remove(_durable_name(stage, old))
+
+    def _states(self, stage: str) -> tuple[list[int], list[int]]:
+        """(iterations of all states, of durable ones), in order, by one look at the folder."""
+        names = self.place.keys("")
+        found = [[m for name in names if (m := pattern.fullmatch(name))] for pattern in (_STATE, _DURABLE)]
+        states, marks = (sorted(int(m["iteration"]) for m in ms if m["stage"] == stage) for ms in found)
+        return states, marks
 
     def load_state(self, stage: str, iteration: int) -> Any:
         """One state.
@@ -218,12 +268,15 @@ class EngineStore:
 
     def iterations(self, stage: str) -> list[int]:
         """Passes after which a state was kept, in order."""
-        return sorted(int(m["iteration"]) for m in self.names(_STATE) if m["stage"] == stage)
+        return self._states(stage)[0]
 
     def drop_stage(self, stage: str) -> None:
         """Forget constants and states of a stage that is done; its history stays."""
-        for iteration in self.iterations(stage):
+        states, marks = self._states(stage)
+        for iteration in states:
             self.remove(_state_name(stage, iteration))
+        for iteration in marks:
+            self.remove(_durable_name(stage, iteration))
         self.remove(f"stage-{stage}.rec")
 
     # -- finished spans of the pass in progress --------------------------------------------------------------
@@ -258,6 +311,7 @@ class EngineStore:
     def append_history(self, stage: str, record: dict[str, Any]) -> None:
         """One line a pass."""
         name = f"history-{stage}.jsonl"
+        self._check_run(name)
         try:
             self._history(name).append(json.dumps(record).encode())
         except OSError as error:
@@ -286,11 +340,27 @@ class EngineStore:
     def _history(self, name: str) -> LineLog:
         return self._histories.setdefault(name, LineLog(self.place, name))
 
-    def _write(self, name: str, data: bytes) -> None:
+    def _write(self, name: str, data: bytes, durable: bool = False) -> None:
+        self._check_run(name)
         try:
-            self.place.write(name, data)
+            self.place.write(name, data, durable=durable)
         except OSError as error:
             raise self._unwritable(name, error) from error
+
+    def _check_run(self, name: str) -> None:
+        """Before a task writes: a task may outlive its run, and the folder belong to another by then."""
+        if self._run is None:
+            return
+        try:
+            there = self.place.read("run-id")
+        except OSError as error:
+            raise self._unwritable(name, error) from error
+        if there != self._run.encode():
+            state = "was removed" if there is None else f"belongs to run {there.decode()} now"
+            raise RunError(
+                f"{self.place.url} {state}, and this is a task of run {self._run}: {name} was not written. "
+                "If that run is still wanted, start it anew in a folder of its own"
+            )
 
     def _unwritable(self, name: str, error: OSError) -> RunError:
         return RunError(
@@ -303,32 +373,9 @@ def _state_name(stage: str, iteration: int) -> str:
     return f"state-{stage}-{iteration:06d}.rec"
 
 
+def _durable_name(stage: str, iteration: int) -> str:
+    return f"durable-{stage}-{iteration:06d}"
+
+
 def _node_name(stage: str, iteration: int, span: Span) -> str:
     return f"node-{stage}-{iteration:06d}-{span.part}-{span.level}-{span.index}.rec"
-
-
-class RecentObjects:
-    """The last few loaded stages and states of a process, so that its tasks read each file once."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._kept: OrderedDict[Any, Any] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: Any, load: Any) -> Any:
-        """The object of a key, loaded by ``load()`` where it is not at hand."""
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-        value = load()
-        self.put(key, value)
-        return value
-
-    def put(self, key: Any, value: Any) -> None:
-        """Keep an object."""
-        with self._lock:
-            self._kept[key] = value
-            self._kept.move_to_end(key)
-            while len(self._kept) > self._size:
-                self._kept.popitem(last=False)

@@ -5,11 +5,15 @@ over spans.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import queue
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 @lru_cache(maxsize=1)
@@ -21,19 +25,109 @@ def _controller() -> Any:
     return ThreadpoolController()
 
 
+class _OneThread:
+    """The limit of the whole process: whoever comes first sets it, whoever leaves last takes it back.
+
+    Each on its own would restore what it found, and so, ending while another goes on, either let the pools
+    loose under it or leave them limited for ever.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._blas: Any = None
+        self._zarr: Any = None
+
+    def enter(self) -> None:
+        """One more user."""
+        import zarr
+
+        with self._lock:
+            if not self._users:
+                _take_control()
+                self._blas = _controller().select(user_api="blas").limit(limits=1)
+                self._zarr = zarr.config.set({"threading.max_workers": 1})
+            self._users += 1
+
+    def leave(self) -> None:
+        """One user less."""
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                _take_control()
+                self._blas.restore_original_limits()
+                _take_control()
+                self._zarr.__exit__(None, None, None)
+
+
+def _take_control() -> None:
+    """Let the calling thread set the limits of OpenBLAS.
+
+    From threadpoolctl 3.8 on only the thread that set one first may, and all others do nothing in silence.
+    """
+    for library in _controller().lib_controllers:
+        clear = getattr(library, "clear_controlling_thread", None)
+        if clear is not None:
+            clear(force=True)
+
+
+_one_thread = _OneThread()
+
+
 @contextmanager
 def single_threaded() -> Iterator[None]:
-    """BLAS and zarr use one thread each inside; what was set before is restored at the end.
+    """BLAS and zarr use one thread each inside, in all threads of the process; once nobody is inside any
+    more, what was set before is restored.
 
     Examples
     --------
     >>> with single_threaded():
     ...     pass
     """
-    import zarr
+    _one_thread.enter()
+    try:
+        # OpenMP counts by calling thread, not by process.
+        with _controller().select(user_api="openmp").limit(limits=1):
+            yield
+    finally:
+        _one_thread.leave()
 
-    with _controller().limit(limits=1), zarr.config.set({"threading.max_workers": 1}):
-        yield
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """What a call returns, waited for only so long: for requests to a cluster that may never be answered.
+
+    Parameters
+    ----------
+    seconds : float
+    call : callable
+        Runs in a thread of its own, which is left to itself after that.
+
+    Raises
+    ------
+    TimeoutError
+        No answer yet; and whatever the call raises.
+
+    Examples
+    --------
+    >>> within(5.0, lambda: 2)
+    2
+    """
+    answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            answers.put((call(), None))
+        except BaseException as error:  # noqa: BLE001  raised in the calling thread
+            answers.put((None, error))
+
+    threading.Thread(target=work, name="bounded-call", daemon=True).start()
+    try:
+        value, error = answers.get(timeout=seconds)
+    except queue.Empty:
+        raise TimeoutError(f"no answer in {seconds:g} s") from None
+    if error is not None:
+        raise error
+    return value
 
 
 def available_cores() -> int:

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from scalelatent.data.store import is_local, locate
+from scalelatent.engine.cache import machine_memory as memory_limit
+from scalelatent.engine.threads import available_cores
 from scalelatent.errors import ScalelatentError
 
 __all__ = ["Finding", "examine", "memory_limit"]
@@ -97,46 +99,6 @@ def examine(folder: str | os.PathLike[str] = ".") -> list[Finding]:
     return found
 
 
-def memory_limit() -> tuple[int, str]:
-    """Return the memory this process may use, in bytes, and what sets the limit.
-
-    Containers show the host's memory but are killed at their own limit, so cgroups (v2, then v1) count.
-
-    Examples
-    --------
-    >>> from scalelatent.jobs.doctor import memory_limit
-    >>> memory_limit()[0] > 0
-    True
-    """
-    import psutil
-
-    total = int(psutil.virtual_memory().total)
-    for file, name in _cgroup_files():
-        try:
-            text = file.read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit() and 0 < int(text) < total:
-            return int(text), name
-    return total, "the machine"
-
-
-def _cgroup_files() -> Iterator[tuple[Path, str]]:
-    root = Path("/sys/fs/cgroup")
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            yield root / path.lstrip("/") / "memory.max", "cgroup v2"
-        elif "memory" in controllers.split(","):
-            yield root / "memory" / path.lstrip("/") / "memory.limit_in_bytes", "cgroup v1"
-    yield root / "memory.max", "cgroup v2"
-    yield root / "memory" / "memory.limit_in_bytes", "cgroup v1"
-
-
 def _python() -> Iterator[Finding]:
     yield Finding("python", "ok", f"{platform.python_version()} ({sys.executable})")
 
@@ -167,7 +129,7 @@ def _packages() -> Iterator[Finding]:
 def _cpu() -> Iterator[Finding]:
     import psutil
 
-    there, usable = psutil.cpu_count() or 1, _usable_cpus()
+    there, usable = psutil.cpu_count() or 1, available_cores()
     cores = psutil.cpu_count(logical=False) or "?"
     text = f"{usable} of {there} logical CPUs usable, {cores} cores, {platform.machine()}"
     if usable < there:
@@ -177,11 +139,6 @@ def _cpu() -> Iterator[Finding]:
         yield Finding("cpu", "warn", text, fix)
     else:
         yield Finding("cpu", "ok", text)
-
-
-def _usable_cpus() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _memory() -> Iterator[Finding]:
@@ -216,7 +173,7 @@ def _blas() -> Iterator[Finding]:
 
     np.dot(np.ones((2, 2)), np.ones((2, 2)))  # loads the library that numpy multiplies with
     pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
-    usable = _usable_cpus()
+    usable = available_cores()
     if not pools:
         yield Finding(
             "blas threads", "warn", "no BLAS found by threadpoolctl", "install numpy from PyPI or conda-forge"

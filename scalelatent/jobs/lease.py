@@ -21,6 +21,7 @@ import os
 import socket
 import threading
 import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from .lock import HEARTBEAT_SECONDS, STALE_SECONDS
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["ObjectLock"]
 
 FOLDER = "lock"
+RELEASE_SECONDS = 10.0
 
 
 class ObjectLock:
@@ -40,11 +42,6 @@ class ObjectLock:
     ----------
     place : ObjectLocation
         The run folder.
-
-    Attributes
-    ----------
-    lost : bool
-        Whether another driver has taken over from this one.
 
     Examples
     --------
@@ -59,12 +56,14 @@ class ObjectLock:
     """
 
     def __init__(self, place: ObjectLocation) -> None:
-        self.lost = False
         self._place = place
-        self._number = 0
         self._me = {"token": uuid.uuid4().hex, **_this_process()}
-        self._stop = threading.Event()
-        self._beat: threading.Thread | None = None
+        self._hold: _Hold | None = None
+
+    @property
+    def lost(self) -> bool:
+        """Whether another driver has taken over from this one."""
+        return self._hold is not None and self._hold.lost
 
     def acquire(self) -> None:
         """Take the lease.
@@ -82,24 +81,20 @@ class ObjectLock:
         # A first request whose answer was lost may have put it: then it is ours, and bears our token.
         if not self._place.create(_key(number), mine) and self._place.read(_key(number)) != mine:
             raise BlockingIOError(f"{self._place.url} was taken just now")
-        self._number, self.lost = number, False
-        for old in self._numbers():
-            if old < number:
-                self._place.delete(_key(old))
-        self._stop.clear()
-        self._beat = threading.Thread(target=self._keep_fresh, name="run-folder-heartbeat", daemon=True)
-        self._beat.start()
+        self._hold = _Hold(self._place, number, self._me)
+        with suppress(OSError):  # they count no more, so they may as well stay
+            for old in _numbers(self._place):
+                if old < number:
+                    self._place.delete(_key(old))
 
     def release(self) -> None:
-        """Give the lease back; safe to call when it is not held."""
-        if not self._number:
-            return
-        self._stop.set()
-        if self._beat is not None:
-            self._beat.join(timeout=5)
-        if not self.lost:
-            self._place.write(_key(self._number), json.dumps({**self._me, "released": True}).encode())
-        self._number = 0
+        """Give the lease back; safe to call when it is not held.
+
+        Where the store does not answer, the lease ends by itself.
+        """
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            hold.end()
 
     def holder(self) -> dict[str, Any] | None:
         """Return ``{"pid", "host", "seconds_left", …}`` of who holds the lease, or None."""
@@ -118,24 +113,46 @@ class ObjectLock:
             return None
         return {**written, "seconds_left": round(STALE_SECONDS - max(age, 0.0))}
 
-    def _numbers(self) -> list[int]:
-        names = (name.removesuffix(".json") for name in self._place.keys(FOLDER))
-        return sorted(int(name) for name in names if name.isdigit())
-
     def _newest(self) -> int:
-        return max(self._numbers(), default=0)
+        return max(_numbers(self._place), default=0)
 
-    def _keep_fresh(self) -> None:
+
+class _Hold:
+    """One number of the lease while it is held: all that is put under it is put by one thread, in order."""
+
+    def __init__(self, place: ObjectLocation, number: int, me: dict[str, Any]) -> None:
+        self.lost = False
+        self._place, self._number, self._me = place, number, me
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="run-folder-heartbeat", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Give the number back; after a while without an answer whoever waits is let go."""
+        self._stop.set()
+        self._thread.join(RELEASE_SECONDS)
+
+    def _keep(self) -> None:
         beats = 0
         while not self._stop.wait(HEARTBEAT_SECONDS):
             beats += 1
-            try:
-                if self._newest() > self._number:
+            with suppress(OSError):  # out of reach for now; if it stays so, the lease ends by itself
+                if max(_numbers(self._place), default=0) > self._number:
                     self.lost = True
                     return
-                self._place.write(_key(self._number), json.dumps({**self._me, "beats": beats}).encode())
-            except OSError:  # out of reach for now; if it stays so, the lease ends by itself
-                continue
+                self._put(beats=beats)
+        with suppress(OSError):
+            # Where the run folder was removed, "released" would be all that is in it.
+            if self._place.has(_key(self._number)):
+                self._put(released=True)
+
+    def _put(self, **more: Any) -> None:
+        self._place.write(_key(self._number), json.dumps({**self._me, **more}).encode())
+
+
+def _numbers(place: ObjectLocation) -> list[int]:
+    names = (name.removesuffix(".json") for name in place.keys(FOLDER))
+    return sorted(int(name) for name in names if name.isdigit())
 
 
 def _key(number: int) -> str:

@@ -14,6 +14,7 @@ import os
 import socket
 import threading
 import time
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,12 @@ def folder_lock(place: Location) -> FolderLock | ObjectLock:
 class FolderLock:
     """The lock of one folder, in its file ``lock``.
 
+    Attributes
+    ----------
+    lost : bool
+        Whether another driver has taken over: the folder was made anew, or locks do not reach other hosts and
+        this one was silent for too long.
+
     Examples
     --------
     >>> import tempfile
@@ -62,10 +69,10 @@ class FolderLock:
     (True, None)
     """
 
-    lost = False  # the kernel never gives it to another while this process lives
-
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.file = Path(folder, "lock")
+        self.lost = False
+        self._token = uuid.uuid4().hex
         self._descriptor: int | None = None
         self._stop = threading.Event()
         self._beat: threading.Thread | None = None
@@ -84,12 +91,13 @@ class FolderLock:
             if self._held_elsewhere():
                 raise BlockingIOError(f"{self.file} is held on another host")
             os.ftruncate(descriptor, 0)
-            os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+            who = {"pid": os.getpid(), "host": socket.gethostname(), "token": self._token}
+            os.write(descriptor, json.dumps(who).encode())
             os.fsync(descriptor)
         except BaseException:
             os.close(descriptor)
             raise
-        self._descriptor = descriptor
+        self._descriptor, self.lost = descriptor, False
         self._stop.clear()
         self._beat = threading.Thread(target=self._keep_fresh, name="run-folder-heartbeat", daemon=True)
         self._beat.start()
@@ -101,10 +109,15 @@ class FolderLock:
         self._stop.set()
         if self._beat is not None:
             self._beat.join(timeout=5)
-        # The file stays: unlinking it would let two processes lock two files of one name.
-        os.ftruncate(self._descriptor, 0)
-        os.close(self._descriptor)
-        self._descriptor = None
+        try:
+            # The file stays: unlinking it would let two processes lock two files of one name.
+            if not self.lost:
+                os.ftruncate(self._descriptor, 0)
+        except OSError:  # a file system out of reach: the lock ends with the descriptor, or by silence
+            pass
+        finally:
+            os.close(self._descriptor)
+            self._descriptor = None
 
     def holder(self) -> dict[str, Any] | None:
         """Return ``{"pid", "host"}`` of the process that holds the lock, or None."""
@@ -140,9 +153,13 @@ class FolderLock:
     def _keep_fresh(self) -> None:
         while not self._stop.wait(HEARTBEAT_SECONDS):
             try:
+                written = self._written()
+                if written is not None and written.get("token") != self._token:
+                    self.lost = True
+                    return
                 os.utime(self.file)
-            except OSError:
-                return
+            except OSError:  # out of reach for now; if it stays so, the lock ends by silence
+                continue
 
 
 def _take(descriptor: int) -> None:

@@ -186,16 +186,20 @@ def run_new_job(
     try:
         return run_job(job, folder, callbacks=callbacks, tell=tell)
     except ScalelatentError:
-        if not folder.fit_began:
-            take_back(folder, existed)
+        take_back(folder, existed)
         raise
 
 
 def take_back(folder: RunFolder, existed: bool) -> None:
-    """Remove a run folder of a run that was refused: all that is in it was written just now, for nothing."""
-    folder.remove()
-    if existed:
-        folder.place.make()
+    """Remove a run folder whose fit never began: what is in it was written just now, for nothing.
+
+    Unless another driver has it, or its place does not answer: what was refused is told all the same.
+    """
+    with suppress(RunError, OSError), folder.lock():
+        if not folder.fit_began:
+            folder.remove()
+            if existed:
+                folder.place.make()
 
 
 def build_estimator(job: Job) -> Any:

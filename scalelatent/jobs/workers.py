@@ -15,7 +15,7 @@ __all__ = ["peak_bytes", "peak_of_workers"]
 
 
 def peak_of_workers(client: Client) -> int | None:
-    """Return the largest peak of any worker, in bytes; None if they do not answer."""
+    """Return the largest peak of any worker, in bytes; None if they do not answer in time."""
     try:
         peaks = ask_workers(client, peak_bytes)
     except (OSError, RunError):

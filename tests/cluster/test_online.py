@@ -250,15 +250,15 @@ def test_a_worker_without_a_replica_has_the_segment_done_again(
         elif len(set(lost)) < 2:
 
             def forget() -> None:
-                from scalelatent.engine import online_tasks
+                from scalelatent.engine import online_sites
 
-                original = online_tasks._Site.follow
+                original = online_sites.Site.follow
 
                 def follow(site: Any, before: Any, results: Any) -> Any:
-                    online_tasks._Site.follow = original
-                    raise online_tasks.StateLost("gone")
+                    online_sites.Site.follow = original
+                    raise online_sites.StateLost("gone")
 
-                online_tasks._Site.follow = follow
+                online_sites.Site.follow = follow
 
             self._executor.client.run(forget)
         return original(self, place, stop, names, replay)
@@ -318,10 +318,10 @@ def test_tasks_are_small_and_named_for_people(
 def _sizes() -> tuple[int, int, int]:
     import threading
 
-    from scalelatent.engine import dask_tasks, online_tasks
+    from scalelatent.engine import dask_tasks, online_sites
 
     feeds = sum(t.name == "scalelatent-feed" for t in threading.enumerate())
-    return len(dask_tasks._recent._kept), len(online_tasks._sites), feeds
+    return len(dask_tasks._recent._kept), len(online_sites.sites), feeds
 
 
 def _watched(run: Any, client: Any, folder: Path, every: int, scheduler_tasks: Any, **options: Any) -> Any:
@@ -365,6 +365,6 @@ def test_nothing_grows_over_2000_steps(
     assert len(seen) >= 17
     assert top[0] <= 4 * 5
     assert top[1] <= 4
-    assert seen[-1][2] <= seen[2][2]  # files
+    assert seen[-1][2] <= seen[2][2] + 2  # files; with the first checkpoint a durable state and its mark
     assert top[3] <= 8
     assert top[4] <= 2

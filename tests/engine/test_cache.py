@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -132,3 +133,34 @@ def test_memory_limit_is_no_more_than_the_machine_has() -> None:
     import psutil
 
     assert 2**20 < memory_limit() <= psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_limit_of_a_container_counts_also_where_only_its_own_group_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    """A batch system bounds a job's group, and the root of all groups has no limit."""
+    outer, own, root = tmp_path / "outer", tmp_path / "own", tmp_path / "root"
+    outer.write_text(f"{512 * 2**20}\n")
+    own.write_text(f"{768 * 2**20}\n")
+    root.write_text("max\n")
+    files = [(own, "own"), (outer, f"cgroup v{version}"), (tmp_path / "none", "none"), (root, "root")]
+    monkeypatch.setattr(module, "_cgroup_files", lambda: iter(files))
+    assert module.machine_memory() == (512 * 2**20, f"cgroup v{version}")
+    assert memory_limit() == 512 * 2**20
+    own.write_text("max\n")
+    outer.write_text(f"{2**63 - 4096}\n")  # how v1 says that there is none
+    assert module.machine_memory()[1] == "the machine"
+
+
+def test_groups_are_those_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Path.read_text
+    lines = "4:cpu,memory:/job/7\n0::/slurm/job_7\n"
+    monkeypatch.setattr(
+        Path, "read_text", lambda self: lines if str(self) == "/proc/self/cgroup" else read(self)
+    )
+    found = [str(file) for file, _ in module._cgroup_files()]
+    assert found[:3] == [
+        f"/sys/fs/cgroup/memory/{group}memory.limit_in_bytes" for group in ("job/7/", "job/", "")
+    ]
+    assert "/sys/fs/cgroup/slurm/job_7/memory.max" in found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from scalelatent.engine.plan import PROCESS_BYTES, Resources
 from scalelatent.engine.store import EngineStore
 from scalelatent.errors import PlanError
 from scalelatent.models.base import Block
+from scalelatent.models.capsule.moments import SecondMoments
 from tests.helpers import InterruptAt
 
 SIGNS = ("stage", "pass_end", "checkpoint")
@@ -222,3 +224,23 @@ def test_exact_integers_are_converted_once() -> None:
         block = Block(np.ones((3, 2), dtype), None, None, 0)
         joint.accumulate(joint.prepare(None, Backend()), block, Stats.zeros(joint.layout()))
         assert calls == [seen, seen]
+
+
+def test_a_worker_keeps_one_stage_and_one_state_of_a_fit(toy: SimpleNamespace, tmp_path: Path) -> None:
+    """As members leave, stages follow each other under new names; what the plan counts is one of them."""
+    from scalelatent.engine import dask_tasks
+
+    rows = toy.rows(40).save(tmp_path / "rows")
+    store = EngineStore(tmp_path / "run")
+    for n in (3, 2, 1):
+        stage = replace(toy.stage(rows), name=f"search-{n}_estep", work={"train": SecondMoments(3)})
+        store.save_stage(stage)
+        assert dask_tasks.load_stage(store.ref, stage.name).name == stage.name
+        for iteration in range(3):
+            store.save_state(stage.name, iteration, {"shift": float(iteration)}, durable=False)
+            state = dask_tasks.task_params(store.ref, stage.name, iteration).state
+            assert state == {"shift": float(iteration)}
+    own = [key for key, _ in dask_tasks._recent._kept.values() if key[0] == store.ref]
+    assert own == [(store.ref, "search-1_estep"), (store.ref, "search-1_estep", 2)]
+    dask_tasks._recent.forget(store.ref)
+    assert not [key for key, _ in dask_tasks._recent._kept.values() if key[0] == store.ref]

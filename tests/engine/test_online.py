@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from scalelatent.data import Dataset
 from scalelatent.engine import feeding
 from scalelatent.engine.cache import PieceCache
-from scalelatent.engine.callbacks import Callbacks
+from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.loop import LoopResult
 from scalelatent.engine.online import fit_online
@@ -313,3 +314,45 @@ def test_a_sorted_dataset_trains_to_the_error_of_a_shuffled_one(online: Any) -> 
     )
     assert ordered.state["error"] < shuffled.state["error"] + 0.01
     assert as_stored.state["error"] > shuffled.state["error"] + 0.03  # so the test can fail
+
+
+# -- leaving -------------------------------------------------------------------------------------------------
+
+
+class Leave(Callback):
+    """Asks to leave, at its n-th chance; remembers when it was asked."""
+
+    def __init__(self, after: int = 10**9) -> None:
+        self.after, self.asked = after, list[float]()
+
+    def on_wait(self) -> None:
+        self.asked.append(time.monotonic())
+        if len(self.asked) > self.after:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_callbacks_are_asked_within_a_step_and_leaving_loses_nothing(
+    online: Any, tmp_path: Path, jobs: int
+) -> None:
+    class Slow(online.Walk):
+        ran: ClassVar[list[float]] = []
+
+        def run_chain(self, prepared: Any, block: Any, stats: Any) -> None:
+            time.sleep(0.1)
+            self.ran.append(time.monotonic())
+            super().run_chain(prepared, block, stats)
+
+    rows = Dataset.from_arrays(*blobs(48))
+    options = {"chains": 12, "batch": 24, "epochs": 1}
+    whole = fit(online.Walk(P, K), rows, **options).state
+    leave = Leave(after=1)
+    with pytest.raises(KeyboardInterrupt):
+        fit(Slow(P, K), rows, jobs=jobs, callback=leave, folder=tmp_path, **options)
+    assert len(Slow.ran) < 12  # in mid-step
+    assert len([t for t in Slow.ran if t > leave.asked[-1] + 0.05]) < jobs  # others end what they are at
+    again = Leave()
+    same(fit(Slow(P, K), rows, jobs=jobs, callback=again, folder=tmp_path, **options).state, whole)
+    gaps = np.diff(again.asked)
+    assert len(gaps) >= 2
+    assert gaps.max() < 0.5 * 3  # asked for every half second; machines that test are busy

@@ -40,12 +40,12 @@ class InterruptStep:
         self.left, self.steps = 10**9, 0
         original = ChainRunner.run
 
-        def counted(runner: ChainRunner, epoch: int, step: int, state: Any) -> Any:
+        def counted(runner: ChainRunner, epoch: int, step: int, state: Any, *check: Any) -> Any:
             self.left -= 1
             if self.left < 0:
                 raise KeyboardInterrupt
             self.steps += 1
-            return original(runner, epoch, step, state)
+            return original(runner, epoch, step, state, *check)
 
         patch.setattr(ChainRunner, "run", counted)
 

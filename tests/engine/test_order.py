@@ -75,7 +75,6 @@ def test_rows_lie_in_the_runs_that_are_named(order: RowOrder, epoch: int) -> Non
 def test_it_depends_on_seed_and_epoch_and_nothing_else() -> None:
     def of(seed: int, epoch: int) -> list[int]:
         module._runs.cache_clear()
-        module._permutation.cache_clear()
         return RowOrder(1000, seed, 1000, run_rows=50, buffer_runs=4).rows(epoch, 0).tolist()
 
     assert of(0, 0) == of(0, 0)

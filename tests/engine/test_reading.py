@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,8 +17,8 @@ from hypothesis import strategies as st
 
 from scalelatent.data import Dataset
 from scalelatent.engine.cache import PieceCache
-from scalelatent.engine.reading import AHEAD, Meter, Reader, Stopped, iter_blocks
-from scalelatent.errors import DataError
+from scalelatent.engine.reading import AHEAD, Meter, Reader, Stopped, iter_blocks, naming
+from scalelatent.errors import DataError, RunError
 
 
 class Rows:
@@ -220,3 +221,30 @@ def test_threads_share_a_dataset(toy: SimpleNamespace, tmp_path: Path) -> None:
         thread.join(30)
     assert not wrong
     assert not any(t.is_alive() for t in threads)
+
+
+def test_memory_at_its_end_names_what_a_resume_takes(toy: SimpleNamespace) -> None:
+    """block_rows decides the bits of a run, so only a new run can have other ones."""
+    with (
+        pytest.raises(
+            RunError,
+            match=r"memory_limit, threads\), then resume the run; or start anew .*block_rows",
+        ),
+        naming(toy.rows(10)),
+    ):
+        raise MemoryError("2 GiB")
+
+
+def test_bytes_are_counted_by_many_threads() -> None:
+    meter = Meter()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=lambda: [meter.count(1) for _ in range(20_000)]) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert meter.bytes_read == 160_000

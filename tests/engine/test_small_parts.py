@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from scalelatent.engine import backend as backends
 from scalelatent.engine.backend import HostBackend, find_kernel, kernel_table, make_backend, resolve_device
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.streams import draw_seed, resolve_seed, stream
-from scalelatent.engine.threads import available_cores, resolve_jobs, single_threaded
+from scalelatent.engine.threads import available_cores, resolve_jobs, single_threaded, within
 from scalelatent.errors import RunError
 
 # -- streams -------------------------------------------------------------------------------------------------
@@ -150,6 +152,57 @@ def test_pools_are_one_thread_inside_and_as_before_after() -> None:
         assert zarr.config.get("threading.max_workers") == 1
         raise RuntimeError("inside")
     assert (pools(), zarr.config.get("threading.max_workers")) == (before, of_zarr)
+
+
+def _in_a_thread(work: Any) -> tuple[threading.Thread, threading.Event, threading.Event]:
+    """A thread inside ``single_threaded``: itself, the event that it is inside, and that which lets it go."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def run() -> None:
+        with work():
+            inside.set()
+            leave.wait(30)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert inside.wait(30)
+    return thread, inside, leave
+
+
+@pytest.mark.parametrize("first_out", ["first", "second"])
+def test_pools_are_limited_until_the_last_one_leaves(first_out: str) -> None:
+    """As a driver that runs inside a worker, whose tasks go on when it ends."""
+    import zarr
+    from threadpoolctl import ThreadpoolController
+
+    blas = ThreadpoolController().select(user_api="blas")
+
+    def pools() -> list[int]:
+        blas_now = {p["num_threads"] for p in ThreadpoolController().info() if p["user_api"] == "blas"}
+        return [*sorted(blas_now), zarr.config.get("threading.max_workers") or 0]
+
+    with blas.limit(limits=3), zarr.config.set({"threading.max_workers": 7}):
+        before = pools()
+        assert before != [1, 1]
+        entered = [_in_a_thread(single_threaded), _in_a_thread(single_threaded)]
+        assert pools() == [1, 1]
+        for thread, _, leave in entered if first_out == "first" else entered[::-1]:
+            assert pools() == [1, 1]
+            leave.set()
+            thread.join(30)
+        assert pools() == before
+
+
+def test_a_call_is_waited_for_only_so_long() -> None:
+    assert within(30, lambda: "answer") == "answer"
+    with pytest.raises(ZeroDivisionError):
+        within(30, lambda: 1 // 0)
+    never = threading.Event()
+    begin = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"no answer in 0\.05 s"):
+        within(0.05, never.wait)
+    assert time.monotonic() - begin < 10
+    never.set()
 
 
 def test_jobs() -> None:

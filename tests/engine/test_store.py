@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 from scalelatent.engine.passes import Span
-from scalelatent.engine.store import KEEP_STATES, EngineStore, RecentObjects
+from scalelatent.engine.recent import RecentObjects
+from scalelatent.engine.store import KEEP_STATES, EngineStore
 from scalelatent.errors import DataError, RunError
 
 
@@ -220,3 +222,115 @@ def test_a_stage_that_is_done_goes_and_its_history_stays(store: EngineStore) -> 
     assert store.latest_state("toy_other") is not None
     assert not list(store.folder.glob("stage-*"))
     assert store.load_history("toy_estep", 9) == [{"pass": 1}]
+
+
+# -- power failures ------------------------------------------------------------------------------------------
+
+
+def _power_failure(store: EngineStore, unsynced: list[int]) -> None:
+    for iteration in unsynced:
+        path = Path(store.state_path("toy_estep", iteration))
+        path.write_bytes(path.read_bytes()[:10])
+
+
+@pytest.mark.parametrize("how", ["written", "made"])
+def test_the_newest_durable_state_stays_however_many_follow(store: EngineStore, how: str) -> None:
+    for iteration in range(1, 20):
+        durable = iteration in (4, 9)
+        store.save_state("toy_estep", iteration, {"at": iteration}, durable=durable and how == "written")
+        if durable and how == "made":
+            assert store.make_durable("toy_estep", iteration)
+    assert store.iterations("toy_estep") == [9, 17, 18, 19]
+    _power_failure(store, [17, 18, 19])
+    iteration, state, messages = store.latest_state("toy_estep")
+    assert (iteration, state["at"], len(messages)) == (9, 9, 3)
+    assert [name for name in store.place.keys("") if name.startswith("durable")] == [
+        "durable-toy_estep-000009"
+    ]
+
+
+def test_a_state_that_is_not_there_cannot_be_made_durable(store: EngineStore) -> None:
+    assert not store.make_durable("toy_estep", 3)
+    assert store.place.keys("") == []
+
+
+def test_what_replaces_a_durable_state_is_durable(
+    store: EngineStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Online, several states have one number of steps: the end of an epoch, then the start of the next."""
+    synced: list[str] = []
+    write = store.place.write
+
+    def watched(key: str, data: bytes, *, durable: bool = False) -> None:
+        synced.extend([key] if durable else [])
+        write(key, data, durable=durable)
+
+    monkeypatch.setattr(store.place, "write", watched)
+    store.save_state("toy_estep", 5, {"at": "the end"}, durable=True)
+    synced.clear()
+    store.save_state("toy_estep", 5, {"at": "the start"}, durable=False)
+    store.save_state("toy_estep", 6, {"at": "later"}, durable=False)
+    assert synced == ["state-toy_estep-000005.rec"]
+
+
+def test_states_are_made_durable_in_object_stores_too() -> None:
+    store = EngineStore("memory://test-durable")
+    store.save_state("toy_estep", 1, {"at": 1}, durable=False)
+    assert store.make_durable("toy_estep", 1)
+    for iteration in range(2, 9):
+        store.save_state("toy_estep", iteration, {"at": iteration}, durable=False)
+    assert store.iterations("toy_estep") == [1, 6, 7, 8]
+    store.drop_stage("toy_estep")
+    assert store.place.keys("") == []
+
+
+# -- tasks that outlive their run ----------------------------------------------------------------------------
+
+
+def test_a_task_makes_no_folder(tmp_path: Path) -> None:
+    EngineStore(tmp_path / "gone", "run")
+    assert not (tmp_path / "gone").exists()
+
+
+@pytest.mark.parametrize("then", ["removed", "made anew"])
+def test_a_task_writes_nothing_once_its_run_is_gone(tmp_path: Path, then: str) -> None:
+    ref = EngineStore(tmp_path / "run").ref
+    task = EngineStore(*ref)
+    task.save_state("toy_estep", 1, {"at": 1}, durable=False)
+    assert task.ref == ref
+    shutil.rmtree(tmp_path / "run")
+    there = "was removed"
+    if then == "made anew":
+        there = f"belongs to run {EngineStore(tmp_path / 'run').ref[1]} now"
+    writes = [
+        lambda: task.save_state("toy_estep", 2, {"at": 2}, durable=False),
+        lambda: task.make_durable("toy_estep", 1),
+        lambda: task.save_node("toy_estep", 1, Span("train", 0, 0), np.zeros(2)),
+        lambda: task.append_history("toy_estep", {"pass": 1}),
+    ]
+    for write in writes:
+        with pytest.raises(
+            RunError, match=rf"{there}, and this is a task of run {ref[1]}: .* was not written"
+        ):
+            write()
+    left = [] if then == "removed" else ["run-id"]
+    assert EngineStore(tmp_path / "run", "any").place.keys("") == left
+
+
+def test_of_a_slot_only_the_newest_is_kept_and_a_run_is_forgotten() -> None:
+    recent, loads = RecentObjects(8), []
+
+    def get(run: str, iteration: int) -> int:
+        return recent.get((run, iteration), lambda: loads.append(iteration) or iteration, (run, "state"))
+
+    assert [get("a", i) for i in (1, 1, 2, 2, 1)] == [1, 1, 2, 2, 1]
+    assert loads == [1, 2, 1]
+    recent.put(("a", 7), 7, ("a", "state"))
+    assert (get("a", 7), get("b", 7)) == (7, 7)
+    assert loads == [1, 2, 1, 7]
+    assert len(recent._kept) == 2
+    recent.forget("a")
+    assert get("b", 7) == 7
+    assert loads == [1, 2, 1, 7]
+    get("a", 7)
+    assert loads == [1, 2, 1, 7, 7]

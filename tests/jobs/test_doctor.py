@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -66,17 +65,6 @@ def test_folder_that_does_not_exist_yet(tmp_path):
     (finding,) = doctor._folder(tmp_path / "a" / "b")
     assert finding.status in ("ok", "warn")
     assert not (tmp_path / "a").exists()
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_memory_limit_of_a_container(tmp_path, monkeypatch, version):
-    file = tmp_path / "limit"
-    file.write_text(f"{512 * 2**20}\n")
-    missing = Path("/no/such/file")
-    monkeypatch.setattr(doctor, "_cgroup_files", lambda: iter([(missing, "x"), (file, f"cgroup v{version}")]))
-    assert doctor.memory_limit() == (512 * 2**20, f"cgroup v{version}")
-    file.write_text("max\n")
-    assert doctor.memory_limit()[1] == "the machine"
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no CPU affinity here")

@@ -162,3 +162,41 @@ def test_heartbeat_keeps_the_lock_fresh(folder, monkeypatch):
         while (folder.path / "lock").stat().st_mtime < 1 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert (folder.path / "lock").stat().st_mtime > 1
+
+
+def _eventually(true, seconds=5):
+    deadline = time.monotonic() + seconds
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return true()
+
+
+def test_heartbeat_outlives_a_file_system_that_is_away_for_a_moment(folder, monkeypatch):
+    monkeypatch.setattr(lock_module, "HEARTBEAT_SECONDS", 0.02)
+    calls = []
+
+    def away(path):
+        calls.append(path)
+        if len(calls) < 3:
+            raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(os, "utime", away)
+    with folder.lock():
+        assert _eventually(lambda: len(calls) > 3)
+
+
+@pytest.mark.parametrize("how", ["written over", "made anew"])
+def test_a_driver_that_was_replaced_stops(folder, monkeypatch, how):
+    """Locks that do not reach other hosts, and a folder that was removed and made again."""
+    monkeypatch.setattr(lock_module, "HEARTBEAT_SECONDS", 0.02)
+    file = folder.path / "lock"
+    theirs = json.dumps({"pid": 1, "host": "elsewhere", "token": "theirs"})
+    with pytest.raises(RunError, match="was taken over by another driver"), folder.lock():
+        folder.append("metrics.jsonl", {"pass": 1})
+        if how == "made anew":
+            file.unlink()
+        file.write_text(theirs)
+        assert _eventually(lambda: folder._held.lost)
+        folder.append("metrics.jsonl", {"pass": 2})
+    assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1]
+    assert file.read_text() == theirs  # the loser gave back nothing that is the winner's

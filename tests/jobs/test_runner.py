@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import threading
+from contextlib import ExitStack
 
 import pytest
 
@@ -13,7 +15,7 @@ from scalelatent.errors import DataError, JobError, RunError
 from scalelatent.jobs import runner
 from scalelatent.jobs.resolve import load_job
 from scalelatent.jobs.runfolder import RunFolder
-from scalelatent.jobs.runner import run_job
+from scalelatent.jobs.runner import run_job, run_new_job
 
 
 @pytest.fixture
@@ -186,3 +188,45 @@ def test_unreachable_scheduler(prepared):
     job, folder = prepared("cluster.scheduler=tcp://127.0.0.1:9")
     with pytest.raises(JobError, match=r"scheduler 'tcp://127.0.0.1:9': nothing listens there"):
         run_job(job, folder)
+
+
+def test_a_refused_job_leaves_no_folder(workplace, fake):
+    job = load_job(workplace.job, settings=["data.train_rows=0:401"])
+    with pytest.raises(JobError, match="reach beyond"):
+        run_new_job(job)
+    assert not workplace.run.exists()
+    workplace.run.mkdir()
+    with pytest.raises(JobError, match="reach beyond"):
+        run_new_job(job)
+    assert list(workplace.run.iterdir()) == []  # a folder of the user's own stays
+
+
+def test_a_folder_that_another_driver_has_taken_up_is_not_removed(workplace, fake):
+    """As when `resume` comes between the making of a folder and its first driver."""
+    job, other = load_job(workplace.job), ExitStack()
+
+    def take(line):
+        if line.startswith("run "):
+            other.enter_context(RunFolder.open(workplace.run).lock())
+
+    with other:
+        with pytest.raises(RunError, match="is driven by process"):
+            run_new_job(job, tell=take)
+        assert RunFolder.open(workplace.run).read_job() == job
+
+
+@pytest.mark.parametrize("trouble", ["silence", "closed"])
+def test_workers_that_do_not_answer_do_not_hold_the_run(monkeypatch, trouble):
+    from scalelatent.jobs import workers
+
+    monkeypatch.setattr(workers, "ANSWER_SECONDS", 0.05)
+    never = threading.Event()
+
+    class Client:
+        def run(self, function, on_error):
+            if trouble == "closed":
+                raise AttributeError("'NoneType' object has no attribute 'send_recv'")
+            never.wait(30)
+
+    assert workers.peak_of_workers(Client()) is None
+    never.set()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from scalelatent.data.store import locate
-from scalelatent.errors import RunError
+from scalelatent.errors import RunError, StoreError
 from scalelatent.jobs import lease as lease_module
 from scalelatent.jobs.lease import ObjectLock
 from scalelatent.jobs.runfolder import RunFolder
@@ -154,3 +154,50 @@ def test_a_lost_answer_is_no_other_driver(url: str, monkeypatch: pytest.MonkeyPa
     lock = ObjectLock(place)  # type: ignore[arg-type]
     lock.acquire()
     lock.release()
+
+
+def test_a_late_heartbeat_does_not_take_the_release_back(
+    url: str, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_module, "RELEASE_SECONDS", 0.05)
+    place = locate(url)
+    write, late, go_on = place.write, threading.Event(), threading.Event()
+
+    def slow(key: str, data: bytes, **how: Any) -> None:
+        late.set()
+        assert go_on.wait(30)
+        write(key, data, **how)
+
+    monkeypatch.setattr(place, "write", slow)
+    lock = ObjectLock(place)  # type: ignore[arg-type]
+    lock.acquire()
+    assert late.wait(30)  # a heartbeat is on its way to the store
+    lock.release()  # does not wait for it for ever
+    go_on.set()
+    assert _wait(lambda: ObjectLock(locate(url)).holder() is None)  # type: ignore[arg-type]
+    assert not _wait(lambda: ObjectLock(locate(url)).holder() is not None, seconds=0.2)  # type: ignore[arg-type]
+    assert place.keys("lock") == ["000001.json"]
+
+
+def test_a_store_that_fails_at_the_release_does_not_hide_the_true_error(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder.create(url, JOB)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise StoreError(f"{url}: the store did not answer")
+
+    def drive() -> None:
+        with folder.lock():
+            monkeypatch.setattr(folder.place, "write", refuse)
+            raise ZeroDivisionError("the true error")
+
+    with pytest.raises(ZeroDivisionError, match="the true error"):
+        drive()
+
+
+def test_a_folder_that_was_removed_stays_removed(url: str) -> None:
+    folder = RunFolder.create(url, JOB)
+    with folder.lock():
+        folder.remove()
+    assert locate(url).is_empty()

@@ -1,0 +1,75 @@
+"""Checkpoints on a cluster: made durable where they lie, and not sent through the driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent.data import Dataset
+from scalelatent.engine.callbacks import Callback, Callbacks
+from scalelatent.engine.on_dask import DaskExecutor
+from scalelatent.engine.online import fit_online
+from scalelatent.engine.order import RowOrder
+from scalelatent.engine.passes import make_stage
+from scalelatent.engine.store import EngineStore
+
+from .conftest import load_online_toys
+
+toys = load_online_toys()
+
+
+class Checkpoints(Callback):
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+
+    def on_checkpoint(self, info: dict[str, Any]) -> None:
+        assert Path(info["path"]).exists()
+        self.told.append(info)
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """States that this process, the driver's, has loaded."""
+    found: list[int] = []
+    original = EngineStore.load_state
+
+    def load(store: EngineStore, stage: str, iteration: int) -> Any:
+        found.append(iteration)
+        return original(store, stage, iteration)
+
+    monkeypatch.setattr(EngineStore, "load_state", load)
+    return found
+
+
+def _durable(folder: Path) -> list[str]:
+    return [path.name for path in folder.glob("durable-*")]
+
+
+def test_batch(client: Any, fit: Any, alone: Any, same: Any, tmp_path: Path, loaded: list[int]) -> None:
+    watch = Checkpoints()
+    there = fit(client, run_dir=tmp_path, callbacks=watch, engine={"checkpoint_passes": 1})
+    assert [info["pass"] for info in watch.told] == [1, 2, 3, 4, 5]
+    assert loaded == [5]
+    assert _durable(tmp_path / "engine") == ["durable-capsule_estep-000005"]
+    same(there, alone())
+
+
+def test_online(client: Any, tmp_path: Path, loaded: list[int]) -> None:
+    client.upload_file(toys.__file__)
+    rng = np.random.Generator(np.random.Philox(1))
+    train = Dataset.from_arrays(rng.normal(size=(480, 6)).astype("f4")).save(tmp_path / "rows")
+    learner, store, watch = toys.Evidence(6), EngineStore(tmp_path / "run"), Checkpoints()
+    stage = make_stage("toy_step", learner, {"train": train}, "cpu")
+    order = RowOrder(480, 3, 48, n_chains=2, run_rows=64, buffer_runs=2)
+    fit_online(
+        DaskExecutor(client, store), stage, learner.start(), order=order, n_epochs=3,
+        callbacks=Callbacks(watch), store=store, checkpoint_seconds=0,
+    )  # fmt: skip
+    assert [(info["pass"], info["step"]) for info in watch.told][-1] == (3, 0)
+    assert loaded == [30]
+    assert _durable(tmp_path / "run") == ["durable-toy_step-000030"]
+    total, kept, _ = store.latest_state("toy_step")  # type: ignore[misc]
+    assert (total, kept["place"].epoch, kept["place"].step) == (30, 3, 0)

@@ -1,0 +1,247 @@
+"""Online fits on a cluster that is cancelled, hangs, shrinks in order, or has several fits at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent.data import Dataset
+from scalelatent.engine import online_dask
+from scalelatent.engine.cache import PieceCache
+from scalelatent.engine.callbacks import Callback, Callbacks
+from scalelatent.engine.inprocess import InProcessExecutor
+from scalelatent.engine.on_dask import DaskExecutor
+from scalelatent.engine.online import fit_online
+from scalelatent.engine.order import RowOrder
+from scalelatent.engine.passes import make_stage
+from scalelatent.engine.store import EngineStore
+from scalelatent.errors import RunError
+
+from .conftest import load_online_toys
+
+P, ROWS = 6, 480
+toys = load_online_toys()
+
+
+@pytest.fixture(scope="module")
+def workers(client: Any) -> Any:
+    client.upload_file(toys.__file__)
+    return client
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    rng = np.random.Generator(np.random.Philox(1))
+    rows = Dataset.from_arrays(rng.normal(size=(ROWS, P)).astype("f4"))
+    return rows.save(tmp_path_factory.mktemp("trouble") / "rows", chunk_rows=64)
+
+
+@pytest.fixture(scope="module")
+def run(train: Dataset) -> Callable[..., Any]:
+    def run(client: Any, where: Path, *, spread: str = "one", callback: Any = (), **more: Any) -> Any:
+        learner, store = toys.Evidence(P), EngineStore(where)
+        stage = make_stage("toy_step", learner, {"train": train}, "cpu")
+        if client is None:
+            executor: Any = InProcessExecutor(1, store, cache=PieceCache(0))
+        else:
+            executor = DaskExecutor(client, store)
+            executor.spread = spread
+        order = RowOrder(ROWS, more.get("seed", 3), 24, n_chains=4, run_rows=32, buffer_runs=2)
+        return fit_online(
+            executor, stage, learner.start(), order=order, n_epochs=2,
+            callbacks=Callbacks(callback), store=store,
+        ).state["belief"]  # fmt: skip
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(run: Any, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    return run(None, tmp_path_factory.mktemp("whole"))
+
+
+def _eventually(true: Callable[[], bool], seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return true()
+
+
+def _slow(seconds: float) -> None:
+    """On a worker: each chain takes so long."""
+    from scalelatent.engine import chains
+
+    original = chains.run_chains
+
+    def slow(learner: Any, state: Any, blocks: Any, backend: Any, check: Any = lambda: None) -> Any:
+        out = []
+        for block in blocks:
+            time.sleep(seconds)
+            out += original(learner, state, [block], backend, check)
+        return out
+
+    slow.original = original  # type: ignore[attr-defined]
+    chains.run_chains = slow
+
+
+def _quick() -> None:
+    from scalelatent.engine import chains
+
+    chains.run_chains = getattr(chains.run_chains, "original", chains.run_chains)
+
+
+def _at_work(dask_worker: Any) -> int:
+    return len(dask_worker.state.executing) + len(dask_worker.state.long_running)
+
+
+class Leave(Callback):
+    def __init__(self, after: float) -> None:
+        self.after, self.begin, self.left = after, time.monotonic(), 0.0
+
+    def on_wait(self) -> None:
+        if time.monotonic() - self.begin > self.after:
+            self.left = time.monotonic()
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("spread", ["one", "all"])
+def test_cancelled_in_mid_segment_workers_stop_at_once(
+    workers: Any, run: Any, whole: np.ndarray, tmp_path: Path, monkeypatch: Any, spread: str
+) -> None:
+    monkeypatch.setattr(online_dask, "FIRST_SECONDS", 60.0)  # one segment to the end of the epoch
+    workers.run(_slow, 0.2)  # 16 s an epoch
+    try:
+        leave = Leave(2.0)
+        with pytest.raises(KeyboardInterrupt):
+            run(workers, tmp_path, spread=spread, callback=leave)
+        assert time.monotonic() - leave.left < 3  # the driver waits for nobody
+        assert _eventually(lambda: sum(workers.run(_at_work).values()) == 0, seconds=4)
+        assert time.monotonic() - leave.left < 6
+    finally:
+        workers.run(_quick)
+    np.testing.assert_array_equal(run(workers, tmp_path, spread=spread), whole)
+
+
+def test_several_fits_at_once(workers: Any, run: Any, tmp_path: Path) -> None:
+    answers: dict[int, Any] = {}
+
+    def fit(i: int) -> None:
+        try:
+            spread = ("one", "all", "all", "one")[i]
+            answers[i] = run(workers, tmp_path / str(i), spread=spread, seed=i)
+        except BaseException as error:  # noqa: BLE001  looked at below
+            answers[i] = error
+
+    threads = [threading.Thread(target=fit, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    for i in range(4):
+        np.testing.assert_array_equal(answers[i], run(None, tmp_path / f"alone{i}", seed=i))
+
+
+def _left() -> tuple[int, int, list[str]]:
+    from scalelatent.engine import dask_tasks, online_sites
+
+    threads = [
+        t.name for t in threading.enumerate() if t.name.startswith(("scalelatent-feed", "scalelatent-chain"))
+    ]
+    return len(online_sites.sites), len(dask_tasks._recent._kept), threads
+
+
+@pytest.mark.parametrize("spread", ["one", "all"])
+def test_a_fit_that_is_over_leaves_nothing_on_the_workers(
+    workers: Any, run: Any, tmp_path: Path, spread: str
+) -> None:
+    run(workers, tmp_path, spread=spread)
+    assert _eventually(lambda: all(left[0] == 0 and not left[2] for left in workers.run(_left).values()))
+
+
+def _hang(seconds: float) -> None:
+    """On a worker: the next task that begins a segment hangs."""
+    from scalelatent.engine import online_sites
+
+    original = online_sites.Site.state
+
+    def state(site: Any, place: Any) -> Any:
+        online_sites.Site.state = original  # type: ignore[method-assign]
+        time.sleep(seconds)
+        return original(site, place)
+
+    online_sites.Site.state = state  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("spread", ["one", "all"])
+def test_a_worker_that_hangs_is_passed_over(
+    workers: Any, run: Any, whole: np.ndarray, tmp_path: Path, monkeypatch: Any, spread: str
+) -> None:
+    for name in ("OVERDUE_SECONDS", "FIRST_OVERDUE_SECONDS"):
+        monkeypatch.setattr(online_dask, name, 2.0)
+    monkeypatch.setattr(online_dask, "OVERDUE_FACTOR", 0.0)
+    told: list[dict[str, Any]] = []
+
+    class Log(Callback):
+        def on_event(self, info: dict[str, Any]) -> None:
+            told.append(info)
+
+    hung = sorted(workers.nthreads())[0]
+    workers.run(_hang, 12.0, workers=[hung])
+    begin = time.monotonic()
+    np.testing.assert_array_equal(run(workers, tmp_path, spread=spread, callback=Log()), whole)
+    assert time.monotonic() - begin < 11
+    (redone,) = [info for info in told if info["event"] == "steps_redone"]
+    assert "had nothing to show for 2 s" in redone["reason"]
+    assert redone["reason"].startswith(f"{hung} had")
+    assert (redone["pass"], redone["step"]) == (1, 0)
+
+
+@pytest.fixture
+def steps() -> Any:
+    """The part of DaskSteps that does a segment again, on a cluster that is none."""
+    steps = online_dask.DaskSteps.__new__(online_dask.DaskSteps)
+    steps._stage, steps.callbacks = SimpleNamespace(name="toy_step"), Callback()
+    steps._workers = lambda fresh=False: ["a", "b", "c"]
+    return steps
+
+
+def test_workers_that_are_taken_away_in_order_never_end_a_fit(steps: Any) -> None:
+    left = [online_dask._WorkerLeft("worker a was taken away")] * 20
+
+    def run(workers: list[str], replay: int, careful: bool) -> dict[str, Any]:
+        if left:
+            raise left.pop()
+        return {"replay": replay}
+
+    assert steps._redone(run, online_dask.Place(), "the steps") == {"replay": 20}
+
+
+def test_workers_that_die_one_after_another_do(steps: Any) -> None:
+    def run(workers: list[str], replay: int, careful: bool) -> dict[str, Any]:
+        raise online_dask._WorkerLost("worker a died")
+
+    with pytest.raises(RunError, match=r"the steps of toy_step failed 4 times.*worker a died.*then resume"):
+        steps._redone(run, online_dask.Place(), "the steps")
+
+
+def test_a_death_is_told_from_a_worker_that_was_taken_away(mortal: Any) -> None:
+    steps = online_dask.DaskSteps.__new__(online_dask.DaskSteps)
+    steps._executor = SimpleNamespace(client=mortal)
+    pids = mortal.run(os.getpid)
+    taken, killed = sorted(pids)
+    mortal.retire_workers([taken], close_workers=True)
+    assert _eventually(lambda: taken not in mortal.nthreads())
+    os.kill(pids[killed], signal.SIGKILL)
+    assert _eventually(lambda: killed not in mortal.nthreads())
+    assert steps._left_in_order(taken)
+    assert not steps._left_in_order(killed)
+    assert not steps._left_in_order("tcp://127.0.0.1:1")

@@ -1,0 +1,147 @@
+"""Rows that are read ahead: kept while someone computes, let go when nobody does, not read twice."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent.data import Dataset
+from scalelatent.engine import feeding
+from scalelatent.engine.feeding import Feed
+from scalelatent.engine.order import RowOrder
+from scalelatent.engine.reading import Meter, Reader
+
+ROWS, P = 640, 8
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    x = np.arange(ROWS * P, dtype="f4").reshape(ROWS, P)
+    return Dataset.from_arrays(x).save(tmp_path_factory.mktemp("feed") / "rows", chunk_rows=32)
+
+
+@pytest.fixture(autouse=True)
+def small_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeding, "SLAB_STEPS", 2)
+    monkeypatch.setattr(feeding, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(feeding, "IDLE_SECONDS", 0.1)
+
+
+@contextmanager
+def feeding_on(rows: Dataset, **options: Any) -> Iterator[tuple[Feed, Reader]]:
+    reader = Reader(rows, None, Meter())
+    order = RowOrder(ROWS, 5, 16, run_rows=32, buffer_runs=4, **options)
+    feed = Feed(reader, order, range(order.n_chains), 2)
+    try:
+        yield feed, reader
+    finally:
+        feed.close()
+
+
+def _threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name == "scalelatent-feed"]
+
+
+def _eventually(true: Callable[[], bool], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return true()
+
+
+def test_a_step_that_takes_long_has_nothing_read_again(rows: Dataset) -> None:
+    with feeding_on(rows) as (feed, reader):
+        for step in range(40):
+            feed.blocks(0, step)
+            if step % 8 == 3:
+                time.sleep(0.3)  # computes
+            feed.rest()
+        read = reader.meter.bytes_read
+        # The epoch once, and what was read ahead of the next one: two slabs, and the buffer that follows.
+        assert ROWS * P * 4 <= read <= (ROWS + 2 * 128) * P * 4
+
+
+def test_a_feed_that_nobody_uses_lets_go_and_takes_up_again(rows: Dataset) -> None:
+    with feeding_on(rows) as (feed, _):
+        first = feed.blocks(0, 0)[0]
+        assert first is not None
+        time.sleep(0.3)
+        assert _threads()  # the caller computes
+        feed.rest()
+        assert _eventually(lambda: not _threads())
+        assert not feed._held
+        assert not feed._ready
+        again = feed.blocks(0, 4)[0]
+        assert again is not None
+        assert len(again.x) == 16
+
+
+def test_a_thread_that_has_gone_is_started_again(rows: Dataset) -> None:
+    with feeding_on(rows) as (feed, _):
+        feed._thread = threading.Thread()  # as one that died without a word
+        assert feed.blocks(0, 0)[0] is not None
+
+
+def test_waiting_for_rows_can_be_left(rows: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+
+    def hang(self: Reader, start: int, stop: int) -> Any:
+        never.wait(30)
+        raise OSError("no answer")
+
+    def leave() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Reader, "read", hang)
+    monkeypatch.setattr(feeding, "CLOSE_SECONDS", 0.1)
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), feeding_on(rows) as (feed, _):
+        feed.blocks(0, 0, leave)
+    assert time.monotonic() - begin < 10  # nor does closing wait for the read that hangs
+    never.set()
+    assert _eventually(lambda: not _threads())
+
+
+def test_closing_does_not_wait_for_what_is_still_to_be_read(
+    rows: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, reads = Reader.read, list[int]()
+
+    def slow(self: Reader, start: int, stop: int) -> Any:
+        reads.append(start)
+        time.sleep(0.05)
+        return read(self, start, stop)
+
+    monkeypatch.setattr(Reader, "read", slow)
+    with feeding_on(rows, n_chains=4) as (feed, _):
+        feed.blocks(0, 0)
+        seen = len(reads)
+    assert len(reads) <= seen + 2
+
+
+def test_a_closed_feed_says_so(rows: Dataset) -> None:
+    with feeding_on(rows) as (feed, _):
+        pass
+    with pytest.raises(RuntimeError, match="closed"):
+        feed.blocks(0, 0)
+
+
+@pytest.mark.parametrize("epochs", [3, 30])
+def test_what_is_remembered_of_the_order_does_not_grow(rows: Dataset, epochs: int) -> None:
+    reader = Reader(rows, None, Meter())
+    order = RowOrder(ROWS, 5, 32, n_chains=2, run_rows=32, buffer_runs=2)
+    feed = Feed(reader, order, range(2), epochs)
+    try:
+        for epoch in range(epochs):
+            for step in range(order.n_steps):
+                feed.blocks(epoch, step)
+        kept = [p for of_chain in feed._permutations.values() for p in of_chain._kept.values()]
+        assert sum(p.nbytes for p in kept) <= 2 * 2 * order.buffer_rows * 4
+    finally:
+        feed.close()

@@ -1,0 +1,173 @@
+"""What a worker process keeps of online fits: used by many tasks, closed by the last, never too much."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent.data import Dataset
+from scalelatent.engine import online_sites
+from scalelatent.engine.executor import Place
+from scalelatent.engine.online_sites import Site, Sites
+from scalelatent.engine.order import RowOrder
+from scalelatent.engine.passes import make_stage
+from scalelatent.engine.reading import Stopped
+from scalelatent.engine.store import EngineStore
+from scalelatent.errors import RunError
+
+P, CHAINS = 4, 6
+
+
+@pytest.fixture
+def ref(online: Any, tmp_path: Path) -> tuple[str, str]:
+    """A run folder with the records of the fits ``t0`` to ``t19``."""
+    rows = Dataset.from_arrays(np.ones((96, P), "f4")).save(tmp_path / "rows")
+    store = EngineStore(tmp_path / "run")
+    store.save_stage(make_stage("toy_step", online.Evidence(P), {"train": rows}, "cpu"))
+    order = RowOrder(96, 0, 24, n_chains=CHAINS, run_rows=16, buffer_runs=2)
+    for i in range(20):
+        store.save_result(f"toy_step-t{i}", {"order": order, "n_epochs": 2})
+    tree = {"state": online.Evidence(P).start(), "place": Place(), "order": order}
+    store.save_state("toy_step", 0, tree, durable=False)
+    return store.ref
+
+
+@pytest.fixture
+def sites() -> Iterator[Sites]:
+    sites = Sites()
+    yield sites
+    for key in list(sites._kept):
+        sites.end(*key)
+    _eventually(lambda: not any(t.name.startswith("scalelatent") for t in threading.enumerate()))
+
+
+def _eventually(true: Callable[[], bool], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return true()
+
+
+def nothing() -> None:
+    pass
+
+
+def step(site: Site, first: int, last: int, threads: int = 1) -> list[np.ndarray]:
+    with site.runner(first, last, threads, nothing) as runner:
+        return runner.run(0, 0, site.state(Place()))
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Chains of the runners that were closed."""
+    found: list[list[int]] = []
+    original = online_sites.ChainRunner.close
+
+    def close(runner: Any) -> None:
+        found.append(list(runner._feed._chains))
+        original(runner)
+
+    monkeypatch.setattr(online_sites.ChainRunner, "close", close)
+    return found
+
+
+def test_many_fits_at_once(ref: Any, sites: Sites) -> None:
+    """More of them than are kept when nobody uses them, all at the same time."""
+    together, answers = threading.Barrier(12), dict[int, Any]()
+
+    def work(i: int) -> None:
+        try:
+            with sites.use(ref, "toy_step", f"t{i}") as site:
+                together.wait(30)
+                answers[i] = step(site, 0, CHAINS)
+        except BaseException as error:  # noqa: BLE001  looked at below
+            answers[i] = error
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(answers) == list(range(12))
+    for answer in answers.values():
+        np.testing.assert_array_equal(answer, answers[0])
+    with sites.use(ref, "toy_step", "t12"):
+        assert len(sites) <= online_sites.KEEP_IDLE + 1
+
+
+def test_idle_ones_go_and_used_ones_stay(
+    ref: Any, sites: Sites, closed: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sites.use(ref, "toy_step", "t0") as used:
+        step(used, 0, 2)
+        with sites.use(ref, "toy_step", "t1") as idle:
+            step(idle, 2, 4)
+        monkeypatch.setattr(online_sites, "IDLE_SECONDS", -1.0)
+        with sites.use(ref, "toy_step", "t2"):
+            assert [key[2] for key in sites._kept] == ["t0", "t2"]
+        assert closed == [[2, 3]]
+        assert len(step(used, 0, 2)) == 2
+
+
+def test_the_end_of_a_fit_waits_for_the_task_that_is_at_work(
+    ref: Any, sites: Sites, closed: list[list[int]]
+) -> None:
+    with sites.use(ref, "toy_step", "t0") as site, site.runner(0, 2, 1, nothing) as runner:
+        sites.end(ref, "toy_step", "t0")
+        time.sleep(0.05)
+        assert closed == []
+        assert len(runner.run(0, 0, site.state(Place()))) == 2
+    assert closed == [[0, 1]]
+    assert len(sites) == 0
+    sites.end(ref, "toy_step", "t0")  # twice harms nothing
+    with sites.use(ref, "toy_step", "t1") as site:
+        step(site, 0, 2)
+    sites.end(ref, "toy_step", "t1")  # nobody at work: at once, and aside
+    assert _eventually(lambda: closed == [[0, 1], [0, 1]])
+
+
+def test_a_fit_that_is_over_is_not_begun_anew(ref: Any, sites: Sites) -> None:
+    EngineStore(*ref).drop_result("toy_step-t0")
+    with pytest.raises(RunError, match="resume the run"), sites.use(ref, "toy_step", "t0"):
+        pass
+
+
+def test_runners_of_an_earlier_cut_go(ref: Any, sites: Sites, closed: list[list[int]]) -> None:
+    with sites.use(ref, "toy_step", "t0") as site:
+        for first, last in ((0, CHAINS), (0, 3), (3, 6), (2, 4)):
+            step(site, first, last)
+        assert closed == [[0, 1, 2], [3, 4, 5]]
+        assert sorted(site._runners) == [(0, CHAINS), (2, 4)]
+        for cut in range(1, CHAINS):  # workers come and go
+            step(site, 0, cut)
+            step(site, cut, CHAINS)
+        chains = sum(last - first for first, last in site._runners)
+        assert chains <= 2 * CHAINS
+
+
+def test_a_retired_runner_is_closed_by_who_has_it(ref: Any, sites: Sites, closed: list[list[int]]) -> None:
+    with sites.use(ref, "toy_step", "t0") as site:
+        with site.runner(0, 3, 1, nothing) as runner:
+            step(site, 2, 4)
+            assert closed == []
+            assert len(runner.run(0, 0, site.state(Place()))) == 3
+        assert closed == [[0, 1, 2]]
+
+
+def test_waiting_for_a_runner_can_be_left(ref: Any, sites: Sites) -> None:
+    def leave() -> None:
+        raise Stopped
+
+    with (
+        sites.use(ref, "toy_step", "t0") as site,
+        site.runner(0, 3, 1, nothing),
+        pytest.raises(Stopped),
+        site.runner(0, 3, 1, leave),
+    ):
+        pass
