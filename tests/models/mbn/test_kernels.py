@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelatent.engine.backend import kernel_table
 from scalelatent.models.base import CsrRows
 from scalelatent.models.mbn import reference
 from scalelatent.models.mbn.cpu import dense, overlap, sparse
@@ -176,9 +175,3 @@ def test_more_centroids_than_short_codes_can_name() -> None:
     units[:, [2**16 + 1, k - 1]] = True
     x = np.array([[2**16 + 1] * 3, [k - 1] * 3], dtype="u4")
     assert overlap.nearest_codes(x, overlap.make_lists(centroids, units)).tolist() == [2**16 + 1, 5]
-
-
-def test_every_kernel_is_in_the_table() -> None:
-    table = kernel_table()
-    for name in ("bank", "nearest", "sparse_bank", "nearest_sparse", "lists", "nearest_codes"):
-        assert {"reference", "numba"} <= set(table[f"mbn_{name}"])
