@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from scalelatent.engine.threads import within
 from scalelatent.errors import RunError
 
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["ASK_SECONDS", "address_of", "ask_scheduler", "ask_workers", "bounded"]
+__all__ = ["ASK_SECONDS", "address_of", "ask_scheduler", "ask_workers"]
 
 ASK_SECONDS, SILENT_SECONDS = 30.0, 5.0
 
@@ -25,50 +25,6 @@ def address_of(client: Client) -> str:
     return str(client.scheduler.address)
 
 
-def bounded(call: Callable[[], Answer], seconds: float) -> Answer:
-    """Call what may hang, in a thread that is left behind if it does.
-
-    Parameters
-    ----------
-    call : callable
-    seconds : float
-        How long to wait for it.
-
-    Returns
-    -------
-    object
-        What it returned.
-
-    Raises
-    ------
-    TimeoutError
-        It has not returned in time. What it raises is raised too.
-
-    Examples
-    --------
-    >>> from scalelatent.jobs.connection import bounded
-    >>> bounded(lambda: 6 * 7, 10)
-    42
-    """
-    outcome: list[tuple[bool, Any]] = []
-
-    def run() -> None:
-        try:
-            outcome.append((True, call()))
-        except Exception as error:  # noqa: BLE001  raised below, in the thread of the caller
-            outcome.append((False, error))
-
-    thread = threading.Thread(target=run, name="scalelatent-bounded", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not outcome:
-        raise TimeoutError(f"no answer in {seconds:g} s")
-    fine, found = outcome[0]
-    if not fine:
-        raise found
-    return found
-
-
 def ask_scheduler(client: Client, function: Callable[..., Answer], *args: Any) -> Answer:
     """Call a function with the scheduler as its first argument, on the scheduler, within a bounded time.
 
@@ -78,7 +34,7 @@ def ask_scheduler(client: Client, function: Callable[..., Answer], *args: Any) -
         The scheduler does not answer within 30 seconds.
     """
     try:
-        return bounded(lambda: client.run_on_scheduler(_on_scheduler, function, args), ASK_SECONDS)
+        return within(ASK_SECONDS, lambda: client.run_on_scheduler(_on_scheduler, function, args))
     except TimeoutError:
         raise RunError(
             f"the scheduler {address_of(client)} does not answer within {ASK_SECONDS:g} s: it hangs or is "
@@ -104,10 +60,10 @@ def ask_workers(client: Client, function: Callable[..., Any], *args: Any) -> dic
         Not all answer within 30 seconds; the message names those that were not heard of.
     """
     try:
-        return dict(bounded(lambda: client.run(function, *args, on_error="return"), ASK_SECONDS))
+        return dict(within(ASK_SECONDS, lambda: client.run(function, *args, on_error="return")))
     except TimeoutError:
         pass
-    workers = bounded(lambda: client.scheduler_info(n_workers=-1), ASK_SECONDS)["workers"]
+    workers = within(ASK_SECONDS, lambda: client.scheduler_info(n_workers=-1))["workers"]
     silent = [
         f"{address} (last heard of {time.time() - worker['last_seen']:.0f} s ago)"
         for address, worker in sorted(workers.items(), key=lambda item: item[1]["last_seen"])

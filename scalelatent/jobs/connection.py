@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from scalelatent.engine.threads import within
 from scalelatent.errors import JobError
 
-from .asking import bounded
 from .spec import ClusterSection, Job
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def open_client(address: str, security: Security | None = None, **options: Any) 
         raise JobError(f"scheduler {address!r}: {trouble}")
     options |= {"timeout": CLIENT_SECONDS, "security": security, "set_as_default": False}
     try:
-        return bounded(lambda: Client(address, **options), CLIENT_SECONDS + 5)
+        return within(CLIENT_SECONDS + 5, lambda: Client(address, **options))
     except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
         raise JobError(
             f"scheduler {address!r} does not answer as a Dask scheduler within {CLIENT_SECONDS:.0f} s: "

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from scalelatent._versions import versions
+from scalelatent.engine.threads import within
 from scalelatent.errors import JobError, RunError
 
-from .asking import ASK_SECONDS, address_of, ask_scheduler, ask_workers, bounded
+from .asking import ASK_SECONDS, address_of, ask_scheduler, ask_workers
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -114,7 +115,7 @@ def _ask(client: Client) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
     except Exception:  # noqa: BLE001  whatever an import there raises
         scheduler = {}
     others = [name for name in (*PACKAGES, *CUPY) if name != "python"]  # that, Dask tells by itself
-    asked: Any = bounded(lambda: client.get_versions(packages=others), ASK_SECONDS)
+    asked: Any = within(ASK_SECONDS, lambda: client.get_versions(packages=others))
     for address, told in asked["workers"].items():
         if address in answers and address not in workers:
             workers[address] = _relevant(told["packages"] | {"scalelatent": None})

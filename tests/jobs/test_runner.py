@@ -217,13 +217,13 @@ def test_a_folder_that_another_driver_has_taken_up_is_not_removed(workplace, fak
 
 @pytest.mark.parametrize("trouble", ["silence", "closed"])
 def test_workers_that_do_not_answer_do_not_hold_the_run(monkeypatch, trouble):
-    from scalelatent.jobs import workers
+    from scalelatent.jobs import asking, workers
 
-    monkeypatch.setattr(workers, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(asking, "ASK_SECONDS", 0.05)
     never = threading.Event()
 
     class Client:
-        def run(self, function, on_error):
+        def run(self, function, *args, on_error):
             if trouble == "closed":
                 raise AttributeError("'NoneType' object has no attribute 'send_recv'")
             never.wait(30)

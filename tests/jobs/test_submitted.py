@@ -10,9 +10,9 @@ import pytest
 
 from scalelatent.data.store import locate
 from scalelatent.engine.callbacks import Callback, Callbacks
+from scalelatent.engine.threads import within
 from scalelatent.errors import JobError, RunError
 from scalelatent.jobs import control, news
-from scalelatent.jobs.asking import bounded
 from scalelatent.jobs.handshake import Difference, check_versions, differences
 from scalelatent.jobs.interrupt import StopRequest, ask_cancel, cancel_asked, stop_on_cancel
 from scalelatent.jobs.preflight import _check_dataset
@@ -314,7 +314,7 @@ def test_one_name_for_two_datasets():
 def test_what_hangs_is_left_behind():
     begin = time.monotonic()
     with pytest.raises(TimeoutError, match=r"no answer in 0.1 s"):
-        bounded(lambda: time.sleep(3), 0.1)
+        within(0.1, lambda: time.sleep(3))
     assert time.monotonic() - begin < 2
     with pytest.raises(ZeroDivisionError):
-        bounded(lambda: 1 // 0, 10)
+        within(10, lambda: 1 // 0)
