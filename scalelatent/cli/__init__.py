@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from . import data, imports, makes, run
+from . import cluster, data, imports, makes, run
 from .show import (
     Json,
     Overwrite,
@@ -37,6 +37,7 @@ model_app = typer.Typer(no_args_is_help=True, help="Look at fitted models.")
 data.app.add_typer(imports.app, name="import")
 data.app.add_typer(makes.app, name="make")
 app.add_typer(data.app, name="data")
+app.add_typer(cluster.app, name="cluster")
 for _name in ("plan", "fit", "resume"):
     app.command(_name)(getattr(run, _name))
 
