@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .show import Json, emit, say, show_values, size, verb
+from .show import Json, emit, say, show_values, size, text_of, verb
 
 app = typer.Typer(no_args_is_help=True, help="Start a cluster to send jobs to; make its certificates.")
 
@@ -120,3 +120,46 @@ def certificates(
         emit(made)
     else:
         show_values(made, title="certificates")
+
+
+@verb
+def doctor(
+    folder: Annotated[
+        str | None, typer.Argument(metavar="[FOLDER]", help="Where runs will be written; here by default.")
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="URL", help="Look at this cluster instead of this machine.")
+    ] = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    json: Json = False,
+) -> None:
+    """Check this machine, or a cluster, and name fixes.
+
+    Here: versions, threads, memory, GPU, ports and disk. With --scheduler: the same of every worker, their
+    clocks, the dashboard, and whether each can write to FOLDER. The exit code is 1 if a check failed.
+    """
+    if scheduler is None:
+        from scalelatent.jobs.doctor import examine
+
+        findings = examine("." if folder is None else folder)
+    else:
+        from scalelatent.engine.security import security_from
+        from scalelatent.jobs.connection import open_client
+        from scalelatent.jobs.doctor_cluster import examine_cluster
+
+        with open_client(scheduler, security_from(tls_ca, tls_cert, tls_key)) as client:
+            findings = examine_cluster(client, folder)
+    failed = any(finding.status == "fail" for finding in findings)
+    if json:
+        emit({"ok": not failed, "findings": [finding.to_dict() for finding in findings]})
+    else:
+        colours = {"ok": "green", "warn": "yellow", "fail": "red"}
+        for finding in findings:
+            mark = typer.style(f"{finding.status:<4}", fg=colours[finding.status], bold=True)
+            typer.echo(f"{mark}  {finding.check:<13}  {text_of(finding.found)}")
+            if finding.fix:
+                typer.echo(f"{'':<21}fix: {finding.fix}")
+    if failed:
+        raise typer.Exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import ipaddress
 import logging
 import os
@@ -177,6 +178,7 @@ def start_cluster(
             "dashboard": dashboard_address is not None,
             "dashboard_address": dashboard_address or f"{host}:0",
             "scheduler_file": None if scheduler_file is None else os.fspath(scheduler_file),
+            "preload": [*dask.config.get("distributed.scheduler.preload"), *_page()],
         },
     }  # fmt: skip
     specs = _workers(workers, threads, gpus, _memory(memory_limit, workers + gpus), common)
@@ -259,6 +261,12 @@ def _workers(
             "cls": Nanny, "options": options | {"nthreads": 1, "resources": {"GPU": 1}, "env": env}
         }  # fmt: skip
     return found
+
+
+def _page() -> list[str]:
+    """The preload that puts our page on the dashboard, by name: the engine imports no monitor."""
+    name = "scalelatent.monitor.preload"
+    return [name] if importlib.util.find_spec(name) else []
 
 
 def _memory(limit: str | int | float, processes: int) -> str | int | float:
