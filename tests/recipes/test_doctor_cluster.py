@@ -40,7 +40,8 @@ def test_a_cluster_in_order():
     two = seen({}, {"host": "b", "offers_gpu": True, "gpus": 1, "cupy": ["cupy-cuda12x 13.6"]})
     checks = [
         doctor._workers, doctor._scheduler, doctor._dashboard, doctor._threads, doctor._memory,
-        doctor._malloc, doctor._clock, doctor._gpu, doctor._cache, lambda s: doctor._folder(s, "s3://runs", None),
+        doctor._malloc, doctor._clock, doctor._gpu, doctor._cache,
+        lambda s: doctor._folder(s, "s3://runs", None),
     ]  # fmt: skip
     findings = [finding for check in checks for finding in check(two)]
     assert {finding.status for finding in findings} == {"ok"}
