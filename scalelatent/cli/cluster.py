@@ -11,6 +11,10 @@ from .show import Json, emit, say, show_values, size, text_of, verb
 
 app = typer.Typer(no_args_is_help=True, help="Start a cluster to send jobs to; make its certificates.")
 
+Workers = Annotated[int, typer.Option(min=0, help="CPU worker processes.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads of each CPU worker.")]
+Memory = Annotated[str, typer.Option(help="Of each worker, for example 4GB; auto shares what there is.")]
+Gpus = Annotated[int, typer.Option(min=0, help="GPU workers beside them, one for each device.")]
 TlsCa = Annotated[
     Path | None, typer.Option("--tls-ca-file", help="Certificate of the cluster's authority (TLS).")
 ]
@@ -21,12 +25,10 @@ TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="Its private key 
 @app.command()
 @verb
 def up(
-    workers: Annotated[int, typer.Option(min=0, help="CPU worker processes.")] = 2,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of each CPU worker.")] = 1,
-    memory_limit: Annotated[
-        str, typer.Option(help="Of each worker, for example 4GB; auto shares what there is.")
-    ] = "auto",
-    gpus: Annotated[int, typer.Option(min=0, help="GPU workers beside them, one for each device.")] = 0,
+    workers: Workers = 2,
+    threads: Threads = 1,
+    memory_limit: Memory = "auto",
+    gpus: Gpus = 0,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of the scheduler; 0 takes a free one.")] = 0,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     dashboard: Annotated[
@@ -48,7 +50,8 @@ def up(
 ) -> None:
     """Start a scheduler and workers, and stay until Ctrl-C.
 
-    Everything listens on loopback and on free ports unless told otherwise. Ctrl-C (or SIGTERM) ends all of
+    Everything listens on loopback and on free ports unless told otherwise; with --workers 0 it is a scheduler
+    alone, for `scalelatent cluster join` on other machines. Ctrl-C (or SIGTERM) ends all of
     its processes; jobs that run then go on from their last checkpoint with `scalelatent resume RUN`.
     """
     from scalelatent.engine.security import security_from
@@ -97,6 +100,57 @@ def _tell(told: dict[str, Any], json: bool) -> None:
     for command in told["next"]:
         typer.echo(f"  {command}")
     typer.echo("Ctrl-C ends it.")
+
+
+@app.command()
+@verb
+def join(
+    scheduler: Annotated[str | None, typer.Argument(metavar="[URL]", help="The scheduler's address.")] = None,
+    scheduler_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Wait for FILE, and read the address from it.")
+    ] = None,
+    workers: Workers = 1,
+    threads: Threads = 1,
+    memory_limit: Memory = "auto",
+    gpus: Gpus = 0,
+    host: Annotated[
+        str | None,
+        typer.Option(help="Address to listen on; by default the one the scheduler sees."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="What the workers' names begin with.")] = None,
+    wait: Annotated[float, typer.Option(min=1, help="Seconds to try for the scheduler.")] = 300,
+    tls_folder: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="What `cluster certificates` made.")
+    ] = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+) -> None:
+    """Start the workers of this machine for a scheduler elsewhere, and stay until it ends, or Ctrl-C."""
+    import asyncio
+
+    from scalelatent.engine.security import security_from
+    from scalelatent.engine.workers import run_workers
+    from scalelatent.jobs.serving import address_from, until_stopped
+
+    if tls_folder is not None:
+        tls_ca, tls_cert, tls_key = (
+            tls_folder / file for file in ("ca.pem", "cluster-cert.pem", "cluster-key.pem")
+        )
+    security = security_from(tls_ca, tls_cert, tls_key)
+    with until_stopped():
+        try:
+            address = address_from(scheduler, scheduler_file, wait)
+            work = run_workers(
+                address, workers=workers, threads=threads, memory_limit=memory_limit, gpus=gpus,
+                host=host, name=name, security=security, wait_seconds=wait,
+                told=lambda names: say(f"{', '.join(names)} joined {address}"),
+            )  # fmt: skip
+            asyncio.run(work)
+        except KeyboardInterrupt:
+            say("stopped: these workers have ended")
+        else:
+            say("the scheduler has ended, and these workers with it")
 
 
 @app.command()

@@ -6,44 +6,28 @@ import importlib.util
 import ipaddress
 import logging
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.errors import JobError
+
+from .workers import configured, refuse_numbers, worker_specs
 
 if TYPE_CHECKING:
     from distributed import Security
 
 __all__ = [
-    "PIN",
     "close_cluster",
     "cluster",
     "current_client",
     "deaf_to_ctrl_c",
     "is_loopback",
     "start_cluster",
-    "visible_gpus",
 ]
 
 _current: ContextVar[Any] = ContextVar("scalelatent_client", default=None)
-PIN = {
-    "OMP_NUM_THREADS": 1,
-    "MKL_NUM_THREADS": 1,
-    "OPENBLAS_NUM_THREADS": 1,
-    "NUMBA_NUM_THREADS": 1,
-    "MALLOC_TRIM_THRESHOLD_": 65536,
-}
-# A task whose resource nobody offers is told after five minutes, not never. All tasks that lie on a worker
-# that dies are blamed (distributed#5234), so a few deaths must not condemn the innocent.
-SCHEDULER = {
-    "distributed.scheduler.no-workers-timeout": "5 minutes",
-    "distributed.scheduler.allowed-failures": 10,
-}
 CLOSE_SECONDS = 60
 
 
@@ -100,6 +84,8 @@ def cluster(
         with Client(kind, timeout=30, security=security or security_from()) as client:
             yield from _entered(client)
         return
+    if workers + gpus < 1:
+        raise JobError(f"workers = {workers}: give at least 1, or GPU workers")
     local = start_cluster(
         workers=workers, threads=threads, memory_limit=memory_limit, gpus=gpus,
         dashboard_address=dashboard_address, host=host, port=port, security=security,
@@ -131,7 +117,7 @@ def start_cluster(
     Parameters
     ----------
     workers : int
-        CPU workers; 0 where there are GPU workers.
+        CPU workers; 0 where there are GPU workers, or where others join (`scalelatent cluster join`).
     threads : int
         Of each CPU worker.
     memory_limit : str, int or float
@@ -168,7 +154,7 @@ def start_cluster(
     import dask
     from distributed import Scheduler, SpecCluster
 
-    _refuse_numbers(workers, threads, gpus, port)
+    refuse_numbers(workers, threads, gpus, port)
     protocol = "tcp://" if security is None else "tls://"
     common = {"host": host, "protocol": protocol, "security": security}
     scheduler = {
@@ -181,12 +167,11 @@ def start_cluster(
             "preload": [*dask.config.get("distributed.scheduler.preload"), *_page()],
         },
     }  # fmt: skip
-    specs = _workers(workers, threads, gpus, _memory(memory_limit, workers + gpus), common)
-    environ = {**dask.config.get("distributed.nanny.pre-spawn-environ", {}), **PIN}
-    with dask.config.set({"distributed.nanny.pre-spawn-environ": environ, **SCHEDULER}):
+    specs = worker_specs(workers, threads, gpus, memory_limit, common)
+    with configured():
         try:
             return SpecCluster(
-                workers=specs, scheduler=scheduler, worker=next(iter(specs.values())),
+                workers=specs, scheduler=scheduler, worker=next(iter(specs.values()), None),
                 security=security, silence_logs=logging.WARNING, name="scalelatent",
             )  # fmt: skip
         except (OSError, RuntimeError) as error:
@@ -205,26 +190,6 @@ def close_cluster(started: Any) -> None:
         started.close(timeout=CLOSE_SECONDS)
 
 
-def visible_gpus() -> list[str]:
-    """What `CUDA_VISIBLE_DEVICES` may name here, one entry for each CUDA device; no CUDA is loaded.
-
-    Examples
-    --------
-    >>> isinstance(visible_gpus(), list)
-    True
-    """
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [part.strip() for part in named.split(",") if part.strip() not in ("", "-1")]
-    count = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-    tool = shutil.which("nvidia-smi")
-    if tool is not None:
-        with suppress(OSError, subprocess.SubprocessError):
-            listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=30, check=True)
-            count = sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
-    return [str(i) for i in range(count)]
-
-
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a server that listens on ``host``.
 
@@ -239,55 +204,10 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _workers(
-    workers: int, threads: int, gpus: int, memory: Any, common: dict[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """The workers' specifications by name."""
-    from distributed import Nanny
-
-    devices = visible_gpus() if gpus else []
-    if len(devices) < gpus:
-        raise JobError(
-            f"{gpus} GPU workers asked for, but this machine shows {len(devices)} CUDA device(s) "
-            f"({', '.join(devices) or 'none'}); see nvidia-smi and CUDA_VISIBLE_DEVICES, or ask for fewer"
-        )
-    options = common | {"memory_limit": memory, "silence_logs": logging.WARNING, "dashboard": False}
-    hidden = {"CUDA_VISIBLE_DEVICES": "-1"} if gpus else {}
-    cpu = {"cls": Nanny, "options": options | {"nthreads": threads, "env": hidden}}
-    found = {f"cpu-{i}": cpu for i in range(workers)}
-    for i, device in enumerate(devices[:gpus]):
-        env = {"CUDA_VISIBLE_DEVICES": device}
-        found[f"gpu-{i}"] = {
-            "cls": Nanny, "options": options | {"nthreads": 1, "resources": {"GPU": 1}, "env": env}
-        }  # fmt: skip
-    return found
-
-
 def _page() -> list[str]:
     """The preload that puts our page on the dashboard, by name: the engine imports no monitor."""
     name = "scalelatent.monitor.preload"
     return [name] if importlib.util.find_spec(name) else []
-
-
-def _memory(limit: str | int | float, processes: int) -> str | int | float:
-    """Dask's own ``"auto"`` counts threads, and promises memory twice where workers outnumber cores."""
-    if limit != "auto":
-        return limit
-    from distributed.system import MEMORY_LIMIT
-
-    return int(MEMORY_LIMIT // processes)
-
-
-def _refuse_numbers(workers: int, threads: int, gpus: int, port: int) -> None:
-    least = {
-        "workers": (workers, 0 if gpus else 1),
-        "threads": (threads, 1),
-        "gpus": (gpus, 0),
-        "port": (port, 0),
-    }
-    for name, (value, bound) in least.items():
-        if value < bound:
-            raise JobError(f"{name} = {value}: give at least {bound}")
 
 
 def deaf_to_ctrl_c() -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,7 +21,7 @@ from scalelatent.errors import JobError
 if TYPE_CHECKING:
     from distributed import Security
 
-__all__ = ["own_certificates", "serve", "until_stopped"]
+__all__ = ["address_from", "own_certificates", "serve", "until_stopped"]
 
 START_SECONDS = 120
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP] if hasattr(signal, "SIGHUP") else [signal.SIGINT]
@@ -98,7 +100,8 @@ def serve(
         with Client(started, set_as_default=False) as client:
             count = len(started.worker_spec)
             try:
-                client.wait_for_workers(count, timeout=START_SECONDS)
+                if count:
+                    client.wait_for_workers(count, timeout=START_SECONDS)
             except TimeoutError:
                 raise JobError(
                     f"only {len(client.nthreads())} of {count} workers started within {START_SECONDS} s; ask "
@@ -109,6 +112,38 @@ def serve(
         yield told
     finally:
         close_cluster(started)
+
+
+def address_from(address: str | None, file: Path | None, seconds: float) -> str:
+    """Return a scheduler's address, given or from the file that it writes when it starts.
+
+    Raises
+    ------
+    JobError
+        Neither or both are given, or no address is in the file within ``seconds``.
+
+    Examples
+    --------
+    >>> from scalelatent.jobs.serving import address_from
+    >>> address_from("tcp://head:8786", None, 1)
+    'tcp://head:8786'
+    """
+    if (address is None) == (file is None):
+        raise JobError("which scheduler? Give its address (tls://head:8786), or --scheduler-file")
+    if address is not None:
+        return address
+    assert file is not None
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return str(json.loads(file.read_text())["address"])
+        except (OSError, ValueError, KeyError):  # not there yet, or half written
+            if time.monotonic() > deadline:
+                raise JobError(
+                    f"no scheduler wrote its address to {file} within {seconds:.0f} s; is it running, and is "
+                    "the file on storage that this machine sees?"
+                ) from None
+        time.sleep(0.2)
 
 
 @contextmanager
@@ -172,6 +207,7 @@ def _describe(client: Any, files: dict[str, str] | None, options: dict[str, Any]
     ]  # fmt: skip
     reach = shlex.join(["--scheduler", address, *tls_options(files)])
     file = options.get("scheduler_file")
+    joining = [] if workers else [f"scalelatent cluster join {address} --workers N   (on each machine)"]
     return {
         "scheduler": address,
         "dashboard": client.dashboard_link if options.get("dashboard_address") else None,
@@ -179,7 +215,7 @@ def _describe(client: Any, files: dict[str, str] | None, options: dict[str, Any]
         "pid": os.getpid(),
         "workers": sorted(workers, key=lambda worker: worker["name"]),
         "tls": files,
-        "next": [f"scalelatent doctor {reach}", f"scalelatent submit JOB.toml {reach}"],
+        "next": [*joining, f"scalelatent doctor {reach}", f"scalelatent submit JOB.toml {reach}"],
         "warnings": list(_warnings(options, files)),
     }
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from scalelatent.engine import cluster as clusters
+from scalelatent.engine import workers
 from scalelatent.engine.certificates import make_certificates
 from scalelatent.errors import JobError
 from scalelatent.jobs import serving
@@ -47,7 +48,7 @@ def test_pools_and_devices_of_workers(tls_client):
 
         import numba
 
-        from scalelatent.engine.cluster import PIN
+        from scalelatent.engine.workers import PIN
 
         return {name: os.environ.get(name) for name in (*PIN, "CUDA_VISIBLE_DEVICES")} | {
             "numba": str(numba.config.NUMBA_NUM_THREADS)
@@ -56,7 +57,7 @@ def test_pools_and_devices_of_workers(tls_client):
     names = {a: w["name"] for a, w in tls_client.scheduler_info(n_workers=-1)["workers"].items()}
     found = {names[address]: env for address, env in tls_client.run(environment).items()}
     for env in found.values():
-        assert {name: env[name] for name in clusters.PIN} == {n: str(v) for n, v in clusters.PIN.items()}
+        assert {name: env[name] for name in workers.PIN} == {n: str(v) for n, v in workers.PIN.items()}
         assert env["numba"] == "1"
     assert found["cpu-0"]["CUDA_VISIBLE_DEVICES"] == "-1"
     assert found["gpu-0"]["CUDA_VISIBLE_DEVICES"] == "7"
@@ -158,11 +159,16 @@ def test_more_gpus_than_there_are(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"workers": 0}, {"threads": 0}, {"gpus": -1}, {"port": -1}, {"workers": -1, "gpus": 1}]
+    "wrong", [{"workers": -1}, {"threads": 0}, {"gpus": -1}, {"port": -1}, {"workers": -1, "gpus": 1}]
 )
 def test_numbers_below_their_least(wrong):
     with pytest.raises(JobError, match="give at least"):
         clusters.start_cluster(**wrong)
+
+
+def test_fits_need_a_worker():
+    with pytest.raises(JobError, match="workers = 0: give at least 1"), clusters.cluster("local", workers=0):
+        pass
 
 
 def test_open_without_tls_is_told():
@@ -178,5 +184,5 @@ def test_open_without_tls_is_told():
 def test_automatic_memory_is_shared_once():
     from distributed.system import MEMORY_LIMIT
 
-    assert clusters._memory("auto", 64) * 64 <= MEMORY_LIMIT
-    assert clusters._memory("2GB", 64) == "2GB"
+    assert workers._memory("auto", 64) * 64 <= MEMORY_LIMIT
+    assert workers._memory("2GB", 64) == "2GB"
