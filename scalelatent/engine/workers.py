@@ -61,7 +61,7 @@ async def run_workers(
     host : str, optional
         Address to listen on; by default this machine's address as the scheduler's network sees it.
     name : str, optional
-        What the workers' names begin with; the machine's name by default.
+        What the workers' names begin with; the name of this machine and the process by default.
     wait_seconds : float
         How long to try for the scheduler.
     told : callable
@@ -85,10 +85,11 @@ async def run_workers(
     host = host or get_ip(get_address_host(scheduler))
     common = {"host": host, "protocol": f"{scheduler.partition('://')[0]}://", "security": security}
     specs = worker_specs(workers, threads, gpus, memory_limit, common)
+    default = f"{socket.gethostname()}-{os.getpid()}"  # the scheduler refuses a name it has
     logging.getLogger("distributed").setLevel(logging.WARNING)
     with configured():
         nannies = [
-            spec["cls"](scheduler, name=f"{name or socket.gethostname()}-{key}", death_timeout=wait_seconds,
+            spec["cls"](scheduler, name=f"{name or default}-{key}", death_timeout=wait_seconds,
                         **spec["options"])
             for key, spec in specs.items()
         ]  # fmt: skip

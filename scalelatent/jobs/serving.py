@@ -108,7 +108,8 @@ def serve(
                     "for fewer --workers, or give each more --memory-limit"
                 ) from None
             client.register_plugin(deaf_to_ctrl_c())
-            told = _describe(client, client_files or tls_files(security), options)
+            page = _page_of(started.scheduler) if options.get("dashboard_address", True) else None
+            told = _describe(client, client_files or tls_files(security), options, page)
         yield told
     finally:
         close_cluster(started)
@@ -195,7 +196,19 @@ def _ends_itself(child: Any) -> bool:
         return True
 
 
-def _describe(client: Any, files: dict[str, str] | None, options: dict[str, Any]) -> dict[str, Any]:
+def _page_of(scheduler: Any) -> str:
+    """Where the dashboard listens; Dask's own link always names the scheduler's host."""
+    from distributed.comm.addressing import get_address_host
+
+    host, port = scheduler.http_server.address, scheduler.http_server.port
+    if host in ("0.0.0.0", "::"):
+        host = get_address_host(scheduler.address)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/status"
+
+
+def _describe(
+    client: Any, files: dict[str, str] | None, options: dict[str, Any], page: str | None
+) -> dict[str, Any]:
     address = client.scheduler.address
     info = client.scheduler_info(n_workers=-1)["workers"]
     workers = [
@@ -210,7 +223,7 @@ def _describe(client: Any, files: dict[str, str] | None, options: dict[str, Any]
     joining = [] if workers else [f"scalelatent cluster join {address} --workers N   (on each machine)"]
     return {
         "scheduler": address,
-        "dashboard": client.dashboard_link if options.get("dashboard_address") else None,
+        "dashboard": page,
         "scheduler_file": None if file is None else str(Path(file).absolute()),
         "pid": os.getpid(),
         "workers": sorted(workers, key=lambda worker: worker["name"]),
