@@ -17,6 +17,7 @@ from typing import Any
 
 import dask
 
+from scalelatent.engine.cluster import page_preload
 from scalelatent.engine.security import tls_options
 from scalelatent.engine.workers import PIN, configured
 from scalelatent.jobs.serving import own_certificates
@@ -70,7 +71,7 @@ def make_cluster(options: argparse.Namespace) -> Any:
             job_script_prologue=[f"export {name}={value}" for name, value in environment(files).items()],
             scheduler_options=host | {
                 "port": options.port, "dashboard_address": "127.0.0.1:0",
-                "preload": ["scalelatent.monitor.preload"],
+                "preload": page_preload(),
             },
             log_directory=str(folder / "logs"),
         )  # fmt: skip

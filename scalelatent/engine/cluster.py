@@ -24,6 +24,7 @@ __all__ = [
     "current_client",
     "deaf_to_ctrl_c",
     "is_loopback",
+    "page_preload",
     "start_cluster",
 ]
 
@@ -164,7 +165,7 @@ def start_cluster(
             "dashboard": dashboard_address is not None,
             "dashboard_address": dashboard_address or f"{host}:0",
             "scheduler_file": None if scheduler_file is None else os.fspath(scheduler_file),
-            "preload": [*dask.config.get("distributed.scheduler.preload"), *_page()],
+            "preload": [*dask.config.get("distributed.scheduler.preload"), *page_preload()],
         },
     }  # fmt: skip
     specs = worker_specs(workers, threads, gpus, memory_limit, common)
@@ -204,7 +205,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _page() -> list[str]:
+def page_preload() -> list[str]:
     """The preload that puts our page on the dashboard, by name: the engine imports no monitor."""
     name = "scalelatent.monitor.preload"
     return [name] if importlib.util.find_spec(name) else []
