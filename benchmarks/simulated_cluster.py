@@ -1,10 +1,9 @@
 """What a pass costs the scheduler, on a simulated cluster of up to 1,000 workers.
 
 The scheduler is a real one in a process of its own. The workers are real Worker objects, all in one other
-process: they get, answer and exchange the same messages as on 1,000 machines, only their spans hold a few rows.
-The driver is the engine's own. Measured are the CPU seconds of the scheduler and of the driver and the messages
-of a pass; from the cost of a task follows how many workers one job can keep busy, and how long its spans have
-to be.
+process: they get, answer and exchange the messages of 1,000 machines, only their spans hold a few rows. The
+driver is the engine's own. Measured are the CPU seconds of scheduler and driver and the messages of a pass;
+from the cost of a task follows how many workers one job can keep busy, and how long its spans must be.
 
     python benchmarks/simulated_cluster.py [--workers 10 100 1000] [--passes 5]
 """
@@ -13,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import logging
 import multiprocessing
 import statistics
@@ -208,7 +208,7 @@ def idle_share(client: Any, seconds: float = 5.0) -> float:
 
 
 def summary(taken: list[dict[str, Any]], spans: int) -> dict[str, Any]:
-    pairs = list(zip(taken, taken[1:], strict=False))
+    pairs = list(itertools.pairwise(taken))
 
     def each(name: str) -> list[float]:
         return [b[name] - a[name] for a, b in pairs]
