@@ -1,7 +1,7 @@
 """What a pass costs the scheduler, on a simulated cluster of up to 1,000 workers.
 
-The scheduler is a real one in a process of its own. The workers are real Worker objects, all in one other
-process: they get, answer and exchange the messages of 1,000 machines, only their spans hold a few rows. The
+The scheduler is a real one in a process of its own. The workers are real Worker objects, packed into a few
+processes: they get, answer and exchange the messages of 1,000 machines, only their spans hold a few rows. The
 driver is the engine's own. Measured are the CPU seconds of scheduler and driver and the messages of a pass;
 from the cost of a task follows how many workers one job can keep busy, and how long its spans must be.
 
@@ -39,7 +39,7 @@ QUIET = {
     "distributed.admin.system-monitor.gil.enabled": False,
     "distributed.comm.timeouts.connect": "120s",
 }
-BATCH = 25  # workers that join at once
+BATCH, PROCESS_WORKERS = 25, 250  # workers that join at once, and of a process
 
 
 def run_scheduler(pipe: Any) -> None:
@@ -56,7 +56,7 @@ def run_scheduler(pipe: Any) -> None:
         asyncio.run(serve())
 
 
-def run_workers(address: str, count: int, pipe: Any) -> None:
+def run_workers(address: str, names: range, pipe: Any) -> None:
     import dask
     import simulated_learner  # noqa: F401  what tasks and records name
     from distributed import Worker
@@ -66,14 +66,13 @@ def run_workers(address: str, count: int, pipe: Any) -> None:
             """1,000 web servers in one process measure nothing."""
 
     async def serve() -> None:
-        pool = ThreadPoolExecutor(count)
-        workers = [
-            Tiny(address, nthreads=1, host="127.0.0.1", memory_limit=0, executor=pool, name=i)
-            for i in range(count)
-        ]
-        for i in range(0, count, BATCH):
+        pool = ThreadPoolExecutor(len(names))
+        common = {"nthreads": 1, "host": "127.0.0.1", "memory_limit": 0, "executor": pool}
+        # Else each keeps a connection to every other, a million in all.
+        workers = [Tiny(address, name=name, connection_limit=4, **common) for name in names]
+        for i in range(0, len(names), BATCH):
             await asyncio.gather(*workers[i : i + BATCH])
-        pipe.send(count)
+        pipe.send(len(names))
         await asyncio.gather(*(worker.finished() for worker in workers))
 
     logging.getLogger("distributed").setLevel(logging.WARNING)
@@ -86,17 +85,21 @@ def simulated(count: int) -> Any:
     """A client of a cluster of ``count`` simulated workers."""
     from distributed import Client
 
-    context = multiprocessing.get_context("spawn")
+    context, begin = multiprocessing.get_context("spawn"), time.monotonic()
     mine, theirs = context.Pipe()
     processes = [context.Process(target=run_scheduler, args=(theirs,), daemon=True)]
     processes[0].start()
     try:
         address = receive(mine, 60)
-        processes.append(context.Process(target=run_workers, args=(address, count, theirs), daemon=True))
-        processes[1].start()
-        receive(mine, 600)
+        for i in range(0, count, PROCESS_WORKERS):
+            names = range(i, min(count, i + PROCESS_WORKERS))
+            processes.append(context.Process(target=run_workers, args=(address, names, theirs), daemon=True))
+            processes[-1].start()
+        for _ in processes[1:]:
+            receive(mine, 600)
         with Client(address, timeout=60, set_as_default=False) as client:
             client.wait_for_workers(count, timeout=120)
+            print(f"{count} workers after {time.monotonic() - begin:.0f} s", flush=True)
             yield client
     finally:
         for process in reversed(processes):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalelatent.errors import JobError
 
-from .workers import configured, refuse_numbers, worker_specs
+from .workers import configured, first_cause, refuse_numbers, worker_specs
 
 if TYPE_CHECKING:
     from distributed import Security
@@ -176,10 +176,10 @@ def start_cluster(
                 security=security, silence_logs=logging.WARNING, name="scalelatent",
             )  # fmt: skip
         except (OSError, RuntimeError) as error:
-            reason = error.__cause__ or error
+            page = f", dashboard on {dashboard_address}" if dashboard_address else ""
             raise JobError(
-                f"no cluster starts on {host}:{port} ({reason}); port 0 takes a free one, and the host must "
-                "be an address of this machine"
+                f"no cluster starts on {host}:{port}{page} ({first_cause(error)}); port 0 takes a free one, "
+                "and hosts must be addresses of this machine"
             ) from error
 
 

@@ -20,7 +20,15 @@ from scalelatent.errors import JobError
 if TYPE_CHECKING:
     from distributed import Security
 
-__all__ = ["PIN", "configured", "refuse_numbers", "run_workers", "visible_gpus", "worker_specs"]
+__all__ = [
+    "PIN",
+    "configured",
+    "first_cause",
+    "refuse_numbers",
+    "run_workers",
+    "visible_gpus",
+    "worker_specs",
+]
 
 PIN = {
     "OMP_NUM_THREADS": 1,
@@ -82,8 +90,16 @@ async def run_workers(
     refuse_numbers(workers, threads, gpus, 0)
     if workers + gpus < 1:
         raise JobError("nothing to start: give --workers or --gpus")
-    host = host or get_ip(get_address_host(scheduler))
-    common = {"host": host, "protocol": f"{scheduler.partition('://')[0]}://", "security": security}
+    scheme, _, place = scheduler.partition("://")
+    if scheme == "tls" and security is None:
+        raise JobError(
+            f"{scheduler} speaks TLS: give --tls-folder, or --tls-ca-file, --tls-cert and --tls-key"
+        )
+    try:
+        host = host or get_ip(get_address_host(scheduler))
+    except (ValueError, OSError) as error:
+        raise JobError(f"{scheduler!r} is no address ({error}); write for example tls://head:8786") from None
+    common = {"host": host, "protocol": f"{scheme if place else 'tcp'}://", "security": security}
     specs = worker_specs(workers, threads, gpus, memory_limit, common)
     default = f"{socket.gethostname()}-{os.getpid()}"  # the scheduler refuses a name it has
     logging.getLogger("distributed").setLevel(logging.WARNING)
@@ -98,7 +114,7 @@ async def run_workers(
         _, late = await asyncio.wait(starting, timeout=wait_seconds, return_when=asyncio.FIRST_EXCEPTION)
         failed = [task.exception() for task in starting if task.done() and task.exception() is not None]
         if failed or late:
-            reason = failed[0].__cause__ or failed[0] if failed and failed[0] else "no answer"
+            reason = first_cause(failed[0]) if failed and failed[0] else "no answer"
             raise JobError(
                 f"scheduler {scheduler!r} did not take these workers within {wait_seconds:.0f} s ({reason}); "
                 "check its address, whether this machine can reach it, and the certificates"
@@ -172,10 +188,23 @@ def worker_specs(
 def _memory(limit: str | int | float, processes: int) -> str | int | float:
     """Dask's own ``"auto"`` counts threads, and promises memory twice where workers outnumber cores."""
     if limit != "auto":
+        from dask.utils import parse_bytes
+
+        try:
+            parse_bytes(limit)
+        except (ValueError, TypeError):
+            raise JobError(f"memory_limit = {limit!r}: give a size such as '4GB', or 'auto'") from None
         return limit
     from distributed.system import MEMORY_LIMIT
 
     return int(MEMORY_LIMIT // max(1, processes))
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """What an error of Dask goes back to; its own words tell only that something failed."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def refuse_numbers(workers: int, threads: int, gpus: int, port: int) -> None:

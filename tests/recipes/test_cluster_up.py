@@ -133,6 +133,7 @@ def test_ctrl_c_ends_all_its_processes(up, tmp_path):
     assert not file.exists()
 
 
+@pytest.mark.slow
 def test_killed_it_leaves_no_process(up):
     with up("--workers", "1") as (process, _):
         children = psutil.Process(process.pid).children(recursive=True)
@@ -147,7 +148,7 @@ def test_a_port_that_is_taken():
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(
-            JobError, match=f"no cluster starts on 127.0.0.1:{port} .*port 0 takes a free one"
+            JobError, match=f"no cluster starts on 127.0.0.1:{port} .*in use.*port 0 takes a free one"
         ):
             clusters.start_cluster(workers=1, port=port, dashboard_address=None)
 
@@ -164,6 +165,11 @@ def test_more_gpus_than_there_are(monkeypatch):
 def test_numbers_below_their_least(wrong):
     with pytest.raises(JobError, match="give at least"):
         clusters.start_cluster(**wrong)
+
+
+def test_a_size_that_is_none():
+    with pytest.raises(JobError, match="memory_limit = 'much': give a size such as '4GB'"):
+        clusters.start_cluster(workers=1, memory_limit="much")
 
 
 def test_fits_need_a_worker():
