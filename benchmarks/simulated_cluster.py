@@ -56,7 +56,7 @@ def run_scheduler(pipe: Any) -> None:
         asyncio.run(serve())
 
 
-def run_workers(address: str, names: range, pipe: Any) -> None:
+def run_workers(address: str, names: range, threads: int, pipe: Any) -> None:
     import dask
     import simulated_learner  # noqa: F401  what tasks and records name
     from distributed import Worker
@@ -66,7 +66,7 @@ def run_workers(address: str, names: range, pipe: Any) -> None:
             """1,000 web servers in one process measure nothing."""
 
     async def serve() -> None:
-        pool = ThreadPoolExecutor(len(names))
+        pool = ThreadPoolExecutor(threads)
         common = {"nthreads": 1, "host": "127.0.0.1", "memory_limit": 0, "executor": pool}
         # Else each keeps a connection to every other, a million in all.
         workers = [Tiny(address, name=name, connection_limit=4, **common) for name in names]
@@ -81,8 +81,8 @@ def run_workers(address: str, names: range, pipe: Any) -> None:
 
 
 @contextmanager
-def simulated(count: int) -> Any:
-    """A client of a cluster of ``count`` simulated workers."""
+def simulated(count: int, threads: int = 0) -> Any:
+    """A client of a cluster of ``count`` simulated workers, with ``threads`` a process, or one for each."""
     from distributed import Client
 
     context, begin = multiprocessing.get_context("spawn"), time.monotonic()
@@ -93,7 +93,11 @@ def simulated(count: int) -> Any:
         address = receive(mine, 60)
         for i in range(0, count, PROCESS_WORKERS):
             names = range(i, min(count, i + PROCESS_WORKERS))
-            processes.append(context.Process(target=run_workers, args=(address, names, theirs), daemon=True))
+            processes.append(
+                context.Process(
+                    target=run_workers, args=(address, names, threads or len(names), theirs), daemon=True
+                )
+            )
             processes[-1].start()
         for _ in processes[1:]:
             receive(mine, 600)
@@ -183,7 +187,8 @@ def measure(dataset: Any, count: int, passes: int, seconds: float, numbers: int)
     from scalelatent.engine.passes import make_stage
     from scalelatent.engine.store import EngineStore
 
-    with simulated(count) as client, tempfile.TemporaryDirectory() as folder:
+    # Spans that sleep need threads of their own; others would only fight for the two cores.
+    with simulated(count, 0 if seconds else 2) as client, tempfile.TemporaryDirectory() as folder:
         client.run_on_scheduler(count_messages)
         idle = idle_share(client)
         learner = Counting(numbers, passes + 2, seconds)
