@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from . import data, imports, jobs, makes, run
+from . import cluster, data, imports, jobs, makes, run
 from .show import (
     Json,
     Overwrite,
@@ -19,7 +19,6 @@ from .show import (
     progress_bar,
     show_values,
     strip_debug,
-    text_of,
     verb,
 )
 
@@ -36,6 +35,7 @@ model_app = typer.Typer(no_args_is_help=True, help="Look at fitted models.")
 data.app.add_typer(imports.app, name="import")
 data.app.add_typer(makes.app, name="make")
 app.add_typer(data.app, name="data")
+app.add_typer(cluster.app, name="cluster")
 for _name in ("plan", "fit"):
     app.command(_name)(getattr(run, _name))
 for _name in ("submit", "status", "logs", "attach", "cancel", "resume"):
@@ -178,33 +178,7 @@ def model_info(run: Run, json: Json = False) -> None:
 app.add_typer(model_app, name="model")
 
 
-@app.command()
-@verb
-def doctor(
-    folder: Annotated[str, typer.Argument(metavar="[FOLDER]", help="Where runs will be written.")] = ".",
-    json: Json = False,
-) -> None:
-    """Check this machine and name fixes.
-
-    Looks at versions, threads, memory, GPU, ports and disk. The exit code is 1 if a check failed.
-    """
-    from scalelatent.jobs.doctor import examine
-
-    findings = examine(folder)
-    failed = any(finding.status == "fail" for finding in findings)
-    if json:
-        emit({"ok": not failed, "findings": [finding.to_dict() for finding in findings]})
-    else:
-        colours = {"ok": "green", "warn": "yellow", "fail": "red"}
-        for finding in findings:
-            mark = typer.style(f"{finding.status:<4}", fg=colours[finding.status], bold=True)
-            typer.echo(f"{mark}  {finding.check:<13}  {text_of(finding.found)}")
-            if finding.fix:
-                typer.echo(f"{'':<21}fix: {finding.fix}")
-    if failed:
-        raise typer.Exit(1)
-
-
+app.command("doctor")(cluster.doctor)
 app.command("demo")(run.demo)
 
 

@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import io
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from scalelatent.errors import RunError
 
 _DIGEST = 32
 _TYPES_FROM = "scalelatent."
+# numpy parses an array's header by Python's own parser, which counts its depth once for all threads in some
+# releases: two at a time may end in "SystemError: AST constructor recursion depth mismatch" (gh-106905).
+_reading = threading.Lock()
 
 
 def dumps(tree: Any) -> bytes:
@@ -58,7 +62,7 @@ def loads(data: bytes) -> Any:
     body, digest = data[:-_DIGEST], data[-_DIGEST:]
     if len(data) <= _DIGEST or hashlib.sha256(body).digest() != digest:
         raise RunError("the record is torn or changed: its checksum does not fit")
-    with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
+    with _reading, np.load(io.BytesIO(body), allow_pickle=False) as arrays:
         # Each look into an npz file reads anew: an array of several places would become several.
         return _build(json.loads(arrays["head"].tobytes()), {name: arrays[name] for name in arrays.files})
 

@@ -55,10 +55,8 @@ def security_of(cluster: ClusterSection) -> Security | None:
     JobError
         If a certificate cannot be read.
     """
-    try:
-        from scalelatent.engine.security import security_from
-    except ImportError:
-        return None
+    from scalelatent.engine.security import security_from
+
     return security_from(ca=cluster.tls_ca, cert=cluster.tls_cert, key=cluster.tls_key)
 
 

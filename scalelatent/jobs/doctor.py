@@ -25,7 +25,7 @@ from scalelatent.engine.cache import machine_memory as memory_limit
 from scalelatent.engine.threads import available_cores
 from scalelatent.errors import ScalelatentError
 
-__all__ = ["Finding", "examine", "memory_limit"]
+__all__ = ["Finding", "examine", "is_cupy", "memory_limit", "write_problem"]
 
 MIB = 2**20
 GIB = 2**30
@@ -210,7 +210,7 @@ def _numba() -> Iterator[Finding]:
     from scalelatent._numba import CACHE
 
     folder = Path(CACHE)
-    problem = _write_problem(folder)
+    problem = write_problem(folder)
     if problem is None:
         yield Finding("numba cache", "ok", str(folder))
     else:
@@ -240,7 +240,7 @@ def _zarr() -> Iterator[Finding]:
 
 
 def _gpu() -> Iterator[Finding]:
-    wheels = sorted({d.metadata["Name"].lower() for d in metadata.distributions() if _is_cupy(d)})
+    wheels = sorted({d.metadata["Name"].lower() for d in metadata.distributions() if is_cupy(d)})
     cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*"))
     if len(wheels) > 1:
         yield Finding(
@@ -266,7 +266,8 @@ def _gpu() -> Iterator[Finding]:
     yield Finding("gpu", "ok", f"{wheels[0]} {cupy.__version__}: {', '.join(names)}")
 
 
-def _is_cupy(distribution: Any) -> bool:
+def is_cupy(distribution: Any) -> bool:
+    """Tell whether an installed distribution is one of CuPy's wheels."""
     name = (distribution.metadata["Name"] or "").lower()
     return name == "cupy" or name.startswith(("cupy-cuda", "cupy-rocm"))
 
@@ -304,7 +305,7 @@ def _loopback() -> Iterator[Finding]:
 
 def _folder(folder: Path) -> Iterator[Finding]:
     folder = folder.absolute()
-    problem = _write_problem(folder)
+    problem = write_problem(folder)
     if problem is not None:
         yield Finding(
             "folder", "fail", f"{folder}: {problem}", "choose another folder, or ask for write access"
@@ -345,7 +346,7 @@ def _existing(folder: Path) -> Path:
     return folder
 
 
-def _write_problem(folder: Path) -> str | None:
+def write_problem(folder: Path) -> str | None:
     """Try to write a file; None if it works. Permissions lie (root, read-only mounts), writing does not."""
     place = _existing(folder)
     try:

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
@@ -253,3 +254,29 @@ def test_an_array_in_several_places_is_written_once() -> None:
     assert back["x"] is not back["z"][0]
     for got, expected in zip((back["x"], *back["y"], *back["z"]), (a, a, a[:10], a, a[::2]), strict=True):
         np.testing.assert_array_equal(got, expected)
+
+
+def test_threads_parse_headers_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's parser of some releases takes two at once for one too deep (python/cpython#106905)."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from scalelatent.engine import record
+
+    inside, most = [], []
+    true_load = np.load
+
+    def load(*args: Any, **how: Any) -> Any:
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.002)
+        try:
+            return true_load(*args, **how)
+        finally:
+            inside.pop()
+
+    monkeypatch.setattr(record.np, "load", load)
+    data = dumps({"a": np.arange(3)})
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: loads(data)["a"].sum(), range(32)))
+    assert found == [3] * 32
+    assert max(most) == 1

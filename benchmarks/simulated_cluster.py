@@ -1,0 +1,333 @@
+"""What a pass costs the scheduler, on a simulated cluster of up to 1,000 workers.
+
+The scheduler is a real one in a process of its own. The workers are real Worker objects, packed into a few
+processes: they get, answer and exchange the messages of 1,000 machines, only their spans hold a few rows. The
+driver is the engine's own. Measured are the CPU seconds of scheduler and driver and the messages of a pass;
+from the cost of a task follows how many workers one job can keep busy, and how long its spans must be.
+
+    python benchmarks/simulated_cluster.py [--workers 10 100 1000] [--passes 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import logging
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from common import parser, write
+
+LEAF_ROWS, FEATURES = 8, 4
+QUIET = {
+    "distributed.worker.profile.enabled": False,
+    "distributed.worker.memory.target": False,
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": False,
+    "distributed.worker.memory.terminate": False,
+    "distributed.admin.system-monitor.interval": "1 hour",
+    "distributed.admin.system-monitor.gil.enabled": False,
+    "distributed.comm.timeouts.connect": "120s",
+    "distributed.comm.timeouts.tcp": "600s",  # all of them share two cores, and wait for each other
+    "distributed.scheduler.worker-ttl": None,
+}
+BATCH, PROCESS_WORKERS = 25, 250  # workers that join at once, and of a process
+
+
+def run_scheduler(pipe: Any) -> None:
+    import dask
+    from distributed import Scheduler
+
+    async def serve() -> None:
+        async with Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler:
+            pipe.send(scheduler.address)
+            await scheduler.finished()
+
+    logging.getLogger("distributed").setLevel(logging.WARNING)
+    with dask.config.set(QUIET):
+        asyncio.run(serve())
+
+
+def run_workers(address: str, names: range, threads: int, pipe: Any) -> None:
+    import dask
+    import simulated_learner  # noqa: F401  what tasks and records name
+    from distributed import Worker
+
+    class Tiny(Worker):
+        def start_http_server(self, *args: Any, **how: Any) -> None:
+            """1,000 web servers in one process measure nothing."""
+
+    async def serve() -> None:
+        pool = ThreadPoolExecutor(threads)
+        common = {"nthreads": 1, "host": "127.0.0.1", "memory_limit": 0, "executor": pool}
+        # Else each keeps a connection to every other, a million in all.
+        workers = [Tiny(address, name=name, connection_limit=4, **common) for name in names]
+        for i in range(0, len(names), BATCH):
+            await asyncio.gather(*workers[i : i + BATCH])
+        pipe.send(len(names))
+        await asyncio.gather(*(worker.finished() for worker in workers))
+
+    logging.getLogger("distributed").setLevel(logging.WARNING)
+    with dask.config.set(QUIET):
+        asyncio.run(serve())
+
+
+@contextmanager
+def simulated(count: int, threads: int = 0) -> Any:
+    """A client of a cluster of ``count`` simulated workers, with ``threads`` a process, or one for each."""
+    import dask
+    from distributed import Client
+
+    context, begin = multiprocessing.get_context("spawn"), time.monotonic()
+    mine, theirs = context.Pipe()
+    processes = [context.Process(target=run_scheduler, args=(theirs,), daemon=True)]
+    processes[0].start()
+    try:
+        address = receive(mine, 60)
+        for i in range(0, count, PROCESS_WORKERS):
+            names = range(i, min(count, i + PROCESS_WORKERS))
+            processes.append(
+                context.Process(
+                    target=run_workers, args=(address, names, threads or len(names), theirs), daemon=True
+                )
+            )
+            processes[-1].start()
+        for _ in processes[1:]:
+            receive(mine, 600)
+        with dask.config.set(QUIET), Client(address, timeout=60, set_as_default=False) as client:
+            client.wait_for_workers(count, timeout=120)
+            print(f"{count} workers after {time.monotonic() - begin:.0f} s", flush=True)
+            yield client
+    finally:
+        for process in reversed(processes):
+            process.terminate()
+            process.join(30)
+
+
+def receive(pipe: Any, seconds: float) -> Any:
+    if not pipe.poll(seconds):
+        raise SystemExit(f"nothing came within {seconds} s")
+    return pipe.recv()
+
+
+def count_messages(dask_scheduler: Any) -> None:
+    """Count what comes in (by operation) and goes out, from now on."""
+    import inspect
+
+    heard, sent = Counter(), Counter()
+    dask_scheduler.simulated = {"in": heard, "out": sent}
+
+    def counting(name: str, handler: Any) -> Any:
+        def count(*args: Any, **how: Any) -> Any:
+            heard[name] += 1
+            return handler(*args, **how)
+
+        async def count_and_wait(*args: Any, **how: Any) -> Any:
+            heard[name] += 1
+            return await handler(*args, **how)
+
+        return count_and_wait if inspect.iscoroutinefunction(handler) else count
+
+    for name, handler in list(dask_scheduler.stream_handlers.items()):
+        dask_scheduler.stream_handlers[name] = counting(name, handler)
+    send = dask_scheduler.send_all
+
+    def counting_send(client_msgs: Any, worker_msgs: Any) -> Any:
+        for messages in (*client_msgs.values(), *worker_msgs.values()):
+            sent.update(message["op"] for message in messages)
+        return send(client_msgs, worker_msgs)
+
+    dask_scheduler.send_all = counting_send
+
+
+def meter(dask_scheduler: Any) -> dict[str, Any]:
+    import time
+
+    import psutil
+
+    counts = {way: dict(counter) for way, counter in dask_scheduler.simulated.items()}
+    return {
+        "cpu": time.process_time(), "wall": time.monotonic(), "tasks": len(dask_scheduler.tasks),
+        "transitions": dask_scheduler.transition_counter, "rss": psutil.Process().memory_info().rss, **counts,
+    }  # fmt: skip
+
+
+class Readings:
+    """A callback that reads the scheduler's meter after every pass."""
+
+    def __init__(self, client: Any) -> None:
+        from scalelatent import Callback
+
+        outer = self
+        self.client, self.taken = client, []
+
+        class Read(Callback):
+            def on_pass_end(self, record: dict[str, Any]) -> None:
+                outer.take()
+
+        self.callback = Read()
+
+    def take(self) -> None:
+        self.taken.append(self.client.run_on_scheduler(meter) | {"driver": time.process_time()})
+
+
+def measure(dataset: Any, count: int, passes: int, seconds: float, numbers: int) -> dict[str, Any]:
+    from simulated_learner import Counting
+
+    from scalelatent.engine.callbacks import Callbacks
+    from scalelatent.engine.loop import fit_batches
+    from scalelatent.engine.on_dask import DaskExecutor
+    from scalelatent.engine.passes import make_stage
+    from scalelatent.engine.store import EngineStore
+
+    # Spans that sleep need threads of their own; others would only fight for the two cores.
+    with simulated(count, 0 if seconds else 2) as client, tempfile.TemporaryDirectory() as folder:
+        client.run_on_scheduler(count_messages)
+        idle = idle_share(client)
+        learner = Counting(numbers, passes + 2, seconds)
+        stage = make_stage(
+            "simulated_estep", learner, {"train": dataset}, "cpu", block_rows=LEAF_ROWS, leaf_rows=LEAF_ROWS
+        )
+        store = EngineStore(folder)
+        executor = DaskExecutor(client, store, checkpoint_seconds=3600)
+        spans = len(executor.spans(stage))
+        readings = Readings(client)
+        fit_batches(executor, stage, learner.start(), callbacks=Callbacks(readings.callback), store=store)
+    # The first pass warms, the last has no other behind it.
+    return {"workers": count, "spans": spans, "idle_scheduler_share": idle} | summary(
+        readings.taken[:-1], spans
+    )
+
+
+def idle_share(client: Any, seconds: float = 5.0) -> float:
+    """Share of a core that the scheduler takes while nothing is computed: heartbeats."""
+    time.sleep(2)
+    before = client.run_on_scheduler(meter)
+    time.sleep(seconds)
+    after = client.run_on_scheduler(meter)
+    return round((after["cpu"] - before["cpu"]) / (after["wall"] - before["wall"]), 4)
+
+
+def summary(taken: list[dict[str, Any]], spans: int) -> dict[str, Any]:
+    pairs = list(itertools.pairwise(taken))
+
+    def each(name: str) -> list[float]:
+        return [b[name] - a[name] for a, b in pairs]
+
+    def messages(way: str) -> dict[str, int]:
+        ops = {op for reading in taken for op in reading[way]}
+        per_pass = {
+            op: statistics.median(b[way].get(op, 0) - a[way].get(op, 0) for a, b in pairs) for op in ops
+        }
+        return {op: round(n) for op, n in sorted(per_pass.items(), key=lambda item: -item[1]) if n >= 1}
+
+    shares = [c / w for c, w in zip(each("cpu"), each("wall"), strict=True)]
+    tasks = messages("out").get("compute-task", spans)
+    cpu, wall = min(each("cpu")), min(each("wall"))
+    heard, sent = messages("in"), messages("out")
+    return {
+        "tasks_per_pass": tasks,
+        "seconds_per_pass": round(wall, 3),
+        "scheduler_cpu_seconds_per_pass": round(cpu, 4),
+        "scheduler_cpu_ms_per_task": round(1e3 * cpu / tasks, 4),
+        "scheduler_share_of_a_core": round(statistics.median(shares), 3),
+        "driver_cpu_ms_per_task": round(1e3 * min(each("driver")) / tasks, 4),
+        "messages_per_pass": sum(heard.values()) + sum(sent.values()),
+        "messages_in": heard,
+        "messages_out": sent,
+        "transitions_per_task": round(statistics.median(each("transitions")) / tasks, 1),
+        "scheduler_mib": round(taken[-1]["rss"] / 2**20),
+    }  # fmt: skip
+
+
+def bounds(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """What follows: how many workers (one thread each) a scheduler keeps busy with spans of so many seconds.
+
+    Rows do not come into it: a pass has between 4 and 32 spans for each thread (`choose_level`), however many
+    rows each of them holds.
+    """
+    large = [result for result in results if result["workers"] >= 100] or results
+    # Without the heartbeats of the time that a pass took: that depends on this machine, not on the pass.
+    cost = 1e3 * max(
+        (r["scheduler_cpu_seconds_per_pass"] - r["idle_scheduler_share"] * r["seconds_per_pass"]) / r["spans"]
+        for r in large
+    )
+    told = {
+        f"{seconds} s": {
+            "workers_at_5_percent_of_a_core": int(0.05 * seconds / cost * 1e3),
+            "workers_at_half_a_core": int(0.5 * seconds / cost * 1e3),
+        }
+        for seconds in (0.1, 1, 10, 60)
+    }
+    seconds = {str(n): round(n * cost / 1e3 / 0.5, 2) for n in (10, 100, 1000)}
+    return {
+        "scheduler_cpu_ms_per_span_merges_included": round(cost, 3),
+        "spans_per_second_at_half_a_core": int(0.5e3 / cost),
+        "by_seconds_of_a_span": told,
+        "shortest_span_seconds_at_half_a_core_by_workers": seconds,
+    }
+
+
+def main() -> None:
+    arguments = parser(__doc__, "simulated_cluster")
+    arguments.formatter_class = argparse.RawDescriptionHelpFormatter
+    arguments.add_argument("--workers", type=int, nargs="+", default=[10, 100, 1000])
+    arguments.add_argument("--passes", type=int, default=4, help="measured; two more are run")
+    arguments.add_argument(
+        "--paced", type=int, default=200, help="workers of the run with spans of a second; 0: none"
+    )
+    arguments.add_argument(
+        "--numbers", type=int, default=1000, help="float64 numbers of the statistic and the state"
+    )
+    arguments.add_argument("--again", action="store_true", help="only what follows from the figures in --out")
+    a = arguments.parse_args()
+    if a.again:
+        kept = json.loads(a.out.read_text())
+        kept["results"]["bounds"] = bounds(kept["results"]["saturated"])
+        a.out.write_text(json.dumps(kept, indent=1) + "\n")
+        print(kept["results"]["bounds"])
+        return
+    import numpy as np
+
+    from scalelatent import Dataset
+
+    rows = LEAF_ROWS * 4 * max(*a.workers, a.paced)
+    told: dict[str, Any] = {
+        "note": "the machine had two cores and was shared with other work: CPU seconds count, not seconds",
+        "saturated": [],
+        "spans_of_a_second": None,
+    }
+    command = " ".join(["python", "benchmarks/simulated_cluster.py", *sys.argv[1:]])
+    with tempfile.TemporaryDirectory() as folder:
+        x = np.zeros((rows, FEATURES), np.uint8)
+        if a.paced:
+            few = Dataset.from_arrays(x[: LEAF_ROWS * 4 * a.paced])
+            stored = few.save(Path(folder) / "few", chunk_rows=LEAF_ROWS * 64)
+            # Spans of one leaf where a pass has less than 32 of them for each worker: a block sleeps once.
+            told["spans_of_a_second"] = measure(stored, a.paced, max(2, a.passes // 2), 1.0, a.numbers)
+            print(told["spans_of_a_second"], flush=True)
+        dataset = Dataset.from_arrays(x).save(Path(folder) / "rows", chunk_rows=LEAF_ROWS * 64)
+        for count in a.workers:
+            told["saturated"].append(measure(dataset, count, a.passes, 0.0, a.numbers))
+            print(
+                {k: v for k, v in told["saturated"][-1].items() if not k.startswith("messages_")}, flush=True
+            )
+            told["bounds"] = bounds(told["saturated"])
+            write(a.out, command, a.seed, told)  # now: the largest takes its time
+    print(told["bounds"])
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        main()

@@ -1,0 +1,66 @@
+"""A batch learner that computes next to nothing; a file of its own, so that workers can be sent it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scalelatent.models.base import Block, Layout, Stats
+
+sys.modules.setdefault("scalelatent.simulated_learner", sys.modules[__name__])
+
+
+@dataclass(frozen=True)
+class Count:
+    """A reduction whose blocks take a given time and whose statistic has a given size."""
+
+    numbers: int
+    seconds: float
+
+    def layout(self) -> Layout:
+        return Layout((("total", (self.numbers,)),))
+
+    def flops_per_row(self) -> float:
+        return 1.0
+
+    def prepare(self, state: Any, backend: Any) -> None:
+        return None
+
+    def accumulate(self, prepared: None, block: Block, stats: Stats) -> None:
+        stats["total"][0] += len(block.x)
+        if self.seconds:
+            time.sleep(self.seconds)  # a core of its own for each worker, also where all share one
+
+
+@dataclass(frozen=True)
+class Counting:
+    """A learner of a given number of passes."""
+
+    numbers: int
+    passes: int
+    seconds: float = 0.0
+    kind = "simulated"
+
+    def reductions(self) -> dict[str, Count]:
+        return {"train": Count(self.numbers, self.seconds)}
+
+    def start(self) -> dict[str, Any]:
+        return {"w": np.zeros(self.numbers), "iteration": 0}
+
+    def update(self, state: dict[str, Any], stats: dict[str, Stats]) -> dict[str, Any]:
+        return {"w": np.array(stats["train"]["total"]), "iteration": state["iteration"] + 1}
+
+    def summary(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {"pass": state["iteration"], "objective": float(state["w"][0]), "train_error": 0.0}
+
+    def is_done(self, state: dict[str, Any]) -> bool:
+        return state["iteration"] >= self.passes
+
+
+# Records hold types of scalelatent only.
+for _type in (Count, Counting):
+    _type.__module__ = "scalelatent.simulated_learner"

@@ -1,0 +1,219 @@
+"""The verbs of ``scalelatent cluster``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .show import Json, emit, say, show_values, size, text_of, verb
+
+app = typer.Typer(no_args_is_help=True, help="Start a cluster to send jobs to; make its certificates.")
+
+Workers = Annotated[int, typer.Option(min=0, help="CPU worker processes.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads of each CPU worker.")]
+Memory = Annotated[str, typer.Option(help="Of each worker, for example 4GB; auto shares what there is.")]
+Gpus = Annotated[int, typer.Option(min=0, help="GPU workers beside them, one for each device.")]
+TlsCa = Annotated[
+    Path | None, typer.Option("--tls-ca-file", help="Certificate of the cluster's authority (TLS).")
+]
+TlsCert = Annotated[Path | None, typer.Option("--tls-cert", help="Your certificate (TLS).")]
+TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="Its private key (TLS).")]
+
+
+@app.command()
+@verb
+def up(
+    workers: Workers = 2,
+    threads: Threads = 1,
+    memory_limit: Memory = "auto",
+    gpus: Gpus = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the scheduler; 0 takes a free one.")] = 0,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    dashboard: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Of the dashboard; 'none' for none.")
+    ] = "127.0.0.1:0",
+    tls: Annotated[
+        bool, typer.Option("--tls", help="Encrypt, and admit only who has a certificate.")
+    ] = False,
+    tls_folder: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Where --tls makes certificates, or finds them.")
+    ] = Path("scalelatent-tls"),
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    scheduler_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the scheduler's address to FILE too.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Start a scheduler and workers, and stay until Ctrl-C.
+
+    Everything listens on loopback and on free ports unless told otherwise; with --workers 0 it is a scheduler
+    alone, for `scalelatent cluster join` on other machines. Ctrl-C (or SIGTERM) ends all of
+    its processes; jobs that run then go on from their last checkpoint with `scalelatent resume RUN`.
+    """
+    from scalelatent.engine.security import security_from
+    from scalelatent.jobs.serving import own_certificates, serve, until_stopped
+
+    security, client_files = None, None
+    if tls:
+        if any(file is not None for file in (tls_ca, tls_cert, tls_key)):
+            raise typer.BadParameter("give --tls (makes certificates) or your own files, not both")
+        security, client_files = own_certificates(tls_folder, host)
+    else:
+        security = security_from(tls_ca, tls_cert, tls_key)
+    page = None if dashboard.lower() == "none" else dashboard
+    with until_stopped() as never:
+        try:
+            with serve(
+                workers=workers, threads=threads, memory_limit=memory_limit, gpus=gpus, port=port, host=host,
+                dashboard_address=page, scheduler_file=scheduler_file,
+                security=security, client_files=client_files,
+            ) as told:  # fmt: skip
+                _tell(told, json)
+                never.wait()
+        except KeyboardInterrupt:
+            say("stopped: the scheduler and all workers have ended")
+
+
+def _tell(told: dict[str, Any], json: bool) -> None:
+    for warning in told["warnings"]:
+        typer.echo(typer.style("WARNING: ", fg="red", bold=True) + warning, err=True)
+    if json:
+        emit(told)
+        return
+    pools = {True: [], False: []}  # type: dict[bool, list[dict[str, Any]]]
+    for worker in told["workers"]:
+        pools["GPU" in worker["resources"]].append(worker)
+    values: dict[str, Any] = {key: told[key] for key in ("scheduler", "dashboard", "scheduler_file")}
+    for name, pool in (("CPU workers", pools[False]), ("GPU workers", pools[True])):
+        if pool:
+            each = f"{pool[0]['threads']} thread(s)"
+            limit = pool[0]["memory_bytes"]
+            values[name] = f"{len(pool)}, each {each}, {size(limit) if limit else 'no memory limit'}"
+    if told["tls"]:
+        values["clients show"] = told["tls"]
+    show_values({key: value for key, value in values.items() if value is not None}, title="cluster")
+    typer.echo(typer.style("next", bold=True))
+    for command in told["next"]:
+        typer.echo(f"  {command}")
+    typer.echo("Ctrl-C ends it.")
+
+
+@app.command()
+@verb
+def join(
+    scheduler: Annotated[str | None, typer.Argument(metavar="[URL]", help="The scheduler's address.")] = None,
+    scheduler_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Wait for FILE, and read the address from it.")
+    ] = None,
+    workers: Workers = 1,
+    threads: Threads = 1,
+    memory_limit: Memory = "auto",
+    gpus: Gpus = 0,
+    host: Annotated[
+        str | None,
+        typer.Option(help="Address to listen on; by default the one the scheduler sees."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="What the workers' names begin with.")] = None,
+    wait: Annotated[float, typer.Option(min=1, help="Seconds to try for the scheduler.")] = 300,
+    tls_folder: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="What `cluster certificates` made.")
+    ] = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+) -> None:
+    """Start the workers of this machine for a scheduler elsewhere, and stay until it ends, or Ctrl-C."""
+    import asyncio
+
+    from scalelatent.engine.security import security_from
+    from scalelatent.engine.workers import run_workers
+    from scalelatent.jobs.serving import address_from, until_stopped
+
+    if tls_folder is not None:
+        tls_ca, tls_cert, tls_key = (
+            tls_folder / file for file in ("ca.pem", "cluster-cert.pem", "cluster-key.pem")
+        )
+    security = security_from(tls_ca, tls_cert, tls_key)
+    with until_stopped():
+        try:
+            address = address_from(scheduler, scheduler_file, wait)
+            work = run_workers(
+                address, workers=workers, threads=threads, memory_limit=memory_limit, gpus=gpus,
+                host=host, name=name, security=security, wait_seconds=wait,
+                told=lambda names: say(f"{', '.join(names)} joined {address}"),
+            )  # fmt: skip
+            asyncio.run(work)
+        except KeyboardInterrupt:
+            say("stopped: these workers have ended")
+        else:
+            say("the scheduler has ended, and these workers with it")
+
+
+@app.command()
+@verb
+def certificates(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where they go; made if missing.")],
+    host: Annotated[
+        list[str] | None, typer.Option(help="Name or address of a machine of the cluster; repeatable.")
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, help="How long they are valid.")] = 365,
+    json: Json = False,
+) -> None:
+    """Make the certificates of a cluster with TLS.
+
+    ca.pem goes everywhere, cluster-*.pem to the scheduler and the workers, client-*.pem to those who submit.
+    """
+    from scalelatent.engine.certificates import make_certificates
+
+    made = {name: str(file) for name, file in make_certificates(folder, hosts=host or (), days=days).items()}
+    if json:
+        emit(made)
+    else:
+        show_values(made, title="certificates")
+
+
+@verb
+def doctor(
+    folder: Annotated[
+        str | None, typer.Argument(metavar="[FOLDER]", help="Where runs will be written; here by default.")
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="URL", help="Look at this cluster instead of this machine.")
+    ] = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    json: Json = False,
+) -> None:
+    """Check this machine, or a cluster, and name fixes.
+
+    Here: versions, threads, memory, GPU, ports and disk. With --scheduler: the same of every worker, their
+    clocks, the dashboard, and whether each can write to FOLDER. The exit code is 1 if a check failed.
+    """
+    if scheduler is None:
+        from scalelatent.jobs.doctor import examine
+
+        findings = examine("." if folder is None else folder)
+    else:
+        from scalelatent.engine.security import security_from
+        from scalelatent.jobs.connection import open_client
+        from scalelatent.jobs.doctor_cluster import examine_cluster
+
+        with open_client(scheduler, security_from(tls_ca, tls_cert, tls_key)) as client:
+            findings = examine_cluster(client, folder)
+    failed = any(finding.status == "fail" for finding in findings)
+    if json:
+        emit({"ok": not failed, "findings": [finding.to_dict() for finding in findings]})
+    else:
+        colours = {"ok": "green", "warn": "yellow", "fail": "red"}
+        for finding in findings:
+            mark = typer.style(f"{finding.status:<4}", fg=colours[finding.status], bold=True)
+            typer.echo(f"{mark}  {finding.check:<13}  {text_of(finding.found)}")
+            if finding.fix:
+                typer.echo(f"{'':<21}fix: {finding.fix}")
+    if failed:
+        raise typer.Exit(1)

@@ -1,0 +1,194 @@
+"""`scalelatent cluster up`: what it starts, where it listens, whom it refuses, and that it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import ssl
+import time
+
+import psutil
+import pytest
+
+from scalelatent.engine import cluster as clusters
+from scalelatent.engine import workers
+from scalelatent.engine.certificates import make_certificates
+from scalelatent.errors import JobError
+from scalelatent.jobs import serving
+
+pytestmark = pytest.mark.cluster
+
+
+def test_what_it_tells(tls_cluster):
+    assert tls_cluster["scheduler"].startswith("tls://127.0.0.1:")
+    assert tls_cluster["dashboard"].startswith("http://127.0.0.1:")
+    assert tls_cluster["warnings"] == []
+    assert [worker["name"] for worker in tls_cluster["workers"]] == ["cpu-0", "gpu-0"]
+    assert tls_cluster["workers"][1]["resources"] == {"GPU": 1}
+    assert [worker["memory_bytes"] for worker in tls_cluster["workers"]] == [10**9, 10**9]
+    doctor, submit = tls_cluster["next"]
+    assert f"--scheduler {tls_cluster['scheduler']} --tls-ca-file {tls_cluster['tls']['ca']}" in doctor
+    assert submit.startswith("scalelatent submit JOB.toml")
+
+
+def test_everything_listens_on_loopback(tls_cluster):
+    parent = psutil.Process(tls_cluster["pid"])
+    processes = [parent, *parent.children(recursive=True)]
+    listening = [
+        c.laddr.ip for p in processes for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN
+    ]
+    assert len(listening) >= 7  # scheduler, page, two nannies, two workers and their pages
+    assert set(listening) == {"127.0.0.1"}
+
+
+def test_pools_and_devices_of_workers(tls_client):
+    def environment():
+        import os
+
+        import numba
+
+        from scalelatent.engine.workers import PIN
+
+        return {name: os.environ.get(name) for name in (*PIN, "CUDA_VISIBLE_DEVICES")} | {
+            "numba": str(numba.config.NUMBA_NUM_THREADS)
+        }
+
+    names = {a: w["name"] for a, w in tls_client.scheduler_info(n_workers=-1)["workers"].items()}
+    found = {names[address]: env for address, env in tls_client.run(environment).items()}
+    for env in found.values():
+        assert {name: env[name] for name in workers.PIN} == {n: str(v) for n, v in workers.PIN.items()}
+        assert env["numba"] == "1"
+    assert found["cpu-0"]["CUDA_VISIBLE_DEVICES"] == "-1"
+    assert found["gpu-0"]["CUDA_VISIBLE_DEVICES"] == "7"
+
+
+def test_scheduler_gives_up_on_what_nobody_offers(tls_client):
+    def settings(dask_scheduler):
+        return dask_scheduler.no_workers_timeout, dask_scheduler.allowed_failures
+
+    assert tls_client.run_on_scheduler(settings) == (300, 10)
+
+
+def _answer(address: str, context: ssl.SSLContext | None) -> bytes:
+    """The first byte a server of the cluster says; raises or is empty where it hangs up."""
+    host, port = address.split("://")[1].split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as plain:
+        if context is None:
+            plain.sendall(b"\0" * 64)
+            return plain.recv(1)
+        with context.wrap_socket(plain) as secret:
+            return secret.recv(1)
+
+
+def _context(ca: str, cert: str | None = None, key: str | None = None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(ca)
+    if cert is not None:
+        context.load_cert_chain(cert, key)
+    return context
+
+
+@pytest.mark.parametrize("who", ["scheduler", "worker"])
+def test_refuses_a_client_without_a_certificate(tls_cluster, tmp_path, who):
+    address = tls_cluster["scheduler"] if who == "scheduler" else tls_cluster["workers"][0]["address"]
+    files = tls_cluster["tls"]
+    assert _answer(address, _context(**files)) != b""  # the same question, with a certificate
+    with pytest.raises(ssl.SSLError, match="(?i)certificate_required|certificate required"):
+        _answer(address, _context(files["ca"]))
+    other = make_certificates(tmp_path / "other")
+    stranger = _context(files["ca"], str(other["client-cert.pem"]), str(other["client-key.pem"]))
+    with pytest.raises((ssl.SSLError, ConnectionError), match="(?i)unknown_ca|unknown ca|reset"):
+        _answer(address, stranger)
+    try:
+        assert _answer(address, None)[:1] in (b"", b"\x15")  # nothing, or a TLS alert
+    except ConnectionError:
+        pass
+
+
+def test_a_client_does_not_trust_another_cluster(tls_cluster, tmp_path):
+    other = make_certificates(tmp_path / "other")
+    files = (other["ca.pem"], other["client-cert.pem"], other["client-key.pem"])
+    with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
+        _answer(tls_cluster["scheduler"], _context(*map(str, files)))
+
+
+def test_ctrl_c_ends_all_its_processes(up, tmp_path):
+    file = tmp_path / "scheduler.json"
+    with up("--workers", "2", "--scheduler-file", str(file)) as (process, told):
+        assert file.exists()
+        assert told["scheduler_file"] == str(file)
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) >= 2
+        began = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers get it too
+        _, errors = process.communicate(timeout=20)
+    assert time.monotonic() - began < 15
+    assert process.returncode == 0
+    assert "all workers have ended" in errors
+    assert "Traceback" not in errors
+    _, alive = psutil.wait_procs(children, timeout=3)
+    assert alive == []
+    assert not file.exists()
+
+
+@pytest.mark.slow
+def test_killed_it_leaves_no_process(up):
+    with up("--workers", "1") as (process, _):
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        _, alive = psutil.wait_procs(children, timeout=10)
+        assert [child for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_a_port_that_is_taken():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            JobError, match=f"no cluster starts on 127.0.0.1:{port} .*in use.*port 0 takes a free one"
+        ):
+            clusters.start_cluster(workers=1, port=port, dashboard_address=None)
+
+
+def test_more_gpus_than_there_are(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(JobError, match=r"2 GPU workers asked for, but this machine shows 1 CUDA device\(s\)"):
+        clusters.start_cluster(workers=1, gpus=2)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"workers": -1}, {"threads": 0}, {"gpus": -1}, {"port": -1}, {"workers": -1, "gpus": 1}]
+)
+def test_numbers_below_their_least(wrong):
+    with pytest.raises(JobError, match="give at least"):
+        clusters.start_cluster(**wrong)
+
+
+def test_a_size_that_is_none():
+    with pytest.raises(JobError, match="memory_limit = 'much': give a size such as '4GB'"):
+        clusters.start_cluster(workers=1, memory_limit="much")
+
+
+def test_fits_need_a_worker():
+    with pytest.raises(JobError, match="workers = 0: give at least 1"), clusters.cluster("local", workers=0):
+        pass
+
+
+def test_open_without_tls_is_told():
+    (open_to_all,) = serving._warnings({"host": "0.0.0.0"}, None)
+    assert "WITHOUT TLS" in open_to_all
+    assert "can run any code" in open_to_all
+    assert list(serving._warnings({"host": "0.0.0.0"}, {"ca": "ca.pem"})) == []
+    assert list(serving._warnings({"host": "localhost", "dashboard_address": "[::1]:0"}, None)) == []
+    (page,) = serving._warnings({"dashboard_address": ":8787"}, None)
+    assert "dashboard listens on all addresses" in page
+
+
+def test_automatic_memory_is_shared_once():
+    from distributed.system import MEMORY_LIMIT
+
+    assert workers._memory("auto", 64) * 64 <= MEMORY_LIMIT
+    assert workers._memory("2GB", 64) == "2GB"

@@ -1,0 +1,96 @@
+"""`scalelatent cluster join`: workers of another machine (here: another process) come, compute and leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from scalelatent.engine.workers import run_workers
+from scalelatent.errors import JobError
+from scalelatent.jobs.serving import address_from
+
+pytest.importorskip("cryptography")
+pytestmark = pytest.mark.cluster
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_workers_join_and_end_with_the_scheduler(up, tmp_path):
+    from distributed import Client
+
+    from scalelatent.engine.security import security_from
+
+    file, folder = tmp_path / "scheduler.json", tmp_path / "tls"
+    join = [
+        sys.executable, "-m", "scalelatent.cli", "cluster", "join", "--scheduler-file", str(file),
+        "--workers", "1", "--gpus", "1", "--name", "box", "--tls-folder", str(folder), "--wait", "60",
+    ]  # fmt: skip
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "3"}
+    options = ("--workers", "0", "--tls", "--tls-folder", str(folder), "--scheduler-file", str(file))
+    with up(*options) as (scheduler, told):
+        assert told["workers"] == []
+        assert told["next"][0].startswith(f"scalelatent cluster join {told['scheduler']}")
+        joined = subprocess.Popen(join, env=environ, stderr=subprocess.PIPE, text=True)
+        try:
+            security = security_from(**told["tls"])
+            with Client(told["scheduler"], security=security, timeout=30, set_as_default=False) as client:
+                client.wait_for_workers(2, timeout=60)
+                workers = client.scheduler_info(n_workers=-1)["workers"].values()
+                assert {w["name"]: w["resources"] for w in workers} == {
+                    "box-cpu-0": {},
+                    "box-gpu-0": {"GPU": 1},
+                }
+                assert client.submit(sum, [1, 2]).result(timeout=30) == 3
+            scheduler.terminate()
+            _, errors = joined.communicate(timeout=60)
+        finally:
+            joined.kill()
+    assert joined.returncode == 0, errors
+    assert "box-cpu-0, box-gpu-0 joined tls://" in errors
+    assert "the scheduler has ended" in errors
+
+
+def test_no_scheduler_is_told_in_time():
+    began = time.monotonic()
+    with pytest.raises(JobError, match=r"'tcp://127.0.0.1:1' did not take these workers within 1 s"):
+        asyncio.run(run_workers("tcp://127.0.0.1:1", workers=1, wait_seconds=1))
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize(
+    ("address", "told"), [("tls://127.0.0.1:1", "speaks TLS: give --tls-folder"), ("head", "is no address")]
+)
+def test_addresses_that_do_not_serve(address, told):
+    with pytest.raises(JobError, match=told):
+        asyncio.run(run_workers(address, workers=1, wait_seconds=1))
+
+
+def test_nothing_to_start():
+    with pytest.raises(JobError, match="nothing to start"):
+        asyncio.run(run_workers("tcp://127.0.0.1:1", workers=0))
+
+
+def test_the_file_is_waited_for(tmp_path):
+    file = tmp_path / "scheduler.json"
+    file.write_text("{")  # half written
+
+    def finish() -> None:
+        time.sleep(0.5)
+        file.write_text(json.dumps({"address": "tcp://head:8786"}))
+
+    writer = threading.Thread(target=finish)
+    writer.start()
+    assert address_from(None, file, 10) == "tcp://head:8786"
+    writer.join()
+    with pytest.raises(JobError, match="no scheduler wrote its address"):
+        address_from(None, tmp_path / "none", 0.1)
+    for both in ((None, None), ("tcp://head:8786", file)):
+        with pytest.raises(JobError, match="which scheduler"):
+            address_from(*both, 0.1)

@@ -1,0 +1,231 @@
+"""The files of cluster/: valid where a schema says what is, in step with the code, closed to strangers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from scalelatent.cli import app
+from scalelatent.engine import workers
+
+yaml = pytest.importorskip("yaml")
+CLUSTER = Path(__file__).resolve().parents[2] / "cluster"
+KUBERNETES = sorted((CLUSTER / "kubernetes").glob("*.yaml"))
+COMPOSE = CLUSTER / "compose"
+
+
+def documents(*files: Path) -> list[dict[str, Any]]:
+    return [document for file in files for document in yaml.safe_load_all(file.read_text())]
+
+
+def containers(kind: str) -> list[dict[str, Any]]:
+    """Containers of the schedulers or of the workers among the manifests."""
+    specs = [d["spec"] for d in documents(*KUBERNETES) if d["kind"] in ("DaskCluster", "DaskWorkerGroup")]
+    return [container for spec in specs if kind in spec for container in spec[kind]["spec"]["containers"]]
+
+
+def compose() -> dict[str, Any]:
+    return yaml.safe_load((COMPOSE / "compose.yaml").read_text())
+
+
+def test_dask_configuration_is_that_of_the_verbs():
+    config = yaml.safe_load((CLUSTER / "dask.yaml").read_text())["distributed"]
+    assert config["nanny"]["pre-spawn-environ"] == workers.PIN
+    given = {f"distributed.scheduler.{name}": value for name, value in config["scheduler"].items()}
+    assert given == workers.SCHEDULER | {"distributed.scheduler.preload": ["scalelatent.monitor.preload"]}
+
+
+def test_dask_configuration_gives_every_role_a_certificate(tmp_path):
+    pytest.importorskip("cryptography")
+    import dask
+    from distributed import Security
+
+    from scalelatent.engine.certificates import make_certificates
+
+    made = make_certificates(tmp_path)
+    text = (CLUSTER / "dask.yaml").read_text().replace("/tls/", f"{tmp_path}/")
+    with dask.config.set(dask.config.merge(dask.config.config, yaml.safe_load(text))):
+        security = Security()
+        assert security.require_encryption
+        assert security.tls_ca_file == str(made["ca.pem"])
+        for role in ("scheduler", "worker", "client"):
+            assert security.get_connection_args(role)["ssl_context"] is not None
+
+
+def dask_commands() -> list[list[str]]:
+    found = [container["args"] for kind in ("scheduler", "worker") for container in containers(kind)]
+    services = compose()["services"]
+    return found + [services[name]["command"].split() for name in ("scheduler", "worker", "gpu-worker")]
+
+
+@pytest.mark.parametrize("words", dask_commands(), ids=" ".join)
+def test_commands_are_dasks(words):
+    """Every option is one of the installed Dask's."""
+    verb = importlib.import_module(f"distributed.cli.dask_{words[1]}").main
+    assert words[0] == "dask"
+    # click refuses what it does not know; nothing is started by making a context
+    values = verb.make_context(words[1], words[2:]).params
+    if words[1] == "worker" and values["resources"]:
+        assert (values["resources"], values["nthreads"], values["n_workers"]) == ("GPU=1", 1, "1")
+
+
+@pytest.fixture(scope="module")
+def operators_schemas() -> dict[str, Any]:
+    """A validator for each kind that the operator knows."""
+    jsonschema = pytest.importorskip("jsonschema")
+    found = importlib.util.find_spec("dask_kubernetes")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("needs dask-kubernetes")
+    crds = Path(found.submodule_search_locations[0], "operator/deployment/helm/dask-kubernetes-operator/crds")
+    # The schemas hold every field of a pod: Python's own parser takes half a minute.
+    texts = [yaml.load(file.read_text(), yaml.CSafeLoader) for file in crds.glob("*.yaml")]
+    return {
+        crd["spec"]["names"]["kind"]: jsonschema.Draft202012Validator(
+            closed(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+        )
+        for crd in texts
+    }
+
+
+@pytest.mark.parametrize("file", KUBERNETES, ids=lambda file: file.name)
+def test_manifests_follow_the_operators_schemas(file, operators_schemas):
+    for document in documents(file):
+        if document["apiVersion"] != "kubernetes.dask.org/v1":
+            continue
+        validator = operators_schemas[document["kind"]]
+        assert [error.message for error in validator.iter_errors({"spec": document["spec"]})] == []
+        slip = {"spec": document["spec"] | {"replica": 3}}  # which the operator would drop without a word
+        assert not validator.is_valid(slip)
+
+
+def closed(schema: Any) -> Any:
+    """The schema, but with unknown names refused, where the operator drops them."""
+    if isinstance(schema, list):
+        return [closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    out = {key: closed(value) for key, value in schema.items()}
+    if "properties" in out and not out.get("x-kubernetes-preserve-unknown-fields"):
+        out.setdefault("additionalProperties", False)
+    return out
+
+
+def test_kubernetes_pools():
+    (scheduler,) = containers("scheduler")
+    cpu, gpu = containers("worker")
+    names = {document["metadata"]["name"] for document in documents(*KUBERNETES)}
+    assert {"scalelatent", "scalelatent-gpu", "scalelatent-data"} <= names
+    assert "--protocol=tls" in scheduler["args"]
+    for worker in (cpu, gpu):
+        assert worker["env"][0]["value"] == "tls://scalelatent-scheduler:8786"
+        assert "--name=$(DASK_WORKER_NAME)" in worker["args"]  # by which the operator finds it
+        assert worker["resources"]["limits"]["memory"] == worker["resources"]["requests"]["memory"]
+    assert gpu["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert f"--nthreads={cpu['resources']['limits']['cpu']}" in cpu["args"]
+
+
+def test_compose_publishes_on_loopback_only():
+    ports = [port for service in compose()["services"].values() for port in service.get("ports", ())]
+    assert len(ports) >= 4
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_compose_mounts_what_is_there():
+    for service in compose()["services"].values():
+        for volume in service.get("volumes", ()):
+            source = volume.partition(":")[0]
+            if source.startswith("."):
+                assert (COMPOSE / source).exists(), source
+        build = service.get("build")
+        if build:
+            assert (COMPOSE / build["context"] / build["dockerfile"]).is_file()
+
+
+@pytest.mark.skipif(shutil.which("docker") is None, reason="needs docker compose")
+def test_compose_file_is_read_by_docker():
+    version = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
+    if version.returncode:
+        pytest.skip("docker has no compose here")
+    command = ["docker", "compose", "--profile", "gpu", "config", "--quiet"]
+    read = subprocess.run(
+        command, cwd=COMPOSE, env={"GRAFANA_PASSWORD": "x", "PATH": "/usr/bin:/usr/local/bin"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert read.returncode == 0, read.stderr
+
+
+def test_prometheus_keeps_the_names_of_jobs():
+    (scheduler,) = (
+        scrape
+        for scrape in yaml.safe_load((COMPOSE / "prometheus.yml").read_text())["scrape_configs"]
+        if scrape["job_name"] == "scheduler"
+    )
+    assert scheduler["honor_labels"]  # else Prometheus renames the label job of a metric
+
+
+def queries() -> list[str]:
+    board = json.loads((COMPOSE / "grafana/dashboards/scalelatent.json").read_text())
+    return [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+
+
+@pytest.mark.cluster
+def test_the_board_asks_for_metrics_that_there_are(tls_cluster, tls_client):
+    from urllib.request import urlopen
+
+    port = next(iter(tls_client.scheduler_info(n_workers=-1)["workers"].values()))["services"]["dashboard"]
+    pages = [tls_cluster["dashboard"].replace("/status", "/metrics"), f"http://127.0.0.1:{port}/metrics"]
+    told = "".join(urlopen(page, timeout=10).read().decode() for page in pages)
+    there = set(re.findall(r"^# TYPE (\S+)", told, re.MULTILINE))
+    asked = {name for query in queries() for name in re.findall(r"(?:dask|process)_[a-z_]+", query)}
+    assert len(asked) >= 6
+    assert asked <= there
+    ours = {name for query in queries() for name in re.findall(r"scalelatent_[a-z_]+", query)}
+    source = importlib.util.find_spec("scalelatent.monitor.metrics")
+    if source is not None:
+        text = Path(str(source.origin)).read_text()
+        assert all(f'"{name.removesuffix("_total")}"' in text for name in ours)
+
+
+@pytest.mark.parametrize("script", ["ssh/up", "slurm/cluster.sbatch", "slurm/gpu-workers.sbatch"])
+def test_scripts_are_read_by_bash_and_use_known_options(script):
+    file = CLUSTER / script
+    assert subprocess.run(["bash", "-n", str(file)], check=False).returncode == 0
+    verbs = typer.main.get_command(app).commands["cluster"].commands
+    options = {name: {word for option in verb.params for word in option.opts} for name, verb in verbs.items()}
+    text = file.read_text().replace("\\\n", " ")
+    calls = re.findall(r"scalelatent cluster (up|join|certificates)\b(.*)", text)
+    assert calls
+    for verb, rest in calls:
+        assert set(re.findall(r"(?<![\w-])--[a-z-]+", rest)) <= options[verb]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("dask_jobqueue") is None, reason="needs dask-jobqueue")
+@pytest.mark.cluster
+def test_job_script_of_jobqueue(tmp_path):
+    spec = importlib.util.spec_from_file_location("jobqueue_cluster", CLUSTER / "slurm/jobqueue_cluster.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    options = module.parse([str(tmp_path), "--cores", "4", "--memory", "8GB", "--walltime", "10:00:00",
+                            "--host", "127.0.0.1"])  # fmt: skip
+    cluster = module.make_cluster(options)
+    try:
+        script = cluster.job_script()
+        assert cluster.scheduler_address.startswith("tls://127.0.0.1:")
+    finally:
+        cluster.close()
+    assert "#SBATCH -t 10:00:00" in script
+    assert "export NUMBA_NUM_THREADS=1" in script
+    assert f"export DASK_DISTRIBUTED__COMM__TLS__CLIENT__KEY={tmp_path}/tls/cluster-key.pem" in script
+    assert "--lifetime 32400s --lifetime-stagger 1800s" in script
+    assert "--nthreads 1" in script
+    assert "--nworkers 4" in script

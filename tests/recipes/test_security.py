@@ -1,0 +1,116 @@
+"""Certificates: what is made, and what is refused before anything connects."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import dask
+import pytest
+
+from scalelatent.engine.security import security_from, tls_files, tls_options
+from scalelatent.errors import JobError
+
+pytest.importorskip("cryptography")
+from scalelatent.engine.certificates import FILES, make_certificates
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make_certificates(tmp_path_factory.mktemp("certificates") / "new")
+
+
+def client(made):
+    return made["ca.pem"], made["client-cert.pem"], made["client-key.pem"]
+
+
+def test_certificates_for_every_role(made):
+    security = security_from(*client(made))
+    assert security.require_encryption
+    for role in ("client", "worker", "scheduler"):
+        config = security.get_tls_config_for_role(role)
+        assert (config["ca_file"], config["cert"], config["key"]) == tuple(map(str, client(made)))
+    assert tls_options(tls_files(security))[::2] == ["--tls-ca-file", "--tls-cert", "--tls-key"]
+
+
+def test_from_dasks_configuration(made):
+    ca, cert, key = map(str, client(made))
+    with dask.config.set({
+        "distributed.comm.tls.ca-file": ca,
+        "distributed.comm.tls.client.cert": cert,
+        "distributed.comm.tls.client.key": key,
+    }):  # fmt: skip
+        assert tls_files(security_from()) == {"ca": ca, "cert": cert, "key": key}
+    with (
+        dask.config.set({"distributed.comm.require-encryption": True}),
+        pytest.raises(JobError, match="no certificates are named"),
+    ):
+        security_from()
+
+
+def test_one_without_the_other(made):
+    with pytest.raises(JobError, match=r"--tls-cert\) is missing"):
+        security_from(ca=made["ca.pem"])
+    with pytest.raises(JobError, match=r"--tls-ca-file\) is missing"):
+        security_from(cert=made["client-cert.pem"], key=made["client-key.pem"])
+
+
+def test_files_that_do_not_serve(made, tmp_path):
+    ca, cert, key = client(made)
+    with pytest.raises(JobError, match=r"cannot read .*nothing.pem \(No such file"):
+        security_from(ca, tmp_path / "nothing.pem", key)
+    with pytest.raises(JobError, match="do not go together"):
+        security_from(ca, cert, made["cluster-key.pem"])
+    with pytest.raises(JobError, match="certificate of no authority"):
+        security_from(cert, cert, key)
+    text = tmp_path / "text.pem"
+    text.write_text("no certificate")
+    with pytest.raises(JobError, match="not a certificate in PEM form"):
+        security_from(text, cert, key)
+
+
+def test_an_encrypted_key_is_refused_and_asks_no_password(made, tmp_path):
+    from cryptography.hazmat.primitives import serialization as s
+
+    key = s.load_pem_private_key(made["client-key.pem"].read_bytes(), None)
+    locked = tmp_path / "locked.pem"
+    wrap = s.BestAvailableEncryption(b"secret")
+    locked.write_bytes(key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, wrap))
+    with pytest.raises(JobError, match="not encrypted"):
+        security_from(made["ca.pem"], made["client-cert.pem"], locked)
+
+
+def test_expired(tmp_path):
+    old = make_certificates(tmp_path / "old", days=0)
+    os.utime(old["ca.pem"])
+    with pytest.raises(JobError, match=r"expired on \d{4}-\d\d-\d\d; make new certificates"):
+        security_from(*client(old))
+
+
+def test_only_the_owner_reads_keys(made):
+    for name, file in made.items():
+        readable = stat.S_IMODE(file.stat().st_mode)
+        assert readable == (0o600 if name.endswith("-key.pem") else 0o644)
+    assert stat.S_IMODE(made["ca.pem"].parent.stat().st_mode) == 0o700
+    assert b"PRIVATE" not in made["ca.pem"].read_bytes()
+
+
+def test_a_set_is_taken_as_it_is_and_half_a_set_is_refused(tmp_path):
+    first = {name: file.read_bytes() for name, file in make_certificates(tmp_path).items()}
+    assert {name: file.read_bytes() for name, file in make_certificates(tmp_path).items()} == first
+    assert sorted(first) == sorted(FILES)
+    (tmp_path / "client-key.pem").unlink()
+    with pytest.raises(JobError, match=r"but no client-key.pem; remove them"):
+        make_certificates(tmp_path)
+
+
+def test_names_of_the_cluster(tmp_path):
+    import ipaddress
+
+    from cryptography import x509
+
+    made = make_certificates(tmp_path, hosts=["head", "10.0.0.1"])
+    cert = x509.load_pem_x509_certificate(made["cluster-cert.pem"].read_bytes())
+    names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert "head" in names.get_values_for_type(x509.DNSName)
+    assert ipaddress.ip_address("10.0.0.1") in names.get_values_for_type(x509.IPAddress)
