@@ -31,6 +31,11 @@ class Callback:
     def on_progress(self, info: dict[str, Any]) -> None:
         """Some rows are done. ``info``: stage, pass, rows_done, rows_total, rows_per_s."""
 
+    def on_wait(self) -> None:
+        """Called at least twice a second while the executor waits or computes; what it raises ends the fit,
+        and what is complete is kept.
+        """
+
     def on_pass_end(self, record: dict[str, Any]) -> bool | None:
         """After each pass. ``record``: pass, stage, objective, train_error, validation_error, seconds, rows,
         bytes_read, …
@@ -89,6 +94,11 @@ class Callbacks(Callback):
         """Pass on."""
         for callback in self.callbacks:
             callback.on_progress(info)
+
+    def on_wait(self) -> None:
+        """Pass on."""
+        for callback in self.callbacks:
+            callback.on_wait()
 
     def on_pass_end(self, record: dict[str, Any]) -> bool:
         """Pass on; all are asked, any may stop."""

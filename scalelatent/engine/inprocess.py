@@ -18,24 +18,17 @@ from .cache import PieceCache, shared_cache
 from .chains import ChainRunner, InProcessSteps
 from .executor import OnRows, StepResult
 from .order import RowOrder
-from .passes import MIN_TASK_SECONDS, PassContext, Span, Stage, spans_of, split_vector
+from .passes import PassContext, Span, Stage, split_vector
 from .reading import Stopped
 from .reduce import TreeReducer
+from .spans import plan_spans, worth_saving
 from .store import EngineStore
 from .threads import resolve_jobs
 
 _POLL_SECONDS = 0.2
 _END: Any = object()
-# A finished span is worth keeping where writing it costs under a twentieth of computing it: a file, and its
-# bytes.
-_FILE_SECONDS, _DISK_RATE, _SAVE_SHARE = 2e-3, 5e8, 0.05
 # Handing a span to a thread costs tens of microseconds, to a worker of a cluster milliseconds.
 THREAD_TASK_SECONDS = 2e-4
-
-
-def worth_saving(seconds: float, nbytes: int, checkpoint_seconds: float) -> bool:
-    """Whether a finished span is kept for a resume in mid-pass."""
-    return checkpoint_seconds <= 0 or seconds * _SAVE_SHARE > _FILE_SECONDS + nbytes / _DISK_RATE
 
 
 class InProcessExecutor:
@@ -107,7 +100,11 @@ class InProcessExecutor:
         reducers = {part: TreeReducer(grid) for part, grid in stage.grids.items()}
         spans, kept = plan_spans(stage, iteration, self.store, self.workers, THREAD_TASK_SECONDS)
         done = 0
-        for span, vector in kept:
+        for span in kept:
+            vector = self._kept(stage, iteration, span)
+            if vector is None:
+                spans.append(span)
+                continue
             reducers[span.part].add(span.level, span.index, vector)
             done += int(vector[-2])
         on_rows(done, stage.rows)
@@ -139,6 +136,9 @@ class InProcessExecutor:
             rows, nbytes = rows + part_rows, nbytes + part_bytes
         return out, rows, nbytes
 
+    def _kept(self, stage: Stage, iteration: int, span: Span) -> np.ndarray | None:
+        return None if self.store is None else self.store.load_node(stage.name, iteration, span)
+
     def _backend(self, device: str, slot: int) -> Any:
         name = device if device == "reference" else resolve_device(device)
         key = (name, slot)
@@ -163,41 +163,6 @@ class InProcessExecutor:
             return lambda shard: task.write_shard(shard, backend, stop)
 
         run_threads(missing, self.workers, compute, finish)
-
-
-def plan_spans(
-    stage: Stage,
-    iteration: int,
-    store: EngineStore | None,
-    workers: int,
-    task_seconds: float = MIN_TASK_SECONDS,
-) -> tuple[list[Span], list[tuple[Span, np.ndarray]]]:
-    """(spans to do, spans with their vectors that an interrupted run left); kept spans fix the level of their
-    part.
-    """
-    spans = spans_of(stage, workers, task_seconds)
-    if store is None:
-        return spans, []
-    left = store.nodes(stage.name, iteration)
-    kept = []
-    for part in stage.grids:
-        levels = [span.level for span in left if span.part == part]
-        if not levels:
-            continue
-        level = max(levels)
-        spans = [s for s in spans if s.part != part] + [
-            Span(part, level, i) for i in range(stage.grids[part].n_nodes(level))
-        ]
-        for span in left:
-            vector = (
-                store.load_node(stage.name, iteration, span)
-                if span.part == part and span.level == level
-                else None
-            )
-            if vector is not None:
-                kept.append((span, vector))
-    have = {span for span, _ in kept}
-    return [s for s in spans if s not in have], kept
 
 
 def run_threads(

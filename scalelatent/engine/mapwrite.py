@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .passes import BLOCK_BYTES
-from .reading import Meter, Reader, iter_blocks, naming
+from .reading import Meter, Reader, StopFlag, iter_blocks, naming
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class MapTask:
         """Rows of the shards that are written, given those that are not."""
         return self.rows - sum(b - a for a, b in map(self.writer.shard_bounds, missing))
 
-    def write_shard(self, shard: int, backend: Any, stop_event: threading.Event) -> int:
+    def write_shard(self, shard: int, backend: Any, stop_event: StopFlag) -> int:
         """Compute and write one shard; returns its rows. Running it twice writes the same file."""
         start, stop = self.writer.shard_bounds(shard)
         # No cache: these rows are read once, and keeping them would push out what is read again.
