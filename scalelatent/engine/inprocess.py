@@ -15,11 +15,12 @@ from scalelatent.models.base import Stats
 
 from .backend import make_backend, resolve_device
 from .cache import PieceCache, shared_cache
+from .callbacks import Callback
 from .chains import ChainRunner, InProcessSteps
 from .executor import OnRows, StepResult
 from .order import RowOrder
 from .passes import PassContext, Span, Stage, split_vector
-from .reading import Stopped
+from .reading import StopFlag, Stopped
 from .reduce import TreeReducer
 from .spans import plan_spans, worth_saving
 from .store import EngineStore
@@ -44,6 +45,8 @@ class InProcessExecutor:
         0 keeps every span.
     cache : PieceCache or None
         None takes the process's own.
+    callbacks : Callback or None
+        Asked now and then whether to go on.
     """
 
     def __init__(
@@ -52,11 +55,13 @@ class InProcessExecutor:
         store: EngineStore | None = None,
         checkpoint_seconds: float = 30.0,
         cache: PieceCache | None = None,
+        callbacks: Callback | None = None,
     ) -> None:
         self.workers = resolve_jobs(n_jobs)
         self.store = store
         self.checkpoint_seconds = checkpoint_seconds
         self.cache = shared_cache() if cache is None else cache
+        self.callbacks = callbacks or Callback()
         self._backends: dict[tuple[str, int], Any] = {}
 
     def put_state(self, stage: Stage, iteration: int, state: Any) -> Any:
@@ -115,7 +120,7 @@ class InProcessExecutor:
             done += int(vector[-2])
             on_rows(done, stage.rows)
 
-        def compute(slot: int, stop: threading.Event) -> Callable[[Span], np.ndarray]:
+        def compute(slot: int, stop: StopFlag) -> Callable[[Span], np.ndarray]:
             context = PassContext(stage, state, self._backend(stage.device, slot), self.cache)
 
             def run(span: Span) -> np.ndarray:
@@ -129,7 +134,7 @@ class InProcessExecutor:
 
             return run
 
-        run_threads(spans, self.workers, compute, finish)
+        run_threads(spans, self.workers, compute, finish, self.callbacks.on_wait)
         out, rows, nbytes = {}, 0, 0
         for part, reducer in reducers.items():
             out[part], part_rows, part_bytes = split_vector(stage, part, reducer.root())
@@ -158,20 +163,39 @@ class InProcessExecutor:
             done += rows
             on_rows(done, task.rows)
 
-        def compute(slot: int, stop: threading.Event) -> Callable[[int], int]:
+        def compute(slot: int, stop: StopFlag) -> Callable[[int], int]:
             backend = self._backend(task.device, slot)
             return lambda shard: task.write_shard(shard, backend, stop)
 
-        run_threads(missing, self.workers, compute, finish)
+        run_threads(missing, self.workers, compute, finish, self.callbacks.on_wait)
+
+
+class Attention:
+    """The stop flag of the calling thread, which has callbacks to ask between two blocks."""
+
+    def __init__(self, stop: threading.Event, on_wait: Callable[[], None] | None) -> None:
+        self._stop, self._on_wait, self._asked = stop, on_wait, 0.0
+
+    def is_set(self) -> bool:
+        """Whether to stop; asks the callbacks, which may raise."""
+        now = time.monotonic()
+        if self._on_wait is not None and now - self._asked >= _POLL_SECONDS:
+            self._asked = now
+            self._on_wait()
+        return self._stop.is_set()
 
 
 def run_threads(
     items: Sequence[Any],
     workers: int,
-    make: Callable[[int, threading.Event], Callable[[Any], Any]],
+    make: Callable[[int, Any], Callable[[Any], Any]],
     finish: Callable[[Any, Any], None],
+    on_wait: Callable[[], None] | None = None,
 ) -> None:
     """Run a function over items by threads, the calling one among them; results arrive at ``finish`` there.
+
+    ``on_wait`` is called by the calling thread some times a second, also in the middle of an item, and may
+    raise to leave.
 
     A calling thread that only waited would be woken for every result, and on a busy machine each time take a
     core from the threads that compute. The first error stops all threads and is raised here; so is an
@@ -204,7 +228,8 @@ def run_threads(
     for thread in threads:
         thread.start()
     try:
-        run, left = make(0, stop), len(items)
+        attention = Attention(stop, on_wait)
+        run, left = make(0, attention), len(items)
         while left:
             item, value, error = _received(results)
             if item is _END and (item := take()) is not _END:
@@ -213,7 +238,7 @@ def run_threads(
                 except Stopped:  # another thread has failed: its error is the next result
                     continue
             elif item is _END:
-                item, value, error = _awaited(results, threads)
+                item, value, error = _awaited(results, threads, attention)
             if error is not None:
                 raise error
             finish(item, value)
@@ -232,12 +257,13 @@ def _received(results: queue.SimpleQueue[Any]) -> tuple[Any, Any, BaseException 
 
 
 def _awaited(
-    results: queue.SimpleQueue[Any], threads: Sequence[threading.Thread]
+    results: queue.SimpleQueue[Any], threads: Sequence[threading.Thread], attention: StopFlag
 ) -> tuple[Any, Any, BaseException | None]:
     while True:
         try:
             # Short waits, so that Ctrl-C is seen at once.
             return results.get(timeout=_POLL_SECONDS)
         except queue.Empty:
+            attention.is_set()
             if not any(thread.is_alive() for thread in threads) and results.empty():
                 raise RuntimeError("all threads of the pass ended before it was done") from None

@@ -269,11 +269,11 @@ class DaskExecutor:
         current.open()
         self.watch.start(current)
         while True:
-            moved = self._looked_at(current)
+            moved, done = self._looked_at(current)
             if current.rows_done > told:
                 told = current.rows_done
                 on_rows(told, current.rows)
-            if current.done:
+            if done:
                 break
             self.watch.check(current, moved)
             pending = len(current.window.pending)
@@ -282,9 +282,10 @@ class DaskExecutor:
         if told < current.rows:
             on_rows(current.rows, current.rows)
 
-    def _looked_at(self, current: Work) -> bool:
+    def _looked_at(self, current: Work) -> tuple[bool, bool]:
+        """Whether something was done, and whether all is."""
         try:
-            return current.look()
+            return current.look(), current.done
         except TaskEnded as ended:
             self.watch.failed(current, ended)
             raise self.error_of(ended.future) from None

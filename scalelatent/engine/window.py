@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-Item = TypeVar("Item", bound=Hashable)
 Batch = list[tuple[Any, str]]
 
 WINDOW = 2
@@ -114,22 +113,26 @@ class Window:
 
     def _hand_out(self) -> None:
         batch: Batch = []
-        free = {
-            name: self._depth * count - self._having[name]
-            for name, count in self._threads.items()
-            if self._depth * count > self._having[name]
-        }
-        while free:
-            # In turn, so that what is short is shared fairly.
-            for name in list(free):
-                item = self._take(name)
-                if item is _NONE:
-                    free.clear()
-                    break
-                batch.append((item, name))
-                free[name] -= 1
-                if not free[name]:
-                    del free[name]
+        having = dict(self._having)
+
+        def give(worker: str, item: Any) -> None:
+            batch.append((item, worker))
+            having[worker] += 1
+
+        for name, count in self._threads.items():
+            own = self._lists[name]
+            while own and having[name] < self._depth * count:
+                give(name, own.popleft())
+        # One that has nothing left and is about to run dry takes from the longest list what its owner would
+        # reach last; in turn, so that what is short is shared fairly.
+        dry = [name for name, count in self._threads.items() if having[name] < WINDOW * count]
+        while dry:
+            for name in tuple(dry):
+                longest = max(self._lists.values(), key=len)
+                if longest and having[name] < WINDOW * self._threads[name]:
+                    give(name, longest.pop())
+                else:
+                    dry.remove(name)
         if not batch:
             return
         futures = self._send(batch, self.given)
@@ -137,14 +140,6 @@ class Window:
             if item in futures:
                 self.pending[item] = (futures[item], worker)
                 self._having[worker] += 1
-
-    def _take(self, worker: str) -> Any:
-        own = self._lists[worker]
-        if own:
-            return own.popleft()
-        # From another's list the end, which its owner would reach last.
-        longest = max(self._lists.values(), key=len)
-        return longest.pop() if longest else _NONE
 
     def cancel(self) -> None:
         """Call off what has not finished.
@@ -174,9 +169,6 @@ class TaskEnded(Exception):
         self.item, self.future = item, future
 
 
-_NONE: Any = object()
-
-
 def _split(items: Sequence[Any], threads: Mapping[str, int]) -> dict[str, deque[Any]]:
     """Runs of items, in proportion to the threads of workers."""
     total, done, lists = max(1, sum(threads.values())), 0, {}
@@ -184,8 +176,3 @@ def _split(items: Sequence[Any], threads: Mapping[str, int]) -> dict[str, deque[
         first, done = done, done + count
         lists[name] = deque(items[first * len(items) // total : done * len(items) // total])
     return lists
-
-
-def addresses(pending: Iterable[tuple[Any, str]]) -> set[str]:
-    """Workers that items were given to."""
-    return {worker for _, worker in pending}
