@@ -39,7 +39,8 @@ class Shards(Work):
         self, executor: DaskExecutor, name: str, writer: Any, rows: int, add: AddShard, others: bool = False
     ) -> None:
         super().__init__(name, 0, executor.next_token(), rows)
-        self._client, self._writer, self._add, self._others = executor.client, writer, add, others
+        self._client, self._watch = executor.client, executor.watch
+        self._writer, self._add, self._others = writer, add, others
         missing = [shard for shard in range(writer.n_shards) if not writer.is_done(shard)]
         self.rows_done = rows - sum(map(self.item_rows, missing))
         self.window = Window(executor.threads, missing, self._send)
@@ -50,7 +51,8 @@ class Shards(Work):
         for shard, worker in batch:
             self._add(graph, keys[shard], shard, worker)
             self.items[keys[shard]] = shard
-        futures = graph.send(self._client, keys.values())
+        only = () if self._others else self._watch.only
+        futures = graph.send(self._client, keys.values(), only)
         return {shard: futures[key] for shard, key in keys.items()}
 
     def item_rows(self, item: int) -> int:

@@ -133,7 +133,7 @@ class DaskPass(Work):
             else:
                 self.tops = tops
                 wanted.update(key for nodes in tops.values() for key in nodes if isinstance(key, str))
-        futures = graph.send(self.executor.client, wanted)
+        futures = graph.send(self.executor.client, wanted, self.executor.watch.only)
         self._hold(futures)
         return {} if quiet else {span: futures[key] for span, key in keys.items()}
 

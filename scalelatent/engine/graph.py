@@ -6,7 +6,7 @@ itself: a pass of ten tasks costs a third of the processor time when it comes as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dask._task_spec import Task, TaskRef
@@ -56,7 +56,7 @@ class Graph:
         if priority:
             self.priorities[key] = priority
 
-    def send(self, client: Any, wanted: Iterable[str], only_there: bool = False) -> dict[str, Any]:
+    def send(self, client: Any, wanted: Iterable[str], only: Sequence[str] = ()) -> dict[str, Any]:
         """Send all tasks.
 
         Parameters
@@ -64,8 +64,8 @@ class Graph:
         client : distributed.Client
         wanted : iterable of str
             Keys whose results are kept as long as their futures.
-        only_there : bool
-            The workers are binding; else another takes the task where its worker is gone.
+        only : sequence of str
+            The only workers that may have these tasks. Else any takes a task where its worker is gone.
 
         Returns
         -------
@@ -74,8 +74,9 @@ class Graph:
         """
         keys = list(wanted)
         # Functions of the key, since a layer has one value for all its tasks, or a function.
-        notes: dict[str, Any] = {"workers": self.workers.get, "priority": self.priorities.get}
-        if not only_there:
+        workers = {**dict.fromkeys(self.tasks, list(only)), **self.workers} if only else self.workers
+        notes: dict[str, Any] = {"workers": workers.get, "priority": self.priorities.get}
+        if not only:
             notes["allow_other_workers"] = True
         layer = MaterializedLayer(self.tasks, annotations=notes)
         name = next(iter(self.tasks))

@@ -288,7 +288,7 @@ class DaskExecutor:
             return current.look(), current.done
         except TaskEnded as ended:
             self.watch.failed(current, ended)
-            raise self.error_of(ended.future) from None
+            raise self.error_of(ended.future, current) from None
 
     def _call_off(self) -> None:
         begun, self._begun = self._begun, None
@@ -392,7 +392,7 @@ class DaskExecutor:
                 if future.status == "finished":
                     raise
 
-    def error_of(self, future: Any) -> Exception:
+    def error_of(self, future: Any, current: Work | None = None) -> Exception:
         """What to raise for a task that failed or was cancelled."""
         from concurrent.futures import CancelledError
 
@@ -405,10 +405,11 @@ class DaskExecutor:
         except (CancelledError, TimeoutError, OSError, AttributeError) as cancelled:
             return self.link.lost(f"the error of task {future.key} was fetched", cancelled)
         if isinstance(error, KilledWorker):
+            words = self.watch.killed(current, str(error.task), error.last_worker.address)
             return RunError(
-                f"task {future.key} was running when {error.last_worker.address} died, and so on "
-                f"{error.allowed_failures + 1} workers: most often memory. Give workers more memory (`dask "
-                "worker --memory-limit`, [cluster] memory_limit), or fewer threads each, then resume the run"
+                f"{words}. Most often that is memory: give workers more of it (`dask worker --memory-limit`, "
+                "[cluster] memory_limit) or fewer threads each; if it is always the same rows, look at their "
+                "shard files (`scalelatent data info --verify`). Then resume the run: finished spans are kept"
             )
         if isinstance(error, (ScalelatentError, FloatingPointError)):
             # A fresh one: the future's own keeps the frames of this pass alive, and with them its futures.

@@ -16,9 +16,11 @@ from .news import listener, pass_topic
 from .window import TaskEnded
 
 if TYPE_CHECKING:
+    from .link import Member
     from .on_dask import DaskExecutor
     from .work import Work
 
+MEMBERS_SECONDS = 5.0
 # A pass that does not move is looked at after so many seconds, then at twice the time, and so on.
 FIRST_LOOK, LAST_LOOK = 1.0, 30.0
 # Spans that compute say so every ten seconds (worker_side.BEAT_SECONDS). One that says nothing for this
@@ -53,6 +55,10 @@ class Watch:
         self._executor, self.topic = executor, pass_topic(executor.token)
         self.told: dict[tuple[str, str, int], str] = {}
         self.shunned: dict[str, float] = {}
+        # What was last known of each worker, and for each item the workers that died with it.
+        self.members: dict[str, Member] = {}
+        self.deaths: dict[tuple[str, int, Any], list[str]] = {}
+        self._members_at = 0.0
         self._news: deque[dict[str, Any]] = deque()
         self._listening = False
         self._beat = self._started = self._moved = 0.0
@@ -124,6 +130,7 @@ class Watch:
         RunError
             The scheduler is lost, or no workers are left.
         """
+        self._remember_members()
         if self._news:
             self._take_news(current)
         if moved:
@@ -131,6 +138,13 @@ class Watch:
         elif time.monotonic() - self._moved > self._look:
             self._look = min(2 * self._look, LAST_LOOK)
             self._look_closely(current)
+
+    def _remember_members(self) -> None:
+        now = time.monotonic()
+        # Two kB a worker: of a thousand not often.
+        if now - self._members_at > max(MEMBERS_SECONDS, 0.02 * len(self.members)):
+            self._members_at = now
+            self.members = {**self.members, **self._executor.link.members()}
 
     def _take_news(self, current: Work) -> None:
         while self._news:
@@ -140,6 +154,8 @@ class Watch:
                 continue
             lost = [current.items[key] for key in message.get("processing-tasks", ()) if key in current.items]
             expected = bool(message.get("expected", False))
+            for item in () if expected else lost:
+                self.deaths.setdefault((current.name, current.number, item), []).append(message["worker"])
             self._tell("worker_lost", worker=message["worker"], expected=expected, spans=len(lost))
             for item in lost:
                 self.redone(current, item, "its worker was lost", message["worker"])
@@ -148,6 +164,26 @@ class Watch:
             current.window.refresh(threads)
             if current.following is not None:
                 current.following.window.refresh(threads)
+
+    def killed(self, current: Work | None, key: str, last: str) -> str:
+        """In words: what was being computed when workers died, where, and what they had of memory."""
+        item = None if current is None else current.items.get(key)
+        what, workers = f"task {key}", [last]
+        if current is not None and item is not None:
+            about = current.about(item)
+            rows = about.get("rows")
+            where = f" (rows {rows[0]}:{rows[1]} of the {about['part']} rows)" if rows else ""
+            what = f"span {about['span']}{where} of pass {current.number} of {current.name}"
+            workers = self.deaths.get((current.name, current.number, item), []) or workers
+        told = "; ".join(self._worker_words(address) for address in dict.fromkeys(workers))
+        return f"{what} was with {len(workers)} worker(s) when they died: {told}"
+
+    def _worker_words(self, address: str) -> str:
+        member = self.members.get(address)
+        if member is None:
+            return address
+        limit = f" of {member.memory_limit / 2**30:.1f} GiB" if member.memory_limit else ""
+        return f"{address} on {member.host}, {member.memory / 2**30:.2f} GiB{limit} in use when last heard of"
 
     def redone(self, current: Work, item: Any, why: str, worker: str) -> None:
         """Tell that a span is computed once more."""
@@ -205,6 +241,11 @@ class Watch:
             if address in threads and now - since < SHUN_SECONDS
         }
         return {a: n for a, n in threads.items() if a not in self.shunned} or threads
+
+    @property
+    def only(self) -> list[str]:
+        """The workers that tasks are bound to where another one hangs: Dask takes that one for idle."""
+        return list(self._executor.threads) if self.shunned else []
 
     def failed(self, current: Work, ended: TaskEnded) -> None:
         """A task of the pass failed or was cancelled: begin anew where that helps.

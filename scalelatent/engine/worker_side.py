@@ -91,7 +91,7 @@ def run_of(folder: str) -> str:
 
 
 class SpanNews:
-    """News of finished spans, each part of a pass in one message a second."""
+    """News of finished spans, each part of a stage in one message a second."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -103,7 +103,7 @@ class SpanNews:
         worker = _worker()
         if worker is None:
             return
-        key = tuple(message[k] for k in ("run", "stage", "pass", "part"))
+        key = tuple(message[k] for k in ("run", "stage", "part"))
         with self._lock:
             first = not self._waiting
             kept = self._waiting.setdefault(key, message)
