@@ -74,7 +74,7 @@ class Graph:
         """
         keys = list(wanted)
         # Functions of the key, since a layer has one value for all its tasks, or a function.
-        workers = {**dict.fromkeys(self.tasks, list(only)), **self.workers} if only else self.workers
+        workers = {**{key: list(only) for key in self.tasks}, **self.workers} if only else self.workers
         notes: dict[str, Any] = {"workers": workers.get, "priority": self.priorities.get}
         if not only:
             notes["allow_other_workers"] = True
