@@ -110,6 +110,8 @@ class Watch:
     def start(self, current: Work) -> None:
         """A pass begins to be looked after."""
         self._started = time.monotonic()
+        now = (current.name, current.number)
+        self.deaths = {key: who for key, who in self.deaths.items() if key[:2] == now}
         self._reset()
 
     def _reset(self) -> None:
@@ -144,7 +146,9 @@ class Watch:
         # Two kB a worker: of a thousand not often.
         if now - self._members_at > max(MEMBERS_SECONDS, 0.02 * len(self.members)):
             self._members_at = now
-            self.members = {**self.members, **self._executor.link.members()}
+            found = self._executor.link.members()
+            # The lost ones of a while ago are still asked for, those of a week not.
+            self.members = {**(self.members if len(self.members) < 2 * len(found) + 100 else {}), **found}
 
     def _take_news(self, current: Work) -> None:
         while self._news:
