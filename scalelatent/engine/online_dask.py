@@ -72,6 +72,7 @@ class DaskSteps:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self._executor.end()  # validation may have begun a pass behind its last one
         self._store.drop_result(self._record)
 
     # -- states ----------------------------------------------------------------------------------------------
