@@ -1,8 +1,9 @@
 """One pass on its way through a Dask cluster: spans in a window, the tree behind them, the M-step at its end.
 
-As soon as the last span is handed out, the rest of the tree and the M-step are submitted behind it, and
-behind the M-step the first spans of the next pass. So the cluster goes on by itself where the driver would be
-waited for twice: once to hear that the last span is done, once that the parameters are.
+Where the window holds all spans, the whole pass is one message to the scheduler; else spans go out in
+batches, and with the last batch the rest of the tree and the M-step. Behind the M-step goes the next pass at
+once. So the cluster goes on by itself where the driver would be waited for twice: once to hear that the last
+span is done, once that the parameters are.
 
 What depends on an M-step keeps the scheduler from forgetting the pass before. So every now and then a pass
 starts from the run folder instead (``…_params``); and where a lost parameter sends Dask back along that
@@ -11,123 +12,31 @@ chain, passes whose parameters are in the run folder are not computed again (see
 
 from __future__ import annotations
 
-import queue
-from collections import deque
-from collections.abc import Callable, Sequence
+import json
+import time
+from collections.abc import Sequence
 from typing import Any
 
 from scalelatent.data.grid import FAN_IN
 
-from .dask_tasks import task_info, task_merge, task_mstep, task_node, task_params, task_span
+from .dask_tasks import task_info, task_merge, task_mstep, task_params, task_span
+from .graph import Graph
 from .passes import Span, Stage
+from .window import Batch, TaskEnded, Window, depth_for
+from .work import Work
 
-WINDOW = 2
 # Tasks of earlier passes that the scheduler may have to remember, and passes in a chain.
-CHAIN_TASKS, CHAIN_PASSES = 2000, 8
+CHAIN_TASKS, CHAIN_PASSES = 2000, 32
+# Of passes that take less than this the driver hears at their end only: a future for each span would be two
+# more packets through the scheduler.
+QUIET_SECONDS = 0.8
+# The event that tells of a pass comes in one packet with the news that its task is done; where it does not,
+# a task is asked.
+EVENT_SECONDS = 1.0
 
 
-class Window:
-    """A few items on every worker until all are done.
-
-    Each worker has a list of its own, the same every pass, so that its cache fits; one that runs out takes
-    from the longest list.
-
-    Parameters
-    ----------
-    threads : dict
-        Address of a worker -> its threads.
-    items : sequence
-    submit : callable
-        (item, worker) -> future.
-    all_given : callable or None
-        Called once, when the last item has been submitted.
-    """
-
-    def __init__(
-        self,
-        threads: dict[str, int],
-        items: Sequence[Any],
-        submit: Callable[[Any, str], Any],
-        all_given: Callable[[], None] | None = None,
-    ) -> None:
-        self._threads, self._submit, self._all_given = threads, submit, all_given
-        names = list(threads)
-        self._lists = {
-            name: deque(items[i * len(items) // len(names) : (i + 1) * len(items) // len(names)])
-            for i, name in enumerate(names)
-        }
-        self._ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.pending: dict[Any, tuple[Any, str]] = {}
-        self._opened = False
-
-    def open(self) -> None:
-        """Hand out the first items."""
-        if self._opened:
-            return
-        self._opened = True
-        for _ in range(WINDOW):
-            for name, count in self._threads.items():
-                for _ in range(count):
-                    self._give(name)
-        self._look()
-
-    def _give(self, worker: str) -> None:
-        source = self._lists[worker] or max(self._lists.values(), key=len)
-        if not source:
-            return
-        # Its own list from the front; from another's list the end, which its owner would reach last.
-        item = source.popleft() if source is self._lists[worker] else source.pop()
-        future = self._submit(item, worker)
-        self.pending[future] = (item, worker)
-        future.add_done_callback(self._ended.put)
-
-    def _look(self) -> None:
-        if self._all_given is not None and not any(self._lists.values()):
-            call, self._all_given = self._all_given, None
-            call()
-
-    def run(
-        self,
-        finish: Callable[[Any, Any], None],
-        next_ended: Callable[[Any, Any], Any],
-        failed: Callable[[Any], None],
-    ) -> None:
-        """Wait for all items; ``failed`` raises the error of a task."""
-        self.open()
-        try:
-            while self.pending:
-                future = next_ended(self._ended, self.pending)
-                item, worker = self.pending.pop(future)
-                if future.status != "finished":
-                    failed(future)
-                self._give(worker)
-                self._look()
-                finish(item, future)
-        finally:
-            self.cancel()
-
-    def close(self) -> None:
-        """Forget what to submit, and whom to tell."""
-        self.pending.clear()
-        self._submit, self._all_given = _closed, None
-
-    def cancel(self) -> None:
-        """Call off what has not finished.
-
-        By letting go: ``Client.cancel`` follows dependents, and breaks the client where one of them is wanted
-        no more.
-        """
-        for future in self.pending:
-            future.release()
-        self.pending.clear()
-
-
-def _closed(item: Any, worker: str) -> Any:
-    raise RuntimeError(f"{item} is given to {worker} after its pass has ended")
-
-
-class DaskPass:
-    """A pass of a learner, or of reductions where ``params`` is None.
+class DaskPass(Work):
+    """A pass of a learner, or of reductions where ``learns`` is False.
 
     Parameters
     ----------
@@ -135,14 +44,14 @@ class DaskPass:
     stage : Stage
     iteration : int
         Passes done before it.
-    params : Future or None
-        Parameters: of a ``params`` task, or of the M-step before.
     spans : list of Span
         To be computed.
-    kept : list of (Span, ndarray)
-        Spans that an interrupted run left finished.
-    links : int
-        Passes before it that the scheduler still remembers.
+    kept : list of Span
+        Left finished by an interrupted run.
+    learns : bool
+        Whether an M-step follows.
+    behind : DaskPass or None
+        The pass whose M-step makes the parameters; None takes them from the run folder.
     """
 
     def __init__(
@@ -150,105 +59,207 @@ class DaskPass:
         executor: Any,
         stage: Stage,
         iteration: int,
-        params: Any,
         spans: list[Span],
-        kept: Sequence[tuple[Span, Any]] = (),
-        links: int = 0,
+        kept: Sequence[Span] = (),
+        *,
+        learns: bool = True,
+        behind: DaskPass | None = None,
     ) -> None:
-        self.executor, self.stage, self.iteration, self.params = executor, stage, iteration, params
-        self.links = links
-        self.info: Any = None
+        super().__init__(stage.name, iteration + 1, executor.pass_token, stage.rows)
+        self.executor, self.stage, self.iteration, self.learns = executor, stage, iteration, learns
+        self.ref = executor.ref_of(stage)
         self.following: DaskPass | None = None
-        self.rows_kept = 0
-        self._driven = False
-        self._n_spans = len(spans) + len(kept)
-        self._trees = {part: _FutureTree(self, part) for part in stage.grids}
-        for span, vector in kept:
-            key = self.key("kept", f"{span.part}-{span.index:04d}")
-            future = self._submit(task_node, *self._name, span, key=key)
-            self._trees[span.part].add(span.level, span.index, future)
-            self.rows_kept += int(vector[-2])
-        self.window = Window(executor.threads, spans, self._submit_span, self._close)
-
-    @property
-    def _name(self) -> tuple[Any, str, int]:
-        return self.executor.store.ref, self.stage.name, self.iteration
+        self.links: int = 0 if behind is None else behind.links + 1
+        self.tops: dict[str, list[Any]] = {}
+        self._n_spans, self._kept = len(spans) + len(kept), frozenset(kept)
+        self._params = None if behind is None else behind.mstep
+        self._levels = {
+            part: max(span.level for span in [*kept, *spans] if span.part == part) for part in stage.grids
+        }
+        self._mstep_seen: float | None = None
+        self._info: dict[str, Any] | None = None
+        self.mstep: Any = None
+        self._trees = {part: _Tree(self, part) for part in stage.grids}
+        seconds = executor.span_seconds(stage.name)
+        self._quiet = (
+            learns and seconds is not None and self._n_spans * seconds < QUIET_SECONDS * executor.workers
+        )
+        depth = depth_for(seconds, stage_nbytes(stage))
+        self.window = Window(executor.threads, [*kept, *spans], self._send, depth)
 
     def key(self, role: str | None, suffix: str = "") -> str:
         """Name of a task of this pass."""
-        return self.executor.key(self.stage, role, self.iteration, suffix)
+        return key_of(self.stage, role, self.iteration, suffix, self.token)
 
-    def _submit(self, function: Any, *args: Any, **how: Any) -> Any:
-        return self.executor.client.submit(function, *args, pure=False, **how)
+    def _span_key(self, span: Span) -> str:
+        level = "" if span.level == self._levels[span.part] else f"{span.level}-"
+        return self.key(None, f"{_letter(span.part)}{level}{span.index:04d}")
 
-    def _submit_span(self, span: Span, worker: str) -> Any:
-        suffix = f"{_letter(span.part)}{span.index:04d}"
-        future = self._submit(
-            task_span,
-            *self._name,
-            span,
-            self.params,
-            self.executor.checkpoint_seconds,
-            workers=[worker],
-            allow_other_workers=True,
-            key=self.key(None, suffix),
+    # -- sending ---------------------------------------------------------------------------------------------
+
+    def _send(self, batch: Batch, last: bool) -> dict[Span, Any]:
+        graph = Graph()
+        if self.learns and self._params is None:
+            self._params = self.key("params")
+            graph.add(self._params, task_params, self.ref, self.stage.name, self.iteration)
+        params = None if self._params is None else graph.ref(self._params)
+        keys = {}
+        for span, worker in batch:
+            keys[span] = key = self._span_key(span)
+            graph.add(
+                key,
+                task_span,
+                self.ref,
+                self.stage.name,
+                self.iteration,
+                span,
+                params,
+                self.executor.fit,
+                self.executor.checkpoint_seconds,
+                span in self._kept,
+                worker=worker,
+            )
+            self.items[key] = span
+            self._trees[span.part].add(graph, span.level, span.index, key)
+        quiet = self._quiet and last and self._params is not None and not self.window.pending
+        wanted = set() if quiet else {*keys.values()}
+        if not last:
+            wanted.update(*(tree.open_keys(graph) for tree in self._trees.values()))
+            wanted |= {self._params} if isinstance(self._params, str) else set()
+        else:
+            tops = {part: tree.tops() for part, tree in self._trees.items()}
+            if self.learns:
+                wanted.add(self._add_mstep(graph, tops, params))
+            else:
+                self.tops = tops
+                wanted.update(key for nodes in tops.values() for key in nodes if isinstance(key, str))
+        futures = graph.send(self.executor.client, wanted, self.executor.watch.only)
+        self._hold(futures)
+        return {} if quiet else {span: futures[key] for span, key in keys.items()}
+
+    def _add_mstep(self, graph: Graph, tops: dict[str, list[Any]], params: Any) -> str:
+        key = self.key("mstep")
+        nodes = [[graph.ref(node) for node in nodes] for nodes in tops.values()]
+        graph.add(
+            key,
+            task_mstep,
+            self.ref,
+            self.stage.name,
+            self.iteration,
+            list(tops),
+            nodes,
+            params,
+            self.executor.fit,
+            priority=10,
         )
-        self._trees[span.part].add(span.level, span.index, future)
-        return future
+        return key
 
-    def tops(self) -> dict[str, list[Any]]:
-        """Futures of the top nodes of each part, in order; at most eight a part. All spans are handed out."""
-        return {part: tree.tops() for part, tree in self._trees.items()}
+    def _hold(self, futures: dict[str, Any]) -> None:
+        """Futures in the place of the keys of this graph, where later graphs or the driver need them."""
+        if isinstance(self._params, str):
+            self._params = futures.get(self._params)
+        self.mstep = futures.get(self.key("mstep"))
+        for tree in self._trees.values():
+            tree.hold(futures)
+        self.tops = {part: [futures.get(key, key) for key in keys] for part, keys in self.tops.items()}
 
-    def _close(self) -> None:
-        """The M-step behind what is on its way, and the next pass behind the M-step."""
-        if self.params is None:
+    def open_following(self) -> None:
+        """Send the next pass behind the M-step, unless the chain has become too long."""
+        if not self.learns or self.following is not None or not self.window.given:
             return
-        tops = self.tops()
-        nodes = list(tops.values())
-        mstep = self._submit(
-            task_mstep, *self._name, list(tops), nodes, self.params, key=self.key("mstep"), priority=10
-        )
-        self.info = self._submit(task_info, mstep, key=self.key("info"), priority=10)
         links = self.links + 1
         if links < CHAIN_PASSES and links * self._n_spans < CHAIN_TASKS:
             spans = self.executor.spans(self.stage)
-            self.following = DaskPass(
-                self.executor, self.stage, self.iteration + 1, mstep, spans, links=links
-            )
-            self._open_following()
+            self.following = DaskPass(self.executor, self.stage, self.iteration + 1, spans, behind=self)
+            self.following.open()
 
-    def _open_following(self) -> None:
-        # Only behind the pass that the driver looks after: where one window holds all spans of a pass, they
-        # would be handed out without end.
-        if self._driven and self.following is not None:
-            self.following.window.open()
+    # -- looking after ---------------------------------------------------------------------------------------
 
-    def run(
-        self,
-        finish: Callable[[Span, Any], None],
-        next_ended: Callable[[Any, Any], Any],
-        failed: Callable[[Any], None],
-    ) -> None:
-        """Look after the pass until its spans are done."""
-        self._driven = True
-        self._open_following()
-        self.window.run(finish, next_ended, failed)
+    def look(self) -> bool:
+        """See :meth:`Work.look`; the next pass follows as soon as all spans are handed out."""
+        moved = super().look()
+        self.open_following()
+        return moved
 
-    def cancel(self) -> None:
-        """Call off the pass and what has begun behind it."""
-        if self.following is not None:
-            self.following.cancel()
-        self.window.cancel()
-        self.release()
+    def item_rows(self, item: Span) -> int:
+        """Rows of a span."""
+        a, b = self.stage.grids[item.part].node_rows(item.level, item.index)
+        return b - a
+
+    def about(self, item: Span) -> dict[str, Any]:
+        """A span in the words of the event log."""
+        a, b = self.stage.grids[item.part].node_rows(item.level, item.index)
+        return {"part": item.part, "span": item.index, "level": item.level, "rows": [a, b]}
+
+    @property
+    def done(self) -> bool:
+        """Whether all spans are, and the driver knows what the M-step tells."""
+        if self.learns:
+            return self.result is not None
+        return self.window.given and not self.window.pending
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What the M-step tells: by an event, or where that got lost by a task.
+
+        Raises
+        ------
+        TaskEnded
+            It failed.
+        """
+        if self._info is None and self.mstep is not None:
+            told = self.executor.told(self)
+            status = self.mstep.status
+            if told is not None:
+                self._info = json.loads(told)
+            elif status in ("error", "cancelled"):
+                raise TaskEnded(None, self.mstep)
+            elif status == "finished":
+                self._mstep_seen = self._mstep_seen or time.monotonic()
+                if time.monotonic() - self._mstep_seen > EVENT_SECONDS:
+                    self._info = self._asked()
+        return self._info
+
+    def _asked(self) -> dict[str, Any]:
+        graph, key = Graph(), self.key("info")
+        graph.add(key, task_info, graph.ref(self.mstep), priority=10)
+        info = self.executor.result(graph.send(self.executor.client, [key])[key])
+        if info is not None:
+            return dict(info)
+        # Dask, having lost the result, went through the pass again, whose outcome was in the run folder.
+        state, work = self.executor.store.load_state(self.stage.name, self.iteration + 1), self.stage.work
+        return {
+            "summary": work.summary(state),
+            "done": work.is_done(state),
+            "rows": self.stage.rows,
+            "bytes_read": 0,
+        }
 
     def release(self) -> None:
         """Let go of all futures at once: the pass and its window hold each other, and would wait for a
         collection of garbage, the scheduler with them.
         """
+        super().release()
         self._trees.clear()
-        self.window.close()
-        self.params = self.info = self.following = None
+        self.tops.clear()
+        self._params = self.mstep = None
+
+
+def key_of(stage: Stage, role: str | None, iteration: int, suffix: str, token: str) -> str:
+    """Name of a task of a pass, read by people on the dashboard.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> stage = SimpleNamespace(name="capsule_estep")
+    >>> key_of(stage, None, 6, "s0042", "ab12cd"), key_of(stage, "mstep", 6, "", "ab12cd")
+    ('capsule_estep-it0007-s0042-ab12cd', 'capsule_mstep-it0007-ab12cd')
+    """
+    # Beside the spans, ``capsule_estep``, stand ``capsule_params``, ``capsule_mstep``, … Other stages keep
+    # their whole name: a key that was used before would bring back the old result.
+    model = stage.name.split("_")[0] if stage.name.endswith("_estep") else stage.name
+    name = f"{model}_{role}" if role else stage.name
+    return f"{name}-it{iteration + 1:04d}{'-' + suffix if suffix else ''}-{token}"
 
 
 def _letter(part: str) -> str:
@@ -256,35 +267,45 @@ def _letter(part: str) -> str:
     return {"train": "s", "validation": "v"}.get(part, f"{part}-")
 
 
-class _FutureTree:
-    """Futures of one part's nodes; a complete family below the top becomes a merge task."""
+def stage_nbytes(stage: Stage) -> int:
+    """Bytes of the largest statistic of a stage."""
+    return max(reduction.layout().nbytes for reduction in stage.reductions.values())
+
+
+class _Tree:
+    """Keys and futures of one part's nodes; a complete family below the top becomes a merge task."""
 
     def __init__(self, owner: DaskPass, part: str) -> None:
         self._owner, self._part, self._grid = owner, part, owner.stage.grids[part]
         self._nodes: dict[tuple[int, int], Any] = {}
 
-    def add(self, level: int, index: int, future: Any) -> None:
-        self._nodes[level, index] = future
+    def add(self, graph: Graph, level: int, index: int, node: Any) -> None:
+        """Take a node, and merge as far as families are complete."""
+        self._nodes[level, index] = node
         while level < self._grid.depth - 1:
             family, parent = [(level, i) for i in self._grid.family(level, index)], index // FAN_IN
             if not all(node in self._nodes for node in family):
                 return
-            futures = [self._nodes.pop(node) for node in family]
-            key = self._owner.key("merge", f"{_letter(self._part)}{level + 1}-{parent:04d}")
-            merged = (
-                futures[0]
-                if len(futures) == 1
-                else self._owner._submit(task_merge, futures, key=key, priority=5)
-            )
+            children = [self._nodes.pop(node) for node in family]
             level, index = level + 1, parent
-            self._nodes[level, index] = merged
+            if len(children) == 1:
+                self._nodes[level, index] = children[0]
+                continue
+            key = self._owner.key("merge", f"{_letter(self._part)}{level}-{index:04d}")
+            graph.add(key, task_merge, [graph.ref(child) for child in children], priority=5)
+            self._nodes[level, index] = key
+
+    def open_keys(self, graph: Graph) -> set[str]:
+        """Nodes of this graph whose parent comes with a later one."""
+        return {node for node in self._nodes.values() if isinstance(node, str) and node in graph.tasks}
+
+    def hold(self, futures: dict[str, Any]) -> None:
+        """Keep the futures of nodes that are still to be merged."""
+        self._nodes = {
+            place: futures.get(node, node) if isinstance(node, str) else node
+            for place, node in self._nodes.items()
+        }
 
     def tops(self) -> list[Any]:
-        """The last family, in order: the M-step merges it."""
-        return [self._nodes[node] for node in sorted(self._nodes)]
-
-
-def params_of(executor: Any, stage: Stage, iteration: int) -> Any:
-    """Future of the parameters that lie in the run folder."""
-    key = executor.key(stage, "params", iteration)
-    return executor.client.submit(task_params, executor.store.ref, stage.name, iteration, key=key, pure=False)
+        """The last family, in order: the M-step merges it. All spans have been handed out."""
+        return [self._nodes.pop(node) for node in sorted(self._nodes)]

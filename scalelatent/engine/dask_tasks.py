@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,20 +21,25 @@ from scalelatent.errors import RunError, ScalelatentError
 
 from .backend import make_backend
 from .cache import shared_cache
-from .inprocess import worth_saving
+from .news import as_message
 from .passes import PassContext, Span, Stage, split_vector
+from .reading import Stopped
 from .recent import RecentObjects
 from .reduce import merge_vectors
+from .spans import worth_saving
 from .store import EngineStore
 from .threads import single_threaded
+from .worker_side import Fit, TaskStop, run_of, span_news, tell
 
-# (folder, id of the run): a folder that was removed and made again is another run.
-Ref = tuple[str, str]
-_recent = RecentObjects(8)
+# (folder, id of the run, mark of the stage as it was last written): a folder that was removed and made again
+# is another run, and a stage may change when a run is resumed.
+Ref = tuple[str, ...]
+KEEP_STAGES, KEEP_CLOCKS = 6, 16
+_recent = RecentObjects(KEEP_STAGES)
 _local = threading.local()
 _pools = threading.Lock()
 _limited: Any = None
-_current: Any = None
+_clocks: OrderedDict[tuple[Ref, str], int] = OrderedDict()
 
 
 def limit_pools() -> None:
@@ -52,9 +60,15 @@ def sees(folder: str, mark: str) -> str:
         return str(error)
 
 
+def open_store(ref: Ref) -> EngineStore:
+    """The run's records, for a task: nothing is written once the folder belongs to another run."""
+    return EngineStore(ref[0], ref[1])
+
+
 def load_stage(ref: Ref, name: str) -> Stage:
     """The constants of a stage, read once a process."""
-    return _recent.get((ref, name), lambda: EngineStore(*ref[:2]).load_stage(name), (ref, "stage"))
+    run = ref[:2]
+    return _recent.get((run, name, ref[2:]), lambda: open_store(ref).load_stage(name), (run, "stage"))
 
 
 def _backend(device: str) -> Any:
@@ -99,11 +113,9 @@ class Parameters:
 
 def task_params(ref: Ref, stage: str, iteration: int) -> Parameters:
     """Parameters of a pass: what the M-step before it left in the run folder."""
-    store = EngineStore(*ref[:2])
+    store = open_store(ref)
     try:
-        return Parameters(
-            _recent.get((ref, stage, iteration), lambda: store.load_state(stage, iteration), (ref, "state"))
-        )
+        return Parameters(store.load_state(stage, iteration))
     except RunError:
         if max(store.iterations(stage), default=0) > iteration:
             return Parameters(None)
@@ -116,44 +128,85 @@ def task_span(
     iteration: int,
     span: Span,
     params: Parameters | None,
+    fit: Fit,
     checkpoint_seconds: float,
+    kept: bool = False,
 ) -> np.ndarray | None:
-    """Read, compute and reduce one span; None in a pass that is not wanted."""
+    """Read, compute and reduce one span; None in a pass that is not wanted.
+
+    Parameters
+    ----------
+    fit : Fit
+    kept : bool
+        An interrupted run left it finished: it is read from the run folder, and computed where that fails.
+    """
     if params is not None and params.state is None:
         return None
-    state = None if params is None else params.state
-    stage = load_stage(ref, stage_name)
-    key = (ref, stage_name, iteration, threading.get_ident())
+    if kept:
+        vector = open_store(ref).load_node(stage_name, iteration, span)
+        if vector is not None:
+            return vector
     begin = time.perf_counter()
-    _enter_pass((ref, stage_name, iteration))
+    context = _context(ref, stage_name, iteration, None if params is None else params.state)
+    waited = context.meter.wait_seconds
+    with _stopping():
+        vector = context.run_span(span, TaskStop(fit))
+    seconds = time.perf_counter() - begin
+    if worth_saving(seconds, vector.nbytes, checkpoint_seconds):
+        open_store(ref).save_node(stage_name, iteration, span, vector)
+    span_news.add(
+        {
+            "kind": "span",
+            "run": run_of(ref[0]),
+            "stage": stage_name,
+            "pass": iteration + 1,
+            "part": span.part,
+            "span": span.index,
+            "spans": 1,
+            "rows": int(vector[-2]),
+            "bytes": int(vector[-1]),
+            "seconds": round(seconds, 6),
+            "wait_seconds": round(context.meter.wait_seconds - waited, 6),
+            "device": context.backend.name,
+        }
+    )
+    return vector
+
+
+@contextmanager
+def _stopping() -> Iterator[None]:
+    """Leave a task that is not wanted any more; should it be wanted again after all, it is done again."""
+    from distributed import Reschedule
+
+    try:
+        yield
+    except Stopped:
+        raise Reschedule from None
+
+
+def _context(ref: Ref, stage_name: str, iteration: int, state: Any) -> PassContext:
+    """This thread's context of a pass; earlier ones are let go."""
+    stage, key = load_stage(ref, stage_name), (ref, stage_name, iteration)
+    _enter_pass(*key)
     limit_pools()
-    context = getattr(_local, "context", None)
-    if context is None or context[0] != key:
-        _local.context = context = (key, PassContext(stage, state, _backend(stage.device), shared_cache()))
-    vector = context[1].run_span(span, threading.Event())
-    if worth_saving(time.perf_counter() - begin, vector.nbytes, checkpoint_seconds):
-        EngineStore(*ref[:2]).save_node(stage_name, iteration, span, vector)
-    return vector
+    kept = getattr(_local, "context", None)
+    if kept is None or kept[0] != key:
+        _local.context = kept = (key, PassContext(stage, state, _backend(stage.device), shared_cache()))
+    return kept[1]
 
 
-def _enter_pass(key: tuple[Ref, str, int]) -> None:
+def _enter_pass(ref: Ref, stage: str, iteration: int) -> None:
     """Advance the cache's clock at this process's first task of a pass."""
-    global _current
+    key = (ref, stage)
     with _pools:
-        if _current != key:
-            _current = key
-            shared_cache().start_pass()
-
-
-def task_node(ref: Ref, stage: str, iteration: int, span: Span) -> np.ndarray:
-    """A span that an interrupted run left finished."""
-    vector = EngineStore(*ref[:2]).load_node(stage, iteration, span)
-    if vector is None:
-        raise RunError(
-            f"the finished span {span} of pass {iteration + 1} in {ref[0]} has become unreadable; resume "
-            "the run again"
-        )
-    return vector
+        # Passes overlap, and jobs: a task of the pass before does not begin another one.
+        if iteration <= _clocks.get(key, -1):
+            return
+        _clocks[key] = iteration
+        _clocks.move_to_end(key)
+        while len(_clocks) > KEEP_CLOCKS:
+            _clocks.popitem(last=False)
+        shared_cache().start_pass()
 
 
 def task_merge(vectors: list[np.ndarray | None]) -> np.ndarray | None:
@@ -169,22 +222,27 @@ def task_mstep(
     parts: list[str],
     nodes: list[list[np.ndarray | None]],
     params: Parameters,
+    fit: Fit,
 ) -> Parameters:
-    """Last merge and M-step; the next state goes into the run folder and to the spans of the next pass."""
-    stage, store = load_stage(ref, stage_name), EngineStore(*ref[:2])
-    stats, rows, nbytes = {}, 0, 0
+    """Last merge and M-step; the next state goes into the run folder and to the spans of the next pass.
+
+    The driver is told by an event.
+    """
+    stage, stats, rows, nbytes = load_stage(ref, stage_name), {}, 0, 0
     for part, vectors in zip(parts, nodes, strict=True):
         root = task_merge(vectors)
         if root is None:
-            return _past(store, stage_name, iteration + 1)
+            return _past(EngineStore(ref[0]), stage_name, iteration + 1)
         stats[part], part_rows, part_bytes = split_vector(stage, part, root)
         rows, nbytes = rows + part_rows, nbytes + part_bytes
     limit_pools()
     following = stage.work.update(params.state, stats)
-    store.save_state(stage_name, iteration + 1, following, durable=False)
-    _recent.put((ref, stage_name, iteration + 1), following, (ref, "state"))
+    open_store(ref).save_state(stage_name, iteration + 1, following, durable=False)
     done = stage.work.is_done(following)
     info = {"summary": stage.work.summary(following), "done": done, "rows": rows, "bytes_read": nbytes}
+    message = as_message(info)
+    if message is not None:
+        tell(fit, {"stage": stage_name, "pass": iteration + 1, "info": message})
     return Parameters(None if done else following, info)
 
 
@@ -199,18 +257,29 @@ def task_info(params: Parameters) -> dict[str, Any] | None:
     return params.info
 
 
-def task_write_rows(url: str, shard: int, x: np.ndarray, y: Any, weight: Any) -> None:
-    """One shard of a dask array's rows, written where it was computed."""
+def task_write_rows(ref: Ref, url: str, shard: int, x: np.ndarray, y: Any, beside: str | None) -> None:
+    """One shard of a dask array's rows, written where it was computed.
+
+    Parameters
+    ----------
+    y : ndarray or None
+        Labels that are computed by tasks, too.
+    beside : str or None
+        Record of the run folder with labels and weights that are not.
+    """
     from scalelatent.data import DatasetWriter
 
-    DatasetWriter.attach(url).write_shard(shard, np.asarray(x), y, weight)
+    given = {} if beside is None else open_store(ref).read(beside)
+    y = given.get("y") if y is None else y
+    DatasetWriter.attach(url).write_shard(shard, np.asarray(x), y, given.get("weight"))
 
 
-def task_map(ref: Ref, name: str, shard: int) -> int:
+def task_map(ref: Ref, name: str, shard: int, fit: Fit) -> int:
     """One shard of an output as large as the data."""
-    task = _recent.get((ref, name), lambda: _load_map(ref, name))
+    task = _recent.get((ref[:2], name), lambda: _load_map(ref, name))
     limit_pools()
-    return task.write_shard(shard, _backend(task.device), threading.Event())
+    with _stopping():
+        return task.write_shard(shard, _backend(task.device), TaskStop(fit))
 
 
 def _load_map(ref: Ref, name: str) -> Any:

@@ -15,27 +15,21 @@ from scalelatent.models.base import Stats
 
 from .backend import make_backend, resolve_device
 from .cache import PieceCache, shared_cache
+from .callbacks import Callback
 from .chains import ChainRunner, InProcessSteps
 from .executor import OnRows, StepResult
 from .order import RowOrder
-from .passes import MIN_TASK_SECONDS, PassContext, Span, Stage, spans_of, split_vector
-from .reading import Stopped
+from .passes import PassContext, Span, Stage, split_vector
+from .reading import StopFlag, Stopped
 from .reduce import TreeReducer
+from .spans import plan_spans, worth_saving
 from .store import EngineStore
 from .threads import resolve_jobs
 
 _POLL_SECONDS = 0.2
 _END: Any = object()
-# A finished span is worth keeping where writing it costs under a twentieth of computing it: a file, and its
-# bytes.
-_FILE_SECONDS, _DISK_RATE, _SAVE_SHARE = 2e-3, 5e8, 0.05
 # Handing a span to a thread costs tens of microseconds, to a worker of a cluster milliseconds.
 THREAD_TASK_SECONDS = 2e-4
-
-
-def worth_saving(seconds: float, nbytes: int, checkpoint_seconds: float) -> bool:
-    """Whether a finished span is kept for a resume in mid-pass."""
-    return checkpoint_seconds <= 0 or seconds * _SAVE_SHARE > _FILE_SECONDS + nbytes / _DISK_RATE
 
 
 class InProcessExecutor:
@@ -51,6 +45,8 @@ class InProcessExecutor:
         0 keeps every span.
     cache : PieceCache or None
         None takes the process's own.
+    callbacks : Callback or None
+        Asked now and then whether to go on.
     """
 
     keeps_states = False
@@ -61,11 +57,13 @@ class InProcessExecutor:
         store: EngineStore | None = None,
         checkpoint_seconds: float = 30.0,
         cache: PieceCache | None = None,
+        callbacks: Callback | None = None,
     ) -> None:
         self.workers = resolve_jobs(n_jobs)
         self.store = store
         self.checkpoint_seconds = checkpoint_seconds
         self.cache = shared_cache() if cache is None else cache
+        self.callbacks = callbacks or Callback()
         self._backends: dict[tuple[str, int], Any] = {}
 
     def put_state(self, stage: Stage, iteration: int, state: Any) -> Any:
@@ -109,7 +107,11 @@ class InProcessExecutor:
         reducers = {part: TreeReducer(grid) for part, grid in stage.grids.items()}
         spans, kept = plan_spans(stage, iteration, self.store, self.workers, THREAD_TASK_SECONDS)
         done = 0
-        for span, vector in kept:
+        for span in kept:
+            vector = self._kept(stage, iteration, span)
+            if vector is None:
+                spans.append(span)
+                continue
             reducers[span.part].add(span.level, span.index, vector)
             done += int(vector[-2])
         on_rows(done, stage.rows)
@@ -120,7 +122,7 @@ class InProcessExecutor:
             done += int(vector[-2])
             on_rows(done, stage.rows)
 
-        def compute(slot: int, stop: threading.Event) -> Callable[[Span], np.ndarray]:
+        def compute(slot: int, stop: StopFlag) -> Callable[[Span], np.ndarray]:
             context = PassContext(stage, state, self._backend(stage.device, slot), self.cache)
 
             def run(span: Span) -> np.ndarray:
@@ -134,12 +136,15 @@ class InProcessExecutor:
 
             return run
 
-        run_threads(spans, self.workers, compute, finish)
+        run_threads(spans, self.workers, compute, finish, self.callbacks.on_wait)
         out, rows, nbytes = {}, 0, 0
         for part, reducer in reducers.items():
             out[part], part_rows, part_bytes = split_vector(stage, part, reducer.root())
             rows, nbytes = rows + part_rows, nbytes + part_bytes
         return out, rows, nbytes
+
+    def _kept(self, stage: Stage, iteration: int, span: Span) -> np.ndarray | None:
+        return None if self.store is None else self.store.load_node(stage.name, iteration, span)
 
     def _backend(self, device: str, slot: int) -> Any:
         name = device if device == "reference" else resolve_device(device)
@@ -160,55 +165,39 @@ class InProcessExecutor:
             done += rows
             on_rows(done, task.rows)
 
-        def compute(slot: int, stop: threading.Event) -> Callable[[int], int]:
+        def compute(slot: int, stop: StopFlag) -> Callable[[int], int]:
             backend = self._backend(task.device, slot)
             return lambda shard: task.write_shard(shard, backend, stop)
 
-        run_threads(missing, self.workers, compute, finish)
+        run_threads(missing, self.workers, compute, finish, self.callbacks.on_wait)
 
 
-def plan_spans(
-    stage: Stage,
-    iteration: int,
-    store: EngineStore | None,
-    workers: int,
-    task_seconds: float = MIN_TASK_SECONDS,
-) -> tuple[list[Span], list[tuple[Span, np.ndarray]]]:
-    """(spans to do, spans with their vectors that an interrupted run left); kept spans fix the level of their
-    part.
-    """
-    spans = spans_of(stage, workers, task_seconds)
-    if store is None:
-        return spans, []
-    left = store.nodes(stage.name, iteration)
-    kept = []
-    for part in stage.grids:
-        levels = [span.level for span in left if span.part == part]
-        if not levels:
-            continue
-        level = max(levels)
-        spans = [s for s in spans if s.part != part] + [
-            Span(part, level, i) for i in range(stage.grids[part].n_nodes(level))
-        ]
-        for span in left:
-            vector = (
-                store.load_node(stage.name, iteration, span)
-                if span.part == part and span.level == level
-                else None
-            )
-            if vector is not None:
-                kept.append((span, vector))
-    have = {span for span, _ in kept}
-    return [s for s in spans if s not in have], kept
+class Attention:
+    """The stop flag of the calling thread, which has callbacks to ask between two blocks."""
+
+    def __init__(self, stop: threading.Event, on_wait: Callable[[], None] | None) -> None:
+        self._stop, self._on_wait, self._asked = stop, on_wait, 0.0
+
+    def is_set(self) -> bool:
+        """Whether to stop; asks the callbacks, which may raise."""
+        now = time.monotonic()
+        if self._on_wait is not None and now - self._asked >= _POLL_SECONDS:
+            self._asked = now
+            self._on_wait()
+        return self._stop.is_set()
 
 
 def run_threads(
     items: Sequence[Any],
     workers: int,
-    make: Callable[[int, threading.Event], Callable[[Any], Any]],
+    make: Callable[[int, Any], Callable[[Any], Any]],
     finish: Callable[[Any, Any], None],
+    on_wait: Callable[[], None] | None = None,
 ) -> None:
     """Run a function over items by threads, the calling one among them; results arrive at ``finish`` there.
+
+    ``on_wait`` is called by the calling thread some times a second, also in the middle of an item, and may
+    raise to leave.
 
     A calling thread that only waited would be woken for every result, and on a busy machine each time take a
     core from the threads that compute. The first error stops all threads and is raised here; so is an
@@ -241,7 +230,8 @@ def run_threads(
     for thread in threads:
         thread.start()
     try:
-        run, left = make(0, stop), len(items)
+        attention = Attention(stop, on_wait)
+        run, left = make(0, attention), len(items)
         while left:
             item, value, error = _received(results)
             if item is _END and (item := take()) is not _END:
@@ -250,7 +240,7 @@ def run_threads(
                 except Stopped:  # another thread has failed: its error is the next result
                     continue
             elif item is _END:
-                item, value, error = _awaited(results, threads)
+                item, value, error = _awaited(results, threads, attention)
             if error is not None:
                 raise error
             finish(item, value)
@@ -269,12 +259,13 @@ def _received(results: queue.SimpleQueue[Any]) -> tuple[Any, Any, BaseException 
 
 
 def _awaited(
-    results: queue.SimpleQueue[Any], threads: Sequence[threading.Thread]
+    results: queue.SimpleQueue[Any], threads: Sequence[threading.Thread], attention: StopFlag
 ) -> tuple[Any, Any, BaseException | None]:
     while True:
         try:
             # Short waits, so that Ctrl-C is seen at once.
             return results.get(timeout=_POLL_SECONDS)
         except queue.Empty:
+            attention.is_set()
             if not any(thread.is_alive() for thread in threads) and results.empty():
                 raise RuntimeError("all threads of the pass ended before it was done") from None

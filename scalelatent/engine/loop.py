@@ -87,11 +87,7 @@ def fit_batches(
     if store is not None and (found := store.latest_state(stage.name)) is not None:
         iteration, state, messages = found
         tell_unreadable(callbacks, messages)
-        history = store.load_history(stage.name, iteration)
-        if iteration and (not history or history[-1]["pass"] < iteration):
-            # Killed after the M-step and before the line was written: the state still knows what it measured.
-            history.append(make_record(stage, stage.work.summary(state), 0.0, stage.rows, 0))
-            store.append_history(stage.name, history[-1])
+        history = full_history(store, stage, iteration)
         # With its record: who logs records may have been killed before it logged this one.
         last = {"record": history[-1]} if history else {}
         callbacks.on_event({"event": "resumed", "stage": stage.name, "pass": iteration, **last})
@@ -126,6 +122,25 @@ def fit_batches(
     if saved != iteration:
         _checkpoint(executor, stage, iteration, handle, callbacks, store)
     return LoopResult(executor.get_state(stage, iteration, handle), history)
+
+
+def full_history(store: EngineStore, stage: Stage, iteration: int) -> list[dict[str, Any]]:
+    """Records of the passes up to a state.
+
+    A cluster may be two passes ahead of a driver that is killed before it notes them; the states that they
+    left still know what was measured.
+    """
+    history = store.load_history(stage.name, iteration)
+    missing = set(range(1, iteration + 1)).difference(record["pass"] for record in history)
+    for number in sorted(missing.intersection(store.iterations(stage.name))):
+        try:
+            summary = stage.work.summary(store.load_state(stage.name, number))
+        except RunError:  # torn: the fit goes on from a later one
+            continue
+        record = make_record(stage, summary, 0.0, stage.rows, 0)
+        store.append_history(stage.name, record)
+        history.append(record)
+    return sorted(history, key=lambda record: int(record["pass"]))
 
 
 def make_record(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +13,7 @@ import numpy as np
 
 from .backend import make_backend
 from .passes import BLOCK_BYTES, BLOCK_ROWS
-from .reading import Meter, Reader, iter_blocks, naming
+from .reading import Meter, Reader, StopFlag, iter_blocks, naming
 from .threads import resolve_jobs, single_threaded
 
 
@@ -66,7 +65,7 @@ class MapTask:
         """Rows of the shards that are written, given those that are not."""
         return self.rows - sum(b - a for a, b in map(self.writer.shard_bounds, missing))
 
-    def write_shard(self, shard: int, backend: Any, stop_event: threading.Event) -> int:
+    def write_shard(self, shard: int, backend: Any, stop_event: StopFlag) -> int:
         """Compute and write one shard; returns its rows. Running it twice writes the same file."""
         start, stop = self.writer.shard_bounds(shard)
         # No cache: these rows are read once, and keeping them would push out what is read again.
@@ -183,7 +182,7 @@ def map_to_array(
     csr = getattr(row_map, "accepts_csr", False)
     done = 0
 
-    def compute(slot: int, stop: threading.Event) -> Any:
+    def compute(slot: int, stop: StopFlag) -> Any:
         backend = make_backend(device)
         prepared = row_map.prepare(backend)
 

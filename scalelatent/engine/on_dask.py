@@ -2,33 +2,49 @@
 
 A pass is some tens of tasks. ``…_estep`` reads, computes and reduces a span; ``…_merge`` joins eight nodes;
 ``…_mstep`` merges the last ones and makes the next parameters, which travel from worker to worker and lie in
-the run folder, too; ``…_info`` gives the driver its scalars. ``…_params`` begins a pass from the run folder.
-Slow, fast, new and lost workers need nothing more than the window of :mod:`.dask_pass`.
+the run folder, too. ``…_params`` begins a pass from the run folder.
+
+Slow, fast and new workers need nothing more than the window of :mod:`.window`; what a lost one had, Dask
+gives to another. Where that does not suffice (all workers were replaced at once, one hangs), the pass is
+begun anew under other names: what was finished and worth keeping lies in the run folder.
 """
 
 from __future__ import annotations
 
-import queue
+import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
 
 from scalelatent.errors import RunError, ScalelatentError
 from scalelatent.models.base import Stats
 
-from .dask_pass import DaskPass, Window, params_of
-from .dask_tasks import sees, task_map, task_merge, task_write_rows
+from .callbacks import Callback
+from .dask_map import run_map, save_lazy
+from .dask_pass import DaskPass
+from .dask_tasks import sees, task_merge
 from .executor import OnRows, StepResult
-from .inprocess import plan_spans
+from .graph import Graph
+from .link import CALL_SECONDS, Link
 from .online_dask import DaskSteps
 from .order import RowOrder
 from .passes import Span, Stage, spans_of, split_vector
+from .spans import plan_spans
 from .store import EngineStore
+from .watch import Again, Watch
+from .window import TaskEnded
+from .work import Work
 
+W = TypeVar("W", bound=Work)
+# How long a fit waits for a cluster without workers.
 STALL_SECONDS = 300.0
 REFRESH_SECONDS = 1.0
-_POLL_SECONDS = 0.5
+# How often the driver looks at the futures of a pass, of a long one less often.
+POLL_SECONDS, LOOK_SHARE = 0.02, 5e-5
+_WAIT_SECONDS, _LOOK_SECONDS = 0.25, 2.0
+# Times that a pass is begun anew without one more span done in between.
+ATTEMPTS = 4
 
 
 class DaskExecutor:
@@ -39,9 +55,12 @@ class DaskExecutor:
     client : distributed.Client
     store : EngineStore
         In a folder that the driver and every worker see.
-    device : str
     checkpoint_seconds : float
         0 keeps every finished span.
+    callbacks : Callback or None
+        Told of events, and asked now and then whether to go on.
+    job : str or None
+        Short id of the job, carried in the names of its tasks.
 
     Raises
     ------
@@ -51,40 +70,79 @@ class DaskExecutor:
 
     keeps_states = True
 
-    def __init__(self, client: Any, store: EngineStore, checkpoint_seconds: float = 30.0) -> None:
-        self.client = client
+    def __init__(
+        self,
+        client: Any,
+        store: EngineStore,
+        checkpoint_seconds: float = 30.0,
+        callbacks: Callback | None = None,
+        job: str | None = None,
+    ) -> None:
+        self.client, self.link = client, Link(client)
         self.store = store
         self.checkpoint_seconds = checkpoint_seconds
+        self.callbacks = callbacks or Callback()
         self.spread, self._parts = "auto", 0
-        self.token = uuid.uuid4().hex[:6]
+        self.token = (f"{job}-" if job else "") + uuid.uuid4().hex[:6]
+        self.pass_token = self.token
+        self.pulse = threading.Event()
+        self._refs: dict[str, tuple[str, ...]] = {}
+        self._seconds: dict[str, float] = {}
         self._begun: DaskPass | None = None
-        self.threads, self._looked = self._threads(), time.monotonic()
+        self.watch = Watch(self)
+        self.threads, self._looked = self.link.threads(), time.monotonic()
         if not self.threads:
             raise RunError(
-                f"the cluster {client.scheduler.address} has no workers: start some (`dask worker "
-                f"{client.scheduler.address}`), then fit again"
+                f"the cluster {self.link.address} has no workers: start some (`dask worker "
+                f"{self.link.address}`), then fit again"
             )
         self._check_shared_folder()
+
+    # -- workers ---------------------------------------------------------------------------------------------
 
     @property
     def workers(self) -> int:
         """Spans that run at once."""
         return max(1, sum(self.threads.values()))
 
-    def _threads(self) -> dict[str, int]:
-        return dict(sorted(self.client.nthreads().items()))
-
     def refresh(self) -> None:
         """Look at the workers anew, but not each pass: short ones would wait for the answer."""
         if time.monotonic() - self._looked > REFRESH_SECONDS:
-            self.threads = self._threads() or self.threads
-            self._looked = time.monotonic()
+            self.look_at_workers()
+
+    def look_at_workers(self) -> dict[str, int]:
+        """Threads of each worker that there is now; the last ones are remembered where none is left."""
+        found, self._looked = self.watch.trusted(self.link.threads()), time.monotonic()
+        self.threads = found or self.threads
+        return found
+
+    def wait_for_workers(self) -> dict[str, int]:
+        """Threads of each worker that is there now; waits a while for one.
+
+        Raises
+        ------
+        RunError
+            None came.
+        """
+        begin = time.monotonic()
+        while not (found := self.look_at_workers()):
+            if time.monotonic() - begin > STALL_SECONDS:
+                self.no_workers("the next step")
+            self.wait(_WAIT_SECONDS)
+        return found
+
+    def no_workers(self, what: str) -> NoReturn:
+        """Give up waiting for workers."""
+        raise RunError(
+            f"no workers are left on {self.link.address} and none came in {STALL_SECONDS:.0f} s; "
+            f"waiting for {what}. Start workers, then resume the run: finished passes are kept"
+        )
 
     def _check_shared_folder(self) -> None:
         place, mark = self.store.place, f".seen-{self.token}"
         place.write(mark, b"seen")
         try:
-            wrong = self.client.run(sees, place.url, mark)
+            wrong = self.link.ask_workers("looking for the run folder", sees, place.url, mark)
         finally:
             place.delete(mark)
         blind = {address: words for address, words in wrong.items() if words}
@@ -95,11 +153,54 @@ class DaskExecutor:
                 "(run_dir=…, or [job] out), and let them have the credentials for it"
             )
 
+    # -- names and news --------------------------------------------------------------------------------------
+
+    def next_token(self) -> str:
+        """Ends the names of the tasks of one part of the fit, so that no name comes twice."""
+        self._parts += 1
+        return f"{self.token}{self._parts}"
+
+    @property
+    def fit(self) -> tuple[str, str]:
+        """By which tasks tell this driver something."""
+        return self.watch.topic, self.pass_token
+
+    def ref_of(self, stage: Stage) -> tuple[str, ...]:
+        """What tasks need to find a stage; changes with each writing of it."""
+        return self._refs[stage.name]
+
+    def _save_stage(self, stage: Stage) -> None:
+        self.store.save_stage(stage)
+        self.pass_token = self.next_token()
+        self._refs[stage.name] = (*self.store.ref, self.pass_token)
+
+    def span_seconds(self, name: str) -> float | None:
+        """Seconds that a thread needs for a span of a stage, as far as they are known."""
+        return self._seconds.get(name)
+
+    @property
+    def stall_seconds(self) -> float:
+        """How long it waits for a cluster without workers."""
+        return STALL_SECONDS
+
+    def told(self, current: DaskPass) -> str | None:
+        """What the M-step of a pass has told by an event."""
+        return self.watch.told.get((current.token, current.stage.name, current.iteration + 1))
+
+    def wait(self, seconds: float) -> None:
+        """Wait for news at most so long; callbacks may raise to leave."""
+        self.callbacks.on_wait()
+        if self.pulse.wait(min(seconds, _WAIT_SECONDS)):
+            self.pulse.clear()
+
+    # -- passes ----------------------------------------------------------------------------------------------
+
     def put_state(self, stage: Stage, iteration: int, state: Any) -> int:
         """Write constants and state where the workers find them."""
-        self.end()
-        self.store.save_stage(stage)
+        self._call_off()
+        self._save_stage(stage)
         self.store.save_state(stage.name, iteration, state, durable=True)
+        self.watch.begin()
         return iteration
 
     def get_state(self, stage: Stage, iteration: int, handle: int) -> Any:
@@ -114,98 +215,132 @@ class DaskExecutor:
         """One pass and its M-step, both on the cluster; the pass may have begun behind the one before."""
         current = self._begun
         if current is None or current.stage is not stage or current.iteration != iteration:
-            self.end()
+            self._call_off()
             self.refresh()
-            spans, kept = plan_spans(stage, iteration, self.store, self.workers)
-            current = DaskPass(self, stage, iteration, params_of(self, stage, iteration), spans, kept)
-        try:
-            self._run_pass(current, on_rows)
-            out = self.result(current.info)
-        except BaseException:
-            current.cancel()
-            raise
-        self._begun = current.following
+            current = self._pass(stage, iteration)
+        current = self._complete(current, on_rows)
+        out = current.result
+        self._begun, current.following = current.following, None
+        assert out is not None
         current.release()
+        self.watch.told.clear()
         if out["done"]:
-            self.end()
+            self._call_off()
         self.store.drop_nodes(upto=iteration)
         return StepResult(out["summary"], out["done"], out["rows"], out["bytes_read"], iteration + 1)
 
-    def end(self) -> None:
-        """Call off the pass that has begun behind the last one: it is not wanted."""
+    def _pass(self, stage: Stage, iteration: int, learns: bool = True) -> DaskPass:
+        todo, kept = plan_spans(stage, iteration, self.store, self.workers)
+        return DaskPass(self, stage, iteration, todo, kept, learns=learns)
+
+    def _complete(self, current: DaskPass, on_rows: OnRows) -> DaskPass:
+        """Look after a pass to its end; returns it, or the one that took its place."""
+        first: list[DaskPass] = [current]
+
+        def make() -> DaskPass:
+            return first.pop() if first else self._pass(current.stage, current.iteration, current.learns)
+
+        return self.run(make, on_rows)
+
+    def run(self, make: Callable[[], W], on_rows: OnRows) -> W:
+        """Look after work to its end, and begin it anew where it cannot go on; returns what ended."""
+        tries, most = 0, -1
+        self.watch.begin()
+        while True:
+            current = make()
+            try:
+                self._look_after(current, on_rows)
+                return current
+            except Again as again:
+                current.cancel()
+                tries = 1 if current.rows_done > most else tries + 1
+                most = max(most, current.rows_done)
+                if tries > ATTEMPTS:
+                    raise RunError(
+                        f"{current.name} (pass {current.number}) was begun {tries} times and did not get on: "
+                        f"{again}. Look at the logs of the workers, then resume the run"
+                    ) from None
+                self.pass_token = self.next_token()
+                self.wait_for_workers()
+            except BaseException:
+                current.cancel()
+                raise
+
+    def _look_after(self, current: Work, on_rows: OnRows) -> None:
+        told = -1
+        current.open()
+        self.watch.start(current)
+        while True:
+            moved, done = self._looked_at(current)
+            if current.rows_done > told:
+                told = current.rows_done
+                on_rows(told, current.rows)
+            if done:
+                break
+            self.watch.check(current, moved)
+            pending = len(current.window.pending)
+            self.wait(max(POLL_SECONDS, LOOK_SHARE * pending) if pending else _WAIT_SECONDS)
+        self._seconds[current.name] = self.watch.span_seconds(current)
+        if told < current.rows:
+            on_rows(current.rows, current.rows)
+
+    def _looked_at(self, current: Work) -> tuple[bool, bool]:
+        """Whether something was done, and whether all is."""
+        try:
+            return current.look(), current.done
+        except TaskEnded as ended:
+            self.watch.failed(current, ended)
+            raise self.error_of(ended.future, current) from None
+
+    def _call_off(self) -> None:
         begun, self._begun = self._begun, None
         if begun is not None:
             begun.cancel()
+
+    def end(self) -> None:
+        """Call off the pass that has begun behind the last one: it is not wanted. Listen no more."""
+        self._call_off()
+        self.watch.end()
 
     def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> DaskSteps:
         """Steps on the workers, in segments."""
         return DaskSteps(self, stage, order, n_epochs, self.spread)
 
-    def next_token(self) -> str:
-        """Ends the names of the tasks of one part of the fit, so that no name comes twice."""
-        self._parts += 1
-        return f"{self.token}{self._parts}"
-
     def collect(self, stage: Stage, on_rows: OnRows) -> dict[str, Stats]:
         """One pass of reductions; their sums come to the driver, once a fit."""
-        self.end()
+        self._call_off()
         self.refresh()
-        self.store.save_stage(stage)
-        spans, kept = plan_spans(stage, 0, self.store, self.workers)
-        current = DaskPass(self, stage, 0, None, spans, kept)
-        self._run_pass(current, on_rows)
-        out = {}
-        for part, futures in current.tops().items():
-            future = self.client.submit(
-                task_merge, futures, key=self.key(stage, "merge", 0, f"{part}-root"), pure=False
-            )
-            out[part] = split_vector(stage, part, self.result(future))[0]
-        current.release()
+        self._save_stage(stage)
+        self.watch.begin()
+        try:
+            sums = self._collected(stage, on_rows)
+        finally:
+            self.watch.end()
         self.store.drop_nodes()
-        return out
+        return sums
 
-    def _run_pass(self, current: DaskPass, on_rows: OnRows) -> None:
-        stage, done = current.stage, current.rows_kept
-        on_rows(done, stage.rows)
+    def _collected(self, stage: Stage, on_rows: OnRows) -> dict[str, Stats]:
+        current = self._complete(self._pass(stage, 0, learns=False), on_rows)
+        try:
+            return self._sums(current)
+        finally:
+            current.release()
 
-        def finish(span: Span, future: Any) -> None:
-            nonlocal done
-            a, b = stage.grids[span.part].node_rows(span.level, span.index)
-            done += b - a
-            on_rows(done, stage.rows)
-
-        current.run(finish, self._next_ended, self._raise)
+    def _sums(self, current: DaskPass) -> dict[str, Stats]:
+        graph, stage = Graph(), current.stage
+        keys = {part: current.key("merge", f"{part}-root") for part in current.tops}
+        for part, nodes in current.tops.items():
+            graph.add(keys[part], task_merge, [graph.ref(node) for node in nodes])
+        futures = graph.send(self.client, keys.values())
+        return {part: split_vector(stage, part, self.result(futures[key]))[0] for part, key in keys.items()}
 
     def run_map(self, task: Any, on_rows: OnRows) -> None:
         """Shards of a map as tasks."""
         self.refresh()
-        name = f"map-{task.name}-{self.token}"
-        self.store.save_result(
-            name, {"row_map": task.row_map, "task": task.to_json(), "classes": task.classes}
-        )
-        missing = task.missing()
-        done = task.rows_done(missing)
-        on_rows(done, task.rows)
-
-        def submit(shard: int, worker: str) -> Any:
-            return self.client.submit(
-                task_map,
-                self.store.ref,
-                name,
-                shard,
-                workers=[worker],
-                allow_other_workers=True,
-                key=f"{task.name}-s{shard:04d}-{self.token}-{uuid.uuid4().hex[:4]}",
-                pure=False,
-            )
-
-        def finish(shard: int, future: Any) -> None:
-            nonlocal done
-            a, b = task.writer.shard_bounds(shard)
-            done += b - a
-            on_rows(done, task.rows)
-
-        self._run_windowed(missing, submit, finish)
+        try:
+            run_map(self, task, on_rows)
+        finally:
+            self.watch.end()
 
     def save_lazy(self, dataset: Any, url: str, on_rows: OnRows) -> Any:
         """Write the rows of a dask array by its own tasks: each shard is computed and written on a worker.
@@ -214,87 +349,14 @@ class DaskExecutor:
         -------
         Dataset
         """
-        from scalelatent.data import create_dataset
+        try:
+            return save_lazy(self, dataset, url, on_rows)
+        finally:
+            self.watch.end()
 
-        classes = dataset.classes
-        text = classes is not None and classes.dtype.kind == "U"
-        writer = create_dataset(
-            url,
-            len(dataset),
-            dataset.feature_shape,
-            dataset.dtype,
-            y_dtype=None if classes is None or text else classes.dtype,
-            classes=classes,
-            weighted=dataset.has_weight,
-        )
-        done = 0
+    # -- results and errors ----------------------------------------------------------------------------------
 
-        def submit(shard: int, worker: str) -> Any:
-            a, b = writer.shard_bounds(shard)
-            x, y = dataset.lazy(a, b)
-            rows = self.client.compute(x)
-            labels = self.client.compute(y) if hasattr(y, "dask") else y
-            weight = dataset.read_weight(a, b) if dataset.has_weight else None
-            key = f"write_rows-s{shard:04d}-{self.token}-{uuid.uuid4().hex[:4]}"
-            return self.client.submit(task_write_rows, url, shard, rows, labels, weight, key=key, pure=False)
-
-        def finish(shard: int, future: Any) -> None:
-            nonlocal done
-            a, b = writer.shard_bounds(shard)
-            done += b - a
-            on_rows(done, len(dataset))
-
-        self._run_windowed(range(writer.n_shards), submit, finish)
-        return writer.finalize()
-
-    def _run_windowed(
-        self, items: Sequence[Any], submit: Callable[[Any, str], Any], finish: Callable[[Any, Any], None]
-    ) -> None:
-        """Keep a few items on every worker until all are done. Errors of tasks are raised here."""
-        Window(self.threads, items, submit).run(finish, self._next_ended, self._raise)
-
-    def _next_ended(
-        self,
-        ended: queue.SimpleQueue[Any],
-        pending: dict[Any, Any],
-        check: Callable[[], None] | None = None,
-    ) -> Any:
-        begin = time.monotonic()
-        while True:
-            try:
-                return ended.get(timeout=_POLL_SECONDS)
-            except queue.Empty:
-                if check is not None:
-                    check()
-                if time.monotonic() - begin < STALL_SECONDS:
-                    continue
-            threads, begin = self._threads(), time.monotonic()
-            if not threads:
-                self._no_workers(f"{len(pending)} spans")
-
-    def _no_workers(self, what: str) -> NoReturn:
-        raise RunError(
-            f"no workers are left on {self.client.scheduler.address} and none came in {STALL_SECONDS:.0f} s; "
-            f"waiting for {what}. Start workers, then resume the run: finished passes are kept"
-        )
-
-    def wait_for_workers(self) -> dict[str, int]:
-        """Threads of each worker that is there now; waits a while for one.
-
-        Raises
-        ------
-        RunError
-            None came.
-        """
-        begin = time.monotonic()
-        while not (threads := self._threads()):
-            if time.monotonic() - begin > STALL_SECONDS:
-                self._no_workers("the next step")
-            time.sleep(_POLL_SECONDS)
-        self.threads, self._looked = threads, time.monotonic()
-        return threads
-
-    def result(self, future: Any, check: Callable[[], None] | None = None) -> Any:
+    def result(self, future: Any, check: Any = None) -> Any:
         """The result of a task, waited for as long as there are workers.
 
         Parameters
@@ -307,44 +369,54 @@ class DaskExecutor:
         RunError
             The task was lost, or no workers are left.
         """
-        ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        future.add_done_callback(ended.put)
-        self._next_ended(ended, {future: None}, check)
-        if future.status != "finished":
-            self._raise(future)
-        return future.result()
+        ended, begin, looked = threading.Event(), time.monotonic(), time.monotonic()
+        while True:
+            ended.clear()
+            future.add_done_callback(lambda _: ended.set())
+            while not ended.wait(_WAIT_SECONDS):
+                self.callbacks.on_wait()
+                if not self.link.connected:
+                    raise self.link.lost(f"task {future.key} was waited for", self.client.status)
+                if check is not None:
+                    check()
+                if time.monotonic() - looked > _LOOK_SECONDS:
+                    looked = time.monotonic()
+                    begin = looked if self.look_at_workers() else begin
+                    if looked - begin > STALL_SECONDS:
+                        self.no_workers(f"task {future.key}")
+            if future.status in ("pending", "lost"):  # its only copy was lost: it is computed again
+                continue
+            if future.status != "finished":
+                raise self.error_of(future) from None
+            try:
+                return self.link.call(f"the result of {future.key} was fetched", future.result, CALL_SECONDS)
+            except RunError:
+                if future.status == "finished":
+                    raise
 
-    def _raise(self, future: Any) -> None:
+    def error_of(self, future: Any, current: Work | None = None) -> Exception:
+        """What to raise for a task that failed or was cancelled."""
         from concurrent.futures import CancelledError
 
         from distributed import KilledWorker
 
+        if future.status in ("cancelled", "lost", "pending"):
+            return self.link.lost(f"task {future.key} was waited for", f"the task was {future.status}")
         try:
             error = future.exception(timeout=30)
-        except (CancelledError, TimeoutError) as cancelled:  # a cancelled future has no exception of its own
-            raise RunError(
-                f"task {future.key} was cancelled ({cancelled}): the scheduler was lost or restarted; "
-                "resume the run"
-            ) from cancelled
+        except (CancelledError, TimeoutError, OSError, AttributeError) as cancelled:
+            return self.link.lost(f"the error of task {future.key} was fetched", cancelled)
         if isinstance(error, KilledWorker):
-            raise RunError(
-                f"task {future.key} was running when {error.last_worker.address} died, and so on "
-                f"{error.allowed_failures + 1} workers: most often memory. Give workers more memory or fewer "
-                "threads ([cluster] memory_limit, threads), then resume the run; or start anew in another "
-                "folder with a lower [engine] block_rows"
-            ) from None
+            words = self.watch.killed(current, str(error.task), error.last_worker.address)
+            return RunError(
+                f"{words}. Most often that is memory: give workers more of it (`dask worker --memory-limit`, "
+                "[cluster] memory_limit) or fewer threads each; if it is always the same rows, look at their "
+                "shard files (`scalelatent data info --verify`). Then resume the run: finished spans are kept"
+            )
         if isinstance(error, (ScalelatentError, FloatingPointError)):
             # A fresh one: the future's own keeps the frames of this pass alive, and with them its futures.
-            raise type(error)(*error.args) from None
-        raise RunError(
+            return type(error)(*error.args)
+        return RunError(
             f"task {future.key} failed: {type(error).__name__}: {error}; finished passes are kept, resume "
             "the run"
-        ) from None
-
-    def key(self, stage: Stage, role: str | None, iteration: int, suffix: str = "") -> str:
-        """Name of a task of a pass."""
-        # Beside the spans, ``capsule_estep``, stand ``capsule_params``, ``capsule_mstep``, … Other stages
-        # keep their whole name: a key that was used before would bring back the old result.
-        model = stage.name.split("_")[0] if stage.name.endswith("_estep") else stage.name
-        name = f"{model}_{role}" if role else stage.name
-        return f"{name}-it{iteration + 1:04d}{'-' + suffix if suffix else ''}-{self.token}"
+        )

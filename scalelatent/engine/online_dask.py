@@ -100,6 +100,7 @@ class DaskSteps:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self._executor.end()  # validation may have begun a pass behind its last one
         self._store.drop_result(self._record)
         args, client = (self._store.ref, self._stage.name, self._token), self._executor.client
         # What does not hear of it lets go by itself, later.

@@ -132,4 +132,4 @@ def task_end_epoch(ref: Ref, name: str, token: str, before: Place, place: Place)
 def end_site(ref: Ref, name: str, token: str) -> None:
     """Run on each worker when the fit is over."""
     sites.end(ref, name, token)
-    _recent.forget(ref)
+    _recent.forget(ref[:2])

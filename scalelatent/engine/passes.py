@@ -8,7 +8,6 @@ the engine's own counters.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from scalelatent.data.grid import FAN_IN, RowGrid
 from scalelatent.models.base import Reduction, Stats
 
 from .cache import PieceCache
-from .reading import Meter, Reader, iter_blocks, naming
+from .reading import Meter, Reader, StopFlag, iter_blocks, naming
 
 COUNTERS = 2  # rows done, bytes read: appended to every vector
 # Kernels take a block strip by strip, so its size is not a cache's: what counts is that threads, which hand
@@ -208,7 +207,7 @@ class PassContext:
             for part, dataset in stage.datasets.items()
         }
 
-    def run_span(self, span: Span, stop_event: threading.Event) -> np.ndarray:
+    def run_span(self, span: Span, stop_event: StopFlag) -> np.ndarray:
         """Read, compute and reduce one span: the statistic of its node, then the counters.
 
         Raises

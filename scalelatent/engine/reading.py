@@ -12,11 +12,12 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -57,6 +58,14 @@ def naming(dataset: Any) -> Iterator[None]:
 
 class Stopped(Exception):
     """The pass was called off."""
+
+
+class StopFlag(Protocol):
+    """Tells that work is to stop: an Event of the threads of a pass, or what stands for one in a task."""
+
+    def is_set(self) -> bool:
+        """Asked before each block, and while rows are waited for."""
+        ...
 
 
 @dataclass
@@ -130,7 +139,7 @@ class Reader:
 
 
 def iter_blocks(
-    reader: Reader, blocks: list[tuple[int, int]], stop_event: threading.Event
+    reader: Reader, blocks: list[tuple[int, int]], stop_event: StopFlag
 ) -> Generator[Block, None, None]:
     """The blocks of a run of rows, in order.
 
@@ -139,7 +148,7 @@ def iter_blocks(
     reader : Reader
     blocks : list of (start, stop)
         Adjacent.
-    stop_event : threading.Event
+    stop_event : StopFlag
         Set to call the pass off: the iterator raises :class:`Stopped` at the next block.
     """
     if not blocks:
@@ -149,12 +158,16 @@ def iter_blocks(
     at_once = ((piece, reader.read(*piece)) for piece in pieces)
     several = getattr(reader.dataset, "reads_at_once", 1) > 1
     ahead = _read_several if several else _read_ahead
-    source: Generator[Any, None, None] = at_once if at_hand else ahead(reader, pieces)
+    source: Generator[Any, None, None] = at_once if at_hand else ahead(reader, pieces, stop_event)
+    # A task tells its driver that it gets on; threads of one process need not.
+    moved = getattr(stop_event, "moved", None)
     try:
         held: list[tuple[tuple[int, int], Piece]] = []
         for start, stop in blocks:
             if stop_event.is_set():
                 raise Stopped
+            if moved is not None:
+                moved()
             while not held or held[-1][0][1] < stop:
                 held.append(next(source))
             held = [entry for entry in held if entry[0][1] > start]
@@ -179,7 +192,9 @@ def _cut(held: list[Any], column: int, start: int, stop: int) -> Any:
     return CsrRows.concatenate(parts) if isinstance(parts[0], CsrRows) else np.concatenate(parts)
 
 
-def _read_ahead(reader: Reader, pieces: list[tuple[int, int]]) -> Generator[Any, None, None]:
+def _read_ahead(
+    reader: Reader, pieces: list[tuple[int, int]], stop_event: StopFlag
+) -> Generator[Any, None, None]:
     """Read by a thread, at most ``AHEAD`` pieces in front of the consumer."""
     ready: queue.Queue[Any] = queue.Queue(maxsize=AHEAD)
     closed = threading.Event()
@@ -206,17 +221,39 @@ def _read_ahead(reader: Reader, pieces: list[tuple[int, int]]) -> Generator[Any,
     try:
         for _ in pieces:
             begin = time.perf_counter()
-            piece, rows, error = ready.get()
+            piece, rows, error = _got(lambda: ready.get(timeout=_POLL_SECONDS), queue.Empty, stop_event)
             reader.meter.wait_seconds += time.perf_counter() - begin
             if error is not None:
                 raise error
             yield piece, rows
     finally:
         closed.set()
-        thread.join()
+        # Where the pass is called off, a read that hangs is left behind: it holds nobody up.
+        thread.join(timeout=1.0 if stop_event.is_set() else None)
 
 
-def _read_several(reader: Reader, pieces: list[tuple[int, int]]) -> Generator[Any, None, None]:
+def _got(get: Callable[[], Any], not_yet: type[Exception], stop_event: StopFlag) -> Any:
+    """What ``get`` brings, asked for until it is there or the pass is called off."""
+    while True:
+        try:
+            return get()
+        except not_yet:
+            if stop_event.is_set():
+                raise Stopped from None
+
+
+class _NotYet(Exception):
+    """A read is not done."""
+
+
+def _done(future: Any) -> None:
+    if not wait([future], timeout=_POLL_SECONDS).done:
+        raise _NotYet
+
+
+def _read_several(
+    reader: Reader, pieces: list[tuple[int, int]], stop_event: StopFlag
+) -> Generator[Any, None, None]:
     """Read by several threads, each waiting for a network; the pieces come in order, and as many are held."""
     at_once = reader.dataset.reads_at_once
     waiting: deque[tuple[tuple[int, int], Any]] = deque()
@@ -228,6 +265,8 @@ def _read_several(reader: Reader, pieces: list[tuple[int, int]]) -> Generator[An
         while waiting:
             piece, future = waiting.popleft()
             begin = time.perf_counter()
+            # Asked whether it is done: a TimeoutError may also be what the read itself came to.
+            _got(partial(_done, future), _NotYet, stop_event)
             rows = future.result()
             reader.meter.wait_seconds += time.perf_counter() - begin
             for following in itertools.islice(rest, 1):

@@ -137,7 +137,7 @@ class FitSession:
 
         seconds = self.options.get("checkpoint_seconds", 30.0)
         if self.store is None:
-            self.executor: Any = InProcessExecutor(self.n_jobs)
+            self.executor: Any = InProcessExecutor(self.n_jobs, callbacks=self.callbacks)
             return resolve_seed(random_state)
         fixed = isinstance(random_state, (int, np.integer))
         kept = self.store.identity() if self.resume and not fixed else None
@@ -149,9 +149,9 @@ class FitSession:
         identity |= {f"{name} data": ds.fingerprint() for name, ds in datasets.items()}
         self.store.claim(identity, self.resume)
         if self.client is None:
-            self.executor = InProcessExecutor(self.n_jobs, self.store, seconds)
+            self.executor = InProcessExecutor(self.n_jobs, self.store, seconds, callbacks=self.callbacks)
         else:
-            self.executor = DaskExecutor(self.client, self.store, seconds)
+            self.executor = DaskExecutor(self.client, self.store, seconds, self.callbacks)
         return seed
 
     def announce(self, train: Dataset, **more: Any) -> None:

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalelatent.engine import inprocess, loop
+from scalelatent.engine import loop, spans
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.callbacks import Callback, Callbacks
-from scalelatent.engine.inprocess import InProcessExecutor, worth_saving
+from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.loop import LoopResult, fit_batches
 from scalelatent.engine.passes import PassContext, Span
+from scalelatent.engine.spans import worth_saving
 from scalelatent.engine.store import EngineStore
 from scalelatent.errors import ScalelatentError
 from tests.helpers import InterruptAt
@@ -85,7 +86,7 @@ def test_interrupt_after_every_single_span(
 ) -> None:
     monkeypatch.setattr(loop, "Progress", Often)
     # Ten leaves and three, so at least one task a leaf: cut small so that a pass has many spans.
-    monkeypatch.setattr(inprocess, "spans_of", _leaf_spans)
+    monkeypatch.setattr(spans, "spans_of", _leaf_spans)
     _fit(toy, tmp_path / "count")
     total = len(computed)
     assert total == PASSES * 13
@@ -111,7 +112,7 @@ def test_interrupt_with_threads_and_another_number_of_them(
     toy: Toy, whole: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
     monkeypatch.setattr(loop, "Progress", Often)
-    monkeypatch.setattr(inprocess, "spans_of", _leaf_spans)
+    monkeypatch.setattr(spans, "spans_of", _leaf_spans)
     for after in range(1, 40, 5):
         with pytest.raises(KeyboardInterrupt):
             _fit(toy, tmp_path / str(after), InterruptAt(after, "progress"), jobs)
@@ -124,7 +125,7 @@ def test_finished_spans_of_another_level_are_used_or_done_again(
 ) -> None:
     """A resume with another number of workers would cut other spans: what is kept decides."""
     monkeypatch.setattr(loop, "Progress", Often)
-    monkeypatch.setattr(inprocess, "spans_of", _leaf_spans)
+    monkeypatch.setattr(spans, "spans_of", _leaf_spans)
     with pytest.raises(KeyboardInterrupt):
         _fit(toy, tmp_path, InterruptAt(6, "progress"))
     monkeypatch.undo()
@@ -136,7 +137,7 @@ def test_a_torn_span_is_computed_again(
     toy: Toy, whole: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, computed: list[Span]
 ) -> None:
     monkeypatch.setattr(loop, "Progress", Often)
-    monkeypatch.setattr(inprocess, "spans_of", _leaf_spans)
+    monkeypatch.setattr(spans, "spans_of", _leaf_spans)
     with pytest.raises(KeyboardInterrupt):
         _fit(toy, tmp_path, InterruptAt(6, "progress"))
     for i, path in enumerate(sorted(tmp_path.glob("node-*"))[:3]):
@@ -192,6 +193,27 @@ def test_damaged_folder_after_an_interrupt(toy: Toy, whole: np.ndarray, tmp_path
         "resumed"
     ]
     assert [r["pass"] for r in result.history] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("lines", [0, 1, 2])
+def test_no_pass_is_missing_from_the_history(toy: Toy, whole: np.ndarray, tmp_path: Path, lines: int) -> None:
+    """A cluster goes on while its driver is killed: up to two states have no line."""
+
+    class Stop(Callback):
+        def on_pass_end(self, record: dict[str, Any]) -> None:
+            if record["pass"] == 2:
+                raise KeyboardInterrupt
+
+    undisturbed = _fit(toy, tmp_path / "whole").history
+    with pytest.raises(KeyboardInterrupt):
+        _fit(toy, tmp_path / "run", Stop())
+    path = tmp_path / "run" / "history-toy_estep.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+    result = _fit(toy, tmp_path / "run")
+    assert [(r["pass"], r["objective"], r["rows"]) for r in result.history] == [
+        (r["pass"], r["objective"], r["rows"]) for r in undisturbed
+    ]
+    np.testing.assert_array_equal(result.state["trail"], whole)
 
 
 # -- the disk fails, or the process is killed, at every single write -----------------------------------------

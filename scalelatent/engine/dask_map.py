@@ -1,0 +1,141 @@
+"""Maps on a cluster: shards of an output, each written by one task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from .dask_tasks import task_map, task_write_rows
+from .executor import OnRows
+from .graph import Graph
+from .window import Batch, Window
+from .work import Work
+
+if TYPE_CHECKING:
+    from .on_dask import DaskExecutor
+
+# Adds the task of a shard to a graph: graph, key, shard, worker.
+AddShard = Callable[[Graph, str, int, str], None]
+
+
+class Shards(Work):
+    """Shards of an output that are missing.
+
+    Parameters
+    ----------
+    executor : DaskExecutor
+    name : str
+    writer : DatasetWriter
+        Of the output.
+    rows : int
+    add : callable
+        See :data:`AddShard`.
+    others : bool
+        Tasks of other people belong to it: those of a dask array.
+    """
+
+    def __init__(
+        self, executor: DaskExecutor, name: str, writer: Any, rows: int, add: AddShard, others: bool = False
+    ) -> None:
+        super().__init__(name, 0, executor.next_token(), rows)
+        self._client, self._watch = executor.client, executor.watch
+        self._writer, self._add, self._others = writer, add, others
+        missing = [shard for shard in range(writer.n_shards) if not writer.is_done(shard)]
+        self.rows_done = rows - sum(map(self.item_rows, missing))
+        self.window = Window(executor.threads, missing, self._send)
+
+    def _send(self, batch: Batch, last: bool) -> dict[int, Any]:
+        graph = Graph()
+        keys = {shard: f"{self.name}-s{shard:04d}-{self.token}" for shard, _ in batch}
+        for shard, worker in batch:
+            self._add(graph, keys[shard], shard, worker)
+            self.items[keys[shard]] = shard
+        only = () if self._others else self._watch.only
+        futures = graph.send(self._client, keys.values(), only)
+        return {shard: futures[key] for shard, key in keys.items()}
+
+    def item_rows(self, item: int) -> int:
+        """Rows of a shard."""
+        a, b = self._writer.shard_bounds(item)
+        return int(b - a)
+
+    def mine(self, key: str) -> bool:
+        """Whether a task belongs to the map."""
+        return self._others or super().mine(key)
+
+    def about(self, item: int) -> dict[str, Any]:
+        """A shard in the words of the event log."""
+        return {"part": "output", "span": item}
+
+
+def run_map(executor: DaskExecutor, task: Any, on_rows: OnRows) -> None:
+    """Shards of a map as tasks."""
+    name = f"map-{task.name}-{executor.next_token()}"
+    ref = executor.store.ref
+
+    def add(graph: Graph, key: str, shard: int, worker: str) -> None:
+        graph.add(key, task_map, ref, name, shard, executor.fit, worker=worker)
+
+    tree = {"row_map": task.row_map, "task": task.to_json(), "classes": task.classes}
+    with _kept_while(executor, f"result-{name}.rec", tree):
+        executor.run(lambda: Shards(executor, task.name, task.writer, task.rows, add), on_rows)
+
+
+def save_lazy(executor: DaskExecutor, dataset: Any, url: str, on_rows: OnRows) -> Any:
+    """Write the rows of a dask array by its own tasks: each shard is computed and written on a worker.
+
+    Labels and weights that are no dask arrays reach the workers through the run folder.
+
+    Returns
+    -------
+    Dataset
+    """
+    from scalelatent.data import create_dataset
+
+    classes = dataset.classes
+    text = classes is not None and classes.dtype.kind == "U"
+    writer = create_dataset(
+        url,
+        len(dataset),
+        dataset.feature_shape,
+        dataset.dtype,
+        y_dtype=None if classes is None or text else classes.dtype,
+        classes=classes,
+        weighted=dataset.has_weight,
+    )
+    name = f"rows-{executor.next_token()}"
+    ref, written = executor.store.ref, set[str]()
+
+    def add(graph: Graph, key: str, shard: int, worker: str) -> None:
+        a, b = writer.shard_bounds(shard)
+        x, y = dataset.lazy(a, b)
+        lazy = hasattr(y, "dask")
+        given = {} if lazy or y is None else {"y": y}
+        if dataset.has_weight:
+            given["weight"] = dataset.read_weight(a, b)
+        beside = f"{name}-{shard:06d}.rec" if given else None
+        if beside is not None:
+            executor.store.write(beside, given, durable=False)
+            written.add(beside)
+        rows = graph.hold(executor.client.compute(x, optimize_graph=True))
+        labels = graph.hold(executor.client.compute(y)) if lazy else None
+        # Where most of its rows lie, not where the window would have it.
+        graph.add(key, task_write_rows, ref, url, shard, rows, labels, beside)
+
+    try:
+        executor.run(lambda: Shards(executor, "write_rows", writer, len(dataset), add, others=True), on_rows)
+    finally:
+        for record in written:
+            executor.store.remove(record)
+    return writer.finalize()
+
+
+@contextmanager
+def _kept_while(executor: DaskExecutor, record: str, tree: Any) -> Iterator[None]:
+    """A record in the run folder as long as tasks need it."""
+    executor.store.write(record, tree)
+    try:
+        yield
+    finally:
+        executor.store.remove(record)

@@ -1,0 +1,92 @@
+"""Tasks that go to the scheduler in one message, each with its own worker and priority.
+
+``Client.submit`` sends a message a task, and the scheduler spends more on taking each apart than on the task
+itself: a pass of ten tasks costs a third of the processor time when it comes as one graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from dask._task_spec import Task, TaskRef
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+
+
+class Graph:
+    """Tasks by key; what one needs of another is named by :meth:`ref`.
+
+    Examples
+    --------
+    >>> graph = Graph()
+    >>> graph.add("one", int, "1", worker="tcp://10.0.0.1:40000", priority=5)
+    >>> graph.add("sum", sum, [graph.ref("one"), graph.ref("one")])
+    >>> sorted(graph.tasks), graph.workers, graph.priorities
+    (['one', 'sum'], {'one': ['tcp://10.0.0.1:40000']}, {'one': 5})
+    """
+
+    def __init__(self) -> None:
+        self.tasks: dict[str, Task] = {}
+        self.workers: dict[str, list[str]] = {}
+        self.priorities: dict[str, int] = {}
+        self._held: list[Any] = []
+
+    def hold(self, future: Any) -> TaskRef:
+        """The ref of a future that nobody else keeps until the graph is sent."""
+        self._held.append(future)
+        return self.ref(future)
+
+    @staticmethod
+    def ref(key: Any) -> TaskRef:
+        """Stands for the result of a task, of this graph or of a future, among the arguments of another."""
+        return TaskRef(getattr(key, "key", key))
+
+    def add(
+        self,
+        key: str,
+        function: Callable[..., Any],
+        *args: Any,
+        worker: str | None = None,
+        priority: int = 0,
+    ) -> None:
+        """Add a task; results of others among its arguments are refs, alone or in a list."""
+        self.tasks[key] = Task(key, function, *(_parsed(arg) for arg in args))
+        if worker is not None:
+            self.workers[key] = [worker]
+        if priority:
+            self.priorities[key] = priority
+
+    def send(self, client: Any, wanted: Iterable[str], only: Sequence[str] = ()) -> dict[str, Any]:
+        """Send all tasks.
+
+        Parameters
+        ----------
+        client : distributed.Client
+        wanted : iterable of str
+            Keys whose results are kept as long as their futures.
+        only : sequence of str
+            The only workers that may have these tasks. Else any takes a task where its worker is gone.
+
+        Returns
+        -------
+        dict
+            Key -> Future.
+        """
+        keys = list(wanted)
+        # Functions of the key, since a layer has one value for all its tasks, or a function.
+        workers = {**{key: list(only) for key in self.tasks}, **self.workers} if only else self.workers
+        notes: dict[str, Any] = {"workers": workers.get, "priority": self.priorities.get}
+        if not only:
+            notes["allow_other_workers"] = True
+        layer = MaterializedLayer(self.tasks, annotations=notes)
+        name = next(iter(self.tasks))
+        graph = HighLevelGraph({name: layer}, {name: set()})
+        return dict(zip(keys, client.get(graph, keys, sync=False, fifo_timeout="100ms"), strict=True))
+
+
+def _parsed(value: Any) -> Any:
+    from dask._task_spec import List
+
+    if isinstance(value, list) and any(isinstance(item, (TaskRef, list)) for item in value):
+        return List(*(_parsed(item) for item in value))
+    return value

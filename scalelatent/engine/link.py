@@ -1,0 +1,161 @@
+"""The client of a cluster, with bounded waits, and errors that say what to do.
+
+Everything that a driver asks of a scheduler goes through here, so that a scheduler that is gone, or a client
+that was closed, is told as such, wherever it is noticed first.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from scalelatent.errors import RunError, ScalelatentError
+
+CALL_SECONDS = 60.0
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Member:
+    """A worker of the cluster.
+
+    Attributes
+    ----------
+    threads : int
+    running : bool
+        False where it is paused (memory) or on its way out: it gets no tasks.
+    name, host : str
+    memory, memory_limit : int
+        Bytes: of the process at its last heartbeat, and what it may use (0: no limit).
+    """
+
+    threads: int
+    running: bool
+    name: str
+    host: str
+    memory: int
+    memory_limit: int
+
+
+class Link:
+    """Calls to a scheduler.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    """
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+
+    @property
+    def address(self) -> str:
+        """Address of the scheduler."""
+        scheduler = getattr(self.client, "scheduler", None)
+        return str(scheduler.address if scheduler is not None else "(closed)")
+
+    def call(self, what: str, function: Callable[..., T], *args: Any, **options: Any) -> T:
+        """Call something of the client.
+
+        Raises
+        ------
+        RunError
+            The scheduler does not answer, or the client is closed.
+        """
+        try:
+            return function(*args, **options)
+        except ScalelatentError:
+            raise
+        # AttributeError and RuntimeError are what closed clients and their loops come up with.
+        except (OSError, TimeoutError, CancelledError, AttributeError, RuntimeError) as error:
+            raise self.lost(what, error) from error
+
+    def lost(self, what: str, error: BaseException | str) -> RunError:
+        """The error for a scheduler that cannot be reached."""
+        status = getattr(self.client, "status", "closed")
+        word = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else error
+        if status == "closed":
+            return RunError(
+                f"the client of the scheduler {self.address} was closed while {what} ({word}): connect "
+                "again, then resume the run; finished passes are kept"
+            )
+        return RunError(
+            f"the scheduler {self.address} was lost while {what} ({word}): start it and its workers again, "
+            "or name another one, then resume the run; finished passes are kept"
+        )
+
+    @property
+    def connected(self) -> bool:
+        """Whether the client has a scheduler."""
+        return bool(getattr(self.client, "status", "closed") == "running")
+
+    def threads(self) -> dict[str, int]:
+        """Address of each worker -> its threads."""
+        client = self.client
+        found = self.call(
+            "its workers were counted",
+            lambda: client.sync(client.scheduler.ncores, workers=None, callback_timeout=CALL_SECONDS),
+        )
+        return dict(sorted(found.items()))
+
+    def processing(self) -> dict[str, list[str]]:
+        """Address of each worker -> keys of the tasks that it has."""
+        client = self.client
+        found = self.call(
+            "its tasks were looked at",
+            lambda: client.sync(client.scheduler.processing, workers=None, callback_timeout=CALL_SECONDS),
+        )
+        return {address: [str(key) for key in keys] for address, keys in found.items()}
+
+    def members(self) -> dict[str, Member]:
+        """Address of each worker -> what the scheduler knows of it."""
+        client = self.client
+        found = self.call(
+            "its workers were looked at",
+            lambda: client.sync(client.scheduler.identity, n_workers=-1, callback_timeout=CALL_SECONDS),
+        )
+        return {address: _member(info) for address, info in sorted(found["workers"].items())}
+
+    def ask_workers(self, what: str, function: Callable[..., T], *args: Any) -> dict[str, T]:
+        """Run a function on every worker, beside its tasks; address -> answer.
+
+        Raises
+        ------
+        RunError
+            Not all have answered within a minute.
+        """
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                answers.put((self.call(what, self.client.run, function, *args), None))
+            except BaseException as error:  # noqa: BLE001  raised in the calling thread
+                answers.put((None, error))
+
+        threading.Thread(target=ask, name="scalelatent-ask", daemon=True).start()
+        try:
+            found, error = answers.get(timeout=CALL_SECONDS)
+        except queue.Empty:
+            raise RunError(
+                f"not all workers of {self.address} answered within {CALL_SECONDS:.0f} s while {what}: one "
+                "of them hangs or is frozen; the dashboard's page of workers tells the one whose last "
+                "heartbeat is old. Restart it, then start again"
+            ) from None
+        if error is not None:
+            raise error
+        return dict(found)
+
+
+def _member(info: dict[str, Any]) -> Member:
+    return Member(
+        threads=int(info.get("nthreads", 1)),
+        running=info.get("status", "running") == "running",
+        name=str(info.get("name", "")),
+        host=str(info.get("host", "")),
+        memory=int(info.get("metrics", {}).get("memory", 0)),
+        memory_limit=int(info.get("memory_limit") or 0),
+    )

@@ -1,0 +1,100 @@
+"""What the scheduler tells a driver by itself: workers that come and go, and passes that are done.
+
+Dask's structured events travel in the stream that the client has open anyway, in one packet with whatever
+else there is to tell. A task that tells its result by one saves the round trips by which it would be fetched.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import weakref
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+# Events of the jobs' own news, for the dashboard page (see scalelatent.monitor).
+TOPIC = "scalelatent"
+# The scheduler keeps the last events of each topic it ever heard of, so passes share a few.
+_PASS_TOPICS = 8
+
+Handler = Callable[[Any], None]
+
+
+def pass_topic(token: str) -> str:
+    """Topic by which the passes of a fit are told to its driver.
+
+    Examples
+    --------
+    >>> pass_topic("a1b2c3") == pass_topic("a1b2c3")
+    True
+    """
+    return f"{TOPIC}-pass-{zlib.crc32(token.encode()) % _PASS_TOPICS}"
+
+
+def as_message(value: Any) -> str | None:
+    """A value as text, or None where it would not come back as it is.
+
+    Examples
+    --------
+    >>> as_message({"objective": 0.1, "pass": 3}), as_message({"pass": (1, 2)})
+    ('{"objective": 0.1, "pass": 3}', None)
+    """
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):
+        return None
+    return text if json.loads(text) == value else None
+
+
+class Listener:
+    """Topics of one client, each for any number of fits.
+
+    A client has one handler a topic; two fits with one client share it.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = weakref.proxy(client)
+        self._handlers: dict[str, list[Handler]] = {}
+        self._others: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def add(self, topic: str, handler: Handler) -> None:
+        """Call ``handler`` with each message, in the client's thread."""
+        with self._lock:
+            handlers = self._handlers.setdefault(topic, [])
+            if not handlers:
+                if topic not in self._others:
+                    # A user's own handler of the topic goes on hearing.
+                    self._others[topic] = getattr(self._client, "_event_handlers", {}).get(topic)
+                self._client.subscribe_topic(topic, self._spread(topic))
+            handlers.append(handler)
+
+    def remove(self, topic: str, handler: Handler) -> None:
+        """Call it no more."""
+        with self._lock:
+            handlers = self._handlers[topic]
+            handlers.remove(handler)
+            if not handlers and self._others[topic] is None and self._client.status == "running":
+                self._client.unsubscribe_topic(topic)
+
+    def _spread(self, topic: str) -> Callable[[Any], Any]:
+        def spread(event: Any) -> Any:
+            for handler in tuple(self._handlers[topic]):
+                handler(event[1])
+            other = self._others[topic]
+            return other(event) if other is not None else None
+
+        return spread
+
+
+_listeners: weakref.WeakKeyDictionary[Any, Listener] = weakref.WeakKeyDictionary()
+_listeners_lock = threading.Lock()
+
+
+def listener(client: Any) -> Listener:
+    """The listener of a client."""
+    with _listeners_lock:
+        if client not in _listeners:
+            _listeners[client] = Listener(client)
+        return _listeners[client]

@@ -1,0 +1,263 @@
+"""Whether a pass on a cluster gets on: workers that come, go, hang, and tasks that nobody will ever take.
+
+Dask gives what a lost worker had to another one. Three things it does not see. Where all workers are gone for
+a moment, tasks bound to their addresses wait for those for ever. A task that hangs, or a worker that is
+frozen, holds its span. And a worker that was lost is nobody's news. All three are seen here, and the pass is
+begun anew where it cannot go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from .news import listener, pass_topic
+from .window import TaskEnded
+
+if TYPE_CHECKING:
+    from .link import Member
+    from .on_dask import DaskExecutor
+    from .work import Work
+
+MEMBERS_SECONDS = 5.0
+# A pass that does not move is looked at after so many seconds, then at twice the time, and so on.
+FIRST_LOOK, LAST_LOOK = 1.0, 30.0
+# Spans that compute say so every ten seconds (worker_side.BEAT_SECONDS). One that says nothing for this
+# long, and for so many times what spans take, hangs.
+HANG_SECONDS, HANG_TIMES = 60.0, 20.0
+# M-steps, merges and other people's tasks say nothing while they compute.
+SILENT_SECONDS = 3600.0
+# How long a worker on which a task hung gets no more of them.
+SHUN_SECONDS = 900.0
+
+
+class Again(Exception):
+    """The pass cannot go on as it is, and is to be begun anew."""
+
+
+class Watch:
+    """Looks after the passes of one executor.
+
+    Parameters
+    ----------
+    executor : DaskExecutor
+
+    Attributes
+    ----------
+    topic : str
+        Of the news of its tasks.
+    told : dict
+        (token, stage, passes done) -> what the M-step has told, as text.
+    """
+
+    def __init__(self, executor: DaskExecutor) -> None:
+        self._executor, self.topic = executor, pass_topic(executor.token)
+        self.told: dict[tuple[str, str, int], str] = {}
+        self.shunned: dict[str, float] = {}
+        # What was last known of each worker, and for each item the workers that died with it.
+        self.members: dict[str, Member] = {}
+        self.deaths: dict[tuple[str, int, Any], list[str]] = {}
+        self._members_at = 0.0
+        self._news: deque[dict[str, Any]] = deque()
+        self._listening = False
+        self._beat = self._started = self._moved = 0.0
+        self._look, self._missed = FIRST_LOOK, 0
+        self._alone_since: float | None = None
+
+    # -- listening -------------------------------------------------------------------------------------------
+
+    @property
+    def _topics(self) -> list[tuple[str, Any]]:
+        return [("all", self._hear_workers), (self.topic, self._hear_pass)]
+
+    def begin(self) -> None:
+        """Listen to the scheduler."""
+        if not self._listening:
+            self._listening = True
+            for topic, handler in self._topics:
+                self._executor.link.call(
+                    "its news were asked for", listener(self._executor.client).add, topic, handler
+                )
+
+    def end(self) -> None:
+        """Listen no more."""
+        if self._listening:
+            self._listening = False
+            for topic, handler in self._topics:
+                listener(self._executor.client).remove(topic, handler)
+            self._news.clear()
+            self.told.clear()
+
+    def _hear_workers(self, message: Any) -> None:
+        """In the client's thread."""
+        if message.get("action") in ("add-worker", "remove-worker"):
+            self._news.append(message)
+            self._executor.pulse.set()
+
+    def _hear_pass(self, message: Any) -> None:
+        """In the client's thread."""
+        if message["fit"] != self._executor.pass_token:
+            return
+        if "info" in message:
+            self.told[message["fit"], message["stage"], message["pass"]] = message["info"]
+            self._executor.pulse.set()
+        else:
+            self._beat = time.monotonic()
+
+    # -- looking ---------------------------------------------------------------------------------------------
+
+    def start(self, current: Work) -> None:
+        """A pass begins to be looked after."""
+        self._started = time.monotonic()
+        now = (current.name, current.number)
+        self.deaths = {key: who for key, who in self.deaths.items() if key[:2] == now}
+        self._reset()
+
+    def _reset(self) -> None:
+        self._moved, self._look, self._missed, self._alone_since = time.monotonic(), FIRST_LOOK, 0, None
+
+    def span_seconds(self, current: Work) -> float:
+        """Seconds that a thread needed for a span of a pass that has just ended."""
+        spent = time.monotonic() - self._started
+        return spent * self._executor.workers / max(len(current.items), 1)
+
+    def check(self, current: Work, moved: bool) -> None:
+        """See whether the pass gets on.
+
+        Raises
+        ------
+        Again
+            It does not, as it is.
+        RunError
+            The scheduler is lost, or no workers are left.
+        """
+        self._remember_members()
+        if self._news:
+            self._take_news(current)
+        if moved:
+            self._reset()
+        elif time.monotonic() - self._moved > self._look:
+            self._look = min(2 * self._look, LAST_LOOK)
+            self._look_closely(current)
+
+    def _remember_members(self) -> None:
+        now = time.monotonic()
+        # Two kB a worker: of a thousand not often.
+        if now - self._members_at > max(MEMBERS_SECONDS, 0.02 * len(self.members)):
+            self._members_at = now
+            found = self._executor.link.members()
+            # The lost ones of a while ago are still asked for, those of a week not.
+            self.members = {**(self.members if len(self.members) < 2 * len(found) + 100 else {}), **found}
+
+    def _take_news(self, current: Work) -> None:
+        while self._news:
+            message = self._news.popleft()
+            if message["action"] == "add-worker":
+                self._tell("worker_joined", worker=message["worker"])
+                continue
+            lost = [current.items[key] for key in message.get("processing-tasks", ()) if key in current.items]
+            expected = bool(message.get("expected", False))
+            for item in () if expected else lost:
+                self.deaths.setdefault((current.name, current.number, item), []).append(message["worker"])
+            self._tell("worker_lost", worker=message["worker"], expected=expected, spans=len(lost))
+            for item in lost:
+                self.redone(current, item, "its worker was lost", message["worker"])
+        threads = self._executor.look_at_workers()
+        if threads:
+            current.window.refresh(threads)
+            if current.following is not None:
+                current.following.window.refresh(threads)
+
+    def killed(self, current: Work | None, key: str, last: str) -> str:
+        """In words: what was being computed when workers died, where, and what they had of memory."""
+        item = None if current is None else current.items.get(key)
+        what, workers = f"task {key}", [last]
+        if current is not None and item is not None:
+            about = current.about(item)
+            rows = about.get("rows")
+            where = f" (rows {rows[0]}:{rows[1]} of the {about['part']} rows)" if rows else ""
+            what = f"span {about['span']}{where} of pass {current.number} of {current.name}"
+            workers = self.deaths.get((current.name, current.number, item), []) or workers
+        told = "; ".join(self._worker_words(address) for address in dict.fromkeys(workers))
+        return f"{what} was with {len(workers)} worker(s) when they died: {told}"
+
+    def _worker_words(self, address: str) -> str:
+        member = self.members.get(address)
+        if member is None:
+            return address
+        limit = f" of {member.memory_limit / 2**30:.1f} GiB" if member.memory_limit else ""
+        return f"{address} on {member.host}, {member.memory / 2**30:.2f} GiB{limit} in use when last heard of"
+
+    def redone(self, current: Work, item: Any, why: str, worker: str) -> None:
+        """Tell that a span is computed once more."""
+        about = {"stage": current.name, "pass": current.number, **current.about(item)}
+        self._tell("span_redone", **about, worker=worker, why=why)
+
+    def _tell(self, event: str, **more: Any) -> None:
+        self._executor.callbacks.on_event({"event": event, **more})
+
+    def _look_closely(self, current: Work) -> None:
+        link, now = self._executor.link, time.monotonic()
+        if not link.connected:
+            raise link.lost("a pass was waited for", str(getattr(self._executor.client, "status", "closed")))
+        busy = {
+            address: [key for key in keys if current.mine(key)] for address, keys in link.processing().items()
+        }
+        busy = {address: keys for address, keys in busy.items() if keys}
+        if busy:
+            self._missed, self._alone_since = 0, None
+            self._look_for_hangs(current, busy)
+        elif not self._executor.look_at_workers():
+            self._alone_since = self._alone_since or now
+            if now - self._alone_since > self._executor.stall_seconds:
+                self._executor.no_workers(f"{len(current.window.pending)} spans")
+        elif any(member.running for member in link.members().values()):
+            # Nobody has them and nobody is going to. Once may be chance: news on their way.
+            self._alone_since, self._missed, self._look = None, self._missed + 1, FIRST_LOOK
+            if self._missed >= 2:
+                raise Again("no worker takes its tasks: those that had them are gone")
+
+    def _look_for_hangs(self, current: Work, busy: dict[str, list[str]]) -> None:
+        quiet = time.monotonic() - max(self._moved, self._beat)
+        spans = {
+            address: [current.items[key] for key in keys if key in current.items]
+            for address, keys in busy.items()
+        }
+        spans = {address: there for address, there in spans.items() if there}
+        usual = self._executor.span_seconds(current.name) or 0.0
+        limit = max(HANG_SECONDS, HANG_TIMES * usual) if spans else SILENT_SECONDS
+        if quiet < limit:
+            self._look = min(self._look, max(limit - quiet, FIRST_LOOK))
+            return
+        for address, there in spans.items() if spans else ():
+            self.shunned[address] = time.monotonic()
+            for item in there:
+                self.redone(current, item, f"nothing was heard of it for {quiet:.0f} s", address)
+        raise Again(f"nothing was heard for {quiet:.0f} s of {', '.join(sorted(busy))}")
+
+    def trusted(self, threads: dict[str, int]) -> dict[str, int]:
+        """Workers but those on which a task hung not long ago; all, where those are all."""
+        now = time.monotonic()
+        self.shunned = {
+            address: since
+            for address, since in self.shunned.items()
+            if address in threads and now - since < SHUN_SECONDS
+        }
+        return {a: n for a, n in threads.items() if a not in self.shunned} or threads
+
+    @property
+    def only(self) -> list[str]:
+        """The workers that tasks are bound to where another one hangs: Dask takes that one for idle."""
+        return list(self._executor.threads) if self.shunned else []
+
+    def failed(self, current: Work, ended: TaskEnded) -> None:
+        """A task of the pass failed or was cancelled: begin anew where that helps.
+
+        Raises
+        ------
+        Again
+            It does.
+        """
+        if ended.future.status == "cancelled" and self._executor.link.connected:
+            raise Again(f"the scheduler has cancelled {ended.future.key}")

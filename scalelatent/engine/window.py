@@ -1,0 +1,178 @@
+"""A few items on every worker until all are done, handed out in batches: one message each."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Batch = list[tuple[Any, str]]
+
+WINDOW = 2
+# Short items are handed out in larger numbers, at most so many a thread: their sum keeps a worker busy for a
+# while, and the driver out of the way.
+DEEPEST, BUSY_SECONDS = 32, 2.0
+
+
+def depth_for(seconds: float | None, nbytes: int = 0) -> int:
+    """Items a thread has at once.
+
+    Parameters
+    ----------
+    seconds : float or None
+        What an item takes; None where that is not known yet.
+    nbytes : int
+        Of an item's result: so many of them stay below 64 MiB.
+
+    Examples
+    --------
+    >>> depth_for(None), depth_for(60.0), depth_for(0.1), depth_for(0.001), depth_for(0.001, 2**24)
+    (2, 2, 20, 32, 4)
+    """
+    wanted = WINDOW if seconds is None else int(BUSY_SECONDS / max(seconds, 1e-6))
+    room = 2**26 // nbytes if nbytes else DEEPEST
+    return max(WINDOW, min(wanted, room, DEEPEST))
+
+
+class Window:
+    """Items on their way through the workers.
+
+    Each worker has a list of its own, in proportion to its threads and the same every pass, so that its cache
+    fits; one that runs out takes from the longest list.
+
+    Parameters
+    ----------
+    threads : mapping
+        Address of a worker -> its threads.
+    items : sequence
+    send : callable
+        Gets a batch of (item, worker) and whether none is left after it; returns item -> future. Items
+        without one are looked after by whoever sends them.
+    depth : int
+        Items a thread has at once.
+    """
+
+    def __init__(
+        self,
+        threads: Mapping[str, int],
+        items: Sequence[Any],
+        send: Callable[[Batch, bool], Mapping[Any, Any]],
+        depth: int = WINDOW,
+    ) -> None:
+        self._threads, self._send, self._depth = dict(threads), send, depth
+        self._lists = _split(items, self._threads)
+        self._having = dict.fromkeys(self._threads, 0)
+        self.pending: dict[Any, tuple[Any, str]] = {}
+        self.opened = False
+
+    @property
+    def given(self) -> bool:
+        """Whether all items have been handed out."""
+        return self.opened and not any(self._lists.values())
+
+    def open(self) -> None:
+        """Hand out the first items."""
+        if not self.opened:
+            self.opened = True
+            self._hand_out()
+
+    def refresh(self, threads: Mapping[str, int]) -> None:
+        """Take note of workers that came or went; items of the latter's lists are left to the others."""
+        for name in threads:
+            self._lists.setdefault(name, deque())
+            self._having.setdefault(name, 0)
+        if dict(threads) != self._threads:
+            self._threads = dict(threads)
+            if self.opened and not self.given:
+                self._hand_out()
+
+    def look(self) -> list[Any]:
+        """Items finished since the last look; hands out more where workers run low.
+
+        Raises
+        ------
+        TaskEnded
+            A task failed or was cancelled.
+        """
+        done = []
+        for item, (future, worker) in list(self.pending.items()):
+            status = future.status
+            if status in ("pending", "lost"):  # lost: its only copy was; it is computed again
+                continue
+            if status != "finished":
+                raise TaskEnded(item, future)
+            del self.pending[item]
+            self._having[worker] -= 1
+            done.append(item)
+        if done and not self.given and any(map(self._low, self._threads)):
+            self._hand_out()
+        return done
+
+    def _low(self, worker: str) -> bool:
+        return self._having[worker] <= self._depth * self._threads[worker] // 2
+
+    def _hand_out(self) -> None:
+        batch: Batch = []
+        having = dict(self._having)
+
+        def give(worker: str, item: Any) -> None:
+            batch.append((item, worker))
+            having[worker] += 1
+
+        for name, count in self._threads.items():
+            own = self._lists[name]
+            while own and having[name] < self._depth * count:
+                give(name, own.popleft())
+        # One that has nothing left and is about to run dry takes from the longest list what its owner would
+        # reach last; in turn, so that what is short is shared fairly.
+        dry = [name for name, count in self._threads.items() if having[name] < WINDOW * count]
+        while dry:
+            for name in tuple(dry):
+                longest = max(self._lists.values(), key=len)
+                if longest and having[name] < WINDOW * self._threads[name]:
+                    give(name, longest.pop())
+                else:
+                    dry.remove(name)
+        if not batch:
+            return
+        futures = self._send(batch, self.given)
+        for item, worker in batch:
+            if item in futures:
+                self.pending[item] = (futures[item], worker)
+                self._having[worker] += 1
+
+    def cancel(self) -> None:
+        """Call off what has not finished.
+
+        By letting go: ``Client.cancel`` follows dependents, and breaks the client where one of them is wanted
+        no more.
+        """
+        for future, _ in self.pending.values():
+            future.release()
+        self.pending.clear()
+        self._lists.clear()
+        self._threads.clear()
+
+
+class TaskEnded(Exception):
+    """A task failed or was cancelled.
+
+    Attributes
+    ----------
+    item : object
+        What it was about.
+    future : Future
+    """
+
+    def __init__(self, item: Any, future: Any) -> None:
+        super().__init__(item, future)
+        self.item, self.future = item, future
+
+
+def _split(items: Sequence[Any], threads: Mapping[str, int]) -> dict[str, deque[Any]]:
+    """Runs of items, in proportion to the threads of workers."""
+    total, done, lists = max(1, sum(threads.values())), 0, {}
+    for name, count in threads.items():
+        first, done = done, done + count
+        lists[name] = deque(items[first * len(items) // total : done * len(items) // total])
+    return lists

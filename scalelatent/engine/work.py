@@ -1,0 +1,88 @@
+"""What a driver looks after on a cluster: items in a window, known by the keys of their tasks."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from .window import Window
+
+
+class Work:
+    """Base of a pass and of a map.
+
+    Parameters
+    ----------
+    name : str
+        Of the stage or the map.
+    number : int
+        Of the pass, from 1; 0 where there is but one.
+    token : str
+        Ends the names of all its tasks.
+    rows : int
+        Rows of all items.
+
+    Attributes
+    ----------
+    window : Window
+    items : dict
+        Key of a task -> item, for whoever hears of a lost worker by the keys of its tasks.
+    rows_done : int
+    following : Work or None
+        What has begun behind it.
+    """
+
+    window: Window
+
+    def __init__(self, name: str, number: int, token: str, rows: int) -> None:
+        self.name, self.number, self.token, self.rows = name, number, token, rows
+        self.items: dict[str, Any] = {}
+        self.rows_done = 0
+        self.following: Any = None
+        self.began: float | None = None
+
+    def open(self) -> None:
+        """Send the first items, or all."""
+        if self.began is None:
+            self.began = time.monotonic()
+            self.window.open()
+
+    def look(self) -> bool:
+        """Take note of finished items, and hand out more; whether there was anything new.
+
+        Raises
+        ------
+        TaskEnded
+            A task failed or was cancelled.
+        """
+        finished = self.window.look()
+        self.rows_done += sum(self.item_rows(item) for item in finished)
+        return bool(finished)
+
+    @property
+    def done(self) -> bool:
+        """Whether all items are."""
+        return self.window.given and not self.window.pending
+
+    def mine(self, key: str) -> bool:
+        """Whether a task belongs to this."""
+        return key.endswith(self.token)
+
+    def item_rows(self, item: Any) -> int:
+        """Rows of an item."""
+        raise NotImplementedError
+
+    def about(self, item: Any) -> dict[str, Any]:
+        """An item in the words of the event log."""
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """Call it off, and what has begun behind it."""
+        if self.following is not None:
+            self.following.cancel()
+        self.release()
+
+    def release(self) -> None:
+        """Let go of all futures."""
+        self.window.cancel()
+        self.following = None

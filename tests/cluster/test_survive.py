@@ -1,0 +1,210 @@
+"""A cluster that misbehaves: the same bits in the end, or a clear error and a resume; events tell of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent import Callback
+from scalelatent.engine import watch
+from scalelatent.errors import RunError
+
+
+class Log(Callback):
+    """Keeps events; does something once when a stage has begun."""
+
+    def __init__(self, stage: str | None = None, action: Any = None, share: float = 0.0) -> None:
+        self.stage, self.action, self.share, self.done = stage, action, share, False
+        self.events: list[dict[str, Any]] = []
+
+    def on_event(self, info: dict[str, Any]) -> None:
+        self.events.append(info)
+
+    def on_progress(self, info: dict[str, Any]) -> None:
+        if self.done or self.stage is None or not info["stage"].startswith(self.stage):
+            return
+        if info["rows_done"] >= self.share * info["rows_total"]:
+            self.done = True
+            self.action()
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["event"] == name]
+
+
+def slow_blocks(seconds: float) -> None:
+    """In a worker: each block takes so long, as long as this process lives."""
+    from scalelatent.engine import passes, reading
+
+    original = reading.iter_blocks
+
+    def slow(reader: Any, blocks: Any, stop: Any) -> Iterator[Any]:
+        for block in original(reader, blocks, stop):
+            time.sleep(seconds)
+            yield block
+
+    passes.iter_blocks = slow
+
+
+def _killer(pids: dict[str, int]) -> Any:
+    victims = list(pids.values())
+
+    def kill() -> None:
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
+
+    return kill
+
+
+@pytest.mark.parametrize(
+    "stage", ["capsule_moments", pytest.param("capsule_project", marks=pytest.mark.slow)]
+)
+def test_all_workers_killed_in_a_collect_and_in_a_map(
+    mortal: Any, fit: Any, alone: Any, same: Any, pids: Any, tmp_path: Path, stage: str
+) -> None:
+    """Tasks bound to addresses that are gone would wait for ever."""
+    mortal.run(slow_blocks, 0.004)
+    log = Log(stage, _killer(pids(mortal)))
+    begin = time.monotonic()
+    model = fit(mortal, run_dir=tmp_path / "run", callbacks=log, projection=20)
+    assert log.done
+    assert time.monotonic() - begin < 90
+    same(model, alone(projection=20))
+    assert len(log.of("worker_lost")) >= 2
+    assert not any(event["expected"] for event in log.of("worker_lost"))
+    assert len(log.of("worker_joined")) >= 2
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_told_with_its_spans(
+    mortal: Any, fit: Any, alone: Any, same: Any, pids: Any, tmp_path: Path
+) -> None:
+    mortal.run(slow_blocks, 0.004)
+    address, pid = sorted(pids(mortal).items())[0]
+    log = Log("capsule_estep", lambda: os.kill(pid, signal.SIGKILL), 0.2)
+    same(fit(mortal, run_dir=tmp_path / "run", callbacks=log), alone())
+    assert [event["worker"] for event in log.of("worker_lost")] == [address]
+    redone = log.of("span_redone")
+    assert redone
+    for event in redone:
+        assert event["stage"] == "capsule_estep"
+        assert event["part"] in ("train", "validation")
+        assert event["worker"] == address
+        assert event["why"] == "its worker was lost"
+
+
+@pytest.mark.slow
+def test_a_worker_frozen_for_a_while(
+    mortal: Any, fit: Any, alone: Any, same: Any, pids: Any, tmp_path: Path
+) -> None:
+    pid = sorted(pids(mortal).values())[0]
+
+    def freeze() -> None:
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(3.0, os.kill, (pid, signal.SIGCONT)).start()
+
+    log = Log("capsule_estep", freeze, 0.2)
+    mortal.run(slow_blocks, 0.005)
+    same(fit(mortal, run_dir=tmp_path / "run", callbacks=log), alone())
+    assert log.done
+
+
+def hang_once(mark: str) -> None:
+    """In a worker: the first block that anyone computes after the mark was made hangs for a minute."""
+    from scalelatent.engine import passes, reading
+
+    original = reading.iter_blocks
+
+    def hanging(reader: Any, blocks: Any, stop: Any) -> Iterator[Any]:
+        for block in original(reader, blocks, stop):
+            try:
+                os.rename(mark, mark + ".taken")
+            except OSError:
+                pass
+            else:
+                time.sleep(60)
+            yield block
+
+    passes.iter_blocks = hanging
+
+
+@pytest.mark.slow
+def test_a_span_that_hangs_is_given_to_another_worker(
+    mortal: Any, fit: Any, alone: Any, same: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "HANG_SECONDS", 6.0)
+    mark = tmp_path / "mark"
+    mortal.run(hang_once, str(mark))
+    log = Log("capsule_estep", lambda: mark.write_text(""), 0.2)
+    fit(mortal, max_iter=1)  # kernels are compiled: that is silent, too
+    begin = time.monotonic()
+    same(fit(mortal, run_dir=tmp_path / "run", callbacks=log), alone())
+    assert time.monotonic() - begin < 45
+    assert (tmp_path / "mark.taken").exists()
+    assert any("nothing was heard" in event["why"] for event in log.of("span_redone"))
+
+
+class Cancel(Callback):
+    """Leaves from on_wait, as `scalelatent cancel` makes a driver do."""
+
+    def __init__(self) -> None:
+        self.asked: float | None = None
+        self.began = threading.Event()
+
+    def on_stage(self, info: dict[str, Any]) -> None:
+        if info["stage"] == "capsule_estep" and not self.began.is_set():
+            self.began.set()
+            threading.Timer(0.7, self._ask).start()
+
+    def _ask(self) -> None:
+        self.asked = time.monotonic()
+
+    def on_wait(self) -> None:
+        if self.asked is not None:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("where", ["cluster", pytest.param("here", marks=pytest.mark.slow)])
+def test_a_cancel_in_the_middle_of_a_span_ends_it_within_two_seconds(
+    mortal: Any, fit: Any, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from scalelatent.engine import passes
+
+    cancel = Cancel()
+    monkeypatch.setattr(passes, "iter_blocks", passes.iter_blocks)
+    if where == "cluster":
+        mortal.run(slow_blocks, 0.1)
+    else:
+        slow_blocks(0.1)
+    with pytest.raises(KeyboardInterrupt):
+        fit(mortal if where == "cluster" else None, run_dir=tmp_path / "run", callbacks=cancel)
+    assert cancel.asked is not None
+    assert time.monotonic() - cancel.asked < 2
+    deadline = cancel.asked + 2.5
+    if where == "cluster":
+        while any(mortal.processing().values()) or any(mortal.run(_executing).values()):
+            assert time.monotonic() < deadline, mortal.processing()
+            time.sleep(0.05)
+
+
+def _executing(dask_worker: Any) -> int:
+    return len(dask_worker.active_keys)
+
+
+def test_a_closed_client_is_told_as_such(fit: Any, starter: Any, tmp_path: Path) -> None:
+    from distributed import Client
+
+    with starter(1) as cluster:
+        client = Client(cluster, timeout=30, set_as_default=False)
+        client.wait_for_workers(1, timeout=60)
+        log = Log("capsule_estep", client.close, 0.2)
+        with pytest.raises(RunError, match=r"client of the scheduler .* was closed|scheduler .* was lost"):
+            fit(client, run_dir=tmp_path / "run", callbacks=log)
+    assert np.isfinite(fit(None, run_dir=tmp_path / "run", resume=True).W_).all()

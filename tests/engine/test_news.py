@@ -1,0 +1,73 @@
+"""One client, several fits: each hears what it asked for, and nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+
+from scalelatent.engine.news import Listener, as_message, listener
+
+
+class Client:
+    status = "running"
+
+    def __init__(self) -> None:
+        self._event_handlers: dict[str, Any] = {}
+        self.subscribed: set[str] = set()
+
+    def subscribe_topic(self, topic: str, handler: Any) -> None:
+        self._event_handlers[topic] = handler
+        self.subscribed.add(topic)
+
+    def unsubscribe_topic(self, topic: str) -> None:
+        self.subscribed.discard(topic)
+
+    def publish(self, topic: str, message: Any) -> None:
+        if topic in self.subscribed:
+            self._event_handlers[topic]((0.0, message))
+
+
+def test_each_of_two_fits_hears() -> None:
+    client, first, second = Client(), list[Any](), list[Any]()
+    ears = Listener(client)
+    ears.add("t", first.append)
+    ears.add("t", second.append)
+    client.publish("t", 1)
+    ears.remove("t", first.append)
+    client.publish("t", 2)
+    ears.remove("t", second.append)
+    assert client.subscribed == set()
+    ears.add("t", first.append)
+    client.publish("t", 3)
+    assert (first, second) == ([1, 3], [1, 2])
+
+
+def test_a_users_own_handler_goes_on_hearing() -> None:
+    client, own, ours = Client(), list[Any](), list[Any]()
+    client.subscribe_topic("all", own.append)
+    ears = Listener(client)
+    for _ in range(2):
+        ears.add("all", ours.append)
+        client.publish("all", "x")
+        ears.remove("all", ours.append)
+    assert ours == ["x", "x"]
+    assert own == [(0.0, "x"), (0.0, "x")]
+    client.publish("all", "y")
+    assert own[-1] == (0.0, "y")
+
+
+def test_a_listener_does_not_hold_its_client() -> None:
+    client = Client()
+    assert listener(client) is listener(client)
+    gone = weakref.ref(client)
+    del client
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("value", [(1, 2), {"a": (1,)}, {1: 2}, {"a": object()}, {"a": float("nan")}])
+def test_what_would_not_come_back_as_it_is_is_no_message(value: Any) -> None:
+    assert as_message(value) is None

@@ -1,0 +1,52 @@
+"""Spans cover every leaf once, whatever an interrupted run has left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalelatent.data.grid import RowGrid
+from scalelatent.engine.passes import Span
+from scalelatent.engine.spans import _cover, plan_spans
+from scalelatent.engine.store import EngineStore
+
+
+@st.composite
+def grids(draw: st.DrawFn) -> tuple[RowGrid, int, set[tuple[int, int]]]:
+    grid = RowGrid(draw(st.integers(1, 700)), 1, 1)
+    nodes = [(level, i) for level in range(grid.depth + 1) for i in range(grid.n_nodes(level))]
+    have = draw(st.sets(st.sampled_from(nodes), max_size=12))
+    return grid, draw(st.integers(0, grid.depth)), have
+
+
+@given(grids())
+def test_every_leaf_is_covered_once(case: tuple[RowGrid, int, set[tuple[int, int]]]) -> None:
+    grid, level, have = case
+    nodes = list(_cover(grid, level, have))
+    leaves = [leaf for node in nodes for leaf in grid.node_leaves(*node)]
+    assert sorted(leaves) == list(range(grid.n_leaves))
+    for node in nodes:
+        assert node in have or node[0] <= level
+        # Nothing that is at hand is computed again inside of a larger span.
+        inside = set(grid.node_leaves(*node))
+        assert node in have or not any(
+            inside.issuperset(grid.node_leaves(*other)) for other in have if other[0] < node[0]
+        )
+
+
+def test_what_is_left_is_known_without_reading_it(
+    toy: SimpleNamespace, tmp_path: Path, monkeypatch: object
+) -> None:
+    """A driver would else load the statistics of a whole pass."""
+    stage, store = toy.stage(toy.rows(150)), EngineStore(tmp_path)
+    for index in (0, 3):
+        store.save_node(stage.name, 0, Span("train", 0, index), np.zeros(3))
+    (tmp_path / f"node-{stage.name}-000000-train-0-3.rec").write_bytes(b"torn")
+    todo, kept = plan_spans(stage, 0, store, 1)
+    assert kept == [Span("train", 0, 0), Span("train", 0, 3)]
+    assert Span("train", 0, 1) in todo
+    assert plan_spans(stage, 1, store, 1)[1] == []

@@ -1,0 +1,92 @@
+"""What is told of a span whose workers died, and of workers on which one hung."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from scalelatent.engine import watch
+from scalelatent.engine.link import Link, Member
+from scalelatent.engine.passes import Span
+from scalelatent.engine.watch import Watch
+from scalelatent.engine.work import Work
+from scalelatent.errors import RunError
+
+
+class Pass(Work):
+    def item_rows(self, item: Span) -> int:
+        return 100
+
+    def about(self, item: Span) -> dict[str, Any]:
+        return {"part": item.part, "span": item.index, "rows": [100 * item.index, 100 * item.index + 100]}
+
+
+@pytest.fixture
+def case() -> tuple[Watch, Pass, list[dict[str, Any]]]:
+    events: list[dict[str, Any]] = []
+    window = SimpleNamespace(refresh=lambda threads: None)
+    executor = SimpleNamespace(
+        token="t", callbacks=SimpleNamespace(on_event=events.append), look_at_workers=lambda: {"a": 1}
+    )
+    current = Pass("capsule_estep", 7, "t", 1000)
+    current.window = window  # type: ignore[assignment]
+    current.items = {"key": Span("train", 0, 3)}
+    return Watch(executor), current, events  # type: ignore[arg-type]
+
+
+def test_deaths_are_told_with_span_rows_host_and_memory(case: Any) -> None:
+    looker, current, events = case
+    looker.members = {"tcp://a:1": Member(1, True, "0", "10.0.0.1", 3 * 2**29, 2**31)}
+    for address in ("tcp://a:1", "tcp://b:2"):
+        looker._news.append({"action": "remove-worker", "worker": address, "processing-tasks": {"key", "x"}})
+    looker._take_news(current)
+    words = looker.killed(current, "key", "tcp://b:2")
+    assert words.startswith(
+        "span 3 (rows 300:400 of the train rows) of pass 7 of capsule_estep was with 2 worker(s)"
+    )
+    assert "tcp://a:1 on 10.0.0.1, 1.50 GiB of 2.0 GiB in use when last heard of; tcp://b:2" in words
+    assert [event["event"] for event in events] == ["worker_lost", "span_redone"] * 2
+    assert events[1]["rows"] == [300, 400]
+
+
+def test_a_worker_that_was_retired_is_no_death(case: Any) -> None:
+    looker, current, events = case
+    looker._news.append(
+        {"action": "remove-worker", "worker": "a", "processing-tasks": {"key"}, "expected": True}
+    )
+    looker._take_news(current)
+    assert looker.deaths == {}
+    assert events[0]["expected"] is True
+
+
+def test_deaths_of_an_earlier_pass_are_forgotten(case: Any) -> None:
+    looker, current, _ = case
+    looker.deaths = {("capsule_estep", 6, 1): ["a"], ("capsule_estep", 7, 1): ["b"]}
+    looker.start(current)
+    assert looker.deaths == {("capsule_estep", 7, 1): ["b"]}
+
+
+def test_a_shunned_worker_comes_back_after_a_while(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    looker, _, _ = case
+    now = watch.time.monotonic()
+    looker.shunned = {"a": now, "gone": now}
+    assert looker.trusted({"a": 1, "b": 2}) == {"b": 2}
+    assert set(looker.shunned) == {"a"}
+    assert looker.trusted({"a": 1}) == {"a": 1}  # better than none
+    monkeypatch.setattr(watch, "SHUN_SECONDS", 0.0)
+    assert looker.trusted({"a": 1, "b": 2}) == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize("error", [OSError("no route"), TimeoutError(), AttributeError("scheduler")])
+@pytest.mark.parametrize(
+    ("status", "words"), [("closed", "was closed while"), ("connecting", "was lost while")]
+)
+def test_calls_to_a_lost_scheduler_say_so(error: Exception, status: str, words: str) -> None:
+    def fail() -> None:
+        raise error
+
+    link = Link(SimpleNamespace(status=status, scheduler=SimpleNamespace(address="tcp://head:8786")))
+    with pytest.raises(RunError, match=rf"tcp://head:8786 {words} workers were counted .*resume the run"):
+        link.call("workers were counted", fail)
