@@ -15,8 +15,7 @@ from scalelatent.engine.online import fit_online
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import make_stage
 from scalelatent.engine.store import EngineStore
-
-from .conftest import load_online_toys
+from tests.helpers import load_online_toys
 
 toys = load_online_toys()
 

@@ -25,8 +25,7 @@ from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import make_stage
 from scalelatent.engine.store import EngineStore
 from scalelatent.errors import RunError
-
-from .conftest import load_online_toys
+from tests.helpers import load_online_toys
 
 P, ROWS = 6, 480
 toys = load_online_toys()
