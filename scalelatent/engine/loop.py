@@ -87,7 +87,7 @@ def fit_batches(
     if store is not None and (found := store.latest_state(stage.name)) is not None:
         iteration, state, messages = found
         tell_unreadable(callbacks, messages)
-        history = full_history(store, stage, iteration)
+        history = full_history(store, stage, first, iteration)
         # With its record: who logs records may have been killed before it logged this one.
         last = {"record": history[-1]} if history else {}
         callbacks.on_event({"event": "resumed", "stage": stage.name, "pass": iteration, **last})
@@ -124,14 +124,14 @@ def fit_batches(
     return LoopResult(executor.get_state(stage, iteration, handle), history)
 
 
-def full_history(store: EngineStore, stage: Stage, iteration: int) -> list[dict[str, Any]]:
-    """Records of the passes up to a state.
+def full_history(store: EngineStore, stage: Stage, first: int, iteration: int) -> list[dict[str, Any]]:
+    """Records of the passes of a stage up to a state; ``first`` passes were before it.
 
     A cluster may be two passes ahead of a driver that is killed before it notes them; the states that they
     left still know what was measured.
     """
     history = store.load_history(stage.name, iteration)
-    missing = set(range(1, iteration + 1)).difference(record["pass"] for record in history)
+    missing = set(range(first + 1, iteration + 1)).difference(record["pass"] for record in history)
     for number in sorted(missing.intersection(store.iterations(stage.name))):
         try:
             summary = stage.work.summary(store.load_state(stage.name, number))
