@@ -179,7 +179,8 @@ def start_cluster(
             page = f", dashboard on {dashboard_address}" if dashboard_address else ""
             raise JobError(
                 f"no cluster starts on {host}:{port}{page} ({first_cause(error)}); port 0 takes a free one, "
-                "and hosts must be addresses of this machine"
+                "hosts must be addresses of this machine, and a script starts its cluster below "
+                '`if __name__ == "__main__":`, since every worker imports the script anew'
             ) from error
 
 

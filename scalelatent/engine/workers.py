@@ -44,6 +44,15 @@ SCHEDULER = {
     "distributed.scheduler.allowed-failures": 10,
 }
 
+# What every process of a cluster does on the side, many times a second, and how often it is enough: Dask's
+# own value, and ours. On few cores the threads that compute pay for it. Settings of the user's stay.
+ON_THE_SIDE = {
+    "distributed.worker.profile.interval": ("10ms", "100ms"),
+    "distributed.admin.tick.interval": ("20ms", "500ms"),
+    "distributed.worker.memory.monitor-interval": ("100ms", "500ms"),
+    "distributed.admin.system-monitor.interval": ("500ms", "2s"),
+}
+
 
 async def run_workers(
     scheduler: str,
@@ -153,7 +162,8 @@ def configured() -> Iterator[None]:
     import dask
 
     environ = {**dask.config.get("distributed.nanny.pre-spawn-environ", {}), **PIN}
-    with dask.config.set({"distributed.nanny.pre-spawn-environ": environ, **SCHEDULER}):
+    calmer = {key: ours for key, (theirs, ours) in ON_THE_SIDE.items() if dask.config.get(key) == theirs}
+    with dask.config.set({"distributed.nanny.pre-spawn-environ": environ, **SCHEDULER, **calmer}):
         yield
 
 
