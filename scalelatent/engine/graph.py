@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dask._task_spec import Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+
+try:
+    from dask.task_spec import List, Task, TaskRef
+except ImportError:  # where it was not yet public
+    from dask._task_spec import List, Task, TaskRef
 
 
 class Graph:
@@ -85,8 +89,6 @@ class Graph:
 
 
 def _parsed(value: Any) -> Any:
-    from dask._task_spec import List
-
     if isinstance(value, list) and any(isinstance(item, (TaskRef, list)) for item in value):
         return List(*(_parsed(item) for item in value))
     return value

@@ -27,6 +27,8 @@ __all__ = [
     "post_event",
     "route_prefix",
     "task_state",
+    "task_wanted",
+    "topic_handler",
     "worker_facts",
 ]
 
@@ -279,3 +281,16 @@ def task_state(scheduler: Any, key: str) -> str | None:
     """What the scheduler says of a task, such as ``"processing"``; None where it does not know it."""
     task = scheduler.tasks.get(key)
     return None if task is None else str(task.state)
+
+
+@_guarded("tasks that stop in their midst once they are not wanted", lambda: True)
+def task_wanted(worker: Any, key: Any) -> bool:
+    """Whether the scheduler still wants a task that runs on this worker."""
+    task = worker.state.tasks.get(key)
+    return task is not None and task.state != "cancelled"
+
+
+@_guarded("handlers of Dask events that a user has set before", lambda: None)
+def topic_handler(client: Any, topic: str) -> Any:
+    """What a client does with events of a topic; None where nobody asked for them."""
+    return client._event_handlers.get(topic)

@@ -13,6 +13,8 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+from .hooks import topic_handler
+
 # Events of the jobs' own news, for the dashboard page (see scalelatent.monitor).
 TOPIC = "scalelatent"
 # The scheduler keeps the last events of each topic it ever heard of, so passes share a few.
@@ -66,7 +68,7 @@ class Listener:
             if not handlers:
                 if topic not in self._others:
                     # A user's own handler of the topic goes on hearing.
-                    self._others[topic] = getattr(self._client, "_event_handlers", {}).get(topic)
+                    self._others[topic] = topic_handler(self._client, topic)
                 self._client.subscribe_topic(topic, self._spread(topic))
             handlers.append(handler)
 

@@ -17,6 +17,7 @@ import numpy as np
 from .chains import Check
 from .dask_tasks import Ref, _recent, limit_pools
 from .executor import Place
+from .hooks import task_wanted
 from .online_sites import COUNTERS, sites
 from .reading import Stopped
 
@@ -37,19 +38,10 @@ def task_check() -> Check:
         return Check(lambda: None)
 
     def look() -> None:
-        if not _task_wanted(worker, key):
+        if not task_wanted(worker, key):
             raise Stopped
 
     return Check(look)
-
-
-def _task_wanted(worker: Any, key: Any) -> bool:
-    """True also where this version of Dask does not tell."""
-    try:
-        task = worker.state.tasks.get(key)
-        return task is not None and task.state != "cancelled"
-    except AttributeError:
-        return True
 
 
 def task_steps(

@@ -6,6 +6,7 @@ import threading
 import time
 from typing import Any
 
+from .hooks import task_wanted
 from .news import TOPIC
 
 # (topic, token): by which a driver knows the news of its own tasks.
@@ -61,15 +62,6 @@ class TaskStop:
         if self._fit is not None and now >= self._beat:
             self._beat = now + BEAT_SECONDS
             tell(self._fit, {"beat": str(self._key)})
-
-
-def task_wanted(worker: Any, key: Any) -> bool:
-    """Whether the scheduler still wants a task that runs on this worker; True where Dask does not tell."""
-    try:
-        task = worker.state.tasks.get(key)
-        return task is not None and task.state != "cancelled"
-    except AttributeError:
-        return True
 
 
 def tell(fit: Fit, message: dict[str, Any]) -> None:

@@ -140,6 +140,8 @@ CHANGED = {
     "worker_facts": (lambda: hooks.worker_facts(SimpleNamespace(workers={"a": NOTHING})), {}),
     "keep_task": (lambda: hooks.keep_task(NOTHING, "k"), False),
     "forgive": (lambda: hooks.forgive(SimpleNamespace(tasks={"k": NOTHING}), "k"), False),
+    "task_wanted": (lambda: hooks.task_wanted(NOTHING, "k"), True),
+    "topic_handler": (lambda: hooks.topic_handler(NOTHING, "a"), None),
     "task_state": (lambda: hooks.task_state(NOTHING, "k"), None),
 }
 
