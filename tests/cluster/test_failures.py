@@ -256,6 +256,7 @@ def test_when_the_last_worker_goes_for_good_the_wait_ends(
         leave = At(3, 0.3, lambda: cluster.scale(0))
         begin = time.monotonic()
         with pytest.raises(RunError, match=r"no workers are left.*Start workers, then resume the run"):
-            fit(client, run_dir=tmp_path / "run", callbacks=leave)
+            # So many passes that they are not over before the worker has gone.
+            fit(client, run_dir=tmp_path / "run", callbacks=leave, max_iter=60)
         assert time.monotonic() - begin < 60
-    same(fit(run_dir=tmp_path / "run", resume=True), alone())
+    same(fit(run_dir=tmp_path / "run", resume=True, max_iter=60), alone(max_iter=60))
