@@ -49,9 +49,9 @@ def test_threads_of_the_search_are_those_of_the_refit(
     asked: set[Any] = set()
     init = inprocess.InProcessExecutor.__init__
 
-    def spy(self: Any, n_jobs: Any = None, *more: Any) -> None:
+    def spy(self: Any, n_jobs: Any = None, *more: Any, **options: Any) -> None:
         asked.add(n_jobs)
-        init(self, n_jobs, *more)
+        init(self, n_jobs, *more, **options)
 
     monkeypatch.setattr(inprocess.InProcessExecutor, "__init__", spy)
     search = Search(clone(BASE).set_params(n_jobs=None), GRID, cv=2, n_jobs=2).fit(*digits, engine=SMALL)

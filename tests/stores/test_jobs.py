@@ -323,8 +323,8 @@ def test_a_driver_that_was_replaced_leaves_the_state_alone(on_disk: Any, tmp_pat
 
     class Replace(Callback):
         def on_pass_end(self, record: dict[str, Any]) -> bool:
-            assert folder._held is not None
-            folder._held.lost = True  # what the heartbeat finds
+            held: Any = folder._held
+            held._hold.lost = True  # what the heartbeat finds
             return False
 
     with pytest.raises(RunError, match="was taken over by another driver"):
