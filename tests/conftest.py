@@ -31,7 +31,20 @@ def find_real_data() -> Path | None:
     return beside if beside.is_dir() else None
 
 
+# Whole folders for the full check: clusters, object stores and recipes are started anew for nearly each of
+# their tests. A plain run keeps what shows the same bits on a cluster, through killed workers and drivers.
+SLOW_FOLDERS = ("cluster", "stores", "recipes")
+KEPT = ("test_same_bits.py", "test_failures.py")
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here not in item.path.parents or item.path.name in KEPT:
+            continue
+        if item.path.relative_to(here).parts[0] in SLOW_FOLDERS:
+            item.add_marker(pytest.mark.slow)
     if find_real_data() is None:
         skip = pytest.mark.skip(reason="real data: set SCALELATENT_DATA to the folder that holds mnist/")
         for item in items:
