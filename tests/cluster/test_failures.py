@@ -64,6 +64,7 @@ def test_a_worker_killed_in_mid_pass(
     same(model, alone())
 
 
+@pytest.mark.slow
 def test_all_workers_killed_in_mid_pass(
     mortal: Any, fit: Any, alone: Any, same: Any, pids: Any, tmp_path: Path
 ) -> None:
@@ -77,6 +78,7 @@ def test_all_workers_killed_in_mid_pass(
     same(model, alone())
 
 
+@pytest.mark.slow
 def test_a_worker_that_comes_and_one_that_goes(mortal: Any, fit: Any, alone: Any, same: Any) -> None:
     more = At(2, 0.4, lambda: mortal.cluster.scale(3))
     less = At(4, 0.4, lambda: mortal.cluster.scale(2))
@@ -245,6 +247,7 @@ def test_a_folder_that_workers_do_not_see(
     assert list((tmp_path / "run" / "engine").glob(".seen-*")) == []
 
 
+@pytest.mark.slow
 def test_when_the_last_worker_goes_for_good_the_wait_ends(
     fit: Any, alone: Any, same: Any, starter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

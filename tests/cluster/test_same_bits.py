@@ -231,6 +231,7 @@ def test_a_pass_is_one_message(client: Any, fit: Any, messages: list[set[str]]) 
     assert len(messages) < 2 * 12 + 10
 
 
+@pytest.mark.slow
 def test_nothing_grows_over_200_passes(client: Any, fit: Any, scheduler_tasks: Any, tmp_path: Path) -> None:
     def sizes() -> dict[str, int]:
         from scalelatent.engine import dask_tasks

@@ -121,6 +121,7 @@ def _growth(folder: Path, what: str) -> int:
     "what",
     ["idx", "npy", "npz", "hdf5", "mat", "images", "read", "save", "shuffle", "convert", "append"],
 )
+@pytest.mark.slow
 def test_growth_is_a_few_shards_not_the_file(folder: Path, what: str) -> None:
     assert _growth(folder, what) < ALLOWED
 

@@ -95,6 +95,7 @@ def test_interrupt_in_every_hook(
 
 
 @pytest.mark.parametrize("how", ["killed", "full"])
+@pytest.mark.slow
 def test_failing_at_every_write(online: Any, tmp_path: Path, how: str) -> None:
     error: BaseException = Killed() if how == "killed" else OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     learner = online.Logistic(P, K)

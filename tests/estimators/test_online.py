@@ -249,6 +249,7 @@ def test_partial_fit_after_passes_takes_small_steps(digits: Arrays, held_out: Ar
 
 
 @pytest.mark.parametrize("architecture", ["multiclass", "all_vs_all"])
+@pytest.mark.slow
 def test_partial_fit_weighs_single_rows(digits: Arrays, architecture: str) -> None:
     x, y = digits
     moved = {}

@@ -33,6 +33,7 @@ def _rows(n: int, p: int) -> Dataset:
 
 
 @pytest.mark.parametrize("algorithm", ["em", "stepwise", "incremental"])
+@pytest.mark.slow
 def test_the_peak_of_a_fit_stays_under_its_plan(tmp_path: Path, algorithm: str) -> None:
     _rows(40_000, 300).save(tmp_path / "rows.zarr")
     out = subprocess.run(

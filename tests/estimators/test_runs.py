@@ -294,6 +294,7 @@ CapsuleRegression(capsule_dim=2, max_iter=400, random_state=0, n_jobs=2, nu_sche
 """
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
     from sklearn.datasets import load_digits
 

@@ -62,6 +62,7 @@ def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path):
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_it_runs_on_what_a_bare_gpu_machine_has(emulated, tmp_path):
     out = tmp_path / "sub" / "result.json"
     done = run(BARE + STAND_IN + START, "--out", str(out), "--quick", str(tmp_path))

@@ -112,6 +112,7 @@ def stop(process, number: int) -> str:
     return process.communicate(timeout=60)[0]
 
 
+@pytest.mark.slow
 def test_a_job_from_plan_to_report(digits):
     planned = scalelatent("plan", "job.toml", "--set", "model.capsule_dim=2", "--json", cwd=digits).json()
     assert planned["job"]["origins"]["model.capsule_dim"] == "command line"
@@ -172,6 +173,7 @@ def test_a_job_from_plan_to_report(digits):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.slow
 def test_interrupted_and_resumed_gives_the_same_bits(digits, undisturbed, number):
     run = digits / f"stopped-{number}"
     with started("fit", "long.toml", "--out", run, cwd=digits) as process:
@@ -193,6 +195,7 @@ def test_interrupted_and_resumed_gives_the_same_bits(digits, undisturbed, number
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_interrupted_on_a_cluster_and_resumed_in_process(digits, undisturbed):
     run = digits / "stopped-cluster"
     with started("fit", "long.toml", "--out", run, "--set", "cluster.workers=2", cwd=digits) as process:

@@ -244,6 +244,7 @@ def test_matplotlib_is_left_alone_and_the_same_numbers_give_the_same_file():
 
 
 @pytest.mark.parametrize("n_classes", [2, 50])
+@pytest.mark.slow
 def test_any_number_of_classes(n_classes):
     assert len({class_style(c) for c in range(n_classes)}) == n_classes
     names = [f"class {c}" for c in range(n_classes)]

@@ -251,6 +251,7 @@ def rcv1(server: Server, monkeypatch: Any) -> dict[str, tuple[csr_array, np.ndar
 
 
 @pytest.mark.parametrize("part", ["train", "test", "all"])
+@pytest.mark.slow
 def test_rcv1(rcv1: Any, server: Server, tmp_path: Path, part: str) -> None:
     x, y = rcv1[part]
     ds = import_named("rcv1", tmp_path / "ds", part=part, cache=tmp_path / "cache", shard_rows=6)

@@ -166,6 +166,7 @@ def test_a_row_that_meets_more_than_there_is_room_for() -> None:
     np.testing.assert_array_equal(overlap.nearest_codes(x, overlap.make_lists(centroids, units)), want)
 
 
+@pytest.mark.slow
 def test_more_centroids_than_short_codes_can_name() -> None:
     rng = np.random.default_rng(0)
     k = 2**16 + 3
