@@ -7,7 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from .show import Json, emit, say, show_values, size, text_of, verb
+from .show import (
+    Json,
+    TlsCa,
+    TlsCert,
+    TlsKey,
+    emit,
+    say,
+    show_values,
+    size,
+    text_of,
+    verb,
+)
 
 app = typer.Typer(no_args_is_help=True, help="Start a cluster to send jobs to; make its certificates.")
 
@@ -15,11 +26,6 @@ Workers = Annotated[int, typer.Option(min=0, help="CPU worker processes.")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads of each CPU worker.")]
 Memory = Annotated[str, typer.Option(help="Of each worker, for example 4GB; auto shares what there is.")]
 Gpus = Annotated[int, typer.Option(min=0, help="GPU workers beside them, one for each device.")]
-TlsCa = Annotated[
-    Path | None, typer.Option("--tls-ca-file", help="Certificate of the cluster's authority (TLS).")
-]
-TlsCert = Annotated[Path | None, typer.Option("--tls-cert", help="Your certificate (TLS).")]
-TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="Its private key (TLS).")]
 
 
 @app.command()

@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .run import JobFile, Out, _finish, _load, _run, _summary
-from .show import INTERRUPTED, Json, Settings, emit, say, show_values, stderr_console, text_of, verb
+from .show import (
+    INTERRUPTED,
+    Json,
+    Settings,
+    TlsCa,
+    TlsCert,
+    TlsKey,
+    emit,
+    say,
+    show_values,
+    stderr_console,
+    text_of,
+    verb,
+)
 
 if TYPE_CHECKING:
     from scalelatent.jobs.runfolder import RunFolder
@@ -21,11 +34,6 @@ Scheduler = Annotated[
     str | None,
     typer.Option("--scheduler", metavar="URL", help="The Dask scheduler, such as tcp://head:8786."),
 ]
-TlsCa = Annotated[
-    Path | None, typer.Option("--tls-ca-file", help="Certificate of the cluster's authority (PEM).")
-]
-TlsCert = Annotated[Path | None, typer.Option("--tls-cert", help="Own certificate (PEM).")]
-TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="Key of the own certificate (PEM).")]
 Mismatch = Annotated[
     bool, typer.Option("--allow-mismatch", help="Run although versions differ from those of the cluster.")
 ]

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -26,6 +27,11 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a value of the job file; repeatable."),
 ]
+TlsCa = Annotated[
+    Path | None, typer.Option("--tls-ca-file", help="Certificate of the cluster's authority (PEM).")
+]
+TlsCert = Annotated[Path | None, typer.Option("--tls-cert", help="Your certificate (PEM).")]
+TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="Its private key (PEM).")]
 
 DEBUG_VARIABLE = "SCALELATENT_DEBUG"
 INTERRUPTED = 130
