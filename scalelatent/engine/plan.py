@@ -21,6 +21,7 @@ from .backend import make_backend
 from .cache import DEFAULT_SHARE, memory_limit
 from .feeding import AHEAD as SLABS_AHEAD
 from .feeding import SLAB_BYTES
+from .online_sites import KEEP_REPLICAS
 from .order import RowOrder
 from .passes import Stage, choose_level, spans_of
 from .reading import AHEAD
@@ -30,7 +31,6 @@ from .threads import resolve_jobs, single_threaded
 PROCESS_BYTES = 450 * 2**20
 ALLOWED_SHARE = 0.6
 MAX_TASKS = 10_000
-KEEP_REPLICAS = 3  # states that a worker keeps of a fit by steps, see online_tasks
 PROBE_ROWS = 8192
 
 
