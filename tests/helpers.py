@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from scalelatent.engine.callbacks import Callback
+from scalelatent.jobs.runfolder import RunFolder
 
 HOOKS = ("fit_start", "stage", "progress", "pass_end", "report", "checkpoint", "event", "fit_end")
 
@@ -65,3 +68,24 @@ def load_online_toys() -> Any:
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     return sys.modules[name]
+
+
+# Run on workers: a report takes longer than the fits of tests.
+WITHOUT_REPORT = "from scalelatent.jobs import runner; runner._report = lambda result, data: None"
+
+
+def files_of(folder: RunFolder) -> dict[str, bytes]:
+    """Every file of a run's model, by name."""
+    model = Path(folder.model_url)
+    found = {str(p.relative_to(model)): p.read_bytes() for p in sorted(model.rglob("*")) if p.is_file()}
+    assert found
+    return found
+
+
+def until(wanted: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """What is wanted, once it is there; waits a bounded time."""
+    deadline = time.monotonic() + seconds
+    while not (found := wanted()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+    return found

@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 
 from scalelatent import CapsuleRegression, Dataset
+from scalelatent.jobs import runner
+from scalelatent.jobs.resolve import load_job
+from tests.helpers import files_of
 
 ENGINE = {"block_rows": 64, "leaf_rows": 128}
 OPTIONS: dict[str, Any] = {"capsule_dim": 2, "max_iter": 5, "random_state": 0, "projection": None}
@@ -157,3 +160,12 @@ def scheduler_tasks(client: Any) -> Callable[..., int]:
         return n
 
     return count
+
+
+@pytest.fixture(scope="module")
+def undisturbed(place: Path) -> dict[str, bytes]:
+    """The model of the job, driven in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "_report", lambda result, data: None)
+        result = runner.run_new_job(load_job(place / "job.toml", settings=[f"job.out={place / 'oracle'}"]))
+    return files_of(result.folder)

@@ -16,10 +16,11 @@ import pytest
 
 from scalelatent.data import make_digits
 from scalelatent.errors import JobError, RunError
-from scalelatent.jobs import clusterdriver, control, runner, submit
+from scalelatent.jobs import clusterdriver, control, submit
 from scalelatent.jobs.resolve import load_job
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.submit import resubmit, submit_job
+from tests.helpers import WITHOUT_REPORT, files_of, until
 
 JOB = """
 [job]
@@ -38,7 +39,6 @@ nu_schedule = "none"
 block_rows = 128
 leaf_rows = 512
 """
-WITHOUT_REPORT = "from scalelatent.jobs import runner; runner._report = lambda result, data: None"
 LONG = ["model.max_iter=100000"]
 
 
@@ -73,30 +73,6 @@ def make(place: Path, tmp_path: Path) -> Callable[..., Any]:
         return load_job(place / "job.toml", settings=[f"job.out={tmp_path / name}", *settings])
 
     return job
-
-
-@pytest.fixture(scope="module")
-def undisturbed(place: Path) -> dict[str, bytes]:
-    """The model of the job, driven in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "_report", lambda result, data: None)
-        result = runner.run_new_job(load_job(place / "job.toml", settings=[f"job.out={place / 'oracle'}"]))
-    return files_of(result.folder)
-
-
-def files_of(folder: RunFolder) -> dict[str, bytes]:
-    model = Path(folder.model_url)
-    found = {str(p.relative_to(model)): p.read_bytes() for p in sorted(model.rglob("*")) if p.is_file()}
-    assert found
-    return found
-
-
-def until(wanted: Callable[[], Any], seconds: float = 60.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := wanted()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-    return found
 
 
 def settled(folder: RunFolder, seconds: float = 60.0) -> dict[str, Any]:

@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,12 @@ import pytest
 
 from scalelatent.data import make_digits
 from scalelatent.errors import JobError
-from scalelatent.jobs import control, runner
+from scalelatent.jobs import control
 from scalelatent.jobs.connection import open_client
 from scalelatent.jobs.resolve import load_job, override
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.submit import resubmit, submit_job
+from tests.helpers import WITHOUT_REPORT, files_of, until
 
 pytestmark = pytest.mark.slow
 JOB = """
@@ -40,7 +40,6 @@ block_rows = 128
 leaf_rows = 512
 """
 PASSES = 120
-WITHOUT_REPORT = "from scalelatent.jobs import runner; runner._report = lambda result, data: None"
 
 
 @pytest.fixture(scope="module")
@@ -50,30 +49,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_digits(str(folder / "test.zarr"), 297, base_rows=(1500, 1797))
     (folder / "job.toml").write_text(JOB.format(folder=folder, passes=PASSES))
     return folder
-
-
-@pytest.fixture(scope="module")
-def undisturbed(place: Path) -> dict[str, bytes]:
-    """The model of the job, driven in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "_report", lambda result, data: None)
-        result = runner.run_new_job(load_job(place / "job.toml", settings=[f"job.out={place / 'oracle'}"]))
-    return files_of(result.folder)
-
-
-def files_of(folder: RunFolder) -> dict[str, bytes]:
-    model = Path(folder.model_url)
-    found = {str(p.relative_to(model)): p.read_bytes() for p in sorted(model.rglob("*")) if p.is_file()}
-    assert found
-    return found
-
-
-def until(wanted: Callable[[], Any], seconds: float = 60.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := wanted()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-    return found
 
 
 def passes(folder: RunFolder) -> int:
