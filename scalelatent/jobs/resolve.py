@@ -20,8 +20,9 @@ from pydantic import ValidationError
 
 from scalelatent.data.store import FROM_ENVIRONMENT, check_address
 from scalelatent.errors import JobError, StoreError
+from scalelatent.estimators.registry import constructor_parameters
 
-from .spec import SECTIONS, Job, model_parameters, nearest
+from .spec import SECTIONS, Job, nearest
 
 __all__ = ["load_job", "override", "parse_setting", "parse_value", "resolve"]
 
@@ -261,7 +262,7 @@ def _model(
     kind, origins["model.kind"], place = values.pop("kind")
     if not isinstance(kind, str):
         raise JobError(f'{place}: [model] kind must be a word such as "capsule", not {kind!r}')
-    known = model_parameters(kind)
+    known = constructor_parameters(kind)
     for key, (_, _, place) in values.items():
         if key not in known:
             raise JobError(f"{place}: unknown key {key!r} in [model] (kind {kind!r}); {nearest(key, known)}")

@@ -45,7 +45,6 @@ __all__ = [
     "EngineSection",
     "Job",
     "JobSection",
-    "model_parameters",
     "nearest",
     "parse_rows",
 ]
@@ -311,26 +310,3 @@ class Job:
             "engine": self.engine.model_dump(),
             "cluster": self.cluster.model_dump(),
         }
-
-
-def model_parameters(kind: str) -> dict[str, Any]:
-    """Return the parameters of the estimator of this kind with their defaults, in its own order.
-
-    Parameters
-    ----------
-    kind : str
-        For example ``"capsule"``.
-
-    Returns
-    -------
-    dict
-        A parameter without a default maps to `inspect.Parameter.empty`.
-
-    Raises
-    ------
-    JobError
-        If there is no such kind; the message names the nearest one.
-    """
-    from scalelatent.estimators.registry import constructor_parameters
-
-    return constructor_parameters(kind)

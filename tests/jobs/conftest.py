@@ -106,7 +106,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeEstimator]:
         result.folder.place.write("report/index.html", b"<html></html>")
         result.report = result.folder.report_url
 
-    monkeypatch.setattr(resolve, "model_parameters", lambda kind: dict(PARAMETERS))
+    monkeypatch.setattr(resolve, "constructor_parameters", lambda kind: dict(PARAMETERS))
     monkeypatch.setattr(runner, "build_estimator", build)
     monkeypatch.setattr(runner, "_report", report)
     return Fresh

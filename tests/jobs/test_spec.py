@@ -154,10 +154,10 @@ def test_resume_may_change_the_cluster_only():
 
 
 def test_unknown_kind():
-    from scalelatent.jobs.spec import model_parameters
+    from scalelatent.estimators.registry import constructor_parameters
 
     with pytest.raises(JobError, match="capsul"):
-        model_parameters("capsul")
+        constructor_parameters("capsul")
 
 
 @given(st.text(min_size=1))
