@@ -120,24 +120,7 @@ def nearest(x: np.ndarray, columns: np.ndarray, bank: Bank) -> np.ndarray:
     return scores.argmax(axis=1).astype(np.int32)
 
 
-@dataclass(frozen=True)
-class SparseBank:
-    """Centroids of one clustering of CSR rows, by columns.
-
-    Attributes
-    ----------
-    w : ndarray of float64, shape (k, p)
-        Zero outside the columns of the clustering.
-    scale, bias : ndarray of float64, shape (k,)
-        As of :class:`Bank`.
-    """
-
-    w: np.ndarray
-    scale: np.ndarray
-    bias: np.ndarray
-
-
-def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> SparseBank:
+def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> Bank:
     """Centroids among CSR rows made ready for :func:`nearest_sparse`.
 
     Parameters
@@ -149,7 +132,8 @@ def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> SparseBank
 
     Returns
     -------
-    SparseBank
+    Bank
+        With all p columns; zero outside those of the clustering.
 
     Raises
     ------
@@ -166,16 +150,17 @@ def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> SparseBank
     inside = np.zeros(w.shape[1], dtype=bool)
     inside[columns] = True
     dense[:, ~inside] = 0.0
-    return SparseBank(dense, *score_terms(np.einsum("jc,jc->j", dense, dense), metric))
+    return Bank(dense, *score_terms(np.einsum("jc,jc->j", dense, dense), metric))
 
 
-def nearest_sparse(x: CsrRows, bank: SparseBank) -> np.ndarray:
+def nearest_sparse(x: CsrRows, bank: Bank) -> np.ndarray:
     """Index of each CSR row's nearest centroid; the lowest of equals.
 
     Parameters
     ----------
     x : CsrRows, shape (rows, p)
-    bank : SparseBank
+    bank : Bank
+        As :func:`make_sparse_bank` gives it.
 
     Returns
     -------
@@ -187,8 +172,7 @@ def nearest_sparse(x: CsrRows, bank: SparseBank) -> np.ndarray:
     >>> nearest_sparse(rows, make_sparse_bank(rows, np.array([0, 2]), "cosine")).tolist()
     [0, 1]
     """
-    scores = x.to_dense().astype(np.float64) @ bank.w.T * bank.scale + bank.bias
-    return scores.argmax(axis=1).astype(np.int32)
+    return nearest(x.to_dense(), np.arange(x.shape[1]), bank)
 
 
 @dataclass(frozen=True)
