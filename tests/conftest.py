@@ -35,6 +35,16 @@ def find_real_data() -> Path | None:
 # their tests. A plain run keeps what shows the same bits on a cluster, through killed workers and drivers.
 SLOW_FOLDERS = ("cluster", "stores", "recipes")
 KEPT = ("test_same_bits.py", "test_failures.py")
+MOST_PROCESSES = 4
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Processes of ``-n auto``: one a core for the whole suite, none (0) for a part that somebody picked."""
+    from scalelatent.engine.threads import available_cores
+
+    picked = config.option.keyword or config.args_source is not pytest.Config.ArgsSource.TESTPATHS
+    return 0 if picked else min(MOST_PROCESSES, available_cores())
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -45,6 +55,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         if item.path.relative_to(here).parts[0] in SLOW_FOLDERS:
             item.add_marker(pytest.mark.slow)
+    for item in items:
+        if "cluster" in item.keywords or set(item.path.parts).intersection(SLOW_FOLDERS):
+            # One after the other: several clusters at a time would wait for each other's cores.
+            item.add_marker(pytest.mark.xdist_group("clusters"))
     if find_real_data() is None:
         skip = pytest.mark.skip(reason="real data: set SCALELATENT_DATA to the folder that holds mnist/")
         for item in items:
