@@ -55,10 +55,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         if item.path.relative_to(here).parts[0] in SLOW_FOLDERS:
             item.add_marker(pytest.mark.slow)
-    for item in items:
-        if "cluster" in item.keywords or set(item.path.parts).intersection(SLOW_FOLDERS):
-            # One after the other: several clusters at a time would wait for each other's cores.
-            item.add_marker(pytest.mark.xdist_group("clusters"))
     if find_real_data() is None:
         skip = pytest.mark.skip(reason="real data: set SCALELATENT_DATA to the folder that holds mnist/")
         for item in items:

@@ -78,11 +78,37 @@ def s3(aws: Door, _server: tuple[str, Door]) -> S3:
     return S3(f"s3://{bucket}", aws, _server[0])
 
 
-@pytest.fixture(params=["disk", "memory", "s3"])
+@pytest.fixture(scope="session")
+def _google() -> Iterator[str]:
+    """An emulator of Google's storage on loopback."""
+    # Read when gcsfs is imported: else it asks Google for the kind of each bucket.
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    emulator = pytest.importorskip("gcp_storage_emulator.server")
+    pytest.importorskip("gcsfs")
+    server = emulator.create_server("127.0.0.1", 0, in_memory=True)
+    with server:
+        yield "http://{}:{}".format(*server._api._httpd.server_address[:2])
+
+
+@pytest.fixture
+def gs(monkeypatch: pytest.MonkeyPatch, _google: str) -> Iterator[str]:
+    """Address of an empty bucket of that emulator."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", _google)
+    monkeypatch.setenv("NO_GCE_CHECK", "true")  # no search for credentials on the network
+    objects.forget_connections()
+    bucket = f"b-{uuid.uuid4().hex[:12]}"
+    objects._filesystem("gs", os.getpid()).mkdir(bucket)
+    yield f"gs://{bucket}"
+    objects.forget_connections()
+
+
+@pytest.fixture(params=["disk", "memory", "s3", "gs"])
 def anywhere(request: pytest.FixtureRequest, tmp_path: object) -> str:
     """An address of each kind where nothing lies."""
     if request.param == "disk":
         return f"{tmp_path}/place"
     if request.param == "memory":
         return f"memory://stores-{uuid.uuid4().hex[:8]}"
+    if request.param == "gs":
+        return f"{request.getfixturevalue('gs')}/place"
     return str(request.getfixturevalue("s3").at("place"))
