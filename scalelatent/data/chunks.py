@@ -18,6 +18,7 @@ import numpy as np
 
 from scalelatent.errors import DataError
 
+from . import buffers
 from .layout import Layout, layout_of
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class StoredRows:
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Rows `start:stop` in a new array of their stored dtype."""
-        out = np.empty((stop - start, *self.shape[1:]), self.dtype)
+        out = buffers.empty((stop - start, *self.shape[1:]), self.dtype)
         if self._decoder is not None and not self._has_files:
             self._read_objects(start, stop, out)
             return out
@@ -335,12 +336,12 @@ _Decoder = Callable[[_Chunks, int, np.ndarray], None]
 
 def _checked(data: bytes, what: str) -> memoryview:
     """The bytes without their checksum, which has to be right."""
-    import google_crc32c
+    import crc32c
 
     if len(data) < _CRC_BYTES:
         raise _Damage(f"{what} has {len(data)} bytes")
     body = np.frombuffer(data, np.uint8)[:-_CRC_BYTES]
-    if google_crc32c.value(body).to_bytes(4, "little") != data[-_CRC_BYTES:]:
+    if crc32c.crc32c(body).to_bytes(4, "little") != data[-_CRC_BYTES:]:
         raise _Damage(f"the checksum of {what} is wrong")
     return body.data
 
@@ -369,14 +370,14 @@ def _find_decoder(array: zarr.Array) -> _Decoder | None:
 
 
 def _raw_decoder(sharded: bool) -> _Decoder:
-    import google_crc32c
+    import crc32c
 
     def decode(file: _Chunks, chunk: int, out: np.ndarray) -> None:
         offset, length = file.extent(chunk, sharded)
         if length != out.nbytes + _CRC_BYTES:
             raise _Damage(f"chunk {chunk} has {length} bytes instead of {out.nbytes + _CRC_BYTES}")
         checksum = file.read_into(out, offset)
-        if google_crc32c.value(out.reshape(-1).view(np.uint8)).to_bytes(4, "little") != checksum:
+        if crc32c.crc32c(out.reshape(-1).view(np.uint8)).to_bytes(4, "little") != checksum:
             raise _Damage(f"the checksum of chunk {chunk} is wrong")
 
     return decode

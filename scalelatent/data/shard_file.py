@@ -94,6 +94,6 @@ def _pack(piece: np.ndarray, compressor: str | None) -> bytes:
 
 
 def _summed(body: bytes) -> bytes:
-    import google_crc32c
+    import crc32c
 
-    return body + google_crc32c.value(body).to_bytes(4, "little")
+    return body + crc32c.crc32c(body).to_bytes(4, "little")
