@@ -341,7 +341,7 @@ def _checked(data: bytes, what: str) -> memoryview:
     if len(data) < _CRC_BYTES:
         raise _Damage(f"{what} has {len(data)} bytes")
     body = np.frombuffer(data, np.uint8)[:-_CRC_BYTES]
-    if crc32c.crc32c(body).to_bytes(4, "little") != data[-_CRC_BYTES:]:
+    if crc32c.crc32c(body.data).to_bytes(4, "little") != data[-_CRC_BYTES:]:
         raise _Damage(f"the checksum of {what} is wrong")
     return body.data
 
@@ -377,7 +377,7 @@ def _raw_decoder(sharded: bool) -> _Decoder:
         if length != out.nbytes + _CRC_BYTES:
             raise _Damage(f"chunk {chunk} has {length} bytes instead of {out.nbytes + _CRC_BYTES}")
         checksum = file.read_into(out, offset)
-        if crc32c.crc32c(out.reshape(-1).view(np.uint8)).to_bytes(4, "little") != checksum:
+        if crc32c.crc32c(out.reshape(-1).view(np.uint8).data).to_bytes(4, "little") != checksum:
             raise _Damage(f"the checksum of chunk {chunk} is wrong")
 
     return decode
