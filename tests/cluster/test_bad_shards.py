@@ -1,0 +1,128 @@
+"""Rows that kill whoever reads them: named after the third death, left out where that was asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client, LocalCluster, WorkerPlugin
+
+from scalelatent import Callback
+from scalelatent.errors import RunError
+
+POISON = (3600, 4800)  # rows of the shard x/c/3/0
+FILE = r"\S*/train/x/c/3/0"
+
+
+class Poison(WorkerPlugin):
+    """In every worker, new ones too: it dies of reading a row of the shard as long as a file is there.
+
+    Stands in for a codec that crashes on a chunk.
+    """
+
+    name = "poison"
+
+    def __init__(self, mark: str, rows: tuple[int, int]) -> None:
+        self.mark, self.rows = mark, rows
+
+    def setup(self, worker: Any) -> None:
+        from scalelatent.data.chunks import StoredRows
+
+        mark, (first, last), original = self.mark, self.rows, StoredRows.read
+
+        def read(source: Any, start: int, stop: int) -> Any:
+            mine = source._name == "x" and "/train" in str(source._location.url)
+            if mine and start < last and stop > first and os.path.exists(mark):
+                with open(f"{mark}.deaths", "a") as file:
+                    file.write(f"{os.getpid()}\n")
+                os._exit(1)
+            return original(source, start, stop)
+
+        StoredRows.read = read  # type: ignore[method-assign]
+
+
+class Events(Callback):
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.passes: list[int] = []
+
+    def on_event(self, info: dict[str, Any]) -> None:
+        self.told.append(info)
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        self.passes.append(record["pass"])
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        return [info for info in self.told if info["event"] == name]
+
+
+class FromPass(Events):
+    """Poisons the rows at the start of a pass."""
+
+    def __init__(self, number: int, mark: Path) -> None:
+        super().__init__()
+        self._number, self._mark = number, mark
+
+    def on_progress(self, info: dict[str, Any]) -> None:
+        if info["stage"] == "capsule_estep" and info["pass"] >= self._number and not self._mark.exists():
+            self._mark.touch()
+
+
+@pytest.fixture(scope="module")
+def mark(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("poison") / "mark"
+
+
+@pytest.fixture(scope="module")
+def poisoned(mark: Path) -> Iterator[Client]:
+    """Workers of two threads that die of some rows; their scheduler has Dask's own limit of deaths."""
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=2, processes=True, host="127.0.0.1", silence_logs=50,
+            dashboard_address="127.0.0.1:0", memory_limit=0, env={"SCALELATENT_CACHE_BYTES": "0"},
+        ) as cluster,
+        Client(cluster, timeout=30, set_as_default=False) as client,
+    ):  # fmt: skip
+        client.wait_for_workers(2, timeout=60)
+        client.register_plugin(Poison(str(mark), POISON))
+        yield client
+
+
+@pytest.fixture
+def deaths(mark: Path) -> Iterator[Callable[[], int]]:
+    """How many workers have died of the rows in this test."""
+    file = Path(f"{mark}.deaths")
+    file.unlink(missing_ok=True)
+    yield lambda: len(file.read_text().split()) if file.exists() else 0
+    mark.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("where", ["collect", "pass"])
+def test_a_shard_that_kills_workers_is_named_after_three_deaths(
+    poisoned: Any, fit: Any, alone: Any, same: Any, mark: Path, deaths: Any, tmp_path: Path, where: str
+) -> None:
+    events = Events() if where == "collect" else FromPass(3, mark)
+    if where == "collect":
+        mark.touch()
+    with pytest.raises(RunError) as raised:
+        fit(poisoned, run_dir=tmp_path, callbacks=events)
+    assert deaths() <= 3
+    text = str(raised.value)
+    assert "train/x/c/3/0 (rows 3600:4800)" in text
+    for word in ("was with 3 worker(s)", "127.0.0.1", "in use at its peak", "while reading rows"):
+        assert word in text
+    for step in ("scalelatent data info --verify", "memory_limit", "on_bad_shard", "resume"):
+        assert step in text
+    assert len(events.of("worker_lost")) == 3
+    assert not list((tmp_path / "engine").glob("trial-*"))
+    if where == "pass":
+        assert events.passes == [1, 2]
+        # Innocent neighbours have ended beside it, and are kept.
+        assert list((tmp_path / "engine").glob("node-capsule_estep-000002-*"))
+    mark.unlink()
+    again = Events()
+    same(fit(poisoned, run_dir=tmp_path, resume=True, callbacks=again), alone())
+    assert again.passes == ([3, 4, 5] if where == "pass" else [1, 2, 3, 4, 5])
