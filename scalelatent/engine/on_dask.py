@@ -274,7 +274,10 @@ class DaskExecutor:
                 self.store.drop_nodes()
                 self.pass_token, tries, most = self.next_token(), 0, -1
             except Again as again:
-                current.cancel()
+                try:
+                    self.watch.call_off(current)
+                finally:
+                    current.cancel()
                 tries = 1 if current.rows_done > most else tries + 1
                 most = max(most, current.rows_done)
                 if tries > ATTEMPTS:

@@ -63,6 +63,8 @@ class Watch:
         # What was last known of each worker, and for each item the workers that died with it.
         self.members: dict[str, Member] = {}
         self.deaths: dict[tuple[str, int, Any], list[str]] = {}
+        # What each worker had of work that was called off: it may still die of it.
+        self._held: dict[str, list[Any]] = {}
         self._members_at = 0.0
         self._news: deque[dict[str, Any]] = deque()
         self._listening = False
@@ -178,14 +180,22 @@ class Watch:
         worker, expected = message["worker"], bool(message.get("expected", False))
         keys = [key for key in message.get("processing-tasks", ()) if not key.startswith(DRIVERS)]
         lost = [(work, work.items[key]) for work in current.everyone() for key in keys if key in work.items]
-        for work, item in () if expected else lost:
-            self.deaths.setdefault((work.name, work.number, item), []).append(worker)
+        named = {(work.name, work.number, item) for work, item in lost}
+        for key in () if expected else named.union(self._held.pop(worker, ())):
+            self.deaths.setdefault(key, []).append(worker)
         self._tell("worker_lost", worker=worker, expected=expected, spans=len(lost))
         for work, item in lost:
             self.redone(work, item, "its worker was lost", worker)
         if not expected:
             own = [item for work, item in lost if work is current]
             current.bereaved(own, worker, alone=len(keys) == 1)
+
+    def call_off(self, work: Work) -> None:
+        """Before work is called off: remember who has what of it."""
+        self._held = {
+            address: [(work.name, work.number, work.items[key]) for key in keys if key in work.items]
+            for address, keys in self._executor.link.processing().items()
+        }
 
     # -- deaths ----------------------------------------------------------------------------------------------
 

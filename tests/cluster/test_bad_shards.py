@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from distributed import Client, LocalCluster, WorkerPlugin
 
-from scalelatent import Callback
+from scalelatent import Callback, open_dataset
 from scalelatent.errors import RunError
+from tests.helpers import InterruptAt
 
 POISON = (3600, 4800)  # rows of the shard x/c/3/0
 FILE = r"\S*/train/x/c/3/0"
@@ -126,3 +130,52 @@ def test_a_shard_that_kills_workers_is_named_after_three_deaths(
     again = Events()
     same(fit(poisoned, run_dir=tmp_path, resume=True, callbacks=again), alone())
     assert again.passes == ([3, 4, 5] if where == "pass" else [1, 2, 3, 4, 5])
+
+
+def _without(rows: SimpleNamespace) -> np.ndarray:
+    weight = np.ones(len(rows.x))
+    weight[POISON[0] : POISON[1]] = 0
+    return weight
+
+
+def test_it_is_left_out_where_that_was_asked_for(
+    poisoned: Any, fit: Any, same: Any, rows: Any, mark: Path, deaths: Any, tmp_path: Path
+) -> None:
+    """Moments, projection and passes go on without it, and a resumed fit too, when it can be read again."""
+    mark.touch()
+    events, options = Events(), {"projection": 20, "engine": {"on_bad_shard": "skip"}}
+    with pytest.raises(KeyboardInterrupt):
+        fit(poisoned, run_dir=tmp_path, callbacks=[events, InterruptAt(2, "pass_end")], **options)
+    assert deaths() == 3
+    (told,) = events.of("shard_quarantined")
+    assert told["shard"].endswith("train/x/c/3/0")
+    assert (told["first_row"], told["stop_row"], told["rows"], told["deaths"]) == (*POISON, 1200, 3)
+    assert told["stage"] == "capsule_svd"
+    mark.unlink()
+    model = fit(poisoned, run_dir=tmp_path, resume=True, projection=20)
+    same(model, fit(x=rows.train, sample_weight=_without(rows), projection=20))
+    assert deaths() == 3
+
+
+def test_a_broken_shard_is_left_out_at_once(
+    poisoned: Any, fit: Any, same: Any, rows: Any, deaths: Any, tmp_path: Path
+) -> None:
+    shutil.copytree(rows.folder / "train", tmp_path / "rows")
+    (tmp_path / "rows" / "x" / "c" / "3" / "0").unlink()
+    events, train = Events(), open_dataset(tmp_path / "rows")
+    skip = {"on_bad_shard": "skip"}
+    model = fit(poisoned, x=train, run_dir=tmp_path / "run", callbacks=events, engine=skip)
+    same(model, fit(x=rows.train, sample_weight=_without(rows)))
+    (told,) = events.of("shard_quarantined")
+    assert (told["rows"], told["deaths"]) == (1200, 0)
+    assert "is missing" in told["why"]
+    assert deaths() == 0
+
+
+def test_an_online_fit_refuses_before_it_begins(fit: Any, tmp_path: Path) -> None:
+    skip = {"on_bad_shard": "skip"}
+    with pytest.raises(ValueError, match=r"on_bad_shard = 'skip' is for fits by passes.*algorithm = 'em'"):
+        fit(run_dir=tmp_path, algorithm="stepwise", engine=skip)
+    assert not list((tmp_path / "engine").glob("*"))
+    with pytest.raises(ValueError, match="did you mean 'skip'"):
+        fit(engine={"on_bad_shard": "skipp"})
