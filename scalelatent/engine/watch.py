@@ -178,7 +178,7 @@ class Watch:
 
     def _take_loss(self, current: Work, message: dict[str, Any]) -> None:
         worker, expected = message["worker"], bool(message.get("expected", False))
-        keys = [key for key in message.get("processing-tasks", ()) if not key.startswith(DRIVERS)]
+        keys = [key for key in message.get("processing-tasks", ()) if not str(key).startswith(DRIVERS)]
         lost = [(work, work.items[key]) for work in current.everyone() for key in keys if key in work.items]
         named = {(work.name, work.number, item) for work, item in lost}
         for key in () if expected else named.union(self._held.pop(worker, ())):
