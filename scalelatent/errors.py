@@ -8,7 +8,7 @@ This module imports nothing, so that every layer may import it.
 
 from __future__ import annotations
 
-__all__ = ["DataError", "JobError", "PlanError", "RunError", "ScalelatentError", "StoreError"]
+__all__ = ["DataError", "JobError", "PlanError", "RunError", "ScalelatentError", "ShardError", "StoreError"]
 
 
 class ScalelatentError(Exception):
@@ -24,6 +24,44 @@ class ScalelatentError(Exception):
 
 class DataError(ScalelatentError, ValueError):
     """Rows, labels or a dataset on disk are not what they should be."""
+
+
+class ShardError(DataError):
+    """A shard file is missing, or no longer holds what was written.
+
+    Whether a place can be reached at all is another matter: that is a `StoreError`, or a plain `DataError`.
+
+    Parameters
+    ----------
+    message : str
+    file : str
+        Path or address of the shard.
+    start, stop : int
+        Its rows, counted from the first row at `url`.
+    url : str or None
+        The dataset; None as long as only its reader knows of it.
+
+    Examples
+    --------
+    >>> error = ShardError("x/c/3 is damaged", "x/c/3", 0, 100)
+    >>> moved = error.moved(500, "rows.zarr")
+    >>> str(moved), moved.start, moved.stop, moved.url
+    ('x/c/3 is damaged', 500, 600, 'rows.zarr')
+    """
+
+    def __init__(
+        self, message: str, file: str = "", start: int = 0, stop: int = 0, url: str | None = None
+    ) -> None:
+        # All of it in `args`, so that it comes whole from another process.
+        super().__init__(message, file, start, stop, url)
+        self.file, self.start, self.stop, self.url = file, start, stop, url
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def moved(self, rows: int = 0, url: str | None = None) -> ShardError:
+        """The same of a dataset in which these rows come later, or whose address is known."""
+        return ShardError(str(self), self.file, self.start + rows, self.stop + rows, self.url or url)
 
 
 class StoreError(DataError, OSError):

@@ -9,6 +9,7 @@ missing, cut short or damaged is a `DataError` that says where.
 from __future__ import annotations
 
 import copy
+import errno
 import itertools
 import os
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 
-from scalelatent.errors import DataError
+from scalelatent.errors import DataError, ShardError
 
 from . import buffers
 from .layout import Layout, layout_of
@@ -57,13 +58,14 @@ class StoredRows:
         self._repair = repair
         self._sharded = array.shards is not None
         self._where: str | None = None
+        self._holder: tuple[int, int] | None = None
         self.reads_at_once = location.reads_at_once
         self._has_files = location.local_path("") is not None
         fast = hasattr(os, "preadv") or not self._has_files
         self._decoder = _find_decoder(array) if fast else None
         self._indexes = _Indexes(location)
 
-    def sibling(self, name: str, length: int, chunk: int, where: str) -> StoredRows:
+    def sibling(self, name: str, length: int, chunk: int, where: str, rows: tuple[int, int]) -> StoredRows:
         """The reader of another array (length,) of the same type and codecs, without a look at its metadata.
 
         Parameters
@@ -74,10 +76,12 @@ class StoredRows:
             Its numbers, and those of one of its chunks; all chunks lie in one shard.
         where : str
             What messages say of its rows.
+        rows : (int, int)
+            The rows that are lost with it.
         """
         other = copy.copy(self)
         other.shape, other.chunk_rows, other.shard_rows = (length,), chunk, -(-length // chunk) * chunk
-        other._name, other._where, other._array = name, where, None
+        other._name, other._where, other._holder, other._array = name, where, rows, None
         return other
 
     def _opened(self) -> Any:
@@ -111,6 +115,14 @@ class StoredRows:
         step = self.chunk_rows
         edges = [start, *range((start // step + 1) * step, stop, step), stop]
         return list(itertools.pairwise(edges))
+
+    def shards(self, start: int, stop: int) -> list[tuple[str, int, int]]:
+        """(file, first row, one past its last row) of the shards that hold the rows `start:stop`."""
+        size, n = self.shard_rows, self.shape[0]
+        return [
+            (self._location.name_of(self.shard_key(s)), s * size, min((s + 1) * size, n))
+            for s in range(start // size, -(-stop // size))
+        ]
 
     @property
     def layout(self) -> Layout:
@@ -196,9 +208,12 @@ class StoredRows:
             what = f"cannot be decoded: {error}"
         name = self._location.name_of(self.shard_key(shard))
         where = self._where or f"rows {first}:{last} of '{self._name}'"
-        raise DataError(
-            f"dataset {self._location.url}: shard file {name} ({where}) {what}. {self._repair}"
-        ) from error
+        words = f"dataset {self._location.url}: shard file {name} ({where}) {what}. {self._repair}"
+        lost = not isinstance(error, OSError) or error.errno == errno.EIO
+        if lost or isinstance(error, FileNotFoundError):
+            raise ShardError(words, name, *(self._holder or (first, last))) from error
+        # Whether the rows are still there, nobody knows: the place refuses, or is away.
+        raise DataError(words) from error
 
 
 class _Damage(Exception):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelatent.errors import DataError
+from scalelatent.errors import DataError, ShardError
 
 from . import csr
 from .chunks import StoredRows
@@ -220,6 +220,11 @@ class StoredCsr(_Column):
             for number, a, b in self._parts(start, stop)
         ]
 
+    def shards(self, start: int, stop: int) -> list[tuple[str, int, int]]:
+        """(folder, first row, one past its last row) of the row groups that hold the rows `start:stop`."""
+        numbers = [number for number, _, _ in self._parts(start, stop)]
+        return [(self._location.name_of(f"{self.name}/{n:06d}"), *self.bounds(n)) for n in numbers]
+
     def _parts(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         """(row group, first row in it, one past the last) of the rows `start:stop`."""
         out, row = [], start
@@ -237,9 +242,12 @@ class StoredCsr(_Column):
         a, b = int(pointers[0]), int(pointers[-1])
         whole = stop - start == last - first
         if not (0 <= a <= b <= nnz) or (whole and (a, b) != (0, nnz)) or (np.diff(pointers) < 0).any():
-            raise DataError(
-                f"dataset {self._location.url}: the row pointers of {self._where(number)} do not fit its "
-                f"{nnz} entries. {self._repair}"
+            words = f"the row pointers of {self._where(number)} do not fit its {nnz} entries"
+            raise ShardError(
+                f"dataset {self._location.url}: {words}. {self._repair}",
+                self._location.name_of(f"{self.name}/{number:06d}"),
+                first,
+                last,
             )
         data, indices = (self._reader(number, part).read(a, b) if b > a else None for part in (0, 1))
         if data is None or indices is None:
@@ -255,7 +263,9 @@ class StoredCsr(_Column):
         first, last = self.bounds(number)
         length = last - first + 1 if part == 2 else int(self._counts[number])
         path = f"{self.name}/{number:06d}/{_PARTS[part]}"
-        return self._templates()[part].sibling(path, length, _chunk(length), self._where(number))
+        return self._templates()[part].sibling(
+            path, length, _chunk(length), self._where(number), (first, last)
+        )
 
     def _templates(self) -> tuple[StoredRows, ...]:
         """Readers of arrays like those of every row group, by the codecs of the column."""

@@ -241,6 +241,19 @@ class Dataset:
         a, b = self._rows(start, stop)
         return [(u - self._start, v - self._start) for u, v in self._columns.x.pieces(a, b)]
 
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Which rows of the whole these are: of all rows at `url`, or of the arrays it was made from."""
+        return self._start, self._stop
+
+    def shards(self, start: int, stop: int) -> list[tuple[str, int, int]]:
+        """Shards that hold rows `start:stop`, as (file, first row, one past its last row).
+
+        The rows of a shard are counted from the first row at `url`. Empty for rows in memory.
+        """
+        shards = getattr(self._columns.x, "shards", None)
+        return [] if shards is None else shards(*self._rows(start, stop))
+
     def read_x(self, start: int, stop: int) -> Any:
         """Rows `start:stop`, flattened.
 

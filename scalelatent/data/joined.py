@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelatent.errors import DataError
+from scalelatent.errors import DataError, ShardError
 
 from . import csr
 from .sources import is_csr
@@ -47,13 +47,18 @@ class JoinedRows:
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Rows `start:stop`; a copy where they lie in several segments."""
-        parts = [source.read(a, b) for source, a, b, _ in self._parts(start, stop)]
+        parts = [_read(*part) for part in self._parts(start, stop)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Rows `start:stop` cut where segments, and their chunks, end."""
         parts = self._parts(start, stop) if stop > start else []
         return [(u + first, v + first) for source, a, b, first in parts for u, v in source.pieces(a, b)]
+
+    def shards(self, start: int, stop: int) -> list[tuple[str, int, int]]:
+        """(file, first row, one past its last row) of the shards that hold the rows `start:stop`."""
+        parts: list[Any] = self._parts(start, stop) if stop > start else []
+        return [(f, u + first, v + first) for source, a, b, first in parts for f, u, v in source.shards(a, b)]
 
     def _parts(self, start: int, stop: int) -> list[tuple[RowSource, int, int, int]]:
         """Each source in the rows, the rows in it, and the number of its first row."""
@@ -65,6 +70,13 @@ class JoinedRows:
             if stop <= last:
                 return parts
             start, i = last, i + 1
+
+
+def _read(source: RowSource, start: int, stop: int, first: int) -> Any:
+    try:
+        return source.read(start, stop)
+    except ShardError as error:
+        raise error.moved(first) from error.__cause__
 
 
 class JoinedCsr(JoinedRows):
@@ -85,7 +97,7 @@ class JoinedCsr(JoinedRows):
 
     def read(self, start: int, stop: int) -> Any:
         """Rows `start:stop`."""
-        return csr.stack([source.read(a, b) for source, a, b, _ in self._parts(start, stop)])
+        return csr.stack([_read(*part) for part in self._parts(start, stop)])
 
 
 class RecodedRows:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .dask_tasks import task_map, task_write_rows
 from .executor import OnRows
 from .graph import Graph
+from .trial_tasks import try_shard
 from .window import Batch, Window
 from .work import Work
 
@@ -69,17 +71,64 @@ class Shards(Work):
         return {"part": "output", "span": item}
 
 
+class MapShards(Shards):
+    """Shards of a :class:`~.mapwrite.MapTask`.
+
+    Parameters
+    ----------
+    executor : DaskExecutor
+    task : MapTask
+    name : str
+        Of its record in the run folder.
+    """
+
+    def __init__(self, executor: DaskExecutor, task: Any, name: str) -> None:
+        super().__init__(executor, task.name, task.writer, task.rows, self._add_map)
+        self._task, self._record, self._executor = task, name, executor
+
+    def _add_map(self, graph: Graph, key: str, shard: int, worker: str) -> None:
+        about = self._executor.store.ref, self._record, shard, self._executor.fit
+        graph.add(key, task_map, *about, worker=worker, rows=True)
+
+    def dataset_of(self, item: int) -> Any:
+        """The rows that the map reads."""
+        return self._task.dataset
+
+    def about(self, item: int) -> dict[str, Any]:
+        """A shard in the words of the event log."""
+        return {"part": "output", "span": item, "rows": list(self._writer.shard_bounds(item))}
+
+    def label(self, item: int) -> str:
+        """A shard in names of tasks and files."""
+        return f"s{item:04d}"
+
+    def shards_of(self, item: int) -> list[tuple[str, int, int]]:
+        """Shards that a shard of the output is made of."""
+        return list(self._task.dataset.shards(*self._writer.shard_bounds(item)))
+
+    def add_trial(self, graph: Graph, key: str, item: int, note: str, worker: str) -> None:
+        """Add the task that computes a shard alone."""
+        about = self._executor.store.ref, self._record, item, self._executor.fit, note
+        graph.add(key, try_shard, *about, worker=worker)
+
+
 def run_map(executor: DaskExecutor, task: Any, on_rows: OnRows) -> None:
-    """Shards of a map as tasks."""
-    name = f"map-{task.name}-{executor.next_token()}"
-    ref = executor.store.ref
+    """Shards of a map as tasks; those of bad shards are begun anew when these are left out."""
+    kept, known = ExitStack(), None
+    with kept:
 
-    def add(graph: Graph, key: str, shard: int, worker: str) -> None:
-        graph.add(key, task_map, ref, name, shard, executor.fit, worker=worker)
+        def make() -> MapShards:
+            nonlocal known
+            skipped = executor.quarantine.rows_of(task.dataset)
+            if known is None or skipped != known[1]:
+                name = f"map-{task.name}-{executor.next_token()}"
+                now = replace(task, skipped=skipped)
+                tree = {"row_map": task.row_map, "task": now.to_json(), "classes": task.classes}
+                kept.enter_context(_kept_while(executor, f"result-{name}.rec", tree))
+                known = name, skipped
+            return MapShards(executor, task, known[0])
 
-    tree = {"row_map": task.row_map, "task": task.to_json(), "classes": task.classes}
-    with _kept_while(executor, f"result-{name}.rec", tree):
-        executor.run(lambda: Shards(executor, task.name, task.writer, task.rows, add), on_rows)
+        executor.run(make, on_rows)
 
 
 def save_lazy(executor: DaskExecutor, dataset: Any, url: str, on_rows: OnRows) -> Any:

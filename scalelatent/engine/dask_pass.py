@@ -22,6 +22,7 @@ from scalelatent.data.grid import FAN_IN
 from .dask_tasks import task_info, task_merge, task_mstep, task_params, task_span
 from .graph import Graph
 from .passes import Span, Stage
+from .trial_tasks import try_span
 from .window import Batch, TaskEnded, Window, depth_for
 from .work import Work
 
@@ -118,6 +119,7 @@ class DaskPass(Work):
                 self.executor.checkpoint_seconds,
                 span in self._kept,
                 worker=worker,
+                rows=True,
             )
             self.items[key] = span
             self._trees[span.part].add(graph, span.level, span.index, key)
@@ -190,6 +192,24 @@ class DaskPass(Work):
         """A span in the words of the event log."""
         a, b = self.stage.grids[item.part].node_rows(item.level, item.index)
         return {"part": item.part, "span": item.index, "level": item.level, "rows": [a, b]}
+
+    def dataset_of(self, item: Span) -> Any:
+        """The rows of a span's part."""
+        return self.stage.datasets[item.part]
+
+    def label(self, item: Span) -> str:
+        """A span in names of tasks and files."""
+        return f"{_letter(item.part)}{item.level}-{item.index:04d}"
+
+    def shards_of(self, item: Span) -> list[tuple[str, int, int]]:
+        """Shards that a span reads."""
+        rows = self.stage.grids[item.part].node_rows(item.level, item.index)
+        return list(self.stage.datasets[item.part].shards(*rows))
+
+    def add_trial(self, graph: Graph, key: str, item: Span, note: str, worker: str) -> None:
+        """Add the task that computes a span alone."""
+        about = self.ref, self.stage.name, self.iteration, item, self.learns
+        graph.add(key, try_span, *about, self.executor.fit, note, worker=worker)
 
     @property
     def done(self) -> bool:

@@ -147,9 +147,9 @@ def task_span(
         if vector is not None:
             return vector
     begin = time.perf_counter()
-    context = _context(ref, stage_name, iteration, None if params is None else params.state)
+    context = context_of(ref, stage_name, iteration, None if params is None else params.state)
     waited = context.meter.wait_seconds
-    with _stopping():
+    with stopping():
         vector = context.run_span(span, TaskStop(fit))
     seconds = time.perf_counter() - begin
     if worth_saving(seconds, vector.nbytes, checkpoint_seconds):
@@ -174,7 +174,7 @@ def task_span(
 
 
 @contextmanager
-def _stopping() -> Iterator[None]:
+def stopping() -> Iterator[None]:
     """Leave a task that is not wanted any more; should it be wanted again after all, it is done again."""
     from distributed import Reschedule
 
@@ -184,7 +184,7 @@ def _stopping() -> Iterator[None]:
         raise Reschedule from None
 
 
-def _context(ref: Ref, stage_name: str, iteration: int, state: Any) -> PassContext:
+def context_of(ref: Ref, stage_name: str, iteration: int, state: Any) -> PassContext:
     """This thread's context of a pass; earlier ones are let go."""
     stage, key = load_stage(ref, stage_name), (ref, stage_name, iteration)
     _enter_pass(*key)
@@ -276,13 +276,19 @@ def task_write_rows(ref: Ref, url: str, shard: int, x: np.ndarray, y: Any, besid
 
 def task_map(ref: Ref, name: str, shard: int, fit: Fit) -> int:
     """One shard of an output as large as the data."""
-    task = _recent.get((ref[:2], name), lambda: _load_map(ref, name))
+    task, backend = load_map(ref, name)
+    with stopping():
+        return task.write_shard(shard, backend, TaskStop(fit))
+
+
+def load_map(ref: Ref, name: str) -> tuple[Any, Any]:
+    """A map, read once a process, and what it is computed by."""
+    task = _recent.get((ref[:2], name), lambda: _read_map(ref, name))
     limit_pools()
-    with _stopping():
-        return task.write_shard(shard, _backend(task.device), TaskStop(fit))
+    return task, _backend(task.device)
 
 
-def _load_map(ref: Ref, name: str) -> Any:
+def _read_map(ref: Ref, name: str) -> Any:
     import json
 
     from scalelatent.data import Dataset
@@ -299,4 +305,5 @@ def _load_map(ref: Ref, name: str) -> Any:
         fields["device"],
         fields["with_labels"],
         tree["classes"],
+        tuple(map(tuple, fields["skipped"])),
     )

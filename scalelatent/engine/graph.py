@@ -33,6 +33,7 @@ class Graph:
         self.tasks: dict[str, Task] = {}
         self.workers: dict[str, list[str]] = {}
         self.priorities: dict[str, int] = {}
+        self.rows: dict[str, bool] = {}
         self._held: list[Any] = []
 
     def hold(self, future: Any) -> TaskRef:
@@ -52,13 +53,19 @@ class Graph:
         *args: Any,
         worker: str | None = None,
         priority: int = 0,
+        rows: bool = False,
     ) -> None:
-        """Add a task; results of others among its arguments are refs, alone or in a list."""
+        """Add a task; results of others among its arguments are refs, alone or in a list.
+
+        ``rows``: it reads some, and may be what workers die of (see :mod:`.scheduler_side`).
+        """
         self.tasks[key] = Task(key, function, *(_parsed(arg) for arg in args))
         if worker is not None:
             self.workers[key] = [worker]
         if priority:
             self.priorities[key] = priority
+        if rows:
+            self.rows[key] = True
 
     def send(self, client: Any, wanted: Iterable[str], only: Sequence[str] = ()) -> dict[str, Any]:
         """Send all tasks.
@@ -82,6 +89,8 @@ class Graph:
         notes: dict[str, Any] = {"workers": workers.get, "priority": self.priorities.get}
         if not only:
             notes["allow_other_workers"] = True
+        if self.rows:
+            notes["scalelatent"] = self.rows.get
         layer = MaterializedLayer(self.tasks, annotations=notes)
         name = next(iter(self.tasks))
         graph = HighLevelGraph({name: layer}, {name: set()})

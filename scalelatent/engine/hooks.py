@@ -21,11 +21,13 @@ __all__ = [
     "add_routes",
     "forgive",
     "keep_task",
+    "last_chance",
     "lost_worker",
     "page_frame",
     "past_events",
     "post_event",
     "route_prefix",
+    "running_tasks",
     "task_state",
     "task_wanted",
     "topic_handler",
@@ -256,6 +258,26 @@ def forgive(scheduler: Any, key: str) -> bool:
     # One below none: with allowed-failures 0 the first death would be one too many.
     task.suspicious = -1
     return True
+
+
+@_guarded("finding the rows that workers die of before a fourth does", lambda: None)
+def last_chance(scheduler: Any, keys: Iterable[str]) -> None:
+    """Fail spans that have been on a worker that died when the next one dies with them.
+
+    Only tasks that have the annotation ``scalelatent`` (see :class:`~.graph.Graph`).
+    """
+    for key in keys:
+        task = scheduler.tasks.get(key)
+        if task is not None and task.annotations and "scalelatent" in task.annotations:
+            if not isinstance(task.suspicious, int):
+                raise TypeError("suspicious is no number")
+            task.suspicious = max(task.suspicious, int(scheduler.allowed_failures))
+
+
+@_guarded("waiting for tasks that are called off", list)
+def running_tasks(worker: Any) -> list[str]:
+    """Keys of the tasks that a worker runs, wanted or not."""
+    return [str(key) for key in worker.active_keys]
 
 
 @_guarded("jobs that outlive the client that submits them", lambda: False)

@@ -7,10 +7,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from scalelatent.errors import ShardError
 from scalelatent.models.base import Stats
 
 from .backend import make_backend, resolve_device
@@ -20,6 +22,7 @@ from .chains import ChainRunner, InProcessSteps
 from .executor import OnRows, StepResult
 from .order import RowOrder
 from .passes import PassContext, Span, Stage, split_vector
+from .quarantine import Quarantine
 from .reading import StopFlag, Stopped
 from .reduce import TreeReducer
 from .spans import plan_spans, worth_saving
@@ -47,6 +50,8 @@ class InProcessExecutor:
         None takes the process's own.
     callbacks : Callback or None
         Asked now and then whether to go on.
+    quarantine : Quarantine or None
+        What becomes of bad shards; None ends the fit with the first one.
     """
 
     keeps_states = False
@@ -58,12 +63,14 @@ class InProcessExecutor:
         checkpoint_seconds: float = 30.0,
         cache: PieceCache | None = None,
         callbacks: Callback | None = None,
+        quarantine: Quarantine | None = None,
     ) -> None:
         self.workers = resolve_jobs(n_jobs)
         self.store = store
         self.checkpoint_seconds = checkpoint_seconds
         self.cache = shared_cache() if cache is None else cache
         self.callbacks = callbacks or Callback()
+        self.quarantine = quarantine or Quarantine("stop", store)
         self._backends: dict[tuple[str, int], Any] = {}
 
     def put_state(self, stage: Stage, iteration: int, state: Any) -> Any:
@@ -101,6 +108,20 @@ class InProcessExecutor:
         return stats
 
     def _reduce(
+        self, stage: Stage, iteration: int, state: Any, on_rows: OnRows
+    ) -> tuple[dict[str, Stats], int, int]:
+        while True:
+            now = replace(stage, skipped=self.quarantine.of(stage))
+            try:
+                return self._reduced(now, iteration, state, on_rows)
+            except ShardError as error:
+                where = {"stage": stage.name, "pass": iteration + 1}
+                if not self.quarantine.take(error, self.callbacks, **where):
+                    raise
+                if self.store is not None:  # what is done of this pass was done of all rows
+                    self.store.drop_nodes()
+
+    def _reduced(
         self, stage: Stage, iteration: int, state: Any, on_rows: OnRows
     ) -> tuple[dict[str, Stats], int, int]:
         self.cache.start_pass()
@@ -155,6 +176,15 @@ class InProcessExecutor:
 
     def run_map(self, task: Any, on_rows: OnRows) -> None:
         """Write the missing shards, one thread a shard."""
+        while True:
+            now = replace(task, skipped=self.quarantine.rows_of(task.dataset))
+            try:
+                return self._run_map(now, on_rows)
+            except ShardError as error:
+                if not self.quarantine.take(error, self.callbacks, stage=task.name):
+                    raise
+
+    def _run_map(self, task: Any, on_rows: OnRows) -> None:
         self.cache.start_pass()
         missing = task.missing()
         done = task.rows_done(missing)

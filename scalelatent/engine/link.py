@@ -120,13 +120,15 @@ class Link:
         )
         return {address: _member(info) for address, info in sorted(found["workers"].items())}
 
-    def ask_workers(self, what: str, function: Callable[..., T], *args: Any) -> dict[str, T]:
+    def ask_workers(
+        self, what: str, function: Callable[..., T], *args: Any, seconds: float = CALL_SECONDS
+    ) -> dict[str, T]:
         """Run a function on every worker, beside its tasks; address -> answer.
 
         Raises
         ------
         RunError
-            Not all have answered within a minute.
+            Not all have answered in time.
         """
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -138,10 +140,10 @@ class Link:
 
         threading.Thread(target=ask, name="scalelatent-ask", daemon=True).start()
         try:
-            found, error = answers.get(timeout=CALL_SECONDS)
+            found, error = answers.get(timeout=seconds)
         except queue.Empty:
             raise RunError(
-                f"not all workers of {self.address} answered within {CALL_SECONDS:.0f} s while {what}: one "
+                f"not all workers of {self.address} answered within {seconds:.0f} s while {what}: one "
                 "of them hangs or is frozen; the dashboard's page of workers tells the one whose last "
                 "heartbeat is old. Restart it, then start again"
             ) from None

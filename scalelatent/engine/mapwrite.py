@@ -13,6 +13,7 @@ import numpy as np
 
 from .backend import make_backend
 from .passes import BLOCK_BYTES, BLOCK_ROWS
+from .quarantine import Ranges
 from .reading import Meter, Reader, StopFlag, iter_blocks, naming
 from .threads import resolve_jobs, single_threaded
 
@@ -35,6 +36,8 @@ class MapTask:
         Copy labels and weights too.
     classes : ndarray or None
         Of a map that gives labels itself (``gives_labels``): what its codes mean.
+    skipped : tuple of (start, stop)
+        Rows that are not to be read (see :mod:`.quarantine`): a row of zeros takes the place of each.
     """
 
     name: str
@@ -44,6 +47,7 @@ class MapTask:
     device: str
     with_labels: bool = True
     classes: np.ndarray | None = None
+    skipped: Ranges = ()
 
     @cached_property
     def writer(self) -> Any:
@@ -69,7 +73,8 @@ class MapTask:
         """Compute and write one shard; returns its rows. Running it twice writes the same file."""
         start, stop = self.writer.shard_bounds(shard)
         # No cache: these rows are read once, and keeping them would push out what is read again.
-        reader = Reader(self.dataset, None, Meter(), csr=getattr(self.row_map, "accepts_csr", False))
+        csr = getattr(self.row_map, "accepts_csr", False)
+        reader = Reader(self.dataset, None, Meter(), csr=csr, skipped=self.skipped)
         shape, dtype = self.row_map.output()
         out = np.empty((stop - start, *shape), dtype=dtype)
         prepared = self.row_map.prepare(backend)
@@ -79,16 +84,19 @@ class MapTask:
             for block in iter_blocks(reader, blocks, stop_event):
                 at = block.start - start
                 out[at : at + len(block.x)] = self.row_map.apply(prepared, block)
-        if getattr(self.row_map, "gives_labels", False):
-            assert self.classes is not None
-            y = self.classes[self.row_map.labels(out)]
-        else:
-            y = self.dataset.read_y(start, stop) if self.with_labels and self.dataset.has_y else None
+            y, weight = self._beside(start, stop, out)
+        self.writer.write_shard(shard, out, y, weight)
+        return stop - start
+
+    def _beside(self, start: int, stop: int, out: np.ndarray) -> tuple[Any, Any]:
+        """Labels and weights of rows of the output."""
         weight = (
             self.dataset.read_weight(start, stop) if self.with_labels and self.dataset.has_weight else None
         )
-        self.writer.write_shard(shard, out, y, weight)
-        return stop - start
+        if getattr(self.row_map, "gives_labels", False):
+            assert self.classes is not None
+            return self.classes[self.row_map.labels(out)], weight
+        return self.dataset.read_y(start, stop) if self.with_labels and self.dataset.has_y else None, weight
 
     def to_json(self) -> str:
         """Everything but the map itself, for a worker."""
@@ -99,6 +107,7 @@ class MapTask:
                 "url": self.url,
                 "device": self.device,
                 "with_labels": self.with_labels,
+                "skipped": self.skipped,
             }
         )
 

@@ -15,9 +15,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
-from scalelatent.errors import RunError, ScalelatentError
+from scalelatent.errors import RunError
 from scalelatent.models.base import Stats
 
 from .callbacks import Callback
@@ -25,13 +26,16 @@ from .dask_map import run_map, save_lazy
 from .dask_pass import DaskPass
 from .dask_tasks import sees, task_merge
 from .executor import OnRows, StepResult
+from .failures import LeftOut, error_of, guard_spans, settle
 from .graph import Graph
 from .link import CALL_SECONDS, Link
 from .online_dask import DaskSteps
 from .order import RowOrder
 from .passes import Span, Stage, spans_of, split_vector
+from .quarantine import Quarantine
 from .spans import plan_spans
 from .store import EngineStore
+from .trial import try_alone
 from .watch import Again, Watch
 from .window import TaskEnded
 from .work import Work
@@ -61,6 +65,8 @@ class DaskExecutor:
         Told of events, and asked now and then whether to go on.
     job : str or None
         Short id of the job, carried in the names of its tasks.
+    quarantine : Quarantine or None
+        What becomes of bad shards; None ends the fit with the first one.
 
     Raises
     ------
@@ -77,16 +83,19 @@ class DaskExecutor:
         checkpoint_seconds: float = 30.0,
         callbacks: Callback | None = None,
         job: str | None = None,
+        quarantine: Quarantine | None = None,
     ) -> None:
         self.client, self.link = client, Link(client)
         self.store = store
         self.checkpoint_seconds = checkpoint_seconds
         self.callbacks = callbacks or Callback()
+        self.quarantine = quarantine or Quarantine("stop", store)
         self.spread, self._parts = "auto", 0
         self.token = (f"{job}-" if job else "") + uuid.uuid4().hex[:6]
         self.pass_token = self.token
         self.pulse = threading.Event()
         self._refs: dict[str, tuple[str, ...]] = {}
+        self._skipped: dict[str, dict[str, Any]] = {}
         self._seconds: dict[str, float] = {}
         self._begun: DaskPass | None = None
         self.watch = Watch(self)
@@ -97,6 +106,7 @@ class DaskExecutor:
                 f"{self.link.address}`), then fit again"
             )
         self._check_shared_folder()
+        guard_spans(client)
 
     # -- workers ---------------------------------------------------------------------------------------------
 
@@ -170,7 +180,8 @@ class DaskExecutor:
         return self._refs[stage.name]
 
     def _save_stage(self, stage: Stage) -> None:
-        self.store.save_stage(stage)
+        skipped = self._skipped[stage.name] = self.quarantine.of(stage)
+        self.store.save_stage(replace(stage, skipped=skipped))
         self.pass_token = self.next_token()
         self._refs[stage.name] = (*self.store.ref, self.pass_token)
 
@@ -230,6 +241,8 @@ class DaskExecutor:
         return StepResult(out["summary"], out["done"], out["rows"], out["bytes_read"], iteration + 1)
 
     def _pass(self, stage: Stage, iteration: int, learns: bool = True) -> DaskPass:
+        if self.quarantine.of(stage) != self._skipped[stage.name]:
+            self._save_stage(stage)
         todo, kept = plan_spans(stage, iteration, self.store, self.workers)
         return DaskPass(self, stage, iteration, todo, kept, learns=learns)
 
@@ -249,10 +262,22 @@ class DaskExecutor:
         while True:
             current = make()
             try:
-                self._look_after(current, on_rows)
+                if try_alone(self, current):
+                    current.cancel()
+                    continue
+                self.look_after(current, on_rows)
+                self._seconds[current.name] = self.watch.span_seconds(current)
                 return current
-            except Again as again:
+            except LeftOut:
                 current.cancel()
+                # What is done of this pass was done of all rows.
+                self.store.drop_nodes()
+                self.pass_token, tries, most = self.next_token(), 0, -1
+            except Again as again:
+                try:
+                    self.watch.call_off(current)
+                finally:
+                    current.cancel()
                 tries = 1 if current.rows_done > most else tries + 1
                 most = max(most, current.rows_done)
                 if tries > ATTEMPTS:
@@ -266,7 +291,14 @@ class DaskExecutor:
                 current.cancel()
                 raise
 
-    def _look_after(self, current: Work, on_rows: OnRows) -> None:
+    def look_after(self, current: Work, on_rows: OnRows) -> None:
+        """Look after work until it is done.
+
+        Raises
+        ------
+        Again
+            It cannot go on.
+        """
         told = -1
         current.open()
         self.watch.start(current)
@@ -280,7 +312,6 @@ class DaskExecutor:
             self.watch.check(current, moved)
             pending = len(current.window.pending)
             self.wait(max(POLL_SECONDS, LOOK_SHARE * pending) if pending else _WAIT_SECONDS)
-        self._seconds[current.name] = self.watch.span_seconds(current)
         if told < current.rows:
             on_rows(current.rows, current.rows)
 
@@ -289,8 +320,7 @@ class DaskExecutor:
         try:
             return current.look(), current.done
         except TaskEnded as ended:
-            self.watch.failed(current, ended)
-            raise self.error_of(ended.future, current) from None
+            settle(self, current, ended)
 
     def _call_off(self) -> None:
         begun, self._begun = self._begun, None
@@ -387,36 +417,9 @@ class DaskExecutor:
             if future.status in ("pending", "lost"):  # its only copy was lost: it is computed again
                 continue
             if future.status != "finished":
-                raise self.error_of(future) from None
+                raise error_of(self, future) from None
             try:
                 return self.link.call(f"the result of {future.key} was fetched", future.result, CALL_SECONDS)
             except RunError:
                 if future.status == "finished":
                     raise
-
-    def error_of(self, future: Any, current: Work | None = None) -> Exception:
-        """What to raise for a task that failed or was cancelled."""
-        from concurrent.futures import CancelledError
-
-        from distributed import KilledWorker
-
-        if future.status in ("cancelled", "lost", "pending"):
-            return self.link.lost(f"task {future.key} was waited for", f"the task was {future.status}")
-        try:
-            error = future.exception(timeout=30)
-        except (CancelledError, TimeoutError, OSError, AttributeError) as cancelled:
-            return self.link.lost(f"the error of task {future.key} was fetched", cancelled)
-        if isinstance(error, KilledWorker):
-            words = self.watch.killed(current, str(error.task), error.last_worker.address)
-            return RunError(
-                f"{words}. Most often that is memory: give workers more of it (`dask worker --memory-limit`, "
-                "[cluster] memory_limit) or fewer threads each; if it is always the same rows, look at their "
-                "shard files (`scalelatent data info --verify`). Then resume the run: finished spans are kept"
-            )
-        if isinstance(error, (ScalelatentError, FloatingPointError)):
-            # A fresh one: the future's own keeps the frames of this pass alive, and with them its futures.
-            return type(error)(*error.args)
-        return RunError(
-            f"task {future.key} failed: {type(error).__name__}: {error}; finished passes are kept, resume "
-            "the run"
-        )

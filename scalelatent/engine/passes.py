@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from scalelatent.data.grid import FAN_IN, RowGrid
 from scalelatent.models.base import Reduction, Stats
 
 from .cache import PieceCache
+from .quarantine import Ranges
 from .reading import Meter, Reader, StopFlag, iter_blocks, naming
 
 COUNTERS = 2  # rows done, bytes read: appended to every vector
@@ -57,6 +58,8 @@ class Stage:
         ``"auto"``, ``"cpu"``, ``"gpu"`` or ``"reference"``.
     classes : ndarray or None
         The model's classes, whose positions are the codes that kernels see; None where labels are not used.
+    skipped : dict
+        Part name -> runs of rows that are left out (see :mod:`.quarantine`); only parts that have some.
     """
 
     name: str
@@ -65,6 +68,7 @@ class Stage:
     grids: Mapping[str, RowGrid]
     device: str = "auto"
     classes: np.ndarray | None = None
+    skipped: Mapping[str, Ranges] = field(default_factory=dict)
 
     @property
     def reductions(self) -> Mapping[str, Reduction]:
@@ -203,6 +207,7 @@ class PassContext:
                 self.meter,
                 stage.classes,
                 csr=getattr(self.reductions.get(part), "accepts_csr", False),
+                skipped=stage.skipped.get(part, ()),
             )
             for part, dataset in stage.datasets.items()
         }

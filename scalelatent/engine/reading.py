@@ -21,10 +21,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from scalelatent.errors import DataError, RunError, ScalelatentError
+from scalelatent.data.csr import index_dtype
+from scalelatent.errors import DataError, RunError, ScalelatentError, ShardError
 from scalelatent.models.base import Block, CsrRows
 
 from .cache import Piece, PieceCache
+from .quarantine import Ranges
 
 AHEAD = 3
 _POLL_SECONDS = 0.2
@@ -32,7 +34,7 @@ _POLL_SECONDS = 0.2
 
 @contextmanager
 def naming(dataset: Any) -> Iterator[None]:
-    """Give what a kernel says about a row the name of the dataset.
+    """Give what a kernel says about a row, and a broken shard, the name of the dataset.
 
     Raises
     ------
@@ -43,6 +45,8 @@ def naming(dataset: Any) -> Iterator[None]:
     """
     try:
         yield
+    except ShardError as error:
+        raise error.moved(url=dataset.url) from error.__cause__
     except ScalelatentError:
         raise
     except MemoryError as error:
@@ -61,7 +65,11 @@ class Stopped(Exception):
 
 
 class StopFlag(Protocol):
-    """Tells that work is to stop: an Event of the threads of a pass, or what stands for one in a task."""
+    """Tells that work is to stop: an Event of the threads of a pass, or what stands for one in a task.
+
+    May have ``moved()``, called before each block, and ``note(doing, start, stop)``, called before each read
+    and each computation: then nothing is read ahead.
+    """
 
     def is_set(self) -> bool:
         """Asked before each block, and while rows are waited for."""
@@ -96,6 +104,8 @@ class Reader:
     csr : bool
         Whether blocks of a CSR dataset stay CSR (:class:`~scalelatent.models.base.CsrRows`); else each is
         made dense when its turn comes, so never more than a block is dense at a time.
+    skipped : tuple of (start, stop)
+        Rows that are not to be read: they are zeros of class 0 and weight 0, all others have a weight.
     """
 
     def __init__(
@@ -106,14 +116,15 @@ class Reader:
         classes: np.ndarray | None = None,
         *,
         csr: bool = False,
+        skipped: Ranges = (),
     ) -> None:
-        self.dataset = dataset
+        self.dataset, self.skipped = dataset, skipped
         self.csr = csr
         self.classes = classes if dataset.has_y else None
         self.cache = cache if dataset.is_stored else None
         self.meter = meter
         labels = None if self.classes is None else (str(self.classes.dtype), self.classes.tobytes())
-        self._name = (dataset.fingerprint(), labels) if self.cache is not None else None
+        self._name = (dataset.fingerprint(), labels, skipped) if self.cache is not None else None
 
     def cached(self, start: int, stop: int) -> Piece | None:
         """A piece that is at hand without reading."""
@@ -124,6 +135,12 @@ class Reader:
         found = self.cached(start, stop)
         if found is not None:
             return found
+        piece = self._read_around(start, stop) if self.skipped else self._read(start, stop)
+        if self.cache is not None:
+            self.cache.put((self._name, start, stop), piece)
+        return piece
+
+    def _read(self, start: int, stop: int) -> Piece:
         ds = self.dataset
         x = ds.read_x(start, stop)
         piece = (
@@ -133,9 +150,32 @@ class Reader:
         )
         if ds.is_stored:
             self.meter.count(sum(a.nbytes for a in piece if a is not None))
-        if self.cache is not None:
-            self.cache.put((self._name, start, stop), piece)
         return piece
+
+    def _read_around(self, start: int, stop: int) -> Piece:
+        """A piece without the rows that are to be left out, in whose places there is nothing."""
+        held, row = [], start
+        inside = [(max(a, start), min(b, stop)) for a, b in self.skipped if a < stop and b > start]
+        for a, b in [*inside, (stop, stop)]:
+            if row < a:
+                x, y, weight = self._read(row, a)
+                held.append(((row, a), (x, y, np.ones(a - row) if weight is None else weight)))
+            if a < b:
+                held.append(((a, b), self._nothing(b - a)))
+            row = b
+        x, y, weight = (_cut(held, column, start, stop) for column in range(3))
+        return x, y, weight
+
+    def _nothing(self, rows: int) -> Piece:
+        dtype, p = self.dataset.dtype, self.dataset.n_features
+        if self.dataset.is_sparse:
+            index = index_dtype(p)
+            empty = np.zeros(0, dtype), np.zeros(0, index), np.zeros(rows + 1, np.int64)
+            x: Any = CsrRows(*empty, (rows, p))
+        else:
+            x = np.zeros((rows, p), dtype)
+        codes = None if self.classes is None else np.zeros(rows, np.int32)
+        return x, codes, np.zeros(rows)
 
 
 def iter_blocks(
@@ -159,6 +199,10 @@ def iter_blocks(
     several = getattr(reader.dataset, "reads_at_once", 1) > 1
     ahead = _read_several if several else _read_ahead
     source: Generator[Any, None, None] = at_once if at_hand else ahead(reader, pieces, stop_event)
+    # A suspect is read step by step, each noted before it is taken (see :mod:`.trial`).
+    note = getattr(stop_event, "note", None)
+    if note is not None:
+        source = _read_noted(reader, pieces, note)
     # A task tells its driver that it gets on; threads of one process need not.
     moved = getattr(stop_event, "moved", None)
     try:
@@ -174,9 +218,19 @@ def iter_blocks(
             x, y, weight = (_cut(held, column, start, stop) for column in range(3))
             assert x is not None
             dense = isinstance(x, CsrRows) and not reader.csr
+            if note is not None:
+                note("computing on", start, stop)
             yield Block(x.to_dense() if dense else x, y, weight, start)
     finally:
         source.close()
+
+
+def _read_noted(
+    reader: Reader, pieces: list[tuple[int, int]], note: Callable[[str, int, int], None]
+) -> Generator[Any, None, None]:
+    for piece in pieces:
+        note("reading", *piece)
+        yield piece, reader.read(*piece)
 
 
 def _cut(held: list[Any], column: int, start: int, stop: int) -> Any:

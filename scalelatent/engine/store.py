@@ -80,7 +80,7 @@ class EngineStore:
         kept = self.place.read("run-id")
         if kept is None:
             kept = uuid.uuid4().hex[:12].encode()
-            self._write("run-id", kept)
+            self.write_bytes("run-id", kept)
         return self.place.url, kept.decode()
 
     @property
@@ -146,7 +146,7 @@ class EngineStore:
                     "with the same job and data, or choose another run_dir"
                 )
             return
-        self._write("identity.json", json.dumps(identity, indent=1, sort_keys=True).encode())
+        self.write_bytes("identity.json", json.dumps(identity, indent=1, sort_keys=True).encode())
 
     def identity(self) -> dict[str, Any] | None:
         """What :meth:`claim` bound the folder to, or None."""
@@ -164,6 +164,7 @@ class EngineStore:
             "grids": dict(stage.grids),
             "device": stage.device,
             "classes": stage.classes,
+            "skipped": json.dumps(stage.skipped),
         }
         self.write(f"stage-{stage.name}.rec", tree, durable=False)
 
@@ -173,7 +174,9 @@ class EngineStore:
 
         tree = self.read(f"stage-{name}.rec")
         datasets = {part: Dataset.from_spec(json.loads(text)) for part, text in tree["datasets"].items()}
-        return Stage(tree["name"], tree["work"], datasets, tree["grids"], tree["device"], tree["classes"])
+        skipped = {part: tuple(map(tuple, rows)) for part, rows in json.loads(tree["skipped"]).items()}
+        how = tree["device"], tree["classes"], skipped
+        return Stage(tree["name"], tree["work"], datasets, tree["grids"], *how)
 
     def save_result(self, name: str, tree: Any) -> None:
         """What a finished stage leaves: its presence says that the stage is done."""
@@ -234,7 +237,7 @@ class EngineStore:
     def _mark_durable(self, stage: str, iteration: int, before: list[int]) -> None:
         """Note that a state is durable; marks of others go, and with them what kept those states."""
         if iteration not in before:
-            self._write(_durable_name(stage, iteration), b"durable\n", durable=True)
+            self.write_bytes(_durable_name(stage, iteration), b"durable\n", durable=True)
         for old in before:
             if old != iteration:
                 self.remove(_durable_name(stage, old))
@@ -340,7 +343,14 @@ class EngineStore:
     def _history(self, name: str) -> LineLog:
         return self._histories.setdefault(name, LineLog(self.place, name))
 
-    def _write(self, name: str, data: bytes, durable: bool = False) -> None:
+    def write_bytes(self, name: str, data: bytes, durable: bool = False) -> None:
+        """Write what is no record: it has a form of its own.
+
+        Raises
+        ------
+        RunError
+            The disk refuses, or the folder belongs to another run.
+        """
         self._check_run(name)
         try:
             self.place.write(name, data, durable=durable)

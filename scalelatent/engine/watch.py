@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .news import listener, pass_topic
-from .window import TaskEnded
 
 if TYPE_CHECKING:
     from .link import Member
@@ -28,6 +29,10 @@ FIRST_LOOK, LAST_LOOK = 1.0, 30.0
 HANG_SECONDS, HANG_TIMES = 60.0, 20.0
 # M-steps, merges and other people's tasks say nothing while they compute.
 SILENT_SECONDS = 3600.0
+# Deaths of workers with an item, after which it is tried alone; drivers of jobs are on workers, too.
+DEATHS, DRIVERS = 2, "scalelatent-job-"
+# How long the news of a death may come after the error that it led to.
+NEWS_SECONDS = 2.0
 # How long a worker on which a task hung gets no more of them.
 SHUN_SECONDS = 900.0
 
@@ -58,6 +63,8 @@ class Watch:
         # What was last known of each worker, and for each item the workers that died with it.
         self.members: dict[str, Member] = {}
         self.deaths: dict[tuple[str, int, Any], list[str]] = {}
+        # What each worker had of work that was called off: it may still die of it.
+        self._held: dict[str, list[Any]] = {}
         self._members_at = 0.0
         self._news: deque[dict[str, Any]] = deque()
         self._listening = False
@@ -147,6 +154,10 @@ class Watch:
         if now - self._members_at > max(MEMBERS_SECONDS, 0.02 * len(self.members)):
             self._members_at = now
             found = self._executor.link.members()
+            for address, member in found.items():
+                if address in self.members and self.members[address].memory > member.memory:
+                    # What it had once it may have had again when it died.
+                    found[address] = replace(member, memory=self.members[address].memory)
             # The lost ones of a while ago are still asked for, those of a week not.
             self.members = {**(self.members if len(self.members) < 2 * len(found) + 100 else {}), **found}
 
@@ -156,38 +167,109 @@ class Watch:
             if message["action"] == "add-worker":
                 self._tell("worker_joined", worker=message["worker"])
                 continue
-            lost = [current.items[key] for key in message.get("processing-tasks", ()) if key in current.items]
-            expected = bool(message.get("expected", False))
-            for item in () if expected else lost:
-                self.deaths.setdefault((current.name, current.number, item), []).append(message["worker"])
-            self._tell("worker_lost", worker=message["worker"], expected=expected, spans=len(lost))
-            for item in lost:
-                self.redone(current, item, "its worker was lost", message["worker"])
+            self._take_loss(current, message)
+        if self.suspects(current):
+            raise Again("two workers have died of it")
         threads = self._executor.look_at_workers()
         if threads:
             current.window.refresh(threads)
             if current.following is not None:
                 current.following.window.refresh(threads)
 
+    def _take_loss(self, current: Work, message: dict[str, Any]) -> None:
+        worker, expected = message["worker"], bool(message.get("expected", False))
+        keys = [key for key in message.get("processing-tasks", ()) if not str(key).startswith(DRIVERS)]
+        lost = [(work, work.items[key]) for work in current.everyone() for key in keys if key in work.items]
+        named = {(work.name, work.number, item) for work, item in lost}
+        for key in () if expected else named.union(self._held.pop(worker, ())):
+            self.deaths.setdefault(key, []).append(worker)
+        self._tell("worker_lost", worker=worker, expected=expected, spans=len(lost))
+        for work, item in lost:
+            self.redone(work, item, "its worker was lost", worker)
+        if not expected:
+            own = [item for work, item in lost if work is current]
+            current.bereaved(own, worker, alone=len(keys) == 1)
+
+    def call_off(self, work: Work) -> None:
+        """Before work is called off: remember who has what of it."""
+        self._held = {
+            address: [(work.name, work.number, work.items[key]) for key in keys if key in work.items]
+            for address, keys in self._executor.link.processing().items()
+        }
+
+    # -- deaths ----------------------------------------------------------------------------------------------
+
+    def suspects(self, work: Work) -> list[Any]:
+        """Items of a work that read a shard which was with :data:`DEATHS` workers that died."""
+        now, of_shard = (work.name, work.number), dict[Any, set[str]]()
+        lost = [(key[2], who) for key, who in self.deaths.items() if key[:2] == now]
+        for item, who in lost:
+            for shard in work.shards_of(item):
+                of_shard.setdefault(shard, set()).update(who)
+        guilty = {shard for shard, who in of_shard.items() if len(who) >= DEATHS}
+        return [item for item, _ in lost if guilty.intersection(work.shards_of(item))]
+
+    def acquit(self, work: Work, items: Iterable[Any]) -> None:
+        """Forget the deaths of items that have ended."""
+        for item in items:
+            self.deaths.pop((work.name, work.number, item), None)
+
+    def deaths_of(self, work: Work, item: Any) -> list[str]:
+        """The workers that died with an item."""
+        return self.deaths.get((work.name, work.number, item), [])
+
+    def blame(self, work: Work, key: str, worker: str) -> bool:
+        """Count the death that the scheduler tells of by an error; False where that is no item of the work.
+
+        Its news is on the way: it names what else the worker had.
+        """
+        deadline = time.monotonic() + NEWS_SECONDS
+        while time.monotonic() < deadline and not any(worker in who for who in self.deaths.values()):
+            while self._news:
+                message = self._news.popleft()
+                if message["action"] == "remove-worker":
+                    self._take_loss(work, message)
+            self._executor.wait(0.05)
+        item = work.items.get(key)
+        if item is None:
+            return bool(self.suspects(work))
+        who = self.deaths.setdefault((work.name, work.number, item), [])
+        if worker not in who:
+            who.append(worker)
+        return bool(self.suspects(work))
+
+    def peak(self, address: str, memory: int) -> None:
+        """A worker is known to have had so many bytes in use."""
+        member = self.members.get(address)
+        if member is not None and memory > member.memory:
+            self.members[address] = replace(member, memory=memory)
+
+    def died_with(self, work: Work, item: Any) -> str:
+        """In words: an item, and the workers that died with it."""
+        about = work.about(item)
+        rows = about.get("rows")
+        where = f" (rows {rows[0]}:{rows[1]} of the {about['part']} rows)" if rows else ""
+        number = f" of pass {work.number}" if work.number else ""
+        workers = self.deaths_of(work, item)
+        told = "; ".join(self._worker_words(address) for address in dict.fromkeys(workers))
+        return (
+            f"span {about['span']}{where}{number} of {work.name} was with {len(workers)} worker(s) when they "
+            f"died: {told}"
+        )
+
     def killed(self, current: Work | None, key: str, last: str) -> str:
         """In words: what was being computed when workers died, where, and what they had of memory."""
         item = None if current is None else current.items.get(key)
-        what, workers = f"task {key}", [last]
-        if current is not None and item is not None:
-            about = current.about(item)
-            rows = about.get("rows")
-            where = f" (rows {rows[0]}:{rows[1]} of the {about['part']} rows)" if rows else ""
-            what = f"span {about['span']}{where} of pass {current.number} of {current.name}"
-            workers = self.deaths.get((current.name, current.number, item), []) or workers
-        told = "; ".join(self._worker_words(address) for address in dict.fromkeys(workers))
-        return f"{what} was with {len(workers)} worker(s) when they died: {told}"
+        if current is None or item is None or not self.deaths_of(current, item):
+            return f"task {key} was with 1 worker(s) when they died: {self._worker_words(last)}"
+        return self.died_with(current, item)
 
     def _worker_words(self, address: str) -> str:
         member = self.members.get(address)
         if member is None:
             return address
         limit = f" of {member.memory_limit / 2**30:.1f} GiB" if member.memory_limit else ""
-        return f"{address} on {member.host}, {member.memory / 2**30:.2f} GiB{limit} in use when last heard of"
+        return f"{address} on {member.host}, {member.memory / 2**30:.2f} GiB{limit} in use at its peak"
 
     def redone(self, current: Work, item: Any, why: str, worker: str) -> None:
         """Tell that a span is computed once more."""
@@ -250,14 +332,3 @@ class Watch:
     def only(self) -> list[str]:
         """The workers that tasks are bound to where another one hangs: Dask takes that one for idle."""
         return list(self._executor.threads) if self.shunned else []
-
-    def failed(self, current: Work, ended: TaskEnded) -> None:
-        """A task of the pass failed or was cancelled: begin anew where that helps.
-
-        Raises
-        ------
-        Again
-            It does.
-        """
-        if ended.future.status == "cancelled" and self._executor.link.connected:
-            raise Again(f"the scheduler has cancelled {ended.future.key}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from .graph import Graph
 from .window import Window
 
 
@@ -64,6 +65,13 @@ class Work:
         """Whether all items are."""
         return self.window.given and not self.window.pending
 
+    def everyone(self) -> list[Work]:
+        """This, and what has begun behind it."""
+        return [self] if self.following is None else [self, *self.following.everyone()]
+
+    def bereaved(self, items: list[Any], worker: str, alone: bool) -> None:
+        """A worker has died with items of this; ``alone``: with nothing else."""
+
     def mine(self, key: str) -> bool:
         """Whether a task belongs to this."""
         return key.endswith(self.token)
@@ -74,6 +82,24 @@ class Work:
 
     def about(self, item: Any) -> dict[str, Any]:
         """An item in the words of the event log."""
+        raise NotImplementedError
+
+    def dataset_of(self, item: Any) -> Any:
+        """The rows that an item reads; None where that is not known."""
+        return None
+
+    def shards_of(self, item: Any) -> list[tuple[str, int, int]]:
+        """Shards that an item reads (see :meth:`~scalelatent.data.Dataset.shards`); none where it cannot be
+        computed alone, and nothing be found out of it.
+        """
+        return []
+
+    def label(self, item: Any) -> str:
+        """An item in names of tasks and files."""
+        raise NotImplementedError
+
+    def add_trial(self, graph: Graph, key: str, item: Any, note: str, worker: str) -> None:
+        """Add the task that computes an item alone, noting its steps in a file of the run folder."""
         raise NotImplementedError
 
     def cancel(self) -> None:

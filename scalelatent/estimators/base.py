@@ -189,6 +189,8 @@ class StreamedEstimator(BaseEstimator):
             n_jobs=self.n_jobs,
             engine=engine,
         ) as session:
+            if begin.online:
+                session.check_online()
             if begin.keeps_records:
                 session.keep_records()
             seed = session.begin(self.random_state, self._what_decides(), watched)

@@ -49,7 +49,9 @@ def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
     last = _last_fit(model, members, width or train.n_features, classes)
     most = int(model.max_iter if model.algorithm == "em" else model.n_epochs)
     model.seed_, rows = yield Begin(
-        {"members": members.n_members, "max_iter": most}, keeps_records=model.algorithm == "incremental"
+        {"members": members.n_members, "max_iter": most},
+        keeps_records=model.algorithm == "incremental",
+        online=model.algorithm != "em",
     )
     last = yield Remember("start", last)
     basis, rows = yield from project_steps(rows, width, last.get("basis"))

@@ -27,6 +27,7 @@ from scalelatent.engine.mapwrite import map_rows, map_to_array, start_map
 from scalelatent.engine.online import fit_online
 from scalelatent.engine.order import warn_if_sorted
 from scalelatent.engine.passes import Stage, make_stage
+from scalelatent.engine.quarantine import Quarantine, check_choice
 from scalelatent.engine.store import EngineStore
 from scalelatent.engine.streams import resolve_seed
 from scalelatent.engine.threads import single_threaded
@@ -47,6 +48,7 @@ ENGINE_OPTIONS = (
     "buffer_runs",
     "scratch",
     "keep_scratch",
+    "on_bad_shard",
 )
 
 # Engine options that decide the result of an online fit.
@@ -72,7 +74,7 @@ class FitSession:
     Raises
     ------
     ValueError
-        An unknown engine option.
+        An unknown engine option, or a value that ``on_bad_shard`` does not have.
     RunError
         The run folder holds another fit.
     """
@@ -97,6 +99,7 @@ class FitSession:
             raise ValueError(
                 f"engine: unknown option(s) {', '.join(unknown)}; there are {', '.join(ENGINE_OPTIONS)}"
             )
+        self.on_bad_shard = check_choice(self.options.get("on_bad_shard", "stop"))
         self.client = client if client is not None else current_client()
         self.run_dir, self.resume = run_dir, resume
         self.store: EngineStore | None = None
@@ -137,7 +140,10 @@ class FitSession:
 
         seconds = self.options.get("checkpoint_seconds", 30.0)
         if self.store is None:
-            self.executor: Any = InProcessExecutor(self.n_jobs, callbacks=self.callbacks)
+            quarantine = Quarantine(self.on_bad_shard)
+            self.executor: Any = InProcessExecutor(
+                self.n_jobs, callbacks=self.callbacks, quarantine=quarantine
+            )
             return resolve_seed(random_state)
         fixed = isinstance(random_state, (int, np.integer))
         kept = self.store.identity() if self.resume and not fixed else None
@@ -148,11 +154,30 @@ class FitSession:
         identity = {"kind": self.kind, "seed": seed, "params": repr(sorted(params.items())), **grid}
         identity |= {f"{name} data": ds.fingerprint() for name, ds in datasets.items()}
         self.store.claim(identity, self.resume)
+        how: dict[str, Any] = {
+            "callbacks": self.callbacks,
+            "quarantine": Quarantine(self.on_bad_shard, self.store),
+        }
         if self.client is None:
-            self.executor = InProcessExecutor(self.n_jobs, self.store, seconds, callbacks=self.callbacks)
+            self.executor = InProcessExecutor(self.n_jobs, self.store, seconds, **how)
         else:
-            self.executor = DaskExecutor(self.client, self.store, seconds, self.callbacks)
+            self.executor = DaskExecutor(self.client, self.store, seconds, **how)
         return seed
+
+    def check_online(self) -> None:
+        """Before :meth:`begin`: refuse what an online fit cannot do.
+
+        Raises
+        ------
+        ValueError
+            Rows were to be left out.
+        """
+        if self.on_bad_shard == "skip":
+            raise ValueError(
+                "on_bad_shard = 'skip' is for fits by passes: an online fit takes each row in an order of "
+                "its own and cannot leave some out in its midst. Leave on_bad_shard out, or choose algorithm "
+                "= 'em'"
+            )
 
     def announce(self, train: Dataset, **more: Any) -> None:
         """Tell the callbacks that a fit begins."""
@@ -311,7 +336,9 @@ class FitSession:
         if not self.options.get("keep_scratch", False):
             self._leftovers.append(place)
         task = start_map(stage, dataset, row_map, place.url, self.device, resume=True)
-        return map_rows(self.executor, task, progress)
+        out = map_rows(self.executor, task, progress)
+        self.executor.quarantine.follow(dataset, out)
+        return out
 
     def _map_in_memory(self, row_map: Any, dataset: Dataset, progress: Progress) -> Dataset:
         out = map_to_array(row_map, dataset, self.device, self.n_jobs, progress)

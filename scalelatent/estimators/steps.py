@@ -91,11 +91,13 @@ class Rows:
 class Begin:
     """All input is checked, work may begin. Answer: (seed, rows where every worker can read them).
 
-    ``info`` is told to the callbacks. ``keeps_records`` asks for a folder even where none was given.
+    ``info`` is told to the callbacks. ``keeps_records`` asks for a folder even where none was given;
+    ``online`` says that a :class:`LearnOnline` follows.
     """
 
     info: Mapping[str, Any] = field(default_factory=dict)
     keeps_records: bool = False
+    online: bool = False
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ from .spec import SECTIONS, Job, nearest
 
 __all__ = ["load_job", "override", "parse_setting", "parse_value", "resolve"]
 
+_ALSO_CHANGEABLE = ("engine", "on_bad_shard")
+
 PREFIX = "SCALELATENT_"
 _SECRET = re.compile(r"secret|token|passw|credential|storage_options|access_?key|(^|_)key$", re.IGNORECASE)
 _PATH_KEYS = {
@@ -149,13 +151,14 @@ def resolve(
 
 
 def override(job: Job, settings: Iterable[str]) -> Job:
-    """Return a resolved job with some ``[cluster]`` values changed, as a resume may do.
+    """Return a resolved job with some values changed, as a resume may do.
 
     Parameters
     ----------
     job : Job
     settings : iterable of str
-        ``"cluster.key=value"``; where the computing happens never changes a result.
+        ``"cluster.key=value"``; where the computing happens never changes a result. And
+        ``"engine.on_bad_shard=value"``, since a run may have to be resumed without rows that cannot be read.
 
     Returns
     -------
@@ -164,25 +167,31 @@ def override(job: Job, settings: Iterable[str]) -> Job:
     Raises
     ------
     JobError
-        If a setting is not of ``[cluster]``, or its key or value is refused.
+        If a setting is another one, or its key or value is refused.
     """
-    stored = job.cluster.model_dump()
     origins = dict(job.origins)
+    sections = {"cluster": job.cluster.model_dump(), "engine": job.engine.model_dump()}
     values = {
-        key: (value, origins.get(f"cluster.{key}", "default"), "job.json") for key, value in stored.items()
+        name: {
+            key: (value, origins.get(f"{name}.{key}", "default"), "job.json")
+            for key, value in section.items()
+        }
+        for name, section in sections.items()
     }
     for setting in settings:
         section, key, value = parse_setting(setting)
-        if section != "cluster":
+        if section != "cluster" and (section, key) != _ALSO_CHANGEABLE:
             raise JobError(
-                f"--set {setting}: a resumed run may only change [cluster] values; for another job choose "
-                "another folder: scalelatent fit JOB --out FOLDER"
+                f"--set {setting}: a resumed run may only change [cluster] values, and "
+                f"{'.'.join(_ALSO_CHANGEABLE)}; for another job choose another folder: "
+                "scalelatent fit JOB --out FOLDER"
             )
-        values[key] = (value, "command line", f"--set {setting}")
+        values[section][key] = (value, "command line", f"--set {setting}")
         other = {"workers": "scheduler", "scheduler": "workers"}.get(key)
         if other:  # one takes the place of the other
-            values[other] = (None, "default", "")
-    changed = replace(job, cluster=_section("cluster", values, "job", origins), origins=origins)
+            values[section][other] = (None, "default", "")
+    made = {name: _section(name, given, "job", origins) for name, given in values.items()}
+    changed = replace(job, **made, origins=origins)
     _check_agreement(changed)
     return changed
 

@@ -247,6 +247,12 @@ def _steps(
     best = getattr(estimator, "best_validation_error_", None)
     if best is not None:
         result.scores["best_validation_error"] = float(best)
+    left_out = folder.read_state()
+    if left_out.get("quarantined_rows"):
+        result.warnings.append(
+            f"{left_out['quarantined_rows']} rows of {left_out['quarantined_shards']} bad shard(s) were left "
+            f"out; scalelatent logs {folder.url} names them (shard_quarantined)"
+        )
     estimator.save(folder.model_url, overwrite=True)
     folder.event("model_saved", path=folder.model_url)
     request.check()

@@ -134,6 +134,12 @@ def _memory(value: str | int | float | None) -> str | int | float | None:
     return value
 
 
+def _on_bad_shard(value: str | None) -> str | None:
+    from scalelatent.engine.quarantine import check_choice
+
+    return None if value is None else check_choice(value)
+
+
 Text = Annotated[str, AfterValidator(_filled)]
 OptText = Annotated[Text | None, BeforeValidator(_none_word)]
 Rows = Annotated[str | None, BeforeValidator(_none_word), AfterValidator(_rows_word)]
@@ -167,7 +173,9 @@ class DataSection(_Section):
 
 
 class EngineSection(_Section):
-    """``[engine]``: how rows are cut and how often a checkpoint is written; all optional."""
+    """``[engine]``: how rows are cut, how often a checkpoint is written, what becomes of a bad shard; all
+    optional.
+    """
 
     block_rows: OptCount = None
     leaf_rows: OptCount = None
@@ -179,6 +187,7 @@ class EngineSection(_Section):
     run_rows: OptCount = None
     buffer_runs: OptCount = None
     keep_scratch: bool | None = None
+    on_bad_shard: Annotated[str | None, BeforeValidator(_none_word), AfterValidator(_on_bad_shard)] = None
 
 
 class ClusterSection(_Section):

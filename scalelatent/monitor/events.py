@@ -66,6 +66,11 @@ class RunLog(Callback):
             self._drop_repeated(self._last)
             self.folder.append(METRICS, self._last)
         self.folder.event(str(info.get("event", "note")), **_scalars(info))
+        if info.get("event") == "shard_quarantined":
+            state = self.folder.read_state()
+            rows = int(state.get("quarantined_rows") or 0) + int(info["rows"])
+            shards = int(state.get("quarantined_shards") or 0) + 1
+            self.folder.update_state(quarantined_shards=shards, quarantined_rows=rows)
 
     def on_checkpoint(self, info: dict[str, Any]) -> None:
         """Note the checkpoint."""

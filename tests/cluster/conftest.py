@@ -15,6 +15,7 @@ import pytest
 from scalelatent import CapsuleRegression, Dataset
 from scalelatent.jobs import runner
 from scalelatent.jobs.resolve import load_job
+from tests.cluster.processes import Processes
 from tests.helpers import files_of
 
 ENGINE = {"block_rows": 64, "leaf_rows": 128}
@@ -169,3 +170,12 @@ def undisturbed(place: Path) -> dict[str, bytes]:
         patch.setattr(runner, "_report", lambda result, data: None)
         result = runner.run_new_job(load_job(place / "job.toml", settings=[f"job.out={place / 'oracle'}"]))
     return files_of(result.folder)
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    started = Processes(tmp_path)
+    try:
+        yield started
+    finally:
+        started.close()

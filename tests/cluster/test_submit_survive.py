@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +16,7 @@ from scalelatent.jobs.connection import open_client
 from scalelatent.jobs.resolve import load_job, override
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.submit import resubmit, submit_job
+from tests.cluster.processes import Processes
 from tests.helpers import WITHOUT_REPORT, files_of, until
 
 pytestmark = pytest.mark.slow
@@ -57,54 +54,6 @@ def passes(folder: RunFolder) -> int:
 
 def events(folder: RunFolder, name: str) -> list[dict[str, Any]]:
     return [record for record in folder.records("events.jsonl") if record["event"] == name]
-
-
-class Processes:
-    """A scheduler and workers as one starts them by hand, each to be killed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.all: list[subprocess.Popen[bytes]] = []
-
-    def start(self, *words: str) -> subprocess.Popen[bytes]:
-        with open(self.folder / "dask.log", "ab") as log:
-            process = subprocess.Popen([sys.executable, "-m", *words], stdout=log, stderr=log)
-        self.all.append(process)
-        return process
-
-    def scheduler(self) -> tuple[str, subprocess.Popen[bytes]]:
-        file = self.folder / f"scheduler-{len(self.all)}.json"
-        process = self.start(
-            "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard",
-            "--scheduler-file", str(file),
-        )  # fmt: skip
-        until(lambda: file.exists() and file.stat().st_size)
-        return json.loads(file.read_text())["address"], process
-
-    def worker(self, scheduler: str) -> subprocess.Popen[bytes]:
-        return self.start(
-            "distributed.cli.dask_worker", scheduler, "--nthreads", "1", "--no-dashboard",
-            "--memory-limit", "0", "--local-directory", str(self.folder),
-        )  # fmt: skip
-
-    def close(self) -> None:
-        for process in self.all:
-            process.terminate()
-        for process in self.all:
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(20)
-
-
-@pytest.fixture
-def processes(tmp_path: Path) -> Iterator[Processes]:
-    started = Processes(tmp_path)
-    try:
-        yield started
-    finally:
-        started.close()
 
 
 @pytest.mark.timeout(240)

@@ -17,6 +17,8 @@ from scalelatent import Callback
 from scalelatent.engine import watch
 from scalelatent.errors import RunError
 
+FROZEN_SECONDS = 20.0
+
 
 class Log(Callback):
     """Keeps events; does something once when a stage has begun."""
@@ -108,7 +110,7 @@ def test_a_worker_frozen_for_a_while(
 
     def freeze() -> None:
         os.kill(pid, signal.SIGSTOP)
-        threading.Timer(3.0, os.kill, (pid, signal.SIGCONT)).start()
+        threading.Timer(FROZEN_SECONDS, os.kill, (pid, signal.SIGCONT)).start()
 
     log = Log("capsule_estep", freeze, 0.2)
     mortal.run(slow_blocks, 0.005)

@@ -46,7 +46,7 @@ def test_deaths_are_told_with_span_rows_host_and_memory(case: Any) -> None:
     assert words.startswith(
         "span 3 (rows 300:400 of the train rows) of pass 7 of capsule_estep was with 2 worker(s)"
     )
-    assert "tcp://a:1 on 10.0.0.1, 1.50 GiB of 2.0 GiB in use when last heard of; tcp://b:2" in words
+    assert "tcp://a:1 on 10.0.0.1, 1.50 GiB of 2.0 GiB in use at its peak; tcp://b:2" in words
     assert [event["event"] for event in events] == ["worker_lost", "span_redone"] * 2
     assert events[1]["rows"] == [300, 400]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -102,6 +103,34 @@ def test_suspicion_is_forgiven(watched: SimpleNamespace) -> None:
     assert hooks.forgive(watched.scheduler, "no such task") is False
 
 
+def test_a_span_has_a_last_chance(watched: SimpleNamespace, said: Any) -> None:
+    import dask
+
+    with dask.annotate(scalelatent=True):
+        span = watched.client.submit(int, 3, key="span", pure=False)
+    other = watched.client.submit(int, 3, key="other", pure=False)
+    watched.client.gather([span, other])
+    hooks.last_chance(watched.scheduler, ["span", "other", "no such task"])
+    assert watched.scheduler.tasks["span"].suspicious == watched.scheduler.allowed_failures
+    assert watched.scheduler.tasks["other"].suspicious == 0
+    assert said() == []
+
+
+def test_tasks_that_a_worker_runs(watched: SimpleNamespace, said: Any) -> None:
+    from scalelatent.engine.trial_tasks import at_work
+
+    def busy(dask_worker: Any = None) -> int:
+        return at_work("busy", dask_worker)
+
+    future = watched.client.submit(time.sleep, 1.0, key="a-busy-task", pure=False)
+    deadline = time.monotonic() + 10
+    while not any(watched.client.run(busy).values()):
+        assert time.monotonic() < deadline
+    future.result(timeout=30)
+    assert not any(watched.client.run(busy).values())
+    assert said() == []
+
+
 def test_a_kept_task_outlives_its_client(watched: SimpleNamespace) -> None:
     from distributed import Client
 
@@ -129,6 +158,7 @@ def test_the_event_of_a_removed_worker_is_read(said: Any) -> None:
 # -- where one is missing ------------------------------------------------------------------------------------
 
 NOTHING = SimpleNamespace()
+SPAN = SimpleNamespace(annotations={"scalelatent": True})
 CHANGED = {
     "route_prefix": (lambda: hooks.route_prefix(NOTHING), "/"),
     "add_routes": (lambda: hooks.add_routes(NOTHING, [("/a", object, {})]), False),
@@ -140,6 +170,8 @@ CHANGED = {
     "worker_facts": (lambda: hooks.worker_facts(SimpleNamespace(workers={"a": NOTHING})), {}),
     "keep_task": (lambda: hooks.keep_task(NOTHING, "k"), False),
     "forgive": (lambda: hooks.forgive(SimpleNamespace(tasks={"k": NOTHING}), "k"), False),
+    "last_chance": (lambda: hooks.last_chance(SimpleNamespace(tasks={"k": SPAN}), ["k"]), None),
+    "running_tasks": (lambda: hooks.running_tasks(NOTHING), []),
     "task_wanted": (lambda: hooks.task_wanted(NOTHING, "k"), True),
     "topic_handler": (lambda: hooks.topic_handler(NOTHING, "a"), None),
     "task_state": (lambda: hooks.task_state(NOTHING, "k"), None),

@@ -19,11 +19,11 @@ from scalelatent.jobs.resolve import resolve
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.runner import run_new_job
 from scalelatent.jobs.submit import resubmit, submit_job
+from tests.helpers import WITHOUT_REPORT, until
 
 from .conftest import S3
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
-WITHOUT_REPORT = "from scalelatent.jobs import runner; runner._report = lambda result, data: None"
 
 
 @pytest.fixture
@@ -58,14 +58,6 @@ def job(s3: S3) -> Callable[..., Any]:
         return resolve(stored, environ={})
 
     return make
-
-
-def until(wanted: Callable[[], Any], seconds: float = 60.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := wanted()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
-    return found
 
 
 @pytest.mark.timeout(240)

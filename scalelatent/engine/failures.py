@@ -1,0 +1,91 @@
+"""What becomes of a task that failed: another try, rows left out, or an error that says what to do."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from scalelatent.errors import RunError, ScalelatentError, ShardError
+
+from .threads import within
+from .watch import Again
+from .window import TaskEnded
+from .work import Work
+
+if TYPE_CHECKING:
+    from .on_dask import DaskExecutor
+
+GUARD_SECONDS, FETCH_SECONDS = 10.0, 30
+
+
+class LeftOut(Again):
+    """The work is to be begun anew, without rows that have just been left out."""
+
+
+def guard_spans(client: Any) -> None:
+    """Let the scheduler fail a span at the second death; where it does not let us, its own limit holds."""
+    from .scheduler_side import NAME, SpanGuard
+
+    with suppress(Exception):
+        within(GUARD_SECONDS, lambda: client.register_plugin(SpanGuard(), name=NAME))
+
+
+def settle(executor: DaskExecutor, current: Work, ended: TaskEnded) -> NoReturn:
+    """A task of a work failed or was cancelled: begin anew where that helps.
+
+    Raises
+    ------
+    Again
+        It does.
+    Exception
+        It does not.
+    """
+    from distributed import KilledWorker
+
+    future = ended.future
+    if future.status == "cancelled" and executor.link.connected:
+        raise Again(f"the scheduler has cancelled {future.key}")
+    error = _exception_of(executor, future)
+    if isinstance(error, KilledWorker):
+        key = str(error.task)
+        if executor.watch.blame(current, key, error.last_worker.address):
+            raise Again(f"workers have died of {key}")
+    where = {"stage": current.name, "pass": current.number}
+    if isinstance(error, ShardError) and executor.quarantine.take(error, executor.callbacks, **where):
+        raise LeftOut(str(error))
+    raise _told(executor, future, error, current) from None
+
+
+def error_of(executor: DaskExecutor, future: Any) -> Exception:
+    """What to raise for a task that failed or was cancelled."""
+    return _told(executor, future, _exception_of(executor, future), None)
+
+
+def _exception_of(executor: DaskExecutor, future: Any) -> BaseException:
+    from concurrent.futures import CancelledError
+
+    if future.status in ("cancelled", "lost", "pending"):
+        return executor.link.lost(f"task {future.key} was waited for", f"the task was {future.status}")
+    try:
+        error: BaseException = future.exception(timeout=FETCH_SECONDS)
+    except (CancelledError, TimeoutError, OSError, AttributeError) as cancelled:
+        return executor.link.lost(f"the error of task {future.key} was fetched", cancelled)
+    return error
+
+
+def _told(executor: DaskExecutor, future: Any, error: BaseException, current: Work | None) -> Exception:
+    from distributed import KilledWorker
+
+    if isinstance(error, KilledWorker):
+        words = executor.watch.killed(current, str(error.task), error.last_worker.address)
+        return RunError(
+            f"{words}. Most often that is memory: give workers more of it (`dask worker --memory-limit`, "
+            "[cluster] memory_limit) or fewer threads each; if it is always the same rows, look at their "
+            "shard files (`scalelatent data info --verify`). Then resume the run: finished spans are kept"
+        )
+    if isinstance(error, (ScalelatentError, FloatingPointError)):
+        # A fresh one: the future's own keeps the frames of this pass alive, and with them its futures.
+        return type(error)(*error.args)
+    return RunError(
+        f"task {future.key} failed: {type(error).__name__}: {error}; finished passes are kept, resume the run"
+    )

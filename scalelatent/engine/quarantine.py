@@ -1,0 +1,203 @@
+"""Rows that a fit leaves out, because whoever reads them dies or finds their shard broken.
+
+Only where ``on_bad_shard="skip"`` asks for it. What is left out lies in the run folder, so that a resumed
+run leaves it out too, whatever it is told then.
+
+Definition: from the beginning of the pass in which a shard was found out, the fit is that of the same rows
+with weight 0 for those of the shard, in every part and every pass; passes before it keep what they had read.
+A map writes such a row as the image of a row of zeros, and the passes over its output give it weight 0 again.
+What the driver counts before the first pass (rows of each class) counts all rows.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from scalelatent.errors import RunError, ShardError
+
+if TYPE_CHECKING:
+    from .passes import Stage
+    from .store import EngineStore
+
+CHOICES = ("stop", "skip")
+FILE = "quarantine.json"
+# More than this of a dataset is no bad shard but a disk that is away, or workers with too little memory.
+MOST = 0.25
+
+Ranges = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class BadShard:
+    """Rows that are left out.
+
+    Attributes
+    ----------
+    url : str
+        The dataset.
+    file : str
+        Path or address of the shard.
+    start, stop : int
+        Its rows, counted from the first row at ``url``.
+    deaths : int
+        Workers that died of it; 0 where reading it was refused.
+    why : str
+    """
+
+    url: str
+    file: str
+    start: int
+    stop: int
+    deaths: int
+    why: str
+
+
+def check_choice(value: str) -> str:
+    """The value of ``on_bad_shard``, where it is one.
+
+    Raises
+    ------
+    ValueError
+        It is none; the message names the nearest.
+
+    Examples
+    --------
+    >>> check_choice("skip")
+    'skip'
+    >>> check_choice("skp")
+    Traceback (most recent call last):
+    ValueError: on_bad_shard is 'stop' or 'skip', not 'skp': did you mean 'skip'?
+    """
+    if value in CHOICES:
+        return value
+    near = difflib.get_close_matches(str(value).lower(), CHOICES, n=1)
+    meant = f": did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"on_bad_shard is {' or '.join(map(repr, CHOICES))}, not {value!r}{meant}")
+
+
+class Quarantine:
+    """The bad shards of a run.
+
+    Parameters
+    ----------
+    choice : {"stop", "skip"}
+        Whether a bad shard ends the fit or is left out.
+    store : EngineStore or None
+        Where the list is kept; None keeps it in memory.
+
+    Attributes
+    ----------
+    shards : list of BadShard
+
+    Examples
+    --------
+    >>> quarantine = Quarantine("skip")
+    >>> quarantine.shards.append(BadShard("rows.zarr", "rows.zarr/x/c/1", 100, 200, 3, "workers died of it"))
+    >>> from types import SimpleNamespace
+    >>> quarantine.rows_of(SimpleNamespace(url="rows.zarr", extent=(150, 400)))
+    ((0, 50),)
+    """
+
+    def __init__(self, choice: str = "stop", store: EngineStore | None = None) -> None:
+        self.skips = check_choice(choice) == "skip"
+        self._store = store
+        kept = None if store is None else store.place.read(FILE)
+        self.shards = [] if kept is None else [BadShard(**entry) for entry in json.loads(kept)]
+
+    def rows_of(self, dataset: Any) -> Ranges:
+        """Rows of a dataset that are left out, as disjoint runs in order."""
+        if dataset.url is None or not self.shards:
+            return ()
+        first, last = dataset.extent
+        runs: list[tuple[int, int]] = []
+        for start, stop in sorted((s.start, s.stop) for s in self.shards if s.url == dataset.url):
+            a, b = max(start, first) - first, min(stop, last) - first
+            if runs and a < b and a <= runs[-1][1]:
+                runs[-1] = (runs[-1][0], max(b, runs[-1][1]))
+            elif a < b:
+                runs.append((a, b))
+        return tuple(runs)
+
+    def of(self, stage: Stage) -> dict[str, Ranges]:
+        """Part -> rows that are left out, of the parts that have some."""
+        found = {part: self.rows_of(dataset) for part, dataset in stage.datasets.items()}
+        return {part: rows for part, rows in found.items() if rows}
+
+    def take(self, error: ShardError, callbacks: Any, **where: Any) -> bool:
+        """Leave out the shard that an error names; False where it is not to be, and the error stands.
+
+        Raises
+        ------
+        RunError
+            Too much would be left out, or the list cannot be written.
+        """
+        if not self.skips or error.url is None or error.stop <= error.start:
+            return False
+        bad = BadShard(error.url, error.file, error.start, error.stop, 0, str(error))
+        return self.add([bad], callbacks, **where)
+
+    def add(self, shards: Iterable[BadShard], callbacks: Any, **where: Any) -> bool:
+        """Leave out shards from now on, and tell of it; False where all of them were already.
+
+        Raises
+        ------
+        RunError
+            Too much would be left out, or the list cannot be written.
+        """
+        new = [bad for bad in shards if not self._has(bad)]
+        for bad in new:
+            self._refuse_most(bad)
+            self.shards.append(bad)
+        if new:
+            self._write()
+        for bad in new:
+            about = {"dataset": bad.url, "shard": bad.file, "first_row": bad.start, "stop_row": bad.stop}
+            callbacks.on_event(
+                {
+                    "event": "shard_quarantined",
+                    **about,
+                    "rows": bad.stop - bad.start,
+                    "deaths": bad.deaths,
+                    "why": bad.why,
+                    **where,
+                }
+            )
+        return bool(new)
+
+    def follow(self, source: Any, mapped: Any) -> None:
+        """Leave out of the output of a map the rows that were left out of what it read."""
+        new = [
+            BadShard(mapped.url, bad.file, a, b, bad.deaths, bad.why)
+            for a, b in self.rows_of(source)
+            for bad in self.shards
+            if bad.url == source.url and bad.start - source.extent[0] < b and bad.stop - source.extent[0] > a
+        ]
+        new = [bad for bad in dict.fromkeys(new) if not self._has(bad)]
+        if new:
+            self.shards += new
+            self._write()
+
+    def _has(self, bad: BadShard) -> bool:
+        return any((s.url, s.start, s.stop) == (bad.url, bad.start, bad.stop) for s in self.shards)
+
+    def _refuse_most(self, bad: BadShard) -> None:
+        from scalelatent.data import open_dataset
+
+        out = sum(s.stop - s.start for s in self.shards if s.url == bad.url) + bad.stop - bad.start
+        rows = len(open_dataset(bad.url))
+        if out > MOST * rows:
+            raise RunError(
+                f"shard {bad.file} (rows {bad.start}:{bad.stop}) is bad ({bad.why}), and with it {out} of "
+                f"the {rows} rows of {bad.url} would be left out, more than {MOST:.0%}: that is no bad "
+                "shard. See whether the dataset is all there (`scalelatent data info --verify`) and whether "
+                "workers have enough memory, then resume the run; what was done is kept"
+            )
+
+    def _write(self) -> None:
+        if self._store is not None:
+            text = json.dumps([asdict(bad) for bad in self.shards], indent=1)
+            self._store.write_bytes(FILE, text.encode(), durable=True)

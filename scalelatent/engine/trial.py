@@ -1,0 +1,195 @@
+"""Which rows do workers die of? Spans that were on two workers that died are tried, each alone on a worker.
+
+Workers die with all they have, so the first two deaths name a guilty span among innocent ones. The pass is
+then called off; each suspect runs alone, and notes each step before it takes it (see :mod:`.trial_tasks`).
+Innocent ones end, and are kept for the pass that is begun anew. The guilty one ends a third worker, and its
+last note names the rows: the fit ends with them in its error, or leaves their shard out
+(see :mod:`.quarantine`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from scalelatent.errors import RunError
+
+from .failures import LeftOut
+from .graph import Graph
+from .quarantine import BadShard
+from .trial_tasks import at_work
+from .watch import DRIVERS, Again
+from .window import Batch, Window
+from .work import Work
+
+if TYPE_CHECKING:
+    from .on_dask import DaskExecutor
+
+# Of a worker's limit: whoever dies with as much in use was most likely ended by its nanny (at 95 %).
+FULL = 0.8
+QUIET_SECONDS, ASK_SECONDS, TRIALS = 20.0, 3.0, 4
+
+
+class Died(Exception):
+    """A worker has died of one item, alone with it."""
+
+    def __init__(self, item: Any, worker: str) -> None:
+        super().__init__(item, worker)
+        self.item, self.worker = item, worker
+
+
+class Trial(Work):
+    """One item of a work, alone on a worker.
+
+    Parameters
+    ----------
+    executor : DaskExecutor
+    tried : Work
+        Called off.
+    suspect : object
+        Item of it.
+    worker : str
+        Its address.
+    """
+
+    def __init__(self, executor: DaskExecutor, tried: Work, suspect: Any, worker: str) -> None:
+        super().__init__(tried.name, tried.number, executor.next_token(), tried.item_rows(suspect))
+        self._client, self._tried = executor.client, tried
+        self.note = f"trial-{self.token}"
+        self.window = Window({worker: 1}, [suspect], self._send)
+
+    def _send(self, batch: Batch, last: bool) -> dict[Any, Any]:
+        ((item, worker),) = batch
+        graph, key = Graph(), f"{self.name}-trial-{self._tried.label(item)}-{self.token}"
+        self._tried.add_trial(graph, key, item, self.note, worker)
+        self.items[key] = item
+        # Nobody else takes it where its worker dies.
+        return {item: graph.send(self._client, [key], [worker])[key]}
+
+    def item_rows(self, item: Any) -> int:
+        """Rows of an item."""
+        return self._tried.item_rows(item)
+
+    def about(self, item: Any) -> dict[str, Any]:
+        """An item in the words of the event log."""
+        return self._tried.about(item)
+
+    def bereaved(self, items: list[Any], worker: str, alone: bool) -> None:
+        """The worker has died; where it had more than the item, it is not known of which."""
+        if items and not alone:
+            raise Again(f"{worker} died with a suspect and tasks of others")
+        if items:
+            raise Died(items[0], worker)
+
+
+def try_alone(executor: DaskExecutor, work: Work) -> bool:
+    """Try the suspects of a work that has not begun; whether there were some, and it is to be made anew.
+
+    Raises
+    ------
+    LeftOut
+        Rows that workers die of are left out from now on.
+    RunError
+        The rows that workers die of.
+    """
+    suspects = executor.watch.suspects(work)
+    if suspects:
+        await_quiet(executor)
+    for item in suspects:
+        _try(executor, work, item)
+        executor.watch.acquit(work, [item])
+    return bool(suspects)
+
+
+def _try(executor: DaskExecutor, work: Work, item: Any) -> None:
+    for _ in range(TRIALS):
+        trial = Trial(executor, work, item, _loneliest(executor))
+        try:
+            return executor.look_after(trial, lambda done, rows: None)
+        except Died:
+            _judge(executor, work, item, trial.note)
+        except LeftOut:
+            raise
+        except Again as again:
+            why = str(again)
+        finally:
+            trial.cancel()
+            with suppress(OSError):
+                executor.store.remove(trial.note)
+    raise RunError(
+        f"{executor.watch.died_with(work, item)}; it was tried {TRIALS} times alone, and did not come to an "
+        f"end: {why}. Look at the logs of the workers, then resume the run: nothing is lost"
+    )
+
+
+def _loneliest(executor: DaskExecutor) -> str:
+    """The worker with the fewest tasks, none of them a driver's if that can be had."""
+    threads, tasks = executor.wait_for_workers(), executor.link.processing()
+
+    def company(worker: str) -> tuple[bool, int]:
+        keys = tasks.get(worker, [])
+        return any(key.startswith(DRIVERS) for key in keys), len(keys)
+
+    return min(threads, key=company)
+
+
+def await_quiet(executor: DaskExecutor) -> None:
+    """Wait, a bounded time, until no worker runs a task of ours: what is called off may still kill one."""
+    deadline = time.monotonic() + QUIET_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            busy = executor.link.ask_workers(
+                "called-off tasks end", at_work, executor.token, seconds=ASK_SECONDS
+            )
+        except RunError:  # a worker went while it was asked, or hangs
+            if not executor.link.connected:
+                raise
+            busy = {"": 1}
+        if not any(busy.values()):
+            return
+        executor.wait(0.1)
+
+
+def _judge(executor: DaskExecutor, work: Work, item: Any, note: str) -> NoReturn:
+    """Leave out the shard of a guilty item, or end the fit with its name."""
+    text = executor.store.place.read(note)
+    said: dict[str, Any] = {} if text is None else json.loads(text)
+    workers = executor.watch.deaths_of(work, item)
+    executor.watch.peak(workers[-1], int(said.get("peak", 0)))
+    words = executor.watch.died_with(work, item)
+    dataset = work.dataset_of(item)
+    if "rows" not in said or dataset is None:
+        raise RunError(
+            f"{words}; the last one alone with it, before it had read a row. {_advice(executor, workers)}"
+        )
+    a, b = said["rows"]
+    first = dataset.extent[0]
+    shards = dataset.shards(a, b) or [("", first + a, first + b)]
+    named = ", ".join(f"{file} (rows {start}:{stop})" for file, start, stop in shards)
+    words += f"; the last one alone with it, while {said['doing']} rows {first + a}:{first + b}"
+    if executor.quarantine.skips and dataset.url is not None:
+        bad = [BadShard(dataset.url, file, u, v, len(workers), words) for file, u, v in shards]
+        where = {"stage": work.name, "pass": work.number}
+        executor.quarantine.add(bad, executor.callbacks, **where)
+        executor.watch.acquit(work, [item])
+        raise LeftOut(words)
+    raise RunError(
+        f"workers die of shard file {named} of {dataset.url or 'the given rows'}: {words}. "
+        f'{_advice(executor, workers)}, or leave the shard out ([engine] on_bad_shard = "skip"; `scalelatent '
+        "resume RUN --set engine.on_bad_shard=skip`). Then resume the run: nothing is lost"
+    )
+
+
+def _advice(executor: DaskExecutor, workers: Sequence[str]) -> str:
+    members = [executor.watch.members[address] for address in workers if address in executor.watch.members]
+    full = any(m.memory_limit and m.memory > FULL * m.memory_limit for m in members)
+    memory = (
+        "give workers more memory (`dask worker --memory-limit`, [cluster] memory_limit) or fewer threads"
+    )
+    look = "look at the file (`scalelatent data info --verify`) and at the workers' logs"
+    if full:
+        return f"They ran out of memory: {memory}, or lower [engine] block_rows for another run; or {look}"
+    return f"{look[0].upper()}{look[1:]}, {memory}"

@@ -1,0 +1,190 @@
+"""Rows that kill whoever reads them: named after the third death, left out where that was asked for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, WorkerPlugin
+
+from scalelatent import Callback, open_dataset
+from scalelatent.errors import RunError
+from tests.helpers import InterruptAt
+
+SHARD, CHUNK = (3600, 4800), (3600, 3900)  # rows of x/c/3/0, and of it those that kill
+
+
+class Poison(WorkerPlugin):
+    """In every worker, new ones too: it dies of reading a row of the shard as long as a file is there.
+
+    Stands in for a codec that crashes on a chunk.
+    """
+
+    name = "poison"
+
+    def __init__(self, mark: str, rows: tuple[int, int]) -> None:
+        self.mark, self.rows = mark, rows
+
+    def setup(self, worker: Any) -> None:
+        from scalelatent.data.chunks import StoredRows
+
+        mark, (first, last), original = self.mark, self.rows, StoredRows.read
+
+        def read(source: Any, start: int, stop: int) -> Any:
+            mine = source._name == "x" and "/train" in str(source._location.url)
+            if mine and start < last and stop > first and os.path.exists(mark):
+                with open(f"{mark}.deaths", "a") as file:
+                    file.write(f"{os.getpid()}\n")
+                os._exit(1)
+            return original(source, start, stop)
+
+        StoredRows.read = read  # type: ignore[method-assign]
+
+
+class Events(Callback):
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.passes: list[int] = []
+
+    def on_event(self, info: dict[str, Any]) -> None:
+        self.told.append(info)
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        self.passes.append(record["pass"])
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        return [info for info in self.told if info["event"] == name]
+
+
+class FromPass(Events):
+    """Poisons the rows at the start of a pass."""
+
+    def __init__(self, number: int, mark: Path) -> None:
+        super().__init__()
+        self._number, self._mark = number, mark
+
+    def on_progress(self, info: dict[str, Any]) -> None:
+        if info["stage"] == "capsule_estep" and info["pass"] >= self._number and not self._mark.exists():
+            self._mark.touch()
+
+
+@pytest.fixture(scope="module")
+def mark(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("poison") / "mark"
+
+
+@pytest.fixture(scope="module")
+def workers(mark: Path) -> Iterator[Client]:
+    """Of two threads, that die of some rows; their scheduler has Dask's own limit of deaths."""
+    with (
+        # By itself a LocalCluster takes a worker away that it finds dead 15 s after an earlier death.
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "1 hour"}),
+        LocalCluster(
+            n_workers=2, threads_per_worker=2, processes=True, host="127.0.0.1", silence_logs=50,
+            dashboard_address="127.0.0.1:0", memory_limit=0, env={"SCALELATENT_CACHE_BYTES": "0"},
+        ) as cluster,
+        Client(cluster, timeout=30, set_as_default=False) as client,
+    ):  # fmt: skip
+        client.wait_for_workers(2, timeout=60)
+        client.register_plugin(Poison(str(mark), CHUNK))
+        yield client
+
+
+@pytest.fixture
+def poisoned(workers: Client) -> Client:
+    """Those that died in an earlier test are there again."""
+    workers.wait_for_workers(2, timeout=60)
+    return workers
+
+
+@pytest.fixture
+def deaths(mark: Path) -> Iterator[Callable[[], int]]:
+    """How many workers have died of the rows in this test."""
+    file = Path(f"{mark}.deaths")
+    file.unlink(missing_ok=True)
+    yield lambda: len(file.read_text().split()) if file.exists() else 0
+    mark.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("where", ["collect", "pass"])
+def test_a_shard_that_kills_workers_is_named_after_three_deaths(
+    poisoned: Any, fit: Any, alone: Any, same: Any, mark: Path, deaths: Any, tmp_path: Path, where: str
+) -> None:
+    events = Events() if where == "collect" else FromPass(3, mark)
+    if where == "collect":
+        mark.touch()
+    with pytest.raises(RunError) as raised:
+        fit(poisoned, run_dir=tmp_path, callbacks=events)
+    assert deaths() <= 3
+    text = str(raised.value)
+    assert "train/x/c/3/0 (rows 3600:4800)" in text
+    for word in ("was with 3 worker(s)", "127.0.0.1", "in use at its peak", "while reading rows 3600:3900"):
+        assert word in text
+    for step in ("scalelatent data info --verify", "memory_limit", "on_bad_shard", "resume"):
+        assert step in text
+    assert len(events.of("worker_lost")) == 3
+    assert not list((tmp_path / "engine").glob("trial-*"))
+    if where == "pass":
+        assert events.passes == [1, 2]
+    mark.unlink()
+    poisoned.wait_for_workers(2, timeout=60)
+    again = Events()
+    same(fit(poisoned, run_dir=tmp_path, resume=True, callbacks=again), alone())
+    assert again.passes == ([3, 4, 5] if where == "pass" else [1, 2, 3, 4, 5])
+
+
+def _without(rows: SimpleNamespace) -> np.ndarray:
+    weight = np.ones(len(rows.x))
+    weight[SHARD[0] : SHARD[1]] = 0
+    return weight
+
+
+def test_it_is_left_out_where_that_was_asked_for(
+    poisoned: Any, fit: Any, same: Any, rows: Any, mark: Path, deaths: Any, tmp_path: Path
+) -> None:
+    """Moments, projection and passes go on without it, and a resumed fit too, when it can be read again."""
+    mark.touch()
+    events, options = Events(), {"projection": 20, "engine": {"on_bad_shard": "skip"}}
+    with pytest.raises(KeyboardInterrupt):
+        fit(poisoned, run_dir=tmp_path, callbacks=[events, InterruptAt(2, "pass_end")], **options)
+    assert deaths() == 3
+    (told,) = events.of("shard_quarantined")
+    assert told["shard"].endswith("train/x/c/3/0")
+    assert (told["first_row"], told["stop_row"], told["rows"], told["deaths"]) == (*SHARD, 1200, 3)
+    assert told["stage"] == "capsule_svd"
+    mark.unlink()
+    poisoned.wait_for_workers(2, timeout=60)
+    model = fit(poisoned, run_dir=tmp_path, resume=True, projection=20)
+    same(model, fit(x=rows.train, sample_weight=_without(rows), projection=20))
+    assert deaths() == 3
+
+
+def test_a_broken_shard_is_left_out_at_once(
+    poisoned: Any, fit: Any, same: Any, rows: Any, deaths: Any, tmp_path: Path
+) -> None:
+    shutil.copytree(rows.folder / "train", tmp_path / "rows")
+    (tmp_path / "rows" / "x" / "c" / "3" / "0").unlink()
+    events, train = Events(), open_dataset(tmp_path / "rows")
+    skip = {"on_bad_shard": "skip"}
+    model = fit(poisoned, x=train, run_dir=tmp_path / "run", callbacks=events, engine=skip)
+    same(model, fit(x=rows.train, sample_weight=_without(rows)))
+    (told,) = events.of("shard_quarantined")
+    assert (told["rows"], told["deaths"]) == (1200, 0)
+    assert "is missing" in told["why"]
+    assert deaths() == 0
+
+
+def test_an_online_fit_refuses_before_it_begins(fit: Any, tmp_path: Path) -> None:
+    skip = {"on_bad_shard": "skip"}
+    with pytest.raises(ValueError, match=r"on_bad_shard = 'skip' is for fits by passes.*algorithm = 'em'"):
+        fit(run_dir=tmp_path, algorithm="stepwise", engine=skip)
+    assert not list((tmp_path / "engine").glob("*"))
+    with pytest.raises(ValueError, match="did you mean 'skip'"):
+        fit(engine={"on_bad_shard": "skipp"})

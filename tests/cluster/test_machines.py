@@ -1,0 +1,236 @@
+"""Machines that are cut off, full, or too small; checkpoints torn by them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client, LocalCluster, WorkerPlugin
+
+from scalelatent import Callback, open_dataset
+from scalelatent.errors import RunError
+from tests.cluster.processes import Processes
+from tests.helpers import InterruptAt, until
+
+CUT_SECONDS = 10.0
+
+
+class At(Callback):
+    """Does something once, at the end of a pass; keeps the passes and the events."""
+
+    def __init__(self, number: int, action: Callable[[], None]) -> None:
+        self._number, self._action = number, action
+        self.passes: list[int] = []
+        self.events: list[dict[str, Any]] = []
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        self.passes.append(record["pass"])
+        if record["pass"] == self._number:
+            self._action()
+
+    def on_event(self, info: dict[str, Any]) -> None:
+        self.events.append(info)
+
+
+# -- two hosts -----------------------------------------------------------------------------------------------
+
+
+def _run(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True, timeout=20)
+
+
+class OtherHost:
+    """A network namespace with a cable to this one."""
+
+    def __init__(self, number: int) -> None:
+        self.name, self.here, self.there = f"sl{number}", f"sla{number}", f"slb{number}"
+        self.net = f"10.213.{number % 250}"
+
+    def __enter__(self) -> OtherHost:
+        _run("ip", "netns", "add", self.name)
+        _run("ip", "link", "add", self.here, "type", "veth", "peer", "name", self.there, "netns", self.name)
+        _run("ip", "addr", "add", f"{self.net}.1/24", "dev", self.here)
+        _run("ip", "link", "set", self.here, "up")
+        inside = self.inside
+        _run(*inside, "ip", "addr", "add", f"{self.net}.2/24", "dev", self.there)
+        for device in (self.there, "lo"):
+            _run(*inside, "ip", "link", "set", device, "up")
+        return self
+
+    @property
+    def inside(self) -> tuple[str, ...]:
+        return "ip", "netns", "exec", self.name
+
+    def cable(self, state: str) -> None:
+        _run(*self.inside, "ip", "link", "set", self.there, state)
+
+    def __exit__(self, *_: object) -> None:
+        for words in (("ip", "link", "del", self.here), ("ip", "netns", "del", self.name)):
+            subprocess.run(words, check=False, capture_output=True, timeout=20)
+
+
+@pytest.fixture
+def other_host() -> Iterator[OtherHost]:
+    host = OtherHost(os.getpid() % 30_000)
+    try:
+        host.__enter__()
+    except (OSError, subprocess.SubprocessError) as error:
+        host.__exit__()
+        pytest.skip(f"network namespaces: this machine does not permit them ({error})")
+    try:
+        yield host
+    finally:
+        host.__exit__()
+
+
+def slow_blocks(seconds: float) -> None:
+    """In a worker: each block takes so long."""
+    from scalelatent.engine import passes, reading
+
+    original = reading.iter_blocks
+
+    def slow(reader: Any, blocks: Any, stop: Any) -> Iterator[Any]:
+        for block in original(reader, blocks, stop):
+            time.sleep(seconds)
+            yield block
+
+    passes.iter_blocks = slow
+
+
+@pytest.mark.timeout(240)
+def test_two_hosts_are_cut_off_from_each_other(
+    fit: Any, alone: Any, same: Any, processes: Processes, other_host: OtherHost, tmp_path: Path
+) -> None:
+    """The other host's worker computes and cannot be heard for ten seconds, in the midst of a pass."""
+    address, _ = processes.scheduler(f"{other_host.net}.1")
+    processes.worker(address)
+    processes.worker(address, "--host", f"{other_host.net}.2", inside=other_host.inside)
+    with Client(address, timeout=60, set_as_default=False) as client:
+        client.wait_for_workers(2, timeout=60)
+        client.run(slow_blocks, 0.004)
+        cut: list[float] = []
+
+        def pull() -> None:
+            other_host.cable("down")
+            cut.append(time.monotonic())
+            threading.Timer(CUT_SECONDS, other_host.cable, ("up",)).start()
+
+        log = At(2, pull)
+        same(fit(client, run_dir=tmp_path / "run", callbacks=log), alone())
+        assert log.passes == [1, 2, 3, 4, 5]
+        assert time.monotonic() - cut[0] > CUT_SECONDS  # its spans were waited for, or done again
+        assert len(client.nthreads()) == 2
+
+
+# -- a full disk ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Four megabytes."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    try:
+        _run("mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk))
+    except (OSError, subprocess.SubprocessError) as error:
+        pytest.skip(f"a small file system: this machine does not permit mounting one ({error})")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=False, timeout=20)
+
+
+def _fill(disk: Path) -> None:
+    with open(disk / "filler", "wb", buffering=0) as file:
+        for size in (4096, 1):
+            try:
+                while file.write(b"x" * size):
+                    pass
+            except OSError:
+                continue
+
+
+def test_the_disk_of_the_run_folder_is_full(
+    client: Any, fit: Any, alone: Any, same: Any, small_disk: Path
+) -> None:
+    options = {"max_iter": 40, "nu_schedule": None}
+    with pytest.raises(RunError, match=r"cannot write .*No space left.*Free space.*resume the run"):
+        fit(client, run_dir=small_disk / "run", callbacks=At(3, lambda: _fill(small_disk)), **options)
+    (small_disk / "filler").unlink()
+    again = At(0, lambda: None)
+    same(fit(client, run_dir=small_disk / "run", resume=True, callbacks=again, **options), alone(**options))
+    assert again.passes[0] > 1  # what was done is kept
+
+
+# -- a torn checkpoint ---------------------------------------------------------------------------------------
+
+
+def test_the_last_checkpoint_is_torn(client: Any, fit: Any, alone: Any, same: Any, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        fit(client, run_dir=tmp_path, callbacks=InterruptAt(3, "pass_end"))
+    newest = sorted((tmp_path / "engine").glob("state-capsule_estep-*"))[-1]
+    newest.write_bytes(newest.read_bytes()[:-100])
+    log = At(0, lambda: None)
+    same(fit(client, run_dir=tmp_path, resume=True, callbacks=log), alone())
+    assert log.events[0]["event"] == "checkpoint_unreadable"
+    assert newest.name in log.events[0]["message"]
+
+
+# -- too little memory ---------------------------------------------------------------------------------------
+
+LIMIT = 700 * 2**20
+
+
+class Greedy(WorkerPlugin):
+    """Of some rows workers take more memory than they may have, a little at a time."""
+
+    name = "greedy"
+
+    def setup(self, worker: Any) -> None:
+        import numpy as np
+
+        from scalelatent.data.chunks import StoredRows
+
+        original, held = StoredRows.read, []
+
+        def read(source: Any, start: int, stop: int) -> Any:
+            if source._name == "x" and "/train" in str(source._location.url) and start < 3900 and stop > 3600:
+                while sum(a.nbytes for a in held) < 2 * LIMIT:
+                    held.append(np.ones(2**23))
+                    time.sleep(0.25)
+            return original(source, start, stop)
+
+        StoredRows.read = read  # type: ignore[method-assign]
+
+
+@pytest.mark.timeout(240)
+def test_rows_that_take_more_memory_than_a_worker_has(
+    client: Any, fit: Any, alone: Any, same: Any, rows: Any, tmp_path: Path
+) -> None:
+    shutil.copytree(rows.folder / "train", tmp_path / "train")
+    train = open_dataset(tmp_path / "train")
+    with (
+        LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=True, host="127.0.0.1", silence_logs=50,
+            dashboard_address="127.0.0.1:0", memory_limit=LIMIT, env={"SCALELATENT_CACHE_BYTES": "0"},
+        ) as cluster,
+        Client(cluster, timeout=30, set_as_default=False) as small,
+    ):  # fmt: skip
+        until(lambda: small.nthreads())
+        small.register_plugin(Greedy())
+        with pytest.raises(RunError) as raised:
+            fit(small, x=train, run_dir=tmp_path / "run")
+    text = str(raised.value)
+    assert "x/c/3/0 (rows 3600:4800)" in text
+    assert "was with 3 worker(s) when they died" in text
+    assert "of 0.7 GiB in use at its peak" in text
+    assert "They ran out of memory: give workers more memory" in text
+    assert "memory_limit" in text
+    same(fit(client, x=train, run_dir=tmp_path / "run", resume=True), alone())
