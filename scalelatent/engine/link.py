@@ -6,14 +6,14 @@ that was closed, is told as such, wherever it is noticed first.
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from scalelatent.errors import RunError, ScalelatentError
+
+from .threads import within
 
 CALL_SECONDS = 60.0
 T = TypeVar("T")
@@ -130,26 +130,14 @@ class Link:
         RunError
             Not all have answered in time.
         """
-        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-        def ask() -> None:
-            try:
-                answers.put((self.call(what, self.client.run, function, *args), None))
-            except BaseException as error:  # noqa: BLE001  raised in the calling thread
-                answers.put((None, error))
-
-        threading.Thread(target=ask, name="scalelatent-ask", daemon=True).start()
         try:
-            found, error = answers.get(timeout=seconds)
-        except queue.Empty:
+            return dict(within(seconds, lambda: self.call(what, self.client.run, function, *args)))
+        except TimeoutError:
             raise RunError(
                 f"not all workers of {self.address} answered within {seconds:.0f} s while {what}: one "
                 "of them hangs or is frozen; the dashboard's page of workers tells the one whose last "
                 "heartbeat is old. Restart it, then start again"
             ) from None
-        if error is not None:
-            raise error
-        return dict(found)
 
 
 def _member(info: dict[str, Any]) -> Member:
