@@ -121,6 +121,34 @@ def test_sparse_equals_dense(n: int, p: int, k: int, q: int, metric: str) -> Non
     np.testing.assert_array_equal(dense.nearest(x, columns, dense.make_bank(w[:, columns], metric)), want)
 
 
+@pytest.mark.parametrize("metric", reference.METRICS)
+def test_sparse_rows_of_uneven_columns(metric: str) -> None:
+    """Dense columns, columns with postings, and both bounds on rounding: numbers whose sums round, and
+    centroids that float32 cannot tell apart.
+    """
+    rng = np.random.default_rng(1)
+    n, p, k = 300, 400, 150
+    share = np.minimum(1.0, 8.0 / np.arange(1, p + 1))
+    x, w = ((rng.normal(size=(m, p)) * (rng.random((m, p)) < share)).astype("f4") for m in (n, k))
+    w[:60] = w[0] * (1 + 1e-7 * rng.normal(size=(60, 1))).astype("f4")
+    x[:100] = w[0]
+    columns = np.sort(rng.permutation(p)[:300])
+    bank = sparse.make_sparse_bank(_csr(w), columns, metric)
+    assert (bank.slot >= 0).sum() > 10
+    assert len(bank.start) > 100
+    got = sparse.nearest_sparse(_csr(x), bank)
+    np.testing.assert_array_equal(got, dense.nearest(x, columns, dense.make_bank(w[:, columns], metric)))
+    want = reference.nearest(x, columns, reference.make_bank(w[:, columns], metric))
+    assert (got[100:] == want[100:]).all()
+    plain = x[:, columns] @ w[:, columns].T
+    plain = (
+        plain - 0.5 * (w[:, columns] ** 2).sum(1)
+        if metric == "euclidean"
+        else plain / np.linalg.norm(w[:, columns], axis=1)
+    )
+    assert (plain.argmax(axis=1) != got).mean() > 0.2, "float32 alone would do: this test shows nothing"
+
+
 def test_sparse_rows_and_centroids_without_entries() -> None:
     x = _csr(np.array([[0.0, 0, 0], [0, 3, 0], [0, 0, 0]]))
     w = _csr(np.array([[0.0, 2, 0], [0, 0, 0]]))

@@ -65,14 +65,13 @@ def make_bank(w: np.ndarray, metric: str) -> Bank:
     (80,)
     """
     w = np.ascontiguousarray(w, dtype=np.float32)
-    squares = np.einsum("jc,jc->j", w, w, dtype=np.float64)
-    exact = np.stack(score_terms(squares, metric))
     k, columns = w.shape
+    packed = np.zeros((-(-k // PANEL), columns, PANEL), dtype=np.float32)
+    squares = _pack(w, packed)
+    exact = np.stack(score_terms(squares, metric))
     full = -(-k // PANEL) * PANEL
     scale, bias = np.zeros(full, dtype=np.float32), np.full(full, -np.inf, dtype=np.float32)
     scale[:k], bias[:k] = exact
-    packed = np.zeros((full // PANEL, columns, PANEL), dtype=np.float32)
-    _pack(w, packed)
     # Rounding of a sum of so many products, of scale and bias, and of their sum, each at most 2^-24 of its
     # terms (Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
     rounding = (columns + 4) * 2.0**-24
@@ -151,10 +150,14 @@ _sums = make_tile(ROWS, VECS, False)
 
 @kernel
 def _pack(w, packed):  # type: ignore[no-untyped-def]
+    """Returns squared lengths, summed from left to right: CSR rows of the same data have the same."""
+    squares = np.zeros(len(w))
     for j in range(len(w)):
         panel, lane = packed[j // PANEL], j % PANEL
         for c in range(w.shape[1]):
             panel[c, lane] = w[j, c]
+            squares[j] += np.float64(w[j, c]) * np.float64(w[j, c])
+    return squares
 
 
 @kernel
