@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelatent.models.base import CsrRows
-from scalelatent.models.mbn import reference
+from scalelatent.models.mbn import KERNELS, reference
 from scalelatent.models.mbn.cpu import dense, lists, overlap, planes, sparse
 
 SHAPES = [(1, 1, 1, 1), (5, 3, 2, 2), (6, 7, 16, 7), (7, 9, 17, 4), (121, 30, 33, 15), (250, 196, 48, 98)]
@@ -228,6 +230,16 @@ def test_a_row_that_is_over_by_short_lists_alone() -> None:
     x = np.array([[3] * 70, [9] * 35 + [4] * 35, [200] * 70], dtype="u2")
     got = lists.nearest_in_lists(x, lists.make_lists(centroids, units))
     assert got.tolist() == [12, 16, 0]
+
+
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_every_kernel_has_three_bodies(name: str) -> None:
+    """Function names are checked where the module can be imported; the CuPy one needs CuPy."""
+    assert set(KERNELS[name]) == {"reference", "numba", "cupy"}
+    for backend, place in KERNELS[name].items():
+        module, function = place.split(":")
+        text = Path(find_spec(module).origin).read_text(encoding="utf-8")  # type: ignore[union-attr,arg-type]
+        assert f"\ndef {function}(" in text, f"{backend}: {place}"
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from scalelatent._numba import entry, filled, given, kernel
-from scalelatent.models.mbn.reference import score_terms
+from scalelatent.models.mbn.reference import score_terms, squared_lengths
 from scalelatent.models.tiles import BYTES, LANES, accumulate, at, make_tile
 
 ROWS, VECS = 6, 2
@@ -67,7 +67,8 @@ def make_bank(w: np.ndarray, metric: str) -> Bank:
     w = np.ascontiguousarray(w, dtype=np.float32)
     k, columns = w.shape
     packed = np.zeros((-(-k // PANEL), columns, PANEL), dtype=np.float32)
-    squares = _pack(w, packed)
+    _pack(w, packed)
+    squares = squared_lengths(w)
     exact = np.stack(score_terms(squares, metric))
     full = -(-k // PANEL) * PANEL
     scale, bias = np.zeros(full, dtype=np.float32), np.full(full, -np.inf, dtype=np.float32)
@@ -150,14 +151,10 @@ _sums = make_tile(ROWS, VECS, False)
 
 @kernel
 def _pack(w, packed):  # type: ignore[no-untyped-def]
-    """Returns squared lengths, summed from left to right: CSR rows of the same data have the same."""
-    squares = np.zeros(len(w))
     for j in range(len(w)):
         panel, lane = packed[j // PANEL], j % PANEL
         for c in range(w.shape[1]):
             panel[c, lane] = w[j, c]
-            squares[j] += np.float64(w[j, c]) * np.float64(w[j, c])
-    return squares
 
 
 @kernel
