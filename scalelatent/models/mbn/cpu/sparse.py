@@ -185,13 +185,15 @@ def _sort_out(data, indices, a, b, slot, size, i, places, values, thin, weights)
     """Entries a to b of row i: those of dense columns and those with postings; returns how many of each, and
     the length of the row on both.
     """
-    dense, posted, total, one = np.uint64(0), np.uint64(0), np.float32(0.0), np.uint64(1)
+    dense, posted, total = np.uint64(0), np.uint64(0), np.float32(0.0)
+    one, sign = np.uint64(1), np.uint64(63)
     for e in range(np.uint64(a), np.uint64(b)):
         value, place = data[e], np.int64(slot[np.uint64(indices[e])])
         places[i, dense], values[i, dense] = place * size, value
         thin[posted], weights[posted] = -2 - place, value
-        dense += one if place >= 0 else np.uint64(0)
-        posted += one if place < _ABSENT else np.uint64(0)
+        # Sign bits: of a comparison the compiler makes a branch, which goes either way.
+        dense += one - (np.uint64(place) >> sign)
+        posted += np.uint64(place - _ABSENT) >> sign
     for e in range(dense):
         total += values[i, e] * values[i, e]
     for e in range(posted):
