@@ -4,14 +4,18 @@ dense    nearest of k centroids on half of the columns of MNIST (noise of its sh
          as they lie on disk: against the matrix product alone (sgemm, same shapes, kept buffer), against
          a large square product, BLAS tiles with numpy's argmax, and faiss-cpu where it is installed
 codes    shared units of rows of codes: nanoseconds a look-up (row x clustering below), on codes of random
-         clusterings of the same rows, and how many times longer a float32 one-hot product takes (of so many
-         rows as fit, scaled)
-sparse   nearest centroids of CSR rows of the density of RCV1 (76 of 2,000): times faster than dense
+         clusterings of the same rows, for the layers of 8,000 to 31 centroids, and how many times longer a
+         float32 one-hot product takes (of so many rows as fit, scaled)
+sparse   nearest centroids of documents on half of the columns: RCV1's subset, its 2,000 commonest stems and
+         its whole vocabulary (without data rows of that density, columns drawn by Zipf's law): times faster
+         than making the rows dense, and than the dense kernel alone; multiply-adds of a row and centroid
 """
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -88,71 +92,124 @@ def dense_rates(k: int, seed: int) -> dict[str, Any]:
     return out
 
 
-def code_look_ups(below: int, k: int, clusterings: int, seed: int) -> dict[str, Any]:
-    """One upper clustering over 8,192 rows."""
-    rows, what = images(8192, seed)
+def random_codes(below: int, clusterings: int, n: int, seed: int) -> tuple[np.ndarray, str]:
+    """Codes of rows by clusterings of few columns, so that they are made quickly; as uneven as real ones."""
+    rows, what = images(n, seed)
     rng = np.random.default_rng(seed)
-    codes = np.empty((len(rows), clusterings), dtype=np.uint16)
-    for v in range(
-        clusterings
-    ):  # few columns, so that the codes are made quickly; they are as uneven as real ones
+    codes = np.empty((n, clusterings), dtype=np.uint16)
+    for v in range(clusterings):
         columns = np.sort(rng.permutation(784)[:49])
-        bank = dense.make_bank(rows[rng.permutation(len(rows))[:below]][:, columns], "euclidean")
+        bank = dense.make_bank(rows[rng.permutation(n)[:below]][:, columns], "euclidean")
         codes[:, v] = dense.nearest(rows, columns, bank)
-    centroids = codes[rng.permutation(len(rows))[:k]]
+    return codes, what
+
+
+def code_look_ups(codes: np.ndarray, below: int, k: int, seed: int) -> dict[str, Any]:
+    """One upper clustering over the first 8,192 rows; its centroids are others."""
+    rng = np.random.default_rng(seed)
+    clusterings = codes.shape[1]
+    x, centroids = np.ascontiguousarray(codes[:8192]), np.ascontiguousarray(codes[8192 : 8192 + k])
     units = rng.random((clusterings, below)) < 0.5
     lists = overlap.make_lists(centroids, units)
-    part = 256
-    left = np.zeros((part, clusterings * below), dtype=np.float32)
-    left[np.arange(part)[:, None], np.arange(clusterings) * below + codes[:part]] = 1.0
-    right = np.zeros((min(k, 256), clusterings * below), dtype=np.float32)
-    right[np.arange(len(right))[:, None], np.arange(clusterings) * below + centroids[: len(right)]] = 1.0
+    met = np.zeros(len(x))
+    for v in range(clusterings):
+        met += (np.bincount(centroids[:, v], minlength=below) * units[v])[x[:, v]]
+    part, few = max(8, min(256, 2**28 // (clusterings * below))), min(k, 256)
+    left, right = (one_hot(rows, below) for rows in (x[:part], centroids[:few]))
     with single_threaded():
         ways = {
-            "look-ups": lambda: overlap.nearest_codes(codes, lists),
+            "look-ups": lambda: overlap.nearest_codes(x, lists),
             "lists": lambda: overlap.make_lists(centroids, units),
             "one-hot": lambda: left @ right.T,
         }
         for way in ways.values():
             way()
-        seconds = fastest(ways, 7)
-    one_hot = seconds["one-hot"] * (len(rows) / part) * (k / len(right))
+        seconds = fastest(ways, 9)
+    by_product = seconds["one-hot"] * (len(x) / part) * (k / few)
     return {
-        "rows": what,
         "k below": below,
         "k": k,
         "clusterings below": clusterings,
-        "ns a look-up": round(1e9 * seconds["look-ups"] / codes.size, 2),
+        "way": type(lists).__name__.lower(),
+        "centroids met a look-up": round(float(met.mean()) / clusterings, 3),
+        "ns a look-up": round(1e9 * seconds["look-ups"] / x.size, 2),
         "lists ms": round(1e3 * seconds["lists"], 1),
-        "times faster than one-hot products": round(one_hot / seconds["look-ups"]),
+        "times faster than one-hot products": round(by_product / seconds["look-ups"]),
     }
 
 
-def sparse_rate(k: int, seed: int) -> dict[str, Any]:
-    """CSR rows of RCV1's density against the same rows made dense."""
+def one_hot(codes: np.ndarray, below: int) -> np.ndarray:
+    """(rows, clusterings * below) float32."""
+    out = np.zeros((len(codes), codes.shape[1] * below), dtype=np.float32)
+    out[np.arange(len(codes))[:, None], np.arange(codes.shape[1]) * below + codes] = 1.0
+    return out
+
+
+def documents(vocabulary: int | None, seed: int) -> tuple[CsrRows, str]:
+    """Rows of counts of the commonest stems (None: all), none empty."""
+    file = Path(os.environ.get("SCALELATENT_DATA", "")) / "rcv1" / "rcv1v2_subset27613.npz"
+    if file.exists():
+        with np.load(file) as arrays:
+            p = int(arrays["X_shape"][1])
+            data, indices, indptr = (arrays[f"X_{name}"] for name in ("tf", "indices", "indptr"))
+        what = "RCV1 subset"
+    else:
+        rng, n, p, entries = np.random.default_rng(seed), 4096, vocabulary or 20_000, 76
+        popular = 1.0 / np.arange(1, p + 1)
+        order = np.argsort(rng.random((n, p)) ** (1.0 / popular), axis=1)[:, -entries:]
+        indices, data = np.sort(order, axis=1).ravel(), rng.integers(1, 6, n * entries)
+        indptr, what = np.arange(n + 1) * entries, "drawn by Zipf's law"
+    common = np.argsort(-np.bincount(indices, minlength=p), kind="stable")[: vocabulary or p]
+    place = np.full(p, -1, dtype=np.int32)
+    place[np.sort(common)] = np.arange(len(common), dtype=np.int32)
+    kept = place[indices] >= 0
+    lengths = np.diff(np.concatenate([[0], np.cumsum(kept)])[indptr])
+    starts = np.concatenate([[0], np.cumsum(lengths[lengths > 0])])
+    rows = CsrRows(data[kept].astype("f4"), place[indices[kept]], starts, (len(starts) - 1, len(common)))
+    return rows, what
+
+
+def take(x: CsrRows, rows: np.ndarray) -> CsrRows:
+    """Rows by number."""
+    lengths = np.diff(x.indptr)[rows]
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    at = np.repeat(x.indptr[rows] - indptr[:-1], lengths) + np.arange(indptr[-1])
+    return CsrRows(x.data[at], x.indices[at], indptr, (len(rows), x.shape[1]))
+
+
+def sparse_rate(vocabulary: int | None, k: int, seed: int) -> dict[str, Any]:
+    """Documents as CSR rows against the same rows made dense."""
     rng = np.random.default_rng(seed)
-    n, p, entries = 2048, 2000, 76
-    popular = 1.0 / np.arange(1, p + 1)
-    x = np.zeros((n + k, p), dtype=np.float32)
-    for row in x:
-        row[rng.choice(p, entries, replace=False, p=popular / popular.sum())] = rng.integers(1, 6, entries)
-    indptr = np.arange(n + k + 1, dtype=np.int64) * entries
-    csr = CsrRows(x[x > 0], np.nonzero(x)[1].astype(np.int32), indptr, x.shape)
+    rows, what = documents(vocabulary, seed)
+    p, n = rows.shape[1], 1024 if rows.shape[1] <= 5000 else 120
+    order = rng.permutation(len(rows))
     columns = np.sort(rng.permutation(p)[: p // 2])
-    postings = sparse.make_sparse_bank(csr[n:], columns, "cosine")
-    bank = dense.make_bank(x[n:, columns], "cosine")
+    x, w = take(rows, order[:n]), take(rows, order[n : n + k])
+    centroids = sparse.make_sparse_bank(w, columns, "euclidean")
+    bank, floats = dense.make_bank(w.to_dense()[:, columns], "euclidean"), x.to_dense()
     ways = {
-        "sparse": lambda: sparse.nearest_sparse(csr[:n], postings),
-        "dense": lambda: dense.nearest(csr[:n].to_dense(), columns, bank),
+        "sparse": lambda: sparse.nearest_sparse(x, centroids),
+        "dense": lambda: dense.nearest(x.to_dense(), columns, bank),
+        "kernel": lambda: dense.nearest(floats, columns, bank),
     }
     if not np.array_equal(ways["sparse"](), ways["dense"]()):
         raise SystemExit("sparse and dense rows have different codes")
     with single_threaded():
-        seconds = fastest(ways, 5)
+        seconds = fastest(ways, 7)
+    posted = np.zeros(p)
+    thin = np.flatnonzero(centroids.slot < -1)
+    posted[thin] = np.diff(centroids.start)[-2 - centroids.slot[thin]]
     return {
+        "rows": what,
+        "columns": len(columns),
         "k": k,
+        "entries a row on the columns": round(float(np.isin(x.indices, columns).sum()) / n, 1),
+        "multiply-adds in dense columns": round(float((centroids.slot[x.indices] >= 0).sum()) / n, 2),
+        "multiply-adds in postings": round(float(posted[x.indices].sum()) / n / k, 2),
         "us a row": round(1e6 * seconds["sparse"] / n, 2),
-        "times faster than dense": round(seconds["dense"] / seconds["sparse"], 1),
+        "dense GF/s": round(2e-9 * n * k * len(columns) / seconds["kernel"], 1),
+        "times faster than densifying": round(seconds["dense"] / seconds["sparse"], 1),
+        "times faster than the dense kernel alone": round(seconds["kernel"] / seconds["sparse"], 1),
     }
 
 
@@ -162,12 +219,20 @@ def main() -> None:
     for k in (500, 2000, 8000):
         results["dense"].append(dense_rates(k, args.seed))
         print(results["dense"][-1], flush=True)
-    for below in (4000, 1000, 250, 62):
-        results["codes"].append(code_look_ups(below, below // 2, 400, args.seed))
-        print(results["codes"][-1], flush=True)
-    for k in (500, 2000):
-        results["sparse"].append(sparse_rate(k, args.seed))
-        print(results["sparse"][-1], flush=True)
+    layers = (8000, 4000, 2000, 1000, 500, 250, 125, 62)
+    for below in (*layers, 100, 20):
+        codes, what = random_codes(below, 400, 8192 + below // 2, args.seed)
+        for clusterings in (400, 100):
+            line = code_look_ups(codes[:, :clusterings], below, below // 2, args.seed)
+            results["codes"].append({"rows": what, **line})
+            print(results["codes"][-1], flush=True)
+    of_layers = [r for r in results["codes"] if r["clusterings below"] == 400 and r["k below"] in layers]
+    mean = sum(r["ns a look-up"] for r in of_layers) / len(of_layers)
+    results["ns a look-up, mean of the layers of 8,000 to 31"] = round(mean, 2)
+    for vocabulary in (2000, None):
+        for k in (500, 2000):
+            results["sparse"].append(sparse_rate(vocabulary, k, args.seed))
+            print(results["sparse"][-1], flush=True)
     write(args.out, " ".join(["python", *sys.argv]), args.seed, results)
 
 

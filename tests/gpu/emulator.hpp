@@ -39,6 +39,14 @@ inline T __ldg(const T* p) {
     return *p;
 }
 
+// Threads take turns only at barriers.
+template <class T>
+inline T atomicAdd(T* p, T value) {
+    const T before = *p;
+    *p += value;
+    return before;
+}
+
 namespace emulator {
 
 constexpr size_t STACK = 1 << 16;

@@ -1,5 +1,22 @@
 """Multilayer bootstrap networks (Zhang, 2018): layers of random clusterings whose outputs are integer codes.
 
-So far the kernels of a clustering: :mod:`.reference`, and numba bodies in :mod:`.cpu`. They enter the
-engine's backend table together with their bodies for GPUs.
+Names of the kernels and where their bodies are, read by the engine's backend table. All bodies give the same
+codes.
 """
+
+_MODULES = {
+    "mbn_make_bank": "dense",
+    "mbn_nearest": "dense",
+    "mbn_make_sparse_bank": "sparse",
+    "mbn_nearest_sparse": "sparse",
+    "mbn_make_lists": "overlap",
+    "mbn_nearest_codes": "overlap",
+}
+KERNELS = {
+    name: {
+        "reference": f"scalelatent.models.mbn.reference:{name.removeprefix('mbn_')}",
+        "numba": f"scalelatent.models.mbn.cpu.{module}:{name.removeprefix('mbn_')}",
+        "cupy": f"scalelatent.models.mbn.gpu:{name.removeprefix('mbn_')}",
+    }
+    for name, module in _MODULES.items()
+}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelatent.models.base import CsrRows
-from scalelatent.models.mbn import reference
-from scalelatent.models.mbn.cpu import dense, overlap, sparse
+from scalelatent.models.mbn import KERNELS, reference
+from scalelatent.models.mbn.cpu import dense, lists, overlap, planes, sparse
 
 SHAPES = [(1, 1, 1, 1), (5, 3, 2, 2), (6, 7, 16, 7), (7, 9, 17, 4), (121, 30, 33, 15), (250, 196, 48, 98)]
 
@@ -121,6 +123,34 @@ def test_sparse_equals_dense(n: int, p: int, k: int, q: int, metric: str) -> Non
     np.testing.assert_array_equal(dense.nearest(x, columns, dense.make_bank(w[:, columns], metric)), want)
 
 
+@pytest.mark.parametrize("metric", reference.METRICS)
+def test_sparse_rows_of_uneven_columns(metric: str) -> None:
+    """Dense columns, columns with postings, and both bounds on rounding: numbers whose sums round, and
+    centroids that float32 cannot tell apart.
+    """
+    rng = np.random.default_rng(1)
+    n, p, k = 300, 400, 150
+    share = np.minimum(1.0, 8.0 / np.arange(1, p + 1))
+    x, w = ((rng.normal(size=(m, p)) * (rng.random((m, p)) < share)).astype("f4") for m in (n, k))
+    w[:60] = w[0] * (1 + 1e-7 * rng.normal(size=(60, 1))).astype("f4")
+    x[:100] = w[0]
+    columns = np.sort(rng.permutation(p)[:300])
+    bank = sparse.make_sparse_bank(_csr(w), columns, metric)
+    assert (bank.slot >= 0).sum() > 10
+    assert len(bank.start) > 100
+    got = sparse.nearest_sparse(_csr(x), bank)
+    np.testing.assert_array_equal(got, dense.nearest(x, columns, dense.make_bank(w[:, columns], metric)))
+    want = reference.nearest(x, columns, reference.make_bank(w[:, columns], metric))
+    assert (got[100:] == want[100:]).all()
+    plain = x[:, columns] @ w[:, columns].T
+    plain = (
+        plain - 0.5 * (w[:, columns] ** 2).sum(1)
+        if metric == "euclidean"
+        else plain / np.linalg.norm(w[:, columns], axis=1)
+    )
+    assert (plain.argmax(axis=1) != got).mean() > 0.2, "float32 alone would do: this test shows nothing"
+
+
 def test_sparse_rows_and_centroids_without_entries() -> None:
     x = _csr(np.array([[0.0, 0, 0], [0, 3, 0], [0, 0, 0]]))
     w = _csr(np.array([[0.0, 2, 0], [0, 0, 0]]))
@@ -133,19 +163,45 @@ def _one_hot(codes: np.ndarray, width: int) -> np.ndarray:
     return np.eye(width)[codes].reshape(len(codes), -1)
 
 
+CODE_SHAPES = [
+    (1, 1, 1, 1),
+    (3, 2, 1, 5),
+    (50, 7, 20, 10),
+    (64, 12, 2, 9),
+    (1100, 30, 130, 65),
+    (40, 65, 64, 32),
+    (530, 37, 90, 128),
+    (70, 16, 300, 129),
+    (33, 100, 31, 300),
+]
+
+
 @pytest.mark.parametrize("dtype", ["u2", "u4"])
-@pytest.mark.parametrize(
-    ("n", "v", "below", "k"),
-    [(1, 1, 1, 1), (3, 2, 1, 5), (50, 7, 20, 10), (64, 12, 2, 9), (1100, 30, 130, 65), (40, 65, 64, 32)],
-)
+@pytest.mark.parametrize(("n", "v", "below", "k"), CODE_SHAPES)
 def test_codes(n: int, v: int, below: int, k: int, dtype: str) -> None:
     rng = np.random.default_rng(n + v)
     x, centroids = (rng.integers(0, below, (m, v)).astype(dtype) for m in (n, k))
     units = rng.random((v, below)) < 0.5
     shared = (_one_hot(x, below) * units.reshape(-1)) @ _one_hot(centroids, below).T
+    want = shared.argmax(axis=1)
     for module in (reference, overlap):
         got = module.nearest_codes(x, module.make_lists(centroids, units))
-        np.testing.assert_array_equal(got, shared.argmax(axis=1))
+        np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(lists.nearest_in_lists(x, lists.make_lists(centroids, units)), want)
+    if planes.fits(k, v, below):
+        np.testing.assert_array_equal(planes.nearest_in_planes(x, planes.make_planes(centroids, units)), want)
+
+
+def test_planes_count_beyond_the_largest_tree() -> None:
+    """Counts of up to 1,023 units, in all planes; the winner's bit is the last of its word."""
+    v, k = 1023, 64
+    centroids = np.zeros((k, v), dtype="u2")
+    for j in range(k):
+        centroids[j, : k - 1 - j] = 1
+    assert planes.fits(k, v, 2)
+    made = planes.make_planes(centroids, np.ones((v, 2), dtype=bool))
+    assert planes.nearest_in_planes(np.zeros((3, v), dtype="u2"), made).tolist() == [k - 1] * 3
+    assert planes.nearest_in_planes(centroids, made).tolist() == list(range(k))
 
 
 def test_codes_without_a_shared_unit_are_0() -> None:
@@ -154,16 +210,36 @@ def test_codes_without_a_shared_unit_are_0() -> None:
         assert not module.nearest_codes(x, module.make_lists(centroids, np.ones((3, 2), dtype=bool))).any()
 
 
-def test_a_row_that_meets_more_than_there_is_room_for() -> None:
+@pytest.mark.parametrize("clusterings", [20, 90])
+def test_a_row_that_meets_more_than_there_is_room_for(clusterings: int) -> None:
     """All centroids share all codes with half of the rows."""
-    centroids = np.zeros((300, 20), dtype="u2")
+    centroids = np.zeros((300, clusterings), dtype="u2")
     centroids[7:, 3] = 1
-    x = np.random.default_rng(0).integers(0, 2, (64, 20)).astype("u2")
+    x = np.random.default_rng(0).integers(0, 2, (64, clusterings)).astype("u2")
     x[::2] = 0
-    units = np.ones((20, 2), dtype=bool)
+    units = np.ones((clusterings, 2), dtype=bool)
     want = reference.nearest_codes(x, reference.make_lists(centroids, units))
     assert 0 < (want == 7).sum() < len(x)
-    np.testing.assert_array_equal(overlap.nearest_codes(x, overlap.make_lists(centroids, units)), want)
+    np.testing.assert_array_equal(lists.nearest_in_lists(x, lists.make_lists(centroids, units)), want)
+
+
+def test_a_row_that_is_over_by_short_lists_alone() -> None:
+    """Four centroids of each clustering: no list is long, and the room ends all the same."""
+    centroids = np.repeat(np.arange(100), 4)[:, None].repeat(70, axis=1).astype("u2")
+    units = np.ones((70, 4000), dtype=bool)
+    x = np.array([[3] * 70, [9] * 35 + [4] * 35, [200] * 70], dtype="u2")
+    got = lists.nearest_in_lists(x, lists.make_lists(centroids, units))
+    assert got.tolist() == [12, 16, 0]
+
+
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_every_kernel_has_three_bodies(name: str) -> None:
+    """Function names are checked where the module can be imported; the CuPy one needs CuPy."""
+    assert set(KERNELS[name]) == {"reference", "numba", "cupy"}
+    for backend, place in KERNELS[name].items():
+        module, function = place.split(":")
+        text = Path(find_spec(module).origin).read_text(encoding="utf-8")  # type: ignore[union-attr,arg-type]
+        assert f"\ndef {function}(" in text, f"{backend}: {place}"
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from scalelatent._numba import entry, filled, given, kernel
-from scalelatent.models.mbn.reference import score_terms
+from scalelatent.models.mbn.reference import score_terms, squared_lengths
 from scalelatent.models.tiles import BYTES, LANES, accumulate, at, make_tile
 
 ROWS, VECS = 6, 2
@@ -65,14 +65,14 @@ def make_bank(w: np.ndarray, metric: str) -> Bank:
     (80,)
     """
     w = np.ascontiguousarray(w, dtype=np.float32)
-    squares = np.einsum("jc,jc->j", w, w, dtype=np.float64)
-    exact = np.stack(score_terms(squares, metric))
     k, columns = w.shape
+    packed = np.zeros((-(-k // PANEL), columns, PANEL), dtype=np.float32)
+    _pack(w, packed)
+    squares = squared_lengths(w)
+    exact = np.stack(score_terms(squares, metric))
     full = -(-k // PANEL) * PANEL
     scale, bias = np.zeros(full, dtype=np.float32), np.full(full, -np.inf, dtype=np.float32)
     scale[:k], bias[:k] = exact
-    packed = np.zeros((full // PANEL, columns, PANEL), dtype=np.float32)
-    _pack(w, packed)
     # Rounding of a sum of so many products, of scale and bias, and of their sum, each at most 2^-24 of its
     # terms (Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
     rounding = (columns + 4) * 2.0**-24

@@ -1,66 +1,119 @@
-"""Nearest centroids of CSR rows: the entries of the centroids lie by columns, and only those that a row's own
-entries meet are touched.
+"""Nearest centroids of CSR rows: only what a row's own entries meet is multiplied.
 
-Sums are float64 and go over a row's entries from left to right, as over dense rows: a dataset has the same
-codes in either form.
+Few columns hold most entries (Zipf). A column in which more than one of 16 centroids has an entry lies dense:
+an entry of a row adds a multiple of it to the scores of 64 centroids at a time, eight sums in registers. The
+other columns are postings, added to the scores one by one. The scan is float32, and the few rows whose winner
+leads by less than rounding can do are decided in float64, as over dense rows: sums there go over a row's
+entries from left to right, so a dataset has the same codes in either form.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from scalelatent._numba import entry, filled, given, kernel
 from scalelatent.models.base import CsrRows
 from scalelatent.models.mbn.reference import score_terms
+from scalelatent.models.tiles import BYTES, LANES, at
+
+_VECS = 8
+PANEL = _VECS * LANES
+# A dense column costs a row some k / 10 steps, postings about two each.
+_DENSE_SHARE = 16
+# Bytes of the scores of a strip: a quarter of a second-level cache.
+_SCORE_BYTES = 2**17
+_ABSENT = -1
+_F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+_VEC = ir.VectorType(_F32, LANES)
 
 
 @dataclass(frozen=True)
-class Postings:
+class SparseBank:
     """Centroids of one clustering by columns.
 
     Attributes
     ----------
-    start : ndarray of int64, shape (p + 1,)
-        Where the entries of each column begin.
-    centroid : ndarray of int32, shape (entries,)
-    value : ndarray of float32, shape (entries,)
-    terms : ndarray of float64, shape (2, k)
-        Scale and bias of the scores, see :class:`..reference.Bank`.
+    slot : ndarray of int32, shape (p,)
+        Of a dense column its place; -2 - place of one with postings; -1 where no centroid has an entry or the
+        clustering does not look.
+    panels : ndarray of float32, shape (k rounded up to 64, dense columns, 64)
+        Flat: panels of 64 centroids, the last filled up with zeros.
+    start : ndarray of int64, shape (columns with postings + 1,)
+    centroid : ndarray of int32, shape (postings,)
+    value : ndarray of float32, shape (postings,)
+    scale, bias : ndarray of float32, shape (k rounded up to 64,)
+        Of the scores, see :class:`..reference.Bank`; -inf for centroids that only fill up.
+    exact : ndarray of float64, shape (2, k)
+        Scale and bias once more.
+    rows : (ndarray of float32, ndarray of int32, ndarray of int64)
+        Values, columns and row pointers of the centroids, on the columns of the clustering alone.
+    error : (float, float)
+        A score of float32 from e entries is off by less than ``(e + 4) 2^-24 error[0] |x| + error[1]``.
     """
 
+    slot: np.ndarray
+    panels: np.ndarray
     start: np.ndarray
     centroid: np.ndarray
     value: np.ndarray
-    terms: np.ndarray
+    scale: np.ndarray
+    bias: np.ndarray
+    exact: np.ndarray
+    rows: tuple[np.ndarray, np.ndarray, np.ndarray]
+    error: tuple[float, float]
 
 
-def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> Postings:
-    """Postings for :func:`nearest_sparse`, see :func:`..reference.make_sparse_bank`.
+def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> SparseBank:
+    """Columns of centroids for :func:`nearest_sparse`, see :func:`..reference.make_sparse_bank`.
 
     Examples
     --------
     >>> rows = CsrRows(np.array([3.0, 4.0, 7.0]), np.array([0, 1, 2]), np.array([0, 3]), (1, 3))
-    >>> make_sparse_bank(rows, np.array([0, 2]), "euclidean").start.tolist()
-    [0, 1, 1, 2]
+    >>> make_sparse_bank(rows, np.array([0, 2]), "euclidean").slot.tolist()
+    [0, -1, 1]
     """
     k, p = w.shape
     inside = np.zeros(p, dtype=bool)
     inside[columns] = True
     kept = np.flatnonzero(inside[w.indices])
-    column, value = np.asarray(w.indices)[kept], np.asarray(w.data, dtype=np.float32)[kept]
+    column, value = np.asarray(w.indices)[kept].astype(np.int32), np.asarray(w.data, dtype=np.float32)[kept]
     centroid = (np.searchsorted(w.indptr, kept, side="right") - 1).astype(np.int32)
     squares = np.bincount(centroid, weights=value.astype(np.float64) ** 2, minlength=k)
-    terms = np.stack(score_terms(squares, metric))
-    order = np.argsort(column, kind="stable")
-    start = np.zeros(p + 1, dtype=np.int64)
-    np.cumsum(np.bincount(column, minlength=p), out=start[1:])
-    return Postings(start, centroid[order], value[order], terms)
+    exact = np.stack(score_terms(squares, metric))
+    full = -(-k // PANEL) * PANEL
+    scale, bias = np.zeros(full, dtype=np.float32), np.full(full, -np.inf, dtype=np.float32)
+    scale[:k], bias[:k] = exact
+    counts = np.bincount(column, minlength=p)
+    dense, thin = (np.flatnonzero(which) for which in (counts * _DENSE_SHARE > k, counts > 0))
+    thin = np.setdiff1d(thin, dense, assume_unique=True)
+    slot = np.full(p, _ABSENT, dtype=np.int32)
+    slot[dense], slot[thin] = np.arange(len(dense)), -2 - np.arange(len(thin))
+    place = slot[column]
+    panels = np.zeros((full // PANEL, len(dense), PANEL), dtype=np.float32)
+    here = place >= 0
+    panels[centroid[here] // PANEL, place[here], centroid[here] % PANEL] = value[here]
+    order = np.flatnonzero(~here)
+    order = order[np.argsort(column[order], kind="stable")]
+    start = np.concatenate([[0], np.cumsum(counts[thin])]).astype(np.int64)
+    pointers = np.searchsorted(centroid, np.arange(k + 1)).astype(np.int64)
+    lengths = np.sqrt(squares) * exact[0]
+    error = (float(lengths.max()), 4 * 2.0**-24 * float(np.abs(exact[1]).max()))
+    postings = (start, centroid[order], value[order])
+    return SparseBank(
+        slot, panels.reshape(-1), *postings, scale, bias, exact, (value, column, pointers), error
+    )
 
 
-def nearest_sparse(x: CsrRows, bank: Postings) -> np.ndarray:
-    """Index of each CSR row's nearest centroid, see :func:`..reference.nearest_sparse`.
+def nearest_sparse(x: CsrRows, bank: SparseBank) -> np.ndarray:
+    """Index of each CSR row's nearest centroid, see :func:`..reference.nearest_sparse`; float32 values and
+    int32 columns are taken as they are.
 
     Examples
     --------
@@ -70,39 +123,246 @@ def nearest_sparse(x: CsrRows, bank: Postings) -> np.ndarray:
     """
     out = np.empty(len(x), dtype=np.int32)
     data = np.ascontiguousarray(x.data, dtype=np.float32)
-    indices = np.ascontiguousarray(x.indices, dtype=np.int64)
+    indices = np.ascontiguousarray(x.indices, dtype=np.int32)
     indptr = np.ascontiguousarray(x.indptr, dtype=np.int64)
-    _nearest_sparse(data, indices, indptr, bank.start, bank.centroid, bank.value, bank.terms, out)
+    postings = (bank.start, bank.centroid, bank.value)
+    terms = (bank.scale, bank.bias, bank.exact)
+    _nearest_sparse(
+        data, indices, indptr, bank.slot, bank.panels, *postings, *terms, *bank.rows, *bank.error, out
+    )
     return out
 
 
+@intrinsic
+def _score(typingctx, places, values, count, panel, scores, scale, bias, best):  # type: ignore[no-untyped-def]
+    """Scores of a row with the 64 centroids of a panel, and the best of each lane; addresses, all int64.
+
+    ``scores`` holds what the postings gave, and then the scores; ``places`` are the byte offsets of the
+    columns of ``count`` entries in the panel.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        places, values, count, panel, scores, scale, bias, best = args
+        vector = ir.FunctionType(_VEC, [_VEC] * 3)
+        fma = cgutils.get_or_insert_function(builder.module, vector, f"llvm.fma.v{LANES}f32")
+        wide = BYTES * LANES
+        load = lambda base, v: builder.load(at(builder, base, _I64(wide * v), _VEC), align=BYTES)  # noqa: E731
+        begun = [load(scores, v) for v in range(_VECS)]
+        entry = builder.block
+        loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
+        builder.cbranch(builder.icmp_signed(">", count, _I64(0)), loop, done)
+        builder.position_at_end(loop)
+        e, sums = builder.phi(_I64), [builder.phi(_VEC) for _ in range(_VECS)]
+        place = builder.load(at(builder, places, builder.mul(e, _I64(8)), _I64), align=8)
+        value = builder.load(at(builder, values, builder.mul(e, _I64(BYTES)), _F32), align=BYTES)
+        first = builder.insert_element(ir.Constant(_VEC, ir.Undefined), value, _I32(0))
+        every = builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES))
+        column = builder.add(panel, place)
+        more = [builder.call(fma, [every, load(column, v), sums[v]]) for v in range(_VECS)]
+        following = builder.add(e, _I64(1))
+        for phi, old, new in zip((e, *sums), (_I64(0), *begun), (following, *more), strict=True):
+            phi.add_incoming(old, entry)
+            phi.add_incoming(new, loop)
+        builder.cbranch(builder.icmp_signed("<", following, count), loop, done)
+        builder.position_at_end(done)
+        totals = [builder.phi(_VEC) for _ in range(_VECS)]
+        for v, total in enumerate(totals):
+            total.add_incoming(begun[v], entry)
+            total.add_incoming(more[v], loop)
+        top = load(best, 0)
+        for v, total in enumerate(totals):
+            score = builder.fadd(builder.fmul(total, load(scale, v)), load(bias, v))
+            builder.store(score, at(builder, scores, _I64(wide * v), _VEC), align=BYTES)
+            top = builder.select(builder.fcmp_ordered(">", score, top), score, top)
+        builder.store(top, at(builder, best, _I64(0), _VEC), align=BYTES)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 8), codegen
+
+
 @kernel
-def _add_products(value, ids, entries, sums):  # type: ignore[no-untyped-def]
-    for e in range(len(ids)):
-        sums[ids[e]] += value * np.float64(entries[e])
+def _sort_out(data, indices, a, b, slot, size, i, places, values, thin, weights):  # type: ignore[no-untyped-def]
+    """Entries a to b of row i: those of dense columns and those with postings; returns how many of each, and
+    the length of the row on both.
+    """
+    dense, posted, total = np.uint64(0), np.uint64(0), np.float32(0.0)
+    one, sign = np.uint64(1), np.uint64(63)
+    for e in range(np.uint64(a), np.uint64(b)):
+        value, place = data[e], np.int64(slot[np.uint64(indices[e])])
+        places[i, dense], values[i, dense] = place * size, value
+        thin[posted], weights[posted] = -2 - place, value
+        # Sign bits: of a comparison the compiler makes a branch, which goes either way.
+        dense += one - (np.uint64(place) >> sign)
+        posted += np.uint64(place - _ABSENT) >> sign
+    for e in range(dense):
+        total += values[i, e] * values[i, e]
+    for e in range(posted):
+        total += weights[e] * weights[e]
+    return dense, posted, np.sqrt(np.float64(total)) * (1.0 + 2.0**-20 * (b - a))
+
+
+@kernel
+def _add_postings(thin, weights, count, start, centroid, value, i, scores):  # type: ignore[no-untyped-def]
+    for c in range(np.uint64(count)):
+        weight, place = weights[c], np.uint64(thin[c])
+        for e in range(np.uint64(start[place]), np.uint64(start[place + np.uint64(1)])):
+            scores[i, np.uint64(centroid[e])] += weight * value[e]
+
+
+@intrinsic
+def _above(typingctx, scores, vectors, floor):  # type: ignore[no-untyped-def]
+    """How many scores are at least ``floor``, and the sum of their indices: the index, if it is one. Address
+    and number of vectors, int64.
+    """
+    result = types.UniTuple(types.int64, 2)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        scores, vectors, floor = args
+        words = ir.VectorType(_I32, LANES)
+        every = lambda value, kind: builder.shuffle_vector(  # noqa: E731
+            builder.insert_element(ir.Constant(kind, ir.Undefined), value, _I32(0)),
+            ir.Constant(kind, ir.Undefined),
+            ir.Constant(words, [0] * LANES),
+        )
+        least, entry = every(floor, _VEC), builder.block
+        loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        v, count, total, index = builder.phi(_I64), *(builder.phi(words) for _ in range(3))
+        score = builder.load(at(builder, scores, builder.mul(v, _I64(BYTES * LANES)), _VEC), align=BYTES)
+        hit = builder.sext(builder.fcmp_ordered(">=", score, least), words)
+        new = (
+            builder.add(v, _I64(1)),
+            builder.sub(count, hit),
+            builder.add(total, builder.and_(index, hit)),
+            builder.add(index, ir.Constant(words, [LANES] * LANES)),
+        )
+        zero = ir.Constant(words, [0] * LANES)
+        begin = (_I64(0), zero, zero, ir.Constant(words, list(range(LANES))))
+        for phi, old, following in zip((v, count, total, index), begin, new, strict=True):
+            phi.add_incoming(old, entry)
+            phi.add_incoming(following, loop)
+        builder.cbranch(builder.icmp_signed("<", new[0], vectors), loop, done)
+        builder.position_at_end(done)
+        add = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(_I32, [words]), f"llvm.vector.reduce.add.v{LANES}i32"
+        )
+        sums = [builder.sext(builder.call(add, [vector]), _I64) for vector in new[1:3]]
+        return context.make_tuple(builder, result, sums)
+
+    return result(types.int64, types.int64, types.float32), codegen
+
+
+@kernel
+def _product(data, indices, values, columns):  # type: ignore[no-untyped-def]
+    """Of two sparse rows, in float64, from left to right."""
+    total, a, b = 0.0, 0, 0
+    while a < len(indices) and b < len(columns):
+        if indices[a] == columns[b]:
+            total += np.float64(data[a]) * np.float64(values[b])
+        left, right = indices[a], columns[b]
+        a += left <= right
+        b += right <= left
+    return total
+
+
+@kernel
+def _decide(data, indices, scores, floor, exact, values, columns, pointers):  # type: ignore[no-untyped-def]
+    """The centroid of the largest score in float64 among those at or above ``floor``."""
+    best, code = -np.inf, 0
+    for j in range(exact.shape[1]):
+        if scores[j] >= floor:
+            a, b = pointers[j], pointers[j + 1]
+            total = _product(data, indices, values[a:b], columns[a:b])
+            score = total * exact[0, j] + exact[1, j]
+            if score > best:
+                best, code = score, j
+    return code
 
 
 @entry(
     given("f4", 1),
-    given("i8", 1),
-    given("i8", 1),
+    given("i4", 1),
     given("i8", 1),
     given("i4", 1),
     given("f4", 1),
+    given("i8", 1),
+    given("i4", 1),
+    given("f4", 1),
+    given("f4", 1),
+    given("f4", 1),
     given("f8", 2),
+    given("f4", 1),
+    given("i4", 1),
+    given("i8", 1),
+    types.float64,
+    types.float64,
     filled("i4", 1),
 )
-def _nearest_sparse(data, indices, indptr, start, centroid, value, terms, out):  # type: ignore[no-untyped-def]
-    k = terms.shape[1]
-    sums, scale, bias = np.empty(k), terms[0], terms[1]
-    for i in range(len(out)):
-        sums[:] = 0.0
-        for e in range(indptr[i], indptr[i + 1]):
-            a, b = start[indices[e]], start[indices[e] + 1]
-            _add_products(np.float64(data[e]), centroid[a:b], value[a:b], sums)
-        best, code = -np.inf, 0
-        for j in range(k):
-            score = sums[j] * scale[j] + bias[j]
-            if score > best:
-                best, code = score, j
-        out[i] = code
+def _nearest_sparse(  # type: ignore[no-untyped-def]
+    data,
+    indices,
+    indptr,
+    slot,
+    panels,
+    start,
+    centroid,
+    value,
+    scale,
+    bias,
+    exact,
+    values_w,
+    columns_w,
+    pointers_w,
+    slope,
+    floor,
+    out,
+):
+    n, full = len(out), len(scale)
+    strip = max(8, min(128, _SCORE_BYTES // (BYTES * full)))
+    widest = 0
+    for i in range(n):
+        widest = max(widest, indptr[i + 1] - indptr[i])
+    scores, best = np.empty((strip, full), dtype=np.float32), np.empty((strip, LANES), dtype=np.float32)
+    places, values = np.empty((strip, widest + 1), np.int64), np.empty((strip, widest + 1), np.float32)
+    thin, weights = np.empty(widest + 1, np.int64), np.empty(widest + 1, np.float32)
+    dense, slack = np.empty(strip, np.int64), np.empty(strip)
+    panel_bytes = BYTES * len(panels) // (full // PANEL)
+    for first in range(0, n, strip):
+        rows = min(strip, n - first)
+        scores[:rows], best[:] = 0.0, -np.inf
+        for i in range(rows):
+            a, b = indptr[first + i], indptr[first + i + 1]
+            count, posted, length = _sort_out(
+                data, indices, a, b, slot, BYTES * PANEL, np.uint64(i), places, values, thin, weights
+            )
+            dense[i], slack[i] = count, 2.0 * ((b - a + 4) * 2.0**-24 * slope * length + floor)
+            _add_postings(thin, weights, posted, start, centroid, value, np.uint64(i), scores)
+        for j in range(0, full, PANEL):
+            panel, at_j = panels.ctypes.data + j // PANEL * panel_bytes, BYTES * j
+            for i in range(rows):
+                _score(  # type: ignore[call-arg]
+                    places.ctypes.data + i * places.strides[0],
+                    values.ctypes.data + i * values.strides[0],
+                    dense[i],
+                    panel,
+                    scores.ctypes.data + i * scores.strides[0] + at_j,
+                    scale.ctypes.data + at_j,
+                    bias.ctypes.data + at_j,
+                    best.ctypes.data + i * best.strides[0],
+                )
+        for i in range(rows):
+            top = best[i, 0]
+            for lane in range(1, LANES):
+                top = max(top, best[i, lane])
+            least = top - slack[i]
+            # Rounded down: it is compared with float32 scores.
+            least = np.float32(least - 1e-7 * abs(least))
+            at_i = scores.ctypes.data + i * scores.strides[0]
+            count, code = _above(at_i, full // LANES, least)  # type: ignore[call-arg,var-annotated]
+            if count > 1:
+                a, b = indptr[first + i], indptr[first + i + 1]
+                code = _decide(
+                    data[a:b], indices[a:b], scores[i], least, exact, values_w, columns_w, pointers_w
+                )
+            out[first + i] = code

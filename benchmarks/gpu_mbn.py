@@ -1,0 +1,193 @@
+"""Everything about bootstrap networks that needs a GPU, in one go: codes against the processor's, then rates.
+
+    python benchmarks/gpu_mbn.py --out gpu_mbn.json
+
+On the machine: CuPy, numpy, scipy, numba and this package on PYTHONPATH; nothing is downloaded, no setting of
+the card is touched. Exit code 0: all checks passed; 1: the checks named in the result failed; 3: no GPU here,
+and no result is written.
+
+Rates are medians over repeats with the rows on the card and the codes brought back. The yardstick of dense
+rows is the matrix product alone: same shapes, same tiles, same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+# Codes to compare with are computed by one thread; the BLAS reads these when numpy loads it.
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+import numpy as np
+from gpu_common import device_seconds, host_seconds, machine
+
+from scalelatent.engine.backend import find_kernel
+from scalelatent.engine.device import CupyBackend
+from scalelatent.errors import RunError
+from scalelatent.models.base import CsrRows
+from scalelatent.models.mbn.reference import METRICS
+
+FEATURES = 784
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
+    parser.add_argument("--rows", type=int, default=60_000)
+    parser.add_argument("--clusterings", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing"
+    )
+    args = parser.parse_args()
+    if args.quick:
+        args.rows, args.clusterings, args.repeats = 60, 20, 1
+    try:
+        backend = CupyBackend()
+    except RunError as error:
+        print(f"no GPU checks were made: {error}", file=sys.stderr)
+        return 3
+    begin = time.perf_counter()
+    result: dict[str, Any] = {"machine": machine(backend.xp)}
+    result["settings"] = {key: value for key, value in vars(args).items() if key != "out"}
+    result["checks"] = check_all(backend, args)
+    failed = [check["name"] for check in result["checks"] if not check["passed"]]
+    print(f"{len(result['checks'])} checks, {len(failed)} failed {failed or ''}", flush=True)
+    sizes = (30, 12) if args.quick else (500, 2000, 8000)
+    result["dense"] = [dense_rate(backend, k, args) for k in sizes]
+    layers = (16, 8) if args.quick else (8000, 4000, 2000, 1000, 500, 250, 125, 62)
+    result["codes"] = [code_rate(backend, below, args) for below in layers]
+    result["sparse"] = [sparse_rate(backend, k, args) for k in sizes[:2]]
+    result["seconds"] = time.perf_counter() - begin
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(f"{args.out}: {result['seconds']:.0f} s")
+    return 1 if failed else 0
+
+
+# -- checks -----------------------------------------------------------------------------------------------
+
+
+def check_all(backend: CupyBackend, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Codes of the card against those of the processor: none may differ."""
+    rng, n = np.random.default_rng(args.seed), min(args.rows, 5000)
+    out = []
+    for metric in METRICS:
+        for stored in ("uint8", "float32"):
+            for k, p in ((1, 3), (40, 30), *(() if args.quick else ((1000, FEATURES), (9000, 200)))):
+                x, w = pixels(rng, n, p, stored), pixels(rng, k, p, stored)
+                x[: n // 2] = w[rng.integers(0, k, n // 2)]
+                out.append(compare(f"dense {metric} {stored} k={k}", backend, "nearest", x, w, metric))
+    base = rng.normal(size=200) * 100
+    x, w = ((base + rng.normal(size=(m, 200)) * 1e-2).astype("f4") for m in (n, min(n, 2000)))
+    out.append(compare("dense, in doubt everywhere", backend, "nearest", x, w, "euclidean"))
+    for metric in METRICS:
+        for k in (7, 60) if args.quick else (7, 500, 9000):
+            x, w = documents(rng, n, 300), documents(rng, k, 300)
+            out.append(compare(f"sparse {metric} k={k}", backend, "nearest_sparse", x, w, metric))
+    for below, k in ((9, 4), (60, 30)) if args.quick else ((9, 4), (8000, 4000), (20_000, 10_000)):
+        x, w = (rng.integers(0, below, (m, args.clusterings)).astype("u2") for m in (n, k))
+        units = rng.random((args.clusterings, below)) < 0.5
+        out.append(compare(f"codes k={k} of {below}", backend, "nearest_codes", x, w, units))
+    return out
+
+
+def compare(name: str, backend: CupyBackend, kernel: str, x: Any, w: Any, how: Any) -> dict[str, Any]:
+    """A line of the result: rows whose codes differ."""
+    make = {"nearest": "make_bank", "nearest_sparse": "make_sparse_bank", "nearest_codes": "make_lists"}[
+        kernel
+    ]
+    codes = []
+    for find in (backend.kernel, lambda name: find_kernel(name, "numba")):
+        if kernel == "nearest":
+            columns = np.arange(0, x.shape[1], 2)
+            bank = find(f"mbn_{make}")(w[:, columns], how)
+            codes.append(find(f"mbn_{kernel}")(x, columns, bank))
+        elif kernel == "nearest_sparse":
+            codes.append(find(f"mbn_{kernel}")(x, find(f"mbn_{make}")(w, np.arange(x.shape[1] // 2), how)))
+        else:
+            codes.append(find(f"mbn_{kernel}")(x, find(f"mbn_{make}")(w, how)))
+    wrong = int((codes[0] != codes[1]).sum())
+    return {"name": name, "rows": len(x), "rows that differ": wrong, "passed": wrong == 0}
+
+
+def pixels(rng: np.random.Generator, n: int, p: int, stored: str) -> np.ndarray:
+    """Rows of numbers from 1 to 255."""
+    return (rng.random((n, p)) * 254 + 1).astype(stored)
+
+
+def documents(rng: np.random.Generator, n: int, p: int) -> CsrRows:
+    """CSR rows of counts whose columns thin out by Zipf's law; the first column is in every row."""
+    share = np.minimum(1.0, 8.0 / np.arange(1, p + 1))
+    share[0] = 1.0
+    x = rng.integers(1, 6, (n, p)) * (rng.random((n, p)) < share)
+    rows, columns = np.nonzero(x)
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=n))]).astype(np.int32)
+    return CsrRows(x[rows, columns].astype("f4"), columns.astype("i4"), indptr, x.shape)
+
+
+# -- rates ------------------------------------------------------------------------------------------------
+
+
+def dense_rate(backend: CupyBackend, k: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Giga floating-point operations a second, argmin included, and of the products alone."""
+    from scalelatent.models.mbn import gpu
+
+    rng, cupy, n = np.random.default_rng(args.seed), backend.xp, args.rows
+    columns = np.sort(rng.permutation(FEATURES)[: FEATURES // 2])
+    x = backend.asarray(pixels(rng, n, FEATURES, "uint8"), np.uint8)
+    bank = backend.kernel("mbn_make_bank")(pixels(rng, k, FEATURES, "uint8")[:, columns], "euclidean")
+    nearest = backend.kernel("mbn_nearest")
+    whole = host_seconds(lambda: nearest(x, columns, bank), args.repeats)
+    tile = min(n, gpu.SCORES // k)
+    cut = cupy.zeros((tile, len(columns)), dtype=np.float32)
+    cut.fill(1.5)
+    products = cupy.empty((tile, k), dtype=np.float32)
+
+    def alone(_: int) -> None:
+        cupy.matmul(cut, bank.w.T, out=products)
+
+    product = device_seconds(backend, alone, args.repeats) * n / tile
+    flops = 2.0 * n * k * len(columns)
+    line = {"k": k, "columns": len(columns), "rows_per_s": n / whole, "gflop_per_s": flops / whole / 1e9}
+    line |= {"gemm_gflop_per_s": flops / product / 1e9, "share_of_gemm": product / whole}
+    print("dense", line, flush=True)
+    return line
+
+
+def code_rate(backend: CupyBackend, below: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Nanoseconds a look-up, and to make the lists."""
+    rng, k = np.random.default_rng(args.seed), below // 2
+    x = rng.integers(0, below, (args.rows, args.clusterings)).astype(np.int32)
+    centroids = rng.integers(0, below, (k, args.clusterings)).astype("u2")
+    units = rng.random((args.clusterings, below)) < 0.5
+    make, nearest = backend.kernel("mbn_make_lists"), backend.kernel("mbn_nearest_codes")
+    lists, rows = make(centroids, units), backend.asarray(x, np.int32)
+    seconds = host_seconds(lambda: nearest(rows, lists), args.repeats)
+    line = {"k below": below, "k": k, "ns a look-up": 1e9 * seconds / x.size}
+    line["lists_s"] = host_seconds(lambda: make(centroids, units), args.repeats)
+    print("codes", line, flush=True)
+    return line
+
+
+def sparse_rate(backend: CupyBackend, k: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Documents of 2,000 columns, half of them in the clustering."""
+    rng, cupy = np.random.default_rng(args.seed), backend.xp
+    x, w = documents(rng, min(args.rows, 20_000), 2000), documents(rng, k, 2000)
+    bank = backend.kernel("mbn_make_sparse_bank")(w, np.arange(0, 2000, 2), "euclidean")
+    moved = CsrRows(*(cupy.asarray(part) for part in (x.data, x.indices, x.indptr)), x.shape)
+    seconds = host_seconds(lambda: backend.kernel("mbn_nearest_sparse")(moved, bank), args.repeats)
+    line = {"k": k, "entries a row": len(x.data) / len(x), "rows_per_s": len(x) / seconds}
+    print("sparse", line, flush=True)
+    return line
+
+
+if __name__ == "__main__":
+    sys.exit(main())

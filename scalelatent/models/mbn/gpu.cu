@@ -1,0 +1,197 @@
+// The kernels of a multilayer bootstrap network on the device. gpu.py compiles this text and launches it;
+// reference.py is its oracle.
+//
+// Codes are those of exact arithmetic, the same as on a processor: what float32 leaves in question is decided
+// in float64, whose sums go over the columns in order, and products of two float32 are exact there. Counts are
+// integers. So neither the order of thread blocks nor that of atomic adds shows.
+//
+// tests/gpu/emulator.hpp gives the CUDA words below a meaning for a C++ compiler: the tests run this very
+// text on a processor.
+
+constexpr int THREADS = 128;  // of a thread block; gpu.py launches with the same number
+constexpr int WARPS = THREADS / 32;
+constexpr int TILE = 4096;  // centroids whose sums or counts a thread block holds in shared memory
+constexpr int NOBODY = 0x7fffffff;
+constexpr float LOWEST = -3.402823466e+38f;
+constexpr unsigned EVERY_LANE = 0xffffffffu;
+
+using byte = unsigned char;
+
+// The larger value, and of equals the lower index.
+template <class T>
+__device__ __forceinline__ void take_larger(T& value, int& index, T other, int at) {
+    if (other > value || (other == value && at < index)) {
+        value = other;
+        index = at;
+    }
+}
+
+// The largest of a thread block, in thread 0. Called by all threads.
+template <class T>
+__device__ __forceinline__ void block_largest(T& value, int& index) {
+    __shared__ T values[WARPS];
+    __shared__ int indices[WARPS];
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        const T other = __shfl_down_sync(EVERY_LANE, value, step);
+        const int at = __shfl_down_sync(EVERY_LANE, index, step);
+        take_larger(value, index, other, at);
+    }
+    if (threadIdx.x % 32 == 0) {
+        values[threadIdx.x / 32] = value;
+        indices[threadIdx.x / 32] = index;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0)
+        for (int warp = 1; warp < WARPS; ++warp) take_larger(value, index, values[warp], indices[warp]);
+    __syncthreads();  // the next call writes the arrays again
+}
+
+// A warp a row: the columns of a clustering as float32, and an upper bound of the row's length on them.
+template <class T>
+__device__ __forceinline__ void gather(const T* x, int p, int n, const int* columns, int q, float* out,
+                                       float* lengths) {
+    const int row = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    float total = 0.0f;
+    if (row < n) {
+        const T* from = x + static_cast<size_t>(row) * p;
+        float* to = out + static_cast<size_t>(row) * q;
+        for (int c = lane; c < q; c += 32) {
+            const float value = from[__ldg(columns + c)];
+            to[c] = value;
+            total += value * value;
+        }
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) total += __shfl_down_sync(EVERY_LANE, total, step);
+    if (row < n && lane == 0) lengths[row] = sqrtf(total) * (1.0f + 9.5367431640625e-7f * (q + 2));
+}
+
+#define KERNELS(T, NAME)                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS) mbn_gather_##NAME(                                \
+        const T* x, int p, int n, const int* columns, int q, float* out, float* lengths) {                  \
+        gather<T>(x, p, n, columns, q, out, lengths);                                                       \
+    }
+
+KERNELS(float, f32)
+KERNELS(byte, u8)
+
+// A warp a row: the best of its k products as scores, and whether the next best is so near that rounding may
+// have put it second; then `floors` is the least score that the true winner can have.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    mbn_best(const float* products, int n, int k, const float* scale, const float* bias, const float* lengths,
+             double slope, double least, int* codes, float* floors, byte* doubtful) {
+    const int row = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    float best = LOWEST, second = LOWEST;
+    int index = NOBODY;
+    if (row < n) {
+        const float* mine = products + static_cast<size_t>(row) * k;
+        for (int j = lane; j < k; j += 32) {
+            const float score = mine[j] * __ldg(scale + j) + __ldg(bias + j);
+            if (score > best) {
+                second = best;
+                best = score;
+                index = j;
+            } else if (score > second) {
+                second = score;
+            }
+        }
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        const float other = __shfl_down_sync(EVERY_LANE, best, step);
+        const float next = __shfl_down_sync(EVERY_LANE, second, step);
+        const int at = __shfl_down_sync(EVERY_LANE, index, step);
+        const bool wins = other > best || (other == best && at < index);
+        second = fmaxf(wins ? best : second, wins ? next : other);
+        best = wins ? other : best;
+        index = wins ? at : index;
+    }
+    if (row < n && lane == 0) {
+        const double lowest = best - 2.0 * (slope * lengths[row] + least);
+        codes[row] = index == NOBODY ? 0 : index;
+        // Rounded down: it is compared with float32 scores.
+        floors[row] = static_cast<float>(lowest - 1e-7 * fabs(lowest));
+        doubtful[row] = second >= lowest;
+    }
+}
+
+// A thread block a row: those in doubt have the scores that are near decided in float64.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    mbn_decide(const float* products, const float* x, const float* w, int q, int k, const float* scale,
+               const float* bias, const double* exact, const float* floors, const byte* doubtful, int* codes) {
+    const int row = blockIdx.x;
+    if (!doubtful[row]) return;
+    const float* mine = products + static_cast<size_t>(row) * k;
+    const float *left = x + static_cast<size_t>(row) * q, floor = floors[row];
+    double best = LOWEST;
+    int index = NOBODY;
+    for (int j = threadIdx.x; j < k; j += THREADS) {
+        if (!(mine[j] * __ldg(scale + j) + __ldg(bias + j) >= floor)) continue;
+        const float* right = w + static_cast<size_t>(j) * q;
+        double total = 0.0;
+        for (int c = 0; c < q; ++c) total += static_cast<double>(left[c]) * static_cast<double>(right[c]);
+        take_larger(best, index, total * exact[j] + exact[k + j], j);
+    }
+    block_largest(best, index);
+    if (threadIdx.x == 0 && index != NOBODY) codes[row] = index;
+}
+
+// A thread block a row: its entries in order, each against the postings of its column. A column's centroids
+// are all different, so no two threads add to one sum, and a sum goes from left to right.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    mbn_sparse(const float* data, const int* indices, const int* indptr, const int* start, const int* centroid,
+               const float* value, int k, const double* exact, int* codes) {
+    __shared__ double sums[TILE];
+    const int row = blockIdx.x, t = threadIdx.x;
+    double best = LOWEST;
+    int index = NOBODY;
+    for (int first = 0; first < k; first += TILE) {
+        const int width = min(TILE, k - first);
+        for (int j = t; j < width; j += THREADS) sums[j] = 0.0;
+        __syncthreads();
+        for (int e = indptr[row]; e < indptr[row + 1]; ++e) {
+            const double entry = data[e];
+            const int column = indices[e], end = __ldg(start + column + 1);
+            for (int at = __ldg(start + column) + t; at < end; at += THREADS) {
+                const int j = __ldg(centroid + at) - first;
+                if (j >= 0 && j < width) sums[j] += entry * static_cast<double>(__ldg(value + at));
+            }
+            __syncthreads();
+        }
+        for (int j = t; j < width; j += THREADS)
+            take_larger(best, index, sums[j] * exact[first + j] + exact[k + first + j], first + j);
+        __syncthreads();
+    }
+    block_largest(best, index);
+    if (t == 0) codes[row] = index == NOBODY ? 0 : index;
+}
+
+// A thread block a row: its codes' lists are counted in shared memory.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    mbn_count(const int* x, int clusterings, int below, const int* start, const int* members, int stride,
+              int k, int* codes) {
+    __shared__ int counts[TILE];
+    const int t = threadIdx.x;
+    const int* mine = x + static_cast<size_t>(blockIdx.x) * clusterings;
+    int best = -1, index = NOBODY;
+    for (int first = 0; first < k; first += TILE) {
+        const int width = min(TILE, k - first);
+        for (int j = t; j < width; j += THREADS) counts[j] = 0;
+        __syncthreads();
+        for (int v = t; v < clusterings; v += THREADS) {
+            const int* list = start + static_cast<size_t>(v) * (below + 1) + mine[v];
+            const int* member = members + static_cast<size_t>(v) * stride;
+            const int end = __ldg(list + 1);
+            for (int m = __ldg(list); m < end; ++m) {
+                const int j = __ldg(member + m) - first;
+                if (j >= 0 && j < width) atomicAdd(counts + j, 1);
+            }
+        }
+        __syncthreads();
+        for (int j = t; j < width; j += THREADS) take_larger(best, index, counts[j], first + j);
+        __syncthreads();
+    }
+    block_largest(best, index);
+    if (t == 0) codes[blockIdx.x] = index;
+}

@@ -1,0 +1,158 @@
+"""The CUDA text of bootstrap networks: it compiles, and run on a processor it gives the reference's codes."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scalelatent.models.base import CsrRows
+from scalelatent.models.mbn import reference
+from scalelatent.models.mbn.cpu import dense
+
+NAME = "scalelatent.models.mbn.gpu"
+TEXT = Path(reference.__file__).with_name("gpu.cu").read_text(encoding="utf-8")
+KERNELS = {"mbn_gather_f32", "mbn_gather_u8", "mbn_best", "mbn_decide", "mbn_sparse", "mbn_count"}
+_kept: list = []
+
+
+@pytest.fixture
+def library(load_helper, tmp_path_factory):
+    emulation = load_helper("emulation")
+    if emulation.compiler() is None or not sys.platform.startswith("linux"):
+        pytest.skip("the CUDA text on a processor needs a C++ compiler and Linux")
+    if not _kept:
+        _kept.append(emulation.Emulated(TEXT, tmp_path_factory.mktemp("mbn_emulated")))
+    return _kept[0]
+
+
+@pytest.fixture
+def fake(library, load_helper):
+    fake_cupy = load_helper("fake_cupy")
+    before = fake_cupy.install(library)
+    _forget()
+    yield fake_cupy
+    fake_cupy.remove(before)
+    _forget()
+
+
+def _forget() -> None:
+    from scalelatent.engine import backend
+
+    backend.find_kernel.cache_clear()
+    sys.modules.pop(NAME, None)
+    vars(sys.modules["scalelatent.models.mbn"]).pop("gpu", None)
+
+
+@pytest.fixture
+def gpu(fake):
+    return importlib.import_module(NAME)
+
+
+def _csr(x: np.ndarray) -> CsrRows:
+    rows, columns = np.nonzero(x)
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(x)))])
+    return CsrRows(x[rows, columns].astype("f4"), columns.astype("i4"), indptr, x.shape)
+
+
+@pytest.mark.parametrize("metric", reference.METRICS)
+@pytest.mark.parametrize("dtype", ["u1", "f4", "f8"])
+@pytest.mark.parametrize(("n", "p", "k", "q"), [(1, 1, 1, 1), (5, 40, 31, 33), (9, 70, 40, 64)])
+def test_dense_rows(fake, gpu, n, p, k, q, dtype, metric):
+    rng = np.random.default_rng(n)
+    x, w = ((rng.random((m, p)) * 255 + 1).astype(dtype) for m in (n, k))
+    columns = np.sort(rng.permutation(p)[:q])
+    want = reference.nearest(x, columns, reference.make_bank(w[:, columns], metric))
+    bank = gpu.make_bank(w[:, columns], metric)
+    for rows in (x, fake.asarray(x)):
+        got = gpu.nearest(rows, columns, bank)
+        assert isinstance(got, np.ndarray)
+        assert got.dtype == np.int32
+        np.testing.assert_array_equal(got, want)
+
+
+def test_tiles_of_rows_and_no_rows(gpu, monkeypatch):
+    monkeypatch.setattr(gpu, "SCORES", 50)
+    rng = np.random.default_rng(0)
+    x, w = (rng.integers(0, 256, (m, 20), dtype=np.uint8) for m in (23, 10))
+    columns = np.arange(20)
+    bank = gpu.make_bank(w, "euclidean")
+    want = reference.nearest(x, columns, reference.make_bank(w, "euclidean"))
+    np.testing.assert_array_equal(gpu.nearest(x, columns, bank), want)
+    assert len(gpu.nearest(x[:0], columns, bank)) == 0
+
+
+def test_what_rounding_leaves_in_question_is_decided_as_on_a_processor(fake, gpu):
+    rng = np.random.default_rng(0)
+    base = rng.normal(size=200) * 100
+    w = (base + rng.normal(size=(64, 200)) * 1e-2).astype("f4")
+    x = (base + rng.normal(size=(90, 200)) * 1e-2).astype("f4")
+    w[50] = w[3]
+    x[:20] = w[40:60]
+    columns = np.arange(200)
+    got = gpu.nearest(x, columns, gpu.make_bank(w, "euclidean"))
+    np.testing.assert_array_equal(got, dense.nearest(x, columns, dense.make_bank(w, "euclidean")))
+    assert got[10] == 3, "equals go to the lowest index"
+    plain = (x @ w.T - 0.5 * np.einsum("jc,jc->j", w, w)).argmax(axis=1)
+    assert (plain != got).mean() > 0.2, "float32 alone would do: this test shows nothing"
+
+
+@pytest.mark.parametrize("metric", reference.METRICS)
+@pytest.mark.parametrize("k", [7, 4500])
+def test_sparse_rows(gpu, k, metric):
+    rng = np.random.default_rng(k)
+    x, w = (rng.poisson(0.3, (m, 30)).astype("f4") for m in (12, k))
+    columns = np.sort(rng.permutation(30)[:20])
+    w[:, columns[0]] += 1.0  # no centroid without an entry: that has no cosine
+    x[3] = 0.0
+    x[5, columns] = w[k - 1, columns]
+    want = reference.nearest(x, columns, reference.make_bank(w[:, columns], metric))
+    bank = gpu.make_sparse_bank(_csr(w), columns, metric)
+    np.testing.assert_array_equal(gpu.nearest_sparse(_csr(x), bank), want)
+    assert len(gpu.nearest_sparse(_csr(x)[:0], bank)) == 0
+
+
+@pytest.mark.parametrize("dtype", ["u2", "u4"])
+@pytest.mark.parametrize(("n", "v", "below", "k"), [(1, 1, 1, 1), (20, 150, 9, 12), (6, 7, 4000, 5000)])
+def test_codes(fake, gpu, n, v, below, k, dtype):
+    rng = np.random.default_rng(v)
+    x, centroids = (rng.integers(0, below, (m, v)).astype(dtype) for m in (n, k))
+    x[0] = centroids[-1]
+    units = rng.random((v, below)) < 0.5
+    want = reference.nearest_codes(x, reference.make_lists(centroids, units))
+    lists = gpu.make_lists(centroids, units)
+    for rows in (x, fake.asarray(x.astype("i4"))):
+        np.testing.assert_array_equal(gpu.nearest_codes(rows, lists), want)
+    assert len(gpu.nearest_codes(x[:0], lists)) == 0
+
+
+def test_codes_without_a_shared_unit_are_0(gpu):
+    x, centroids = np.zeros((5, 3), dtype="u2"), np.ones((4, 3), dtype="u2")
+    assert not gpu.nearest_codes(x, gpu.make_lists(centroids, np.ones((3, 2), dtype=bool))).any()
+
+
+def test_every_kernel_is_launched_with_what_it_declares(fake, gpu, library):
+    x = np.eye(4, dtype=np.float32)
+    for rows in (x, x.astype(np.uint8)):
+        gpu.nearest(rows, np.arange(4), gpu.make_bank(x, "euclidean"))
+    gpu.nearest_sparse(_csr(x), gpu.make_sparse_bank(_csr(x), np.arange(4), "cosine"))
+    gpu.nearest_codes(x.astype("u2"), gpu.make_lists(x.astype("u2"), np.ones((4, 2), dtype=bool)))
+    assert {name for name, _ in fake.LAUNCHED} >= set(library.names) == KERNELS
+    assert f"constexpr int THREADS = {gpu.THREADS};" in TEXT
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+def test_nvrtc_compiles_it(load_helper, architecture):
+    helper = load_helper("test_cuda_text")
+    nvrtc = helper.find_nvrtc()
+    if nvrtc is None:
+        pytest.skip("no NVRTC here: pip install nvidia-cuda-nvrtc, or a CUDA toolkit")
+    options = [f"--gpu-architecture={architecture}", "--std=c++17"]
+    status, log, binary = helper.compile_by_nvrtc(nvrtc, TEXT, options)
+    assert status == 0, log
+    assert "warning" not in log, log
+    for name in KERNELS:
+        assert name.encode() in binary
