@@ -20,12 +20,13 @@ if TYPE_CHECKING:  # what a type checker and an editor see; the same names as in
     from .data import Dataset, open_dataset
     from .engine.callbacks import Callback
     from .engine.cluster import cluster
-    from .estimators import CapsuleRegression, Search, load_model
+    from .estimators import CapsuleRegression, MultilayerBootstrapNetwork, Search, load_model
 
 __all__ = [
     "Callback",
     "CapsuleRegression",
     "Dataset",
+    "MultilayerBootstrapNetwork",
     "Search",
     "__version__",
     "cluster",
@@ -38,6 +39,7 @@ _WHERE = {
     "Callback": ".engine.callbacks",
     "CapsuleRegression": ".estimators",
     "Dataset": ".data",
+    "MultilayerBootstrapNetwork": ".estimators",
     "Search": ".estimators",
     "cluster": ".engine.cluster",
     "load_model": ".estimators",

@@ -104,7 +104,7 @@ class MapShards(Shards):
 
     def shards_of(self, item: int) -> list[tuple[str, int, int]]:
         """Shards that a shard of the output is made of."""
-        return list(self._task.dataset.shards(*self._writer.shard_bounds(item)))
+        return list(self._task.dataset.shards(*self._task.source_rows(item)))
 
     def add_trial(self, graph: Graph, key: str, item: int, note: str, worker: str) -> None:
         """Add the task that computes a shard alone."""
@@ -122,8 +122,7 @@ def run_map(executor: DaskExecutor, task: Any, on_rows: OnRows) -> None:
             skipped = executor.quarantine.rows_of(task.dataset)
             if known is None or skipped != known[1]:
                 name = f"map-{task.name}-{executor.next_token()}"
-                now = replace(task, skipped=skipped)
-                tree = {"row_map": task.row_map, "task": now.to_json(), "classes": task.classes}
+                tree = replace(task, skipped=skipped).to_tree()
                 kept.enter_context(_kept_while(executor, f"result-{name}.rec", tree))
                 known = name, skipped
             return MapShards(executor, task, known[0])

@@ -289,21 +289,6 @@ def load_map(ref: Ref, name: str) -> tuple[Any, Any]:
 
 
 def _read_map(ref: Ref, name: str) -> Any:
-    import json
+    from .mapwrite import load_task
 
-    from scalelatent.data import Dataset
-
-    from .mapwrite import MapTask
-
-    tree = EngineStore(*ref[:2]).read(f"result-{name}.rec")
-    fields = json.loads(tree["task"])
-    return MapTask(
-        fields["name"],
-        Dataset.from_spec(fields["dataset"]),
-        tree["row_map"],
-        fields["url"],
-        fields["device"],
-        fields["with_labels"],
-        tree["classes"],
-        tuple(map(tuple, fields["skipped"])),
-    )
+    return load_task(EngineStore(*ref[:2]).read(f"result-{name}.rec"))

@@ -20,3 +20,16 @@ KERNELS = {
     }
     for name, module in _MODULES.items()
 }
+
+# Sums of a few numbers a code, bound by memory and under a hundredth of a fit: workers with a device compute
+# them on the host, where their order is fixed.
+_ONEHOT, _HOST = "scalelatent.models.mbn.onehot", "scalelatent.models.mbn.cpu.onehot"
+
+KERNELS |= {
+    f"mbn_{name}": {
+        "reference": f"{_ONEHOT}:{name}",
+        "numba": f"{_HOST}:{name}",
+        "cupy": f"{_HOST}:{name}",
+    }
+    for name in ("gather_sum", "scatter_add", "count_matches")
+}
