@@ -20,12 +20,14 @@ __all__ = [
     "add_page",
     "add_routes",
     "forgive",
+    "keep_still",
     "keep_task",
     "lost_worker",
     "page_frame",
     "past_events",
     "post_event",
     "route_prefix",
+    "say_once",
     "task_state",
     "task_wanted",
     "topic_handler",
@@ -47,7 +49,7 @@ def _guarded(without: str, default: Callable[[], Any]) -> Callable[[_F], _F]:
             try:
                 return function(*args, **kwargs)
             except _MISSING as error:
-                _say_once(function.__name__, without, error)
+                say_once(function.__name__, without, error)
                 return default()
 
         return call  # type: ignore[return-value]
@@ -55,7 +57,8 @@ def _guarded(without: str, default: Callable[[], Any]) -> Callable[[_F], _F]:
     return wrap
 
 
-def _say_once(name: str, without: str, error: Exception) -> None:
+def say_once(name: str, without: str, error: Exception) -> None:
+    """Say, once a process, what the program goes without."""
     if name in _said:
         return
     _said.add(name)
@@ -255,6 +258,19 @@ def forgive(scheduler: Any, key: str) -> bool:
         raise TypeError("suspicious is no number")
     # One below none: with allowed-failures 0 the first death would be one too many.
     task.suspicious = -1
+    return True
+
+
+@_guarded("slow workers that take no spans from fast ones", lambda: False)
+def keep_still(dask_scheduler: Any, name: str) -> bool:
+    """Keep Dask's work stealing from tasks whose names begin so (see `distributed.utils.key_split`).
+
+    Stealing knows one duration for all tasks of a name, on whatever worker: to an idle slow worker it would
+    move what a fast one is through with much sooner.
+    """
+    from distributed import stealing
+
+    stealing.fast_tasks.add(name)
     return True
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .backend import make_backend
+from .halving import apply_block
 from .passes import BLOCK_BYTES, BLOCK_ROWS
 from .reading import Meter, Reader, StopFlag, iter_blocks, naming
 from .threads import resolve_jobs, single_threaded
@@ -78,7 +79,8 @@ class MapTask:
         with naming(self.dataset):
             for block in iter_blocks(reader, blocks, stop_event):
                 at = block.start - start
-                out[at : at + len(block.x)] = self.row_map.apply(prepared, block)
+                rows = slice(at, at + len(block.x))
+                out[rows] = apply_block(backend, self.name, self.row_map, prepared, block)
         if getattr(self.row_map, "gives_labels", False):
             assert self.classes is not None
             y = self.classes[self.row_map.labels(out)]
@@ -191,7 +193,8 @@ def map_to_array(
             blocks = [(a, min(a + step, last)) for a in range(first, last, step)]
             with naming(dataset):
                 for block in iter_blocks(Reader(dataset, None, Meter(), csr=csr), blocks, stop):
-                    out[block.start : block.start + len(block.x)] = row_map.apply(prepared, block)
+                    rows = slice(block.start, block.start + len(block.x))
+                    out[rows] = apply_block(backend, "map", row_map, prepared, block)
             return last - first
 
         return work

@@ -97,6 +97,10 @@ class Watch:
 
     def _hear_pass(self, message: Any) -> None:
         """In the client's thread."""
+        if "driver" in message:
+            if message["driver"] == self._executor.token:
+                self._executor.pools.hear(message)
+            return
         if message["fit"] != self._executor.pass_token:
             return
         if "info" in message:
@@ -249,7 +253,8 @@ class Watch:
     @property
     def only(self) -> list[str]:
         """The workers that tasks are bound to where another one hangs: Dask takes that one for idle."""
-        return list(self._executor.threads) if self.shunned else []
+        bound = self.shunned or self._executor.pools.bound
+        return list(self._executor.threads) if bound else []
 
     def failed(self, current: Work, ended: TaskEnded) -> None:
         """A task of the pass failed or was cancelled: begin anew where that helps.

@@ -152,6 +152,7 @@ class FitSession:
             self.executor = InProcessExecutor(self.n_jobs, self.store, seconds, callbacks=self.callbacks)
         else:
             self.executor = DaskExecutor(self.client, self.store, seconds, self.callbacks)
+            self.executor.compute_on(self.device)
         return seed
 
     def announce(self, train: Dataset, **more: Any) -> None:
