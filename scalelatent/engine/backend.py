@@ -21,6 +21,10 @@ from scalelatent.errors import RunError
 DEVICES = ("auto", "cpu", "gpu")
 
 
+class DeviceMemoryError(RunError):
+    """The memory of a card has ended: naming the card, what was wanted, and what to set."""
+
+
 @lru_cache(maxsize=1)
 def kernel_table() -> dict[str, dict[str, str]]:
     """Kernel name -> backend -> "module:function", collected from the ``KERNELS`` of every folder in
@@ -71,9 +75,12 @@ class HostBackend:
     """
 
     xp = np
+    # What means that a card's memory has ended, see :mod:`.halving`: nothing does here.
+    memory_errors: tuple[type[Exception], ...] = ()
 
     def __init__(self, name: str = "numba") -> None:
         self.name = name
+        self.row_limits: dict[str, int] = {}
         self._buffers: dict[str, np.ndarray] = {}
 
     def kernel(self, name: str) -> Callable[..., Any]:

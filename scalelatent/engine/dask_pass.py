@@ -22,6 +22,7 @@ from scalelatent.data.grid import FAN_IN
 from .dask_tasks import task_info, task_merge, task_mstep, task_params, task_span
 from .graph import Graph
 from .passes import Span, Stage
+from .pools import POOLED, PoolWindow, pool_window
 from .trial_tasks import try_span
 from .window import Batch, TaskEnded, Window, depth_for
 from .work import Work
@@ -86,7 +87,12 @@ class DaskPass(Work):
             learns and seconds is not None and self._n_spans * seconds < QUIET_SECONDS * executor.workers
         )
         depth = depth_for(seconds, stage_nbytes(stage))
-        self.window = Window(executor.threads, [*kept, *spans], self._send, depth)
+        self.window = pool_window(executor, stage, [*kept, *spans], self._send, self._kept) or Window(
+            executor.threads, [*kept, *spans], self._send, depth
+        )
+        self._pooled = isinstance(self.window, PoolWindow)
+        if isinstance(self.window, PoolWindow):
+            self._quiet = learns and self.window.seconds < QUIET_SECONDS
 
     def key(self, role: str | None, suffix: str = "") -> str:
         """Name of a task of this pass."""
@@ -94,7 +100,8 @@ class DaskPass(Work):
 
     def _span_key(self, span: Span) -> str:
         level = "" if span.level == self._levels[span.part] else f"{span.level}-"
-        return self.key(None, f"{_letter(span.part)}{level}{span.index:04d}")
+        role = POOLED if self._pooled else None
+        return self.key(role, f"{_letter(span.part)}{level}{span.index:04d}")
 
     # -- sending ---------------------------------------------------------------------------------------------
 
@@ -275,6 +282,8 @@ def key_of(stage: Stage, role: str | None, iteration: int, suffix: str, token: s
     >>> key_of(stage, None, 6, "s0042", "ab12cd"), key_of(stage, "mstep", 6, "", "ab12cd")
     ('capsule_estep-it0007-s0042-ab12cd', 'capsule_mstep-it0007-ab12cd')
     """
+    if role == POOLED:
+        return f"{stage.name}_{role}-it{iteration + 1:04d}-{suffix}-{token}"
     # Beside the spans, ``capsule_estep``, stand ``capsule_params``, ``capsule_mstep``, … Other stages keep
     # their whole name: a key that was used before would bring back the old result.
     model = stage.name.split("_")[0] if stage.name.endswith("_estep") else stage.name

@@ -29,7 +29,7 @@ from .reduce import merge_vectors
 from .spans import worth_saving
 from .store import EngineStore
 from .threads import single_threaded
-from .worker_side import Fit, TaskStop, run_of, span_news, tell
+from .worker_side import Fit, TaskStop, pace_news, run_of, span_news, tell, tell_cut
 
 # (folder, id of the run, mark of the stage as it was last written): a folder that was removed and made again
 # is another run, and a stage may change when a run is resumed.
@@ -148,12 +148,15 @@ def task_span(
             return vector
     begin = time.perf_counter()
     context = context_of(ref, stage_name, iteration, None if params is None else params.state)
-    waited = context.meter.wait_seconds
+    waited, limits = context.meter.wait_seconds, dict(context.backend.row_limits)
     with stopping():
         vector = context.run_span(span, TaskStop(fit))
     seconds = time.perf_counter() - begin
     if worth_saving(seconds, vector.nbytes, checkpoint_seconds):
         open_store(ref).save_node(stage_name, iteration, span, vector)
+    for what, limit in context.backend.row_limits.items() - limits.items():
+        tell_cut(fit, what, limit, context.backend.device)
+    pace_news.add(fit, stage_name, span.part, int(vector[-2]), seconds, context.backend.name)
     span_news.add(
         {
             "kind": "span",

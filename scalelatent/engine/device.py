@@ -19,9 +19,10 @@ import numpy as np
 
 from scalelatent.errors import RunError
 
-from .backend import find_kernel
+from .backend import DeviceMemoryError, find_kernel
 
 STAGED_BYTES = 2**16  # smaller copies are not worth page-locked memory
+_NO_MEMORY = 2  # cudaErrorMemoryAllocation: the card goes on, only this did not fit
 POOL_SHARE, POOL_SPARE = 0.9, 512 * 2**20
 _NATIVE = "?bhilqBHILQefd"
 
@@ -64,6 +65,11 @@ class CupyBackend:
         self._staging: dict[str, tuple[np.ndarray, Any]] = {}
         self._tables: dict[int, tuple[Any, Any]] = {}
         self._rows = 0
+        self.row_limits: dict[str, int] = {}
+        self.memory_errors: tuple[type[Exception], ...] = (
+            DeviceMemoryError,
+            self.xp.cuda.memory.OutOfMemoryError,
+        )
         _limit_pool(self.xp)
 
     # -- what the models call
@@ -154,6 +160,20 @@ class CupyBackend:
             self.stream.synchronize()
         return host
 
+    def release_memory(self) -> None:
+        """Let go of scratch, and of what the pool keeps for later."""
+        self._buffers.clear()
+        self.stream.synchronize()
+        self.xp.get_default_memory_pool().free_all_blocks()
+
+    def memory_error(self, error: Exception) -> Exception:
+        """In our words: memory that ended in an expression of a model's own."""
+        return (
+            error
+            if isinstance(error, DeviceMemoryError)
+            else DeviceMemoryError(self._memory_message("a block"))
+        )
+
     # -- how -----------------------------------------------------------------------------------------------
     # ---------------
 
@@ -219,8 +239,10 @@ class CupyBackend:
         try:
             yield
         except cuda.memory.OutOfMemoryError as error:
-            raise RunError(self._memory_message(what)) from error
+            raise DeviceMemoryError(self._memory_message(what)) from error
         except (cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError) as error:
+            if getattr(error, "status", None) == _NO_MEMORY:
+                raise DeviceMemoryError(self._memory_message(what)) from error
             raise RunError(
                 f"GPU {self.device}: {what} failed: {error}. After such an error the card's state in this "
                 "process is lost: start the worker again and resume; if it comes back, use device='cpu' and "

@@ -20,6 +20,7 @@ __all__ = [
     "add_page",
     "add_routes",
     "forgive",
+    "keep_still",
     "keep_task",
     "last_chance",
     "lost_worker",
@@ -28,6 +29,7 @@ __all__ = [
     "post_event",
     "route_prefix",
     "running_tasks",
+    "say_once",
     "task_state",
     "task_wanted",
     "topic_handler",
@@ -49,7 +51,7 @@ def _guarded(without: str, default: Callable[[], Any]) -> Callable[[_F], _F]:
             try:
                 return function(*args, **kwargs)
             except _MISSING as error:
-                _say_once(function.__name__, without, error)
+                say_once(function.__name__, without, error)
                 return default()
 
         return call  # type: ignore[return-value]
@@ -57,7 +59,8 @@ def _guarded(without: str, default: Callable[[], Any]) -> Callable[[_F], _F]:
     return wrap
 
 
-def _say_once(name: str, without: str, error: Exception) -> None:
+def say_once(name: str, without: str, error: Exception) -> None:
+    """Say, once a process, what the program goes without."""
     if name in _said:
         return
     _said.add(name)
@@ -278,6 +281,19 @@ def last_chance(scheduler: Any, keys: Iterable[str]) -> None:
 def running_tasks(worker: Any) -> list[str]:
     """Keys of the tasks that a worker runs, wanted or not."""
     return [str(key) for key in worker.active_keys]
+
+
+@_guarded("slow workers that take no spans from fast ones", lambda: False)
+def keep_still(dask_scheduler: Any, name: str) -> bool:
+    """Keep Dask's work stealing from tasks whose names begin so (see `distributed.utils.key_split`).
+
+    Stealing knows one duration for all tasks of a name, on whatever worker: to an idle slow worker it would
+    move what a fast one is through with much sooner.
+    """
+    from distributed import stealing
+
+    stealing.fast_tasks.add(name)
+    return True
 
 
 @_guarded("jobs that outlive the client that submits them", lambda: False)

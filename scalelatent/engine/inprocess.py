@@ -20,6 +20,7 @@ from .cache import PieceCache, shared_cache
 from .callbacks import Callback
 from .chains import ChainRunner, InProcessSteps
 from .executor import OnRows, StepResult
+from .halving import cut_event
 from .order import RowOrder
 from .passes import PassContext, Span, Stage, split_vector
 from .quarantine import Quarantine
@@ -72,6 +73,7 @@ class InProcessExecutor:
         self.callbacks = callbacks or Callback()
         self.quarantine = quarantine or Quarantine("stop", store)
         self._backends: dict[tuple[str, int], Any] = {}
+        self._cuts: dict[tuple[str, int, str], int] = {}
 
     def put_state(self, stage: Stage, iteration: int, state: Any) -> Any:
         """The state itself."""
@@ -158,11 +160,19 @@ class InProcessExecutor:
             return run
 
         run_threads(spans, self.workers, compute, finish, self.callbacks.on_wait)
+        self._tell_cuts()
         out, rows, nbytes = {}, 0, 0
         for part, reducer in reducers.items():
             out[part], part_rows, part_bytes = split_vector(stage, part, reducer.root())
             rows, nbytes = rows + part_rows, nbytes + part_bytes
         return out, rows, nbytes
+
+    def _tell_cuts(self) -> None:
+        for (device, slot), backend in self._backends.items():
+            for what, rows in backend.row_limits.items():
+                if self._cuts.get((device, slot, what)) != rows:
+                    self._cuts[device, slot, what] = rows
+                    self.callbacks.on_event(cut_event(what, rows, backend.device))
 
     def _kept(self, stage: Stage, iteration: int, span: Span) -> np.ndarray | None:
         return None if self.store is None else self.store.load_node(stage.name, iteration, span)

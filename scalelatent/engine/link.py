@@ -31,6 +31,8 @@ class Member:
     name, host : str
     memory, memory_limit : int
         Bytes: of the process at its last heartbeat, and what it may use (0: no limit).
+    gpus : float
+        What it offers of the resource ``GPU``.
     """
 
     threads: int
@@ -39,6 +41,7 @@ class Member:
     host: str
     memory: int
     memory_limit: int
+    gpus: float = 0.0
 
 
 class Link:
@@ -148,4 +151,5 @@ def _member(info: dict[str, Any]) -> Member:
         host=str(info.get("host", "")),
         memory=int(info.get("metrics", {}).get("memory", 0)),
         memory_limit=int(info.get("memory_limit") or 0),
+        gpus=float(info.get("resources", {}).get("GPU", 0)),
     )

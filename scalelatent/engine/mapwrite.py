@@ -13,6 +13,7 @@ import numpy as np
 
 from .backend import make_backend
 from .cache import shared_cache
+from .halving import apply_block
 from .passes import BLOCK_BYTES, BLOCK_ROWS
 from .quarantine import Ranges
 from .reading import Meter, Reader, StopFlag, Stopped, iter_blocks, naming
@@ -93,7 +94,8 @@ class MapTask:
         with naming(self.dataset):
             for block in iter_blocks(reader, blocks, stop_event):
                 at = block.start - start
-                fill_rows(row_map, prepared, block, out[at : at + len(block.x)], stop_event)
+                rows = slice(at, at + len(block.x))
+                fill_rows(backend, self.name, row_map, prepared, block, out[rows], stop_event)
             y, weight = self._beside(start, stop, out)
         self.writer.write_shard(shard, out, y, weight)
         return stop - start
@@ -150,7 +152,15 @@ def load_task(tree: Mapping[str, Any]) -> Any:
     return SetsTask.from_tree(tree)
 
 
-def fill_rows(row_map: Any, prepared: Any, block: Any, out: np.ndarray, stop_event: StopFlag) -> None:
+def fill_rows(
+    backend: Any,
+    name: str,
+    row_map: Any,
+    prepared: Any,
+    block: Any,
+    out: np.ndarray,
+    stop_event: StopFlag,
+) -> None:
     """Output rows of a block.
 
     Raises
@@ -159,7 +169,7 @@ def fill_rows(row_map: Any, prepared: Any, block: Any, out: np.ndarray, stop_eve
         The work was called off, between two parts of a :class:`~scalelatent.models.base.PartedMap`.
     """
     if not hasattr(row_map, "fill"):
-        out[...] = row_map.apply(prepared, block)
+        out[...] = apply_block(backend, name, row_map, prepared, block)
         return
     moved = getattr(stop_event, "moved", None)
     for _ in row_map.fill(prepared, block, out):
@@ -289,7 +299,8 @@ def map_to_array(
             blocks = [(a, min(a + step, last)) for a in range(first, last, step)]
             with naming(dataset):
                 for block in iter_blocks(Reader(dataset, None, Meter(), csr=csr), blocks, stop):
-                    fill_rows(row_map, prepared, block, out[block.start : block.start + len(block.x)], stop)
+                    rows = slice(block.start, block.start + len(block.x))
+                    fill_rows(backend, "map", row_map, prepared, block, out[rows], stop)
             return last - first
 
         return work

@@ -32,6 +32,7 @@ from .link import CALL_SECONDS, Link
 from .online_dask import DaskSteps
 from .order import RowOrder
 from .passes import Span, Stage, spans_of, split_vector
+from .pools import Pools
 from .quarantine import Quarantine
 from .spans import plan_spans
 from .store import EngineStore
@@ -98,7 +99,7 @@ class DaskExecutor:
         self._skipped: dict[str, dict[str, Any]] = {}
         self._seconds: dict[str, float] = {}
         self._begun: DaskPass | None = None
-        self.watch = Watch(self)
+        self.watch, self.pools = Watch(self), Pools(self.link)
         self.threads, self._looked = self.link.threads(), time.monotonic()
         if not self.threads:
             raise RunError(
@@ -122,9 +123,24 @@ class DaskExecutor:
 
     def look_at_workers(self) -> dict[str, int]:
         """Threads of each worker that there is now; the last ones are remembered where none is left."""
-        found, self._looked = self.watch.trusted(self.link.threads()), time.monotonic()
+        found = self.pools.chosen(self.watch.trusted(self.link.threads()))
+        self._looked = time.monotonic()
         self.threads = found or self.threads
         return found
+
+    def compute_on(self, device: str) -> None:
+        """What the fit asks for: ``"auto"``, ``"cpu"``, ``"gpu"`` or ``"reference"``.
+
+        Raises
+        ------
+        RunError
+            ``"gpu"``, and no worker offers one.
+        """
+        self.pools.compute_on(device, self.threads)
+        self.look_at_workers()
+        offers = self.pools.offers(self.threads)
+        if len(offers) > 1:
+            self.pools.tell(offers, self.callbacks)
 
     def wait_for_workers(self) -> dict[str, int]:
         """Threads of each worker that is there now; waits a while for one.
@@ -143,8 +159,9 @@ class DaskExecutor:
 
     def no_workers(self, what: str) -> NoReturn:
         """Give up waiting for workers."""
+        kind = "workers with a GPU" if self.pools.device == "gpu" else "workers"
         raise RunError(
-            f"no workers are left on {self.link.address} and none came in {STALL_SECONDS:.0f} s; "
+            f"no {kind} are left on {self.link.address} and none came in {STALL_SECONDS:.0f} s; "
             f"waiting for {what}. Start workers, then resume the run: finished passes are kept"
         )
 
@@ -171,9 +188,9 @@ class DaskExecutor:
         return f"{self.token}{self._parts}"
 
     @property
-    def fit(self) -> tuple[str, str]:
+    def fit(self) -> tuple[str, ...]:
         """By which tasks tell this driver something."""
-        return self.watch.topic, self.pass_token
+        return self.watch.topic, self.pass_token, self.token
 
     def ref_of(self, stage: Stage) -> tuple[str, ...]:
         """What tasks need to find a stage; changes with each writing of it."""
@@ -233,6 +250,7 @@ class DaskExecutor:
         out = current.result
         self._begun, current.following = current.following, None
         assert out is not None
+        self.pools.passed(current.window, self.threads, self.callbacks)
         current.release()
         self.watch.told.clear()
         if out["done"]:
@@ -331,6 +349,7 @@ class DaskExecutor:
         """Call off the pass that has begun behind the last one: it is not wanted. Listen no more."""
         self._call_off()
         self.watch.end()
+        self.pools.tell(self.pools.computed(), self.callbacks)
 
     def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> DaskSteps:
         """Steps on the workers, in segments."""

@@ -343,6 +343,6 @@ class DaskSteps:
             *args,
             key=key,
             workers=[worker],
-            allow_other_workers=True,
+            allow_other_workers=not self._executor.pools.bound,
             pure=False,
         )

@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from scalelatent.data.grid import FAN_IN, RowGrid
 from scalelatent.models.base import Reduction, Stats
 
 from .cache import PieceCache
+from .halving import accumulate_leaf
 from .quarantine import Ranges
 from .reading import Meter, Reader, StopFlag, iter_blocks, naming
 
@@ -138,7 +141,7 @@ def choose_grid(
         if leaf_rows is not None:
             block_rows = _fitting(block_rows, leaf_rows)
     if leaf_rows is None:
-        per_row = max(reduction.flops_per_row(), 1.0) / _FLOP_RATE
+        per_row = seconds_per_row(reduction)
         merging = 3 * reduction.layout().nbytes / _MERGE_RATE
         wanted = max(merging / (MERGE_SHARE * per_row), n / 1024)
         leaf_rows = block_rows * _power_of_two(wanted / block_rows, 1, 2**20)
@@ -148,6 +151,11 @@ def choose_grid(
             f"{-(-leaf_rows // block_rows) * block_rows}"
         )
     return RowGrid(n, min(block_rows, max(n, 1)), leaf_rows // block_rows)
+
+
+def seconds_per_row(reduction: Reduction) -> float:
+    """Order of magnitude on one core, before anything was measured."""
+    return max(reduction.flops_per_row(), 1.0) / _FLOP_RATE
 
 
 def _fitting(block_rows: int, leaf_rows: int) -> int:
@@ -169,7 +177,7 @@ def choose_level(
     """Level of the spans: as few tasks as balance allows, none so short that handing it out costs more than
     it does.
     """
-    per_row = max(reduction.flops_per_row(), 1.0) / _FLOP_RATE
+    per_row = seconds_per_row(reduction)
     level = 0
     while level < grid.depth:
         seconds = grid.leaf_rows * FAN_IN**level * per_row
@@ -231,6 +239,7 @@ class PassContext:
             self._prepared[span.part] = reduction.prepare(self._state, self.backend)
         prepared, before = self._prepared[span.part], self.meter.bytes_read
         start, stop = grid.node_rows(span.level, span.index)
+        what = f"{self.stage.name}/{span.part}"
         per_leaf = [grid.blocks(*grid.leaf_range(leaf)) for leaf in grid.node_leaves(span.level, span.index)]
         rows = iter_blocks(
             self._readers[span.part], [block for leaf in per_leaf for block in leaf], stop_event
@@ -240,8 +249,9 @@ class PassContext:
             for leaf in per_leaf:
                 vector = tree.zeros()
                 stats = Stats(layout, vector[: layout.size])
-                for _ in leaf:
-                    reduction.accumulate(prepared, next(rows), stats)
+                again = partial(iter_blocks, self._readers[span.part], leaf, stop_event)
+                blocks = islice(rows, len(leaf))
+                accumulate_leaf(self.backend, what, reduction, prepared, blocks, again, stats)
                 tree.add(vector)
         total = tree.total()
         total[layout.size] = stop - start

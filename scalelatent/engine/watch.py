@@ -104,6 +104,10 @@ class Watch:
 
     def _hear_pass(self, message: Any) -> None:
         """In the client's thread."""
+        if "driver" in message:
+            if message["driver"] == self._executor.token:
+                self._executor.pools.hear(message)
+            return
         if message["fit"] != self._executor.pass_token:
             return
         if "info" in message:
@@ -331,4 +335,5 @@ class Watch:
     @property
     def only(self) -> list[str]:
         """The workers that tasks are bound to where another one hangs: Dask takes that one for idle."""
-        return list(self._executor.threads) if self.shunned else []
+        bound = self.shunned or self._executor.pools.bound
+        return list(self._executor.threads) if bound else []

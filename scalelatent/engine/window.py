@@ -102,14 +102,17 @@ class Window:
             if status != "finished":
                 raise TaskEnded(item, future)
             del self.pending[item]
-            self._having[worker] -= 1
+            self._ended(item, worker)
             done.append(item)
-        if done and not self.given and any(map(self._low, self._threads)):
+        if done and not self.given and self._any_low():
             self._hand_out()
         return done
 
-    def _low(self, worker: str) -> bool:
-        return self._having[worker] <= self._depth * self._threads[worker] // 2
+    def _ended(self, item: Any, worker: str) -> None:
+        self._having[worker] -= 1
+
+    def _any_low(self) -> bool:
+        return any(self._having[name] <= self._depth * n // 2 for name, n in self._threads.items())
 
     def _hand_out(self) -> None:
         batch: Batch = []
@@ -133,13 +136,15 @@ class Window:
                     give(name, longest.pop())
                 else:
                     dry.remove(name)
-        if not batch:
-            return
-        futures = self._send(batch, self.given)
-        for item, worker in batch:
-            if item in futures:
-                self.pending[item] = (futures[item], worker)
-                self._having[worker] += 1
+        for _, worker in self._dispatch(batch):
+            self._having[worker] += 1
+
+    def _dispatch(self, batch: Batch) -> Batch:
+        """Send a batch; returns what of it is looked after here."""
+        futures = self._send(batch, self.given) if batch else {}
+        kept = [(item, worker) for item, worker in batch if item in futures]
+        self.pending.update({item: (futures[item], worker) for item, worker in kept})
+        return kept
 
     def cancel(self) -> None:
         """Call off what has not finished.

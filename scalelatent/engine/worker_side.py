@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
 from typing import Any
 
+from .halving import cut_event
 from .hooks import task_wanted
 from .news import TOPIC
 
-# (topic, token): by which a driver knows the news of its own tasks.
-Fit = tuple[str, str]
+# (topic, token of the pass, token of the driver): by which a driver knows the news of its own tasks.
+Fit = tuple[str, ...]
 CHECK_SECONDS, BEAT_SECONDS = 0.5, 10.0
 # Spans of a second are told together: a scheduler hears from each of its workers once a second at most.
 NEWS_SECONDS = 1.0
+# A worker tells its pace anew once it has changed by this share. A span counts as at most so many times as
+# slow as those before: a machine that stood still for a moment is not slow.
+PACE_SHARE, PACE_NEW, PACE_OUTLIER = 0.2, 0.3, 3.0
+KEEP_PACES = 32
 _SUMS = ("rows", "bytes", "seconds", "wait_seconds", "spans")
 
 
@@ -71,6 +77,13 @@ def tell(fit: Fit, message: dict[str, Any]) -> None:
         worker.log_event(fit[0], {"fit": fit[1], **message})
 
 
+def tell_cut(fit: Fit, what: str, rows: int, device: str) -> None:
+    """Tell the driver that blocks are computed in halves here."""
+    worker = _worker()
+    if worker is not None:
+        tell(fit, {"driver": fit[-1], "cut": cut_event(what, rows, device, worker.address)})
+
+
 def run_of(folder: str) -> str:
     """Run folder of an engine's folder, by which news are told apart.
 
@@ -123,3 +136,51 @@ class SpanNews:
 
 
 span_news = SpanNews()
+
+
+class PaceNews:
+    """Seconds a row of this process's spans, told to a driver when they have changed.
+
+    Exponentially averaged. The first span of a part is left out: kernels are compiled in it. So a fit hears
+    once of each worker as long as that keeps its pace.
+    """
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[str, str, str], list[float]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def add(self, fit: Fit, stage: str, part: str, rows: int, seconds: float, device: str) -> None:
+        """Take note of a span."""
+        pace = self.averaged((fit[-1], stage, part), seconds / max(rows, 1))
+        worker = _worker()
+        if pace is not None and worker is not None:
+            about = {"driver": fit[-1], "worker": worker.address, "device": device}
+            tell(fit, {"stage": stage, "part": part, "pace": pace, **about})
+
+    def averaged(self, key: tuple[str, str, str], pace: float) -> float | None:
+        """The average, where it is to be told.
+
+        Examples
+        --------
+        >>> news = PaceNews()
+        >>> [news.averaged(("fit", "estep", "train"), pace) for pace in (9.0, 1.0, 1.1, 1.1, 2.0)]
+        [None, 1.0, None, None, 1.33...]
+        """
+        with self._lock:
+            known = self._kept.get(key)
+            if known is None:
+                self._kept[key] = []
+                while len(self._kept) > KEEP_PACES:
+                    self._kept.popitem(last=False)
+                return None
+            self._kept.move_to_end(key)
+            if known:
+                pace = (1 - PACE_NEW) * known[0] + PACE_NEW * min(pace, PACE_OUTLIER * known[0])
+                known[0] = pace
+                if abs(pace / known[1] - 1) < PACE_SHARE:
+                    return None
+            known[:] = [pace, pace]
+            return pace
+
+
+pace_news = PaceNews()

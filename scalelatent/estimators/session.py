@@ -163,6 +163,7 @@ class FitSession:
             self.executor = InProcessExecutor(self.n_jobs, self.store, seconds, **how)
         else:
             self.executor = DaskExecutor(self.client, self.store, seconds, **how)
+            self.executor.compute_on(self.device)
         return seed
 
     def check_online(self) -> None:

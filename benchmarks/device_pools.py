@@ -1,0 +1,199 @@
+"""A pass on workers of unequal speed: how long it takes against the ideal, and who waits at its end.
+
+A real cluster of worker processes on this machine, whose kernel sleeps for as long as the worker's speed says
+(by default three workers of speed 1 and one of speed 20), so that cores do not matter. The ideal shares out
+all rows by speed, and hands out for nothing. Measured are passes under a driver that knows nothing of speeds
+(the window in proportion to threads, and Dask's stealing), and under the measured shares of `engine.shares`;
+beside them a simulation of larger pools, without a cluster.
+
+    python benchmarks/device_pools.py [--speeds 1 1 1 20] [--seconds 0.5 2 8]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import heapq
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from common import parser, write
+
+LEAF_ROWS = 8
+SIMULATED = {
+    "3 of 1, 1 of 20": {1.0: 3, 20.0: 1},
+    "90 of 1, 10 of 20": {1.0: 90, 20.0: 10},
+    "900 of 1, 100 of 20": {1.0: 900, 20.0: 100},
+}
+
+
+@contextlib.contextmanager
+def pool(count: int) -> Iterator[Any]:
+    import paced_learner
+    from distributed import Client, LocalCluster
+
+    with (
+        LocalCluster(
+            n_workers=count, threads_per_worker=1, processes=True, host="127.0.0.1",
+            dashboard_address=None, memory_limit=0, silence_logs=50,
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):  # fmt: skip
+        client.wait_for_workers(count, timeout=120)
+        client.upload_file(paced_learner.__file__)
+        yield client
+
+
+def measure(client: Any, dataset: Any, speeds: tuple[float, ...], seconds: float, passes: int) -> Any:
+    """Seconds of each pass but the first two, in which speeds are not known yet, against the ideal."""
+    from paced_learner import Paced, computed
+
+    from scalelatent.engine.callbacks import Callbacks
+    from scalelatent.engine.loop import fit_batches
+    from scalelatent.engine.on_dask import DaskExecutor
+    from scalelatent.engine.passes import make_stage
+    from scalelatent.engine.store import EngineStore
+
+    row_seconds = seconds * sum(speeds) / len(dataset)
+    learner = Paced(row_seconds, speeds, passes + 2)
+    stage = make_stage(
+        "paced_estep", learner, {"train": dataset}, "cpu", block_rows=LEAF_ROWS, leaf_rows=LEAF_ROWS
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        store = EngineStore(folder)
+        executor = DaskExecutor(client, store, checkpoint_seconds=3600)
+        began = time.time()
+        fit_batches(executor, stage, learner.start(), callbacks=Callbacks(), store=store)
+    told = executor.pools.pace.row_seconds("paced_estep", "train")
+    measured = len(dataset) / sum(1 / pace for pace in told.values())
+    found = client.run(computed).values()
+    blocks = [[block for block in blocks if block[2] >= began] for blocks in found]
+    return [of_pass(blocks, number, seconds, measured) for number in range(2, passes + 2)]
+
+
+def of_pass(blocks: list[Any], number: int, ideal: float, measured: float) -> dict[str, Any]:
+    """Seconds from the first row to the last; who waited how long at the end; who did how much."""
+    there = [[block[1:] for block in own if block[0] == number] for own in blocks]
+    begin = min(b for own in there for _, b, _ in own)
+    end = max(e for own in there for _, _, e in own)
+    idle = [end - max((e for _, _, e in own), default=begin) for own in there]
+    rows = [sum(n for n, _, _ in own) for own in there]
+    return {
+        "of_ideal": (end - begin) / ideal,
+        # Reading and tasks take time beside the kernel: the ideal at the speeds that workers told.
+        "of_measured_ideal": (end - begin) / measured,
+        "mean_end_idle_share": statistics.mean(idle) / (end - begin),
+        "fastest_share_of_rows": max(rows) / sum(rows),
+    }
+
+
+def summary(passes: list[dict[str, Any]]) -> dict[str, float]:
+    """Best and median pass: the machine is shared."""
+    ratios = [p["of_ideal"] for p in passes]
+    idle = statistics.median(p["mean_end_idle_share"] for p in passes)
+    return {
+        "best_of_ideal": round(min(ratios), 3),
+        "median_of_ideal": round(statistics.median(ratios), 3),
+        "median_of_measured_ideal": round(statistics.median(p["of_measured_ideal"] for p in passes), 3),
+        "median_end_idle_share": round(idle, 3),
+        "fastest_share_of_rows": round(statistics.median(p["fastest_share_of_rows"] for p in passes), 3),
+    }
+
+
+def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: float = 0.03) -> dict[str, Any]:
+    """A pass in a loop of events: what `Shares` hands out, and how long that takes the driver."""
+    from scalelatent.data.grid import FAN_IN, RowGrid
+    from scalelatent.engine.passes import MIN_TASK_SECONDS, Span
+    from scalelatent.engine.shares import Shares, cut
+
+    grid = RowGrid(leaves, 1, 1)
+    speeds = {f"w{i}": s for i, s in enumerate(s for s, n in counts.items() for _ in range(n))}
+    unit = seconds * sum(speeds.values()) / leaves
+
+    def work(span: Span) -> float:
+        a, b = grid.node_rows(span.level, span.index)
+        return (b - a) * unit
+
+    begin = time.perf_counter()
+    shares = Shares(
+        [Span("train", grid.depth, 0)], work, lambda s: cut(s, {"train": grid}, FAN_IN),
+        dict.fromkeys(speeds, 1), speeds, MIN_TASK_SECONDS,
+    )  # fmt: skip
+    free, heard, tasks, messages, end = dict.fromkeys(speeds, 0.0), list[Any](), 0, 0, 0.0
+    now = 0.0
+    while True:
+        batch = shares.hand_out()
+        tasks, messages = tasks + len(batch), messages + bool(batch)
+        for span, worker in batch:
+            free[worker] = max(free[worker], now) + work(span) / speeds[worker]
+            end = max(end, free[worker])
+            heapq.heappush(heard, (free[worker], span.level, span.index, worker, span))
+        if not heard:
+            break
+        now = max(now + latency, heard[0][0])
+        while heard and heard[0][0] <= now:
+            *_, worker, span = heapq.heappop(heard)
+            shares.done(worker, span)
+    best = optimum(leaves, speeds, unit)
+    return {
+        "leaves": leaves,
+        "seconds": seconds,
+        "of_ideal": round(end / seconds, 3),
+        "of_best_by_whole_leaves": round(end / best, 3),
+        "tasks": tasks,
+        "messages": messages,
+        "driver_ms_per_task": round(1e3 * (time.perf_counter() - begin) / tasks, 4),
+    }
+
+
+def optimum(leaves: int, speeds: dict[str, float], unit: float) -> float:
+    """The shortest pass of so many equal leaves."""
+    done = heapq.nsmallest(leaves, ((k + 1) * unit / s for s in speeds.values() for k in range(leaves)))
+    return done[-1]
+
+
+def main() -> None:
+    arguments = parser(__doc__, "device_pools")
+    arguments.formatter_class = argparse.RawDescriptionHelpFormatter
+    arguments.add_argument("--speeds", type=float, nargs="+", default=[1.0, 1.0, 1.0, 20.0])
+    arguments.add_argument(
+        "--seconds", type=float, nargs="+", default=[0.5, 2.0, 8.0], help="ideal of a pass"
+    )
+    arguments.add_argument("--leaves", type=int, default=1000)
+    arguments.add_argument("--passes", type=int, default=5)
+    a = arguments.parse_args()
+    import numpy as np
+
+    from scalelatent import Dataset
+    from scalelatent.engine import pools
+
+    told: dict[str, Any] = {"speeds": a.speeds, "leaves": a.leaves, "cluster": [], "simulated": []}
+    for name, counts in SIMULATED.items():
+        for seconds in (0.5, 5.0, 60.0):
+            told["simulated"].append({"pool": name, **simulate(counts, a.leaves, seconds)})
+            print(told["simulated"][-1], flush=True)
+    rng = np.random.default_rng(a.seed)
+    with pool(len(a.speeds)) as client, tempfile.TemporaryDirectory() as folder:
+        x = rng.normal(size=(LEAF_ROWS * a.leaves, 8)).astype("f4")
+        dataset = Dataset.from_arrays(x).save(Path(folder) / "rows", chunk_rows=LEAF_ROWS * 16)
+        for seconds in a.seconds:
+            found = {"ideal_seconds_per_pass": seconds}
+            for name, unequal in (("equal_shares", float("inf")), ("measured_shares", pools.UNEQUAL)):
+                before, pools.UNEQUAL = pools.UNEQUAL, unequal
+                try:
+                    found[name] = summary(measure(client, dataset, tuple(a.speeds), seconds, a.passes))
+                finally:
+                    pools.UNEQUAL = before
+            told["cluster"].append(found)
+            print(found, flush=True)
+    write(a.out, " ".join(["python", "benchmarks/device_pools.py", *sys.argv[1:]]), a.seed, told)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""A batch learner whose rows take as long as the name of the worker says; a file of its own, so that workers
+can be sent it. Sleeping needs no core: a machine with two has a pool of any speeds.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scalelatent.models.base import Block, Layout, Stats
+
+sys.modules.setdefault("scalelatent.paced_learner", sys.modules[__name__])
+
+# (pass from 0, rows, begin, end) of the blocks that this process has computed, in seconds of the clock.
+blocks: list[tuple[int, int, float, float]] = []
+_late = 0.0  # sleeping takes a little longer than it was asked to: the next block makes up for it
+
+
+def speed_here(speeds: tuple[float, ...]) -> float | None:
+    """Speed of the worker of this thread, by its number; None where there is none."""
+    from distributed import get_worker
+
+    try:
+        return speeds[int(get_worker().name)]
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True)
+class PacedSums:
+    """Sums whose last bits show every change of order."""
+
+    row_seconds: float
+    speeds: tuple[float, ...]
+
+    def layout(self) -> Layout:
+        return Layout((("total", (8,)),))
+
+    def flops_per_row(self) -> float:
+        return 6e10 * self.row_seconds
+
+    def prepare(self, state: Any, backend: Any) -> tuple[float, int, float | None]:
+        return float(state["shift"]), int(state["iteration"]), speed_here(self.speeds)
+
+    def accumulate(self, prepared: tuple[float, int, float | None], block: Block, stats: Stats) -> None:
+        global _late
+        shift, iteration, speed = prepared
+        begin = time.time()
+        stats["total"][:] += np.sin(block.x.astype("f8") + shift).sum(axis=0)
+        if speed is not None:
+            due = begin + len(block.x) * self.row_seconds / speed
+            time.sleep(max(0.0, due - _late - time.time()))
+            end = time.time()
+            _late = min(max(0.0, end - due + _late), 0.01)
+            blocks.append((iteration, len(block.x), begin, end))
+
+
+@dataclass(frozen=True)
+class Paced:
+    """A learner of a given number of passes."""
+
+    row_seconds: float
+    speeds: tuple[float, ...]
+    passes: int
+    kind = "paced"
+
+    def reductions(self) -> dict[str, PacedSums]:
+        return {"train": PacedSums(self.row_seconds, self.speeds)}
+
+    def start(self) -> dict[str, Any]:
+        return {"shift": 0.0, "iteration": 0}
+
+    def update(self, state: dict[str, Any], stats: dict[str, Stats]) -> dict[str, Any]:
+        shift = float(np.sin(stats["train"]["total"].sum()))
+        return {"shift": shift, "iteration": state["iteration"] + 1}
+
+    def summary(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {"pass": state["iteration"], "objective": state["shift"], "train_error": 0.0}
+
+    def is_done(self, state: dict[str, Any]) -> bool:
+        return state["iteration"] >= self.passes
+
+
+def computed(dask_worker: Any) -> list[tuple[int, int, float, float]]:
+    """The blocks that a worker has computed."""
+    return list(sys.modules["scalelatent.paced_learner"].blocks)
+
+
+# Records hold types of scalelatent only.
+for _type in (PacedSums, Paced):
+    _type.__module__ = "scalelatent.paced_learner"

@@ -1,0 +1,151 @@
+"""Blocks in halves where a card's memory is too small for whole ones.
+
+The leaf in which memory ended is begun anew in halves, then in quarters, down to :data:`LEAST_ROWS`; leaves
+and blocks stay what they are, and their sums are added in the same order. What was found is kept as long as
+the thread's backend, so that it is found once. A product over half a block rounds otherwise in float32: cards
+with equal memory, equally free, give equal bits, and others differ within `engine.pools.TOLERANCE`, as a
+processor does. So each cut is told by an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from scalelatent.models.base import Block, Reduction, Stats
+
+LEAST_ROWS = 64
+"""Blocks this short are not cut: what does not fit then is the model."""
+
+
+def pieces(block: Block, rows: int | None) -> Iterator[Block]:
+    """A block in runs of so many rows; whole where that is None.
+
+    Examples
+    --------
+    >>> block = Block(np.zeros((5, 2)), np.arange(5), None, 100)
+    >>> [(piece.start, piece.y.tolist()) for piece in pieces(block, 2)]
+    [(100, [0, 1]), (102, [2, 3]), (104, [4])]
+    """
+    count = len(block.x)
+    if rows is None or count <= rows:
+        yield block
+        return
+    for a in range(0, count, rows):
+        run = slice(a, min(a + rows, count))
+        y, weight, numbers = (None if v is None else v[run] for v in (block.y, block.weight, block.rows))
+        yield Block(block.x[run], y, weight, block.start + a, numbers, block.epoch)
+
+
+def accumulate_leaf(
+    backend: Any,
+    what: str,
+    reduction: Reduction,
+    prepared: Any,
+    blocks: Iterator[Block],
+    again: Callable[[], Iterable[Block]],
+    stats: Stats,
+) -> None:
+    """Add the blocks of a leaf to a statistic of zeros.
+
+    Parameters
+    ----------
+    backend : object
+        Its ``memory_errors`` are what means that memory has ended, ``row_limits`` what was found before, and
+        ``release_memory()`` lets go of what smaller blocks do not need.
+    what : str
+        Stage and part, under which the limit is kept.
+    reduction, prepared
+        What the blocks are given to.
+    blocks : iterator
+        The leaf's blocks; none is left afterwards.
+    again : callable
+        Reads them anew.
+    stats : Stats
+
+    Raises
+    ------
+    RunError
+        Not even :data:`LEAST_ROWS` rows fit.
+    """
+    largest = 0
+    todo: Iterable[Block] = blocks
+    while True:
+        try:
+            for block in todo:
+                largest = max(largest, len(block.x))
+                for piece in pieces(block, backend.row_limits.get(what)):
+                    reduction.accumulate(prepared, piece, stats)
+        except backend.memory_errors as error:
+            _halve(backend, what, largest, error)
+        else:
+            break
+        # Not before the error is gone: its frames hold the arrays that were too large.
+        backend.release_memory()
+        stats.vector.fill(0.0)
+        if isinstance(todo, Generator):
+            todo.close()  # what it reads ahead
+        todo = again()
+    for _ in blocks:
+        pass
+
+
+def apply_block(backend: Any, what: str, row_map: Any, prepared: Any, block: Block) -> np.ndarray:
+    """The output rows of a block.
+
+    Parameters
+    ----------
+    backend, what
+        As of :func:`accumulate_leaf`.
+    row_map : RowMap
+    prepared : object
+    block : Block
+
+    Raises
+    ------
+    RunError
+        Not even :data:`LEAST_ROWS` rows fit.
+    """
+    while True:
+        try:
+            parts = pieces(block, backend.row_limits.get(what))
+            out = [row_map.apply(prepared, piece) for piece in parts]
+            return out[0] if len(out) == 1 else np.concatenate(out)
+        except backend.memory_errors as error:
+            _halve(backend, what, len(block.x), error)
+        backend.release_memory()
+
+
+def cut_event(what: str, rows: int, device: str, worker: str | None = None) -> dict[str, Any]:
+    """The event that tells of blocks in halves.
+
+    Examples
+    --------
+    >>> cut_event("capsule_estep/train", 2048, "0 (A100)")["event"]
+    'blocks_cut'
+    """
+    stage, _, part = what.partition("/")
+    place = f"GPU {device}" + (f" of {worker}" if worker else "")
+    message = (
+        f"{place}: its memory has ended; blocks of {stage} ({part} rows) are computed {rows} rows at a time "
+        "there from now on, which changes the rounding of their sums. Free the card, or set [engine] "
+        f"block_rows = {rows} for the next run"
+    )
+    more = {} if worker is None else {"worker": worker}
+    return {"event": "blocks_cut", "stage": stage, "part": part, "rows": rows, **more, "message": message}
+
+
+def _halve(backend: Any, what: str, rows: int, error: Exception) -> None:
+    """Half the rows of what was tried last.
+
+    Raises
+    ------
+    RunError
+        They are few already.
+    """
+    tried = min(rows, backend.row_limits.get(what, rows))
+    if tried < 2 * LEAST_ROWS:
+        raise backend.memory_error(error) from None
+    backend.row_limits[what] = -(-tried // 2)

@@ -1,0 +1,392 @@
+"""Workers of several kinds in one pass: who may take part, how fast each is, and its share of the queue.
+
+``device="auto"``: each worker computes on what it is, a GPU where it offers the resource ``GPU``. ``"gpu"``:
+workers without one get nothing. ``"cpu"``: all take part, and a worker with a GPU computes on its processor.
+
+Equal devices give equal bits. Processors and cards round float32 products in other orders, so in a mixed pool
+the sums of a pass depend, within :data:`TOLERANCE`, on which worker computed which span. That is said once a
+fit by the event ``devices``.
+
+Speeds are measured: each worker tells the driver seconds a row when they have changed
+(:mod:`.worker_side`). As long as they are alike, all is left to :class:`.window.Window` and to Dask's own
+stealing. Where they are not, :class:`PoolWindow` hands out by :class:`.shares.Shares`, and Dask, which knows
+one duration for all tasks of a name, is kept from moving spans: what it would move to an idle slow worker
+would outlast the pass. It still moves what a lost worker had.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from scalelatent.data.grid import FAN_IN
+from scalelatent.errors import RunError, ScalelatentError
+
+from . import hooks
+from .passes import MIN_TASK_SECONDS, Span, Stage, seconds_per_row
+from .shares import Shares, cut
+from .window import Batch, Window
+
+if TYPE_CHECKING:
+    from .callbacks import Callback
+    from .link import Link
+
+TOLERANCE = 1e-5
+"""Between a processor and a card: of the largest entry of each field of a pass's sums."""
+
+MIXED = (
+    f"processors and cards compute this fit together: its sums depend, within {TOLERANCE:g} of their largest "
+    "entries, on who computed which rows; with device='cpu', or 'gpu' on equal cards, every run has the same "
+    "bits"
+)
+POOLED = "pool"  # the last word of names of tasks that Dask is to leave where they are
+
+# Speeds within this factor are alike: cores that share a machine differ as much from one second to the next.
+UNEQUAL = 2.0
+# Of a card that has not been measured, against the processors beside it.
+GPU_GUESS = 8.0
+# One that had no span in a pass is believed a little faster with each, so that it is measured again some day.
+HOPE, MOST_HOPE = 1.01, 8.0
+_CARDS = {"cupy": "gpu", "gpu": "gpu"}
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """How fast workers are on a stage.
+
+    Attributes
+    ----------
+    row_seconds : dict
+        Part -> seconds a row on a thread of speed 1.
+    speeds : dict
+        Worker -> speed of one of its threads.
+    """
+
+    row_seconds: Mapping[str, float]
+    speeds: Mapping[str, float]
+
+    @property
+    def alike(self) -> bool:
+        """Whether it does not matter who gets which span."""
+        return max(self.speeds.values()) < UNEQUAL * min(self.speeds.values())
+
+
+class Pace:
+    """Seconds a row of each worker, as they tell them.
+
+    Examples
+    --------
+    >>> pace = Pace()
+    >>> pace.hear({"stage": "e", "part": "train", "worker": "a", "pace": 1e-6, "device": "numba"})
+    >>> pace.devices
+    {'a': 'cpu'}
+    """
+
+    def __init__(self) -> None:
+        self._heard: dict[tuple[str, str], dict[str, float]] = {}
+        self._hope: dict[str, float] = {}
+        self.devices: dict[str, str] = {}
+
+    def hear(self, message: Mapping[str, Any]) -> None:
+        """What a worker tells; in the client's thread."""
+        part, worker = (message["stage"], message["part"]), str(message["worker"])
+        self._heard[part] = {**self._heard.get(part, {}), worker: float(message["pace"])}
+        self.devices = {**self.devices, worker: _CARDS.get(message["device"], "cpu")}
+
+    def row_seconds(self, stage: str, part: str) -> dict[str, float]:
+        """Worker -> seconds a row, of those that have told."""
+        return dict(self._heard.get((stage, part), {}))
+
+    def took_part(self, workers: set[str], all_workers: Mapping[str, int]) -> None:
+        """A pass is through in which these workers had spans."""
+        self._hope = {
+            name: min(MOST_HOPE, self._hope.get(name, 1.0) * HOPE)
+            for name in all_workers
+            if name not in workers
+        }
+
+    def speeds(
+        self,
+        stage: Stage,
+        threads: Mapping[str, int],
+        gpus: frozenset[str],
+        row_seconds: Mapping[str, float] | None = None,
+    ) -> Speeds:
+        """Speeds of workers on a stage, against given seconds a row; guesses where nothing was heard."""
+        rows = {part: grid.n_rows for part, grid in stage.grids.items()}
+        heard = {part: self._heard.get((stage.name, part), {}) for part in rows}
+        if row_seconds is None:
+            row_seconds = {part: _usual(heard[part], threads, stage.reductions[part]) for part in rows}
+        found: dict[str, float] = {}
+        for worker in threads:
+            parts = [part for part in rows if worker in heard[part]]
+            if parts:
+                usual = sum(rows[part] * row_seconds[part] for part in parts)
+                took = sum(rows[part] * heard[part][worker] for part in parts)
+                found[worker] = self._hope.get(worker, 1.0) * usual / max(took, 1e-12)
+        return Speeds(row_seconds, {**_guessed(found, threads, gpus), **found})
+
+
+def _usual(heard: Mapping[str, float], threads: Mapping[str, int], reduction: Any) -> float:
+    known = [pace for worker, pace in heard.items() if worker in threads]
+    return statistics.median(known) if known else seconds_per_row(reduction)
+
+
+def _guessed(
+    found: Mapping[str, float], threads: Mapping[str, int], gpus: frozenset[str]
+) -> dict[str, float]:
+    """Speeds of those that were not measured: as their like, and cards a guess above processors."""
+    kinds = {
+        card: [speed for name, speed in found.items() if (name in gpus) == card] for card in (False, True)
+    }
+    slow = statistics.median(kinds[False]) if kinds[False] else None
+    fast = statistics.median(kinds[True]) if kinds[True] else None
+    if slow is None:
+        slow = 1.0 if fast is None else fast / GPU_GUESS
+    if fast is None:
+        fast = slow * GPU_GUESS
+    return {name: fast if name in gpus else slow for name in threads if name not in found}
+
+
+class Pools:
+    """The workers of one executor by what they are.
+
+    Parameters
+    ----------
+    link : Link
+
+    Attributes
+    ----------
+    device : str
+        What the fit asks for.
+    bound : bool
+        Tasks must not go to other workers than those chosen.
+    pace : Pace
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link, self.device, self.bound, self.pace = link, "auto", False, Pace()
+        self._cards: dict[str, bool] = {}
+        self._kept_still: set[str] = set()
+        self._told: dict[str, int] = {}
+        self._cuts: deque[dict[str, Any]] = deque(maxlen=100)
+
+    @property
+    def gpus(self) -> frozenset[str]:
+        """Workers that compute on a card."""
+        if self.device not in ("auto", "gpu"):
+            return frozenset()
+        return frozenset(name for name, card in self._cards.items() if card)
+
+    def compute_on(self, device: str, threads: Mapping[str, int]) -> None:
+        """What the fit asks for.
+
+        Raises
+        ------
+        RunError
+            ``"gpu"``, and no worker offers one.
+        """
+        self.device = device
+        if not self.chosen(threads):
+            address = self._link.address
+            raise RunError(
+                f"device='gpu', but none of the {len(threads)} workers of {address} offers the resource GPU: "
+                f'start one where there is a card (`dask worker {address} --nthreads 1 --resources "GPU=1"`, '
+                "or `scalelatent cluster up --gpus 1`), or use device='auto' or 'cpu'"
+            )
+
+    def chosen(self, threads: Mapping[str, int]) -> dict[str, int]:
+        """Of these workers those that take part."""
+        if self.device not in ("auto", "gpu") or not threads:
+            return dict(threads)
+        if not self._cards.keys() >= threads.keys():
+            members = self._link.members()
+            # A worker never changes what it offers; one that joins this moment is looked at next time.
+            self._cards = {name: bool(member.gpus) for name, member in members.items()}
+        if self.device == "auto":
+            return dict(threads)
+        self.bound = not all(self._cards.get(name, False) for name in threads)
+        return {name: count for name, count in threads.items() if self._cards.get(name, False)}
+
+    def speeds(
+        self, stage: Stage, threads: Mapping[str, int], row_seconds: Mapping[str, float] | None = None
+    ) -> Speeds:
+        """How fast these workers are on a stage, as far as it is known."""
+        return self.pace.speeds(stage, threads, self.gpus, row_seconds)
+
+    def keep_still(self, client: Any, name: str) -> None:
+        """Keep Dask from moving tasks whose names begin so."""
+        if name not in self._kept_still:
+            self._kept_still.add(name)
+            try:
+                self._link.call(
+                    "its stealing was told what to leave",
+                    client.run_on_scheduler,
+                    hooks.keep_still,
+                    name=name,
+                )
+            except ScalelatentError:
+                raise
+            except Exception as error:  # noqa: BLE001  a scheduler without scalelatent; slower, no worse
+                hooks.say_once("keep_still", "slow workers that take no spans from fast ones", error)
+
+    def offers(self, threads: Mapping[str, int]) -> dict[str, int]:
+        """How many of these workers compute on what."""
+        cards = len(self.gpus.intersection(threads))
+        counts = {"cpu": len(threads) - cards, "gpu": cards}
+        return {kind: count for kind, count in counts.items() if count}
+
+    def hear(self, message: Mapping[str, Any]) -> None:
+        """What a worker tells this driver; in the client's thread."""
+        if "pace" in message:
+            self.pace.hear(message)
+        elif "cut" in message:
+            self._cuts.append(message["cut"])
+
+    def passed(self, window: Window, threads: Mapping[str, int], callbacks: Callback) -> None:
+        """A pass is through."""
+        if isinstance(window, PoolWindow):
+            self.pace.took_part(window.took_part, threads)
+        self._tell_cuts(callbacks)
+
+    def _tell_cuts(self, callbacks: Callback) -> None:
+        while self._cuts:
+            callbacks.on_event(self._cuts.popleft())
+
+    def tell(self, counts: Mapping[str, int], callbacks: Callback) -> None:
+        """Tell which devices compute, where that is news."""
+        self._tell_cuts(callbacks)
+        if counts and dict(counts) != self._told:
+            self._told = dict(counts)
+            callbacks.on_event(devices_event(counts))
+
+    def computed(self) -> dict[str, int]:
+        """How many workers have computed on what, as far as they told."""
+        kinds = list(self.pace.devices.values())
+        return {kind: kinds.count(kind) for kind in sorted(set(kinds))}
+
+
+def devices_event(counts: Mapping[str, int]) -> dict[str, Any]:
+    """The event that tells which devices compute, and what that means for the result.
+
+    Examples
+    --------
+    >>> devices_event({"cpu": 2})
+    {'event': 'devices', 'cpu': 2, 'devices': 'cpu 2 workers'}
+    >>> print(devices_event({"cpu": 3, "gpu": 1})["message"][:53])
+    processors and cards compute this fit together: its s
+    """
+    out = {"event": "devices", **counts, "devices": describe(counts)}
+    if len(counts) > 1:
+        out["message"] = MIXED
+    return out
+
+
+def describe(counts: Mapping[str, int]) -> str:
+    """Devices in words.
+
+    Examples
+    --------
+    >>> describe({"gpu": 1, "cpu": 3})
+    'cpu 3 workers, gpu 1 worker'
+    """
+    return ", ".join(f"{kind} {n} worker{'s' if n > 1 else ''}" for kind, n in sorted(counts.items()))
+
+
+class PoolWindow(Window):
+    """A window for workers of unequal speed; see :class:`~.shares.Shares`.
+
+    Parameters
+    ----------
+    threads : mapping
+        Address of a worker -> its threads.
+    spans : sequence of Span
+        What an interrupted run left is read, not computed: it counts as next to nothing.
+    send : callable
+        As of :class:`~.window.Window`.
+    stage : Stage
+    pools : Pools
+        Asked for speeds with each hand-out.
+    kept : set of Span
+
+    Attributes
+    ----------
+    seconds : float
+        That the pass is going to take.
+    """
+
+    def __init__(
+        self,
+        threads: Mapping[str, int],
+        spans: Sequence[Span],
+        send: Callable[[Batch, bool], Mapping[Any, Any]],
+        stage: Stage,
+        pools: Pools,
+        kept: frozenset[Span] = frozenset(),
+    ) -> None:
+        super().__init__(threads, (), send)
+        self._stage, self._pools, self._grids, self._kept = stage, pools, stage.grids, kept
+        found = pools.speeds(stage, threads)
+        self._row_seconds = found.row_seconds
+        self._shares: Shares[Span] = Shares(
+            spans, self._work, self._cut, threads, found.speeds, MIN_TASK_SECONDS
+        )
+        self.seconds = self._shares.horizon()
+        self.took_part: set[str] = set()
+
+    def _work(self, span: Span) -> float:
+        if span in self._kept:
+            return 1e-6
+        start, stop = self._grids[span.part].node_rows(span.level, span.index)
+        return (stop - start) * self._row_seconds[span.part]
+
+    def _cut(self, span: Span) -> list[Span]:
+        return [] if span in self._kept else cut(span, self._grids, FAN_IN)
+
+    @property
+    def given(self) -> bool:
+        """Whether all spans have been handed out."""
+        return self.opened and not self._shares
+
+    def refresh(self, threads: Mapping[str, int]) -> None:
+        """Take note of workers that came or went."""
+        if dict(threads) != self._threads:
+            self._threads = dict(threads)
+            if self.opened and not self.given:
+                self._hand_out()
+
+    def _ended(self, item: Span, worker: str) -> None:
+        self._shares.done(worker, item)
+
+    def _any_low(self) -> bool:
+        return self._shares.any_low()
+
+    def _hand_out(self) -> None:
+        found = self._pools.speeds(self._stage, self._threads, self._row_seconds)
+        self._shares.set_workers(self._threads, found.speeds)
+        batch = self._shares.hand_out()
+        self.took_part.update(worker for _, worker in batch)
+        self._dispatch(batch)
+
+    def cancel(self) -> None:
+        """See :meth:`.Window.cancel`."""
+        super().cancel()
+        self._shares.clear()
+
+
+def pool_window(
+    executor: Any,
+    stage: Stage,
+    spans: Sequence[Span],
+    send: Callable[[Batch, bool], Mapping[Any, Any]],
+    kept: frozenset[Span],
+) -> PoolWindow | None:
+    """The window of a pass on workers of unequal speed; None where they are alike."""
+    pools, threads = executor.pools, executor.threads
+    if len(threads) < 2 or pools.speeds(stage, threads).alike:
+        return None
+    pools.keep_still(executor.client, f"{stage.name}_{POOLED}")
+    return PoolWindow(threads, spans, send, stage, pools, kept)
