@@ -20,11 +20,12 @@ if TYPE_CHECKING:  # what a type checker and an editor see; the same names as in
     from .data import Dataset, open_dataset
     from .engine.callbacks import Callback
     from .engine.cluster import cluster
-    from .estimators import CapsuleRegression, Search, load_model
+    from .estimators import CapsuleRegression, CompressiveMBN, Search, load_model
 
 __all__ = [
     "Callback",
     "CapsuleRegression",
+    "CompressiveMBN",
     "Dataset",
     "Search",
     "__version__",
@@ -37,6 +38,7 @@ __all__ = [
 _WHERE = {
     "Callback": ".engine.callbacks",
     "CapsuleRegression": ".estimators",
+    "CompressiveMBN": ".estimators",
     "Dataset": ".data",
     "Search": ".estimators",
     "cluster": ".engine.cluster",

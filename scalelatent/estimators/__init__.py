@@ -8,11 +8,17 @@ from scalelatent._lazy import attach
 
 if TYPE_CHECKING:
     from .capsule import CapsuleRegression
+    from .compressive import CompressiveMBN
     from .persist import load_model
     from .search import Search
 
-__all__ = ["CapsuleRegression", "Search", "load_model"]
+__all__ = ["CapsuleRegression", "CompressiveMBN", "Search", "load_model"]
 
-_WHERE = {"CapsuleRegression": ".capsule", "Search": ".search", "load_model": ".persist"}
+_WHERE = {
+    "CapsuleRegression": ".capsule",
+    "CompressiveMBN": ".compressive",
+    "Search": ".search",
+    "load_model": ".persist",
+}
 
 __getattr__, __dir__ = attach(__name__, _WHERE)

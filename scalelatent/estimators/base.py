@@ -272,7 +272,7 @@ class StreamedEstimator(BaseEstimator):
                 row_map,
                 locate(out).url,
                 self.device,
-                classes=self.classes_,
+                classes=getattr(self, "classes_", None),
                 overwrite=overwrite,
             )
             return map_rows(session.executor, task, Progress(session.callbacks, name, 0))

@@ -11,7 +11,10 @@ from typing import Any
 
 from scalelatent.errors import JobError
 
-KINDS = {"capsule": ("scalelatent.estimators.capsule", "CapsuleRegression")}
+KINDS = {
+    "capsule": ("scalelatent.estimators.capsule", "CapsuleRegression"),
+    "compressive": ("scalelatent.estimators.compressive", "CompressiveMBN"),
+}
 
 
 def get_estimator(kind: str) -> Any:
