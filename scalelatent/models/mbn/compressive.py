@@ -24,7 +24,8 @@ class NetworkRows:
     >>> from scalelatent.engine.backend import make_backend
     >>> first, last = np.array([[1.0, -1.0]], np.float32), np.array([[1.0], [2.0]], np.float32)
     >>> rows = NetworkRows((first, last), (np.zeros(2, np.float32), np.ones(1, np.float32)))
-    >>> rows.apply(rows.prepare(make_backend("cpu")), Block(np.array([[3.0], [-3.0]]), None, None, 0)).tolist()
+    >>> block = Block(np.array([[3.0], [-3.0]]), None, None, 0)
+    >>> rows.apply(rows.prepare(make_backend("cpu")), block).tolist()
     [[4.0], [7.0]]
     """
 
