@@ -214,7 +214,10 @@ def plot_sweeps(sweeps: Sequence[Sweep], name: str, *, logarithmic: bool = False
         quiet_axes(axes)
     for axes in panels[len(sweeps) :]:
         axes.remove()
-    panels[0].legend(frameon=False, fontsize=8.5, labelcolor=INK)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9, labelcolor=INK
+    )
     return figure
 
 
