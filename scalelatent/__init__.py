@@ -20,13 +20,20 @@ if TYPE_CHECKING:  # what a type checker and an editor see; the same names as in
     from .data import Dataset, open_dataset
     from .engine.callbacks import Callback
     from .engine.cluster import cluster
-    from .estimators import CapsuleRegression, CompressiveMBN, Search, load_model
+    from .estimators import (
+        CapsuleRegression,
+        CompressiveMBN,
+        MultilayerBootstrapNetwork,
+        Search,
+        load_model,
+    )
 
 __all__ = [
     "Callback",
     "CapsuleRegression",
     "CompressiveMBN",
     "Dataset",
+    "MultilayerBootstrapNetwork",
     "Search",
     "__version__",
     "cluster",
@@ -40,6 +47,7 @@ _WHERE = {
     "CapsuleRegression": ".estimators",
     "CompressiveMBN": ".estimators",
     "Dataset": ".data",
+    "MultilayerBootstrapNetwork": ".estimators",
     "Search": ".estimators",
     "cluster": ".engine.cluster",
     "load_model": ".estimators",

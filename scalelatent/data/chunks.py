@@ -18,7 +18,7 @@ import numpy as np
 
 from scalelatent.errors import DataError
 
-from .layout import Layout, layout_of
+from .layout import Layout, layout_of, tile_columns_of
 
 if TYPE_CHECKING:
     import zarr
@@ -40,7 +40,7 @@ class StoredRows:
     location : Location
         The place of the dataset.
     array : zarr.Array
-        An array (n, ...) of it, cut along its first axis only.
+        An array (n, ...) of it, cut along its first axis, or (n, p) and cut into tiles along both.
     repair : str
         The next step to name when a chunk is lost.
     """
@@ -55,6 +55,7 @@ class StoredRows:
         self._name = array.name.strip("/")
         self._repair = repair
         self._sharded = array.shards is not None
+        self._tile = tile_columns_of(array)
         self._where: str | None = None
         self.reads_at_once = location.reads_at_once
         self._has_files = location.local_path("") is not None
@@ -116,52 +117,64 @@ class StoredRows:
         """Chunks, shards and codec."""
         return layout_of(self._array)
 
-    def shard_key(self, shard: int) -> str:
+    def shard_key(self, shard: int, tile: int = 0) -> str:
         """Key of a shard's file."""
-        return "/".join([self._name, "c", str(shard), *("0" for _ in self.shape[1:])])
+        return "/".join([self._name, "c", str(shard), *(str(tile) for _ in self.shape[1:])])
+
+    def _tiles(self) -> list[tuple[int, Any]]:
+        """Number and columns of each tile of a row."""
+        if self._tile is None:
+            return [(0, ...)]
+        firsts = range(0, self.shape[1], self._tile)
+        return [(i, (slice(None), slice(first, first + self._tile))) for i, first in enumerate(firsts)]
 
     def _read_shard(self, shard: int, start: int, stop: int, out: np.ndarray) -> None:
         """Rows `start:stop`, all in one shard, into `out`."""
         assert self._decoder is not None
-        path = self._location.local_path(self.shard_key(shard))
-        assert path is not None
-        try:
-            with _ShardFile(path, self.shard_rows // self.chunk_rows) as file:
-                for a, b in self.pieces(start, stop):
-                    self._decode(file, a, b, out[a - start : b - start])
-        except (_Damage, OSError) as error:
-            self._raise(shard, error)
+        for tile, columns in self._tiles():
+            path = self._location.local_path(self.shard_key(shard, tile))
+            assert path is not None
+            try:
+                with _ShardFile(path, self.shard_rows // self.chunk_rows) as file:
+                    for a, b in self.pieces(start, stop):
+                        self._decode(file, a, b, out[a - start : b - start][columns])
+            except (_Damage, OSError) as error:
+                self._raise(shard, error, tile)
 
     def _decode(self, file: _Chunks, start: int, stop: int, target: np.ndarray) -> None:
         """Rows of one chunk; it is checked and decoded whole, also when only some of its rows are wanted."""
         assert self._decoder is not None
         chunk, first = divmod(start, self.chunk_rows)
         chunk %= self.shard_rows // self.chunk_rows
-        if stop - start == self.chunk_rows:
+        if stop - start == self.chunk_rows and self._tile is None:
             self._decoder(file, chunk, target)
             return
-        whole = np.empty((self.chunk_rows, *self.shape[1:]), self.dtype)
+        width = self.shape[1:] if self._tile is None else (self._tile,)
+        whole = np.empty((self.chunk_rows, *width), self.dtype)
         self._decoder(file, chunk, whole)
-        target[...] = whole[first : first + stop - start]
+        rows = whole[first : first + stop - start]
+        target[...] = rows if self._tile is None else rows[:, : target.shape[1]]
 
     def _read_objects(self, start: int, stop: int, out: np.ndarray) -> None:
         """Rows `start:stop` from objects: a window of requests at a time, so that few packed bytes wait."""
-        pieces = self.pieces(start, stop) if start < stop else []
+        pieces = [(*piece, *tile) for piece in self.pieces(start, stop) for tile in self._tiles()]
+        pieces = pieces if start < stop else []
         window = 2 * self.reads_at_once
         for i in range(0, len(pieces), window):
             part = pieces[i : i + window]
-            shards = [a // self.shard_rows for a, _ in part]
-            keys = [self.shard_key(shard) for shard in shards]
+            shards = [(a // self.shard_rows, tile) for a, _, tile, _ in part]
+            keys = [self.shard_key(*shard) for shard in shards]
             at = 0
             try:
-                for at, data in enumerate(self._location.read_ranges(self._ranges(part, keys))):
-                    a, b = part[at]
-                    self._decode(_Fetched(data), a, b, out[a - start : b - start])
+                ranges = self._ranges([(a, b) for a, b, _, _ in part], keys)
+                for at, data in enumerate(self._location.read_ranges(ranges)):
+                    a, b, _, columns = part[at]
+                    self._decode(_Fetched(data), a, b, out[a - start : b - start][columns])
             except (_Damage, OSError) as error:
                 self._indexes.forget()  # whatever is wrong, the objects are not those they were read from
                 names = map(self._location.name_of, keys)
                 told = next((k for k, name in enumerate(names) if name in str(error)), at)
-                self._raise(shards[told], error)
+                self._raise(shards[told][0], error, shards[told][1])
 
     def _ranges(self, pieces: list[tuple[int, int]], keys: list[str]) -> list[tuple[str, int, int] | str]:
         """Where the chunks of some pieces lie, each in its key's object."""
@@ -176,14 +189,15 @@ class StoredRows:
 
     def _read_with_zarr(self, shard: int, start: int, stop: int, out: np.ndarray) -> None:
         """The same through zarr, which hands out fill values for a shard that is not there: look first."""
-        if not self._location.has(self.shard_key(shard)):
-            self._raise(shard, FileNotFoundError())
+        for tile, _ in self._tiles():
+            if not self._location.has(self.shard_key(shard, tile)):
+                self._raise(shard, FileNotFoundError(), tile)
         try:
             out[...] = self._opened()[start:stop]
         except Exception as error:  # noqa: BLE001 - each codec has errors of its own
             self._raise(shard, error)
 
-    def _raise(self, shard: int, error: Exception) -> NoReturn:
+    def _raise(self, shard: int, error: Exception, tile: int = 0) -> NoReturn:
         first, last = shard * self.shard_rows, min((shard + 1) * self.shard_rows, self.shape[0])
         if isinstance(error, FileNotFoundError):
             what = "is missing"
@@ -193,7 +207,7 @@ class StoredRows:
             what = f"cannot be read: {error.strerror or error}"
         else:
             what = f"cannot be decoded: {error}"
-        name = self._location.name_of(self.shard_key(shard))
+        name = self._location.name_of(self.shard_key(shard, tile))
         where = self._where or f"rows {first}:{last} of '{self._name}'"
         raise DataError(
             f"dataset {self._location.url}: shard file {name} ({where}) {what}. {self._repair}"
@@ -355,7 +369,9 @@ def _find_decoder(array: zarr.Array) -> _Decoder | None:
         if codecs[0].index_location.value != "end" or len(codecs[0].index_codecs) != 2:
             return None
         codecs = codecs[0].codecs
+    # Rows whole, or tiles that are a file each.
     plain = all(c == s for c, s in zip(array.chunks[1:], array.shape[1:], strict=True))
+    plain = plain or (tile_columns_of(array) is not None and not sharded)
     separator = getattr(array.metadata.chunk_key_encoding, "separator", "/")
     if not (plain and separator == "/" and codecs and isinstance(codecs[0], BytesCodec)):
         return None

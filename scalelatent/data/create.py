@@ -53,6 +53,7 @@ def create_dataset(
     chunk_rows: int | None = None,
     shard_rows: int | None = None,
     compressor: str | None = "auto",
+    tile_columns: int | None = None,
     provenance: dict[str, Any] | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -88,6 +89,9 @@ def create_dataset(
         CSR rows `shard_rows` are the rows of a row group.
     compressor : {'auto', 'zstd', 'lz4', None}
         Codec of the rows. 'auto' compresses bytes (and the columns of CSR rows) and leaves floats alone.
+    tile_columns : int, optional
+        Cut dense rows of one axis across, too: a shard then holds so many columns of its rows, and has a
+        writer of its own. Such rows have neither labels nor weights.
     provenance : dict, optional
         Where the rows come from; JSON-able. The software version is added.
     resume : bool
@@ -151,6 +155,13 @@ def create_dataset(
         columns=["x", *["y"] * (y_type is not None), *["weight"] * weighted],
     )
     sizes: dict[str, Any] = {"chunk_rows": chunk_rows, "shard_rows": shard_rows, "compressor": compressor}
+    if tile_columns is not None:
+        if nnz is not None or len(attrs.feature_shape) != 1 or y_type is not None or weighted:
+            raise DataError(
+                f"{location.url}: tile_columns={tile_columns} cuts dense rows of one axis without labels or "
+                "weights; leave it out for others"
+            )
+        sizes["tile_columns"] = tile_columns
     if y_kind == "targets" and y_type is not None and n_targets is not None:
         sizes["beside"] = n_targets * y_type.itemsize
     if nnz is None:
@@ -167,7 +178,7 @@ def create_dataset(
 
         group = zarr.create_group(location.zarr_store(read_only=False), attributes=attrs.to_json())
         create_arrays(group, n_rows, attrs, kind, y_type, weighted, layout)
-        n_shards = layout.n_shards(n_rows)
+        n_shards = layout.n_shards(n_rows) * layout.n_tiles(schema.n_features(attrs.feature_shape))
         group.create_array("digest", shape=(n_shards, 16), dtype="u1", chunks=(n_shards, 16), fill_value=0)
     return DatasetWriter(location)
 

@@ -58,10 +58,16 @@ class Layout:
     """Rows of a shard: one file, one writer. A multiple of `chunk_rows`; equal to it: no sharding codec."""
     compressor: str | None
     """One of `COMPRESSORS`, or 'auto' for CSR rows, whose arrays differ."""
+    tile_columns: int | None = None
+    """Columns of a tile where rows of one axis are cut across, too: then a shard is one tile."""
 
     def n_shards(self, n_rows: int) -> int:
         """Number of shards."""
         return -(-n_rows // self.shard_rows)
+
+    def n_tiles(self, n_features: int) -> int:
+        """Shards side by side that hold the rows' columns."""
+        return 1 if self.tile_columns is None else -(-n_features // self.tile_columns)
 
 
 def choose_layout(
@@ -72,6 +78,7 @@ def choose_layout(
     chunk_rows: int | None = None,
     shard_rows: int | None = None,
     compressor: str | None = "auto",
+    tile_columns: int | None = None,
     beside: int = 0,
 ) -> Layout:
     """Fill in what the caller left open; `beside` is the bytes of other columns in a row (dense targets).
@@ -81,13 +88,17 @@ def choose_layout(
     DataError
         A size below 1, `shard_rows` that is no multiple of `chunk_rows`, or an unknown compressor.
     """
+    if tile_columns is not None:
+        # A tile is one chunk and one file.
+        chunk_rows = shard_rows = shard_rows or chunk_rows
     if compressor == "auto":
         compressor = None if dtype.kind == "f" else "lz4"
     if compressor not in COMPRESSORS:
         raise DataError(f"compressor is {compressor!r}, but it has to be 'auto', 'zstd', 'lz4' or None")
-    for name, rows in (("chunk_rows", chunk_rows), ("shard_rows", shard_rows)):
-        if rows is not None and rows < 1:
-            raise DataError(f"{name} is {rows}, but it has to be at least 1")
+    sizes = {"chunk_rows": chunk_rows, "shard_rows": shard_rows, "tile_columns": tile_columns}
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise DataError(f"{name} is {size}, but it has to be at least 1")
     if chunk_rows and shard_rows and shard_rows % chunk_rows:
         raise DataError(
             f"shard_rows is {shard_rows}, but it has to be a multiple of chunk_rows ({chunk_rows}), because "
@@ -101,9 +112,10 @@ def choose_layout(
     chunk_rows = min(chunk_rows, n_rows)
     if shard_rows is None:
         room = min(SHARD_BYTES // (row_bytes + beside), MAX_SHARD_ROWS) // chunk_rows
-        shard_rows = chunk_rows * (1 if compressor is None else _power_of_two(room))
+        whole_chunk = compressor is None or tile_columns is not None
+        shard_rows = chunk_rows * (1 if whole_chunk else _power_of_two(room))
     whole = -(-n_rows // chunk_rows) * chunk_rows
-    return Layout(chunk_rows, min(shard_rows, whole), compressor)
+    return Layout(chunk_rows, min(shard_rows, whole), compressor, tile_columns)
 
 
 def choose_csr_layout(
@@ -200,11 +212,12 @@ def _create_rows(
 ) -> None:
     rest = shape[1:]
     sharded = layout.shard_rows > layout.chunk_rows
+    tiled = name == "x" and layout.tile_columns is not None
     group.create_array(
         name,
         shape=shape,
         dtype=dtype,
-        chunks=(layout.chunk_rows, *rest),
+        chunks=(layout.chunk_rows, *([min(layout.tile_columns or 1, *rest)] if tiled else rest)),
         shards=(layout.shard_rows, *rest) if sharded else None,
         compressors=codecs(layout.compressor, dtype),
         dimension_names=("row", *(f"{'feature' if name == 'x' else 'target'}_{i}" for i in range(len(rest)))),
@@ -235,4 +248,9 @@ def layout_of(array: zarr.Array) -> Layout:
         inner = list(inner[0].codecs)
     packers = [codec for codec in inner[1:] if isinstance(codec, (BloscCodec, ZstdCodec))]
     kind = "zstd" if packers and isinstance(packers[0], ZstdCodec) else "lz4" if packers else None
-    return Layout(array.chunks[0], (array.shards or array.chunks)[0], kind)
+    return Layout(array.chunks[0], (array.shards or array.chunks)[0], kind, tile_columns_of(array))
+
+
+def tile_columns_of(array: zarr.Array) -> int | None:
+    """Columns of a tile where an array is cut across its rows, too, else None."""
+    return int(array.chunks[1]) if array.ndim == 2 and array.chunks[1] < array.shape[1] else None

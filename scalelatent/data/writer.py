@@ -17,7 +17,7 @@ from . import schema
 from .csr import CsrSource, check_values, is_sparse
 from .csr_store import CsrGroups
 from .guard import explain_os_errors
-from .layout import WRITE_CONFIG
+from .layout import WRITE_CONFIG, tile_columns_of
 from .markers import Markers
 from .store import Location, locate
 from .stored import array, has_column, open_group, own_columns, read_attrs, write_attrs
@@ -50,6 +50,7 @@ class DatasetWriter:
             return array(group, name, location.url).with_config(WRITE_CONFIG)
 
         self._x, self._y, self._weight = column("x"), column("y"), column("weight")
+        self._tile = None if kinds["x"] else tile_columns_of(self._x)
         self._group, self._markers = group, Markers(location)
         self.then = "go on with --resume (resume=True): the shards written before are intact"
         """What messages name as the last step after a full disk; it depends on who writes."""
@@ -95,15 +96,28 @@ class DatasetWriter:
         return int((self._x.shards or self._x.chunks)[0])
 
     @property
+    def n_tiles(self) -> int:
+        """Shards side by side that hold the columns of the same rows; 1 where rows are not cut."""
+        return 1 if self._tile is None else -(-int(self._x.shape[1]) // self._tile)
+
+    @property
     def n_shards(self) -> int:
-        """Number of shards."""
-        return -(-self.n_rows // self.shard_rows)
+        """Number of shards: those of the first rows, side by side, then those of the next ones."""
+        return -(-self.n_rows // self.shard_rows) * self.n_tiles
 
     def shard_bounds(self, shard: int) -> tuple[int, int]:
         """Rows `(start, stop)` of a shard."""
         if not 0 <= shard < self.n_shards:
             raise IndexError(f"{self.url} has shards 0 to {self.n_shards - 1}, not {shard}")
-        return shard * self.shard_rows, min((shard + 1) * self.shard_rows, self.n_rows)
+        first = shard // self.n_tiles * self.shard_rows
+        return first, min(first + self.shard_rows, self.n_rows)
+
+    def shard_columns(self, shard: int) -> tuple[int, int]:
+        """Columns `(start, stop)` of a shard: all, unless rows are cut into tiles."""
+        if self._tile is None:
+            return 0, schema.n_features(self.attrs.feature_shape)
+        first = shard % self.n_tiles * self._tile
+        return first, min(first + self._tile, int(self._x.shape[1]))
 
     def is_done(self, shard: int) -> bool:
         """Whether a shard is written; in a finished dataset, whether its content still has its digest."""
@@ -121,8 +135,8 @@ class DatasetWriter:
         shard : int
             Number of the shard.
         x : ndarray (rows, *feature_shape) or (rows, n_features), or scipy sparse (rows, n_features)
-            All rows of the shard, of the dataset's dtype or one that fits into it; sparse where the dataset
-            is CSR, with columns in any order.
+            All rows of the shard (of a tile its columns), of the dataset's dtype or one that fits into it;
+            sparse where the dataset is CSR, with columns in any order.
         y : array-like (rows,), (rows, n_targets) or scipy sparse (rows, n_targets), optional
             Labels, targets or multi-labels, where the dataset has them.
         weight : array-like (rows,), optional
@@ -135,7 +149,8 @@ class DatasetWriter:
             case this shard is removed and the others stay. Other rows than there were, of a finished dataset.
         """
         start, stop = self.shard_bounds(shard)
-        rows = self._check_x(x, start, stop)
+        columns = self.shard_columns(shard)
+        rows = self._check_x(x, start, stop, columns)
         labels, distinct = self._check_y(y, start, stop)
         weights = self._check_weight(weight, start, stop)
         digest = schema.shard_digest(rows, labels, weights)
@@ -147,8 +162,10 @@ class DatasetWriter:
             )
         with self._all_or_nothing(shard, start, stop):
             for target, values in ((self._y, labels), (self._weight, weights), (self._x, rows)):
-                if target is not None:
+                if target is not None and self._tile is None:
                     target[start:stop] = values
+                elif target is not None:
+                    target[start:stop, slice(*columns)] = values
             entries = {f"{name}_nnz": int(c.nnz) for name, c in (("x", rows), ("y", labels)) if is_sparse(c)}
             marker = {"digest": digest.hex(), "labels": distinct, **entries}
             if not self.attrs.complete:
@@ -167,7 +184,7 @@ class DatasetWriter:
         DataError
             More rows than before, none at all, or a cut through a shard that is written.
         """
-        last = n_rows // self.shard_rows
+        last = n_rows // self.shard_rows * self.n_tiles
         if not 1 <= n_rows <= self.n_rows:
             raise DataError(f"dataset {self.url} has {self.n_rows} rows; it cannot shrink to {n_rows}")
         written = [i for i in range(last, self.n_shards) if self._markers.read(i) is not None]
@@ -270,15 +287,17 @@ class DatasetWriter:
         check_values(rows, start, self.url)
         return rows if rows.dtype == column.dtype else rows.astype(column.dtype)
 
-    def _check_x(self, x: Any, start: int, stop: int) -> Any:
+    def _check_x(self, x: Any, start: int, stop: int, columns: tuple[int, int]) -> Any:
         what = f"{self.url}: rows {start}:{stop}"
         if isinstance(self._x, CsrGroups):
             return self._check_csr(x, self._x, start, stop, what)
         if is_sparse(x):
             raise DataError(f"{what} are sparse, but the dataset is dense; pass x.toarray()")
         rows = np.asarray(x)
-        shape = (stop - start, *self.attrs.feature_shape)
-        if rows.shape not in (shape, (shape[0], schema.n_features(self.attrs.feature_shape))):
+        shape: tuple[int, ...] = (stop - start, *self.attrs.feature_shape)
+        if self._tile is not None:
+            shape = (stop - start, columns[1] - columns[0])
+        if rows.shape not in (shape, (shape[0], columns[1] - columns[0])):
             raise DataError(f"{what} were given with shape {rows.shape}, but this shard has shape {shape}")
         if not np.can_cast(rows.dtype, self.dtype, "safe"):
             raise DataError(
@@ -345,7 +364,8 @@ class DatasetWriter:
             if isinstance(column, CsrGroups):
                 keys += column.keys(shard, marker.get(f"{name}_nnz", 0))
             elif column is not None:
-                keys.append("/".join([name, "c", str(shard), *("0" for _ in column.shape[1:])]))
+                row, tile = divmod(shard, self.n_tiles)
+                keys.append("/".join([name, "c", str(row), *(str(tile) for _ in column.shape[1:])]))
         return keys
 
     def _places(self, shard: int) -> list[str]:
@@ -377,7 +397,9 @@ class DatasetWriter:
     def _verify(self, shard: int) -> bool:
         try:
             columns = own_columns(self._location, self.attrs)
-            parts = [c.read(*self.shard_bounds(shard)) for c in columns.values()]
+            parts: list[Any] = [c.read(*self.shard_bounds(shard)) for c in columns.values()]
+            if self._tile is not None:
+                parts = [np.ascontiguousarray(part[:, slice(*self.shard_columns(shard))]) for part in parts]
         except DataError:
             return False
         return schema.shard_digest(*parts) == self._sealed(shard)

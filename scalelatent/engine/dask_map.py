@@ -77,8 +77,7 @@ def run_map(executor: DaskExecutor, task: Any, on_rows: OnRows) -> None:
     def add(graph: Graph, key: str, shard: int, worker: str) -> None:
         graph.add(key, task_map, ref, name, shard, executor.fit, worker=worker)
 
-    tree = {"row_map": task.row_map, "task": task.to_json(), "classes": task.classes}
-    with _kept_while(executor, f"result-{name}.rec", tree):
+    with _kept_while(executor, f"result-{name}.rec", task.to_tree()):
         executor.run(lambda: Shards(executor, task.name, task.writer, task.rows, add), on_rows)
 
 

@@ -283,20 +283,6 @@ def task_map(ref: Ref, name: str, shard: int, fit: Fit) -> int:
 
 
 def _load_map(ref: Ref, name: str) -> Any:
-    import json
+    from .mapwrite import load_task
 
-    from scalelatent.data import Dataset
-
-    from .mapwrite import MapTask
-
-    tree = EngineStore(*ref[:2]).read(f"result-{name}.rec")
-    fields = json.loads(tree["task"])
-    return MapTask(
-        fields["name"],
-        Dataset.from_spec(fields["dataset"]),
-        tree["row_map"],
-        fields["url"],
-        fields["device"],
-        fields["with_labels"],
-        tree["classes"],
-    )
+    return load_task(EngineStore(*ref[:2]).read(f"result-{name}.rec"))

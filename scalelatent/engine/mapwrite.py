@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +12,14 @@ from typing import Any
 import numpy as np
 
 from .backend import make_backend
+from .cache import shared_cache
 from .passes import BLOCK_BYTES, BLOCK_ROWS
-from .reading import Meter, Reader, StopFlag, iter_blocks, naming
+from .reading import Meter, Reader, StopFlag, Stopped, iter_blocks, naming
 from .threads import resolve_jobs, single_threaded
+
+# Of a block of a map whose columns come one after the other: rows as they are stored, and what they become.
+PARTED_BYTES, PARTED_ROWS = 2**26, 2**17
+PARTED_LEAST, PARTED_SHARDS = 4096, 64
 
 
 @dataclass(frozen=True)
@@ -54,8 +59,8 @@ class MapTask:
 
     @property
     def rows(self) -> int:
-        """Rows of the output."""
-        return len(self.dataset)
+        """Rows of the output's shards, together: those of tiles side by side count each."""
+        return len(self.dataset) * self.writer.n_tiles
 
     def missing(self) -> list[int]:
         """Shards that are not written yet."""
@@ -68,17 +73,22 @@ class MapTask:
     def write_shard(self, shard: int, backend: Any, stop_event: StopFlag) -> int:
         """Compute and write one shard; returns its rows. Running it twice writes the same file."""
         start, stop = self.writer.shard_bounds(shard)
-        # No cache: these rows are read once, and keeping them would push out what is read again.
-        reader = Reader(self.dataset, None, Meter(), csr=getattr(self.row_map, "accepts_csr", False))
-        shape, dtype = self.row_map.output()
+        tiled = self.writer.n_tiles > 1
+        # Rows that are read once are not kept: they would push out what is read again.
+        cache = shared_cache() if tiled else None
+        reader = Reader(self.dataset, cache, Meter(), csr=getattr(self.row_map, "accepts_csr", False))
+        row_map = self.row_map.of_columns(*self.writer.shard_columns(shard)) if tiled else self.row_map
+        shape, dtype = row_map.output()
         out = np.empty((stop - start, *shape), dtype=dtype)
-        prepared = self.row_map.prepare(backend)
-        step = block_rows(self.dataset.n_features)
+        prepared = row_map.prepare(backend)
+        step = (
+            stop - start if getattr(row_map, "whole_shards", False) else block_rows(self.dataset.n_features)
+        )
         blocks = [(a, min(a + step, stop)) for a in range(start, stop, step)]
         with naming(self.dataset):
             for block in iter_blocks(reader, blocks, stop_event):
                 at = block.start - start
-                out[at : at + len(block.x)] = self.row_map.apply(prepared, block)
+                fill_rows(row_map, prepared, block, out[at : at + len(block.x)], stop_event)
         if getattr(self.row_map, "gives_labels", False):
             assert self.classes is not None
             y = self.classes[self.row_map.labels(out)]
@@ -90,23 +100,82 @@ class MapTask:
         self.writer.write_shard(shard, out, y, weight)
         return stop - start
 
-    def to_json(self) -> str:
-        """Everything but the map itself, for a worker."""
-        return json.dumps(
-            {
-                "name": self.name,
-                "dataset": self.dataset.spec(),
-                "url": self.url,
-                "device": self.device,
-                "with_labels": self.with_labels,
-            }
-        )
+    def to_tree(self) -> dict[str, Any]:
+        """What a record holds of it, for the workers."""
+        fields = {
+            "name": self.name,
+            "dataset": self.dataset.spec(),
+            "url": self.url,
+            "device": self.device,
+            "with_labels": self.with_labels,
+        }
+        return {"row_map": self.row_map, "task": json.dumps(fields), "classes": self.classes}
+
+    @classmethod
+    def from_tree(cls, tree: Mapping[str, Any]) -> MapTask:
+        """The task of :meth:`to_tree`."""
+        fields = json.loads(tree["task"])
+        fields["dataset"] = open_spec(fields["dataset"])
+        return cls(row_map=tree["row_map"], classes=tree["classes"], **fields)
+
+
+def open_spec(spec: dict[str, Any]) -> Any:
+    """The dataset of a spec."""
+    from scalelatent.data import Dataset
+
+    return Dataset.from_spec(spec)
+
+
+def load_task(tree: Mapping[str, Any]) -> Any:
+    """A task from its record."""
+    if "row_map" in tree:
+        return MapTask.from_tree(tree)
+    from .rowsets import SetsTask
+
+    return SetsTask.from_tree(tree)
+
+
+def fill_rows(row_map: Any, prepared: Any, block: Any, out: np.ndarray, stop_event: StopFlag) -> None:
+    """Output rows of a block.
+
+    Raises
+    ------
+    Stopped
+        The work was called off, between two parts of a :class:`~scalelatent.models.base.PartedMap`.
+    """
+    if not hasattr(row_map, "fill"):
+        out[...] = row_map.apply(prepared, block)
+        return
+    moved = getattr(stop_event, "moved", None)
+    for _ in row_map.fill(prepared, block, out):
+        if stop_event.is_set():
+            raise Stopped
+        if moved is not None:
+            moved()
 
 
 def block_rows(n_features: int) -> int:
     """Rows of a block of a map: as in a pass, and wide rows made dense below 32 MiB."""
     wanted = max(256, min(BLOCK_ROWS, BLOCK_BYTES // (4 * n_features)))
     return max(1, min(wanted, 2**25 // (4 * n_features)))
+
+
+def parted_rows(row_bytes: int, row_map: Any) -> int:
+    """Rows of a block of a :class:`~scalelatent.models.base.PartedMap`: what memory holds of rows of so many
+    bytes, and what they become.
+    """
+    return max(1, min(PARTED_ROWS, PARTED_BYTES // (row_bytes + row_map.row_bytes())))
+
+
+def parted_layout(dataset: Any, row_map: Any) -> dict[str, Any]:
+    """Rows of a shard of a map's output: of a map in parts fewer than memory holds where that gives more
+    tasks, but enough to make up for preparing the columns.
+    """
+    if not getattr(row_map, "whole_shards", False):
+        return {}
+    n = len(dataset)
+    shards = max(-(-n // parted_rows(dataset.nbytes // n, row_map)), min(n // PARTED_LEAST, PARTED_SHARDS), 1)
+    return {"shard_rows": -(-n // shards), "chunk_rows": -(-n // shards)}
 
 
 def start_map(
@@ -120,8 +189,9 @@ def start_map(
     classes: np.ndarray | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    **layout: Any,
 ) -> MapTask:
-    """Make (or, with ``resume``, find) the output dataset.
+    """Make (or, with ``resume``, find) the output dataset; ``layout`` are arguments of ``create_dataset``.
 
     Raises
     ------
@@ -148,19 +218,28 @@ def start_map(
         weighted=with_labels and dataset.has_weight,
         resume=resume,
         overwrite=overwrite,
+        **layout,
         provenance={"made_by": name, "rows_of": dataset.fingerprint()},
     )
     return MapTask(name, dataset, row_map, str(url), device, with_labels, classes)
 
 
-def map_rows(executor: Any, task: MapTask, on_rows: Callable[[int, int], None]) -> Any:
+def map_rows(executor: Any, task: Any, on_rows: Callable[[int, int], None]) -> Any:
     """Write what is missing and finish the dataset.
+
+    Parameters
+    ----------
+    executor : Executor
+    task : MapTask or SetsTask
+    on_rows : callable
+        Told of rows done and rows in all; a row is done when all its tiles are, or as many of others.
 
     Returns
     -------
     Dataset
     """
-    executor.run_map(task, on_rows)
+    tiles = task.writer.n_tiles
+    executor.run_map(task, lambda done, total: on_rows(done // tiles, total // tiles))
     return task.writer.finalize()
 
 
@@ -179,6 +258,10 @@ def map_to_array(
     out = np.empty((len(dataset), *shape), dtype=dtype)
     step = block_rows(dataset.n_features)
     run = 16 * step
+    if getattr(row_map, "whole_shards", False):
+        # As few as threads are busy with, so that centroids are put up seldom.
+        most = parted_rows(dataset.nbytes // len(dataset), row_map)
+        step = run = min(most, -(-len(dataset) // resolve_jobs(n_jobs)))
     csr = getattr(row_map, "accepts_csr", False)
     done = 0
 
@@ -191,7 +274,7 @@ def map_to_array(
             blocks = [(a, min(a + step, last)) for a in range(first, last, step)]
             with naming(dataset):
                 for block in iter_blocks(Reader(dataset, None, Meter(), csr=csr), blocks, stop):
-                    out[block.start : block.start + len(block.x)] = row_map.apply(prepared, block)
+                    fill_rows(row_map, prepared, block, out[block.start : block.start + len(block.x)], stop)
             return last - first
 
         return work

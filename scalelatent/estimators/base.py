@@ -218,20 +218,28 @@ class StreamedEstimator(BaseEstimator):
         check_is_fitted(self)
         if is_dask_array(X):
             return self._map_dask(X, what)
-        ds = self._other_rows(X)
-        row_map = self._row_map(what)
+        return self._map_rows(self._other_rows(X), self._row_map(what), out, client, overwrite, callbacks)
+
+    def _map_rows(
+        self, ds: Dataset, row_map: Any, out: Any, client: Any, overwrite: bool, callbacks: Any
+    ) -> Any:
+        """Rows of a dataset through a map: an array, or a Dataset at ``out``."""
         if out is not None:
             return self._map_stored(ds, row_map, out, client, overwrite, callbacks)
         shape, dtype = row_map.output()
-        nbytes = len(ds) * int(np.prod(shape)) * np.dtype(dtype).itemsize
-        if nbytes > OUTPUT_SHARE * memory_limit():
-            raise DataError(
-                f"the result would take {nbytes / 2**30:.1f} GiB of memory ({len(ds)} rows): pass "
-                "out='RESULT.zarr' to write it to disk as it is made"
-            )
+        self._check_room(len(ds) * int(np.prod(shape)) * np.dtype(dtype).itemsize, len(ds))
         from scalelatent.engine.mapwrite import map_to_array
 
         return map_to_array(row_map, ds, self.device, self.n_jobs)
+
+    @staticmethod
+    def _check_room(nbytes: int, rows: int) -> None:
+        """Refuse a result that memory cannot hold."""
+        if nbytes > OUTPUT_SHARE * memory_limit():
+            raise DataError(
+                f"the result would take {nbytes / 2**30:.1f} GiB of memory ({rows} rows): pass "
+                "out='RESULT.zarr' to write it to disk as it is made"
+            )
 
     def _map_dask(self, X: Any, what: str) -> Any:
         import dask.array as da
@@ -249,7 +257,7 @@ class StreamedEstimator(BaseEstimator):
         self, ds: Dataset, row_map: Any, out: Any, client: Any, overwrite: bool, callbacks: Any
     ) -> Dataset:
         from scalelatent.engine.loop import Progress
-        from scalelatent.engine.mapwrite import map_rows, start_map
+        from scalelatent.engine.mapwrite import map_rows, parted_layout, start_map
 
         from .session import FitSession
 
@@ -274,6 +282,7 @@ class StreamedEstimator(BaseEstimator):
                 self.device,
                 classes=getattr(self, "classes_", None),
                 overwrite=overwrite,
+                **parted_layout(ds, row_map),
             )
             return map_rows(session.executor, task, Progress(session.callbacks, name, 0))
 

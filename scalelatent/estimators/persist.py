@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,13 @@ def save_model(
     arrays: dict[str, np.ndarray],
     *,
     overwrite: bool = False,
+    beside: Callable[[Location], dict[str, str]] | None = None,
 ) -> None:
     """Write a model: what is there is whole, since the digests of its arrays are written last.
 
     On a disk it is written aside and renamed. In an object store, which knows no rename, ``overwrite``
-    removes the old model first.
+    removes the old model first. ``beside`` writes datasets into the model's folder and returns their
+    fingerprints by name.
 
     Raises
     ------
@@ -42,7 +45,7 @@ def save_model(
 
     place = locate(url)
     _check_room(place, overwrite)
-    attrs = {
+    attrs: dict[str, Any] = {
         "digests": {name: _digest(array) for name, array in arrays.items()},
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -55,6 +58,8 @@ def save_model(
             group = zarr.create_group(target.zarr_store(read_only=False), attributes={"format": UNFINISHED})
             for name, array in arrays.items():
                 group.create_array(name, data=np.ascontiguousarray(array))
+            if beside is not None:
+                attrs["datasets"] = beside(target)
             group.update_attributes(json.loads(json.dumps(attrs)))
     except OSError as error:
         raise DataError(
@@ -121,7 +126,22 @@ def read_model(
             raise DataError(
                 f"{place.url} is damaged: its array {name!r} is not the one that was saved; save it again"
             )
+    for name, print_ in attrs.get("datasets", {}).items():
+        _check_dataset(place.at(name), print_)
     return attrs["kind"], attrs["params"], attrs["values"], arrays
+
+
+def _check_dataset(place: Location, fingerprint: str) -> None:
+    from scalelatent.data import open_dataset
+
+    try:
+        found = open_dataset(place.url).fingerprint()
+    except DataError as error:
+        raise DataError(
+            f"{place.url}, a part of a model, is damaged: {error}; save the model again"
+        ) from error
+    if found != fingerprint:
+        raise DataError(f"{place.url} is not the one that was saved with its model; save the model again")
 
 
 def _digest(array: np.ndarray) -> str:
@@ -162,4 +182,6 @@ def load_model(url: str | Path) -> Any:
     if place.has("model.zarr/zarr.json"):
         place = place.at("model.zarr")
     kind, params, values, arrays = read_model(place)
-    return get_estimator(kind)._from_saved(params, values, arrays)
+    estimator = get_estimator(kind)
+    beside = {"place": place} if getattr(estimator, "_saves_datasets", False) else {}
+    return estimator._from_saved(params, values, arrays, **beside)

@@ -33,7 +33,8 @@ from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError
 from scalelatent.models.base import Layout, Stats
 
-from .steps import Collect, Derive, Learn, LearnOnline, Map, Remember, Rows
+from .layer_steps import LayerSteps
+from .steps import Collect, Derive, Encode, Gather, Learn, LearnOnline, Map, Remember, Rows
 
 ENGINE_OPTIONS = (
     "block_rows",
@@ -173,7 +174,7 @@ class FitSession:
         """
         if self.client is None or dataset.is_stored:
             return dataset
-        place = self._scratch().at(f"{name}.zarr")
+        place = self.scratch().at(f"{name}.zarr")
         self._leftovers.append(place)
         if not place.is_empty():
             from scalelatent.data import open_dataset
@@ -187,7 +188,13 @@ class FitSession:
             return self.executor.save_lazy(dataset, place.url, Progress(self.callbacks, name, 0))
         return dataset.save(place.url)
 
-    def _scratch(self) -> Location:
+    def leaves(self, place: Location) -> None:
+        """Have what lies at a place removed when the fit is done, unless scratch is to be kept."""
+        if not self.options.get("keep_scratch", False):
+            self._leftovers.append(place)
+
+    def scratch(self) -> Location:
+        """The folder of temporary datasets."""
         if "scratch" in self.options:
             name = f"scalelatent-{uuid.uuid4().hex[:12] if self.store is None else self.store.ref[1]}"
             root = locate(self.options["scratch"]).at(name)
@@ -218,6 +225,10 @@ class FitSession:
             return self.collect(step.name, step.reduction, step.rows, step.classes)
         if isinstance(step, Remember):
             return self.remembered(step)
+        if isinstance(step, Gather):
+            return LayerSteps(self).gather(step)
+        if isinstance(step, Encode):
+            return LayerSteps(self).encode(step)
         if isinstance(step, LearnOnline):
             return self.learn_online(step.name, step)
         assert isinstance(step, Learn)
@@ -244,9 +255,9 @@ class FitSession:
 
     def mapped(self, name: str, step: Map) -> Rows:
         """The rows behind one more map, which is done when a pass first wants them."""
-        if self.store is not None and not self.options.get("keep_scratch", False):
+        if self.store is not None:
             # Where an interrupted run has done it and nothing is left that wants them, they go all the same.
-            self._leftovers.append(self._scratch().at(f"{name}.zarr"))
+            self.leaves(self.scratch().at(f"{name}.zarr"))
         return replace(step.rows, maps=(*step.rows.maps, (name, step.row_map)))
 
     def _learned(self, step: Learn) -> LoopResult | None:
@@ -307,9 +318,8 @@ class FitSession:
         progress = Progress(self.callbacks, stage, 0)
         if self.client is None and not dataset.is_stored:
             return self._map_in_memory(row_map, dataset, progress)
-        place = self._scratch().at(f"{name}.zarr")
-        if not self.options.get("keep_scratch", False):
-            self._leftovers.append(place)
+        place = self.scratch().at(f"{name}.zarr")
+        self.leaves(place)
         task = start_map(stage, dataset, row_map, place.url, self.device, resume=True)
         return map_rows(self.executor, task, progress)
 

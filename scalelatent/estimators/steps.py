@@ -1,7 +1,8 @@
 """A fit as steps: what an estimator asks for, and a session serves.
 
 An estimator's ``_fit_steps`` is a generator. It yields what it needs next (:class:`Begin`, :class:`Remember`,
-:class:`Derive`, :class:`Collect`, :class:`Map`, :class:`Learn`, :class:`LearnOnline`) and is sent the answer;
+:class:`Derive`, :class:`Collect`, :class:`Map`, :class:`Gather`, :class:`Encode`, :class:`Learn`,
+:class:`LearnOnline`) and is sent the answer;
 it never asks where the rows are or who computes. One generator is a fit; several are a search, whose session
 answers equal requests once and runs passes that are wanted at the same time together. A new model needs no
 more than this to be searched.
@@ -23,6 +24,8 @@ __all__ = [
     "Begin",
     "Collect",
     "Derive",
+    "Encode",
+    "Gather",
     "Learn",
     "LearnOnline",
     "Map",
@@ -146,6 +149,35 @@ class Map:
 
 
 @dataclass(frozen=True)
+class Gather:
+    """Sets of rows, kept with the run. Answer: :class:`~scalelatent.engine.rowsets.StoredSets`."""
+
+    name: str
+    sets: Any
+    rows: Rows | None
+
+
+@dataclass(frozen=True)
+class Encode:
+    """Rows through a map whose columns come one after the other, now. Answer: Rows; None where a resumed fit
+    has done this and all that wants them.
+
+    Attributes
+    ----------
+    kept : bool
+        They stay with the run; else they go when the fit is done, or are named in ``over``.
+    over : tuple of str
+        Names of earlier ones that nobody wants any more.
+    """
+
+    name: str
+    row_map: Any
+    rows: Rows | None
+    kept: bool = False
+    over: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Learn:
     """Passes of a batch learner to its end. Answer: LoopResult.
 
@@ -186,7 +218,7 @@ class LearnOnline:
     keeps_leaves: bool = False
 
 
-Step = Begin | Remember | Derive | Collect | Map | Learn | LearnOnline
+Step = Begin | Remember | Derive | Collect | Map | Gather | Encode | Learn | LearnOnline
 Steps = Generator[Any, Any, None]
 
 

@@ -10,6 +10,7 @@ protocol                   one unit of work                            used by
 :class:`OnlineLearner`     chains of a minibatch -> additive           conditional RBM, stepwise EM, online
                            ``Stats`` -> step                           compositional networks
 :class:`RowMap`            rows -> rows, written out of core           projections, layers of an MBN
+:class:`RowSets`           some of the rows, written out of core       centroids of an MBN
 =========================  ==========================================  ===================================
 
 Everything additive is a :class:`Stats`: one float64 vector with named views. The engine merges vectors,
@@ -19,7 +20,7 @@ statistic travels as one buffer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -284,6 +285,54 @@ class RowMap(Protocol):
 
     def apply(self, prepared: Any, block: Block) -> np.ndarray:
         """Output rows of the block, (rows, *shape)."""
+        ...
+
+
+class PartedMap(RowMap, Protocol):
+    """A :class:`RowMap` whose columns are computed one after the other, each over many rows: what it takes to
+    prepare a column is then done seldom. A block is a whole shard of the output.
+    """
+
+    whole_shards: bool
+
+    def row_bytes(self) -> int:
+        """Bytes of a row of its output, and of what it has in between."""
+        ...
+
+    def of_columns(self, first: int, stop: int) -> PartedMap:
+        """The map to some of the output's columns; not needed where a map's output is never cut."""
+        ...
+
+    def fill(self, prepared: Any, block: Block, out: np.ndarray) -> Iterator[None]:
+        """Write the output rows of the block; hands over now and then, so that it can be called off."""
+        ...
+
+
+class RowSets(Protocol):
+    """Sets of some rows each, all of one size, that are kept."""
+
+    csr: bool
+
+    @property
+    def n_sets(self) -> int:
+        """How many."""
+        ...
+
+    @property
+    def set_rows(self) -> int:
+        """Rows of each."""
+        ...
+
+    def output(self) -> tuple[tuple[int, ...], str]:
+        """(shape of a row as it is kept, dtype)."""
+        ...
+
+    def rows(self, which: int) -> np.ndarray:
+        """Numbers of a set's rows, in rising order."""
+        ...
+
+    def take(self, which: int, x: Any, rows: np.ndarray) -> Any:
+        """Some rows of ``x`` as the set keeps them."""
         ...
 
 

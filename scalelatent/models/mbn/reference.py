@@ -44,10 +44,12 @@ def score_terms(squares: np.ndarray, metric: str) -> tuple[np.ndarray, np.ndarra
     -------
     scale, bias : ndarray of float64, shape (k,)
 
+        Under the cosine a centroid of zeros has scale 0: its score is 0 with every row.
+
     Raises
     ------
     ValueError
-        An unknown metric; a centroid of zeros under the cosine, naming it.
+        An unknown metric.
 
     Examples
     --------
@@ -60,12 +62,8 @@ def score_terms(squares: np.ndarray, metric: str) -> tuple[np.ndarray, np.ndarra
         raise ValueError(f"metric={metric!r} is not one of {', '.join(METRICS)}")
     if metric == "euclidean":
         return np.ones(len(squares)), -0.5 * squares
-    if not squares.all():
-        raise ValueError(
-            f"centroid {int(np.argmin(squares))} is all zeros on the columns of its clustering, and has no "
-            "cosine: leave out empty rows, raise feature_fraction, or use metric='euclidean'"
-        )
-    return 1.0 / np.sqrt(squares), np.zeros(len(squares))
+    # A short document is often empty on the columns of a clustering.
+    return 1.0 / np.sqrt(np.where(squares > 0, squares, np.inf)), np.zeros(len(squares))
 
 
 def make_bank(w: np.ndarray, metric: str) -> Bank:

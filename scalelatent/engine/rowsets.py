@@ -1,0 +1,224 @@
+"""Sets of rows drawn from a dataset, written out of core: what a layer of clusterings has as centroids.
+
+A dataset has the sets one under the other, each whole in a chunk; a shard holds a few of them and has one
+writer. Whoever needs a set reads its rows alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scalelatent.data.store import Location
+from scalelatent.models.base import CsrRows
+
+from .cache import shared_cache
+from .mapwrite import open_spec
+from .reading import Meter, Reader, StopFlag, Stopped, naming
+
+# Of a shard: the rows are read once for all its sets, which are in memory meanwhile.
+SHARD_BYTES, SHARDS = 2**26, 16
+
+
+@dataclass(frozen=True)
+class StoredSets:
+    """Sets as :class:`SetsTask` wrote them, read when they are wanted.
+
+    Attributes
+    ----------
+    spec : str
+        Of the dataset, as JSON.
+    rows : int
+        Of a set.
+    """
+
+    spec: str
+    rows: int
+
+    @classmethod
+    def of(cls, dataset: Any, rows: int) -> StoredSets:
+        """The sets of a dataset."""
+        return cls(json.dumps(dataset.spec()), rows)
+
+    @property
+    def dataset(self) -> Any:
+        """All rows."""
+        return open_spec(json.loads(self.spec))
+
+    def read(self, which: int) -> Any:
+        """Rows of a set: ndarray, or :class:`~scalelatent.models.base.CsrRows`."""
+        x = self.dataset.read_x(which * self.rows, (which + 1) * self.rows)
+        return x if isinstance(x, np.ndarray) else CsrRows.of(x)
+
+
+@dataclass(frozen=True)
+class SetsTask:
+    """One pass over a dataset that writes sets of its rows.
+
+    Attributes
+    ----------
+    name : str
+        Read by people on the dashboard: ``"mbn_gather-l1"``.
+    dataset : Dataset
+    sets : RowSets
+    url : str
+        The dataset being written, made by :func:`start_sets`.
+    device : str
+    """
+
+    name: str
+    dataset: Any
+    sets: Any
+    url: str
+    device: str = "cpu"
+
+    @cached_property
+    def writer(self) -> Any:
+        """The writer of the output, attached in this process."""
+        from scalelatent.data import DatasetWriter
+
+        return DatasetWriter.attach(self.url)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the output."""
+        return int(self.sets.n_sets * self.sets.set_rows)
+
+    def missing(self) -> list[int]:
+        """Shards that are not written yet."""
+        return [i for i in range(self.writer.n_shards) if not self.writer.is_done(i)]
+
+    def rows_done(self, missing: list[int]) -> int:
+        """Rows of the shards that are written, given those that are not."""
+        return self.rows - sum(b - a for a, b in map(self.writer.shard_bounds, missing))
+
+    def write_shard(self, shard: int, backend: Any, stop_event: StopFlag) -> int:
+        """Read the rows of a shard's sets and write them; returns how many. Twice gives the same file."""
+        start, stop = self.writer.shard_bounds(shard)
+        numbers = range(start // self.sets.set_rows, stop // self.sets.set_rows)
+        kept: list[list[Any]] = [[] for _ in numbers]
+        wanted = [self.sets.rows(which) for which in numbers]
+        with naming(self.dataset):
+            for first, x, places in self._pieces(wanted, stop_event):
+                for i, which in enumerate(numbers):
+                    rows = wanted[i][places[i]]
+                    if len(rows):
+                        kept[i].append(self.sets.take(which, x, rows - first))
+        self.writer.write_shard(shard, _joined([part for parts in kept for part in parts]))
+        return int(stop - start)
+
+    def _pieces(
+        self, wanted: list[np.ndarray], stop_event: StopFlag
+    ) -> Iterator[tuple[int, Any, list[slice]]]:
+        """(first row, rows, places of those in each set) of the pieces that hold some."""
+        # Other shards read the same rows.
+        reader = Reader(self.dataset, shared_cache(), Meter(), csr=self.sets.csr)
+        moved = getattr(stop_event, "moved", None)
+        for first, last in self.dataset.pieces():
+            places = [slice(*(int(i) for i in np.searchsorted(rows, [first, last]))) for rows in wanted]
+            if all(place.start == place.stop for place in places):
+                continue
+            if stop_event.is_set():
+                raise Stopped
+            if moved is not None:
+                moved()
+            yield first, reader.read(first, last)[0], places
+
+    def to_tree(self) -> dict[str, Any]:
+        """What a record holds of it, for the workers."""
+        fields = {"name": self.name, "dataset": self.dataset.spec(), "url": self.url, "device": self.device}
+        return {"sets": self.sets, "task": json.dumps(fields)}
+
+    @classmethod
+    def from_tree(cls, tree: Mapping[str, Any]) -> SetsTask:
+        """The task of :meth:`to_tree`."""
+        fields = json.loads(tree["task"])
+        fields["dataset"] = open_spec(fields["dataset"])
+        return cls(sets=tree["sets"], **fields)
+
+
+def _joined(parts: list[Any]) -> Any:
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts)
+    from scipy.sparse import csr_array
+
+    rows = CsrRows.concatenate(parts)
+    return csr_array((rows.data, rows.indices, rows.indptr), shape=rows.shape)
+
+
+def start_sets(name: str, dataset: Any, sets: Any, url: str | Path, device: str = "cpu") -> SetsTask:
+    """Make or find the dataset of the sets.
+
+    Raises
+    ------
+    DataError
+        It cannot be written, or other sets lie there.
+    """
+    from scalelatent.data import create_dataset
+
+    shape, dtype = sets.output()
+    k, n_rows = sets.set_rows, sets.n_sets * sets.set_rows
+    row_bytes = max(1, int(np.prod(shape)) * np.dtype(dtype).itemsize)
+    nnz = None
+    if sets.csr:
+        nnz = -(-dataset.nnz * n_rows // len(dataset))
+        row_bytes = max(1, dataset.nbytes // len(dataset))
+    together = _together(sets, row_bytes)
+    create_dataset(
+        str(url),
+        n_rows,
+        shape,
+        dtype,
+        nnz=nnz,
+        chunk_rows=None if sets.csr else k,
+        shard_rows=together * k,
+        resume=True,
+        provenance={"made_by": name, "rows_of": dataset.fingerprint()},
+    )
+    return SetsTask(name, dataset, sets, str(url), device)
+
+
+def write_sets(source: Any, sets: Any, place: Location) -> str:
+    """Put sets at a place: stored ones as they are, linked on one disk; returns the fingerprint.
+
+    Parameters
+    ----------
+    source : StoredSets, or sets in memory
+        With ``read``.
+    sets : RowSets
+        What they are.
+    place : Location
+    """
+    from scalelatent.data import create_dataset
+    from scalelatent.data.linking import link_dataset
+
+    if isinstance(source, StoredSets):
+        return link_dataset(source.dataset, place)
+    shape, dtype = sets.output()
+    first = source.read(0)
+    writer = create_dataset(
+        place.url,
+        sets.n_sets * sets.set_rows,
+        shape,
+        dtype,
+        nnz=len(source.rows.data) if isinstance(first, CsrRows) else None,
+        chunk_rows=None if isinstance(first, CsrRows) else sets.set_rows,
+        shard_rows=_together(sets, max(1, first.nbytes // sets.set_rows)) * sets.set_rows,
+        provenance={"made_by": "save"},
+    )
+    for shard in range(writer.n_shards):
+        start, stop = writer.shard_bounds(shard)
+        numbers = range(start // sets.set_rows, stop // sets.set_rows)
+        writer.write_shard(shard, _joined([source.read(which) for which in numbers]))
+    return str(writer.finalize().fingerprint())
+
+
+def _together(sets: Any, row_bytes: int) -> int:
+    """Sets of a shard."""
+    return max(1, min(SHARD_BYTES // (sets.set_rows * row_bytes), -(-sets.n_sets // SHARDS)))

@@ -1,0 +1,563 @@
+"""Multilayer bootstrap networks as a scikit-learn estimator."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
+from sklearn.utils._set_output import _wrap_data_with_container
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from scalelatent.data import Dataset
+from scalelatent.engine.callbacks import Callback
+from scalelatent.engine.cluster import current_client
+from scalelatent.engine.plan import find_resources
+from scalelatent.engine.rowsets import StoredSets
+from scalelatent.errors import DataError
+from scalelatent.models.base import CsrRows
+from scalelatent.models.mbn.model import ArraySets, Layer, Network, schedule
+from scalelatent.models.mbn.pca import CodeProjection, Components
+
+from .base import _CHECKS, StreamedEstimator, check_finite, is_plain
+from .mbn_fit import check_params, fit_steps, layer_components
+from .mbn_plan import plan
+from .mbn_saved import load_network, save_network
+from .steps import Rows, Steps
+
+# Networks up to this size live in memory where no run folder was asked for.
+MEMORY_BYTES = 2**27
+
+
+class _Transform:
+    """``transform`` whose arrays follow ``set_output``.
+
+    A class of its own, since scikit-learn would wrap whatever a transformer's own ``transform`` returns.
+    """
+
+    _map: Any
+    _of_training_rows: Any
+
+    def transform(
+        self,
+        X: Any,
+        *,
+        layer: int | None = None,
+        out: Any = None,
+        client: Any = None,
+        overwrite: bool = False,
+        callbacks: Any = (),
+    ) -> Any:
+        """Output of the network: principal components of the last layer's codes.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, features), or None
+            None: the training rows, whose codes the fit has left.
+        layer : int or None
+            Of which layer's codes, from 1 (or from the end, -1 being the last); None is the last. Below the
+            last one the fit must have had ``keep_codes``.
+        out : url or None
+            Write a dataset of them there instead of returning an array.
+        client, overwrite, callbacks
+            Where ``out`` is written from, whether it may be replaced, progress.
+
+        Returns
+        -------
+        ndarray of float32, shape (n, components); a lazy array for a dask array; a Dataset with ``out``
+            A data frame where ``set_output`` asks for one. With ``output="codes"`` codes in place of
+            components.
+
+        Raises
+        ------
+        DataError
+            Rows of another width, or that cannot be used; no such layer.
+
+        Examples
+        --------
+        >>> import numpy as np, scalelatent as sl
+        >>> x = np.random.default_rng(0).normal(size=(60, 5))
+        >>> m = sl.MultilayerBootstrapNetwork(n_clusterings=10, n_components=2, random_state=0).fit(x)
+        >>> m.transform(x[:7]).shape
+        (7, 2)
+        """
+        if X is None:
+            found = self._of_training_rows(layer, out, client, overwrite, callbacks)
+        else:
+            found = self._map(X, ("output", layer), out, client, overwrite, callbacks)
+        return (
+            _wrap_data_with_container("transform", found, X, self) if isinstance(found, np.ndarray) else found
+        )
+
+
+class MultilayerBootstrapNetwork(
+    _Transform, ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamedEstimator
+):
+    """Nonlinear dimensionality reduction by layers of random clusterings.
+
+    Each layer has ``n_clusterings`` clusterings, whose centroids are random rows of what it sees on random
+    columns of it; a row's output is the number of its nearest centroid in each. Layers have fewer and fewer
+    centroids; the principal components of the last one's codes are the output. Nothing is optimised. Fits
+    numpy arrays, memmaps, zarr and dask arrays, scipy CSR and :class:`~scalelatent.Dataset` rows of any
+    number, in process or on a Dask cluster, with the same bits.
+
+    Parameters
+    ----------
+    n_clusterings : int, default 400
+        V, of each layer; above 100 the result hardly changes.
+    k1 : int or None
+        Centroids of the first layer's clusterings. None: half of the rows, which suits up to some thousand.
+    decay : float or "auto", default 0.5
+        delta: k_{l+1} = floor(delta k_l). Larger for highly nonlinear data. "auto": the value whose networks
+        agree most with each other from seed to seed, on a subsample; no labels are used.
+    k_last : int or None
+        Fewest centroids that a layer may have. None: 1.5 times ``n_classes``.
+    feature_fraction : float, default 0.5
+        a: share of the columns (above the first layer of the one-hot units) that a clustering looks at.
+    metric : {"euclidean", "cosine"}
+        Of the first layer; cosine suits text.
+    n_components : int, float in (0, 1) or None
+        Components of the output, or the share of the variance that they have to explain. None: ``n_classes``,
+        or 2.
+    n_classes : int or None
+        Expected number of clusters, which ends the layers. None stands for 2.
+    output : {"pca", "codes"}
+        What ``transform`` gives.
+    keep_codes : bool
+        Keep the codes of all layers, not of the last alone; for outputs of lower layers.
+    random_state : int, Generator, RandomState or None
+        None draws a seed and keeps it in ``seed_``. A seed never changes the speed.
+    device : {"auto", "cpu", "gpu"}
+    n_jobs : int or None
+        Threads in this process; None is all cores. The result is the same for any number.
+
+    Attributes
+    ----------
+    ks_ : list of int
+        Centroids of each layer's clusterings.
+    decay_ : float
+    components_ : ndarray of float64, shape (components, n_clusterings * ks_[-1])
+        On one-hot codes; the entry of largest magnitude of each is positive.
+    mean_projection_ : ndarray of float64, shape (components,)
+        The mean row on them.
+    explained_variance_, explained_variance_ratio_ : ndarray of float64, shape (components,)
+    history_ : list of dict
+        One record a pass of the output's EM-PCA; empty where few rows need none.
+    n_iter_ : int
+        Passes of it.
+    seed_ : int
+    n_features_in_ : int
+
+    References
+    ----------
+    X.-L. Zhang, "Multilayer bootstrap networks", Neural Networks 103 (2018).
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> x = load_digits().data[:300].astype("uint8")
+    >>> m = MultilayerBootstrapNetwork(n_clusterings=20, n_components=10, n_classes=10, random_state=0)
+    >>> m.fit_transform(x).shape, m.ks_
+    ((300, 10), [150, 75, 37, 18])
+    """
+
+    _kind = "mbn"
+    _saves_datasets = True
+    _folder: Any = None
+
+    def __init__(
+        self,
+        *,
+        n_clusterings: int = 400,
+        k1: int | None = None,
+        decay: float | str = 0.5,
+        k_last: int | None = None,
+        feature_fraction: float = 0.5,
+        metric: str = "euclidean",
+        n_components: int | float | None = None,
+        n_classes: int | None = None,
+        output: str = "pca",
+        keep_codes: bool = False,
+        random_state: Any = None,
+        device: str = "auto",
+        n_jobs: int | None = None,
+    ) -> None:
+        self.n_clusterings = n_clusterings
+        self.k1 = k1
+        self.decay = decay
+        self.k_last = k_last
+        self.feature_fraction = feature_fraction
+        self.metric = metric
+        self.n_components = n_components
+        self.n_classes = n_classes
+        self.output = output
+        self.keep_codes = keep_codes
+        self.random_state = random_state
+        self.device = device
+        self.n_jobs = n_jobs
+
+    # -- fit
+    # --------------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        validation: Any = None,
+        client: Any = None,
+        run_dir: Any = None,
+        resume: bool = False,
+        callbacks: Callback | Sequence[Callback] = (),
+        engine: Mapping[str, Any] | None = None,
+    ) -> MultilayerBootstrapNetwork:
+        """Build the layers one after the other, then the output.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, features)
+            numpy, memmap, zarr and dask arrays, scipy CSR rows, lists. Labels and weights are not used.
+        y : ignored
+        validation : None
+            There is nothing to validate.
+        client : distributed.Client or None
+            A cluster to run on; None takes the enclosing ``with sl.cluster(…)``, else this process.
+        run_dir : path or None
+            Folder for centroids, codes and checkpoints, shared by all workers. None: a temporary one, which
+            goes with the estimator; a small network is held in memory.
+        resume : bool
+            Go on with the fit that ``run_dir`` holds.
+        callbacks : Callback or sequence
+        engine : dict or None
+            block_rows, leaf_rows, checkpoint_seconds, checkpoint_passes, scratch, keep_scratch.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        DataError
+            Rows that cannot be used, naming dataset and row.
+        ValueError
+            A parameter out of range.
+        PlanError
+            Centroids that memory or disk cannot hold.
+        RunError
+            The run folder holds another fit; the cluster has no workers.
+
+        Examples
+        --------
+        See the class.
+        """
+        check_params(self)
+        train = self._rows_without_labels(X)
+        if validation is not None:
+            raise DataError(
+                "validation rows were given, but MultilayerBootstrapNetwork learns without labels and has "
+                "nothing to validate: leave them out ([data] validation)"
+            )
+        plan(self, train, find_resources(client or current_client(), self.n_jobs, None))
+        own = None if run_dir is not None else tempfile.mkdtemp(prefix="scalelatent-mbn-")
+        try:
+            self._fit_by_steps(
+                train, None, client, own if run_dir is None else run_dir, resume, callbacks, engine
+            )
+        except BaseException:
+            if own is not None:
+                shutil.rmtree(own, ignore_errors=True)
+            raise
+        self._settle(own)
+        return self
+
+    def fit_transform(self, X: Any, y: Any = None, **fit_params: Any) -> Any:
+        """Fit, and give the output of the training rows, whose codes are at hand.
+
+        Parameters
+        ----------
+        X, y, **fit_params
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        ndarray of float32, shape (n, components)
+            The same as ``fit(X).transform(X)``.
+
+        Examples
+        --------
+        See the class.
+        """
+        self.fit(X, y, **fit_params)
+        return self._of_training_rows(None, None, None, False, ())
+
+    def _rows_without_labels(self, X: Any, *, reset: bool = True) -> Dataset:
+        if isinstance(X, Dataset) or not is_plain(X):
+            ds = X if isinstance(X, Dataset) else Dataset.from_arrays(X)
+            self._set_width(ds.n_features) if reset else self._check_width(ds, "X")
+            return ds
+        X = validate_data(self, X, reset=reset, ensure_min_samples=2 if reset else 1, **_CHECKS)
+        check_finite(X, "X")
+        return Dataset.from_arrays(X)
+
+    def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
+        return fit_steps(self, rows)
+
+    def _what_decides(self) -> dict[str, Any]:
+        """The parameters that decide the result: a resumed fit must have the same ones."""
+        free = {"n_jobs", "device", "random_state"}
+        return {k: v for k, v in self.get_params(deep=False).items() if k not in free}
+
+    def _keep(
+        self,
+        layers: tuple[Layer, ...],
+        centroids: Sequence[Any],
+        codes: Mapping[int, Dataset],
+        components: Components | None,
+        history: list[dict[str, Any]],
+    ) -> None:
+        self._layers, self._centroids, self._codes = layers, tuple(centroids), dict(codes)
+        self.ks_ = [layer.k for layer in layers]
+        self._set_components(components)
+        self.history_, self.n_iter_ = history, len(history)
+
+    def _set_components(self, components: Components | None) -> None:
+        self._components: dict[int, Components] = {}
+        if components is None:
+            return
+        d = len(components.offset)
+        self._components[len(self._layers)] = components
+        self.components_ = np.ascontiguousarray(components.table.reshape(-1, d).T)
+        self.mean_projection_ = components.offset
+        self.explained_variance_ = components.variance
+        self.explained_variance_ratio_ = components.variance / max(components.total_variance, 1e-300)
+
+    def _settle(self, own: str | None) -> None:
+        """Take what is small out of a temporary folder, or keep the folder as long as this estimator."""
+        if self._folder is not None:
+            self._folder()
+        self._folder = None
+        if own is None:
+            return
+        sizes = [sets.dataset.nbytes for sets in self._centroids]
+        if sum(sizes) + sum(codes.nbytes for codes in self._codes.values()) > MEMORY_BYTES:
+            self._folder = weakref.finalize(self, shutil.rmtree, own, ignore_errors=True)
+            return
+        self._centroids = tuple(_in_memory(sets) for sets in self._centroids)
+        self._codes = {
+            number: Dataset.from_arrays(codes.read_x(0, len(codes))) for number, codes in self._codes.items()
+        }
+        shutil.rmtree(own, ignore_errors=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The folder of a network that is too large for memory stays with this object.
+        return {**super().__getstate__(), "_folder": None}
+
+    # -- what a fitted network gives
+    # ----------------------------------------------------------------------------
+
+    def _number(self, layer: int | None) -> int:
+        count = len(self._layers)
+        number = count if layer is None else layer + count + 1 if layer < 0 else layer
+        if isinstance(layer, bool) or not 1 <= number <= count:
+            raise DataError(f"layer={layer!r}: this network has layers 1 to {count}")
+        return int(number)
+
+    def _row_map(self, what: Any, layer: int | None = None) -> Network:
+        what, layer = what if isinstance(what, tuple) else (what, layer)
+        check_is_fitted(self)
+        number = self._number(layer)
+        projection = None
+        if what == "output" and self.output == "pca":
+            if number not in self._components:
+                self._components[number] = layer_components(self, number, self._training_codes(number))
+            projection = CodeProjection.of(self._components[number])
+        return Network(self._layers[:number], self._centroids[:number], projection)
+
+    def _of_training_rows(
+        self, layer: int | None, out: Any, client: Any, overwrite: bool, callbacks: Any
+    ) -> Any:
+        if self.output == "codes":
+            return self.codes(layer=-1 if layer is None else layer, out=out, overwrite=overwrite)
+        projection = self._row_map("output", layer).projection
+        return self._map_rows(self._training_codes(layer), projection, out, client, overwrite, callbacks)
+
+    def _training_codes(self, layer: int | None) -> Dataset:
+        number = self._number(layer)
+        if number not in self._codes:
+            kept = "none (a loaded model has none)" if not self._codes else f"those of {sorted(self._codes)}"
+            raise DataError(
+                f"codes of the training rows in layer {number} were not kept, but {kept}: fit with "
+                "keep_codes=True, or pass the rows"
+            )
+        return self._codes[number]
+
+    def codes(
+        self,
+        X: Any = None,
+        *,
+        layer: int = -1,
+        out: Any = None,
+        client: Any = None,
+        overwrite: bool = False,
+        callbacks: Any = (),
+    ) -> Any:
+        """Codes of a layer: in each clustering the number of the nearest centroid.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, features), or None
+            None: the training rows, whose codes the fit has left (below the last layer with ``keep_codes``).
+        layer : int
+            From 1, or from the end.
+        out, client, overwrite, callbacks
+            As in :meth:`transform`.
+
+        Returns
+        -------
+        ndarray of uint16 or uint32, shape (n, n_clusterings); a lazy array for a dask array; a Dataset with
+        ``out``
+
+        Examples
+        --------
+        >>> import numpy as np, scalelatent as sl
+        >>> x = np.random.default_rng(0).normal(size=(60, 5))
+        >>> m = sl.MultilayerBootstrapNetwork(n_clusterings=10, random_state=0).fit(x)
+        >>> c = m.codes()
+        >>> c.shape, bool((c == m.codes(x)).all()), int(c.max()) < m.ks_[-1]
+        ((60, 10), True, True)
+        """
+        if X is not None:
+            return self._map(X, ("codes", layer), out, client, overwrite, callbacks)
+        check_is_fitted(self)
+        found = self._training_codes(layer)
+        if out is not None:
+            return found.save(out, overwrite=overwrite)
+        self._check_room(found.nbytes, len(found))
+        return found.read_x(0, len(found))
+
+    @property
+    def _n_features_out(self) -> int:
+        return int(self._row_map("output").output()[0][0])
+
+    def plan(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        validation: Any = None,
+        client: Any = None,
+        memory_limit: str | int | None = None,
+        engine: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """What ``fit`` would need, from shapes and a probe of a second; nothing is fitted.
+
+        Parameters
+        ----------
+        X, y, validation, client, engine
+            As in :meth:`fit`.
+        memory_limit : str, int or None
+            Of a worker, for example ``"4GB"``; None asks the cluster or this process.
+
+        Returns
+        -------
+        dict
+            Layers with their centroids, tasks, operations and bytes; peak bytes a worker, bytes of disk,
+            seconds.
+
+        Raises
+        ------
+        PlanError
+            It cannot fit: naming the setting that would.
+
+        Examples
+        --------
+        >>> x = np.random.default_rng(0).normal(size=(50, 4)).astype("float32")
+        >>> told = MultilayerBootstrapNetwork(n_clusterings=10).plan(x)
+        >>> [layer["k"] for layer in told["layers"].values()]
+        [25, 12, 6, 3]
+        """
+        new = clone(self)  # rows of another width leave this model as it is
+        check_params(new)
+        train = new._rows_without_labels(X)
+        resources = find_resources(client or current_client(), self.n_jobs, memory_limit)
+        return plan(new, train, resources, measured=True)
+
+    def schedule(self, n_rows: int) -> list[int]:
+        """Centroids of each layer for a number of rows.
+
+        Parameters
+        ----------
+        n_rows : int
+
+        Returns
+        -------
+        list of int
+
+        Raises
+        ------
+        ValueError
+            k1 above ``n_rows``, or a schedule without a layer.
+
+        Examples
+        --------
+        >>> MultilayerBootstrapNetwork(k1=100, n_classes=10).schedule(1000)
+        [100, 50, 25]
+        """
+        decay = 0.5 if self.decay == "auto" else float(self.decay)
+        return schedule(n_rows, self.k1, decay, self.k_last, self.n_classes)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.transformer_tags.preserves_dtype = []
+        return tags
+
+    # -- disk
+    # -------------------------------------------------------------------------------------------------
+
+    def save(self, url: str | Path, *, overwrite: bool = False) -> None:
+        """Write the fitted network: zarr and JSON, no pickle; centroids are linked where they lie on the same
+        disk, else copied.
+
+        Parameters
+        ----------
+        url : str or path
+            A folder to make: a path, ``s3://bucket/model.zarr`` or another address.
+        overwrite : bool
+            Replace what lies there.
+
+        Raises
+        ------
+        DataError
+            It exists, or cannot be written.
+
+        Examples
+        --------
+        >>> import tempfile, numpy as np, scalelatent as sl
+        >>> x = np.random.default_rng(0).normal(size=(60, 5))
+        >>> m = sl.MultilayerBootstrapNetwork(n_clusterings=10, random_state=0).fit(x)
+        >>> place = tempfile.mkdtemp() + "/model.zarr"
+        >>> m.save(place)
+        >>> bool((sl.load_model(place).transform(x) == m.transform(x)).all())
+        True
+        """
+        check_is_fitted(self)
+        save_network(self, url, overwrite)
+
+    @classmethod
+    def _from_saved(
+        cls, params: dict[str, Any], values: dict[str, Any], arrays: dict[str, np.ndarray], place: Any
+    ) -> MultilayerBootstrapNetwork:
+        model = cls(**params)
+        load_network(model, values, arrays, place)
+        return model
+
+
+def _in_memory(sets: StoredSets) -> ArraySets:
+    x = sets.dataset.read_x(0, len(sets.dataset))
+    return ArraySets(x if isinstance(x, np.ndarray) else CsrRows.of(x), sets.rows)

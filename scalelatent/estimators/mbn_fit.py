@@ -1,0 +1,181 @@
+"""The fit of a bootstrap network as steps, what it is told, and what it will need."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import numpy as np
+
+from scalelatent.data import Dataset
+from scalelatent.engine.backend import make_backend
+from scalelatent.engine.streams import stream
+from scalelatent.models.base import Stats
+from scalelatent.models.mbn.model import Layer, LayerCoder, make_layers, schedule
+from scalelatent.models.mbn.pca import CodeCounts, Components, StreamedPca, kernel_components
+from scalelatent.models.mbn.reference import METRICS
+
+from .mbn_decay import choose_decay
+from .numbers import is_number, is_whole
+from .steps import Begin, Collect, Derive, Encode, Gather, Learn, Rows, Steps
+
+OUTPUTS = ("pca", "codes")
+# Up to so many rows the matrix of their inner products gives all components at once.
+KERNEL_ROWS = 1024
+# Components that a share of the variance is first looked for in, and at most.
+FIRST_COMPONENTS, MOST_COMPONENTS = 32, 1024
+
+
+def check_params(model: Any) -> None:
+    """Refuse parameters out of range.
+
+    Raises
+    ------
+    ValueError
+        Naming the parameter and what it may be.
+    """
+    choices = {"metric": METRICS, "output": OUTPUTS, "device": ("auto", "cpu", "gpu", "reference")}
+    for name, allowed in choices.items():
+        if getattr(model, name) not in allowed:
+            raise ValueError(f"{name}={getattr(model, name)!r} is not one of {', '.join(map(repr, allowed))}")
+    for name in ("n_clusterings", "k1", "k_last", "n_classes"):
+        value = getattr(model, name)
+        if not (is_whole(value) or (value is None and name != "n_clusterings")):
+            raise ValueError(f"{name}={value!r}: give a whole number of at least 1")
+    if model.decay != "auto" and not is_number(model.decay):
+        raise ValueError(
+            f"decay={model.decay!r}: give a number between 0 and 1 (0.5 is the paper's), or 'auto'"
+        )
+    if not (is_number(model.feature_fraction) and 0 < model.feature_fraction <= 1):
+        raise ValueError(
+            f"feature_fraction={model.feature_fraction!r}: give a number above 0 and up to 1 (0.5 is the "
+            "paper's)"
+        )
+    wanted = model.n_components
+    if not (wanted is None or is_whole(wanted) or (is_number(wanted) and 0 < wanted < 1)):
+        raise ValueError(
+            f"n_components={wanted!r}: give a number of components, a share of the variance between 0 and 1, "
+            "or None for n_classes"
+        )
+
+
+def layers_of(model: Any, train: Dataset, decay: float, seed: int) -> tuple[Layer, ...]:
+    """The layers of a network over some rows.
+
+    Raises
+    ------
+    ValueError
+        See :func:`~scalelatent.models.mbn.model.schedule` and
+        :func:`~scalelatent.models.mbn.model.make_layers`.
+    """
+    return make_layers(
+        schedule(len(train), model.k1, decay, model.k_last, model.n_classes),
+        n_rows=len(train),
+        n_features=train.n_features,
+        n_clusterings=int(model.n_clusterings),
+        fraction=float(model.feature_fraction),
+        metric=model.metric,
+        csr=train.is_sparse,
+        dtype=str(train.dtype),
+        seed=seed,
+    )
+
+
+def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
+    """A whole fit, see :mod:`.steps`; sets the model's learned attributes."""
+    model.seed_, rows = yield Begin({"max_iter": None}, keeps_records=True)
+    train = rows["train"].dataset
+    decay = model.decay
+    if decay == "auto":
+        decay = yield Derive(choose_decay, (model, train, model.seed_))
+    model.decay_ = float(decay)
+    layers = layers_of(model, train, model.decay_, model.seed_)
+    below: Rows | None = rows["train"]
+    centroids, codes = [], {}
+    for layer in layers:
+        sets = yield Gather(f"gather-l{layer.number}", layer, below)
+        kept = model.keep_codes or layer is layers[-1]
+        over = () if model.keep_codes or layer.number == 1 else (f"code-l{layer.number - 1}",)
+        coder = LayerCoder(layer, sets, 0, layer.n_clusterings)
+        below = yield Encode(f"code-l{layer.number}", coder, below, kept=kept, over=over)
+        centroids.append(sets)
+        if kept and below is not None:
+            codes[layer.number] = below.dataset
+    components: Components | None = None
+    history: list[dict[str, Any]] = []
+    if model.output == "pca":
+        components, history = yield from pca_steps(model, layers[-1], codes[len(layers)], "pca")
+    model._keep(layers, centroids, codes, components, history)
+
+
+def pca_steps(
+    model: Any, layer: Layer, codes: Dataset, name: str
+) -> Generator[Any, Any, tuple[Components, list[dict[str, Any]]]]:
+    """Principal components of a layer's codes, and records of the passes that they took."""
+    wanted = model.n_components
+    if wanted is None:
+        wanted = model.n_classes or 2
+    share = float(wanted) if is_number(wanted) and wanted < 1 else None
+    if len(codes) <= KERNEL_ROWS:
+        found = yield Derive(_all_components, (codes, layer.k, model.device))
+        count = (found.reaching(share) or len(found.offset)) if share is not None else int(wanted)
+        return _filled(found.first(count), count), []
+    stats: Stats = yield Collect(f"{name}-counts", CodeCounts(layer.n_clusterings, layer.k), Rows(codes))
+    history: list[dict[str, Any]] = []
+    count = FIRST_COMPONENTS if share is not None else int(wanted)
+    while True:
+        learner = StreamedPca.of(np.array(stats["counts"]), len(codes), count)
+        start = learner.start(stream(model.seed_, "mbn-pca"))
+        stage = name if share is None else f"{name}-{count}"
+        result = yield Learn(stage, learner, start, {"train": Rows(codes)}, None, _no_predictor)
+        history += result.history
+        found = learner.components(result.state)
+        if share is None:
+            return _filled(found, count), history
+        reached = found.reaching(share)
+        if reached is not None or learner.n_components < count or count >= MOST_COMPONENTS:
+            return found.first(reached or len(found.offset)), history
+        count = min(2 * count, MOST_COMPONENTS)
+
+
+def _no_predictor(state: Any) -> Any:
+    raise NotImplementedError("a bootstrap network predicts nothing")
+
+
+def _all_components(codes: Dataset, k: int, device: str) -> Components:
+    backend = make_backend("reference" if device == "reference" else "cpu")
+    return kernel_components(np.ascontiguousarray(codes.read_x(0, len(codes))), k, backend.kernel)
+
+
+def _filled(found: Components, count: int) -> Components:
+    """As many components as were asked for: where rows lie in fewer dimensions, the last ones are zeros."""
+    missing = count - len(found.offset)
+    if missing <= 0:
+        return found
+    table = np.concatenate([found.table, np.zeros((*found.table.shape[:2], missing))], axis=2)
+    zeros = np.zeros(missing)
+    return Components(
+        table,
+        np.concatenate([found.offset, zeros]),
+        np.concatenate([found.variance, zeros]),
+        found.total_variance,
+    )
+
+
+def layer_components(model: Any, number: int, codes: Dataset) -> Components:
+    """Components of a lower layer, which the fit did not need, from the codes that it kept."""
+    from .session import FitSession
+
+    with FitSession(
+        model._kind,
+        client=None,
+        run_dir=None,
+        resume=False,
+        callbacks=(),
+        device=model.device,
+        n_jobs=model.n_jobs,
+        engine=None,
+    ) as session:
+        session.begin(model.seed_, {}, {})
+        components, _ = session.answer(pca_steps(model, model._layers[number - 1], codes, f"pca-l{number}"))
+    return components

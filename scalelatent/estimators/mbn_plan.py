@@ -1,0 +1,131 @@
+"""What a bootstrap network will need, before anything runs."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from scalelatent.data import Dataset
+from scalelatent.engine.backend import make_backend
+from scalelatent.engine.mapwrite import PARTED_BYTES
+from scalelatent.engine.plan import MAX_TASKS, PROCESS_BYTES, Resources, cache_bytes, check_fits
+from scalelatent.engine.rowsets import SHARD_BYTES
+from scalelatent.engine.threads import single_threaded
+from scalelatent.errors import PlanError
+from scalelatent.models.base import CsrRows
+from scalelatent.models.mbn.model import Layer, LayerCoder
+
+from .layer_steps import tile_layout
+from .mbn_fit import layers_of
+
+# Operations a second that a core is taken to do where nothing was measured.
+FLOP_RATE = 6e10
+PROBE_ROWS, PROBE_CENTROIDS = 1024, 1024
+
+
+def plan(model: Any, train: Dataset, resources: Resources, *, measured: bool = False) -> dict[str, Any]:
+    """What a fit of these rows would need; see :meth:`.MultilayerBootstrapNetwork.plan`.
+
+    Raises
+    ------
+    ValueError
+        A schedule or a fraction that cannot be.
+    PlanError
+        It cannot fit.
+    """
+    # Of all decays that "auto" tries the largest has most layers.
+    decay = 0.9 if model.decay == "auto" else float(model.decay)
+    layers = layers_of(model, train, decay, 0)
+    n, row_bytes = len(train), max(1, train.nbytes // len(train))
+    seconds_per_flop = _probe(layers[0], train) if measured else 1.0 / FLOP_RATE
+    slots = resources.workers * resources.threads
+    out: dict[str, Any] = {"layers": {}, "resources": vars(resources)}
+    peak = tasks = 0
+    for layer in layers:
+        centroid_bytes = _centroid_bytes(layer, train)
+        memory = _memory(layer, centroid_bytes, row_bytes, resources)
+        peak = max(
+            peak, check_fits(f"layer {layer.number} (k = {layer.k})", memory, resources, _remedy(layer))
+        )
+        coder = LayerCoder(layer, None, 0, layer.n_clusterings)
+        tiles = tile_layout(n, row_bytes, coder)
+        strips = -(-n // tiles["shard_rows"])
+        count = strips * -(-layer.n_clusterings // tiles["tile_columns"])
+        flops = layer.n_clusterings * (n * layer.flops_per_row() + strips * layer.set_flops())
+        code_bytes = n * layer.n_clusterings * np.dtype(layer.code_dtype).itemsize
+        out["layers"][f"l{layer.number}"] = {
+            "k": layer.k,
+            "tasks": count,
+            "centroid_bytes": layer.n_clusterings * centroid_bytes,
+            "code_bytes": code_bytes,
+            "seconds": flops * seconds_per_flop / min(slots, count),
+        }
+        if count > MAX_TASKS:
+            raise PlanError(
+                f"layer {layer.number} would make {count} tasks, above {MAX_TASKS}: fit fewer rows, or lower "
+                "n_clusterings or k1"
+            )
+        tasks, row_bytes = tasks + count, layer.n_clusterings * np.dtype(layer.code_dtype).itemsize
+    told = list(out["layers"].values())
+    disk = sum(layer["centroid_bytes"] for layer in told)
+    # Each layer reads the codes of the one below; the last ones stay.
+    codes = [layer["code_bytes"] for layer in told]
+    disk += sum(codes) if model.keep_codes else max(sum(codes[i : i + 2]) for i in range(len(codes)))
+    out["tasks"] = tasks
+    out["cache_bytes"] = cache_bytes(resources, max(train.nbytes if train.is_stored else 0, *codes))
+    out["peak_bytes_per_worker"] = peak + out["cache_bytes"]
+    out["disk_bytes"] = disk
+    out["expected_seconds"] = sum(layer["seconds"] for layer in told)
+    return out
+
+
+def _centroid_bytes(layer: Layer, train: Dataset) -> int:
+    """Of one clustering, as they are stored."""
+    if layer.csr:
+        assert train.nnz is not None
+        entry = train.nbytes / max(train.nnz, 1)
+        return int(layer.k * train.nnz / len(train) * layer.fraction * entry) + 8 * layer.k
+    return int(layer.k * layer.output()[0][0] * np.dtype(layer.dtype).itemsize)
+
+
+def _memory(layer: Layer, centroids: int, row_bytes: int, resources: Resources) -> dict[str, int]:
+    threads = resources.threads
+    if layer.number > 1:
+        # Lists by unit and its bits, units drawn as bytes and a mask.
+        ready = 20 * layer.k * layer.width + 3 * layer.width * layer.k_below
+    elif layer.csr:
+        ready = 3 * centroids
+    else:
+        # Packed in float32, and once more while it is being packed.
+        ready = 8 * layer.k * layer.n_columns
+    rows = PARTED_BYTES + row_bytes
+    return {
+        "process": PROCESS_BYTES,
+        "rows of a task": 2 * threads * rows,
+        "centroids of a clustering": threads * (centroids + ready),
+        "centroids while they are gathered": 2 * threads * max(centroids, min(SHARD_BYTES, 16 * centroids)),
+    }
+
+
+def _remedy(layer: Layer) -> str:
+    if layer.number == 1:
+        return f"lower k1 (it is {layer.k}), or feature_fraction"
+    return "lower k1 or n_clusterings"
+
+
+def _probe(layer: Layer, train: Dataset) -> float:
+    """Seconds of an operation of the first layer on one core, by a clustering of some rows."""
+    rows = train.read_x(0, min(PROBE_ROWS, len(train)))
+    x = rows if isinstance(rows, np.ndarray) else CsrRows.of(rows)
+    k = min(layer.k, PROBE_CENTROIDS, len(x))
+    small = Layer(**{**vars(layer), "k": k, "n_rows": len(x)})
+    centroids = small.take(0, x, small.rows(0))
+    backend, best = make_backend("cpu"), np.inf
+    with single_threaded():
+        for _ in range(3):
+            begin = time.perf_counter()
+            small.code(backend, x, centroids, 0)
+            best = min(best, time.perf_counter() - begin)
+    return best / (len(x) * small.flops_per_row() + small.set_flops())

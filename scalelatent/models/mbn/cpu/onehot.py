@@ -1,0 +1,116 @@
+"""Products with one-hot rows given as codes: sums of rows of a table, see :mod:`..onehot`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scalelatent._numba import entry, filled, given, kernel
+
+
+def gather_sum(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """H C, see :func:`..onehot.gather_sum`.
+
+    Examples
+    --------
+    >>> table = np.arange(4.0).reshape(2, 2, 1)
+    >>> gather_sum(np.array([[0, 1], [1, 1]], dtype=np.uint16), table).ravel().tolist()
+    [3.0, 4.0]
+    """
+    out = np.zeros((len(codes), table.shape[2]))
+    (_gather_long if codes.dtype.itemsize > 2 else _gather_short)(*_ready(codes), table, out)
+    return out
+
+
+def scatter_add(codes: np.ndarray, y: np.ndarray, total: np.ndarray) -> None:
+    """total += H' Y, see :func:`..onehot.scatter_add`.
+
+    Examples
+    --------
+    >>> total = np.zeros((2, 2, 1))
+    >>> scatter_add(np.array([[0, 1], [1, 1]], dtype=np.uint16), np.array([[1.0], [2.0]]), total)
+    >>> total.ravel().tolist()
+    [1.0, 2.0, 0.0, 3.0]
+    """
+    (_scatter_long if codes.dtype.itemsize > 2 else _scatter_short)(*_ready(codes), y, total)
+
+
+def count_matches(codes: np.ndarray) -> np.ndarray:
+    """H H', see :func:`..onehot.count_matches`.
+
+    Examples
+    --------
+    >>> count_matches(np.array([[0, 1], [1, 1]], dtype=np.uint16)).tolist()
+    [[2.0, 1.0], [1.0, 2.0]]
+    """
+    out = np.zeros((len(codes), len(codes)))
+    (_match_long if codes.dtype.itemsize > 2 else _match_short)(*_ready(codes), out)
+    return out
+
+
+def _ready(codes: np.ndarray) -> tuple[np.ndarray]:
+    return (np.ascontiguousarray(codes, dtype=np.uint32 if codes.dtype.itemsize > 2 else np.uint16),)
+
+
+@kernel
+def _gather(codes, table, out):  # type: ignore[no-untyped-def]
+    for i in range(len(codes)):
+        row = out[i]
+        for v in range(codes.shape[1]):
+            # A slice of a slice: the loop over the width is the one that vectorises.
+            add = table[v, codes[i, v]]
+            for j in range(row.shape[0]):
+                row[j] += add[j]
+
+
+@kernel
+def _scatter(codes, y, total):  # type: ignore[no-untyped-def]
+    for i in range(len(codes)):
+        row = y[i]
+        for v in range(codes.shape[1]):
+            place = total[v, codes[i, v]]
+            for j in range(row.shape[0]):
+                place[j] += row[j]
+
+
+@kernel
+def _match(codes, out):  # type: ignore[no-untyped-def]
+    for i in range(len(codes)):
+        for j in range(i + 1):
+            same = np.uint32(0)
+            for v in range(codes.shape[1]):
+                same += np.uint32(codes[i, v] == codes[j, v])
+            out[i, j] = out[j, i] = same
+
+
+_TABLES = (given("f8", 3), filled("f8", 2))
+_TOTALS = (given("f8", 2), filled("f8", 3))
+
+
+@entry(given("u2", 2), *_TABLES)
+def _gather_short(codes, table, out):  # type: ignore[no-untyped-def]
+    _gather(codes, table, out)
+
+
+@entry(given("u4", 2), *_TABLES)
+def _gather_long(codes, table, out):  # type: ignore[no-untyped-def]
+    _gather(codes, table, out)
+
+
+@entry(given("u2", 2), *_TOTALS)
+def _scatter_short(codes, y, total):  # type: ignore[no-untyped-def]
+    _scatter(codes, y, total)
+
+
+@entry(given("u4", 2), *_TOTALS)
+def _scatter_long(codes, y, total):  # type: ignore[no-untyped-def]
+    _scatter(codes, y, total)
+
+
+@entry(given("u2", 2), filled("f8", 2))
+def _match_short(codes, out):  # type: ignore[no-untyped-def]
+    _match(codes, out)
+
+
+@entry(given("u4", 2), filled("f8", 2))
+def _match_long(codes, out):  # type: ignore[no-untyped-def]
+    _match(codes, out)
