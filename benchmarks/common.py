@@ -140,7 +140,8 @@ def rcv1_subset(n_terms: int = 2000) -> tuple[Any, Any, list[str]]:
     """
     import numpy as np
     import scipy.sparse
-    from scalelatent.data.importers.tokens import leaf_topics
+
+    from scalelatent.data import leaf_topics
 
     found = np.load(data_folder() / "rcv1" / "rcv1v2_subset27613.npz")
     x = scipy.sparse.csr_array((found["X_tf"], found["X_indices"], found["X_indptr"]), shape=found["X_shape"])
