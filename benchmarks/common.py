@@ -67,6 +67,15 @@ def write(path: Path, command: str, seed: int, results: Any) -> None:
     print(f"written to {path}")
 
 
+def write_part(path: Path, part: str, command: str, seed: int, result: Any) -> None:
+    """Write one part of the figures, each with what is needed to make it again; other parts stay."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parts = json.loads(path.read_text())["parts"] if path.exists() else {}
+    parts[part] = {"command": command, "seed": seed, "machine": machine(), "result": result}
+    path.write_text(json.dumps({"parts": parts}, indent=1) + "\n")
+    print(f"{part}: written to {path}", flush=True)
+
+
 def interleaved(functions: dict[str, Callable[[], Any]], rounds: int = 9) -> dict[str, float]:
     """Median seconds of each function, taken in turn: a change of the machine's speed hits all alike."""
     times: dict[str, list[float]] = {name: [] for name in functions}
@@ -123,6 +132,28 @@ def mnist(rows: slice = slice(None), part: str = "train") -> tuple[Any, Any]:
     with gzip.open(data_folder() / "mnist" / f"{names[part]}-labels-idx1-ubyte.gz") as file:
         y = np.frombuffer(file.read(), dtype=np.uint8, offset=8)
     return x[rows], y[rows]
+
+
+def rcv1_subset(n_terms: int = 2000) -> tuple[Any, Any, list[str]]:
+    """(counts (n, terms) CSR uint16, leaf topics (n, topics) CSR, their names): the subset of RCV1-v2 on its
+    commonest terms, without the documents that hold none of them.
+    """
+    import numpy as np
+    import scipy.sparse
+
+    from scalelatent.data import leaf_topics
+
+    found = np.load(data_folder() / "rcv1" / "rcv1v2_subset27613.npz")
+    x = scipy.sparse.csr_array((found["X_tf"], found["X_indices"], found["X_indptr"]), shape=found["X_shape"])
+    y_shape = tuple(found["Y_shape"])
+    ones = np.ones(len(found["Y_indices"]), np.uint8)
+    y = scipy.sparse.csr_array((ones, found["Y_indices"], found["Y_indptr"]), shape=y_shape)
+    total = np.asarray(x.sum(axis=0)).ravel()
+    x = x[:, np.sort(np.argsort(-total, kind="stable")[:n_terms])]
+    topics = [str(topic) for topic in found["topics"]]
+    leaves = leaf_topics(topics)
+    held = np.flatnonzero(np.diff(x.indptr) > 0)
+    return x[held], y[held][:, [topics.index(leaf) for leaf in leaves]], leaves
 
 
 def open_or(path: Path, make: Callable[[], Any]) -> Any:

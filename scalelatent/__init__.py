@@ -20,11 +20,18 @@ if TYPE_CHECKING:  # what a type checker and an editor see; the same names as in
     from .data import Dataset, open_dataset
     from .engine.callbacks import Callback
     from .engine.cluster import cluster
-    from .estimators import CapsuleRegression, MultilayerBootstrapNetwork, Search, load_model
+    from .estimators import (
+        CapsuleRegression,
+        CompressiveMBN,
+        MultilayerBootstrapNetwork,
+        Search,
+        load_model,
+    )
 
 __all__ = [
     "Callback",
     "CapsuleRegression",
+    "CompressiveMBN",
     "Dataset",
     "MultilayerBootstrapNetwork",
     "Search",
@@ -38,6 +45,7 @@ __all__ = [
 _WHERE = {
     "Callback": ".engine.callbacks",
     "CapsuleRegression": ".estimators",
+    "CompressiveMBN": ".estimators",
     "Dataset": ".data",
     "MultilayerBootstrapNetwork": ".estimators",
     "Search": ".estimators",

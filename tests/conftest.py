@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -55,6 +56,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         if item.path.relative_to(here).parts[0] in SLOW_FOLDERS:
             item.add_marker(pytest.mark.slow)
+    if importlib.util.find_spec("torch") is None:
+        skip = pytest.mark.skip(reason="needs PyTorch: the extra torch")
+        for item in items:
+            if item.nodeid.startswith("scalelatent/estimators/compressive"):
+                item.add_marker(skip)
     if find_real_data() is None:
         skip = pytest.mark.skip(reason="real data: set SCALELATENT_DATA to the folder that holds mnist/")
         for item in items:

@@ -121,7 +121,9 @@ def score(
     metric: Annotated[
         list[str] | None,
         typer.Option(
-            "--metric", help="accuracy, error, balanced_accuracy, f1_macro, log_loss, confusion; repeatable."
+            "--metric",
+            help="Of a classifier accuracy, error, balanced_accuracy, f1_macro, log_loss, confusion; of "
+            "another model nmi, accuracy (of k-means clusters), retrieval; several with commas, or repeated.",
         ),
     ] = None,
     rows: RowsOption = None,
@@ -134,8 +136,9 @@ def score(
 
     dataset = open_rows(data, rows)
     estimator, _ = load_run(run)
+    wanted = [name.strip() for text in metric or () for name in text.split(",")]
     with progress_bar("scoring") as progress:
-        scores = score_dataset(estimator, dataset, metric or ("accuracy", "error"), progress=progress)
+        scores = score_dataset(estimator, dataset, wanted or None, progress=progress)
     if json:
         emit({"rows": dataset.n_rows, **scores})
     else:

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from scalelatent.errors import DataError
+
 from .data import KeyOfLabels, KeyOfRows, tell
 from .show import Json, Overwrite, pixels_of, progress_bar, say, verb
 
@@ -295,11 +297,44 @@ def import_rcv1(
     part: Part = "train",
     cache: Cache = None,
     mirror: Mirror = None,
+    tokens: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="A token file, lyrl2004_tokens_*.dat[.gz]; repeatable, rows in this order."
+        ),
+    ] = None,
+    topics: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The topics, rcv1-v2.topics.qrels[.gz], of --tokens.")
+    ] = None,
+    stems: Annotated[int, typer.Option(min=1, help="With --tokens: so many of the commonest stems.")] = 2000,
+    leaf_topics: Annotated[
+        bool, typer.Option("--leaf-topics", help="With --tokens: only topics that have none below them.")
+    ] = False,
     shuffle: Shuffle = None,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Import RCV1-v2, news stories with topics, as sparse rows: downloaded once, checked, kept in a cache."""
+    """Import RCV1-v2, news stories with topics, as sparse rows.
+
+    Weights of 47,236 terms are downloaded once, checked and kept in a cache. With --tokens and --topics,
+    files of your own give counts of the commonest stems instead.
+    """
+    if tokens:
+        if topics is None:
+            raise DataError(
+                "--tokens needs --topics FILE, the topics of its documents (rcv1-v2.topics.qrels)"
+            )
+        from scalelatent.data import import_tokens as run
+
+        with progress_bar("importing rcv1") as progress:
+            dataset = run(
+                tokens, topics, out, stems=stems, leaves=leaf_topics,
+                progress=progress, shuffle=shuffle, overwrite=overwrite,
+            )  # fmt: skip
+        tell(dataset, json)
+        return
+    if topics is not None or leaf_topics:
+        raise DataError("--topics and --leaf-topics go with --tokens FILE: name the token files")
     _import_named("rcv1", out, shuffle, overwrite, json, part=part, cache=cache, mirror=mirror)
 
 

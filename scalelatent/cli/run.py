@@ -129,7 +129,14 @@ def _run(job: Job, folder: Any, json: bool, also: dict[str, Any] | None = None) 
 def _summary(folder: Any) -> dict[str, Any]:
     state = folder.read_state()
     keys = ["id", "state", "pass", "objective", "train_error", "validation_error", "best_validation_error"]
-    keys += ["test_error", "seconds", "peak_worker_bytes", "quarantined_shards", "quarantined_rows"]
+    keys += [
+        "test_error",
+        "test_nmi",
+        "seconds",
+        "peak_worker_bytes",
+        "quarantined_shards",
+        "quarantined_rows",
+    ]
     values = {key: state[key] for key in keys if state.get(key) is not None}
     values |= {"run": folder.url, "model": folder.model_url}
     if folder.has_report:

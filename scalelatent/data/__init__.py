@@ -30,6 +30,8 @@ if TYPE_CHECKING:
         import_npy,
         import_npz,
         import_svmlight,
+        import_tokens,
+        leaf_topics,
     )
     from .make import repair_dataset
     from .shuffle import shuffle_dataset, shuffled_rows
@@ -57,6 +59,8 @@ __all__ = [
     "import_npy",
     "import_npz",
     "import_svmlight",
+    "import_tokens",
+    "leaf_topics",
     "make_corrupted",
     "make_digits",
     "make_documents",
@@ -89,6 +93,8 @@ _WHERE = {
     "import_npy": ".importers",
     "import_npz": ".importers",
     "import_svmlight": ".importers",
+    "import_tokens": ".importers",
+    "leaf_topics": ".importers",
     "make_corrupted": ".generators.corrupted",
     "make_digits": ".digits",
     "make_documents": ".documents",

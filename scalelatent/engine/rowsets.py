@@ -138,7 +138,10 @@ class SetsTask:
                 moved()
             if note is not None:
                 note("reading", first, last)
-            yield first, reader.read(first, last)[0], places
+            x = reader.read(first, last)[0]
+            if not self.dataset.known_finite:
+                self.sets.check(x, first)
+            yield first, x, places
 
     def to_tree(self) -> dict[str, Any]:
         """What a record holds of it, for the workers."""

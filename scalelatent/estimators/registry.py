@@ -13,6 +13,7 @@ from scalelatent.errors import JobError
 
 KINDS = {
     "capsule": ("scalelatent.estimators.capsule", "CapsuleRegression"),
+    "compressive": ("scalelatent.estimators.compressive", "CompressiveMBN"),
     "mbn": ("scalelatent.estimators.mbn", "MultilayerBootstrapNetwork"),
 }
 

@@ -28,6 +28,7 @@ from .spec import Job
 if TYPE_CHECKING:
     from distributed import Client
 
+    from scalelatent.data import Dataset
     from scalelatent.engine.callbacks import Callback
 
 __all__ = ["RunResult", "build_estimator", "engine_options", "run_held", "run_job", "run_new_job"]
@@ -257,11 +258,23 @@ def _steps(
     folder.event("model_saved", path=folder.model_url)
     request.check()
     if data.test is not None:
-        accuracy = float(estimator.score(data.test))
-        result.scores |= {"test_accuracy": accuracy, "test_error": 1.0 - accuracy}
+        result.scores |= _test_scores(estimator, data.test)
         folder.event("scored", **result.scores)
     _report(result, data)
     return result
+
+
+def _test_scores(estimator: Any, test: Dataset) -> dict[str, float]:
+    """What the test rows say: the error of a classifier, the clusters of a model without classes."""
+    if hasattr(estimator, "predict"):
+        accuracy = float(estimator.score(test))
+        return {"test_accuracy": accuracy, "test_error": 1.0 - accuracy}
+    if not test.has_y or test.y_kind != "labels":
+        return {}  # rows to look at in the report
+    from .scoring import score_dataset
+
+    found = score_dataset(estimator, test, ("nmi", "accuracy"))
+    return {"test_nmi": found["nmi"], "test_accuracy": found["accuracy"]}
 
 
 def engine_options(job: Job, estimator: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Score a model on a dataset of any size: one pass, a confusion matrix and a sum."""
+"""Score a model on a dataset: a classifier by one streamed pass, any other by what its output is worth."""
 
 from __future__ import annotations
 
@@ -19,28 +19,32 @@ __all__ = ["METRICS", "score_dataset"]
 
 
 METRICS = (*CONFUSION_METRICS, "log_loss")
-"""Names of the metrics `score_dataset` knows."""
+"""Names of the metrics that `score_dataset` knows of a classifier; of other models it knows those of
+`scalelatent.evaluation`.
+"""
 
 
 def score_dataset(
     model: Any,
     dataset: Dataset,
-    metrics: Sequence[str] = ("accuracy", "error"),
+    metrics: Sequence[str] | None = None,
     *,
     batch_rows: int = 16384,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Score a classifier on a labelled dataset, a batch of rows in memory at a time.
+    """Score a model on a labelled dataset; a classifier takes a batch of rows in memory at a time.
 
     Parameters
     ----------
-    model : fitted classifier
-        With ``classes_`` and ``predict_proba`` (``predict`` suffices without ``log_loss``).
+    model : fitted estimator
+        A classifier has ``classes_`` and ``predict_proba`` (``predict`` suffices without ``log_loss``); of
+        any other model the ``transform`` is scored, see :func:`scalelatent.evaluation.score_output`.
     dataset : Dataset
         With labels.
-    metrics : sequence of str
-        Any of `METRICS`. ``confusion`` has true classes as rows and predicted ones as columns, both in the
-        order of ``model.classes_``; ``log_loss`` is in nats a row.
+    metrics : sequence of str, optional
+        Of a classifier any of `METRICS`, by default accuracy and error. ``confusion`` has true classes as
+        rows and predicted ones as columns, both in the order of ``model.classes_``; ``log_loss`` is in nats a
+        row. Of another model ``nmi``, ``accuracy`` (of clusters) and ``retrieval``, by default the first two.
     batch_rows : int
         Rows read and scored at a time.
     progress : callable, optional
@@ -70,6 +74,9 @@ def score_dataset(
     >>> score_dataset(Parity(), data)
     {'accuracy': 1.0, 'error': 0.0}
     """
+    if not hasattr(model, "predict"):
+        return _score_output(model, dataset, metrics, progress)
+    metrics = ("accuracy", "error") if metrics is None else metrics
     for name in metrics:
         if name not in METRICS:
             raise JobError(f"unknown metric {name!r}; {nearest(name, METRICS)}")
@@ -96,6 +103,27 @@ def score_dataset(
     if "log_loss" in metrics:
         found["log_loss"] = loss / dataset.n_rows
     return {name: found[name] for name in metrics}
+
+
+def _score_output(
+    model: Any,
+    dataset: Dataset,
+    metrics: Sequence[str] | None,
+    progress: Callable[[int, int], None] | None,
+) -> dict[str, Any]:
+    from scalelatent.evaluation import METRICS as OF_OUTPUTS
+    from scalelatent.evaluation import score_output
+
+    metrics = ("nmi", "accuracy") if metrics is None else metrics
+    for name in metrics:
+        if name not in OF_OUTPUTS:
+            raise JobError(
+                f"unknown metric {name!r} of {type(model).__name__}, which predicts no classes; "
+                f"{nearest(name, OF_OUTPUTS)}"
+            )
+    # Before the rows are transformed, which may take long.
+    _check(model, dataset, dataset.url or "the data")
+    return score_output(model.transform(dataset), dataset, metrics, progress=progress)
 
 
 def _check(model: Any, dataset: Dataset, where: str) -> None:

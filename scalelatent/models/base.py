@@ -335,6 +335,10 @@ class RowSets(Protocol):
         """Some rows of ``x`` as the set keeps them."""
         ...
 
+    def check(self, x: Any, start: int) -> None:
+        """Raise ValueError where rows, of which the first is ``start``, cannot be used."""
+        ...
+
 
 class OnlineLearner(Protocol):
     """Learning by minibatches: stats, gradients and evidence alike.

@@ -117,7 +117,7 @@ class Progress(Callback):
         self._now = dict(info)
         if self._live is None and self._quiet_for(self.every_seconds * 2):
             done, total = info.get("rows_done", 0), info.get("rows_total", 0)
-            self._say(f"{self._stage()}pass {info.get('pass', '?')}: {done:,} of {total:,} rows")
+            self._say(f"{self._where()}: {done:,} of {total:,} rows")
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
         """Take in the numbers of a pass."""
@@ -128,6 +128,11 @@ class Progress(Callback):
             self._pass_seconds = seconds if old is None else 0.7 * old + 0.3 * seconds
         if self._live is None and self._due(record):
             self._line(record)
+
+    def on_event(self, info: dict[str, Any]) -> None:
+        """Show that a layer is done, where the console is no terminal."""
+        if info.get("event") == "layer_written" and self._live is None:
+            self._say(f"{info['stage']}: {info['rows']:,} rows in {duration(info['seconds'])}")
 
     def on_fit_end(self, info: dict[str, Any]) -> None:
         """Show the last pass and close the display."""
@@ -156,9 +161,11 @@ class Progress(Callback):
         self._shown_at = time.monotonic()
         self.console.print(text, highlight=False, soft_wrap=True)
 
-    def _stage(self) -> str:
-        stage = self._now.get("stage")
-        return f"{stage}, " if stage else ""
+    def _where(self) -> str:
+        """The stage and its pass; what is done once, as a layer or a projection, has no number."""
+        stage, number = self._now.get("stage"), self._now.get("pass", self._record.get("pass", 1))
+        passed = f"pass {number}" if number or not stage else ""
+        return ", ".join(part for part in (stage, passed) if part)
 
     def _render(self) -> RenderableType:
         """Two lines: where the pass is, and the numbers of the last whole pass."""
@@ -167,7 +174,7 @@ class Progress(Callback):
         done, total = now.get("rows_done") or 0, now.get("rows_total") or 0
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
-            Text(f"{self._stage()}pass {now.get('pass') or self._record.get('pass', 1)}", style="bold"),
+            Text(self._where(), style="bold"),
             ProgressBar(total=total or None, completed=done, width=30),
             f"{done:,}/{total:,} rows" if total else "",
             f"{now['rows_per_s']:,.0f} rows/s" if now.get("rows_per_s") else "",

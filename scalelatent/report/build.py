@@ -41,7 +41,7 @@ def build_report(
     run_dir : path or str
         A run folder; read are ``job.json``, ``metrics.jsonl``, ``events.jsonl``, and ``model.zarr`` where no
         model is given.
-    model : CapsuleRegression, optional
+    model : CapsuleRegression or MultilayerBootstrapNetwork, optional
         The fitted model.
     data : Dataset, optional
         Labelled rows for figures and errors: test rows, or validation or training rows. They are streamed;
@@ -77,12 +77,14 @@ def build_report(
         run.history = [dict(record) for record in model.history_]
         run.notes = [note for note in run.notes if not note.startswith("metrics.jsonl")]
     kind = getattr(type(model), "_kind", None)
+    rows = _rows_name(run, role)
+    if kind == "mbn":
+        return _network_report(run, model, data, rows)
     if kind != "capsule":
         raise DataError(
             f"{run.place.url}: there is no report for {type(model).__name__} models, only for capsule "
-            "regression"
+            "regression and bootstrap networks"
         )
-    rows = _rows_name(run, role)
     evidence = _evidence(run, model, data)
     page = Page(title=_title(run), subtitle=_subtitle(model))
     page.headline, page.numbers = _numbers(run, model, evidence, rows)
@@ -96,6 +98,27 @@ def build_report(
                 f"The {rows} rows have no labels: colours and prototypes follow the predicted classes, "
                 "and there is no error to tell."
             )
+    page.notes, page.settings, page.links = run.notes, run.settings(), run.links()
+    return write_page(page, run.place.at("report"))
+
+
+def _network_report(run: RunFiles, model: Any, data: Dataset | None, rows: str) -> str:
+    from .mbn import collect_network, network_numbers, network_pictures, network_subtitle
+
+    page, evidence = Page(title=_title(run), subtitle=network_subtitle(model)), None
+    # Its history is that of EM-PCA, which small networks have none of.
+    run.notes = [note for note in run.notes if not note.startswith("metrics.jsonl")]
+    if data is None:
+        run.notes.append("No rows were at hand: the figures are left out.")
+    else:
+        try:
+            evidence = collect_network(model, data)
+        except ScalelatentError as error:
+            run.notes.append(f"The rows could not be used, so their figures are left out: {error}")
+    page.headline, page.numbers = network_numbers(run, model, evidence, rows)
+    page.pictures = [] if evidence is None else network_pictures(evidence, rows)
+    if evidence is not None and evidence.clusters is None:
+        run.notes.append(f"The {rows} rows have no classes, so clusters are not held against any.")
     page.notes, page.settings, page.links = run.notes, run.settings(), run.links()
     return write_page(page, run.place.at("report"))
 

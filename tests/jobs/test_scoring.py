@@ -56,3 +56,32 @@ def test_refusals():
         score_dataset(model, Dataset.from_arrays(x, np.array([0, 1, 7])))
     with pytest.raises(DataError, match="has 2 features a row; the model was fitted to 3"):
         score_dataset(model, Dataset.from_arrays(x[:, :2], y))
+
+
+class Halved:
+    """A model without classes: its output is half of the rows."""
+
+    n_features_in_ = 3
+
+    def transform(self, dataset):
+        return dataset.read_x(0, len(dataset)) / 2
+
+
+def test_a_model_without_classes_is_scored_by_its_output():
+    x, y = np.eye(3).repeat(8, axis=0), np.repeat(["a", "b", "c"], 8)
+    ds = Dataset.from_arrays(x, y)
+    assert score_dataset(Halved(), ds)["accuracy"] == 1.0
+    got = score_dataset(Halved(), ds, ["nmi", "retrieval"])
+    assert (got["nmi"], got["restarts"]) == (1.0, 50)
+    assert got["retrieval"]["accuracy"][:3] == [1.0, 1.0, 1.0]
+    assert "accuracy" not in got
+    topics = Dataset.from_arrays(x, (np.eye(3) > 0).repeat(8, axis=0).astype(float))
+    assert score_dataset(Halved(), topics, ["retrieval"])["retrieval"] == got["retrieval"]
+    with pytest.raises(DataError, match="instead of one class each.*ask for retrieval"):
+        score_dataset(Halved(), topics, ["nmi"])
+    with pytest.raises(
+        JobError, match=r"unknown metric 'log_loss' of Halved, which predicts no classes.*nmi"
+    ):
+        score_dataset(Halved(), ds, ["log_loss"])
+    with pytest.raises(DataError, match="has no labels"):
+        score_dataset(Halved(), Dataset.from_arrays(x), ["nmi"])

@@ -10,6 +10,7 @@ from .mat import import_mat
 from .named import fetch_named, import_named
 from .npy import import_npy, import_npz
 from .svmlight import import_svmlight
+from .tokens import import_tokens, leaf_topics
 
 __all__ = [
     "fetch_named",
@@ -22,4 +23,6 @@ __all__ = [
     "import_npy",
     "import_npz",
     "import_svmlight",
+    "import_tokens",
+    "leaf_topics",
 ]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import os
 import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from scalelatent.data.csr import csr_of
 from scalelatent.errors import DataError
 
+from .files import open_maybe_gzip
 from .stream import write_rows
 from .svmlight import SvmRows
 from .svmlight_text import count_lines
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from scalelatent.data.dataset import Dataset
 
-__all__ = ["import_rcv1"]
+__all__ = ["Topics", "TopicsOfDocuments", "import_rcv1"]
 
 N_TERMS = 47_236
 
@@ -40,7 +41,7 @@ def import_rcv1(
     DataError
         A damaged file, or a document without topics.
     """
-    topics = _Topics(files[0])
+    topics = Topics(files[0])
     with contextlib.ExitStack() as opened:
         streams = []
         for path in files[1:]:
@@ -49,26 +50,28 @@ def import_rcv1(
             opened.callback(rows.close)
             streams.append(rows)
         x = _Documents(streams)
-        y = _TopicsOfDocuments(x, topics)
+        y = TopicsOfDocuments(x, topics)
         told = {**options, "topics": topics.names}
         return write_rows(url, x, y, importer="rcv1", sources=list(files), options=told, **how)
 
 
-class _Topics:
+class Topics:
     """Topics of the documents: lines `TOPIC DOCUMENT 1`, in any order.
 
-    Topics are columns in the order of their names, as in scikit-learn.
+    Topics are columns in the order of their names, as in scikit-learn; those alone that `choose` returns, of
+    all names, where it is given.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, choose: Callable[[list[str]], list[str]] | None = None) -> None:
         self.name = f"topics {path}"
         numbers: dict[str, int] = {}
         pairs: list[np.ndarray] = []
         part: list[tuple[int, int]] = []
+        lines = open_maybe_gzip(path, "topics")
         try:
-            with gzip.open(path, "rt", encoding="ascii") as lines:
-                for line in filter(str.strip, lines):
-                    topic, document, _ = line.split()
+            with lines:
+                for line in filter(bytes.strip, lines):
+                    topic, document, _ = line.decode("ascii").split()
                     part.append((int(document), numbers.setdefault(topic, len(numbers))))
                     if len(part) == 65_536:
                         pairs.append(np.array(part, np.int32))
@@ -76,10 +79,16 @@ class _Topics:
         except (OSError, EOFError, ValueError, zlib.error) as error:
             raise DataError(f"{self.name} is damaged: {error}; remove it and import again") from error
         found = np.concatenate([*pairs, np.array(part, np.int32).reshape(-1, 2)])
-        self.names = sorted(numbers)
+        every = sorted(numbers)
         rank = np.empty(len(numbers), np.int32)
-        for column, name in enumerate(self.names):
+        for column, name in enumerate(every):
             rank[numbers[name]] = column
+        self.names = every if choose is None else choose(every)
+        chosen = set(self.names)
+        self._chosen = (
+            None if choose is None else np.array([i for i, name in enumerate(every) if name in chosen])
+        )
+        self._width = len(every)
         columns = rank[found[:, 1]]
         order = np.lexsort((columns, found[:, 0]))
         self._columns = columns[order]
@@ -92,7 +101,8 @@ class _Topics:
         columns = [self._columns[self._pointers[i] : self._pointers[i + 1]] for i in at]
         pointers = np.concatenate([[0], np.cumsum([len(c) for c in columns])])
         found = np.concatenate(columns)
-        return csr_of(np.ones(len(found), np.uint8), found, pointers, len(self.names))
+        every = csr_of(np.ones(len(found), np.uint8), found, pointers, self._width)
+        return every if self._chosen is None else every[:, self._chosen]
 
     def _find(self, documents: np.ndarray) -> np.ndarray:
         at = np.minimum(np.searchsorted(self._documents, documents), len(self._documents) - 1)
@@ -144,10 +154,18 @@ class _Documents:
         """Whoever opened the files closes them."""
 
 
-class _TopicsOfDocuments:
+class DocumentRows(Protocol):
+    """Rows that know which documents they are."""
+
+    n_rows: int
+    documents: np.ndarray
+    """Numbers of the documents of the last `read`."""
+
+
+class TopicsOfDocuments:
     """Multi-labels of the documents read last; as `Rows`."""
 
-    def __init__(self, documents: _Documents, topics: _Topics) -> None:
+    def __init__(self, documents: DocumentRows, topics: Topics) -> None:
         self.name, self.dtype = topics.name, np.dtype(np.uint8)
         self.n_rows = documents.n_rows
         self.shape = (self.n_rows, len(topics.names))

@@ -262,6 +262,13 @@ class Layer:
                 )
 
 
+def _sparse(x: np.ndarray) -> CsrRows:
+    """Dense rows for centroids that are CSR."""
+    row, column = np.nonzero(x)
+    pointers = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(x)), dtype=np.int64)])
+    return CsrRows(x[row, column], column, pointers, (len(x), x.shape[1]))
+
+
 def _row_counts(x: Any) -> np.ndarray:
     """Entries of each row that are not zero."""
     if not isinstance(x, CsrRows):
@@ -338,7 +345,9 @@ class LayerCoder:
         """Write the block's output rows; hands over after each clustering."""
         x = block.x
         self.layer.check(x, block.start)
-        if not isinstance(x, CsrRows):
+        if self.layer.csr:
+            x = x if isinstance(x, CsrRows) else _sparse(x)
+        else:
             x = prepared.xp.asarray(x)
         for which in range(self.first, self.stop):
             codes = self.layer.code(prepared, x, self.centroids.read(which), which)

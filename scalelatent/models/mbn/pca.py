@@ -53,8 +53,7 @@ class Components:
 
     def reaching(self, share: float) -> int | None:
         """The fewest components that explain a share of the variance; None where all of these do not."""
-        parts = np.cumsum(self.variance) / max(self.total_variance, np.finfo(float).tiny)
-        there = np.flatnonzero(parts >= share * (1 - 1e-9))
+        there = np.flatnonzero(np.cumsum(self.variance) >= share * (1 - 1e-9) * self.total_variance)
         return int(there[0]) + 1 if len(there) else None
 
 

@@ -1,0 +1,236 @@
+"""Clusters of bootstrap networks on real data, beside the paper's Tables 3 and 4:
+
+    python benchmarks/mbn_clustering.py --parts wine,thyroid,umist,isolet1,coil20,mnist5000 [--seeds 10]
+    python benchmarks/mbn_clustering.py --parts mnist --seeds 1      all 70,000 images, k1 = 8,000
+    python benchmarks/mbn_clustering.py --parts sweeps               V and a on the 5,000 images (Figure 11)
+    python benchmarks/mbn_clustering.py --parts figures              pictures of what the parts found, and of
+                                                                     synthetic points (Figures 5, 6, 10)
+
+For each data set k-means (50 restarts, that of the smallest inertia) on raw features, on PCA of 98 % of the
+variance (whitened too, which is what the paper's column looks like) and on the network's output of as many
+components as classes: with every decay of --decays, and with decay="auto". --seeds networks of each; fewer
+(3) where a fit takes over a minute. Needs SCALELATENT_DATA.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from common import RESULTS, data_folder, mnist, parser, write_part
+
+import scalelatent as sl
+from scalelatent.evaluation import kmeans_scores, pca
+
+LONG_SECONDS, FEW_SEEDS = 60.0, 3
+DECAYS = tuple(round(0.1 * i, 1) for i in range(1, 10))
+# NMI and accuracy in percent with their spread, as the paper has them: raw, PCA, MBN (decay 0.5), MBN (best).
+PAPER: dict[str, dict[str, list[float]]] = {
+    "isolet1": {"nmi": [77.21, 0.92, 56.74, 0.75, 77.89, 0.81, 77.97, 0.64],
+                "accuracy": [61.47, 1.93, 38.62, 0.99, 61.13, 2.52, 62.50, 1.14]},
+    "wine": {"nmi": [42.88, 0.0, 40.92, 0.0, 55.49, 4.07, 76.96, 3.24],
+             "accuracy": [70.22, 0.0, 78.09, 0.0, 81.91, 2.61, 93.20, 1.77]},
+    "thyroid": {"nmi": [49.46, 0.0, 49.46, 0.0, 68.80, 5.03, 75.78, 2.75],
+                "accuracy": [86.05, 0.0, 86.05, 0.0, 93.02, 1.60, 94.51, 0.93]},
+    "umist": {"nmi": [65.36, 1.21, 66.25, 1.10, 74.48, 1.91, 84.84, 1.98],
+              "accuracy": [43.20, 1.66, 43.44, 1.92, 56.96, 3.73, 73.22, 4.02]},
+    "mnist5000": {"nmi": [49.69, 0.14, 27.86, 0.08, 77.12, 0.35, 78.50, 0.84],
+                  "accuracy": [52.64, 0.14, 34.49, 0.10, 82.36, 0.46, 87.06, 1.75]},
+    "mnist": {"nmi": [50.32, 0.12, 28.05, 0.07, 91.36, 0.07],
+              "accuracy": [53.48, 0.11, 35.14, 0.11, 96.64, 0.04]},
+}  # fmt: skip
+NAMES = {"thyroid": "New-Thyroid", "wine": "Wine", "umist": "UMIST", "coil20": "COIL20",
+         "isolet1": "Isolet1", "mnist5000": "MNIST (small)", "mnist": "MNIST"}  # fmt: skip
+
+
+def load(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and classes of a data set."""
+    small = data_folder() / "small"
+    if name == "wine":
+        from sklearn.datasets import load_wine
+
+        return load_wine(return_X_y=True)
+    if name in ("thyroid", "umist"):
+        found = np.load(small / {"thyroid": "new_thyroid.npz", "umist": "umist.npz"}[name])
+        return found["X"], found["y"]
+    if name in ("coil20", "isolet1"):
+        from scipy.io import loadmat
+
+        found = loadmat(small / {"coil20": "COIL20.mat", "isolet1": "Isolet.mat"}[name])
+        return found["X"], found["Y"].ravel()
+    (x, y), (xt, yt) = mnist(), mnist(part="test")
+    if name == "mnist":
+        return np.concatenate([x, xt]), np.concatenate([y, yt])
+    rng = np.random.default_rng(seed)  # 500 a digit
+    rows = np.sort(np.concatenate([rng.permutation(np.flatnonzero(y == c))[:500] for c in range(10)]))
+    return np.ascontiguousarray(x[rows]), y[rows]
+
+
+def baseline(x: np.ndarray, y: np.ndarray, seeds: int, restarts: int, jobs: int | None) -> dict[str, Any]:
+    """Scores of fixed features, over seeds of k-means."""
+    scores = [kmeans_scores(x, y, restarts=restarts, random_state=s, n_jobs=jobs) for s in range(seeds)]
+    return summary([(score.nmi, score.accuracy) for score in scores])
+
+
+def summary(pairs: list[tuple[float, float]]) -> dict[str, Any]:
+    """Mean and standard deviation in percent."""
+    values = 100 * np.array(pairs)
+    return {
+        "nmi": round(float(values[:, 0].mean()), 2),
+        "nmi_spread": round(float(values[:, 0].std()), 2),
+        "accuracy": round(float(values[:, 1].mean()), 2),
+        "accuracy_spread": round(float(values[:, 1].std()), 2),
+        "seeds": len(pairs),
+    }
+
+
+def networks(
+    x: np.ndarray, y: np.ndarray, seeds: int, restarts: int, jobs: int | None, **params: Any
+) -> dict[str, Any]:
+    """Scores of the output of networks of several seeds."""
+    c, pairs, seconds, chosen, ks = len(np.unique(y)), [], [], [], []
+    for seed in range(seeds):
+        if seed >= FEW_SEEDS and seconds[0] > LONG_SECONDS:
+            break
+        begin = time.perf_counter()
+        model = sl.MultilayerBootstrapNetwork(
+            n_components=c, n_classes=c, random_state=seed, n_jobs=jobs, **params
+        )
+        z = model.fit_transform(x)
+        seconds.append(time.perf_counter() - begin)
+        score = kmeans_scores(z, y, restarts=restarts, random_state=seed, n_jobs=jobs)
+        pairs.append((score.nmi, score.accuracy))
+        chosen.append(model.decay_)
+        ks = model.ks_
+    found = summary(pairs) | {"seconds_per_fit": round(float(np.median(seconds)), 2)}
+    if params.get("decay") == "auto":
+        return found | {"chosen": chosen}
+    return found | {"ks": [int(k) for k in ks]}
+
+
+def tables(name: str, args: Any) -> dict[str, Any]:
+    """Raw features, PCA and networks of all decays on one data set."""
+    x, y = load(name, args.seed)
+    common = (y, args.seeds, args.restarts, args.jobs)
+    out: dict[str, Any] = {"rows": len(x), "features": x.shape[1], "classes": len(np.unique(y))}
+    rows = x.astype(np.float32 if x.dtype == np.uint8 else np.float64)
+    if not args.skip_baselines:
+        few = (y, 1 if len(x) > 20_000 else args.seeds, min(10, args.restarts), args.jobs)
+        of = few if len(x) > 2000 else common
+        out["raw"] = baseline(rows, *of)
+        for key, whiten in (("pca", False), ("pca_whitened", True)):
+            out[key] = baseline(pca(0.98, whiten=whiten).fit_transform(rows), *of)
+    params: dict[str, Any] = {"n_clusterings": args.clusterings, "k1": 8000 if name == "mnist" else None}
+    decays = (0.5,) if name == "mnist" else tuple(float(d) for d in args.decays.split(","))
+    out["decays"] = {}
+    for decay in decays:
+        out["decays"][str(decay)] = found = networks(x, *common, decay=decay, **params)
+        print(name, decay, found, flush=True)
+    if name != "mnist":
+        out["auto"] = networks(x, *common, decay="auto", **params)
+        print(name, "auto", out["auto"], flush=True)
+        best = max(out["decays"].items(), key=lambda item: item[1]["nmi"])
+        out["best"] = {"decay": float(best[0]), **best[1]}
+    if "0.5" in out["decays"]:
+        out["default"] = out["decays"]["0.5"]
+    if name in PAPER:
+        columns = ("raw", "raw_spread", "pca", "pca_spread", "mbn", "mbn_spread", "best", "best_spread")
+        out["paper"] = {k: dict(zip(columns, v, strict=False)) for k, v in PAPER[name].items()}
+    return out
+
+
+def sweeps(args: Any) -> dict[str, Any]:
+    """V, and a at V = 100, on the 5,000 images (Figure 11)."""
+    x, y = load("mnist5000", args.seed)
+    common = (y, FEW_SEEDS, args.restarts, args.jobs)
+    out: dict[str, Any] = {"V": {}, "a": {}}
+    for v in (1, 5, 10, 25, 50, 100, 200, 400):
+        out["V"][str(v)] = networks(x, *common, n_clusterings=v)
+        print("V", v, out["V"][str(v)], flush=True)
+    for a in (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0):
+        out["a"][str(a)] = networks(x, *common, n_clusterings=100, feature_fraction=a)
+        print("a", a, out["a"][str(a)], flush=True)
+    return out
+
+
+def figures(args: Any) -> dict[str, Any]:
+    """Pictures from the parts that are there, beside the JSON."""
+    from scalelatent.report.mbn_figures import plot_densities, plot_outlier, plot_sweeps
+    from scalelatent.report.mbn_synthetic import SHAPES, outlier_example, synthetic_points
+    from scalelatent.report.style import write_png
+
+    parts = json.loads(args.out.read_text())["parts"] if args.out.exists() else {}
+    drawn: list[str] = []
+
+    def draw(figure: Any, name: str) -> None:
+        write_png(figure, RESULTS / f"mbn_{name}.png")
+        drawn.append(f"mbn_{name}.png")
+
+    of_decay = [
+        _sweep(title, parts[name]["result"]["decays"], parts[name]["result"].get("auto"))
+        for name, title in NAMES.items()
+        if len(parts.get(name, {}).get("result", {}).get("decays", {})) > 1
+    ]
+    if of_decay:
+        draw(plot_sweeps(of_decay, "decay"), "decay")
+    if "sweeps" in parts:
+        found = parts["sweeps"]["result"]
+        draw(plot_sweeps([_sweep("MNIST (small)", found["V"])], "clusterings V", logarithmic=True), "V")
+        draw(plot_sweeps([_sweep("MNIST (small)", found["a"])], "share of the features a"), "a")
+
+    def output(x: np.ndarray, c: int) -> np.ndarray:
+        network = sl.MultilayerBootstrapNetwork(
+            n_clusterings=args.clusterings, feature_fraction=1.0, n_classes=c, n_components=2
+        )
+        return network.set_params(random_state=args.seed).fit_transform(x)
+
+    examples = []
+    for shape in SHAPES:
+        x, y = synthetic_points(shape, args.seed)
+        examples.append((shape, x, output(x, len(np.unique(y))), y))
+    draw(plot_densities(examples), "densities")
+    x, y = outlier_example(args.seed)
+    draw(plot_outlier(x, pca(2).fit_transform(x), output(x, 2), y, len(x) - 1), "outlier")
+    return {"drawn": drawn}
+
+
+def _sweep(title: str, found: dict[str, Any], auto: dict[str, Any] | None = None) -> Any:
+    from scalelatent.report.mbn_figures import Sweep
+
+    columns = [
+        [value[key] / 100 for value in found.values()]
+        for key in ("nmi", "accuracy", "nmi_spread", "accuracy_spread")
+    ]
+    marked = None if auto is None else float(np.median(auto["chosen"]))
+    return Sweep(title, [float(value) for value in found], *columns, marked)
+
+
+def main() -> None:
+    """Each part by itself."""
+    parts: dict[str, Callable[[Any], dict[str, Any]]] = {
+        name: lambda args, name=name: tables(name, args)  # type: ignore[misc]
+        for name in ("wine", "thyroid", "umist", "isolet1", "coil20", "mnist5000", "mnist")
+    }
+    parts |= {"sweeps": sweeps, "figures": figures}
+    arguments = parser(__doc__, "mbn_clustering")
+    arguments.add_argument("--parts", default="wine,thyroid,umist", help=f"of {', '.join(parts)}")
+    arguments.add_argument("--seeds", type=int, default=10, help="networks of each setting")
+    arguments.add_argument("--restarts", type=int, default=50, help="of k-means")
+    arguments.add_argument("--decays", default=",".join(map(str, DECAYS)))
+    arguments.add_argument("--clusterings", type=int, default=400)
+    arguments.add_argument("--jobs", type=int, default=None)
+    arguments.add_argument("--skip-baselines", action="store_true", help="networks alone")
+    args = arguments.parse_args()
+    wanted = args.parts.split(",")
+    if unknown := [name for name in wanted if name not in parts]:
+        raise SystemExit(f"no part {', '.join(unknown)}; there are {', '.join(parts)}")
+    for name in wanted:
+        write_part(args.out, name, " ".join(["python", *sys.argv]), args.seed, parts[name](args))
+
+
+if __name__ == "__main__":
+    main()

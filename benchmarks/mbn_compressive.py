@@ -1,0 +1,108 @@
+"""A small network in the place of a bootstrap network (the paper's section 5.6, Figures 13 and 14):
+
+    python benchmarks/mbn_compressive.py --parts mnist [--rows 60000 --k1 8000 --clusterings 400]
+    python benchmarks/mbn_compressive.py --parts rcv1
+
+mnist  learns the two components (and as many as classes) that a bootstrap network makes of training images;
+       error of the output on training and test images, clusters of both outputs, and times faster to predict
+rcv1   retrieval accuracy of both outputs of 5 components, and times faster
+
+Needs SCALELATENT_DATA and PyTorch.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import numpy as np
+from common import mnist, parser, rcv1_subset, write_part
+
+import scalelatent as sl
+from scalelatent.evaluation import kmeans_scores, retrieval_accuracy
+
+
+def timed(call: Any) -> tuple[Any, float]:
+    """(result, seconds)."""
+    begin = time.perf_counter()
+    return call(), time.perf_counter() - begin
+
+
+def compress(
+    model: Any, x: Any, z: np.ndarray, xt: Any, zt: np.ndarray, args: Any
+) -> tuple[Any, dict[str, Any]]:
+    """The small network, with errors and times against the large one."""
+    small = sl.CompressiveMBN(n_epochs=args.epochs, random_state=args.seed, n_jobs=args.jobs)
+    _, fit = timed(lambda: small.fit(x, z))
+    small.transform(xt[:256])
+    _, fast = timed(lambda: small.transform(xt))
+    _, slow = timed(lambda: model.transform(xt))
+    return small, {
+        "explained_train": round(small.score(x, z), 4),
+        "explained_test": round(small.score(xt, zt), 4),
+        "fit_seconds": round(fit, 1),
+        "predict_seconds": round(fast, 3),
+        "network_predict_seconds": round(slow, 2),
+        "times_faster": round(slow / fast, 1),
+    }
+
+
+def of_mnist(args: Any) -> dict[str, Any]:
+    """Images."""
+    x, (xt, yt) = mnist(slice(0, args.rows))[0], mnist(part="test")
+    out: dict[str, Any] = {"train": len(x), "test": len(xt), "k1": args.k1, "clusterings": args.clusterings}
+    for d in (2, 10):
+        model = sl.MultilayerBootstrapNetwork(
+            n_clusterings=args.clusterings, k1=args.k1, n_components=d, n_classes=10,
+            random_state=args.seed, n_jobs=args.jobs,
+        )  # fmt: skip
+        z, seconds = timed(lambda model=model: model.fit_transform(x))
+        zt = model.transform(xt)
+        small, found = compress(model, x, z, xt, zt, args)
+        found["network_fit_seconds"] = round(seconds, 1)
+        for name, output in (("network", zt), ("compressive", small.transform(xt))):
+            scores = kmeans_scores(output, yt, 10, restarts=20, n_jobs=args.jobs)
+            found[name] = {"nmi": round(100 * scores.nmi, 2), "accuracy": round(100 * scores.accuracy, 2)}
+        out[f"{d} components"] = found
+        print(d, found, flush=True)
+    return out
+
+
+def of_rcv1(args: Any) -> dict[str, Any]:
+    """Documents."""
+    counts, topics, names = rcv1_subset()
+    order = np.random.default_rng(args.seed).permutation(counts.shape[0])
+    half = len(order) // 2
+    train, test = np.sort(order[:half]), np.sort(order[half:])
+    model = sl.MultilayerBootstrapNetwork(
+        n_clusterings=200, k1=500, metric="cosine", n_components=5, n_classes=len(names),
+        random_state=args.seed, n_jobs=args.jobs,
+    )  # fmt: skip
+    z = model.fit_transform(counts[train])
+    zt = model.transform(counts[test])
+    small, found = compress(model, counts[train], z, counts[test], zt, args)
+    for name, output in (("network", zt), ("compressive", small.transform(counts[test]))):
+        curve = retrieval_accuracy(output, topics[test], n_jobs=args.jobs)
+        found[name] = {"levels": curve.levels.tolist(), "accuracy": (100 * curve.accuracy).round(2).tolist()}
+    print(found, flush=True)
+    return found
+
+
+def main() -> None:
+    """Each part by itself."""
+    parts = {"mnist": of_mnist, "rcv1": of_rcv1}
+    arguments = parser(__doc__, "mbn_compressive")
+    arguments.add_argument("--parts", default="mnist,rcv1")
+    arguments.add_argument("--rows", type=int, default=60_000, help="training images")
+    arguments.add_argument("--k1", type=int, default=8000)
+    arguments.add_argument("--clusterings", type=int, default=400)
+    arguments.add_argument("--epochs", type=int, default=20)
+    arguments.add_argument("--jobs", type=int, default=None)
+    args = arguments.parse_args()
+    for name in args.parts.split(","):
+        write_part(args.out, name, " ".join(["python", *sys.argv]), args.seed, parts[name](args))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Bootstrap networks out of core on a local cluster, against the rate of one process:
+
+    python benchmarks/mbn_million.py FOLDER --parts digits,documents
+
+digits     1,000,000 infinite digits from MNIST rows 0:50000, V = 32, k1 = 2,000
+documents  804,414 documents resampled from the subset of RCV1-v2 (counts of the 2,000 commonest terms),
+           sparse rows, cosine, V = 32, k1 = 500
+
+The rate of one process is that of the first --part rows with as many threads as the cluster has workers,
+taken before and after (the faster counts). Datasets are made in FOLDER once; an interrupted fit goes on.
+Needs SCALELATENT_DATA.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from common import infinite_digits, open_or, parser, rcv1_subset, write_part
+
+import scalelatent as sl
+from scalelatent.jobs.workers import peak_bytes
+
+
+def documents(folder: Path, rows: int, seed: int) -> sl.Dataset:
+    """Resampled documents, made once."""
+    from scalelatent.data import make_documents
+
+    base = folder / "rcv1-base.zarr"
+    counts, topics, _ = rcv1_subset()
+    open_or(base, lambda: sl.Dataset.from_arrays(counts, topics).save(str(base)))
+    return make_documents(folder / f"documents-{rows}.zarr", rows, base=str(base), seed=seed, resume=True)
+
+
+def measure(ds: sl.Dataset, args: Any, name: str, **params: Any) -> dict[str, Any]:
+    """Fit a part in this process, all of it on a cluster, and the part again."""
+    params |= {"n_clusterings": args.clusterings, "random_state": args.seed}
+
+    def in_process() -> float:
+        model = sl.MultilayerBootstrapNetwork(**params, n_jobs=args.workers)
+        run = args.folder / f"part-{name}-{time.time_ns()}"
+        begin = time.perf_counter()
+        model.fit(ds[: args.part], run_dir=run)
+        return time.perf_counter() - begin
+
+    before = in_process()
+    run = args.folder / f"run-{name}-{len(ds)}"
+    resumed = (run / "engine").exists()
+    with sl.cluster("local", workers=args.workers, memory_limit=args.memory_limit) as client:
+        print(f"dashboard: {client.dashboard_link}", flush=True)
+        model = sl.MultilayerBootstrapNetwork(**params)
+        begin = time.perf_counter()
+        model.fit(ds, run_dir=run, resume=resumed)
+        seconds = time.perf_counter() - begin
+        peaks = client.run(peak_bytes)
+        begin = time.perf_counter()
+        with_output = model.transform(None, out=str(run / "z.zarr"), overwrite=True)
+        transform = time.perf_counter() - begin
+    alone = min(before, in_process())
+    found = {
+        "rows": len(ds),
+        "ks": model.ks_,
+        "seconds": round(seconds, 1),
+        "resumed": resumed,
+        "output_seconds": round(transform, 1),
+        "output_columns": with_output.n_features,
+        "rows_per_second": round(len(ds) / seconds, 1),
+        "one_process_rows": args.part,
+        "one_process_rows_per_second": round(args.part / alone, 1),
+        "times_one_process": round((seconds / len(ds)) / (alone / args.part), 3),
+        "peak_worker_mib": round(max(peaks.values()) / 2**20),
+        "dataset_mib": round(ds.nbytes / 2**20),
+        "workers": args.workers,
+    }
+    print(name, found, flush=True)
+    return found
+
+
+def main() -> None:
+    """Each part by itself."""
+    arguments = parser(__doc__, "mbn_million")
+    arguments.add_argument("folder", type=Path)
+    arguments.add_argument("--parts", default="digits,documents")
+    arguments.add_argument("--digits", type=int, default=1_000_000)
+    arguments.add_argument("--documents", type=int, default=804_414)
+    arguments.add_argument("--part", type=int, default=100_000, help="rows fitted in this process")
+    arguments.add_argument("--clusterings", type=int, default=32)
+    arguments.add_argument("--workers", type=int, default=2)
+    arguments.add_argument("--memory-limit", default="3GB")
+    args = arguments.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    shown = " ".join(["python", sys.argv[0], *("FOLDER" if "/" in word else word for word in sys.argv[1:])])
+    for name in args.parts.split(","):
+        if name == "digits":
+            ds = infinite_digits(args.folder, args.digits, args.seed)[0]
+            found = measure(ds, args, name, k1=2000, n_classes=10, n_components=10)
+        elif name == "documents":
+            ds = documents(args.folder, args.documents, args.seed)
+            found = measure(ds, args, name, k1=500, n_classes=82, n_components=5, metric="cosine")
+        else:
+            raise SystemExit(f"no part {name!r}; there are digits, documents")
+        write_part(args.out, name, shown, args.seed, found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""Retrieval accuracy: how many of the first retrieved documents share a topic with the query."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+
+from scalelatent._numba import entry, filled, given
+from scalelatent.data import Dataset
+from scalelatent.engine.streams import resolve_seed, stream
+from scalelatent.engine.threads import resolve_jobs, single_threaded
+from scalelatent.errors import DataError
+
+from .ranking import Scores, scores_of
+
+__all__ = ["RetrievalCurve", "retrieval_accuracy", "retrieval_levels"]
+
+BLOCK_BYTES, MAX_BLOCK_ROWS = 2**26, 256
+WORD = 64
+
+
+@dataclass(frozen=True)
+class RetrievalCurve:
+    """Mean accuracy of the first so many retrieved documents.
+
+    Attributes
+    ----------
+    levels : ndarray of int64, shape (levels,)
+        Numbers of retrieved documents.
+    accuracy : ndarray of float64, shape (levels,)
+        Mean over the queries of the share of relevant ones among them.
+    n_documents, n_queries : int
+    """
+
+    levels: np.ndarray
+    accuracy: np.ndarray
+    n_documents: int
+    n_queries: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain numbers.
+
+        Examples
+        --------
+        >>> RetrievalCurve(np.array([1]), np.array([0.5]), 3, 2).to_dict()["accuracy"]
+        [0.5]
+        """
+        return {
+            "levels": self.levels.tolist(),
+            "accuracy": self.accuracy.tolist(),
+            "documents": self.n_documents,
+            "queries": self.n_queries,
+        }
+
+
+def retrieval_levels(n_documents: int) -> np.ndarray:
+    """1, 3, 7, 15, …: the levels that fit among the other documents.
+
+    Parameters
+    ----------
+    n_documents : int
+        At least 2.
+
+    Returns
+    -------
+    ndarray of int64
+
+    Examples
+    --------
+    >>> retrieval_levels(20).tolist()
+    [1, 3, 7, 15]
+    """
+    powers = itertools.takewhile(lambda level: level < n_documents, (2**j - 1 for j in itertools.count(1)))
+    return np.array(list(powers), dtype=np.int64)
+
+
+def retrieval_accuracy(
+    output: Any,
+    labels: Any = None,
+    *,
+    metric: str = "cosine",
+    levels: Sequence[int] | None = None,
+    queries: int | None = None,
+    random_state: Any = 0,
+    n_jobs: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> RetrievalCurve:
+    """Let each document ask for the others, nearest first, and count those that share a topic with it.
+
+    The protocol of the paper's Section 5.5: query and documents are different documents of one (test) set; a
+    document without topics that is retrieved is a mistake, and a query without topics scores 0 at all levels.
+    Documents that are equally near share the places they take, so the order of rows does not matter.
+
+    Parameters
+    ----------
+    output : array-like or scipy CSR, shape (n, d); or Dataset
+        Of the documents; held in memory whole, all pairs of documents never are.
+    labels : array-like, shape (n,); or CSR or 0/1 matrix, shape (n, topics); optional
+        One class each, or several topics or none; by default what the Dataset holds.
+    metric : {"cosine", "euclidean", "overlap"}
+        The last counts equal codes, for what ``codes`` of a bootstrap network gives.
+    levels : sequence of int, optional
+        Numbers of retrieved documents; by default 1, 3, 7, 15, … up to all.
+    queries : int, optional
+        So many documents, drawn by ``random_state``, ask instead of all.
+    random_state : int, Generator or RandomState
+    n_jobs : int, optional
+        Threads; None is all cores. The result is the same.
+    progress : callable, optional
+        Called with queries done and queries in all.
+
+    Returns
+    -------
+    RetrievalCurve
+
+    Raises
+    ------
+    DataError
+        No labels, labels of other rows, levels that are not there, NaN, fewer than two documents.
+
+    Examples
+    --------
+    >>> rows = np.array([[1.0, 0.0], [2.0, 0.1], [0.0, 1.0], [0.1, 3.0]])
+    >>> retrieval_accuracy(rows, ["a", "a", "b", "b"]).to_dict()["accuracy"]
+    [1.0, 0.3333]
+    """
+    rows, given_labels = _rows_and_labels(output, labels)
+    scores = scores_of(rows, metric)
+    words, same = _topic_words(given_labels, scores.n)
+    wanted = _levels(levels, scores.n)
+    asked = _queries(queries, scores.n, resolve_seed(random_state))
+    step = max(1, min(MAX_BLOCK_ROWS, BLOCK_BYTES // (16 * scores.n)))
+    blocks = [asked[a : a + step] for a in range(0, len(asked), step)]
+    lock, done = threading.Lock(), 0
+
+    def work(block: np.ndarray) -> np.ndarray:
+        nonlocal done
+        found = _block_accuracy(scores, block, words, same, wanted)
+        with lock:
+            done += len(block)
+            if progress is not None:
+                progress(done, len(asked))
+        return found
+
+    with single_threaded(), ThreadPoolExecutor(resolve_jobs(n_jobs), "retrieval") as pool:
+        total = np.zeros(len(wanted))
+        for found in pool.map(work, blocks):  # in order: the same sum for any number of threads
+            total += found
+    return RetrievalCurve(wanted, total / len(asked), scores.n, len(asked))
+
+
+def _rows_and_labels(output: Any, labels: Any) -> tuple[Any, Any]:
+    if isinstance(output, Dataset):
+        if labels is None and output.has_y:
+            labels = output.read_y(0, len(output))
+        where, output = output.url or "the rows", output.read_x(0, len(output))
+    else:
+        where = "the output"
+    if labels is None:
+        raise DataError(
+            f"{where}: there are no labels, so nothing is relevant to a query; pass labels or topics"
+        )
+    return output, labels
+
+
+def _topic_words(labels: Any, n: int) -> tuple[np.ndarray, bool]:
+    """Topics of each document as bits, uint64 (n, words); or one class each (n, 1), and True."""
+    if hasattr(labels, "tocsr") or np.ndim(labels) == 2:
+        topics = labels.tocsr() if hasattr(labels, "tocsr") else _dense_topics(np.asarray(labels))
+        _check_length(topics.shape[0], n)
+        words = np.zeros((n, -(-topics.shape[1] // WORD)), dtype=np.uint64)
+        rows = np.repeat(np.arange(n), np.diff(topics.indptr))
+        held = topics.data != 0
+        rows, columns = rows[held], topics.indices[held]
+        bits = np.uint64(1) << (columns % WORD).astype(np.uint64)
+        np.bitwise_or.at(words, (rows, columns // WORD), bits)
+        return words, False
+    classes = np.asarray(labels)
+    _check_length(len(classes), n)
+    return np.unique(classes, return_inverse=True)[1].astype(np.uint64)[:, None], True
+
+
+def _dense_topics(labels: np.ndarray) -> Any:
+    import scipy.sparse
+
+    if not np.isin(labels, (0, 1)).all():
+        raise DataError(
+            f"labels of shape {labels.shape} are no topics: give one class a row, or a matrix of 0 and 1"
+        )
+    return scipy.sparse.csr_array(labels)
+
+
+def _check_length(found: int, n: int) -> None:
+    if found != n:
+        raise DataError(f"labels of {found} rows for {n} documents: give those of the same rows")
+
+
+def _levels(levels: Sequence[int] | None, n: int) -> np.ndarray:
+    if n < 2:
+        raise DataError(f"{n} document(s): retrieval needs at least two, a query and one to be found")
+    if levels is None:
+        return retrieval_levels(n)
+    wanted = np.unique(np.asarray(levels, dtype=np.int64))
+    if not len(wanted) or wanted[0] < 1 or wanted[-1] >= n:
+        raise DataError(f"levels={list(levels)}: give numbers from 1 to {n - 1}, the other documents")
+    return wanted
+
+
+def _queries(queries: int | None, n: int, seed: int) -> np.ndarray:
+    if queries is None:
+        return np.arange(n)
+    if not 1 <= queries <= n:
+        raise DataError(f"queries={queries}: give 1 to {n}, the number of documents")
+    return np.sort(stream(seed, "queries").permutation(n)[:queries])
+
+
+def _block_accuracy(
+    scores: Scores, queries: np.ndarray, words: np.ndarray, same: bool, levels: np.ndarray
+) -> np.ndarray:
+    """Sum over the queries of their accuracy at each level."""
+    found = scores.block(queries).astype(np.float64, copy=False)
+    found[np.arange(len(queries)), queries] = -np.inf  # a query does not find itself
+    places = scores.n - levels
+    thresholds = np.ascontiguousarray(np.partition(found, places, axis=1)[:, places])
+    out = np.zeros((len(queries), len(levels)))
+    _count(found, queries.astype(np.int64), words, same, thresholds, levels, out)
+    return out.sum(axis=0)
+
+
+@entry(
+    given("f8", 2),
+    given("i8", 1),
+    given("u8", 2),
+    numba.boolean,
+    given("f8", 2),
+    given("i8", 1),
+    filled("f8", 2),
+)
+def _count(scores, queries, words, same, thresholds, levels, out):  # type: ignore[no-untyped-def]
+    m = len(levels)
+    above, above_hits = np.empty(m + 1, np.int64), np.empty(m + 1, np.int64)
+    tied, tied_hits = np.empty(m, np.int64), np.empty(m, np.int64)
+    for i in range(len(queries)):
+        q = queries[i]
+        above[:], above_hits[:], tied[:], tied_hits[:] = 0, 0, 0, 0
+        for j in range(scores.shape[1]):
+            if j == q:
+                continue
+            hit = False
+            for w in range(words.shape[1]):
+                if same:
+                    hit = bool(words[q, w] == words[j, w])
+                elif words[q, w] & words[j, w]:
+                    hit = True
+            score = scores[i, j]
+            # Thresholds fall from level to level: the document is above those from `first` on.
+            first = m
+            while first > 0 and thresholds[i, first - 1] < score:
+                first -= 1
+            above[first] += 1
+            above_hits[first] += hit
+            level = first - 1
+            while level >= 0 and thresholds[i, level] == score:
+                tied[level] += 1
+                tied_hits[level] += hit
+                level -= 1
+        for level in range(m):
+            if level:
+                above[level] += above[level - 1]
+                above_hits[level] += above_hits[level - 1]
+            # The document at the threshold is tied with itself: never a division by 0.
+            shared = (levels[level] - above[level]) * (tied_hits[level] / tied[level])
+            out[i, level] = (above_hits[level] + shared) / levels[level]

@@ -1,0 +1,281 @@
+"""What the report of a bootstrap network shows: its output, its layers, its clusters, and retrieval."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.data import Dataset
+from scalelatent.engine.mapwrite import map_to_array
+from scalelatent.errors import DataError
+from scalelatent.evaluation import KMeansScores, RetrievalCurve, kmeans_scores, retrieval_accuracy
+from scalelatent.evaluation.ranking import scores_of
+from scalelatent.models.base import CsrRows
+from scalelatent.models.mbn.model import Network
+
+from .mbn_figures import LEGEND_CLASSES, plot_layers, plot_output, plot_retrieval
+from .page import Picture, count, listing
+from .style import percent
+
+if TYPE_CHECKING:
+    from .runfiles import RunFiles
+
+__all__ = ["NetworkEvidence", "collect_network", "network_numbers", "network_pictures", "network_subtitle"]
+
+SAMPLE_ROWS, PLACES = 2000, 100
+RESTARTS = 10
+
+
+@dataclass(frozen=True)
+class NetworkEvidence:
+    """What the figures of a network are drawn from: some rows through all its layers.
+
+    Attributes
+    ----------
+    n_rows : int
+        Of the dataset.
+    output : ndarray of float32, shape (n, components)
+        Of the sampled rows.
+    layers : list of ndarray of float64, shape (n, 2)
+        First two principal components of these rows at each layer.
+    ks : list of int
+    codes : ndarray of int, shape (n,), or None
+        Classes; None without labels, or with several a row.
+    class_names : list of str
+    clusters : KMeansScores or None
+    retrieval : RetrievalCurve or None
+    """
+
+    n_rows: int
+    output: np.ndarray
+    layers: list[np.ndarray]
+    ks: list[int]
+    codes: np.ndarray | None
+    class_names: list[str]
+    clusters: KMeansScores | None
+    retrieval: RetrievalCurve | None
+
+
+def collect_network(model: Any, data: Dataset, *, sample_rows: int = SAMPLE_ROWS) -> NetworkEvidence:
+    """Take evenly spaced rows through all layers of a fitted network.
+
+    Parameters
+    ----------
+    model : MultilayerBootstrapNetwork
+        Fitted.
+    data : Dataset
+        Of the model's width, with or without labels or topics.
+    sample_rows : int
+        At most so many rows.
+
+    Returns
+    -------
+    NetworkEvidence
+
+    Raises
+    ------
+    DataError
+        Rows of another width, or that cannot be read.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from scalelatent import MultilayerBootstrapNetwork
+    >>> x, y = load_iris(return_X_y=True)
+    >>> model = MultilayerBootstrapNetwork(n_clusterings=20, n_classes=3, random_state=0).fit(x)
+    >>> evidence = collect_network(model, Dataset.from_arrays(x, y))
+    >>> len(evidence.layers) == len(model.ks_), evidence.output.shape
+    (True, (150, 3))
+    """
+    where = data.url or "the data"
+    if data.n_features != model.n_features_in_:
+        raise DataError(
+            f"{where} has {data.n_features} features a row, but the model was fitted to "
+            f"{model.n_features_in_}: report on rows of the kind it was fitted to"
+        )
+    pieces = _spaced(data.n_rows, sample_rows)
+    rows: Any = _joined([data.read_x(a, b) for a, b in pieces])
+    labels = _joined([data.read_y(a, b) for a, b in pieces]) if data.has_y else None
+    planes, codes = [], Dataset.from_arrays(rows)
+    for layer, centroids in zip(model._layers, model._centroids, strict=True):
+        found = map_to_array(Network((layer,), (centroids,)), codes, model.device, model.n_jobs)
+        planes.append(leading_two(found))
+        codes = Dataset.from_arrays(found)
+    projection = model._row_map("output").projection
+    output = (
+        planes[-1].astype(np.float32)
+        if projection is None
+        else map_to_array(projection, codes, model.device, model.n_jobs)
+    )
+    classes, names, clusters, curve = None, [], None, None
+    if labels is not None and data.y_kind == "labels":
+        values, classes = np.unique(labels, return_inverse=True)
+        names = [str(value) for value in values.tolist()]
+        if len(values) <= len(rows if not isinstance(rows, CsrRows) else output):
+            clusters = kmeans_scores(output, classes, restarts=RESTARTS, n_jobs=model.n_jobs)
+    if labels is not None and data.y_kind != "targets" and len(output) > 1:
+        curve = retrieval_accuracy(output, labels, n_jobs=model.n_jobs)
+    return NetworkEvidence(
+        data.n_rows, output, planes, [int(k) for k in model.ks_], classes, names, clusters, curve
+    )
+
+
+def _spaced(n: int, wanted: int) -> list[tuple[int, int]]:
+    """Evenly spaced runs of rows, together `wanted` or all."""
+    if n <= wanted:
+        return [(0, n)]
+    each = max(1, wanted // PLACES)
+    starts = np.linspace(0, n - each, wanted // each).astype(int)
+    return [(int(a), int(a) + each) for a in starts]
+
+
+def _joined(parts: list[Any]) -> Any:
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts)
+    import scipy.sparse
+
+    return scipy.sparse.vstack(parts, format="csr")
+
+
+def leading_two(codes: np.ndarray) -> np.ndarray:
+    """First two principal components of rows of codes, as one-hot vectors; signs settled.
+
+    Parameters
+    ----------
+    codes : ndarray of uint16 or uint32, shape (n, V)
+
+    Returns
+    -------
+    ndarray of float64, shape (n, 2)
+
+    Examples
+    --------
+    >>> plane = leading_two(np.array([[0, 0], [0, 0], [1, 1]], dtype=np.uint16))
+    >>> np.abs(plane[:, 0]).round(2).tolist()
+    [0.67, 0.67, 1.33]
+    """
+    from scipy.linalg import eigh
+
+    n = len(codes)
+    shared = scores_of(codes, "overlap").block(np.arange(n)).astype(np.float64)
+    shared -= shared.mean(axis=0)
+    shared -= shared.mean(axis=1)[:, None]
+    values, vectors = eigh(shared, subset_by_index=[max(0, n - 2), n - 1])
+    plane = np.zeros((n, 2))
+    plane[:, : len(values)] = (vectors * np.sqrt(np.maximum(values, 0)))[:, ::-1]
+    largest = plane[np.abs(plane).argmax(axis=0), [0, 1]]
+    return plane * np.where(largest < 0, -1.0, 1.0)
+
+
+def network_subtitle(model: Any) -> str:
+    """One line that says what the model is."""
+    ks = " → ".join(f"{k:,}" for k in model.ks_)
+    return (
+        f"Multilayer bootstrap network, {count(len(model.ks_), 'layer')} of "
+        f"{count(model.n_clusterings, 'clustering')}, k = {ks}"
+    )
+
+
+def network_numbers(
+    run: RunFiles, model: Any, evidence: NetworkEvidence | None, rows: str
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """(headline, table)."""
+    head: list[tuple[str, str]] = []
+    table: list[tuple[str, str]] = []
+    if evidence is not None:
+        table.append((f"{rows} rows", f"{evidence.n_rows:,}"))
+        shown = len(evidence.output)
+        if shown < evidence.n_rows:
+            table.append(("of these shown and scored", f"{shown:,}, evenly spaced"))
+        if (scores := evidence.clusters) is not None:
+            head += [("NMI", percent(scores.nmi)), ("clustering accuracy", percent(scores.accuracy))]
+            told = scores.to_dict()
+            for name, label in (("nmi", "NMI"), ("accuracy", "clustering accuracy")):
+                value = f"{percent(told[name])}; mean {percent(told[f'{name}_mean'])}"
+                spread = f"± {percent(told[f'{name}_spread'])} over {RESTARTS} restarts of k-means"
+                table.append((label, f"{value} {spread}"))
+        if (curve := evidence.retrieval) is not None:
+            at = [f"{percent(a)} at {k:,}" for k, a in zip(curve.levels, curve.accuracy, strict=True)]
+            table.append(("retrieval accuracy", listing(at[:4])))
+    head.append(("layers", str(len(model.ks_))))
+    table.append(("centroids of each layer", ", ".join(f"{k:,}" for k in model.ks_)))
+    table.append(("clusterings of a layer", f"{model.n_clusterings:,}"))
+    table.append(("share of the columns that a clustering sees", f"{model.feature_fraction:g}"))
+    decay = getattr(model, "decay_", model.decay)
+    chosen = " (chosen without labels)" if model.decay == "auto" else ""
+    table.append(("decay", f"{decay:g}{chosen}"))
+    ratio = getattr(model, "explained_variance_ratio_", None)
+    if ratio is not None:
+        table.append((f"variance in {count(len(ratio), 'component')}", percent(float(ratio.sum()))))
+    if run.event("fit_started").get("rows"):
+        table.append(("training rows", f"{run.event('fit_started')['rows']:,}"))
+    table.append(("features of a row", f"{model.n_features_in_:,}"))
+    table.append(("seed", str(model.seed_)))
+    return head, table
+
+
+def network_pictures(evidence: NetworkEvidence, rows: str) -> list[Picture]:
+    """All figures, in the order of the page."""
+    found = [_output(evidence, rows), _layers(evidence, rows)]
+    if evidence.retrieval is not None:
+        found.append(_retrieval(evidence, evidence.retrieval, rows))
+    return found
+
+
+def _which(evidence: NetworkEvidence, rows: str) -> str:
+    n = len(evidence.output)
+    if n == evidence.n_rows:
+        return f"all {n:,} {rows} rows"
+    return f"{n:,} evenly spaced of {evidence.n_rows:,} {rows} rows"
+
+
+def _coloured(evidence: NetworkEvidence) -> str:
+    if evidence.codes is None:
+        return "The rows have no classes to colour them by."
+    if len(evidence.class_names) > LEGEND_CLASSES:
+        return f"Colours and markers are the {len(evidence.class_names)} classes, ten colours by marker."
+    return "Colours are classes, which the network has not seen."
+
+
+def _output(evidence: NetworkEvidence, rows: str) -> Picture:
+    words = (
+        f"The first two components of the output of {_which(evidence, rows)} (Figures 8 and 9 of the paper). "
+        f"{_coloured(evidence)}"
+    )
+    alt = f"A scatter of {len(evidence.output):,} points"
+    if evidence.clusters is not None:
+        alt += (
+            f" in {count(len(evidence.class_names), 'class', 'classes')}; k-means on all components reaches "
+            f"an accuracy of {percent(evidence.clusters.accuracy)}"
+        )
+    figure = plot_output(evidence.output, evidence.codes, evidence.class_names)
+    return Picture("output", "Output", words, alt + ".", figure)
+
+
+def _layers(evidence: NetworkEvidence, rows: str) -> Picture:
+    titles = [f"layer {i}: k = {k:,}" for i, k in enumerate(evidence.ks, 1)]
+    words = (
+        f"{_which(evidence, rows).capitalize()} at each layer: the first two principal components of these "
+        "rows' codes (Figure 16 of the paper). From layer to layer small variations within a group are "
+        "dropped, until k is near the number of classes."
+    )
+    of = f"from k = {evidence.ks[0]:,} to {evidence.ks[-1]:,}"
+    alt = f"{count(len(titles), 'scatter plot')} of the same points, {of}."
+    figure = plot_layers(evidence.layers, titles, evidence.codes, evidence.class_names)
+    return Picture("layers", "Output of each layer", words, alt, figure, wide=True)
+
+
+def _retrieval(evidence: NetworkEvidence, curve: RetrievalCurve, rows: str) -> Picture:
+    words = (
+        f"Each of {_which(evidence, rows)} asks for the others, nearest first by the cosine of the output; "
+        "drawn is the mean share of those that share its class or a topic with it among the first so many "
+        "(section 5.5 of the paper). A row without topics is never found rightly."
+    )
+    alt = (
+        f"A falling curve from {percent(float(curve.accuracy[0]))} of the first to "
+        f"{percent(float(curve.accuracy[-1]))} of the first {int(curve.levels[-1]):,}."
+    )
+    curves = {"output": (curve.levels.tolist(), curve.accuracy.tolist())}
+    return Picture("retrieval", "Retrieval accuracy", words, alt, plot_retrieval(curves))

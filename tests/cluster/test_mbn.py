@@ -1,0 +1,79 @@
+"""Bootstrap networks on a cluster: the bits of a fit in this process, also where workers die in mid-layer."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import scalelatent as sl
+from scalelatent.engine import mapwrite
+from scalelatent.estimators import layer_steps, mbn_fit
+
+OPTIONS: dict[str, Any] = {
+    "n_clusterings": 16,
+    "k1": 200,
+    "n_components": 4,
+    "n_classes": 10,
+    "random_state": 3,
+}
+
+
+@pytest.fixture(autouse=True)
+def _small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of 500 rows and one clustering: the driver cuts, so this reaches no worker."""
+    monkeypatch.setattr(mapwrite, "PARTED_ROWS", 500)
+    monkeypatch.setattr(layer_steps, "TASK_FLOPS", 1.0)
+    monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", 0)
+
+
+def _fit(x: Any, **more: Any) -> sl.MultilayerBootstrapNetwork:
+    return sl.MultilayerBootstrapNetwork(**OPTIONS, random_state=3).fit(x, **more)
+
+
+def _same(model: Any, other: Any) -> None:
+    assert model.ks_ == other.ks_ == [200, 100, 50, 25]
+    np.testing.assert_array_equal(model.codes(), other.codes())
+    np.testing.assert_array_equal(model.components_, other.components_)
+
+
+@pytest.mark.parametrize("kind", ["dense", "csr", "memory"])
+def test_the_same_bits(client: Any, rows: Any, tmp_path: Path, kind: str) -> None:
+    x = rows.x[:1600]
+    given: Any = sl.Dataset.from_arrays(sp.csr_array(x) if kind == "csr" else x)
+    given = given if kind == "memory" else given.save(tmp_path / "x.zarr")
+    model, alone = _fit(given, client=client, run_dir=tmp_path / "run"), _fit(x)
+    _same(model, alone)
+    out = model.transform(given, out=tmp_path / "z.zarr", client=client)
+    np.testing.assert_array_equal(out.read_x(0, 1600), alone.transform(x))
+
+
+def test_workers_killed_in_mid_layer(starter: Any, rows: Any, tmp_path: Path) -> None:
+    from distributed import Client
+
+    x = rows.train[:1600]
+
+    class Kill(sl.Callback):
+        def __init__(self) -> None:
+            self.left = {"mbn_gather-l2", "mbn_code-l1", "mbn_code-l3"}
+
+        def on_progress(self, info: dict[str, Any]) -> None:
+            if info["stage"] in self.left:
+                self.left.remove(info["stage"])
+                os.kill(sorted(client.run(os.getpid).values())[0], signal.SIGKILL)
+
+    cluster = starter(2)
+    try:
+        with Client(cluster, timeout=30, set_as_default=False) as client:
+            client.wait_for_workers(2, timeout=60)
+            kill = Kill()
+            model = _fit(x, client=client, run_dir=tmp_path / "run", callbacks=kill)
+            assert not kill.left
+            _same(model, _fit(x))
+    finally:
+        cluster.close(timeout=60)

@@ -1,0 +1,147 @@
+"""The network that stands in for a bootstrap network: learned from pairs, the same again, streamed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+import scalelatent as sl
+from scalelatent import Dataset
+from scalelatent.errors import DataError, RunError
+
+torch = pytest.importorskip("torch")
+
+
+def small(**more: Any) -> sl.CompressiveMBN:
+    given = {"hidden": (48, 32), "n_epochs": 25, "batch_size": 32, "random_state": 0, "n_jobs": 1}
+    return sl.CompressiveMBN(**{**given, **more})
+
+
+def pairs(n: int = 900, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes, and an output that is no linear function of them, far from 0."""
+    x = np.random.default_rng(seed).integers(0, 256, (n, 6)).astype(np.uint8)
+    u = x / 128 - 1
+    return x, np.column_stack([100 + 5 * u[:, 0] * u[:, 1], 5 * np.abs(u[:, 2])]).astype(np.float32)
+
+
+def weights(model: sl.CompressiveMBN) -> bytes:
+    return b"".join(a.tobytes() for a in (*model.coefs_, *model.intercepts_))
+
+
+def test_learns_and_tells(tmp_path: Path) -> None:
+    x, z = pairs()
+    held = pairs(300, 1)
+    seen: list[dict[str, Any]] = []
+
+    class Watch(sl.Callback):
+        def on_pass_end(self, record: dict[str, Any]) -> None:
+            seen.append(record)
+
+    model = small(learning_rate=5e-3).fit(x, z, validation=held, callbacks=Watch())
+    assert model.score(*held) > 0.85
+    # A straight line explains next to nothing of it.
+    line = np.column_stack([held[0], np.ones(300)])
+    off = held[1] - line @ np.linalg.lstsq(line, held[1])[0]
+    assert 1 - (off**2).sum() / ((held[1] - held[1].mean(axis=0)) ** 2).sum() < 0.2
+    assert seen == model.history_
+    assert model.n_iter_ == 25
+    assert 1 - seen[-1]["validation_error"] == pytest.approx(model.score(*held), abs=0.02)
+
+
+def test_the_same_bits_from_disk_memory_and_again(tmp_path: Path) -> None:
+    x, z = pairs()
+    first = small(n_epochs=3).fit(x, z)
+    stored = Dataset.from_arrays(x).save(str(tmp_path / "x.zarr"), shard_rows=256, chunk_rows=64)
+    outputs = Dataset.from_arrays(z).save(str(tmp_path / "z.zarr"))
+    second = small(n_epochs=3).fit(stored, outputs)
+    assert weights(first) == weights(second)
+    assert weights(first) != weights(small(n_epochs=3, random_state=1).fit(x, z))
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_fit_that_was_cut_off_goes_on_to_the_same_bits(tmp_path: Path, after: int) -> None:
+    x, z = pairs(300)
+    whole = small(n_epochs=4).fit(x, z)
+
+    class Cut(sl.Callback):
+        def on_progress(self, info: dict[str, Any]) -> None:
+            if info["pass"] == after + 1:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        small(n_epochs=4).fit(x, z, run_dir=tmp_path / "run", callbacks=Cut())
+    resumed = small(n_epochs=4).fit(x, z, run_dir=tmp_path / "run", resume=True)
+    assert weights(resumed) == weights(whole)
+    assert [r["pass"] for r in resumed.history_] == [1, 2, 3, 4]
+    with pytest.raises(RunError, match="holds another fit"):
+        small(n_epochs=5).fit(x, z, run_dir=tmp_path / "run", resume=True)
+
+
+def test_sparse_rows_are_learned_from_as_dense_ones() -> None:
+    x = scipy.sparse.random_array((400, 30), density=0.1, rng=0, format="csr").astype(np.float32)
+    z = x.toarray()[:, :2] * 3
+    sparse = small(n_epochs=10, learning_rate=5e-3).fit(x, z)
+    assert sparse.score(x, z) > 0.8
+    np.testing.assert_allclose(sparse.transform(x), sparse.transform(x.toarray()), atol=1e-5)
+
+
+def test_predicts_without_torch_and_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, z = pairs()
+    model = small(n_epochs=2).fit(x, z)
+    model.save(tmp_path / "m.zarr")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    loaded = sl.load_model(tmp_path / "m.zarr")
+    out = loaded.transform(x)
+    assert out.tobytes() == model.transform(x).tobytes()
+    assert loaded.get_params()["hidden"] in ((48, 32), [48, 32])
+    stored = Dataset.from_arrays(x, np.arange(900) % 3).save(str(tmp_path / "x.zarr"))
+    written = loaded.transform(stored, out=str(tmp_path / "z.zarr"))
+    assert written.read_x(0, 900).tobytes() == out.tobytes()
+    assert written.read_y(0, 3).tolist() == [0, 1, 2]
+    with pytest.raises(RunError, match=r"pip install 'scalelatent\[torch\]'"):
+        loaded.fit(x, z)
+
+
+BAD: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = [
+    ({}, (np.zeros((4, 2)),), DataError, r"pass y=mbn.transform\(X\)"),
+    ({}, (np.zeros((4, 2)), np.zeros((3, 1))), DataError, "the output has 3 rows for 4 rows"),
+    ({}, (np.zeros((4, 2)), np.zeros(4)), DataError, r"the output has shape \(4,\)"),
+    ({}, (np.zeros((4, 2)), np.full((4, 1), np.nan)), DataError, "the output contains NaN"),
+    ({}, (np.full((4, 2), np.inf), np.zeros((4, 1))), DataError, "X contains an infinite value"),
+    ({"hidden": (0,)}, (np.zeros((4, 2)), np.zeros((4, 1))), ValueError, "hidden=0"),
+    ({"n_epochs": 1.5}, (np.zeros((4, 2)), np.zeros((4, 1))), ValueError, r"n_epochs=1\.5"),
+    ({"learning_rate": 0}, (np.zeros((4, 2)), np.zeros((4, 1))), ValueError, "learning_rate=0"),
+    ({"device": "tpu"}, (np.zeros((4, 2)), np.zeros((4, 1))), ValueError, "device='tpu'"),
+]
+
+
+@pytest.mark.parametrize(("how", "given", "error", "message"), BAD, ids=[bad[3][:20] for bad in BAD])
+def test_bad_input_is_named(
+    how: dict[str, Any], given: tuple[Any, ...], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        small(**how).fit(*given)
+
+
+def test_rows_that_go_bad_are_named(tmp_path: Path) -> None:
+    x, z = pairs(100)
+    rows = x.astype(np.float32)
+    model = small(n_epochs=1).fit(rows, z)
+    rows[7, 2] = np.nan
+    with pytest.raises(DataError, match="row 7"):
+        model.transform(Dataset.from_arrays(rows))
+    with pytest.raises(DataError, match="has 5 features"):
+        model.transform(Dataset.from_arrays(rows[:, :5]))
+    with pytest.raises(RunError, match="lower learning_rate"):
+        small(n_epochs=3, learning_rate=1e30).fit(x, z)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there() -> None:
+    with pytest.raises(RunError, match="PyTorch finds no CUDA device"):
+        small(device="gpu").fit(*pairs(50))

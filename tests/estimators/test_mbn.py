@@ -1,0 +1,387 @@
+"""Bootstrap networks as an estimator: the same bits everywhere, inputs of every kind, resume, disk."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from sklearn.base import clone
+from sklearn.cluster import KMeans
+from sklearn.metrics import normalized_mutual_info_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import scalelatent as sl
+from scalelatent.errors import DataError, PlanError, RunError
+from scalelatent.estimators import layer_steps, mbn, mbn_fit
+from scalelatent.estimators.mbn_decay import agreement
+from tests.helpers import InterruptAt, Log
+
+SMALL: dict[str, Any] = {"n_clusterings": 12, "n_components": 3, "n_classes": 10, "random_state": 5}
+EXPECTED_TO_FAIL: dict[str, str] = {}
+
+
+def _network(**options: Any) -> sl.MultilayerBootstrapNetwork:
+    return sl.MultilayerBootstrapNetwork(**{**SMALL, **options})
+
+
+@pytest.fixture(autouse=True)
+def _em_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of few rows the output comes from streamed passes, but where a test says otherwise."""
+    monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", 0)
+
+
+@pytest.mark.slow
+@parametrize_with_checks(
+    [sl.MultilayerBootstrapNetwork(n_clusterings=3, n_jobs=1, random_state=0)],
+    expected_failed_checks=lambda _: EXPECTED_TO_FAIL,
+)
+def test_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def oracle(digits: Any) -> Any:
+    """A fit in memory by one thread, with codes of all layers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mbn_fit, "KERNEL_ROWS", 0)
+        return _network(n_jobs=1, keep_codes=True, n_classes=20).fit(digits[0])
+
+
+def _like_oracle(model: Any, oracle: Any) -> None:
+    assert model.ks_ == oracle.ks_ == [300, 150, 75, 37]
+    np.testing.assert_array_equal(model.codes(), oracle.codes())
+
+
+@pytest.mark.parametrize("kind", ["memory", "stored", "memmap", "csr", "dask", "zarr"])
+def test_the_same_bits_for_rows_of_every_kind(digits: Any, oracle: Any, tmp_path: Path, kind: str) -> None:
+    import dask.array as da
+    import zarr
+
+    x = digits[0]
+    if kind == "memmap":
+        np.save(tmp_path / "x.npy", x)
+    given = {
+        "memory": lambda: x,
+        "stored": lambda: sl.Dataset.from_arrays(x, digits[1]).save(tmp_path / "x.zarr", chunk_rows=70),
+        "memmap": lambda: np.load(tmp_path / "x.npy", mmap_mode="r"),
+        "csr": lambda: sp.csr_array(x),
+        "dask": lambda: da.from_array(x, chunks=(100, 64)),
+        "zarr": lambda: zarr.array(x, chunks=(90, 64)),
+    }[kind]()
+    model = _network(n_jobs=3, n_classes=20)
+    z = model.fit_transform(given)
+    _like_oracle(model, oracle)
+    np.testing.assert_array_equal(model.components_, oracle.components_)
+    np.testing.assert_array_equal(z, oracle.transform(x))
+    lazy = model.transform(given)
+    np.testing.assert_array_equal(np.asarray(lazy), z)
+    assert hasattr(lazy, "dask") == (kind == "dask")
+
+
+def test_any_cut_into_tasks_gives_the_same_bits(
+    digits: Any, oracle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from scalelatent.engine import mapwrite, rowsets
+
+    monkeypatch.setattr(mapwrite, "PARTED_ROWS", 130)
+    monkeypatch.setattr(rowsets, "SHARDS", 5)
+    monkeypatch.setattr(layer_steps, "TASK_FLOPS", 1.0)
+    model = _network(n_classes=20, n_jobs=2).fit(digits[0], run_dir=tmp_path / "run")
+    _like_oracle(model, oracle)
+    np.testing.assert_array_equal(model.components_, oracle.components_)
+    tiles = tmp_path / "run" / "engine" / "codes" / "code-l4.zarr" / "x" / "c"
+    assert len(list(tiles.glob("*/*"))) == 5 * 12
+    np.testing.assert_array_equal(model.transform(digits[0]), oracle.transform(digits[0]))
+
+
+def test_reference_kernels_give_the_same_codes(digits: Any) -> None:
+    x = digits[0][:120]
+    models = [_network(n_clusterings=5, device=device).fit(x) for device in ("cpu", "reference")]
+    np.testing.assert_array_equal(models[0].codes(), models[1].codes())
+    np.testing.assert_allclose(models[0].transform(x), models[1].transform(x), atol=1e-4)
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+def test_dense_and_csr_documents(metric: str) -> None:
+    """Counts of words, short documents among them; a half of the columns leaves some of them empty."""
+    rng = np.random.default_rng(0)
+    x = rng.poisson(0.08, (200, 60)) * rng.integers(1, 5, (200, 60))
+    x[np.arange(200), rng.integers(0, 60, 200)] += 1
+    x = x.astype(np.float32)
+    dense, sparse = (_network(metric=metric, n_classes=5).fit(rows) for rows in (x, sp.csr_array(x)))
+    assert dense.ks_ == sparse.ks_ == [100, 50, 25, 12]
+    np.testing.assert_array_equal(dense.codes(), sparse.codes())
+    np.testing.assert_array_equal(dense.transform(sp.csr_array(x[:50])), sparse.transform(x[:50]))
+
+
+@pytest.mark.slow
+def test_an_interrupted_fit_goes_on_at_every_point(digits: Any, tmp_path: Path) -> None:
+    x = sl.Dataset.from_arrays(digits[0][:200]).save(tmp_path / "x.zarr", chunk_rows=64)
+    options: dict[str, Any] = {"n_clusterings": 6, "n_classes": 20, "n_jobs": 1}
+    whole = _network(**options).fit(x, run_dir=tmp_path / "whole", engine={"checkpoint_seconds": 0})
+    counted = InterruptAt(10**9)
+    _network(**options).fit(x, run_dir=tmp_path / "count", callbacks=counted)
+    stages, at, step = set(), 0, max(1, counted.calls // 9)
+    while True:
+        run, log = tmp_path / f"run{at}", Log()
+        with pytest.raises(KeyboardInterrupt):
+            _network(**options).fit(x, run_dir=run, callbacks=[log, InterruptAt(at)])
+        stages.update(log.stages[-1:])
+        again = Log()
+        model = _network(**options).fit(x, run_dir=run, resume=True, callbacks=again)
+        np.testing.assert_array_equal(model.codes(), whole.codes())
+        np.testing.assert_array_equal(model.components_, whole.components_)
+        np.testing.assert_array_equal(model.transform(digits[0]), whole.transform(digits[0]))
+        # What was done is not done again: but for the stage that was interrupted.
+        assert not set(log.stages[:-1]) & set(again.stages)
+        shutil.rmtree(run)
+        at += step
+        if at >= counted.calls - 1:
+            break
+    assert {"mbn_gather-l1", "mbn_code-l1", "mbn_gather-l2", "mbn_code-l2", "mbn_pca"} <= stages
+
+
+def test_only_missing_tiles_are_computed_again(
+    digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from scalelatent.models.mbn.model import LayerCoder
+
+    done: list[int] = []
+    fill = LayerCoder.fill
+
+    def counting(self: Any, *arguments: Any) -> Any:
+        if self.layer.number == 2:
+            if len(done) == 5:
+                done.append(-1)
+                raise KeyboardInterrupt
+            done.append(self.first)
+        return fill(self, *arguments)
+
+    monkeypatch.setattr(LayerCoder, "fill", counting)
+    monkeypatch.setattr(layer_steps, "TASK_FLOPS", 1.0)
+    options = {"n_jobs": 1, "n_classes": 20}
+    with pytest.raises(KeyboardInterrupt):
+        _network(**options).fit(digits[0], run_dir=tmp_path / "run")
+    _network(**options).fit(digits[0], run_dir=tmp_path / "run", resume=True)
+    assert done == [0, 1, 2, 3, 4, -1, 5, 6, 7, 8, 9, 10, 11]
+    # The layer below has gone, and its own codes too; the last ones stay.
+    left = [p.name for p in (tmp_path / "run" / "engine").rglob("code-*.zarr")]
+    assert left == ["code-l4.zarr"]
+
+
+def test_another_fit_does_not_go_on_in_the_folder(digits: Any, tmp_path: Path) -> None:
+    _network().fit(digits[0][:100], run_dir=tmp_path)
+    with pytest.raises(RunError, match="holds another fit: .*params"):
+        _network(n_clusterings=13).fit(digits[0][:100], run_dir=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("memory", [2**27, 0])
+def test_saved_and_loaded_without_pickle(
+    digits: Any, oracle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int
+) -> None:
+    monkeypatch.setattr(mbn, "MEMORY_BYTES", memory)
+    model = _network(n_classes=20).fit(digits[0])
+    model.save(tmp_path / "m.zarr")
+    model.save(tmp_path / "m.zarr", overwrite=True)
+    before = {name for name in sys.modules if name.startswith("pickle")}
+    loaded = sl.load_model(tmp_path / "m.zarr")
+    assert {name for name in sys.modules if name.startswith("pickle")} == before
+    assert loaded.get_params() == {**model.get_params(), "n_jobs": None}
+    np.testing.assert_array_equal(loaded.transform(digits[0]), oracle.transform(digits[0]))
+    np.testing.assert_array_equal(loaded.codes(digits[0], layer=2), oracle.codes(layer=2))
+    with pytest.raises(DataError, match=r"were not kept, but none \(a loaded model has none\)"):
+        loaded.codes()
+    loaded.save(tmp_path / "again.zarr")
+    shutil.rmtree(tmp_path / "m.zarr")
+    np.testing.assert_array_equal(
+        sl.load_model(tmp_path / "again.zarr").transform(digits[0][:9]), oracle.transform(digits[0][:9])
+    )
+    lost = next((tmp_path / "again.zarr" / "centroids-l2" / "x" / "c").glob("*/0"))
+    lost.unlink()
+    with pytest.raises(DataError, match=r"centroids-l2.* is missing"):
+        sl.load_model(tmp_path / "again.zarr").transform(digits[0][:9])
+
+
+def test_a_large_network_has_a_folder_as_long_as_it_lives(
+    digits: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(mbn, "MEMORY_BYTES", 0)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    model = _network().fit(digits[0][:100])
+    assert len(list(tmp_path.iterdir())) == 1
+    model.fit(digits[0][:90])
+    assert len(list(tmp_path.iterdir())) == 1
+    assert model.transform(digits[0][:5]).shape == (5, 3)
+    del model
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(DataError, match="row 3, feature 2"):
+        _network().fit(sl.Dataset.from_arrays(_with_nan(digits[0][:100])))
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(mbn, "MEMORY_BYTES", 2**27)
+    small = _network().fit(digits[0][:100])
+    assert not list(tmp_path.iterdir())
+    assert (pickle.loads(pickle.dumps(small)).transform(digits[0]) == small.transform(digits[0])).all()
+
+
+def _with_nan(x: np.ndarray) -> np.ndarray:
+    out = x.astype(np.float32)
+    out[3, 2] = np.nan
+    return out
+
+
+@pytest.mark.slow
+def test_lower_layers(digits: Any, oracle: Any, tmp_path: Path) -> None:
+    x = digits[0]
+    for layer, k in enumerate(oracle.ks_, 1):
+        codes = oracle.codes(layer=layer)
+        assert codes.shape == (600, 12)
+        assert codes.dtype == np.uint16
+        assert codes.max() < k
+        np.testing.assert_array_equal(oracle.codes(x, layer=layer - 5), codes)
+        z = oracle.transform(None, layer=layer)
+        np.testing.assert_array_equal(oracle.transform(x, layer=layer), z)
+    # The last one's are those of the fit.
+    np.testing.assert_array_equal(z, oracle.transform(x))
+    model = _network().fit(x)
+    assert model.codes(x, layer=1).shape == (600, 12)
+    with pytest.raises(
+        DataError, match=r"in layer 1 were not kept, but those of \[5\]: fit with keep_codes=True"
+    ):
+        model.transform(x, layer=1)
+    for bad in (0, 6, -6, True):
+        with pytest.raises(DataError, match="this network has layers 1 to 5"):
+            model.codes(x, layer=bad)
+    out = oracle.codes(x, layer=2, out=tmp_path / "codes.zarr")
+    np.testing.assert_array_equal(out.read_x(0, 600), oracle.codes(layer=2))
+    plain = _network(output="codes").fit(x)
+    np.testing.assert_array_equal(plain.fit_transform(x), plain.codes())
+    assert plain.transform(x[:3]).shape == (3, 12)
+
+
+@pytest.mark.slow
+def test_components_by_number_and_by_share(digits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, results = digits[0][:300], []
+    monkeypatch.setattr(mbn_fit, "FIRST_COMPONENTS", 4)
+    for rows in (0, 1000):  # EM, then the matrix of inner products
+        monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", rows)
+        model = _network(n_components=0.6).fit(x)
+        share = model.explained_variance_ratio_.cumsum()
+        assert share[-1] >= 0.6 - 1e-9 > share[-2]
+        few = _network(n_components=4).fit(x)
+        np.testing.assert_allclose(few.components_ @ few.components_.T, np.eye(4), atol=1e-8)
+        np.testing.assert_allclose(few.transform(x).mean(axis=0), 0, atol=1e-5)
+        np.testing.assert_allclose(few.transform(x).var(axis=0), few.explained_variance_, rtol=1e-4)
+        assert (few.components_[np.arange(4), np.abs(few.components_).argmax(axis=1)] > 0).all()
+        results.append((len(share), few.transform(x)))
+    assert results[0][0] == results[1][0]
+    np.testing.assert_allclose(results[0][1], results[1][1], atol=2e-3)
+    assert _network(n_components=None).fit(x).transform(x).shape == (300, 10)
+    assert _network(n_components=None, n_classes=None).fit(x).transform(x).shape == (300, 2)
+
+
+def test_digits_are_told_apart_better_than_by_their_pixels(digits: Any) -> None:
+    x, y = digits
+    z = _network(n_clusterings=60, n_components=10).fit_transform(x)
+    scores = [
+        normalized_mutual_info_score(y, KMeans(10, n_init=5, random_state=0).fit_predict(rows))
+        for rows in (z, x)
+    ]
+    assert scores[0] > scores[1] + 0.04, scores
+
+
+def test_citizen_of_scikit_learn(digits: Any) -> None:
+    x = digits[0][:150]
+    model = make_pipeline(MinMaxScaler(), _network()).set_output(transform="pandas")
+    frame = model.fit_transform(x)
+    assert list(frame.columns) == [f"multilayerbootstrapnetwork{i}" for i in range(3)]
+    np.testing.assert_array_equal(model.transform(x), frame)
+    twin = clone(_network(decay="auto", metric="cosine"))
+    assert twin.get_params()["decay"] == "auto"
+    assert _network(random_state=None).fit(x).seed_ >= 0
+
+
+@pytest.mark.slow
+def test_decay_is_chosen_where_networks_agree(digits: Any) -> None:
+    from scalelatent.estimators.mbn_decay import GRID, decay_scores
+
+    model = _network(decay="auto", n_clusterings=10).fit(digits[0][:200])
+    assert model.decay_ in GRID
+    scores = decay_scores(model, sl.Dataset.from_arrays(digits[0][:200]), model.seed_)
+    assert scores[model.decay_] == max(scores.values())
+    assert model.ks_ == _network(decay=model.decay_).schedule(200)
+    same = _network(decay=model.decay_, n_clusterings=10).fit(digits[0][:200])
+    np.testing.assert_array_equal(same.codes(), model.codes())
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 400, 3))
+    turn = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    assert agreement(a, 2 * a @ turn + 1) == pytest.approx(1)
+    assert agreement(a, b) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"k1": 101}, ValueError, "k1=101 is above the 100 rows"),
+        ({"k1": 1}, ValueError, "k1=1: a clustering needs at least 2"),
+        ({"k1": 0}, ValueError, "k1=0: give a whole number of at least 1"),
+        ({"n_classes": 60}, ValueError, "ends before one layer, as 1.5 times n_classes=60"),
+        ({"feature_fraction": 0.01}, ValueError, r"of 64 feature\(s\) selects nothing"),
+        ({"feature_fraction": 0.0}, ValueError, "feature_fraction=0.0: give a number above 0"),
+        ({"decay": 1.0}, ValueError, "decay=1.0: give a number between 0 and 1"),
+        ({"decay": "best"}, ValueError, "decay='best': give a number .* or 'auto'"),
+        ({"metric": "manhattan"}, ValueError, "metric='manhattan' is not one of 'euclidean', 'cosine'"),
+        ({"output": "tsne"}, ValueError, "output='tsne' is not one of"),
+        ({"n_components": 0}, ValueError, "n_components=0: give a number of components, a share"),
+        ({"n_components": 1.5}, ValueError, "n_components=1.5"),
+        ({"n_clusterings": 0}, ValueError, "n_clusterings=0: give a whole number"),
+        ({"device": "tpu"}, ValueError, "device='tpu' is not one of"),
+        ({"random_state": -1}, ValueError, "random_state=-1"),
+    ],
+)
+def test_parameters_that_cannot_be(digits: Any, options: dict[str, Any], error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        _network(**options).fit(digits[0][:100])
+
+
+def test_rows_that_cannot_be_used(digits: Any, oracle: Any, tmp_path: Path) -> None:
+    x = digits[0][:100]
+    empty = x.copy()
+    empty[17] = 0
+    with pytest.raises(DataError, match="row 17 is all zeros, and has no cosine"):
+        _network(metric="cosine").fit(empty)
+    with pytest.raises(DataError, match="X contains NaN: row 3, feature 2"):
+        _network().fit(_with_nan(x))
+    np.save(tmp_path / "x.npy", _with_nan(x))
+    with pytest.raises(DataError, match=r"row 3, feature 2 is nan \(NaN\)"):
+        _network().fit(np.load(tmp_path / "x.npy", mmap_mode="r"))
+    with pytest.raises(DataError, match=r"row 3, feature 2 is nan"):
+        oracle.transform(sl.Dataset.from_arrays(_with_nan(x)))
+    with pytest.raises(ValueError, match="X has 63 features, but MultilayerBootstrapNetwork is expecting 64"):
+        oracle.transform(x[:, :63])
+    with pytest.raises(DataError, match="has 63 features, but MultilayerBootstrapNetwork was fitted on 64"):
+        oracle.transform(sl.Dataset.from_arrays(x[:, :63]))
+    with pytest.raises(DataError, match="learns without labels and has nothing to validate"):
+        _network().fit(x, validation=(x, digits[1][:100]))
+
+
+def test_a_plan_names_what_would_not_fit(digits: Any) -> None:
+    ds = sl.Dataset.from_arrays(digits[0])
+    told = _network(n_classes=20).plan(ds)
+    assert [layer["k"] for layer in told["layers"].values()] == [300, 150, 75, 37]
+    assert told["tasks"] == sum(layer["tasks"] for layer in told["layers"].values())
+    assert told["layers"]["l1"]["centroid_bytes"] == 12 * 300 * 32
+    codes = 600 * 12 * 2
+    centroids = sum(layer["centroid_bytes"] for layer in told["layers"].values())
+    assert told["disk_bytes"] == centroids + 2 * codes
+    assert _network(n_classes=20, keep_codes=True).plan(ds)["disk_bytes"] == centroids + 4 * codes
+    assert told["expected_seconds"] > 0
+    with pytest.raises(PlanError, match=r"layer 1 \(k = 300\) would need .* MiB a worker .*lower k1"):
+        _network().plan(ds, memory_limit="600MB")

@@ -1,0 +1,108 @@
+"""Clusters against classes, and k-means restarts that give the same numbers wherever they run."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scalelatent import Dataset
+from scalelatent.errors import DataError
+from scalelatent.evaluation import clustering_accuracy, kmeans_scores, nmi
+
+PARTITIONS = st.integers(1, 30).flatmap(
+    lambda n: st.tuples(*(st.lists(st.integers(0, 3), min_size=n, max_size=n) for _ in range(2)))
+)
+
+
+@settings(max_examples=25)
+@given(PARTITIONS)
+def test_accuracy_is_that_of_the_best_of_all_pairings(columns: tuple[list[int], list[int]]) -> None:
+    labels, clusters = map(np.array, columns)
+    best = max((np.array(names)[clusters] == labels).mean() for names in itertools.permutations(range(4)))
+    assert clustering_accuracy(labels, clusters) == pytest.approx(best)
+
+
+@settings(max_examples=25)
+@given(PARTITIONS, st.permutations(range(4)))
+def test_names_of_clusters_do_not_matter(columns: tuple[list[int], list[int]], names: list[int]) -> None:
+    labels, clusters = map(np.array, columns)
+    renamed = np.array(names)[clusters]
+    assert nmi(labels, renamed) == pytest.approx(nmi(labels, clusters))
+    assert clustering_accuracy(labels, renamed) == clustering_accuracy(labels, clusters)
+
+
+def blobs(n: int = 300, spread: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    y = np.arange(n) % 6
+    return rng.normal(size=(6, 3))[y] * 2 + spread * rng.normal(size=(n, 3)), y
+
+
+def test_the_best_restart_is_that_of_the_smallest_inertia() -> None:
+    x, y = blobs()
+    scores = kmeans_scores(x, y, restarts=12)
+    assert len(set(scores.inertias)) > 1
+    assert scores.inertias[scores.best] == scores.inertias.min()
+    assert scores.nmi == scores.nmis[scores.best]
+    assert scores.to_dict()["accuracy_mean"] == pytest.approx(scores.accuracies.mean())
+
+
+def test_threads_do_not_change_the_numbers() -> None:
+    x, y = blobs()
+    one, three = (kmeans_scores(x, y, restarts=9, n_jobs=jobs) for jobs in (1, 3))
+    assert one.inertias.tolist() == three.inertias.tolist()
+    assert one.nmis.tolist() == three.nmis.tolist()
+    fewer = kmeans_scores(x, y, restarts=4)
+    assert fewer.inertias.tolist() == one.inertias[:4].tolist()
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_one_dask_map_gives_the_same_numbers(tmp_path: Path) -> None:
+    import scalelatent as sl
+
+    x, y = blobs()
+    ds = Dataset.from_arrays(x, y)
+    stored = ds.save(str(tmp_path / "z.zarr"))
+    seen: list[int] = []
+    with sl.cluster("local", workers=2) as client:
+        found = kmeans_scores(stored, restarts=7, client=client, progress=lambda a, b: seen.append(a))
+        with pytest.raises(DataError, match=r"a stored dataset.*transform\(rows, out="):
+            kmeans_scores(x, y, client=client)
+    here = kmeans_scores(ds, restarts=7)
+    assert found.inertias.tolist() == here.inertias.tolist()
+    assert found.accuracies.tolist() == here.accuracies.tolist()
+    assert seen[-1] == 7
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"output": np.zeros((4, 2)), "labels": None}, "has no labels"),
+    ({"output": np.zeros((4, 2)), "labels": [0, 1]}, r"labels of shape \(2,\) for 4 rows"),
+    ({"output": np.full((4, 2), np.nan), "labels": [0, 0, 1, 1]}, "row 0 holds NaN"),
+    ({"output": np.zeros((4, 2)), "labels": [0, 0, 1, 1], "n_clusters": 5}, "n_clusters=5: give 1 to 4"),
+    ({"output": np.zeros((4, 2)), "labels": [0, 0, 1, 1], "restarts": 0}, "restarts=0"),
+    ({"output": Dataset.from_arrays(np.zeros((4, 2)))}, "there are no labels"),
+    (
+        {"output": Dataset.from_arrays(np.zeros((4, 2)), np.zeros((4, 3)))},
+        "rows have 3 targets columns instead of one class each",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), BAD, ids=[message[:24] for _, message in BAD])
+def test_bad_input_is_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        kmeans_scores(**given)
+
+
+def test_rows_beyond_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scalelatent.evaluation import clustering
+
+    monkeypatch.setattr(clustering, "memory_limit", lambda: 1000)
+    with pytest.raises(DataError, match="needs its 300 rows of 3 columns in memory"):
+        kmeans_scores(Dataset.from_arrays(*blobs()))

@@ -1,0 +1,155 @@
+"""Retrieval accuracy against a ranking written out in full."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalelatent import Dataset
+from scalelatent.errors import DataError
+from scalelatent.evaluation import lsa, pca, retrieval, retrieval_accuracy, retrieval_levels
+
+
+def in_full(scores: np.ndarray, relevant: np.ndarray, level: int) -> float:
+    """Mean share of relevant ones among the first `level`; ties share their places."""
+    total, n = 0.0, len(scores)
+    for q in range(n):
+        others = np.delete(np.arange(n), q)
+        s, hit = scores[q, others], relevant[q, others]
+        threshold = np.sort(s)[::-1][level - 1]
+        above, tied = s > threshold, s == threshold
+        total += (hit[above].sum() + (level - above.sum()) * hit[tied].mean()) / level
+    return total / n
+
+
+def topics(n: int, seed: int) -> tuple[Any, np.ndarray]:
+    """Topics of documents, some without, over more than one word of bits; and who shares one with whom."""
+    held = np.random.default_rng(seed).random((n, 70)) < 0.02
+    held[:: n // 3 + 1] = False
+    return scipy.sparse.csr_array(held.astype(np.uint8)), (held.astype(int) @ held.T) > 0
+
+
+@given(st.integers(3, 40), st.integers(0, 5))
+def test_overlap_against_brute_force(n: int, seed: int) -> None:
+    codes = np.random.default_rng(seed).integers(0, 3, (n, 6)).astype(np.uint16)  # many ties
+    y, relevant = topics(n, seed)
+    scores = (codes[:, None] == codes).sum(axis=2)
+    curve = retrieval_accuracy(codes, y, metric="overlap", levels=range(1, n))
+    assert curve.accuracy == pytest.approx([in_full(scores, relevant, k) for k in range(1, n)])
+    wide = retrieval_accuracy(codes.astype(np.uint32) + 70_000, y, metric="overlap", levels=range(1, n))
+    assert wide.accuracy.tolist() == curve.accuracy.tolist()
+
+
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+def test_real_outputs_against_brute_force(metric: str) -> None:
+    rng = np.random.default_rng(0)
+    x, (y, relevant) = rng.normal(size=(60, 4)) + 5, topics(60, 1)
+    unit = x / np.linalg.norm(x, axis=1)[:, None]
+    scores = unit @ unit.T if metric == "cosine" else -((x[:, None] - x) ** 2).sum(axis=2)
+    curve = retrieval_accuracy(x, y, metric=metric)
+    assert curve.levels.tolist() == [1, 3, 7, 15, 31]
+    assert curve.accuracy == pytest.approx([in_full(scores, relevant, int(k)) for k in curve.levels])
+
+
+def test_sparse_rows_rank_as_dense_ones_and_rows_of_zeros_are_near_nothing() -> None:
+    x = scipy.sparse.random_array((50, 30), density=0.1, rng=1).toarray()
+    x[3] = 0
+    x = scipy.sparse.csr_array(x)
+    y = np.arange(50) % 4
+    dense, sparse = (retrieval_accuracy(rows, y).accuracy for rows in (x.toarray(), x))
+    assert sparse == pytest.approx(dense)
+
+
+def test_a_query_without_topics_scores_nothing_and_is_a_mistake() -> None:
+    y = scipy.sparse.csr_array(np.array([[1], [1], [0]], dtype=np.uint8))
+    nowhere = np.zeros((3, 2))
+    curve = retrieval_accuracy(nowhere, y, levels=[1, 2])
+    # Every document is as near as any other: one hit in two for the first two, none for the last.
+    assert curve.accuracy == pytest.approx([(0.5 + 0.5 + 0) / 3, (0.5 + 0.5 + 0) / 3])
+    dense = retrieval_accuracy(nowhere, y.toarray(), levels=[1, 2])
+    assert dense.accuracy.tolist() == curve.accuracy.tolist()
+
+
+def test_neither_threads_nor_blocks_change_the_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = np.random.default_rng(2).integers(0, 9, (200, 12)).astype(np.uint16)
+    y = np.arange(200) % 5
+    whole = retrieval_accuracy(codes, y, metric="overlap", n_jobs=1)
+    monkeypatch.setattr(retrieval, "MAX_BLOCK_ROWS", 7)
+    cut = retrieval_accuracy(codes, y, metric="overlap", n_jobs=3)
+    assert cut.accuracy == pytest.approx(whole.accuracy, abs=1e-12)
+    assert retrieval_accuracy(codes, y, metric="overlap", n_jobs=1).accuracy.tolist() == cut.accuracy.tolist()
+
+
+def test_scores_of_all_pairs_never_lie_in_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scalelatent.evaluation import ranking
+
+    seen: list[int] = []
+    before = ranking._Cosine.block
+
+    def watched(self: Any, queries: np.ndarray) -> np.ndarray:
+        out = before(self, queries)
+        seen.append(out.nbytes)
+        return out
+
+    monkeypatch.setattr(ranking._Cosine, "block", watched)
+    monkeypatch.setattr(retrieval, "BLOCK_BYTES", 2**16)
+    n = 700
+    retrieval_accuracy(np.random.default_rng(0).normal(size=(n, 3)), np.arange(n) % 3, n_jobs=1)
+    assert max(seen) <= 2**16
+    assert sum(seen) == 8 * n * n
+
+
+def test_a_sample_of_queries_is_near_the_whole() -> None:
+    rng = np.random.default_rng(3)
+    y = np.arange(900) % 3
+    x = np.eye(3)[y] + 0.7 * rng.normal(size=(900, 3))
+    ds = Dataset.from_arrays(x, y)
+    whole, some = retrieval_accuracy(ds), retrieval_accuracy(ds, queries=300)
+    assert (whole.n_queries, some.n_queries, some.n_documents) == (900, 300, 900)
+    assert np.abs(whole.accuracy - some.accuracy).max() < 0.05
+    assert whole.accuracy[0] > 0.5 > whole.accuracy[-1]
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"output": np.zeros((3, 2))}, "there are no labels"),
+    ({"output": np.zeros((3, 2)), "labels": [0, 1]}, "labels of 2 rows for 3 documents"),
+    ({"output": np.zeros((3, 2)), "labels": np.full((3, 2), 0.5)}, "are no topics"),
+    ({"output": np.zeros((3, 2)), "labels": [0, 1, 1], "levels": [3]}, "give numbers from 1 to 2"),
+    ({"output": np.zeros((3, 2)), "labels": [0, 1, 1], "queries": 4}, "queries=4: give 1 to 3"),
+    ({"output": np.zeros((1, 2)), "labels": [0]}, "retrieval needs at least two"),
+    ({"output": np.full((3, 2), np.nan), "labels": [0, 1, 1]}, "holds NaN"),
+    ({"output": np.zeros((3, 2)), "labels": [0, 1, 1], "metric": "overlap"}, "counts the codes"),
+    ({"output": np.zeros((3, 2)), "labels": [0, 1, 1], "metric": "hamming"}, "is not one of cosine"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), BAD, ids=[message[:24] for _, message in BAD])
+def test_bad_input_is_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        retrieval_accuracy(**given)
+
+
+def test_levels() -> None:
+    assert retrieval_levels(402_207)[-1] == 262_143
+    assert retrieval_levels(2).tolist() == [1]
+
+
+def test_lsa_finds_the_subjects_that_words_share() -> None:
+    rng = np.random.default_rng(0)
+    y = np.arange(240) % 3
+    rates = rng.gamma(0.3, size=(3, 80))[y]
+    counts = scipy.sparse.csr_array(rng.poisson(rates).astype(np.uint16))
+    output = lsa(3).fit(counts[:120]).transform(counts[120:])
+    assert retrieval_accuracy(output, y[120:]).accuracy[0] > 0.9
+
+
+def test_baselines_refuse_no_components() -> None:
+    with pytest.raises(DataError, match="n_components=0"):
+        lsa(0)
+    with pytest.raises(DataError, match=r"n_components=1\.5"):
+        pca(1.5)

@@ -1,0 +1,89 @@
+"""Jobs of bootstrap networks: from plan to transform, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scalelatent as sl
+from scalelatent.data import make_digits, open_dataset
+from scalelatent.jobs import runner
+from tests.jobs.test_end_to_end import files_of, scalelatent, started, stop
+
+pytestmark = pytest.mark.slow
+
+JOB = """
+[job]
+seed = 1
+out = "run"
+[data]
+train = "train.zarr"
+[model]
+kind = "mbn"
+n_clusterings = 48
+k1 = 1000
+n_components = 5
+n_classes = 10
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_report", lambda result, data: None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Digits and a job."""
+    folder = tmp_path_factory.mktemp("mbn")
+    make_digits(str(folder / "train.zarr"), 6000, base_rows=(0, 1500))
+    (folder / "job.toml").write_text(JOB)
+    return folder
+
+
+def _events(run: Path) -> list[dict[str, Any]]:
+    path = run / "events.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_a_job_from_plan_to_transform_and_one_that_was_killed(folder: Path) -> None:
+    told = scalelatent("plan", "job.toml", "--json", cwd=folder).json()["plan"]
+    assert [layer["k"] for layer in told["layers"].values()] == [1000, 500, 250, 125, 62, 31, 15]
+    said = scalelatent("fit", "job.toml", cwd=folder)
+    assert "mbn_code-l3: 6,000 rows" in said.err
+    stages = [event["stage"] for event in _events(folder / "run") if event["event"] == "layer_written"]
+    assert stages == [f"mbn_{what}-l{number}" for number in range(1, 8) for what in ("gather", "code")]
+    scalelatent("transform", "run", "train.zarr", "--out", "z.zarr", cwd=folder)
+    z = open_dataset(folder / "z.zarr")
+    model = sl.load_model(folder / "run")
+    np.testing.assert_array_equal(z.read_x(0, 50), model.transform(open_dataset(folder / "train.zarr")[:50]))
+    assert z.has_y
+
+    killed = folder / "killed"
+    with started("fit", "job.toml", "--out", killed, cwd=folder) as process:
+        deadline = time.monotonic() + 120
+        while not any(event.get("stage") == "mbn_code-l2" for event in _events(killed)):
+            assert process.poll() is None, process.stdout.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        stop(process, signal.SIGKILL)
+    assert scalelatent("status", killed, "--json", cwd=folder).json()["state"] == "failed"
+    before = len(_events(killed))
+    assert scalelatent("resume", killed, "--json", cwd=folder).json()["state"] == "done"
+    again = [event["stage"] for event in _events(killed)[before:] if event["event"] == "stage"]
+    assert not {"mbn_gather-l1", "mbn_code-l1", "mbn_gather-l2"} & set(again)
+    assert files_of(killed / "model.zarr") == files_of(folder / "run" / "model.zarr")
+
+
+def test_what_a_job_may_not_ask_for(folder: Path) -> None:
+    said = scalelatent("plan", "job.toml", "--set", "model.kl=3", cwd=folder, code=2)
+    assert "did you mean 'k1'?" in said.err
+    said = scalelatent("fit", "job.toml", "--out", "no", "--set", "model.k1=7000", cwd=folder, code=2)
+    assert "k1=7000 is above the 6000 rows" in said.err
+    assert not (folder / "no").exists()

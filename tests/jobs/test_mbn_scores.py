@@ -1,0 +1,100 @@
+"""A bootstrap network from a job file to scores and report, through the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from scalelatent import CompressiveMBN, Dataset, load_model
+from scalelatent.cli import main
+
+JOB = """
+[job]
+name = "digits-mbn"
+seed = 0
+out = "run"
+[data]
+train = "x.zarr"
+train_rows = "0:400"
+test = "x.zarr"
+test_rows = "400:600"
+[model]
+kind = "mbn"
+n_clusterings = 30
+n_classes = 10
+"""
+
+
+def scalelatent(*arguments: str, cwd: Path, code: int = 0) -> str:
+    """What the command line prints."""
+    out, err = io.StringIO(), io.StringIO()
+    said = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
+    with contextlib.chdir(cwd), said[0], said[1], pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    assert (ended.value.code or 0) == code, (out.getvalue(), err.getvalue())
+    return out.getvalue() if code == 0 else err.getvalue()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: Any) -> Path:
+    """A run of the job, and datasets with and without labels."""
+    place = tmp_path_factory.mktemp("mbn")
+    x, y = load_digits(return_X_y=True)
+    Dataset.from_arrays(x[:600].astype(np.uint8), y[:600]).save(str(place / "x.zarr"))
+    Dataset.from_arrays(x[:50].astype(np.uint8)).save(str(place / "bare.zarr"))
+    (place / "job.toml").write_text(JOB)
+    told = json.loads(scalelatent("fit", "job.toml", "--json", cwd=place))
+    assert told["state"] == "done"
+    assert 0.4 < told["test_nmi"] <= 1
+    assert Path(place, told["report"]).exists()
+    return place
+
+
+def test_scores_of_a_run(folder: Path) -> None:
+    told = json.loads(
+        scalelatent(
+            "score", "run", "x.zarr", "--rows", "400:600", "--metric", "nmi,accuracy",
+            "--metric", "retrieval", "--json", cwd=folder,
+        )
+    )  # fmt: skip
+    assert (told["rows"], told["restarts"]) == (200, 50)
+    state = json.loads((folder / "run" / "state.json").read_text())
+    assert told["nmi"] == state["test_nmi"]
+    assert told["accuracy"] == state["test_accuracy"]
+    assert told["retrieval"]["levels"][:4] == [1, 3, 7, 15]
+    assert told["retrieval"]["accuracy"][0] > 0.5
+    assert "nmi spread" in scalelatent("score", "run", "x.zarr", cwd=folder)
+
+
+def test_missing_labels_and_unknown_metrics_are_named(folder: Path) -> None:
+    said = scalelatent("score", "run", "bare.zarr", "--metric", "nmi", cwd=folder, code=2)
+    assert "bare.zarr has no labels" in said
+    said = scalelatent("score", "run", "x.zarr", "--metric", "nmi,f1_macro", cwd=folder, code=2)
+    assert "unknown metric 'f1_macro' of MultilayerBootstrapNetwork" in said
+
+
+def test_the_report_can_be_written_again(folder: Path) -> None:
+    page = folder / "run" / "report" / "index.html"
+    before = page.read_bytes()
+    page.unlink()
+    scalelatent("report", "run", cwd=folder)
+    assert page.read_bytes() == before
+    assert b"200 test rows" in before
+    assert b"Output of each layer" in before
+
+
+def test_a_small_network_is_scored_in_its_place(folder: Path) -> None:
+    pytest.importorskip("torch")
+    ds = Dataset.from_arrays(load_digits().data[:400].astype(np.uint8))
+    output = load_model(folder / "run").transform(ds)
+    small = CompressiveMBN(hidden=(32,), n_epochs=6, batch_size=64, n_jobs=1, random_state=0).fit(ds, output)
+    small.save(str(folder / "small.zarr"))
+    told = json.loads(scalelatent("score", "small.zarr", "x.zarr", "--rows", "400:600", "--json", cwd=folder))
+    assert told["nmi"] > 0.2

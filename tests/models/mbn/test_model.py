@@ -1,0 +1,186 @@
+"""Layers: schedules, what a clustering is made of, and codes against one-hot products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent.engine.backend import make_backend
+from scalelatent.models.base import Block, CsrRows
+from scalelatent.models.mbn.model import ArraySets, Layer, LayerCoder, Network, make_layers, schedule
+
+OPTIONS: dict[str, Any] = {
+    "n_rows": 120,
+    "n_features": 11,
+    "n_clusterings": 9,
+    "fraction": 0.5,
+    "metric": "euclidean",
+    "csr": False,
+    "dtype": "uint8",
+    "seed": 4,
+}
+
+
+def _rows(n: int, p: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 9, (n, p)).astype(np.uint8)
+
+
+def _sets(layer: Layer, x: Any) -> ArraySets:
+    parts = [layer.take(which, x, layer.rows(which)) for which in range(layer.n_clusterings)]
+    return ArraySets(
+        np.concatenate(parts) if layer.k_below or not layer.csr else CsrRows.concatenate(parts), layer.k
+    )
+
+
+def _codes(layer: Layer, x: Any, device: str = "cpu") -> np.ndarray:
+    coder = LayerCoder(layer, _sets(layer, x), 0, layer.n_clusterings)
+    return coder.apply(coder.prepare(make_backend(device)), Block(x, None, None, 0))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((60_000, 8000, 0.5, None, 10), [8000, 4000, 2000, 1000, 500, 250, 125, 62, 31, 15]),
+        ((100, None, 0.5, None, 10), [50, 25]),
+        ((100, None, 0.9, 40, None), [50, 45, 40]),
+        ((10, 3, 0.5, None, None), [3]),
+        ((10, 10, 0.99, 2, 1), [10, 9, 8, 7, 6, 5, 4, 3, 2]),
+    ],
+)
+def test_schedules(arguments: tuple[Any, ...], expected: list[int]) -> None:
+    assert schedule(*arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((50, 51, 0.5, None, 2), "k1=51 is above the 50 rows .*: give at most 50, or None"),
+        ((50, 1, 0.5, None, 2), "k1=1: a clustering needs at least 2 centroids"),
+        ((3, None, 0.5, None, 2), r"k1=None \(half of 3 rows, 1\): a clustering needs"),
+        ((50, 10, 0.5, None, 10), "k1=10 ends before one layer, as 1.5 times n_classes=10 is 15: raise k1"),
+        ((50, 10, 0.5, 11, 10), "k1=10 ends before one layer, as k_last=11: raise k1, or lower k_last"),
+        ((50, 10, 0.5, 1, 10), "k_last=1: a clustering needs at least 2 centroids"),
+        ((50, 10, 1.0, None, 2), r"decay=1.0: give a number between 0 and 1 \(0.5 is the paper's\)"),
+        ((50, 10, 0, None, 2), "decay=0: give a number between"),
+    ],
+)
+def test_schedules_that_cannot_be(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        schedule(*arguments)
+
+
+def test_a_fraction_that_selects_nothing() -> None:
+    with pytest.raises(ValueError, match=r"feature_fraction=0.05 of 11 feature\(s\) selects nothing.*0.0909"):
+        make_layers([5], **{**OPTIONS, "fraction": 0.05})
+    with pytest.raises(ValueError, match="feature_fraction=1.5: give a number above 0 and up to 1"):
+        make_layers([5], **{**OPTIONS, "fraction": 1.5})
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_codes_are_those_of_one_hot_products(device: str) -> None:
+    """By the definition: distances on drawn columns, then products of one-hot rows on drawn units."""
+    x, options = _rows(120, 11), OPTIONS
+    layers = make_layers([40, 20, 7], **options)
+    below, k_below = x, 0
+    for layer in layers:
+        codes = _codes(layer, below, device)
+        assert codes.dtype == np.uint16
+        onehot = None if not k_below else np.eye(k_below)[below].reshape(len(x), -1)
+        for v in range(layer.n_clusterings):
+            rows = layer.rows(v)
+            assert len(rows) == layer.k
+            if onehot is None:
+                columns = layer.columns(v)
+                assert len(columns) == 5
+                a = x[:, columns].astype(float)
+                want = ((a[:, None] - a[rows]) ** 2).sum(axis=2).argmin(axis=1)
+            else:
+                units = layer.units(v).reshape(-1)
+                assert units.sum() == units.size // 2
+                want = (onehot[:, units] @ onehot[rows][:, units].T).argmax(axis=1)
+            np.testing.assert_array_equal(codes[:, v], want)
+        below, k_below = codes, layer.k
+
+
+def test_a_part_of_the_clusterings_and_of_the_rows_gives_a_part_of_the_codes() -> None:
+    x = _rows(120, 11)
+    layer = make_layers([40], **OPTIONS)[0]
+    coder, whole = LayerCoder(layer, _sets(layer, x), 0, 9), _codes(layer, x)
+    part = coder.of_columns(2, 8).of_columns(1, 4)
+    got = part.apply(make_backend("cpu"), Block(x[30:77], None, None, 30))
+    np.testing.assert_array_equal(got, whole[30:77, 3:6])
+
+
+def test_csr_rows_and_a_network_in_one_go() -> None:
+    x = _rows(120, 11) * (np.random.default_rng(2).random((120, 11)) < 0.4)
+    row, column = np.nonzero(x)
+    pointers = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=120))])
+    csr = CsrRows(x[row, column], column.astype(np.int32), pointers, x.shape)
+    results = []
+    for rows, kind in ((x, {}), (csr, {"csr": True})):
+        layers = make_layers([40, 20], **{**OPTIONS, **kind})
+        first = _codes(layers[0], rows)
+        sets = (_sets(layers[0], rows), _sets(layers[1], first))
+        if kind:
+            inside = np.isin(sets[0].read(3).indices, layers[0].columns(3))
+            assert inside.all()
+        network = Network(layers, sets)
+        got = network.apply(network.prepare(make_backend("cpu")), Block(rows, None, None, 0))
+        np.testing.assert_array_equal(got, _codes(layers[1], first))
+        results.append(got)
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_rows_that_have_no_place(sparse: bool) -> None:
+    def checked(values: list[list[float]], metric: str) -> None:
+        x: Any = np.array(values)
+        if sparse:
+            row, column = np.nonzero(x)
+            pointers = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(x)))])
+            x = CsrRows(x[row, column], column, pointers, x.shape)
+        make_layers([2], **{**OPTIONS, "metric": metric})[0].check(x, 100)
+
+    checked([[0, 0], [1, 2]], "euclidean")
+    with pytest.raises(ValueError, match="row 101 is all zeros, and has no cosine: .* metric='euclidean'"):
+        checked([[0, 1], [0, 0]], "cosine")
+    with pytest.raises(ValueError, match=r"row 101, feature 1 is nan \(NaN\)"):
+        checked([[0, 1], [0, np.nan]], "euclidean")
+    with pytest.raises(ValueError, match=r"row 100, feature 0 is -inf \(infinite\)"):
+        checked([[-np.inf, 1], [0, 1]], "euclidean")
+    with pytest.raises(ValueError, match=r"row 100, feature 0 is 1e\+39 \(beyond float32\)"):
+        checked([[1e39, 1], [0, 1]], "euclidean")
+
+
+def test_the_error_of_an_ensemble_falls_as_theorem_1_says() -> None:
+    """Theorem 1: of V nearest centroids' mean the error is s^2 (1 / V + (1 - 1 / V) rho).
+
+    s^2 and rho come from pairs of clusterings over some sets of rows, the errors of larger ensembles from
+    others. Clusterings that share fewer rows have a lower rho, and more of an ensemble helps.
+    """
+    largest, repeats, rhos = 32, 60, []
+    # Far apart from each other, so that their errors are independent.
+    points = np.array([[a, b] for a in (0.25, 0.5, 0.75) for b in (0.25, 0.5, 0.75)], dtype=np.float32)
+    for k in (40, 160):
+        errors = np.empty((repeats, len(points), largest, 2))
+        for i in range(repeats):
+            x = np.random.default_rng([5, i]).random((400, 2), dtype=np.float32)
+            options = {**OPTIONS, "n_rows": 400, "n_features": 2, "n_clusterings": largest, "fraction": 1.0}
+            layer = make_layers([k], **{**options, "dtype": "float32", "seed": i})[0]
+            sets = _sets(layer, x)
+            codes = LayerCoder(layer, sets, 0, largest).apply(
+                make_backend("cpu"), Block(points, None, None, 0)
+            )
+            for v in range(largest):
+                errors[i, :, v] = sets.read(v)[codes[:, v]] - points
+        pairs, held = errors[: repeats // 2], errors[repeats // 2 :]
+        single = (pairs**2).mean()
+        rho = (pairs[:, :, ::2] * pairs[:, :, 1::2]).mean() / single
+        rhos.append(rho)
+        for size in (1, 4, 8, 32):
+            ensembles = held.reshape(*held.shape[:2], largest // size, size, 2).mean(axis=3)
+            predicted = single * (1 / size + (1 - 1 / size) * rho)
+            assert (ensembles**2).mean() == pytest.approx(predicted, rel=0.25), (k, size)
+    assert 0 < rhos[0] < rhos[1] - 0.1

@@ -1,0 +1,120 @@
+"""Principal components of codes: both ways against the SVD of expanded rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent.engine.backend import find_kernel, make_backend
+from scalelatent.models.base import Block, Stats
+from scalelatent.models.mbn.pca import (
+    CodeCounts,
+    CodeProjection,
+    Components,
+    StreamedPca,
+    kernel_components,
+)
+
+V, K, N = 12, 7, 150
+
+
+@pytest.fixture(scope="module")
+def codes() -> np.ndarray:
+    """Rows of five kinds, each code mostly that of the kind."""
+    rng = np.random.default_rng(0)
+    kinds, own = rng.integers(0, 5, N), rng.integers(0, K, (5, V))
+    return np.where(rng.random((N, V)) < 0.6, own[kinds], rng.integers(0, K, (N, V))).astype(np.uint16)
+
+
+@pytest.fixture(scope="module")
+def svd(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Centred one-hot rows, components and variances by numpy."""
+    h = np.eye(K)[codes].reshape(N, -1)
+    h -= h.mean(axis=0)
+    _, s, vt = np.linalg.svd(h, full_matrices=False)
+    signs = np.sign(vt[np.arange(len(vt)), np.abs(vt).argmax(axis=1)])
+    return h, vt * signs[:, None], s**2 / N
+
+
+def _streamed(codes: np.ndarray, d: int, **options: Any) -> tuple[StreamedPca, Any]:
+    backend = make_backend("cpu")
+    counts = Stats.zeros(CodeCounts(V, K).layout())
+    CodeCounts(V, K).accumulate(None, Block(codes, None, None, 0), counts)
+    learner = StreamedPca.of(counts["counts"], len(codes), d, **options)
+    state = learner.start(np.random.default_rng(0))
+    while not learner.is_done(state):
+        reduction = learner.reductions()["train"]
+        stats, prepared = Stats.zeros(reduction.layout()), reduction.prepare(state, backend)
+        for start in range(0, len(codes), 40):
+            reduction.accumulate(prepared, Block(codes[start : start + 40], None, None, start), stats)
+        state = learner.update(state, {"train": stats})
+    return learner, state
+
+
+def _check(found: Components, codes: np.ndarray, svd: Any, d: int, tol: float) -> None:
+    h, vt, variance = svd
+    np.testing.assert_allclose(found.variance[:d], variance[:d], rtol=tol)
+    np.testing.assert_allclose(found.table.reshape(-1, found.table.shape[2])[:, :d].T, vt[:d], atol=20 * tol)
+    assert found.total_variance == pytest.approx(variance.sum())
+    projection = CodeProjection.of(found.first(d))
+    got = projection.apply(projection.prepare(make_backend("cpu")), Block(codes, None, None, 0))
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, h @ vt[:d].T, atol=200 * tol)
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_few_rows_by_their_inner_products(codes: np.ndarray, svd: Any, device: str) -> None:
+    found = kernel_components(codes, K, make_backend(device).kernel)
+    assert len(found.offset) == V * (K - 1)
+    _check(found, codes, svd, 6, 1e-7)
+    share = np.cumsum(svd[2]) / svd[2].sum()
+    for wanted in (0.1, 0.5, 0.99):
+        assert found.reaching(wanted) == int(np.flatnonzero(share >= wanted)[0]) + 1
+
+
+def test_many_rows_by_em(codes: np.ndarray, svd: Any) -> None:
+    learner, state = _streamed(codes, 5, tol=1e-6)
+    assert 2 < state.iteration < 200
+    _check(learner.components(state), codes, svd, 5, 1e-6)
+    told = learner.summary(state)
+    assert told["objective"] == pytest.approx(1 - svd[2][:5].sum() / svd[2].sum())
+    # Without a tolerance it would go on: the number of passes ends it.
+    assert _streamed(codes, 5, tol=0.0, max_iter=3)[1].iteration == 3
+
+
+def test_rows_that_are_all_alike_and_more_components_than_there_are() -> None:
+    same = np.ones((30, V), dtype=np.uint16)
+    for found in (
+        kernel_components(same, K, make_backend("cpu").kernel),
+        (lambda learner, state: learner.components(state))(*_streamed(same, 3, max_iter=5)),
+    ):
+        assert not found.variance.any()
+        assert np.isfinite(found.table).all()
+        assert found.total_variance == 0
+        assert found.reaching(0.5) == 1
+    two = np.tile(np.array([[0], [1]], dtype=np.uint16), (15, V))
+    learner, state = _streamed(two, 10)
+    found = learner.components(state)
+    np.testing.assert_allclose(found.variance[1:], 0, atol=1e-12)
+    assert found.variance[0] == pytest.approx(found.total_variance)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+@pytest.mark.parametrize("name", ["gather_sum", "scatter_add", "count_matches"])
+def test_kernels(codes: np.ndarray, name: str, dtype: Any) -> None:
+    h, rng = np.eye(K)[codes].reshape(N, -1), np.random.default_rng(3)
+    table, y = rng.normal(size=(V, K, 4)), rng.normal(size=(N, 4))
+    for backend in ("reference", "numba"):
+        kernel = find_kernel(f"mbn_{name}", backend)
+        if name == "gather_sum":
+            np.testing.assert_allclose(
+                kernel(codes.astype(dtype), table), h @ table.reshape(-1, 4), atol=1e-12
+            )
+        elif name == "count_matches":
+            np.testing.assert_array_equal(kernel(codes.astype(dtype)), h @ h.T)
+        else:
+            total = table.copy()
+            kernel(codes.astype(dtype), y, total)
+            np.testing.assert_allclose(total.reshape(-1, 4), table.reshape(-1, 4) + h.T @ y, atol=1e-12)

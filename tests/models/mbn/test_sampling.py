@@ -1,0 +1,60 @@
+"""Draws without replacement: exact sizes, equal probabilities, one stream each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalelatent.models.mbn.sampling import choose, choose_mask, draw_bits
+
+
+@given(st.integers(1, 5000), st.data())
+def test_so_many_different_numbers_in_order(n: int, data: st.DataObject) -> None:
+    m = data.draw(st.integers(0, n))
+    chosen = choose(draw_bits(3, "rows", 1, 0), n, m)
+    assert chosen.dtype == np.int64
+    assert len(chosen) == m
+    assert (np.diff(chosen) > 0).all()
+    assert m == 0 or (0 <= chosen[0] <= chosen[-1] < n)
+    mask = choose_mask(draw_bits(3, "units", 1, 0), n, m)
+    assert int(mask.sum()) == m
+
+
+@pytest.mark.parametrize(("n", "m"), [(40, 2), (40, 13), (40, 20), (40, 39), (200, 3)])
+def test_each_number_and_each_pair_is_equally_probable(n: int, m: int) -> None:
+    """Both ways of drawing; sets of the same size are equally probable, so pairs come as often as pairs."""
+    draws = 6000
+    member = np.zeros((draws, n))
+    for i in range(draws):
+        member[i, choose(draw_bits(11, "rows", 1, i), n, m)] = 1
+    p, pair = m / n, m * (m - 1) / (n * (n - 1))
+    # Five standard deviations of the most extreme of n, or n^2 / 2, binomial shares.
+    assert np.abs(member.mean(axis=0) - p).max() < 5 * np.sqrt(p * (1 - p) / draws)
+    together = (member.T @ member / draws)[np.triu_indices(n, 1)]
+    assert np.abs(together - pair).max() < 5.5 * np.sqrt(pair * (1 - pair) / draws)
+    # Not one by one alone: the sum over all numbers of squared deviations is as large as it should be.
+    chi2 = ((member.sum(axis=0) - draws * p) ** 2 / (draws * p * (1 - p))).sum() * (n - 1) / n
+    assert abs(chi2 - (n - 1)) < 5 * np.sqrt(2 * (n - 1))
+
+
+def test_streams_differ_by_every_part_of_their_key() -> None:
+    words = {
+        int(draw_bits(seed, what, layer, which).random_raw())
+        for seed in (0, 1, 2**40)
+        for what in ("rows", "columns", "units")
+        for layer in (1, 2)
+        for which in (0, 1)
+    }
+    assert len(words) == 36
+
+
+def test_what_was_drawn_is_drawn_again() -> None:
+    """Saved networks depend on these numbers: they may never change."""
+    assert choose(draw_bits(7, "rows", 2, 5), 1000, 5).tolist() == EXPECTED_FEW
+    assert choose(draw_bits(7, "columns", 1, 0), 12, 6).tolist() == EXPECTED_HALF
+
+
+EXPECTED_FEW = [254, 431, 436, 486, 843]
+EXPECTED_HALF = [1, 3, 4, 6, 7, 11]

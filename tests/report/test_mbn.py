@@ -1,0 +1,135 @@
+"""Report of a bootstrap network: its page, and that the figures hold what they are given."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+from sklearn.datasets import load_digits
+
+from scalelatent import Dataset, MultilayerBootstrapNetwork
+from scalelatent.errors import DataError
+from scalelatent.report import build_report
+from scalelatent.report.mbn import collect_network, leading_two
+from scalelatent.report.mbn_figures import (
+    Sweep,
+    plot_layers,
+    plot_outlier,
+    plot_output,
+    plot_retrieval,
+    plot_sweeps,
+)
+from scalelatent.report.mbn_synthetic import SHAPES, outlier_example, synthetic_points
+
+
+@cache
+def fitted(**params: Any) -> tuple[MultilayerBootstrapNetwork, np.ndarray, np.ndarray]:
+    x, y = load_digits(return_X_y=True)
+    x, y = x[:300].astype(np.uint8), y[:300]
+    given = {"n_clusterings": 20, "n_classes": 10, "random_state": 0, "n_jobs": 1}
+    return MultilayerBootstrapNetwork(**{**given, **params}).fit(x), x, y
+
+
+def test_the_page_tells_scores_layers_and_settings(tmp_path: Path) -> None:
+    model, x, y = fitted()
+    (tmp_path / "job.json").write_text(json.dumps({"job": {"name": "digits"}, "data": {"train": "x.zarr"}}))
+    page = Path(build_report(tmp_path, model=model, data=Dataset.from_arrays(x, y))).read_text()
+    assert "4 layers of 20 clusterings, k = 150 → 75 → 37 → 18" in page
+    for heading in ("Output of each layer", "Retrieval accuracy", "NMI", "clustering accuracy"):
+        assert heading in page
+    assert 'src="http' not in page
+    assert page.count("data:image/png;base64,") == 3
+    names = sorted(file.name for file in (tmp_path / "report").iterdir())
+    assert names == ["index.html", "layers.png", "output.png", "retrieval.png"]
+    assert "metrics.jsonl is missing" not in page
+
+
+def test_rows_without_labels_topics_and_no_rows(tmp_path: Path) -> None:
+    model, x, _ = fitted()
+    page = Path(build_report(tmp_path, model=model, data=Dataset.from_arrays(x))).read_text()
+    assert "have no classes" in page
+    assert "Retrieval accuracy" not in page
+    topics = scipy.sparse.random_array((300, 6), density=0.3, rng=0, format="csr") > 0
+    data = Dataset.from_arrays(x, topics.astype(np.uint8))
+    page = Path(build_report(tmp_path, model=model, data=data)).read_text()
+    assert "Retrieval accuracy" in page
+    assert "clustering accuracy" not in page
+    page = Path(build_report(tmp_path, model=model)).read_text()
+    assert "No rows were at hand" in page
+    page = Path(build_report(tmp_path, model=model, data=Dataset.from_arrays(x[:, :5]))).read_text()
+    assert "has 5 features a row, but the model was fitted to 64" in page
+
+
+def test_evidence_of_a_sample_is_that_of_its_rows() -> None:
+    model, x, y = fitted()
+    whole = collect_network(model, Dataset.from_arrays(x, y))
+    np.testing.assert_array_equal(whole.output, model.transform(x))
+    assert whole.ks == model.ks_
+    assert whole.clusters is not None
+    assert whole.clusters.accuracy > 0.5
+    some = collect_network(model, Dataset.from_arrays(x, y), sample_rows=100)
+    assert (len(some.output), some.n_rows) == (100, 300)
+    rows = np.linspace(0, 299, 100).astype(int)
+    np.testing.assert_array_equal(some.output, model.transform(x[rows]))
+    assert some.codes is not None
+    np.testing.assert_array_equal(np.array(some.class_names, int)[some.codes], y[rows])
+
+
+def test_the_plane_of_codes_is_that_of_their_one_hot_vectors() -> None:
+    codes = np.random.default_rng(0).integers(0, 4, (30, 5)).astype(np.uint16)
+    hot = np.eye(4)[codes].reshape(30, -1)
+    hot -= hot.mean(axis=0)
+    u, s, _ = np.linalg.svd(hot, full_matrices=False)
+    np.testing.assert_allclose(np.abs(leading_two(codes)), np.abs(u[:, :2] * s[:2]), atol=1e-8)
+    np.testing.assert_allclose(np.linalg.norm(leading_two(codes[:, :1]), axis=0) > 0, True)
+    assert leading_two(codes[:1]).tolist() == [[0, 0]]
+
+
+def test_output_codes_are_drawn_by_their_plane() -> None:
+    model, x, y = fitted(output="codes")
+    evidence = collect_network(model, Dataset.from_arrays(x, y))
+    np.testing.assert_allclose(evidence.output, evidence.layers[-1], rtol=1e-6)
+
+
+def test_figures_hold_what_they_are_given() -> None:
+    points, codes = np.arange(24.0).reshape(12, 2), np.arange(12)
+    drawn = plot_output(points, codes, [str(i) for i in range(12)]).axes[0]
+    found = np.concatenate([c.get_offsets() for c in drawn.collections])
+    assert sorted(map(tuple, found.tolist())) == sorted(map(tuple, points.tolist()))
+    assert len(drawn.collections) == 2  # two markers for twelve classes
+    one = plot_output(points[:, :1], None, []).axes[0]
+    assert one.get_ylabel() == "rank"
+    assert len(plot_layers([points] * 5, list("abcde"), codes, []).axes) == 5
+    figure = plot_outlier(points, points, -points, codes, 3)
+    assert figure.axes[2].lines[0].get_xydata().tolist() == [[-6, -7]]
+
+
+def test_curves_hold_what_they_are_given() -> None:
+    sweep = Sweep("wine", [0.1, 0.5], [0.8, 0.5], [0.9, 0.7], [0.01, 0.02], [0.0, 0.1], 0.5)
+    axes = plot_sweeps([sweep, sweep], "decay").axes
+    assert len(axes) == 2
+    assert [line.get_ydata().tolist() for line in axes[0].lines[:2]] == [[0.8, 0.5], [0.9, 0.7]]
+    assert axes[0].lines[2].get_xdata()[0] == 0.5
+    curve = plot_retrieval({"MBN": ([1, 3], [0.5, 0.25])}, floor=0.1).axes[0]
+    assert curve.lines[0].get_xydata().tolist() == [[1, 0.5], [3, 0.25]]
+    with pytest.raises(DataError, match="nothing|no scores"):
+        plot_sweeps([], "decay")
+    with pytest.raises(DataError, match="no retrieval curve"):
+        plot_retrieval({})
+
+
+def test_synthetic_points_are_the_same_again_and_of_uneven_density() -> None:
+    for shape in SHAPES:
+        rows, classes = synthetic_points(shape)
+        np.testing.assert_array_equal(rows, synthetic_points(shape)[0])
+        assert len(rows) == len(classes)
+        assert len(np.unique(classes)) >= 2
+    rows, classes = synthetic_points("Gaussian")
+    spread = [rows[classes == c].std() for c in range(3)]
+    assert max(spread) > 3 * min(spread)
+    assert len(outlier_example()[0]) == 201
