@@ -190,6 +190,10 @@ class Watch:
         self._tell("worker_lost", worker=worker, expected=expected, spans=len(lost))
         for work, item in lost:
             self.redone(work, item, "its worker was lost", worker)
+        for key in message.get("lost-computed-tasks", ()):
+            for work in current.everyone():
+                if key in work.items:
+                    self.redone(work, work.items[key], "its worker was lost with the result", worker)
         if not expected:
             own = [item for work, item in lost if work is current]
             current.bereaved(own, worker, alone=len(keys) == 1)

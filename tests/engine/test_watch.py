@@ -61,6 +61,17 @@ def test_a_worker_that_was_retired_is_no_death(case: Any) -> None:
     assert events[0]["expected"] is True
 
 
+def test_results_that_died_with_a_worker_are_told_and_no_deaths(case: Any) -> None:
+    looker, current, events = case
+    looker._news.append(
+        {"action": "remove-worker", "worker": "a", "processing-tasks": set(), "lost-computed-tasks": {"key"}}
+    )
+    looker._take_news(current)
+    assert looker.deaths == {}
+    assert events[1]["event"] == "span_redone"
+    assert events[1]["why"] == "its worker was lost with the result"
+
+
 def test_deaths_of_an_earlier_pass_are_forgotten(case: Any) -> None:
     looker, current, _ = case
     looker.deaths = {("capsule_estep", 6, 1): ["a"], ("capsule_estep", 7, 1): ["b"]}
