@@ -148,7 +148,7 @@ def rcv1_subset(n_terms: int = 2000) -> tuple[Any, Any, list[str]]:
     y_shape = tuple(found["Y_shape"])
     ones = np.ones(len(found["Y_indices"]), np.uint8)
     y = scipy.sparse.csr_array((ones, found["Y_indices"], found["Y_indptr"]), shape=y_shape)
-    total = np.asarray(x.sum(axis=0)).ravel()
+    total = np.asarray(x.sum(axis=0), dtype=np.int64).ravel()  # unsigned numbers have no minus
     x = x[:, np.sort(np.argsort(-total, kind="stable")[:n_terms])]
     topics = [str(topic) for topic in found["topics"]]
     leaves = leaf_topics(topics)

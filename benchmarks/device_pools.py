@@ -41,7 +41,7 @@ def pool(count: int) -> Iterator[Any]:
     with (
         LocalCluster(
             n_workers=count, threads_per_worker=1, processes=True, host="127.0.0.1",
-            dashboard_address=None, memory_limit=0, silence_logs=50,
+            dashboard_address="127.0.0.1:0", memory_limit=0, silence_logs=50,
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):  # fmt: skip

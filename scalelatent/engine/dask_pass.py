@@ -78,6 +78,7 @@ class DaskPass(Work):
         self._levels = {
             part: max(span.level for span in [*kept, *spans] if span.part == part) for part in stage.grids
         }
+        self._graphs: list[tuple[Graph, list[Any]]] = []
         self._mstep_seen: float | None = None
         self._info: dict[str, Any] | None = None
         self.mstep: Any = None
@@ -144,11 +145,14 @@ class DaskPass(Work):
                 wanted.update(key for nodes in tops.values() for key in nodes if isinstance(key, str))
         futures = graph.send(self.executor.client, wanted, self.executor.watch.only)
         self._hold(futures)
+        # Nodes of earlier graphs that this one merges are let go of once the scheduler has it.
+        self._graphs = [(g, own) for g, own in self._graphs if all(f.status == "pending" for f in own)]
+        self._graphs.append((graph, list(futures.values())))
         return {} if quiet else {span: futures[key] for span, key in keys.items()}
 
     def _add_mstep(self, graph: Graph, tops: dict[str, list[Any]], params: Any) -> str:
         key = self.key("mstep")
-        nodes = [[graph.ref(node) for node in nodes] for nodes in tops.values()]
+        nodes = [[graph.hold(node) for node in nodes] for nodes in tops.values()]
         graph.add(
             key,
             task_mstep,
@@ -269,6 +273,7 @@ class DaskPass(Work):
         super().release()
         self._trees.clear()
         self.tops.clear()
+        self._graphs.clear()
         self._params = self.mstep = None
 
 
@@ -321,7 +326,7 @@ class _Tree:
                 self._nodes[level, index] = children[0]
                 continue
             key = self._owner.key("merge", f"{_letter(self._part)}{level}-{index:04d}")
-            graph.add(key, task_merge, [graph.ref(child) for child in children], priority=5)
+            graph.add(key, task_merge, [graph.hold(child) for child in children], priority=5)
             self._nodes[level, index] = key
 
     def open_keys(self, graph: Graph) -> set[str]:

@@ -37,8 +37,13 @@ class Graph:
         self._held: list[Any] = []
 
     def hold(self, future: Any) -> TaskRef:
-        """The ref of a future that nobody else keeps until the graph is sent."""
-        self._held.append(future)
+        """The ref of a future that nobody else keeps (or of a key) until the scheduler has the graph.
+
+        Which it unpacks aside: what is let go of just after the graph was sent overtakes it. So the graph is
+        to be kept until one of its tasks is done.
+        """
+        if not isinstance(future, str):
+            self._held.append(future)
         return self.ref(future)
 
     @staticmethod

@@ -1,0 +1,183 @@
+"""Memory that ends: blocks in halves, nothing counted twice, told once; words where not even that helps."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent.engine import inprocess
+from scalelatent.engine.backend import DeviceMemoryError, HostBackend
+from scalelatent.engine.cache import PieceCache
+from scalelatent.engine.halving import LEAST_ROWS, apply_block, pieces
+from scalelatent.engine.inprocess import InProcessExecutor
+from scalelatent.engine.mapwrite import map_to_array
+from scalelatent.engine.passes import Span, make_stage
+from scalelatent.errors import RunError
+from scalelatent.models.base import Block, CsrRows
+from tests.helpers import Log
+
+
+class Card(HostBackend):
+    """A backend whose memory is too small for more than some rows; an error of its own, as a model's own
+    expressions raise it.
+    """
+
+    memory_errors = (DeviceMemoryError, MemoryError)
+    device = "0 (stand-in)"
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room, self.released = room, 0
+
+    def release_memory(self) -> None:
+        self.released += 1
+
+    def memory_error(self, error: Exception) -> Exception:
+        return DeviceMemoryError(f"no memory for a block: {error}")
+
+
+class Needy:
+    """A reduction that has already added half of a block's sums when memory ends."""
+
+    def __init__(self, sums: Any) -> None:
+        self.sums, self.seen = sums, list[int]()
+        self.layout, self.flops_per_row = sums.layout, sums.flops_per_row
+
+    def prepare(self, state: Any, backend: Any) -> Any:
+        return backend, self.sums.prepare(state, backend)
+
+    def accumulate(self, prepared: Any, block: Block, stats: Any) -> None:
+        backend, inner = prepared
+        self.seen.append(len(block.x))
+        self.sums.accumulate(inner, block, stats)
+        room = getattr(backend, "room", 10**9)
+        if len(block.x) > room:
+            raise MemoryError(f"{len(block.x)} rows")
+
+
+@pytest.fixture
+def run(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def run(room: int | None, rows: int = 3000, block: int = 512, threads: int = 1) -> Any:
+        work, log, cards = Needy(toy.stage(toy.rows(8)).reductions["train"]), Log(), list[Any]()
+
+        def make(device: str) -> Any:
+            cards.append(HostBackend() if room is None else Card(room))
+            return cards[-1]
+
+        monkeypatch.setattr(inprocess, "make_backend", make)
+        stage = make_stage(
+            "toy_sums",
+            {"train": work},
+            {"train": toy.rows(rows)},
+            "cpu",
+            block_rows=block,
+            leaf_rows=2 * block,
+        )
+        executor = InProcessExecutor(threads, cache=PieceCache(0), callbacks=log)
+        out = [executor.collect(stage, lambda done, total: None)["train"].vector for _ in range(2)]
+        return SimpleNamespace(vectors=out, seen=work.seen, events=log.of("event"), cards=cards)
+
+    return run
+
+
+@pytest.mark.parametrize(("room", "limit"), [(511, 256), (256, 256), (255, 128), (LEAST_ROWS, LEAST_ROWS)])
+def test_halves_down_to_what_fits_and_nothing_twice(run: Any, room: int, limit: int) -> None:
+    whole, cut = run(None), run(room)
+    np.testing.assert_allclose(cut.vectors[0], whole.vectors[0], rtol=1e-12)
+    (card,) = cut.cards
+    assert card.row_limits == {"toy_sums/train": limit}
+    # Once found it is kept: in the second pass no block is tried whole.
+    tries = [n for n in cut.seen if n > limit]
+    assert len(tries) == card.released == int(np.log2(512 // limit))
+    np.testing.assert_array_equal(*cut.vectors)
+
+
+def test_each_cut_is_told_once(run: Any) -> None:
+    (event,) = run(200).events
+    assert (event["event"], event["stage"], event["part"], event["rows"]) == (
+        "blocks_cut", "toy_sums", "train", 128,
+    )  # fmt: skip
+    assert "block_rows = 128" in event["message"]
+
+
+def test_equal_cards_give_equal_bits(run: Any) -> None:
+    """Two threads, each with a card of its own: who takes which leaf does not matter."""
+    one, two = run(200), run(200, threads=2)
+    for a, b in zip(one.vectors, two.vectors, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_blocks_that_are_short_already_end_the_pass_in_words(run: Any) -> None:
+    with pytest.raises(DeviceMemoryError, match="no memory for a block: 64 rows"):
+        run(LEAST_ROWS - 1)
+
+
+def test_memory_of_the_host_is_not_cut(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Card, "memory_errors", ())
+    with pytest.raises(RunError, match="out of memory on rows of the given arrays: 512 rows"):
+        run(100)
+
+
+def test_pieces_keep_everything_of_a_block() -> None:
+    rng = np.random.default_rng(0)
+    dense = (rng.random((10, 4)) < 0.5) * 1.0
+    counts = np.concatenate([[0], np.cumsum((dense != 0).sum(axis=1))])
+    sparse = CsrRows(dense[dense != 0], np.nonzero(dense)[1], counts, dense.shape)
+    for x in (dense, sparse):
+        block = Block(x, np.arange(10), np.arange(10.0), 70, np.arange(10)[::-1], 3)
+        parts = list(pieces(block, 4))
+        assert [len(part.x) for part in parts] == [4, 4, 2]
+        rows = [part.x if isinstance(part.x, np.ndarray) else part.x.to_dense() for part in parts]
+        np.testing.assert_array_equal(np.concatenate(rows), dense)
+        for name in ("y", "weight", "rows"):
+            np.testing.assert_array_equal(
+                np.concatenate([getattr(part, name) for part in parts]), getattr(block, name)
+            )
+        assert [part.start for part in parts] == [70, 74, 78]
+        assert {part.epoch for part in parts} == {3}
+        assert list(pieces(block, None)) == [block]
+
+
+def test_a_map_is_cut_too(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    from scalelatent.engine import mapwrite
+
+    card = Card(100)
+
+    class Doubled:
+        def output(self) -> tuple[tuple[int, ...], str]:
+            return (toy.rows(8).n_features,), "f8"
+
+        def prepare(self, backend: Any) -> Any:
+            return backend
+
+        def apply(self, backend: Any, block: Block) -> np.ndarray:
+            if len(block.x) > backend.room:
+                raise DeviceMemoryError("full")
+            return 2.0 * block.x
+
+    monkeypatch.setattr(mapwrite, "make_backend", lambda device: card)
+    rows = toy.rows(700)
+    np.testing.assert_array_equal(map_to_array(Doubled(), rows, "cpu", 1), 2.0 * rows.read_x(0, 700))
+    assert max(card.row_limits.values()) <= 100
+    card.room = 1
+    with pytest.raises(DeviceMemoryError, match="full"):
+        apply_block(card, "map", Doubled(), card, Block(rows.read_x(0, 400), None, None, 0))
+
+
+def test_the_span_reads_on_after_a_cut(toy: SimpleNamespace) -> None:
+    """What was read of the leaf is read again, and the next leaf begins where it should."""
+    from scalelatent.engine.passes import PassContext
+
+    work = Needy(toy.stage(toy.rows(8)).reductions["train"])
+    data = toy.rows(1000)
+    stage = make_stage("toy_sums", {"train": work}, {"train": data}, "cpu", block_rows=128, leaf_rows=256)
+    stop = SimpleNamespace(is_set=lambda: False, moved=lambda: None)
+    whole, cut = (
+        PassContext(stage, None, backend, None).run_span(Span("train", 1, 0), stop)
+        for backend in (HostBackend(), Card(100))
+    )
+    np.testing.assert_allclose(cut[:-1], whole[:-1], rtol=1e-12)
+    assert cut[-2] == whole[-2] == 1000
