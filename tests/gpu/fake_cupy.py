@@ -265,14 +265,6 @@ def take(a: ndarray, indices: ndarray, axis: int | None = None, out: ndarray | N
     return out
 
 
-def matmul(a: ndarray, b: ndarray, out: ndarray) -> ndarray:
-    """cupy.matmul."""
-    assert a.dtype == b.dtype == out.dtype
-    _note("matmul")
-    np.matmul(a._a, b._a, out=out._a)
-    return out
-
-
 def isfinite(a: ndarray) -> ndarray:
     """cupy.isfinite."""
     return ndarray(np.isfinite(a._a))
@@ -351,7 +343,6 @@ NAMES = {
         "ascontiguousarray",
         "asnumpy",
         "take",
-        "matmul",
         "isfinite",
         "RawModule",
         "get_default_memory_pool",

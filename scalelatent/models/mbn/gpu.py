@@ -140,7 +140,7 @@ def nearest(x: Any, columns: np.ndarray, bank: Bank) -> np.ndarray:
         n = len(rows)
         warps = (-(-n // WARPS),)
         _launch(gather, warps, rows, np.int32(x.shape[1]), np.int32(n), columns, counts[0], cut, lengths)
-        cupy.matmul(cut[:n], bank.w.T, out=products[:n])
+        multiply(cut, n, bank.w, products)
         bounds = (lengths, *(np.float64(part) for part in bank.error))
         _launch("mbn_best", warps, products, np.int32(n), counts[1], *terms, *bounds, out, floors, doubtful)
         _launch("mbn_decide", (n,), products, cut, bank.w, *counts, *terms, bank.exact, floors, doubtful, out)
@@ -236,6 +236,30 @@ def nearest_codes(x: Any, lists: Lists) -> np.ndarray:
         tables = (lists.start, lists.members, np.int32(lists.members.shape[1]), np.int32(lists.k))
         _launch("mbn_count", (len(x),), x, *sizes, *tables, codes)
     return codes.get()
+
+
+def multiply(x: Any, n: int, w: Any, out: Any) -> None:
+    """out = x w^T over the first n rows, all C-contiguous float32, whatever CuPy is told of TF32: the bound
+    on rounding is that of float32.
+
+    Examples
+    --------
+    >>> import cupy
+    >>> x, out = cupy.ones((2, 3), dtype="float32"), cupy.empty((2, 1), dtype="float32")
+    >>> multiply(x, 2, cupy.ones((1, 3), dtype="float32"), out)
+    >>> out.ravel().tolist()
+    [3.0, 3.0]
+    """
+    from cupy_backends.cuda.libs import cublas
+
+    k, q = w.shape
+    one, zero, kind = np.ones((), np.float32), np.zeros((), np.float32), 0  # CUDA_R_32F
+    left, right = (w.data.ptr, kind, q), (x.data.ptr, kind, q)
+    # Column-major: the transpose of out is w times the transpose of x, and w lies transposed.
+    shape, result = (1, 0, k, n, q), (out.data.ptr, kind, k)
+    how = (cublas.CUBLAS_COMPUTE_32F, cublas.CUBLAS_GEMM_DEFAULT)
+    handle = cupy.cuda.device.get_cublas_handle()
+    cublas.gemmEx(handle, *shape, one.ctypes.data, *left, *right, zero.ctypes.data, *result, *how)
 
 
 def _device(a: Any, dtype: Any) -> Any:
