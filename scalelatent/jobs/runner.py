@@ -250,7 +250,7 @@ def _steps(
     estimator.save(folder.model_url, overwrite=True)
     folder.event("model_saved", path=folder.model_url)
     request.check()
-    if data.test is not None:
+    if data.test is not None and hasattr(estimator, "score"):
         accuracy = float(estimator.score(data.test))
         result.scores |= {"test_accuracy": accuracy, "test_error": 1.0 - accuracy}
         folder.event("scored", **result.scores)
