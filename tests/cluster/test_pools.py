@@ -19,7 +19,6 @@ import pytest
 
 import scalelatent as sl
 from scalelatent import CapsuleRegression, Dataset
-from scalelatent.engine import hooks
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.inprocess import InProcessExecutor
@@ -137,7 +136,6 @@ def test_dask_leaves_tasks_of_a_pool_where_they_are(pool: Any, fitted: SimpleNam
         return sorted(stealing.fast_tasks)
 
     assert "paced_estep_pool" in pool.run_on_scheduler(fast_tasks)
-    assert pool.run_on_scheduler(hooks.keep_still, name="another_pool") is True
 
 
 def test_a_fit_on_cards_needs_one(pool: Any, rows: SimpleNamespace) -> None:
