@@ -70,14 +70,12 @@ def measure(client: Any, dataset: Any, speeds: tuple[float, ...], seconds: float
         executor = DaskExecutor(client, store, checkpoint_seconds=3600)
         began = time.time()
         fit_batches(executor, stage, learner.start(), callbacks=Callbacks(), store=store)
-    told = executor.pools.pace.row_seconds("paced_estep", "train")
-    measured = len(dataset) / sum(1 / pace for pace in told.values())
     found = client.run(computed).values()
     blocks = [[block for block in blocks if block[2] >= began] for blocks in found]
-    return [of_pass(blocks, number, seconds, measured) for number in range(2, passes + 2)]
+    return [of_pass(blocks, number, seconds) for number in range(2, passes + 2)]
 
 
-def of_pass(blocks: list[Any], number: int, ideal: float, measured: float) -> dict[str, Any]:
+def of_pass(blocks: list[Any], number: int, ideal: float) -> dict[str, Any]:
     """Seconds from the first row to the last; who waited how long at the end; who did how much."""
     there = [[block[1:] for block in own if block[0] == number] for own in blocks]
     begin = min(b for own in there for _, b, _ in own)
@@ -86,8 +84,6 @@ def of_pass(blocks: list[Any], number: int, ideal: float, measured: float) -> di
     rows = [sum(n for n, _, _ in own) for own in there]
     return {
         "of_ideal": (end - begin) / ideal,
-        # Reading and tasks take time beside the kernel: the ideal at the speeds that workers told.
-        "of_measured_ideal": (end - begin) / measured,
         "mean_end_idle_share": statistics.mean(idle) / (end - begin),
         "fastest_share_of_rows": max(rows) / sum(rows),
     }
@@ -100,7 +96,6 @@ def summary(passes: list[dict[str, Any]]) -> dict[str, float]:
     return {
         "best_of_ideal": round(min(ratios), 3),
         "median_of_ideal": round(statistics.median(ratios), 3),
-        "median_of_measured_ideal": round(statistics.median(p["of_measured_ideal"] for p in passes), 3),
         "median_end_idle_share": round(idle, 3),
         "fastest_share_of_rows": round(statistics.median(p["fastest_share_of_rows"] for p in passes), 3),
     }

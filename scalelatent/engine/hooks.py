@@ -292,7 +292,8 @@ def keep_still(dask_scheduler: Any, name: str) -> bool:
     """
     from distributed import stealing
 
-    stealing.fast_tasks.add(name)
+    if "stealing" in dask_scheduler.extensions:
+        stealing.fast_tasks.add(name)
     return True
 
 

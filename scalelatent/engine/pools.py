@@ -96,10 +96,6 @@ class Pace:
         self._heard[part] = {**self._heard.get(part, {}), worker: float(message["pace"])}
         self.devices = {**self.devices, worker: _CARDS.get(message["device"], "cpu")}
 
-    def row_seconds(self, stage: str, part: str) -> dict[str, float]:
-        """Worker -> seconds a row, of those that have told."""
-        return dict(self._heard.get((stage, part), {}))
-
     def took_part(self, workers: set[str], all_workers: Mapping[str, int]) -> None:
         """A pass is through in which these workers had spans."""
         self._hope = {

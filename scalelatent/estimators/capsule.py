@@ -87,6 +87,8 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
     random_state : int, Generator, RandomState or None
         None draws a seed and keeps it in ``seed_``. A seed never changes the speed.
     device : {"auto", "cpu", "gpu"}
+        "auto" is the GPU where there is one; on a cluster workers with and without one share a fit, whose
+        bits then depend, within a tolerance, on who computed which rows.
     n_jobs : int or None
         Threads of a fit in this process; None is all cores. The result is the same for any number.
 

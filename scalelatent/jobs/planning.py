@@ -97,4 +97,19 @@ def plan_job(
             limit = None if cluster.memory_limit is None else worker_bytes(cluster)
             return dict(estimator.plan(data.train, client=planned, memory_limit=limit, **options))
         with connect(job, client, tell) as found:
-            return dict(estimator.plan(data.train, client=found, **options))
+            needs = dict(estimator.plan(data.train, client=found, **options))
+            return needs | _devices(job, found)
+
+
+def _devices(job: Job, client: Any) -> dict[str, Any]:
+    """Which devices compute, and what that means for the result."""
+    from scalelatent.engine.pools import devices_event
+
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    cards = sum(bool(worker.get("resources", {}).get("GPU")) for worker in workers)
+    device = job.estimator_params().get("device", "auto")
+    counts = {"gpu": cards, "cpu": len(workers) - cards}
+    if device != "auto":
+        counts = {"gpu": cards} if device == "gpu" else {"cpu": len(workers)}
+    told = devices_event({kind: count for kind, count in counts.items() if count})
+    return {key: told[key] for key in ("devices", "message") if key in told}

@@ -18,6 +18,7 @@ from scalelatent.errors import JobError, RunError, ScalelatentError
 
 from .connection import connect
 from .datasets import JobData, open_job_data
+from .devices import DevicesSeen
 from .handshake import check_versions
 from .interrupt import StopRequest, stop_on_cancel, stop_on_signals
 from .news import ProgressFile, announce, cluster_log, install_page
@@ -144,7 +145,8 @@ def run_held(
                     install_page(found)
                 announce(found, folder, job, state)
                 news = [ProgressFile(folder), *cluster_log(found, folder, job, state)]
-                everyone = [RunLog(folder), *callbacks, *news, request]
+                seen = DevicesSeen(tell)
+                everyone = [RunLog(folder), seen, *callbacks, *news, request]
                 result = _steps(job, folder, everyone, found, resume, request)
         except BaseException as error:
             told = _settle(job, folder, found, request, error)
@@ -153,6 +155,7 @@ def run_held(
             raise told from error
         result.seconds = time.monotonic() - began
         ended = {"seconds": round(result.seconds, 3), "peak_worker_bytes": result.peak_worker_bytes}
+        ended |= seen.told
         state = folder.update_state(state="done", error=None, **result.scores, **ended)
         folder.event("state", state="done", warnings=result.warnings, **ended)
         announce(found, folder, job, state)

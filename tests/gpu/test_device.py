@@ -314,3 +314,41 @@ def test_a_whole_fit_equals_the_hosts(fake, stored):
         np.testing.assert_allclose(a["objective"], b["objective"], rtol=1e-5)
     np.testing.assert_allclose(gpu.predict_proba(x), cpu.predict_proba(x), atol=1e-4)
     np.testing.assert_array_equal(gpu.predict(x), cpu.predict(x))
+
+
+@pytest.mark.parametrize("room", [1, 3])
+def test_a_full_card_computes_a_pass_in_halves(fake, room):
+    """The whole E-step: nothing is counted twice, and sums stay within the stated tolerance."""
+    from scalelatent.engine.device import CupyBackend
+    from scalelatent.engine.passes import PassContext, Span, make_stage
+    from scalelatent.engine.pools import TOLERANCE
+    from scalelatent.models.capsule.members import build_members
+    from scalelatent.models.capsule.model import CapsulePass, initial_state
+
+    members = build_members("multiclass", 4, 3)
+    block = _block(20_000, 6, classes=4)
+    work = CapsulePass(members, 6, np.array([0.8]), None, train=True)
+    data = sl.Dataset.from_arrays(block.x.astype("f4"), block.y)
+    stage = make_stage("capsule_estep", {"train": work}, {"train": data}, "cpu", data.classes,
+                       block_rows=8192, leaf_rows=16384)  # fmt: skip
+    state = initial_state(np.random.default_rng(5).normal(size=(members.total_dim, 6)) / 2, members.n_members)
+
+    def sums(backend):
+        return PassContext(stage, state, backend, None).run_span(Span("train", 1, 0), _Never())
+
+    want = sums(CupyBackend())
+    small = CupyBackend()
+    fake.POOL.limit = room * 2048 * members.total_dim * 4  # of the rows a block's H takes the most
+    got = sums(small)
+    assert small.row_limits == {"capsule_estep/train": 2048 if room == 1 else 4096}
+    np.testing.assert_allclose(got[:-1], want[:-1], rtol=0, atol=TOLERANCE * np.abs(want[:-1]).max())
+    assert got[-2] == want[-2] == 20_000
+    np.testing.assert_array_equal(sums(small)[:-1], got[:-1])
+
+
+class _Never:
+    def is_set(self):
+        return False
+
+    def moved(self):
+        pass

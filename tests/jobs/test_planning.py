@@ -53,3 +53,24 @@ def test_refusals_pass_and_bare_errors_become_job_errors():
         raise ZeroDivisionError
     with pytest.raises(ValueError, match="a bug"), as_job_error(unless=lambda: True):
         raise ValueError("a bug")
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [("auto", "cpu 1 worker, gpu 2 workers"), ("gpu", "gpu 2 workers"), ("cpu", "cpu 3 workers")],
+)
+def test_plan_tells_which_devices_compute(workplace, fake, monkeypatch, device, words):
+    """And that a mixed pool's result depends on who computed what."""
+    from contextlib import nullcontext
+    from types import SimpleNamespace
+
+    found = {"a": {}, "b": {"resources": {"GPU": 1}}, "c": {"resources": {"GPU": 1}}}
+    client = SimpleNamespace(scheduler_info=lambda n_workers: {"workers": found})
+    monkeypatch.setattr(fake, "plan", lambda self, train, **options: {"peak_bytes": 1})
+    monkeypatch.setattr(planning, "connect", lambda job, client, tell: nullcontext(client))
+    monkeypatch.setattr(planning, "build_estimator", lambda job: fake())
+    job = load_job(workplace.job)
+    monkeypatch.setattr(type(job), "estimator_params", lambda self: {"device": device})
+    told = plan_job(job, client=client)
+    assert told["devices"] == words
+    assert ("within 1e-05" in told.get("message", "")) == (device == "auto")

@@ -144,6 +144,21 @@ def test_a_kept_task_outlives_its_client(watched: SimpleNamespace) -> None:
     on_scheduler(watched, lambda s: s.client_releases_keys([key], "fire-and-forget"))
 
 
+def test_tasks_of_a_name_are_left_by_stealing(watched: SimpleNamespace) -> None:
+    from distributed import stealing
+
+    def ratio(scheduler: Any) -> Any:
+        task = SimpleNamespace(prefix=SimpleNamespace(name="toy_estep_pool"), dependencies=set())
+        return scheduler.extensions["stealing"].steal_time_ratio(task)
+
+    try:
+        assert on_scheduler(watched, ratio) == (0, 0)
+        assert on_scheduler(watched, lambda s: hooks.keep_still(s, "toy_estep_pool")) is True
+        assert on_scheduler(watched, ratio) == (None, None)
+    finally:
+        stealing.fast_tasks.discard("toy_estep_pool")
+
+
 def test_the_event_of_a_removed_worker_is_read(said: Any) -> None:
     """That the scheduler sends it so is what test_plugin's lost workers show."""
     event = {"action": "remove-worker", "worker": "tcp://a:1", "processing-tasks": {"k2", "k1", ("t", 0)},
@@ -174,6 +189,7 @@ CHANGED = {
     "running_tasks": (lambda: hooks.running_tasks(NOTHING), []),
     "task_wanted": (lambda: hooks.task_wanted(NOTHING, "k"), True),
     "topic_handler": (lambda: hooks.topic_handler(NOTHING, "a"), None),
+    "keep_still": (lambda: hooks.keep_still(NOTHING, "k"), False),
     "task_state": (lambda: hooks.task_state(NOTHING, "k"), None),
 }
 

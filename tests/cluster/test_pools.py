@@ -1,0 +1,169 @@
+"""Workers of unequal speed on a real cluster: each its share, nobody waits long at the end, the same bits.
+
+The kernel sleeps for as long as the speed of its worker says, so the machine's cores do not matter.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scalelatent as sl
+from scalelatent import CapsuleRegression, Dataset
+from scalelatent.engine.cache import PieceCache
+from scalelatent.engine.callbacks import Callback
+from scalelatent.engine.inprocess import InProcessExecutor
+from scalelatent.engine.loop import fit_batches
+from scalelatent.engine.on_dask import DaskExecutor
+from scalelatent.engine.passes import make_stage
+from scalelatent.engine.store import EngineStore
+from scalelatent.errors import RunError
+from tests.helpers import Log
+
+SPEEDS = (1.0, 1.0, 20.0)
+LEAF_ROWS, LEAVES, PASSES, IDEAL = 8, 600, 6, 1.2
+pytestmark = pytest.mark.slow
+
+
+def _benchmark(name: str) -> Any:
+    """A module of ``benchmarks/``."""
+    if name not in sys.modules:
+        path = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+paced = _benchmark("paced_learner")
+
+
+@pytest.fixture(scope="module")
+def pool(starter: Callable[..., Any]) -> Iterator[Any]:
+    from distributed import Client
+
+    with starter(len(SPEEDS)) as cluster, Client(cluster, timeout=30, set_as_default=False) as client:
+        client.wait_for_workers(len(SPEEDS), timeout=60)
+        client.upload_file(paced.__file__)
+        yield client
+
+
+@pytest.fixture(scope="module")
+def fitted(pool: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A fit on the pool, the blocks that each worker computed, and the same fit in this process."""
+    folder = tmp_path_factory.mktemp("pool")
+    x = np.random.Generator(np.random.Philox(3)).normal(size=(LEAF_ROWS * LEAVES, 8)).astype("f4")
+    dataset = Dataset.from_arrays(x).save(folder / "rows", chunk_rows=LEAF_ROWS * 16)
+    learner = paced.Paced(IDEAL * sum(SPEEDS) / len(x), SPEEDS, PASSES)
+    stage = make_stage(
+        "paced_estep", learner, {"train": dataset}, "cpu", block_rows=LEAF_ROWS, leaf_rows=LEAF_ROWS
+    )
+    log, store = Log(), EngineStore(folder / "run")
+    executor = DaskExecutor(pool, store, checkpoint_seconds=3600, callbacks=log)
+    there = fit_batches(executor, stage, learner.start(), callbacks=log, store=store)
+    here = fit_batches(
+        InProcessExecutor(1, cache=PieceCache(0)), stage, learner.start(), callbacks=Callback()
+    )
+    blocks = pool.run(paced.computed)
+    speeds = executor.pools.speeds(stage, executor.threads)
+    names = {w["name"]: a for a, w in pool.scheduler_info(n_workers=-1)["workers"].items()}
+    return SimpleNamespace(
+        there=there,
+        here=here,
+        blocks=blocks,
+        speeds=speeds,
+        log=log,
+        fast=names[len(SPEEDS) - 1],
+        stage=stage,
+    )
+
+
+def test_the_bits_are_those_of_one_process(fitted: SimpleNamespace) -> None:
+    assert [r["objective"] for r in fitted.there.history] == [r["objective"] for r in fitted.here.history]
+    assert fitted.there.state["shift"] == fitted.here.state["shift"]
+
+
+def test_every_row_is_computed_once(fitted: SimpleNamespace) -> None:
+    """No pass was begun anew, and nothing was moved once it ran."""
+    rows = [0] * PASSES
+    for own in fitted.blocks.values():
+        for iteration, n, _, _ in own:
+            rows[iteration] += n
+    assert rows == [LEAF_ROWS * LEAVES] * PASSES
+    assert [e for e in fitted.log.of("event") if e["event"] in ("span_redone", "worker_lost")] == []
+
+
+def test_speeds_are_found_out(fitted: SimpleNamespace) -> None:
+    found = fitted.speeds.speeds
+    slow = [speed for address, speed in found.items() if address != fitted.fast]
+    assert 8 < found[fitted.fast] / statistics.mean(slow) < 30
+
+
+def test_the_fast_worker_has_its_share_and_does_not_wait(fitted: SimpleNamespace) -> None:
+    """Once speeds are known; of some passes the best, since others use this machine."""
+    shares, idle = [], []
+    for number in range(2, PASSES):
+        there = {a: [b for b in own if b[0] == number] for a, own in fitted.blocks.items()}
+        begin = min(b[2] for own in there.values() for b in own)
+        end = max(b[3] for own in there.values() for b in own)
+        fast = there[fitted.fast]
+        shares.append(sum(b[1] for b in fast) / (LEAF_ROWS * LEAVES))
+        idle.append((end - max(b[3] for b in fast)) / (end - begin))
+    assert 0.75 < statistics.median(shares) < 0.97  # 20 of 22 parts are 0.91
+    assert min(idle) < 0.15
+
+
+def test_what_computed_is_told(fitted: SimpleNamespace) -> None:
+    told = [event for event in fitted.log.of("event") if event["event"] == "devices"]
+    assert [event["devices"] for event in told] == ["cpu 3 workers"]
+
+
+def test_dask_leaves_tasks_of_a_pool_where_they_are(pool: Any, fitted: SimpleNamespace) -> None:
+    def fast_tasks() -> list[str]:
+        from distributed import stealing
+
+        return sorted(stealing.fast_tasks)
+
+    assert "paced_estep_pool" in pool.run_on_scheduler(fast_tasks)
+
+
+def test_a_fit_on_cards_needs_one(pool: Any, rows: SimpleNamespace) -> None:
+    model = CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0, device="gpu")
+    with pytest.raises(RunError, match="none of the 3 workers .* offers the resource GPU.*--gpus 1"):
+        model.fit(rows.train, client=pool)
+
+
+def test_a_worker_for_each_card(rows: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in: the card is only said to be there. With device="gpu" its worker alone has the work and says
+    that it has no CuPy; with 'cpu' both compute, and the bits are those of one process.
+    """
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-7,1")
+    options: dict[str, Any] = {"capsule_dim": 2, "max_iter": 2, "random_state": 0, "projection": None}
+    engine = {"block_rows": 64, "leaf_rows": 128}
+    with sl.cluster("local", workers=1, threads=2, gpus=1, dashboard_address=None) as client:
+        found = client.run(_sees)
+        workers = client.scheduler_info(n_workers=-1)["workers"].values()
+        told = {w["name"]: (w["nthreads"], w["resources"].get("GPU")) for w in workers}
+        if importlib.util.find_spec("cupy") is None:
+            with pytest.raises(RunError, match="CuPy"):
+                CapsuleRegression(device="gpu", **options).fit(rows.train, client=client, engine=engine)
+        there = CapsuleRegression(device="cpu", **options).fit(rows.train, client=client, engine=engine)
+    assert told == {"cpu-0": (2, None), "gpu-0": (1, 1)}
+    assert dict(found.values()) == {"cpu-0": "-1", "gpu-0": "GPU-7"}
+    here = CapsuleRegression(device="cpu", n_jobs=1, **options).fit(rows.train, engine=engine)
+    np.testing.assert_array_equal(there.W_, here.W_)
+
+
+def _sees(dask_worker: Any) -> tuple[str, str | None]:
+    return dask_worker.name, os.environ.get("CUDA_VISIBLE_DEVICES")
