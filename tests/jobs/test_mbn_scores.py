@@ -15,6 +15,8 @@ from sklearn.datasets import load_digits
 from scalelatent import CompressiveMBN, Dataset, load_model
 from scalelatent.cli import main
 
+pytestmark = pytest.mark.slow
+
 JOB = """
 [job]
 name = "digits-mbn"
