@@ -77,6 +77,7 @@ class DaskPass(Work):
         self._levels = {
             part: max(span.level for span in [*kept, *spans] if span.part == part) for part in stage.grids
         }
+        self.todo = spans
         self._mstep_seen: float | None = None
         self._info: dict[str, Any] | None = None
         self.mstep: Any = None
