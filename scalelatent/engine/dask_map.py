@@ -43,9 +43,9 @@ class Shards(Work):
         super().__init__(name, 0, executor.next_token(), rows)
         self._client, self._watch = executor.client, executor.watch
         self._writer, self._add, self._others = writer, add, others
-        missing = [shard for shard in range(writer.n_shards) if not writer.is_done(shard)]
-        self.rows_done = rows - sum(map(self.item_rows, missing))
-        self.window = Window(executor.threads, missing, self._send)
+        self.missing = [shard for shard in range(writer.n_shards) if not writer.is_done(shard)]
+        self.rows_done = rows - sum(map(self.item_rows, self.missing))
+        self.window = Window(executor.threads, self.missing, self._send)
 
     def _send(self, batch: Batch, last: bool) -> dict[int, Any]:
         graph = Graph()
@@ -85,6 +85,7 @@ class MapShards(Shards):
     def __init__(self, executor: DaskExecutor, task: Any, name: str) -> None:
         super().__init__(executor, task.name, task.writer, task.rows, self._add_map)
         self._task, self._record, self._executor = task, name, executor
+        self.todo = self.missing
 
     def _add_map(self, graph: Graph, key: str, shard: int, worker: str) -> None:
         about = self._executor.store.ref, self._record, shard, self._executor.fit

@@ -79,6 +79,7 @@ class DaskPass(Work):
             part: max(span.level for span in [*kept, *spans] if span.part == part) for part in stage.grids
         }
         self._graphs: list[tuple[Graph, list[Any]]] = []
+        self.todo = spans
         self._mstep_seen: float | None = None
         self._info: dict[str, Any] | None = None
         self.mstep: Any = None

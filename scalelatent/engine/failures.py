@@ -1,4 +1,4 @@
-"""What becomes of a task that failed: another try, rows left out, or an error that says what to do."""
+"""Looking after work: what becomes of a task that failed (another try, rows left out, or an error)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from scalelatent.errors import RunError, ScalelatentError, ShardError
 
+from .executor import OnRows
 from .threads import within
 from .watch import Again
 from .window import TaskEnded
@@ -15,6 +16,8 @@ from .work import Work
 if TYPE_CHECKING:
     from .on_dask import DaskExecutor
 
+# How often the driver looks at the futures of a pass, of a long one less often.
+POLL_SECONDS, LOOK_SHARE, WAIT_SECONDS = 0.02, 5e-5, 0.25
 GUARD_SECONDS, FETCH_SECONDS = 10.0, 30
 
 
@@ -28,6 +31,34 @@ def guard_spans(client: Any) -> None:
 
     with suppress(Exception):
         within(GUARD_SECONDS, lambda: client.register_plugin(SpanGuard(), name=NAME))
+
+
+def look_after(executor: DaskExecutor, current: Work, on_rows: OnRows) -> None:
+    """Look after work until it is done.
+
+    Raises
+    ------
+    Again
+        It cannot go on as it is.
+    """
+    told = -1
+    current.open()
+    executor.watch.start(current)
+    while True:
+        try:
+            moved, done = current.look(), current.done
+        except TaskEnded as ended:
+            settle(executor, current, ended)
+        if current.rows_done > told:
+            told = current.rows_done
+            on_rows(told, current.rows)
+        if done:
+            break
+        executor.watch.check(current, moved)
+        pending = len(current.window.pending)
+        executor.wait(max(POLL_SECONDS, LOOK_SHARE * pending) if pending else WAIT_SECONDS)
+    if told < current.rows:
+        on_rows(current.rows, current.rows)
 
 
 def settle(executor: DaskExecutor, current: Work, ended: TaskEnded) -> NoReturn:

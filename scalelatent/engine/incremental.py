@@ -22,8 +22,8 @@ from scalelatent.models.base import Block, Layout, OnlineLearner, Reduction, Sta
 
 from .callbacks import Callback
 from .order import RowOrder
-from .record import read_record, write_record
-from .store import KEEP_STATES
+from .record import read_record
+from .store import KEEP_STATES, EngineStore
 
 # Steps of an epoch, where rows allow: more leaves gain little, for a leaf's contribution is always an epoch
 # old. A leaf is one block in memory.
@@ -54,6 +54,9 @@ class KeptLeaves:
     learner : LeafLearner
     folder, stage : str
         Where contributions lie (a folder or address that all workers see), and the first part of their names.
+    run : str or None
+        Id of the run whose folder it has to be (see :class:`~.store.EngineStore`): a task that outlives its
+        run writes nothing into another one's.
     """
 
     kind = "scalelatent.engine.incremental:KeptLeaves"
@@ -61,6 +64,7 @@ class KeptLeaves:
     learner: Any
     folder: str
     stage: str
+    run: str | None = None
 
     def layout(self) -> Layout:
         """Of the learner."""
@@ -84,7 +88,8 @@ class KeptLeaves:
         Raises
         ------
         RunError
-            The contribution of the epoch before is gone or torn; the new one cannot be written.
+            The contribution of the epoch before is gone or torn; the new one cannot be written, or the folder
+            belongs to another run by now.
         """
         new = self.learner.visit(prepared, block)
         old = None
@@ -96,7 +101,7 @@ class KeptLeaves:
                     f"{error}. Incremental learning needs what each leaf contributed before: start the fit "
                     "anew in another run_dir"
                 ) from error
-        write_record(self.folder, self.name(block.epoch, block.start), new, durable=False)
+        EngineStore(self.folder, self.run).write(self.name(block.epoch, block.start), new, durable=False)
         self.learner.exchange(prepared, old, new, stats)
 
     def step(self, state: Any, stats: Stats, n_rows: int) -> Any:

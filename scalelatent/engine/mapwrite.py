@@ -357,6 +357,6 @@ def _columns_worker(
 
     def work(cut: tuple[int, int]) -> None:
         own = part.of_columns(*cut)
-        fill_rows(own, own.prepare(backend), block, found[:, slice(*cut)], stop)
+        fill_rows(backend, "map", own, own.prepare(backend), block, found[:, slice(*cut)], stop)
 
     return work

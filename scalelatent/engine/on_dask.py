@@ -21,12 +21,13 @@ from typing import Any, NoReturn, TypeVar
 from scalelatent.errors import RunError
 from scalelatent.models.base import Stats
 
+from .attempts import run_to_end
 from .callbacks import Callback
 from .dask_map import run_map, save_lazy
 from .dask_pass import DaskPass
 from .dask_tasks import sees, task_merge
 from .executor import OnRows, StepResult
-from .failures import LeftOut, error_of, guard_spans, settle
+from .failures import WAIT_SECONDS, error_of, guard_spans
 from .graph import Graph
 from .link import CALL_SECONDS, Link
 from .online_dask import DaskSteps
@@ -36,20 +37,15 @@ from .pools import Pools
 from .quarantine import Quarantine
 from .spans import plan_spans
 from .store import EngineStore
-from .trial import try_alone
-from .watch import Again, Watch
-from .window import TaskEnded
+from .trial import end_with_word
+from .watch import Watch
 from .work import Work
 
 W = TypeVar("W", bound=Work)
 # How long a fit waits for a cluster without workers.
 STALL_SECONDS = 300.0
 REFRESH_SECONDS = 1.0
-# How often the driver looks at the futures of a pass, of a long one less often.
-POLL_SECONDS, LOOK_SHARE = 0.02, 5e-5
-_WAIT_SECONDS, _LOOK_SECONDS = 0.25, 2.0
-# Times that a pass is begun anew without one more span done in between.
-ATTEMPTS = 4
+_LOOK_SECONDS = 2.0
 
 
 class DaskExecutor:
@@ -99,6 +95,7 @@ class DaskExecutor:
         self._skipped: dict[str, dict[str, Any]] = {}
         self._seconds: dict[str, float] = {}
         self._begun: DaskPass | None = None
+        self.looked_back = False
         self.watch, self.pools = Watch(self), Pools(self.link)
         self.threads, self._looked = self.link.threads(), time.monotonic()
         if not self.threads:
@@ -154,7 +151,7 @@ class DaskExecutor:
         while not (found := self.look_at_workers()):
             if time.monotonic() - begin > STALL_SECONDS:
                 self.no_workers("the next step")
-            self.wait(_WAIT_SECONDS)
+            self.wait(WAIT_SECONDS)
         return found
 
     def no_workers(self, what: str) -> NoReturn:
@@ -218,7 +215,7 @@ class DaskExecutor:
     def wait(self, seconds: float) -> None:
         """Wait for news at most so long; callbacks may raise to leave."""
         self.callbacks.on_wait()
-        if self.pulse.wait(min(seconds, _WAIT_SECONDS)):
+        if self.pulse.wait(min(seconds, WAIT_SECONDS)):
             self.pulse.clear()
 
     # -- passes ----------------------------------------------------------------------------------------------
@@ -275,70 +272,14 @@ class DaskExecutor:
 
     def run(self, make: Callable[[], W], on_rows: OnRows) -> W:
         """Look after work to its end, and begin it anew where it cannot go on; returns what ended."""
-        tries, most = 0, -1
         self.watch.begin()
-        while True:
-            current = make()
-            try:
-                if try_alone(self, current):
-                    current.cancel()
-                    continue
-                self.look_after(current, on_rows)
-                self._seconds[current.name] = self.watch.span_seconds(current)
-                return current
-            except LeftOut:
-                current.cancel()
-                # What is done of this pass was done of all rows.
-                self.store.drop_nodes()
-                self.pass_token, tries, most = self.next_token(), 0, -1
-            except Again as again:
-                try:
-                    self.watch.call_off(current)
-                finally:
-                    current.cancel()
-                tries = 1 if current.rows_done > most else tries + 1
-                most = max(most, current.rows_done)
-                if tries > ATTEMPTS:
-                    raise RunError(
-                        f"{current.name} (pass {current.number}) was begun {tries} times and did not get on: "
-                        f"{again}. Look at the logs of the workers, then resume the run"
-                    ) from None
-                self.pass_token = self.next_token()
-                self.wait_for_workers()
-            except BaseException:
-                current.cancel()
-                raise
+        ended = run_to_end(self, make, on_rows)
+        self._seconds[ended.name] = self.watch.span_seconds(ended)
+        return ended
 
-    def look_after(self, current: Work, on_rows: OnRows) -> None:
-        """Look after work until it is done.
-
-        Raises
-        ------
-        Again
-            It cannot go on.
-        """
-        told = -1
-        current.open()
-        self.watch.start(current)
-        while True:
-            moved, done = self._looked_at(current)
-            if current.rows_done > told:
-                told = current.rows_done
-                on_rows(told, current.rows)
-            if done:
-                break
-            self.watch.check(current, moved)
-            pending = len(current.window.pending)
-            self.wait(max(POLL_SECONDS, LOOK_SHARE * pending) if pending else _WAIT_SECONDS)
-        if told < current.rows:
-            on_rows(current.rows, current.rows)
-
-    def _looked_at(self, current: Work) -> tuple[bool, bool]:
-        """Whether something was done, and whether all is."""
-        try:
-            return current.look(), current.done
-        except TaskEnded as ended:
-            settle(self, current, ended)
+    def rename(self) -> None:
+        """Give what is sent from now on other names than what was called off."""
+        self.pass_token = self.next_token()
 
     def _call_off(self) -> None:
         begun, self._begun = self._begun, None
@@ -350,6 +291,10 @@ class DaskExecutor:
         self._call_off()
         self.watch.end()
         self.pools.tell(self.pools.computed(), self.callbacks)
+
+    def close(self) -> None:
+        """The driver ends, well or not, but not by dying."""
+        end_with_word(self.store)
 
     def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> DaskSteps:
         """Steps on the workers, in segments."""
@@ -422,7 +367,7 @@ class DaskExecutor:
         while True:
             ended.clear()
             future.add_done_callback(lambda _: ended.set())
-            while not ended.wait(_WAIT_SECONDS):
+            while not ended.wait(WAIT_SECONDS):
                 self.callbacks.on_wait()
                 if not self.link.connected:
                     raise self.link.lost(f"task {future.key} was waited for", self.client.status)

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from scalelatent.errors import RunError
 
-from .failures import LeftOut
+from .failures import LeftOut, look_after
 from .graph import Graph
 from .quarantine import BadShard
+from .store import EngineStore
 from .trial_tasks import at_work
-from .watch import DRIVERS, Again
+from .watch import DEATHS, DRIVERS, Again
 from .window import Batch, Window
 from .work import Work
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 # Of a worker's limit: whoever dies with as much in use was most likely ended by its nanny (at 95 %).
 FULL = 0.8
+BEGUN = "begun.json"
 QUIET_SECONDS, ASK_SECONDS, TRIALS = 20.0, 3.0, 4
 
 
@@ -58,7 +60,7 @@ class Trial(Work):
     def __init__(self, executor: DaskExecutor, tried: Work, suspect: Any, worker: str) -> None:
         super().__init__(tried.name, tried.number, executor.next_token(), tried.item_rows(suspect))
         self._client, self._tried = executor.client, tried
-        self.note = f"trial-{self.token}"
+        self.note = note_of(tried, suspect)
         self.window = Window({worker: 1}, [suspect], self._send)
 
     def _send(self, batch: Batch, last: bool) -> dict[Any, Any]:
@@ -85,6 +87,65 @@ class Trial(Work):
             raise Died(items[0], worker)
 
 
+def note_of(work: Work, item: Any) -> str:
+    """Name of the file in which the trial of an item notes its steps."""
+    return f"trial-{work.name}-{work.number}-{work.label(item)}.json"
+
+
+def ends_without_word(store: EngineStore, name: str, number: int) -> int:
+    """Note that a driver begins with a work; how many before it have ended in it without a word.
+
+    Whoever ends otherwise calls :func:`end_with_word`.
+
+    Examples
+    --------
+    >>> store = EngineStore("memory://doc-ends")
+    >>> [ends_without_word(store, "capsule_estep", number) for number in (1, 7, 7)]
+    [0, 1, 2]
+    >>> end_with_word(store)
+    >>> ends_without_word(store, "capsule_estep", 7)
+    0
+    """
+    kept = store.place.read(BEGUN)
+    before = {} if kept is None else json.loads(kept)
+    same = (before.get("name"), before.get("number")) == (name, number)
+    ends = 0 if kept is None else 1 + (int(before["ends"]) if same else 0)
+    store.write_bytes(BEGUN, json.dumps({"name": name, "number": number, "ends": ends}).encode())
+    return ends
+
+
+def end_with_word(store: EngineStore) -> None:
+    """A driver ends, well or not, but not by dying."""
+    with suppress(OSError):
+        store.remove(BEGUN)
+
+
+def look_back(executor: DaskExecutor, work: Work) -> None:
+    """Before the first work of a driver: find out what earlier ones died of that ended without a word.
+
+    A driver on the worker that dies cannot count the deaths. The second such end in the same work makes all
+    of it suspect; the third one leaves a note of the trial.
+
+    Raises
+    ------
+    LeftOut, RunError
+        As :func:`try_alone`.
+    """
+    ends = ends_without_word(executor.store, work.name, work.number)
+    notes = set(executor.store.place.keys("")) if ends else set()
+    left = [item for item in work.todo if note_of(work, item) in notes]
+    if ends >= DEATHS:
+        who = [f"the worker of the driver before ({number})" for number in range(ends, 0, -1)]
+        for item in left or work.todo:
+            executor.watch.deaths[work.name, work.number, item] = list(who)
+    for item in left:
+        try:
+            if ends > DEATHS:
+                _judge(executor, work, item)
+        finally:
+            executor.store.remove(note_of(work, item))
+
+
 def try_alone(executor: DaskExecutor, work: Work) -> bool:
     """Try the suspects of a work that has not begun; whether there were some, and it is to be made anew.
 
@@ -108,9 +169,9 @@ def _try(executor: DaskExecutor, work: Work, item: Any) -> None:
     for _ in range(TRIALS):
         trial = Trial(executor, work, item, _loneliest(executor))
         try:
-            return executor.look_after(trial, lambda done, rows: None)
+            return look_after(executor, trial, lambda done, rows: None)
         except Died:
-            _judge(executor, work, item, trial.note)
+            _judge(executor, work, item)
         except LeftOut:
             raise
         except Again as again:
@@ -153,9 +214,9 @@ def await_quiet(executor: DaskExecutor) -> None:
         executor.wait(0.1)
 
 
-def _judge(executor: DaskExecutor, work: Work, item: Any, note: str) -> NoReturn:
+def _judge(executor: DaskExecutor, work: Work, item: Any) -> NoReturn:
     """Leave out the shard of a guilty item, or end the fit with its name."""
-    text = executor.store.place.read(note)
+    text = executor.store.place.read(note_of(work, item))
     said: dict[str, Any] = {} if text is None else json.loads(text)
     workers = executor.watch.deaths_of(work, item)
     executor.watch.peak(workers[-1], int(said.get("peak", 0)))

@@ -28,6 +28,8 @@ class Work:
     window : Window
     items : dict
         Key of a task -> item, for whoever hears of a lost worker by the keys of its tasks.
+    todo : list
+        Items that are to be computed and can be tried alone (see :mod:`.trial`).
     rows_done : int
     following : Work or None
         What has begun behind it.
@@ -38,6 +40,7 @@ class Work:
     def __init__(self, name: str, number: int, token: str, rows: int) -> None:
         self.name, self.number, self.token, self.rows = name, number, token, rows
         self.items: dict[str, Any] = {}
+        self.todo: list[Any] = []
         self.rows_done = 0
         self.following: Any = None
         self.began: float | None = None

@@ -163,6 +163,7 @@ class FitSession:
             self.executor = InProcessExecutor(self.n_jobs, self.store, seconds, **how)
         else:
             self.executor = DaskExecutor(self.client, self.store, seconds, **how)
+            self._exit.callback(self.executor.close)
             self.executor.compute_on(self.device)
         return seed
 
@@ -384,7 +385,8 @@ class FitSession:
         drop = None
         if step.keeps_leaves:
             assert self.store is not None, "Begin asks for records"
-            work = KeptLeaves(step.learner, self.store.place.url, f"{self.kind}_{name}")
+            folder, run = self.store.ref
+            work = KeptLeaves(step.learner, folder, f"{self.kind}_{name}", run)
             drop = DropLeaves(work)
             callbacks, every = [*callbacks, drop], every or order.n_steps
         elif order.buffer_rows < order.segment(0)[1]:

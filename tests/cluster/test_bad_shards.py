@@ -16,7 +16,11 @@ from distributed import Client, LocalCluster, WorkerPlugin
 
 from scalelatent import Callback, open_dataset
 from scalelatent.errors import RunError
-from tests.helpers import InterruptAt
+from scalelatent.jobs import control
+from scalelatent.jobs.resolve import resolve
+from scalelatent.jobs.runfolder import RunFolder
+from scalelatent.jobs.submit import submit_job
+from tests.helpers import InterruptAt, until
 
 SHARD, CHUNK = (3600, 4800), (3600, 3900)  # rows of x/c/3/0, and of it those that kill
 
@@ -188,3 +192,40 @@ def test_an_online_fit_refuses_before_it_begins(fit: Any, tmp_path: Path) -> Non
     assert not list((tmp_path / "engine").glob("*"))
     with pytest.raises(ValueError, match="did you mean 'skip'"):
         fit(engine={"on_bad_shard": "skipp"})
+
+
+@pytest.mark.timeout(240)
+def test_the_driver_is_on_the_only_worker_and_dies_with_it(
+    fit: Any, rows: Any, mark: Path, deaths: Any, tmp_path: Path
+) -> None:
+    """It cannot count the deaths; those who come after it find what it has left."""
+    stored = {
+        "job": {"out": str(tmp_path / "run"), "seed": 0},
+        "data": {"train": str(rows.folder / "train")},
+        "model": {
+            "kind": "capsule",
+            "capsule_dim": 2,
+            "max_iter": 2000,
+            "projection": "none",
+            "nu_schedule": "none",
+        },
+        "engine": {"block_rows": 64, "leaf_rows": 128},
+    }
+    with (
+        LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=True, host="127.0.0.1", silence_logs=50,
+            dashboard_address="127.0.0.1:0", memory_limit=0, env={"SCALELATENT_CACHE_BYTES": "0"},
+        ) as cluster,
+        Client(cluster, timeout=30, set_as_default=False) as client,
+    ):  # fmt: skip
+        client.wait_for_workers(1, timeout=60)
+        client.register_plugin(Poison(str(mark), CHUNK))
+        folder = RunFolder.open(submit_job(resolve(stored, environ={}), client=client).run)
+        until(lambda: len(folder.records("metrics.jsonl")) > 1)
+        mark.touch()
+        state = control.follow(folder)
+    assert state["state"] == "failed"
+    assert "train/x/c/3/0 (rows 3600:4800)" in state["error"]
+    assert "while reading rows 3600:3900" in state["error"]
+    assert deaths() == 3
+    assert not list((tmp_path / "run" / "engine").glob("trial-*"))

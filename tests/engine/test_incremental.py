@@ -19,7 +19,7 @@ from scalelatent.engine.online import fit_online
 from scalelatent.engine.passes import make_stage
 from scalelatent.engine.store import EngineStore
 from scalelatent.errors import RunError
-from scalelatent.models.base import Layout, Stats
+from scalelatent.models.base import Block, Layout, Stats
 from tests.helpers import InterruptAt
 
 
@@ -175,3 +175,16 @@ class StopAfter(Callback):
     def on_pass_end(self, record: dict[str, Any]) -> None:
         if record["pass"] == self.epochs:
             raise KeyboardInterrupt
+
+
+def test_nothing_is_written_into_another_runs_folder(tmp_path: Path) -> None:
+    _, run = EngineStore(tmp_path).ref
+    learner = KeptLeaves(Means(), str(tmp_path), "toy", run)
+    block = Block(np.ones((3, 2), "f4"), None, None, 0)
+    stats = Stats.zeros(learner.layout())
+    learner.run_chain({"total": np.zeros(2), "visits": 0}, block, stats)
+    (tmp_path / learner.name(0, 0)).unlink()
+    (tmp_path / "run-id").write_text("another")
+    with pytest.raises(RunError, match=f"belongs to run another now.*task of run {run}"):
+        learner.run_chain({"total": np.zeros(2), "visits": 0}, block, stats)
+    assert not (tmp_path / learner.name(0, 0)).exists()

@@ -16,6 +16,7 @@ from scalelatent.jobs import runner
 from scalelatent.jobs.resolve import load_job
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.runner import run_job, run_new_job
+from scalelatent.monitor.events import RunLog
 
 
 @pytest.fixture
@@ -45,6 +46,25 @@ def test_a_run_leaves_everything_in_its_folder(prepared):
     assert folder.records("events.jsonl")[-1]["state"] == "done"
     assert result.estimator.asked["rows"] == 300
     assert not list(folder.path.glob(".*"))
+
+
+def test_rows_that_were_left_out_are_told(prepared):
+    job, folder = prepared("engine.on_bad_shard=skip")
+    told = {"event": "shard_quarantined", "shard": "small.zarr/x/c/3/0", "rows": 1200, "deaths": 3}
+
+    class Find(Callback):
+        def on_fit_start(self, info):
+            for _ in range(2):
+                RunLog(folder).on_event(told)
+
+    result = run_job(job, folder, callbacks=[Find()])
+    state = folder.read_state()
+    assert (state["quarantined_shards"], state["quarantined_rows"]) == (2, 2400)
+    (warning,) = result.warnings
+    assert warning.startswith("2400 rows of 2 bad shard(s) were left out")
+    (event, _) = [e for e in folder.records("events.jsonl") if e["event"] == "shard_quarantined"]
+    assert (event["shard"], event["rows"], event["deaths"]) == ("small.zarr/x/c/3/0", 1200, 3)
+    assert result.estimator.asked["engine"] == {"on_bad_shard": "skip"}
 
 
 def test_failure_is_recorded_and_resumable(prepared, fake):

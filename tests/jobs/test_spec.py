@@ -142,6 +142,18 @@ def test_threads_without_workers_are_n_jobs():
     assert job.estimator_params()["n_jobs"] is None
 
 
+def test_resume_may_change_what_becomes_of_bad_shards():
+    job = resolve(changed(engine={"block_rows": 64}), environ={})
+    skipping = override(job, ["engine.on_bad_shard=skip"])
+    assert (skipping.engine.on_bad_shard, skipping.engine.block_rows) == ("skip", 64)
+    assert skipping.origins["engine.on_bad_shard"] == "command line"
+    assert skipping.cluster == job.cluster
+    with pytest.raises(JobError, match="'stop' or 'skip', not 'skpi': did you mean 'skip'"):
+        override(job, ["engine.on_bad_shard=skpi"])
+    with pytest.raises(JobError, match="may only change"):
+        override(job, ["engine.block_rows=128"])
+
+
 def test_resume_may_change_the_cluster_only():
     job = resolve(changed(cluster={"workers": 2}), environ={})
     assert override(job, ["cluster.workers=4"]).cluster.workers == 4
