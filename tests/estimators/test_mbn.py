@@ -94,6 +94,7 @@ def test_any_cut_into_tasks_gives_the_same_bits(
 
     monkeypatch.setattr(mapwrite, "PARTED_ROWS", 130)
     monkeypatch.setattr(rowsets, "SHARDS", 5)
+    monkeypatch.setattr(rowsets, "SMALL_BYTES", 0)
     monkeypatch.setattr(layer_steps, "TASK_FLOPS", 1.0)
     model = _network(n_classes=20, n_jobs=2).fit(digits[0], run_dir=tmp_path / "run")
     _like_oracle(model, oracle)
@@ -415,6 +416,7 @@ def test_a_disk_that_fills_up_loses_nothing(
         write(self, shard, marker)
 
     monkeypatch.setattr(Markers, "write", full)
+    monkeypatch.setattr(layer_steps, "TASK_FLOPS", 1.0)
     options = {"n_classes": 20, "n_jobs": 1}
     with pytest.raises(DataError, match=r"code-l2.zarr.*resume"):
         _network(**options).fit(digits[0], run_dir=tmp_path / "run")
