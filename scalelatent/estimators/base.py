@@ -189,8 +189,7 @@ class StreamedEstimator(BaseEstimator):
             n_jobs=self.n_jobs,
             engine=engine,
         ) as session:
-            if begin.online:
-                session.check_online()
+            session.check_skipping(begin.all_rows)
             if begin.keeps_records:
                 session.keep_records()
             seed = session.begin(self.random_state, self._what_decides(), watched)

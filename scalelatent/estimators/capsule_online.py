@@ -24,6 +24,11 @@ BATCH_ROWS, RUN_ROWS, BUFFER_RUNS = 1024, 1024, 16
 # Incremental EM: fewer rows in a leaf than this many for each row of W would be exchanged at more cost than
 # they are computed on.
 LEAF_ROWS_A_DIMENSION = 4
+# Why an online fit leaves out no rows.
+ALL_ROWS = (
+    "an online fit takes each row in an order of its own and cannot leave some out in its midst; choose "
+    "algorithm = 'em'"
+)
 
 
 def check_online_params(model: Any) -> None:

@@ -24,7 +24,7 @@ from .capsule_fit import (
     class_weights,
     projected_width,
 )
-from .capsule_online import online_step
+from .capsule_online import ALL_ROWS, online_step
 from .steps import Begin, Collect, Derive, Learn, Map, Remember, Rows, Steps
 
 
@@ -51,7 +51,7 @@ def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
     model.seed_, rows = yield Begin(
         {"members": members.n_members, "max_iter": most},
         keeps_records=model.algorithm == "incremental",
-        online=model.algorithm != "em",
+        all_rows="" if model.algorithm == "em" else ALL_ROWS,
     )
     last = yield Remember("start", last)
     basis, rows = yield from project_steps(rows, width, last.get("basis"))

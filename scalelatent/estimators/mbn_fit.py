@@ -84,7 +84,10 @@ def layers_of(model: Any, train: Dataset, decay: float, seed: int) -> tuple[Laye
 
 def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
     """A whole fit, see :mod:`.steps`; sets the model's learned attributes."""
-    model.seed_, rows = yield Begin({"max_iter": None}, keeps_records=True)
+    all_rows = (
+        "centroids of a bootstrap network are drawn from all rows; clean or leave out the bad ones first"
+    )
+    model.seed_, rows = yield Begin({"max_iter": None}, keeps_records=True, all_rows=all_rows)
     train = rows["train"].dataset
     decay = model.decay
     if decay == "auto":

@@ -202,8 +202,8 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             n_jobs=self.n_jobs,
             engine=engine,
         ) as session:
-            if any(begin.online for begin in begins):
-                session.check_online()
+            for begin in begins:
+                session.check_skipping(begin.all_rows)
             if any(begin.keeps_records for begin in begins):
                 session.keep_records()
             random_state = base.random_state if self.random_state is None else self.random_state

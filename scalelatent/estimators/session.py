@@ -167,19 +167,22 @@ class FitSession:
             self.executor.compute_on(self.device)
         return seed
 
-    def check_online(self) -> None:
-        """Before :meth:`begin`: refuse what an online fit cannot do.
+    def check_skipping(self, all_rows: str) -> None:
+        """Before :meth:`begin`: refuse to leave rows out where none may be.
+
+        Parameters
+        ----------
+        all_rows : str
+            Why; empty where some may.
 
         Raises
         ------
         ValueError
-            Rows were to be left out.
+            ``on_bad_shard`` is "skip" all the same.
         """
-        if self.on_bad_shard == "skip":
+        if all_rows and self.on_bad_shard == "skip":
             raise ValueError(
-                "on_bad_shard = 'skip' is for fits by passes: an online fit takes each row in an order of "
-                "its own and cannot leave some out in its midst. Leave on_bad_shard out, or choose algorithm "
-                "= 'em'"
+                f"on_bad_shard = 'skip' is for fits by passes: {all_rows}; or leave on_bad_shard out"
             )
 
     def announce(self, train: Dataset, **more: Any) -> None:

@@ -95,12 +95,13 @@ class Begin:
     """All input is checked, work may begin. Answer: (seed, rows where every worker can read them).
 
     ``info`` is told to the callbacks. ``keeps_records`` asks for a folder even where none was given;
-    ``online`` says that a :class:`LearnOnline` follows.
+    ``all_rows`` says why none of them may be left out (see :mod:`~scalelatent.engine.quarantine`) and what
+    would help, where that is so.
     """
 
     info: Mapping[str, Any] = field(default_factory=dict)
     keeps_records: bool = False
-    online: bool = False
+    all_rows: str = ""
 
 
 @dataclass(frozen=True)
