@@ -287,7 +287,8 @@ def _read_ahead(
 
 
 def _how_far(dataset: Any, pieces: list[tuple[int, int]]) -> int:
-    if dataset.is_sparse:  # their bytes are not known without reading; row groups are small
+    # The bytes of sparse rows are not known without reading; their row groups are small.
+    if getattr(dataset, "is_sparse", True):
         return AHEAD
     largest = max(stop - start for start, stop in pieces) * dataset.n_features * dataset.dtype.itemsize
     return max(1, min(AHEAD, AHEAD_BYTES // max(largest, 1)))
