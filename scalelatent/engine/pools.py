@@ -46,6 +46,9 @@ POOLED = "pool"  # the last word of names of tasks that Dask is to leave where t
 
 # Speeds within this factor are alike: cores that share a machine differ as much from one second to the next.
 UNEQUAL = 2.0
+# Of passes that take less nothing is gained: the driver's answer takes as long, and short spans measure the
+# machine's other work.
+WORTH_SECONDS = 0.25
 # Of a card that has not been measured, against the processors beside it.
 GPU_GUESS = 8.0
 # One that had no span in a pass is believed a little faster with each, so that it is measured again some day.
@@ -72,6 +75,11 @@ class Speeds:
     def alike(self) -> bool:
         """Whether it does not matter who gets which span."""
         return max(self.speeds.values()) < UNEQUAL * min(self.speeds.values())
+
+    def pass_seconds(self, stage: Stage, threads: Mapping[str, int]) -> float:
+        """Of a pass on these workers, shared out evenly."""
+        work = sum(grid.n_rows * self.row_seconds[part] for part, grid in stage.grids.items())
+        return work / sum(count * self.speeds[name] for name, count in threads.items())
 
 
 class Pace:
@@ -382,7 +390,10 @@ def pool_window(
 ) -> PoolWindow | None:
     """The window of a pass on workers of unequal speed; None where they are alike."""
     pools, threads = executor.pools, executor.threads
-    if len(threads) < 2 or pools.speeds(stage, threads).alike:
+    if len(threads) < 2:
+        return None
+    found = pools.speeds(stage, threads)
+    if found.alike or found.pass_seconds(stage, threads) < WORTH_SECONDS:
         return None
     pools.keep_still(executor.client, f"{stage.name}_{POOLED}")
     return PoolWindow(threads, spans, send, stage, pools, kept)

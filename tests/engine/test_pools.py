@@ -194,7 +194,7 @@ def case() -> Any:
     sent: list[Any] = []
     link = Link(a=0, b=0, c=0)
     pools = Pools(link)
-    for worker, seconds in (("a", 2e-3), ("b", 2e-3), ("c", 1e-4)):
+    for worker, seconds in (("a", 1e-2), ("b", 1e-2), ("c", 5e-4)):
         pools.pace.hear(_told(worker, seconds))
         pools.pace.hear(_told(worker, seconds, "validation"))
     on_scheduler: list[str] = []
@@ -221,13 +221,21 @@ def test_workers_alike_keep_the_plain_window(case: Any) -> None:
     assert case.on_scheduler == []
 
 
+def test_passes_too_short_to_gain_keep_it_too(case: Any) -> None:
+    for worker, seconds in (("a", 2e-3), ("b", 2e-3), ("c", 1e-4)):
+        for part in ROWS:
+            case.pools.pace.hear(_told(worker, seconds, part))
+    assert not case.pools.speeds(case.stage, THREADS).alike
+    assert pool_window(case.executor, case.stage, case.spans, case.send, frozenset()) is None
+
+
 def test_a_pool_hands_out_all_leaves_and_stops_dasks_stealing(case: Any) -> None:
     kept = frozenset(case.spans[:2])
     for _ in range(2):
         window = pool_window(case.executor, case.stage, case.spans, case.send, kept)
     assert isinstance(window, PoolWindow)
     assert case.on_scheduler == ["toy_estep_pool"]  # once
-    assert window.seconds == pytest.approx(900 * 2e-3 / 22, rel=0.2)
+    assert window.seconds == pytest.approx(900 * 1e-2 / 22, rel=0.2)
     window.open()
     assert window.given  # so short a pass is one message
     ((batch, last),) = case.sent
