@@ -16,7 +16,6 @@ from distributed import Client, LocalCluster, WorkerPlugin
 
 from scalelatent import Callback, open_dataset
 from scalelatent.errors import RunError
-from scalelatent.jobs import control
 from scalelatent.jobs.resolve import resolve
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.submit import submit_job
@@ -223,9 +222,12 @@ def test_the_driver_is_on_the_only_worker_and_dies_with_it(
         folder = RunFolder.open(submit_job(resolve(stored, environ={}), client=client).run)
         until(lambda: len(folder.records("metrics.jsonl")) > 1)
         mark.touch()
-        state = control.follow(folder)
-    assert state["state"] == "failed"
-    assert "train/x/c/3/0 (rows 3600:4800)" in state["error"]
-    assert "while reading rows 3600:3900" in state["error"]
+        # While its driver is begun anew the job is told as one whose driver was lost.
+        ended = until(
+            lambda: (now := folder.read_state())["state"] == "failed" and not now.get("driver_lost") and now,
+            seconds=120,
+        )
+    assert "train/x/c/3/0 (rows 3600:4800)" in ended["error"]
+    assert "while reading rows 3600:3900" in ended["error"]
     assert deaths() == 3
     assert not list((tmp_path / "run" / "engine").glob("trial-*"))
