@@ -370,7 +370,9 @@ def test_rows_that_cannot_be_used(digits: Any, oracle: Any, tmp_path: Path) -> N
         oracle.transform(x[:, :63])
     with pytest.raises(DataError, match="has 63 features, but MultilayerBootstrapNetwork was fitted on 64"):
         oracle.transform(sl.Dataset.from_arrays(x[:, :63]))
-    with pytest.raises(ValueError, match="on_bad_shard = 'skip' is for fits by passes: centroids .* all rows"):
+    with pytest.raises(
+        ValueError, match="on_bad_shard = 'skip' is for fits by passes: centroids .* all rows"
+    ):
         _network().fit(x, engine={"on_bad_shard": "skip"})
     with pytest.raises(DataError, match="learns without labels and has nothing to validate"):
         _network().fit(x, validation=(x, digits[1][:100]))
