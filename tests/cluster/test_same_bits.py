@@ -265,7 +265,7 @@ def test_nothing_grows_over_200_passes(client: Any, fit: Any, scheduler_tasks: A
     assert tasks <= 5 * (CHAIN_PASSES + 2)
     assert futures <= 2 * 10
     assert recent <= 8
-    assert folder <= 12
+    assert folder <= 13  # records, the states of the last passes, what the driver notes of itself
     assert seen[-1][3] <= seen[0][3]
     assert scheduler_tasks(wait=5) <= 0  # below: what an earlier test had left has gone too
 
