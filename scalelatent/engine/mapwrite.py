@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from scalelatent.models.base import Block
 
 from .backend import make_backend
 from .cache import shared_cache
@@ -256,12 +259,11 @@ def map_to_array(
 
     shape, dtype = row_map.output()
     out = np.empty((len(dataset), *shape), dtype=dtype)
+    if getattr(row_map, "whole_shards", False):
+        _map_by_columns(row_map, dataset, out, device, n_jobs, progress)
+        return out
     step = block_rows(dataset.n_features)
     run = 16 * step
-    if getattr(row_map, "whole_shards", False):
-        # As few as threads are busy with, so that centroids are put up seldom.
-        most = parted_rows(dataset.nbytes // len(dataset), row_map)
-        step = run = min(most, -(-len(dataset) // resolve_jobs(n_jobs)))
     csr = getattr(row_map, "accepts_csr", False)
     done = 0
 
@@ -288,3 +290,47 @@ def map_to_array(
     with single_threaded():
         run_threads(range(0, len(dataset), run), resolve_jobs(n_jobs), compute, finish)
     return out
+
+
+def _map_by_columns(
+    row_map: Any, dataset: Any, out: np.ndarray, device: str, n_jobs: int | None, progress: Any
+) -> None:
+    """A map in parts over rows into ``out``, by threads over its columns: what prepares one serves all
+    rows.
+    """
+    from .inprocess import run_threads
+
+    rows, threads = parted_rows(dataset.nbytes // len(dataset), row_map), resolve_jobs(n_jobs)
+    stop = threading.Event()
+    reader = Reader(dataset, None, Meter(), csr=getattr(row_map, "accepts_csr", False))
+    blocks = [(a, min(a + rows, len(dataset))) for a in range(0, len(dataset), rows)]
+    with single_threaded(), naming(dataset):
+        for block in iter_blocks(reader, blocks, stop):
+            start = block.start
+            for part in row_map.stages():
+                (width,), dtype = part.output()
+                found = np.empty((len(block.x), width), dtype=dtype)
+                edges = np.linspace(0, width, min(width, 4 * threads) + 1).astype(int)
+                cuts = list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
+                compute = partial(_columns_worker, part, block, found, device)
+                run_threads(cuts, threads, compute, lambda cut, _: None)
+                block = Block(found, None, None, start)
+            last = row_map.last
+            if last is None:
+                out[start : start + len(found)] = found
+            else:
+                out[start : start + len(found)] = last.apply(last.prepare(make_backend(device)), block)
+            if progress is not None:
+                progress(start + len(found), len(dataset))
+
+
+def _columns_worker(
+    part: Any, block: Block, found: np.ndarray, device: str, slot: int, stop: StopFlag
+) -> Callable[[tuple[int, int]], None]:
+    backend = make_backend(device)
+
+    def work(cut: tuple[int, int]) -> None:
+        own = part.of_columns(*cut)
+        fill_rows(own, own.prepare(backend), block, found[:, slice(*cut)], stop)
+
+    return work

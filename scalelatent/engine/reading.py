@@ -26,7 +26,7 @@ from scalelatent.models.base import Block, CsrRows
 
 from .cache import Piece, PieceCache
 
-AHEAD = 3
+AHEAD, AHEAD_BYTES = 3, 2**25
 _POLL_SECONDS = 0.2
 
 
@@ -195,8 +195,8 @@ def _cut(held: list[Any], column: int, start: int, stop: int) -> Any:
 def _read_ahead(
     reader: Reader, pieces: list[tuple[int, int]], stop_event: StopFlag
 ) -> Generator[Any, None, None]:
-    """Read by a thread, at most ``AHEAD`` pieces in front of the consumer."""
-    ready: queue.Queue[Any] = queue.Queue(maxsize=AHEAD)
+    """Read by a thread, at most ``AHEAD`` pieces in front of the consumer, of large ones fewer."""
+    ready: queue.Queue[Any] = queue.Queue(maxsize=_how_far(reader.dataset, pieces))
     closed = threading.Event()
 
     def put(item: Any) -> bool:
@@ -230,6 +230,14 @@ def _read_ahead(
         closed.set()
         # Where the pass is called off, a read that hangs is left behind: it holds nobody up.
         thread.join(timeout=1.0 if stop_event.is_set() else None)
+
+
+def _how_far(dataset: Any, pieces: list[tuple[int, int]]) -> int:
+    # The bytes of sparse rows are not known without reading; their row groups are small.
+    if getattr(dataset, "is_sparse", True):
+        return AHEAD
+    largest = max(stop - start for start, stop in pieces) * dataset.n_features * dataset.dtype.itemsize
+    return max(1, min(AHEAD, AHEAD_BYTES // max(largest, 1)))
 
 
 def _got(get: Callable[[], Any], not_yet: type[Exception], stop_event: StopFlag) -> Any:

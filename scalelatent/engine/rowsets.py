@@ -22,8 +22,9 @@ from .cache import shared_cache
 from .mapwrite import open_spec
 from .reading import Meter, Reader, StopFlag, Stopped, naming
 
-# Of a shard: the rows are read once for all its sets, which are in memory meanwhile.
-SHARD_BYTES, SHARDS = 2**26, 16
+# Of a shard: the rows are read once for all its sets, which are in memory meanwhile. As many shards as are
+# wanted for tasks, unless they were small.
+SHARD_BYTES, SMALL_BYTES, SHARDS = 2**26, 2**22, 16
 
 
 @dataclass(frozen=True)
@@ -224,4 +225,5 @@ def write_sets(source: Any, sets: Any, place: Location) -> str:
 
 def _together(sets: Any, row_bytes: int) -> int:
     """Sets of a shard."""
-    return max(1, min(SHARD_BYTES // (sets.set_rows * row_bytes), -(-sets.n_sets // SHARDS)))
+    each = sets.set_rows * row_bytes
+    return max(1, min(SHARD_BYTES // each, max(-(-sets.n_sets // SHARDS), SMALL_BYTES // each), sets.n_sets))

@@ -18,8 +18,9 @@ from .steps import Encode, Gather, Rows
 if TYPE_CHECKING:
     from .session import FitSession
 
-# Of a task of a layer: about three seconds of a core; and the fewest tasks of the same rows.
-TASK_FLOPS, TILES = 2e11, 8
+# Of a task of a layer: about three seconds of a core. Where there is less to do than this for each of so many
+# tasks, tasks are shorter, down to the least that is worth a file.
+TASK_FLOPS, TASKS, LEAST_FLOPS = 2e11, 16, 5e9
 
 
 class LayerSteps:
@@ -110,11 +111,12 @@ def tile_layout(n: int, row_bytes: int, row_map: Any) -> dict[str, Any]:
     """Rows and columns of the tiles of a map's output: a function of the rows and the map alone.
 
     Rows as many as memory holds, so that columns are prepared seldom; columns such that a task takes a few
-    seconds, and there are some tasks even where there is little to do.
+    seconds, or less where there is little to do.
     """
     (width,) = row_map.output()[0]
     strips = -(-n // parted_rows(row_bytes, row_map))
     rows = -(-n // strips)
     work = rows * row_map.flops_per_row() + row_map.column_flops()
-    columns = max(1, min(round(TASK_FLOPS / work), -(-width // TILES)))
+    wanted = min(TASK_FLOPS, max(LEAST_FLOPS, strips * width * work / TASKS))
+    columns = max(1, min(round(wanted / work), width))
     return {"shard_rows": rows, "tile_columns": columns}

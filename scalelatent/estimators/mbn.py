@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
-from sklearn.utils._set_output import _wrap_data_with_container
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from scalelatent.data import Dataset
@@ -21,12 +20,13 @@ from scalelatent.engine.plan import find_resources
 from scalelatent.engine.rowsets import StoredSets
 from scalelatent.errors import DataError
 from scalelatent.models.base import CsrRows
-from scalelatent.models.mbn.model import ArraySets, Layer, Network, schedule
-from scalelatent.models.mbn.pca import CodeProjection, Components
+from scalelatent.models.mbn.layers import ArraySets, Layer, schedule
+from scalelatent.models.mbn.pca import Components
 
 from .base import _CHECKS, StreamedEstimator, check_finite, is_plain
-from .mbn_fit import check_params, fit_steps, layer_components
-from .mbn_plan import plan
+from .mbn_fit import check_params, fit_steps
+from .mbn_output import NetworkOutput
+from .mbn_plan import check_disk, plan
 from .mbn_saved import load_network, save_network
 from .steps import Rows, Steps
 
@@ -34,69 +34,8 @@ from .steps import Rows, Steps
 MEMORY_BYTES = 2**27
 
 
-class _Transform:
-    """``transform`` whose arrays follow ``set_output``.
-
-    A class of its own, since scikit-learn would wrap whatever a transformer's own ``transform`` returns.
-    """
-
-    _map: Any
-    _of_training_rows: Any
-
-    def transform(
-        self,
-        X: Any,
-        *,
-        layer: int | None = None,
-        out: Any = None,
-        client: Any = None,
-        overwrite: bool = False,
-        callbacks: Any = (),
-    ) -> Any:
-        """Output of the network: principal components of the last layer's codes.
-
-        Parameters
-        ----------
-        X : Dataset or array-like, shape (n, features), or None
-            None: the training rows, whose codes the fit has left.
-        layer : int or None
-            Of which layer's codes, from 1 (or from the end, -1 being the last); None is the last. Below the
-            last one the fit must have had ``keep_codes``.
-        out : url or None
-            Write a dataset of them there instead of returning an array.
-        client, overwrite, callbacks
-            Where ``out`` is written from, whether it may be replaced, progress.
-
-        Returns
-        -------
-        ndarray of float32, shape (n, components); a lazy array for a dask array; a Dataset with ``out``
-            A data frame where ``set_output`` asks for one. With ``output="codes"`` codes in place of
-            components.
-
-        Raises
-        ------
-        DataError
-            Rows of another width, or that cannot be used; no such layer.
-
-        Examples
-        --------
-        >>> import numpy as np, scalelatent as sl
-        >>> x = np.random.default_rng(0).normal(size=(60, 5))
-        >>> m = sl.MultilayerBootstrapNetwork(n_clusterings=10, n_components=2, random_state=0).fit(x)
-        >>> m.transform(x[:7]).shape
-        (7, 2)
-        """
-        if X is None:
-            found = self._of_training_rows(layer, out, client, overwrite, callbacks)
-        else:
-            found = self._map(X, ("output", layer), out, client, overwrite, callbacks)
-        return (
-            _wrap_data_with_container("transform", found, X, self) if isinstance(found, np.ndarray) else found
-        )
-
-
 class MultilayerBootstrapNetwork(
-    _Transform, ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamedEstimator
+    NetworkOutput, ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamedEstimator
 ):
     """Nonlinear dimensionality reduction by layers of random clusterings.
 
@@ -262,7 +201,9 @@ class MultilayerBootstrapNetwork(
                 "validation rows were given, but MultilayerBootstrapNetwork learns without labels and has "
                 "nothing to validate: leave them out ([data] validation)"
             )
-        plan(self, train, find_resources(client or current_client(), self.n_jobs, None))
+        told = plan(self, train, find_resources(client or current_client(), self.n_jobs, None))
+        if not resume:
+            check_disk(tempfile.gettempdir() if run_dir is None else run_dir, told["disk_bytes"])
         own = None if run_dir is not None else tempfile.mkdtemp(prefix="scalelatent-mbn-")
         try:
             self._fit_by_steps(
@@ -356,93 +297,6 @@ class MultilayerBootstrapNetwork(
     def __getstate__(self) -> dict[str, Any]:
         # The folder of a network that is too large for memory stays with this object.
         return {**super().__getstate__(), "_folder": None}
-
-    # -- what a fitted network gives
-    # ----------------------------------------------------------------------------
-
-    def _number(self, layer: int | None) -> int:
-        count = len(self._layers)
-        number = count if layer is None else layer + count + 1 if layer < 0 else layer
-        if isinstance(layer, bool) or not 1 <= number <= count:
-            raise DataError(f"layer={layer!r}: this network has layers 1 to {count}")
-        return int(number)
-
-    def _row_map(self, what: Any, layer: int | None = None) -> Network:
-        what, layer = what if isinstance(what, tuple) else (what, layer)
-        check_is_fitted(self)
-        number = self._number(layer)
-        projection = None
-        if what == "output" and self.output == "pca":
-            if number not in self._components:
-                self._components[number] = layer_components(self, number, self._training_codes(number))
-            projection = CodeProjection.of(self._components[number])
-        return Network(self._layers[:number], self._centroids[:number], projection)
-
-    def _of_training_rows(
-        self, layer: int | None, out: Any, client: Any, overwrite: bool, callbacks: Any
-    ) -> Any:
-        if self.output == "codes":
-            return self.codes(layer=-1 if layer is None else layer, out=out, overwrite=overwrite)
-        projection = self._row_map("output", layer).projection
-        return self._map_rows(self._training_codes(layer), projection, out, client, overwrite, callbacks)
-
-    def _training_codes(self, layer: int | None) -> Dataset:
-        number = self._number(layer)
-        if number not in self._codes:
-            kept = "none (a loaded model has none)" if not self._codes else f"those of {sorted(self._codes)}"
-            raise DataError(
-                f"codes of the training rows in layer {number} were not kept, but {kept}: fit with "
-                "keep_codes=True, or pass the rows"
-            )
-        return self._codes[number]
-
-    def codes(
-        self,
-        X: Any = None,
-        *,
-        layer: int = -1,
-        out: Any = None,
-        client: Any = None,
-        overwrite: bool = False,
-        callbacks: Any = (),
-    ) -> Any:
-        """Codes of a layer: in each clustering the number of the nearest centroid.
-
-        Parameters
-        ----------
-        X : Dataset or array-like, shape (n, features), or None
-            None: the training rows, whose codes the fit has left (below the last layer with ``keep_codes``).
-        layer : int
-            From 1, or from the end.
-        out, client, overwrite, callbacks
-            As in :meth:`transform`.
-
-        Returns
-        -------
-        ndarray of uint16 or uint32, shape (n, n_clusterings); a lazy array for a dask array; a Dataset with
-        ``out``
-
-        Examples
-        --------
-        >>> import numpy as np, scalelatent as sl
-        >>> x = np.random.default_rng(0).normal(size=(60, 5))
-        >>> m = sl.MultilayerBootstrapNetwork(n_clusterings=10, random_state=0).fit(x)
-        >>> c = m.codes()
-        >>> c.shape, bool((c == m.codes(x)).all()), int(c.max()) < m.ks_[-1]
-        ((60, 10), True, True)
-        """
-        if X is not None:
-            return self._map(X, ("codes", layer), out, client, overwrite, callbacks)
-        check_is_fitted(self)
-        found = self._training_codes(layer)
-        if out is not None:
-            return found.save(out, overwrite=overwrite)
-        self._check_room(found.nbytes, len(found))
-        return found.read_x(0, len(found))
-
-    @property
-    def _n_features_out(self) -> int:
-        return int(self._row_map("output").output()[0][0])
 
     def plan(
         self,

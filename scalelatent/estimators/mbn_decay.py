@@ -11,7 +11,7 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.engine.inprocess import run_threads
 from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.models.base import CsrRows
-from scalelatent.models.mbn.model import ArraySets, Layer, make_layers, schedule
+from scalelatent.models.mbn.layers import ArraySets, Layer, make_layers, schedule
 from scalelatent.models.mbn.pca import kernel_components
 from scalelatent.models.mbn.sampling import choose, draw_bits
 

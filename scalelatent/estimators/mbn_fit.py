@@ -11,7 +11,8 @@ from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.streams import stream
 from scalelatent.models.base import Stats
-from scalelatent.models.mbn.model import Layer, LayerCoder, make_layers, schedule
+from scalelatent.models.mbn.layers import Layer, make_layers, schedule
+from scalelatent.models.mbn.model import LayerCoder
 from scalelatent.models.mbn.pca import CodeCounts, Components, StreamedPca, kernel_components
 from scalelatent.models.mbn.reference import METRICS
 
@@ -65,8 +66,8 @@ def layers_of(model: Any, train: Dataset, decay: float, seed: int) -> tuple[Laye
     Raises
     ------
     ValueError
-        See :func:`~scalelatent.models.mbn.model.schedule` and
-        :func:`~scalelatent.models.mbn.model.make_layers`.
+        See :func:`~scalelatent.models.mbn.layers.schedule` and
+        :func:`~scalelatent.models.mbn.layers.make_layers`.
     """
     return make_layers(
         schedule(len(train), model.k1, decay, model.k_last, model.n_classes),

@@ -8,17 +8,30 @@ from typing import Any
 import numpy as np
 
 from scalelatent.data import Dataset
+from scalelatent.data.store import locate
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.mapwrite import PARTED_BYTES
-from scalelatent.engine.plan import MAX_TASKS, PROCESS_BYTES, Resources, cache_bytes, check_fits
+from scalelatent.engine.passes import make_stage
+from scalelatent.engine.plan import (
+    MAX_TASKS,
+    PROCESS_BYTES,
+    Resources,
+    RowShape,
+    cache_bytes,
+    check_fits,
+    stage_memory,
+)
+from scalelatent.engine.reading import AHEAD_BYTES
 from scalelatent.engine.rowsets import SHARD_BYTES
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import PlanError
 from scalelatent.models.base import CsrRows
-from scalelatent.models.mbn.model import Layer, LayerCoder
+from scalelatent.models.mbn.layers import Layer
+from scalelatent.models.mbn.model import LayerCoder
+from scalelatent.models.mbn.pca import StreamedPca
 
 from .layer_steps import tile_layout
-from .mbn_fit import layers_of
+from .mbn_fit import FIRST_COMPONENTS, KERNEL_ROWS, layers_of
 
 # Operations a second that a core is taken to do where nothing was measured.
 FLOP_RATE = 6e10
@@ -68,6 +81,8 @@ def plan(model: Any, train: Dataset, resources: Resources, *, measured: bool = F
                 "n_clusterings or k1"
             )
         tasks, row_bytes = tasks + count, layer.n_clusterings * np.dtype(layer.code_dtype).itemsize
+    if model.output == "pca":
+        peak = max(peak, _output_peak(model, layers[-1], n, resources))
     told = list(out["layers"].values())
     disk = sum(layer["centroid_bytes"] for layer in told)
     # Each layer reads the codes of the one below; the last ones stay.
@@ -79,6 +94,22 @@ def plan(model: Any, train: Dataset, resources: Resources, *, measured: bool = F
     out["disk_bytes"] = disk
     out["expected_seconds"] = sum(layer["seconds"] for layer in told)
     return out
+
+
+def check_disk(place: Any, nbytes: int) -> None:
+    """Refuse a fit that its folder has no room for.
+
+    Raises
+    ------
+    PlanError
+        Naming the folder and what would help.
+    """
+    free = locate(place).free_bytes()
+    if free is not None and free < nbytes:
+        raise PlanError(
+            f"centroids and codes would take {nbytes / 2**30:,.1f} GiB of disk, and {locate(place).url} has "
+            f"{free / 2**30:,.1f} GiB left: choose another run_dir ([job] out), or lower k1 or n_clusterings"
+        )
 
 
 def _centroid_bytes(layer: Layer, train: Dataset) -> int:
@@ -107,6 +138,21 @@ def _memory(layer: Layer, centroids: int, row_bytes: int, resources: Resources) 
         "centroids of a clustering": threads * (centroids + ready),
         "centroids while they are gathered": 2 * threads * max(centroids, min(SHARD_BYTES, 16 * centroids)),
     }
+
+
+def _output_peak(model: Any, layer: Layer, n: int, resources: Resources) -> int:
+    """Peak bytes of a worker in the passes of the output's EM-PCA."""
+    if n <= KERNEL_ROWS:
+        return 0
+    wanted = model.n_components or model.n_classes or 2
+    count = FIRST_COMPONENTS if wanted < 1 else int(wanted)
+    learner = StreamedPca.of(np.zeros((layer.n_clusterings, layer.k)), n, count)
+    stage = make_stage("mbn_pca", learner, {"train": RowShape(n, layer.n_clusterings)}, "cpu")
+    memory = stage_memory(stage, resources, None, 6 * learner.reductions()["train"].layout().nbytes)
+    piece = min(PARTED_BYTES, n * layer.n_clusterings * np.dtype(layer.code_dtype).itemsize)
+    memory["codes read ahead"] = resources.threads * (2 * piece + max(piece, AHEAD_BYTES))
+    remedy = f"lower n_components (it is {count}), or k_last so that the last layer has fewer than {layer.k}"
+    return check_fits("the output", memory, resources, f"{remedy} centroids")
 
 
 def _remedy(layer: Layer) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from scalelatent.data import Dataset, open_dataset
 from scalelatent.data.store import Location
 from scalelatent.engine.rowsets import StoredSets, write_sets
-from scalelatent.models.mbn.model import Layer
+from scalelatent.models.mbn.layers import Layer
 from scalelatent.models.mbn.pca import Components
 
 from .base import _plain_params

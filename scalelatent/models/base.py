@@ -291,16 +291,24 @@ class RowMap(Protocol):
 class PartedMap(RowMap, Protocol):
     """A :class:`RowMap` whose columns are computed one after the other, each over many rows: what it takes to
     prepare a column is then done seldom. A block is a whole shard of the output.
+
+    It may be several such maps, one after the other (``stages``, each of which can be cut by columns), and
+    another map that follows (``last``, or None).
     """
 
     whole_shards: bool
+    last: RowMap | None
+
+    def stages(self) -> Sequence[PartedMap]:
+        """The maps that it is made of."""
+        ...
 
     def row_bytes(self) -> int:
         """Bytes of a row of its output, and of what it has in between."""
         ...
 
     def of_columns(self, first: int, stop: int) -> PartedMap:
-        """The map to some of the output's columns; not needed where a map's output is never cut."""
+        """The map to some of the output's columns; of a map of one stage."""
         ...
 
     def fill(self, prepared: Any, block: Block, out: np.ndarray) -> Iterator[None]:

@@ -12,16 +12,10 @@ import pytest
 import scipy.sparse as sp
 
 import scalelatent as sl
-from scalelatent.engine import mapwrite
+from scalelatent.engine import mapwrite, rowsets
 from scalelatent.estimators import layer_steps, mbn_fit
 
-OPTIONS: dict[str, Any] = {
-    "n_clusterings": 16,
-    "k1": 200,
-    "n_components": 4,
-    "n_classes": 10,
-    "random_state": 3,
-}
+OPTIONS: dict[str, Any] = {"n_clusterings": 16, "k1": 200, "n_components": 4, "n_classes": 10}
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +23,7 @@ def _small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of 500 rows and one clustering: the driver cuts, so this reaches no worker."""
     monkeypatch.setattr(mapwrite, "PARTED_ROWS", 500)
     monkeypatch.setattr(layer_steps, "TASK_FLOPS", 1.0)
+    monkeypatch.setattr(rowsets, "SMALL_BYTES", 0)
     monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", 0)
 
 

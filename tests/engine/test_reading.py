@@ -17,7 +17,16 @@ from hypothesis import strategies as st
 
 from scalelatent.data import Dataset
 from scalelatent.engine.cache import PieceCache
-from scalelatent.engine.reading import AHEAD, Meter, Reader, Stopped, iter_blocks, naming
+from scalelatent.engine.reading import (
+    AHEAD,
+    AHEAD_BYTES,
+    Meter,
+    Reader,
+    Stopped,
+    _how_far,
+    iter_blocks,
+    naming,
+)
 from scalelatent.errors import DataError, RunError
 
 
@@ -147,6 +156,15 @@ def test_reads_ahead_but_not_far() -> None:
     assert 1 + AHEAD <= len(rows.reads) <= 2 + AHEAD
     source.close()
     assert len(rows.reads) <= 3 + AHEAD
+
+
+def test_of_large_pieces_fewer_are_read_ahead() -> None:
+    def how_far(row_bytes: int) -> int:
+        dataset = SimpleNamespace(is_sparse=False, n_features=row_bytes, dtype=np.dtype("u1"))
+        return _how_far(dataset, [(0, 100), (100, 130)])
+
+    assert [how_far(AHEAD_BYTES // 100 // n) for n in (1, 2, 3, 100)] == [1, 2, AHEAD, AHEAD]
+    assert how_far(AHEAD_BYTES) == 1
 
 
 def test_reading_overlaps_computing() -> None:

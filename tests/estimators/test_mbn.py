@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 import shutil
 import sys
@@ -93,6 +94,7 @@ def test_any_cut_into_tasks_gives_the_same_bits(
 
     monkeypatch.setattr(mapwrite, "PARTED_ROWS", 130)
     monkeypatch.setattr(rowsets, "SHARDS", 5)
+    monkeypatch.setattr(rowsets, "SMALL_BYTES", 0)
     monkeypatch.setattr(layer_steps, "TASK_FLOPS", 1.0)
     model = _network(n_classes=20, n_jobs=2).fit(digits[0], run_dir=tmp_path / "run")
     _like_oracle(model, oracle)
@@ -127,13 +129,15 @@ def test_an_interrupted_fit_goes_on_at_every_point(digits: Any, tmp_path: Path) 
     x = sl.Dataset.from_arrays(digits[0][:200]).save(tmp_path / "x.zarr", chunk_rows=64)
     options: dict[str, Any] = {"n_clusterings": 6, "n_classes": 20, "n_jobs": 1}
     whole = _network(**options).fit(x, run_dir=tmp_path / "whole", engine={"checkpoint_seconds": 0})
-    counted = InterruptAt(10**9)
+    hooks = ("stage", "event", "pass_end")
+    counted = InterruptAt(10**9, *hooks)
     _network(**options).fit(x, run_dir=tmp_path / "count", callbacks=counted)
-    stages, at, step = set(), 0, max(1, counted.calls // 9)
-    while True:
+    stages = set()
+    # Begin and end of each stage of each layer, the first passes of the output, and the last one.
+    for at in [*range(12), counted.calls - 1]:
         run, log = tmp_path / f"run{at}", Log()
         with pytest.raises(KeyboardInterrupt):
-            _network(**options).fit(x, run_dir=run, callbacks=[log, InterruptAt(at)])
+            _network(**options).fit(x, run_dir=run, callbacks=[log, InterruptAt(at, *hooks)])
         stages.update(log.stages[-1:])
         again = Log()
         model = _network(**options).fit(x, run_dir=run, resume=True, callbacks=again)
@@ -143,10 +147,8 @@ def test_an_interrupted_fit_goes_on_at_every_point(digits: Any, tmp_path: Path) 
         # What was done is not done again: but for the stage that was interrupted.
         assert not set(log.stages[:-1]) & set(again.stages)
         shutil.rmtree(run)
-        at += step
-        if at >= counted.calls - 1:
-            break
-    assert {"mbn_gather-l1", "mbn_code-l1", "mbn_gather-l2", "mbn_code-l2", "mbn_pca"} <= stages
+    layers = {f"mbn_{what}-l{number}" for number in (1, 2) for what in ("gather", "code")}
+    assert stages == layers | {"mbn_pca-counts", "mbn_pca"}
 
 
 def test_only_missing_tiles_are_computed_again(
@@ -385,3 +387,38 @@ def test_a_plan_names_what_would_not_fit(digits: Any) -> None:
     assert told["expected_seconds"] > 0
     with pytest.raises(PlanError, match=r"layer 1 \(k = 300\) would need .* MiB a worker .*lower k1"):
         _network().plan(ds, memory_limit="600MB")
+
+
+def test_a_disk_without_room_is_told_before_anything_runs(
+    digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from scalelatent.data.store import LocalLocation
+
+    monkeypatch.setattr(LocalLocation, "free_bytes", lambda self: 10_000)
+    with pytest.raises(PlanError, match="GiB of disk, and .*run has 0.0 GiB left: choose another"):
+        _network().fit(digits[0], run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_disk_that_fills_up_loses_nothing(
+    digits: Any, oracle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ENOSPC at the fourth shard of the second layer's codes."""
+    from scalelatent.data.markers import Markers
+
+    write, left = Markers.write, [4]
+
+    def full(self: Any, shard: int, marker: dict[str, Any]) -> None:
+        if self._location.url.endswith("code-l2.zarr"):
+            left[0] -= 1
+            if not left[0]:
+                raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, shard, marker)
+
+    monkeypatch.setattr(Markers, "write", full)
+    monkeypatch.setattr(layer_steps, "TASK_FLOPS", 1.0)
+    options = {"n_classes": 20, "n_jobs": 1}
+    with pytest.raises(DataError, match=r"code-l2.zarr.*resume"):
+        _network(**options).fit(digits[0], run_dir=tmp_path / "run")
+    model = _network(**options).fit(digits[0], run_dir=tmp_path / "run", resume=True)
+    _like_oracle(model, oracle)

@@ -82,8 +82,8 @@ def test_a_job_from_plan_to_transform_and_one_that_was_killed(folder: Path) -> N
 
 
 def test_what_a_job_may_not_ask_for(folder: Path) -> None:
-    said = scalelatent("plan", "job.toml", "--set", "model.kl=3", cwd=folder, code=2)
-    assert "did you mean 'k1'?" in said.err
+    said = scalelatent("plan", "job.toml", "--set", "model.k_lst=3", cwd=folder, code=2)
+    assert "did you mean 'k_last'?" in said.err
     said = scalelatent("fit", "job.toml", "--out", "no", "--set", "model.k1=7000", cwd=folder, code=2)
     assert "k1=7000 is above the 6000 rows" in said.err
     assert not (folder / "no").exists()

@@ -9,7 +9,8 @@ import pytest
 
 from scalelatent.engine.backend import make_backend
 from scalelatent.models.base import Block, CsrRows
-from scalelatent.models.mbn.model import ArraySets, Layer, LayerCoder, Network, make_layers, schedule
+from scalelatent.models.mbn.layers import ArraySets, Layer, make_layers, schedule
+from scalelatent.models.mbn.model import LayerCoder, Network
 
 OPTIONS: dict[str, Any] = {
     "n_rows": 120,

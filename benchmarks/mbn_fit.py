@@ -1,0 +1,125 @@
+"""A whole bootstrap network on MNIST: python benchmarks/mbn_fit.py [--clusterings 400] [--k1 8000]
+
+The time of a fit, stage by stage, against what its first layer would take at this machine's rate of matrix
+products (sgemm of the same shapes, all cores, measured before and after the fit); then the transform of the
+10,000 test images, in memory, and peak memory. Fewer clusterings give a figure of the first layer soon; upper
+layers grow with their square.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import mnist, parser, write
+
+import scalelatent as sl
+from scalelatent.engine.threads import resolve_jobs, single_threaded
+
+PAPER_TRANSFORM_SECONDS = 4857.0
+
+
+class Stages(sl.Callback):
+    """Seconds of each stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last: tuple[str, float] | None = None
+
+    def on_stage(self, info: dict[str, Any]) -> None:
+        self._end()
+        self._last = (info["stage"], time.perf_counter())
+
+    def on_fit_end(self, info: dict[str, Any]) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        if self._last is not None:
+            self.seconds[self._last[0]] = round(time.perf_counter() - self._last[1], 3)
+
+
+def sgemm_rate(k: int, columns: int, threads: int, rounds: int = 5) -> float:
+    """Operations a second of products of 4,096 rows with k centroids, a BLAS of one thread in each thread."""
+    rng, rows = np.random.default_rng(0), 4096
+    x = [rng.random((rows, columns), dtype=np.float32) for _ in range(threads)]
+    w = rng.random((columns, k), dtype=np.float32)
+    out = [np.empty((rows, k), dtype=np.float32) for _ in range(threads)]
+    best, gate = np.inf, threading.Barrier(threads + 1)
+
+    def work(slot: int) -> None:
+        gate.wait()
+        np.matmul(x[slot], w, out=out[slot])
+
+    with single_threaded(), ThreadPoolExecutor(threads) as pool:
+        for _ in range(rounds):
+            futures = [pool.submit(work, slot) for slot in range(threads)]
+            gate.wait()
+            begin = time.perf_counter()
+            for future in futures:
+                future.result()
+            best = min(best, time.perf_counter() - begin)
+    return threads * 2.0 * rows * k * columns / best
+
+
+def measure(options: Any, folder: Path) -> dict[str, Any]:
+    """The figures of one fit."""
+    x, y = mnist(slice(0, options.rows))
+    ds = sl.Dataset.from_arrays(x, y).save(folder / "train.zarr")
+    threads, columns = resolve_jobs(None), 784 // 2
+    model = sl.MultilayerBootstrapNetwork(
+        n_clusterings=options.clusterings,
+        k1=options.k1,
+        n_components=10,
+        n_classes=10,
+        random_state=options.seed,
+    )
+    stages, before = Stages(), sgemm_rate(options.k1, columns, threads)
+    begin = time.perf_counter()
+    model.fit(ds, run_dir=folder / "run", callbacks=stages)
+    seconds = time.perf_counter() - begin
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    rate = max(before, sgemm_rate(options.k1, columns, threads))
+    flops = 2.0 * options.rows * options.k1 * columns * options.clusterings
+    test = mnist(part="test")[0]
+    begin = time.perf_counter()
+    model.transform(test)
+    transform = time.perf_counter() - begin
+    return {
+        "rows": options.rows,
+        "clusterings": options.clusterings,
+        "ks": model.ks_,
+        "threads": threads,
+        "sgemm_gflops": round(rate / 1e9, 1),
+        "layer1_at_sgemm_seconds": round(flops / rate, 1),
+        "fit_seconds": round(seconds, 1),
+        "fit_over_layer1_at_sgemm": round(seconds * rate / flops, 3),
+        "stage_seconds": stages.seconds,
+        "transform_10000_seconds": round(transform, 1),
+        "paper_over_transform": round(PAPER_TRANSFORM_SECONDS / transform, 1),
+        "peak_gib": round(peak, 2),
+    }
+
+
+def main() -> None:
+    """Measure and write."""
+    arguments = parser(__doc__, "mbn_fit")
+    arguments.add_argument("--rows", type=int, default=60_000)
+    arguments.add_argument("--clusterings", type=int, default=400)
+    arguments.add_argument("--k1", type=int, default=8000)
+    options = arguments.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        results = measure(options, Path(folder))
+    for name, value in results.items():
+        print(f"{name:28} {value}")
+    write(options.out, " ".join(["python", *sys.argv]), options.seed, results)
+
+
+if __name__ == "__main__":
+    main()
