@@ -52,6 +52,8 @@ ON_THE_SIDE = {
     "distributed.worker.memory.monitor-interval": ("100ms", "500ms"),
     "distributed.admin.system-monitor.interval": ("500ms", "2s"),
 }
+# Read whenever a worker is lost: one that dies twice in this time is given up by Dask, while we find out why.
+LOST_SECONDS = ("distributed.deploy.lost-worker-timeout", "15s", "1 hour")
 
 
 async def run_workers(
@@ -165,6 +167,9 @@ def configured() -> Iterator[None]:
     calmer = {key: ours for key, (theirs, ours) in ON_THE_SIDE.items() if dask.config.get(key) == theirs}
     with dask.config.set({"distributed.nanny.pre-spawn-environ": environ, **SCHEDULER, **calmer}):
         yield
+    key, theirs, ours = LOST_SECONDS
+    if dask.config.get(key) == theirs:
+        dask.config.set({key: ours})
 
 
 def worker_specs(
