@@ -19,7 +19,6 @@ import numpy as np
 
 from scalelatent.errors import DataError, ShardError
 
-from . import buffers
 from .layout import Layout, layout_of, tile_columns_of
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ class StoredRows:
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Rows `start:stop` in a new array of their stored dtype."""
-        out = buffers.empty((stop - start, *self.shape[1:]), self.dtype)
+        out = np.empty((stop - start, *self.shape[1:]), self.dtype)
         if self._decoder is not None and not self._has_files:
             self._read_objects(start, stop, out)
             return out
