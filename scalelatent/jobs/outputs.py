@@ -36,9 +36,16 @@ def write_rows(
     Raises
     ------
     JobError
-        If ``out`` exists, or is the dataset being read.
+        If ``out`` exists, or is the dataset being read; if the model has no such method.
     """
     from scalelatent.data import open_dataset
+
+    if not hasattr(estimator, method):
+        other = {"predict": "transform", "transform": "predict"}[method]
+        raise JobError(
+            f"a {type(estimator).__name__} has no {method}: `scalelatent {other} RUN DATA --out OUT` writes "
+            "what it gives for each row"
+        )
 
     place = locate(out)
     if not place.is_empty() or os.path.exists(place.url):

@@ -100,3 +100,9 @@ def test_a_small_network_is_scored_in_its_place(folder: Path) -> None:
     small.save(str(folder / "small.zarr"))
     told = json.loads(scalelatent("score", "small.zarr", "x.zarr", "--rows", "400:600", "--json", cwd=folder))
     assert told["nmi"] > 0.2
+
+
+def test_predict_of_a_model_without_classes_is_refused(folder: Path) -> None:
+    told = scalelatent("predict", "run", "x.zarr", "--out", "p.zarr", cwd=folder, code=2)
+    assert "a MultilayerBootstrapNetwork has no predict: `scalelatent transform RUN DATA --out OUT`" in told
+    assert not (folder / "p.zarr").exists()
