@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import scalelatent as sl
 from scalelatent import Dataset, __version__
 from scalelatent.cli import main
 from scalelatent.cli.show import DEBUG_VARIABLE, size, text_of
@@ -247,12 +248,13 @@ def test_scores_and_outputs_of_a_saved_dataset_refuse_themselves(tmp_path):
 
     url = str(tmp_path / "a.zarr")
     data = Dataset.from_arrays(np.eye(4), np.arange(4)).save(url)
+    model = sl.CapsuleRegression()
     with pytest.raises(JobError, match="is the dataset being read"):
-        write_rows(None, "predict", data, url, overwrite=True)
+        write_rows(model, "predict", data, url, overwrite=True)
     other = tmp_path / "thesis"
     other.mkdir()
     with pytest.raises(JobError, match="exists; choose another one, or add --overwrite"):
-        write_rows(None, "predict", data, str(other))
+        write_rows(model, "predict", data, str(other))
     with pytest.raises(ValueError, match="thesis"):
-        write_rows(None, "predict", data, str(other), overwrite=True)
+        write_rows(model, "predict", data, str(other), overwrite=True)
     assert other.is_dir()

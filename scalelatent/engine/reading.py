@@ -60,6 +60,18 @@ def naming(dataset: Any) -> Iterator[None]:
         raise DataError(f"{where}: {error}. Clean these rows, or leave them out, and start again") from error
 
 
+def as_rows(x: Any) -> Any:
+    """Rows as kernels take them: an ndarray as it is, a scipy matrix as :class:`CsrRows`.
+
+    Examples
+    --------
+    >>> from scipy.sparse import csr_array
+    >>> as_rows(csr_array([[0, 2]])).indices.tolist()
+    [1]
+    """
+    return x if isinstance(x, np.ndarray) else CsrRows.of(x)
+
+
 class Stopped(Exception):
     """The pass was called off."""
 
@@ -142,9 +154,8 @@ class Reader:
 
     def _read(self, start: int, stop: int) -> Piece:
         ds = self.dataset
-        x = ds.read_x(start, stop)
         piece = (
-            x if isinstance(x, np.ndarray) else CsrRows.of(x),
+            as_rows(ds.read_x(start, stop)),
             None if self.classes is None else ds.read_codes(start, stop, self.classes),
             ds.read_weight(start, stop) if ds.has_weight else None,
         )

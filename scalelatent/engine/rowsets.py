@@ -21,7 +21,7 @@ from scalelatent.models.base import CsrRows
 from .cache import shared_cache
 from .mapwrite import open_spec
 from .quarantine import Ranges
-from .reading import Meter, Reader, StopFlag, Stopped, naming
+from .reading import Meter, Reader, StopFlag, Stopped, as_rows, naming
 
 # Of a shard: the rows are read once for all its sets, which are in memory meanwhile. As many shards as are
 # wanted for tasks, unless they were small.
@@ -55,8 +55,7 @@ class StoredSets:
 
     def read(self, which: int) -> Any:
         """Rows of a set: ndarray, or :class:`~scalelatent.models.base.CsrRows`."""
-        x = self.dataset.read_x(which * self.rows, (which + 1) * self.rows)
-        return x if isinstance(x, np.ndarray) else CsrRows.of(x)
+        return as_rows(self.dataset.read_x(which * self.rows, (which + 1) * self.rows))
 
 
 @dataclass(frozen=True)

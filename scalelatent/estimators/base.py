@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from scalelatent.data import Dataset
-from scalelatent.data.store import locate
+from scalelatent.data.store import Location, locate
 from scalelatent.engine.cache import memory_limit
 from scalelatent.engine.callbacks import Callback
 from scalelatent.errors import DataError
@@ -263,14 +263,7 @@ class StreamedEstimator(BaseEstimator):
         from .session import FitSession
 
         with FitSession(
-            self._kind,
-            client=client,
-            run_dir=None,
-            resume=False,
-            callbacks=callbacks,
-            device=self.device,
-            n_jobs=self.n_jobs,
-            engine=None,
+            self._kind, device=self.device, n_jobs=self.n_jobs, client=client, callbacks=callbacks
         ) as session:
             session.begin(0, {}, {})
             ds = session.visible("rows", ds)
@@ -292,6 +285,10 @@ class StreamedEstimator(BaseEstimator):
 
     def _to_saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         raise NotImplementedError
+
+    def _beside_saved(self) -> Callable[[Location], dict[str, str]] | None:
+        """What writes the datasets of a saved model (see :func:`.persist.save_model`), where it has some."""
+        return None
 
     def save(self, url: str | Path, *, overwrite: bool = False) -> None:
         """Write the fitted model: a zarr group and JSON, no pickle.
@@ -316,9 +313,8 @@ class StreamedEstimator(BaseEstimator):
 
         check_is_fitted(self)
         values, arrays = self._to_saved()
-        save_model(
-            url, self._kind, _plain_params(self.get_params(deep=False)), values, arrays, overwrite=overwrite
-        )
+        params, beside = _plain_params(self.get_params(deep=False)), self._beside_saved()
+        save_model(url, self._kind, params, values, arrays, overwrite=overwrite, beside=beside)
 
 
 def _weighed(ds: Dataset, y: Any, sample_weight: Any) -> Dataset:

@@ -158,7 +158,6 @@ class CompressiveMBN(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Streamed
         held = None if validation is None else self._held(validation, outputs.n_features)
         with FitSession(
             self._kind,
-            client=None,
             run_dir=run_dir,
             resume=resume,
             callbacks=callbacks,

@@ -19,7 +19,7 @@ from scalelatent.data import Dataset
 from scalelatent.engine.cache import shared_cache
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.feeding import Feed
-from scalelatent.engine.loop import Progress
+from scalelatent.engine.loop import Progress, tell_unreadable, write_checkpoint
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.reading import Meter, Reader
 from scalelatent.engine.streams import stream
@@ -125,13 +125,14 @@ def sampled(dataset: Dataset) -> np.ndarray:
     """Some thousand rows from evenly spaced places, float64, to take scales from."""
     n = len(dataset)
     if n <= SAMPLED_PLACES * SAMPLED_ROWS:
-        return _dense(dataset.read_x(0, n))
+        return _dense(dataset.read_x(0, n)).astype(np.float64)
     starts = np.linspace(0, n - SAMPLED_ROWS, SAMPLED_PLACES).astype(int)
-    return np.concatenate([_dense(dataset.read_x(int(a), int(a) + SAMPLED_ROWS)) for a in starts])
+    parts = [_dense(dataset.read_x(int(a), int(a) + SAMPLED_ROWS)) for a in starts]
+    return np.concatenate(parts).astype(np.float64)
 
 
 def _dense(rows: Any) -> np.ndarray:
-    return (rows if isinstance(rows, np.ndarray) else rows.toarray()).astype(np.float64)
+    return rows if isinstance(rows, np.ndarray) else rows.toarray()
 
 
 def scales(x: Dataset, z: Dataset) -> tuple[tuple[float, float], tuple[np.ndarray, float]]:
@@ -205,9 +206,7 @@ class Trainer:
         with self.torch.no_grad():
             for a in range(0, len(x), EVAL_ROWS):
                 b = min(a + EVAL_ROWS, len(x))
-                rows = x.read_x(a, b)
-                rows = rows if isinstance(rows, np.ndarray) else rows.toarray()
-                off = self.outputs(rows) - self.targets(z.read_x(a, b))
+                off = self.outputs(_dense(x.read_x(a, b))) - self.targets(z.read_x(a, b))
                 total += float((off.double() ** 2).sum())
         return total / (len(x) * z.n_features)
 
@@ -281,8 +280,9 @@ def train(
             history.append(record)
             if store is not None:
                 store.append_history(STAGE, record)
-                store.save_state(STAGE, epoch + 1, trainer.state(), durable=epoch + 1 == training.n_epochs)
-                callbacks.on_checkpoint({"pass": epoch + 1, "path": store.place.url, "seconds": 0.0})
+                write_checkpoint(
+                    store, STAGE, epoch + 1, trainer.state, callbacks, {"pass": epoch + 1}, kept=False
+                )
             if callbacks.on_pass_end(record):
                 break
     finally:
@@ -296,8 +296,7 @@ def _resume(trainer: Trainer, store: Any, history: list[dict[str, Any]], callbac
     if found is None:
         return 0
     epoch, state, messages = found
-    for message in messages:
-        callbacks.on_event({"event": "checkpoint_unreadable", "message": message})
+    tell_unreadable(callbacks, messages)
     trainer.restore(state)
     history += store.load_history(STAGE, epoch)
     callbacks.on_event({"event": "resumed", "stage": STAGE, "pass": epoch})

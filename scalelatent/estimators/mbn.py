@@ -5,21 +5,22 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import validate_data
 
 from scalelatent.data import Dataset
+from scalelatent.data.store import Location
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.cluster import current_client
 from scalelatent.engine.plan import find_resources
+from scalelatent.engine.reading import as_rows
 from scalelatent.engine.rowsets import StoredSets
 from scalelatent.errors import DataError
-from scalelatent.models.base import CsrRows
 from scalelatent.models.mbn.layers import ArraySets, Layer, schedule
 from scalelatent.models.mbn.pca import Components
 
@@ -27,7 +28,7 @@ from .base import _CHECKS, StreamedEstimator, check_finite, is_plain
 from .mbn_fit import check_params, fit_steps
 from .mbn_output import NetworkOutput
 from .mbn_plan import check_disk, plan
-from .mbn_saved import load_network, save_network
+from .mbn_saved import load_network, network_to_saved, write_centroids
 from .steps import Rows, Steps
 
 # Networks up to this size live in memory where no run folder was asked for.
@@ -374,34 +375,11 @@ class MultilayerBootstrapNetwork(
     # -- disk
     # -------------------------------------------------------------------------------------------------
 
-    def save(self, url: str | Path, *, overwrite: bool = False) -> None:
-        """Write the fitted network: zarr and JSON, no pickle; centroids are linked where they lie on the same
-        disk, else copied.
+    def _to_saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        return network_to_saved(self)
 
-        Parameters
-        ----------
-        url : str or path
-            A folder to make: a path, ``s3://bucket/model.zarr`` or another address.
-        overwrite : bool
-            Replace what lies there.
-
-        Raises
-        ------
-        DataError
-            It exists, or cannot be written.
-
-        Examples
-        --------
-        >>> import tempfile, numpy as np, scalelatent as sl
-        >>> x = np.random.default_rng(0).normal(size=(60, 5))
-        >>> m = sl.MultilayerBootstrapNetwork(n_clusterings=10, random_state=0).fit(x)
-        >>> place = tempfile.mkdtemp() + "/model.zarr"
-        >>> m.save(place)
-        >>> bool((sl.load_model(place).transform(x) == m.transform(x)).all())
-        True
-        """
-        check_is_fitted(self)
-        save_network(self, url, overwrite)
+    def _beside_saved(self) -> Callable[[Location], dict[str, str]]:
+        return partial(write_centroids, self)
 
     @classmethod
     def _from_saved(
@@ -413,5 +391,4 @@ class MultilayerBootstrapNetwork(
 
 
 def _in_memory(sets: StoredSets) -> ArraySets:
-    x = sets.dataset.read_x(0, len(sets.dataset))
-    return ArraySets(x if isinstance(x, np.ndarray) else CsrRows.of(x), sets.rows)
+    return ArraySets(as_rows(sets.dataset.read_x(0, len(sets.dataset))), sets.rows)

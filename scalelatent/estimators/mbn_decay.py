@@ -9,6 +9,7 @@ import numpy as np
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.inprocess import run_threads
+from scalelatent.engine.reading import as_rows
 from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.models.base import CsrRows
 from scalelatent.models.mbn.layers import ArraySets, Layer, make_layers, schedule
@@ -83,8 +84,8 @@ def sample_rows(train: Dataset, n: int, seed: int) -> Any:
     for start, stop in train.pieces():
         here = numbers[slice(*np.searchsorted(numbers, [start, stop]))]
         if len(here):
-            x = train.read_x(start, stop)
-            parts.append(x[here - start] if isinstance(x, np.ndarray) else CsrRows.of(x).take(here - start))
+            x = as_rows(train.read_x(start, stop))
+            parts.append(x[here - start] if isinstance(x, np.ndarray) else x.take(here - start))
     return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else CsrRows.concatenate(parts)
 
 

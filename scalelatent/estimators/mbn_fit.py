@@ -170,16 +170,7 @@ def layer_components(model: Any, number: int, codes: Dataset) -> Components:
     """Components of a lower layer, which the fit did not need, from the codes that it kept."""
     from .session import FitSession
 
-    with FitSession(
-        model._kind,
-        client=None,
-        run_dir=None,
-        resume=False,
-        callbacks=(),
-        device=model.device,
-        n_jobs=model.n_jobs,
-        engine=None,
-    ) as session:
+    with FitSession(model._kind, device=model.device, n_jobs=model.n_jobs) as session:
         session.begin(model.seed_, {}, {})
         components, _ = session.answer(pca_steps(model, model._layers[number - 1], codes, f"pca-l{number}"))
     return components

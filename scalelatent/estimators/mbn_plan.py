@@ -21,11 +21,10 @@ from scalelatent.engine.plan import (
     check_fits,
     stage_memory,
 )
-from scalelatent.engine.reading import AHEAD_BYTES
+from scalelatent.engine.reading import AHEAD_BYTES, as_rows
 from scalelatent.engine.rowsets import SHARD_BYTES
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import PlanError
-from scalelatent.models.base import CsrRows
 from scalelatent.models.mbn.layers import Layer
 from scalelatent.models.mbn.model import LayerCoder
 from scalelatent.models.mbn.pca import StreamedPca
@@ -163,8 +162,7 @@ def _remedy(layer: Layer) -> str:
 
 def _probe(layer: Layer, train: Dataset) -> float:
     """Seconds of an operation of the first layer on one core, by a clustering of some rows."""
-    rows = train.read_x(0, min(PROBE_ROWS, len(train)))
-    x = rows if isinstance(rows, np.ndarray) else CsrRows.of(rows)
+    x = as_rows(train.read_x(0, min(PROBE_ROWS, len(train))))
     k = min(layer.k, PROBE_CENTROIDS, len(x))
     small = Layer(**{**vars(layer), "k": k, "n_rows": len(x)})
     centroids = small.take(0, x, small.rows(0))

@@ -13,12 +13,9 @@ from scalelatent.engine.rowsets import StoredSets, write_sets
 from scalelatent.models.mbn.layers import Layer
 from scalelatent.models.mbn.pca import Components
 
-from .base import _plain_params
-from .persist import save_model
 
-
-def save_network(model: Any, url: Any, overwrite: bool) -> None:
-    """Write a fitted network, see :meth:`.MultilayerBootstrapNetwork.save`."""
+def network_to_saved(model: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """(values, arrays) of a fitted network, without its centroids."""
     values: dict[str, Any] = {
         "layers": [asdict(layer) for layer in model._layers],
         "seed": model.seed_,
@@ -33,20 +30,22 @@ def save_network(model: Any, url: Any, overwrite: bool) -> None:
         arrays = {"table": found.table, "offset": found.offset, "variance": found.variance}
     if hasattr(model, "feature_names_in_"):
         values["feature_names_in"] = [str(name) for name in model.feature_names_in_]
+    return values, arrays
 
-    def beside(place: Location) -> dict[str, str]:
-        prints = {}
-        for layer, sets in zip(model._layers, model._centroids, strict=True):
-            name = _name(layer.number)
-            prints[name] = write_sets(sets, layer, place.at(name))
-        return prints
 
-    params = _plain_params(model.get_params(deep=False))
-    save_model(url, model._kind, params, values, arrays, overwrite=overwrite, beside=beside)
+def write_centroids(model: Any, place: Location) -> dict[str, str]:
+    """Put the centroids into a model's folder, linked where they lie on the same disk, else copied; returns
+    their fingerprints by name.
+    """
+    prints = {}
+    for layer, sets in zip(model._layers, model._centroids, strict=True):
+        name = _name(layer.number)
+        prints[name] = write_sets(sets, layer, place.at(name))
+    return prints
 
 
 def load_network(model: Any, values: dict[str, Any], arrays: dict[str, np.ndarray], place: Location) -> None:
-    """Give an estimator what :func:`save_network` wrote; of centroids nothing but metadata is read."""
+    """Give an estimator what the two functions above put out; of centroids nothing but metadata is read."""
     layers = tuple(Layer(**fields) for fields in values["layers"])
     sets = tuple(_open(place.at(_name(layer.number)), values, layer) for layer in layers)
     components = None

@@ -390,16 +390,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             )
         if callable(self.scoring_):
             return float(self.scoring_(best, ds))
-        with FitSession(
-            "search",
-            client=None,
-            run_dir=None,
-            resume=False,
-            callbacks=(),
-            device=best.device,
-            n_jobs=self.n_jobs,
-            engine=None,
-        ) as session:
+        with FitSession("search", device=best.device, n_jobs=self.n_jobs) as session:
             session.begin(0, {}, {})
             tally = ScoreTally(best._row_map("probabilities"), len(best.classes_))
             return SCORERS[self.scoring_](session.collect("score", tally, ds, best.classes_))

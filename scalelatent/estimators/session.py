@@ -84,13 +84,13 @@ class FitSession:
         self,
         kind: str,
         *,
-        client: Any,
-        run_dir: Any,
-        resume: bool,
-        callbacks: Any,
         device: str,
         n_jobs: int | None,
-        engine: Mapping[str, Any] | None,
+        client: Any = None,
+        run_dir: Any = None,
+        resume: bool = False,
+        callbacks: Any = (),
+        engine: Mapping[str, Any] | None = None,
     ) -> None:
         self.kind, self.device, self.n_jobs = kind, device, n_jobs
         self.callbacks = Callbacks(callbacks)
