@@ -117,6 +117,7 @@ def tables(name: str, args: Any) -> dict[str, Any]:
     x, y = load(name, args.seed)
     common = (y, args.seeds, args.restarts, args.jobs)
     out: dict[str, Any] = {"rows": len(x), "features": x.shape[1], "classes": len(np.unique(y))}
+    out = _earlier(args.out, name) | out
     rows = x.astype(np.float32 if x.dtype == np.uint8 else np.float64)
     if not args.skip_baselines:
         few = (y, 1 if len(x) > 20_000 else args.seeds, min(10, args.restarts), args.jobs)
@@ -126,13 +127,14 @@ def tables(name: str, args: Any) -> dict[str, Any]:
             out[key] = baseline(pca(0.98, whiten=whiten).fit_transform(rows), *of)
     params: dict[str, Any] = {"n_clusterings": args.clusterings, "k1": 8000 if name == "mnist" else None}
     decays = (0.5,) if name == "mnist" else tuple(float(d) for d in args.decays.split(","))
-    out["decays"] = {}
-    for decay in decays:
+    out.setdefault("decays", {})
+    for decay in decays if not args.skip_decays else ():
         out["decays"][str(decay)] = found = networks(x, *common, decay=decay, **params)
         print(name, decay, found, flush=True)
-    if name != "mnist":
+    if name != "mnist" and not args.skip_auto:
         out["auto"] = networks(x, *common, decay="auto", **params)
         print(name, "auto", out["auto"], flush=True)
+    if len(out["decays"]) > 1:
         best = max(out["decays"].items(), key=lambda item: item[1]["nmi"])
         out["best"] = {"decay": float(best[0]), **best[1]}
     if "0.5" in out["decays"]:
@@ -141,6 +143,12 @@ def tables(name: str, args: Any) -> dict[str, Any]:
         columns = ("raw", "raw_spread", "pca", "pca_spread", "mbn", "mbn_spread", "best", "best_spread")
         out["paper"] = {k: dict(zip(columns, v, strict=False)) for k, v in PAPER[name].items()}
     return out
+
+
+def _earlier(path: Any, name: str) -> dict[str, Any]:
+    """What earlier runs found on a data set: what this one skips stays."""
+    parts = json.loads(path.read_text())["parts"] if path.exists() else {}
+    return dict(parts.get(name, {}).get("result", {}))
 
 
 def sweeps(args: Any) -> dict[str, Any]:
@@ -223,7 +231,8 @@ def main() -> None:
     arguments.add_argument("--decays", default=",".join(map(str, DECAYS)))
     arguments.add_argument("--clusterings", type=int, default=400)
     arguments.add_argument("--jobs", type=int, default=None)
-    arguments.add_argument("--skip-baselines", action="store_true", help="networks alone")
+    for skipped in ("baselines", "decays", "auto"):
+        arguments.add_argument(f"--skip-{skipped}", action="store_true", help="those of an earlier run stay")
     args = arguments.parse_args()
     wanted = args.parts.split(",")
     if unknown := [name for name in wanted if name not in parts]:
