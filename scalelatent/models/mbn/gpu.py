@@ -13,21 +13,20 @@ CuPy's current stream.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import cupy
 import numpy as np
 
+from scalelatent.models._cuda import Kernels
 from scalelatent.models.base import CsrRows
 
 from .cpu import lists as by_lists
 from .reference import score_terms, squared_lengths
 
-THREADS = 128  # of a thread block, as in gpu.cu
-WARPS = THREADS // 32
-OPTIONS = ("--std=c++17",)
+_kernels = Kernels(__package__)
+_launch, THREADS = _kernels.launch, _kernels.threads
+_WARPS = THREADS // 32
 # Scores of a tile of rows: 256 MiB.
 SCORES = 2**26
 
@@ -70,17 +69,6 @@ class Lists:
     start: Any
     members: Any
     k: int
-
-
-def source() -> str:
-    """The CUDA text.
-
-    Examples
-    --------
-    >>> "mbn_count" in source()
-    True
-    """
-    return (files(__package__) / "gpu.cu").read_text(encoding="utf-8")
 
 
 def make_bank(w: np.ndarray, metric: str) -> Bank:
@@ -138,7 +126,7 @@ def nearest(x: Any, columns: np.ndarray, bank: Bank) -> np.ndarray:
     for first in range(0, len(x), tile):
         rows, out = x[first : first + tile], codes[first : first + tile]
         n = len(rows)
-        warps = (-(-n // WARPS),)
+        warps = (-(-n // _WARPS),)
         _launch(gather, warps, rows, np.int32(x.shape[1]), np.int32(n), columns, counts[0], cut, lengths)
         multiply(cut, n, bank.w, products)
         bounds = (lengths, *(np.float64(part) for part in bank.error))
@@ -267,18 +255,3 @@ def _device(a: Any, dtype: Any) -> Any:
     if isinstance(a, cupy.ndarray):
         return cupy.ascontiguousarray(a, dtype=dtype)
     return cupy.asarray(np.ascontiguousarray(a, dtype=dtype))
-
-
-@cache
-def _module() -> Any:
-    # Compiled once a process and device, at the first launch; CuPy keeps the binary on disk for the next.
-    return cupy.RawModule(code=source(), options=OPTIONS)
-
-
-@cache
-def _function(name: str) -> Any:
-    return _module().get_function(name)
-
-
-def _launch(name: str, grid: tuple[int, ...], *arguments: Any) -> None:
-    _function(name)(grid, (THREADS,), arguments)
