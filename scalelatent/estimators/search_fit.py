@@ -23,6 +23,7 @@ from scalelatent.engine.record import same_array
 from scalelatent.engine.tally import ScoreTally
 from scalelatent.models.base import Stats
 
+from .online_steps import OnlineSteps
 from .session import FitSession
 from .steps import Collect, Derive, Learn, LearnOnline, Map, Remember, Rows, Steps
 
@@ -276,7 +277,7 @@ class SharedFit:
         """A learner that goes its own way through the rows shares what comes before its epochs."""
         step: LearnOnline = one.step
         try:
-            result = self.session.learn_online(f"{step.name}-{one.key}", step)
+            result = OnlineSteps(self.session).learn(f"{step.name}-{one.key}", step)
         except (FloatingPointError, np.linalg.LinAlgError) as error:
             self._ended_early(one, str(error))
             return

@@ -16,7 +16,7 @@ from distributed import Client, LocalCluster, WorkerPlugin
 
 from scalelatent import Callback, open_dataset
 from scalelatent.errors import RunError
-from tests.cluster.processes import Processes
+from tests.cluster.processes import Processes, slow_blocks
 from tests.helpers import InterruptAt, until
 
 CUT_SECONDS = 10.0
@@ -88,20 +88,6 @@ def other_host() -> Iterator[OtherHost]:
         yield host
     finally:
         host.__exit__()
-
-
-def slow_blocks(seconds: float) -> None:
-    """In a worker: each block takes so long."""
-    from scalelatent.engine import passes, reading
-
-    original = reading.iter_blocks
-
-    def slow(reader: Any, blocks: Any, stop: Any) -> Iterator[Any]:
-        for block in original(reader, blocks, stop):
-            time.sleep(seconds)
-            yield block
-
-    passes.iter_blocks = slow
 
 
 @pytest.mark.timeout(240)
@@ -204,7 +190,7 @@ class Greedy(WorkerPlugin):
             if source._name == "x" and "/train" in str(source._location.url) and start < 3900 and stop > 3600:
                 while sum(a.nbytes for a in held) < 2 * LIMIT:
                     held.append(np.ones(2**23))
-                    time.sleep(0.25)
+                    time.sleep(0.1)
             return original(source, start, stop)
 
         StoredRows.read = read  # type: ignore[method-assign]
