@@ -278,7 +278,7 @@ class MultilayerBootstrapNetwork(
         if components is None:
             # A fit before this one may have had an output.
             for name in COMPONENT_ATTRIBUTES:
-                vars(self).pop(name, None)
+                self.__dict__.pop(name, None)
             return
         d = len(components.offset)
         self._components[len(self._layers)] = components

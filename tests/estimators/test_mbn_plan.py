@@ -18,8 +18,8 @@ import json, sys
 import scalelatent as sl
 from scalelatent.jobs.workers import peak_bytes
 ds = sl.open_dataset(sys.argv[1])
-options = {"n_clusterings": 32, "k1": 400, "n_classes": 100, "n_components": 5, "random_state": 0, "n_jobs": 2}
-model = sl.MultilayerBootstrapNetwork(**options)
+options = {"n_clusterings": 32, "k1": 400, "n_classes": 100, "n_components": 5}
+model = sl.MultilayerBootstrapNetwork(random_state=0, n_jobs=2, **options)
 plan = model.plan(ds)
 model.fit(ds, run_dir=sys.argv[2])
 print(json.dumps({"peak": peak_bytes(), "plan": plan["peak_bytes_per_worker"], "ks": model.ks_}))

@@ -97,9 +97,9 @@ def test_sparse_rows(gpu, k, metric):
 @pytest.mark.parametrize(("n", "v", "below", "k"), [(1, 1, 1, 1), (20, 150, 9, 12), (6, 7, 4000, 5000)])
 def test_codes(fake, gpu, n, v, below, k, dtype):
     rng = np.random.default_rng(v)
-    x, centroids = (rng.integers(0, below, (m, v)).astype(dtype) for m in (n, k))
-    x[0] = centroids[-1]
-    units = rng.random((v, below)) < 0.5
+    x, centroids = (rng.integers(0, below, (*m, v)).astype(dtype) for m in ((n,), (2, k)))
+    x[0] = centroids[-1, -1]
+    units = rng.random((2, v, below)) < 0.5
     want = reference.nearest_codes(x, reference.make_lists(centroids, units))
     lists = gpu.make_lists(centroids, units)
     for rows in (x, fake.asarray(x.astype("i4"))):
@@ -108,8 +108,8 @@ def test_codes(fake, gpu, n, v, below, k, dtype):
 
 
 def test_codes_without_a_shared_unit_are_0(gpu):
-    x, centroids = np.zeros((5, 3), dtype="u2"), np.ones((4, 3), dtype="u2")
-    assert not gpu.nearest_codes(x, gpu.make_lists(centroids, np.ones((3, 2), dtype=bool))).any()
+    x, centroids = np.zeros((5, 3), dtype="u2"), np.ones((1, 4, 3), dtype="u2")
+    assert not gpu.nearest_codes(x, gpu.make_lists(centroids, np.ones((1, 3, 2), dtype=bool))).any()
 
 
 def test_every_kernel_is_launched_with_what_it_declares(fake, gpu, emulated, cuda_text):
@@ -117,7 +117,7 @@ def test_every_kernel_is_launched_with_what_it_declares(fake, gpu, emulated, cud
     for rows in (x, x.astype(np.uint8)):
         gpu.nearest(rows, np.arange(4), gpu.make_bank(x, "euclidean"))
     gpu.nearest_sparse(_csr(x), gpu.make_sparse_bank(_csr(x), np.arange(4), "cosine"))
-    gpu.nearest_codes(x.astype("u2"), gpu.make_lists(x.astype("u2"), np.ones((4, 2), dtype=bool)))
+    gpu.nearest_codes(x.astype("u2"), gpu.make_lists(x[None].astype("u2"), np.ones((1, 4, 2), dtype=bool)))
     assert {name for name, _ in fake.LAUNCHED} >= set(emulated.names) == KERNELS
     assert f"constexpr int THREADS = {gpu.THREADS};" in cuda_text
 

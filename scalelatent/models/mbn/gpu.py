@@ -186,44 +186,47 @@ def nearest_sparse(x: CsrRows, bank: Postings) -> np.ndarray:
     return codes.get()
 
 
-def make_lists(codes: np.ndarray, units: np.ndarray) -> Lists:
-    """Lists on the device for :func:`nearest_codes`, see :func:`..reference.make_lists`; made on the host.
+def make_lists(codes: np.ndarray, units: np.ndarray) -> tuple[Lists, ...]:
+    """Lists on the device for :func:`nearest_codes`, see :func:`..reference.make_lists`; made on the host,
+    for each clustering by itself.
 
     Examples
     --------
-    >>> make_lists(np.array([[0, 1], [1, 1]]), np.ones((2, 2), dtype=bool)).start.tolist()
+    >>> made = make_lists(np.array([[[0, 1], [1, 1]]]), np.ones((1, 2, 2), dtype=bool))
+    >>> made[0].start.tolist()
     [[0, 1, 2], [0, 0, 2]]
     """
-    made = by_lists.make_lists(codes, units)
-    return Lists(_device(made.start, np.int32), _device(made.members, np.int32), made.k)
+    made = (by_lists.make_lists(codes[s : s + 1], units[s : s + 1]) for s in range(len(codes)))
+    return tuple(Lists(_device(m.start, np.int32), _device(m.members, np.int32), m.k) for m in made)
 
 
-def nearest_codes(x: Any, lists: Lists) -> np.ndarray:
-    """Index of the centroid that shares most units with each row, see :func:`..reference.nearest_codes`.
+def nearest_codes(x: Any, lists: tuple[Lists, ...]) -> np.ndarray:
+    """Of each clustering the index of the centroid that shares most units with each row, see
+    :func:`..reference.nearest_codes`.
 
     Parameters
     ----------
     x : array of uint16, uint32 or int32, shape (rows, V)
         On the device, best as int32, or on the host: then it is moved.
-    lists : Lists
+    lists : tuple of Lists
 
     Returns
     -------
-    ndarray of int32, shape (rows,)
+    ndarray of int32, shape (rows, sets)
         On the host.
 
     Examples
     --------
-    >>> lists = make_lists(np.array([[0, 1], [1, 1]]), np.ones((2, 2), dtype=bool))
+    >>> lists = make_lists(np.array([[[0, 1], [1, 1]]]), np.ones((1, 2, 2), dtype=bool))
     >>> nearest_codes(np.array([[1, 1], [0, 0], [1, 0]], dtype=np.uint16), lists).tolist()
-    [1, 0, 1]
+    [[1], [0], [1]]
     """
-    x, codes = _device(x, np.int32), cupy.empty(len(x), dtype=np.int32)
-    if len(x):
-        sizes = (np.int32(x.shape[1]), np.int32(lists.start.shape[1] - 1))
-        tables = (lists.start, lists.members, np.int32(lists.members.shape[1]), np.int32(lists.k))
-        _launch("mbn_count", (len(x),), x, *sizes, *tables, codes)
-    return codes.get()
+    x, codes = _device(x, np.int32), cupy.empty((len(lists), len(x)), dtype=np.int32)
+    for s, one in enumerate(lists if len(x) else ()):
+        sizes = (np.int32(x.shape[1]), np.int32(one.start.shape[1] - 1))
+        tables = (one.start, one.members, np.int32(one.members.shape[1]), np.int32(one.k))
+        _launch("mbn_count", (len(x),), x, *sizes, *tables, codes[s])
+    return np.ascontiguousarray(codes.get().T)
 
 
 def multiply(x: Any, n: int, w: Any, out: Any) -> None:
