@@ -100,7 +100,7 @@ class Feed:
                 continue
             numbers = rows[first:last]
             columns = (None if a is None else a[first:last] for a in (x, y, weight))
-            out.append(self._reader.block(*columns, int(numbers[0]), numbers, epoch))
+            out.append(self._reader.block(*columns, int(numbers[0]), numbers, epoch, chain))
         return out
 
     def rest(self) -> None:

@@ -172,14 +172,21 @@ class Reader:
         return [(c, min(c + step, b)) for a, b in pieces for c in range(a, b, step)]
 
     def block(
-        self, x: Any, y: Any, weight: Any, start: int, rows: np.ndarray | None = None, epoch: int = 0
+        self,
+        x: Any,
+        y: Any,
+        weight: Any,
+        start: int,
+        rows: np.ndarray | None = None,
+        epoch: int = 0,
+        chain: int = 0,
     ) -> Block:
         """Columns of some rows (of a piece, or gathered out of several) as kernels take them."""
         if self.targets is not None and self.targets.source == "x":
             x, y = _observed(x, self.targets, start, rows, epoch), x
         elif isinstance(x, CsrRows) and not self.csr:
             x = x.to_dense()
-        return Block(x, y, weight, start, rows, epoch)
+        return Block(x, y, weight, start, rows, epoch, chain)
 
     def cached(self, start: int, stop: int) -> Piece | None:
         """A piece that is at hand without reading."""
