@@ -69,3 +69,31 @@ def gibbs_steps(
         v = (drawn[:, n_hidden:] < sigmoid(h @ params.W.T + b1, xp)).astype(b1.dtype)
         hidden = sigmoid(v @ params.W + b2, xp)
     return v, hidden
+
+
+def gibbs_marginals(params: Params, b1: Any, b2: Any, numbers: Any, steps: int, xp: Any) -> tuple[Any, Any]:
+    """Means of the conditional probabilities of v and h over the second half of a chain.
+
+    The chain starts from what b1 says of v alone.
+
+    Examples
+    --------
+    >>> params = Params(np.zeros((1, 1)), None, None, None, None)
+    >>> zero = np.zeros((1, 1))
+    >>> [a.tolist() for a in gibbs_marginals(params, zero, zero, np.full((1, 8), 0.3), 4, np)]
+    [[[0.5]], [[0.5]]]
+    """
+    n_hidden, width = b2.shape[1], b1.shape[1] + b2.shape[1]
+    hidden = sigmoid((b1 > 0).astype(b1.dtype) @ params.W + b2, xp)
+    sums = [xp.zeros_like(b1), xp.zeros_like(b2)]
+    for step in range(steps):
+        drawn = numbers[:, step * width : (step + 1) * width]
+        h = (drawn[:, :n_hidden] < hidden).astype(b1.dtype)
+        visible = sigmoid(h @ params.W.T + b1, xp)
+        v = (drawn[:, n_hidden:] < visible).astype(b1.dtype)
+        hidden = sigmoid(v @ params.W + b2, xp)
+        if step >= steps // 2:
+            sums[0] += visible
+            sums[1] += hidden
+    taken = steps - steps // 2
+    return sums[0] / taken, sums[1] / taken

@@ -112,6 +112,7 @@ class CrbmLearner:
     has_validation : bool
     targets, validation_targets : Targets
         What v is of the rows, and of those that are validated on.
+    validation_inference : str
     """
 
     kind = "scalelatent.models.crbm.online:CrbmLearner"
@@ -134,6 +135,7 @@ class CrbmLearner:
     has_validation: bool
     targets: Targets
     validation_targets: Targets
+    validation_inference: str
 
     # -- the contract ----------------------------------------------------------------------------------------
 
@@ -230,9 +232,10 @@ class CrbmLearner:
         )
 
     def validation(self) -> CrbmScoring:
-        """Wrong units over the validation rows, by the inference of training."""
-        inference = LEARNERS[self.learner].inference
-        return CrbmScoring(self.shape, inference, self.n_sweeps, self.tol, self.validation_targets)
+        """Wrong units over the validation rows, with the sweeps of training."""
+        return CrbmScoring(
+            self.shape, self.validation_inference, self.n_sweeps, self.tol, self.validation_targets
+        )
 
     def validated(self, state: CrbmState, stats: Stats) -> CrbmState:
         """Keep the best."""

@@ -49,8 +49,8 @@ def run_inference(
 class CrbmScoring:
     """Wrong units over rows with targets (a :class:`~..base.Reduction`).
 
-    The state is a :class:`.online.CrbmState`. Units that x has otherwise than v are counted apart where x is
-    as wide as v and of 0 and 1: the paper's Changed errors.
+    The state is a :class:`.online.CrbmState`, or None where ``theta`` is given. Units that x has otherwise
+    than v are counted apart where x is as wide as v and of 0 and 1: the paper's Changed errors.
     """
 
     accepts_csr = True
@@ -60,6 +60,7 @@ class CrbmScoring:
     n_sweeps: int | None
     tol: float | None
     targets: Targets
+    theta: np.ndarray | None = None
 
     def layout(self) -> Layout:
         """Wrong and all units, wrong and all changed ones, rows that are not of 0 and 1."""
@@ -73,11 +74,12 @@ class CrbmScoring:
 
     def prepare(self, state: Any, backend: Any) -> Any:
         """Parameters, and what inference needs of W."""
-        theta = backend.asarray(state.theta, np.float32)
+        epoch = 1 if state is None else state.iteration + 1
+        theta = backend.asarray(self.theta if state is None else state.theta, np.float32)
         coupling = None
         if self.shape.n_hidden and self.inference != "independent":
             coupling = couple(self.shape.split(theta).W, backend)
-        return backend, theta, coupling, sweeps_in(self.n_sweeps, state.iteration + 1)
+        return backend, theta, coupling, sweeps_in(self.n_sweeps, epoch)
 
     def accumulate(self, prepared: Any, block: Block, stats: Stats) -> None:
         """Count the wrong units of a block."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from scalelatent.engine.backend import make_backend
 from scalelatent.models.base import Block, Stats
+from scalelatent.models.crbm.learners import LEARNERS
 from scalelatent.models.crbm.model import CrbmShape, Params
 from scalelatent.models.crbm.online import CrbmLearner, CrbmState
 from scalelatent.models.targets import Targets
@@ -50,6 +51,7 @@ def make_learner(shape: CrbmShape, name: str, **more: Any) -> CrbmLearner:
         "gibbs_steps": 2, "cost": np.ones((2, shape.n_visible), np.float32), "n_chains": 1,
         "chain_rows": 8, "local_steps": 0, "seed": 3, "patience": 0, "has_validation": False,
         "targets": Targets(), "validation_targets": Targets(),
+        "validation_inference": LEARNERS[name].inference,
     }  # fmt: skip
     return CrbmLearner(shape, name, **(options | more))
 

