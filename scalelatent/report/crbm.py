@@ -248,8 +248,8 @@ def _occlusion(evidence: RbmEvidence, rows: str) -> Picture:
     told = [f"{percent(evidence.occlusion[s].all_error)} at {s}" for s in (sides[0], sides[-1])]
     words = (
         f"{rows.capitalize()} images of which a square at a random place is set to 0, by the side of the "
-        "square; at the right end nothing is left to go by (Figure 3 of the paper, there with a model for each side; "
-        "here it is this one, which was trained as its settings say)."
+        "square; at the right end nothing is left to go by (Figure 3 of the paper). It is this one model at "
+        "all sides, trained as its settings say."
     )
     alt = f"Error of all pixels against the side of the square: {listing(told)}."
     return Picture("occlusion", "Error by occlusion", words, alt, plot_occlusion(evidence.occlusion))
@@ -277,8 +277,8 @@ def _convergence(run: RunFiles) -> Picture:
     shares = [record["converged"] for record in run.history if record.get("converged") is not None]
     words = (
         "Share of the training rows whose belief propagation converged, that is, whose beliefs moved by less "
-        "than 0.001 in the last sweep of their inference (Figure 4 of the paper). Learning goes on as long as "
-        "most do."
+        "than 0.001 in the last sweep of their inference (Figure 4 of the paper). Learning goes on as long "
+        "as most do."
     )
     alt = f"From {percent(shares[0])} in the first epoch to {percent(shares[-1])} in the last."
     return Picture("convergence", "Rows that converged", words, alt, plot_convergence(run.history))
