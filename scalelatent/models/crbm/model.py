@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.models.base import CsrRows, Layout
+from scalelatent.models.base import Block, CsrRows, Layout
 
 # CSR rows are made dense over the columns that a batch uses, unless it uses more than this share of them.
 DENSE_SHARE = 0.5
@@ -207,3 +207,28 @@ def negative_free_energy(v: Any, b1: Any, logits: Any, xp: Any) -> Any:
 def nll_of_units(lv: Any, v: Any, xp: Any) -> Any:
     """Log-loss of the visible units' log odds, summed over units, nats, (rows,)."""
     return (xp.logaddexp(lv.dtype.type(0), lv) - lv * v).sum(axis=1)
+
+
+def check_rows(block: Block) -> None:
+    """Refuse rows that are not finite in float32.
+
+    Raises
+    ------
+    ValueError
+        Naming the first bad row and feature.
+
+    Examples
+    --------
+    >>> check_rows(Block(np.array([[0.0, np.nan]]), None, None, 7))
+    Traceback (most recent call last):
+    ValueError: row 7, feature 1 is nan
+    """
+    x = block.x.to_dense() if isinstance(block.x, CsrRows) else block.x
+    if x.dtype.kind != "f":
+        return
+    with np.errstate(over="ignore"):
+        bad = ~np.isfinite(x.astype(np.float32, copy=False))
+    if bad.any():
+        row, feature = map(int, np.argwhere(bad)[0])
+        number = block.start + row if block.rows is None else int(block.rows[row])
+        raise ValueError(f"row {number}, feature {feature} is {x[row, feature]}")

@@ -29,10 +29,11 @@ from .model import (
     CrbmShape,
     Observed,
     biases,
+    check_rows,
     observe,
 )
 from .predict import CrbmScoring, sweeps_in
-from .update import climb, moved
+from .update import add_to, climb, moved
 
 # Measured on the way: loss, wrong units, rows, rows that converged.
 N_SUMS = 4
@@ -188,8 +189,8 @@ class CrbmLearner:
         backend, theta, coupling, state, cost = prepared
         kept = self._particles(backend, state, block)
         gradient, phase = self._gradient(backend, theta, coupling, cost, block, kept)
-        stats.vector[: self.shape.n_parameters] += backend.to_host(gradient)
-        self._add(stats, backend, phase)
+        add_to(stats.vector[: self.shape.n_parameters], backend.to_host(gradient))
+        self._add(stats, phase, block)
         self._keep_particles(stats, backend, state, block, phase.particles)
 
     def step(self, state: CrbmState, stats: Stats, n_rows: int) -> CrbmState:
@@ -361,10 +362,10 @@ class CrbmLearner:
             some = None if kept is None else kept[:n]
             gradient, phase = self._gradient(backend, theta, coupling, cost, part, some)
             self._climb(theta, velocity, gradient, n, block.epoch, theta, velocity)
-            self._add(stats, backend, phase)
+            self._add(stats, phase, part)
             if kept is not None:
                 kept[:n] = phase.particles
-        stats.vector[: self.shape.n_parameters] += backend.to_host(theta - first)
+        add_to(stats.vector[: self.shape.n_parameters], backend.to_host(theta - first))
         if self.momentum:
             before = backend.asarray(state.velocity, np.float32)
             stats["velocity"][...] += backend.to_host(xp.subtract(velocity, before))
@@ -401,10 +402,13 @@ class CrbmLearner:
 
     # -- measurements ----------------------------------------------------------------------------------------
 
-    def _add(self, stats: Stats, backend: Any, phase: Phase) -> None:
+    def _add(self, stats: Stats, phase: Phase, block: Block) -> None:
         rows = len(phase.visible)
+        loss = float(phase.loss.sum())
+        if not np.isfinite(loss):
+            check_rows(block)
         converged = rows if phase.inferred is None else count_converged(phase.inferred, self.tol)
-        stats["sums"][...] += [float(phase.loss.sum()), float(phase.wrong.sum()), rows, converged]
+        stats["sums"][...] += [loss, float(phase.wrong.sum()), rows, converged]
 
     def _measured(self, state: CrbmState) -> dict[str, float]:
         loss, wrong, rows, converged = state.sums.tolist()
