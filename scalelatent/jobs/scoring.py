@@ -51,7 +51,8 @@ def score_dataset(
     metrics : sequence of str, optional
         Of a classifier any of `METRICS`, by default accuracy and error. ``confusion`` has true classes as
         rows and predicted ones as columns, both in the order of ``model.classes_``; ``log_loss`` is in nats a
-        row. Of binary outputs ``all`` and ``changed``, the shares of wrong ones. Of another model ``nmi``, ``accuracy`` (of clusters) and ``retrieval``, by default the first two.
+        row. Of binary outputs ``all`` and ``changed``, the shares of wrong ones. Of another model ``nmi``,
+        ``accuracy`` (of clusters) and ``retrieval``, by default the first two.
     batch_rows : int
         Rows read and scored at a time.
     progress : callable, optional
