@@ -34,13 +34,13 @@ def check_corruption(
     --------
     >>> check_corruption("flip", 784, rate=1.5)
     Traceback (most recent call last):
-    scalelatent.errors.DataError: rate is 1.5, but the share of flipped pixels lies in 0 to 1
+    scalelatent.errors.DataError: the share of flipped pixels (rate) is 1.5, but it lies in 0 to 1
     """
     if kind not in KINDS:
         raise DataError(f"there is no corruption {kind!r}; there are {', '.join(KINDS)}")
     if kind == "flip":
         if not 0 <= rate <= 1:
-            raise DataError(f"rate is {rate}, but the share of flipped pixels lies in 0 to 1")
+            raise DataError(f"the share of flipped pixels (rate) is {rate}, but it lies in 0 to 1")
         return
     height, width = (int(s) for s in shape)
     if height * width != n_features:

@@ -81,9 +81,8 @@ def read_targets(columns: Columns, start: int, stop: int, what: str) -> np.ndarr
     paired = columns.paired
     if paired is None:
         return as_binary(stored, start, f"y of {what}")
-    other = paired.part(start, stop)
-    named = f"dataset {other.url}" if other.url else f"the target of {what}"
-    return as_binary(stored, other.extent[0], named)
+    named = f"dataset {paired.dataset.url}" if paired.dataset.url else f"the target of {what}"
+    return as_binary(stored, paired.number(start), named)
 
 
 def y_options(columns: Columns, what: str) -> dict[str, Any]:

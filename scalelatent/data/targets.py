@@ -52,6 +52,10 @@ class PairedRows:
         """The rows `start:stop` as a dataset."""
         return self.dataset[start - self._first : stop - self._first]
 
+    def number(self, row: int) -> int:
+        """Which row of the whole other dataset belongs to one of this."""
+        return self.dataset.extent[0] + row - self._first
+
     def read(self, start: int, stop: int) -> Any:
         """Rows `start:stop`, (stop - start, n_features)."""
         try:

@@ -341,7 +341,7 @@ def _read_ahead(
     reader: Reader, pieces: list[tuple[int, int]], stop_event: StopFlag
 ) -> Generator[Any, None, None]:
     """Read by a thread, at most ``AHEAD`` pieces in front of the consumer, of large ones fewer."""
-    ready: queue.Queue[Any] = queue.Queue(maxsize=_how_far(reader, pieces))
+    ready: queue.Queue[Any] = queue.Queue(maxsize=_how_far(reader.dataset, pieces, reader.target_width))
     closed = threading.Event()
 
     def put(item: Any) -> bool:
@@ -377,12 +377,11 @@ def _read_ahead(
         thread.join(timeout=1.0 if stop_event.is_set() else None)
 
 
-def _how_far(reader: Reader, pieces: list[tuple[int, int]]) -> int:
-    dataset = reader.dataset
+def _how_far(dataset: Any, pieces: list[tuple[int, int]], beside: int = 0) -> int:
     # The bytes of sparse rows are not known without reading; their row groups are small.
     if getattr(dataset, "is_sparse", True):
         return AHEAD
-    width = dataset.n_features * dataset.dtype.itemsize + reader.target_width
+    width = dataset.n_features * dataset.dtype.itemsize + beside
     largest = max(stop - start for start, stop in pieces) * width
     return max(1, min(AHEAD, AHEAD_BYTES // max(largest, 1)))
 
