@@ -127,6 +127,8 @@ class ConditionalRBM(
     """
 
     _kind = "crbm"
+    # A job may name datasets of outputs beside those of the rows.
+    takes_targets = True
     # Where outputs come from: pairs of rows, clean rows that are corrupted, or rows themselves.
     _source = "pairs"
 
@@ -282,7 +284,8 @@ class ConditionalRBM(
                 self._source = "corruption"
             elif nothing:
                 self._source = "plain"
-        if nothing or (self._source != "pairs" and y is None):
+        stored_pairs = not reset and isinstance(X, Dataset) and X.has_targets
+        if nothing or (self._source != "pairs" and y is None and not stored_pairs):
             X = y if nothing else X
             if X is None:
                 raise DataError(
@@ -307,9 +310,9 @@ class ConditionalRBM(
                 if v.ndim == 2:
                     check_finite(v.tocsr() if hasattr(v, "tocsr") else v, "the rows v")
             v = Dataset.from_arrays(v)
-        if v.has_targets and self._source == "corruption" and not reset:
-            return v
         self._set_width(v.n_features) if reset else self._check_width(v, what)
+        if reset:
+            self._n_outputs = v.n_features
         if not v.is_stored and v.lazy(0, 1) is None:
             v.read_binary(0, len(v))
         return v
@@ -347,7 +350,7 @@ class ConditionalRBM(
             return None
         if isinstance(validation, Dataset):
             return self._pairs(validation, None, what="validation")
-        if self._source == "plain" and getattr(validation, "ndim", 0) == 2:
+        if self._source != "pairs" and getattr(validation, "ndim", 0) == 2:
             return self._pairs(None, validation, what="validation")
         try:
             X, y = validation

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .model import Params, sigmoid
+from .model import Params, hidden_logits, negative_free_energy, sigmoid
 
 _WORD = int.from_bytes(hashlib.blake2b(b"crbm-gibbs", digest_size=8).digest(), "little")
 
@@ -97,3 +97,47 @@ def gibbs_marginals(params: Params, b1: Any, b2: Any, numbers: Any, steps: int, 
             sums[1] += hidden
     taken = steps - steps // 2
     return sums[0] / taken, sums[1] / taken
+
+
+def gibbs_search(
+    params: Params, b1: Any, b2: Any, start: Any, numbers: Any, steps: int, xp: Any
+) -> tuple[Any, Any, Any]:
+    """The visible states of lowest free energy among a start and the draws of a Gibbs chain from it.
+
+    Parameters
+    ----------
+    start : array, shape (rows, v)
+        0 or 1.
+    params, b1, b2, numbers, steps
+        As in :func:`gibbs_steps`.
+
+    Returns
+    -------
+    best : array, shape (rows, v)
+    hidden : array, shape (rows, h)
+        Probabilities of the hidden units given it.
+    energy : array, shape (rows,)
+        Its free energy, negated.
+
+    Examples
+    --------
+    >>> params = Params(np.zeros((1, 1)), None, None, None, None)
+    >>> ones = np.ones((1, 1))
+    >>> best, hidden, energy = gibbs_search(params, -ones, 0 * ones, ones, np.full((1, 2), 0.9), 1, np)
+    >>> best.tolist(), hidden.tolist(), energy.round(4).tolist()
+    ([[0.0]], [[0.5]], [0.6931])
+    """
+    n_hidden, width = b2.shape[1], b1.shape[1] + b2.shape[1]
+    v, logits = start, hidden_logits(params, start, b2)
+    best, best_logits = v, logits
+    energy = negative_free_energy(v, b1, logits, xp)
+    for step in range(steps):
+        drawn = numbers[:, step * width : (step + 1) * width]
+        h = (drawn[:, :n_hidden] < sigmoid(logits, xp)).astype(b1.dtype)
+        v = (drawn[:, n_hidden:] < sigmoid(h @ params.W.T + b1, xp)).astype(b1.dtype)
+        logits = hidden_logits(params, v, b2)
+        found = negative_free_energy(v, b1, logits, xp)
+        better = (found > energy)[:, None]
+        best, best_logits = xp.where(better, v, best), xp.where(better, logits, best_logits)
+        energy = xp.maximum(found, energy)
+    return best, sigmoid(best_logits, xp), energy

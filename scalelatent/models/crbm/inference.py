@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 # Beyond this a message, e^|W|, times a belief leaves the range of float32.
 MAX_WEIGHT = 40.0
 # A row counts as converged when no belief moved by more than this in its last sweep (the paper's epsilon).
@@ -94,3 +96,22 @@ def check_graphs(
         raise ValueError(f"n_sweeps={n_sweeps}: at least one sweep is needed")
     if tol is not None and not tol >= 0:
         raise ValueError(f"tol={tol!r} is not a number of at least 0, or None for all n_sweeps sweeps")
+
+
+def check_biases(*biases: np.ndarray) -> None:
+    """Raise :class:`WeightError` where a bias is infinite or no number: messages would hide it.
+
+    Examples
+    --------
+    >>> check_biases(np.array([[0.0, np.nan]]))
+    Traceback (most recent call last):
+    scalelatent.models.crbm.inference.WeightError: the biases of row 0 are not all finite: lower the \
+learning rate, or look for NaN in the rows x
+    """
+    for b in biases:
+        if not math.isfinite(float(b.sum(dtype=np.float64))):
+            row = int(np.flatnonzero(~np.isfinite(b).all(axis=1))[0])
+            raise WeightError(
+                f"the biases of row {row} are not all finite: lower the learning rate, or look for NaN in "
+                "the rows x"
+            )

@@ -15,8 +15,8 @@ mle-bp         beliefs of units and pairs by sum-product belief propagation
 mle-mf         mean field
 cd             a Gibbs chain of k steps from the training row (contrastive divergence, CD-k)
 pcd            Gibbs chains that go on from step to step: one for each place of a batch (Tieleman, 2008)
-cd-percloss    a Gibbs chain from the logistic part, where it found a lower free energy than the row's own
-               (perceptron loss; Mnih, Larochelle and Hinton, 2011)
+cd-percloss    the state of lowest free energy that a Gibbs chain from the logistic part's prediction met,
+               where it is below the row's own (perceptron loss; after Mnih, Larochelle and Hinton, 2011)
 mssvm          loss-augmented marginal MAP by mixed-product belief propagation
 lssvm          loss-augmented joint MAP by max-product belief propagation
 logistic       the exact probabilities of a model without hidden units
@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from .beliefs import infer
-from .gibbs import gibbs_steps, uniforms
+from .gibbs import gibbs_search, gibbs_steps, uniforms
 from .inference import Inference
 from .model import Params, hidden_logits, negative_free_energy, nll_of_units, sigmoid
 
@@ -175,15 +175,14 @@ def _cd_percloss(work: Work) -> Phase:
     xp, v, k = work.xp, work.v, work.gibbs_steps
     logits = hidden_logits(work.params, v, work.b2)
     positive = sigmoid(logits, xp)
-    first = (work.b1 > 0).astype(v.dtype)
-    start = sigmoid(hidden_logits(work.params, first, work.b2), xp)
-    sample, hidden = gibbs_steps(work.params, work.b1, work.b2, start, work.numbers(k), k, xp)
-    loss = _advantage(work, logits, sample)
-    wrong = (sample != v).sum(axis=1)
+    start = (work.b1 > 0).astype(v.dtype)
+    found, hidden, energy = gibbs_search(work.params, work.b1, work.b2, start, work.numbers(k), k, xp)
+    loss = energy - negative_free_energy(v, work.b1, logits, xp)
+    wrong = (found != v).sum(axis=1)
     # The row itself is a candidate for the minimum: where nothing better was found the loss is 0, and flat.
     better = (loss > 0)[:, None]
-    sample, hidden = xp.where(better, sample, v), xp.where(better, hidden, positive)
-    return Phase(sample, hidden, positive, None, xp.maximum(loss, loss.dtype.type(0)), wrong)
+    found, hidden = xp.where(better, found, v), xp.where(better, hidden, positive)
+    return Phase(found, hidden, positive, None, xp.maximum(loss, loss.dtype.type(0)), wrong)
 
 
 def _augmented(work: Work) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.models.base import CsrRows, Layout
+from scalelatent.models.base import Block, CsrRows, Layout
 
 # CSR rows are made dense over the columns that a batch uses, unless it uses more than this share of them.
 DENSE_SHARE = 0.5
@@ -207,3 +207,48 @@ def negative_free_energy(v: Any, b1: Any, logits: Any, xp: Any) -> Any:
 def nll_of_units(lv: Any, v: Any, xp: Any) -> Any:
     """Log-loss of the visible units' log odds, summed over units, nats, (rows,)."""
     return (xp.logaddexp(lv.dtype.type(0), lv) - lv * v).sum(axis=1)
+
+
+def check_rows(x: Any, start: int, rows: np.ndarray | None) -> None:
+    """Refuse rows that are not finite in float32.
+
+    Raises
+    ------
+    ValueError
+        Naming the first bad row and feature.
+
+    Examples
+    --------
+    >>> check_rows(np.array([[0.0, np.nan]]), 7, None)
+    Traceback (most recent call last):
+    ValueError: row 7, feature 1 is nan
+    """
+    x = x.to_dense() if isinstance(x, CsrRows) else x
+    if x.dtype.kind != "f":
+        return
+    with np.errstate(over="ignore"):
+        bad = ~np.isfinite(x.astype(np.float32, copy=False))
+    if bad.any():
+        row, feature = map(int, np.argwhere(bad)[0])
+        number = start + row if rows is None else int(rows[row])
+        raise ValueError(f"row {number}, feature {feature} is {x[row, feature]}")
+
+
+def block_biases(shape: CrbmShape, params: Params, block: Block, backend: Any) -> tuple[Any, Any, Any]:
+    """(:func:`observe`, b1, b2) of a block.
+
+    Raises
+    ------
+    ValueError
+        A row that is not finite, by its number.
+    """
+    if not shape.n_observed:
+        n_rows = len(block.x if block.y is None else block.y)
+        return (None, *biases(params, None, n_rows, backend))
+    seen = observe(block.x, backend)
+    with np.errstate(invalid="ignore", over="ignore"):
+        b1, b2 = biases(params, seen, len(seen.x), backend)
+        total = float(b1.sum()) + float(b2.sum())
+    if not np.isfinite(total):
+        check_rows(block.x, block.start, block.rows)
+    return seen, b1, b2

@@ -28,11 +28,10 @@ from .learners import LEARNERS, Phase, Work
 from .model import (
     CrbmShape,
     Observed,
-    biases,
-    observe,
+    block_biases,
 )
 from .predict import CrbmScoring, sweeps_in
-from .update import climb, moved
+from .update import add_to, climb, moved
 
 # Measured on the way: loss, wrong units, rows, rows that converged.
 N_SUMS = 4
@@ -188,8 +187,8 @@ class CrbmLearner:
         backend, theta, coupling, state, cost = prepared
         kept = self._particles(backend, state, block)
         gradient, phase = self._gradient(backend, theta, coupling, cost, block, kept)
-        stats.vector[: self.shape.n_parameters] += backend.to_host(gradient)
-        self._add(stats, backend, phase)
+        add_to(stats.vector[: self.shape.n_parameters], backend.to_host(gradient))
+        self._add(stats, phase)
         self._keep_particles(stats, backend, state, block, phase.particles)
 
     def step(self, state: CrbmState, stats: Stats, n_rows: int) -> CrbmState:
@@ -309,10 +308,9 @@ class CrbmLearner:
     ) -> tuple[Any, Phase]:
         """Sum over rows of positive less negative, a flat vector in a buffer; and the negative phase."""
         params = self.shape.split(theta)
-        seen = observe(block.x, backend) if self.shape.n_observed else None
         assert block.rows is not None
         v = backend.asarray(block.y, np.float32, "v")
-        b1, b2 = biases(params, seen, len(v), backend)
+        seen, b1, b2 = block_biases(self.shape, params, block, backend)
         n_sweeps = sweeps_in(self.n_sweeps, block.epoch + 1)
         work = Work(
             backend, params, coupling, v, b1, b2, n_sweeps, self.tol, self.seed, block.epoch, block.rows,
@@ -361,10 +359,10 @@ class CrbmLearner:
             some = None if kept is None else kept[:n]
             gradient, phase = self._gradient(backend, theta, coupling, cost, part, some)
             self._climb(theta, velocity, gradient, n, block.epoch, theta, velocity)
-            self._add(stats, backend, phase)
+            self._add(stats, phase)
             if kept is not None:
                 kept[:n] = phase.particles
-        stats.vector[: self.shape.n_parameters] += backend.to_host(theta - first)
+        add_to(stats.vector[: self.shape.n_parameters], backend.to_host(theta - first))
         if self.momentum:
             before = backend.asarray(state.velocity, np.float32)
             stats["velocity"][...] += backend.to_host(xp.subtract(velocity, before))
@@ -401,7 +399,7 @@ class CrbmLearner:
 
     # -- measurements ----------------------------------------------------------------------------------------
 
-    def _add(self, stats: Stats, backend: Any, phase: Phase) -> None:
+    def _add(self, stats: Stats, phase: Phase) -> None:
         rows = len(phase.visible)
         converged = rows if phase.inferred is None else count_converged(phase.inferred, self.tol)
         stats["sums"][...] += [float(phase.loss.sum()), float(phase.wrong.sum()), rows, converged]

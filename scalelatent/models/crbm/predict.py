@@ -12,7 +12,7 @@ from scalelatent.models.targets import Targets
 
 from .beliefs import couple, infer
 from .inference import Inference
-from .model import CrbmShape, biases, observe, sigmoid
+from .model import CrbmShape, block_biases, observe, sigmoid
 
 FIRST_SWEEPS = 7
 
@@ -32,15 +32,12 @@ def run_inference(
     shape: CrbmShape,
     theta: Any,
     coupling: Any,
-    x: Any,
-    n_rows: int,
+    block: Block,
     how: tuple[str, int, float | None],
     backend: Any,
 ) -> Inference:
     """Beliefs of rows under parameters that lie on the backend; ``how`` is (inference, sweeps, tol)."""
-    params = shape.split(theta)
-    seen = observe(x, backend) if shape.n_observed else None
-    b1, b2 = biases(params, seen, n_rows, backend)
+    _, b1, b2 = block_biases(shape, shape.split(theta), block, backend)
     inference, n_sweeps, tol = how
     return infer(inference, coupling, b1, b2, n_sweeps, tol, backend)
 
@@ -86,7 +83,7 @@ class CrbmScoring:
         backend, theta, coupling, n_sweeps = prepared
         assert block.y is not None
         how = self.inference, n_sweeps, self.tol
-        found = run_inference(self.shape, theta, coupling, block.x, len(block.y), how, backend)
+        found = run_inference(self.shape, theta, coupling, block, how, backend)
         wrong = (backend.to_host(found.lv) > 0) != (block.y > 0)
         x = block.x
         changed = np.zeros(0, dtype=bool)
@@ -162,7 +159,7 @@ class CrbmRows:
             logits = v.x @ (params.W if v.columns is None else params.W[v.columns]) + params.bh
             return backend.to_host(sigmoid(logits, xp))
         how = self.inference, self.n_sweeps, self.tol
-        found = run_inference(self.shape, theta, coupling, block.x, len(block.x), how, backend)
+        found = run_inference(self.shape, theta, coupling, block, how, backend)
         if self.what == "states":
             return backend.to_host(found.lv > 0).astype(np.uint8)
         return backend.to_host(sigmoid(found.lh if self.what == "hidden" else found.lv, xp))

@@ -295,16 +295,10 @@ def _graphs(
     from_visible: _Send,
 ) -> list[_Graph]:
     check_graphs(coupling.w.shape, bv.shape, bh.shape, n_sweeps, tol)
+    first, second = (np.asarray(b, dtype=np.float64) for b in (bv, bh))
     return [
-        _propagate(
-            coupling.w,
-            *(np.asarray(b, dtype=np.float64) for b in row),
-            n_sweeps,
-            tol,
-            from_hidden,
-            from_visible,
-        )
-        for row in zip(bv, bh, strict=True)
+        _propagate(coupling.w, first[n], second[n], n_sweeps, tol, from_hidden, from_visible)
+        for n in range(len(first))
     ]
 
 
