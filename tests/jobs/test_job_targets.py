@@ -43,9 +43,16 @@ def outputs(ds: Any) -> np.ndarray:
 
 def test_outputs_follow_the_rows(folder: Path) -> None:
     data = opened(
-        folder, train="x", target="v", train_rows="5:25", validation="x", validation_rows="-10:", test="other",
-        test_target="w", test_rows=":3",
-    )  # fmt: skip
+        folder,
+        train="x",
+        target="v",
+        train_rows="5:25",
+        validation="x",
+        validation_rows="-10:",
+        test="other",
+        test_target="w",
+        test_rows=":3",
+    )
     assert data.validation is not None
     assert data.test is not None
     np.testing.assert_array_equal(outputs(data.train), V[5:25])
