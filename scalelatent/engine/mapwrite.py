@@ -18,7 +18,7 @@ from .cache import shared_cache
 from .halving import apply_block
 from .outputs import OutputTask, common_fields
 from .passes import BLOCK_BYTES, BLOCK_ROWS
-from .reading import Meter, Reader, StopFlag, Stopped, iter_blocks, naming
+from .reading import Meter, Reader, StopFlag, Stopped, iter_blocks, naming, rows_for
 from .threads import resolve_jobs, single_threaded
 
 # Of a block of a map whose columns come one after the other: rows as they are stored, and what they become.
@@ -49,8 +49,7 @@ class MapTask(OutputTask):
         tiled = self.writer.n_tiles > 1
         # Rows that are read once are not kept: they would push out what is read again.
         cache = shared_cache() if tiled else None
-        csr = getattr(self.row_map, "accepts_csr", False)
-        reader = Reader(self.dataset, cache, Meter(), csr=csr, skipped=self.skipped)
+        reader = Reader(self.dataset, cache, Meter(), skipped=self.skipped, **rows_for(self.row_map))
         row_map = self.row_map.of_columns(*self.writer.shard_columns(shard)) if tiled else self.row_map
         shape, dtype = row_map.output()
         out = np.empty((stop - start, *shape), dtype=dtype)
@@ -237,7 +236,6 @@ def map_to_array(
         return out
     step = block_rows(dataset.n_features)
     run = 16 * step
-    csr = getattr(row_map, "accepts_csr", False)
     done = 0
 
     def compute(slot: int, stop: StopFlag) -> Any:
@@ -248,7 +246,7 @@ def map_to_array(
             last = min(first + run, len(dataset))
             blocks = [(a, min(a + step, last)) for a in range(first, last, step)]
             with naming(dataset):
-                for block in iter_blocks(Reader(dataset, None, Meter(), csr=csr), blocks, stop):
+                for block in iter_blocks(Reader(dataset, None, Meter(), **rows_for(row_map)), blocks, stop):
                     rows = slice(block.start, block.start + len(block.x))
                     fill_rows(backend, "map", row_map, prepared, block, out[rows], stop)
             return last - first
@@ -276,7 +274,7 @@ def _map_by_columns(
 
     rows, threads = parted_rows(dataset.nbytes // len(dataset), row_map), resolve_jobs(n_jobs)
     stop = threading.Event()
-    reader = Reader(dataset, None, Meter(), csr=getattr(row_map, "accepts_csr", False))
+    reader = Reader(dataset, None, Meter(), **rows_for(row_map))
     blocks = [(a, min(a + rows, len(dataset))) for a in range(0, len(dataset), rows)]
     with single_threaded(), naming(dataset):
         for block in iter_blocks(reader, blocks, stop):

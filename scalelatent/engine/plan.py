@@ -24,7 +24,7 @@ from .feeding import SLAB_BYTES
 from .online_sites import KEEP_REPLICAS
 from .order import RowOrder
 from .passes import Stage, choose_level, spans_of
-from .reading import AHEAD
+from .reading import AHEAD, Meter, Reader, rows_for
 from .threads import resolve_jobs, single_threaded
 
 # Resident size of a worker that has imported everything and compiled its kernels, rounded up.
@@ -264,8 +264,13 @@ def probe_steps(
         Of the noise and its labels.
     """
     n = min(PROBE_ROWS, len(source))
-    reading = _seconds(lambda: source.read_x(0, n)) / n
+    reader = Reader(source, None, Meter(), **rows_for(learner))
+    reading = _seconds(lambda: reader.read(0, n)) / n
     block = _noise(min(order.chain_rows, n), n_features, codes)
+    if reader.targets is not None:
+        v = np.random.default_rng(1).integers(0, 2, (len(block.x), reader.target_width), dtype=np.uint8)
+        x = v if reader.targets.source == "x" else block.x
+        block = reader.block(x, v, None, 0, block.rows)
     with single_threaded():
         prepared = learner.prepare(state, make_backend("cpu"))
         stats = Stats.zeros(learner.layout())
