@@ -55,16 +55,18 @@ class SpanGuard(SchedulerPlugin):
             self._mourn(lost.keys)
 
     def _mourn(self, keys: list[str]) -> None:
-        others = hooks.spans_at(self.scheduler)
-        for spans in together(hooks.spans_at(self.scheduler, keys)):
+        lost = hooks.spans_at(self.scheduler, keys)
+        others = hooks.spans_at(self.scheduler) if lost else []
+        for spans in together(lost):
             what, first, stop = spans[0].reads[0], spans[0].reads[1], max(span.reads[2] for span in spans)
             kin = [at for at in others if at.reads[0] == what and at.reads[1] < stop and first < at.reads[2]]
             hooks.last_chance(self.scheduler, [span.key for span in (*spans, *kin)])
-            loads = hooks.loads(self.scheduler)
-            there = {other.worker for other in kin}.intersection(loads) or loads
-            if there and (kin or len(spans) > 1):
-                worker = min(there, key=lambda address: loads[address])
-                self._bound.update(hooks.bind(self.scheduler, [span.key for span in spans], worker))
+            if kin or len(spans) > 1:
+                loads = hooks.loads(self.scheduler)
+                there = {other.worker for other in kin}.intersection(loads) or set(loads)
+                worker = min(there, key=lambda address: (loads[address], address), default=None)
+                own = [span.key for span in spans]
+                self._bound.update(hooks.bind(self.scheduler, own, worker) if worker else ())
 
 
 def together(spans: Iterable[hooks.SpanAt]) -> list[list[hooks.SpanAt]]:

@@ -13,7 +13,7 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, WorkerPlugin
+from distributed import Client, WorkerPlugin
 
 from scalelatent import Callback, open_dataset
 from scalelatent.errors import RunError
@@ -92,17 +92,14 @@ def mark(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def workers(mark: Path) -> Iterator[Client]:
+def workers(mark: Path, starter: Any) -> Iterator[Client]:
     """Three, that die of some rows; their scheduler has Dask's own limit of deaths."""
     with (
         # By itself a LocalCluster takes a worker away that it finds dead 15 s after an earlier death.
         dask.config.set({"distributed.deploy.lost-worker-timeout": "1 hour"}),
-        LocalCluster(
-            n_workers=3, threads_per_worker=1, processes=True, host="127.0.0.1", silence_logs=50,
-            dashboard_address="127.0.0.1:0", memory_limit=0, env={"SCALELATENT_CACHE_BYTES": "0"},
-        ) as cluster,
+        starter(3) as cluster,
         Client(cluster, timeout=30, set_as_default=False) as client,
-    ):  # fmt: skip
+    ):
         client.wait_for_workers(3, timeout=60)
         client.register_plugin(Poison(str(mark), CHUNK))
         yield client
@@ -204,7 +201,7 @@ def test_an_online_fit_refuses_before_it_begins(fit: Any, tmp_path: Path) -> Non
 
 @pytest.mark.timeout(240)
 def test_the_driver_is_on_the_only_worker_and_dies_with_it(
-    fit: Any, rows: Any, mark: Path, deaths: Any, tmp_path: Path
+    starter: Any, rows: Any, mark: Path, deaths: Any, tmp_path: Path
 ) -> None:
     """It cannot count the deaths; those who come after it find what it has left."""
     stored = {
@@ -219,13 +216,7 @@ def test_the_driver_is_on_the_only_worker_and_dies_with_it(
         },
         "engine": {"block_rows": 64, "leaf_rows": 128},
     }
-    with (
-        LocalCluster(
-            n_workers=1, threads_per_worker=1, processes=True, host="127.0.0.1", silence_logs=50,
-            dashboard_address="127.0.0.1:0", memory_limit=0, env={"SCALELATENT_CACHE_BYTES": "0"},
-        ) as cluster,
-        Client(cluster, timeout=30, set_as_default=False) as client,
-    ):  # fmt: skip
+    with starter(1) as cluster, Client(cluster, timeout=30, set_as_default=False) as client:
         client.wait_for_workers(1, timeout=60)
         client.register_plugin(Poison(str(mark), CHUNK))
         folder = RunFolder.open(submit_job(resolve(stored, environ={}), client=client).run)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed import Client, LocalCluster, WorkerPlugin
+from distributed import Client, WorkerPlugin
 
 from scalelatent import Callback, open_dataset
 from scalelatent.errors import RunError
@@ -198,17 +198,14 @@ class Greedy(WorkerPlugin):
 
 @pytest.mark.timeout(240)
 def test_rows_that_take_more_memory_than_a_worker_has(
-    client: Any, fit: Any, alone: Any, same: Any, rows: Any, tmp_path: Path
+    client: Any, starter: Any, fit: Any, alone: Any, same: Any, rows: Any, tmp_path: Path
 ) -> None:
     shutil.copytree(rows.folder / "train", tmp_path / "train")
     train = open_dataset(tmp_path / "train")
     with (
-        LocalCluster(
-            n_workers=1, threads_per_worker=1, processes=True, host="127.0.0.1", silence_logs=50,
-            dashboard_address="127.0.0.1:0", memory_limit=LIMIT, env={"SCALELATENT_CACHE_BYTES": "0"},
-        ) as cluster,
+        starter(1, memory_limit=LIMIT) as cluster,
         Client(cluster, timeout=30, set_as_default=False) as small,
-    ):  # fmt: skip
+    ):
         until(lambda: small.nthreads())
         small.register_plugin(Greedy())
         with pytest.raises(RunError) as raised:
