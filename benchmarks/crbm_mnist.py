@@ -11,8 +11,8 @@ Pixels above 127 are 1. Training rows 0:50,000 and validation rows 50,000:60,000
 10,000 test images; each image is corrupted once (--fresh: anew in each epoch). Errors are those of the test
 images with the parameters of the best validated epoch: All (percent of wrong pixels) and Changed (of those
 that the corruption changed). --select N tries the rates 0.05, 0.02, 0.01 and 0.005 for two epochs of N rows
-and takes the one of the least validation error; else --rate is that of all. Each (task, learner) is a part of the
-JSON of its own, so that they may be run one by one. Needs SCALELATENT_DATA.
+and takes the one of the least validation error; else --rate is that of all. Each (task, learner) is a part
+of the JSON of its own, so that they may be run one by one. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def images(rows: int, held: int, tested: int) -> dict[str, np.ndarray]:
 
 
 def pairs(task: str, args: Any) -> dict[str, Any]:
-    """Corrupted and clean images of each set; clean training images alone where they are corrupted fresh."""
+    """Corrupted and clean images of each set."""
     out: dict[str, Any] = {}
     for name, v in images(args.rows, args.validation_rows, args.test_rows).items():
         x = corrupt(v, np.arange(len(v)), seed=args.seed, stage=f"{task}-{name}", **TASKS[task])

@@ -99,8 +99,9 @@ class Feed:
                 out.append(None)
                 continue
             numbers = rows[first:last]
-            columns = (None if a is None else a[first:last] for a in (x, y, weight))
-            out.append(self._reader.block(*columns, int(numbers[0]), numbers, epoch, chain))
+            part = [None if a is None else a[first:last] for a in (x, y, weight)]
+            block = self._reader.block(part[0], part[1], part[2], int(numbers[0]), numbers, epoch, chain)
+            out.append(block)
         return out
 
     def rest(self) -> None:

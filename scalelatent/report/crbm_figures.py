@@ -18,7 +18,6 @@ from .pictures import draw_image
 from .style import ACCENT, INK, LINE, WARN, new_figure, quiet_axes
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from scalelatent.evaluation import OutputErrors
@@ -94,13 +93,19 @@ def plot_learning(records: Sequence[Mapping[str, Any]], unit: str = "objective")
     >>> plot_learning(records).axes[0].lines[0].get_ydata().tolist()
     [1.0, 0.5]
     """
-    upper, lower, passes = _two(records)
+    if not records:
+        raise DataError("there are no epochs to draw: the history is empty")
+    figure, passes = new_figure(8, 5.6), places_of(records)
+    upper, lower = figure.subplots(2, 1, sharex=True)
     point = _points(records)
     upper.plot(passes, column(records, "objective"), color=INK, linewidth=1.6, **point)
     upper.set_ylabel(unit)
     draw_errors(lower, passes, records, point)
     lower.set_xlabel("epoch")
-    return upper.figure
+    lower.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes in (upper, lower):
+        quiet_axes(axes)
+    return figure
 
 
 def plot_convergence(records: Sequence[Mapping[str, Any]]) -> Figure:
@@ -169,7 +174,7 @@ def plot_occlusion(errors: Mapping[int, OutputErrors], names: str = "pixels") ->
     figure = new_figure(8, 3.6)
     axes = figure.subplots()
     sides = sorted(errors)
-    point = {"marker": "o", "markersize": 4, "linewidth": 1.6}
+    point: dict[str, Any] = {"marker": "o", "markersize": 4, "linewidth": 1.6}
     axes.plot(sides, [100 * errors[s].all_error for s in sides], color=INK, label=f"all {names}", **point)
     hidden = [s for s in sides if errors[s].changed]
     if hidden:
@@ -181,16 +186,6 @@ def plot_occlusion(errors: Mapping[int, OutputErrors], names: str = "pixels") ->
     axes.legend(fontsize=9, frameon=True, framealpha=0.9, edgecolor="none", labelcolor=INK)
     quiet_axes(axes)
     return figure
-
-
-def _two(records: Sequence[Mapping[str, Any]]) -> tuple[Axes, Axes, np.ndarray]:
-    if not records:
-        raise DataError("there are no epochs to draw: the history is empty")
-    upper, lower = new_figure(8, 5.6).subplots(2, 1, sharex=True)
-    lower.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for axes in (upper, lower):
-        quiet_axes(axes)
-    return upper, lower, places_of(records)
 
 
 def _points(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
