@@ -23,6 +23,7 @@ from scalelatent.models.base import Block, Layout, Stats
 from scalelatent.models.targets import Targets
 
 from .beliefs import count_converged, couple
+from .gradient import difference, of_factors, of_weights
 from .inference import MAX_WEIGHT, WeightError
 from .learners import LEARNERS, Phase, Work
 from .model import (
@@ -31,55 +32,11 @@ from .model import (
     block_biases,
 )
 from .predict import CrbmScoring, sweeps_in
+from .state import N_SUMS, CrbmState
 from .update import add_to, climb, moved
 
-# Measured on the way: loss, wrong units, rows, rows that converged.
-N_SUMS = 4
 # Learning rates of the paper, tried in this order.
 RATES = (0.05, 0.02, 0.01, 0.005)
-
-
-@dataclass(frozen=True)
-class CrbmState:
-    """Everything that changes from step to step.
-
-    Attributes
-    ----------
-    theta : ndarray of float32, shape (parameters,)
-        In the order of :attr:`.model.CrbmShape.layout`.
-    velocity : ndarray of float32
-        u of the momentum; empty without.
-    best : ndarray of float32
-        Parameters that did best on the validation rows; empty where none are held out.
-    particles : ndarray of float32, shape (places of a batch, h)
-        Persistent chains; no rows unless the learner is pcd.
-    sums : ndarray of float64, shape (4,)
-        Of the epoch in progress.
-    objective, train_error, converged : float
-        Of the last epoch, measured on the way: mean loss (of belief learners log-loss in nats a unit, else
-        energy gap a unit), share of units that the negative phase had wrong, share of rows that converged.
-    validation_error, changed_error, best_error : float
-        Shares of wrong units; ``changed_error`` among those that x has otherwise than v. NaN where not
-        measured.
-    iteration, steps, stale, best_epoch : int
-        Epochs, steps; epochs since the best one, and which it was (counted from 1).
-    """
-
-    theta: np.ndarray
-    velocity: np.ndarray
-    best: np.ndarray
-    particles: np.ndarray
-    sums: np.ndarray
-    objective: float = float("nan")
-    train_error: float = float("nan")
-    converged: float = float("nan")
-    validation_error: float = float("nan")
-    changed_error: float = float("nan")
-    best_error: float = float("inf")
-    iteration: int = 0
-    steps: int = 0
-    stale: int = 0
-    best_epoch: int = 0
 
 
 @dataclass(frozen=True)
@@ -139,13 +96,27 @@ class CrbmLearner:
     # -- the contract ----------------------------------------------------------------------------------------
 
     def layout(self) -> Layout:
-        """The parameters' fields (gradient, or displacement in local steps), then what is measured."""
+        """Gradient (of local steps the displacement) by field, or its factors; then what is measured."""
+        shape, rows = self.shape, self.n_chains * self.chain_rows
+        fields = shape.layout.fields
+        if self.factored:
+            widths = (("dv", shape.n_visible), ("dh", shape.n_hidden), ("x", shape.n_observed))
+            fields = (fields[0], *((name, (rows, width)) for name, width in widths))
         more: list[tuple[str, tuple[int, ...]]] = [("sums", (N_SUMS,)), ("chains", ())]
         if self.local_steps and self.momentum:
-            more.append(("velocity", (self.shape.n_parameters,)))
+            more.append(("velocity", (shape.n_parameters,)))
         if self.learner == "pcd":
-            more.append(("particles", (self.n_particles, self.shape.n_hidden)))
-        return Layout((*self.shape.layout.fields, *more))
+            more.append(("particles", (self.n_particles, shape.n_hidden)))
+        return Layout((*fields, *more))
+
+    @property
+    def factored(self) -> bool:
+        """Chains return dv, dh and x of their rows, whose products the step makes: where a batch has so few
+        rows that these are fewer numbers than the gradients of Wvx and Whx.
+        """
+        shape, rows = self.shape, self.n_chains * self.chain_rows
+        units = shape.n_visible + shape.n_hidden
+        return not self.local_steps and rows * (units + shape.n_observed) < units * shape.n_observed
 
     def flops_per_row(self) -> float:
         """Products, and the messages of a typical inference."""
@@ -186,9 +157,13 @@ class CrbmLearner:
             return
         backend, theta, coupling, state, cost = prepared
         kept = self._particles(backend, state, block)
-        gradient, phase = self._gradient(backend, theta, coupling, cost, block, kept)
-        add_to(stats.vector[: self.shape.n_parameters], backend.to_host(gradient))
-        self._add(stats, phase)
+        seen, v, phase = self._phase(backend, theta, coupling, cost, block, kept)
+        if self.factored:
+            self._add_factors(stats, backend, theta, block, v, phase)
+        else:
+            gradient = difference(self.shape, backend, theta, seen, v, phase)
+            add_to(stats.vector[: self.shape.n_parameters], backend.to_host(gradient))
+        self._measure(stats, phase)
         self._keep_particles(stats, backend, state, block, phase.particles)
 
     def step(self, state: CrbmState, stats: Stats, n_rows: int) -> CrbmState:
@@ -199,15 +174,15 @@ class CrbmLearner:
         FloatingPointError
             Weights have grown beyond what messages in float32 bear: naming the epoch and the rate to try.
         """
-        vector = stats.vector[: self.shape.n_parameters]
         if self.local_steps:
             share = 1.0 / float(stats["chains"])
-            theta, velocity = moved(state.theta, vector, share), state.velocity
+            theta, velocity = moved(state.theta, self.gradient(stats), share), state.velocity
             if self.momentum:
                 velocity = moved(velocity, stats["velocity"], share)
         else:
+            gradient = self.gradient(stats)
             theta, velocity = np.empty_like(state.theta), np.empty_like(state.velocity)
-            self._climb(state.theta, state.velocity, vector, n_rows, state.iteration, theta, velocity)
+            self._climb(state.theta, state.velocity, gradient, n_rows, state.iteration, theta, velocity)
         self.check_safe(theta, state)
         particles = state.particles
         if self.n_particles:
@@ -303,10 +278,24 @@ class CrbmLearner:
 
     # -- gradients -------------------------------------------------------------------------------------------
 
-    def _gradient(
+    def gradient(self, stats: Stats, dtype: Any = np.float32) -> np.ndarray:
+        """The sum over rows of positive less negative, a flat vector (of local steps the displacement).
+
+        Parameters
+        ----------
+        stats : Stats
+            Of all chains.
+        dtype : type
+            Of products of factors; what chains summed is float64.
+        """
+        if not self.factored:
+            return stats.vector[: self.shape.n_parameters]
+        return of_factors(self.shape, *(stats[name] for name in ("W", "dv", "dh", "x")), dtype)
+
+    def _phase(
         self, backend: Any, theta: Any, coupling: Any, cost: Any, block: Block, particles: Any
-    ) -> tuple[Any, Phase]:
-        """Sum over rows of positive less negative, a flat vector in a buffer; and the negative phase."""
+    ) -> tuple[Observed | None, Any, Phase]:
+        """(x where the products are, v as numbers, negative phase) of some rows."""
         params = self.shape.split(theta)
         assert block.rows is not None
         v = backend.asarray(block.y, np.float32, "v")
@@ -316,28 +305,18 @@ class CrbmLearner:
             backend, params, coupling, v, b1, b2, n_sweeps, self.tol, self.seed, block.epoch, block.rows,
             self.gibbs_steps, cost, particles,
         )  # fmt: skip
-        phase = LEARNERS[self.learner].negative(work)
-        return self._difference(backend, theta, seen, v, phase), phase
+        return seen, v, LEARNERS[self.learner].negative(work)
 
-    def _difference(self, backend: Any, theta: Any, seen: Observed | None, v: Any, phase: Phase) -> Any:
-        xp = backend.xp
-        flat = backend.buffer("gradient", theta.shape, theta.dtype)
-        out = self.shape.split(flat)
-        if self.shape.n_hidden:
-            if phase.pairs is None:
-                left = xp.concatenate([v, -phase.visible])
-                xp.matmul(left.T, xp.concatenate([phase.positive, phase.hidden]), out=out.W)
-            else:
-                xp.matmul(v.T, phase.positive, out=out.W)
-                xp.subtract(out.W, phase.pairs, out=out.W)
-        dv, dh = v - phase.visible, phase.positive - phase.hidden
-        if seen is not None:
-            seen.add_outer(dv, out.Wvx, xp)
-            if self.shape.n_hidden:
-                seen.add_outer(dh, out.Whx, xp)
-        out.bv[...] = dv.sum(axis=0)
-        out.bh[...] = dh.sum(axis=0)
-        return flat
+    def _add_factors(
+        self, stats: Stats, backend: Any, theta: Any, block: Block, v: Any, phase: Phase
+    ) -> None:
+        weights = backend.buffer("of W", (self.shape.n_visible, self.shape.n_hidden), theta.dtype)
+        of_weights(backend.xp, v, phase, weights)
+        add_to(stats["W"].reshape(-1), backend.to_host(weights).reshape(-1))
+        at = self._places(block)
+        stats["dv"][at] += backend.to_host(v - phase.visible)
+        stats["dh"][at] += backend.to_host(phase.positive - phase.hidden)
+        stats["x"][at] += block.x if isinstance(block.x, np.ndarray) else block.x.to_dense()
 
     def _climb(
         self, theta: Any, velocity: Any, gradient: Any, n_rows: int, epoch: int, out: Any, speed: Any
@@ -357,9 +336,10 @@ class CrbmLearner:
             n = len(part.x)
             coupling = self._couple(backend, theta, state) if LEARNERS[self.learner].couples else None
             some = None if kept is None else kept[:n]
-            gradient, phase = self._gradient(backend, theta, coupling, cost, part, some)
+            seen, v, phase = self._phase(backend, theta, coupling, cost, part, some)
+            gradient = difference(self.shape, backend, theta, seen, v, phase)
             self._climb(theta, velocity, gradient, n, block.epoch, theta, velocity)
-            self._add(stats, phase)
+            self._measure(stats, phase)
             if kept is not None:
                 kept[:n] = phase.particles
         add_to(stats.vector[: self.shape.n_parameters], backend.to_host(theta - first))
@@ -399,12 +379,12 @@ class CrbmLearner:
 
     # -- measurements ----------------------------------------------------------------------------------------
 
-    def _add(self, stats: Stats, phase: Phase) -> None:
+    def _measure(self, stats: Stats, phase: Phase) -> None:
         rows = len(phase.visible)
         converged = rows if phase.inferred is None else count_converged(phase.inferred, self.tol)
         stats["sums"][...] += [float(phase.loss.sum()), float(phase.wrong.sum()), rows, converged]
 
-    def _measured(self, state: CrbmState) -> dict[str, float]:
+    def _measured(self, state: CrbmState) -> dict[str, Any]:
         loss, wrong, rows, converged = state.sums.tolist()
         units = max(rows * self.shape.n_visible, 1.0)
         return {

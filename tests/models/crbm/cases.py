@@ -77,7 +77,7 @@ def chain_stats(learner: CrbmLearner, state: CrbmState, block: Block, device: st
 
 def gradient(learner: CrbmLearner, theta: np.ndarray, block: Block, device: str = "reference") -> np.ndarray:
     """The summed gradient of a block's rows."""
-    return chain_stats(learner, learner.start(theta), block, device).vector[: learner.shape.n_parameters]
+    return learner.gradient(chain_stats(learner, learner.start(theta), block, device), np.float64)
 
 
 def slope(function: Any, theta: np.ndarray, step: float = 1e-5) -> np.ndarray:

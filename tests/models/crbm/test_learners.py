@@ -96,14 +96,16 @@ def _options(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", list(LEARNERS))
-def test_gradient_of_a_split_batch_is_that_of_the_whole(name: str) -> None:
-    shape = CrbmShape(6, 0 if name == "logistic" else 3, 4)
+@pytest.mark.parametrize("width", [4, 400])
+def test_gradient_of_a_split_batch_is_that_of_the_whole(name: str, width: int) -> None:
+    """Of few rows, compared with the width of x, chains return factors."""
+    shape = CrbmShape(6, 0 if name == "logistic" else 3, width)
     theta, rows = make_theta(shape), make_rows(shape, 8)
     learner = make_learner(shape, name, **_options(name))
     whole = gradient(learner, theta, rows, "cpu")
-    if name == "pcd":  # its chains lie by place: the second chain's begin at 3
-        learner = replace(learner, n_chains=3, chain_rows=3)
+    learner = replace(learner, n_chains=3, chain_rows=3)
     parts = [replace(rows_of(rows, a, a + 3), chain=i) for i, a in enumerate(range(0, 8, 3))]
+    assert learner.factored == (width == 400)
     split = sum(gradient(learner, theta, part, "cpu") for part in parts)
     np.testing.assert_allclose(split, whole, atol=2e-5)
 
@@ -111,13 +113,15 @@ def test_gradient_of_a_split_batch_is_that_of_the_whole(name: str) -> None:
 @pytest.mark.parametrize("name", ["mle-bp", "cd", "logistic"])
 @pytest.mark.parametrize("density", [0.1, 0.9])
 def test_sparse_rows_give_the_gradient_of_dense_ones(name: str, density: float) -> None:
-    shape = CrbmShape(4, 0 if name == "logistic" else 3, 30)
+    shape = CrbmShape(4, 0 if name == "logistic" else 3, 60)
     theta, rows = make_theta(shape), make_rows(shape, 5)
     x = rows.x * (np.random.default_rng(3).random(rows.x.shape) < density)
-    learner = make_learner(shape, name)
+    csr = replace(rows, x=CsrRows.of(csr_array(x)))
+    learner, factored = (make_learner(shape, name, chain_rows=rows) for rows in (20, 5))
+    assert factored.factored > learner.factored
     dense = gradient(learner, theta, replace(rows, x=x))
-    sparse = gradient(learner, theta, replace(rows, x=CsrRows.of(csr_array(x))))
-    np.testing.assert_allclose(sparse, dense, atol=1e-9)
+    np.testing.assert_allclose(gradient(learner, theta, csr), dense, atol=1e-9)
+    np.testing.assert_allclose(gradient(factored, theta, csr), dense, atol=1e-6)
 
 
 def test_numba_gradient_is_the_reference() -> None:
