@@ -17,10 +17,10 @@ from scalelatent.engine.plan import (
     check_fits,
     describe_stage,
     describe_steps,
+    seconds_of,
     stage_memory,
     steps_memory,
 )
-from scalelatent.engine.plan import _seconds as seconds_of
 from scalelatent.engine.threads import single_threaded
 from scalelatent.models.base import Block, Stats
 from scalelatent.models.crbm.learners import LEARNERS
