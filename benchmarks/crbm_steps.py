@@ -45,10 +45,14 @@ class Parts(Callback):
 
     def on_report(self, record: dict[str, Any]) -> None:
         """Keep it."""
+        if not record["rows"]:
+            return
         self.rows.append(record["rows"])
         self.seconds.append(record["seconds"])
         if len(self.rows) == 1:
             self._before()
+
+    on_pass_end = on_report  # the rows after the last report
 
     @property
     def rate(self) -> float:
