@@ -8,8 +8,12 @@
 
 For each data set k-means (50 restarts, that of the smallest inertia) on raw features, on PCA of 98 % of the
 variance (whitened too, which is what the paper's column looks like) and on the network's output of as many
-components as classes: with every decay of --decays, and with decay="auto". --seeds networks of each; fewer
-(3) where a fit takes over a minute. Needs SCALELATENT_DATA.
+components as classes: with every decay of --decays, and with decay="auto", whose distance from the best and
+from the default is in points of NMI. --seeds networks of each; fewer (3) where a fit takes over a minute.
+Needs SCALELATENT_DATA. "auto" again, beside decays of earlier runs:
+
+    python benchmarks/mbn_clustering.py --parts wine,thyroid,umist,isolet1,coil20,mnist5000
+        --skip-baselines --skip-decays
 """
 
 from __future__ import annotations
@@ -132,17 +136,32 @@ def tables(name: str, args: Any) -> dict[str, Any]:
         out["decays"][str(decay)] = found = networks(x, *common, decay=decay, **params)
         print(name, decay, found, flush=True)
     if name != "mnist" and not args.skip_auto:
-        out["auto"] = networks(x, *common, decay="auto", **params)
+        out["auto"] = networks(x, *common, decay="auto", **params) | {
+            "seconds_to_choose": choice(x, out["classes"], args)
+        }
         print(name, "auto", out["auto"], flush=True)
     if len(out["decays"]) > 1:
         best = max(out["decays"].items(), key=lambda item: item[1]["nmi"])
         out["best"] = {"decay": float(best[0]), **best[1]}
     if "0.5" in out["decays"]:
         out["default"] = out["decays"]["0.5"]
+    for other in ("best", "default"):
+        if other in out and "auto" in out:
+            out["auto"][f"nmi_above_{other}"] = round(out["auto"]["nmi"] - out[other]["nmi"], 2)
     if name in PAPER:
         columns = ("raw", "raw_spread", "pca", "pca_spread", "mbn", "mbn_spread", "best", "best_spread")
         out["paper"] = {k: dict(zip(columns, v, strict=False)) for k, v in PAPER[name].items()}
     return out
+
+
+def choice(x: np.ndarray, classes: int, args: Any) -> float:
+    """Seconds of choosing decay, without the fit."""
+    from scalelatent.estimators.mbn_decay import choose_decay
+
+    model = sl.MultilayerBootstrapNetwork(n_classes=classes, n_clusterings=args.clusterings, n_jobs=args.jobs)
+    train, begin = sl.Dataset.from_arrays(np.ascontiguousarray(x)), time.perf_counter()
+    choose_decay(model, train, args.seed)
+    return round(time.perf_counter() - begin, 2)
 
 
 def _earlier(path: Any, name: str) -> dict[str, Any]:

@@ -171,7 +171,7 @@ class SharedFit:
             one.step = one.steps.send(answer)
             while isinstance(one.step, (Remember, Derive, Map)):
                 if isinstance(one.step, Remember):
-                    answer = one.step.arrays  # candidates are new: no fit came before
+                    answer = one.step.value()  # candidates are new: no fit came before
                 else:
                     answer = self.memo(one.step) if isinstance(one.step, Derive) else self._mapped(one.step)
                 one.step = one.steps.send(answer)

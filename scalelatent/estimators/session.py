@@ -273,11 +273,11 @@ class FitSession:
     def remembered(self, step: Remember) -> Mapping[str, np.ndarray]:
         """The arrays that the run began with: the given ones, unless it began before."""
         if self.store is None:
-            return step.arrays
+            return step.value()
         name = f"{self.kind}_{step.name}"
         kept = self.store.load_result(name)
         if kept is None:
-            kept = {"arrays": dict(step.arrays)}
+            kept = {"arrays": dict(step.value())}
             self.store.save_result(name, kept)
         return kept["arrays"]
 
