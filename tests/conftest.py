@@ -52,6 +52,9 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
+        if "cluster" in item.keywords or here / "cluster" in item.path.parents:
+            # They use all cores, and wait for much: one process takes them while others go on beside it.
+            item.add_marker(pytest.mark.xdist_group("clusters"))
         if here not in item.path.parents or item.path.name in KEPT:
             continue
         if item.path.relative_to(here).parts[0] in SLOW_FOLDERS:
