@@ -3,9 +3,10 @@
 dense    nearest of k centroids on half of the columns of MNIST (noise of its shape without data), uint8 rows
          as they lie on disk: against the matrix product alone (sgemm, same shapes, kept buffer), against
          a large square product, BLAS tiles with numpy's argmax, and faiss-cpu where it is installed
-codes    shared units of rows of codes: nanoseconds a look-up (row x clustering below), on codes of random
-         clusterings of the same rows, for the layers of 8,000 to 31 centroids, and how many times longer a
-         float32 one-hot product takes (of so many rows as fit, scaled)
+codes    shared units of rows of codes: nanoseconds a look-up (row x clustering x clustering below), on codes
+         of random clusterings of the same rows, for the layers of 8,000 to 31 centroids, eight clusterings at
+         once as in a fit and one alone, and how many times longer a float32 one-hot product takes (of so many
+         rows as fit, scaled)
 sparse   nearest centroids of documents on half of the columns: RCV1's subset, its 2,000 commonest stems and
          its whole vocabulary (without data rows of that density, columns drawn by Zipf's law): times faster
          than making the rows dense, and than the dense kernel alone; multiply-adds of a row and centroid
@@ -23,9 +24,10 @@ from common import fastest, mnist, parser, write
 
 from scalelatent.engine.threads import single_threaded
 from scalelatent.models.base import CsrRows
-from scalelatent.models.mbn.cpu import dense, overlap, sparse
+from scalelatent.models.mbn.cpu import dense, lists, sparse
 
 TILE_ROWS, TILE_CENTROIDS = 1024, 512
+SETS = 8
 
 
 def images(n: int, seed: int) -> tuple[np.ndarray, str]:
@@ -104,37 +106,36 @@ def random_codes(below: int, clusterings: int, n: int, seed: int) -> tuple[np.nd
     return codes, what
 
 
-def code_look_ups(codes: np.ndarray, below: int, k: int, seed: int) -> dict[str, Any]:
-    """One upper clustering over the first 8,192 rows; its centroids are others."""
+def code_look_ups(codes: np.ndarray, below: int, k: int, seed: int, sets: int = SETS) -> dict[str, Any]:
+    """Some upper clusterings over the first 8,192 rows, whose centroids are others."""
     rng = np.random.default_rng(seed)
     clusterings = codes.shape[1]
-    x, centroids = np.ascontiguousarray(codes[:8192]), np.ascontiguousarray(codes[8192 : 8192 + k])
-    units = rng.random((clusterings, below)) < 0.5
-    lists = overlap.make_lists(centroids, units)
-    met = np.zeros(len(x))
-    for v in range(clusterings):
-        met += (np.bincount(centroids[:, v], minlength=below) * units[v])[x[:, v]]
+    x = np.ascontiguousarray(codes[:8192])
+    centroids = np.stack([codes[rng.permutation(len(codes))[:k]] for _ in range(sets)])
+    units = rng.random((sets, clusterings, below)) < 0.5
+    made = lists.make_lists(centroids, units)
+    met = np.diff(made.start.astype(np.int64), axis=1)[np.arange(clusterings), x].mean() / sets
     part, few = max(8, min(256, 2**28 // (clusterings * below))), min(k, 256)
-    left, right = (one_hot(rows, below) for rows in (x[:part], centroids[:few]))
+    left, right = (one_hot(rows, below) for rows in (x[:part], centroids[0, :few]))
     with single_threaded():
         ways = {
-            "look-ups": lambda: overlap.nearest_codes(x, lists),
-            "lists": lambda: overlap.make_lists(centroids, units),
+            "look-ups": lambda: lists.nearest_codes(x, made),
+            "lists": lambda: lists.make_lists(centroids, units),
             "one-hot": lambda: left @ right.T,
         }
         for way in ways.values():
             way()
-        seconds = fastest(ways, 9)
+        seconds = fastest(ways, 7)
     by_product = seconds["one-hot"] * (len(x) / part) * (k / few)
     return {
         "k below": below,
         "k": k,
         "clusterings below": clusterings,
-        "way": type(lists).__name__.lower(),
-        "centroids met a look-up": round(float(met.mean()) / clusterings, 3),
-        "ns a look-up": round(1e9 * seconds["look-ups"] / x.size, 2),
-        "lists ms": round(1e3 * seconds["lists"], 1),
-        "times faster than one-hot products": round(by_product / seconds["look-ups"]),
+        "clusterings at once": sets,
+        "centroids met a look-up": round(float(met), 3),
+        "ns a look-up": round(1e9 * seconds["look-ups"] / x.size / sets, 2),
+        "lists ms a clustering": round(1e3 * seconds["lists"] / sets, 2),
+        "times faster than one-hot products": round(by_product * sets / seconds["look-ups"]),
     }
 
 
@@ -222,11 +223,15 @@ def main() -> None:
     layers = (8000, 4000, 2000, 1000, 500, 250, 125, 62)
     for below in (*layers, 100, 20):
         codes, what = random_codes(below, 400, 8192 + below // 2, args.seed)
-        for clusterings in (400, 100):
-            line = code_look_ups(codes[:, :clusterings], below, below // 2, args.seed)
+        for clusterings, sets in ((400, SETS), (100, SETS), (400, 1)):
+            line = code_look_ups(codes[:, :clusterings], below, below // 2, args.seed, sets)
             results["codes"].append({"rows": what, **line})
             print(results["codes"][-1], flush=True)
-    of_layers = [r for r in results["codes"] if r["clusterings below"] == 400 and r["k below"] in layers]
+    of_layers = [
+        r
+        for r in results["codes"]
+        if r["clusterings below"] == 400 and r["clusterings at once"] == SETS and r["k below"] in layers
+    ]
     mean = sum(r["ns a look-up"] for r in of_layers) / len(of_layers)
     results["ns a look-up, mean of the layers of 8,000 to 31"] = round(mean, 2)
     for vocabulary in (2000, None):

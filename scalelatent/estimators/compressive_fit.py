@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.data import Dataset
+from scalelatent.engine.backend import DEVICES
 from scalelatent.engine.cache import shared_cache
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.feeding import Feed
@@ -70,8 +71,8 @@ def torch_device(torch: Any, device: str) -> str:
     >>> torch_device(None, "cpu")
     'cpu'
     """
-    if device not in ("auto", "cpu", "gpu"):
-        raise ValueError(f"device={device!r} is not one of auto, cpu, gpu")
+    if device not in DEVICES:
+        raise ValueError(f"device={device!r} is not one of {', '.join(DEVICES)}")
     if device == "cpu":
         return "cpu"
     found = bool(torch.cuda.is_available())

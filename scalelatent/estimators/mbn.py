@@ -33,6 +33,12 @@ from .steps import Rows, Steps
 
 # Networks up to this size live in memory where no run folder was asked for.
 MEMORY_BYTES = 2**27
+COMPONENT_ATTRIBUTES = (
+    "components_",
+    "mean_projection_",
+    "explained_variance_",
+    "explained_variance_ratio_",
+)
 
 
 class MultilayerBootstrapNetwork(
@@ -270,6 +276,9 @@ class MultilayerBootstrapNetwork(
     def _set_components(self, components: Components | None) -> None:
         self._components: dict[int, Components] = {}
         if components is None:
+            # A fit before this one may have had an output.
+            for name in COMPONENT_ATTRIBUTES:
+                self.__dict__.pop(name, None)
             return
         d = len(components.offset)
         self._components[len(self._layers)] = components

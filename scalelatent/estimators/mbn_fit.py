@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.data import Dataset
-from scalelatent.engine.backend import make_backend
+from scalelatent.engine.backend import DEVICES, make_backend
 from scalelatent.engine.streams import stream
 from scalelatent.models.base import Stats
 from scalelatent.models.mbn.layers import Layer, make_layers, schedule
@@ -35,7 +35,7 @@ def check_params(model: Any) -> None:
     ValueError
         Naming the parameter and what it may be.
     """
-    choices = {"metric": METRICS, "output": OUTPUTS, "device": ("auto", "cpu", "gpu", "reference")}
+    choices = {"metric": METRICS, "output": OUTPUTS, "device": (*DEVICES, "reference")}
     for name, allowed in choices.items():
         if getattr(model, name) not in allowed:
             raise ValueError(f"{name}={getattr(model, name)!r} is not one of {', '.join(map(repr, allowed))}")

@@ -25,7 +25,7 @@ from scalelatent.engine.reading import AHEAD_BYTES, as_rows
 from scalelatent.engine.rowsets import SHARD_BYTES
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import PlanError
-from scalelatent.models.mbn.layers import Layer
+from scalelatent.models.mbn.layers import SHORT_CODES, Layer
 from scalelatent.models.mbn.model import LayerCoder
 from scalelatent.models.mbn.pca import StreamedPca
 
@@ -35,6 +35,7 @@ from .mbn_fit import FIRST_COMPONENTS, KERNEL_ROWS, layers_of
 # Operations a second that a core is taken to do where nothing was measured.
 FLOP_RATE = 6e10
 PROBE_ROWS, PROBE_CENTROIDS = 1024, 1024
+STRIP_ROWS = 1024
 
 
 def plan(model: Any, train: Dataset, resources: Resources, *, measured: bool = False) -> dict[str, Any]:
@@ -122,9 +123,14 @@ def _centroid_bytes(layer: Layer, train: Dataset) -> int:
 
 def _memory(layer: Layer, centroids: int, row_bytes: int, resources: Resources) -> dict[str, int]:
     threads = resources.threads
+    at_once = layer.together
     if layer.number > 1:
-        # Lists by unit and its bits, units drawn as bytes and a mask.
-        ready = 20 * layer.k * layer.width + 3 * layer.width * layer.k_below
+        # Of each clustering codes side by side and as lists, and units, of which one's are being drawn
+        # as bytes; where the lists of each code begin; what the rows of a strip meet (cpu/lists.py).
+        word = 2 if layer.k * at_once < SHORT_CODES else 4
+        ready = layer.width * at_once * (3 * word * layer.k + layer.k_below)
+        ready += layer.width * layer.k_below * (8 + word)
+        ready += int(STRIP_ROWS * word * layer.width * at_once * min(2 * layer.k / layer.k_below, 8))
     elif layer.csr:
         ready = 3 * centroids
     else:
@@ -134,7 +140,7 @@ def _memory(layer: Layer, centroids: int, row_bytes: int, resources: Resources) 
     return {
         "process": PROCESS_BYTES,
         "rows of a task": 2 * threads * rows,
-        "centroids of a clustering": threads * (centroids + ready),
+        "centroids of the clusterings at work": threads * (at_once * centroids + ready),
         "centroids while they are gathered": 2 * threads * max(centroids, min(SHARD_BYTES, 16 * centroids)),
     }
 

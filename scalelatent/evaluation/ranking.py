@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from scalelatent._numba import entry, filled, given
 from scalelatent.errors import DataError
+from scalelatent.models.mbn.cpu.onehot import count_matches
 
 __all__ = ["RETRIEVAL_METRICS", "Scores", "scores_of"]
 
@@ -112,32 +112,9 @@ class _Overlap:
                 "metric='overlap' counts the codes that rows share: give what `codes` of a bootstrap network "
                 "gives, whole numbers of at least 0"
             )
-        self._wide = int(rows.max()) > np.iinfo(np.uint16).max
-        self._codes = np.ascontiguousarray(rows, dtype=np.uint32 if self._wide else np.uint16)
+        short = int(rows.max()) <= np.iinfo(np.uint16).max
+        self._codes = np.ascontiguousarray(rows, dtype=np.uint16 if short else np.uint32)
         self.n = len(rows)
 
     def block(self, queries: np.ndarray) -> np.ndarray:
-        out = np.empty((len(queries), self.n), dtype=np.float32)
-        count = _shared_long if self._wide else _shared_short
-        count(self._codes[queries], self._codes, out)
-        return out
-
-
-@entry(given("u2", 2), given("u2", 2), filled("f4", 2))
-def _shared_short(queries, codes, out):  # type: ignore[no-untyped-def]
-    for i in range(len(queries)):
-        for j in range(len(codes)):
-            shared = np.uint16(0)
-            for v in range(codes.shape[1]):
-                shared += np.uint16(queries[i, v] == codes[j, v])
-            out[i, j] = shared
-
-
-@entry(given("u4", 2), given("u4", 2), filled("f4", 2))
-def _shared_long(queries, codes, out):  # type: ignore[no-untyped-def]
-    for i in range(len(queries)):
-        for j in range(len(codes)):
-            shared = np.uint32(0)
-            for v in range(codes.shape[1]):
-                shared += np.uint32(queries[i, v] == codes[j, v])
-            out[i, j] = shared
+        return count_matches(self._codes[queries], self._codes)

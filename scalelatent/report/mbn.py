@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.data import Dataset
+from scalelatent.engine.backend import make_backend
 from scalelatent.engine.mapwrite import map_to_array
 from scalelatent.errors import DataError
 from scalelatent.evaluation import KMeansScores, RetrievalCurve, kmeans_scores, retrieval_accuracy
-from scalelatent.evaluation.ranking import scores_of
-from scalelatent.models.base import CsrRows
 from scalelatent.models.mbn.model import Network
+from scalelatent.models.mbn.pca import kernel_coordinates
 
 from .mbn_figures import LEGEND_CLASSES, plot_layers, plot_output, plot_retrieval
 from .page import Picture, count, listing
@@ -98,10 +98,10 @@ def collect_network(model: Any, data: Dataset, *, sample_rows: int = SAMPLE_ROWS
     pieces = _spaced(data.n_rows, sample_rows)
     rows: Any = _joined([data.read_x(a, b) for a, b in pieces])
     labels = _joined([data.read_y(a, b) for a, b in pieces]) if data.has_y else None
-    planes, codes = [], Dataset.from_arrays(rows)
+    planes, codes, kernel = [], Dataset.from_arrays(rows), make_backend("cpu").kernel
     for layer, centroids in zip(model._layers, model._centroids, strict=True):
         found = map_to_array(Network((layer,), (centroids,)), codes, model.device, model.n_jobs)
-        planes.append(leading_two(found))
+        planes.append(kernel_coordinates(found, 2, kernel))
         codes = Dataset.from_arrays(found)
     projection = model._row_map("output").projection
     output = (
@@ -113,7 +113,7 @@ def collect_network(model: Any, data: Dataset, *, sample_rows: int = SAMPLE_ROWS
     if labels is not None and data.y_kind == "labels":
         values, classes = np.unique(labels, return_inverse=True)
         names = [str(value) for value in values.tolist()]
-        if len(values) <= len(rows if not isinstance(rows, CsrRows) else output):
+        if len(values) <= len(output):
             clusters = kmeans_scores(output, classes, restarts=RESTARTS, n_jobs=model.n_jobs)
     if labels is not None and data.y_kind != "targets" and len(output) > 1:
         curve = retrieval_accuracy(output, labels, n_jobs=model.n_jobs)
@@ -137,36 +137,6 @@ def _joined(parts: list[Any]) -> Any:
     import scipy.sparse
 
     return scipy.sparse.vstack(parts, format="csr")
-
-
-def leading_two(codes: np.ndarray) -> np.ndarray:
-    """First two principal components of rows of codes, as one-hot vectors; signs settled.
-
-    Parameters
-    ----------
-    codes : ndarray of uint16 or uint32, shape (n, V)
-
-    Returns
-    -------
-    ndarray of float64, shape (n, 2)
-
-    Examples
-    --------
-    >>> plane = leading_two(np.array([[0, 0], [0, 0], [1, 1]], dtype=np.uint16))
-    >>> np.abs(plane[:, 0]).round(2).tolist()
-    [0.67, 0.67, 1.33]
-    """
-    from scipy.linalg import eigh
-
-    n = len(codes)
-    shared = scores_of(codes, "overlap").block(np.arange(n)).astype(np.float64)
-    shared -= shared.mean(axis=0)
-    shared -= shared.mean(axis=1)[:, None]
-    values, vectors = eigh(shared, subset_by_index=[max(0, n - 2), n - 1])
-    plane = np.zeros((n, 2))
-    plane[:, : len(values)] = (vectors * np.sqrt(np.maximum(values, 0)))[:, ::-1]
-    largest = plane[np.abs(plane).argmax(axis=0), [0, 1]]
-    return plane * np.where(largest < 0, -1.0, 1.0)
 
 
 def network_subtitle(model: Any) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-__all__ = ["SHAPES", "outlier_example"]
+__all__ = ["SHAPES", "outlier_example", "synthetic_points"]
 
 Points = tuple[np.ndarray, np.ndarray]
 

@@ -266,6 +266,8 @@ def test_lower_layers(digits: Any, oracle: Any, tmp_path: Path) -> None:
     plain = _network(output="codes").fit(x)
     np.testing.assert_array_equal(plain.fit_transform(x), plain.codes())
     assert plain.transform(x[:3]).shape == (3, 12)
+    assert hasattr(model, "components_")
+    assert not hasattr(model.set_params(output="codes").fit(x), "components_")
 
 
 @pytest.mark.slow

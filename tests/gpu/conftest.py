@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from scalelatent.models._cuda import Kernels
+
 HERE = Path(__file__).resolve().parent
-CUDA_FILE = HERE.parents[1] / "scalelatent" / "models" / "capsule" / "gpu.cu"
-_BOUND = ("scalelatent.models.capsule.gpu", "scalelatent.engine.device")
 
 
 def load(name: str):
@@ -37,23 +39,36 @@ def cases():
 
 @pytest.fixture(scope="session")
 def cuda_text() -> str:
-    return CUDA_FILE.read_text(encoding="utf-8")
+    return Kernels("scalelatent.models.capsule").text
 
 
 @pytest.fixture(scope="session")
-def emulated(cuda_text, tmp_path_factory):
-    """The kernels of gpu.cu, compiled for this processor."""
+def emulate(tmp_path_factory):
+    """``emulate("mbn")``: the kernels of a model's gpu.cu, compiled for this processor once a session."""
     emulation = load("emulation")
     if emulation.compiler() is None or not sys.platform.startswith("linux"):
         pytest.skip("the CUDA text on a processor needs a C++ compiler and Linux")
-    return emulation.Emulated(cuda_text, tmp_path_factory.mktemp("emulated"))
+
+    @cache
+    def compiled(model: str):
+        text = Kernels(f"scalelatent.models.{model}").text
+        return emulation.Emulated(text, tmp_path_factory.mktemp(f"emulated_{model}"))
+
+    return compiled
+
+
+@pytest.fixture(scope="session")
+def emulated(emulate):
+    """The capsule kernels; a module that tests another model's overrides this, and so what ``fake`` runs."""
+    return emulate("capsule")
 
 
 def _forget_bodies() -> None:
     from scalelatent.engine import backend
 
     backend.find_kernel.cache_clear()
-    for name in _BOUND:
+    bodies = [name for name in sys.modules if re.fullmatch(r"scalelatent\.models\.\w+\.gpu", name)]
+    for name in (*bodies, "scalelatent.engine.device"):
         module = sys.modules.pop(name, None)
         parent, _, child = name.rpartition(".")
         if module is not None and parent in sys.modules:

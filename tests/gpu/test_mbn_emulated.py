@@ -3,53 +3,31 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from scalelatent.models._cuda import Kernels
 from scalelatent.models.base import CsrRows
 from scalelatent.models.mbn import reference
 from scalelatent.models.mbn.cpu import dense
 
-NAME = "scalelatent.models.mbn.gpu"
-TEXT = Path(reference.__file__).with_name("gpu.cu").read_text(encoding="utf-8")
 KERNELS = {"mbn_gather_f32", "mbn_gather_u8", "mbn_best", "mbn_decide", "mbn_sparse", "mbn_count"}
-_kept: list = []
 
 
-@pytest.fixture
-def library(load_helper, tmp_path_factory):
-    emulation = load_helper("emulation")
-    if emulation.compiler() is None or not sys.platform.startswith("linux"):
-        pytest.skip("the CUDA text on a processor needs a C++ compiler and Linux")
-    if not _kept:
-        _kept.append(emulation.Emulated(TEXT, tmp_path_factory.mktemp("mbn_emulated")))
-    return _kept[0]
+@pytest.fixture(scope="session")
+def emulated(emulate):
+    return emulate("mbn")
 
 
-@pytest.fixture
-def fake(library, load_helper):
-    fake_cupy = load_helper("fake_cupy")
-    before = fake_cupy.install(library)
-    _forget()
-    yield fake_cupy
-    fake_cupy.remove(before)
-    _forget()
-
-
-def _forget() -> None:
-    from scalelatent.engine import backend
-
-    backend.find_kernel.cache_clear()
-    sys.modules.pop(NAME, None)
-    vars(sys.modules["scalelatent.models.mbn"]).pop("gpu", None)
+@pytest.fixture(scope="session")
+def cuda_text() -> str:
+    return Kernels("scalelatent.models.mbn").text
 
 
 @pytest.fixture
 def gpu(fake):
-    return importlib.import_module(NAME)
+    return importlib.import_module("scalelatent.models.mbn.gpu")
 
 
 def _csr(x: np.ndarray) -> CsrRows:
@@ -119,9 +97,9 @@ def test_sparse_rows(gpu, k, metric):
 @pytest.mark.parametrize(("n", "v", "below", "k"), [(1, 1, 1, 1), (20, 150, 9, 12), (6, 7, 4000, 5000)])
 def test_codes(fake, gpu, n, v, below, k, dtype):
     rng = np.random.default_rng(v)
-    x, centroids = (rng.integers(0, below, (m, v)).astype(dtype) for m in (n, k))
-    x[0] = centroids[-1]
-    units = rng.random((v, below)) < 0.5
+    x, centroids = (rng.integers(0, below, (*m, v)).astype(dtype) for m in ((n,), (2, k)))
+    x[0] = centroids[-1, -1]
+    units = rng.random((2, v, below)) < 0.5
     want = reference.nearest_codes(x, reference.make_lists(centroids, units))
     lists = gpu.make_lists(centroids, units)
     for rows in (x, fake.asarray(x.astype("i4"))):
@@ -130,28 +108,28 @@ def test_codes(fake, gpu, n, v, below, k, dtype):
 
 
 def test_codes_without_a_shared_unit_are_0(gpu):
-    x, centroids = np.zeros((5, 3), dtype="u2"), np.ones((4, 3), dtype="u2")
-    assert not gpu.nearest_codes(x, gpu.make_lists(centroids, np.ones((3, 2), dtype=bool))).any()
+    x, centroids = np.zeros((5, 3), dtype="u2"), np.ones((1, 4, 3), dtype="u2")
+    assert not gpu.nearest_codes(x, gpu.make_lists(centroids, np.ones((1, 3, 2), dtype=bool))).any()
 
 
-def test_every_kernel_is_launched_with_what_it_declares(fake, gpu, library):
+def test_every_kernel_is_launched_with_what_it_declares(fake, gpu, emulated, cuda_text):
     x = np.eye(4, dtype=np.float32)
     for rows in (x, x.astype(np.uint8)):
         gpu.nearest(rows, np.arange(4), gpu.make_bank(x, "euclidean"))
     gpu.nearest_sparse(_csr(x), gpu.make_sparse_bank(_csr(x), np.arange(4), "cosine"))
-    gpu.nearest_codes(x.astype("u2"), gpu.make_lists(x.astype("u2"), np.ones((4, 2), dtype=bool)))
-    assert {name for name, _ in fake.LAUNCHED} >= set(library.names) == KERNELS
-    assert f"constexpr int THREADS = {gpu.THREADS};" in TEXT
+    gpu.nearest_codes(x.astype("u2"), gpu.make_lists(x[None].astype("u2"), np.ones((1, 4, 2), dtype=bool)))
+    assert {name for name, _ in fake.LAUNCHED} >= set(emulated.names) == KERNELS
+    assert f"constexpr int THREADS = {gpu.THREADS};" in cuda_text
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
-def test_nvrtc_compiles_it(load_helper, architecture):
+def test_nvrtc_compiles_it(load_helper, cuda_text, architecture):
     helper = load_helper("test_cuda_text")
     nvrtc = helper.find_nvrtc()
     if nvrtc is None:
         pytest.skip("no NVRTC here: pip install nvidia-cuda-nvrtc, or a CUDA toolkit")
     options = [f"--gpu-architecture={architecture}", "--std=c++17"]
-    status, log, binary = helper.compile_by_nvrtc(nvrtc, TEXT, options)
+    status, log, binary = helper.compile_by_nvrtc(nvrtc, cuda_text, options)
     assert status == 0, log
     assert "warning" not in log, log
     for name in KERNELS:

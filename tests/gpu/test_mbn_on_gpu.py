@@ -10,7 +10,8 @@ import pytest
 
 from scalelatent.models.base import CsrRows
 from scalelatent.models.mbn import reference
-from scalelatent.models.mbn.cpu import dense, overlap, sparse
+from scalelatent.models.mbn.cpu import dense, sparse
+from scalelatent.models.mbn.cpu import lists as by_lists
 
 pytestmark = pytest.mark.gpu
 
@@ -67,9 +68,9 @@ def test_sparse_rows(real, gpu, k, metric):
 @pytest.mark.parametrize(("below", "k"), [(8000, 4000), (20_000, 10_000), (62, 31)])
 def test_codes(real, gpu, below, k):
     rng = np.random.default_rng(k)
-    x, centroids = (rng.integers(0, below, (m, 400)).astype("u2") for m in (20_000, k))
-    units = rng.random((400, below)) < 0.5
-    want = overlap.nearest_codes(x, overlap.make_lists(centroids, units))
+    x, centroids = (rng.integers(0, below, (*m, 400)).astype("u2") for m in ((20_000,), (2, k)))
+    units = rng.random((2, 400, below)) < 0.5
+    want = by_lists.nearest_codes(x, by_lists.make_lists(centroids, units))
     lists = gpu.make_lists(centroids, units)
     for rows in (x, real.asarray(x.astype("i4"))):
         np.testing.assert_array_equal(gpu.nearest_codes(rows, lists), want)

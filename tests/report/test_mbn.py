@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from scalelatent import Dataset, MultilayerBootstrapNetwork
 from scalelatent.errors import DataError
 from scalelatent.report import build_report
-from scalelatent.report.mbn import collect_network, leading_two
+from scalelatent.report.mbn import collect_network
 from scalelatent.report.mbn_figures import (
     Sweep,
     plot_layers,
@@ -72,22 +72,15 @@ def test_evidence_of_a_sample_is_that_of_its_rows() -> None:
     assert whole.ks == model.ks_
     assert whole.clusters is not None
     assert whole.clusters.accuracy > 0.5
+    sparse = collect_network(model, Dataset.from_arrays(scipy.sparse.csr_array(x), y))
+    np.testing.assert_array_equal(sparse.output, whole.output)
+    assert sparse.clusters is not None
     some = collect_network(model, Dataset.from_arrays(x, y), sample_rows=100)
     assert (len(some.output), some.n_rows) == (100, 300)
     rows = np.linspace(0, 299, 100).astype(int)
     np.testing.assert_array_equal(some.output, model.transform(x[rows]))
     assert some.codes is not None
     np.testing.assert_array_equal(np.array(some.class_names, int)[some.codes], y[rows])
-
-
-def test_the_plane_of_codes_is_that_of_their_one_hot_vectors() -> None:
-    codes = np.random.default_rng(0).integers(0, 4, (30, 5)).astype(np.uint16)
-    hot = np.eye(4)[codes].reshape(30, -1)
-    hot -= hot.mean(axis=0)
-    u, s, _ = np.linalg.svd(hot, full_matrices=False)
-    np.testing.assert_allclose(np.abs(leading_two(codes)), np.abs(u[:, :2] * s[:2]), atol=1e-8)
-    np.testing.assert_allclose(np.linalg.norm(leading_two(codes[:, :1]), axis=0) > 0, True)
-    assert leading_two(codes[:1]).tolist() == [[0, 0]]
 
 
 def test_output_codes_are_drawn_by_their_plane() -> None:

@@ -15,31 +15,21 @@ CuPy's current stream.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from importlib.resources import files
+from functools import lru_cache
 from typing import Any
 
 import cupy
 import numpy as np
 
+from scalelatent.models._cuda import Kernels
+
 from .squash import SquashTable, squash_table
 
-THREADS = 128  # rows of a thread block, as in gpu.cu
-OPTIONS = ("--std=c++17",)
+_kernels = Kernels(__package__)
+_launch, THREADS = _kernels.launch, _kernels.threads
 _SUFFIX = {"float32": "f32", "float64": "f64"}
 _MAX_GRID_Y = 65535
 _NULL = np.uint64(0)  # a null pointer
-
-
-def source() -> str:
-    """The CUDA text.
-
-    Examples
-    --------
-    >>> "capsule_dense_" in source()
-    True
-    """
-    return (files(__package__) / "gpu.cu").read_text(encoding="utf-8")
 
 
 def residuals(
@@ -185,24 +175,8 @@ def probabilities(h: Any, dims: np.ndarray, table: Any = None) -> Any:
     return out
 
 
-# -- the module, and the small arrays that every launch needs
-# -----------------------------------------------------------
-
-
-@cache
-def _module() -> Any:
-    # Compiled once a process and device, at the first launch; CuPy keeps the binary on disk for the next
-    # process.
-    return cupy.RawModule(code=source(), options=OPTIONS)
-
-
-@cache
-def _function(name: str) -> Any:
-    return _module().get_function(name)
-
-
-def _launch(name: str, grid: tuple[int, ...], *arguments: Any) -> None:
-    _function(name)(grid, (THREADS,), arguments)
+# -- the small arrays that every launch needs
+# -------------------------------------------
 
 
 def _device() -> int:

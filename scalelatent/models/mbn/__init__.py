@@ -9,8 +9,8 @@ _MODULES = {
     "mbn_nearest": "dense",
     "mbn_make_sparse_bank": "sparse",
     "mbn_nearest_sparse": "sparse",
-    "mbn_make_lists": "overlap",
-    "mbn_nearest_codes": "overlap",
+    "mbn_make_lists": "lists",
+    "mbn_nearest_codes": "lists",
 }
 KERNELS = {
     name: {

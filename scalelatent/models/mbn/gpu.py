@@ -13,21 +13,20 @@ CuPy's current stream.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import cupy
 import numpy as np
 
+from scalelatent.models._cuda import Kernels
 from scalelatent.models.base import CsrRows
 
 from .cpu import lists as by_lists
 from .reference import score_terms, squared_lengths
 
-THREADS = 128  # of a thread block, as in gpu.cu
-WARPS = THREADS // 32
-OPTIONS = ("--std=c++17",)
+_kernels = Kernels(__package__)
+_launch, THREADS = _kernels.launch, _kernels.threads
+_WARPS = THREADS // 32
 # Scores of a tile of rows: 256 MiB.
 SCORES = 2**26
 
@@ -70,17 +69,6 @@ class Lists:
     start: Any
     members: Any
     k: int
-
-
-def source() -> str:
-    """The CUDA text.
-
-    Examples
-    --------
-    >>> "mbn_count" in source()
-    True
-    """
-    return (files(__package__) / "gpu.cu").read_text(encoding="utf-8")
 
 
 def make_bank(w: np.ndarray, metric: str) -> Bank:
@@ -138,7 +126,7 @@ def nearest(x: Any, columns: np.ndarray, bank: Bank) -> np.ndarray:
     for first in range(0, len(x), tile):
         rows, out = x[first : first + tile], codes[first : first + tile]
         n = len(rows)
-        warps = (-(-n // WARPS),)
+        warps = (-(-n // _WARPS),)
         _launch(gather, warps, rows, np.int32(x.shape[1]), np.int32(n), columns, counts[0], cut, lengths)
         multiply(cut, n, bank.w, products)
         bounds = (lengths, *(np.float64(part) for part in bank.error))
@@ -198,44 +186,47 @@ def nearest_sparse(x: CsrRows, bank: Postings) -> np.ndarray:
     return codes.get()
 
 
-def make_lists(codes: np.ndarray, units: np.ndarray) -> Lists:
-    """Lists on the device for :func:`nearest_codes`, see :func:`..reference.make_lists`; made on the host.
+def make_lists(codes: np.ndarray, units: np.ndarray) -> tuple[Lists, ...]:
+    """Lists on the device for :func:`nearest_codes`, see :func:`..reference.make_lists`; made on the host,
+    for each clustering by itself.
 
     Examples
     --------
-    >>> make_lists(np.array([[0, 1], [1, 1]]), np.ones((2, 2), dtype=bool)).start.tolist()
+    >>> made = make_lists(np.array([[[0, 1], [1, 1]]]), np.ones((1, 2, 2), dtype=bool))
+    >>> made[0].start.tolist()
     [[0, 1, 2], [0, 0, 2]]
     """
-    made = by_lists.make_lists(codes, units)
-    return Lists(_device(made.start, np.int32), _device(made.members, np.int32), made.k)
+    made = (by_lists.make_lists(codes[s : s + 1], units[s : s + 1]) for s in range(len(codes)))
+    return tuple(Lists(_device(m.start, np.int32), _device(m.members, np.int32), m.k) for m in made)
 
 
-def nearest_codes(x: Any, lists: Lists) -> np.ndarray:
-    """Index of the centroid that shares most units with each row, see :func:`..reference.nearest_codes`.
+def nearest_codes(x: Any, lists: tuple[Lists, ...]) -> np.ndarray:
+    """Of each clustering the index of the centroid that shares most units with each row, see
+    :func:`..reference.nearest_codes`.
 
     Parameters
     ----------
     x : array of uint16, uint32 or int32, shape (rows, V)
         On the device, best as int32, or on the host: then it is moved.
-    lists : Lists
+    lists : tuple of Lists
 
     Returns
     -------
-    ndarray of int32, shape (rows,)
+    ndarray of int32, shape (rows, sets)
         On the host.
 
     Examples
     --------
-    >>> lists = make_lists(np.array([[0, 1], [1, 1]]), np.ones((2, 2), dtype=bool))
+    >>> lists = make_lists(np.array([[[0, 1], [1, 1]]]), np.ones((1, 2, 2), dtype=bool))
     >>> nearest_codes(np.array([[1, 1], [0, 0], [1, 0]], dtype=np.uint16), lists).tolist()
-    [1, 0, 1]
+    [[1], [0], [1]]
     """
-    x, codes = _device(x, np.int32), cupy.empty(len(x), dtype=np.int32)
-    if len(x):
-        sizes = (np.int32(x.shape[1]), np.int32(lists.start.shape[1] - 1))
-        tables = (lists.start, lists.members, np.int32(lists.members.shape[1]), np.int32(lists.k))
-        _launch("mbn_count", (len(x),), x, *sizes, *tables, codes)
-    return codes.get()
+    x, codes = _device(x, np.int32), cupy.empty((len(lists), len(x)), dtype=np.int32)
+    for s, one in enumerate(lists if len(x) else ()):
+        sizes = (np.int32(x.shape[1]), np.int32(one.start.shape[1] - 1))
+        tables = (one.start, one.members, np.int32(one.members.shape[1]), np.int32(one.k))
+        _launch("mbn_count", (len(x),), x, *sizes, *tables, codes[s])
+    return np.ascontiguousarray(codes.get().T)
 
 
 def multiply(x: Any, n: int, w: Any, out: Any) -> None:
@@ -267,18 +258,3 @@ def _device(a: Any, dtype: Any) -> Any:
     if isinstance(a, cupy.ndarray):
         return cupy.ascontiguousarray(a, dtype=dtype)
     return cupy.asarray(np.ascontiguousarray(a, dtype=dtype))
-
-
-@cache
-def _module() -> Any:
-    # Compiled once a process and device, at the first launch; CuPy keeps the binary on disk for the next.
-    return cupy.RawModule(code=source(), options=OPTIONS)
-
-
-@cache
-def _function(name: str) -> Any:
-    return _module().get_function(name)
-
-
-def _launch(name: str, grid: tuple[int, ...], *arguments: Any) -> None:
-    _function(name)(grid, (THREADS,), arguments)

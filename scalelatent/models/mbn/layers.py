@@ -8,6 +8,7 @@ it would be V k wide; it is never written so.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +21,8 @@ from .sampling import choose, choose_mask, draw_bits
 # Codes of so many centroids fit into 16 bits.
 SHORT_CODES = 65_536
 FLOAT32_MAX = float(np.finfo(np.float32).max)
+# Clusterings of an upper layer that are looked up at once, and the bits that number a centroid among theirs.
+_TOGETHER, _TOGETHER_BITS = 8, 16
 # Look-ups cost so many multiply-adds' time, and putting centroids up so many look-ups each.
 _LOOKUP_FLOPS, _LIST_LOOKUPS = 120.0, 8.0
 
@@ -221,19 +224,35 @@ class Layer:
             return _LOOKUP_FLOPS * _LIST_LOOKUPS * self.width * self.k
         return 60.0 * self.k * self.n_columns
 
+    @property
+    def together(self) -> int:
+        """Clusterings that :meth:`codes` takes best at once."""
+        if self.number == 1:
+            return 1
+        return max(1, min(_TOGETHER, 2**_TOGETHER_BITS >> (self.k - 1).bit_length()))
+
+    def codes(self, backend: Any, x: Any, centroids: Sequence[Any], first: int) -> np.ndarray:
+        """Codes of rows by the clusterings from ``first`` on, which have these centroids: (rows, sets)."""
+        if self.number == 1:
+            found = [self._nearest(backend, x, part, first + i) for i, part in enumerate(centroids)]
+            return np.stack(found, axis=1)
+        units = np.empty((len(centroids), self.width, self.k_below), dtype=np.bool_)
+        for i in range(len(centroids)):
+            units[i] = self.units(first + i)
+        lists = backend.kernel("mbn_make_lists")(np.stack(centroids), units)
+        return np.asarray(backend.kernel("mbn_nearest_codes")(x, lists))
+
     def code(self, backend: Any, x: Any, centroids: Any, which: int) -> np.ndarray:
         """Codes of rows by one clustering, int32 (rows,)."""
-        kernel = backend.kernel
-        if self.number > 1:
-            lists = kernel("mbn_make_lists")(np.ascontiguousarray(centroids), self.units(which))
-            codes = kernel("mbn_nearest_codes")(x, lists)
-        elif self.csr:
-            bank = kernel("mbn_make_sparse_bank")(centroids, self.columns(which), self.metric)
-            codes = kernel("mbn_nearest_sparse")(x, bank)
-        else:
-            bank = kernel("mbn_make_bank")(centroids, self.metric)
-            codes = kernel("mbn_nearest")(x, self.columns(which), bank)
-        return codes if isinstance(codes, np.ndarray) else np.asarray(backend.to_host(codes))
+        return self.codes(backend, x, [centroids], which)[:, 0]
+
+    def _nearest(self, backend: Any, x: Any, centroids: Any, which: int) -> np.ndarray:
+        kernel, columns = backend.kernel, self.columns(which)
+        if self.csr:
+            bank = kernel("mbn_make_sparse_bank")(centroids, columns, self.metric)
+            return np.asarray(kernel("mbn_nearest_sparse")(x, bank))
+        bank = kernel("mbn_make_bank")(centroids, self.metric)
+        return np.asarray(kernel("mbn_nearest")(x, columns, bank))
 
     def check(self, x: Any, start: int) -> None:
         """Refuse rows of data that have no place: NaN, infinite values, under the cosine rows of zeros.

@@ -17,8 +17,8 @@ from .layers import Layer
 class LayerCoder:
     """Rows -> codes of some clusterings of a layer, a :class:`~scalelatent.models.base.RowMap`.
 
-    Clusterings come one after the other, each over all rows of a block: its centroids are put up once for
-    them, and one clustering's are in memory at a time.
+    Clusterings come one after the other (above the first layer a few at once), each over all rows of a block:
+    centroids are put up once for all of them, and few clusterings' are in memory at a time.
 
     Attributes
     ----------
@@ -70,16 +70,17 @@ class LayerCoder:
         return backend
 
     def fill(self, prepared: Any, block: Block, out: np.ndarray) -> Iterator[None]:
-        """Write the block's output rows; hands over after each clustering."""
+        """Write the block's output rows; hands over after each few clusterings."""
         x = block.x
         self.layer.check(x, block.start)
         if self.layer.csr:
             x = x if isinstance(x, CsrRows) else _sparse(x)
         else:
             x = prepared.xp.asarray(x)
-        for which in range(self.first, self.stop):
-            codes = self.layer.code(prepared, x, self.centroids.read(which), which)
-            out[:, which - self.first] = codes
+        for first in range(self.first, self.stop, self.layer.together):
+            stop = min(first + self.layer.together, self.stop)
+            centroids = [self.centroids.read(which) for which in range(first, stop)]
+            out[:, first - self.first : stop - self.first] = self.layer.codes(prepared, x, centroids, first)
             yield
 
     def apply(self, prepared: Any, block: Block) -> np.ndarray:

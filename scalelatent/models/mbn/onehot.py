@@ -54,20 +54,23 @@ def scatter_add(codes: np.ndarray, y: np.ndarray, total: np.ndarray) -> None:
         np.add.at(total[v], codes[:, v], y)
 
 
-def count_matches(codes: np.ndarray) -> np.ndarray:
-    """H H': in how many groups two rows have the same code.
+def count_matches(codes: np.ndarray, others: np.ndarray | None = None) -> np.ndarray:
+    """H G', where G is the one-hot form of ``others``: in how many groups two rows have the same code.
 
     Parameters
     ----------
     codes : ndarray of uint16 or uint32, shape (n, V)
+    others : ndarray of uint16 or uint32, shape (m, V), or None
+        None: ``codes`` themselves.
 
     Returns
     -------
-    ndarray of float64, shape (n, n)
+    ndarray of float32, shape (n, m)
 
     Examples
     --------
     >>> count_matches(np.array([[0, 1], [1, 1]], dtype=np.uint16)).tolist()
     [[2.0, 1.0], [1.0, 2.0]]
     """
-    return np.array([(codes == row).sum(axis=1) for row in codes], dtype=np.float64)
+    others = codes if others is None else others
+    return np.array([(others == row).sum(axis=1) for row in codes], dtype=np.float32)

@@ -78,8 +78,7 @@ def make_components(vectors: np.ndarray, variance: np.ndarray, mean: np.ndarray)
     mean : ndarray of float64, shape (V, k)
         Share of the rows with each code.
     """
-    largest = vectors[np.abs(vectors).argmax(axis=0), np.arange(vectors.shape[1])]
-    vectors = vectors * np.where(largest < 0, -1.0, 1.0)
+    vectors = vectors * _signs(vectors)
     table = np.ascontiguousarray(vectors.reshape(*mean.shape, -1))
     return Components(table, mean.reshape(-1) @ vectors, variance, total_variance(mean))
 
@@ -112,11 +111,7 @@ def kernel_components(codes: np.ndarray, k: int, kernel: Any) -> Components:
         As many as have variance, at most n - 1; one of zeros where no rows differ.
     """
     n, mean = len(codes), mean_of(codes, k)
-    matches = kernel("mbn_count_matches")(codes)
-    matches -= matches.mean(axis=0)
-    matches -= matches.mean(axis=1, keepdims=True)
-    values, u = np.linalg.eigh(matches)
-    values, u = values[::-1], u[:, ::-1]
+    values, u = _leading(codes, n, kernel)
     kept = values > 1e-10 * max(values[0], 1.0)
     if not kept.any():
         return make_components(np.zeros((mean.size, 1)), np.zeros(1), mean)
@@ -125,6 +120,53 @@ def kernel_components(codes: np.ndarray, k: int, kernel: Any) -> Components:
     kernel("mbn_scatter_add")(codes, u, vectors)
     # Columns of u sum to zero, so the mean row drops out.
     return make_components(vectors.reshape(-1, len(values)) / np.sqrt(values), values / n, mean)
+
+
+def kernel_coordinates(codes: np.ndarray, d: int, kernel: Any) -> np.ndarray:
+    """Few rows along their first principal components, for which no components are needed.
+
+    Parameters
+    ----------
+    codes : ndarray of uint16 or uint32, shape (n, V)
+    d : int
+    kernel : callable
+        As for :func:`kernel_components`.
+
+    Returns
+    -------
+    ndarray of float64, shape (n, d)
+        Centred; the entry of largest magnitude of each column is positive. Zeros where rows lie in fewer
+        dimensions.
+
+    Examples
+    --------
+    >>> from scalelatent.models.mbn import onehot
+    >>> codes = np.array([[0, 0], [0, 0], [1, 1]], dtype=np.uint16)
+    >>> np.abs(kernel_coordinates(codes, 2, lambda name: onehot.count_matches)[:, 0]).round(2).tolist()
+    [0.67, 0.67, 1.33]
+    """
+    values, u = _leading(codes, min(d, len(codes)), kernel)
+    found = np.zeros((len(codes), d))
+    found[:, : len(values)] = u * np.sqrt(np.maximum(values, 0.0))
+    return found * _signs(found)
+
+
+def _leading(codes: np.ndarray, count: int, kernel: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Largest eigenvalues of the centred matrix of inner products, and their vectors."""
+    from scipy.linalg import eigh
+
+    n = len(codes)
+    matches = kernel("mbn_count_matches")(codes).astype(np.float64)
+    matches -= matches.mean(axis=0)
+    matches -= matches.mean(axis=1, keepdims=True)
+    values, u = eigh(matches, subset_by_index=[n - count, n - 1] if count < n else None)
+    return values[::-1], u[:, ::-1]
+
+
+def _signs(vectors: np.ndarray) -> np.ndarray:
+    """-1 for each column whose entry of largest magnitude is negative, else 1."""
+    largest = vectors[np.abs(vectors).argmax(axis=0), np.arange(vectors.shape[1])]
+    return np.where(largest < 0, -1.0, 1.0)
 
 
 @dataclass(frozen=True)

@@ -199,14 +199,14 @@ def nearest_sparse(x: CsrRows, bank: Bank) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Lists:
-    """Centroids of one upper clustering, as codes of the layer below.
+    """Centroids of some upper clusterings, as codes of the layer below.
 
     Attributes
     ----------
-    codes : ndarray of int, shape (k, V)
-        Codes of the centroids.
-    units : ndarray of bool, shape (V, k below)
-        Which one-hot units the clustering looks at.
+    codes : ndarray of int, shape (sets, k, V)
+        Codes of the centroids of each clustering.
+    units : ndarray of bool, shape (sets, V, k below)
+        Which one-hot units each clustering looks at.
     """
 
     codes: np.ndarray
@@ -218,10 +218,10 @@ def make_lists(codes: np.ndarray, units: np.ndarray) -> Lists:
 
     Parameters
     ----------
-    codes : ndarray of uint16 or uint32, shape (k, V)
-        Codes of the centroids in the layer below.
-    units : ndarray of bool, shape (V, k below)
-        The one-hot units (clustering, code) that the clustering looks at.
+    codes : ndarray of uint16 or uint32, shape (sets, k, V)
+        Codes of the centroids in the layer below, of each of some clusterings.
+    units : ndarray of bool, shape (sets, V, k below)
+        The one-hot units (clustering, code) that each of them looks at.
 
     Returns
     -------
@@ -229,14 +229,15 @@ def make_lists(codes: np.ndarray, units: np.ndarray) -> Lists:
 
     Examples
     --------
-    >>> make_lists(np.array([[0, 1]]), np.ones((2, 2), dtype=bool)).codes.tolist()
-    [[0, 1]]
+    >>> make_lists(np.array([[[0, 1]]]), np.ones((1, 2, 2), dtype=bool)).codes.tolist()
+    [[[0, 1]]]
     """
     return Lists(codes, units)
 
 
 def nearest_codes(x: np.ndarray, lists: Lists) -> np.ndarray:
-    """Index of the centroid that shares most units with each row of codes; the lowest of equals.
+    """Of each clustering the index of the centroid that shares most units with each row of codes; the lowest
+    of equals.
 
     Between one-hot rows this is the nearest centroid: they have equal lengths, and their product counts the
     units they share.
@@ -248,14 +249,16 @@ def nearest_codes(x: np.ndarray, lists: Lists) -> np.ndarray:
 
     Returns
     -------
-    ndarray of int32, shape (rows,)
+    ndarray of int32, shape (rows, sets)
 
     Examples
     --------
-    >>> lists = make_lists(np.array([[0, 1], [1, 1]]), np.ones((2, 2), dtype=bool))
+    >>> lists = make_lists(np.array([[[0, 1], [1, 1]]]), np.ones((1, 2, 2), dtype=bool))
     >>> nearest_codes(np.array([[1, 1], [0, 0], [1, 0]]), lists).tolist()
-    [1, 0, 1]
+    [[1], [0], [1]]
     """
-    seen = lists.units[np.arange(lists.codes.shape[1]), lists.codes]
-    shared = ((x[:, None, :] == lists.codes) & seen).sum(axis=2)
-    return shared.argmax(axis=1).astype(np.int32)
+    found = np.empty((len(x), len(lists.codes)), dtype=np.int32)
+    for s, (codes, units) in enumerate(zip(lists.codes, lists.units, strict=True)):
+        seen = units[np.arange(codes.shape[1]), codes]
+        found[:, s] = ((x[:, None, :] == codes) & seen).sum(axis=2).argmax(axis=1)
+    return found

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from scalelatent.models.base import CsrRows
 from scalelatent.models.mbn import KERNELS, reference
-from scalelatent.models.mbn.cpu import dense, lists, overlap, planes, sparse
+from scalelatent.models.mbn.cpu import dense, lists, sparse
 
 SHAPES = [(1, 1, 1, 1), (5, 3, 2, 2), (6, 7, 16, 7), (7, 9, 17, 4), (121, 30, 33, 15), (250, 196, 48, 98)]
 
@@ -175,60 +175,54 @@ CODE_SHAPES = [
 ]
 
 
+@pytest.mark.parametrize("sets", [1, 3])
 @pytest.mark.parametrize("dtype", ["u2", "u4"])
 @pytest.mark.parametrize(("n", "v", "below", "k"), CODE_SHAPES)
-def test_codes(n: int, v: int, below: int, k: int, dtype: str) -> None:
+def test_codes(n: int, v: int, below: int, k: int, dtype: str, sets: int) -> None:
     rng = np.random.default_rng(n + v)
-    x, centroids = (rng.integers(0, below, (m, v)).astype(dtype) for m in (n, k))
-    units = rng.random((v, below)) < 0.5
-    shared = (_one_hot(x, below) * units.reshape(-1)) @ _one_hot(centroids, below).T
-    want = shared.argmax(axis=1)
-    for module in (reference, overlap):
+    x = rng.integers(0, below, (n, v)).astype(dtype)
+    centroids = rng.integers(0, below, (sets, k, v)).astype(dtype)
+    units = rng.random((sets, v, below)) < 0.5
+    products = [
+        (_one_hot(x, below) * units[s].reshape(-1)) @ _one_hot(centroids[s], below).T for s in range(sets)
+    ]
+    want = np.stack([shared.argmax(axis=1) for shared in products], axis=1)
+    for module in (reference, lists):
         got = module.nearest_codes(x, module.make_lists(centroids, units))
+        assert got.dtype == np.int32
         np.testing.assert_array_equal(got, want)
-    np.testing.assert_array_equal(lists.nearest_in_lists(x, lists.make_lists(centroids, units)), want)
-    if planes.fits(k, v, below):
-        np.testing.assert_array_equal(planes.nearest_in_planes(x, planes.make_planes(centroids, units)), want)
-
-
-def test_planes_count_beyond_the_largest_tree() -> None:
-    """Counts of up to 1,023 units, in all planes; the winner's bit is the last of its word."""
-    v, k = 1023, 64
-    centroids = np.zeros((k, v), dtype="u2")
-    for j in range(k):
-        centroids[j, : k - 1 - j] = 1
-    assert planes.fits(k, v, 2)
-    made = planes.make_planes(centroids, np.ones((v, 2), dtype=bool))
-    assert planes.nearest_in_planes(np.zeros((3, v), dtype="u2"), made).tolist() == [k - 1] * 3
-    assert planes.nearest_in_planes(centroids, made).tolist() == list(range(k))
 
 
 def test_codes_without_a_shared_unit_are_0() -> None:
-    x, centroids = np.zeros((5, 3), dtype="u2"), np.ones((4, 3), dtype="u2")
-    for module in (reference, overlap):
-        assert not module.nearest_codes(x, module.make_lists(centroids, np.ones((3, 2), dtype=bool))).any()
+    x, centroids = np.zeros((5, 3), dtype="u2"), np.ones((2, 4, 3), dtype="u2")
+    for module in (reference, lists):
+        made = module.make_lists(centroids, np.ones((2, 3, 2), dtype=bool))
+        assert not module.nearest_codes(x, made).any()
 
 
 @pytest.mark.parametrize("clusterings", [20, 90])
 def test_a_row_that_meets_more_than_there_is_room_for(clusterings: int) -> None:
     """All centroids share all codes with half of the rows."""
-    centroids = np.zeros((300, clusterings), dtype="u2")
-    centroids[7:, 3] = 1
+    centroids = np.zeros((2, 300, clusterings), dtype="u2")
+    centroids[:, 7:, 3] = 1
+    centroids[1] = centroids[1, ::-1]
     x = np.random.default_rng(0).integers(0, 2, (64, clusterings)).astype("u2")
     x[::2] = 0
-    units = np.ones((clusterings, 2), dtype=bool)
+    units = np.ones((2, clusterings, 2), dtype=bool)
     want = reference.nearest_codes(x, reference.make_lists(centroids, units))
-    assert 0 < (want == 7).sum() < len(x)
-    np.testing.assert_array_equal(lists.nearest_in_lists(x, lists.make_lists(centroids, units)), want)
+    assert 0 < (want == [7, 0]).all(axis=1).sum() < len(x)
+    np.testing.assert_array_equal(lists.nearest_codes(x, lists.make_lists(centroids, units)), want)
 
 
 def test_a_row_that_is_over_by_short_lists_alone() -> None:
-    """Four centroids of each clustering: no list is long, and the room ends all the same."""
-    centroids = np.repeat(np.arange(100), 4)[:, None].repeat(70, axis=1).astype("u2")
-    units = np.ones((70, 4000), dtype=bool)
+    """Sixteen centroids of each clustering: no list is longer than what is copied, and the room ends all the
+    same.
+    """
+    centroids = np.repeat(np.arange(100), 16)[:, None].repeat(70, axis=1).astype("u2")[None]
+    units = np.ones((1, 70, 4000), dtype=bool)
     x = np.array([[3] * 70, [9] * 35 + [4] * 35, [200] * 70], dtype="u2")
-    got = lists.nearest_in_lists(x, lists.make_lists(centroids, units))
-    assert got.tolist() == [12, 16, 0]
+    got = lists.nearest_codes(x, lists.make_lists(centroids, units))
+    assert got.ravel().tolist() == [48, 64, 0]
 
 
 @pytest.mark.parametrize("name", sorted(KERNELS))
@@ -247,7 +241,8 @@ def test_more_centroids_than_short_codes_can_name() -> None:
     k = 2**16 + 3
     centroids = np.repeat(np.arange(k)[:, None], 3, axis=1).astype("u4")
     centroids[5] = centroids[k - 1]
-    units = rng.random((3, k)) < 0.9
-    units[:, [2**16 + 1, k - 1]] = True
+    units = rng.random((1, 3, k)) < 0.9
+    units[:, :, [2**16 + 1, k - 1]] = True
     x = np.array([[2**16 + 1] * 3, [k - 1] * 3], dtype="u4")
-    assert overlap.nearest_codes(x, overlap.make_lists(centroids, units)).tolist() == [2**16 + 1, 5]
+    got = lists.nearest_codes(x, lists.make_lists(centroids[None], units))
+    assert got.ravel().tolist() == [2**16 + 1, 5]

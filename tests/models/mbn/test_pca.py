@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from scalelatent.models.mbn.pca import (
     Components,
     StreamedPca,
     kernel_components,
+    kernel_coordinates,
 )
 
 V, K, N = 12, 7, 150
@@ -101,6 +103,16 @@ def test_rows_that_are_all_alike_and_more_components_than_there_are() -> None:
     assert found.variance[0] == pytest.approx(found.total_variance)
 
 
+def test_coordinates_are_those_of_one_hot_rows(codes: np.ndarray) -> None:
+    kernel = partial(find_kernel, backend="numba")
+    hot = np.eye(K)[codes].reshape(N, -1)
+    u, s, _ = np.linalg.svd(hot - hot.mean(axis=0), full_matrices=False)
+    found = kernel_coordinates(codes, 2, kernel)
+    np.testing.assert_allclose(np.abs(found), np.abs(u[:, :2] * s[:2]), atol=1e-8)
+    assert (found[np.abs(found).argmax(axis=0), [0, 1]] > 0).all()
+    assert kernel_coordinates(codes[:1], 2, kernel).tolist() == [[0, 0]]
+
+
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
 @pytest.mark.parametrize("name", ["gather_sum", "scatter_add", "count_matches"])
 def test_kernels(codes: np.ndarray, name: str, dtype: Any) -> None:
@@ -114,6 +126,7 @@ def test_kernels(codes: np.ndarray, name: str, dtype: Any) -> None:
             )
         elif name == "count_matches":
             np.testing.assert_array_equal(kernel(codes.astype(dtype)), h @ h.T)
+            np.testing.assert_array_equal(kernel(codes[:3].astype(dtype), codes), h[:3] @ h.T)
         else:
             total = table.copy()
             kernel(codes.astype(dtype), y, total)

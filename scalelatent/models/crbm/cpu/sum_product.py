@@ -51,6 +51,9 @@ _HALF = ROWS // 2
 # Rows of the scratch of the hidden units after those of every unit: products of messages, and of the Bethe
 # factors, as mantissa and exponent.
 _P, _E, _Z, _EZ = (UNIT_FIELDS + k for k in range(4))
+_FIELDS = UNIT_FIELDS + 4
+# Graphs that go through a sweep together, and bytes of their messages: a part of the third-level cache.
+_GROUP, _GROUP_BYTES = 8, 4 * 2**20
 
 
 def _make_gather(rows: int) -> Any:
@@ -177,47 +180,68 @@ _scatter, _scatter_split, _scatter_two = (
 
 
 @kernel
-def _to_and_fro(a, m, d, v_units, h_units, small, factors, c):  # type: ignore[no-untyped-def]
-    """One sweep; with a matrix ``c`` the last one."""
-    blocks, row = len(a) // ROWS, 4 * a.shape[1]
-    block, half, unit = ROWS * row, _HALF * row, 4 * v_units.shape[1]
-    chunk, four, pairs = WIDE * factors, 4 * _HALF, len(c) > 0
-    a_at, m_at, d_at, c_at = a.ctypes.data, m.ctypes.data, d.ctypes.data, c.ctypes.data
-    v_at, h_at, q = v_units.ctypes.data, h_units.ctypes.data, small.ctypes.data
-    th, uh, e = h_at + ON * row, h_at + OFF * row, q + WIDE * EXPONENT
-    moved, limit = q + WIDE * MOVED, q + WIDE * LIMIT
-    p, ep, z, ez = h_at + _P * row, h_at + _E * row, h_at + _Z * row, h_at + _EZ * row
-    h_units[_P:] = np.float32(0.0)
-    h_units[_P], h_units[_Z] = np.float32(1.0), np.float32(1.0)
-    splits = 0
-    for i in range(blocks):
-        tv, uv = v_at + ON * unit + WIDE * i, v_at + OFF * unit + WIDE * i
-        _gather(a_at, m_at, d_at, row, th, uh, row, chunk, q, e)
-        _gather(a_at + half, m_at + half, d_at + half, row, th, uh, row, chunk, q + four, e + four)
-        update(v_at + WIDE * i, unit, q, e, 0, moved, limit)
-        if pairs:
-            for r in range(ROWS):
-                at = r * row
-                _scatter_pairs(
-                    a_at + at, m_at + at, d_at + at, tv + 4 * r, uv + 4 * r, row, p, ep, c_at + at, z, ez
-                )
-            splits += ROWS
-        elif factors >= ROWS:
-            _scatter(a_at, m_at, d_at, row, tv, uv, row, p, ep)
-            _scatter_split(a_at + half, m_at + half, d_at + half, row, tv + four, uv + four, row, p, ep)
-            splits += 1
-        elif factors >= _HALF:
-            _scatter_split(a_at, m_at, d_at, row, tv, uv, row, p, ep)
-            _scatter_split(a_at + half, m_at + half, d_at + half, row, tv + four, uv + four, row, p, ep)
-            splits += 2
-        else:
-            for r in range(0, ROWS, 2):
-                at = r * row
-                _scatter_two(a_at + at, m_at + at, d_at + at, row, tv + 4 * r, uv + 4 * r, row, p, ep)
-                splits += 1
-        a_at, m_at, c_at = a_at + block, m_at + block, c_at + block
-    for j in range(0, row, WIDE):
-        update(h_at + j, row, p + j, ep + j, BIAS * splits, moved, limit)
+def _block(a, m, d, row, v_at, unit, h_at, small, factors, c):  # type: ignore[no-untyped-def]
+    """Eight visible units of one graph: messages to them, their beliefs, messages back. Addresses."""
+    half, four = _HALF * row, 4 * _HALF
+    e, moved, limit = small + WIDE * EXPONENT, small + WIDE * MOVED, small + WIDE * LIMIT
+    tv, uv, p, ep = v_at + ON * unit, v_at + OFF * unit, h_at + _P * row, h_at + _E * row
+    th, uh, chunk = h_at + ON * row, h_at + OFF * row, WIDE * factors
+    for k in range(2):
+        _gather(
+            a + k * half, m + k * half, d + k * half, row, th, uh, row, chunk, small + k * four, e + k * four
+        )
+    update(v_at, unit, small, e, 0, moved, limit)
+    if c:
+        for r in range(ROWS):
+            at, z, ez = r * row, h_at + _Z * row, h_at + _EZ * row
+            _scatter_pairs(a + at, m + at, d + at, tv + 4 * r, uv + 4 * r, row, p, ep, c + at, z, ez)
+    elif factors >= _HALF:
+        for k in range(2):
+            at, t, u = k * half, tv + k * four, uv + k * four
+            if k == 0 and factors >= ROWS:
+                _scatter(a + at, m + at, d + at, row, t, u, row, p, ep)
+            else:
+                _scatter_split(a + at, m + at, d + at, row, t, u, row, p, ep)
+    else:
+        for r in range(0, ROWS, 2):
+            at, t, u = r * row, tv + 4 * r, uv + 4 * r
+            _scatter_two(a + at, m + at, d + at, row, t, u, row, p, ep)
+
+
+@kernel
+def _to_and_fro(a, m, d, v_units, h_units, small, factors, active, c):  # type: ignore[no-untyped-def]
+    """One sweep of the active graphs of a group; with matrices ``c`` it may be the last one. They share A:
+    while a block of it is at hand all of them use it. Returns how often the columns' products were split.
+    """
+    row, unit, matrix = 4 * a.shape[1], 4 * v_units.shape[2], 4 * a.size
+    with_pairs = len(c) > 0
+    a_at, m_at, c_at = a.ctypes.data, m.ctypes.data, c.ctypes.data
+    for g in active:
+        h_units[g, _P:] = np.float32(0.0)
+        h_units[g, _P], h_units[g, _Z], small[g, MOVED] = np.float32(1.0), np.float32(1.0), np.float32(0.0)
+    for i in range(len(a) // ROWS):
+        at = i * ROWS * row
+        for g in active:
+            _block(
+                a_at + at,
+                m_at + g * matrix + at,
+                d.ctypes.data,
+                row,
+                v_units.ctypes.data + g * UNIT_FIELDS * unit + WIDE * i,
+                unit,
+                h_units.ctypes.data + g * _FIELDS * row,
+                small[g].ctypes.data,
+                factors,
+                c_at + g * matrix + at if with_pairs else 0,
+            )
+    splits = ROWS if with_pairs else (1 if factors >= ROWS else (2 if factors >= _HALF else _HALF))
+    splits *= len(a) // ROWS
+    for g in active:
+        h_at, scratch = h_units.ctypes.data + g * _FIELDS * row, small[g].ctypes.data
+        for j in range(0, row, WIDE):
+            p, e = h_at + _P * row + j, h_at + _E * row + j
+            moved, limit = scratch + WIDE * MOVED, scratch + WIDE * LIMIT
+            update(h_at + j, row, p, e, BIAS * splits, moved, limit)
     return splits
 
 
@@ -233,49 +257,69 @@ def _log_z(units, n):  # type: ignore[no-untyped-def]
     return total - math.log(product)
 
 
+@entry(
+    given("f4", 2),
+    types.int64,
+    *INPUTS,
+    *RESULTS,
+    filled("f8", 1),
+    filled("f4", 3),
+    filled("f4", 3),
+    filled("f4", 2),
+    *[filled("f4", 3)] * 3,
+)
 def _infer(
-    a, factors, bv, bh, n_sweeps, tol, lv, lh, sweeps, change, log_z, m, c, d, v_units, h_units, small, pairs
+    a, factors, bv, bh, n_sweeps, tol, lv, lh, sweeps, change, log_z, m, c, d, v_units, h_units, small
 ):  # type: ignore[no-untyped-def]
-    """All graphs of a batch, one after the other."""
-    v, h = bv.shape[1], bh.shape[1]
-    none, exponents = m[:0], h_units.view(np.int32)
-    for n in range(len(bv)):
-        start(v_units, bv[n], small)
-        start(h_units, bh[n], small)
-        m[:] = np.float32(1.0)
-        for sweep in range(n_sweeps):
-            last = len(pairs) > 0 and (tol >= 0 or sweep == n_sweeps - 1)
-            small[MOVED] = np.float32(0.0)
-            splits = _to_and_fro(a, m, d, v_units, h_units, small, factors, c if last else none)
-            sweeps[n], change[n] = sweep + 1, small[MOVED].max()
-            if change[n] <= tol:
-                break
-        lv[n], lh[n] = v_units[LOG_ODDS, :v], h_units[LOG_ODDS, :h]
-        if len(pairs):
-            total = _log_z(v_units, v) + _log_z(h_units, h)
+    """A group of graphs; where ``log_z`` is wanted ``c`` becomes P(v_i = 1 | h_j = 1)."""
+    rows, v, h, with_pairs = len(bv), bv.shape[1], bh.shape[1], len(log_z) > 0
+    none, exponents = c[:0], h_units.view(np.int32)
+    active = np.arange(rows)
+    for n in range(rows):
+        start(v_units[n], bv[n], small[n])
+        start(h_units[n], bh[n], small[n])
+        m[n] = np.float32(1.0)
+    for sweep in range(n_sweeps):
+        last = with_pairs and (tol >= 0 or sweep == n_sweeps - 1)
+        splits = _to_and_fro(a, m, d, v_units, h_units, small, factors, active, c if last else none)
+        left = 0
+        for g in active:
+            sweeps[g], change[g] = sweep + 1, small[g, MOVED].max()
+            if not change[g] <= tol:
+                active[left] = g
+                left += 1
+        active = active[:left]
+        if left == 0:
+            break
+    for n in range(rows):
+        lv[n], lh[n] = v_units[n, LOG_ODDS, :v], h_units[n, LOG_ODDS, :h]
+        if with_pairs:
+            total = _log_z(v_units[n], v) + _log_z(h_units[n], h)
             for j in range(h):
-                total += math.log(h_units[_Z, j]) + math.log(2.0) * (exponents[_EZ, j] - BIAS * splits)
+                power = exponents[n, _EZ, j] - BIAS * splits
+                total += math.log(h_units[n, _Z, j]) + math.log(2.0) * power
             log_z[n] = total
-            for i in range(v):
-                for j in range(h):
-                    pairs[i, j] += h_units[ON, j] * c[i, j]
 
 
-def _compiled(pairs: str) -> Any:
-    scratch = [filled("f4", 2)] * 6
-    return entry(given("f4", 2), types.int64, *INPUTS, *RESULTS, filled("f8", 1), *scratch, filled(pairs, 2))(
-        _infer
-    )
+def _add_pairs(c, h_units, pairs):  # type: ignore[no-untyped-def]
+    """Add the pair beliefs of a group's graphs, in their order."""
+    for i in range(pairs.shape[0]):
+        for n in range(len(c)):
+            for j in range(pairs.shape[1]):
+                pairs[i, j] += h_units[n, ON, j] * c[n, i, j]
 
 
-_BODIES = {"float32": _compiled("f4"), "float64": _compiled("f8")}
+_ADD = {
+    name: entry(given("f4", 3), given("f4", 3), filled(name, 2))(_add_pairs)
+    for name in (np.dtype("f4").name, np.dtype("f8").name)
+}
 
 
 def sum_product(
     coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> Inference:
     """See :func:`..reference.sum_product`."""
-    return _run(coupling, bv, bh, n_sweeps, tol, np.zeros((0, 0)))
+    return _run(coupling, bv, bh, n_sweeps, tol, None)
 
 
 def sum_product_pairs(
@@ -300,22 +344,27 @@ def bethe(
 
 
 def _run(
-    coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None, pairs: np.ndarray
+    coupling: Coupling,
+    bv: np.ndarray,
+    bh: np.ndarray,
+    n_sweeps: int,
+    tol: float | None,
+    pairs: np.ndarray | None,
 ) -> Inference:
     bv, bh, limit = checked(coupling, bv, bh, n_sweeps, tol)
-    found, a = unfilled(bv, bh), coupling.a
-    log_z = np.empty(len(bv) if len(pairs) else 0)
-    m = aligned(a.shape)
+    found, a, rows = unfilled(bv, bh), coupling.a, len(bv)
+    log_z = np.empty(0 if pairs is None else rows)
+    group = max(1, min(_GROUP, rows, _GROUP_BYTES // a.nbytes))
+    m = aligned((group, *a.shape))
     # Where the last sweep is known beforehand its messages are wanted no more.
-    c = m if tol is None else aligned(a.shape if len(pairs) else (0, 0))
-    scratch = (
-        m,
-        c,
-        aligned((ROWS, a.shape[1])),
-        aligned((UNIT_FIELDS, len(a))),
-        aligned((_EZ + 1, a.shape[1])),
-        small_of(coupling.limit),
-    )
-    results = found.lv, found.lh, found.sweeps, found.change
-    _BODIES[pairs.dtype.name](a, coupling.factors, bv, bh, n_sweeps, limit, *results, log_z, *scratch, pairs)
-    return replace(found, log_z=log_z) if len(pairs) else found
+    c = m if tol is None or pairs is None else aligned(m.shape)
+    d = aligned((ROWS, a.shape[1]))
+    v_units, h_units = aligned((group, UNIT_FIELDS, len(a))), aligned((group, _FIELDS, a.shape[1]))
+    scratch = m, c, d, v_units, h_units, small_of(coupling.limit, group)
+    for first in range(0, rows, group):
+        part = slice(first, first + group)
+        results = (out[part] for out in (found.lv, found.lh, found.sweeps, found.change, log_z))
+        _infer(a, coupling.factors, bv[part], bh[part], n_sweeps, limit, *results, *scratch)
+        if pairs is not None:
+            _ADD[pairs.dtype.name](c[: rows - first], h_units, pairs)
+    return found if pairs is None else replace(found, log_z=log_z)

@@ -74,10 +74,10 @@ def start(units, biases, small):  # type: ignore[no-untyped-def]
         update_by_sum(units.ctypes.data + k, step, total, total + WIDE * MOVED, total + WIDE * LIMIT)
 
 
-def small_of(limit: float) -> np.ndarray:
-    """Scratch of one block of units, (4, 8)."""
-    out = aligned((4, LANES))
-    out[:LIMIT], out[LIMIT] = 0.0, limit
+def small_of(limit: float, *graphs: int) -> np.ndarray:
+    """Scratch of one block of units, (*graphs, 4, 8)."""
+    out = aligned((*graphs, 4, LANES))
+    out[..., :LIMIT, :], out[..., LIMIT, :] = 0.0, limit
     return out
 
 

@@ -2,10 +2,11 @@
 it.
 
 A list holds a quarter of a centroid on average where a layer has half as many centroids as the one below and
-looks at half of its units, so a row meets a hundred centroids, whatever k is. Most lists are empty: one bit a
-code says so. A strip of rows is looked up clustering after clustering, whose tables stay in the first-level
-cache; rows with a list copy its first four centroids behind those that they have met, all four whatever the
-list's length, so that no branch depends on it. At the end the centroids that each row has met are counted.
+looks at half of its units: to look up one clustering's lists at a time would be to find most of them empty.
+So several clusterings are looked up at once. Their lists of a code lie one after the other, and one look-up
+copies the first sixteen numbers of them behind those that the row has met, all sixteen whatever there are,
+so that no branch depends on it. A strip of rows is looked up clustering below after clustering below, whose
+tables stay in the caches nearest to the core; at the end the centroids that each row has met are counted.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ from numba.extending import intrinsic
 from scalelatent._numba import entry, filled, given, kernel
 from scalelatent.models.tiles import at
 
-# Rows of a strip: the lines that they write to stay in the caches nearest to the core.
-_STRIP = 512
-# Clusterings that are transposed at a time: a line of codes.
+# Rows of a strip: the more, the more often a table is used while it is near; the lines that they write to
+# should stay near too.
+_STRIP = 1024
+# Clusterings below that are transposed at a time: a line of codes.
 _GROUP = 32
-_WORD = 64
-_COPIED = 4
-# A row has room for twice what it meets if codes are even, up to so many a clustering; a row that meets more
-# is counted apart.
+_COPIED = 16
+# Counters whose largest is found at once; so many are cleared in the time of one by itself.
+_RUN, _CLEARED = 128, 16
+# A row has room for twice what it meets if codes are even, up to so many a look-up; a row that meets more is
+# counted apart.
 _MAX_ROOM = 8
 _LANES = 8
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
@@ -36,58 +39,60 @@ _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 @dataclass(frozen=True)
 class Lists:
-    """Centroids of one upper clustering by what they share.
+    """Centroids of some upper clusterings by what they share.
 
     Attributes
     ----------
-    some : ndarray of uint64, shape (V, words)
-        For each code whether its list has any centroid.
     start : ndarray of uint16 or uint32, shape (V, k below + 1)
-        Where the list of each code begins.
-    members : ndarray of uint16 or uint32, shape (V, k + 4)
-        The lists, one after the other, each in order; none where the clustering does not look at the unit.
-    k : int
+        Where the lists of each code begin.
+    members : ndarray of uint16 or uint32, shape (V, sets k + 16)
+        The lists, one after the other, in the order of clusterings and centroids; none where the clustering
+        does not look at the unit. A number is ``clustering << shift | centroid``.
+    sets, k, shift : int
+        Upper clusterings, and centroids of each; the latter take so many bits.
     """
 
-    some: np.ndarray
     start: np.ndarray
     members: np.ndarray
+    sets: int
     k: int
+    shift: int
 
 
 def make_lists(codes: np.ndarray, units: np.ndarray) -> Lists:
-    """Lists for :func:`nearest_in_lists`, see :func:`..reference.make_lists`.
+    """Lists for :func:`nearest_codes`, see :func:`..reference.make_lists`.
 
     Examples
     --------
-    >>> lists = make_lists(np.array([[0, 1], [1, 1]]), np.ones((2, 2), dtype=bool))
+    >>> lists = make_lists(np.array([[[0, 1], [1, 1]]]), np.ones((1, 2, 2), dtype=bool))
     >>> lists.start.tolist(), lists.members[:, :2].tolist()
     ([[0, 1, 2], [0, 0, 2]], [[0, 1], [0, 1]])
     """
-    (k, v), below = codes.shape, units.shape[1]
-    short = max(k, v, below) < 2**16
+    sets, k, v = codes.shape
+    below, shift = units.shape[2], max(_RUN.bit_length() - 1, (k - 1).bit_length())
+    short = max(sets << shift, sets * k + 1, v + 1, below + 1) <= 2**16
     dtype = np.uint16 if short else np.uint32
-    some = np.zeros((v, -(-below // _WORD)), dtype=np.uint64)
     start = np.zeros((v, below + 1), dtype=dtype)
-    members = np.zeros((v, k + _COPIED), dtype=dtype)
+    members = np.zeros((v, sets * k + _COPIED), dtype=dtype)
     codes = np.ascontiguousarray(codes, dtype=dtype)
-    (_list_short if short else _list_long)(codes, np.ascontiguousarray(units), some, start, members)
-    return Lists(some, start, members, k)
+    (_list_short if short else _list_long)(codes, np.ascontiguousarray(units), shift, start, members)
+    return Lists(start, members, sets, k, shift)
 
 
-def nearest_in_lists(x: np.ndarray, lists: Lists) -> np.ndarray:
-    """Index of the centroid that shares most units with each row, see :func:`..reference.nearest_codes`.
+def nearest_codes(x: np.ndarray, lists: Lists) -> np.ndarray:
+    """Of each clustering the index of the centroid that shares most units with each row, see
+    :func:`..reference.nearest_codes`.
 
     Examples
     --------
-    >>> lists = make_lists(np.array([[0, 1], [1, 1]]), np.ones((2, 2), dtype=bool))
-    >>> nearest_in_lists(np.array([[1, 1], [0, 0], [1, 0]], dtype=np.uint16), lists).tolist()
+    >>> lists = make_lists(np.array([[[0, 1], [1, 1]]]), np.ones((1, 2, 2), dtype=bool))
+    >>> nearest_codes(np.array([[1, 1], [0, 0], [1, 0]], dtype=np.uint16), lists).ravel().tolist()
     [1, 0, 1]
     """
-    out = np.empty(len(x), dtype=np.int32)
+    out = np.empty((len(x), lists.sets), dtype=np.int32)
     x = np.ascontiguousarray(x, dtype=lists.start.dtype)
     body = _count_short if x.itemsize == 2 else _count_long
-    body(x, lists.some, lists.start, lists.members, lists.k, out)
+    body(x, lists.start, lists.members, lists.k, lists.shift, out)
     return out
 
 
@@ -118,44 +123,22 @@ def _turn(typingctx, source, down, target, across, like):  # type: ignore[no-unt
 
 
 @intrinsic
-def _copy_four(typingctx, target, source, like):  # type: ignore[no-untyped-def]
-    """Four numbers of the type of the array ``like``; addresses, int64."""
+def _copy(typingctx, target, source, like):  # type: ignore[no-untyped-def]
+    """Sixteen numbers of the type of the array ``like``; addresses, int64."""
     size = like.dtype.bitwidth // 8
     kind = ir.VectorType(ir.IntType(8 * size), _COPIED)
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        four = builder.load(at(builder, args[1], _I64(0), kind), align=size)
-        builder.store(four, at(builder, args[0], _I64(0), kind), align=size)
+        some = builder.load(at(builder, args[1], _I64(0), kind), align=size)
+        builder.store(some, at(builder, args[0], _I64(0), kind), align=size)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, like), codegen
 
 
 @kernel
-def _list(codes, units, some, start, members):  # type: ignore[no-untyped-def]
-    k, below = len(codes), units.shape[1]
-    mine = np.empty(k, dtype=codes.dtype)
-    place = np.empty(below + 1, dtype=np.int64)
-    for v in range(codes.shape[1]):
-        place[:] = 0
-        for j in range(k):
-            code = codes[j, v]
-            mine[j] = code
-            place[code + 1] += units[v, code]
-        for code in range(below):
-            some[v, code // _WORD] |= np.uint64(place[code + 1] > 0) << np.uint64(code % _WORD)
-            place[code + 1] += place[code]
-            start[v, code + 1] = place[code + 1]
-        for j in range(k):
-            code = mine[j]
-            if units[v, code]:
-                members[v, place[code]] = j
-                place[code] += 1
-
-
-@kernel
 def _transpose(x, first, last, begin, end, turned):  # type: ignore[no-untyped-def]
-    """Rows first to last of clusterings begin to end as (clusterings, rows)."""
+    """Rows first to last of columns begin to end as (columns, rows)."""
     size = x.itemsize
     down, across = size * x.shape[1], size * turned.shape[1]
     rows, columns = first + (last - first) // _LANES * _LANES, begin + (end - begin) // _LANES * _LANES
@@ -170,75 +153,107 @@ def _transpose(x, first, last, begin, end, turned):  # type: ignore[no-untyped-d
 
 
 @kernel
-def _find(codes, n, some, found):  # type: ignore[no-untyped-def]
-    """How many of n rows have a list; row and code of each go to ``found``."""
-    count, one, low = np.uint64(0), np.uint64(1), np.uint64(_WORD - 1)
-    for i in range(np.uint64(n)):
-        code = np.uint64(codes[i])
-        found[count] = (i << np.uint64(32)) | code
-        count += (some[code >> np.uint64(6)] >> (code & low)) & one
-    return count
+def _list(codes, units, shift, start, members):  # type: ignore[no-untyped-def]
+    sets, k, clusterings = codes.shape
+    below = units.shape[2]
+    flat = codes.reshape(sets * k, clusterings)
+    # An odd number of lines, lest what is written in one go meets in few sets of the cache.
+    turned = np.empty((_GROUP, (sets * k // 64 * 2 + 3) * 32), dtype=codes.dtype)
+    place = np.empty(below + 2, dtype=np.int64)
+    for begin in range(0, clusterings, _GROUP):
+        end = min(begin + _GROUP, clusterings)
+        _transpose(flat, 0, sets * k, begin, end, turned)
+        for v in range(begin, end):
+            mine = turned[v - begin]
+            place[:] = 0
+            for s in range(sets):
+                seen = units[s, v]
+                for j in range(s * k, s * k + k):
+                    # Behind the last code lies what the clustering does not look at.
+                    code = mine[j] if seen[mine[j]] else below
+                    mine[j] = code
+                    place[code + 1] += 1
+            for code in range(below):
+                place[code + 1] += place[code]
+                start[v, code + 1] = place[code + 1]
+            for s in range(sets):
+                for j in range(k):
+                    code = mine[s * k + j]
+                    if code < below:
+                        members[v, place[code]] = s << shift | j
+                    place[code] += 1
 
 
 @kernel
-def _meet(found, count, start, members, ends, base, row, room, over):  # type: ignore[no-untyped-def]
-    """The rows found write the centroids of their lists where those that they have met end."""
-    size, lists = members.itemsize, members.ctypes.data
-    for f in range(np.uint64(count)):
-        i, code = found[f] >> np.uint64(32), found[f] & np.uint64(0xFFFFFFFF)
-        a, b = np.int64(start[code]), np.int64(start[code + np.uint64(1)])
+def _meet(codes, n, start, members, ends, base, row, room, over):  # type: ignore[no-untyped-def]
+    """n rows write the centroids of their codes' lists where those that they have met end."""
+    size, lists, one = members.itemsize, members.ctypes.data, np.uint64(1)
+    for i in range(np.uint64(n)):
+        code = np.uint64(codes[i])
+        a, b = np.int64(start[code]), np.int64(start[code + one])
         end = ends[i]
         ends[i] = end + size * (b - a)
-        _copy_four(end, lists + size * a, members)  # type: ignore[call-arg]
+        _copy(end, lists + size * a, members)  # type: ignore[call-arg]
         if b - a > _COPIED:
             begin = base + np.int64(i) * row
             if ends[i] - begin > room:
                 over[i], ends[i] = True, begin
             else:
                 for more in range(_COPIED, b - a, _COPIED):
-                    _copy_four(end + size * more, lists + size * (a + more), members)  # type: ignore[call-arg]
+                    _copy(end + size * more, lists + size * (a + more), members)  # type: ignore[call-arg]
 
 
 @kernel
-def _most(met, length, shared):  # type: ignore[no-untyped-def]
-    """The centroid met most often, the lowest of equals; 0 where none is met. ``shared`` is left as zeros."""
-    # Count and index in one number, below 2^48; in float64, because the compiler makes a branch of the
-    # maximum of integers.
-    low = np.int64(0xFFFFFFFF)
-    best, one = np.float64(low), shared.dtype.type(1)
+def _most(met, length, k, shift, shared, out):  # type: ignore[no-untyped-def]
+    """Of each clustering the centroid met most often, the lowest of equals. ``shared`` is left as zeros."""
+    one = shared.dtype.type(1)
     for m in range(np.uint64(length)):
-        j = np.uint64(met[m])
-        shared[j] += one
-        key = np.float64((np.int64(shared[j]) << 32) | (low - np.int64(j)))
-        best = key if key > best else best
-    for m in range(np.uint64(length)):
-        shared[np.uint64(met[m])] = 0
-    return low - (np.int64(best) & low)
+        shared[np.uint64(met[m])] += one
+    for s in range(len(out)):
+        # Runs of counters first: their maximum is a matter of a few vectors.
+        begin = s << shift
+        most, at = shared[begin], begin
+        for first in range(begin, begin + k, _RUN):
+            run = shared[first : first + _RUN]
+            here = run[0]
+            for j in range(_RUN):
+                here = run[j] if run[j] > here else here
+            if here > most:
+                most, at = here, first
+        while shared[at] != most:
+            at += 1
+        out[s] = at - begin
+    if length * _CLEARED < len(shared):
+        for m in range(np.uint64(length)):
+            shared[np.uint64(met[m])] = 0
+    else:
+        shared[:] = 0
 
 
 @kernel
-def _most_of_all(codes, start, members, shared):  # type: ignore[no-untyped-def]
+def _most_of_all(codes, start, members, k, shift, shared, out):  # type: ignore[no-untyped-def]
     for v in range(len(codes)):
         for m in range(start[v, codes[v]], start[v, codes[v] + 1]):
             shared[members[v, m]] += 1
-    best = np.argmax(shared)
+    for s in range(len(out)):
+        out[s] = np.argmax(shared[s << shift : (s << shift) + k])
     shared[:] = 0
-    return best
 
 
 @kernel
-def _count(x, some, start, members, k, out):  # type: ignore[no-untyped-def]
+def _count(x, start, members, k, shift, out):  # type: ignore[no-untyped-def]
     n, clusterings = x.shape
-    room = min(2 * clusterings * k // (start.shape[1] - 1), _MAX_ROOM * clusterings) + _WORD
-    # Between two looks at its end a row writes four numbers a clustering. Rows are of an odd number of lines,
-    # lest their ends meet in few sets of the cache.
+    sets, below = out.shape[1], start.shape[1] - 1
+    room = sets * min(2 * clusterings * k // below, _MAX_ROOM * clusterings) + 64
+    # Between two looks at its end a row writes sixteen numbers a clustering. Rows are of an odd number of
+    # lines, lest their ends meet in few sets of the cache.
     line = 64 // members.itemsize
     width = (room + _COPIED * (_GROUP + 1) + line - 1) // line | 1
     met = np.empty((_STRIP, width * line), dtype=members.dtype)
     base, row, room_bytes = met.ctypes.data, 64 * width, room * members.itemsize
     turned = np.empty((_GROUP, _STRIP + line), dtype=x.dtype)
-    ends, found = np.empty(_STRIP, dtype=np.int64), np.empty(_STRIP + 1, dtype=np.uint64)
-    over, shared = np.empty(_STRIP, dtype=np.bool_), np.zeros(k, dtype=members.dtype)
+    ends, over = np.empty(_STRIP, dtype=np.int64), np.empty(_STRIP, dtype=np.bool_)
+    shared = np.zeros(sets << shift, dtype=members.dtype)
     for first in range(0, n, _STRIP):
         last = min(first + _STRIP, n)
         for i in range(last - first):
@@ -247,34 +262,34 @@ def _count(x, some, start, members, k, out):  # type: ignore[no-untyped-def]
             end = min(begin + _GROUP, clusterings)
             _transpose(x, first, last, begin, end, turned)
             for v in range(begin, end):
-                count = _find(turned[v - begin], last - first, some[v], found)
-                _meet(found, count, start[v], members[v], ends, base, row, room_bytes, over)
+                lists = (start[v], members[v])
+                _meet(turned[v - begin], last - first, *lists, ends, base, row, room_bytes, over)
             for i in range(last - first):
                 if ends[i] - (base + i * row) > room_bytes:
                     over[i], ends[i] = True, base + i * row
         for i in range(last - first):
             if over[i]:
-                out[first + i] = _most_of_all(x[first + i], start, members, shared)
+                _most_of_all(x[first + i], start, members, k, shift, shared, out[first + i])
             else:
                 length = (ends[i] - (base + i * row)) // members.itemsize
-                out[first + i] = _most(met[i], length, shared)
+                _most(met[i], length, k, shift, shared, out[first + i])
 
 
-@entry(given("u2", 2), given("b1", 2), filled("u8", 2), filled("u2", 2), filled("u2", 2))
-def _list_short(codes, units, some, start, members):  # type: ignore[no-untyped-def]
-    _list(codes, units, some, start, members)
+@entry(given("u2", 3), given("b1", 3), types.int64, filled("u2", 2), filled("u2", 2))
+def _list_short(codes, units, shift, start, members):  # type: ignore[no-untyped-def]
+    _list(codes, units, shift, start, members)
 
 
-@entry(given("u4", 2), given("b1", 2), filled("u8", 2), filled("u4", 2), filled("u4", 2))
-def _list_long(codes, units, some, start, members):  # type: ignore[no-untyped-def]
-    _list(codes, units, some, start, members)
+@entry(given("u4", 3), given("b1", 3), types.int64, filled("u4", 2), filled("u4", 2))
+def _list_long(codes, units, shift, start, members):  # type: ignore[no-untyped-def]
+    _list(codes, units, shift, start, members)
 
 
-@entry(given("u2", 2), given("u8", 2), given("u2", 2), given("u2", 2), types.int64, filled("i4", 1))
-def _count_short(x, some, start, members, k, out):  # type: ignore[no-untyped-def]
-    _count(x, some, start, members, k, out)
+@entry(given("u2", 2), given("u2", 2), given("u2", 2), types.int64, types.int64, filled("i4", 2))
+def _count_short(x, start, members, k, shift, out):  # type: ignore[no-untyped-def]
+    _count(x, start, members, k, shift, out)
 
 
-@entry(given("u4", 2), given("u8", 2), given("u4", 2), given("u4", 2), types.int64, filled("i4", 1))
-def _count_long(x, some, start, members, k, out):  # type: ignore[no-untyped-def]
-    _count(x, some, start, members, k, out)
+@entry(given("u4", 2), given("u4", 2), given("u4", 2), types.int64, types.int64, filled("i4", 2))
+def _count_long(x, start, members, k, shift, out):  # type: ignore[no-untyped-def]
+    _count(x, start, members, k, shift, out)

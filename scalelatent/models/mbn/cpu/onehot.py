@@ -34,16 +34,21 @@ def scatter_add(codes: np.ndarray, y: np.ndarray, total: np.ndarray) -> None:
     (_scatter_long if codes.dtype.itemsize > 2 else _scatter_short)(*_ready(codes), y, total)
 
 
-def count_matches(codes: np.ndarray) -> np.ndarray:
-    """H H', see :func:`..onehot.count_matches`.
+def count_matches(codes: np.ndarray, others: np.ndarray | None = None) -> np.ndarray:
+    """H G', see :func:`..onehot.count_matches`.
 
     Examples
     --------
     >>> count_matches(np.array([[0, 1], [1, 1]], dtype=np.uint16)).tolist()
     [[2.0, 1.0], [1.0, 2.0]]
     """
-    out = np.zeros((len(codes), len(codes)))
-    (_match_long if codes.dtype.itemsize > 2 else _match_short)(*_ready(codes), out)
+    others = codes if others is None else others
+    out = np.empty((len(codes), len(others)), dtype=np.float32)
+    long = max(codes.dtype.itemsize, others.dtype.itemsize) > 2 or codes.shape[1] >= 2**16
+    dtype = np.uint32 if long else np.uint16
+    (_match_long if long else _match_short)(
+        np.ascontiguousarray(codes, dtype=dtype), np.ascontiguousarray(others, dtype=dtype), out
+    )
     return out
 
 
@@ -73,13 +78,15 @@ def _scatter(codes, y, total):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _match(codes, out):  # type: ignore[no-untyped-def]
+def _match(codes, others, out):  # type: ignore[no-untyped-def]
+    one, none = codes.dtype.type(1), codes.dtype.type(0)
     for i in range(len(codes)):
-        for j in range(i + 1):
-            same = np.uint32(0)
+        for j in range(len(others)):
+            # A count as wide as a code: as many of either fit a vector.
+            same = none
             for v in range(codes.shape[1]):
-                same += np.uint32(codes[i, v] == codes[j, v])
-            out[i, j] = out[j, i] = same
+                same += one if codes[i, v] == others[j, v] else none
+            out[i, j] = same
 
 
 _TABLES = (given("f8", 3), filled("f8", 2))
@@ -106,11 +113,11 @@ def _scatter_long(codes, y, total):  # type: ignore[no-untyped-def]
     _scatter(codes, y, total)
 
 
-@entry(given("u2", 2), filled("f8", 2))
-def _match_short(codes, out):  # type: ignore[no-untyped-def]
-    _match(codes, out)
+@entry(given("u2", 2), given("u2", 2), filled("f4", 2))
+def _match_short(codes, others, out):  # type: ignore[no-untyped-def]
+    _match(codes, others, out)
 
 
-@entry(given("u4", 2), filled("f8", 2))
-def _match_long(codes, out):  # type: ignore[no-untyped-def]
-    _match(codes, out)
+@entry(given("u4", 2), given("u4", 2), filled("f4", 2))
+def _match_long(codes, others, out):  # type: ignore[no-untyped-def]
+    _match(codes, others, out)
