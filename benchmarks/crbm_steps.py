@@ -1,7 +1,7 @@
 """What a training step of a conditional RBM costs beside belief propagation: python benchmarks/crbm_steps.py
 
-share     of batches of 20, 40 and 160 rows, one thread: seconds a step, of belief propagation alone (the same
-          kernel on the same rows), of preparing W for it, and what is left
+share     of batches of 20, 40 and 160 rows, one thread: milliseconds a step, of belief propagation in it
+          (timed in the fit, so that other work on the machine hits both alike), and what is left
 threads   rows a second on 2 threads against 1
 cluster   a LocalCluster of 2 workers with 1 thread against 2 threads in this process, batch 160
 local     errors of local steps (chains that climb by themselves, then are averaged) at the same rows seen
@@ -21,31 +21,44 @@ import contextvars
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import fastest, mnist, parser, write_part
+from common import mnist, parser, write_part
 
 import scalelatent as sl
 from scalelatent.data.corruption import corrupt
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.callbacks import Callback
-from scalelatent.engine.threads import single_threaded
 
 BATCHES = (20, 40, 160)
 
 
 class Parts(Callback):
-    """Rows and seconds of each report but the first, in which threads start and files open."""
+    """Rows and seconds of each report; in the first threads start and code is compiled."""
 
-    def __init__(self) -> None:
-        self.rates: list[float] = []
+    def __init__(self, before: Callable[[], Any] = lambda: None) -> None:
+        self.rows, self.seconds, self._before = list[int](), list[float](), before
 
     def on_report(self, record: dict[str, Any]) -> None:
         """Keep it."""
-        self.rates.append(record["rows"] / record["seconds"])
+        if not record["rows"]:
+            return
+        self.rows.append(record["rows"])
+        self.seconds.append(record["seconds"])
+        if len(self.rows) == 1:
+            self._before()
+
+    on_pass_end = on_report  # the rows after the last report
+
+    @property
+    def rate(self) -> float:
+        """Rows a second of the best one but the first."""
+        pairs = zip(self.rows[1:], self.seconds[1:], strict=True)
+        return max(rows / seconds for rows, seconds in pairs)
 
 
 def digits(rows: int, seed: int, part: str = "train") -> tuple[np.ndarray, np.ndarray]:
@@ -55,11 +68,20 @@ def digits(rows: int, seed: int, part: str = "train") -> tuple[np.ndarray, np.nd
     return x, v
 
 
-def rate(rows: sl.Dataset, args: Any, batch: int, jobs: int, client: Any = None) -> float:
-    """Rows a second of a fit: the best of its segments."""
+def fit_parts(
+    rows: sl.Dataset,
+    args: Any,
+    batch: int,
+    jobs: int,
+    client: Any = None,
+    before: Callable[[], Any] = lambda: None,
+) -> Parts:
+    """A fit, report by report; ``before`` is called after the first."""
     steps = max(2, args.segment_rows // batch)
-    parts = Parts()
-    n = min(len(rows), batch * steps * (args.segments + 1))
+    n = batch * steps * (args.segments + 1)
+    if n > len(rows):
+        raise SystemExit(f"--rows {len(rows)} are fewer than the {n} of all segments: give more")
+    parts = Parts(before)
     model = sl.ConditionalRBM(
         n_hidden=args.hidden,
         batch_size=batch,
@@ -68,60 +90,66 @@ def rate(rows: sl.Dataset, args: Any, batch: int, jobs: int, client: Any = None)
         random_state=args.seed,
         n_jobs=jobs,
     )
-    folder = None
     with tempfile.TemporaryDirectory(dir=args.folder) as place:
         folder = None if client is None else Path(place) / "run"
         model.fit(rows[:n], run_dir=folder, client=client, callbacks=[parts], engine={"report_steps": steps})
-    return max(parts.rates[1:] or parts.rates)
+    return parts
+
+
+def rate(rows: sl.Dataset, args: Any, batch: int, jobs: int, client: Any = None) -> float:
+    """Rows a second of a fit: the best of its segments."""
+    return fit_parts(rows, args, batch, jobs, client).rate
+
+
+@contextmanager
+def timed_kernels() -> Iterator[dict[str, float]]:
+    """Seconds in kernels by name, of fits in the meantime on one thread."""
+    seconds: dict[str, float] = {}
+    backend = type(make_backend("cpu"))
+    get = backend.kernel
+
+    def kernel(self: Any, name: str) -> Callable[..., Any]:
+        run = get(self, name)
+
+        def timed(*args: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return run(*args)
+            finally:
+                seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begin
+
+        return timed
+
+    backend.kernel = kernel  # type: ignore[method-assign]
+    try:
+        yield seconds
+    finally:
+        backend.kernel = get  # type: ignore[method-assign]
 
 
 def share(args: Any) -> list[dict[str, Any]]:
     """Seconds of a step on one thread, and of belief propagation in it."""
-    x, v = digits(args.rows, args.seed)
-    rows, out = sl.Dataset.from_arrays(x, v), []
-    warm = sl.ConditionalRBM(n_hidden=args.hidden, n_epochs=1, random_state=args.seed).fit(x[:2000], v[:2000])
+    rows, out = sl.Dataset.from_arrays(*digits(args.rows, args.seed)), []
     for batch in BATCHES:
-        chains = 1 if batch < 20 else max(c for c in range(1, 17) if batch % c == 0 and c <= batch // 10)
-        bare = _bare(warm, x, batch // chains, args.sweeps)
-        best = {"step": float("inf"), "sum_product": float("inf"), "coupling": float("inf")}
-        for _ in range(args.rounds):  # in turn: other work on the machine hits all alike
-            best["step"] = min(best["step"], batch / rate(rows, args, batch, 1))
-            for name, seconds in fastest(bare, rounds=5).items():
-                best[name] = min(best[name], seconds * (chains if name == "sum_product" else 1))
-        outside = 1 - best["sum_product"] / best["step"]
-        without = 1 - (best["sum_product"] + best["coupling"]) / best["step"]
-        edges = 2 * args.sweeps * batch * warm.W_.size
-        out.append(
-            {
+        best: dict[str, Any] = {"share_outside": 1.0}
+        for _ in range(args.rounds):
+            with timed_kernels() as kernels:
+                parts = fit_parts(rows, args, batch, 1, before=kernels.clear)
+            steps, seconds = sum(parts.rows[1:]) / batch, sum(parts.seconds[1:])
+            propagation = kernels["crbm_sum_product_pairs"]
+            edges = 2 * args.sweeps * batch * 784 * args.hidden
+            found = {
                 "batch": batch,
-                "chains": chains,
-                "ms_a_step": round(1e3 * best["step"], 3),
-                "ms_sum_product": round(1e3 * best["sum_product"], 3),
-                "ms_coupling": round(1e3 * best["coupling"], 3),
-                "edge_updates_a_second": round(edges / best["sum_product"]),
-                "share_outside": round(outside, 4),
-                "share_outside_with_coupling_inside": round(without, 4),
+                "ms_a_step": round(1e3 * seconds / steps, 3),
+                "ms_propagation": round(1e3 * propagation / steps, 3),
+                "ms_coupling": round(1e3 * kernels["crbm_make_coupling"] / steps, 3),
+                "edge_updates_a_second": round(edges * steps / propagation),
+                "share_outside": round(1 - propagation / seconds, 4),
             }
-        )
-        print(out[-1], flush=True)
+            best = min(best, found, key=lambda one: one["share_outside"])
+        out.append(best)
+        print(best, flush=True)
     return out
-
-
-def _bare(model: sl.ConditionalRBM, x: np.ndarray, rows: int, sweeps: int) -> dict[str, Callable[[], Any]]:
-    """Belief propagation as a chain does it, on some rows, and what it needs of W."""
-    backend = make_backend("cpu")
-    some = x[:rows].astype(np.float32)
-    b1 = np.ascontiguousarray(some @ model.Wvx_.T + model.bv_, np.float32)
-    b2 = np.ascontiguousarray(some @ model.Whx_.T + model.bh_, np.float32)
-    w = np.ascontiguousarray(model.W_, np.float32)
-    couple, run = backend.kernel("crbm_make_coupling"), backend.kernel("crbm_sum_product_pairs")
-    coupling, pairs = couple(w), np.zeros(w.shape, np.float32)
-
-    def alone() -> None:
-        with single_threaded():
-            run(coupling, b1, b2, sweeps, None, pairs)
-
-    return {"sum_product": alone, "coupling": lambda: couple(w)}
 
 
 def threads(args: Any) -> list[dict[str, Any]]:
@@ -159,6 +187,9 @@ def local(args: Any) -> list[dict[str, Any]]:
     x, v = digits(args.local_rows, args.seed)
     test, out = digits(args.test_rows, args.seed, "test"), []
     for chains, steps in ((1, None), (2, 1), (2, 10), (2, 50), (4, 10), (4, 50), (16, 10)):
+        if 20 * chains * (steps or 1) > len(x):
+            print(f"{chains} chains of {steps} steps take more than {len(x)} rows: left out", flush=True)
+            continue
         params = {} if steps is None else {"n_chains": chains, "local_steps": steps}
         begin = time.perf_counter()
         model = sl.ConditionalRBM(
