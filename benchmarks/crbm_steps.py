@@ -187,6 +187,9 @@ def local(args: Any) -> list[dict[str, Any]]:
     x, v = digits(args.local_rows, args.seed)
     test, out = digits(args.test_rows, args.seed, "test"), []
     for chains, steps in ((1, None), (2, 1), (2, 10), (2, 50), (4, 10), (4, 50), (16, 10)):
+        if 20 * chains * (steps or 1) > len(x):
+            print(f"{chains} chains of {steps} steps take more than {len(x)} rows: left out", flush=True)
+            continue
         params = {} if steps is None else {"n_chains": chains, "local_steps": steps}
         begin = time.perf_counter()
         model = sl.ConditionalRBM(

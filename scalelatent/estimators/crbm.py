@@ -15,8 +15,9 @@ from scalelatent.engine.cluster import current_client
 from scalelatent.engine.plan import find_resources
 from scalelatent.errors import DataError
 from scalelatent.models.crbm.model import CrbmShape
-from scalelatent.models.crbm.online import CrbmLearner, CrbmState
+from scalelatent.models.crbm.online import CrbmLearner
 from scalelatent.models.crbm.predict import sweeps_in
+from scalelatent.models.crbm.state import CrbmState
 
 from .base import _CHECKS, StreamedEstimator, check_finite, is_plain, restore_params
 from .crbm_fit import check_params, check_rows, fit_steps

@@ -222,8 +222,8 @@ def row_order(model: Any, n_rows: int, options: Mapping[str, Any]) -> RowOrder:
     chains = n_chains(model)
     buffer = int(options.get("buffer_runs") or BUFFER_RUNS)
     run = int(options.get("run_rows") or min(RUN_ROWS, n_rows // (buffer * chains) + 1))
-    order = {"n_chains": chains, "run_rows": run, "buffer_runs": buffer}
-    return RowOrder(n_rows, model.seed_, step_rows(model), **order)
+    size = step_rows(model)
+    return RowOrder(n_rows, model.seed_, size, n_chains=chains, run_rows=run, buffer_runs=buffer)
 
 
 def make_learner(model: Any, train: Dataset, held: Dataset | None, seed: int) -> CrbmLearner:

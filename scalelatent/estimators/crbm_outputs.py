@@ -249,7 +249,13 @@ class CrbmOutputs:
         ((120, 6), True, (120,))
         """
         check_is_fitted(self)
-        how = {"inference": inference, "n_sweeps": n_sweeps, "tol": tol, "pairs": pairs, "log_z": log_z}
+        how: dict[str, Any] = {
+            "inference": inference,
+            "n_sweeps": n_sweeps,
+            "tol": tol,
+            "pairs": pairs,
+            "log_z": log_z,
+        }
         return infer_rows(self, self._observed_rows(X), **how)
 
     def free_energy(self, X: Any, y: Any = None) -> np.ndarray:

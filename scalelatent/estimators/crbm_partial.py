@@ -13,7 +13,8 @@ from scalelatent.engine.reading import Meter, Reader, rows_for
 from scalelatent.engine.streams import resolve_seed, stream
 from scalelatent.engine.threads import single_threaded
 from scalelatent.models.crbm.model import CrbmShape
-from scalelatent.models.crbm.online import CrbmLearner, CrbmState
+from scalelatent.models.crbm.online import CrbmLearner
+from scalelatent.models.crbm.state import CrbmState
 
 from .crbm_fit import check_params, make_learner, shape_of
 
@@ -103,6 +104,7 @@ class CrbmPartial:
                 b = min(a + size, len(ds))
                 # Numbers of rows go on over calls: they key the random numbers of Gibbs chains.
                 numbers = np.arange(seen + a, seen + b, dtype=np.int64)
-                block = reader.block(*reader.read(a, b), seen + a, numbers, state.iteration)
+                x, v, weight = reader.read(a, b)
+                block = reader.block(x, v, weight, seen + a, numbers, state.iteration)
                 state = advance(learner, state, run_chains(learner, state, [block], backend), b - a)
         return state

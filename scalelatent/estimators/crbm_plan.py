@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -105,9 +106,8 @@ def _probe(learner: CrbmLearner, train: Dataset) -> dict[str, float]:
         for sweeps in TIMED if LEARNERS[learner.learner].couples else TIMED[:1]:
             timed = replace(learner, n_sweeps=sweeps, local_steps=0)
             prepared, stats = timed.prepare(state, backend), Stats.zeros(timed.layout())
-            times.append(
-                seconds_of(lambda t=timed, p=prepared, s=stats: t.run_chain(p, block, s), 0.1) / rows
-            )
+            run = partial(timed.run_chain, prepared, block, stats)
+            times.append(seconds_of(run, 0.1) / rows)
         stepping = seconds_of(lambda: timed.step(state, stats, rows))
     sweep = max((times[-1] - times[0]) / (TIMED[1] - TIMED[0]), 0.0)
     return {

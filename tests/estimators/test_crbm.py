@@ -365,7 +365,7 @@ def test_bad_parameters_are_refused(options: dict[str, Any], message: str, pair:
     [
         ({"kind": "blur"}, ValueError, 'give {"kind": "flip", "rate": 0.1}'),
         ({"kind": "flip", "size": 3}, ValueError, 'give {"kind": "flip", "rate": 0.1}'),
-        ({"kind": "flip", "rate": 2.0}, DataError, "rate is 2.0"),
+        ({"kind": "flip", "rate": 2.0}, DataError, r"\(rate\) is 2.0, but it lies in 0 to 1"),
         ({"kind": "occlude", "size": 3}, DataError, "5 x 5 pixels are not the 24 numbers"),
     ],
 )

@@ -195,6 +195,14 @@ inline T __shfl_down_sync(unsigned, T value, unsigned step) {
     return emulator::from_thread(value, t % 32 + step < 32 ? t + step : t);
 }
 
+template <class T>
+inline T __shfl_xor_sync(unsigned, T value, unsigned mask) {
+    return emulator::from_thread(value, threadIdx.x ^ mask);
+}
+
+// Lanes run one after the other up to the next barrier.
+inline void __syncwarp() {}
+
 #define EMULATE(NAME)                                                                                 \
     extern "C" void emulate_##NAME(unsigned grid_x, unsigned grid_y, unsigned threads, void** args) { \
         emulator::launch(NAME, grid_x, grid_y, threads, args);                                        \

@@ -16,6 +16,7 @@ KERNELS = {
     f"crbm_{name}": {
         "reference": f"scalelatent.models.crbm.reference:{name}",
         "numba": f"scalelatent.models.crbm.cpu.{module}:{name}",
+        "cupy": f"scalelatent.models.crbm.gpu:{name}",
     }
     for name, module in _MODULES.items()
 }

@@ -290,7 +290,7 @@ class CrbmLearner:
         """
         if not self.factored:
             return stats.vector[: self.shape.n_parameters]
-        return of_factors(self.shape, *(stats[name] for name in ("W", "dv", "dh", "x")), dtype)
+        return of_factors(self.shape, stats["W"], stats["dv"], stats["dh"], stats["x"], dtype)
 
     def _phase(
         self, backend: Any, theta: Any, coupling: Any, cost: Any, block: Block, particles: Any

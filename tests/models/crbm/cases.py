@@ -11,7 +11,8 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.models.base import Block, Stats
 from scalelatent.models.crbm.learners import LEARNERS
 from scalelatent.models.crbm.model import CrbmShape, Params
-from scalelatent.models.crbm.online import CrbmLearner, CrbmState
+from scalelatent.models.crbm.online import CrbmLearner
+from scalelatent.models.crbm.state import CrbmState
 from scalelatent.models.targets import Targets
 
 

@@ -99,7 +99,7 @@ def _options(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("width", [4, 400])
 def test_gradient_of_a_split_batch_is_that_of_the_whole(name: str, width: int) -> None:
     """Of few rows, compared with the width of x, chains return factors."""
-    shape = CrbmShape(6, 0 if name == "logistic" else 3, width)
+    shape = CrbmShape(12, 0 if name == "logistic" else 3, width)
     theta, rows = make_theta(shape), make_rows(shape, 8)
     learner = make_learner(shape, name, **_options(name))
     whole = gradient(learner, theta, rows, "cpu")
@@ -113,7 +113,7 @@ def test_gradient_of_a_split_batch_is_that_of_the_whole(name: str, width: int) -
 @pytest.mark.parametrize("name", ["mle-bp", "cd", "logistic"])
 @pytest.mark.parametrize("density", [0.1, 0.9])
 def test_sparse_rows_give_the_gradient_of_dense_ones(name: str, density: float) -> None:
-    shape = CrbmShape(4, 0 if name == "logistic" else 3, 60)
+    shape = CrbmShape(8, 0 if name == "logistic" else 3, 60)
     theta, rows = make_theta(shape), make_rows(shape, 5)
     x = rows.x * (np.random.default_rng(3).random(rows.x.shape) < density)
     csr = replace(rows, x=CsrRows.of(csr_array(x)))

@@ -9,8 +9,9 @@ import pytest
 
 from scalelatent.models.base import Stats
 from scalelatent.models.crbm.model import CrbmShape
-from scalelatent.models.crbm.online import CrbmLearner, CrbmState, rows_of
+from scalelatent.models.crbm.online import CrbmLearner, rows_of
 from scalelatent.models.crbm.predict import CrbmScoring
+from scalelatent.models.crbm.state import CrbmState
 from tests.models.crbm.cases import chain_stats, gradient, make_learner, make_rows, make_theta
 
 SHAPE = CrbmShape(6, 3, 4)

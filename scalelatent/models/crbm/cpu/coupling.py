@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from scalelatent.models.crbm.inference import check_weights
+from scalelatent.models.crbm.limits import limits_of
 from scalelatent.models.tiles import pack
 
 from .lanes import aligned, whole
@@ -15,7 +15,6 @@ from .lanes import aligned, whole
 # Visible units that are worked on together: their part of W and of the messages stays in the first-level
 # cache from one direction to the other.
 ROWS = 8
-_FACTORS, _RANGE = 8, 80.0
 
 
 @dataclass(frozen=True)
@@ -27,17 +26,11 @@ class Coupling:
     Attributes
     ----------
     w : ndarray of float32, shape (v, h)
-    largest : float
-        The largest |W|.
-    factors : int
-        So many messages can be multiplied in float32, whatever their values: 2 to 8.
-    limit : float
-        Log odds beyond +-limit are taken as +-limit when they are made a probability: far enough for every
-        message to have its last value, near enough for no product to be subnormal (while |W| < 17).
+    factors, limit : int, float
+        Of :func:`..limits.limits_of`.
     """
 
     w: np.ndarray
-    largest: float
     factors: int
     limit: float
 
@@ -85,8 +78,4 @@ def make_coupling(w: np.ndarray) -> Coupling:
     ((8, 8), 4)
     """
     w = np.array(w, dtype=np.float32)
-    largest = max(float(w.max(initial=0.0)), -float(w.min(initial=0.0)))
-    check_weights(largest)
-    factors = max(1, min(_FACTORS, int(_RANGE / max(largest, 1.0))))
-    limit = max(87.0 - 2 * largest, min(86.0, 2 * largest + 17.0))
-    return Coupling(w, largest, factors, limit)
+    return Coupling(w, *limits_of(w))

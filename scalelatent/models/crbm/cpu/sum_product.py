@@ -273,7 +273,7 @@ def _infer(
 ):  # type: ignore[no-untyped-def]
     """A group of graphs; where ``log_z`` is wanted ``c`` becomes P(v_i = 1 | h_j = 1)."""
     rows, v, h, with_pairs = len(bv), bv.shape[1], bh.shape[1], len(log_z) > 0
-    none, exponents, splits = c[:0], h_units.view(np.int32), 0
+    none, exponents = c[:0], h_units.view(np.int32)
     active = np.arange(rows)
     for n in range(rows):
         start(v_units[n], bv[n], small[n])
@@ -283,10 +283,10 @@ def _infer(
         last = with_pairs and (tol >= 0 or sweep == n_sweeps - 1)
         splits = _to_and_fro(a, m, d, v_units, h_units, small, factors, active, c if last else none)
         left = 0
-        for n in active:
-            sweeps[n], change[n] = sweep + 1, small[n, MOVED].max()
-            if not change[n] <= tol:
-                active[left] = n
+        for g in active:
+            sweeps[g], change[g] = sweep + 1, small[g, MOVED].max()
+            if not change[g] <= tol:
+                active[left] = g
                 left += 1
         active = active[:left]
         if left == 0:

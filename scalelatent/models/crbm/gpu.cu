@@ -1,0 +1,211 @@
+// Inference in conditional RBMs on the device. gpu.py compiles this text and launches it; reference.py is its
+// oracle, and cpu/sum_product.py says how a sweep comes down to one division an edge.
+//
+// A thread block has one graph. A warp has a visible unit: its lanes go over the hidden units twice, to the
+// visible unit and back, the second time out of the first-level cache. Then each thread has hidden units,
+// whose messages it multiplies from the first visible unit to the last. Products are taken apart into mantissa
+// and exponent after so many factors as float32 can hold, so there is one log a unit and lane. Every sum and
+// product has one order: no atomics, the same bits in every run on one kind of card, whatever the batch.
+//
+// tests/gpu/emulator.hpp gives the CUDA words below a meaning for a C++ compiler: the tests run this very
+// text on a processor.
+
+constexpr int THREADS = 256;  // of a thread block; gpu.py launches with the same number
+constexpr int WARPS = THREADS / 32;
+constexpr unsigned EVERY_LANE = 0xffffffffu;
+constexpr float LN2 = 0.693147180559945f;
+
+enum Method { SUM, MIXED, MAX, MEAN };
+
+// The sum over a warp, in all its lanes.
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(EVERY_LANE, value, step);
+    return value;
+}
+
+// The largest, or the sum in order, of one number a thread, in all threads. Called by all threads.
+template <bool LARGEST, class T>
+__device__ __forceinline__ T block_total(T value) {
+    __shared__ T values[THREADS];
+    __syncthreads();  // the last call's values have been read
+    values[threadIdx.x] = value;
+    __syncthreads();
+    T total = 0;
+    for (int t = 0; t < THREADS; ++t) total = LARGEST ? (values[t] > total ? values[t] : total) : total + values[t];
+    return total;
+}
+
+// A product of positive factors of which none leaves float32 within so many.
+struct Product {
+    float mantissa = 1.0f;
+    int exponent = 0;
+
+    __device__ __forceinline__ void split() {
+        int power;
+        mantissa = frexpf(mantissa, &power);
+        exponent += power;
+    }
+    __device__ __forceinline__ float log() const { return logf(mantissa) + LN2 * static_cast<float>(exponent); }
+};
+
+// Sigmoid of log odds and of minus log odds, each to its own precision.
+__device__ __forceinline__ void beliefs(float log_odds, float limit, float& on, float& off) {
+    const float small = expf(-fminf(fabsf(log_odds), limit)), large = 1.0f / (1.0f + small);
+    on = log_odds >= 0.0f ? large : small * large;
+    off = log_odds >= 0.0f ? small * large : large;
+}
+
+__device__ __forceinline__ float max_message(float w, float cavity) {
+    return fmaxf(w + cavity, 0.0f) - fmaxf(cavity, 0.0f);
+}
+
+// log(1 + e^l).
+__device__ __forceinline__ double log_partition(float l) { return fmax(static_cast<double>(l), 0.0) + log1p(exp(-fabs(static_cast<double>(l)))); }
+
+// One graph a block. a: exp(W), or W where nothing is multiplied; (v, h) both, as w. m: messages, (graphs, v,
+// h). tv, th: beliefs of 1, uh of 0. c: null, or P(v_i = 1 | h_j = 1) of the last sweep, (graphs, v, h); then
+// log_z is made too.
+template <Method METHOD>
+__device__ void infer(const float* a, const float* w, int v, int h, const float* bv, const float* bh, int sweeps,
+                      float tol, int factors, float limit, float* m, float* tv, float* th, float* uh, float* lv,
+                      float* lh, int* done, float* change, float* c, double* log_z) {
+    const int graph = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const size_t edges = static_cast<size_t>(v) * h;
+    bv += static_cast<size_t>(graph) * v, tv += static_cast<size_t>(graph) * v, lv += static_cast<size_t>(graph) * v;
+    bh += static_cast<size_t>(graph) * h, th += static_cast<size_t>(graph) * h, lh += static_cast<size_t>(graph) * h;
+    uh += static_cast<size_t>(graph) * h;
+    if (METHOD == SUM || METHOD == MAX) m += graph * edges;
+    if (c) c += graph * edges;
+    for (int j = threadIdx.x; j < h; j += THREADS) {
+        lh[j] = bh[j];
+        beliefs(bh[j], limit, th[j], uh[j]);
+    }
+    for (int i = threadIdx.x; i < v; i += THREADS) {
+        float off;
+        beliefs(bv[i], limit, tv[i], off);
+        lv[i] = METHOD == MIXED ? 0.0f : bv[i];  // nothing is decided before the first sweep
+    }
+    if (METHOD == SUM || METHOD == MAX)
+        for (size_t k = threadIdx.x; k < edges; k += THREADS) m[k] = METHOD == SUM ? 1.0f : 0.0f;
+    __syncthreads();
+    for (int sweep = 1; sweep <= sweeps; ++sweep) {
+        const bool last = c && (tol >= 0.0f || sweep == sweeps);
+        float moved = 0.0f;
+        double bethe = 0.0;
+        for (int first = 0; first < v; first += WARPS) {  // all warps, also those without a unit
+            const int i = first + warp;
+            const size_t row = static_cast<size_t>(i) * h;
+            float sum = 0.0f;
+            if (i < v) {
+                Product top, bottom;
+                const bool decided = lv[i] > 0.0f;
+                int held = 0;
+                for (int j = lane; j < h; j += 32) {
+                    if (METHOD == MAX) {
+                        m[row + j] = max_message(a[row + j], lh[j] - m[row + j]);
+                        sum += m[row + j];
+                    } else if (METHOD == MEAN) {
+                        sum = fmaf(a[row + j], th[j], sum);
+                    } else {
+                        const float r = METHOD == SUM ? m[row + j] : decided ? a[row + j] : 1.0f, ru = r * uh[j];
+                        top.mantissa *= fmaf(a[row + j], th[j], ru);
+                        bottom.mantissa *= th[j] + ru;
+                        if (++held == factors) top.split(), bottom.split(), held = 0;
+                    }
+                }
+                if (METHOD == SUM || METHOD == MIXED) {
+                    top.split(), bottom.split();
+                    top.mantissa /= bottom.mantissa, top.exponent -= bottom.exponent;
+                    sum = top.log();
+                }
+            }
+            const float l = warp_sum(sum) + (i < v ? bv[i] : 0.0f);
+            if (i >= v) continue;
+            float on, off;
+            beliefs(l, limit, on, off);
+            moved = fmaxf(moved, fabsf(on - tv[i]));
+            if (METHOD == SUM || METHOD == MAX)
+                for (int j = lane; j < h; j += 32) {
+                    if (METHOD == MAX) {
+                        m[row + j] = max_message(a[row + j], l - m[row + j]);
+                        continue;
+                    }
+                    const float ru = m[row + j] * uh[j], n = fmaf(a[row + j], th[j], ru);
+                    const float x = on * (th[j] + ru), y = off * n, both = x + y, whole = fmaf(a[row + j], x, y);
+                    m[row + j] = whole / both;
+                    if (last) {
+                        c[row + j] = a[row + j] * x / whole;
+                        bethe += logf(both / n);
+                    }
+                }
+            __syncwarp();  // no lane asks for the unit's old belief any more
+            if (lane == 0) lv[i] = l, tv[i] = on;
+        }
+        __syncthreads();
+        for (int j = threadIdx.x; j < h; j += THREADS) {
+            Product product;
+            float sum = 0.0f;
+            int held = 0;
+            for (int i = 0; i < v; ++i) {
+                const size_t at = static_cast<size_t>(i) * h + j;
+                if (METHOD == SUM) {
+                    product.mantissa *= m[at];
+                    if (++held == factors) product.split(), held = 0;
+                } else if (METHOD == MIXED) {
+                    sum += lv[i] > 0.0f ? w[at] : 0.0f;
+                } else {
+                    sum = METHOD == MAX ? sum + m[at] : fmaf(w[at], tv[i], sum);
+                }
+            }
+            const float before = th[j], l = bh[j] + (METHOD == SUM ? product.log() : sum);
+            lh[j] = l;
+            beliefs(l, limit, th[j], uh[j]);
+            moved = fmaxf(moved, fabsf(th[j] - before));
+        }
+        moved = block_total<true>(moved);
+        if (threadIdx.x == 0) done[graph] = sweep, change[graph] = moved;
+        const bool stop = moved <= tol;
+        if (last && (stop || sweep == sweeps)) {
+            for (int i = threadIdx.x; i < v; i += THREADS) bethe += log_partition(lv[i]);
+            for (int j = threadIdx.x; j < h; j += THREADS) bethe += log_partition(lh[j]);
+            bethe = block_total<false>(bethe);
+            if (threadIdx.x == 0) log_z[graph] = bethe;
+        }
+        if (stop) break;
+    }
+}
+
+#define KERNELS(METHOD, NAME)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                            \
+        crbm_##NAME(const float* a, const float* w, int v, int h, const float* bv, const float* bh, int sweeps,      \
+                    float tol, int factors, float limit, float* m, float* tv, float* th, float* uh, float* lv,       \
+                    float* lh, int* done, float* change, float* c, double* log_z) {                                  \
+        infer<METHOD>(a, w, v, h, bv, bh, sweeps, tol, factors, limit, m, tv, th, uh, lv, lh, done, change, c,       \
+                      log_z);                                                                                        \
+    }
+KERNELS(SUM, sum_product)
+KERNELS(MIXED, mixed_product)
+KERNELS(MAX, max_product)
+KERNELS(MEAN, mean_field)
+#undef KERNELS
+
+// A thread an edge: adds the pair beliefs P(v_i = 1 | h_j = 1) P(h_j = 1) of so many graphs, in their order.
+template <class T>
+__device__ __forceinline__ void add_pairs(const float* c, const float* th, int graphs, int v, int h, T* pairs) {
+    const size_t edges = static_cast<size_t>(v) * h, k = static_cast<size_t>(blockIdx.x) * THREADS + threadIdx.x;
+    if (k >= edges) return;
+    T total = pairs[k];
+    for (int n = 0; n < graphs; ++n) total += static_cast<T>(th[static_cast<size_t>(n) * h + k % h] * c[n * edges + k]);
+    pairs[k] = total;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    crbm_add_pairs_f4(const float* c, const float* th, int graphs, int v, int h, float* pairs) {
+    add_pairs(c, th, graphs, v, h, pairs);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    crbm_add_pairs_f8(const float* c, const float* th, int graphs, int v, int h, double* pairs) {
+    add_pairs(c, th, graphs, v, h, pairs);
+}

@@ -1,0 +1,138 @@
+"""The inference kernels in CuPy: launches of the kernels of ``gpu.cu``, one thread block a graph.
+
+Messages lie in global memory, for as many graphs as fit ``MESSAGE_BYTES``, however many rows there are. A
+sweep reads them three times (the second time out of the first-level cache) and writes them once, and reads A
+once: 16 bytes an edge of second-level cache beside two dozen operations and one division. Biases are not
+looked at: a row of which one is no number has NaN among its log odds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cupy
+import numpy as np
+
+from scalelatent.models._cuda import Kernels
+
+from .inference import Inference, check_graphs
+from .limits import limits_of
+
+THREADS = 256  # of a thread block, as in gpu.cu
+MESSAGE_BYTES = 256 * 2**20
+_NULL = np.uint64(0)  # a null pointer
+_kernels = Kernels(__package__, THREADS)
+_launch = _kernels.launch
+
+
+@dataclass(frozen=True)
+class Coupling:
+    """Couplings on the device.
+
+    Attributes
+    ----------
+    w, a : cupy.ndarray of float32, shape (v, h)
+        W and exp(W).
+    factors, limit : int, float
+        As of :class:`.cpu.coupling.Coupling`.
+    """
+
+    w: Any
+    a: Any
+    factors: int
+    limit: float
+
+
+def make_coupling(w: Any) -> Coupling:
+    """See :func:`.reference.make_coupling`; ``w`` on the host or on the device.
+
+    Examples
+    --------
+    >>> make_coupling(np.zeros((3, 2))).a.shape
+    (3, 2)
+    """
+    w = np.ascontiguousarray(_on_host(w), dtype=np.float32)
+    factors, limit = limits_of(w)
+    return Coupling(cupy.asarray(w), cupy.asarray(np.exp(w)), factors, limit)
+
+
+def sum_product(coupling: Coupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None) -> Inference:
+    """See :func:`.reference.sum_product`; results lie on the device.
+
+    Examples
+    --------
+    >>> biases = cupy.zeros((4, 3)), cupy.zeros((4, 2))
+    >>> sum_product(make_coupling(np.zeros((3, 2))), *biases, 5).lv.shape
+    (4, 3)
+    """
+    return _run("sum_product", coupling, bv, bh, n_sweeps, tol)
+
+
+def sum_product_pairs(
+    coupling: Coupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None, pairs: Any
+) -> Inference:
+    """See :func:`.reference.sum_product_pairs`; ``pairs`` on the device, C-contiguous."""
+    if pairs.shape != coupling.w.shape:
+        raise ValueError(f"pairs of shape {pairs.shape} are wanted in the shape of W, {coupling.w.shape}")
+    return _run("sum_product", coupling, bv, bh, n_sweeps, tol, pairs)
+
+
+def bethe(coupling: Coupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None) -> Any:
+    """See :func:`.reference.bethe`."""
+    pairs = cupy.empty(coupling.w.shape, dtype=np.float32)
+    return _run("sum_product", coupling, bv, bh, n_sweeps, tol, pairs).log_z
+
+
+def mixed_product(coupling: Coupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None) -> Inference:
+    """See :func:`.reference.mixed_product`."""
+    return _run("mixed_product", coupling, bv, bh, n_sweeps, tol)
+
+
+def max_product(coupling: Coupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None) -> Inference:
+    """See :func:`.reference.max_product`."""
+    return _run("max_product", coupling, bv, bh, n_sweeps, tol)
+
+
+def mean_field(coupling: Coupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None) -> Inference:
+    """See :func:`.reference.mean_field`."""
+    return _run("mean_field", coupling, bv, bh, n_sweeps, tol)
+
+
+def _on_host(a: Any) -> np.ndarray:
+    return a.get() if isinstance(a, cupy.ndarray) else np.asarray(a)
+
+
+def _run(
+    method: str, coupling: Coupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None, pairs: Any = None
+) -> Inference:
+    (v, h), rows = coupling.w.shape, len(bv)
+    check_graphs((v, h), bv.shape, bh.shape, n_sweeps, tol)
+    bv, bh = (cupy.ascontiguousarray(cupy.asarray(b, dtype=np.float32)) for b in (bv, bh))
+    found = Inference(
+        cupy.empty((rows, v), dtype=np.float32),
+        cupy.empty((rows, h), dtype=np.float32),
+        cupy.empty(rows, dtype=np.int32),
+        cupy.empty(rows, dtype=np.float32),
+    )
+    log_z = cupy.empty(rows, dtype=np.float64)
+    multiplied = method in ("sum_product", "mixed_product")
+    matrices = (coupling.a if multiplied else coupling.w), coupling.w
+    has_messages = method in ("sum_product", "max_product")
+    group = max(1, min(rows, MESSAGE_BYTES // (4 * v * h)))
+    m = cupy.empty((group, v, h) if has_messages else (1, 1, 1), dtype=np.float32)
+    c = _NULL if pairs is None else cupy.empty((group, v, h), dtype=np.float32)
+    tv, th, uh = (cupy.empty((group, n), dtype=np.float32) for n in (v, h, h))
+    limit, factors = np.float32(coupling.limit), np.int32(coupling.factors)
+    settings = np.int32(n_sweeps), np.float32(-1.0 if tol is None else tol), factors, limit
+    for first in range(0, rows, group):
+        part = slice(first, first + group)
+        results = found.lv[part], found.lh[part], found.sweeps[part], found.change[part], c, log_z[part]
+        inputs = *matrices, np.int32(v), np.int32(h), bv[part], bh[part], *settings
+        graphs = len(bv[part])
+        _launch(f"crbm_{method}", (graphs,), *inputs, m, tv, th, uh, *results)
+        if pairs is not None:
+            name = "crbm_add_pairs_f4" if pairs.dtype == np.float32 else "crbm_add_pairs_f8"
+            sizes = np.int32(graphs), np.int32(v), np.int32(h)
+            _launch(name, (-(-v * h // THREADS),), c, th, *sizes, pairs)
+    return found if pairs is None else replace(found, log_z=log_z)

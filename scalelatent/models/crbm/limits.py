@@ -1,0 +1,40 @@
+"""What float32 messages ask of a product of them, and of a belief."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .inference import check_weights
+
+_FACTORS, _RANGE = 8, 80.0
+
+
+def limits_of(w: np.ndarray) -> tuple[int, float]:
+    """For couplings of float32: how many messages may be multiplied, and how far log odds are told apart.
+
+    Parameters
+    ----------
+    w : ndarray of float32, shape (v, h)
+
+    Returns
+    -------
+    factors : int
+        So many messages can be multiplied in float32, whatever their values: 2 to 8.
+    limit : float
+        Log odds beyond +-limit are taken as +-limit when they are made a probability: far enough for every
+        message to have its last value, near enough for no product to be subnormal (while |W| < 17).
+
+    Raises
+    ------
+    WeightError
+        Couplings that are not finite, or beyond ``MAX_WEIGHT``.
+
+    Examples
+    --------
+    >>> limits_of(np.full((3, 2), -20.0, dtype=np.float32))
+    (4, 57.0)
+    """
+    largest = max(float(w.max(initial=0.0)), -float(w.min(initial=0.0)))
+    check_weights(largest)
+    factors = max(1, min(_FACTORS, int(_RANGE / max(largest, 1.0))))
+    return factors, max(87.0 - 2 * largest, min(86.0, 2 * largest + 17.0))

@@ -1,0 +1,101 @@
+"""The CUDA text of conditional RBMs: it compiles, and gives the reference's beliefs, run on a processor and,
+with ``-m gpu``, on a device.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from scalelatent.models._cuda import Kernels
+from scalelatent.models.crbm import reference
+from scalelatent.models.crbm.reference import sigmoid
+
+NAMES = {"sum_product", "mixed_product", "max_product", "mean_field", "add_pairs_f4", "add_pairs_f8"}
+METHODS = ("sum_product", "mixed_product", "max_product", "mean_field")
+
+
+@pytest.fixture(scope="session")
+def emulated(emulate):
+    return emulate("crbm")
+
+
+@pytest.fixture
+def emulated_gpu(fake):
+    return importlib.import_module("scalelatent.models.crbm.gpu")
+
+
+@pytest.fixture
+def real_gpu(real):
+    return importlib.import_module("scalelatent.models.crbm.gpu")
+
+
+def draw(v: int, h: int, rows: int, scale: float) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(v + h)
+    parts = rng.normal(size=(v, h)) * scale, rng.normal(size=(rows, v)), rng.normal(size=(rows, h))
+    return tuple(part.astype("f4") for part in parts)
+
+
+def check(gpu, method: str, v: int, h: int, rows: int, scale: float, tol: float | None) -> None:
+    w, bv, bh = draw(v, h, rows, scale)
+    found = getattr(gpu, method)(gpu.make_coupling(w), *map(gpu.cupy.asarray, (bv, bh)), 6, tol)
+    want = getattr(reference, method)(reference.make_coupling(w), bv, bh, 6, tol)
+    assert_array_equal(found.sweeps.get(), want.sweeps)
+    for name in ("lv", "lh"):
+        assert_allclose(sigmoid(getattr(found, name).get()), sigmoid(getattr(want, name)), rtol=0, atol=1e-5)
+    assert_allclose(found.change.get(), want.change, rtol=0, atol=2e-5)
+
+
+def check_pairs(gpu, v: int, h: int, rows: int, tol: float | None, dtype: str) -> None:
+    w, bv, bh = draw(v, h, rows, 0.7)
+    pairs, want = gpu.cupy.asarray(np.ones((v, h), dtype)), np.ones((v, h))
+    device = tuple(map(gpu.cupy.asarray, (bv, bh)))
+    found = gpu.sum_product_pairs(gpu.make_coupling(w), *device, 6, tol, pairs)
+    wanted = reference.sum_product_pairs(reference.make_coupling(w), bv, bh, 6, tol, want)
+    assert_allclose(pairs.get(), want, rtol=0, atol=1e-5 * rows)
+    assert_allclose(found.log_z.get(), wanted.log_z, rtol=1e-5, atol=1e-5)
+    alone = gpu.sum_product(gpu.make_coupling(w), *device, 6, tol)
+    assert_array_equal(alone.lv.get(), found.lv.get())
+
+
+def test_the_text_names_its_kernels(load_helper) -> None:
+    text = Kernels("scalelatent.models.crbm", 256).text
+    assert set(load_helper("emulation").kernel_names(text)) == {f"crbm_{name}" for name in NAMES}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("v", "h", "scale"), [(1, 1, 1.0), (9, 40, 0.5), (17, 5, 3.0)])
+def test_emulated(emulated_gpu, method, v, h, scale):
+    check(emulated_gpu, method, v, h, 2, scale, None)
+
+
+@pytest.mark.parametrize(("tol", "dtype"), [(None, "f4"), (1e-2, "f8")])
+def test_emulated_pairs(emulated_gpu, tol, dtype, monkeypatch):
+    monkeypatch.setattr(emulated_gpu, "MESSAGE_BYTES", 2 * 4 * 9 * 5)  # two graphs at a time
+    check_pairs(emulated_gpu, 9, 5, 3, tol, dtype)
+
+
+def test_emulated_bethe_and_tolerance(emulated_gpu):
+    gpu = emulated_gpu
+    check(gpu, "sum_product", 6, 4, 3, 0.5, 1e-2)
+    w, bv, bh = draw(5, 1, 2, 1.0)  # a tree
+    found = gpu.bethe(gpu.make_coupling(w), gpu.cupy.asarray(bv), gpu.cupy.asarray(bh), 3)
+    assert_allclose(found.get(), reference.bethe(reference.make_coupling(w), bv, bh, 3), rtol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("v", "h", "scale"), [(1, 1, 1.0), (100, 37, 0.3), (784, 256, 0.1), (50, 2000, 0.05)]
+)
+def test_on_a_device(real_gpu, method, v, h, scale):
+    check(real_gpu, method, v, h, 20, scale, None)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("tol", "dtype"), [(None, "f4"), (1e-3, "f8")])
+def test_pairs_on_a_device(real_gpu, tol, dtype):
+    check_pairs(real_gpu, 100, 70, 20, tol, dtype)
