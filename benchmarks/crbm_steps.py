@@ -85,6 +85,7 @@ def fit_parts(
     model = sl.ConditionalRBM(
         n_hidden=args.hidden,
         batch_size=batch,
+        n_chains=args.chains,
         n_sweeps=args.sweeps,
         n_epochs=1,
         random_state=args.seed,
@@ -168,6 +169,8 @@ def threads(args: Any) -> list[dict[str, Any]]:
 
 def cluster(args: Any) -> dict[str, Any]:
     """Two workers of one thread against two threads here."""
+    # Each report ends a segment, whose state is written: more steps in each.
+    args.segment_rows = max(args.segment_rows, 3200)
     with (
         tempfile.TemporaryDirectory(dir=args.folder) as place,
         sl.cluster("local", workers=2, threads=1) as client,
@@ -224,6 +227,7 @@ def main() -> None:
     arguments.add_argument("--rows", type=int, default=20_000)
     arguments.add_argument("--hidden", type=int, default=256)
     arguments.add_argument("--sweeps", type=int, default=10)
+    arguments.add_argument("--chains", type=int, default=None, help="of a step; the default of the estimator")
     arguments.add_argument("--segment-rows", type=int, default=640, help="rows of a timed segment")
     arguments.add_argument("--segments", type=int, default=4)
     arguments.add_argument("--rounds", type=int, default=3)
