@@ -8,8 +8,12 @@
 
 For each data set k-means (50 restarts, that of the smallest inertia) on raw features, on PCA of 98 % of the
 variance (whitened too, which is what the paper's column looks like) and on the network's output of as many
-components as classes: with every decay of --decays, and with decay="auto". --seeds networks of each; fewer
-(3) where a fit takes over a minute. Needs SCALELATENT_DATA.
+components as classes: with every decay of --decays, and with decay="auto", whose distance from the best and
+from the default is in points of NMI. --seeds networks of each; fewer (3) where a fit takes over a minute.
+Needs SCALELATENT_DATA. "auto" again, beside decays of earlier runs:
+
+    python benchmarks/mbn_clustering.py --parts wine,thyroid,umist,isolet1,coil20,mnist5000
+        --skip-baselines --skip-decays
 """
 
 from __future__ import annotations
@@ -117,6 +121,7 @@ def tables(name: str, args: Any) -> dict[str, Any]:
     x, y = load(name, args.seed)
     common = (y, args.seeds, args.restarts, args.jobs)
     out: dict[str, Any] = {"rows": len(x), "features": x.shape[1], "classes": len(np.unique(y))}
+    out = _earlier(args.out, name) | out
     rows = x.astype(np.float32 if x.dtype == np.uint8 else np.float64)
     if not args.skip_baselines:
         few = (y, 1 if len(x) > 20_000 else args.seeds, min(10, args.restarts), args.jobs)
@@ -126,21 +131,43 @@ def tables(name: str, args: Any) -> dict[str, Any]:
             out[key] = baseline(pca(0.98, whiten=whiten).fit_transform(rows), *of)
     params: dict[str, Any] = {"n_clusterings": args.clusterings, "k1": 8000 if name == "mnist" else None}
     decays = (0.5,) if name == "mnist" else tuple(float(d) for d in args.decays.split(","))
-    out["decays"] = {}
-    for decay in decays:
+    out.setdefault("decays", {})
+    for decay in decays if not args.skip_decays else ():
         out["decays"][str(decay)] = found = networks(x, *common, decay=decay, **params)
         print(name, decay, found, flush=True)
-    if name != "mnist":
-        out["auto"] = networks(x, *common, decay="auto", **params)
+    if name != "mnist" and not args.skip_auto:
+        out["auto"] = networks(x, *common, decay="auto", **params) | {
+            "seconds_to_choose": choice(x, out["classes"], args)
+        }
         print(name, "auto", out["auto"], flush=True)
+    if len(out["decays"]) > 1:
         best = max(out["decays"].items(), key=lambda item: item[1]["nmi"])
         out["best"] = {"decay": float(best[0]), **best[1]}
     if "0.5" in out["decays"]:
         out["default"] = out["decays"]["0.5"]
+    for other in ("best", "default"):
+        if other in out and "auto" in out:
+            out["auto"][f"nmi_above_{other}"] = round(out["auto"]["nmi"] - out[other]["nmi"], 2)
     if name in PAPER:
         columns = ("raw", "raw_spread", "pca", "pca_spread", "mbn", "mbn_spread", "best", "best_spread")
         out["paper"] = {k: dict(zip(columns, v, strict=False)) for k, v in PAPER[name].items()}
     return out
+
+
+def choice(x: np.ndarray, classes: int, args: Any) -> float:
+    """Seconds of choosing decay, without the fit."""
+    from scalelatent.estimators.mbn_decay import choose_decay
+
+    model = sl.MultilayerBootstrapNetwork(n_classes=classes, n_clusterings=args.clusterings, n_jobs=args.jobs)
+    train, begin = sl.Dataset.from_arrays(np.ascontiguousarray(x)), time.perf_counter()
+    choose_decay(model, train, args.seed)
+    return round(time.perf_counter() - begin, 2)
+
+
+def _earlier(path: Any, name: str) -> dict[str, Any]:
+    """What earlier runs found on a data set: what this one skips stays."""
+    parts = json.loads(path.read_text())["parts"] if path.exists() else {}
+    return dict(parts.get(name, {}).get("result", {}))
 
 
 def sweeps(args: Any) -> dict[str, Any]:
@@ -223,7 +250,8 @@ def main() -> None:
     arguments.add_argument("--decays", default=",".join(map(str, DECAYS)))
     arguments.add_argument("--clusterings", type=int, default=400)
     arguments.add_argument("--jobs", type=int, default=None)
-    arguments.add_argument("--skip-baselines", action="store_true", help="networks alone")
+    for skipped in ("baselines", "decays", "auto"):
+        arguments.add_argument(f"--skip-{skipped}", action="store_true", help="those of an earlier run stay")
     args = arguments.parse_args()
     wanted = args.parts.split(",")
     if unknown := [name for name in wanted if name not in parts]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # what a type checker and an editor see; the same names as in
     from .estimators import (
         CapsuleRegression,
         CompressiveMBN,
+        ConditionalRBM,
         MultilayerBootstrapNetwork,
         Search,
         load_model,
@@ -32,6 +33,7 @@ __all__ = [
     "Callback",
     "CapsuleRegression",
     "CompressiveMBN",
+    "ConditionalRBM",
     "Dataset",
     "MultilayerBootstrapNetwork",
     "Search",
@@ -46,6 +48,7 @@ _WHERE = {
     "Callback": ".engine.callbacks",
     "CapsuleRegression": ".estimators",
     "CompressiveMBN": ".estimators",
+    "ConditionalRBM": ".estimators",
     "Dataset": ".data",
     "MultilayerBootstrapNetwork": ".estimators",
     "Search": ".estimators",

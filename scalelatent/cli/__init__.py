@@ -79,7 +79,7 @@ def predict(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Write the predicted class of every row as a dataset."""
+    """Write the predicted class, or the binary outputs, of every row as a dataset."""
     _map_rows("predict", run, data, rows, out, overwrite, json)
 
 
@@ -123,18 +123,22 @@ def score(
         typer.Option(
             "--metric",
             help="Of a classifier accuracy, error, balanced_accuracy, f1_macro, log_loss, confusion; of "
-            "another model nmi, accuracy (of k-means clusters), retrieval; several with commas, or repeated.",
+            "binary outputs all, changed; of another model nmi, accuracy (of k-means clusters), retrieval; "
+            "several with commas, or repeated.",
         ),
     ] = None,
     rows: RowsOption = None,
+    target: Annotated[
+        str | None, typer.Option("--target", help="Dataset of the binary outputs, row by row.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Score a run on a labelled dataset."""
+    """Score a run on a dataset with labels, or with binary outputs."""
     from scalelatent.jobs.datasets import open_rows
     from scalelatent.jobs.runs import load_run
     from scalelatent.jobs.scoring import score_dataset
 
-    dataset = open_rows(data, rows)
+    dataset = open_rows(data, rows, target=target)
     estimator, _ = load_run(run)
     wanted = [name.strip() for text in metric or () for name in text.split(",")]
     with progress_bar("scoring") as progress:

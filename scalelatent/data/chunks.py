@@ -12,13 +12,13 @@ import copy
 import errno
 import itertools
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from scalelatent.errors import DataError, ShardError
 
+from .chunk_files import Chunks, Damage, Fetched, Indexes, ShardFile, entry, find_decoder
 from .layout import Layout, layout_of, tile_columns_of
 
 if TYPE_CHECKING:
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     from .store import Location
 
 __all__ = ["StoredRows"]
-
-_ABSENT = 2**64 - 1  # how a shard index marks a chunk that was never written
-_CRC_BYTES = 4
-_KEPT_INDEXES = 4096
 
 
 class StoredRows:
@@ -62,8 +58,8 @@ class StoredRows:
         self.reads_at_once = location.reads_at_once
         self._has_files = location.local_path("") is not None
         fast = hasattr(os, "preadv") or not self._has_files
-        self._decoder = _find_decoder(array) if fast else None
-        self._indexes = _Indexes(location)
+        self._decoder = find_decoder(array) if fast else None
+        self._indexes = Indexes(location)
 
     def sibling(self, name: str, length: int, chunk: int, where: str, rows: tuple[int, int]) -> StoredRows:
         """The reader of another array (length,) of the same type and codecs, without a look at its metadata.
@@ -147,13 +143,13 @@ class StoredRows:
             path = self._location.local_path(self.shard_key(shard, tile))
             assert path is not None
             try:
-                with _ShardFile(path, self.shard_rows // self.chunk_rows) as file:
+                with ShardFile(path, self.shard_rows // self.chunk_rows) as file:
                     for a, b in self.pieces(start, stop):
                         self._decode(file, a, b, out[a - start : b - start][columns])
-            except (_Damage, OSError) as error:
+            except (Damage, OSError) as error:
                 self._raise(shard, error, tile)
 
-    def _decode(self, file: _Chunks, start: int, stop: int, target: np.ndarray) -> None:
+    def _decode(self, file: Chunks, start: int, stop: int, target: np.ndarray) -> None:
         """Rows of one chunk; it is checked and decoded whole, also when only some of its rows are wanted."""
         assert self._decoder is not None
         chunk, first = divmod(start, self.chunk_rows)
@@ -181,8 +177,8 @@ class StoredRows:
                 ranges = self._ranges([(a, b) for a, b, _, _ in part], keys)
                 for at, data in enumerate(self._location.read_ranges(ranges)):
                     a, b, _, columns = part[at]
-                    self._decode(_Fetched(data), a, b, out[a - start : b - start][columns])
-            except (_Damage, OSError) as error:
+                    self._decode(Fetched(data), a, b, out[a - start : b - start][columns])
+            except (Damage, OSError) as error:
                 self._indexes.forget()  # whatever is wrong, the objects are not those they were read from
                 names = map(self._location.name_of, keys)
                 told = next((k for k, name in enumerate(names) if name in str(error)), at)
@@ -195,7 +191,7 @@ class StoredRows:
         per_shard = self.shard_rows // self.chunk_rows
         indexes = self._indexes.get(list(dict.fromkeys(keys)), per_shard)
         return [
-            (key, *_entry(indexes[key], a // self.chunk_rows % per_shard))
+            (key, *entry(indexes[key], a // self.chunk_rows % per_shard))
             for key, (a, _) in zip(keys, pieces, strict=True)
         ]
 
@@ -213,7 +209,7 @@ class StoredRows:
         first, last = shard * self.shard_rows, min((shard + 1) * self.shard_rows, self.shape[0])
         if isinstance(error, FileNotFoundError):
             what = "is missing"
-        elif isinstance(error, _Damage):
+        elif isinstance(error, Damage):
             what = f"is damaged: {error}"
         elif isinstance(error, OSError):
             what = f"cannot be read: {error.strerror or error}"
@@ -227,205 +223,3 @@ class StoredRows:
             raise ShardError(words, name, *(self._holder or (first, last))) from error
         # Whether the rows are still there, nobody knows: the place refuses, or is away.
         raise DataError(words) from error
-
-
-class _Damage(Exception):
-    """A shard file is not what its writer left."""
-
-
-class _Chunks(Protocol):
-    """Chunks as bytes."""
-
-    def extent(self, chunk: int, sharded: bool) -> tuple[int, int]:
-        """Offset and length of a chunk's bytes."""
-        ...
-
-    def read(self, offset: int, length: int) -> bytes:
-        """These bytes."""
-        ...
-
-    def read_into(self, target: np.ndarray, offset: int) -> bytes:
-        """Fill `target`; return the checksum that follows it."""
-        ...
-
-
-class _Fetched:
-    """One chunk, fetched from an object store."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def extent(self, chunk: int, sharded: bool) -> tuple[int, int]:
-        return 0, len(self._data)
-
-    def read(self, offset: int, length: int) -> bytes:
-        return self._data
-
-    def read_into(self, target: np.ndarray, offset: int) -> bytes:
-        flat = target.reshape(-1).view(np.uint8)
-        flat[...] = np.frombuffer(self._data, np.uint8, len(flat))
-        return self._data[len(flat) :]
-
-
-class _Indexes:
-    """The indexes of shards in an object store, each fetched once; the last few thousand are kept."""
-
-    def __init__(self, location: Location) -> None:
-        self._location = location
-        self._kept: dict[str, np.ndarray] = {}
-
-    def get(self, keys: list[str], n_chunks: int) -> dict[str, np.ndarray]:
-        """Those of some objects of `n_chunks` each; what is not at hand is fetched at once."""
-        found = {key: index for key in keys if (index := self._kept.get(key)) is not None}
-        missing = [key for key in keys if key not in found]
-        length = 16 * n_chunks + _CRC_BYTES
-        fetched = self._location.read_ranges([(key, -length, length) for key in missing])
-        for key, raw in zip(missing, fetched, strict=True):
-            try:
-                found[key] = _parse_index(raw, n_chunks)
-            except _Damage as damage:
-                raise _Damage(f"{damage} ({self._location.name_of(key)})") from damage
-        if len(self._kept) > _KEPT_INDEXES:
-            self._kept = {}
-        self._kept |= found
-        return found
-
-    def forget(self) -> None:
-        """Fetch all of them anew."""
-        self._kept = {}
-
-
-def _parse_index(raw: bytes, n_chunks: int) -> np.ndarray:
-    if len(raw) < 16 * n_chunks + _CRC_BYTES:
-        raise _Damage(f"it has {len(raw)} bytes, not even its index of {16 * n_chunks + _CRC_BYTES}")
-    return np.frombuffer(_checked(raw, "its index"), "<u8").reshape(-1, 2)
-
-
-def _entry(index: np.ndarray, chunk: int) -> tuple[int, int]:
-    offset, length = (int(v) for v in index[chunk])
-    if offset == _ABSENT:
-        raise _Damage(f"its chunk {chunk} was never written")
-    return offset, length
-
-
-class _ShardFile:
-    """An open shard file: where each of its chunks lies."""
-
-    def __init__(self, path: str, n_chunks: int) -> None:
-        self.n_chunks = n_chunks
-        self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-        self.size = os.fstat(self._fd).st_size
-        self._index: np.ndarray | None = None
-
-    def __enter__(self) -> _ShardFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
-
-    def extent(self, chunk: int, sharded: bool) -> tuple[int, int]:
-        """Offset and length of a chunk's bytes."""
-        if not sharded:
-            return 0, self.size
-        if self._index is None:
-            length = min(self.size, 16 * self.n_chunks + _CRC_BYTES)
-            self._index = _parse_index(self.read(self.size - length, length), self.n_chunks)
-        offset, length = _entry(self._index, chunk)
-        if offset + length > self.size:
-            raise _Damage(f"its chunk {chunk} ends at byte {offset + length}, but the file at {self.size}")
-        return offset, length
-
-    def read(self, offset: int, length: int) -> bytes:
-        data = os.pread(self._fd, length, offset)
-        if len(data) != length:
-            raise _Damage(f"{length} bytes expected at byte {offset}, {len(data)} found")
-        return data
-
-    def read_into(self, target: np.ndarray, offset: int) -> bytes:
-        """Fill `target`; return the checksum that follows it."""
-        tail = bytearray(_CRC_BYTES)
-        view = target.reshape(-1).view(np.uint8).data
-        done = os.preadv(self._fd, [view, tail], offset)
-        while done < len(view) + _CRC_BYTES:  # a read may stop early: at 2 GiB, or after a signal
-            rest = (
-                [view[done:], memoryview(tail)]
-                if done < len(view)
-                else [memoryview(tail)[done - len(view) :]]
-            )
-            more = os.preadv(self._fd, rest, offset + done)
-            if not more:
-                raise _Damage(f"{len(view) + _CRC_BYTES} bytes expected at byte {offset}, {done} found")
-            done += more
-        return bytes(tail)
-
-
-_Decoder = Callable[[_Chunks, int, np.ndarray], None]
-
-
-def _checked(data: bytes, what: str) -> memoryview:
-    """The bytes without their checksum, which has to be right."""
-    import crc32c
-
-    if len(data) < _CRC_BYTES:
-        raise _Damage(f"{what} has {len(data)} bytes")
-    body = np.frombuffer(data, np.uint8)[:-_CRC_BYTES]
-    if crc32c.crc32c(body.data).to_bytes(4, "little") != data[-_CRC_BYTES:]:
-        raise _Damage(f"the checksum of {what} is wrong")
-    return body.data
-
-
-def _find_decoder(array: zarr.Array) -> _Decoder | None:
-    """A function that fills an array from a chunk of a shard file, or None where only zarr can decode it."""
-    from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
-
-    codecs = array.metadata.codecs
-    sharded = len(codecs) == 1 and isinstance(codecs[0], ShardingCodec)
-    if sharded:
-        if codecs[0].index_location.value != "end" or len(codecs[0].index_codecs) != 2:
-            return None
-        codecs = codecs[0].codecs
-    # Rows whole, or tiles that are a file each.
-    plain = all(c == s for c, s in zip(array.chunks[1:], array.shape[1:], strict=True))
-    plain = plain or (tile_columns_of(array) is not None and not sharded)
-    separator = getattr(array.metadata.chunk_key_encoding, "separator", "/")
-    if not (plain and separator == "/" and codecs and isinstance(codecs[0], BytesCodec)):
-        return None
-    if getattr(codecs[0].endian, "value", "little") != "little" or not isinstance(codecs[-1], Crc32cCodec):
-        return None
-    if len(codecs) == 2:
-        return _raw_decoder(sharded)
-    if len(codecs) == 3 and isinstance(codecs[1], (ZstdCodec, BloscCodec)):
-        return _packed_decoder(sharded, "zstd" if isinstance(codecs[1], ZstdCodec) else "blosc")
-    return None
-
-
-def _raw_decoder(sharded: bool) -> _Decoder:
-    import crc32c
-
-    def decode(file: _Chunks, chunk: int, out: np.ndarray) -> None:
-        offset, length = file.extent(chunk, sharded)
-        if length != out.nbytes + _CRC_BYTES:
-            raise _Damage(f"chunk {chunk} has {length} bytes instead of {out.nbytes + _CRC_BYTES}")
-        checksum = file.read_into(out, offset)
-        if crc32c.crc32c(out.reshape(-1).view(np.uint8).data).to_bytes(4, "little") != checksum:
-            raise _Damage(f"the checksum of chunk {chunk} is wrong")
-
-    return decode
-
-
-def _packed_decoder(sharded: bool, codec: str) -> _Decoder:
-    import numcodecs.blosc
-    import numcodecs.zstd
-
-    # Blosc decodes in the calling thread unless that is the main thread, so its pool and ours do not
-    # multiply.
-    unpack = {"zstd": numcodecs.zstd.decompress, "blosc": numcodecs.blosc.decompress}[codec]
-
-    def decode(file: _Chunks, chunk: int, out: np.ndarray) -> None:
-        body = _checked(file.read(*file.extent(chunk, sharded)), f"chunk {chunk}")
-        try:
-            unpack(body, out.reshape(-1).view(np.uint8))
-        except (RuntimeError, ValueError) as error:
-            raise _Damage(f"chunk {chunk} does not unpack: {error}") from error
-
-    return decode

@@ -12,6 +12,7 @@ from scalelatent.errors import DataError
 
 from . import csr, schema
 from .sources import ArrayRows, RowSource, as_source, is_csr, is_dask, is_zarr
+from .targets import PairedRows
 
 __all__ = ["Columns", "Shifted", "label_source"]
 
@@ -32,14 +33,23 @@ class Columns:
         self.x, self.y, self.weight = x, y, weight
         self.url, self.attrs, self.shared = url, attrs, shared
         self.weight_is_own = False
-        self.coded = attrs is not None and attrs.codes
+
+    @property
+    def paired(self) -> PairedRows | None:
+        """The rows of another dataset that stand in the place of `y`."""
+        return self.y if isinstance(self.y, PairedRows) else None
+
+    @property
+    def coded(self) -> bool:
+        """Whether `y` is stored as codes of classes."""
+        return self.attrs is not None and self.attrs.codes and self.paired is None
 
     @property
     def y_kind(self) -> str | None:
         """'labels', 'targets', 'multilabel', or None without `y`."""
         if self.y is None:
             return None
-        if self.attrs is not None:
+        if self.attrs is not None and self.paired is None:
             return self.attrs.y_kind
         if len(self.y.shape) == 1:
             return "labels"
@@ -48,7 +58,7 @@ class Columns:
     @property
     def classes_known(self) -> bool:
         """Whether `classes` costs nothing."""
-        return self.attrs is not None or "classes" in self.__dict__
+        return self.y_kind != "labels" or self.attrs is not None or "classes" in self.__dict__
 
     @functools.cached_property
     def classes(self) -> np.ndarray | None:
@@ -84,6 +94,13 @@ class Columns:
         other.weight_is_own = True
         if "classes" in self.__dict__:
             other.__dict__["classes"] = self.__dict__["classes"]
+        return other
+
+    def with_target(self, target: PairedRows) -> Columns:
+        """The same columns with the rows of another dataset in the place of `y`."""
+        shared = self.shared and target.dataset.is_stored
+        other = Columns(self.x, target, self.weight, url=self.url, attrs=self.attrs, shared=shared)
+        other.weight_is_own = self.weight_is_own
         return other
 
 

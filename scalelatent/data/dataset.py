@@ -17,6 +17,7 @@ from .csr import index_dtype
 from .hashing import hash_rows, hash_weight
 from .sources import ArrayRows, DaskRows, as_source, is_csr
 from .store import locate
+from .targets import PairedRows, as_binary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,7 +114,8 @@ class Dataset:
                 f"{ds.fingerprint()[:12]}, expected {spec['fingerprint'][:12]}); restore it, or start the "
                 "job anew"
             )
-        return ds[spec["start"] : spec["stop"]]
+        ds = ds[spec["start"] : spec["stop"]]
+        return ds.with_target(cls.from_spec(spec["target"])) if "target" in spec else ds
 
     @property
     def n_rows(self) -> int:
@@ -163,6 +165,11 @@ class Dataset:
     def y_kind(self) -> str | None:
         """'labels' (n,), 'targets' (n, v), 'multilabel' (CSR, n x v), or None where there is no `y`."""
         return self._columns.y_kind
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether a row has several outputs, targets or multi-labels, and `read_targets` reads them."""
+        return self.y_kind not in (None, "labels")
 
     @property
     def n_targets(self) -> int | None:
@@ -308,6 +315,40 @@ class Dataset:
         rows, whole = self._rows(start, stop), (self._start, self._stop)
         return labels.read_codes(self._columns, rows, classes, self._what(), whole)
 
+    def read_targets(self, start: int, stop: int) -> np.ndarray:
+        """Binary outputs of the rows `start:stop`: dense targets, multi-labels, or rows of another dataset.
+
+        Parameters
+        ----------
+        start, stop : int
+            Row numbers of this dataset.
+
+        Returns
+        -------
+        ndarray of uint8, shape (stop - start, n_targets)
+            Zeros and ones. A view where such numbers are in memory: do not write to it.
+
+        Raises
+        ------
+        DataError
+            There are none, or a number is neither 0 nor 1; the message names its row and column.
+        """
+        return labels.read_targets(self._columns, *self._rows(start, stop), self._what())
+
+    def read_binary(self, start: int, stop: int) -> np.ndarray:
+        """The rows `start:stop` themselves as zeros and ones, like `read_targets`.
+
+        Returns
+        -------
+        ndarray of uint8, shape (stop - start, n_features)
+
+        Raises
+        ------
+        DataError
+            A number is neither 0 nor 1; the message names its row and column.
+        """
+        return as_binary(self.read_x(start, stop), self._start + start, self._what())
+
     def read_weight(self, start: int, stop: int) -> np.ndarray | None:
         """Weights of the rows `start:stop`, float64, or None where rows are not weighted."""
         a, b = self._rows(start, stop)
@@ -323,6 +364,14 @@ class Dataset:
             return None
         a, b = self._rows(start, stop)
         y = self._columns.y
+        if isinstance(y, PairedRows):
+            found = y.part(a, b).lazy(0, b - a)
+            if found is None and y.dataset.is_stored:
+                raise DataError(
+                    f"{self._what()} is a dask array, and its target the stored dataset {y.dataset.url}: "
+                    "store both (Dataset.save), or open both as dask arrays"
+                )
+            return self._columns.x.lazy(a, b), y.read(a, b) if found is None else found[0]
         beside = y.lazy(a, b) if isinstance(y, DaskRows) else None if y is None else y.read(a, b)
         return self._columns.x.lazy(a, b), beside
 
@@ -331,8 +380,50 @@ class Dataset:
         weights = schema.check_weight(weight, self.n_rows, "weight")
         return Dataset(self._columns.reweighted(Shifted(weights, self._start)), self._start, self._stop)
 
+    def with_target(self, target: Dataset) -> Dataset:
+        """The same rows with the rows of another dataset as their outputs, row by row; nothing is copied.
+
+        Parameters
+        ----------
+        target : Dataset
+            As many rows; those of a model with binary outputs are zeros and ones. Own labels are left behind.
+
+        Returns
+        -------
+        Dataset
+            With `read_y` and `read_targets` of (rows, v), v being the features of `target`.
+
+        Raises
+        ------
+        DataError
+            Another number of rows.
+
+        Examples
+        --------
+        >>> x, v = Dataset.from_arrays(np.zeros((5, 3))), Dataset.from_arrays(np.eye(5))
+        >>> both = x.with_target(v)
+        >>> both, both[3:].read_targets(0, 1).tolist()
+        (<Dataset 5 rows x (3,) float64, 5 targets>, [[0, 0, 0, 1, 0]])
+        """
+        if target.n_rows != self.n_rows:
+            there = f" of {target.url}" if target.url else ""
+            raise DataError(
+                f"{self._what()} has {self.n_rows} rows, but its target{there} has {target.n_rows}: row i of "
+                "the one belongs to row i of the other; take the same rows of both, ds[a:b]"
+            )
+        paired = PairedRows(target, self._start, self._columns.x.shape[0])
+        return Dataset(self._columns.with_target(paired), self._start, self._stop)
+
     def fingerprint(self) -> str:
         """SHA-256 of content and row range, in hexadecimal; free for stored rows, a pass over arrays."""
+        own, paired = self._own_fingerprint(), self._columns.paired
+        if paired is None:
+            return own
+        beside = paired.part(self._start, self._stop).fingerprint()
+        return hashlib.sha256(f"{own} target {beside}".encode()).hexdigest()
+
+    def _own_fingerprint(self) -> str:
+        """That of the rows without those of another dataset."""
         whole = self._columns.fingerprint
         if self._columns.attrs is None:
             return hash_rows(self)
@@ -356,12 +447,14 @@ class Dataset:
                 "it to a place that all processes see with Dataset.save('rows.zarr') and use what that "
                 "returns"
             )
-        return {
+        spec = {
             "url": self.url,
             "start": self._start,
             "stop": self._stop,
             "fingerprint": self._columns.fingerprint,
         }
+        paired = self._columns.paired
+        return spec if paired is None else {**spec, "target": paired.part(self._start, self._stop).spec()}
 
     def save(
         self,

@@ -30,7 +30,7 @@ def hash_rows(ds: Dataset) -> str:
     for a, b in [] if isinstance(source, DaskRows) else ds.pieces():
         for u in range(a, b, _HASH_ROWS):
             _hash_into(digest, ds.read_x(u, min(u + _HASH_ROWS, b)))
-    if ds.has_y:
+    if ds.has_y and ds._columns.paired is None:
         y = ds.read_y(0, ds.n_rows)
         kind = "" if ds.y_kind == "labels" else f" {ds.y_kind} {ds.n_targets}"
         digest.update(f"y {y.dtype.str}{kind}".encode())

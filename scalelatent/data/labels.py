@@ -10,12 +10,13 @@ from scalelatent.errors import DataError
 
 from . import schema
 from .sources import ArrayRows
+from .targets import as_binary
 
 if TYPE_CHECKING:
     from .columns import Columns
     from .sources import RowSource
 
-__all__ = ["column", "read_codes", "read_y", "y_options"]
+__all__ = ["column", "read_codes", "read_targets", "read_y", "y_options"]
 
 
 def column(columns: Columns, what: str) -> RowSource:
@@ -66,6 +67,22 @@ def read_codes(
         key = (known.dtype.str, known.tobytes(), *within)
         return columns.remembered(key, lambda: encode(*within))[start - within[0] : stop - within[0]]
     return encode(start, stop)
+
+
+def read_targets(columns: Columns, start: int, stop: int, what: str) -> np.ndarray:
+    """Binary outputs of the rows `start:stop`; see `Dataset.read_targets`."""
+    if columns.y_kind in (None, "labels"):
+        has = "no outputs" if columns.y is None else "one label a row"
+        raise DataError(
+            f"{what} has {has}, and zeros and ones of shape (n, v) are needed: give them as y, or have the "
+            "rows of another dataset as outputs, Dataset.with_target(other) or [data] target"
+        )
+    stored = column(columns, what).read(start, stop)
+    paired = columns.paired
+    if paired is None:
+        return as_binary(stored, start, f"y of {what}")
+    named = f"dataset {paired.dataset.url}" if paired.dataset.url else f"the target of {what}"
+    return as_binary(stored, paired.number(start), named)
 
 
 def y_options(columns: Columns, what: str) -> dict[str, Any]:

@@ -14,9 +14,10 @@ import numpy as np
 from scalelatent.errors import DataError
 
 from . import schema
-from .csr import CsrSource, check_values, is_sparse
+from .csr import is_sparse
 from .csr_store import CsrGroups
 from .guard import explain_os_errors
+from .incoming import as_rows_of, as_weight_of, as_y_of
 from .layout import WRITE_CONFIG, tile_columns_of
 from .markers import Markers
 from .store import Location, locate
@@ -127,6 +128,10 @@ class DatasetWriter:
             return marker is not None and all(self._location.has(k) for k in self._files(shard, marker))
         return self._verify(shard)
 
+    def missing(self) -> list[int]:
+        """Shards that are not written yet, see `is_done`."""
+        return [shard for shard in range(self.n_shards) if not self.is_done(shard)]
+
     def write_shard(self, shard: int, x: Any, y: Any = None, weight: Any = None) -> None:
         """Write one whole shard; what an earlier attempt left of it is deleted first.
 
@@ -149,10 +154,11 @@ class DatasetWriter:
             case this shard is removed and the others stay. Other rows than there were, of a finished dataset.
         """
         start, stop = self.shard_bounds(shard)
-        columns = self.shard_columns(shard)
-        rows = self._check_x(x, start, stop, columns)
-        labels, distinct = self._check_y(y, start, stop)
-        weights = self._check_weight(weight, start, stop)
+        first, last = self.shard_columns(shard)
+        width = None if self._tile is None else last - first
+        rows = as_rows_of(self._x, self.attrs, self.url, x, start, stop, width)
+        labels, distinct = as_y_of(self._y, self.attrs, self.url, y, start, stop)
+        weights = as_weight_of(self._weight, self.url, weight, start, stop)
         digest = schema.shard_digest(rows, labels, weights)
         if self.attrs.complete and digest != self._sealed(shard):
             raise DataError(
@@ -165,7 +171,7 @@ class DatasetWriter:
                 if target is not None and self._tile is None:
                     target[start:stop] = values
                 elif target is not None:
-                    target[start:stop, slice(*columns)] = values
+                    target[start:stop, first:last] = values
             entries = {f"{name}_nnz": int(c.nnz) for name, c in (("x", rows), ("y", labels)) if is_sparse(c)}
             marker = {"digest": digest.hex(), "labels": distinct, **entries}
             if not self.attrs.complete:
@@ -266,96 +272,6 @@ class DatasetWriter:
         if self.attrs.format_version > 1:
             head += [self.attrs.x_kind, self.attrs.y_kind, self.attrs.n_targets, str(self.y_dtype)]
         return hashlib.sha256(json.dumps(head).encode() + digests.tobytes()).hexdigest()
-
-    def _check_csr(self, x: Any, column: CsrGroups, start: int, stop: int, what: str) -> Any:
-        if not is_sparse(x):
-            raise DataError(
-                f"{what} were given as {type(x).__name__}, but this column is CSR; pass a scipy sparse array"
-            )
-        source = CsrSource(x, self.url, start)
-        if source.shape != (stop - start, column.shape[1]):
-            raise DataError(
-                f"{what} were given with shape {source.shape}, but this shard has shape "
-                f"{(stop - start, column.shape[1])}"
-            )
-        if not np.can_cast(source.dtype, column.dtype, "safe"):
-            raise DataError(
-                f"{what} are {source.dtype}, which does not fit into the dataset's {column.dtype}; convert "
-                "them"
-            )
-        rows = source.read(0, stop - start)
-        check_values(rows, start, self.url)
-        return rows if rows.dtype == column.dtype else rows.astype(column.dtype)
-
-    def _check_x(self, x: Any, start: int, stop: int, columns: tuple[int, int]) -> Any:
-        what = f"{self.url}: rows {start}:{stop}"
-        if isinstance(self._x, CsrGroups):
-            return self._check_csr(x, self._x, start, stop, what)
-        if is_sparse(x):
-            raise DataError(f"{what} are sparse, but the dataset is dense; pass x.toarray()")
-        rows = np.asarray(x)
-        shape: tuple[int, ...] = (stop - start, *self.attrs.feature_shape)
-        if self._tile is not None:
-            shape = (stop - start, columns[1] - columns[0])
-        if rows.shape not in (shape, (shape[0], columns[1] - columns[0])):
-            raise DataError(f"{what} were given with shape {rows.shape}, but this shard has shape {shape}")
-        if not np.can_cast(rows.dtype, self.dtype, "safe"):
-            raise DataError(
-                f"{what} are {rows.dtype}, which does not fit into the dataset's {self.dtype}; convert them"
-            )
-        schema.check_finite(rows, start, self.url)
-        return np.ascontiguousarray(rows, dtype=self.dtype).reshape(shape)
-
-    def _check_targets(self, y: Any, start: int, stop: int, what: str) -> np.ndarray:
-        targets = np.asarray(y)
-        assert self._y is not None
-        shape = (stop - start, self.attrs.n_targets)
-        fits = targets.dtype.kind in "buif" and np.can_cast(targets.dtype, self._y.dtype, "safe")
-        if targets.shape != shape or not fits:
-            raise DataError(
-                f"{what}: targets of shape {targets.shape} and dtype {targets.dtype} were given, but the "
-                f"dataset's are {shape}, {self._y.dtype}"
-            )
-        schema.check_finite(targets, start, f"{self.url}: targets")
-        return np.ascontiguousarray(targets, dtype=self._y.dtype)
-
-    def _check_y(self, y: Any, start: int, stop: int) -> tuple[Any, list[Any] | None]:
-        what = f"{self.url}: labels of rows {start}:{stop}"
-        if (y is None) != (self._y is None):
-            raise DataError(
-                f"{what}: {'labels are needed' if y is None else 'the dataset was made without labels'}"
-            )
-        if y is None or self._y is None:
-            return None, None
-        if isinstance(self._y, CsrGroups):
-            return self._check_csr(y, self._y, start, stop, what), None
-        if self.attrs.y_kind == "targets":
-            return self._check_targets(y, start, stop, what), None
-        labels = schema.as_labels(y, what)
-        if len(labels) != stop - start:
-            raise DataError(f"{what}: {len(labels)} labels for {stop - start} rows; give one label a row")
-        distinct = schema.distinct_labels(labels, start, self.url)
-        known = self.attrs.own_classes
-        if known is not None:
-            codes = schema.encode_labels(labels, np.asarray(known), start, self.url)
-            if self.attrs.codes:
-                return codes.astype(self._y.dtype), None
-        stored = labels.astype(self._y.dtype)
-        if not np.array_equal(stored, labels):
-            i = int(np.flatnonzero(stored != labels)[0])
-            raise DataError(
-                f"{what}: label {labels[i]!r} of row {start + i} does not fit into {self._y.dtype}"
-            )
-        few = len(distinct) <= schema.MAX_CLASSES
-        return stored, distinct.astype(self._y.dtype).tolist() if few else None
-
-    def _check_weight(self, weight: Any, start: int, stop: int) -> np.ndarray | None:
-        what = f"{self.url}: rows {start}:{stop}"
-        if (weight is None) != (self._weight is None):
-            raise DataError(
-                f"{what}: {'weights are needed' if weight is None else 'the dataset has no weights'}"
-            )
-        return None if weight is None else schema.check_weight(weight, stop - start, what, start)
 
     def _files(self, shard: int, marker: dict[str, Any]) -> list[str]:
         """Keys of the files of a written shard."""

@@ -18,7 +18,7 @@ from .executor import Advance, Place
 from .feeding import Feed
 from .order import RowOrder
 from .passes import Stage
-from .reading import Meter, Reader, Stopped, naming
+from .reading import Meter, Reader, Stopped, naming, rows_for
 from .reduce import merge_tree
 
 # How often whoever computes looks whether to go on.
@@ -136,8 +136,7 @@ class ChainRunner:
         self.order = order
         self.learner: OnlineLearner = stage.work
         self._dataset = stage.datasets["train"]
-        csr = getattr(self.learner, "accepts_csr", False)
-        reader = Reader(self._dataset, cache, self.meter, stage.classes, csr=csr)
+        reader = Reader(self._dataset, cache, self.meter, stage.classes, **rows_for(self.learner))
         self._feed = Feed(reader, order, chains, n_epochs)
         n = min(len(backends), len(chains))
         edges = [len(chains) * i // n for i in range(n + 1)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalelatent.errors import JobError
 
-from .workers import configured, first_cause, refuse_numbers, worker_specs
+from .workers import configured, first_cause, patient, refuse_numbers, worker_specs
 
 if TYPE_CHECKING:
     from distributed import Security
@@ -22,19 +22,48 @@ __all__ = [
     "close_cluster",
     "cluster",
     "current_client",
+    "current_job",
     "deaf_to_ctrl_c",
     "is_loopback",
+    "job_named",
     "page_preload",
     "start_cluster",
 ]
 
 _current: ContextVar[Any] = ContextVar("scalelatent_client", default=None)
+_job: ContextVar[str] = ContextVar("scalelatent_job", default="")
 CLOSE_SECONDS = 60
 
 
 def current_client() -> Any:
     """The client of the enclosing ``with sl.cluster(…)``, or None."""
     return _current.get()
+
+
+def current_job() -> str:
+    """Id of the job whose driver runs here, see :func:`job_named`; empty where it is none."""
+    return _job.get()
+
+
+@contextmanager
+def job_named(identity: str) -> Iterator[None]:
+    """Put the id of a job into the names of the tasks of its fits: several share a cluster's dashboard.
+
+    Parameters
+    ----------
+    identity : str
+
+    Examples
+    --------
+    >>> with job_named("digits-0a1b2c3d"):
+    ...     current_job()
+    'digits-0a1b2c3d'
+    """
+    token = _job.set(identity)
+    try:
+        yield
+    finally:
+        _job.reset(token)
 
 
 @contextmanager
@@ -92,7 +121,7 @@ def cluster(
         dashboard_address=dashboard_address, host=host, port=port, security=security,
     )  # fmt: skip
     try:
-        with Client(local) as client:
+        with patient(), Client(local) as client:
             client.register_plugin(deaf_to_ctrl_c())
             yield from _entered(client)
     finally:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from .dask_tasks import task_map, task_write_rows
 from .executor import OnRows
-from .graph import Graph
+from .graph import Graph, Reads
+from .quarantine import whole_shards
 from .trial_tasks import try_shard
 from .window import Batch, Window
 from .work import Work
@@ -43,7 +44,7 @@ class Shards(Work):
         super().__init__(name, 0, executor.next_token(), rows)
         self._client, self._watch = executor.client, executor.watch
         self._writer, self._add, self._others = writer, add, others
-        self.missing = [shard for shard in range(writer.n_shards) if not writer.is_done(shard)]
+        self.missing = writer.missing()
         self.rows_done = rows - sum(map(self.item_rows, self.missing))
         self.window = Window(executor.threads, self.missing, self._send)
 
@@ -72,12 +73,12 @@ class Shards(Work):
 
 
 class MapShards(Shards):
-    """Shards of a :class:`~.mapwrite.MapTask`.
+    """Shards of an :class:`~.outputs.OutputTask`.
 
     Parameters
     ----------
     executor : DaskExecutor
-    task : MapTask
+    task : OutputTask
     name : str
         Of its record in the run folder.
     """
@@ -89,7 +90,7 @@ class MapShards(Shards):
 
     def _add_map(self, graph: Graph, key: str, shard: int, worker: str) -> None:
         about = self._executor.store.ref, self._record, shard, self._executor.fit
-        graph.add(key, task_map, *about, worker=worker, rows=True)
+        graph.add(key, task_map, *about, worker=worker, reads=self.reads(shard))
 
     def dataset_of(self, item: int) -> Any:
         """The rows that the map reads."""
@@ -106,6 +107,11 @@ class MapShards(Shards):
     def shards_of(self, item: int) -> list[tuple[str, int, int]]:
         """Shards that a shard of the output is made of."""
         return list(self._task.dataset.shards(*self._task.source_rows(item)))
+
+    def reads(self, item: int) -> Reads:
+        """See :meth:`Work.reads`."""
+        rows = whole_shards(self._task.dataset, *self._task.source_rows(item))
+        return (f"{self._executor.token}/{self.name}", *rows)
 
     def add_trial(self, graph: Graph, key: str, item: int, note: str, worker: str) -> None:
         """Add the task that computes a shard alone."""

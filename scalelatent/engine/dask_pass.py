@@ -20,9 +20,10 @@ from typing import Any
 from scalelatent.data.grid import FAN_IN
 
 from .dask_tasks import task_info, task_merge, task_mstep, task_params, task_span
-from .graph import Graph
+from .graph import Graph, Reads
 from .passes import Span, Stage
 from .pools import POOLED, PoolWindow, pool_window
+from .quarantine import whole_shards
 from .trial_tasks import try_span
 from .window import Batch, TaskEnded, Window, depth_for
 from .work import Work
@@ -128,7 +129,7 @@ class DaskPass(Work):
                 self.executor.checkpoint_seconds,
                 span in self._kept,
                 worker=worker,
-                rows=True,
+                reads=self.reads(span),
             )
             self.items[key] = span
             self._trees[span.part].add(graph, span.level, span.index, key)
@@ -217,6 +218,12 @@ class DaskPass(Work):
         """Shards that a span reads."""
         rows = self.stage.grids[item.part].node_rows(item.level, item.index)
         return list(self.stage.datasets[item.part].shards(*rows))
+
+    def reads(self, item: Span) -> Reads:
+        """See :meth:`Work.reads`."""
+        rows = self.stage.grids[item.part].node_rows(item.level, item.index)
+        what = f"{self.executor.token}/{item.part}"
+        return (what, *whole_shards(self.stage.datasets[item.part], *rows))
 
     def add_trial(self, graph: Graph, key: str, item: Span, note: str, worker: str) -> None:
         """Add the task that computes a span alone."""

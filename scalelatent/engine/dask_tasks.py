@@ -292,6 +292,6 @@ def load_map(ref: Ref, name: str) -> tuple[Any, Any]:
 
 
 def _read_map(ref: Ref, name: str) -> Any:
-    from .mapwrite import load_task
+    from .outputs import load_task
 
     return load_task(EngineStore(*ref[:2]).read(f"result-{name}.rec"))

@@ -174,8 +174,7 @@ class CupyBackend:
             else DeviceMemoryError(self._memory_message("a block"))
         )
 
-    # -- how -----------------------------------------------------------------------------------------------
-    # ---------------
+    # -- how -------------------------------------------------------------------------------------------------
 
     def _convert(self, a: Any, dtype: np.dtype, name: str | None) -> Any:
         if a.dtype == dtype and a.flags.c_contiguous:

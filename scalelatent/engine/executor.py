@@ -144,5 +144,5 @@ class Executor(Protocol):
         ...
 
     def run_map(self, task: Any, on_rows: OnRows) -> None:
-        """Write the missing shards of a :class:`~.mapwrite.MapTask`."""
+        """Write the missing shards of an :class:`~.outputs.OutputTask`."""
         ...

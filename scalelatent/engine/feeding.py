@@ -27,7 +27,7 @@ SLAB_BYTES, SLAB_STEPS = 2**21, 256
 IDLE_SECONDS, CLOSE_SECONDS = 10.0, 5.0
 _POLL_SECONDS = 0.25
 
-# (x, codes, weight, row numbers) of one chain in some consecutive steps.
+# (x, codes or outputs, weight, row numbers) of one chain in some consecutive steps.
 _Rows = tuple[Any, np.ndarray | None, np.ndarray | None, np.ndarray]
 
 
@@ -48,7 +48,7 @@ class Feed:
 
     def __init__(self, reader: Reader, order: RowOrder, chains: Any, n_epochs: int) -> None:
         self._reader, self._order, self._chains = reader, order, list(chains)
-        row_bytes = max(reader.dataset.nbytes // order.n_rows, 1)
+        row_bytes = max(reader.dataset.nbytes // order.n_rows + reader.target_width, 1)
         self._steps = int(np.clip(SLAB_BYTES // (order.chain_rows * row_bytes), 1, SLAB_STEPS))
         self._per_epoch = -(-order.n_steps // self._steps)
         self._n_slabs = n_epochs * self._per_epoch
@@ -98,18 +98,10 @@ class Feed:
             if first == last:
                 out.append(None)
                 continue
-            numbers, part = rows[first:last], x[first:last]
-            dense = isinstance(part, CsrRows) and not self._reader.csr
-            out.append(
-                Block(
-                    part.to_dense() if dense else part,
-                    None if y is None else y[first:last],
-                    None if weight is None else weight[first:last],
-                    int(numbers[0]),
-                    numbers,
-                    epoch,
-                )
-            )
+            numbers = rows[first:last]
+            part = [None if a is None else a[first:last] for a in (x, y, weight)]
+            block = self._reader.block(part[0], part[1], part[2], int(numbers[0]), numbers, epoch, chain)
+            out.append(block)
         return out
 
     def rest(self) -> None:
@@ -301,11 +293,16 @@ def _gather_parts(parts: list[tuple[Any, np.ndarray, np.ndarray]], n: int) -> An
 
 
 def _rows_in_memory(reader: Reader) -> tuple[Any, ...] | None:
-    """(x, codes, weight) where all rows are an array in memory, so that nothing has to be read."""
+    """(x, codes or outputs, weight) where all rows are an array in memory, so that nothing has to be read."""
     dataset = reader.dataset
     if dataset.is_stored or dataset.lazy(0, 1) is not None:
         return None
     one, again = dataset.read_x(0, 1), dataset.read_x(0, 1)
     if not (isinstance(one, np.ndarray) and np.may_share_memory(one, again)):
         return None
+    if reader.targets is not None:
+        # Outputs of another type are made uint8 run by run: all at once would be a second copy of them.
+        read = dataset.read_binary if reader.targets.source == "x" else dataset.read_targets
+        if not np.may_share_memory(read(0, 1), read(0, 1)):
+            return None
     return reader.read(0, len(dataset))

@@ -17,6 +17,10 @@ except ImportError:  # where it was not yet public
     from dask._task_spec import List, Task, TaskRef
 
 
+# What a task reads: the fit and its part, first row and one past the last of the shards.
+Reads = tuple[str, int, int]
+
+
 class Graph:
     """Tasks by key; what one needs of another is named by :meth:`ref`.
 
@@ -33,7 +37,7 @@ class Graph:
         self.tasks: dict[str, Task] = {}
         self.workers: dict[str, list[str]] = {}
         self.priorities: dict[str, int] = {}
-        self.rows: dict[str, bool] = {}
+        self.reads: dict[str, Reads] = {}
         self._held: list[Any] = []
 
     def hold(self, future: Any) -> TaskRef:
@@ -58,19 +62,19 @@ class Graph:
         *args: Any,
         worker: str | None = None,
         priority: int = 0,
-        rows: bool = False,
+        reads: Reads | None = None,
     ) -> None:
         """Add a task; results of others among its arguments are refs, alone or in a list.
 
-        ``rows``: it reads some, and may be what workers die of (see :mod:`.scheduler_side`).
+        What ``reads`` something may be what workers die of (see :mod:`.scheduler_side`).
         """
         self.tasks[key] = Task(key, function, *(_parsed(arg) for arg in args))
         if worker is not None:
             self.workers[key] = [worker]
         if priority:
             self.priorities[key] = priority
-        if rows:
-            self.rows[key] = True
+        if reads is not None:
+            self.reads[key] = reads
 
     def send(self, client: Any, wanted: Iterable[str], only: Sequence[str] = ()) -> dict[str, Any]:
         """Send all tasks.
@@ -94,8 +98,8 @@ class Graph:
         notes: dict[str, Any] = {"workers": workers.get, "priority": self.priorities.get}
         if not only:
             notes["allow_other_workers"] = True
-        if self.rows:
-            notes["scalelatent"] = self.rows.get
+        if self.reads:
+            notes["scalelatent"] = self.reads.get
         layer = MaterializedLayer(self.tasks, annotations=notes)
         name = next(iter(self.tasks))
         graph = HighLevelGraph({name: layer}, {name: set()})

@@ -10,6 +10,7 @@ processor does. So each cut is told by an event.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ def pieces(block: Block, rows: int | None) -> Iterator[Block]:
     for a in range(0, count, rows):
         run = slice(a, min(a + rows, count))
         y, weight, numbers = (None if v is None else v[run] for v in (block.y, block.weight, block.rows))
-        yield Block(block.x[run], y, weight, block.start + a, numbers, block.epoch)
+        yield replace(block, x=block.x[run], y=y, weight=weight, start=block.start + a, rows=numbers)
 
 
 def accumulate_leaf(

@@ -13,16 +13,18 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 __all__ = [
     "LostWorker",
     "add_page",
     "add_routes",
+    "bind",
     "forgive",
     "keep_still",
     "keep_task",
     "last_chance",
+    "loads",
     "lost_worker",
     "page_frame",
     "past_events",
@@ -30,6 +32,7 @@ __all__ = [
     "route_prefix",
     "running_tasks",
     "say_once",
+    "spans_at",
     "task_state",
     "task_wanted",
     "topic_handler",
@@ -263,18 +266,73 @@ def forgive(scheduler: Any, key: str) -> bool:
     return True
 
 
+class SpanAt(NamedTuple):
+    """A span that a worker has, or had when it died.
+
+    Attributes
+    ----------
+    key : str
+    worker : str
+        Its address.
+    reads : (str, int, int)
+        See :data:`.graph.Reads`.
+    """
+
+    key: str
+    worker: str
+    reads: tuple[str, int, int]
+
+
+@_guarded("finding the rows that workers die of before a fourth does", list)
+def spans_at(scheduler: Any, keys: Iterable[str] | None = None) -> list[SpanAt]:
+    """Spans that workers have; with ``keys``, which a lost worker had, those that are to be computed anew.
+
+    Tasks with the annotation ``scalelatent`` (see :class:`~.graph.Graph`).
+    """
+    if keys is None:
+        tasks = [task for worker in scheduler.workers.values() for task in worker.processing]
+    else:
+        known = (scheduler.tasks.get(key) for key in keys)
+        tasks = [task for task in known if task is not None and task.state == "processing"]
+    notes = [(task, (task.annotations or {}).get("scalelatent")) for task in tasks]
+    return [
+        SpanAt(str(task.key), str(task.processing_on.address), (str(note[0]), int(note[1]), int(note[2])))
+        for task, note in notes
+        if note is not None
+    ]
+
+
 @_guarded("finding the rows that workers die of before a fourth does", lambda: None)
 def last_chance(scheduler: Any, keys: Iterable[str]) -> None:
-    """Fail spans that have been on a worker that died when the next one dies with them.
-
-    Only tasks that have the annotation ``scalelatent`` (see :class:`~.graph.Graph`).
-    """
+    """Fail spans at the next death of a worker that has them, whatever Dask allows."""
     for key in keys:
-        task = scheduler.tasks.get(key)
-        if task is not None and task.annotations and "scalelatent" in task.annotations:
-            if not isinstance(task.suspicious, int):
-                raise TypeError("suspicious is no number")
-            task.suspicious = max(task.suspicious, int(scheduler.allowed_failures))
+        task = scheduler.tasks[key]
+        if not isinstance(task.suspicious, int):
+            raise TypeError("suspicious is no number")
+        task.suspicious = max(task.suspicious, int(scheduler.allowed_failures))
+
+
+@_guarded("finding the rows that workers die of before a fourth does", dict)
+def loads(scheduler: Any) -> dict[str, float]:
+    """Address of each worker that takes tasks -> tasks that it has for each of its threads."""
+    return {str(worker.address): len(worker.processing) / worker.nthreads for worker in scheduler.running}
+
+
+@_guarded("finding the rows that workers die of before a fourth does", list)
+def bind(scheduler: Any, keys: Iterable[str], worker: str | None) -> list[str]:
+    """Have tasks whose worker was lost computed by another one, and by no third; None: by any again.
+
+    Returns
+    -------
+    list of str
+        Those of them for which that is news.
+    """
+    found = [key for key in keys if scheduler.tasks[key].loose_restrictions == (worker is not None)]
+    for key in found:
+        scheduler.tasks[key].loose_restrictions = worker is None
+        if worker is not None:
+            scheduler.tasks[key].worker_restrictions = {worker}
+    return found
 
 
 @_guarded("waiting for tasks that are called off", list)

@@ -196,7 +196,7 @@ class InProcessExecutor:
 
     def _run_map(self, task: Any, on_rows: OnRows) -> None:
         self.cache.start_pass()
-        missing = task.missing()
+        missing = task.writer.missing()
         done = task.rows_done(missing)
         on_rows(done, task.rows)
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from scalelatent.data.grid import RowGrid
 from scalelatent.models.base import BatchLearner, Block, Layout, Reduction, Stats
+from scalelatent.models.targets import Targets
 
 from .passes import Stage, make_stage
 
@@ -130,6 +131,11 @@ class JointReduction:
     def accepts_csr(self) -> bool:
         """Whether its members take CSR rows; they are of one mind (see :func:`joint_stage`)."""
         return all(_takes_csr(slot.reduction) for slot in self.slots)
+
+    @property
+    def targets(self) -> Targets | None:
+        """Which outputs its members take; they are of one mind in this too."""
+        return getattr(self.slots[0].reduction, "targets", None)
 
     def layout(self) -> Layout:
         """Fields of all members, one after the other."""
@@ -280,13 +286,13 @@ class _Parts:
     """Parts of a joint pass as they come to light: one for each dataset, grid and form of rows."""
 
     def __init__(self) -> None:
-        self._names: dict[tuple[int, RowGrid, bool], str] = {}
+        self._names: dict[tuple[Any, ...], str] = {}
         self.datasets: dict[str, Any] = {}
         self.grids: dict[str, RowGrid] = {}
 
     def name(self, wanted: str, dataset: Any, grid: RowGrid, reduction: Any) -> str:
         """The part of these rows: named as wanted, or so with a number."""
-        key = id(dataset), grid, _takes_csr(reduction)
+        key = id(dataset), grid, _takes_csr(reduction), getattr(reduction, "targets", None)
         if key not in self._names:
             name, n = wanted, 1
             while name in self.datasets:

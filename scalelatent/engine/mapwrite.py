@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ from scalelatent.models.base import Block
 from .backend import make_backend
 from .cache import shared_cache
 from .halving import apply_block
+from .outputs import OutputTask, common_fields
 from .passes import BLOCK_BYTES, BLOCK_ROWS
-from .quarantine import Ranges
-from .reading import Meter, Reader, StopFlag, Stopped, iter_blocks, naming
+from .reading import Meter, Reader, StopFlag, Stopped, iter_blocks, naming, rows_for
 from .threads import resolve_jobs, single_threaded
 
 # Of a block of a map whose columns come one after the other: rows as they are stored, and what they become.
@@ -27,65 +26,30 @@ PARTED_BYTES, PARTED_ROWS = 2**26, 2**17
 PARTED_LEAST, PARTED_SHARDS = 4096, 64
 
 
-@dataclass(frozen=True)
-class MapTask:
-    """One map over a dataset into another.
+@dataclass(frozen=True, kw_only=True)
+class MapTask(OutputTask):
+    """One map over a dataset into another, made by :func:`start_map`.
 
     Attributes
     ----------
-    name : str
-        Read by people on the dashboard: ``"capsule_project"``.
-    dataset : Dataset
-        Rows in.
     row_map : RowMap
-    url : str
-        The dataset being written, made by :func:`start_map`.
-    device : str
     with_labels : bool
         Copy labels and weights too.
     classes : ndarray or None
         Of a map that gives labels itself (``gives_labels``): what its codes mean.
-    skipped : tuple of (start, stop)
-        Rows that are not to be read (see :mod:`.quarantine`): a row of zeros takes the place of each.
     """
 
-    name: str
-    dataset: Any
     row_map: Any
-    url: str
-    device: str
     with_labels: bool = True
     classes: np.ndarray | None = None
-    skipped: Ranges = ()
-
-    @cached_property
-    def writer(self) -> Any:
-        """The writer of the output, attached in this process."""
-        from scalelatent.data import DatasetWriter
-
-        return DatasetWriter.attach(self.url)
-
-    @property
-    def rows(self) -> int:
-        """Rows of the output's shards, together: those of tiles side by side count each."""
-        return len(self.dataset) * self.writer.n_tiles
-
-    def missing(self) -> list[int]:
-        """Shards that are not written yet."""
-        return [i for i in range(self.writer.n_shards) if not self.writer.is_done(i)]
-
-    def rows_done(self, missing: list[int]) -> int:
-        """Rows of the shards that are written, given those that are not."""
-        return self.rows - sum(b - a for a, b in map(self.writer.shard_bounds, missing))
 
     def write_shard(self, shard: int, backend: Any, stop_event: StopFlag) -> int:
-        """Compute and write one shard; returns its rows. Running it twice writes the same file."""
+        """See :meth:`.OutputTask.write_shard`."""
         start, stop = self.writer.shard_bounds(shard)
         tiled = self.writer.n_tiles > 1
         # Rows that are read once are not kept: they would push out what is read again.
         cache = shared_cache() if tiled else None
-        csr = getattr(self.row_map, "accepts_csr", False)
-        reader = Reader(self.dataset, cache, Meter(), csr=csr, skipped=self.skipped)
+        reader = Reader(self.dataset, cache, Meter(), skipped=self.skipped, **rows_for(self.row_map))
         row_map = self.row_map.of_columns(*self.writer.shard_columns(shard)) if tiled else self.row_map
         shape, dtype = row_map.output()
         out = np.empty((stop - start, *shape), dtype=dtype)
@@ -104,7 +68,7 @@ class MapTask:
         return stop - start
 
     def source_rows(self, shard: int) -> tuple[int, int]:
-        """The rows that a shard is made of."""
+        """Those of the shard itself."""
         start, stop = self.writer.shard_bounds(shard)
         return int(start), int(stop)
 
@@ -120,39 +84,14 @@ class MapTask:
 
     def to_tree(self) -> dict[str, Any]:
         """What a record holds of it, for the workers."""
-        fields = {
-            "name": self.name,
-            "dataset": self.dataset.spec(),
-            "url": self.url,
-            "device": self.device,
-            "with_labels": self.with_labels,
-            "skipped": self.skipped,
-        }
-        return {"row_map": self.row_map, "task": json.dumps(fields), "classes": self.classes}
+        own = {"row_map": self.row_map, "classes": self.classes, "with_labels": self.with_labels}
+        return {**super().to_tree(), **own}
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> MapTask:
         """The task of :meth:`to_tree`."""
-        fields = json.loads(tree["task"])
-        fields["dataset"] = open_spec(fields["dataset"])
-        fields["skipped"] = tuple(map(tuple, fields["skipped"]))
-        return cls(row_map=tree["row_map"], classes=tree["classes"], **fields)
-
-
-def open_spec(spec: dict[str, Any]) -> Any:
-    """The dataset of a spec."""
-    from scalelatent.data import Dataset
-
-    return Dataset.from_spec(spec)
-
-
-def load_task(tree: Mapping[str, Any]) -> Any:
-    """A task from its record."""
-    if "row_map" in tree:
-        return MapTask.from_tree(tree)
-    from .rowsets import SetsTask
-
-    return SetsTask.from_tree(tree)
+        own = {name: tree[name] for name in ("row_map", "classes", "with_labels")}
+        return cls(**common_fields(tree), **own)
 
 
 def fill_rows(
@@ -249,16 +188,24 @@ def start_map(
         **layout,
         provenance={"made_by": name, "rows_of": dataset.fingerprint()},
     )
-    return MapTask(name, dataset, row_map, str(url), device, with_labels, classes)
+    return MapTask(
+        name=name,
+        dataset=dataset,
+        url=str(url),
+        device=device,
+        row_map=row_map,
+        with_labels=with_labels,
+        classes=classes,
+    )
 
 
-def map_rows(executor: Any, task: Any, on_rows: Callable[[int, int], None]) -> Any:
+def map_rows(executor: Any, task: OutputTask, on_rows: Callable[[int, int], None]) -> Any:
     """Write what is missing and finish the dataset.
 
     Parameters
     ----------
     executor : Executor
-    task : MapTask or SetsTask
+    task : OutputTask
     on_rows : callable
         Told of rows done and rows in all; a row is done when all its tiles are, or as many of others.
 
@@ -289,7 +236,6 @@ def map_to_array(
         return out
     step = block_rows(dataset.n_features)
     run = 16 * step
-    csr = getattr(row_map, "accepts_csr", False)
     done = 0
 
     def compute(slot: int, stop: StopFlag) -> Any:
@@ -300,7 +246,7 @@ def map_to_array(
             last = min(first + run, len(dataset))
             blocks = [(a, min(a + step, last)) for a in range(first, last, step)]
             with naming(dataset):
-                for block in iter_blocks(Reader(dataset, None, Meter(), csr=csr), blocks, stop):
+                for block in iter_blocks(Reader(dataset, None, Meter(), **rows_for(row_map)), blocks, stop):
                     rows = slice(block.start, block.start + len(block.x))
                     fill_rows(backend, "map", row_map, prepared, block, out[rows], stop)
             return last - first
@@ -328,7 +274,7 @@ def _map_by_columns(
 
     rows, threads = parted_rows(dataset.nbytes // len(dataset), row_map), resolve_jobs(n_jobs)
     stop = threading.Event()
-    reader = Reader(dataset, None, Meter(), csr=getattr(row_map, "accepts_csr", False))
+    reader = Reader(dataset, None, Meter(), **rows_for(row_map))
     blocks = [(a, min(a + rows, len(dataset))) for a in range(0, len(dataset), rows)]
     with single_threaded(), naming(dataset):
         for block in iter_blocks(reader, blocks, stop):

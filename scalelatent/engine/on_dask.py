@@ -23,6 +23,7 @@ from scalelatent.models.base import Stats
 
 from .attempts import run_to_end
 from .callbacks import Callback
+from .cluster import current_job
 from .dask_map import run_map, save_lazy
 from .dask_pass import DaskPass
 from .dask_tasks import sees, task_merge
@@ -45,6 +46,7 @@ W = TypeVar("W", bound=Work)
 # How long a fit waits for a cluster without workers.
 STALL_SECONDS = 300.0
 REFRESH_SECONDS = 1.0
+JOB_CHARS = 40
 _LOOK_SECONDS = 2.0
 
 
@@ -60,8 +62,6 @@ class DaskExecutor:
         0 keeps every finished span.
     callbacks : Callback or None
         Told of events, and asked now and then whether to go on.
-    job : str or None
-        Short id of the job, carried in the names of its tasks.
     quarantine : Quarantine or None
         What becomes of bad shards; None ends the fit with the first one.
 
@@ -79,7 +79,6 @@ class DaskExecutor:
         store: EngineStore,
         checkpoint_seconds: float = 30.0,
         callbacks: Callback | None = None,
-        job: str | None = None,
         quarantine: Quarantine | None = None,
     ) -> None:
         self.client, self.link = client, Link(client)
@@ -88,7 +87,8 @@ class DaskExecutor:
         self.callbacks = callbacks or Callback()
         self.quarantine = quarantine or Quarantine("stop", store)
         self.spread, self._parts = "auto", 0
-        self.token = (f"{job}-" if job else "") + uuid.uuid4().hex[:6]
+        # In the names of tasks and of records: of a long id the end, which is what tells jobs apart.
+        self.token = "-".join(filter(None, (current_job()[-JOB_CHARS:], uuid.uuid4().hex[:6])))
         self.pass_token = self.token
         self.pulse = threading.Event()
         self._refs: dict[str, tuple[str, ...]] = {}

@@ -23,7 +23,7 @@ from scalelatent.models.base import Reduction, Stats
 from .cache import PieceCache
 from .halving import accumulate_leaf
 from .quarantine import Ranges
-from .reading import Meter, Reader, StopFlag, iter_blocks, naming
+from .reading import Meter, Reader, StopFlag, iter_blocks, naming, rows_for
 
 COUNTERS = 2  # rows done, bytes read: appended to every vector
 # Kernels take a block strip by strip, so its size is not a cache's: what counts is that threads, which hand
@@ -214,8 +214,8 @@ class PassContext:
                 cache,
                 self.meter,
                 stage.classes,
-                csr=getattr(self.reductions.get(part), "accepts_csr", False),
                 skipped=stage.skipped.get(part, ()),
+                **rows_for(self.reductions.get(part)),
             )
             for part, dataset in stage.datasets.items()
         }

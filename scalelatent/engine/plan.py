@@ -24,7 +24,7 @@ from .feeding import SLAB_BYTES
 from .online_sites import KEEP_REPLICAS
 from .order import RowOrder
 from .passes import Stage, choose_level, spans_of
-from .reading import AHEAD
+from .reading import AHEAD, Meter, Reader, rows_for
 from .threads import resolve_jobs, single_threaded
 
 # Resident size of a worker that has imported everything and compiled its kernels, rounded up.
@@ -238,12 +238,12 @@ def probe(stage: Stage, state: Any, source: Any, codes: int) -> dict[str, float]
     """
     reduction, p = stage.reductions["train"], stage.datasets["train"].n_features
     n = min(PROBE_ROWS, len(source))
-    reading = _seconds(lambda: source.read_x(0, n)) / n
+    reading = seconds_of(lambda: source.read_x(0, n)) / n
     block = _noise(min(stage.grids["train"].block_rows, n), p, codes)
     with single_threaded():
         prepared = reduction.prepare(state, make_backend("cpu"))
         stats = Stats.zeros(reduction.layout())
-        computing = _seconds(lambda: reduction.accumulate(prepared, block, stats), 0.2) / len(block.x)
+        computing = seconds_of(lambda: reduction.accumulate(prepared, block, stats), 0.2) / len(block.x)
     return {"read_seconds_per_row": reading, "compute_seconds_per_row": computing}
 
 
@@ -264,17 +264,22 @@ def probe_steps(
         Of the noise and its labels.
     """
     n = min(PROBE_ROWS, len(source))
-    reading = _seconds(lambda: source.read_x(0, n)) / n
+    reader = Reader(source, None, Meter(), **rows_for(learner))
+    reading = seconds_of(lambda: reader.read(0, n)) / n
     block = _noise(min(order.chain_rows, n), n_features, codes)
+    if reader.targets is not None:
+        v = np.random.default_rng(1).integers(0, 2, (len(block.x), reader.target_width), dtype=np.uint8)
+        x = v if reader.targets.source == "x" else block.x
+        block = reader.block(x, v, None, 0, block.rows)
     with single_threaded():
         prepared = learner.prepare(state, make_backend("cpu"))
         stats = Stats.zeros(learner.layout())
         if hasattr(learner, "visit"):
-            computing = _seconds(lambda: learner.visit(prepared, block), 0.2)
+            computing = seconds_of(lambda: learner.visit(prepared, block), 0.2)
             learner.exchange(prepared, None, learner.visit(prepared, block), stats)
         else:
-            computing = _seconds(lambda: learner.run_chain(prepared, block, stats), 0.2)
-        stepping = _seconds(lambda: learner.step(state, stats, len(block.x)))
+            computing = seconds_of(lambda: learner.run_chain(prepared, block, stats), 0.2)
+        stepping = seconds_of(lambda: learner.step(state, stats, len(block.x)))
     return {
         "read_seconds_per_row": reading,
         "compute_seconds_per_row": computing / len(block.x),
@@ -288,8 +293,14 @@ def _noise(rows: int, p: int, codes: int) -> Block:
     return Block(x, y, None, 0, np.arange(rows))
 
 
-def _seconds(call: Callable[[], Any], least: float = 0.0) -> float:
-    """Of a call: the faster of two, or the mean of as many as ``least`` seconds take after the first."""
+def seconds_of(call: Callable[[], Any], least: float = 0.0) -> float:
+    """Of a call: the faster of two, or the mean of as many as ``least`` seconds take after the first.
+
+    Examples
+    --------
+    >>> 0 <= seconds_of(lambda: None) < 1
+    True
+    """
     times: list[float] = []
     while len(times) < 2 or sum(times[1:]) < least:
         begin = time.perf_counter()

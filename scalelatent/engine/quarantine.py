@@ -56,6 +56,24 @@ class BadShard:
     why: str
 
 
+def whole_shards(dataset: Any, start: int, stop: int) -> tuple[int, int]:
+    """Rows of a dataset and whatever lies in one shard with them, counted from the first row at its url.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from scalelatent import Dataset
+    >>> rows = Dataset.from_arrays(np.zeros((90, 2), np.uint8))
+    >>> stored = rows.save("memory://doc-whole-shards", chunk_rows=10, shard_rows=40)
+    >>> whole_shards(stored, 35, 45), whole_shards(stored[30:], 55, 60)
+    ((0, 80), (80, 90))
+    """
+    first = dataset.extent[0]
+    # Of the many shards of a long span only the outermost ones.
+    head, tail = dataset.shards(start, start + 1), dataset.shards(stop - 1, stop)
+    return (head[0][1] if head else first + start), (tail[-1][2] if tail else first + stop)
+
+
 def check_choice(value: str) -> str:
     """The value of ``on_bad_shard``, where it is one.
 

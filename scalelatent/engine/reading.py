@@ -24,11 +24,14 @@ import numpy as np
 from scalelatent.data.csr import index_dtype
 from scalelatent.errors import DataError, RunError, ScalelatentError, ShardError
 from scalelatent.models.base import Block, CsrRows
+from scalelatent.models.targets import Targets
 
 from .cache import Piece, PieceCache
 from .quarantine import Ranges
 
 AHEAD, AHEAD_BYTES = 3, 2**25
+# A piece of rows with outputs is cut where these would be more: outputs may be far wider than rows.
+TARGET_BYTES = 2**24
 _POLL_SECONDS = 0.2
 
 
@@ -58,6 +61,17 @@ def naming(dataset: Any) -> Iterator[None]:
     except (ValueError, FloatingPointError) as error:
         where = dataset.url or "the given arrays"
         raise DataError(f"{where}: {error}. Clean these rows, or leave them out, and start again") from error
+
+
+def rows_for(work: Any) -> dict[str, Any]:
+    """What a learner, reduction or row map wants of its rows, as arguments of :class:`Reader`.
+
+    Examples
+    --------
+    >>> rows_for(object())
+    {'csr': False, 'targets': None}
+    """
+    return {"csr": getattr(work, "accepts_csr", False), "targets": getattr(work, "targets", None)}
 
 
 def as_rows(x: Any) -> Any:
@@ -118,6 +132,8 @@ class Reader:
         made dense when its turn comes, so never more than a block is dense at a time.
     skipped : tuple of (start, stop)
         Rows that are not to be read: they are zeros of class 0 and weight 0, all others have a weight.
+    targets : Targets or None
+        Outputs in place of class codes.
     """
 
     def __init__(
@@ -129,21 +145,55 @@ class Reader:
         *,
         csr: bool = False,
         skipped: Ranges = (),
+        targets: Targets | None = None,
     ) -> None:
         self.dataset, self.skipped = dataset, skipped
-        self.csr = csr
-        self.classes = classes if dataset.has_y else None
+        self.csr, self.targets = csr, targets
+        self.classes = classes if dataset.has_y and targets is None else None
         self.cache = cache if dataset.is_stored else None
         self.meter = meter
         labels = None if self.classes is None else (str(self.classes.dtype), self.classes.tobytes())
-        self._name = (dataset.fingerprint(), labels, skipped) if self.cache is not None else None
+        form = labels if targets is None else targets.source
+        self._name = (dataset.fingerprint(), form, skipped) if self.cache is not None else None
+
+    @property
+    def target_width(self) -> int:
+        """Outputs of a row; 0 where they are not read."""
+        if self.targets is None:
+            return 0
+        return self.dataset.n_features if self.targets.source == "x" else int(self.dataset.n_targets or 0)
+
+    def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Rows cut into what is read at once."""
+        pieces = self.dataset.pieces(start, stop)
+        if self.targets is None:
+            return pieces
+        step = max(1, TARGET_BYTES // max(self.target_width, 1))
+        return [(c, min(c + step, b)) for a, b in pieces for c in range(a, b, step)]
+
+    def block(
+        self,
+        x: Any,
+        y: Any,
+        weight: Any,
+        start: int,
+        rows: np.ndarray | None = None,
+        epoch: int = 0,
+        chain: int = 0,
+    ) -> Block:
+        """Columns of some rows (of a piece, or gathered out of several) as kernels take them."""
+        if self.targets is not None and self.targets.source == "x":
+            x, y = _observed(x, self.targets, start, rows, epoch), x
+        elif isinstance(x, CsrRows) and not self.csr:
+            x = x.to_dense()
+        return Block(x, y, weight, start, rows, epoch, chain)
 
     def cached(self, start: int, stop: int) -> Piece | None:
         """A piece that is at hand without reading."""
         return self.cache.get((self._name, start, stop)) if self.cache is not None else None
 
     def read(self, start: int, stop: int) -> Piece:
-        """(x, codes, weight) of a piece."""
+        """(x, codes or outputs, weight) of a piece; where rows are their own outputs, x are these."""
         found = self.cached(start, stop)
         if found is not None:
             return found
@@ -154,14 +204,20 @@ class Reader:
 
     def _read(self, start: int, stop: int) -> Piece:
         ds = self.dataset
+        itself = self.targets is not None and self.targets.source == "x"
         piece = (
-            as_rows(ds.read_x(start, stop)),
-            None if self.classes is None else ds.read_codes(start, stop, self.classes),
+            ds.read_binary(start, stop) if itself else as_rows(ds.read_x(start, stop)),
+            None if itself else self._read_y(start, stop),
             ds.read_weight(start, stop) if ds.has_weight else None,
         )
         if ds.is_stored:
             self.meter.count(sum(a.nbytes for a in piece if a is not None))
         return piece
+
+    def _read_y(self, start: int, stop: int) -> np.ndarray | None:
+        if self.targets is not None:
+            return self.dataset.read_targets(start, stop)
+        return None if self.classes is None else self.dataset.read_codes(start, stop, self.classes)
 
     def _read_around(self, start: int, stop: int) -> Piece:
         """A piece without the rows that are to be left out, in whose places there is nothing."""
@@ -179,14 +235,39 @@ class Reader:
 
     def _nothing(self, rows: int) -> Piece:
         dtype, p = self.dataset.dtype, self.dataset.n_features
+        if self.targets is not None and self.targets.source == "x":
+            return np.zeros((rows, p), np.uint8), None, np.zeros(rows)
         if self.dataset.is_sparse:
             index = index_dtype(p)
             empty = np.zeros(0, dtype), np.zeros(0, index), np.zeros(rows + 1, np.int64)
             x: Any = CsrRows(*empty, (rows, p))
         else:
             x = np.zeros((rows, p), dtype)
-        codes = None if self.classes is None else np.zeros(rows, np.int32)
-        return x, codes, np.zeros(rows)
+        y = None if self.classes is None else np.zeros(rows, np.int32)
+        if self.targets is not None:
+            y = np.zeros((rows, self.target_width), np.uint8)
+        return x, y, np.zeros(rows)
+
+
+def _observed(v: np.ndarray, targets: Targets, start: int, rows: np.ndarray | None, epoch: int) -> np.ndarray:
+    """The input of rows that are outputs."""
+    how = targets.corruption
+    if how is None:
+        return np.empty((len(v), 0), np.uint8)
+    from scalelatent.data.corruption import corrupt
+
+    rows = np.arange(start, start + len(v)) if rows is None else rows
+    return corrupt(
+        v,
+        rows,
+        epoch,
+        kind=how.kind,
+        rate=how.rate,
+        size=how.size,
+        shape=how.shape,
+        seed=how.seed,
+        stage=how.stage,
+    )
 
 
 def iter_blocks(
@@ -204,7 +285,7 @@ def iter_blocks(
     """
     if not blocks:
         return
-    pieces = reader.dataset.pieces(blocks[0][0], blocks[-1][1])
+    pieces = reader.pieces(blocks[0][0], blocks[-1][1])
     at_hand = not reader.dataset.is_stored or all(reader.cached(*piece) is not None for piece in pieces)
     at_once = ((piece, reader.read(*piece)) for piece in pieces)
     several = getattr(reader.dataset, "reads_at_once", 1) > 1
@@ -228,10 +309,9 @@ def iter_blocks(
             held = [entry for entry in held if entry[0][1] > start]
             x, y, weight = (_cut(held, column, start, stop) for column in range(3))
             assert x is not None
-            dense = isinstance(x, CsrRows) and not reader.csr
             if note is not None:
                 note("computing on", start, stop)
-            yield Block(x.to_dense() if dense else x, y, weight, start)
+            yield reader.block(x, y, weight, start)
     finally:
         source.close()
 
@@ -261,7 +341,7 @@ def _read_ahead(
     reader: Reader, pieces: list[tuple[int, int]], stop_event: StopFlag
 ) -> Generator[Any, None, None]:
     """Read by a thread, at most ``AHEAD`` pieces in front of the consumer, of large ones fewer."""
-    ready: queue.Queue[Any] = queue.Queue(maxsize=_how_far(reader.dataset, pieces))
+    ready: queue.Queue[Any] = queue.Queue(maxsize=_how_far(reader.dataset, pieces, reader.target_width))
     closed = threading.Event()
 
     def put(item: Any) -> bool:
@@ -297,11 +377,12 @@ def _read_ahead(
         thread.join(timeout=1.0 if stop_event.is_set() else None)
 
 
-def _how_far(dataset: Any, pieces: list[tuple[int, int]]) -> int:
+def _how_far(dataset: Any, pieces: list[tuple[int, int]], beside: int = 0) -> int:
     # The bytes of sparse rows are not known without reading; their row groups are small.
     if getattr(dataset, "is_sparse", True):
         return AHEAD
-    largest = max(stop - start for start, stop in pieces) * dataset.n_features * dataset.dtype.itemsize
+    width = dataset.n_features * dataset.dtype.itemsize + beside
+    largest = max(stop - start for start, stop in pieces) * width
     return max(1, min(AHEAD, AHEAD_BYTES // max(largest, 1)))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ from scalelatent.data.store import Location
 from scalelatent.models.base import CsrRows
 
 from .cache import shared_cache
-from .mapwrite import open_spec
-from .quarantine import Ranges
+from .outputs import OutputTask, common_fields, open_spec
 from .reading import Meter, Reader, StopFlag, Stopped, as_rows, naming
 
 # Of a shard: the rows are read once for all its sets, which are in memory meanwhile. As many shards as are
@@ -58,56 +56,23 @@ class StoredSets:
         return as_rows(self.dataset.read_x(which * self.rows, (which + 1) * self.rows))
 
 
-@dataclass(frozen=True)
-class SetsTask:
-    """One pass over a dataset that writes sets of its rows.
+@dataclass(frozen=True, kw_only=True)
+class SetsTask(OutputTask):
+    """One pass over a dataset that writes sets of its rows, made by :func:`start_sets`.
 
     Attributes
     ----------
-    name : str
-        Read by people on the dashboard: ``"mbn_gather-l1"``.
-    dataset : Dataset
     sets : RowSets
-    url : str
-        The dataset being written, made by :func:`start_sets`.
-    device : str
-    skipped : tuple of (start, stop)
-        Rows of the dataset that are left out: where they are drawn, there are zeros.
     """
 
-    name: str
-    dataset: Any
     sets: Any
-    url: str
-    device: str = "cpu"
-    skipped: Ranges = ()
-
-    @cached_property
-    def writer(self) -> Any:
-        """The writer of the output, attached in this process."""
-        from scalelatent.data import DatasetWriter
-
-        return DatasetWriter.attach(self.url)
-
-    @property
-    def rows(self) -> int:
-        """Rows of the output."""
-        return int(self.sets.n_sets * self.sets.set_rows)
-
-    def missing(self) -> list[int]:
-        """Shards that are not written yet."""
-        return [i for i in range(self.writer.n_shards) if not self.writer.is_done(i)]
-
-    def rows_done(self, missing: list[int]) -> int:
-        """Rows of the shards that are written, given those that are not."""
-        return self.rows - sum(b - a for a, b in map(self.writer.shard_bounds, missing))
 
     def source_rows(self, shard: int) -> tuple[int, int]:
-        """The rows that a shard may be made of: any."""
+        """Any."""
         return 0, len(self.dataset)
 
     def write_shard(self, shard: int, backend: Any, stop_event: StopFlag) -> int:
-        """Read the rows of a shard's sets and write them; returns how many. Twice gives the same file."""
+        """See :meth:`.OutputTask.write_shard`."""
         start, stop = self.writer.shard_bounds(shard)
         numbers = range(start // self.sets.set_rows, stop // self.sets.set_rows)
         kept: list[list[Any]] = [[] for _ in numbers]
@@ -145,17 +110,12 @@ class SetsTask:
 
     def to_tree(self) -> dict[str, Any]:
         """What a record holds of it, for the workers."""
-        fields = {"name": self.name, "dataset": self.dataset.spec(), "url": self.url, "device": self.device}
-        fields["skipped"] = self.skipped
-        return {"sets": self.sets, "task": json.dumps(fields)}
+        return {**super().to_tree(), "sets": self.sets}
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> SetsTask:
         """The task of :meth:`to_tree`."""
-        fields = json.loads(tree["task"])
-        fields["dataset"] = open_spec(fields["dataset"])
-        fields["skipped"] = tuple(map(tuple, fields["skipped"]))
-        return cls(sets=tree["sets"], **fields)
+        return cls(**common_fields(tree), sets=tree["sets"])
 
 
 def _joined(parts: list[Any]) -> Any:
@@ -196,7 +156,7 @@ def start_sets(name: str, dataset: Any, sets: Any, url: str | Path, device: str 
         resume=True,
         provenance={"made_by": name, "rows_of": dataset.fingerprint()},
     )
-    return SetsTask(name, dataset, sets, str(url), device)
+    return SetsTask(name=name, dataset=dataset, url=str(url), device=device, sets=sets)
 
 
 def write_sets(source: Any, sets: Any, place: Location) -> str:

@@ -1,19 +1,24 @@
-"""What a scheduler does for fits: a span that was on two workers that died goes to no third one.
+"""What a scheduler does for fits where a worker dies with spans: rows that kill are to kill three, not all.
 
-By itself Dask gives it out until `distributed.scheduler.allowed-failures` workers have died, faster than a
-driver could hear of it, and then fails whatever lay beside it too. Told here that two deaths are enough, it
-fails those tasks at once, and the driver finds the guilty one (see :mod:`.trial`).
+By itself Dask gives a span out until `distributed.scheduler.allowed-failures` workers have died of it, faster
+than a driver could hear of it, and spreads what one worker had over many: each span that reads the guilty
+chunk would take another worker with it. So what a dead worker had of one shard goes to one worker, if
+possible to that which reads the shard already; and all that read it fail at the second death, upon which the
+driver finds the guilty rows with a third (see :mod:`.trial`).
+
+That is as few as can be had. Workers that read the shard at the same moment as the first one die with it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from distributed import SchedulerPlugin
 
 from . import hooks
 
-__all__ = ["NAME", "SpanGuard"]
+__all__ = ["NAME", "SpanGuard", "together"]
 
 NAME = "scalelatent-spans"
 
@@ -31,13 +36,57 @@ class SpanGuard(SchedulerPlugin):
 
     def __init__(self) -> None:
         self.scheduler: Any = None
+        self._bound: set[str] = set()
 
     async def start(self, scheduler: Any) -> None:
         """Begin to listen."""
         self.scheduler = scheduler
 
     def log_event(self, topic: str, msg: Any) -> None:
-        """Hear that a worker has died."""
+        """Hear that a worker is lost, before the scheduler gives its tasks to others."""
         lost = hooks.lost_worker(topic, msg)
-        if lost is not None and not lost.expected:
-            hooks.last_chance(self.scheduler, lost.keys)
+        if lost is None:
+            return
+        self._bound = {key for key in self._bound if hooks.task_state(self.scheduler, key) is not None}
+        if lost.expected:  # nobody dies of them: any worker may have them again
+            hooks.bind(self.scheduler, self._bound.intersection(lost.keys), None)
+            self._bound.difference_update(lost.keys)
+        else:
+            self._mourn(lost.keys)
+
+    def _mourn(self, keys: list[str]) -> None:
+        lost = hooks.spans_at(self.scheduler, keys)
+        others = hooks.spans_at(self.scheduler) if lost else []
+        for spans in together(lost):
+            what, first, stop = spans[0].reads[0], spans[0].reads[1], max(span.reads[2] for span in spans)
+            kin = [at for at in others if at.reads[0] == what and at.reads[1] < stop and first < at.reads[2]]
+            hooks.last_chance(self.scheduler, [span.key for span in (*spans, *kin)])
+            if kin or len(spans) > 1:
+                loads = hooks.loads(self.scheduler)
+                there = {other.worker for other in kin}.intersection(loads) or set(loads)
+                worker = min(there, key=lambda address: (loads[address], address), default=None)
+                own = [span.key for span in spans]
+                self._bound.update(hooks.bind(self.scheduler, own, worker) if worker else ())
+
+
+def together(spans: Iterable[hooks.SpanAt]) -> list[list[hooks.SpanAt]]:
+    """Spans in groups, so that no shard is read by two of them.
+
+    Examples
+    --------
+    >>> reads = {"a": (0, 40), "b": (80, 120), "c": (0, 80), "d": (40, 80)}
+    >>> spans = [hooks.SpanAt(key, "w", ("fit/train", *rows)) for key, rows in reads.items()]
+    >>> [[span.key for span in group] for group in together(spans)]
+    [['a', 'c', 'd'], ['b']]
+    """
+    groups: list[list[hooks.SpanAt]] = []
+    ends = ("", 0)
+    for span in sorted(spans, key=lambda span: span.reads):
+        what, start, stop = span.reads
+        if what == ends[0] and start < ends[1]:
+            groups[-1].append(span)
+            ends = (what, max(stop, ends[1]))
+        else:
+            groups.append([span])
+            ends = (what, stop)
+    return groups

@@ -220,16 +220,18 @@ def _judge(executor: DaskExecutor, work: Work, item: Any) -> NoReturn:
     said: dict[str, Any] = {} if text is None else json.loads(text)
     workers = executor.watch.deaths_of(work, item)
     executor.watch.peak(workers[-1], int(said.get("peak", 0)))
-    words = executor.watch.died_with(work, item)
     dataset = work.dataset_of(item)
     if "rows" not in said or dataset is None:
         raise RunError(
-            f"{words}; the last one alone with it, before it had read a row. {_advice(executor, workers)}"
+            f"{executor.watch.died_with(work, item)}; the last one alone with it, before it had read a row. "
+            f"{_advice(executor, workers)}"
         )
     a, b = said["rows"]
     first = dataset.extent[0]
     shards = dataset.shards(a, b) or [("", first + a, first + b)]
     named = ", ".join(f"{file} (rows {start}:{stop})" for file, start, stop in shards)
+    workers = executor.watch.deaths_with(work, item, shards)
+    words = executor.watch.died_with(work, item, workers)
     words += f"; the last one alone with it, while {said['doing']} rows {first + a}:{first + b}"
     if executor.quarantine.skips and dataset.url is not None:
         bad = [BadShard(dataset.url, file, u, v, len(workers), words) for file, u, v in shards]

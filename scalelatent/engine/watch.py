@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -186,7 +186,7 @@ class Watch:
         lost = [(work, work.items[key]) for work in current.everyone() for key in keys if key in work.items]
         named = {(work.name, work.number, item) for work, item in lost}
         for key in () if expected else named.union(self._held.pop(worker, ())):
-            self.deaths.setdefault(key, []).append(worker)
+            self._count_death(key, worker)
         self._tell("worker_lost", worker=worker, expected=expected, spans=len(lost))
         for work, item in lost:
             self.redone(work, item, "its worker was lost", worker)
@@ -226,6 +226,18 @@ class Watch:
         """The workers that died with an item."""
         return self.deaths.get((work.name, work.number, item), [])
 
+    def deaths_with(self, work: Work, item: Any, shards: Iterable[Any]) -> list[str]:
+        """The workers that died with items that read one of these shards; last those of this item."""
+        wanted, own = set(shards), self.deaths_of(work, item)
+        others = [
+            who
+            for key, who in self.deaths.items()
+            if key[:2] == (work.name, work.number)
+            and key[2] != item
+            and wanted.intersection(work.shards_of(key[2]))
+        ]
+        return [*dict.fromkeys(a for who in others for a in who if a not in own), *own]
+
     def blame(self, work: Work, key: str, worker: str) -> bool:
         """Count the death that the scheduler tells of by an error; False where that is no item of the work.
 
@@ -241,10 +253,13 @@ class Watch:
         item = work.items.get(key)
         if item is None:
             return bool(self.suspects(work))
-        who = self.deaths.setdefault((work.name, work.number, item), [])
-        if worker not in who:
-            who.append(worker)
+        self._count_death((work.name, work.number, item), worker)
         return bool(self.suspects(work))
+
+    def _count_death(self, key: tuple[str, int, Any], worker: str) -> None:
+        who = self.deaths.setdefault(key, [])
+        if worker not in who:  # an error may tell of it before its news does
+            who.append(worker)
 
     def peak(self, address: str, memory: int) -> None:
         """A worker is known to have had so many bytes in use."""
@@ -252,17 +267,18 @@ class Watch:
         if member is not None and memory > member.memory:
             self.members[address] = replace(member, memory=memory)
 
-    def died_with(self, work: Work, item: Any) -> str:
-        """In words: an item, and the workers that died with it."""
+    def died_with(self, work: Work, item: Any, workers: Sequence[str] = ()) -> str:
+        """In words: an item, and the workers that died with it, or of its shard (where these are given)."""
         about = work.about(item)
         rows = about.get("rows")
         where = f" (rows {rows[0]}:{rows[1]} of the {about['part']} rows)" if rows else ""
         number = f" of pass {work.number}" if work.number else ""
-        workers = self.deaths_of(work, item)
+        workers = workers or self.deaths_of(work, item)
+        others = "" if len(workers) == len(self.deaths_of(work, item)) else ", or another one of its shard,"
         told = "; ".join(self._worker_words(address) for address in dict.fromkeys(workers))
         return (
-            f"span {about['span']}{where}{number} of {work.name} was with {len(workers)} worker(s) when they "
-            f"died: {told}"
+            f"span {about['span']}{where}{number} of {work.name}{others} was with {len(workers)} worker(s) "
+            f"when they died: {told}"
         )
 
     def killed(self, current: Work | None, key: str, last: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from .graph import Graph
+from .graph import Graph, Reads
 from .window import Window
 
 
@@ -96,6 +96,10 @@ class Work:
         computed alone, and nothing be found out of it.
         """
         return []
+
+    def reads(self, item: Any) -> Reads | None:
+        """The rows of those shards, for the scheduler; None where it is not to ask."""
+        return None
 
     def label(self, item: Any) -> str:
         """An item in names of tasks and files."""

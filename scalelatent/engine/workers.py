@@ -24,6 +24,7 @@ __all__ = [
     "PIN",
     "configured",
     "first_cause",
+    "patient",
     "refuse_numbers",
     "run_workers",
     "visible_gpus",
@@ -167,9 +168,27 @@ def configured() -> Iterator[None]:
     calmer = {key: ours for key, (theirs, ours) in ON_THE_SIDE.items() if dask.config.get(key) == theirs}
     with dask.config.set({"distributed.nanny.pre-spawn-environ": environ, **SCHEDULER, **calmer}):
         yield
+
+
+@contextmanager
+def patient() -> Iterator[None]:
+    """Dask's configuration for as long as a cluster runs whose workers may die of their rows.
+
+    Examples
+    --------
+    >>> import dask
+    >>> import distributed
+    >>> with patient():
+    ...     dask.config.get("distributed.deploy.lost-worker-timeout")
+    '1 hour'
+    >>> dask.config.get("distributed.deploy.lost-worker-timeout")
+    '15s'
+    """
+    import dask
+
     key, theirs, ours = LOST_SECONDS
-    if dask.config.get(key) == theirs:
-        dask.config.set({key: ours})
+    with dask.config.set({key: ours} if dask.config.get(key) == theirs else {}):
+        yield
 
 
 def worker_specs(

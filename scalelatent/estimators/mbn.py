@@ -59,8 +59,9 @@ class MultilayerBootstrapNetwork(
     k1 : int or None
         Centroids of the first layer's clusterings. None: half of the rows, which suits up to some thousand.
     decay : float or "auto", default 0.5
-        delta: k_{l+1} = floor(delta k_l). Larger for highly nonlinear data. "auto": the value whose networks
-        agree most with each other from seed to seed, on a subsample; no labels are used.
+        delta: k_{l+1} = floor(delta k_l). Larger for highly nonlinear data. "auto": of 0.1, 0.2, ..., 0.9 the
+        one whose clusters are found again best from half of the features, by small networks on at most 1,000
+        of the rows; no labels are used. ``n_classes``, where it is known, is the number of these clusters.
     k_last : int or None
         Fewest centroids that a layer may have. None: 1.5 times ``n_classes``.
     feature_fraction : float, default 0.5

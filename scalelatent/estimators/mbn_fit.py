@@ -18,7 +18,7 @@ from scalelatent.models.mbn.reference import METRICS
 
 from .mbn_decay import choose_decay
 from .numbers import is_number, is_whole
-from .steps import Begin, Collect, Derive, Encode, Gather, Learn, Rows, Steps
+from .steps import Begin, Collect, Derive, Encode, Gather, Learn, Remember, Rows, Steps
 
 OUTPUTS = ("pca", "codes")
 # Up to so many rows the matrix of their inner products gives all components at once.
@@ -91,7 +91,8 @@ def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
     train = rows["train"].dataset
     decay = model.decay
     if decay == "auto":
-        decay = yield Derive(choose_decay, (model, train, model.seed_))
+        chosen = yield Remember("decay", lambda: {"decay": np.array(choose_decay(model, train, model.seed_))})
+        decay = chosen["decay"]
     model.decay_ = float(decay)
     layers = layers_of(model, train, model.decay_, model.seed_)
     below: Rows | None = rows["train"]

@@ -14,6 +14,7 @@ from scalelatent.errors import JobError
 KINDS = {
     "capsule": ("scalelatent.estimators.capsule", "CapsuleRegression"),
     "compressive": ("scalelatent.estimators.compressive", "CompressiveMBN"),
+    "crbm": ("scalelatent.estimators.crbm", "ConditionalRBM"),
     "mbn": ("scalelatent.estimators.mbn", "MultilayerBootstrapNetwork"),
 }
 

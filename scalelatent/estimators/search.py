@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
-from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset
 from scalelatent.data.store import locate
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.plan import find_resources
 from scalelatent.engine.streams import resolve_seed
-from scalelatent.engine.tally import SCORERS, ScoreTally
-from scalelatent.errors import DataError, ScalelatentError
+from scalelatent.engine.tally import SCORERS
+from scalelatent.errors import ScalelatentError
 
+from .search_best import BestOfSearch
 from .search_candidates import (
     candidate_params,
     check_candidate,
@@ -36,7 +36,7 @@ _LEARNED = (
 )  # fmt: skip
 
 
-class Search(MetaEstimatorMixin, BaseEstimator):
+class Search(BestOfSearch, MetaEstimatorMixin, BaseEstimator):
     """Search over parameters of an estimator, all candidates fed by the same passes.
 
     Reading is what costs where rows lie on disk. Each pass reads and decodes a block once and gives it to all
@@ -238,6 +238,15 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             self.best_estimator_.feature_names_in_ = base.feature_names_in_
         return self
 
+    def fit_transform(self, X: Any, y: Any = None, **fit: Any) -> Any:
+        """Fit, then ``best_estimator_.transform`` of the same rows.
+
+        Examples
+        --------
+        See the class.
+        """
+        return self.fit(X, y, **fit).transform(X)
+
     def _scorer(self) -> Any:
         self.scoring_ = "accuracy" if self.scoring is None else self.scoring
         if callable(self.scoring_):
@@ -310,90 +319,6 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             )
         self.best_index_ = int(np.where(np.isnan(mean), -np.inf, mean).argmax())
         self.best_params_, self.best_score_ = params[self.best_index_], float(mean[self.best_index_])
-
-    # -- the best one ------------------------------------------------------------------------------------
-
-    def _best(self) -> Any:
-        check_is_fitted(self, "results_")
-        if not hasattr(self, "best_estimator_"):
-            raise AttributeError("the search has no best_estimator_: fit it with refit=True")
-        return self.best_estimator_
-
-    @property
-    def classes_(self) -> np.ndarray:
-        """Classes of the best estimator."""
-        return self._best().classes_
-
-    @property
-    def n_features_in_(self) -> int:
-        """Features of the rows."""
-        return self._best().n_features_in_
-
-    def predict(self, X: Any, **where: Any) -> Any:
-        """``best_estimator_.predict``.
-
-        Examples
-        --------
-        See the class.
-        """
-        return self._best().predict(X, **where)
-
-    def predict_proba(self, X: Any, **where: Any) -> Any:
-        """``best_estimator_.predict_proba``.
-
-        Examples
-        --------
-        See the class.
-        """
-        return self._best().predict_proba(X, **where)
-
-    def transform(self, X: Any, **where: Any) -> Any:
-        """``best_estimator_.transform``.
-
-        Examples
-        --------
-        See the class.
-        """
-        return self._best().transform(X, **where)
-
-    def fit_transform(self, X: Any, y: Any = None, **fit: Any) -> Any:
-        """Fit, then ``best_estimator_.transform`` of the same rows.
-
-        Examples
-        --------
-        See the class.
-        """
-        return self.fit(X, y, **fit).transform(X)
-
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Score of the best estimator by ``scoring``.
-
-        Parameters
-        ----------
-        X : Dataset or array-like, shape (n, features)
-        y : array-like, shape (n,); a Dataset brings its own
-        sample_weight : array-like, shape (n,), or None
-
-        Returns
-        -------
-        float
-
-        Examples
-        --------
-        See the class.
-        """
-        best = self._best()
-        ds = best._other_rows(X, y, sample_weight)
-        if not ds.has_y:
-            raise DataError(
-                f"{ds.url or 'X'} has no labels to score against: pass y, or a dataset with labels"
-            )
-        if callable(self.scoring_):
-            return float(self.scoring_(best, ds))
-        with FitSession("search", device=best.device, n_jobs=self.n_jobs) as session:
-            session.begin(0, {}, {})
-            tally = ScoreTally(best._row_map("probabilities"), len(best.classes_))
-            return SCORERS[self.scoring_](session.collect("score", tally, ds, best.classes_))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

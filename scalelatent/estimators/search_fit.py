@@ -23,6 +23,7 @@ from scalelatent.engine.record import same_array
 from scalelatent.engine.tally import ScoreTally
 from scalelatent.models.base import Stats
 
+from .online_steps import OnlineSteps
 from .session import FitSession
 from .steps import Collect, Derive, Learn, LearnOnline, Map, Remember, Rows, Steps
 
@@ -170,7 +171,7 @@ class SharedFit:
             one.step = one.steps.send(answer)
             while isinstance(one.step, (Remember, Derive, Map)):
                 if isinstance(one.step, Remember):
-                    answer = one.step.arrays  # candidates are new: no fit came before
+                    answer = one.step.value()  # candidates are new: no fit came before
                 else:
                     answer = self.memo(one.step) if isinstance(one.step, Derive) else self._mapped(one.step)
                 one.step = one.steps.send(answer)
@@ -276,7 +277,7 @@ class SharedFit:
         """A learner that goes its own way through the rows shares what comes before its epochs."""
         step: LearnOnline = one.step
         try:
-            result = self.session.learn_online(f"{step.name}-{one.key}", step)
+            result = OnlineSteps(self.session).learn(f"{step.name}-{one.key}", step)
         except (FloatingPointError, np.linalg.LinAlgError) as error:
             self._ended_early(one, str(error))
             return

@@ -21,11 +21,8 @@ from scalelatent.data import Dataset
 from scalelatent.data.store import Location, locate
 from scalelatent.engine.callbacks import Callbacks
 from scalelatent.engine.cluster import current_client
-from scalelatent.engine.incremental import DropLeaves, KeptLeaves
 from scalelatent.engine.loop import LoopResult, Progress, fit_batches
 from scalelatent.engine.mapwrite import map_rows, map_to_array, start_map
-from scalelatent.engine.online import fit_online
-from scalelatent.engine.order import warn_if_sorted
 from scalelatent.engine.passes import Stage, make_stage
 from scalelatent.engine.quarantine import Quarantine, check_choice
 from scalelatent.engine.store import EngineStore
@@ -35,6 +32,7 @@ from scalelatent.errors import DataError
 from scalelatent.models.base import Layout, Stats
 
 from .layer_steps import LayerSteps
+from .online_steps import OnlineSteps
 from .steps import Collect, Derive, Encode, Gather, Learn, LearnOnline, Map, Remember, Rows
 
 ENGINE_OPTIONS = (
@@ -260,7 +258,7 @@ class FitSession:
         if isinstance(step, Encode):
             return LayerSteps(self).encode(step)
         if isinstance(step, LearnOnline):
-            return self.learn_online(step.name, step)
+            return OnlineSteps(self).learn(step.name, step)
         assert isinstance(step, Learn)
         return self._learned(step) or self.fit_batches(
             self.stage(
@@ -275,11 +273,11 @@ class FitSession:
     def remembered(self, step: Remember) -> Mapping[str, np.ndarray]:
         """The arrays that the run began with: the given ones, unless it began before."""
         if self.store is None:
-            return step.arrays
+            return step.value()
         name = f"{self.kind}_{step.name}"
         kept = self.store.load_result(name)
         if kept is None:
-            kept = {"arrays": dict(step.arrays)}
+            kept = {"arrays": dict(step.value())}
             self.store.save_result(name, kept)
         return kept["arrays"]
 
@@ -373,58 +371,6 @@ class FitSession:
             checkpoint_seconds=self.options.get("checkpoint_seconds", 30.0),
             checkpoint_passes=self.options.get("checkpoint_passes"),
         )
-
-    def learn_online(self, name: str, step: LearnOnline) -> LoopResult:
-        """Run an online learner to its end.
-
-        Warns
-        -----
-        UserWarning
-            The rows are sorted by label, and the order of rows cannot make up for it.
-        """
-        order, work = step.order(self.options), step.learner
-        callbacks, every = list(self.callbacks.callbacks), self.options.get("checkpoint_steps")
-        datasets = {part: self._weighed(rows) for part, rows in step.rows.items()}
-        drop = None
-        if step.keeps_leaves:
-            assert self.store is not None, "Begin asks for records"
-            folder, run = self.store.ref
-            work = KeptLeaves(step.learner, folder, f"{self.kind}_{name}", run)
-            drop = DropLeaves(work)
-            callbacks, every = [*callbacks, drop], every or order.n_steps
-        elif order.buffer_rows < order.segment(0)[1]:
-            # Not for leaves, whose totals are over all rows: their order does not matter.
-            warn_if_sorted(datasets["train"], order)
-        stage = self.stage(name, work, datasets, step.classes)
-        self.callbacks.on_stage({"stage": stage.name, "rows": order.n_rows})
-        result = fit_online(
-            self.executor,
-            stage,
-            step.state,
-            order=order,
-            n_epochs=step.n_epochs,
-            callbacks=Callbacks(callbacks),
-            store=self.store,
-            checkpoint_seconds=self.options.get("checkpoint_seconds", 30.0),
-            checkpoint_steps=every,
-            report_steps=self.options.get("report_steps"),
-            validate_steps=self.options.get("validate_steps"),
-        )
-        through = bool(result.history) and result.history[-1]["steps"] >= step.n_epochs * order.n_steps
-        if drop is not None and (through or step.learner.is_done(result.state)):
-            drop.all()
-        return result
-
-    def _weighed(self, rows: Rows) -> Dataset:
-        """The rows; those that a mask leaves out weigh 0."""
-        dataset, mask = self.rows(rows), rows.mask
-        if mask is None:
-            return dataset
-        weight = dataset.read_weight(0, len(dataset)) if dataset.has_weight else None
-        weight = np.ones(len(dataset)) if weight is None else weight.copy()
-        weight[mask.start : mask.stop] = 0
-        name = "-".join([*(name for name, _ in rows.maps), f"without-{mask.start}-{mask.stop}"])
-        return self.visible(name, dataset.with_weight(weight))
 
     def keep_records(self) -> None:
         """Before :meth:`begin`: have a folder for records (a temporary one) even where none was asked for."""

@@ -108,10 +108,25 @@ class Begin:
 class Remember:
     """What a fit starts from beside its rows. Answer: these arrays; after a resume those that the run began
     with.
+
+    Attributes
+    ----------
+    name : str
+    arrays : mapping of ndarrays, or a function that makes one
+        A function is not called where the run has begun before.
+
+    Examples
+    --------
+    >>> Remember("start", lambda: {"decay": np.array(0.3)}).value()
+    {'decay': array(0.3)}
     """
 
     name: str
-    arrays: Mapping[str, np.ndarray]
+    arrays: Mapping[str, np.ndarray] | Callable[[], Mapping[str, np.ndarray]]
+
+    def value(self) -> Mapping[str, np.ndarray]:
+        """The arrays of a run that begins."""
+        return self.arrays() if callable(self.arrays) else self.arrays
 
 
 @dataclass(frozen=True)

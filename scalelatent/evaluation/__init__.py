@@ -1,4 +1,6 @@
-"""How good an unsupervised representation is: clustering, retrieval, and the baselines to hold against it."""
+"""How good results are: of a representation clustering and retrieval, with baselines to hold against it; of
+predicted binary outputs the errors.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,22 @@ if TYPE_CHECKING:
     from .outputs import METRICS, score_output
     from .ranking import RETRIEVAL_METRICS
     from .retrieval import RetrievalCurve, retrieval_accuracy, retrieval_levels
+    from .structured import OutputErrors, all_error, changed_error, occlusion_errors, output_errors
 
 __all__ = [
     "METRICS",
     "RETRIEVAL_METRICS",
     "KMeansScores",
+    "OutputErrors",
     "RetrievalCurve",
+    "all_error",
+    "changed_error",
     "clustering_accuracy",
     "kmeans_scores",
     "lsa",
     "nmi",
+    "occlusion_errors",
+    "output_errors",
     "pca",
     "retrieval_accuracy",
     "retrieval_levels",
@@ -32,11 +40,16 @@ _WHERE = {
     "METRICS": ".outputs",
     "RETRIEVAL_METRICS": ".ranking",
     "KMeansScores": ".clustering",
+    "OutputErrors": ".structured",
     "RetrievalCurve": ".retrieval",
+    "all_error": ".structured",
+    "changed_error": ".structured",
     "clustering_accuracy": ".clustering",
     "kmeans_scores": ".clustering",
     "lsa": ".baselines",
     "nmi": ".clustering",
+    "occlusion_errors": ".structured",
+    "output_errors": ".structured",
     "pca": ".baselines",
     "retrieval_accuracy": ".retrieval",
     "retrieval_levels": ".retrieval",

@@ -43,26 +43,44 @@ def open_job_data(job: Job) -> JobData:
         If a dataset is missing or damaged.
     """
     data = job.data
-    if data.target is not None:
-        raise JobError(
-            f"[data] target = {data.target!r}: a model of kind {job.kind!r} takes labels, no target dataset"
-        )
-    train = open_rows(data.train, data.train_rows, key="train")
+    _check_targets(job)
+    train = open_rows(data.train, data.train_rows, key="train", target=data.target)
     others = {}
     for name in ("validation", "test"):
         url = getattr(data, name)
         if url is None:
             continue
-        others[name] = open_rows(url, getattr(data, f"{name}_rows"), key=name)
+        target = getattr(data, f"{name}_target") or (data.target if url == data.train else None)
+        others[name] = open_rows(url, getattr(data, f"{name}_rows"), key=name, target=target)
         if others[name].n_features != train.n_features:
             raise JobError(
                 f"[data] {name} = {url!r} has {others[name].n_features} features a row, train has "
                 f"{train.n_features}; both must come from images of one shape"
             )
+        if train.has_targets and others[name].has_targets and others[name].n_targets != train.n_targets:
+            raise JobError(
+                f"[data] {name} = {url!r} has {others[name].n_targets} outputs a row, train has "
+                f"{train.n_targets}; give [data] {name}_target with outputs of the same kind"
+            )
     return JobData(train, **others)
 
 
-def open_rows(url: str, rows: str | None = None, *, key: str = "data") -> Dataset:
+def _check_targets(job: Job) -> None:
+    """Refuse outputs for a model that learns none."""
+    given = {key: getattr(job.data, key) for key in ("target", "validation_target", "test_target")}
+    given = {key: url for key, url in given.items() if url is not None}
+    if not given:
+        return
+    from scalelatent.estimators.registry import get_estimator
+
+    if not getattr(get_estimator(job.kind), "takes_targets", False):
+        key, url = next(iter(given.items()))
+        raise JobError(
+            f"[data] {key} = {url!r}: a model of kind {job.kind!r} takes labels, no target dataset"
+        )
+
+
+def open_rows(url: str, rows: str | None = None, *, key: str = "data", target: str | None = None) -> Dataset:
     """Open a dataset, or a run of its rows.
 
     Parameters
@@ -73,6 +91,8 @@ def open_rows(url: str, rows: str | None = None, *, key: str = "data") -> Datase
         Such as ``"0:50000"``. Unlike a Python slice, rows that are not there are an error.
     key : str
         What messages call it.
+    target : str, optional
+        Path or URL of the dataset that has its outputs, row by row; ``rows`` are rows of both.
 
     Returns
     -------
@@ -82,10 +102,14 @@ def open_rows(url: str, rows: str | None = None, *, key: str = "data") -> Datase
     ------
     JobError
         If the dataset has fewer rows than asked for.
+    DataError
+        If the dataset and its target have different numbers of rows.
     """
     from scalelatent.data import open_dataset
 
     dataset = open_dataset(url)
+    if target is not None:  # before rows are counted from an end
+        dataset = dataset.with_target(open_dataset(target))
     if rows is None:
         return dataset
     n_rows = dataset.n_rows

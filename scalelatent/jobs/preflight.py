@@ -96,7 +96,9 @@ def _check_device(client: Client, job: Job, workers: Mapping[str, Any]) -> None:
 def _check_paths(client: Client, job: Job) -> None:
     """Ask every worker for the datasets and folders of the job."""
     data = job.data
-    datasets = {name: getattr(data, name) for name in ("train", "validation", "test", "target")}
+    own = ("train", "validation", "test")
+    names = (*own, "target", "validation_target", "test_target")
+    datasets = {name: getattr(data, name) for name in names}
     datasets = {name: url for name, url in datasets.items() if url is not None}
     folders = {} if job.job.scratch is None else {"[job] scratch": job.job.scratch}
     folders["[job] out"] = job.job.out

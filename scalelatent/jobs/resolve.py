@@ -32,7 +32,7 @@ PREFIX = "SCALELATENT_"
 _SECRET = re.compile(r"secret|token|passw|credential|storage_options|access_?key|(^|_)key$", re.IGNORECASE)
 _PATH_KEYS = {
     "job": ("out", "scratch"),
-    "data": ("train", "validation", "test", "target"),
+    "data": ("train", "validation", "test", "target", "validation_target", "test_target"),
     "cluster": ("tls_ca", "tls_cert", "tls_key"),
 }
 
@@ -331,6 +331,8 @@ def _check_agreement(job: Job) -> None:
                 f"[data] {name}_rows is given without [data] {name}; for rows of the training dataset "
                 f'write {name} = "{data.train}"'
             )
+        if getattr(data, f"{name}_target") is not None and getattr(data, name) is None:
+            raise JobError(f"[data] {name}_target is given without [data] {name}, whose outputs they are")
     if cluster.scheduler is not None and cluster.workers is not None:
         raise JobError(
             "[cluster] scheduler and workers are both given: name a running scheduler, or the number of "

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.data.store import is_local
+from scalelatent.engine.cluster import job_named
 from scalelatent.errors import JobError, RunError, ScalelatentError
 
 from .connection import connect
@@ -232,7 +233,7 @@ def _steps(
     estimator = build_estimator(job)
     options = engine_options(job, estimator)
     request.check()
-    with as_job_error(unless=lambda: folder.fit_began):
+    with as_job_error(unless=lambda: folder.fit_began), job_named(folder.id):
         estimator.fit(
             data.train,
             validation=data.validation,

@@ -1,4 +1,6 @@
-"""Score a model on a dataset: a classifier by one streamed pass, any other by what its output is worth."""
+"""Score a model on a dataset: a classifier by one streamed pass, a model of binary outputs by its errors, any
+other by what its output is worth.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +26,10 @@ METRICS = (*CONFUSION_METRICS, "log_loss")
 """
 
 
+ERRORS = ("all", "changed")
+"""Names of the metrics of a model with binary outputs: of all of them, and of those that x has otherwise."""
+
+
 def score_dataset(
     model: Any,
     dataset: Dataset,
@@ -39,12 +45,14 @@ def score_dataset(
     model : fitted estimator
         A classifier has ``classes_`` and ``predict_proba`` (``predict`` suffices without ``log_loss``); of
         any other model the ``transform`` is scored, see :func:`scalelatent.evaluation.score_output`.
+        A model of binary outputs has ``errors``.
     dataset : Dataset
-        With labels.
+        With labels, or with binary outputs.
     metrics : sequence of str, optional
         Of a classifier any of `METRICS`, by default accuracy and error. ``confusion`` has true classes as
         rows and predicted ones as columns, both in the order of ``model.classes_``; ``log_loss`` is in nats a
-        row. Of another model ``nmi``, ``accuracy`` (of clusters) and ``retrieval``, by default the first two.
+        row. Of binary outputs ``all`` and ``changed``, the shares of wrong ones. Of another model ``nmi``,
+        ``accuracy`` (of clusters) and ``retrieval``, by default the first two.
     batch_rows : int
         Rows read and scored at a time.
     progress : callable, optional
@@ -74,6 +82,8 @@ def score_dataset(
     >>> score_dataset(Parity(), data)
     {'accuracy': 1.0, 'error': 0.0}
     """
+    if getattr(model, "takes_targets", False):
+        return _score_targets(model, dataset, metrics)
     if not hasattr(model, "predict"):
         return _score_output(model, dataset, metrics, progress)
     metrics = ("accuracy", "error") if metrics is None else metrics
@@ -103,6 +113,18 @@ def score_dataset(
     if "log_loss" in metrics:
         found["log_loss"] = loss / dataset.n_rows
     return {name: found[name] for name in metrics}
+
+
+def _score_targets(model: Any, dataset: Dataset, metrics: Sequence[str] | None) -> dict[str, Any]:
+    metrics = ERRORS if metrics is None else metrics
+    for name in metrics:
+        if name not in ERRORS:
+            raise JobError(
+                f"unknown metric {name!r} of {type(model).__name__}, which predicts binary outputs; "
+                f"{nearest(name, ERRORS)}"
+            )
+    errors = model.errors(dataset)
+    return {name: errors[name] for name in metrics}
 
 
 def _score_output(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalelatent.engine.cluster import close_cluster, deaf_to_ctrl_c, is_loopback, start_cluster
 from scalelatent.engine.security import security_from, tls_files, tls_options
+from scalelatent.engine.workers import patient
 from scalelatent.errors import JobError
 
 if TYPE_CHECKING:
@@ -110,7 +111,8 @@ def serve(
             client.register_plugin(deaf_to_ctrl_c())
             page = _page_of(started.scheduler) if options.get("dashboard_address", True) else None
             told = _describe(client, client_files or tls_files(security), options, page)
-        yield told
+        with patient():
+            yield told
     finally:
         close_cluster(started)
 

@@ -20,6 +20,10 @@ A job file is TOML with five sections; ``[job] out``, ``[data] train`` and ``[mo
     [cluster]
     workers = 2
 
+A model with binary outputs takes them from the datasets' own targets, or row by row from datasets of outputs:
+``target`` goes with ``train``, and with ``validation`` and ``test`` too where these are rows of the same
+dataset; ``validation_target`` and ``test_target`` go with others. ``train_rows`` means rows of both.
+
 This module holds the shape of a job; `scalelatent.jobs.resolve` makes one from file, environment and
 command line. Relative paths are relative to the folder the command is started in, as on any command line.
 Datasets, ``out`` and ``scratch`` may be addresses in an object store too (``s3://bucket/runs/mnist-d8``);
@@ -170,6 +174,8 @@ class DataSection(_Section):
     test: OptText = None
     test_rows: Rows = None
     target: OptText = None
+    validation_target: OptText = None
+    test_target: OptText = None
 
 
 class EngineSection(_Section):

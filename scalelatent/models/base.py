@@ -216,9 +216,11 @@ class Block:
     """A fixed run of rows, as a kernel sees it. Arrays are never changed in place.
 
     ``x`` is (rows, features) in the dataset's own dtype: an ndarray, or :class:`CsrRows` where the dataset's
-    rows are CSR and the work has ``accepts_csr = True``. ``y`` is int32 class codes or None, ``weight``
-    float64 or None, ``start`` the number of the first row in the dataset. In minibatches rows are not
-    contiguous: ``rows`` (int64) then has the number of each, and ``epoch`` counts from 0.
+    rows are CSR and the work has ``accepts_csr = True``. ``y`` is int32 class codes or None; where the work
+    has ``targets`` (see :class:`~scalelatent.models.targets.Targets`) uint8 (rows, v), outputs of 0 and 1.
+    ``weight`` is float64 or None, ``start`` the number of the first row in the dataset. In minibatches rows
+    are not contiguous: ``rows`` (int64) then has the number of each, ``epoch`` counts from 0, and ``chain``
+    is the number of the chain in its step.
     """
 
     x: Any
@@ -227,6 +229,7 @@ class Block:
     start: int
     rows: np.ndarray | None = None
     epoch: int = 0
+    chain: int = 0
 
 
 class Reduction(Protocol):

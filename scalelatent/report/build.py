@@ -41,11 +41,11 @@ def build_report(
     run_dir : path or str
         A run folder; read are ``job.json``, ``metrics.jsonl``, ``events.jsonl``, and ``model.zarr`` where no
         model is given.
-    model : CapsuleRegression or MultilayerBootstrapNetwork, optional
+    model : CapsuleRegression, MultilayerBootstrapNetwork or ConditionalRBM, optional
         The fitted model.
     data : Dataset, optional
-        Labelled rows for figures and errors: test rows, or validation or training rows. They are streamed;
-        one pass, in bounded memory.
+        Rows with labels (or outputs) for figures and errors: test rows, or validation or training rows. They
+        are streamed; one pass, in bounded memory.
     role : {"test", "validation", "training"}, optional
         What ``data`` are; by default what the job tells: the first of these three that it names.
 
@@ -80,10 +80,12 @@ def build_report(
     rows = _rows_name(run, role)
     if kind == "mbn":
         return _network_report(run, model, data, rows)
+    if kind == "crbm":
+        return _rbm_report(run, model, data, rows)
     if kind != "capsule":
         raise DataError(
             f"{run.place.url}: there is no report for {type(model).__name__} models, only for capsule "
-            "regression and bootstrap networks"
+            "regression, bootstrap networks and conditional RBMs"
         )
     evidence = _evidence(run, model, data)
     page = Page(title=_title(run), subtitle=_subtitle(model))
@@ -119,6 +121,25 @@ def _network_report(run: RunFiles, model: Any, data: Dataset | None, rows: str) 
     page.pictures = [] if evidence is None else network_pictures(evidence, rows)
     if evidence is not None and evidence.clusters is None:
         run.notes.append(f"The {rows} rows have no classes, so clusters are not held against any.")
+    page.notes, page.settings, page.links = run.notes, run.settings(), run.links()
+    return write_page(page, run.place.at("report"))
+
+
+def _rbm_report(run: RunFiles, model: Any, data: Dataset | None, rows: str) -> str:
+    from .crbm import collect_rbm, rbm_numbers, rbm_pictures, rbm_subtitle
+
+    page, evidence = Page(title=_title(run), subtitle=rbm_subtitle(model)), None
+    if data is None:
+        run.notes.append("No rows were at hand: restored images and their errors are left out.")
+    else:
+        try:
+            evidence = collect_rbm(model, data)
+        except ScalelatentError as error:
+            run.notes.append(f"The rows could not be used, so their figures are left out: {error}")
+    if evidence is not None and evidence.shape is None:
+        run.notes.append("Outputs are no images of the shape of the rows, so none are drawn.")
+    page.headline, page.numbers = rbm_numbers(run, model, evidence, rows)
+    page.pictures = rbm_pictures(run, model, evidence, rows)
     page.notes, page.settings, page.links = run.notes, run.settings(), run.links()
     return write_page(page, run.place.at("report"))
 

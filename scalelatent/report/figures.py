@@ -102,14 +102,14 @@ def plot_history(
     """
     if not records:
         raise DataError("there are no passes to draw: the history is empty")
-    passes = _places(records)
+    passes = places_of(records)
     figure = new_figure(8, 5.6)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[1, 1.15])
     # A line needs two points: short histories are drawn as points too.
     point = {"marker": "o", "markersize": 3.5} if len(records) <= 40 else {}
     upper.plot(passes, column(records, "objective") / math.log(capsules), color=INK, linewidth=1.6, **point)
     upper.set_ylabel(f"log-loss / log {capsules}")
-    _draw_errors(lower, passes, records, point)
+    draw_errors(lower, passes, records, point)
     lower.set_xlabel("pass over the training rows")
     lower.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in (upper, lower):
@@ -120,7 +120,7 @@ def plot_history(
     return figure
 
 
-def _places(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
+def places_of(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
     """Passes done at each record; in mid-pass by the rows seen."""
     passes, seen = column(records, "pass"), column(records, "rows_seen")
     if len(np.unique(passes)) == len(passes) or np.isnan(seen).any() or not (seen > 0).all():
@@ -129,7 +129,7 @@ def _places(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
     return seen / (seen / passes).max()
 
 
-def _draw_errors(
+def draw_errors(
     axes: Axes, passes: np.ndarray, records: Sequence[Mapping[str, Any]], point: dict[str, Any]
 ) -> None:
     curves = {"training": ("train_error", MUTED), "validation": ("validation_error", WARN)}

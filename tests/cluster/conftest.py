@@ -40,10 +40,10 @@ def _rows(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def start_cluster(workers: int, **more: Any) -> Any:
     from distributed import LocalCluster
 
+    options = {"memory_limit": 0, "env": {"SCALELATENT_CACHE_BYTES": "0"}, **more}
     return LocalCluster(
         n_workers=workers, threads_per_worker=1, processes=True,
-        host="127.0.0.1", dashboard_address="127.0.0.1:0",
-        memory_limit=0, silence_logs=50, env={"SCALELATENT_CACHE_BYTES": "0"}, **more,
+        host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50, **options,
     )  # fmt: skip
 
 

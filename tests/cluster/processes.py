@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.helpers import until
 
@@ -49,3 +51,17 @@ class Processes:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(20)
+
+
+def slow_blocks(seconds: float) -> None:
+    """In a worker: each block takes so long, as long as this process lives."""
+    from scalelatent.engine import passes, reading
+
+    original = reading.iter_blocks
+
+    def slow(reader: Any, blocks: Any, stop: Any) -> Iterator[Any]:
+        for block in original(reader, blocks, stop):
+            time.sleep(seconds)
+            yield block
+
+    passes.iter_blocks = slow

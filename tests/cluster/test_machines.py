@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed import Client, LocalCluster, WorkerPlugin
+from distributed import Client, WorkerPlugin
 
 from scalelatent import Callback, open_dataset
 from scalelatent.errors import RunError
-from tests.cluster.processes import Processes
+from tests.cluster.processes import Processes, slow_blocks
 from tests.helpers import InterruptAt, until
 
 CUT_SECONDS = 10.0
@@ -88,20 +88,6 @@ def other_host() -> Iterator[OtherHost]:
         yield host
     finally:
         host.__exit__()
-
-
-def slow_blocks(seconds: float) -> None:
-    """In a worker: each block takes so long."""
-    from scalelatent.engine import passes, reading
-
-    original = reading.iter_blocks
-
-    def slow(reader: Any, blocks: Any, stop: Any) -> Iterator[Any]:
-        for block in original(reader, blocks, stop):
-            time.sleep(seconds)
-            yield block
-
-    passes.iter_blocks = slow
 
 
 @pytest.mark.timeout(240)
@@ -204,7 +190,7 @@ class Greedy(WorkerPlugin):
             if source._name == "x" and "/train" in str(source._location.url) and start < 3900 and stop > 3600:
                 while sum(a.nbytes for a in held) < 2 * LIMIT:
                     held.append(np.ones(2**23))
-                    time.sleep(0.25)
+                    time.sleep(0.1)
             return original(source, start, stop)
 
         StoredRows.read = read  # type: ignore[method-assign]
@@ -212,17 +198,14 @@ class Greedy(WorkerPlugin):
 
 @pytest.mark.timeout(240)
 def test_rows_that_take_more_memory_than_a_worker_has(
-    client: Any, fit: Any, alone: Any, same: Any, rows: Any, tmp_path: Path
+    client: Any, starter: Any, fit: Any, alone: Any, same: Any, rows: Any, tmp_path: Path
 ) -> None:
     shutil.copytree(rows.folder / "train", tmp_path / "train")
     train = open_dataset(tmp_path / "train")
     with (
-        LocalCluster(
-            n_workers=1, threads_per_worker=1, processes=True, host="127.0.0.1", silence_logs=50,
-            dashboard_address="127.0.0.1:0", memory_limit=LIMIT, env={"SCALELATENT_CACHE_BYTES": "0"},
-        ) as cluster,
+        starter(1, memory_limit=LIMIT) as cluster,
         Client(cluster, timeout=30, set_as_default=False) as small,
-    ):  # fmt: skip
+    ):
         until(lambda: small.nthreads())
         small.register_plugin(Greedy())
         with pytest.raises(RunError) as raised:

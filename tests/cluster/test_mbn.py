@@ -15,7 +15,7 @@ import scalelatent as sl
 from scalelatent.engine import mapwrite, rowsets
 from scalelatent.estimators import layer_steps, mbn_fit
 
-OPTIONS: dict[str, Any] = {"n_clusterings": 16, "k1": 200, "n_components": 4, "n_classes": 10}
+OPTIONS: dict[str, Any] = {"n_clusterings": 6, "k1": 200, "n_components": 4, "n_classes": 10}
 
 
 @pytest.fixture(autouse=True)

@@ -166,15 +166,17 @@ def test_a_fit_that_is_over_leaves_nothing_on_the_workers(
     assert _eventually(lambda: all(left[0] == 0 and not left[2] for left in workers.run(_left).values()))
 
 
-def _hang(seconds: float) -> None:
-    """On a worker: the next task that begins a segment hangs."""
+def _hang(over: str) -> None:
+    """On a worker: the next task that begins a segment hangs until a file is there."""
     from scalelatent.engine import online_sites
 
     original = online_sites.Site.state
 
     def state(site: Any, place: Any) -> Any:
         online_sites.Site.state = original  # type: ignore[method-assign]
-        time.sleep(seconds)
+        deadline = time.monotonic() + 60
+        while not os.path.exists(over) and time.monotonic() < deadline:
+            time.sleep(0.05)
         return original(site, place)
 
     online_sites.Site.state = state  # type: ignore[method-assign]
@@ -194,10 +196,13 @@ def test_a_worker_that_hangs_is_passed_over(
             told.append(info)
 
     hung = sorted(workers.nthreads())[0]
-    workers.run(_hang, 12.0, workers=[hung])
-    begin = time.monotonic()
-    np.testing.assert_array_equal(run(workers, tmp_path, spread=spread, callback=Log()), whole)
-    assert time.monotonic() - begin < 11
+    workers.run(_hang, str(tmp_path / "over"), workers=[hung])
+    try:
+        begin = time.monotonic()
+        np.testing.assert_array_equal(run(workers, tmp_path / "run", spread=spread, callback=Log()), whole)
+        assert time.monotonic() - begin < 11
+    finally:
+        (tmp_path / "over").touch()
     (redone,) = [info for info in told if info["event"] == "steps_redone"]
     assert "had nothing to show for 2 s" in redone["reason"]
     assert redone["reason"].startswith(f"{hung} had")

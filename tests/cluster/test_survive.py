@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 from scalelatent import Callback
 from scalelatent.engine import watch
 from scalelatent.errors import RunError
+from tests.cluster.processes import slow_blocks
 
 FROZEN_SECONDS = 20.0
 
@@ -39,20 +40,6 @@ class Log(Callback):
 
     def of(self, name: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["event"] == name]
-
-
-def slow_blocks(seconds: float) -> None:
-    """In a worker: each block takes so long, as long as this process lives."""
-    from scalelatent.engine import passes, reading
-
-    original = reading.iter_blocks
-
-    def slow(reader: Any, blocks: Any, stop: Any) -> Iterator[Any]:
-        for block in original(reader, blocks, stop):
-            time.sleep(seconds)
-            yield block
-
-    passes.iter_blocks = slow
 
 
 def _killer(pids: dict[str, int]) -> Any:
@@ -119,7 +106,7 @@ def test_a_worker_frozen_for_a_while(
 
 
 def hang_once(mark: str) -> None:
-    """In a worker: the first block that anyone computes after the mark was made hangs for a minute."""
+    """In a worker: the first block that anyone computes after ``mark`` was made hangs until ``mark.over``."""
     from scalelatent.engine import passes, reading
 
     original = reading.iter_blocks
@@ -131,7 +118,9 @@ def hang_once(mark: str) -> None:
             except OSError:
                 pass
             else:
-                time.sleep(60)
+                deadline = time.monotonic() + 60
+                while not os.path.exists(mark + ".over") and time.monotonic() < deadline:
+                    time.sleep(0.05)
             yield block
 
     passes.iter_blocks = hanging
@@ -147,7 +136,10 @@ def test_a_span_that_hangs_is_given_to_another_worker(
     log = Log("capsule_estep", lambda: mark.write_text(""), 0.2)
     fit(mortal, max_iter=1)  # kernels are compiled: that is silent, too
     begin = time.monotonic()
-    same(fit(mortal, run_dir=tmp_path / "run", callbacks=log), alone())
+    try:
+        same(fit(mortal, run_dir=tmp_path / "run", callbacks=log), alone())
+    finally:
+        (tmp_path / "mark.over").touch()
     assert time.monotonic() - begin < 45
     assert (tmp_path / "mark.taken").exists()
     assert any("nothing was heard" in event["why"] for event in log.of("span_redone"))
@@ -156,13 +148,15 @@ def test_a_span_that_hangs_is_given_to_another_worker(
 class Cancel(Callback):
     """Leaves from on_wait, as `scalelatent cancel` makes a driver do."""
 
-    def __init__(self) -> None:
+    def __init__(self, slow_down: Callable[[], Any]) -> None:
         self.asked: float | None = None
         self.began = threading.Event()
+        self.slow_down = slow_down
 
     def on_stage(self, info: dict[str, Any]) -> None:
         if info["stage"] == "capsule_estep" and not self.began.is_set():
             self.began.set()
+            self.slow_down()
             threading.Timer(0.7, self._ask).start()
 
     def _ask(self) -> None:
@@ -179,12 +173,10 @@ def test_a_cancel_in_the_middle_of_a_span_ends_it_within_two_seconds(
 ) -> None:
     from scalelatent.engine import passes
 
-    cancel = Cancel()
     monkeypatch.setattr(passes, "iter_blocks", passes.iter_blocks)
-    if where == "cluster":
-        mortal.run(slow_blocks, 0.1)
-    else:
-        slow_blocks(0.1)
+    # Nothing interrupts a kernel that is being compiled.
+    fit(mortal if where == "cluster" else None, max_iter=1)
+    cancel = Cancel(lambda: mortal.run(slow_blocks, 0.1) if where == "cluster" else slow_blocks(0.1))
     with pytest.raises(KeyboardInterrupt):
         fit(mortal if where == "cluster" else None, run_dir=tmp_path / "run", callbacks=cancel)
     assert cancel.asked is not None

@@ -14,6 +14,7 @@ import numpy as np
 
 from scalelatent.engine.streams import stream
 from scalelatent.models.base import Block, Layout, Stats
+from scalelatent.models.targets import Targets
 
 if __name__ == "online_toys":  # sent to a worker
     sys.modules.setdefault("scalelatent.online_toys", sys.modules[__name__])
@@ -209,3 +210,77 @@ def _logits(block: Block, w: np.ndarray) -> np.ndarray:
 def _log_sum(logits: np.ndarray) -> np.ndarray:
     top = logits.max(axis=1)
     return top + np.log(np.exp(logits - top[:, None]).sum(axis=1))
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What was seen of inputs and outputs, weighted by row, epoch and chain, so that a mix-up shows."""
+
+    p: int
+    v: int
+    targets: Targets
+    validation_targets: Targets | None = None
+    kind = "toy"
+
+    def layout(self) -> Layout:
+        return Layout((("products", (self.p, self.v)), ("seen", (self.v,)), ("rows", ())))
+
+    def flops_per_row(self) -> float:
+        return 4.0 * self.p * self.v
+
+    def prepare(self, state: Any, backend: Any) -> float:
+        return 1.0 if state is None else float(state["scale"])
+
+    def accumulate(self, scale: float, block: Block, stats: Stats) -> None:
+        rows = np.arange(block.start, block.start + len(block.x)) if block.rows is None else block.rows
+        assert block.y is not None
+        assert block.y.dtype == np.uint8
+        x = np.sin(block.x[:, : self.p].astype("f8") * scale + rows[:, None] + block.epoch)
+        stats["products"][:] += x.T @ block.y[:, : self.v]
+        stats["seen"][:] += (block.y * (rows[:, None] % 7 + block.chain + 0.1)).sum(axis=0)
+        stats["rows"][...] += len(block.y)
+
+    def run_chain(self, scale: float, block: Block, stats: Stats) -> None:
+        self.accumulate(scale, block, stats)
+
+    def step(self, state: Any, stats: Stats, n_rows: int) -> Any:
+        assert stats["rows"] == n_rows
+        mean = stats.vector / n_rows
+        return {"scale": 1.0 + np.tanh(mean.sum()), "sums": state["sums"] + mean, "error": state["error"]}
+
+    def end_epoch(self, state: Any) -> Any:
+        return state
+
+    def summary(self, state: Any) -> dict[str, Any]:
+        return {"objective": float(state["scale"])}
+
+    def is_done(self, state: Any) -> bool:
+        return False
+
+    def validation(self) -> Outputs:
+        return Outputs(self.p, self.v, self.validation_targets or self.targets)
+
+    def validated(self, state: Any, stats: Stats) -> Any:
+        return {**state, "error": state["error"] + float(stats.vector.sum())}
+
+    def start(self) -> Any:
+        return {"scale": 1.0, "sums": np.zeros(self.layout().size), "error": 0.0}
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Inputs and outputs of a row beside each other: a row map."""
+
+    p: int
+    v: int
+    targets: Targets
+
+    def output(self) -> tuple[tuple[int, ...], str]:
+        return (self.p + self.v,), "uint8"
+
+    def prepare(self, backend: Any) -> None:
+        return None
+
+    def apply(self, prepared: None, block: Block) -> np.ndarray:
+        assert block.y is not None
+        return np.hstack([block.x[:, : self.p], block.y])

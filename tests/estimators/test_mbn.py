@@ -22,7 +22,6 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import scalelatent as sl
 from scalelatent.errors import DataError, PlanError, RunError
 from scalelatent.estimators import layer_steps, mbn, mbn_fit
-from scalelatent.estimators.mbn_decay import agreement
 from tests.helpers import InterruptAt, Log
 
 SMALL: dict[str, Any] = {"n_clusterings": 12, "n_components": 3, "n_classes": 10, "random_state": 5}
@@ -310,24 +309,6 @@ def test_citizen_of_scikit_learn(digits: Any) -> None:
     twin = clone(_network(decay="auto", metric="cosine"))
     assert twin.get_params()["decay"] == "auto"
     assert _network(random_state=None).fit(x).seed_ >= 0
-
-
-@pytest.mark.slow
-def test_decay_is_chosen_where_networks_agree(digits: Any) -> None:
-    from scalelatent.estimators.mbn_decay import GRID, decay_scores
-
-    model = _network(decay="auto", n_clusterings=10).fit(digits[0][:200])
-    assert model.decay_ in GRID
-    scores = decay_scores(model, sl.Dataset.from_arrays(digits[0][:200]), model.seed_)
-    assert scores[model.decay_] == max(scores.values())
-    assert model.ks_ == _network(decay=model.decay_).schedule(200)
-    same = _network(decay=model.decay_, n_clusterings=10).fit(digits[0][:200])
-    np.testing.assert_array_equal(same.codes(), model.codes())
-    rng = np.random.default_rng(0)
-    a, b = rng.normal(size=(2, 400, 3))
-    turn = np.linalg.qr(rng.normal(size=(3, 3)))[0]
-    assert agreement(a, 2 * a @ turn + 1) == pytest.approx(1)
-    assert agreement(a, b) < 0.05
 
 
 @pytest.mark.parametrize(

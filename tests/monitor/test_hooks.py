@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from scalelatent.engine import hooks
+from tests.helpers import until
 
 pytestmark = pytest.mark.cluster
 
@@ -106,13 +107,21 @@ def test_suspicion_is_forgiven(watched: SimpleNamespace) -> None:
 def test_a_span_has_a_last_chance(watched: SimpleNamespace, said: Any) -> None:
     import dask
 
-    with dask.annotate(scalelatent=True):
-        span = watched.client.submit(int, 3, key="span", pure=False)
-    other = watched.client.submit(int, 3, key="other", pure=False)
-    watched.client.gather([span, other])
-    hooks.last_chance(watched.scheduler, ["span", "other", "no such task"])
+    (worker,) = hooks.loads(watched.scheduler)
+    with dask.annotate(scalelatent=("fit/train", 0, 40), workers=[worker], allow_other_workers=True):
+        span = watched.client.submit(time.sleep, 1.0, key="span", pure=False)
+    other = watched.client.submit(time.sleep, 1.0, key="other", pure=False)
+    until(lambda: hooks.task_state(watched.scheduler, "other") == "processing")
+    assert hooks.spans_at(watched.scheduler) == [("span", worker, ("fit/train", 0, 40))]
+    assert hooks.spans_at(watched.scheduler, ["span", "other", "no such task"])[0].key == "span"
+    assert hooks.loads(watched.scheduler)[worker] > 0
+    hooks.last_chance(watched.scheduler, ["span"])
     assert watched.scheduler.tasks["span"].suspicious == watched.scheduler.allowed_failures
-    assert watched.scheduler.tasks["other"].suspicious == 0
+    assert hooks.bind(watched.scheduler, ["span", "other"], "tcp://b:1") == ["span"]
+    assert watched.scheduler.tasks["span"].worker_restrictions == {"tcp://b:1"}
+    assert hooks.bind(watched.scheduler, ["span"], None) == ["span"]
+    assert watched.scheduler.tasks["span"].loose_restrictions is True
+    watched.client.cancel([span, other])
     assert said() == []
 
 
@@ -173,7 +182,6 @@ def test_the_event_of_a_removed_worker_is_read(said: Any) -> None:
 # -- where one is missing ------------------------------------------------------------------------------------
 
 NOTHING = SimpleNamespace()
-SPAN = SimpleNamespace(annotations={"scalelatent": True})
 CHANGED = {
     "route_prefix": (lambda: hooks.route_prefix(NOTHING), "/"),
     "add_routes": (lambda: hooks.add_routes(NOTHING, [("/a", object, {})]), False),
@@ -185,7 +193,10 @@ CHANGED = {
     "worker_facts": (lambda: hooks.worker_facts(SimpleNamespace(workers={"a": NOTHING})), {}),
     "keep_task": (lambda: hooks.keep_task(NOTHING, "k"), False),
     "forgive": (lambda: hooks.forgive(SimpleNamespace(tasks={"k": NOTHING}), "k"), False),
-    "last_chance": (lambda: hooks.last_chance(SimpleNamespace(tasks={"k": SPAN}), ["k"]), None),
+    "spans_at": (lambda: hooks.spans_at(NOTHING), []),
+    "loads": (lambda: hooks.loads(NOTHING), {}),
+    "last_chance": (lambda: hooks.last_chance(SimpleNamespace(tasks={"k": NOTHING}), ["k"]), None),
+    "bind": (lambda: hooks.bind(SimpleNamespace(tasks={"k": NOTHING}), ["k"], "a"), []),
     "running_tasks": (lambda: hooks.running_tasks(NOTHING), []),
     "task_wanted": (lambda: hooks.task_wanted(NOTHING, "k"), True),
     "topic_handler": (lambda: hooks.topic_handler(NOTHING, "a"), None),

@@ -40,22 +40,27 @@ def _server() -> Iterator[tuple[str, Door]]:
     objects.forget_connections()
 
 
-@pytest.fixture
-def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: object, _server: tuple[str, Door]) -> Door:
-    """An environment that leads to the server, with nobody's own credentials in it."""
+def lead_to(patch: pytest.MonkeyPatch, endpoint: str, folder: object) -> None:
+    """Have the environment lead to the server, with nobody's own credentials in it."""
     for name in [name for name in os.environ if name.startswith(("AWS_", "FSSPEC_"))]:
-        monkeypatch.delenv(name)
-    endpoint, door = _server
+        patch.delenv(name)
     for name, value in {
         "AWS_ACCESS_KEY_ID": "AKIATESTTESTTEST",
         "AWS_SECRET_ACCESS_KEY": SECRET,
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_CONFIG_FILE": f"{tmp_path}/no-config",
-        "AWS_SHARED_CREDENTIALS_FILE": f"{tmp_path}/no-credentials",
+        "AWS_CONFIG_FILE": f"{folder}/no-config",
+        "AWS_SHARED_CREDENTIALS_FILE": f"{folder}/no-credentials",
     }.items():
-        monkeypatch.setenv(name, value)
+        patch.setenv(name, value)
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: object, _server: tuple[str, Door]) -> Door:
+    """The server's door, and an environment that leads to it."""
+    endpoint, door = _server
+    lead_to(monkeypatch, endpoint, tmp_path)
     monkeypatch.setattr(objects, "FIRST_PAUSE", 0.005)
     return door
 

@@ -253,6 +253,15 @@ def test_an_object_lost_in_mid_run_is_named_and_the_run_kept(s3: S3, base: str, 
     assert folder.read_state()["state"] == "done"
 
 
+LOSE_CREDENTIALS = """
+import os
+from scalelatent.data import objects
+for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+    del os.environ[name]
+objects.forget_connections()
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.cluster
 def test_on_a_cluster(s3: S3, base: str, on_disk: Any, tmp_path: Path) -> None:
@@ -261,18 +270,10 @@ def test_on_a_cluster(s3: S3, base: str, on_disk: Any, tmp_path: Path) -> None:
         result = run_new_job(load_job(file))
     same_bits(f"{base}/run", on_disk)
     assert result.warnings == []
-    with sl.cluster("local", workers=1, threads=1):
-        result.estimator.predict(sl.open_dataset(f"{base}/train.zarr"), out=f"{base}/labels.zarr")
-    assert len(sl.open_dataset(f"{base}/labels.zarr")) == 600
-
-
-@pytest.mark.slow
-@pytest.mark.cluster
-def test_workers_without_credentials_are_told(base: str) -> None:
     with sl.cluster("local", workers=1, threads=1) as client:
-        client.run(
-            lambda: [__import__("os").environ.pop(f"AWS_{k}") for k in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")]
-        )
+        result.estimator.predict(sl.open_dataset(f"{base}/train.zarr"), out=f"{base}/labels.zarr")
+        assert len(sl.open_dataset(f"{base}/labels.zarr")) == 600
+        client.run(exec, LOSE_CREDENTIALS)
         model = sl.CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0)
         with pytest.raises(RunError, match=r"worker\(s\) .* do not see the run folder s3://.*no credentials"):
             model.fit(sl.open_dataset(f"{base}/train.zarr"), run_dir=f"{base}/other")

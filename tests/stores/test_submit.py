@@ -21,27 +21,36 @@ from scalelatent.jobs.runner import run_new_job
 from scalelatent.jobs.submit import resubmit, submit_job
 from tests.helpers import WITHOUT_REPORT, until
 
-from .conftest import S3
+from .conftest import S3, lead_to
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
-@pytest.fixture
-def client(s3: S3) -> Iterator[Any]:
-    """Two workers with the credentials of this process."""
+@pytest.fixture(scope="module")
+def workers(_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Two, with credentials in their environment."""
     from distributed import Client, LocalCluster
 
-    cluster = LocalCluster(
-        n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0",
-        memory_limit=0, silence_logs=50,
-    )  # fmt: skip
-    try:
-        with Client(cluster, set_as_default=False) as client:
-            client.run(exec, WITHOUT_REPORT)
-            yield client
-    finally:
-        with suppress(KeyError):
-            cluster.close(timeout=60)
+    with pytest.MonkeyPatch.context() as patch:
+        lead_to(patch, _server[0], tmp_path_factory.mktemp("nobody"))
+        cluster = LocalCluster(
+            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0",
+            memory_limit=0, silence_logs=50,
+        )  # fmt: skip
+        try:
+            with Client(cluster, set_as_default=False) as client:
+                yield client
+        finally:
+            with suppress(KeyError):
+                cluster.close(timeout=60)
+
+
+@pytest.fixture
+def client(workers: Any, s3: S3) -> Any:
+    """Those workers; one that an earlier test has killed is there again."""
+    workers.wait_for_workers(2, timeout=60)
+    workers.run(exec, WITHOUT_REPORT)
+    return workers
 
 
 @pytest.fixture

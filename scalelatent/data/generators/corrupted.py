@@ -1,9 +1,7 @@
-"""Corrupted images and their clean targets, for conditional RBMs: flipped pixels, or a patch that is gone.
+"""Corrupted images and their clean targets, for conditional RBMs, as datasets (see corruption.py).
 
-After Ping and Ihler, "Belief propagation in conditional RBMs for structured prediction" (2017), section 6:
-images are made binary by a threshold of 127; of the noisy ones 10 % or 20 % of the pixels are flipped, in the
-occluded ones a patch of 8 x 8 or 12 x 12 pixels is set to 0. Row `i` comes from base `i` (modulo their
-number) and is a function of (seed, i) besides.
+Images are made binary by a threshold of 127. Row `i` comes from base `i` (modulo their number) and is a
+function of (seed, i) besides.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CorruptedImages", "clean_url", "from_provenance", "make_corrupted"]
 
-KINDS = ("noisy-digits", "occluded-digits")
+KINDS = {"noisy-digits": "flip", "occluded-digits": "occlude"}
 _ROWS = 1024  # corrupted at a time, which bounds the random words in memory
 
 
@@ -58,17 +56,13 @@ class CorruptedImages:
         return out, labels
 
     def _corrupt(self, start: int, images: np.ndarray) -> None:
-        from .images import uniform
-        from .kernels import flip_exactly, occlude
+        from scalelatent.data.corruption import corrupt_in_place
 
-        stop = start + len(images)
-        if self._kind == "noisy-digits":
-            bits = images.reshape(len(images), -1)
-            flipped = round(self._p["share"] * bits.shape[1])
-            flip_exactly(uniform(self._p["seed"], self._kind, start, stop, flipped), bits)
-        elif self._kind == "occluded-digits":
-            patch = np.array([*self._p["patch"], self._p["value"]], np.int64)
-            occlude(uniform(self._p["seed"], self._kind, start, stop, 2), patch, images)
+        if self._kind in KINDS:  # else these are the clean ones
+            rows, how = np.arange(start, start + len(images)), _how(self._p, images.shape[1:])
+            corrupt_in_place(
+                images.reshape(len(images), -1), rows, **how, stage=self._kind, seed=self._p["seed"]
+            )
 
 
 def make_corrupted(
@@ -199,20 +193,21 @@ def _holds(url: str, n_rows: int, parameters: dict[str, Any]) -> bool:
     return ds.n_rows == n_rows and provenance == parameters
 
 
+def _how(parameters: dict[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
+    """The arguments of `corrupt` that parameters of a dataset stand for."""
+    kind = KINDS[parameters["importer"]]
+    if kind == "flip":
+        return {"kind": kind, "rate": parameters["share"]}
+    return {"kind": kind, "size": tuple(parameters["patch"]), "shape": shape, "value": parameters["value"]}
+
+
 def _check(kind: str, options: dict[str, Any], threshold: int, seed: int, shape: tuple[int, ...]) -> None:
+    from scalelatent.data.corruption import check_corruption
     from scalelatent.data.random_words import check_seed
 
     if kind not in KINDS:
         raise DataError(f"there is no corruption {kind!r}; there are {', '.join(KINDS)}")
-    if not 0 <= options.get("share", 0) <= 1:
-        raise DataError(f"share is {options['share']}, but the share of flipped pixels lies in 0 to 1")
-    if not all(1 <= p <= s for p, s in zip(options.get("patch", shape), shape, strict=True)):
-        raise DataError(
-            f"patch is {options['patch'][0]} x {options['patch'][1]}, but it has to lie in images "
-            f"of {shape[0]} x {shape[1]} pixels"
-        )
-    if options.get("value", 0) not in (0, 1):
-        raise DataError(f"value is {options['value']}, but a pixel is 0 or 1")
+    check_corruption(n_features=int(np.prod(shape)), **_how({"importer": kind, **options}, shape))
     if not 0 <= threshold <= 255:
         raise DataError(f"threshold is {threshold}, but grey values are 0 to 255")
     check_seed(seed)

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from scalelatent._numba import entry, filled, given, kernel
+from scalelatent.data.philox import philox
 
-__all__ = ["draw_features", "flip", "flip_exactly", "jitter_pixels", "occlude", "typeset"]
+__all__ = ["draw_features", "flip", "flip_exactly", "jitter_pixels", "occlude", "row_draws", "typeset"]
 
 _HALF = np.uint64(32)
 
@@ -20,6 +21,36 @@ _HALF = np.uint64(32)
 def below(draw: Any, n: Any) -> Any:
     """A uniform number in 0:n."""
     return np.int64((np.uint64(draw) * np.uint64(n)) >> _HALF)
+
+
+@entry(given("u8", 1), given("i8", 1), filled("u4", 2))
+def row_draws(key: Any, rows: Any, out: Any) -> None:
+    """Draws of some rows: in epoch 0 those that `images.uniform` makes of a run of them.
+
+    Parameters
+    ----------
+    key : uint64 (3,)
+        Seed, word of the purpose, epoch.
+    rows : int64 (n,)
+        Numbers of the rows.
+    out : uint32 (n, count)
+        The result.
+    """
+    count, zero = out.shape[1], np.uint64(0)
+    words = (count + 1) // 2  # of 64 bits a row; a step of the counter gives four
+    for i in range(out.shape[0]):
+        first = rows[i] * words
+        step = np.int64(-1)
+        a = b = c = d = zero
+        for k in range(count):
+            word = first + k // 2
+            if word // 4 != step:
+                step = word // 4
+                # numpy counts before it draws
+                a, b, c, d = philox(np.uint64(step + 1), zero, zero, key[2], key[0], key[1])
+            lane = word % 4
+            drawn = a if lane == 0 else b if lane == 1 else c if lane == 2 else d
+            out[i, k] = np.uint32(drawn if k % 2 == 0 else drawn >> _HALF)
 
 
 @entry(given("i2", 3), given("u1", 3), filled("u1", 3))

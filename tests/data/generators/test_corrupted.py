@@ -129,7 +129,7 @@ def test_bases_without_labels(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"kind": "blurred-digits"}, "no corruption 'blurred-digits'"),
-        ({"share": 1.2}, "share is 1.2"),
+        ({"share": 1.2}, "is 1.2, but it lies"),
         (
             {"kind": "occluded-digits", "patch": (9, 2)},
             "patch is 9 x 2, but it has to lie in images of 8 x 8",

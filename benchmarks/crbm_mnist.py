@@ -1,0 +1,258 @@
+"""Conditional RBMs on MNIST at the paper's protocol, beside its Tables 1 and 2:
+
+    python benchmarks/crbm_mnist.py                                all learners on all tasks, 5 epochs each
+    python benchmarks/crbm_mnist.py --tasks noisy10 --learners mle-bp,logistic
+    python benchmarks/crbm_mnist.py --select 5000                  a learning rate for each first (see below)
+    python benchmarks/crbm_mnist.py --full --run-dir RUN           50 epochs of mle-bp at 10 % noise, with
+                                                                   checkpoints; the same line goes on with it
+    python benchmarks/crbm_mnist.py --full --run-dir RUN --until 10    stop after epoch 10, for now
+
+Pixels above 127 are 1. Training rows 0:50,000 and validation rows 50,000:60,000 of the training set, all
+10,000 test images; each image is corrupted once (--fresh: anew in each epoch). Errors are those of the test
+images with the parameters of the best validated epoch: All (percent of wrong pixels) and Changed (of those
+that the corruption changed). --select N tries the rates 0.05, 0.02, 0.01 and 0.005 for two epochs of N rows
+and takes the one of the least validation error; else --rate is that of all. Each (task, learner) is a part
+of the JSON of its own, so that they may be run one by one. Needs SCALELATENT_DATA.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import RESULTS, mnist, parser, write_part
+
+import scalelatent as sl
+from scalelatent.data.corruption import corrupt
+from scalelatent.engine.callbacks import Callback
+
+SHAPE = (28, 28)
+TASKS: dict[str, dict[str, Any]] = {
+    "noisy10": {"kind": "flip", "rate": 0.1},
+    "noisy20": {"kind": "flip", "rate": 0.2},
+    "occluded8": {"kind": "occlude", "size": (8, 8), "shape": SHAPE},
+    "occluded12": {"kind": "occlude", "size": (12, 12), "shape": SHAPE},
+}
+LEARNERS: dict[str, dict[str, Any]] = {
+    "logistic": {"learner": "logistic"},
+    "cd-1": {"learner": "cd"},
+    "cd-10": {"learner": "cd", "gibbs_steps": 10},
+    "pcd": {"learner": "pcd"},
+    "cd-percloss": {"learner": "cd-percloss"},
+    "mle-mf": {"learner": "mle-mf"},
+    "lssvm": {"learner": "lssvm"},
+    "mssvm": {"learner": "mssvm"},
+    "mle-bp": {"learner": "mle-bp"},
+}
+RATES = (0.05, 0.02, 0.01, 0.005)
+# All and Changed in percent: noisy 10 %, 20 %, occluded 8 x 8, 12 x 12; 50 epochs (cd: 200).
+PAPER = {
+    "logistic": [(1.960, 12.531), (4.088, 12.609), (1.468, 61.304), (3.498, 53.971)],
+    "cd-1": [(1.925, 12.229), (4.012, 12.597), (1.814, 63.130), (3.983, 58.376)],
+    "cd-10": [(1.816, 11.103), (3.995, 11.271), (1.707, 67.925), (3.921, 63.237)],
+    "cd-percloss": [(1.760, 11.121), (3.970, 10.876), (1.394, 45.684), (3.483, 35.755)],
+    "mle-mf": [(1.862, 11.319), (3.917, 10.939), (1.492, 49.553), (3.477, 40.703)],
+    "mle-bp": [(1.688, 10.718), (3.691, 10.409), (1.329, 39.785), (3.117, 36.233)],
+    "lssvm": [(1.807, 11.565), (3.910, 11.175), (1.496, 44.037), (3.468, 39.140)],
+    "mssvm": [(1.751, 11.023), (3.804, 10.627), (1.391, 41.829), (3.273, 35.712)],
+}
+HISTORY = ("pass", "objective", "train_error", "validation_error", "changed_error", "converged", "n_sweeps")
+
+
+class Told(Callback):
+    """A line an epoch, and a stop after one of them."""
+
+    def __init__(self, name: str, until: int | None = None) -> None:
+        self.name, self.until, self._begin = name, until, time.perf_counter()
+
+    def on_pass_end(self, record: dict[str, Any]) -> bool:
+        """Print it."""
+        told = " ".join(f"{k} {record[k]:.5g}" for k in HISTORY if record.get(k) is not None)
+        print(f"{self.name}: {told} ({time.perf_counter() - self._begin:.0f} s)", flush=True)
+        return record["pass"] == self.until
+
+
+@cache
+def images(rows: int, held: int, tested: int) -> dict[str, np.ndarray]:
+    """Binary images of the three sets."""
+    x, test = mnist()[0], mnist(part="test")[0]
+    parts = {"train": x[:rows], "validation": x[50_000 : 50_000 + held], "test": test[:tested]}
+    return {name: (part > 127).astype(np.uint8) for name, part in parts.items()}
+
+
+def pairs(task: str, args: Any) -> dict[str, Any]:
+    """Corrupted and clean images of each set."""
+    out: dict[str, Any] = {}
+    for name, v in images(args.rows, args.validation_rows, args.test_rows).items():
+        x = corrupt(v, np.arange(len(v)), seed=args.seed, stage=f"{task}-{name}", **TASKS[task])
+        out[name] = (x, v)
+    return out
+
+
+def model_of(task: str, learner: str, rate: float, epochs: int, args: Any) -> sl.ConditionalRBM:
+    """An estimator that is not fitted yet."""
+    return sl.ConditionalRBM(
+        **LEARNERS[learner],
+        n_hidden=args.hidden,
+        learning_rate=rate,
+        batch_size=args.batch,
+        n_epochs=epochs,
+        corruption=TASKS[task] if args.fresh else None,
+        random_state=args.seed,
+        n_jobs=args.jobs,
+    )
+
+
+def fit(
+    model: sl.ConditionalRBM, rows: dict[str, Any], name: str, limit: int | None = None, **how: Any
+) -> sl.ConditionalRBM:
+    """Fit a model on the training pairs (the first so many)."""
+    x, v = (part[:limit] for part in rows["train"])
+    given = (v, None) if model.corruption is not None else (x, v)
+    until = how.pop("until", None)
+    return model.fit(*given, validation=_held(model, rows), callbacks=[Told(name, until)], **how)
+
+
+def _held(model: sl.ConditionalRBM, rows: dict[str, Any]) -> Any:
+    """Validation pairs, which are stored ones in any case."""
+    x, v = rows["validation"]
+    return sl.Dataset.from_arrays(x, v) if model.corruption is not None else (x, v)
+
+
+def chosen_rate(task: str, learner: str, rows: dict[str, Any], args: Any) -> tuple[float, dict[str, float]]:
+    """The learning rate of the least validation error after two epochs of some rows."""
+    found = {}
+    for rate in RATES:
+        model = model_of(task, learner, rate, 2, args)
+        try:
+            fit(model, rows, f"{task} {learner} rate {rate}", args.select)
+            found[str(rate)] = float(model.best_validation_error_)
+        except (FloatingPointError, sl.errors.ScalelatentError) as error:  # weights have run away
+            print(f"{task} {learner} rate {rate}: {error}", flush=True)
+    return float(min(found, key=found.__getitem__)), found
+
+
+def result(model: sl.ConditionalRBM, rows: dict[str, Any], task: str, learner: str) -> dict[str, Any]:
+    """What a fitted model is worth on the test images."""
+    x, v = rows["test"]
+    begin = time.perf_counter()
+    errors = model.errors(sl.Dataset.from_arrays(x, v))
+    seconds = time.perf_counter() - begin
+    out: dict[str, Any] = {
+        "all": round(100 * errors["all"], 3),
+        "changed": round(100 * errors["changed"], 3),
+        "validation_all": round(100 * float(model.best_validation_error_), 3),
+        "epochs": model.n_iter_,
+        "best_epoch": model.best_epoch_,
+        "learning_rate": model.learning_rate,
+        "batch_size": model.batch_size,
+        "fit_seconds": round(sum(r.get("seconds") or 0.0 for r in model.history_), 1),
+        "predict_rows_a_second": round(len(x) / seconds),
+        "rows": {name: len(part[1]) for name, part in rows.items()},
+        "history": [{k: r[k] for k in HISTORY if r.get(k) is not None} for r in model.history_],
+    }
+    if learner in PAPER:
+        out["paper"] = dict(zip(("all", "changed"), PAPER[learner][list(TASKS).index(task)], strict=True))
+    return out
+
+
+def compare(task: str, learner: str, args: Any) -> dict[str, Any]:
+    """One learner on one task."""
+    rows = pairs(task, args)
+    rate, tried = args.rate, {}
+    if args.select:
+        rate, tried = chosen_rate(task, learner, rows, args)
+    model = model_of(task, learner, rate, args.epochs, args)
+    try:
+        fit(model, rows, f"{task} {learner}")
+    except FloatingPointError as error:
+        return {"failed": str(error), "learning_rate": rate}
+    found = result(model, rows, task, learner)
+    return found | ({"rates_tried": tried} if tried else {})
+
+
+def full(task: str, learner: str, args: Any) -> dict[str, Any]:
+    """The long run, in a run folder; with errors by occlusion, and pictures."""
+    from scalelatent.evaluation import occlusion_errors
+
+    folder = Path(args.run_dir)
+    rows = pairs(task, args)
+    model = model_of(task, learner, args.rate, args.full_epochs, args)
+    resume = (folder / "engine").exists()
+    how: dict[str, Any] = {"run_dir": folder, "resume": resume, "until": args.until}
+    fit(model, rows, f"{task} {learner}", engine={"checkpoint_seconds": 60}, **how)
+    model.save(folder / "model.zarr", overwrite=True)
+    found = result(model, rows, task, learner)
+    some = sl.Dataset.from_arrays(rows["test"][1][: args.occlusion_rows])
+    levels = occlusion_errors(model, some, range(0, 29, 4), shape=SHAPE, seed=args.seed)
+    found["occlusion"] = {
+        str(size): {"all": round(100 * e.all_error, 3), "changed": round(100 * e.changed_error, 3)}
+        for size, e in levels.items()
+    }
+    draw(model, rows, levels, task)
+    return found
+
+
+def draw(model: sl.ConditionalRBM, rows: dict[str, Any], levels: Any, task: str) -> None:
+    """Pictures beside the JSON (the paper's Figures 2 to 4)."""
+    from scalelatent.report.crbm_figures import (
+        plot_convergence,
+        plot_learning,
+        plot_occlusion,
+        plot_restored,
+    )
+    from scalelatent.report.style import write_png
+
+    x, v = (part[:7] for part in rows["test"])
+    lines = {"original": v, "given": x, "restored": model.predict(x)}
+    figures = {"restored": plot_restored(lines, SHAPE), "occlusion": plot_occlusion(levels)}
+    figures |= {"learning": plot_learning(model.history_)}
+    if any(r.get("converged") is not None for r in model.history_):
+        figures["convergence"] = plot_convergence(model.history_)
+    for name, figure in figures.items():
+        write_png(figure, RESULTS / f"crbm_{task}_{name}.png")
+
+
+def main() -> None:
+    """Each (task, learner) by itself."""
+    arguments = parser(__doc__, "crbm_mnist")
+    arguments.add_argument("--tasks", default=None, help=f"of {', '.join(TASKS)}; --full: noisy10")
+    arguments.add_argument("--learners", default=None, help=f"of {', '.join(LEARNERS)}; --full: mle-bp")
+    arguments.add_argument("--epochs", type=int, default=5)
+    arguments.add_argument("--rows", type=int, default=50_000, help="training images")
+    arguments.add_argument("--validation-rows", type=int, default=10_000)
+    arguments.add_argument("--test-rows", type=int, default=10_000)
+    arguments.add_argument("--hidden", type=int, default=256)
+    arguments.add_argument("--batch", type=int, default=20)
+    arguments.add_argument("--rate", type=float, default=0.05, help="learning rate")
+    arguments.add_argument("--select", type=int, default=0, help="rows to choose the rate on; 0: --rate")
+    arguments.add_argument("--fresh", action="store_true", help="corrupt training images anew in each epoch")
+    arguments.add_argument("--jobs", type=int, default=None)
+    arguments.add_argument("--full", action="store_true", help="the long run, in --run-dir")
+    arguments.add_argument("--full-epochs", type=int, default=50)
+    arguments.add_argument("--until", type=int, default=None, help="stop the long run after this epoch")
+    arguments.add_argument("--run-dir", default=None)
+    arguments.add_argument("--occlusion-rows", type=int, default=1000)
+    args = arguments.parse_args()
+    if args.full and args.run_dir is None:
+        raise SystemExit("--full keeps checkpoints: give --run-dir FOLDER")
+    tasks = (args.tasks or ("noisy10" if args.full else ",".join(TASKS))).split(",")
+    learners = (args.learners or ("mle-bp" if args.full else ",".join(LEARNERS))).split(",")
+    for name, known in ((tasks, TASKS), (learners, LEARNERS)):
+        if unknown := [n for n in name if n not in known]:
+            raise SystemExit(f"no {', '.join(unknown)}; there are {', '.join(known)}")
+    for task in tasks:
+        for learner in learners:
+            run, part = (full, f"full/{task}/{learner}") if args.full else (compare, f"{task}/{learner}")
+            found = run(task, learner, args)
+            command = " ".join(["python", *sys.argv])
+            write_part(args.out, part, command, args.seed, found)
+            print(f"{part}: {found.get('all')} / {found.get('changed')} %", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""What a training step of a conditional RBM costs beside belief propagation: python benchmarks/crbm_steps.py
+
+share     of batches of 20, 40 and 160 rows, one thread: milliseconds a step, of belief propagation in it
+          (timed in the fit, so that other work on the machine hits both alike), and what is left
+threads   rows a second on 2 threads against 1
+cluster   a LocalCluster of 2 workers with 1 thread against 2 threads in this process, batch 160
+local     errors of local steps (chains that climb by themselves, then are averaged) at the same rows seen
+
+784 visible, 256 hidden units, noisy MNIST 10 %, rows in memory (stored for the cluster). Each figure of the
+first three is the least of several segments, taken in turn where two are compared. Needs SCALELATENT_DATA.
+"""
+
+from __future__ import annotations
+
+import os
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+import contextvars
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import mnist, parser, write_part
+
+import scalelatent as sl
+from scalelatent.data.corruption import corrupt
+from scalelatent.engine.backend import make_backend
+from scalelatent.engine.callbacks import Callback
+
+BATCHES = (20, 40, 160)
+
+
+class Parts(Callback):
+    """Rows and seconds of each report; in the first threads start and code is compiled."""
+
+    def __init__(self, before: Callable[[], Any] = lambda: None) -> None:
+        self.rows, self.seconds, self._before = list[int](), list[float](), before
+
+    def on_report(self, record: dict[str, Any]) -> None:
+        """Keep it."""
+        if not record["rows"]:
+            return
+        self.rows.append(record["rows"])
+        self.seconds.append(record["seconds"])
+        if len(self.rows) == 1:
+            self._before()
+
+    on_pass_end = on_report  # the rows after the last report
+
+    @property
+    def rate(self) -> float:
+        """Rows a second of the best one but the first."""
+        pairs = zip(self.rows[1:], self.seconds[1:], strict=True)
+        return max(rows / seconds for rows, seconds in pairs)
+
+
+def digits(rows: int, seed: int, part: str = "train") -> tuple[np.ndarray, np.ndarray]:
+    """Noisy and clean images."""
+    v = (mnist(slice(0, rows), part)[0] > 127).astype(np.uint8)
+    x = corrupt(v, np.arange(len(v)), kind="flip", rate=0.1, seed=seed, stage=f"steps-{part}")
+    return x, v
+
+
+def fit_parts(
+    rows: sl.Dataset,
+    args: Any,
+    batch: int,
+    jobs: int,
+    client: Any = None,
+    before: Callable[[], Any] = lambda: None,
+) -> Parts:
+    """A fit, report by report; ``before`` is called after the first."""
+    steps = max(2, args.segment_rows // batch)
+    n = batch * steps * (args.segments + 1)
+    if n > len(rows):
+        raise SystemExit(f"--rows {len(rows)} are fewer than the {n} of all segments: give more")
+    parts = Parts(before)
+    model = sl.ConditionalRBM(
+        n_hidden=args.hidden,
+        batch_size=batch,
+        n_sweeps=args.sweeps,
+        n_epochs=1,
+        random_state=args.seed,
+        n_jobs=jobs,
+    )
+    with tempfile.TemporaryDirectory(dir=args.folder) as place:
+        folder = None if client is None else Path(place) / "run"
+        model.fit(rows[:n], run_dir=folder, client=client, callbacks=[parts], engine={"report_steps": steps})
+    return parts
+
+
+def rate(rows: sl.Dataset, args: Any, batch: int, jobs: int, client: Any = None) -> float:
+    """Rows a second of a fit: the best of its segments."""
+    return fit_parts(rows, args, batch, jobs, client).rate
+
+
+@contextmanager
+def timed_kernels() -> Iterator[dict[str, float]]:
+    """Seconds in kernels by name, of fits in the meantime on one thread."""
+    seconds: dict[str, float] = {}
+    backend = type(make_backend("cpu"))
+    get = backend.kernel
+
+    def kernel(self: Any, name: str) -> Callable[..., Any]:
+        run = get(self, name)
+
+        def timed(*args: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return run(*args)
+            finally:
+                seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begin
+
+        return timed
+
+    backend.kernel = kernel  # type: ignore[method-assign]
+    try:
+        yield seconds
+    finally:
+        backend.kernel = get  # type: ignore[method-assign]
+
+
+def share(args: Any) -> list[dict[str, Any]]:
+    """Seconds of a step on one thread, and of belief propagation in it."""
+    rows, out = sl.Dataset.from_arrays(*digits(args.rows, args.seed)), []
+    for batch in BATCHES:
+        best: dict[str, Any] = {"share_outside": 1.0}
+        for _ in range(args.rounds):
+            with timed_kernels() as kernels:
+                parts = fit_parts(rows, args, batch, 1, before=kernels.clear)
+            steps, seconds = sum(parts.rows[1:]) / batch, sum(parts.seconds[1:])
+            propagation = kernels["crbm_sum_product_pairs"]
+            edges = 2 * args.sweeps * batch * 784 * args.hidden
+            found = {
+                "batch": batch,
+                "ms_a_step": round(1e3 * seconds / steps, 3),
+                "ms_propagation": round(1e3 * propagation / steps, 3),
+                "ms_coupling": round(1e3 * kernels["crbm_make_coupling"] / steps, 3),
+                "edge_updates_a_second": round(edges * steps / propagation),
+                "share_outside": round(1 - propagation / seconds, 4),
+            }
+            best = min(best, found, key=lambda one: one["share_outside"])
+        out.append(best)
+        print(best, flush=True)
+    return out
+
+
+def threads(args: Any) -> list[dict[str, Any]]:
+    """Two threads against one."""
+    rows, out = sl.Dataset.from_arrays(*digits(args.rows, args.seed)), []
+    for batch in BATCHES:
+        best = {1: 0.0, 2: 0.0}
+        for _ in range(args.rounds):
+            for jobs in best:
+                best[jobs] = max(best[jobs], rate(rows, args, batch, jobs))
+        out.append({"batch": batch, "rows_a_second": {str(k): round(r) for k, r in best.items()}})
+        out[-1]["speedup"] = round(best[2] / best[1], 3)
+        print(out[-1], flush=True)
+    return out
+
+
+def cluster(args: Any) -> dict[str, Any]:
+    """Two workers of one thread against two threads here."""
+    with (
+        tempfile.TemporaryDirectory(dir=args.folder) as place,
+        sl.cluster("local", workers=2, threads=1) as client,
+    ):
+        rows = sl.Dataset.from_arrays(*digits(args.rows, args.seed)).save(Path(place) / "rows.zarr")
+        best = {"in_process": 0.0, "dask": 0.0}
+        for _ in range(args.rounds):
+            # Outside of the context in which the cluster is open.
+            best["in_process"] = max(best["in_process"], contextvars.Context().run(rate, rows, args, 160, 2))
+            best["dask"] = max(best["dask"], rate(rows, args, 160, 2, client))
+    found = {name: round(r) for name, r in best.items()}
+    return {"batch": 160, "rows_a_second": found, "ratio": round(best["dask"] / best["in_process"], 3)}
+
+
+def local(args: Any) -> list[dict[str, Any]]:
+    """Test errors after some epochs, by steps that chains take alone and their number."""
+    x, v = digits(args.local_rows, args.seed)
+    test, out = digits(args.test_rows, args.seed, "test"), []
+    for chains, steps in ((1, None), (2, 1), (2, 10), (2, 50), (4, 10), (4, 50), (16, 10)):
+        params = {} if steps is None else {"n_chains": chains, "local_steps": steps}
+        begin = time.perf_counter()
+        model = sl.ConditionalRBM(
+            n_hidden=args.hidden, n_epochs=args.local_epochs, random_state=args.seed, **params
+        ).fit(x, v)
+        errors = model.errors(*test)
+        out.append(
+            {
+                "chains": chains,
+                "local_steps": steps,
+                "all": round(100 * errors["all"], 3),
+                "changed": round(100 * errors["changed"], 3),
+                "seconds": round(time.perf_counter() - begin, 1),
+                "rows": len(x),
+                "epochs": args.local_epochs,
+            }
+        )
+        print(out[-1], flush=True)
+    return out
+
+
+def main() -> None:
+    """Each part by itself."""
+    parts: dict[str, Callable[[Any], Any]] = {
+        "share": share,
+        "threads": threads,
+        "cluster": cluster,
+        "local": local,
+    }
+    arguments = parser(__doc__, "crbm_steps")
+    arguments.add_argument("--parts", default=",".join(parts))
+    arguments.add_argument("--rows", type=int, default=20_000)
+    arguments.add_argument("--hidden", type=int, default=256)
+    arguments.add_argument("--sweeps", type=int, default=10)
+    arguments.add_argument("--segment-rows", type=int, default=640, help="rows of a timed segment")
+    arguments.add_argument("--segments", type=int, default=4)
+    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--local-rows", type=int, default=10_000)
+    arguments.add_argument("--local-epochs", type=int, default=3)
+    arguments.add_argument("--test-rows", type=int, default=2000)
+    arguments.add_argument("--folder", default=None, help="where datasets and run folders go")
+    args = arguments.parse_args()
+    for name in args.parts.split(","):
+        if name not in parts:
+            raise SystemExit(f"no part {name}; there are {', '.join(parts)}")
+        write_part(args.out, name, " ".join(["python", *sys.argv]), args.seed, parts[name](args))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,467 @@
+"""Conditional restricted Boltzmann machines as a scikit-learn estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
+from sklearn.utils.validation import validate_data
+
+from scalelatent.data import Dataset
+from scalelatent.engine.callbacks import Callback
+from scalelatent.engine.cluster import current_client
+from scalelatent.engine.plan import find_resources
+from scalelatent.errors import DataError
+from scalelatent.models.crbm.model import CrbmShape
+from scalelatent.models.crbm.online import CrbmLearner, CrbmState
+from scalelatent.models.crbm.predict import sweeps_in
+
+from .base import _CHECKS, StreamedEstimator, check_finite, is_plain, restore_params
+from .crbm_fit import check_params, check_rows, fit_steps
+from .crbm_outputs import CrbmOutputs
+from .crbm_partial import CrbmPartial
+from .crbm_plan import plan
+from .steps import Rows, Steps
+
+_FIELDS = ("W", "Wvx", "Whx", "bv", "bh")
+
+
+class ConditionalRBM(
+    CrbmOutputs, CrbmPartial, ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamedEstimator
+):
+    """Binary outputs of any width from observed rows, by a conditional RBM trained by belief propagation.
+
+    p(v, h | x) is proportional to exp(v'W h + v'Wvx x + h'Whx x + bv'v + bh'h): given x, an RBM of its own
+    for each row. Denoises and completes images, predicts multi-labels or any other structured output. Fits
+    numpy arrays, memmaps, zarr and dask arrays, scipy CSR and :class:`~scalelatent.Dataset` rows of any
+    number, in process or on a Dask cluster, with the same bits. Without x it is a plain RBM.
+
+    Parameters
+    ----------
+    n_hidden : int, default 256
+    learner : {"mle-bp", "mle-mf", "cd", "pcd", "cd-percloss", "mssvm", "lssvm", "logistic"}
+        What takes the place of the intractable expectation: sum-product belief propagation, mean field,
+        contrastive divergence, its persistent chains (one for each place of a batch), a Gibbs search for the
+        perceptron loss, loss-augmented inference of the maximum-margin learners by mixed- or max-product
+        belief propagation. "logistic" has no hidden units.
+    inference : {"sum-product", "mixed-product", "max-product", "mean-field"} or None
+        What predicts. None: the learner's own (mean field for the Gibbs learners); training and test should
+        match.
+    n_sweeps : int or None
+        Sweeps of an inference. None: 7 + epoch, epochs counted from 1; predictions take those of the epoch
+        that is kept.
+    tol : float or None
+        End the sweeps of a row when no belief moved by more. None: always ``n_sweeps``.
+    gibbs_steps : int or None
+        k of the Gibbs learners. None: 1, of "cd-percloss" 10.
+    loss : "hamming" or array-like, shape (v,) or (2, v)
+        Of "mssvm" and "lssvm": 1 for each wrong output, or what each costs; two rows are the costs of an
+        output that is wrongly 1, and wrongly 0.
+    learning_rate : float or sequence of (rate, epochs)
+        Of the mean gradient of a batch.
+    momentum, weight_decay : float, default 0
+        The decay is that of the three matrices.
+    batch_size : int, default 20
+        Rows of a gradient.
+    n_epochs : int, default 50
+    n_chains : int or None
+        Parts of a batch that are computed independently, by threads or workers; ``batch_size`` is a multiple
+        of it. None: one for ten rows, at most 16. It changes bits of rounding only, the number of workers
+        none; with ``local_steps`` it changes the result.
+    local_steps : int or None
+        Chains take so many steps by themselves, on batches of ``batch_size`` rows of their own, then their
+        parameters are averaged: for large clusters, and slow networks. None: a step a batch.
+    patience : int or None
+        End after so many epochs without a better validation error. None: all epochs. The epoch that did best
+        on the validation rows is kept either way.
+    init_scale : float, default 0.01
+        Standard deviation of the first W and Whx; all else begins at 0.
+    corruption : dict or None
+        Learn to restore: rows are clean v, and x is made of them anew in each epoch. ``{"kind": "flip",
+        "rate": 0.1}`` or ``{"kind": "occlude", "size": 8}`` (a square patch set to 0).
+    warm_start : bool
+        Start from the parameters of the last fit.
+    random_state : int, Generator, RandomState or None
+        None draws a seed and keeps it in ``seed_``. A seed never changes the speed.
+    device : {"auto", "cpu", "gpu"}
+    n_jobs : int or None
+        Threads of a fit in this process; None is all cores. The result is the same for any number.
+
+    Attributes
+    ----------
+    W_ : ndarray of float32, shape (v, h)
+    Wvx_ : ndarray of float32, shape (v, x)
+    Whx_ : ndarray of float32, shape (h, x)
+    bv_ : ndarray of float32, shape (v,)
+    bh_ : ndarray of float32, shape (h,)
+    n_sweeps_ : int
+        Sweeps of a prediction.
+    inference_ : str
+        What predicts.
+    n_iter_, best_epoch_ : int
+        Epochs, and the one whose parameters these are.
+    history_ : list of dict
+        One record an epoch: objective (log-loss of the outputs' beliefs, nats an output, or of the other
+        learners their energy gap), train_error (of the negative phase), validation_error, changed_error
+        (among outputs that x has otherwise), converged (share of rows), learning_rate, n_sweeps, …
+    best_validation_error_ : float or None
+    seed_ : int
+    n_features_in_ : int
+
+    References
+    ----------
+    W. Ping, A. Ihler, "Belief propagation in conditional RBMs for structured prediction", AISTATS (2017).
+
+    Examples
+    --------
+    Rows of 12 outputs, two patterns; a tenth of the inputs is flipped:
+
+    >>> rng = np.random.default_rng(0)
+    >>> v = np.repeat([[1] * 6 + [0] * 6, [0] * 6 + [1] * 6], 100, axis=0).astype("uint8")
+    >>> x = v ^ (rng.random(v.shape) < 0.1)
+    >>> m = ConditionalRBM(n_hidden=4, n_epochs=5, learning_rate=0.5, random_state=0).fit(x, v)
+    >>> m.predict(x).shape, bool(m.score(x, v) > 0.99)
+    ((200, 12), True)
+    """
+
+    _kind = "crbm"
+    # A job may name datasets of outputs beside those of the rows.
+    takes_targets = True
+    # Where outputs come from: pairs of rows, clean rows that are corrupted, or rows themselves.
+    _source = "pairs"
+
+    def __init__(
+        self,
+        *,
+        n_hidden: int = 256,
+        learner: str = "mle-bp",
+        inference: str | None = None,
+        n_sweeps: int | None = None,
+        tol: float | None = None,
+        gibbs_steps: int | None = None,
+        loss: Any = "hamming",
+        learning_rate: float | Sequence[tuple[float, int]] = 0.05,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        batch_size: int = 20,
+        n_epochs: int = 50,
+        n_chains: int | None = None,
+        local_steps: int | None = None,
+        patience: int | None = None,
+        init_scale: float = 0.01,
+        corruption: Mapping[str, Any] | None = None,
+        warm_start: bool = False,
+        random_state: Any = None,
+        device: str = "auto",
+        n_jobs: int | None = None,
+    ) -> None:
+        self.n_hidden = n_hidden
+        self.learner = learner
+        self.inference = inference
+        self.n_sweeps = n_sweeps
+        self.tol = tol
+        self.gibbs_steps = gibbs_steps
+        self.loss = loss
+        self.learning_rate = learning_rate
+        self.momentum = momentum
+        self.weight_decay = weight_decay
+        self.batch_size = batch_size
+        self.n_epochs = n_epochs
+        self.n_chains = n_chains
+        self.local_steps = local_steps
+        self.patience = patience
+        self.init_scale = init_scale
+        self.corruption = corruption
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.device = device
+        self.n_jobs = n_jobs
+
+    # -- fit
+    # --------------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        validation: Any = None,
+        client: Any = None,
+        run_dir: Any = None,
+        resume: bool = False,
+        callbacks: Callback | Sequence[Callback] = (),
+        engine: Mapping[str, Any] | None = None,
+    ) -> ConditionalRBM:
+        """Fit by minibatches.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, x), or None
+            Observed rows. None, or a width of 0: a plain RBM of the rows ``y``. With ``corruption`` the clean
+            rows.
+        y : array-like or Dataset, shape (n, v)
+            The outputs v, 0 or 1: dense, or CSR multi-labels. A Dataset with targets brings its own.
+        validation : Dataset or (X, y) or None
+            Rows for early stopping.
+        client : distributed.Client or None
+            A cluster to run on; None takes the enclosing ``with sl.cluster(…)``, else this process.
+        run_dir : path or None
+            Folder for checkpoints, shared by all workers.
+        resume : bool
+            Go on with the fit that ``run_dir`` holds.
+        callbacks : Callback or sequence
+        engine : dict or None
+            block_rows, leaf_rows, checkpoint_seconds, checkpoint_steps, report_steps, validate_steps,
+            run_rows, buffer_runs, scratch, keep_scratch.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        DataError
+            Rows that cannot be used, naming dataset and row: outputs beside 0 and 1, other numbers of rows,
+            NaN, a batch larger than the data, a learner that needs x when there is none.
+        ValueError
+            A parameter out of range.
+        FloatingPointError
+            Weights have grown beyond float32: naming the epoch and the learning rate to try.
+        RunError
+            The run folder holds another fit; the cluster has no workers.
+
+        Warns
+        -----
+        UserWarning
+            ``tol`` was not met by some of the rows.
+
+        Examples
+        --------
+        See the class.
+        """
+        check_params(self)
+        train = self._pairs(X, y, reset=True)
+        held = self._validation_pairs(validation)
+        self._fit_by_steps(train, held, client, run_dir, resume, callbacks, engine)
+        return self
+
+    def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
+        return fit_steps(self, rows)
+
+    def _what_decides(self) -> dict[str, Any]:
+        """The parameters that decide the result: a resumed fit must have the same ones."""
+        free = {"n_jobs", "device", "random_state", "warm_start"}
+        return {k: v for k, v in self.get_params(deep=False).items() if k not in free}
+
+    def _keep(self, learner: CrbmLearner, state: CrbmState, history: list[dict[str, Any]]) -> None:
+        theta, epoch = learner.weights(state)
+        self._keep_parameters(learner.shape, theta, epoch)
+        self.inference_ = learner.validation_inference
+        self.n_iter_, self.history_ = state.iteration, history
+        self.best_validation_error_ = float(state.best_error) if learner.has_validation else None
+
+    def _keep_parameters(self, shape: CrbmShape, theta: np.ndarray, epoch: int) -> None:
+        self._shape, self._theta = shape, theta
+        for name in _FIELDS:
+            setattr(self, f"{name}_", getattr(shape.split(theta), name))
+        self.best_epoch_ = epoch
+        self.n_sweeps_ = sweeps_in(None if self.n_sweeps is None else int(self.n_sweeps), epoch)
+        self._stream_state = None
+
+    # -- rows
+    # -------------------------------------------------------------------------------------------------
+
+    def _pairs(self, X: Any, y: Any, *, reset: bool = False, what: str = "X") -> Dataset:
+        """Rows with their outputs, from whatever was given; with ``reset`` they say what is learned."""
+        nothing = X is None or (not isinstance(X, Dataset) and getattr(X, "shape", (0, 1))[1:] == (0,))
+        if nothing and y is not None and X is not None and len(X) != _rows_of(y):
+            raise DataError(f"X has {len(X)} rows, but y has {_rows_of(y)}: give one output row a row")
+        if reset:
+            self._source = "pairs"
+            if self.corruption is not None:
+                self._source = "corruption"
+            elif nothing:
+                self._source = "plain"
+        stored_pairs = not reset and isinstance(X, Dataset) and X.has_targets
+        if nothing or (self._source != "pairs" and y is None and not stored_pairs):
+            X = y if nothing else X
+            if X is None:
+                raise DataError(
+                    f"{type(self).__name__} was given no rows: pass X and the outputs y, or y alone for a "
+                    "plain RBM"
+                )
+            return self._clean_rows(X, reset, what)
+        if self._source == "plain" or (reset and self._source == "corruption"):
+            raise DataError(
+                "the inputs are made from clean rows, but X and y were both given: leave one out, or set "
+                "corruption=None"
+                if self._source == "corruption"
+                else "this is a plain RBM, which has no X: pass None in its place"
+            )
+        return self._paired_rows(X, y, reset, what)
+
+    def _clean_rows(self, v: Any, reset: bool, what: str) -> Dataset:
+        """Rows that are outputs themselves."""
+        if not isinstance(v, Dataset):
+            if is_plain(v):
+                v = np.asarray(v) if not hasattr(v, "tocsr") else v
+                if v.ndim == 2:
+                    check_finite(v.tocsr() if hasattr(v, "tocsr") else v, "the rows v")
+            v = Dataset.from_arrays(v)
+        self._set_width(v.n_features) if reset else self._check_width(v, what)
+        if reset:
+            self._n_outputs = v.n_features
+        if not v.is_stored and v.lazy(0, 1) is None:
+            v.read_binary(0, len(v))
+        return v
+
+    def _paired_rows(self, X: Any, y: Any, reset: bool, what: str) -> Dataset:
+        """Rows beside outputs."""
+        if not isinstance(X, Dataset) and is_plain(X):
+            X = validate_data(self, X, reset=reset, **_CHECKS)
+            check_finite(X, what)
+            ds = Dataset.from_arrays(X)
+        else:
+            ds = X if isinstance(X, Dataset) else Dataset.from_arrays(X)
+            self._set_width(ds.n_features) if reset else self._check_width(ds, what)
+        if y is not None:
+            ds = ds.with_target(y if isinstance(y, Dataset) else _target_rows(y, len(ds)))
+        if not ds.has_targets:
+            raise DataError(
+                f"{ds.url or what}: there are no outputs, rows of 0 and 1, to learn from: pass y of shape "
+                "(n, v), or a dataset with targets (Dataset.with_target, [data] target); one column: "
+                "y.reshape(-1, 1)"
+            )
+        if not reset and ds.n_targets != self._n_outputs:
+            raise DataError(
+                f"{ds.url or what}: there are {ds.n_targets} outputs a row, but {type(self).__name__} has "
+                f"{self._n_outputs}"
+            )
+        if not ds.is_stored and ds.lazy(0, 1) is None:
+            ds.read_targets(0, len(ds))
+        if reset:
+            self._n_outputs = int(ds.n_targets or 0)
+        return ds
+
+    def _validation_pairs(self, validation: Any) -> Dataset | None:
+        if validation is None:
+            return None
+        if isinstance(validation, Dataset):
+            return self._pairs(validation, None, what="validation")
+        if self._source != "pairs" and getattr(validation, "ndim", 0) == 2:
+            return self._pairs(None, validation, what="validation")
+        try:
+            X, y = validation
+        except (TypeError, ValueError):
+            raise DataError(
+                f"validation={type(validation).__name__}: give a Dataset or a pair (X, y)"
+            ) from None
+        return self._pairs(X, y, what="validation")
+
+    def plan(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        validation: Any = None,
+        client: Any = None,
+        memory_limit: str | int | None = None,
+        engine: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """What ``fit`` would need, from shapes and a probe of some seconds; nothing is fitted.
+
+        Parameters
+        ----------
+        X, y, validation, client, engine
+            As in :meth:`fit`.
+        memory_limit : str, int or None
+            Of a worker, for example ``"4GB"``; None asks the cluster or this process.
+
+        Returns
+        -------
+        dict
+            Of the steps and of validation: rows, steps, bytes of a statistic and memory by what holds it;
+            peak bytes a worker, bytes of a checkpoint, seconds of an epoch and of all.
+
+        Raises
+        ------
+        PlanError
+            It cannot fit: naming the setting that would.
+
+        Examples
+        --------
+        >>> v = np.eye(12, dtype="uint8").repeat(5, axis=0)
+        >>> told = ConditionalRBM(n_hidden=3, batch_size=10).plan(v, v)
+        >>> told["stages"]["learn"]["steps_per_pass"]
+        6
+        """
+        new = clone(self)  # rows of another width leave this model as it is
+        new.seed_ = 0  # orders of rows of all seeds need the same
+        check_params(new)
+        train = new._pairs(X, y, reset=True)
+        held = new._validation_pairs(validation)
+        check_rows(new, train)
+        resources = find_resources(client or current_client(), self.n_jobs, memory_limit)
+        return plan(new, train, held, resources, dict(engine or {}))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.target_tags.required = False
+        tags.target_tags.single_output = False
+        tags.target_tags.multi_output = True
+        tags.transformer_tags.preserves_dtype = []
+        return tags
+
+    # -- disk
+    # -------------------------------------------------------------------------------------------------
+
+    def _to_saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        arrays = {name: getattr(self, f"{name}_") for name in _FIELDS}
+        values = {
+            "source": self._source,
+            "shape": [self._shape.n_visible, self._shape.n_hidden, self._shape.n_observed],
+            "inference": self.inference_,
+            "n_iter": self.n_iter_,
+            "best_epoch": self.best_epoch_,
+            "n_features_in": self.n_features_in_,
+            "seed": self.seed_,
+            "best_validation_error": self.best_validation_error_,
+        }
+        return values, arrays
+
+    @classmethod
+    def _from_saved(
+        cls, params: dict[str, Any], values: dict[str, Any], arrays: dict[str, np.ndarray]
+    ) -> Self:
+        model = cls(**restore_params(params))
+        shape = CrbmShape(*values["shape"])
+        theta = np.concatenate([arrays[name].reshape(-1) for name in _FIELDS]).astype(np.float32)
+        model._source, model._n_outputs = values["source"], shape.n_visible
+        model.inference_, model.n_iter_, model.seed_ = values["inference"], values["n_iter"], values["seed"]
+        model.n_features_in_, model.history_ = values["n_features_in"], []
+        model.best_validation_error_ = values["best_validation_error"]
+        model._keep_parameters(shape, theta, values["best_epoch"])
+        return model
+
+
+def _rows_of(y: Any) -> int:
+    return int(y.shape[0]) if hasattr(y, "shape") else len(y)
+
+
+def _target_rows(y: Any, n_rows: int) -> Dataset:
+    """Outputs that are arrays, as a dataset."""
+    if is_plain(y) and not hasattr(y, "tocsr"):
+        y = np.asarray(y)
+    if len(getattr(y, "shape", ())) != 2:
+        raise DataError(
+            f"y has shape {getattr(y, 'shape', None)}: the outputs of a conditional RBM are rows of 0 and 1, "
+            "(n, v); one column: y.reshape(-1, 1)"
+        )
+    if y.shape[0] != n_rows:
+        raise DataError(
+            f"X has {n_rows} rows, but y has {y.shape[0]} (shape {y.shape}): give one output row a row"
+        )
+    return Dataset.from_arrays(y)

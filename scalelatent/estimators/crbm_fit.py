@@ -1,0 +1,313 @@
+"""What the fit of a conditional RBM is told, and the fit as steps."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from scalelatent.data import Dataset
+from scalelatent.data.corruption import check_corruption
+from scalelatent.engine.order import RowOrder
+from scalelatent.engine.streams import stream
+from scalelatent.errors import DataError
+from scalelatent.models.crbm.beliefs import INFERENCES
+from scalelatent.models.crbm.learners import LEARNERS
+from scalelatent.models.crbm.model import CrbmShape
+from scalelatent.models.crbm.online import CrbmLearner
+from scalelatent.models.targets import Corruption, Targets
+
+from .numbers import is_number, is_whole
+from .steps import Begin, LearnOnline, Remember, Rows, Steps
+
+BATCH_SIZES_A_CHAIN, MOST_CHAINS, LOCAL_CHAINS = 10, 16, 4
+RUN_ROWS, BUFFER_RUNS = 1024, 16
+# Why a fit leaves out no rows.
+ALL_ROWS = "a conditional RBM takes each row in an order of its own and cannot leave some out in its midst"
+_COUNTS = ("n_hidden", "batch_size", "n_epochs")
+_OPTIONAL_COUNTS = ("n_sweeps", "gibbs_steps", "n_chains", "local_steps", "patience")
+
+
+def check_params(model: Any) -> None:
+    """Refuse parameters out of range.
+
+    Raises
+    ------
+    ValueError
+        Naming the parameter and what it may be.
+    """
+    inferences = (None, *(name for name in INFERENCES if name != "independent"))
+    choices = {
+        "learner": tuple(LEARNERS),
+        "inference": inferences,
+        "device": ("auto", "cpu", "gpu", "reference"),
+    }
+    for name, allowed in choices.items():
+        if getattr(model, name) not in allowed:
+            names = ", ".join(map(repr, allowed))
+            raise ValueError(f"{name}={getattr(model, name)!r} is not one of {names}")
+    for name in (*_COUNTS, *_OPTIONAL_COUNTS):
+        value = getattr(model, name)
+        if not is_whole(value) and not (value is None and name in _OPTIONAL_COUNTS):
+            raise ValueError(f"{name}={value!r}: give a whole number of at least 1")
+    if not (is_number(model.momentum) and 0 <= model.momentum < 1):
+        raise ValueError(f"momentum={model.momentum!r}: give a number in [0, 1)")
+    for name in ("weight_decay", "init_scale"):
+        value = getattr(model, name)
+        if not (is_number(value) and value >= 0):
+            raise ValueError(f"{name}={value!r}: give a finite number of at least 0")
+    if model.tol is not None and not (is_number(model.tol) and model.tol > 0):
+        raise ValueError(f"tol={model.tol!r}: give a number above 0, or None for a fixed number of sweeps")
+    epoch_rates(model)
+    chains = n_chains(model)
+    if not model.local_steps and model.batch_size % chains:
+        raise ValueError(
+            f"batch_size={model.batch_size} is no multiple of n_chains={chains}: set batch_size to "
+            f"{-(-model.batch_size // chains) * chains}"
+        )
+
+
+def epoch_rates(model: Any) -> np.ndarray:
+    """Learning rate of each epoch of the schedule; the last one goes on.
+
+    Raises
+    ------
+    ValueError
+        Neither a number above 0 nor pairs (rate, epochs).
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> epoch_rates(SimpleNamespace(learning_rate=[(0.05, 2), (0.01, 1)])).tolist()
+    [0.05, 0.05, 0.01]
+    """
+    given = model.learning_rate
+    pairs = [(given, 1)] if is_number(given) else given
+    try:
+        pairs = [(rate, epochs) for rate, epochs in pairs]
+    except (TypeError, ValueError):
+        pairs = []
+    if not pairs or not all(is_number(rate) and rate > 0 and is_whole(n) for rate, n in pairs):
+        raise ValueError(
+            f"learning_rate={given!r}: give a number above 0, or a schedule of pairs (rate, epochs) such as "
+            "[(0.05, 30), (0.01, 20)]"
+        )
+    return np.repeat([float(rate) for rate, _ in pairs], [int(n) for _, n in pairs])
+
+
+def n_chains(model: Any) -> int:
+    """Chains of a step: the parameter, or about one for ten rows of a batch (of local steps 4)."""
+    if model.n_chains is not None:
+        return int(model.n_chains)
+    if model.local_steps:
+        return LOCAL_CHAINS
+    size = int(model.batch_size)
+    most = min(max(size // BATCH_SIZES_A_CHAIN, 1), MOST_CHAINS)
+    return next(chains for chains in range(most, 0, -1) if size % chains == 0)
+
+
+def step_rows(model: Any) -> int:
+    """Rows of a step over all chains."""
+    size = int(model.batch_size)
+    return size * int(model.local_steps) * n_chains(model) if model.local_steps else size
+
+
+def unit_costs(loss: Any, n_visible: int) -> np.ndarray:
+    """Loss of units that are wrongly 1, and wrongly 0: float32 (2, v).
+
+    Raises
+    ------
+    ValueError
+        Neither "hamming" nor weights of a fitting shape.
+
+    Examples
+    --------
+    >>> unit_costs("hamming", 3).tolist(), unit_costs([1, 2], 2).tolist()
+    ([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]], [[1.0, 2.0], [1.0, 2.0]])
+    """
+    if isinstance(loss, str) and loss == "hamming":
+        return np.ones((2, n_visible), dtype=np.float32)
+    try:
+        cost = np.asarray(loss, dtype=np.float32)
+    except (TypeError, ValueError):
+        cost = np.zeros(0, dtype=np.float32)
+    if cost.shape not in ((n_visible,), (2, n_visible)) or not (
+        np.isfinite(cost).all() and (cost >= 0).all()
+    ):
+        raise ValueError(
+            f"loss={loss!r}: give 'hamming', weights of the {n_visible} outputs, or two rows of them (of "
+            "outputs that are wrongly 1, and wrongly 0), finite and at least 0"
+        )
+    return np.ascontiguousarray(np.broadcast_to(cost, (2, n_visible)))
+
+
+def make_corruption(given: Any, ds: Dataset, seed: int, stage: str = "corruption") -> Corruption:
+    """The corruption that a parameter asks for, of clean rows.
+
+    Raises
+    ------
+    ValueError
+        Not a dict of ``kind`` and what belongs to it.
+    DataError
+        A rate or a size that these rows cannot have.
+    """
+    keys = {"flip": {"kind", "rate"}, "occlude": {"kind", "size", "shape"}}
+    if not isinstance(given, Mapping) or given.get("kind") not in keys or set(given) - keys[given["kind"]]:
+        raise ValueError(
+            f'corruption={given!r}: give {{"kind": "flip", "rate": 0.1}} or {{"kind": "occlude", "size": 8}} '
+            "(with the images' shape where rows have none), or None"
+        )
+    if given["kind"] == "flip":
+        how: dict[str, Any] = {"rate": given.get("rate", 0.1)}
+        if not is_number(how["rate"]):
+            raise ValueError(f"corruption={given!r}: rate is a share from 0 to 1")
+    else:
+        size = given.get("size", 8)
+        side = round(ds.n_features**0.5)
+        shape = given.get("shape") or (ds.feature_shape if len(ds.feature_shape) == 2 else (side, side))
+        how = {"size": (size, size) if is_whole(size) else tuple(size), "shape": tuple(map(int, shape))}
+    check_corruption(given["kind"], ds.n_features, **how)
+    return Corruption(given["kind"], seed=seed, stage=stage, **how)
+
+
+def check_rows(model: Any, train: Dataset) -> None:
+    """Refuse rows that the learner cannot use, before any work.
+
+    Raises
+    ------
+    DataError
+        A batch larger than the data; weights; a learner that needs x when there is none.
+    """
+    where = train.url or "the rows"
+    if train.has_weight:
+        raise DataError(
+            f"{where}: rows are weighted, and a conditional RBM takes each row alike: leave the weights out"
+        )
+    if model._source == "plain" and model.learner in ("logistic", "cd-percloss"):
+        raise DataError(
+            f"learner={model.learner!r} starts from what x says of the outputs, and there is no x: pass X, "
+            "or choose learner='cd', 'pcd' or 'mle-bp' for a plain RBM"
+        )
+    rows = step_rows(model)
+    if rows > len(train):
+        local = f" (batch_size x local_steps x n_chains = {rows} rows)" if model.local_steps else ""
+        raise DataError(
+            f"{where}: a step of batch_size={model.batch_size}{local} is larger than the data, {len(train)} "
+            f"rows: set batch_size to {max(len(train) // (rows // int(model.batch_size)), 1)} or less"
+        )
+
+
+def shape_of(model: Any, train: Dataset) -> CrbmShape:
+    """Units of v, h and x."""
+    hidden = 0 if model.learner == "logistic" else int(model.n_hidden)
+    if model._source == "pairs":
+        return CrbmShape(int(train.n_targets or 0), hidden, train.n_features)
+    v = train.n_features
+    return CrbmShape(v, hidden, v if model._source == "corruption" else 0)
+
+
+def targets_of(model: Any, ds: Dataset, seed: int, stage: str = "corruption") -> Targets:
+    """Where the outputs of rows come from; stored pairs go before a corruption on the fly."""
+    if model._source == "plain":
+        return Targets("x")
+    if model._source == "corruption" and not ds.has_targets:
+        return Targets("x", make_corruption(model.corruption, ds, seed, stage))
+    return Targets()
+
+
+def row_order(model: Any, n_rows: int, options: Mapping[str, Any]) -> RowOrder:
+    """Which rows each step gets: a function of the parameters, the seed and the ``[engine]`` options."""
+    chains = n_chains(model)
+    buffer = int(options.get("buffer_runs") or BUFFER_RUNS)
+    run = int(options.get("run_rows") or min(RUN_ROWS, n_rows // (buffer * chains) + 1))
+    order = {"n_chains": chains, "run_rows": run, "buffer_runs": buffer}
+    return RowOrder(n_rows, model.seed_, step_rows(model), **order)
+
+
+def make_learner(model: Any, train: Dataset, held: Dataset | None, seed: int) -> CrbmLearner:
+    """The learner of a fit."""
+    shape, chains = shape_of(model, train), n_chains(model)
+    size = int(model.batch_size)
+    steps = LEARNERS[model.learner].gibbs_steps if model.gibbs_steps is None else int(model.gibbs_steps)
+    held_targets = Targets() if held is None else targets_of(model, held, seed, "corruption-validation")
+    return CrbmLearner(
+        shape=shape,
+        learner=model.learner,
+        rates=epoch_rates(model),
+        momentum=float(model.momentum),
+        weight_decay=float(model.weight_decay),
+        n_sweeps=None if model.n_sweeps is None else int(model.n_sweeps),
+        tol=None if model.tol is None else float(model.tol),
+        gibbs_steps=steps,
+        cost=unit_costs(model.loss, shape.n_visible),
+        n_chains=chains,
+        chain_rows=size if model.local_steps else size // chains,
+        local_steps=int(model.local_steps or 0),
+        seed=seed,
+        patience=int(model.patience or 0),
+        has_validation=held is not None,
+        targets=targets_of(model, train, seed),
+        validation_targets=held_targets,
+        validation_inference=model.inference or LEARNERS[model.learner].inference,
+    )
+
+
+def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
+    """A whole fit, see :mod:`.steps`; sets the model's learned attributes."""
+    train = rows["train"].dataset
+    held = rows["validation"].dataset if "validation" in rows else None
+    check_params(model)
+    check_rows(model, train)
+    make_learner(model, train, held, 0)  # refuses what is wrong with loss and corruption
+    model.seed_, rows = yield Begin({"max_iter": int(model.n_epochs)}, all_rows=ALL_ROWS)
+    learner = make_learner(model, train, held, model.seed_)
+    theta = first_parameters(model, learner.shape)
+    start = yield Remember("start", {"theta": theta})
+
+    def order(options: Mapping[str, Any]) -> RowOrder:
+        return row_order(model, len(train), options)
+
+    state = learner.start(np.ascontiguousarray(start["theta"]))
+    result = yield LearnOnline("learn", learner, state, rows, None, order, int(model.n_epochs))
+    model._keep(learner, result.state, result.history)
+    warn_unconverged(model, result.history)
+
+
+def first_parameters(model: Any, shape: CrbmShape) -> np.ndarray:
+    """Those of the last fit for a warm start, else small random ones.
+
+    Raises
+    ------
+    ValueError
+        The last fit was of another shape.
+    """
+    if model.warm_start and hasattr(model, "W_"):
+        if model._shape != shape:
+            raise ValueError(
+                f"warm_start: the last fit was of another shape ({model._shape}, now {shape}): fit with "
+                "warm_start=False"
+            )
+        return model._theta
+    return shape.start(stream(model.seed_, "crbm-start"), float(model.init_scale))
+
+
+def warn_unconverged(model: Any, history: list[dict[str, Any]]) -> None:
+    """Warn where a tolerance was asked for and rows did not meet it.
+
+    Warns
+    -----
+    UserWarning
+        With the share of the last epoch's rows, and what helps.
+    """
+    if model.tol is None or not history or history[-1].get("converged") is None:
+        return
+    missed = 1.0 - float(history[-1]["converged"])
+    if missed > 0:
+        warnings.warn(
+            f"tol={model.tol:g} was not met by {missed:.1%} of the rows within {history[-1]['n_sweeps']} "
+            "sweeps in the last epoch: give more sweeps (n_sweeps), a larger tol, or a lower learning_rate",
+            UserWarning,
+            stacklevel=2,
+        )

@@ -1,0 +1,324 @@
+"""What a fitted conditional RBM says of rows: states, beliefs, errors, energies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.utils._set_output import _wrap_data_with_container
+from sklearn.utils.validation import check_is_fitted
+
+from scalelatent.data import Dataset
+from scalelatent.errors import DataError
+from scalelatent.models.base import Block
+from scalelatent.models.crbm.model import CrbmShape
+from scalelatent.models.crbm.predict import CrbmRows, CrbmScoring
+
+from .base import is_dask_array
+from .crbm_fit import targets_of
+from .crbm_infer import Beliefs, infer_rows
+
+
+class CrbmOutputs:
+    """Predictions of :class:`.crbm.ConditionalRBM`.
+
+    A class of its own, since scikit-learn would wrap whatever a transformer's own ``transform`` returns.
+    """
+
+    device: str
+    n_jobs: int | None
+    tol: float | None
+    corruption: Any
+    inference_: str
+    n_features_in_: int
+    n_sweeps_: int
+    seed_: int
+    _kind: str
+    _map: Any
+    _other_rows: Any
+    _pairs: Any
+    _shape: CrbmShape
+    _source: str
+    _theta: np.ndarray
+
+    def predict(
+        self,
+        X: Any = None,
+        *,
+        n_sweeps: int | None = None,
+        out: Any = None,
+        client: Any = None,
+        overwrite: bool = False,
+        callbacks: Any = (),
+    ) -> Any:
+        """The most probable state of each output, by the inference of training.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, x)
+            Of a plain RBM: None (one row), or rows of width 0.
+        n_sweeps : int or None
+            Sweeps; None: ``n_sweeps_``.
+        out : url or None
+            Write a dataset of them there instead of returning an array.
+        client, overwrite, callbacks
+            Where ``out`` is written from, whether it may be replaced, progress.
+
+        Returns
+        -------
+        ndarray of uint8, shape (n, v); a lazy array for a dask array; a Dataset with ``out``
+
+        Examples
+        --------
+        >>> import scalelatent as sl
+        >>> v = np.eye(6, dtype="uint8").repeat(20, axis=0)
+        >>> m = sl.ConditionalRBM(n_hidden=2, n_epochs=3, learning_rate=1.0, random_state=0).fit(v, v)
+        >>> bool((m.predict(v) == v).all())
+        True
+        """
+        return self._output(X, "states", n_sweeps, out, client, overwrite, callbacks)
+
+    def predict_marginals(
+        self,
+        X: Any = None,
+        *,
+        n_sweeps: int | None = None,
+        out: Any = None,
+        client: Any = None,
+        overwrite: bool = False,
+        callbacks: Any = (),
+    ) -> Any:
+        """Beliefs of the outputs: how probable each is to be 1, by the inference of training.
+
+        Parameters
+        ----------
+        X, n_sweeps, out, client, overwrite, callbacks
+            As in :meth:`predict`.
+
+        Returns
+        -------
+        ndarray of float32, shape (n, v); a lazy array for a dask array; a Dataset with ``out``
+            Of "mixed-product" and "max-product" those of max-marginals, which order states and are no
+            probabilities.
+
+        Examples
+        --------
+        >>> import scalelatent as sl
+        >>> v = np.eye(6, dtype="uint8").repeat(20, axis=0)
+        >>> m = sl.ConditionalRBM(n_hidden=2, n_epochs=3, learning_rate=1.0, random_state=0).fit(v, v)
+        >>> m.predict_marginals(v, n_sweeps=4).shape
+        (120, 6)
+        """
+        return self._output(X, "marginals", n_sweeps, out, client, overwrite, callbacks)
+
+    def transform(
+        self, X: Any, *, out: Any = None, client: Any = None, overwrite: bool = False, callbacks: Any = ()
+    ) -> Any:
+        """Beliefs of the hidden units; of a plain RBM, whose rows are v, their probabilities given v.
+
+        Parameters
+        ----------
+        X, out, client, overwrite, callbacks
+            As in :meth:`predict`.
+
+        Returns
+        -------
+        ndarray of float32, shape (n, h); a lazy array for a dask array; a Dataset with ``out``
+            A data frame where ``set_output`` asks for one.
+
+        Examples
+        --------
+        >>> import scalelatent as sl
+        >>> v = np.eye(6, dtype="uint8").repeat(20, axis=0)
+        >>> sl.ConditionalRBM(n_hidden=2, n_epochs=1, learner="cd").fit(None, v).transform(v).shape
+        (120, 2)
+        """
+        what = "given" if self._source == "plain" else "hidden"
+        h = self._map(X, (what, None), out, client, overwrite, callbacks)
+        return _wrap_data_with_container("transform", h, X, self) if isinstance(h, np.ndarray) else h
+
+    @property
+    def _n_features_out(self) -> int:
+        return self._shape.n_hidden
+
+    def score(self, X: Any, y: Any = None, sample_weight: None = None) -> float:
+        """Share of outputs that are predicted right; streams over a Dataset.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, x)
+        y : array-like or Dataset, shape (n, v)
+            A Dataset with targets brings its own. A model that corrupts its rows corrupts clean ones that
+            come without.
+        sample_weight : None
+            There are no weights.
+
+        Returns
+        -------
+        float
+
+        Raises
+        ------
+        DataError
+            No outputs, of another width, or neither 0 nor 1.
+
+        Examples
+        --------
+        See the class.
+        """
+        return 1.0 - self.errors(X, y)["all"]
+
+    def errors(self, X: Any, y: Any = None) -> dict[str, float]:
+        """The paper's errors: of all outputs, and of those that x has otherwise than v.
+
+        Parameters
+        ----------
+        X, y
+            As in :meth:`score`.
+
+        Returns
+        -------
+        dict
+            ``all``, and ``changed``: NaN where x is not as wide as v, or not of 0 and 1.
+
+        Examples
+        --------
+        >>> import scalelatent as sl
+        >>> v = np.eye(6, dtype="uint8").repeat(20, axis=0)
+        >>> m = sl.ConditionalRBM(n_hidden=2, n_epochs=3, learning_rate=1.0, random_state=0).fit(v, v)
+        >>> m.errors(v, v)
+        {'all': 0.0, 'changed': nan}
+        """
+        from .session import FitSession
+        from .steps import Rows
+
+        check_is_fitted(self)
+        ds = self._pairs(X, y)
+        targets = targets_of(self, ds, self.seed_, "corruption-test")
+        reduction = CrbmScoring(self._shape, self.inference_, self.n_sweeps_, self.tol, targets, self._theta)
+        with FitSession(self._kind, device=self.device, n_jobs=self.n_jobs) as session:
+            session.begin(0, {}, {})
+            stats = session.collect("score", reduction, Rows(ds))
+        wrong, changed = CrbmScoring.errors(stats)
+        return {"all": wrong, "changed": changed}
+
+    def infer(
+        self,
+        X: Any = None,
+        *,
+        inference: str | None = None,
+        n_sweeps: int | None = None,
+        tol: float | None = None,
+        pairs: bool = False,
+        log_z: bool = False,
+    ) -> Beliefs:
+        """Run an inference and see how it went.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, x)
+            Results are held in memory.
+        inference : str or None
+            One of the parameter's, or "gibbs" (means over the second half of ``n_sweeps`` draws). None: that
+            of training.
+        n_sweeps : int or None
+            None: ``n_sweeps_``.
+        tol : float or None
+            End a row's sweeps when no belief moves by more.
+        pairs : bool
+            The mean over rows of the pairs' beliefs P(v_i = 1, h_j = 1) too (sum-product).
+        log_z : bool
+            The Bethe estimate of each row's log partition function too (sum-product).
+
+        Returns
+        -------
+        Beliefs
+
+        Warns
+        -----
+        UserWarning
+            ``tol`` was not met by some of the rows.
+
+        Examples
+        --------
+        >>> import scalelatent as sl
+        >>> v = np.eye(6, dtype="uint8").repeat(20, axis=0)
+        >>> m = sl.ConditionalRBM(n_hidden=2, n_epochs=3, random_state=0).fit(v, v)
+        >>> found = m.infer(v, inference="sum-product", n_sweeps=20, log_z=True)
+        >>> found.visible.shape, bool(found.converged.all()), found.log_z.shape
+        ((120, 6), True, (120,))
+        """
+        check_is_fitted(self)
+        how = {"inference": inference, "n_sweeps": n_sweeps, "tol": tol, "pairs": pairs, "log_z": log_z}
+        return infer_rows(self, self._observed_rows(X), **how)
+
+    def free_energy(self, X: Any, y: Any = None) -> np.ndarray:
+        """F(v, x): minus the log of the sum over h of exp(-E(v, h, x)).
+
+        Together with :meth:`infer`'s ``log_z`` it gives log p(v | x) = -F - log Z.
+
+        Parameters
+        ----------
+        X, y
+            As in :meth:`score`; results are held in memory.
+
+        Returns
+        -------
+        ndarray of float64, shape (n,)
+
+        Examples
+        --------
+        >>> import scalelatent as sl
+        >>> v = np.eye(6, dtype="uint8").repeat(20, axis=0)
+        >>> sl.ConditionalRBM(n_hidden=2, n_epochs=1, random_state=0).fit(v, v).free_energy(v, v).shape
+        (120,)
+        """
+        check_is_fitted(self)
+        ds, out = self._pairs(X, y), []
+        for a in range(0, len(ds), 4096):
+            b = min(a + 4096, len(ds))
+            v = ds.read_targets(a, b) if self._source == "pairs" else ds.read_binary(a, b)
+            x = ds.read_x(a, b) if self._source == "pairs" else np.empty((b - a, 0))
+            p = self._shape.split(self._theta.astype(np.float64))
+            b1, b2 = (x @ w.T + bias if w.shape[1] else bias for w, bias in ((p.Wvx, p.bv), (p.Whx, p.bh)))
+            v = v.astype(np.float64)
+            out.append(-(v * b1).sum(axis=1) - np.logaddexp(0.0, v @ p.W + b2).sum(axis=1))
+        return np.concatenate(out)
+
+    # -- how -------------------------------------------------------------------------------------------------
+
+    def _row_map(self, what: Any) -> CrbmRows:
+        name, n_sweeps = what
+        sweeps = self.n_sweeps_ if n_sweeps is None else int(n_sweeps)
+        return CrbmRows(self._shape, self._theta, self.inference_, sweeps, self.tol, name)
+
+    def _output(
+        self, X: Any, what: str, n_sweeps: int | None, out: Any, client: Any, overwrite: bool, callbacks: Any
+    ) -> Any:
+        check_is_fitted(self)
+        if self._source != "plain":
+            return self._map(X, (what, n_sweeps), out, client, overwrite, callbacks)
+        if isinstance(X, Dataset) or out is not None or is_dask_array(X):
+            raise DataError(
+                "this is a plain RBM: it has no x to predict from, and all rows have the same beliefs; leave "
+                "X out (transform takes rows v)"
+            )
+        from scalelatent.engine.backend import make_backend
+        from scalelatent.engine.threads import single_threaded
+
+        block, row_map = Block(self._nothing(X), None, None, 0), self._row_map((what, n_sweeps))
+        with single_threaded():
+            return row_map.apply(row_map.prepare(make_backend(self.device)), block)
+
+    def _nothing(self, X: Any) -> np.ndarray:
+        """Rows of a plain RBM: None is one."""
+        x = np.empty((1, 0), dtype=np.float32) if X is None else np.asarray(X)
+        if x.ndim != 2 or x.shape[1]:
+            raise DataError(
+                f"X has shape {x.shape}, but this is a plain RBM, which has no x: leave X out, or give rows "
+                "of width 0"
+            )
+        return x
+
+    def _observed_rows(self, X: Any) -> Any:
+        return self._nothing(X) if self._source == "plain" else self._other_rows(X)

@@ -1,0 +1,22 @@
+"""Conditional RBMs (Ping and Ihler, 2017): inference by belief propagation, each row a graph of its own.
+
+Names of the kernels and where their bodies are, read by the engine's backend table.
+"""
+
+_MODULES = {
+    "make_coupling": "coupling",
+    "sum_product": "sum_product",
+    "sum_product_pairs": "sum_product",
+    "bethe": "sum_product",
+    "mixed_product": "mixed_product",
+    "max_product": "max_product",
+    "mean_field": "mean_field",
+}
+KERNELS = {
+    f"crbm_{name}": {
+        "reference": f"scalelatent.models.crbm.reference:{name}",
+        "numba": f"scalelatent.models.crbm.cpu.{module}:{name}",
+    }
+    for name, module in _MODULES.items()
+}
+KERNELS["crbm_pairwise"] = {"reference": "scalelatent.models.crbm.reference:pairwise"}

@@ -1,0 +1,1 @@
+"""Bodies of the inference kernels in numba, float32."""

@@ -1,0 +1,92 @@
+"""What all inference needs of the couplings, made once for many batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from scalelatent.models.crbm.inference import check_weights
+from scalelatent.models.tiles import pack
+
+from .lanes import aligned, whole
+
+# Visible units that are worked on together: their part of W and of the messages stays in the first-level
+# cache from one direction to the other.
+ROWS = 8
+_FACTORS, _RANGE = 8, 80.0
+
+
+@dataclass(frozen=True)
+class Coupling:
+    """Couplings, and their exponentials filled up to whole vectors and blocks of rows.
+
+    What is filled up has W = 0: its messages are exactly 1 and change no other unit.
+
+    Attributes
+    ----------
+    w : ndarray of float32, shape (v, h)
+    largest : float
+        The largest |W|.
+    factors : int
+        So many messages can be multiplied in float32, whatever their values: 2 to 8.
+    limit : float
+        Log odds beyond +-limit are taken as +-limit when they are made a probability: far enough for every
+        message to have its last value, near enough for no product to be subnormal (while |W| < 17).
+    """
+
+    w: np.ndarray
+    largest: float
+    factors: int
+    limit: float
+
+    @cached_property
+    def a(self) -> np.ndarray:
+        """exp(W), filled up with ones."""
+        return _filled_up(self.w, np.exp)
+
+    @cached_property
+    def padded(self) -> np.ndarray:
+        """W, filled up with zeros."""
+        return _filled_up(self.w, np.positive)
+
+    @cached_property
+    def row_products(self) -> np.ndarray:
+        """The product of each row of A, (2, rows): a mantissa, and the bits of its integer exponent."""
+        logs = np.zeros(self.a.shape[0])
+        self.w.sum(axis=1, dtype=np.float64, out=logs[: len(self.w)])
+        exponents = np.floor(logs / np.log(2.0))
+        out = np.empty((2, len(logs)), dtype=np.float32)
+        out[0], out[1].view(np.int32)[:] = np.exp(logs - exponents * np.log(2.0)), exponents
+        return out
+
+    @cached_property
+    def packed(self) -> tuple[np.ndarray, np.ndarray]:
+        """W and its transpose as :func:`scalelatent.models.tiles.pack` makes them."""
+        return pack(self.w), pack(np.ascontiguousarray(self.w.T))
+
+
+def _filled_up(w: np.ndarray, of: np.ufunc) -> np.ndarray:
+    v, h = w.shape
+    out = aligned((-(-v // ROWS) * ROWS, whole(h)))
+    of(w, out=out[:v, :h])
+    out[v:] = out[:, h:] = of(np.float32(0.0))
+    return out
+
+
+def make_coupling(w: np.ndarray) -> Coupling:
+    """See :func:`..reference.make_coupling`.
+
+    Examples
+    --------
+    >>> coupling = make_coupling(np.full((3, 2), -20.0))
+    >>> coupling.a.shape, coupling.factors
+    ((8, 8), 4)
+    """
+    w = np.array(w, dtype=np.float32)
+    largest = max(float(w.max(initial=0.0)), -float(w.min(initial=0.0)))
+    check_weights(largest)
+    factors = max(1, min(_FACTORS, int(_RANGE / max(largest, 1.0))))
+    limit = max(87.0 - 2 * largest, min(86.0, 2 * largest + 17.0))
+    return Coupling(w, largest, factors, limit)

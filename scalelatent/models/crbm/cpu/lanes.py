@@ -1,0 +1,212 @@
+"""Vectors of eight float32 in LLVM's own types, for the loops over edges.
+
+Written out because numba's loops leave the order of a product or sum over lanes to LLVM, and because a
+product's exponent is taken off by bits. Everything here has one order: the same bits whatever the length of a
+row, the alignment of an array or the neighbours in a batch.
+
+Logs are rare: the log of a product of factors that each lie within e^(+-W) needs one log at the end, if the
+exponents are taken off and added up as integers before the product can overflow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from scalelatent.models.tiles import BYTES, at
+from scalelatent.models.tiles import LANES as LANES
+
+WIDE = BYTES * LANES  # bytes of a vector
+F32, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+VEC, INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+_MANTISSA, _EXPONENT_OF_ONE, _MANTISSA_BITS = 0x007FFFFF, 0x3F800000, 23
+BIAS = 127
+
+# log(1 + z), z from sqrt(1/2) - 1 to sqrt(2) - 1, as z - z^2/2 + z^3 P(z); exp(x), |x| up to log(2)/2, as
+# 1 + x + x^2 Q(x): the polynomials of Cephes (Moshier, logf and expf), highest power first.
+_LOG = (
+    7.0376836292e-2,
+    -1.1514610310e-1,
+    1.1676998740e-1,
+    -1.2420140846e-1,
+    1.4249322787e-1,
+    -1.6668057665e-1,
+    2.0000714765e-1,
+    -2.4999993993e-1,
+    3.3333331174e-1,
+)
+_EXP = (
+    1.9875691500e-4,
+    1.3981999507e-3,
+    8.3334519073e-3,
+    4.1665795894e-2,
+    1.6666665459e-1,
+    5.0000001201e-1,
+)
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
+
+
+def _f32(x: float) -> float:
+    return float(np.float32(x))
+
+
+class Lanes:
+    """Instructions on vectors, appended to an LLVM builder."""
+
+    def __init__(self, builder: Any) -> None:
+        self.b = builder
+
+    def constant(self, x: float) -> Any:
+        """The same number in all lanes."""
+        return ir.Constant(VEC, [_f32(x)] * LANES)
+
+    def integer(self, x: int) -> Any:
+        """The same integer in all lanes."""
+        return ir.Constant(INTS, [x] * LANES)
+
+    def load(self, address: Any, offset: Any = 0, kind: Any = VEC) -> Any:
+        """A vector so many bytes behind an address."""
+        offset = I64(offset) if isinstance(offset, int) else offset
+        return self.b.load(at(self.b, address, offset, kind), align=BYTES)
+
+    def store(self, value: Any, address: Any, offset: Any = 0) -> None:
+        """Store a vector so many bytes behind an address."""
+        offset = I64(offset) if isinstance(offset, int) else offset
+        self.b.store(value, at(self.b, address, offset, value.type), align=BYTES)
+
+    def spread(self, scalar: Any) -> Any:
+        """A scalar in all lanes."""
+        kind = ir.VectorType(scalar.type, LANES)
+        first = self.b.insert_element(ir.Constant(kind, ir.Undefined), scalar, I32(0))
+        return self.b.shuffle_vector(first, first, ir.Constant(INTS, [0] * LANES))
+
+    def call(self, name: str, *values: Any) -> Any:
+        """An intrinsic of LLVM on vectors."""
+        kind = ir.FunctionType(VEC, [VEC] * len(values))
+        function = cgutils.get_or_insert_function(self.b.module, kind, f"llvm.{name}.v{LANES}f32")
+        return self.b.call(function, values)
+
+    def fma(self, x: Any, y: Any, z: Any) -> Any:
+        """X y + z, rounded once."""
+        return self.call("fma", x, y, z)
+
+    def max(self, x: Any, y: Any) -> Any:
+        """The larger of two, lane by lane; no NaN."""
+        return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)
+
+    def bits(self, x: Any) -> Any:
+        """The bits of floats as integers."""
+        return self.b.bitcast(x, INTS)
+
+    def split(self, x: Any) -> tuple[Any, Any]:
+        """Positive x = mantissa in [1, 2) times 2^(exponent - BIAS)."""
+        bits = self.bits(x)
+        mantissa = self.b.or_(self.b.and_(bits, self.integer(_MANTISSA)), self.integer(_EXPONENT_OF_ONE))
+        return self.b.bitcast(mantissa, VEC), self.b.lshr(bits, self.integer(_MANTISSA_BITS))
+
+    def fold(self, x: Any, join: Callable[[Any, Any], Any]) -> Any:
+        """One scalar out of the lanes: i with i + 4, then i + 2, then i + 1."""
+        for step in (4, 2, 1):
+            lanes = [(i + step) % LANES for i in range(LANES)]
+            x = join(x, self.b.shuffle_vector(x, x, ir.Constant(INTS, lanes)))
+        return self.b.extract_element(x, I32(0))
+
+    def polynomial(self, coefficients: Sequence[float], x: Any) -> Any:
+        """Horner's rule, highest power first."""
+        total = self.constant(coefficients[0])
+        for c in coefficients[1:]:
+            total = self.fma(total, x, self.constant(c))
+        return total
+
+    def log_plus(self, x: Any, exponent: Any, start: Any) -> Any:
+        """Start + log(x) + exponent log(2), of positive x and integer exponents."""
+        b = self.b
+        mantissa, own = self.split(x)
+        large = b.fcmp_ordered(">", mantissa, self.constant(math.sqrt(2)))
+        mantissa = b.select(large, b.fmul(mantissa, self.constant(0.5)), mantissa)
+        own = b.select(large, b.add(own, self.integer(1)), own)
+        power = b.sitofp(b.add(exponent, b.sub(own, self.integer(BIAS))), VEC)
+        z = b.fsub(mantissa, self.constant(1.0))
+        square = b.fmul(z, z)
+        y = b.fmul(b.fmul(z, square), self.polynomial(_LOG, z))
+        y = b.fadd(z, self.fma(square, self.constant(-0.5), y))
+        # The high part times the power is exact: few bits each.
+        return b.fadd(
+            self.fma(power, self.constant(_LN2_HIGH), start), self.fma(power, self.constant(_LN2_LOW), y)
+        )
+
+    def exp(self, x: Any) -> Any:
+        """E^x for x from -87 to 0."""
+        b = self.b
+        power = self.call("rint", b.fmul(x, self.constant(1 / math.log(2))))
+        x = self.fma(power, self.constant(-_LN2_LOW), self.fma(power, self.constant(-_LN2_HIGH), x))
+        y = self.fma(b.fmul(x, x), self.polynomial(_EXP, x), b.fadd(x, self.constant(1.0)))
+        shift = b.shl(b.fptosi(power, INTS), self.integer(_MANTISSA_BITS))
+        return b.bitcast(b.add(self.bits(y), shift), VEC)
+
+    def beliefs(self, log_odds: Any, limit: Any) -> tuple[Any, Any]:
+        """Sigmoid of log odds and of minus log odds, each to its own precision; |log odds| cut at limit."""
+        b = self.b
+        size = self.call("fabs", log_odds)
+        size = b.select(b.fcmp_ordered("<", size, limit), size, limit)
+        small = self.exp(b.fneg(size))
+        large = b.fdiv(self.constant(1.0), b.fadd(self.constant(1.0), small))
+        small = b.fmul(small, large)
+        positive = b.fcmp_ordered(">=", log_odds, self.constant(0.0))
+        return b.select(positive, large, small), b.select(positive, small, large)
+
+    def loop(self, begin: Any, end: Any, step: Any, start: Sequence[Any], body: Any) -> list[Any]:
+        """``for i in range(begin, end, step)``, at least once, with values that are carried from round to
+        round: body(i, values) -> values.
+        """
+        b = self.b
+        entry, loop, done = b.block, b.append_basic_block("loop"), b.append_basic_block("done")
+        b.branch(loop)
+        b.position_at_end(loop)
+        i = b.phi(I64)
+        carried = [b.phi(value.type) for value in start]
+        new = body(i, carried)
+        following = b.add(i, step)
+        last = b.block  # the body may hold loops
+        for phi, first, value in zip([i, *carried], [begin, *start], [following, *new], strict=True):
+            phi.add_incoming(first, entry)
+            phi.add_incoming(value, last)
+        b.cbranch(b.icmp_signed("<", following, end), loop, done)
+        b.position_at_end(done)
+        return new
+
+
+def inline(function: Any) -> Any:
+    """numba's ``intrinsic``, whose calls mypy takes for Python's."""
+    return intrinsic(function)
+
+
+def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+    """An uninitialised array that begins at a cache line: half the vectors of another would lie across two.
+
+    Examples
+    --------
+    >>> aligned((3, 8)).ctypes.data % 64
+    0
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = np.empty(size + 64, dtype=np.uint8)
+    first = -raw.ctypes.data % 64
+    return raw[first : first + size].view(dtype).reshape(shape)
+
+
+def whole(n: int) -> int:
+    """N rounded up to whole vectors.
+
+    Examples
+    --------
+    >>> whole(1), whole(8), whole(9)
+    (8, 8, 16)
+    """
+    return -(-n // LANES) * LANES

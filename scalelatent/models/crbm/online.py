@@ -1,0 +1,410 @@
+r"""Learning conditional RBMs by minibatches: an :class:`~..base.OnlineLearner` over the engine's loop.
+
+A step takes a batch, cut into chains of rows; each chain adds the gradient of its rows, and the step climbs
+
+.. math::
+
+    u \leftarrow \gamma u + \eta (g / n - \lambda \theta_W), \qquad \theta \leftarrow \theta + u
+
+with the mean gradient of the batch, momentum gamma and weight decay lambda (on the three matrices, not on
+the biases). With ``local_steps`` a chain takes that many steps by itself, over batches of its own, and the
+step averages what the chains have become. One chain is then plain minibatch learning, with the engine asked
+once in many steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from scalelatent.models.base import Block, Layout, Stats
+from scalelatent.models.targets import Targets
+
+from .beliefs import count_converged, couple
+from .gradient import difference, of_factors, of_weights
+from .inference import MAX_WEIGHT, WeightError
+from .learners import LEARNERS, Phase, Work
+from .model import (
+    CrbmShape,
+    Observed,
+    block_biases,
+)
+from .predict import CrbmScoring, sweeps_in
+from .state import N_SUMS, CrbmState
+from .update import add_to, climb, moved
+
+# Learning rates of the paper, tried in this order.
+RATES = (0.05, 0.02, 0.01, 0.005)
+
+
+@dataclass(frozen=True)
+class CrbmLearner:
+    """Minibatch gradients of a conditional RBM.
+
+    Attributes
+    ----------
+    shape : CrbmShape
+    learner : str
+        A key of :data:`.learners.LEARNERS`.
+    rates : ndarray of float64, shape (epochs,)
+        Learning rate of each epoch; the last one goes on.
+    momentum, weight_decay : float
+    n_sweeps : int or None
+        Sweeps of an inference; None: 7 + epoch, epochs counted from 1.
+    tol : float or None
+        End a row's sweeps where no belief moves by more.
+    gibbs_steps : int
+    cost : ndarray of float32, shape (2, v)
+        Loss of a unit that is wrongly 1, and wrongly 0 (mssvm and lssvm).
+    n_chains, chain_rows : int
+        Chains of a step, and rows of one gradient of a chain.
+    local_steps : int
+        Gradients that a chain climbs by itself before chains are averaged; 0: chains return gradients.
+    seed : int
+    patience : int
+        Epochs without a better validation error before the end; 0: all epochs.
+    has_validation : bool
+    targets, validation_targets : Targets
+        What v is of the rows, and of those that are validated on.
+    validation_inference : str
+    """
+
+    kind = "scalelatent.models.crbm.online:CrbmLearner"
+    accepts_csr = True
+
+    shape: CrbmShape
+    learner: str
+    rates: np.ndarray
+    momentum: float
+    weight_decay: float
+    n_sweeps: int | None
+    tol: float | None
+    gibbs_steps: int
+    cost: np.ndarray
+    n_chains: int
+    chain_rows: int
+    local_steps: int
+    seed: int
+    patience: int
+    has_validation: bool
+    targets: Targets
+    validation_targets: Targets
+    validation_inference: str
+
+    # -- the contract ----------------------------------------------------------------------------------------
+
+    def layout(self) -> Layout:
+        """Gradient (of local steps the displacement) by field, or its factors; then what is measured."""
+        shape, rows = self.shape, self.n_chains * self.chain_rows
+        fields = shape.layout.fields
+        if self.factored:
+            widths = (("dv", shape.n_visible), ("dh", shape.n_hidden), ("x", shape.n_observed))
+            fields = (fields[0], *((name, (rows, width)) for name, width in widths))
+        more: list[tuple[str, tuple[int, ...]]] = [("sums", (N_SUMS,)), ("chains", ())]
+        if self.local_steps and self.momentum:
+            more.append(("velocity", (shape.n_parameters,)))
+        if self.learner == "pcd":
+            more.append(("particles", (self.n_particles, shape.n_hidden)))
+        return Layout((*fields, *more))
+
+    @property
+    def factored(self) -> bool:
+        """Chains return dv, dh and x of their rows, whose products the step makes: where a batch has so few
+        rows that these are fewer numbers than the gradients of Wvx and Whx.
+        """
+        shape, rows = self.shape, self.n_chains * self.chain_rows
+        units = shape.n_visible + shape.n_hidden
+        return not self.local_steps and rows * (units + shape.n_observed) < units * shape.n_observed
+
+    def flops_per_row(self) -> float:
+        """Products, and the messages of a typical inference."""
+        shape = self.shape
+        edges = shape.n_visible * shape.n_hidden
+        sweeps = (self.n_sweeps or 16) if LEARNERS[self.learner].couples else self.gibbs_steps
+        return 4.0 * shape.n_weights + 16.0 * edges * sweeps
+
+    @property
+    def n_particles(self) -> int:
+        """Persistent chains: one for each place of a gradient's rows."""
+        return self.n_chains * self.chain_rows if self.learner == "pcd" else 0
+
+    def start(self, theta: np.ndarray) -> CrbmState:
+        """State before the first step."""
+        none = np.zeros(0, dtype=np.float32)
+        particles = np.full((self.n_particles, self.shape.n_hidden), 0.5, dtype=np.float32)
+        return CrbmState(
+            theta=theta,
+            velocity=np.zeros_like(theta) if self.momentum else none,
+            best=theta if self.has_validation else none,
+            particles=particles,
+            sums=np.zeros(N_SUMS),
+        )
+
+    def prepare(self, state: CrbmState, backend: Any) -> Any:
+        """Parameters where the products are, and what inference needs of W."""
+        theta = backend.asarray(state.theta, np.float32)
+        coupling = None
+        if LEARNERS[self.learner].couples and not self.local_steps:
+            coupling = couple(self.shape.split(theta).W, backend)
+        return backend, theta, coupling, state, backend.asarray(self.cost, np.float32)
+
+    def run_chain(self, prepared: Any, block: Block, stats: Stats) -> None:
+        """Gradient of the rows; in local steps, where a walk over them leads."""
+        if self.local_steps:
+            self._walk(prepared, block, stats)
+            return
+        backend, theta, coupling, state, cost = prepared
+        kept = self._particles(backend, state, block)
+        seen, v, phase = self._phase(backend, theta, coupling, cost, block, kept)
+        if self.factored:
+            self._add_factors(stats, backend, theta, block, v, phase)
+        else:
+            gradient = difference(self.shape, backend, theta, seen, v, phase)
+            add_to(stats.vector[: self.shape.n_parameters], backend.to_host(gradient))
+        self._measure(stats, phase)
+        self._keep_particles(stats, backend, state, block, phase.particles)
+
+    def step(self, state: CrbmState, stats: Stats, n_rows: int) -> CrbmState:
+        """Climb the gradient of a batch of ``n_rows`` rows, or average what the chains have become.
+
+        Raises
+        ------
+        FloatingPointError
+            Weights have grown beyond what messages in float32 bear: naming the epoch and the rate to try.
+        """
+        if self.local_steps:
+            share = 1.0 / float(stats["chains"])
+            theta, velocity = moved(state.theta, self.gradient(stats), share), state.velocity
+            if self.momentum:
+                velocity = moved(velocity, stats["velocity"], share)
+        else:
+            gradient = self.gradient(stats)
+            theta, velocity = np.empty_like(state.theta), np.empty_like(state.velocity)
+            self._climb(state.theta, state.velocity, gradient, n_rows, state.iteration, theta, velocity)
+        self.check_safe(theta, state)
+        particles = state.particles
+        if self.n_particles:
+            particles = (particles + stats["particles"]).astype(np.float32)
+        return replace(
+            state,
+            theta=theta,
+            velocity=velocity,
+            particles=particles,
+            sums=state.sums + stats["sums"],
+            steps=state.steps + 1,
+        )
+
+    def end_epoch(self, state: CrbmState) -> CrbmState:
+        """Measurements of the epoch; a pure function."""
+        return replace(
+            state,
+            **self._measured(state),
+            sums=np.zeros(N_SUMS),
+            iteration=state.iteration + 1,
+        )
+
+    def validation(self) -> CrbmScoring:
+        """Wrong units over the validation rows, with the sweeps of training."""
+        return CrbmScoring(
+            self.shape, self.validation_inference, self.n_sweeps, self.tol, self.validation_targets
+        )
+
+    def validated(self, state: CrbmState, stats: Stats) -> CrbmState:
+        """Keep the best."""
+        error, changed = CrbmScoring.errors(stats)
+        state = replace(state, validation_error=error, changed_error=changed)
+        if error < state.best_error:
+            return replace(state, best=state.theta, best_error=error, best_epoch=state.iteration + 1, stale=0)
+        return replace(state, stale=state.stale + 1)
+
+    def summary(self, state: CrbmState) -> dict[str, float | int | None]:
+        """Measurements of the epoch; in mid-epoch, of its part that is done."""
+        found = (
+            self._measured(state)
+            if state.sums[2]
+            else {name: getattr(state, name) for name in ("objective", "train_error", "converged")}
+        )
+        epoch = state.iteration + bool(state.sums[2])
+        out: dict[str, float | int | None] = {
+            "objective": found["objective"],
+            "train_error": found["train_error"],
+            "validation_error": state.validation_error if self.has_validation else None,
+            "changed_error": None if np.isnan(state.changed_error) else state.changed_error,
+            "best_error": state.best_error if np.isfinite(state.best_error) else None,
+            "converged": found["converged"] if LEARNERS[self.learner].couples else None,
+            "learning_rate": self.rate(max(epoch - 1, 0)),
+            "n_sweeps": sweeps_in(self.n_sweeps, epoch) if LEARNERS[self.learner].couples else None,
+        }
+        return out
+
+    def is_done(self, state: CrbmState) -> bool:
+        """Validation has not improved for too long."""
+        return bool(self.patience and self.has_validation and state.stale >= self.patience)
+
+    # -- what the estimator asks -----------------------------------------------------------------------------
+
+    def weights(self, state: CrbmState) -> tuple[np.ndarray, int]:
+        """(parameters to keep, the epoch that they are of): the best on validation rows, else the last."""
+        if self.has_validation and state.best_epoch:
+            return state.best, state.best_epoch
+        return state.theta, max(state.iteration, 1)
+
+    def rate(self, epoch: int) -> float:
+        """Learning rate in an epoch, counted from 0."""
+        return float(self.rates[min(epoch, len(self.rates) - 1)])
+
+    def check_safe(self, theta: np.ndarray, state: CrbmState) -> None:
+        """Refuse weights that float32 messages do not bear, NaN included.
+
+        Raises
+        ------
+        FloatingPointError
+            See :meth:`step`.
+        """
+        w = theta[: self.shape.n_visible * self.shape.n_hidden] if self.shape.n_hidden else theta
+        most = max(float(w.max()), -float(w.min()))
+        if most <= MAX_WEIGHT and np.isfinite(theta[-1]):
+            return
+        rate = self.rate(state.iteration)
+        lower = next((r for r in RATES if r < rate), rate / 2)
+        raise FloatingPointError(
+            f"weights have grown beyond what messages in float32 bear (largest {most:.3g}, at most "
+            f"{MAX_WEIGHT:g}) in epoch {state.iteration + 1}, step {state.steps + 1}, at "
+            f"learning_rate={rate:g}: try learning_rate={lower:g}, or weight_decay above "
+            f"{self.weight_decay:g}; a run folder keeps the last good checkpoint"
+        )
+
+    # -- gradients -------------------------------------------------------------------------------------------
+
+    def gradient(self, stats: Stats, dtype: Any = np.float32) -> np.ndarray:
+        """The sum over rows of positive less negative, a flat vector (of local steps the displacement).
+
+        Parameters
+        ----------
+        stats : Stats
+            Of all chains.
+        dtype : type
+            Of products of factors; what chains summed is float64.
+        """
+        if not self.factored:
+            return stats.vector[: self.shape.n_parameters]
+        return of_factors(self.shape, *(stats[name] for name in ("W", "dv", "dh", "x")), dtype)
+
+    def _phase(
+        self, backend: Any, theta: Any, coupling: Any, cost: Any, block: Block, particles: Any
+    ) -> tuple[Observed | None, Any, Phase]:
+        """(x where the products are, v as numbers, negative phase) of some rows."""
+        params = self.shape.split(theta)
+        assert block.rows is not None
+        v = backend.asarray(block.y, np.float32, "v")
+        seen, b1, b2 = block_biases(self.shape, params, block, backend)
+        n_sweeps = sweeps_in(self.n_sweeps, block.epoch + 1)
+        work = Work(
+            backend, params, coupling, v, b1, b2, n_sweeps, self.tol, self.seed, block.epoch, block.rows,
+            self.gibbs_steps, cost, particles,
+        )  # fmt: skip
+        return seen, v, LEARNERS[self.learner].negative(work)
+
+    def _add_factors(
+        self, stats: Stats, backend: Any, theta: Any, block: Block, v: Any, phase: Phase
+    ) -> None:
+        weights = backend.buffer("of W", (self.shape.n_visible, self.shape.n_hidden), theta.dtype)
+        of_weights(backend.xp, v, phase, weights)
+        add_to(stats["W"].reshape(-1), backend.to_host(weights).reshape(-1))
+        at = self._places(block)
+        stats["dv"][at] += backend.to_host(v - phase.visible)
+        stats["dh"][at] += backend.to_host(phase.positive - phase.hidden)
+        stats["x"][at] += block.x if isinstance(block.x, np.ndarray) else block.x.to_dense()
+
+    def _climb(
+        self, theta: Any, velocity: Any, gradient: Any, n_rows: int, epoch: int, out: Any, speed: Any
+    ) -> None:
+        rate, n_weights = self.rate(epoch), self.shape.n_weights
+        climb(theta, velocity, gradient, rate / n_rows, rate * self.weight_decay, n_weights, self.momentum,
+              out, speed)  # fmt: skip
+
+    def _walk(self, prepared: Any, block: Block, stats: Stats) -> None:
+        """Climb gradient after gradient over the rows of a chain; adds how far it came."""
+        backend, theta, _, state, cost = prepared
+        xp, first = backend.xp, theta
+        theta, velocity = theta.copy(), backend.asarray(state.velocity, np.float32).copy()
+        kept = self._particles(backend, state, block)
+        for a in range(0, len(block.x), self.chain_rows):
+            part = rows_of(block, a, a + self.chain_rows)
+            n = len(part.x)
+            coupling = self._couple(backend, theta, state) if LEARNERS[self.learner].couples else None
+            some = None if kept is None else kept[:n]
+            seen, v, phase = self._phase(backend, theta, coupling, cost, part, some)
+            gradient = difference(self.shape, backend, theta, seen, v, phase)
+            self._climb(theta, velocity, gradient, n, block.epoch, theta, velocity)
+            self._measure(stats, phase)
+            if kept is not None:
+                kept[:n] = phase.particles
+        add_to(stats.vector[: self.shape.n_parameters], backend.to_host(theta - first))
+        if self.momentum:
+            before = backend.asarray(state.velocity, np.float32)
+            stats["velocity"][...] += backend.to_host(xp.subtract(velocity, before))
+        stats["chains"][...] += 1
+        self._keep_particles(stats, backend, state, block, kept)
+
+    def _couple(self, backend: Any, theta: Any, state: CrbmState) -> Any:
+        """What inference needs of W on the way; weights that it cannot bear end the fit as in a step."""
+        try:
+            return couple(self.shape.split(theta).W, backend)
+        except WeightError:
+            self.check_safe(backend.to_host(theta), state)
+            raise
+
+    # -- persistent chains -----------------------------------------------------------------------------------
+
+    def _places(self, block: Block) -> slice:
+        first = block.chain * self.chain_rows
+        return slice(first, first + min(len(block.x), self.chain_rows))
+
+    def _particles(self, backend: Any, state: CrbmState, block: Block) -> Any:
+        """Hidden states of the persistent chains at a block's places; None where there are none."""
+        if not self.n_particles:
+            return None
+        return backend.asarray(state.particles[self._places(block)].copy(), np.float32)
+
+    def _keep_particles(
+        self, stats: Stats, backend: Any, state: CrbmState, block: Block, particles: Any
+    ) -> None:
+        if particles is not None:
+            at = self._places(block)
+            # Additive, as all statistics are: what has changed.
+            stats["particles"][at] += backend.to_host(particles).astype(np.float64) - state.particles[at]
+
+    # -- measurements ----------------------------------------------------------------------------------------
+
+    def _measure(self, stats: Stats, phase: Phase) -> None:
+        rows = len(phase.visible)
+        converged = rows if phase.inferred is None else count_converged(phase.inferred, self.tol)
+        stats["sums"][...] += [float(phase.loss.sum()), float(phase.wrong.sum()), rows, converged]
+
+    def _measured(self, state: CrbmState) -> dict[str, Any]:
+        loss, wrong, rows, converged = state.sums.tolist()
+        units = max(rows * self.shape.n_visible, 1.0)
+        return {
+            "objective": loss / units,
+            "train_error": wrong / units,
+            "converged": converged / max(rows, 1.0),
+        }
+
+
+def rows_of(block: Block, start: int, stop: int) -> Block:
+    """Some rows of a minibatch's block.
+
+    Examples
+    --------
+    >>> rows = Block(np.zeros((5, 1)), np.zeros((5, 2)), None, 3, np.array([3, 9, 1, 4, 0]))
+    >>> rows_of(rows, 2, 4).rows.tolist()
+    [1, 4]
+    """
+    part = slice(start, stop)
+    assert block.rows is not None
+    assert block.y is not None
+    numbers = block.rows[part]
+    return replace(block, x=block.x[part], y=block.y[part], rows=numbers, start=int(numbers[0]))

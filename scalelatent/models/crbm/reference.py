@@ -1,0 +1,355 @@
+"""Inference in RBMs in plain numpy and float64, one graph after the other: the oracle.
+
+Messages are log odds, m = log r. A sweep sends all messages of the hidden units, then all of the visible
+ones, so that it is sequential although each half is parallel (Ping and Ihler, 2017, algorithm 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from .inference import Inference, check_graphs
+
+_Send = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Coupling:
+    """W (v, h) in float64."""
+
+    w: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """A graph after its sweeps: messages to the visible and to the hidden units, both (v, h), as log odds."""
+
+    w: np.ndarray
+    to_v: np.ndarray
+    to_h: np.ndarray
+    lv: np.ndarray
+    lh: np.ndarray
+    sweeps: int
+    change: float
+
+
+def make_coupling(w: np.ndarray) -> Coupling:
+    """What every inference needs of the couplings; made once and used for many batches.
+
+    Parameters
+    ----------
+    w : ndarray, shape (v, h)
+
+    Returns
+    -------
+    Coupling
+        Never changed.
+
+    Raises
+    ------
+    WeightError
+        In the float32 bodies: couplings that are not finite, or beyond ``MAX_WEIGHT``.
+
+    Examples
+    --------
+    >>> make_coupling(np.zeros((3, 2))).w.shape
+    (3, 2)
+    """
+    return Coupling(np.array(w, dtype=np.float64))
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + exp(-x)), without overflow.
+
+    Examples
+    --------
+    >>> sigmoid(np.array([-1e4, 0.0])).tolist()
+    [0.0, 0.5]
+    """
+    return np.exp(-np.logaddexp(0.0, -x))
+
+
+def sum_product(
+    coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
+) -> Inference:
+    """Sum-product belief propagation: approximate marginals of all units, exact where the graph is a tree.
+
+    Parameters
+    ----------
+    coupling : Coupling
+    bv, bh : ndarray, shape (rows, v) and (rows, h)
+        Biases of each row's graph.
+    n_sweeps : int
+        Sweeps from the hidden units to the visible ones and back; the most there are, with ``tol``.
+    tol : float, optional
+        A row stops after the first sweep that moved none of its beliefs by more than this. None: all sweeps
+        are done.
+
+    Returns
+    -------
+    Inference
+        A row's numbers do not depend on the other rows of the batch.
+
+    Raises
+    ------
+    ValueError
+        Shapes that do not belong together, no sweep, a negative tolerance.
+
+    Examples
+    --------
+    >>> tree = make_coupling(np.array([[1.0], [2.0]]))
+    >>> found = sum_product(tree, np.zeros((1, 2)), np.zeros((1, 1)), 2)
+    >>> exact = (1 + np.exp(2)) * (1 + np.exp(1)) / 4      # odds of the hidden unit
+    >>> bool(np.isclose(found.lh[0, 0], np.log(exact)))
+    True
+    """
+    return _collect(_graphs(coupling, bv, bh, n_sweeps, tol, _sum_message, _sum_message), coupling)
+
+
+def sum_product_pairs(
+    coupling: Coupling,
+    bv: np.ndarray,
+    bh: np.ndarray,
+    n_sweeps: int,
+    tol: float | None,
+    pairs: np.ndarray,
+) -> Inference:
+    """:func:`sum_product` that adds up the pairwise beliefs as well.
+
+    Parameters
+    ----------
+    pairs : ndarray of float32 or float64, shape (v, h)
+        The sum over rows of the beliefs P(v_i = 1, h_j = 1) is added to it, in the order of the rows.
+
+    Returns
+    -------
+    Inference
+        With ``log_z``, the Bethe estimate.
+
+    Examples
+    --------
+    >>> pairs, biases = np.zeros((1, 1)), np.zeros((2, 1))
+    >>> found = sum_product_pairs(make_coupling(np.zeros((1, 1))), biases, biases, 1, None, pairs)
+    >>> pairs.round(6).tolist(), found.log_z.round(4).tolist()
+    ([[0.5]], [1.3863, 1.3863])
+    """
+    graphs = _graphs(coupling, bv, bh, n_sweeps, tol, _sum_message, _sum_message)
+    for graph in graphs:
+        pairs += _pair_beliefs(graph)
+    return _collect(graphs, coupling, np.array([_bethe(graph) for graph in graphs], dtype=np.float64))
+
+
+def pairwise(
+    coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
+) -> np.ndarray:
+    """Pairwise beliefs P(v_i = 1, h_j = 1) of each row, (rows, v, h): for tests and small graphs.
+
+    Examples
+    --------
+    >>> pairwise(make_coupling(np.zeros((1, 1))), np.zeros((1, 1)), np.zeros((1, 1)), 1).round(6).tolist()
+    [[[0.25]]]
+    """
+    graphs = _graphs(coupling, bv, bh, n_sweeps, tol, _sum_message, _sum_message)
+    return np.array([_pair_beliefs(graph) for graph in graphs]).reshape(len(bv), *coupling.w.shape)
+
+
+def bethe(
+    coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
+) -> np.ndarray:
+    """Bethe estimate of log Z of each row from its last messages, (rows,); exact where the graph is a tree.
+
+    Examples
+    --------
+    >>> tree = make_coupling(np.array([[1.0]]))
+    >>> bool(np.isclose(bethe(tree, np.zeros((1, 1)), np.zeros((1, 1)), 2)[0], np.log(3 + np.e)))
+    True
+    """
+    graphs = _graphs(coupling, bv, bh, n_sweeps, tol, _sum_message, _sum_message)
+    return np.array([_bethe(graph) for graph in graphs], dtype=np.float64)
+
+
+def mixed_product(
+    coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
+) -> Inference:
+    """Mixed-product belief propagation: the visible units that are likeliest when the hidden ones are summed
+    out (marginal MAP), ``lv > 0`` (Liu and Ihler, 2013). See :func:`sum_product`.
+
+    Examples
+    --------
+    >>> found = mixed_product(make_coupling(np.array([[2.0]])), np.array([[-0.5]]), np.zeros((1, 1)), 3)
+    >>> bool(found.lv[0, 0] > 0)
+    True
+    """
+
+    def decide(w: np.ndarray, cavity: np.ndarray, belief: np.ndarray) -> np.ndarray:
+        return w * (belief > 0)
+
+    return _collect(_graphs(coupling, bv, bh, n_sweeps, tol, _sum_message, decide), coupling)
+
+
+def max_product(
+    coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
+) -> Inference:
+    """Max-product belief propagation: the likeliest state of all units together is ``lv > 0, lh > 0``. See
+    :func:`sum_product`; log odds are those of max-marginals.
+
+    Examples
+    --------
+    >>> found = max_product(make_coupling(np.array([[2.0]])), np.array([[-0.5]]), np.array([[-0.5]]), 3)
+    >>> float(found.lv[0, 0]), float(found.lh[0, 0])
+    (1.0, 1.0)
+    """
+    return _collect(_graphs(coupling, bv, bh, n_sweeps, tol, _max_message, _max_message), coupling)
+
+
+def mean_field(
+    coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
+) -> Inference:
+    """Mean field: beliefs of the hidden units give those of the visible ones, and back. See
+    :func:`sum_product`; the first sweep starts from sigmoid(bh).
+
+    Examples
+    --------
+    >>> found = mean_field(make_coupling(np.array([[2.0]])), np.array([[-1.0]]), np.array([[-1.0]]), 30)
+    >>> sigmoid(found.lv).round(6).tolist()
+    [[0.5]]
+    """
+    check_graphs(coupling.w.shape, bv.shape, bh.shape, n_sweeps, tol)
+    w, graphs = coupling.w, []
+    for first, second in zip(bv.astype(np.float64), bh.astype(np.float64), strict=True):
+        lv, lh = first, second
+        for sweep in range(1, n_sweeps + 1):  # noqa: B007  it is returned
+            old = np.concatenate([lv, lh])
+            lv = first + w @ sigmoid(lh)
+            lh = second + w.T @ sigmoid(lv)
+            change = _change(old, lv, lh)
+            if tol is not None and change <= tol:
+                break
+        graphs.append(_Graph(w, w, w, lv, lh, sweep, change))
+    return _collect(graphs, coupling)
+
+
+def matrix_form(
+    w: np.ndarray, bv: np.ndarray, bh: np.ndarray, n_sweeps: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sum-product of one graph by the paper's matrices of probabilities (equations 13, 14, 16 and 17), in the
+    precision of ``w``: what benchmarks compare with. Good up to |W| = 10.
+
+    Parameters
+    ----------
+    w : ndarray, shape (v, h)
+    bv, bh : ndarray, shape (v,) and (h,)
+    n_sweeps : int
+
+    Returns
+    -------
+    tau_v, tau_h : ndarray
+        Beliefs P(unit = 1).
+
+    Examples
+    --------
+    >>> [tau.tolist() for tau in matrix_form(np.zeros((1, 1)), np.zeros(1), np.zeros(1), 1)]
+    [[0.5], [0.5]]
+    """
+
+    def sigma(x: np.ndarray) -> np.ndarray:
+        return 1 / (1 + np.exp(-x))
+
+    a = np.exp(w)
+    to_h, tau_h = np.full_like(w, 0.5), sigma(bh)
+    for _ in range(n_sweeps):
+        one, two = (1 - to_h) * tau_h, to_h * (1 - tau_h)
+        to_v = sigma(np.log((a * one + two) / (one + two)))
+        tau_v = sigma(bv + np.log(to_v / (1 - to_v)).sum(axis=1))
+        one, two = (1 - to_v) * tau_v[:, None], to_v * (1 - tau_v)[:, None]
+        to_h = sigma(np.log((a * one + two) / (one + two)))
+        tau_h = sigma(bh + np.log(to_h / (1 - to_h)).sum(axis=0))
+    return tau_v, tau_h
+
+
+# -- one graph --------------------------------------------------------------------------------------------
+
+
+def _sum_message(w: np.ndarray, cavity: np.ndarray, belief: np.ndarray) -> np.ndarray:
+    return np.logaddexp(w + cavity, 0.0) - np.logaddexp(cavity, 0.0)
+
+
+def _max_message(w: np.ndarray, cavity: np.ndarray, belief: np.ndarray) -> np.ndarray:
+    return np.maximum(w + cavity, 0.0) - np.maximum(cavity, 0.0)
+
+
+def _change(old: np.ndarray, lv: np.ndarray, lh: np.ndarray) -> float:
+    return float(np.abs(sigmoid(np.concatenate([lv, lh])) - sigmoid(old)).max(initial=0.0))
+
+
+def _graphs(
+    coupling: Coupling,
+    bv: np.ndarray,
+    bh: np.ndarray,
+    n_sweeps: int,
+    tol: float | None,
+    from_hidden: _Send,
+    from_visible: _Send,
+) -> list[_Graph]:
+    check_graphs(coupling.w.shape, bv.shape, bh.shape, n_sweeps, tol)
+    first, second = (np.asarray(b, dtype=np.float64) for b in (bv, bh))
+    return [
+        _propagate(coupling.w, first[n], second[n], n_sweeps, tol, from_hidden, from_visible)
+        for n in range(len(first))
+    ]
+
+
+def _propagate(
+    w: np.ndarray,
+    bv: np.ndarray,
+    bh: np.ndarray,
+    n_sweeps: int,
+    tol: float | None,
+    from_hidden: _Send,
+    from_visible: _Send,
+) -> _Graph:
+    to_h, lv, lh = np.zeros_like(w), bv, bh
+    for sweep in range(1, n_sweeps + 1):  # noqa: B007  it is returned
+        old = np.concatenate([lv, lh])
+        to_v = from_hidden(w, lh - to_h, lh)
+        lv = bv + to_v.sum(axis=1)
+        to_h = from_visible(w, lv[:, None] - to_v, lv[:, None])
+        lh = bh + to_h.sum(axis=0)
+        change = _change(old, lv, lh)
+        if tol is not None and change <= tol:
+            break
+    return _Graph(w, to_v, to_h, lv, lh, sweep, change)
+
+
+def _pair_states(graph: _Graph) -> np.ndarray:
+    """Log of the unnormalised pairwise beliefs of (0, 0), (1, 0), (0, 1), (1, 1): (4, v, h)."""
+    cv, ch = graph.lv[:, None] - graph.to_v, graph.lh - graph.to_h
+    return np.stack([np.zeros_like(cv), cv, ch, graph.w + cv + ch])
+
+
+def _pair_beliefs(graph: _Graph) -> np.ndarray:
+    states = _pair_states(graph)
+    return np.exp(states[3] - np.logaddexp.reduce(states))
+
+
+def _bethe(graph: _Graph) -> float:
+    """log Z = sum_i log Z_i + sum_j log Z_j + sum_ij log (Z_ij / (Z_i Z_j)): a stationary value of the Bethe
+    free energy where the messages are a fixed point, whatever their scale (Yedidia et al., 2005).
+    """
+    zv, zh = np.logaddexp(0.0, graph.lv), np.logaddexp(0.0, graph.lh)
+    pairs = np.logaddexp.reduce(_pair_states(graph)) - zv[:, None] - zh
+    return float(zv.sum() + zh.sum() + pairs.sum())
+
+
+def _collect(graphs: list[_Graph], coupling: Coupling, log_z: np.ndarray | None = None) -> Inference:
+    rows, (v, h) = len(graphs), coupling.w.shape
+    return Inference(
+        np.array([g.lv for g in graphs]).reshape(rows, v),
+        np.array([g.lh for g in graphs]).reshape(rows, h),
+        np.array([g.sweeps for g in graphs], dtype=np.int64),
+        np.array([g.change for g in graphs], dtype=np.float64),
+        log_z,
+    )

@@ -1,0 +1,133 @@
+"""Sums and steps over flat vectors of parameters: one reading and one writing of each, on host or device.
+
+A step of a small batch moves more bytes of parameters than of anything else; numpy would pass over them once
+an operation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from scalelatent._numba import entry, filled, given
+
+_F4 = numba.float32
+
+
+def _climb_signature(gradient: str) -> tuple[Any, ...]:
+    return (
+        given("f4", 1), given("f4", 1), given(gradient, 1), _F4, _F4, numba.int64, _F4, filled("f4", 1),
+        filled("f4", 1),
+    )  # fmt: skip
+
+
+def _climb(
+    theta: Any, velocity: Any, gradient: Any, rate: Any, decay: Any, n_weights: Any, momentum: Any, out: Any,
+    speed: Any,
+) -> None:  # fmt: skip
+    moving = len(velocity) > 0
+    for i in range(len(theta)):
+        move = rate * np.float32(gradient[i])
+        if i < n_weights:
+            move -= decay * theta[i]
+        if moving:
+            move += momentum * velocity[i]
+            speed[i] = move
+        out[i] = theta[i] + move
+
+
+_climb_host = {np.dtype(kind): entry(*_climb_signature(kind))(_climb) for kind in ("f4", "f8")}
+
+
+@entry(given("f4", 1), filled("f8", 1))
+def _add_f4(part: Any, total: Any) -> None:
+    for i in range(len(part)):
+        total[i] += part[i]
+
+
+@entry(given("f4", 1), given("f8", 1), _F4, filled("f4", 1))
+def _moved(array: Any, change: Any, factor: Any, out: Any) -> None:
+    for i in range(len(array)):
+        out[i] = array[i] + factor * np.float32(change[i])
+
+
+def climb(
+    theta: Any,
+    velocity: Any,
+    gradient: Any,
+    rate: float,
+    decay: float,
+    n_weights: int,
+    momentum: float,
+    out: Any,
+    speed: Any,
+) -> None:
+    """u = momentum * velocity + rate * gradient - decay * theta (the first ``n_weights``); theta + u.
+
+    Parameters
+    ----------
+    theta, velocity : array of float32
+        ``velocity`` is empty without momentum.
+    gradient : array of float32 or float64
+    rate, decay : float
+        Of one step: decay is the learning rate times the weight decay.
+    n_weights : int
+        Parameters that decay; biases come after them.
+    momentum : float
+    out, speed : array of float32
+        The new parameters and velocity; may be the old ones' arrays.
+
+    Examples
+    --------
+    >>> theta, none = np.ones(3, np.float32), np.zeros(0, np.float32)
+    >>> climb(theta, none, np.array([1.0, 2.0, 3.0]), 0.5, 0.25, 2, 0.0, theta, none)
+    >>> theta.tolist()
+    [1.25, 1.75, 2.5]
+    """
+    numbers = np.float32(rate), np.float32(decay), n_weights, np.float32(momentum)
+    if isinstance(theta, np.ndarray) and theta.dtype == np.float32 and gradient.dtype in _climb_host:
+        _climb_host[gradient.dtype](theta, velocity, gradient, *numbers, out, speed)
+        return
+    move = gradient * theta.dtype.type(rate)
+    move[:n_weights] -= decay * theta[:n_weights]
+    if len(velocity):
+        move += momentum * velocity
+        speed[...] = move
+    out[...] = theta + move
+
+
+def add_to(total: np.ndarray, part: np.ndarray) -> None:
+    """Add a vector on the host to a float64 one in place.
+
+    Examples
+    --------
+    >>> total = np.ones(2)
+    >>> add_to(total, np.ones(2, np.float32))
+    >>> total.tolist()
+    [2.0, 2.0]
+    """
+    if part.dtype == np.float32:
+        _add_f4(part, total)
+    else:
+        total += part
+
+
+def moved(array: np.ndarray, change: np.ndarray, factor: float) -> np.ndarray:
+    """``array + factor * change``, float32.
+
+    Parameters
+    ----------
+    array : ndarray of float32, shape (n,)
+    change : ndarray of float64, shape (n,)
+    factor : float
+
+    Examples
+    --------
+    >>> moved(np.ones(2, np.float32), np.array([1.0, 2.0]), 0.5).tolist()
+    [1.5, 2.0]
+    """
+    out = np.empty_like(array)
+    _moved(array, change, np.float32(factor), out)
+    return out

@@ -1,0 +1,72 @@
+"""What a model with binary outputs asks of the rows that it is given: who makes blocks reads it there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SOURCES = ("y", "x")
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """Inputs made of outputs, anew in each epoch: a pure function of (seed, stage, epoch, row).
+
+    Attributes
+    ----------
+    kind : {'flip', 'occlude'}
+        Exchange zeros and ones, or set a patch of an image to 0, at random places.
+    rate : float
+        Of 'flip': share of the outputs of each row, exactly so many (rounded).
+    size : (int, int)
+        Of 'occlude': height and width of the patch, which lies whole within the image.
+    shape : (int, int)
+        Of 'occlude': height and width of the image that a row is.
+    seed : int
+    stage : str
+        What the random numbers are for: training and validation rows have streams of their own.
+
+    Examples
+    --------
+    >>> Corruption("flip", rate=0.1, seed=7)
+    Corruption(kind='flip', rate=0.1, size=(0, 0), shape=(0, 0), seed=7, stage='corruption')
+    """
+
+    kind: str
+    rate: float = 0.0
+    size: tuple[int, int] = (0, 0)
+    shape: tuple[int, int] = (0, 0)
+    seed: int = 0
+    stage: str = "corruption"
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Where ``Block.y`` comes from, for work that learns outputs (rows, v) instead of classes.
+
+    A learner, reduction or row map that has it as an attribute ``targets`` gets blocks whose ``y`` is uint8
+    (rows, v) of zeros and ones, checked as they are read.
+
+    Attributes
+    ----------
+    source : {'y', 'x'}
+        The outputs of the dataset; or its rows themselves, and ``Block.x`` is then uint8 too: what
+        ``corruption`` makes of the outputs, or (rows, 0) without one (an RBM without inputs).
+    corruption : Corruption or None
+        Of source 'x'.
+
+    Examples
+    --------
+    >>> Targets("x").source
+    'x'
+    """
+
+    source: str = "y"
+    corruption: Corruption | None = None
+
+    def __post_init__(self) -> None:
+        if self.source not in SOURCES:
+            raise ValueError(f"source={self.source!r} is not one of {', '.join(SOURCES)}")
+        if self.corruption is not None and self.source != "x":
+            raise ValueError(
+                "a corruption makes inputs of outputs, so rows have none of their own: source='x'"
+            )

@@ -1,0 +1,284 @@
+"""What the report of a conditional RBM shows: restored images, learning curves, convergence, occlusion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.data import Dataset
+from scalelatent.errors import DataError
+from scalelatent.evaluation import OutputErrors, occlusion_errors
+
+from .crbm_figures import plot_convergence, plot_learning, plot_occlusion, plot_restored
+from .page import Picture, count, listing
+from .pictures import image_shape
+from .style import percent
+
+if TYPE_CHECKING:
+    from .runfiles import RunFiles
+
+__all__ = ["RbmEvidence", "collect_rbm", "rbm_numbers", "rbm_pictures", "rbm_subtitle"]
+
+# Messages that may be updated for the figures: some ten seconds of one core.
+EDGE_UPDATES = 1e10
+LEAST_ROWS, MOST_ROWS, PLACES = 50, 2000, 50
+SHOWN, LEVELS = 10, 8
+LEARNERS = {
+    "mle-bp": "maximum likelihood by belief propagation",
+    "mle-mf": "maximum likelihood by mean field",
+    "cd": "contrastive divergence",
+    "pcd": "persistent contrastive divergence",
+    "cd-percloss": "perceptron loss by contrastive divergence",
+    "mssvm": "marginal structured SVM",
+    "lssvm": "latent structured SVM",
+    "logistic": "logistic regression",
+}
+
+
+@dataclass(frozen=True)
+class RbmEvidence:
+    """What the figures are drawn from: some rows, and what the model makes of them.
+
+    Attributes
+    ----------
+    n_rows : int
+        Of the dataset.
+    v, predicted : ndarray of uint8, shape (n, outputs)
+        Outputs of the sampled rows, and what was predicted of them.
+    x : ndarray, shape (n, features), or None
+        What it was predicted from; None of a plain RBM.
+    corrupted : bool
+        Whether ``x`` was made of ``v``, as in training.
+    shape : tuple of int or None
+        Of an image, where outputs are pixels and inputs too.
+    errors : OutputErrors
+    occlusion : dict of int to OutputErrors
+        By the side of the square that is gone; empty where rows are no images.
+    """
+
+    n_rows: int
+    v: np.ndarray
+    predicted: np.ndarray
+    x: np.ndarray | None
+    corrupted: bool
+    shape: tuple[int, ...] | None
+    errors: OutputErrors
+    occlusion: dict[int, OutputErrors]
+
+
+def collect_rbm(model: Any, data: Dataset, *, sample_rows: int | None = None) -> RbmEvidence:
+    """Predict the outputs of evenly spaced rows with a fitted conditional RBM.
+
+    Parameters
+    ----------
+    model : ConditionalRBM
+        Fitted.
+    data : Dataset
+        With targets; of a model that learned to restore, or of a plain RBM, rows of zeros and ones.
+    sample_rows : int, optional
+        At most so many; by default what takes some ten seconds.
+
+    Returns
+    -------
+    RbmEvidence
+
+    Raises
+    ------
+    DataError
+        Rows of another width, without outputs, or that cannot be read.
+
+    Examples
+    --------
+    >>> from scalelatent import ConditionalRBM
+    >>> v = np.random.default_rng(0).integers(0, 2, (60, 1)).repeat(64, axis=1).astype("u1")
+    >>> model = ConditionalRBM(n_hidden=4, n_epochs=2, random_state=0).fit(v, v)
+    >>> evidence = collect_rbm(model, Dataset.from_arrays(v, v))
+    >>> evidence.shape, sorted(evidence.occlusion)
+    ((8, 8), [0, 1, 2, 3, 4, 5, 6, 7, 8])
+    """
+    where, plain = data.url or "the data", model._source == "plain"
+    width = model.W_.shape[0] if plain else model.n_features_in_
+    if data.n_features != width:
+        raise DataError(
+            f"{where} has {data.n_features} features a row, but the model was fitted to {width}: report on "
+            "rows of the kind it was fitted to"
+        )
+    pieces = _spaced(len(data), _rows_worth(model) if sample_rows is None else sample_rows)
+    corrupted = model._source == "corruption" and not data.has_targets
+    read = data.read_binary if corrupted or plain else data.read_targets
+    v = np.concatenate([read(a, b) for a, b in pieces])
+    x = None if plain else _inputs(model, data, pieces, v, corrupted)
+    predicted = np.asarray(model.predict(np.zeros((len(v), 0), np.uint8) if x is None else x))
+    same = x is not None and isinstance(x, np.ndarray) and x.shape == v.shape
+    shape = image_shape(data.feature_shape) if same or plain else None
+    errors = OutputErrors().add(v, predicted, x if same else None)
+    occlusion = {}
+    if same and shape is not None and len(shape) == 2:
+        some = Dataset.from_arrays(v[:: LEVELS if len(v) > LEVELS * LEAST_ROWS else 1])
+        occlusion = occlusion_errors(model, some, _sides(shape), shape=(shape[0], shape[1]))
+    return RbmEvidence(len(data), v, predicted, x if same else None, corrupted, shape, errors, occlusion)
+
+
+def _inputs(model: Any, data: Dataset, pieces: list[tuple[int, int]], v: np.ndarray, corrupted: bool) -> Any:
+    """What the sampled rows are predicted from."""
+    if not corrupted:
+        parts = [data.read_x(a, b) for a, b in pieces]
+        if isinstance(parts[0], np.ndarray):
+            return np.concatenate(parts)
+        import scipy.sparse
+
+        return scipy.sparse.vstack(parts, format="csr")
+    from scalelatent.data.corruption import corrupt
+
+    rows = np.concatenate([np.arange(a, b) for a, b in pieces])
+    return corrupt(v, rows, **corruption_of(model, data))
+
+
+def corruption_of(model: Any, data: Dataset) -> dict[str, Any]:
+    """The corruption that a model was trained to undo, as arguments of `corrupt`."""
+    from scalelatent.estimators.crbm_fit import make_corruption
+
+    how = make_corruption(model.corruption, data, model.seed_, "corruption-validation")
+    return {name: getattr(how, name) for name in ("kind", "rate", "size", "shape", "seed", "stage")}
+
+
+def _rows_worth(model: Any) -> int:
+    edges = max(1, model.W_.size) * max(1, model.n_sweeps_)
+    return int(np.clip(EDGE_UPDATES / (4 * edges), LEAST_ROWS, MOST_ROWS))
+
+
+def _spaced(n: int, wanted: int) -> list[tuple[int, int]]:
+    """Evenly spaced runs of rows, together `wanted` or all."""
+    if n <= wanted:
+        return [(0, n)]
+    each = max(1, wanted // PLACES)
+    starts = np.linspace(0, n - each, wanted // each).astype(int)
+    return [(int(a), int(a) + each) for a in starts]
+
+
+def _sides(shape: tuple[int, ...]) -> list[int]:
+    """Sides of squares, from none to the whole image."""
+    return sorted({round(max(shape) * k / LEVELS) for k in range(LEVELS + 1)})
+
+
+def rbm_subtitle(model: Any) -> str:
+    """One line that says what the model is."""
+    n_visible, n_hidden = model.W_.shape
+    hidden = f" and {count(n_hidden, 'hidden unit')}" if n_hidden else ""
+    name = "Restricted Boltzmann machine" if model._source == "plain" else "Conditional RBM"
+    return f"{name}, {count(n_visible, 'output')}{hidden}, {LEARNERS.get(model.learner, model.learner)}"
+
+
+def rbm_numbers(
+    run: RunFiles, model: Any, evidence: RbmEvidence | None, rows: str
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """(headline, table)."""
+    head: list[tuple[str, str]] = []
+    table: list[tuple[str, str]] = []
+    if evidence is not None:
+        table.append((f"{rows} rows", f"{evidence.n_rows:,}"))
+        if len(evidence.v) < evidence.n_rows:
+            table.append(("of these predicted here", f"{len(evidence.v):,}, evenly spaced"))
+        if model._source != "plain":
+            head.append((f"{rows} error", percent(evidence.errors.all_error)))
+            table.append((f"{rows} error, all outputs", percent(evidence.errors.all_error)))
+        if evidence.errors.changed:
+            head.append(("error where changed", percent(evidence.errors.changed_error)))
+            table.append((f"{rows} error, outputs changed in x", percent(evidence.errors.changed_error)))
+    if model.best_validation_error_ is not None:
+        table.append(("best validation error", percent(model.best_validation_error_)))
+        table.append(("epoch of these parameters", f"{model.best_epoch_:,}"))
+    head.append(("epochs", f"{model.n_iter_:,}"))
+    table.append(("epochs", f"{model.n_iter_:,}"))
+    if run.history and run.history[-1].get("converged") is not None:
+        table.append(("rows that converged in the last epoch", percent(run.history[-1]["converged"])))
+    seconds = sum(record.get("seconds") or 0.0 for record in run.history)
+    trained = sum(record.get("rows") or 0 for record in run.history)
+    if seconds > 0:
+        head.append(("rows a second", f"{trained / seconds:,.0f}"))
+        table.append(("rows a second", f"{trained / seconds:,.0f}"))
+    if run.event("fit_started").get("rows"):
+        table.append(("training rows", f"{run.event('fit_started')['rows']:,}"))
+    table.append(("predicts by", f"{model.inference_}, {count(model.n_sweeps_, 'sweep')}"))
+    table.append(("learned weights", f"{model.W_.size + model.Wvx_.size + model.Whx_.size:,}"))
+    table.append(("largest weight between outputs and hidden units", f"{_largest(model.W_):.2f}"))
+    table.append(("seed", str(model.seed_)))
+    return head, table
+
+
+def _largest(w: np.ndarray) -> float:
+    return float(np.abs(w).max()) if w.size else 0.0
+
+
+def rbm_pictures(run: RunFiles, model: Any, evidence: RbmEvidence | None, rows: str) -> list[Picture]:
+    """All figures, in the order of the page."""
+    found = []
+    if evidence is not None and evidence.shape is not None and evidence.x is not None:
+        found.append(_restored(evidence, evidence.x, evidence.shape, rows))
+    if evidence is not None and evidence.occlusion:
+        found.append(_occlusion(evidence, rows))
+    if run.history:
+        found.append(_learning(run, model))
+    if any(record.get("converged") is not None for record in run.history):
+        found.append(_convergence(run))
+    return found
+
+
+def _restored(evidence: RbmEvidence, x: np.ndarray, shape: tuple[int, ...], rows: str) -> Picture:
+    some = np.linspace(0, len(x) - 1, min(SHOWN, len(x))).astype(int)
+    lines = {"original": evidence.v[some], "given": x[some], "restored": evidence.predicted[some]}
+    wrong = (lines["restored"] != lines["original"]).sum(axis=1)
+    words = (
+        f"Evenly spaced {rows} rows: the outputs as they are, what the model was given, and what it makes of "
+        "it (Figure 2 of the paper)."
+    )
+    if evidence.corrupted:
+        words += " The given images were corrupted as in training, by other random numbers."
+    alt = (
+        f"{count(len(some), 'image')} in three lines; restored with {int(wrong.min())} to {int(wrong.max())} "
+        f"wrong pixels of {lines['original'].shape[1]}."
+    )
+    return Picture("restored", "Restored images", words, alt, plot_restored(lines, shape), wide=True)
+
+
+def _occlusion(evidence: RbmEvidence, rows: str) -> Picture:
+    sides = sorted(evidence.occlusion)
+    told = [f"{percent(evidence.occlusion[s].all_error)} at {s}" for s in (sides[0], sides[-1])]
+    words = (
+        f"{rows.capitalize()} images of which a square at a random place is set to 0, by the side of the "
+        "square; at the right end nothing is left to go by (Figure 3 of the paper). It is this one model at "
+        "all sides, trained as its settings say."
+    )
+    alt = f"Error of all pixels against the side of the square: {listing(told)}."
+    return Picture("occlusion", "Error by occlusion", words, alt, plot_occlusion(evidence.occlusion))
+
+
+def _learning(run: RunFiles, model: Any) -> Picture:
+    beliefs = model.learner in ("mle-bp", "mle-mf", "logistic")
+    unit = "log-loss of the beliefs, nats an output" if beliefs else "energy gap an output"
+    held = any(record.get("validation_error") is not None for record in run.history)
+    words = (
+        f"Above: {unit}, measured on the way. Below: wrong outputs of the negative phase in training"
+        f"{', and of predictions of the validation rows' if held else ''}."
+    )
+    key = "validation_error" if held else "train_error"
+    errors = [percent(r[key]) for r in (run.history[0], run.history[-1]) if r.get(key) is not None]
+    epochs = len({record["pass"] for record in run.history})
+    alt = f"Two curves over {count(epochs, 'epoch')}"
+    alt += f"; error {errors[0]} first, {errors[-1]} last." if errors else "."
+    return Picture(
+        "learning", "Objective and error against epochs", words, alt, plot_learning(run.history, unit)
+    )
+
+
+def _convergence(run: RunFiles) -> Picture:
+    shares = [record["converged"] for record in run.history if record.get("converged") is not None]
+    words = (
+        "Share of the training rows whose belief propagation converged, that is, whose beliefs moved by less "
+        "than 0.001 in the last sweep of their inference (Figure 4 of the paper). Learning goes on as long "
+        "as most do."
+    )
+    alt = f"From {percent(shares[0])} in the first epoch to {percent(shares[-1])} in the last."
+    return Picture("convergence", "Rows that converged", words, alt, plot_convergence(run.history))

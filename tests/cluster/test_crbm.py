@@ -1,0 +1,58 @@
+"""Conditional RBMs on a cluster: the bits of this process, with any number of threads and workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent import ConditionalRBM, Dataset
+from tests.estimators.test_crbm import patterns
+
+FIELDS = ("W_", "Wvx_", "Whx_", "bv_", "bh_")
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Dataset]:
+    folder = tmp_path_factory.mktemp("crbm")
+    x, v = patterns(400, 1)
+    rows = Dataset.from_arrays(x).save(folder / "x", chunk_rows=50)
+    both = rows.with_target(Dataset.from_arrays(v).save(folder / "v", chunk_rows=70))
+    return both[:320], both[320:]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"learner": "pcd", "momentum": 0.5}, {"local_steps": 2, "learner": "cd"}], ids=str
+)
+def test_same_bits(
+    client: Any, starter: Any, pairs: tuple[Dataset, Dataset], options: dict[str, Any], tmp_path: Path
+) -> None:
+    from distributed import Client
+
+    train, held = pairs
+
+    def fit(jobs: int, **more: Any) -> ConditionalRBM:
+        model = ConditionalRBM(
+            n_hidden=5, n_epochs=2, batch_size=20, n_chains=4, random_state=0, n_jobs=jobs, **options
+        )
+        return model.fit(train, validation=held, engine={"block_rows": 20, "leaf_rows": 40}, **more)
+
+    fits = [fit(1), fit(3), fit(1, client=client, run_dir=tmp_path / "two")]
+    if not options:
+        with starter(1) as cluster, Client(cluster, timeout=30, set_as_default=False) as one:
+            fits.append(fit(1, client=one, run_dir=tmp_path / "one"))
+    for other in fits[1:]:
+        for name in FIELDS:
+            np.testing.assert_array_equal(getattr(other, name), getattr(fits[0], name))
+        keys = ("objective", "train_error", "validation_error", "changed_error", "converged")
+        told = [[[record[key] for key in keys] for record in model.history_] for model in (fits[0], other)]
+        assert told[0] == told[1]
+
+
+def test_arrays_and_corruption_on_a_cluster(client: Any, tmp_path: Path) -> None:
+    v = patterns(200, 1)[1]
+    model = ConditionalRBM(n_hidden=3, n_epochs=1, corruption={"kind": "flip", "rate": 0.1}, random_state=0)
+    alone = model.fit(v).W_
+    np.testing.assert_array_equal(model.fit(v, client=client, run_dir=tmp_path / "run").W_, alone)

@@ -1,0 +1,99 @@
+"""Where what a dead worker had goes: spans of one shard to one worker, and none to a third one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from scalelatent.engine.scheduler_side import SpanGuard
+
+
+class Cluster:
+    """A scheduler's state as far as the plugin sees it."""
+
+    allowed_failures = 3
+
+    def __init__(self, **spans: list[tuple[str, int, int]]) -> None:
+        """Worker -> (key, first row, one past the last) of its spans."""
+        self.workers = {name: SimpleNamespace(address=name, nthreads=1, processing=set()) for name in spans}
+        self.tasks: dict[str, Any] = {}
+        for name, own in spans.items():
+            for key, *rows in own:
+                self.tasks[key] = Task(key, self.workers[name], rows)
+                self.workers[name].processing.add(self.tasks[key])
+        self.guard = SpanGuard()
+        self.guard.scheduler = self
+
+    @property
+    def running(self) -> list[Any]:
+        return list(self.workers.values())
+
+    def lose(self, worker: str, expected: bool = False) -> None:
+        keys = {task.key for task in self.workers.pop(worker).processing}
+        message = {
+            "action": "remove-worker",
+            "worker": worker,
+            "processing-tasks": keys,
+            "expected": expected,
+        }
+        self.guard.log_event("all", message)
+
+    def doomed(self) -> set[str]:
+        return {key for key, task in self.tasks.items() if task.suspicious >= self.allowed_failures}
+
+    def bound(self) -> dict[str, str]:
+        return {
+            k: next(iter(t.worker_restrictions)) for k, t in self.tasks.items() if not t.loose_restrictions
+        }
+
+
+class Task:
+    def __init__(self, key: str, worker: Any, rows: list[int]) -> None:
+        self.key, self.state, self.processing_on, self.suspicious = key, "processing", worker, 0
+        self.annotations = {"scalelatent": ["fit/train", *rows]}
+        self.worker_restrictions, self.loose_restrictions = {worker.address}, True
+
+
+@pytest.mark.parametrize("others", [{"b": [], "c": []}, {"b": [], "c": [], "d": [("far", 800, 900)]}])
+def test_spans_of_one_shard_go_to_one_worker(others: dict[str, Any]) -> None:
+    cluster = Cluster(a=[("i", 0, 100), ("j", 50, 150), ("k", 300, 400)], **others)
+    cluster.lose("a")
+    assert cluster.doomed() == {"i", "j", "k"}
+    bound = cluster.bound()
+    assert set(bound) == {"i", "j"}  # nobody knows which of its rows a worker dies of: k may go anywhere
+    assert len(set(bound.values()) - {"d"}) == 1
+
+
+def test_they_go_to_whoever_reads_the_shard_already() -> None:
+    cluster = Cluster(a=[("i", 0, 100)], b=[], c=[("j", 50, 150), ("m", 150, 250)], d=[("n", 600, 700)])
+    cluster.lose("a")
+    assert cluster.bound() == {"i": "c"}
+    assert cluster.doomed() == {"i", "j"}  # c is the second death that one shard is given
+
+
+def test_they_are_free_again_when_that_worker_is_retired() -> None:
+    cluster = Cluster(a=[("i", 0, 100), ("j", 50, 150)], b=[])
+    cluster.lose("a")
+    assert set(cluster.bound()) == {"i", "j"}
+    cluster.workers["b"].processing = {cluster.tasks["i"], cluster.tasks["j"]}
+    cluster.lose("b", expected=True)
+    assert cluster.bound() == {}
+
+
+def test_what_a_fit_has_bound_itself_stays_where_it_is() -> None:
+    cluster = Cluster(a=[("i", 0, 100), ("j", 50, 150)], b=[])
+    for task in cluster.tasks.values():
+        task.loose_restrictions = False
+    cluster.lose("a")
+    assert set(cluster.bound().values()) == {"a"}
+
+
+def test_keys_that_are_gone_are_not_remembered() -> None:
+    cluster = Cluster(a=[("i", 0, 100), ("j", 50, 150)], b=[], c=[])
+    cluster.lose("a")
+    assert cluster.guard._bound == {"i", "j"}
+    cluster.tasks.clear()
+    cluster.lose("b")
+    assert cluster.guard._bound == set()

@@ -1,0 +1,385 @@
+"""Conditional RBMs as users meet them: fit, predict, score, infer, resume, save, streams, bad input."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_array
+from sklearn.base import clone
+
+import scalelatent as sl
+from scalelatent import ConditionalRBM, Dataset
+from scalelatent.data.store import locate
+from scalelatent.engine.store import EngineStore
+from scalelatent.errors import DataError, RunError
+from tests.helpers import InterruptAt
+
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+def patterns(n: int, seed: int, k: int = 4, flip: float = 0.2, width: int = 24) -> Pair:
+    """Noisy and clean rows of some patterns, which are the same for every seed."""
+    prototypes = np.random.default_rng(7).random((k, width)) < 0.5
+    rng = np.random.default_rng(seed)
+    v = prototypes[rng.integers(0, k, n)]
+    return (v ^ (rng.random(v.shape) < flip)).astype(np.uint8), v.astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return patterns(300, 1)
+
+
+@pytest.fixture(scope="module")
+def held() -> Pair:
+    return patterns(120, 2)
+
+
+def make(**more: Any) -> ConditionalRBM:
+    options: dict[str, Any] = {"n_hidden": 6, "n_epochs": 4, "batch_size": 20, "learning_rate": 0.2}
+    return ConditionalRBM(**(options | {"random_state": 0, "n_jobs": 1} | more))
+
+
+def same(a: ConditionalRBM, b: ConditionalRBM) -> None:
+    for name in ("W_", "Wvx_", "Whx_", "bv_", "bh_"):
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+
+
+# -- learning ------------------------------------------------------------------------------------------------
+
+
+def test_mle_bp_learns_and_beats_logistic() -> None:
+    """Twelve patterns of 24 outputs: what belongs together is more than any one input says."""
+    pair, held = patterns(300, 1, k=12), patterns(120, 2, k=12)
+    options = {"n_hidden": 16, "n_epochs": 12, "learning_rate": 1.0, "init_scale": 0.1}
+    model = make(**options).fit(*pair, validation=held)
+    logistic = make(learner="logistic", **options).fit(*pair, validation=held)
+    assert model.score(*held) > logistic.score(*held) + 0.03
+    assert logistic.W_.shape == (24, 0)
+    errors = [record["validation_error"] for record in model.history_]
+    assert model.best_validation_error_ == min(errors) == pytest.approx(1 - model.score(*held))
+    assert model.best_epoch_ == int(np.argmin(errors)) + 1
+    assert model.n_sweeps_ == 7 + model.best_epoch_
+    first, last = model.history_[0], model.history_[-1]
+    assert last["objective"] < first["objective"]
+    assert last["n_sweeps"] == 19
+    assert 0 < last["converged"] <= 1
+    assert model.errors(*held)["changed"] == pytest.approx(
+        model.history_[model.best_epoch_ - 1]["changed_error"]
+    )
+
+
+@pytest.mark.parametrize("learner", ["mle-mf", "cd", "pcd", "cd-percloss", "mssvm", "lssvm"])
+def test_all_learners_learn(learner: str, pair: Pair, held: Pair) -> None:
+    model = make(learner=learner, n_epochs=6, learning_rate=0.1).fit(*pair)
+    assert model.score(*held) > 0.9  # 0.8 are right as they are
+    assert model.n_iter_ == 6
+
+
+def test_multilabel_sparse_and_wider_outputs() -> None:
+    rng = np.random.default_rng(0)
+    x = (rng.random((200, 50)) < 0.1) * rng.random((200, 50))
+    v = (x[:, :8] > 0).astype(np.uint8)
+    dense = make(n_epochs=3).fit(x, csr_array(v))
+    sparse = make(n_epochs=3).fit(csr_array(x), v)
+    np.testing.assert_allclose(sparse.Wvx_, dense.Wvx_, atol=1e-5)
+    assert sparse.predict(csr_array(x)).shape == (200, 8)
+    assert np.isnan(sparse.errors(csr_array(x), v)["changed"])
+
+
+def test_losses_of_outputs(pair: Pair) -> None:
+    """An output whose wrong ones cost nothing is not learned by a margin learner."""
+    cost = np.ones((2, 24))
+    cost[:, 3] = 0
+    model = make(learner="mssvm", n_epochs=1, loss=cost).fit(*pair)
+    plain = make(learner="mssvm", n_epochs=1).fit(*pair)
+    assert abs(model.Wvx_[3]).sum() < abs(plain.Wvx_[3]).sum()
+
+
+def test_corruption_on_the_fly(pair: Pair, held: Pair) -> None:
+    flips = {"kind": "flip", "rate": 0.2}
+    model = make(corruption=flips, n_epochs=8).fit(pair[1], validation=held[1])
+    again = make(corruption=flips, n_epochs=8).fit(None, pair[1], validation=Dataset.from_arrays(held[1]))
+    same(model, again)
+    assert model.Wvx_.shape == (24, 24)
+    assert model.score(*held) > 0.93
+    assert model.score(held[1]) == pytest.approx(model.score(*held), abs=0.03)
+    stored = make(corruption=flips, n_epochs=1).fit(pair[1], validation=held)
+    assert stored.best_validation_error_ == pytest.approx(1 - stored.score(*held))
+    patches = make(corruption={"kind": "occlude", "size": 2, "shape": (4, 6)}, n_epochs=1).fit(pair[1])
+    assert 0 < patches.history_[0]["train_error"] < 0.5
+
+
+def test_plain_rbm(pair: Pair) -> None:
+    v = pair[1]
+    for learner in ("cd", "pcd", "mle-bp", "mle-mf"):
+        model = make(learner=learner, n_epochs=3, learning_rate=0.05).fit(None, v, validation=v)
+        assert model.Wvx_.shape == (24, 0)
+        assert model.transform(v).shape == (300, 6)
+        assert model.predict_marginals().shape == (1, 24)
+        assert model.predict(np.empty((5, 0))).shape == (5, 24)
+    same(
+        model, make(learner="mle-mf", n_epochs=3, learning_rate=0.05).fit(np.empty((300, 0)), v, validation=v)
+    )
+    energy = model.free_energy(None, v)
+    noise = np.random.default_rng(0).integers(0, 2, v.shape)
+    assert energy.mean() < model.free_energy(None, noise).mean()
+
+
+def test_inferences_and_what_they_say(pair: Pair, held: Pair) -> None:
+    model, x = make(n_epochs=3).fit(*pair), held[0]
+    np.testing.assert_allclose(model.infer(x).visible, model.predict_marginals(x), atol=1e-6)
+    exact = model.infer(x, inference="sum-product", n_sweeps=40, pairs=True, log_z=True)
+    assert exact.converged.all()
+    np.testing.assert_allclose(
+        model.infer(x, inference="gibbs", n_sweeps=300).visible, exact.visible, atol=0.15
+    )
+    mixed = model.infer(x, inference="mixed-product")
+    assert ((mixed.visible > 0.5) == (exact.visible > 0.5)).mean() > 0.95
+    likelihood = -model.free_energy(*held) - exact.log_z
+    assert (likelihood < 1e-3).all()
+    assert exact.pairs is not None
+    assert (exact.pairs <= exact.visible.mean(axis=0)[:, None] + 1e-5).all()
+    quick = model.infer(x, tol=0.5, n_sweeps=40)
+    assert (quick.sweeps < 40).all()
+    with pytest.warns(UserWarning, match="tol=1e-09 was not met by .*% of the rows within 2 sweeps"):
+        model.infer(x, tol=1e-9, n_sweeps=2)
+    with pytest.raises(ValueError, match="inference='bp' is not one of 'sum-product'"):
+        model.infer(x, inference="bp")
+    with pytest.raises(ValueError, match="results of inference='sum-product', not of 'mean-field'"):
+        model.infer(x, inference="mean-field", log_z=True)
+
+
+# -- the same bits, resume, save ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"learner": "mle-bp"}, {"learner": "pcd"}, {"local_steps": 3}], ids=str)
+def test_threads_and_stored_rows_change_nothing(options: dict[str, Any], pair: Pair, tmp_path: Path) -> None:
+    options = {"n_chains": 4, "n_epochs": 2, "momentum": 0.5, "batch_size": 20} | options
+    one, three = (make(n_jobs=jobs, **options).fit(*pair) for jobs in (1, 3))
+    same(one, three)
+    x = Dataset.from_arrays(pair[0]).save(tmp_path / "x", chunk_rows=50)
+    stored = make(**options).fit(x, Dataset.from_arrays(pair[1]).save(tmp_path / "v", chunk_rows=70))
+    same(one, stored)
+
+
+@pytest.mark.parametrize("at", [3, 17, 33])
+@pytest.mark.parametrize("options", [{}, {"learner": "pcd", "momentum": 0.5}], ids=str)
+def test_resume_in_mid_epoch_is_exact(
+    at: int, options: dict[str, Any], pair: Pair, held: Pair, tmp_path: Path
+) -> None:
+    model = make(n_epochs=3, **options)
+    whole = make(n_epochs=3, **options).fit(*pair, validation=held)
+    call: dict[str, Any] = {"validation": held, "run_dir": tmp_path, "engine": {"report_steps": 1}}
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(*pair, **call, callbacks=[InterruptAt(at - 1, "report", "pass_end")])
+    model.fit(*pair, **call, resume=True)
+    same(model, whole)
+    ends = [record for record in model.history_ if record["steps"] % 15 == 0]
+    for record, other in zip(ends, whole.history_, strict=True):
+        assert record["objective"] == other["objective"]
+        assert record["validation_error"] == other["validation_error"]
+    with pytest.raises(RunError, match="params changed"):
+        make(n_epochs=3, weight_decay=0.1, **options).fit(*pair, **call, resume=True)
+
+
+def test_save_and_load(pair: Pair, held: Pair, tmp_path: Path) -> None:
+    model = make(loss=np.ones(24), corruption=None, learning_rate=[(0.2, 1), (0.1, 1)], n_epochs=2).fit(*pair)
+    model.save(tmp_path / "m")
+    loaded = sl.load_model(tmp_path / "m")
+    same(model, loaded)
+    np.testing.assert_array_equal(loaded.predict_marginals(held[0]), model.predict_marginals(held[0]))
+    assert loaded.n_sweeps_ == model.n_sweeps_ == 9
+    same(model.partial_fit(*held), loaded.partial_fit(*held))
+    out = loaded.predict(Dataset.from_arrays(held[0]), out=tmp_path / "out.zarr")
+    np.testing.assert_array_equal(out.read_x(0, 120), loaded.predict(held[0]))
+
+
+def test_plain_and_corrupting_models_are_saved_too(pair: Pair, tmp_path: Path) -> None:
+    v = pair[1]
+    make(learner="cd", n_epochs=1).fit(None, v).save(tmp_path / "plain")
+    assert sl.load_model(tmp_path / "plain").transform(v).shape == (300, 6)
+    model = make(corruption={"kind": "flip", "rate": 0.1}, n_epochs=1).fit(v)
+    model.save(tmp_path / "flips")
+    assert sl.load_model(tmp_path / "flips").score(v) == model.score(v)
+
+
+def test_partial_fit_goes_on_from_a_stream(pair: Pair, held: Pair) -> None:
+    model = make(learner="mle-bp", momentum=0.5)
+    for _ in range(4):
+        for a in range(0, 300, 50):
+            model.partial_fit(pair[0][a : a + 50], pair[1][a : a + 50])
+    assert model.score(*held) > 0.9
+    again = make(learner="cd", n_epochs=1).fit(*pair)
+    before = again.W_.copy()
+    assert (before != again.partial_fit(*held).W_).any()
+
+
+def test_schedule_patience_and_warm_start(pair: Pair, held: Pair) -> None:
+    model = make(learning_rate=[(0.2, 2), (0.05, 1)], n_epochs=4).fit(*pair)
+    assert [record["learning_rate"] for record in model.history_] == [0.2, 0.2, 0.05, 0.05]
+    stopped = make(learner="logistic", patience=1, n_epochs=60, learning_rate=3.0).fit(*pair, validation=held)
+    assert stopped.n_iter_ < 60
+    assert stopped.n_iter_ == stopped.best_epoch_ + 1
+    warm = make(warm_start=True, n_epochs=1, learning_rate=1e-9).fit(*pair)
+    warm._theta = model._theta
+    assert abs(warm.fit(*pair).W_ - model.W_).max() < 1e-6
+    with pytest.raises(ValueError, match="warm_start: the last fit was of another shape"):
+        warm.set_params(n_hidden=3).fit(*pair)
+
+
+def test_plan_says_what_a_fit_needs(pair: Pair, held: Pair) -> None:
+    told = make(n_epochs=3).plan(*pair, validation=held)
+    assert told["stages"]["learn"]["steps_per_pass"] == 15
+    assert told["passes"] == {"at_least": 3, "at_most": 3}
+    assert told["expected_seconds_at_least"] >= 3 * told["seconds_per_pass"] * 0.99
+    with pytest.raises(sl.errors.PlanError, match="lower n_hidden"):
+        make(n_hidden=10**6).plan(*pair, memory_limit="2GB")
+
+
+def test_scikit_learn_manners(pair: Pair) -> None:
+    model = make(loss=[1.0] * 24, corruption={"kind": "flip", "rate": 0.1})
+    twin = clone(model)
+    assert twin.get_params() == model.get_params()
+    weird = object()
+    assert ConditionalRBM(learner=weird, loss=weird).loss is weird
+    assert "ConditionalRBM" in repr(model)
+    fitted = make(n_epochs=1)
+    assert fitted.fit(*pair) is fitted
+    assert list(fitted.get_feature_names_out())[:1] == ["conditionalrbm0"]
+    assert fitted.set_output(transform="pandas").transform(pair[0]).shape == (300, 6)
+
+
+# -- bad input ---------------------------------------------------------------------------------------------
+
+
+def _with(a: np.ndarray, value: Any, dtype: str = "f4") -> np.ndarray:
+    out = a.astype(dtype)
+    out[17, 3] = value
+    return out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, v: (x, _with(v, 2)), "column 3 of row 17 is 2"),
+        (lambda x, v: (x, _with(v, np.nan)), "row 17"),
+        (lambda x, v: (x, _with(v, 0.5)), "0.5"),
+        (lambda x, v: (x, v[:-1]), "X has 300 rows, but y has 299"),
+        (lambda x, v: (x[:-1], v), "X has 299 rows, but y has 300"),
+        (lambda x, v: (Dataset.from_arrays(x), Dataset.from_arrays(v[:9])), "300 rows, but its target has 9"),
+        (lambda x, v: (np.empty((7, 0)), v), "X has 7 rows, but y has 300"),
+        (lambda x, v: (_with(x, np.nan), v), "NaN: row 17, feature 3"),
+        (lambda x, v: (_with(x, np.inf), v), "row 17, feature 3 is inf"),
+        (lambda x, v: (x, v[:, 0]), r"rows of 0 and 1, \(n, v\); one column: y.reshape"),
+        (lambda x, v: (x, None), "there are no outputs.*pass y of shape"),
+        (lambda x, v: (Dataset.from_arrays(x, np.arange(300) % 2), None), "there are no outputs"),
+        (lambda x, v: (None, None), "was given no rows"),
+        (
+            lambda x, v: (x[:10], v[:10]),
+            "batch_size=20 is larger than the data, 10 rows: set batch_size to 10",
+        ),
+        (lambda x, v: (Dataset.from_arrays(x, v, sample_weight=np.ones(300)), None), "rows are weighted"),
+    ],
+)
+def test_rows_that_cannot_be_used(change: Any, message: str, pair: Pair) -> None:
+    with pytest.raises(DataError, match=message):
+        make().fit(*change(*pair))
+
+
+def test_lazy_rows_are_checked_as_they_are_read(pair: Pair) -> None:
+    import dask.array as da
+
+    x = da.from_array(_with(pair[0], np.nan), chunks=(100, -1))
+    with pytest.raises(DataError, match="row 17, feature 3 is nan"):
+        make(learner="cd").fit(x, pair[1])
+
+
+def test_stored_rows_are_checked_as_they_are_read(pair: Pair, tmp_path: Path) -> None:
+    x = Dataset.from_arrays(pair[0]).save(tmp_path / "x")
+    v = Dataset.from_arrays(_with(pair[1], 3, "u1")).save(tmp_path / "v")
+    with pytest.raises(DataError, match="row 17"):
+        make().fit(x, v)
+
+
+@pytest.mark.parametrize("learner", ["logistic", "cd-percloss"])
+def test_learners_that_need_x(learner: str, pair: Pair) -> None:
+    with pytest.raises(DataError, match=f"learner='{learner}' starts from what x says.*there is no x"):
+        make(learner=learner).fit(None, pair[1])
+
+
+def test_a_step_of_local_steps_larger_than_the_data(pair: Pair) -> None:
+    with pytest.raises(
+        DataError, match="= 400 rows.* is larger than the data, 300 rows: set batch_size to 15"
+    ):
+        make(local_steps=5, n_chains=4).fit(*pair)
+
+
+def test_a_tolerance_that_is_never_met_is_told(pair: Pair) -> None:
+    with pytest.warns(UserWarning, match=r"tol=1e-12 was not met by 100.0% of the rows within 1 sweeps"):
+        make(tol=1e-12, n_sweeps=1, n_epochs=1).fit(*pair)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(tol=0.5, n_epochs=1).fit(*pair)
+
+
+def test_weights_beyond_float32_keep_the_last_good_checkpoint(pair: Pair, tmp_path: Path) -> None:
+    """Seen from outside: the fit ends with the rate to try, and a state of before lies in the run folder."""
+    with pytest.raises(FloatingPointError, match=r"epoch 1, step 2, at learning_rate=100: try .*=0.05"):
+        make(learning_rate=100.0, learner="cd").fit(*pair, run_dir=tmp_path)
+    found = EngineStore(locate(tmp_path).at("engine")).latest_state("crbm_learn")
+    assert found is not None
+    assert found[0] == 1
+    assert abs(found[1]["state"].theta[: 24 * 6]).max() <= 40
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"learner": "bp"}, "learner='bp' is not one of 'mle-bp'"),
+        ({"inference": "exact"}, "inference='exact' is not one of None, 'sum-product'"),
+        ({"n_hidden": 0}, "n_hidden=0: give a whole number"),
+        ({"n_sweeps": 0}, "n_sweeps=0: give a whole number"),
+        ({"momentum": 1.0}, r"momentum=1.0: give a number in \[0, 1\)"),
+        ({"weight_decay": -1}, "weight_decay=-1: give a finite number of at least 0"),
+        ({"tol": 0}, "tol=0: give a number above 0, or None"),
+        ({"learning_rate": 0}, "learning_rate=0: give a number above 0, or a schedule"),
+        ({"learning_rate": [0.1]}, "give a number above 0, or a schedule of pairs"),
+        ({"batch_size": 10, "n_chains": 4}, "no multiple of n_chains=4: set batch_size to 12"),
+        ({"loss": "zero-one"}, "loss='zero-one': give 'hamming', weights of the 24 outputs"),
+        ({"loss": [1.0, 2.0]}, "weights of the 24 outputs"),
+        ({"device": "tpu"}, "device='tpu' is not one of"),
+    ],
+)
+def test_bad_parameters_are_refused(options: dict[str, Any], message: str, pair: Pair) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(**options).fit(*pair)
+
+
+@pytest.mark.parametrize(
+    ("corruption", "error", "message"),
+    [
+        ({"kind": "blur"}, ValueError, 'give {"kind": "flip", "rate": 0.1}'),
+        ({"kind": "flip", "size": 3}, ValueError, 'give {"kind": "flip", "rate": 0.1}'),
+        ({"kind": "flip", "rate": 2.0}, DataError, "rate is 2.0"),
+        ({"kind": "occlude", "size": 3}, DataError, "5 x 5 pixels are not the 24 numbers"),
+    ],
+)
+def test_bad_corruptions_are_refused(corruption: Any, error: Any, message: str, pair: Pair) -> None:
+    with pytest.raises(error, match=message):
+        make(corruption=corruption).fit(pair[1])
+
+
+def test_predictions_of_other_rows_are_refused(pair: Pair) -> None:
+    model = make(n_epochs=1).fit(*pair)
+    with pytest.raises((DataError, ValueError), match="24"):
+        model.predict(pair[0][:, :5])
+    with pytest.raises(DataError, match="5 outputs a row, but ConditionalRBM has 24"):
+        model.score(pair[0], pair[1][:, :5])
+    plain = make(n_epochs=1, learner="cd").fit(None, pair[1])
+    with pytest.raises(DataError, match="plain RBM, which has no x"):
+        plain.predict(pair[0])

@@ -1,0 +1,155 @@
+"""Decay chosen without labels: what it goes by, where it comes out, and that a resumed fit keeps it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import scalelatent as sl
+from scalelatent.errors import DataError
+from scalelatent.estimators import mbn_decay, mbn_fit
+from scalelatent.estimators.mbn_decay import HalfLayer, agreement, decay_scores
+from tests.helpers import InterruptAt
+
+
+def _network(**options: Any) -> sl.MultilayerBootstrapNetwork:
+    given = {"n_clusterings": 10, "n_classes": 3, "random_state": 5, "decay": "auto"}
+    return sl.MultilayerBootstrapNetwork(**{**given, **options})
+
+
+@pytest.fixture(autouse=True)
+def _fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is decided here needs neither all decays nor many restarts."""
+    monkeypatch.setattr(mbn_decay, "GRID", (0.1, 0.4, 0.9))
+    monkeypatch.setattr(mbn_decay, "RESTARTS", 2)
+
+
+def _groups(n: int = 90, features: int = 8) -> np.ndarray:
+    """Three groups that every feature tells apart."""
+    rng = np.random.default_rng(0)
+    return np.repeat(rng.normal(size=(3, features)) * 4, n // 3, axis=0) + rng.normal(size=(n, features))
+
+
+def _scores(x: Any, seed: int = 5, **options: Any) -> dict[float, float]:
+    return decay_scores(_network(**options), sl.Dataset.from_arrays(x), seed)
+
+
+def test_agreement_is_corrected_for_chance() -> None:
+    rng = np.random.default_rng(0)
+    a = rng.integers(0, 20, 300)
+    assert agreement(a, (a * 7 + 3) % 20) == pytest.approx(1)
+    assert abs(agreement(a, rng.integers(0, 20, 300))) < 0.05
+    assert agreement(a, np.zeros(300, int)) == agreement(np.zeros(300, int), np.zeros(300, int)) == 0
+
+
+def test_the_decay_of_the_best_score_is_taken() -> None:
+    x = _groups()
+    model = _network().fit(x)
+    scores = _scores(x)
+    assert list(scores) == [0.1, 0.4, 0.9]
+    assert scores[model.decay_] == max(scores.values()) > 0.5
+    assert max(scores.values()) - min(scores.values()) > 0.1
+    assert model.ks_ == _network(decay=model.decay_).schedule(len(x))
+    np.testing.assert_array_equal(_network(decay=model.decay_).fit(x).codes(), model.codes())
+    assert _scores(x, n_jobs=3) == scores
+    assert _scores(x, seed=6) != scores
+    # Features without groups agree about nothing.
+    noise = np.random.default_rng(1).normal(size=x.shape)
+    assert max(_scores(noise).values()) < max(scores.values()) - 0.3
+
+
+def test_of_equal_scores_the_one_nearest_to_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mbn_decay, "decay_scores", lambda *_: {0.1: 0.4, 0.2: 0.7, 0.6: 0.7, 0.9: 0.6})
+    assert mbn_decay.choose_decay(None, None, 0) == 0.6  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("features", [3, 9])
+def test_networks_of_halves_never_see_the_other_features(features: int) -> None:
+    train = sl.Dataset.from_arrays(np.zeros((20, features), dtype=np.float32))
+    whole, other, *halves = mbn_decay._first_layers(_network(feature_fraction=0.6), train, 20, 10, 0)
+    assert not isinstance(whole, HalfLayer)
+    assert whole.seed != other.seed
+    seen = []
+    for layer in halves:
+        assert isinstance(layer, HalfLayer)
+        columns = [layer.columns(which) for which in range(layer.n_clusterings)]
+        assert {len(c) for c in columns} == {layer.n_columns} == {int(0.6 * len(layer.features))}
+        assert set(np.concatenate(columns)) <= set(layer.features)
+        seen.append(layer.features)
+    expected = list(range(features))
+    # Of three features a half is too little: all take part.
+    assert sorted(seen[0] + seen[1]) == (expected if features == 9 else sorted(2 * expected))
+
+
+@pytest.mark.parametrize(
+    ("options", "n", "layers"),
+    [
+        ({}, 100, (50, 25, 12, 6)),
+        ({"k1": 20}, 1000, (20, 10, 5)),
+        ({"k1": 900, "n_classes": 400}, 1000, (500,)),
+        ({"n_classes": None}, 20, (10, 5)),
+        ({"k_last": 15}, 100, (50, 25)),
+        ({"k1": 30, "k_last": 40}, 100, (30,)),
+        ({}, 3, (2,)),
+    ],
+)
+def test_small_networks_end_where_large_ones_do(options: Any, n: int, layers: tuple[int, ...]) -> None:
+    assert mbn_decay._schedule(_network(**options), n, 0.5) == layers
+
+
+def test_documents_with_and_without_zeros_score_alike() -> None:
+    """Rows that are empty in one half of the words among them, and no number of classes."""
+    rng = np.random.default_rng(0)
+    x = (rng.poisson(0.06, (60, 30)) * rng.integers(1, 5, (60, 30))).astype(np.float32)
+    x[np.arange(60), rng.integers(0, 30, 60)] += 1
+    options: dict[str, Any] = {"metric": "cosine", "n_classes": None, "n_clusterings": 6}
+    assert _scores(x, **options) == _scores(sp.csr_array(x), **options)
+
+
+def test_rows_of_one_kind_have_no_best_decay() -> None:
+    scores = _scores(np.ones((12, 4)))
+    assert set(scores.values()) == {0.0}
+
+
+@pytest.mark.parametrize("kind", ["NaN", "zeros"])
+def test_a_bad_row_is_named_by_its_own_number(tmp_path: Path, kind: str) -> None:
+    x = _groups(30).astype(np.float32)
+    x[13, 2 if kind == "NaN" else slice(None)] = np.nan if kind == "NaN" else 0
+    rows = sl.Dataset.from_arrays(x)
+    if kind == "zeros":
+        rows = rows.save(tmp_path / "x.zarr", chunk_rows=10)
+    told = "row 13, feature 2 is nan" if kind == "NaN" else "x.zarr: row 13 is all zeros"
+    with pytest.raises(DataError, match=told):
+        decay_scores(_network(metric="cosine"), rows, 0)
+
+
+def test_a_resumed_fit_keeps_the_decay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = sl.Dataset.from_arrays(_groups()).save(tmp_path / "x.zarr")
+    answers = iter([0.3])
+    monkeypatch.setattr(mbn_fit, "choose_decay", lambda *_: next(answers))
+    with pytest.raises(KeyboardInterrupt):
+        _network().fit(x, run_dir=tmp_path / "run", callbacks=InterruptAt(3, "stage", "event", "pass_end"))
+    model = _network().fit(x, run_dir=tmp_path / "run", resume=True)
+    assert model.decay_ == 0.3
+    assert model.ks_ == _network(decay=0.3).schedule(len(x))
+
+
+@pytest.mark.slow
+def test_wine_is_clustered_better_than_with_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the default merges too slowly (the paper's Table 3: NMI 55 with it, 77 with the best)."""
+    from sklearn.datasets import load_wine
+
+    from scalelatent.evaluation import kmeans_scores
+
+    monkeypatch.setattr(mbn_decay, "GRID", (0.1, 0.3, 0.5, 0.7, 0.9))
+    x, y = load_wine(return_X_y=True)
+    found = {}
+    for decay in ("auto", 0.5):
+        model = _network(decay=decay, n_clusterings=60, n_components=3, random_state=0)
+        found[decay] = kmeans_scores(model.fit_transform(x), y, restarts=10).nmi
+        assert decay == 0.5 or model.decay_ <= 0.4
+    assert found["auto"] > found[0.5] + 0.03

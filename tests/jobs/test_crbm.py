@@ -1,0 +1,67 @@
+"""Jobs of kind "crbm": targets beside the rows, plan, run folder, predictions on disk, scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scalelatent import Dataset, load_model, open_dataset
+from scalelatent.errors import JobError
+from scalelatent.jobs import runner
+from scalelatent.jobs.planning import plan_job
+from scalelatent.jobs.resolve import load_job
+from scalelatent.jobs.scoring import score_dataset
+from tests.estimators.test_crbm import patterns
+
+JOB = """
+[job]
+out = "{folder}/run"
+seed = 3
+[data]
+train = "{folder}/x.zarr"
+target = "{folder}/v.zarr"
+train_rows = "0:300"
+validation = "{folder}/x.zarr"
+validation_target = "{folder}/v.zarr"
+validation_rows = "300:400"
+test = "{folder}/x.zarr"
+test_target = "{folder}/v.zarr"
+test_rows = "400:"
+[model]
+kind = "crbm"
+n_hidden = 4
+n_epochs = 3
+learning_rate = 0.2
+n_sweeps = "none"
+[engine]
+checkpoint_steps = 5
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    x, v = patterns(500, 1)
+    Dataset.from_arrays(x).save(tmp_path / "x.zarr", chunk_rows=64)
+    Dataset.from_arrays(v).save(tmp_path / "v.zarr", chunk_rows=64)
+    (tmp_path / "job.toml").write_text(JOB.format(folder=tmp_path))
+    return tmp_path
+
+
+def test_a_job_fits_predicts_and_scores(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_report", lambda result, data: None)
+    job = load_job(place / "job.toml")
+    told = plan_job(job)
+    assert told["stages"]["learn"]["steps_per_pass"] == 15
+    result = runner.run_new_job(job)
+    model = load_model(result.folder.url)
+    test = open_dataset(place / "x.zarr")[400:].with_target(open_dataset(place / "v.zarr")[400:])
+    assert result.scores["test_error"] == pytest.approx(model.errors(test)["all"])
+    assert result.scores["test_error"] < 0.1
+    assert result.scores["best_validation_error"] == model.best_validation_error_
+    assert score_dataset(model, test) == model.errors(test)
+    with pytest.raises(JobError, match="unknown metric 'nmi'"):
+        score_dataset(model, test, ["nmi"])
+    out = model.predict(open_dataset(place / "x.zarr"), out=place / "clean.zarr")
+    np.testing.assert_array_equal(out.read_x(0, 500), model.predict(open_dataset(place / "x.zarr")))

@@ -1,0 +1,161 @@
+"""The numba bodies against the reference, over shapes, weights and batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from scalelatent.engine.backend import find_kernel
+from scalelatent.models.crbm import KERNELS
+from scalelatent.models.crbm.inference import Inference, WeightError
+from scalelatent.models.crbm.reference import sigmoid
+
+METHODS = ("sum_product", "mixed_product", "max_product", "mean_field")
+# One unit, not a whole vector, whole blocks, one more.
+WIDTHS = st.sampled_from([1, 3, 7, 8, 9, 16, 33])
+
+
+def draw(
+    seed: int, v: int, h: int, rows: int, largest: float, undecided: bool = True
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Couplings of which the largest is ``largest``, and biases, which may keep units undecided."""
+    rng = np.random.default_rng(seed)
+    w = rng.normal(size=(v, h))
+    w = (w * largest / np.abs(w).max()).astype("f4")
+    bv, bh = rng.normal(size=(rows, v)), rng.normal(size=(rows, h))
+    if undecided:
+        bv, bh = bv - w.sum(axis=1) / 2, bh - w.sum(axis=0) / 2
+    return w, bv.astype("f4"), bh.astype("f4")
+
+
+def run(backend: str, name: str, w: np.ndarray, *args: Any) -> Any:
+    return find_kernel(f"crbm_{name}", backend)(find_kernel("crbm_make_coupling", backend)(w), *args)
+
+
+def assert_same_beliefs(found: Inference, want: Inference, atol: float) -> None:
+    for got, wanted in ((found.lv, want.lv), (found.lh, want.lh)):
+        assert got.dtype == np.float32
+        assert_allclose(sigmoid(got.astype("f8")), sigmoid(wanted), rtol=0, atol=atol)
+    assert_allclose(found.change, want.change, rtol=0, atol=2 * atol)
+    assert_array_equal(found.sweeps, want.sweeps)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@given(st.integers(0, 99), WIDTHS, WIDTHS, st.integers(0, 3), st.sampled_from([0.3, 2.0]))
+def test_against_the_reference(name: str, seed: int, v: int, h: int, rows: int, largest: float) -> None:
+    w, bv, bh = draw(seed, v, h, rows, largest)
+    found, want = (run(backend, name, w, bv, bh, 5) for backend in ("numba", "reference"))
+    if name in ("mixed_product", "max_product"):  # decisions that hang on the last digit may differ
+        clear = np.abs(want.lv).min(axis=1, initial=np.inf) > 1e-4
+        found, want = (
+            Inference(*(getattr(f, k)[clear] for k in ("lv", "lh", "sweeps", "change")))
+            for f in (found, want)
+        )
+    # Max-product has slopes of 1: rounding grows from sweep to sweep.
+    assert_same_beliefs(found, want, 1e-4 if name == "max_product" else 1e-5)
+
+
+@pytest.mark.parametrize("largest", [5.0, 10.0, 12.0, 20.0, 39.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_large_weights(largest: float, seed: int) -> None:
+    """The odds form keeps both small beliefs, and no product of messages leaves the range of float32."""
+    w, bv, bh = draw(seed, 60, 40, 3, largest, undecided=False)
+    found, want = (run(backend, "sum_product", w, bv, bh, 10) for backend in ("numba", "reference"))
+    assert_same_beliefs(found, want, 1e-5 if largest <= 5 else 1e-3)
+    pairs = [np.zeros(w.shape, dtype) for dtype in ("f4", "f8")]
+    with_pairs = run("numba", "sum_product_pairs", w, bv, bh, 10, None, pairs[0])
+    wanted = run("reference", "sum_product_pairs", w, bv, bh, 10, None, pairs[1])
+    assert_allclose(pairs[0], pairs[1], rtol=0, atol=3e-3)
+    assert_allclose(with_pairs.log_z, wanted.log_z, rtol=1e-5)
+
+
+@pytest.mark.parametrize("largest", [20.0, -20.0])
+def test_all_weights_at_the_edge(largest: float) -> None:
+    """Every factor of a product is as large, or as small, as it can be."""
+    w = np.full((50, 30), largest, dtype="f4")
+    bv, bh = np.full((1, 50), -10 * largest, "f4"), np.full((1, 30), -20 * largest, "f4")
+    found, want = (run(backend, "sum_product", w, bv, bh, 6) for backend in ("numba", "reference"))
+    assert_same_beliefs(found, want, 1e-3)
+    assert np.isfinite(found.lv).all()
+
+
+@given(st.integers(0, 99), WIDTHS, WIDTHS, st.sampled_from([None, 1e-3]), st.sampled_from(["f4", "f8"]))
+def test_pairs(seed: int, v: int, h: int, tol: float | None, dtype: str) -> None:
+    w, bv, bh = draw(seed, v, h, 3, 1.0)
+    found, want = np.ones((v, h), dtype), np.ones((v, h))
+    inferred = run("numba", "sum_product_pairs", w, bv, bh, 8, tol, found)
+    wanted = run("reference", "sum_product_pairs", w, bv, bh, 8, tol, want)
+    assert_allclose(found, want, rtol=0, atol=1e-5)
+    assert_allclose(inferred.log_z, wanted.log_z, rtol=0, atol=1e-6 * (v + h) * 8)
+    assert_allclose(run("numba", "bethe", w, bv, bh, 8, tol), inferred.log_z, rtol=0)
+    plain = run("numba", "sum_product", w, bv, bh, 8, tol)
+    for name in ("lv", "lh", "sweeps", "change"):
+        assert_array_equal(getattr(plain, name), getattr(inferred, name), strict=True)
+    assert plain.log_z is None
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("tol", [None, 1e-3])
+def test_a_row_does_not_depend_on_the_others(name: str, tol: float | None) -> None:
+    """The same bits, whatever batch a row is in and wherever it lies in it."""
+    w, bv, bh = draw(0, 45, 29, 150, 0.5)
+    bv[:50] *= 10  # rows that stop at different sweeps
+    whole = run("numba", name, w, bv, bh, 12, tol)
+    assert tol is None or len(set(whole.sweeps)) > 1
+    for rows in (slice(0, 1), slice(3, 5), slice(60, 149), slice(149, 150)):
+        part = run("numba", name, w, bv[rows], bh[rows], 12, tol)
+        for field in ("lv", "lh", "sweeps", "change"):
+            assert_array_equal(getattr(part, field), getattr(whole, field)[rows], strict=True)
+
+
+def test_pairs_of_a_split_batch_are_those_of_the_whole() -> None:
+    w, bv, bh = draw(1, 20, 12, 9, 1.0)
+    whole, parts = np.zeros((20, 12), "f4"), np.zeros((20, 12), "f4")
+    run("numba", "sum_product_pairs", w, bv, bh, 5, None, whole)
+    for rows in (slice(0, 1), slice(1, 6), slice(6, 9)):
+        run("numba", "sum_product_pairs", w, bv[rows], bh[rows], 5, None, parts)
+    assert_array_equal(whole, parts, strict=True)
+
+
+def test_inputs_are_left_as_they_are() -> None:
+    w, bv, bh = draw(2, 9, 5, 2, 1.0)
+    for a in (w, bv, bh):
+        a.flags.writeable = False
+    for name in METHODS:
+        run("numba", name, w, bv, bh, 3)
+        run("numba", name, w, bv.astype("f8")[:, ::1], np.asfortranarray(bh), 3)
+
+
+@pytest.mark.parametrize("backend", ["reference", "numba"])
+def test_shapes_that_do_not_belong_together(backend: str) -> None:
+    w, bv, bh = draw(3, 9, 5, 2, 1.0)
+    for name in METHODS:
+        with pytest.raises(ValueError, match=r"\(rows, 9\) and \(rows, 5\)"):
+            run(backend, name, w, bh, bv, 3)
+    with pytest.raises(ValueError, match="shape"):
+        run("numba", "sum_product_pairs", w, bv, bh, 3, None, np.zeros((5, 9)))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 41.0])
+def test_weights_that_float32_cannot_carry(bad: float) -> None:
+    w, bv, bh = draw(4, 4, 3, 2, 1.0)
+    w[1, 1] = bad
+    with pytest.raises(WeightError, match=r"lower the learning rate"):
+        find_kernel("crbm_make_coupling", "numba")(w)
+    if not np.isfinite(bad):
+        bv[1, 2] = bad
+        for name in METHODS:
+            with pytest.raises(WeightError, match="row 1"):
+                run("numba", name, np.ones((4, 3)), bv, bh, 3)
+
+
+def test_every_kernel_has_its_bodies() -> None:
+    for name, bodies in KERNELS.items():
+        for backend in bodies:
+            if backend != "cupy":
+                assert callable(find_kernel(name, backend))

@@ -1,0 +1,167 @@
+"""Gradients of all learners: against exact likelihoods and losses, split batches, CSR rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_array
+
+from scalelatent.engine.backend import make_backend
+from scalelatent.models.base import CsrRows
+from scalelatent.models.crbm.gibbs import gibbs_steps, uniforms
+from scalelatent.models.crbm.learners import LEARNERS
+from scalelatent.models.crbm.model import CrbmShape, Params
+from scalelatent.models.crbm.online import rows_of
+from tests.models.crbm.cases import (
+    gradient,
+    index_of,
+    log_joint,
+    log_likelihood,
+    log_sum,
+    make_learner,
+    make_rows,
+    make_theta,
+    slope,
+    states,
+)
+
+# One hidden unit, or one visible one, make the graph a star: belief propagation is exact there.
+STARS = [CrbmShape(5, 1, 3), CrbmShape(1, 4, 2), CrbmShape(4, 1, 0)]
+
+
+@pytest.mark.parametrize("shape", STARS, ids=str)
+def test_mle_bp_is_the_slope_of_the_exact_likelihood(shape: CrbmShape) -> None:
+    theta, rows = make_theta(shape), make_rows(shape, 6)
+
+    def likelihood(flat: np.ndarray) -> float:
+        return log_likelihood(shape.split(flat), rows.x, rows.y)
+
+    found = gradient(make_learner(shape, "mle-bp"), theta, rows)
+    np.testing.assert_allclose(found, slope(likelihood, theta), atol=1e-6)
+
+
+def test_logistic_is_the_slope_of_its_likelihood() -> None:
+    shape = CrbmShape(4, 0, 3)
+    theta, rows = make_theta(shape), make_rows(shape, 6)
+
+    def likelihood(flat: np.ndarray) -> float:
+        return log_likelihood(shape.split(flat), rows.x, rows.y)
+
+    found = gradient(make_learner(shape, "logistic"), theta, rows)
+    np.testing.assert_allclose(found, slope(likelihood, theta), atol=1e-6)
+
+
+def test_mean_field_is_exact_without_couplings() -> None:
+    shape = CrbmShape(3, 2, 2)
+    theta, rows = make_theta(shape), make_rows(shape, 5)
+    shape.split(theta).W[...] = 0
+    a, b = (gradient(make_learner(shape, name), theta, rows) for name in ("mle-mf", "mle-bp"))
+    np.testing.assert_allclose(a, b, atol=1e-9)
+
+
+@pytest.mark.parametrize("shape", [CrbmShape(4, 1, 3), CrbmShape(4, 1, 0)], ids=str)
+@pytest.mark.parametrize(("name", "joint"), [("mssvm", False), ("lssvm", True)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_margin_learners_descend_their_loss(shape: CrbmShape, name: str, joint: bool, weighted: bool) -> None:
+    """Loss-augmented (marginal or joint) MAP by enumeration; the cost of a unit may depend on its truth."""
+    theta, rows = make_theta(shape, seed=4), make_rows(shape, 4)
+    cost = np.ones((2, 4), np.float32)
+    if weighted:
+        cost[:] = [[0.3, 0.7, 2.0, 1.0], [1.5, 0.2, 0.6, 1.0]]
+
+    def loss(flat: np.ndarray) -> float:
+        total = 0.0
+        for x, v in zip(rows.x, rows.y, strict=True):
+            log_p = log_joint(shape.split(flat), x)
+            best = log_p.max(axis=1) if joint else log_sum(log_p, axis=1)
+            delta = ((states(4) != v) * np.where(v == 1, cost[1], cost[0])).sum(axis=1)
+            total += (best + delta).max() - best[index_of(v)]
+        return total
+
+    learner = make_learner(shape, name, cost=cost)
+    np.testing.assert_allclose(gradient(learner, theta, rows), -slope(loss, theta), atol=1e-6)
+    backend = make_backend("reference")
+    from scalelatent.models.base import Stats
+
+    stats = Stats.zeros(learner.layout())
+    learner.run_chain(learner.prepare(learner.start(theta), backend), rows, stats)
+    assert stats["sums"][0] == pytest.approx(loss(theta), abs=1e-5)
+
+
+def _options(name: str) -> dict[str, Any]:
+    return {"n_sweeps": 5, "gibbs_steps": LEARNERS[name].gibbs_steps}
+
+
+@pytest.mark.parametrize("name", list(LEARNERS))
+@pytest.mark.parametrize("width", [4, 400])
+def test_gradient_of_a_split_batch_is_that_of_the_whole(name: str, width: int) -> None:
+    """Of few rows, compared with the width of x, chains return factors."""
+    shape = CrbmShape(6, 0 if name == "logistic" else 3, width)
+    theta, rows = make_theta(shape), make_rows(shape, 8)
+    learner = make_learner(shape, name, **_options(name))
+    whole = gradient(learner, theta, rows, "cpu")
+    learner = replace(learner, n_chains=3, chain_rows=3)
+    parts = [replace(rows_of(rows, a, a + 3), chain=i) for i, a in enumerate(range(0, 8, 3))]
+    assert learner.factored == (width == 400)
+    split = sum(gradient(learner, theta, part, "cpu") for part in parts)
+    np.testing.assert_allclose(split, whole, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["mle-bp", "cd", "logistic"])
+@pytest.mark.parametrize("density", [0.1, 0.9])
+def test_sparse_rows_give_the_gradient_of_dense_ones(name: str, density: float) -> None:
+    shape = CrbmShape(4, 0 if name == "logistic" else 3, 60)
+    theta, rows = make_theta(shape), make_rows(shape, 5)
+    x = rows.x * (np.random.default_rng(3).random(rows.x.shape) < density)
+    csr = replace(rows, x=CsrRows.of(csr_array(x)))
+    learner, factored = (make_learner(shape, name, chain_rows=rows) for rows in (20, 5))
+    assert factored.factored > learner.factored
+    dense = gradient(learner, theta, replace(rows, x=x))
+    np.testing.assert_allclose(gradient(learner, theta, csr), dense, atol=1e-9)
+    np.testing.assert_allclose(gradient(factored, theta, csr), dense, atol=1e-6)
+
+
+def test_numba_gradient_is_the_reference() -> None:
+    shape = CrbmShape(20, 9, 5)
+    theta, rows = make_theta(shape, scale=0.3), make_rows(shape, 7)
+    for name in ("mle-bp", "mle-mf"):
+        learner = make_learner(shape, name, n_sweeps=8)
+        a, b = (gradient(learner, theta, rows, device) for device in ("cpu", "reference"))
+        np.testing.assert_allclose(a, b, atol=2e-4)
+
+
+def test_perceptron_loss_is_flat_where_nothing_better_was_found() -> None:
+    """Rows that are the mode of their own model teach nothing."""
+    shape = CrbmShape(3, 2, 3)
+    params = shape.split(theta := np.zeros(shape.n_parameters, np.float32))
+    params.Wvx[...] = 30 * np.eye(3)
+    params.bv[...] = -15
+    rows = make_rows(shape, 6)
+    rows = replace(rows, x=rows.y.astype(np.float32))
+    learner = make_learner(shape, "cd-percloss")
+    assert not gradient(learner, theta, rows).any()
+    wrong = replace(rows, x=1 - rows.x)
+    assert gradient(learner, theta, wrong).any()
+
+
+def test_gibbs_chains_draw_from_the_model() -> None:
+    shape, n = CrbmShape(3, 2, 0), 4000
+    theta = make_theta(shape)
+    params = Params(**{k: np.asarray(a, np.float64) for k, a in vars(shape.split(theta)).items()})
+    b1, b2 = np.tile(params.bv, (n, 1)), np.tile(params.bh, (n, 1))
+    numbers = uniforms(0, 0, np.arange(n), 12 * 5)
+    v, _ = gibbs_steps(params, b1, b2, np.full((n, 2), 0.5), numbers, 12, np)
+    joint = log_joint(params, np.zeros(0))
+    exact = np.exp(log_sum(joint, axis=1) - log_sum(joint))
+    found = np.bincount([index_of(row) for row in v], minlength=8) / n
+    np.testing.assert_allclose(found, exact, atol=0.03)
+
+
+def test_numbers_of_a_row_are_its_own() -> None:
+    a, b = uniforms(1, 0, np.array([4, 7]), 9), uniforms(1, 1, np.array([4, 7]), 9)
+    assert not (a[0] == a[1]).any()
+    assert not (a == b).any()
+    assert (a != uniforms(2, 0, np.array([4, 7]), 9)).all()

@@ -1,0 +1,155 @@
+"""The reference against enumeration: all states of small graphs."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+
+from scalelatent.models.crbm import reference
+from scalelatent.models.crbm.reference import make_coupling, sigmoid
+
+
+def enumerate_states(w: np.ndarray, bv: np.ndarray, bh: np.ndarray) -> dict[str, np.ndarray]:
+    """What inference approximates, from all 2^(v + h) states of one graph."""
+    v, h = w.shape
+    states = np.array(list(product([0, 1], repeat=v + h)), dtype=float)
+    vs, hs = states[:, :v], states[:, v:]
+    energy = np.einsum("si,ij,sj->s", vs, w, hs) + vs @ bv + hs @ bh
+    log_z = np.logaddexp.reduce(energy)
+    p = np.exp(energy - log_z)
+    of_v: dict[tuple, float] = {}
+    for s in range(len(p)):
+        of_v[tuple(vs[s])] = of_v.get(tuple(vs[s]), 0.0) + p[s]
+    return {
+        "tau_v": p @ vs,
+        "tau_h": p @ hs,
+        "pairs": np.einsum("s,si,sj->ij", p, vs, hs),
+        "log_z": log_z,
+        "map": states[p.argmax()],
+        "marginal_map": np.array(max(of_v, key=lambda state: of_v[state])),
+    }
+
+
+def draw(seed: int, v: int, h: int, scale: float, rows: int = 1) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(v, h)) * scale, rng.normal(size=(rows, v)), rng.normal(size=(rows, h))
+
+
+def tree(seed: int, v: int, h: int, scale: float) -> np.ndarray:
+    """Couplings of a random tree on all units: other weights are 0."""
+    rng = np.random.default_rng(seed)
+    w = np.zeros((v, h))
+    seen: tuple[list[int], list[int]] = ([int(rng.integers(v))], [])
+    rest = [(0, i) for i in range(v) if i != seen[0][0]] + [(1, j) for j in range(h)]
+    for side, unit in [rest[k] for k in rng.permutation(len(rest))]:
+        if not seen[1 - side]:  # nobody to join yet: a component of its own, which is a tree too
+            seen[side].append(unit)
+            continue
+        other = int(rng.choice(seen[1 - side]))
+        w[(unit, other) if side == 0 else (other, unit)] = rng.normal() * scale
+        seen[side].append(unit)
+    return w
+
+
+SIZES = st.integers(1, 5)
+SWEEPS = 14  # more than the longest path of a tree of ten units
+
+
+@given(st.integers(0, 99), SIZES, SIZES, st.sampled_from([0.5, 3.0, 20.0]))
+def test_exact_on_trees(seed: int, v: int, h: int, scale: float) -> None:
+    w = tree(seed, v, h, scale)
+    _, bv, bh = draw(seed, v, h, 1.0)
+    want, pairs = enumerate_states(w, bv[0], bh[0]), np.zeros((v, h))
+    found = reference.sum_product_pairs(make_coupling(w), bv, bh, SWEEPS, None, pairs)
+    assert_allclose(sigmoid(found.lv[0]), want["tau_v"], rtol=1e-9, atol=1e-13)
+    assert_allclose(sigmoid(found.lh[0]), want["tau_h"], rtol=1e-9, atol=1e-13)
+    edges = w != 0  # units that no coupling joins are independent in their pair belief, not in the graph
+    assert_allclose(pairs[edges], want["pairs"][edges], rtol=1e-9, atol=1e-13)
+    assert_allclose(found.log_z[0], want["log_z"], rtol=1e-11, atol=1e-12)
+    best = reference.max_product(make_coupling(w), bv, bh, SWEEPS)
+    assert np.concatenate([best.lv[0] > 0, best.lh[0] > 0]).tolist() == want["map"].astype(bool).tolist()
+
+
+@given(st.integers(0, 99), st.integers(1, 9), st.sampled_from([0.5, 3.0, 20.0]))
+def test_exact_with_one_hidden_unit(seed: int, v: int, scale: float) -> None:
+    """A star: any weights."""
+    w, bv, bh = draw(seed, v, 1, scale)
+    want = enumerate_states(w, bv[0], bh[0])
+    found = reference.sum_product(make_coupling(w), bv, bh, 2)
+    assert_allclose(sigmoid(found.lv[0]), want["tau_v"], rtol=1e-9, atol=1e-13)
+    assert_allclose(reference.bethe(make_coupling(w), bv, bh, 2), want["log_z"], rtol=1e-11)
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 99), st.integers(2, 6), st.integers(2, 5))
+def test_near_the_truth_on_graphs_with_cycles(seed: int, v: int, h: int) -> None:
+    """Weak couplings: errors fall with the length of the cycles, the fourth power of |W|."""
+    w, bv, bh = draw(seed, v, h, 0.3, rows=2)
+    coupling = make_coupling(w)
+    found, mean = (run(coupling, bv, bh, 50) for run in (reference.sum_product, reference.mean_field))
+    pairs, log_z = reference.pairwise(coupling, bv, bh, 50), reference.bethe(coupling, bv, bh, 50)
+    mixed = reference.mixed_product(coupling, bv, bh, 50)
+    for row in range(2):
+        want = enumerate_states(w, bv[row], bh[row])
+        assert_allclose(sigmoid(found.lv[row]), want["tau_v"], atol=1e-2)
+        assert_allclose(sigmoid(found.lh[row]), want["tau_h"], atol=1e-2)
+        assert_allclose(pairs[row], want["pairs"], atol=1e-2)
+        assert_allclose(log_z[row], want["log_z"], atol=1e-2)
+        assert_allclose(sigmoid(mean.lv[row]), want["tau_v"], atol=0.1)
+        sure = np.abs(want["tau_v"] - 0.5) > 0.1
+        assert ((mixed.lv[row] > 0) == want["marginal_map"])[sure].all()
+
+
+def test_mixed_product_is_marginal_map_where_it_can_be_checked() -> None:
+    """One visible unit: summing out the hidden ones is exact."""
+    for seed in range(20):
+        w, bv, bh = draw(seed, 1, 5, 2.0)
+        want = enumerate_states(w, bv[0], bh[0])
+        found = reference.mixed_product(make_coupling(w), bv, bh, 3)
+        assert (found.lv[0] > 0).tolist() == want["marginal_map"].astype(bool).tolist()
+
+
+def test_pairwise_beliefs_agree_with_the_beliefs() -> None:
+    """At a fixed point P(v_i) is the sum of the pair over h_j; and the pairs are those that are added up."""
+    w, bv, bh = draw(0, 6, 4, 0.5, rows=3)
+    coupling = make_coupling(w)
+    found, pairs = reference.sum_product(coupling, bv, bh, 200), reference.pairwise(coupling, bv, bh, 200)
+    assert (pairs < np.minimum(sigmoid(found.lv)[:, :, None], sigmoid(found.lh)[:, None])).all()
+    total = np.ones((6, 4), dtype=np.float32)
+    reference.sum_product_pairs(coupling, bv, bh, 200, None, total)
+    assert_allclose(total, 1 + pairs.sum(axis=0), rtol=1e-6)
+
+
+def test_tolerance_ends_each_row_on_its_own() -> None:
+    w, bv, bh = draw(1, 8, 5, 0.5, rows=4)
+    bv[1], bh[1] = bv[1] * 20, bh[1] * 20  # decided by its biases
+    found = reference.sum_product(make_coupling(w), bv, bh, 100, 1e-6)
+    assert found.sweeps[1] < found.sweeps[0] < 100
+    assert found.converged(1e-6).all()
+    for row in range(4):
+        alone = reference.sum_product(
+            make_coupling(w), bv[row : row + 1], bh[row : row + 1], found.sweeps[row]
+        )
+        assert_allclose(alone.lv[0], found.lv[row], rtol=0)
+        assert alone.change[0] == found.change[row]
+
+
+def test_the_papers_matrices_give_the_same() -> None:
+    w, bv, bh = draw(2, 20, 12, 1.0)
+    tau_v, tau_h = reference.matrix_form(w, bv[0], bh[0], 9)
+    found = reference.sum_product(make_coupling(w), bv, bh, 9)
+    assert_allclose(sigmoid(found.lv[0]), tau_v, atol=1e-9)
+    assert_allclose(sigmoid(found.lh[0]), tau_h, atol=1e-9)
+
+
+@pytest.mark.parametrize(("sweeps", "tol"), [(0, None), (3, -1.0), (3, float("nan"))])
+def test_senseless_settings_are_refused(sweeps: int, tol: float | None) -> None:
+    with pytest.raises(ValueError, match=r"n_sweeps|tol"):
+        reference.sum_product(
+            make_coupling(np.zeros((2, 2))), np.zeros((1, 2)), np.zeros((1, 2)), sweeps, tol
+        )

@@ -1,0 +1,147 @@
+"""Report of a conditional RBM: its page, and that the figures hold what they are given."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent import ConditionalRBM, Dataset
+from scalelatent.data.corruption import corrupt
+from scalelatent.data.digits import base_digits
+from scalelatent.errors import DataError
+from scalelatent.evaluation import OutputErrors, all_error, changed_error, occlusion_errors
+from scalelatent.report import build_report
+from scalelatent.report.crbm import collect_rbm
+from scalelatent.report.crbm_figures import plot_convergence, plot_learning, plot_occlusion, plot_restored
+
+V = (base_digits()[0][:260] > 127).astype(np.uint8)
+NOISE: dict[str, Any] = {"kind": "flip", "rate": 0.1}
+X = corrupt(V.reshape(260, -1), np.arange(260), seed=1, stage="test", **NOISE)
+
+
+@cache
+def fitted(source: str) -> ConditionalRBM:
+    """Digits of 8 x 8: pairs, clean rows that are corrupted on the fly, or a plain RBM."""
+    clean, given = Dataset.from_arrays(V[:200]), Dataset.from_arrays(X[:200])
+    model = ConditionalRBM(
+        n_hidden=6,
+        n_epochs=2,
+        n_sweeps=4,
+        random_state=0,
+        n_jobs=1,
+        corruption=NOISE if source == "corruption" else None,
+    )
+    if source == "plain":
+        return model.fit(None, clean)
+    held = Dataset.from_arrays(V[200:])
+    if source == "corruption":
+        return model.fit(clean, validation=held)
+    return model.fit(given.with_target(clean), validation=Dataset.from_arrays(X[200:]).with_target(held))
+
+
+def page_of(folder: Path, model: ConditionalRBM, data: Dataset | None) -> tuple[str, list[str]]:
+    (folder / "job.json").write_text(json.dumps({"job": {"name": "digits"}, "data": {"train": "x.zarr"}}))
+    page = Path(build_report(folder, model=model, data=data)).read_text()
+    return page, sorted(file.stem for file in (folder / "report").glob("*.png"))
+
+
+@pytest.mark.parametrize("source", ["pairs", "corruption"])
+def test_the_page_of_a_model_that_restores(tmp_path: Path, source: str) -> None:
+    clean = Dataset.from_arrays(V[200:])
+    data = Dataset.from_arrays(X[200:]).with_target(clean) if source == "pairs" else clean
+    model = fitted(source)
+    page, names = page_of(tmp_path, model, data)
+    assert names == ["convergence", "learning", "occlusion", "restored"]
+    assert "Conditional RBM, 64 outputs and 6 hidden units, maximum likelihood by belief propagation" in page
+    errors = model.errors(data) if source == "pairs" else collect_rbm(model, data).errors
+    shown = (
+        (errors["all"], errors["changed"]) if source == "pairs" else (errors.all_error, errors.changed_error)
+    )
+    for share in shown:
+        assert f"{100 * share:.2f} %" in page
+    assert ("corrupted as in training" in page) == (source == "corruption")
+    assert 'src="http' not in page
+
+
+def test_pages_without_rows_images_or_inputs(tmp_path: Path) -> None:
+    page, names = page_of(tmp_path, fitted("plain"), Dataset.from_arrays(V[200:]))
+    assert names == ["convergence", "learning"]
+    assert "Restricted Boltzmann machine, 64 outputs" in page
+    (tmp_path / "b").mkdir()
+    page, names = page_of(tmp_path / "b", fitted("pairs"), None)
+    assert "No rows were at hand" in page
+    (tmp_path / "c").mkdir()
+    page, names = page_of(tmp_path / "c", fitted("pairs"), Dataset.from_arrays(X[:, :5]))
+    assert "has 5 features a row, but the model was fitted to 64" in page
+
+
+def test_a_sample_is_predicted_as_the_model_does() -> None:
+    model, data = fitted("pairs"), Dataset.from_arrays(X).with_target(Dataset.from_arrays(V))
+    evidence = collect_rbm(model, data, sample_rows=100)
+    rows = np.concatenate([np.arange(a, a + 2) for a in np.linspace(0, 258, 50).astype(int)])
+    np.testing.assert_array_equal(evidence.v, V.reshape(260, -1)[rows])
+    np.testing.assert_array_equal(evidence.predicted, model.predict(X[rows]))
+    whole = collect_rbm(model, data)
+    assert whole.errors.all_error == pytest.approx(model.errors(data)["all"])
+    assert whole.errors.changed_error == pytest.approx(model.errors(data)["changed"])
+    assert sorted(whole.occlusion) == list(range(9))
+    full = whole.occlusion[8]
+    assert full.changed == V.sum()  # all of it is gone
+    assert full.changed_error == pytest.approx(
+        changed_error(V.reshape(260, -1), np.zeros((260, 64)), model.predict(np.zeros((260, 64), np.uint8)))
+    )
+
+
+def test_errors_are_those_of_their_definition() -> None:
+    rng = np.random.default_rng(0)
+    v, x, p = (rng.integers(0, 2, (50, 7)) for _ in range(3))
+    assert all_error(v, p.astype(bool)) == (v != p).mean()
+    assert changed_error(v.astype("u1"), x, p) == (v != p)[x != v].mean()
+    added = OutputErrors()
+    for a in range(0, 50, 8):
+        added.add(v[a : a + 8], p[a : a + 8], x[a : a + 8])
+    assert added == OutputErrors().add(v, p, x)
+    assert np.isnan(changed_error(v, v, p))
+    with pytest.raises(DataError, match=r"v has shape \(50, 7\), but predicted \(7, 50\)"):
+        all_error(v, p.T)
+    with pytest.raises(DataError, match="leave x out"):
+        changed_error(v, x[:, :3], p)
+
+
+def test_occlusions_are_those_of_their_side() -> None:
+    class Same:
+        def predict(self, x: np.ndarray) -> np.ndarray:
+            return x
+
+    ones = Dataset.from_arrays(np.ones((20, 24), np.uint8))
+    found = occlusion_errors(Same(), ones, [0, 3, 5, 6], shape=(4, 6), batch_rows=7)
+    assert [errors.wrong / 20 for errors in found.values()] == [0, 9, 20, 24]
+    assert found[3].changed_error == 1.0
+
+
+def test_figures_hold_what_they_are_given() -> None:
+    figure = plot_restored({"original": V[:3], "restored": 1 - V[:3]}, (8, 8))
+    np.testing.assert_array_equal(figure.axes[4].images[0].get_array(), 1 - V[1])
+    records = [
+        {"pass": i, "objective": 2.0 - i, "validation_error": 0.1, "converged": 1 - 0.1 * i} for i in (1, 2)
+    ]
+    upper, lower = plot_learning(records).axes
+    assert upper.lines[0].get_xydata().tolist() == [[1, 1.0], [2, 0.0]]
+    assert lower.lines[0].get_ydata().tolist() == [10.0, 10.0]
+    np.testing.assert_allclose(plot_convergence(records).axes[0].lines[0].get_ydata(), [90, 80])
+    errors = {4: OutputErrors(10, 2, 4, 1), 0: OutputErrors(10, 1)}
+    lines = plot_occlusion(errors).axes[0].lines
+    assert [line.get_xydata().tolist() for line in lines] == [[[0, 10.0], [4, 20.0]], [[4, 25.0]]]
+    for wrong, words in (
+        (lambda: plot_restored({}, (8, 8)), "no images"),
+        (lambda: plot_learning([]), "no epochs"),
+        (lambda: plot_convergence([{"pass": 1}]), "no messages"),
+        (lambda: plot_occlusion({}), "no errors"),
+    ):
+        with pytest.raises(DataError, match=words):
+            wrong()
