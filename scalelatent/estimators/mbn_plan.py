@@ -176,6 +176,6 @@ def _probe(layer: Layer, train: Dataset) -> float:
     with single_threaded():
         for _ in range(3):
             begin = time.perf_counter()
-            small.code(backend, x, centroids, 0)
+            small.codes(backend, x, [centroids], 0)
             best = min(best, time.perf_counter() - begin)
     return best / (len(x) * small.flops_per_row() + small.set_flops())

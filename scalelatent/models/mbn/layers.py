@@ -24,7 +24,7 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 # Clusterings of an upper layer that are looked up at once, and the bits that number a centroid among theirs.
 _TOGETHER, _TOGETHER_BITS = 8, 16
 # Look-ups cost so many multiply-adds' time, and putting centroids up so many look-ups each.
-_LOOKUP_FLOPS, _LIST_LOOKUPS = 120.0, 8.0
+_LOOKUP_FLOPS, _LIST_LOOKUPS = 90.0, 8.0
 
 
 def schedule(n: int, k1: int | None, decay: float, k_last: int | None, n_classes: int | None) -> list[int]:

@@ -77,6 +77,16 @@ def make_components(vectors: np.ndarray, variance: np.ndarray, mean: np.ndarray)
     variance : ndarray of float64, shape (d,)
     mean : ndarray of float64, shape (V, k)
         Share of the rows with each code.
+
+    Returns
+    -------
+    Components
+
+    Examples
+    --------
+    >>> found = make_components(np.array([[0.6], [-0.8]]), np.ones(1), np.array([[0.5, 0.5]]))
+    >>> found.table.ravel().tolist(), found.offset.round(3).tolist()
+    ([-0.6, 0.8], [0.1])
     """
     vectors = vectors * _signs(vectors)
     table = np.ascontiguousarray(vectors.reshape(*mean.shape, -1))
@@ -109,6 +119,14 @@ def kernel_components(codes: np.ndarray, k: int, kernel: Any) -> Components:
     -------
     Components
         As many as have variance, at most n - 1; one of zeros where no rows differ.
+
+    Examples
+    --------
+    >>> from scalelatent.models.mbn import onehot
+    >>> codes = np.array([[0, 0], [1, 1]], dtype=np.uint16)
+    >>> found = kernel_components(codes, 2, lambda name: getattr(onehot, name.removeprefix("mbn_")))
+    >>> found.table.shape, found.variance.round(3).tolist(), found.total_variance
+    ((2, 2, 1), [1.0], 1.0)
     """
     n, mean = len(codes), mean_of(codes, k)
     values, u = _leading(codes, n, kernel)

@@ -46,8 +46,8 @@ class Lists:
     start : ndarray of uint16 or uint32, shape (V, k below + 1)
         Where the lists of each code begin.
     members : ndarray of uint16 or uint32, shape (V, sets k + 16)
-        The lists, one after the other, in the order of clusterings and centroids; none where the clustering
-        does not look at the unit. A number is ``clustering << shift | centroid``.
+        The lists, one after the other, in the order of clusterings and centroids; behind them what belongs to
+        units that its clustering does not look at. A number is ``clustering << shift | centroid``.
     sets, k, shift : int
         Upper clusterings, and centroids of each; the latter take so many bits.
     """
@@ -178,9 +178,9 @@ def _list(codes, units, shift, start, members):  # type: ignore[no-untyped-def]
                 start[v, code + 1] = place[code + 1]
             for s in range(sets):
                 for j in range(k):
+                    # What nobody looks at comes after the last list: a branch would go either way.
                     code = mine[s * k + j]
-                    if code < below:
-                        members[v, place[code]] = s << shift | j
+                    members[v, place[code]] = s << shift | j
                     place[code] += 1
 
 
