@@ -20,7 +20,7 @@ from scalelatent.models.mbn.layers import ArraySets, Layer, make_layers, schedul
 from scalelatent.models.mbn.sampling import choose, choose_mask, draw_bits
 
 GRID = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-SAMPLE_ROWS, SAMPLE_CLUSTERINGS = 1000, 100
+SAMPLE_ROWS, SAMPLE_CLUSTERINGS = 1000, 60
 # Networks that see all features, and as many that see a half of them; one of each is noisier.
 NETWORKS = 2
 # Clusters that rows are grouped into where their number is not known.

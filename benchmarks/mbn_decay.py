@@ -1,0 +1,120 @@
+"""What tells a good decay from a bad one without labels: criteria against the classes.
+
+    python benchmarks/mbn_decay.py [--sets wine,thyroid,umist,coil20] [--seeds 3]
+
+For each data set (at most 1,000 rows of it) and each decay the small networks of decay="auto": two that see
+all features, two that see a half. NMI is that of k-means on the first two against the classes. A criterion
+chooses a decay; its loss is the NMI, in points, that the best decay has above the chosen one. Criteria:
+
+    outputs      linear centred kernel alignment of the outputs of two seeds
+    silhouette   of the clusters in the output
+    seeds        adjusted mutual information of the clusters of two seeds
+    halves       the same, of a network of all features and one of a half
+    auto         seeds and halves, each pair alike: what decay="auto" goes by
+
+and each decay of the grid taken whatever the data. Needs SCALELATENT_DATA; half a minute of one core for
+each set and seed.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from common import parser, write
+from mbn_clustering import load
+
+import scalelatent as sl
+from scalelatent.engine.threads import single_threaded
+from scalelatent.estimators import mbn_decay as choice
+from scalelatent.evaluation import nmi
+
+CRITERIA = ("outputs", "silhouette", "seeds", "halves", "auto")
+
+
+def rows_of(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """At most 1,000 rows of a data set, and their classes."""
+    from sklearn import datasets
+
+    toys = {"iris": datasets.load_iris, "cancer": datasets.load_breast_cancer, "digits": datasets.load_digits}
+    x, y = toys[name](return_X_y=True) if name in toys else load(name, 0)
+    few = np.sort(np.random.default_rng(seed).permutation(len(x))[: choice.SAMPLE_ROWS])
+    return np.ascontiguousarray(x[few]), y[few]
+
+
+def alignment(a: np.ndarray, b: np.ndarray) -> float:
+    """Linear centred kernel alignment of two outputs, 0 to 1."""
+    a, b = a - a.mean(axis=0), b - b.mean(axis=0)
+    own = np.linalg.norm(a.T @ a) * np.linalg.norm(b.T @ b)
+    return float(np.linalg.norm(a.T @ b) ** 2 / own) if own else 0.0
+
+
+def judged(x: np.ndarray, y: np.ndarray, seed: int) -> dict[float, dict[str, float]]:
+    """Criteria and NMI of each decay."""
+    from sklearn.metrics import silhouette_score
+
+    k, train = len(np.unique(y)), sl.Dataset.from_arrays(x)
+    model = sl.MultilayerBootstrapNetwork(n_classes=k)
+    schedules = {decay: choice._schedule(model, len(x), decay) for decay in choice.GRID}
+    outputs: dict[float, list[np.ndarray]] = {decay: [] for decay in choice.GRID}
+    for first in choice._first_layers(model, train, len(x), schedules[choice.GRID[0]][0], seed):
+        below = choice.code_rows(first, x, x, None, "cpu")
+        for decay, ks in schedules.items():
+            codes = below
+            for layer in choice._layers_above(first, ks):
+                codes = choice.code_rows(layer, codes, codes, None, "cpu")
+            outputs[decay].append(choice.small_output(codes, k, "cpu"))
+    found = {}
+    for decay, z in outputs.items():
+        labels = [choice._kmeans(rows, k, seed) for rows in z]
+        seeds = choice.agreement(labels[0], labels[1])
+        halves = float(np.mean([choice.agreement(labels[a], labels[b]) for a in (0, 1) for b in (2, 3)]))
+        found[decay] = {
+            "nmi": float(np.mean([nmi(y, own) for own in labels[:2]])),
+            "outputs": alignment(z[0], z[1]),
+            "silhouette": float(silhouette_score(z[0], labels[0])) if len(np.unique(labels[0])) > 1 else 0.0,
+            "seeds": seeds,
+            "halves": halves,
+            "auto": (seeds + 4 * halves) / 5,
+        }
+    return found
+
+
+def losses(runs: list[dict[float, dict[str, float]]]) -> dict[str, float]:
+    """Points of NMI below the best decay of one data set, mean over seeds, by criterion."""
+    scores = {d: float(np.mean([run[d]["nmi"] for run in runs])) for d in choice.GRID}
+    best = max(scores.values())
+    lost = {
+        name: float(np.mean([best - scores[max(run, key=lambda d, n=name: run[d][n])] for run in runs]))
+        for name in CRITERIA
+    }
+    return {k: round(100 * v, 2) for k, v in (lost | {f"{d:g}": best - v for d, v in scores.items()}).items()}
+
+
+def main() -> None:
+    """One table over all data sets."""
+    arguments = parser(__doc__, "mbn_decay")
+    arguments.add_argument("--sets", default="wine,thyroid,umist,isolet1,coil20,mnist5000,iris,cancer,digits")
+    arguments.add_argument("--seeds", type=int, default=3)
+    args = arguments.parse_args()
+    result: dict[str, Any] = {"nmi": {}, "chosen": {}, "points_lost": {}}
+    for name in args.sets.split(","):
+        runs = []
+        for seed in range(args.seeds):
+            with single_threaded():
+                runs.append(judged(*rows_of(name, seed), seed))
+        scores = {f"{d:g}": round(100 * float(np.mean([r[d]["nmi"] for r in runs])), 2) for d in choice.GRID}
+        result["nmi"][name], result["points_lost"][name] = scores, losses(runs)
+        result["chosen"][name] = [max(run, key=lambda d: run[d]["auto"]) for run in runs]  # type: ignore[arg-type]
+        print(name, result["chosen"][name], result["points_lost"][name], flush=True)
+    table = result["points_lost"].values()
+    result["mean_points_lost"] = {
+        k: round(float(np.mean([row[k] for row in table])), 2) for k in next(iter(table))
+    }
+    print(result["mean_points_lost"])
+    write(args.out, " ".join(["python", *sys.argv]), args.seed, result)
+
+
+if __name__ == "__main__":
+    main()
