@@ -25,7 +25,7 @@ SAMPLE_ROWS, SAMPLE_CLUSTERINGS = 1000, 60
 NETWORKS = 2
 # Clusters that rows are grouped into where their number is not known.
 SOME_CLUSTERS = (2, 4, 8, 16)
-RESTARTS = 10
+RESTARTS = 5
 
 
 @dataclass(frozen=True)
