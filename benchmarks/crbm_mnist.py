@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import RESULTS, mnist, parser, write_part
+from common import mnist, parser, write_part
 
 import scalelatent as sl
 from scalelatent.data.corruption import corrupt
@@ -193,11 +193,11 @@ def full(task: str, learner: str, args: Any) -> dict[str, Any]:
         str(size): {"all": round(100 * e.all_error, 3), "changed": round(100 * e.changed_error, 3)}
         for size, e in levels.items()
     }
-    draw(model, rows, levels, task)
+    draw(model, rows, levels, args.out.parent / f"crbm_{task}")
     return found
 
 
-def draw(model: sl.ConditionalRBM, rows: dict[str, Any], levels: Any, task: str) -> None:
+def draw(model: sl.ConditionalRBM, rows: dict[str, Any], levels: Any, place: Path) -> None:
     """Pictures beside the JSON (the paper's Figures 2 to 4)."""
     from scalelatent.report.crbm_figures import (
         plot_convergence,
@@ -214,7 +214,7 @@ def draw(model: sl.ConditionalRBM, rows: dict[str, Any], levels: Any, task: str)
     if any(r.get("converged") is not None for r in model.history_):
         figures["convergence"] = plot_convergence(model.history_)
     for name, figure in figures.items():
-        write_png(figure, RESULTS / f"crbm_{task}_{name}.png")
+        write_png(figure, f"{place}_{name}.png")
 
 
 def main() -> None:
