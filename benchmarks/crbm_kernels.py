@@ -142,8 +142,8 @@ def large_graphs(seed: int) -> dict[str, Any]:
 
 
 def accuracy(seed: int) -> dict[str, Any]:
-    """Largest difference of a belief from the log form in float64 after ten sweeps, by the largest |W|; beside
-    it what the log form makes of biases and couplings that are off by the rounding of float32.
+    """Largest difference of a belief from the log form in float64 after ten sweeps, by the largest |W|;
+    beside it what the log form makes of biases and couplings that are off by the rounding of float32.
     """
     out = {}
     for largest in (0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0):
