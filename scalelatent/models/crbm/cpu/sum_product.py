@@ -52,8 +52,9 @@ _HALF = ROWS // 2
 # factors, as mantissa and exponent.
 _P, _E, _Z, _EZ = (UNIT_FIELDS + k for k in range(4))
 _FIELDS = UNIT_FIELDS + 4
-# Graphs that go through a sweep together, and bytes of their messages: a part of the third-level cache.
-_GROUP, _GROUP_BYTES = 8, 4 * 2**20
+# Graphs that go through a sweep together, and bytes of all their messages: small graphs share a call, while
+# large ones come one by one, since memory is their bound and they all use the same messages' place.
+_GROUP, _GROUP_BYTES = 64, 2**17
 
 
 def _make_gather(rows: int) -> Any:
