@@ -16,7 +16,7 @@ from scalelatent.engine.reading import as_rows
 from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.errors import DataError
 from scalelatent.models.base import CsrRows
-from scalelatent.models.mbn.layers import ArraySets, Layer, make_layers, schedule
+from scalelatent.models.mbn.layers import Layer, make_layers, schedule
 from scalelatent.models.mbn.sampling import choose, choose_mask, draw_bits
 
 GRID = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -172,13 +172,15 @@ def code_rows(layer: Layer, source: Any, x: Any, n_jobs: int | None, device: str
     def compute(slot: int, stop: Any) -> Any:
         backend = make_backend(name)
 
-        def run(which: int) -> None:
-            centroids = layer.take(which, source, layer.rows(which))
-            out[:, which] = layer.code(backend, x, ArraySets(centroids, layer.k).read(0), which)
+        def run(first: int) -> None:
+            some = range(first, min(first + layer.together, layer.n_clusterings))
+            centroids = [layer.take(which, source, layer.rows(which)) for which in some]
+            out[:, some.start : some.stop] = layer.codes(backend, x, centroids, first)
 
         return run
 
-    run_threads(range(layer.n_clusterings), resolve_jobs(n_jobs), compute, lambda which, _: None)
+    firsts = range(0, layer.n_clusterings, layer.together)
+    run_threads(firsts, resolve_jobs(n_jobs), compute, lambda first, _: None)
     return out
 
 

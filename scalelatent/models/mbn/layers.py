@@ -242,10 +242,6 @@ class Layer:
         lists = backend.kernel("mbn_make_lists")(np.stack(centroids), units)
         return np.asarray(backend.kernel("mbn_nearest_codes")(x, lists))
 
-    def code(self, backend: Any, x: Any, centroids: Any, which: int) -> np.ndarray:
-        """Codes of rows by one clustering, int32 (rows,)."""
-        return self.codes(backend, x, [centroids], which)[:, 0]
-
     def _nearest(self, backend: Any, x: Any, centroids: Any, which: int) -> np.ndarray:
         kernel, columns = backend.kernel, self.columns(which)
         if self.csr:
