@@ -120,17 +120,3 @@ def test_every_kernel_is_launched_with_what_it_declares(fake, gpu, emulated, cud
     gpu.nearest_codes(x.astype("u2"), gpu.make_lists(x[None].astype("u2"), np.ones((1, 4, 2), dtype=bool)))
     assert {name for name, _ in fake.LAUNCHED} >= set(emulated.names) == KERNELS
     assert f"constexpr int THREADS = {gpu.THREADS};" in cuda_text
-
-
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
-def test_nvrtc_compiles_it(load_helper, cuda_text, architecture):
-    helper = load_helper("test_cuda_text")
-    nvrtc = helper.find_nvrtc()
-    if nvrtc is None:
-        pytest.skip("no NVRTC here: pip install nvidia-cuda-nvrtc, or a CUDA toolkit")
-    options = [f"--gpu-architecture={architecture}", "--std=c++17"]
-    status, log, binary = helper.compile_by_nvrtc(nvrtc, cuda_text, options)
-    assert status == 0, log
-    assert "warning" not in log, log
-    for name in KERNELS:
-        assert name.encode() in binary
