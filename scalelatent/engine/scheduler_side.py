@@ -36,7 +36,7 @@ class SpanGuard(SchedulerPlugin):
 
     def __init__(self) -> None:
         self.scheduler: Any = None
-        self._bound: set[str] = set()
+        self._bound: dict[str, str] = {}  # key of a span -> the worker that alone may compute it
 
     async def start(self, scheduler: Any) -> None:
         """Begin to listen."""
@@ -47,12 +47,18 @@ class SpanGuard(SchedulerPlugin):
         lost = hooks.lost_worker(topic, msg)
         if lost is None:
             return
-        self._bound = {key for key in self._bound if hooks.task_state(self.scheduler, key) is not None}
-        if lost.expected:  # nobody dies of them: any worker may have them again
-            hooks.bind(self.scheduler, self._bound.intersection(lost.keys), None)
-            self._bound.difference_update(lost.keys)
-        else:
+        self._free(lost)
+        if not lost.expected:
             self._mourn(lost.keys)
+
+    def _free(self, lost: hooks.LostWorker) -> None:
+        """What only the lost worker was to compute is for any again, unless the worker may have died of it:
+        also what still waited for something, and was not being processed.
+        """
+        there = {k: w for k, w in self._bound.items() if hooks.task_state(self.scheduler, k) is not None}
+        free = [k for k, w in there.items() if w == lost.worker and (lost.expected or k not in lost.keys)]
+        hooks.bind(self.scheduler, free, None)
+        self._bound = {key: worker for key, worker in there.items() if key not in free}
 
     def _mourn(self, keys: list[str]) -> None:
         lost = hooks.spans_at(self.scheduler, keys)
@@ -66,7 +72,8 @@ class SpanGuard(SchedulerPlugin):
                 there = {other.worker for other in kin}.intersection(loads) or set(loads)
                 worker = min(there, key=lambda address: (loads[address], address), default=None)
                 own = [span.key for span in spans]
-                self._bound.update(hooks.bind(self.scheduler, own, worker) if worker else ())
+                if worker:
+                    self._bound |= dict.fromkeys(hooks.bind(self.scheduler, own, worker), worker)
 
 
 def together(spans: Iterable[hooks.SpanAt]) -> list[list[hooks.SpanAt]]:

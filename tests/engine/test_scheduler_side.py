@@ -93,7 +93,17 @@ def test_what_a_fit_has_bound_itself_stays_where_it_is() -> None:
 def test_keys_that_are_gone_are_not_remembered() -> None:
     cluster = Cluster(a=[("i", 0, 100), ("j", 50, 150)], b=[], c=[])
     cluster.lose("a")
-    assert cluster.guard._bound == {"i", "j"}
+    assert set(cluster.guard._bound) == {"i", "j"}
     cluster.tasks.clear()
     cluster.lose("b")
-    assert cluster.guard._bound == set()
+    assert cluster.guard._bound == {}
+
+
+def test_a_span_that_waits_is_free_again_when_its_worker_dies_of_something_else() -> None:
+    cluster = Cluster(a=[("i", 0, 100), ("j", 50, 150)], b=[])
+    cluster.lose("a")
+    cluster.tasks["j"].state = "waiting"  # its parameters were lost too
+    cluster.workers["b"].processing = {cluster.tasks["i"]}
+    cluster.lose("b")
+    assert set(cluster.bound()) == {"i"}
+    assert cluster.doomed() >= {"i"}
