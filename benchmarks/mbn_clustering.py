@@ -167,7 +167,10 @@ def choice(x: np.ndarray, classes: int, args: Any) -> float:
 def _earlier(path: Any, name: str) -> dict[str, Any]:
     """What earlier runs found on a data set: what this one skips stays."""
     parts = json.loads(path.read_text())["parts"] if path.exists() else {}
-    return dict(parts.get(name, {}).get("result", {}))
+    if name not in parts:
+        return {}
+    result = dict(parts[name]["result"])
+    return result | {"earlier_commands": [*result.get("earlier_commands", []), parts[name]["command"]]}
 
 
 def sweeps(args: Any) -> dict[str, Any]:
