@@ -13,9 +13,9 @@ from scalelatent.errors import DataError
 
 from . import labels, schema
 from .columns import Columns, Shifted, label_source
-from .csr import index_dtype
+from .described import Described
 from .hashing import hash_rows, hash_weight
-from .sources import ArrayRows, DaskRows, as_source, is_csr
+from .sources import ArrayRows, DaskRows, as_source
 from .store import locate
 from .targets import PairedRows, as_binary
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Dataset", "open_dataset"]
 
 
-class Dataset:
+class Dataset(Described):
     """A run of rows with optional labels and weights.
 
     Make one with `Dataset.from_arrays` (in memory) or `open_dataset` (stored); the constructor is private.
@@ -43,16 +43,6 @@ class Dataset:
     >>> ds[2:4].read_codes(0, 2)
     array([0, 1], dtype=int32)
     """
-
-    def __init__(
-        self,
-        columns: Columns,
-        start: int = 0,
-        stop: int | None = None,
-    ) -> None:
-        self._columns = columns
-        self._start = start
-        self._stop = columns.x.shape[0] if stop is None else stop
 
     @classmethod
     def from_arrays(cls, x: Any, y: Any = None, *, sample_weight: Any = None) -> Dataset:
@@ -116,119 +106,6 @@ class Dataset:
             )
         ds = ds[spec["start"] : spec["stop"]]
         return ds.with_target(cls.from_spec(spec["target"])) if "target" in spec else ds
-
-    @property
-    def n_rows(self) -> int:
-        """Number of rows."""
-        return self._stop - self._start
-
-    @property
-    def n_features(self) -> int:
-        """Numbers in a row."""
-        return schema.n_features(self.feature_shape)
-
-    @property
-    def feature_shape(self) -> tuple[int, ...]:
-        """Shape of one row as it is stored, for example (28, 28)."""
-        return self._columns.x.shape[1:]
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of the rows, in native byte order."""
-        return self._columns.x.dtype.newbyteorder("=")
-
-    @property
-    def is_sparse(self) -> bool:
-        """Whether the rows are CSR: `read_x` then gives a `scipy.sparse.csr_array`."""
-        return is_csr(self._columns.x)
-
-    @property
-    def nnz(self) -> int | None:
-        """Stored entries of CSR rows, else None; for a slice of a stored dataset reads row pointers."""
-        x: Any = self._columns.x
-        return int(x.entries(self._start, self._stop)) if self.is_sparse else None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the rows in memory: of CSR rows values, columns and row pointers."""
-        if self.nnz is None:
-            return self.n_rows * self.n_features * self.dtype.itemsize
-        entry = self.dtype.itemsize + index_dtype(self.n_features).itemsize
-        return self.nnz * entry + 8 * (self.n_rows + 1)
-
-    @property
-    def has_y(self) -> bool:
-        """Whether there are labels, targets or multi-labels."""
-        return self._columns.y is not None
-
-    @property
-    def y_kind(self) -> str | None:
-        """'labels' (n,), 'targets' (n, v), 'multilabel' (CSR, n x v), or None where there is no `y`."""
-        return self._columns.y_kind
-
-    @property
-    def has_targets(self) -> bool:
-        """Whether a row has several outputs, targets or multi-labels, and `read_targets` reads them."""
-        return self.y_kind not in (None, "labels")
-
-    @property
-    def n_targets(self) -> int | None:
-        """Columns of targets or multi-labels, else None."""
-        return (
-            None
-            if self.y_kind in (None, "labels")
-            else int(labels.column(self._columns, self._what()).shape[1])
-        )
-
-    @property
-    def has_weight(self) -> bool:
-        """Whether the rows are weighted."""
-        return self._columns.weight is not None
-
-    @property
-    def classes(self) -> np.ndarray | None:
-        """Distinct labels in rising order, for a slice those of the whole dataset; None without labels, and
-        for targets and multi-labels.
-        """
-        return self._columns.classes
-
-    @property
-    def url(self) -> str | None:
-        """Where it is stored, or None."""
-        return self._columns.url
-
-    @property
-    def attrs(self) -> dict[str, Any]:
-        """Attributes of a stored dataset (see `schema.DatasetAttrs`); empty for arrays."""
-        return {} if self._columns.attrs is None else self._columns.attrs.to_json()
-
-    @property
-    def is_stored(self) -> bool:
-        """Whether another process can open it from its `spec`."""
-        return self._columns.shared
-
-    @property
-    def reads_at_once(self) -> int:
-        """How many pieces it pays to read at the same time: 1 from memory or a disk, more over a network."""
-        return int(getattr(self._columns.x, "reads_at_once", 1))
-
-    @property
-    def known_finite(self) -> bool:
-        """Whether the rows hold no NaN or infinity for certain: integers, and all that our writer checked."""
-        return self.dtype.kind != "f" or self._columns.attrs is not None
-
-    def __len__(self) -> int:
-        return self.n_rows
-
-    def __repr__(self) -> str:
-        y = ""
-        if self.n_targets is not None:
-            y = f", {self.n_targets} {'targets' if self.y_kind == 'targets' else 'topics (multi-label)'}"
-        elif self._columns.classes_known and self.classes is not None:
-            y = f", {len(self.classes)} classes"
-        place = f", {self.url!r}" if self.url else ""
-        rows = f"{self.n_rows:,} {'CSR ' if self.is_sparse else ''}rows"
-        return f"<Dataset {rows} x {self.feature_shape} {self.dtype}{y}{place}>"
 
     def __getitem__(self, rows: slice) -> Dataset:
         if not isinstance(rows, slice):
@@ -490,9 +367,6 @@ class Dataset:
         if not 0 <= start <= stop <= self.n_rows:
             raise IndexError(f"rows {start}:{stop} do not lie in 0:{self.n_rows} of {self._what()}")
         return self._start + start, self._start + stop
-
-    def _what(self) -> str:
-        return f"dataset {self.url}" if self.url else "the dataset"
 
 
 def open_dataset(url: str | os.PathLike[str]) -> Dataset:
