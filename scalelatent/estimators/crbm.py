@@ -7,30 +7,28 @@ from typing import Any, Self
 
 import numpy as np
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
-from sklearn.utils.validation import validate_data
 
-from scalelatent.data import Dataset
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.cluster import current_client
 from scalelatent.engine.plan import find_resources
-from scalelatent.errors import DataError
 from scalelatent.models.crbm.model import CrbmShape
 from scalelatent.models.crbm.online import CrbmLearner
 from scalelatent.models.crbm.predict import sweeps_in
 from scalelatent.models.crbm.state import CrbmState
 
-from .base import _CHECKS, StreamedEstimator, check_finite, is_plain, restore_params
+from .base import StreamedEstimator, restore_params
 from .crbm_fit import check_params, check_rows, fit_steps
 from .crbm_outputs import CrbmOutputs
 from .crbm_partial import CrbmPartial
 from .crbm_plan import plan
+from .crbm_rows import CrbmRows
 from .steps import Rows, Steps
 
 _FIELDS = ("W", "Wvx", "Whx", "bv", "bh")
 
 
 class ConditionalRBM(
-    CrbmOutputs, CrbmPartial, ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamedEstimator
+    CrbmOutputs, CrbmPartial, CrbmRows, ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamedEstimator
 ):
     """Binary outputs of any width from observed rows, by a conditional RBM trained by belief propagation.
 
@@ -271,96 +269,6 @@ class ConditionalRBM(
         self.n_sweeps_ = sweeps_in(None if self.n_sweeps is None else int(self.n_sweeps), epoch)
         self._stream_state = None
 
-    # -- rows
-    # -------------------------------------------------------------------------------------------------
-
-    def _pairs(self, X: Any, y: Any, *, reset: bool = False, what: str = "X") -> Dataset:
-        """Rows with their outputs, from whatever was given; with ``reset`` they say what is learned."""
-        nothing = X is None or (not isinstance(X, Dataset) and getattr(X, "shape", (0, 1))[1:] == (0,))
-        if nothing and y is not None and X is not None and len(X) != _rows_of(y):
-            raise DataError(f"X has {len(X)} rows, but y has {_rows_of(y)}: give one output row a row")
-        if reset:
-            self._source = "pairs"
-            if self.corruption is not None:
-                self._source = "corruption"
-            elif nothing:
-                self._source = "plain"
-        stored_pairs = not reset and isinstance(X, Dataset) and X.has_targets
-        if nothing or (self._source != "pairs" and y is None and not stored_pairs):
-            X = y if nothing else X
-            if X is None:
-                raise DataError(
-                    f"{type(self).__name__} was given no rows: pass X and the outputs y, or y alone for a "
-                    "plain RBM"
-                )
-            return self._clean_rows(X, reset, what)
-        if self._source == "plain" or (reset and self._source == "corruption"):
-            raise DataError(
-                "the inputs are made from clean rows, but X and y were both given: leave one out, or set "
-                "corruption=None"
-                if self._source == "corruption"
-                else "this is a plain RBM, which has no X: pass None in its place"
-            )
-        return self._paired_rows(X, y, reset, what)
-
-    def _clean_rows(self, v: Any, reset: bool, what: str) -> Dataset:
-        """Rows that are outputs themselves."""
-        if not isinstance(v, Dataset):
-            if is_plain(v):
-                v = np.asarray(v) if not hasattr(v, "tocsr") else v
-                if v.ndim == 2:
-                    check_finite(v.tocsr() if hasattr(v, "tocsr") else v, "the rows v")
-            v = Dataset.from_arrays(v)
-        self._set_width(v.n_features) if reset else self._check_width(v, what)
-        if reset:
-            self._n_outputs = v.n_features
-        if not v.is_stored and v.lazy(0, 1) is None:
-            v.read_binary(0, len(v))
-        return v
-
-    def _paired_rows(self, X: Any, y: Any, reset: bool, what: str) -> Dataset:
-        """Rows beside outputs."""
-        if not isinstance(X, Dataset) and is_plain(X):
-            X = validate_data(self, X, reset=reset, **_CHECKS)
-            check_finite(X, what)
-            ds = Dataset.from_arrays(X)
-        else:
-            ds = X if isinstance(X, Dataset) else Dataset.from_arrays(X)
-            self._set_width(ds.n_features) if reset else self._check_width(ds, what)
-        if y is not None:
-            ds = ds.with_target(y if isinstance(y, Dataset) else _target_rows(y, len(ds)))
-        if not ds.has_targets:
-            raise DataError(
-                f"{ds.url or what}: there are no outputs, rows of 0 and 1, to learn from: pass y of shape "
-                "(n, v), or a dataset with targets (Dataset.with_target, [data] target); one column: "
-                "y.reshape(-1, 1)"
-            )
-        if not reset and ds.n_targets != self._n_outputs:
-            raise DataError(
-                f"{ds.url or what}: there are {ds.n_targets} outputs a row, but {type(self).__name__} has "
-                f"{self._n_outputs}"
-            )
-        if not ds.is_stored and ds.lazy(0, 1) is None:
-            ds.read_targets(0, len(ds))
-        if reset:
-            self._n_outputs = int(ds.n_targets or 0)
-        return ds
-
-    def _validation_pairs(self, validation: Any) -> Dataset | None:
-        if validation is None:
-            return None
-        if isinstance(validation, Dataset):
-            return self._pairs(validation, None, what="validation")
-        if self._source != "pairs" and getattr(validation, "ndim", 0) == 2:
-            return self._pairs(None, validation, what="validation")
-        try:
-            X, y = validation
-        except (TypeError, ValueError):
-            raise DataError(
-                f"validation={type(validation).__name__}: give a Dataset or a pair (X, y)"
-            ) from None
-        return self._pairs(X, y, what="validation")
-
     def plan(
         self,
         X: Any,
@@ -446,23 +354,3 @@ class ConditionalRBM(
         model.best_validation_error_ = values["best_validation_error"]
         model._keep_parameters(shape, theta, values["best_epoch"])
         return model
-
-
-def _rows_of(y: Any) -> int:
-    return int(y.shape[0]) if hasattr(y, "shape") else len(y)
-
-
-def _target_rows(y: Any, n_rows: int) -> Dataset:
-    """Outputs that are arrays, as a dataset."""
-    if is_plain(y) and not hasattr(y, "tocsr"):
-        y = np.asarray(y)
-    if len(getattr(y, "shape", ())) != 2:
-        raise DataError(
-            f"y has shape {getattr(y, 'shape', None)}: the outputs of a conditional RBM are rows of 0 and 1, "
-            "(n, v); one column: y.reshape(-1, 1)"
-        )
-    if y.shape[0] != n_rows:
-        raise DataError(
-            f"X has {n_rows} rows, but y has {y.shape[0]} (shape {y.shape}): give one output row a row"
-        )
-    return Dataset.from_arrays(y)
