@@ -68,7 +68,7 @@ def test_missing_and_damaged_objects(through: str, monkeypatch: pytest.MonkeyPat
     from scalelatent.data.store import locate
 
     if through == "zarr":
-        monkeypatch.setattr(chunks, "_find_decoder", lambda array: None)
+        monkeypatch.setattr(chunks, "find_decoder", lambda array: None)
     ds = Dataset.from_arrays(X, Y).save("memory://damage", overwrite=True, chunk_rows=10, shard_rows=20)
     place = locate("memory://damage")
     np.testing.assert_array_equal(ds.read_x(0, 100), X)

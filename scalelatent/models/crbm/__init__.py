@@ -20,4 +20,3 @@ KERNELS = {
     }
     for name, module in _MODULES.items()
 }
-KERNELS["crbm_pairwise"] = {"reference": "scalelatent.models.crbm.reference:pairwise"}
