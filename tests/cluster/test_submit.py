@@ -182,6 +182,7 @@ def test_a_driver_of_an_earlier_start_does_nothing(cluster: Any, make: Any) -> N
     """A task that Dask runs again after its job has ended, or was started anew, finds that out."""
     folder = RunFolder.open(submit_job(make("run", "model.max_iter=3"), client=cluster).run)
     assert settled(folder)["state"] == "done"
+    until(lambda: folder.records("events.jsonl")[-1].get("state") == "done")  # its last line
     before = (folder.path / "events.jsonl").read_bytes()
     for start in (0, 1):
         said = cluster.submit(clusterdriver.drive, folder.url, start, pure=False).result(timeout=30)
