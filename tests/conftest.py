@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -38,12 +37,6 @@ def find_real_data() -> Path | None:
 SLOW_FOLDERS = ("cluster", "stores", "recipes")
 KEPT = ("test_same_bits.py", "test_failures.py")
 MOST_PROCESSES = 4
-# They use all cores, and wait for much: one process takes them all, and others go on beside it.
-ONE_PROCESS = (
-    *(f"tests/{folder}/" for folder in SLOW_FOLDERS),
-    "tests/monitor/",
-    "tests/jobs/test_end_to_end.py",
-)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -53,18 +46,6 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
     picked = config.option.keyword or config.args_source is not pytest.Config.ArgsSource.TESTPATHS
     return 0 if picked else min(MOST_PROCESSES, available_cores())
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Files whole, each to the next process that is free; those with clusters as if they were one."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Files(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return "clusters" if nodeid.startswith(ONE_PROCESS) else nodeid.split("::", 1)[0]
-
-    return Files(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)
