@@ -135,6 +135,7 @@ def tables(name: str, args: Any) -> dict[str, Any]:
     for decay in decays if not args.skip_decays else ():
         out["decays"][str(decay)] = found = networks(x, *common, decay=decay, **params)
         print(name, decay, found, flush=True)
+        keep(args, name, out)  # long runs lose nothing where they are stopped
     if name != "mnist" and not args.skip_auto:
         out["auto"] = networks(x, *common, decay="auto", **params) | {
             "seconds_to_choose": choice(x, out["classes"], args)
@@ -152,6 +153,11 @@ def tables(name: str, args: Any) -> dict[str, Any]:
         columns = ("raw", "raw_spread", "pca", "pca_spread", "mbn", "mbn_spread", "best", "best_spread")
         out["paper"] = {k: dict(zip(columns, v, strict=False)) for k, v in PAPER[name].items()}
     return out
+
+
+def keep(args: Any, name: str, found: dict[str, Any]) -> None:
+    """Write what was found so far."""
+    write_part(args.out, name, " ".join(["python", *sys.argv]), args.seed, found)
 
 
 def choice(x: np.ndarray, classes: int, args: Any) -> float:
@@ -260,7 +266,7 @@ def main() -> None:
     if unknown := [name for name in wanted if name not in parts]:
         raise SystemExit(f"no part {', '.join(unknown)}; there are {', '.join(parts)}")
     for name in wanted:
-        write_part(args.out, name, " ".join(["python", *sys.argv]), args.seed, parts[name](args))
+        keep(args, name, parts[name](args))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from scalelatent.errors import DataError, ShardError
 
 from .chunk_files import Chunks, Damage, Fetched, Indexes, ShardFile, entry, find_decoder
 from .layout import Layout, layout_of, tile_columns_of
+from .recycled import Recycled
 
 if TYPE_CHECKING:
     import zarr
@@ -60,6 +61,7 @@ class StoredRows:
         fast = hasattr(os, "preadv") or not self._has_files
         self._decoder = find_decoder(array) if fast else None
         self._indexes = Indexes(location)
+        self._memory = Recycled()
 
     def sibling(self, name: str, length: int, chunk: int, where: str, rows: tuple[int, int]) -> StoredRows:
         """The reader of another array (length,) of the same type and codecs, without a look at its metadata.
@@ -90,7 +92,7 @@ class StoredRows:
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Rows `start:stop` in a new array of their stored dtype."""
-        out = np.empty((stop - start, *self.shape[1:]), self.dtype)
+        out = self._memory.empty((stop - start, *self.shape[1:]), self.dtype)
         if self._decoder is not None and not self._has_files:
             self._read_objects(start, stop, out)
             return out

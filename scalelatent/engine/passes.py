@@ -31,6 +31,8 @@ COUNTERS = 2  # rows done, bytes read: appended to every vector
 BLOCK_BYTES, BLOCK_ROWS, GPU_BLOCK_BYTES = 2**22, 4096, 2**26
 MERGE_SHARE = 0.02
 MIN_TASK_SECONDS = 0.03
+# What a task costs the one scheduler, and the share of its core that one job may take.
+SCHEDULER_SECONDS, SCHEDULER_SHARE = 1e-3, 0.5
 # Orders of magnitude for sizes only, never for results: bytes/s of merging in cache, flop/s of one core.
 _MERGE_RATE, _FLOP_RATE = 2e10, 6e10
 
@@ -171,12 +173,23 @@ def _power_of_two(value: float, low: int, high: int) -> int:
     return power
 
 
-def choose_level(
-    grid: RowGrid, reduction: Reduction, workers: int, task_seconds: float = MIN_TASK_SECONDS
-) -> int:
-    """Level of the spans: as few tasks as balance allows, none so short that handing it out costs more than
-    it does.
+def cluster_task_seconds(workers: int) -> float:
+    """Least seconds of a span on a cluster: handing it out costs less than it does, and all that workers end
+    in the meantime is less than the scheduler can hand out.
+
+    Examples
+    --------
+    >>> cluster_task_seconds(2), cluster_task_seconds(1000)
+    (0.03, 2.0)
     """
+    return max(MIN_TASK_SECONDS, workers * SCHEDULER_SECONDS / SCHEDULER_SHARE)
+
+
+def choose_level(grid: RowGrid, reduction: Reduction, workers: int, task_seconds: float | None = None) -> int:
+    """Level of the spans: as few tasks as balance allows, none shorter than ``task_seconds`` (None: as on a
+    cluster) unless workers had nothing to do.
+    """
+    task_seconds = cluster_task_seconds(workers) if task_seconds is None else task_seconds
     per_row = seconds_per_row(reduction)
     level = 0
     while level < grid.depth:
@@ -189,8 +202,8 @@ def choose_level(
     return level
 
 
-def spans_of(stage: Stage, workers: int, task_seconds: float = MIN_TASK_SECONDS) -> list[Span]:
-    """All spans of a pass, the training rows first."""
+def spans_of(stage: Stage, workers: int, task_seconds: float | None = None) -> list[Span]:
+    """All spans of a pass, the training rows first; see :func:`choose_level`."""
     out = []
     for part, reduction in stage.reductions.items():
         level = choose_level(stage.grids[part], reduction, workers, task_seconds)

@@ -26,7 +26,7 @@ from scalelatent.data.grid import FAN_IN
 from scalelatent.errors import RunError, ScalelatentError
 
 from . import hooks
-from .passes import MIN_TASK_SECONDS, Span, Stage, seconds_per_row
+from .passes import Span, Stage, cluster_task_seconds, seconds_per_row
 from .shares import Shares, cut
 from .window import Batch, Window
 
@@ -336,7 +336,7 @@ class PoolWindow(Window):
         found = pools.speeds(stage, threads)
         self._row_seconds = found.row_seconds
         self._shares: Shares[Span] = Shares(
-            spans, self._work, self._cut, threads, found.speeds, MIN_TASK_SECONDS
+            spans, self._work, self._cut, threads, found.speeds, cluster_task_seconds(sum(threads.values()))
         )
         self.seconds = self._shares.horizon()
         self.took_part: set[str] = set()

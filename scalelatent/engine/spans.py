@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from scalelatent.data.grid import FAN_IN, RowGrid
 
-from .passes import MIN_TASK_SECONDS, Span, Stage, spans_of
+from .passes import Span, Stage, spans_of
 from .store import EngineStore
 
 # A finished span is worth keeping where writing it costs under a twentieth of computing it: a file, and its
@@ -30,11 +30,12 @@ def plan_spans(
     iteration: int,
     store: EngineStore | None,
     workers: int,
-    task_seconds: float = MIN_TASK_SECONDS,
+    task_seconds: float | None = None,
 ) -> tuple[list[Span], list[Span]]:
     """(spans to do, spans that an interrupted run left finished), which cover all leaves once.
 
-    Finished spans are known by name only; whoever reads one and cannot, computes it.
+    Finished spans are known by name only; whoever reads one and cannot, computes it. ``task_seconds`` as of
+    :func:`.passes.choose_level`.
     """
     spans = spans_of(stage, workers, task_seconds)
     left = set() if store is None else set(store.nodes(stage.name, iteration))

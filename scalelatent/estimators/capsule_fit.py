@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.data import Dataset
+from scalelatent.engine.backend import DEVICES
 from scalelatent.engine.plan import ALLOWED_SHARE
 from scalelatent.errors import DataError, PlanError
 from scalelatent.models.capsule.members import Members
@@ -23,7 +24,7 @@ COUNT_ROWS = 2**20
 CHOICES = {
     "algorithm": ("em", *ONLINE),
     "init": ("subspace", "random"),
-    "device": ("auto", "cpu", "gpu", "reference"),
+    "device": (*DEVICES, "reference"),
 }
 
 

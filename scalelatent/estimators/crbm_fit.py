@@ -10,6 +10,7 @@ import numpy as np
 
 from scalelatent.data import Dataset
 from scalelatent.data.corruption import check_corruption
+from scalelatent.engine.backend import DEVICES
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.streams import stream
 from scalelatent.errors import DataError
@@ -42,7 +43,7 @@ def check_params(model: Any) -> None:
     choices = {
         "learner": tuple(LEARNERS),
         "inference": inferences,
-        "device": ("auto", "cpu", "gpu", "reference"),
+        "device": (*DEVICES, "reference"),
     }
     for name, allowed in choices.items():
         if getattr(model, name) not in allowed:

@@ -9,10 +9,12 @@ from sklearn.utils._set_output import _wrap_data_with_container
 from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset
+from scalelatent.engine.backend import make_backend
+from scalelatent.engine.reading import as_rows
 from scalelatent.errors import DataError
 from scalelatent.models.base import Block
-from scalelatent.models.crbm.model import CrbmShape
-from scalelatent.models.crbm.predict import CrbmRows, CrbmScoring
+from scalelatent.models.crbm.model import CrbmShape, biases, negative_free_energy, observe
+from scalelatent.models.crbm.predict import CrbmOutput, CrbmScoring
 
 from .base import is_dask_array
 from .crbm_fit import targets_of
@@ -280,23 +282,23 @@ class CrbmOutputs:
         (120,)
         """
         check_is_fitted(self)
-        ds, out = self._pairs(X, y), []
+        ds, out, backend = self._pairs(X, y), [], make_backend("reference")
+        params = self._shape.split(self._theta.astype(np.float64))
         for a in range(0, len(ds), 4096):
             b = min(a + 4096, len(ds))
             v = ds.read_targets(a, b) if self._source == "pairs" else ds.read_binary(a, b)
             x = ds.read_x(a, b) if self._source == "pairs" else np.empty((b - a, 0))
-            p = self._shape.split(self._theta.astype(np.float64))
-            b1, b2 = (x @ w.T + bias if w.shape[1] else bias for w, bias in ((p.Wvx, p.bv), (p.Whx, p.bh)))
             v = v.astype(np.float64)
-            out.append(-(v * b1).sum(axis=1) - np.logaddexp(0.0, v @ p.W + b2).sum(axis=1))
+            b1, b2 = biases(params, observe(as_rows(x), backend), b - a, backend)
+            out.append(-negative_free_energy(v, b1, v @ params.W + b2, np))
         return np.concatenate(out)
 
     # -- how -------------------------------------------------------------------------------------------------
 
-    def _row_map(self, what: Any) -> CrbmRows:
+    def _row_map(self, what: Any) -> CrbmOutput:
         name, n_sweeps = what
         sweeps = self.n_sweeps_ if n_sweeps is None else int(n_sweeps)
-        return CrbmRows(self._shape, self._theta, self.inference_, sweeps, self.tol, name)
+        return CrbmOutput(self._shape, self._theta, self.inference_, sweeps, self.tol, name)
 
     def _output(
         self, X: Any, what: str, n_sweeps: int | None, out: Any, client: Any, overwrite: bool, callbacks: Any
@@ -309,7 +311,6 @@ class CrbmOutputs:
                 "this is a plain RBM: it has no x to predict from, and all rows have the same beliefs; leave "
                 "X out (transform takes rows v)"
             )
-        from scalelatent.engine.backend import make_backend
         from scalelatent.engine.threads import single_threaded
 
         block, row_map = Block(self._nothing(X), None, None, 0), self._row_map((what, n_sweeps))

@@ -25,8 +25,8 @@ class CrbmRows:
     def _pairs(self, X: Any, y: Any, *, reset: bool = False, what: str = "X") -> Dataset:
         """Rows with their outputs, from whatever was given; with ``reset`` they say what is learned."""
         nothing = X is None or (not isinstance(X, Dataset) and getattr(X, "shape", (0, 1))[1:] == (0,))
-        if nothing and y is not None and X is not None and len(X) != _rows_of(y):
-            raise DataError(f"X has {len(X)} rows, but y has {_rows_of(y)}: give one output row a row")
+        if nothing and y is not None and X is not None:
+            _check_counts(len(X), y)
         if reset:
             self._source = "pairs"
             if self.corruption is not None:
@@ -110,8 +110,10 @@ class CrbmRows:
         return self._pairs(X, y, what="validation")
 
 
-def _rows_of(y: Any) -> int:
-    return int(y.shape[0]) if hasattr(y, "shape") else len(y)
+def _check_counts(n_rows: int, y: Any) -> None:
+    found = int(y.shape[0]) if hasattr(y, "shape") else len(y)
+    if found != n_rows:
+        raise DataError(f"X has {n_rows} rows, but y has {found}: give one output row a row")
 
 
 def _target_rows(y: Any, n_rows: int) -> Dataset:
@@ -123,8 +125,5 @@ def _target_rows(y: Any, n_rows: int) -> Dataset:
             f"y has shape {getattr(y, 'shape', None)}: the outputs of a conditional RBM are rows of 0 and 1, "
             "(n, v); one column: y.reshape(-1, 1)"
         )
-    if y.shape[0] != n_rows:
-        raise DataError(
-            f"X has {n_rows} rows, but y has {y.shape[0]} (shape {y.shape}): give one output row a row"
-        )
+    _check_counts(n_rows, y)
     return Dataset.from_arrays(y)

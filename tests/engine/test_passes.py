@@ -137,7 +137,7 @@ def test_sizes_below_one_are_refused(toy: SimpleNamespace, options: dict[str, in
         choose_grid(toy.rows(1000), toy.Sums(3), **options)
 
 
-@given(st.integers(1, 5000), st.integers(1, 64), st.floats(1, 1e9))
+@given(st.integers(1, 5000), st.integers(1, 2000), st.floats(1, 1e9))
 def test_choose_level_keeps_workers_busy_and_tasks_long(leaves: int, workers: int, flops: float) -> None:
     grid = RowGrid(leaves * 10, 10, 1)
     reduction: Any = SimpleNamespace(flops_per_row=lambda: flops)
@@ -145,7 +145,9 @@ def test_choose_level_keeps_workers_busy_and_tasks_long(leaves: int, workers: in
     assert 0 <= level <= grid.depth
     assert grid.n_nodes(level) >= min(workers, leaves)
     seconds = grid.leaf_rows * 8**level * flops / passes._FLOP_RATE
-    if seconds < passes.MIN_TASK_SECONDS and level < grid.depth:  # shorter only where workers would idle
+    if (
+        seconds < passes.cluster_task_seconds(workers) and level < grid.depth
+    ):  # shorter only where workers would idle
         assert grid.n_nodes(level + 1) < workers
 
 

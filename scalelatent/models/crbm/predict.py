@@ -111,7 +111,7 @@ class CrbmScoring:
 
 
 @dataclass(frozen=True)
-class CrbmRows:
+class CrbmOutput:
     """Outputs of rows (a :class:`~..base.RowMap`).
 
     Attributes

@@ -1,0 +1,99 @@
+"""Memory that rows are read into: used again when nobody holds them, never while somebody does."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+
+import numpy as np
+
+import scalelatent as sl
+from scalelatent.data import create_dataset
+from scalelatent.data.recycled import MOST_KEPT, Recycled
+
+ROWS, WIDTH, CHUNK = 8 * 1024, 64, 1024  # a chunk is 256 KiB
+F4 = np.dtype("f4")
+
+
+def _stored(tmp_path) -> tuple[np.ndarray, sl.Dataset]:
+    x = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
+    writer = create_dataset(tmp_path / "d.zarr", ROWS, (WIDTH,), "f4", chunk_rows=CHUNK, shard_rows=4 * CHUNK)
+    for shard in range(writer.n_shards):
+        a, b = writer.shard_bounds(shard)
+        writer.write_shard(shard, x[a:b])
+    return x, writer.finalize()
+
+
+def test_rows_that_are_dropped_leave_their_memory_to_the_next(tmp_path):
+    x, ds = _stored(tmp_path)
+    places = set()
+    for a in range(0, ROWS, CHUNK):
+        rows = ds.read_x(a, a + CHUNK)
+        np.testing.assert_array_equal(rows, x[a : a + CHUNK])
+        places.add(rows.ctypes.data)
+        del rows
+    assert len(places) == 1
+
+
+def test_rows_stay_while_anything_of_them_is_held(tmp_path):
+    x, ds = _stored(tmp_path)
+    starts = range(0, ROWS, CHUNK)
+    rows = ds.read_x(0, CHUNK)
+    held = {
+        "view": rows[3:5],
+        "column": rows.T[1],
+        "buffer": memoryview(rows[7]),
+        "bytes": rows.view(np.uint8)[9:],
+    }
+    wanted = {name: np.array(view) for name, view in held.items()}
+    for last in list(held):
+        for a in starts:
+            np.testing.assert_array_equal(ds.read_x(a, a + CHUNK), x[a : a + CHUNK])
+        for name, view in held.items():
+            np.testing.assert_array_equal(np.asarray(view), wanted[name])
+        del held[last]
+        if last == "view":
+            del rows
+
+
+def test_threads_that_read_and_drop_at_will_get_rows_of_their_own(tmp_path):
+    x, ds = _stored(tmp_path)
+    wrong: list[int] = []
+
+    def read(seed: int) -> None:
+        rng, held = np.random.default_rng(seed), []
+        for _ in range(200):
+            a = int(rng.integers(0, ROWS // CHUNK)) * CHUNK
+            held.append((a, ds.read_x(a, a + CHUNK)))
+            if len(held) > rng.integers(1, 6):
+                b, rows = held.pop(int(rng.integers(0, len(held))))
+                if not np.array_equal(rows, x[b : b + CHUNK]):
+                    wrong.append(b)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+
+
+def test_little_is_kept_and_none_of_it_travels(tmp_path):
+    _, ds = _stored(tmp_path)
+    held = [ds.read_x(a, a + CHUNK) for a in range(0, ROWS, CHUNK)]
+    del held
+    memory = ds._columns.x._memory
+    assert len(memory._free) == MOST_KEPT
+    assert len(pickle.dumps(memory)) < 1000
+    again = memory.empty((2 * CHUNK, WIDTH), F4)  # other pieces than before: those of the old size are let go
+    assert again.shape == (2 * CHUNK, WIDTH)
+    assert not memory._free
+
+
+def test_empty_is_that_of_numpy():
+    memory = Recycled()
+    for shape in ((0, 3), (7,), (2**17, 4), (2**23, 4), ()):
+        array = memory.empty(shape, F4)
+        assert (array.shape, array.dtype) == (shape, F4)
+        assert array.flags.c_contiguous
+        assert array.flags.writeable
