@@ -15,11 +15,12 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import parser, stored_rows, write
+from common import interleaved, parser, stored_rows, write
 
 import scalelatent as sl
 from scalelatent.engine.backend import make_backend
@@ -44,29 +45,14 @@ def learner(d: int, seed: int, architecture: str = "multiclass") -> tuple[Capsul
     return em, initial_state(w, members.n_members)
 
 
-def median_step(executor: InProcessExecutor, stage: Any, state: Any, rounds: int) -> float:
-    """Median seconds of a pass; the state stays, so that each pass does the same."""
-    times = []
-    for _ in range(rounds):
-        begin = time.perf_counter()
-        executor.step(stage, 0, state, lambda done, total: None)
-        times.append(time.perf_counter() - begin)
-    return float(np.median(times))
-
-
-def read_only(dataset: sl.Dataset, blocks: list[tuple[int, int]]) -> float:
-    """Median seconds of reading all rows by one thread, nothing else."""
-    times = []
-    for _ in range(3):
-        begin = time.perf_counter()
-        for _ in iter_blocks(Reader(dataset, None, Meter()), blocks, threading.Event()):
-            pass
-        times.append(time.perf_counter() - begin)
-    return float(np.median(times))
+def read_all(dataset: sl.Dataset, blocks: list[tuple[int, int]]) -> None:
+    """Read all rows by one thread, nothing else."""
+    for _ in iter_blocks(Reader(dataset, None, Meter()), blocks, threading.Event()):
+        pass
 
 
 def overlap(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
-    """Reading against computing on one computing thread."""
+    """Reading against computing on one computing thread; the three are taken in turn."""
     dataset, out = stored_rows(folder, rows, seed), []
     for d in (2, 8, 32):
         em, state = learner(d, seed)
@@ -74,14 +60,17 @@ def overlap(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
         grid = stage.grids["train"]
         cold = InProcessExecutor(1, cache=PieceCache(0))
         warm = InProcessExecutor(1, cache=PieceCache(2**34))
+
+        def step(executor: InProcessExecutor, stage: Any = stage, state: Any = state) -> None:
+            executor.step(stage, 0, state, lambda done, total: None)
+
         with single_threaded():
-            warm.step(stage, 0, state, lambda done, total: None)
-            record = {
-                "D": 10 * d,
-                "read_only_s": read_only(dataset, grid.blocks(0, grid.n_rows)),
-                "compute_only_s": median_step(warm, stage, state, 3),
-                "pass_s": median_step(cold, stage, state, 3),
+            works = {
+                "read_only_s": partial(read_all, dataset, grid.blocks(0, grid.n_rows)),
+                "compute_only_s": partial(step, warm),
+                "pass_s": partial(step, cold),
             }
+            record = {"D": 10 * d} | interleaved(works, 15 if d == 2 else 5)
             context = PassContext(stage, state, make_backend("cpu"), PieceCache(0))
             begin = time.thread_time()
             context.run_span(Span("train", grid.depth, 0), threading.Event())
