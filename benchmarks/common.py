@@ -61,7 +61,9 @@ def write(path: Path, command: str, seed: int, results: Any) -> None:
     """Write the figures with all that is needed to make them again."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
-        json.dumps({"command": command, "seed": seed, "machine": machine(), "results": results}, indent=1)
+        json.dumps(
+            {"command": _shown(command), "seed": seed, "machine": machine(), "results": results}, indent=1
+        )
         + "\n"
     )
     print(f"written to {path}")
@@ -71,9 +73,14 @@ def write_part(path: Path, part: str, command: str, seed: int, result: Any) -> N
     """Write one part of the figures, each with what is needed to make it again; other parts stay."""
     path.parent.mkdir(parents=True, exist_ok=True)
     parts = json.loads(path.read_text())["parts"] if path.exists() else {}
-    parts[part] = {"command": command, "seed": seed, "machine": machine(), "result": result}
+    parts[part] = {"command": _shown(command), "seed": seed, "machine": machine(), "result": result}
     path.write_text(json.dumps({"parts": parts}, indent=1) + "\n")
     print(f"{part}: written to {path}", flush=True)
+
+
+def _shown(command: str) -> str:
+    """The command with the names of its folders only: where they lie is nobody's business."""
+    return " ".join(Path(word).name.upper() if Path(word).is_absolute() else word for word in command.split())
 
 
 def interleaved(functions: dict[str, Callable[[], Any]], rounds: int = 9) -> dict[str, float]:

@@ -91,7 +91,7 @@ def main() -> None:
     arguments.add_argument("--memory-limit", default="3GB")
     args = arguments.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    shown = " ".join(["python", sys.argv[0], *("FOLDER" if "/" in word else word for word in sys.argv[1:])])
+    shown = " ".join(["python", *sys.argv])
     for name in args.parts.split(","):
         if name == "digits":
             ds = infinite_digits(args.folder, args.digits, args.seed)[0]

@@ -62,8 +62,7 @@ def main() -> None:
     }
     print(results)
     model.save(a.folder / f"model-{a.rows}.zarr", overwrite=True)
-    shown = ["FOLDER" if "/" in w else w for w in sys.argv[1:]]
-    write(a.out, " ".join(["python", "benchmarks/million.py", *shown]), a.seed, results)
+    write(a.out, " ".join(["python", "benchmarks/million.py", *sys.argv[1:]]), a.seed, results)
 
 
 if __name__ == "__main__":

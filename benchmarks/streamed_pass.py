@@ -232,8 +232,7 @@ def main() -> None:
         folder = a.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         results = {name: PARTS[name](folder, a.rows, a.seed) for name in a.parts}
-    shown = [w if not w.startswith("/") else "FOLDER" for w in sys.argv[1:]]
-    write(a.out, " ".join(["python", "benchmarks/streamed_pass.py", *shown]), a.seed, results)
+    write(a.out, " ".join(["python", "benchmarks/streamed_pass.py", *sys.argv[1:]]), a.seed, results)
 
 
 if __name__ == "__main__":

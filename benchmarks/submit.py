@@ -26,6 +26,8 @@ from scalelatent.jobs.resolve import resolve
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.submit import submit_job
 
+# Rows of a span of the fit whose shares are measured: about a second of work.
+LEAF_ROWS = 2**18
 TOPIC = "benchmark"
 
 
@@ -56,13 +58,16 @@ class FirstSpans(SchedulerPlugin):
                 self.scheduler.log_event(TOPIC, {"what": finish, "time": time.time()})
 
 
-def job(folder: Path, name: str, rows: str, scheduler: str, **model: Any) -> Any:
+def job(
+    folder: Path, name: str, rows: str, scheduler: str, leaf_rows: int | None = None, **model: Any
+) -> Any:
     return resolve(
         {
             "job": {"out": str(folder / name), "seed": 0},
             "data": {"train": str(folder / rows)},
             "model": {"kind": "capsule", "nu_schedule": "none", **model},
             "cluster": {"scheduler": scheduler},
+            **({"engine": {"leaf_rows": leaf_rows}} if leaf_rows else {}),
         },
         environ={},
     )
@@ -160,9 +165,8 @@ def shares(client: Client, folder: Path, address: str, scheduler: int, rows: int
     import psutil
 
     process = psutil.Process(scheduler)
-    submitted = submit_job(
-        job(folder, "large", "large.zarr", address, capsule_dim=16, max_iter=10_000), client=client
-    )
+    how = {"leaf_rows": LEAF_ROWS, "capsule_dim": 32, "max_iter": 10_000}
+    submitted = submit_job(job(folder, "large", "large.zarr", address, **how), client=client)
     run = RunFolder.open(submitted.run)
     while len(run.records("metrics.jsonl")) < 2:
         time.sleep(0.2)
