@@ -32,7 +32,7 @@ BLOCK_BYTES, BLOCK_ROWS, GPU_BLOCK_BYTES = 2**22, 4096, 2**26
 MERGE_SHARE = 0.02
 MIN_TASK_SECONDS = 0.03
 # What a task costs the one scheduler, and the share of its core that one job may take.
-SCHEDULER_SECONDS, SCHEDULER_SHARE = 1e-3, 0.5
+SCHEDULER_SECONDS, SCHEDULER_SHARE = 1.5e-3, 0.5
 # Orders of magnitude for sizes only, never for results: bytes/s of merging in cache, flop/s of one core.
 _MERGE_RATE, _FLOP_RATE = 2e10, 6e10
 
@@ -180,7 +180,7 @@ def cluster_task_seconds(workers: int) -> float:
     Examples
     --------
     >>> cluster_task_seconds(2), cluster_task_seconds(1000)
-    (0.03, 2.0)
+    (0.03, 3.0)
     """
     return max(MIN_TASK_SECONDS, workers * SCHEDULER_SECONDS / SCHEDULER_SHARE)
 

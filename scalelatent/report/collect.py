@@ -17,9 +17,9 @@ from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.reading import Meter, Reader, iter_blocks
 from scalelatent.engine.threads import single_threaded
-from scalelatent.errors import DataError
 from scalelatent.models.base import Block
 
+from .sampled import check_width
 from .tallies import Confident, Confusion, Mistakes, Prototypes, Reliability, RowsSeen, Sample, Votes
 from .wiring import Wiring, wiring_of
 
@@ -111,12 +111,7 @@ def collect_evidence(
     >>> int(evidence.confusion.counts.sum()), len(evidence.sample.points)
     (797, 10)
     """
-    where = data.url or "the data"
-    if data.n_features != model.n_features_in_:
-        raise DataError(
-            f"{where} has {data.n_features} features a row, but the model was fitted to "
-            f"{model.n_features_in_}: report on rows of the kind it was fitted to"
-        )
+    check_width(data, model.n_features_in_)
     wiring, m = wiring_of(model), len(model.classes_)
     votes_only = wiring.architecture == "all_vs_all"
     if sample_rows is None:

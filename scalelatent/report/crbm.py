@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.data import Dataset
-from scalelatent.errors import DataError
 from scalelatent.evaluation import OutputErrors, occlusion_errors
 
 from .crbm_figures import plot_convergence, plot_learning, plot_occlusion, plot_restored
 from .page import Picture, count, listing
 from .pictures import image_shape
+from .sampled import check_width, joined, spaced
 from .style import percent
 
 if TYPE_CHECKING:
@@ -98,14 +98,9 @@ def collect_rbm(model: Any, data: Dataset, *, sample_rows: int | None = None) ->
     >>> evidence.shape, sorted(evidence.occlusion)
     ((8, 8), [0, 1, 2, 3, 4, 5, 6, 7, 8])
     """
-    where, plain = data.url or "the data", model._source == "plain"
-    width = model.W_.shape[0] if plain else model.n_features_in_
-    if data.n_features != width:
-        raise DataError(
-            f"{where} has {data.n_features} features a row, but the model was fitted to {width}: report on "
-            "rows of the kind it was fitted to"
-        )
-    pieces = _spaced(len(data), _rows_worth(model) if sample_rows is None else sample_rows)
+    plain = model._source == "plain"
+    check_width(data, model.W_.shape[0] if plain else model.n_features_in_)
+    pieces = spaced(len(data), _rows_worth(model) if sample_rows is None else sample_rows, PLACES)
     corrupted = model._source == "corruption" and not data.has_targets
     read = data.read_binary if corrupted or plain else data.read_targets
     v = np.concatenate([read(a, b) for a, b in pieces])
@@ -124,12 +119,7 @@ def collect_rbm(model: Any, data: Dataset, *, sample_rows: int | None = None) ->
 def _inputs(model: Any, data: Dataset, pieces: list[tuple[int, int]], v: np.ndarray, corrupted: bool) -> Any:
     """What the sampled rows are predicted from."""
     if not corrupted:
-        parts = [data.read_x(a, b) for a, b in pieces]
-        if isinstance(parts[0], np.ndarray):
-            return np.concatenate(parts)
-        import scipy.sparse
-
-        return scipy.sparse.vstack(parts, format="csr")
+        return joined([data.read_x(a, b) for a, b in pieces])
     from scalelatent.data.corruption import corrupt
 
     rows = np.concatenate([np.arange(a, b) for a, b in pieces])
@@ -147,15 +137,6 @@ def corruption_of(model: Any, data: Dataset) -> dict[str, Any]:
 def _rows_worth(model: Any) -> int:
     edges = max(1, model.W_.size) * max(1, model.n_sweeps_)
     return int(np.clip(EDGE_UPDATES / (4 * edges), LEAST_ROWS, MOST_ROWS))
-
-
-def _spaced(n: int, wanted: int) -> list[tuple[int, int]]:
-    """Evenly spaced runs of rows, together `wanted` or all."""
-    if n <= wanted:
-        return [(0, n)]
-    each = max(1, wanted // PLACES)
-    starts = np.linspace(0, n - each, wanted // each).astype(int)
-    return [(int(a), int(a) + each) for a in starts]
 
 
 def _sides(shape: tuple[int, ...]) -> list[int]:

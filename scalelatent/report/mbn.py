@@ -10,13 +10,13 @@ import numpy as np
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.mapwrite import map_to_array
-from scalelatent.errors import DataError
 from scalelatent.evaluation import KMeansScores, RetrievalCurve, kmeans_scores, retrieval_accuracy
 from scalelatent.models.mbn.model import Network
 from scalelatent.models.mbn.pca import kernel_coordinates
 
 from .mbn_figures import LEGEND_CLASSES, plot_layers, plot_output, plot_retrieval
 from .page import Picture, count, listing
+from .sampled import check_width, joined, spaced
 from .style import percent
 
 if TYPE_CHECKING:
@@ -89,15 +89,10 @@ def collect_network(model: Any, data: Dataset, *, sample_rows: int = SAMPLE_ROWS
     >>> len(evidence.layers) == len(model.ks_), evidence.output.shape
     (True, (150, 3))
     """
-    where = data.url or "the data"
-    if data.n_features != model.n_features_in_:
-        raise DataError(
-            f"{where} has {data.n_features} features a row, but the model was fitted to "
-            f"{model.n_features_in_}: report on rows of the kind it was fitted to"
-        )
-    pieces = _spaced(data.n_rows, sample_rows)
-    rows: Any = _joined([data.read_x(a, b) for a, b in pieces])
-    labels = _joined([data.read_y(a, b) for a, b in pieces]) if data.has_y else None
+    check_width(data, model.n_features_in_)
+    pieces = spaced(data.n_rows, sample_rows, PLACES)
+    rows: Any = joined([data.read_x(a, b) for a, b in pieces])
+    labels = joined([data.read_y(a, b) for a, b in pieces]) if data.has_y else None
     planes, codes, kernel = [], Dataset.from_arrays(rows), make_backend("cpu").kernel
     for layer, centroids in zip(model._layers, model._centroids, strict=True):
         found = map_to_array(Network((layer,), (centroids,)), codes, model.device, model.n_jobs)
@@ -120,23 +115,6 @@ def collect_network(model: Any, data: Dataset, *, sample_rows: int = SAMPLE_ROWS
     return NetworkEvidence(
         data.n_rows, output, planes, [int(k) for k in model.ks_], classes, names, clusters, curve
     )
-
-
-def _spaced(n: int, wanted: int) -> list[tuple[int, int]]:
-    """Evenly spaced runs of rows, together `wanted` or all."""
-    if n <= wanted:
-        return [(0, n)]
-    each = max(1, wanted // PLACES)
-    starts = np.linspace(0, n - each, wanted // each).astype(int)
-    return [(int(a), int(a) + each) for a in starts]
-
-
-def _joined(parts: list[Any]) -> Any:
-    if isinstance(parts[0], np.ndarray):
-        return np.concatenate(parts)
-    import scipy.sparse
-
-    return scipy.sparse.vstack(parts, format="csr")
 
 
 def network_subtitle(model: Any) -> str:
