@@ -23,7 +23,8 @@ from scalelatent.models.targets import Corruption, Targets
 from .numbers import is_number, is_whole
 from .steps import Begin, LearnOnline, Remember, Rows, Steps
 
-BATCH_SIZES_A_CHAIN, MOST_CHAINS, LOCAL_CHAINS = 10, 16, 4
+# Of few rows a chain reads parameters more than it computes; of a small batch two threads want a chain each.
+CHAIN_ROWS, LEAST_CHAIN_ROWS, MOST_CHAINS, LOCAL_CHAINS = 20, 10, 8, 4
 RUN_ROWS, BUFFER_RUNS = 1024, 16
 # Why a fit leaves out no rows.
 ALL_ROWS = "a conditional RBM takes each row in an order of its own and cannot leave some out in its midst"
@@ -99,13 +100,13 @@ def epoch_rates(model: Any) -> np.ndarray:
 
 
 def n_chains(model: Any) -> int:
-    """Chains of a step: the parameter, or about one for ten rows of a batch (of local steps 4)."""
+    """Chains of a step: the parameter, or about one for twenty rows of a batch (of local steps 4)."""
     if model.n_chains is not None:
         return int(model.n_chains)
     if model.local_steps:
         return LOCAL_CHAINS
     size = int(model.batch_size)
-    most = min(max(size // BATCH_SIZES_A_CHAIN, 1), MOST_CHAINS)
+    most = min(max(size // CHAIN_ROWS, min(size // LEAST_CHAIN_ROWS, 2), 1), MOST_CHAINS)
     return next(chains for chains in range(most, 0, -1) if size % chains == 0)
 
 

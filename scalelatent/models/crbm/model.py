@@ -21,6 +21,8 @@ from scalelatent.models.base import Block, CsrRows, Layout
 
 # CSR rows are made dense over the columns that a batch uses, unless it uses more than this share of them.
 DENSE_SHARE = 0.5
+# Halves that can be multiplied in float64 without underflow, and fewer.
+PRODUCT_UNITS = 512
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,11 @@ def negative_free_energy(v: Any, b1: Any, logits: Any, xp: Any) -> Any:
 
 def nll_of_units(lv: Any, v: Any, xp: Any) -> Any:
     """Log-loss of the visible units' log odds, summed over units, nats, (rows,)."""
-    return (xp.logaddexp(lv.dtype.type(0), lv) - lv * v).sum(axis=1)
+    out = (xp.maximum(lv, lv.dtype.type(0)) - lv * v).sum(axis=1)
+    likelier = sigmoid(xp.abs(lv), xp)  # at least a half: so many of them can be multiplied
+    for first in range(0, lv.shape[1], PRODUCT_UNITS):
+        out -= xp.log(likelier[:, first : first + PRODUCT_UNITS].prod(axis=1, dtype=np.float64))
+    return out
 
 
 def check_rows(x: Any, start: int, rows: np.ndarray | None) -> None:
