@@ -27,7 +27,7 @@ from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.submit import submit_job
 
 # Rows of a span of the fit whose shares are measured: about a second of work.
-LEAF_ROWS = 2**18
+LEAF_ROWS = 2**19
 TOPIC = "benchmark"
 
 
@@ -209,7 +209,7 @@ def main() -> None:
     arguments = common.parser(__doc__, "submit")
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--workers", type=int, default=2)
-    arguments.add_argument("--rows", type=int, default=1_000_000, help="of the fit whose shares are measured")
+    arguments.add_argument("--rows", type=int, default=2_000_000, help="of the fit whose shares are measured")
     arguments.add_argument("--seconds", type=float, default=20.0, help="for which shares are measured")
     given = arguments.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="benchmark-submit-"))
