@@ -62,16 +62,17 @@ def threads(data: dict[str, Any]) -> None:
 
 
 def streamed_pass(data: dict[str, Any]) -> None:
-    """Overlap, Dask, memory, pairs."""
+    """Overlap and Dask."""
     r = data["results"]
     table(
-        "D|read only|compute only|both|both / larger|waited for rows|CPU of the computing thread",
+        "D|read only|compute only|both|both, fresh pages|both / larger|waited for rows|CPU of the thread",
         (
             (
                 o["D"],
                 f"{o['read_only_s']} s",
                 f"{o['compute_only_s']} s",
                 f"{o['pass_s']} s",
+                f"{o['pass_fresh_pages_s']} s",
                 o["ratio"],
                 f"{o['waited_for_rows_s']} s",
                 f"{o['computing_thread_cpu_s']} s",
@@ -94,6 +95,11 @@ def streamed_pass(data: dict[str, Any]) -> None:
             for o in r["dask"]
         ),
     )
+
+
+def streamed_memory(data: dict[str, Any]) -> None:
+    """Memory of a worker, bytes read by 45 members."""
+    r = data["results"]
     print(f"memory: {r['memory']}\n\npairs: {r['pairs']}\n")
 
 
@@ -281,6 +287,7 @@ def demo(data: dict[str, Any]) -> None:
 PRINT: dict[str, Callable[[dict[str, Any]], None]] = {
     "capsule_pass": capsule_pass,
     "streamed_pass": streamed_pass,
+    "streamed_memory": streamed_memory,
     "paper_capsule_dims": dims,
     "paper_capsule_architectures": dims,
     "million": million,
