@@ -18,7 +18,6 @@ import os
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
-import argparse
 import contextvars
 import itertools
 import sys
@@ -79,8 +78,9 @@ def fit_parts(
     jobs: int,
     client: Any = None,
     before: Callable[[], Any] = lambda: None,
+    sweeps: int | None = None,
 ) -> Parts:
-    """A fit, report by report; ``before`` is called after the first."""
+    """A fit, report by report; ``before`` is called after the first; ``sweeps`` other than asked for."""
     steps = max(2, args.segment_rows // batch)
     n = batch * steps * (args.segments + 1)
     if n > len(rows):
@@ -90,7 +90,7 @@ def fit_parts(
         n_hidden=args.hidden,
         batch_size=batch,
         n_chains=args.chains,
-        n_sweeps=args.sweeps,
+        n_sweeps=sweeps or args.sweeps,
         n_epochs=1,
         random_state=args.seed,
         n_jobs=jobs,
@@ -134,16 +134,15 @@ def timed_kernels() -> Iterator[dict[str, float]]:
 
 def share(args: Any) -> list[dict[str, Any]]:
     """Seconds of a step on one thread, and of belief propagation in it."""
-    rows, out, given = sl.Dataset.from_arrays(*digits(args.rows, args.seed)), [], args
-    for sweeps, batch in itertools.product((given.sweeps, MEAN_SWEEPS), BATCHES):
-        args = argparse.Namespace(**(vars(given) | {"sweeps": sweeps}))
+    rows, out = sl.Dataset.from_arrays(*digits(args.rows, args.seed)), []
+    for sweeps, batch in itertools.product((args.sweeps, MEAN_SWEEPS), BATCHES):
         best: dict[str, Any] = {"share_outside": 1.0}
         for _ in range(args.rounds):
             with timed_kernels() as kernels:
-                parts = fit_parts(rows, args, batch, 1, before=kernels.clear)
+                parts = fit_parts(rows, args, batch, 1, before=kernels.clear, sweeps=sweeps)
             steps, seconds = sum(parts.rows[1:]) / batch, sum(parts.seconds[1:])
             propagation = kernels["crbm_sum_product_pairs"]
-            edges = 2 * args.sweeps * batch * 784 * args.hidden
+            edges = 2 * sweeps * batch * 784 * args.hidden
             found = {
                 "batch": batch,
                 "sweeps": sweeps,

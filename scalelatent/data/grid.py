@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-__all__ = ["FAN_IN", "RowGrid"]
+import numpy as np
+
+__all__ = ["FAN_IN", "RowGrid", "spaced"]
 
 FAN_IN = 8
 """Children of an inner node of the reduce tree."""
@@ -130,3 +132,18 @@ class RowGrid:
     def _check_level(self, level: int) -> None:
         if not 0 <= level <= self.depth:
             raise IndexError(f"RowGrid: levels are 0 to {self.depth}, not {level}")
+
+
+def spaced(n: int, wanted: int, places: int) -> list[tuple[int, int]]:
+    """Evenly spaced runs of `n` rows, together `wanted` (in at most so many places) or all.
+
+    Examples
+    --------
+    >>> spaced(5, 10, 2), spaced(100, 10, 2)
+    ([(0, 5)], [(0, 5), (95, 100)])
+    """
+    if n <= wanted:
+        return [(0, n)]
+    each = max(1, wanted // places)
+    starts = np.linspace(0, n - each, wanted // each).astype(int)
+    return [(int(a), int(a) + each) for a in starts]

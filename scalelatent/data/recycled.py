@@ -1,7 +1,7 @@
 """Memory of rows that nobody holds any more, used again.
 
-Pages that come fresh from the system cost a fault each and go back by a call that stops the other cores: of
-rows that are read, used once and dropped, that is a third of what reading them costs.
+Pages that come fresh from the system cost a fault each, and go back by a call that stops the other cores:
+rows that are read, used once and dropped pay for both (benchmarks/streamed_pass.py).
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.data.grid import spaced
+
 from .streams import stream
 
 # Labels looked at by :func:`sortedness`: this many places of this many neighbours.
@@ -247,12 +249,10 @@ def sortedness(dataset: Any) -> float:
     n = len(dataset)
     if not dataset.has_y or n < 2:
         return 0.0
-    starts = [0] if n <= SAMPLED_PLACES * SAMPLED_ROWS else np.linspace(0, n - SAMPLED_ROWS, SAMPLED_PLACES)
-    width = n if len(starts) == 1 else SAMPLED_ROWS
-    parts = [dataset.read_y(int(a), int(a) + width) for a in starts]
+    parts = [dataset.read_y(a, b) for a, b in spaced(n, SAMPLED_PLACES * SAMPLED_ROWS, SAMPLED_PLACES)]
     if getattr(parts[0], "ndim", 2) != 1:
         return 0.0
-    same = sum(int((y[1:] == y[:-1]).sum()) for y in parts) / (len(parts) * (width - 1))
+    same = sum(int((y[1:] == y[:-1]).sum()) for y in parts) / (len(parts) * (len(parts[0]) - 1))
     _, counts = np.unique(np.concatenate(parts), return_counts=True)
     seen = counts.sum()
     by_chance = float((counts * (counts - 1)).sum() / (seen * (seen - 1)))

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.data import Dataset
+from scalelatent.data.grid import spaced
 from scalelatent.engine.backend import DEVICES
 from scalelatent.engine.cache import shared_cache
 from scalelatent.engine.callbacks import Callback
@@ -124,11 +125,8 @@ class Training:
 
 def sampled(dataset: Dataset) -> np.ndarray:
     """Some thousand rows from evenly spaced places, float64, to take scales from."""
-    n = len(dataset)
-    if n <= SAMPLED_PLACES * SAMPLED_ROWS:
-        return _dense(dataset.read_x(0, n)).astype(np.float64)
-    starts = np.linspace(0, n - SAMPLED_ROWS, SAMPLED_PLACES).astype(int)
-    parts = [_dense(dataset.read_x(int(a), int(a) + SAMPLED_ROWS)) for a in starts]
+    runs = spaced(len(dataset), SAMPLED_PLACES * SAMPLED_ROWS, SAMPLED_PLACES)
+    parts = [_dense(dataset.read_x(a, b)) for a, b in runs]
     return np.concatenate(parts).astype(np.float64)
 
 

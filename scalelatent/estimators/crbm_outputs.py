@@ -13,7 +13,7 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.engine.reading import as_rows
 from scalelatent.errors import DataError
 from scalelatent.models.base import Block
-from scalelatent.models.crbm.model import CrbmShape, biases, negative_free_energy, observe
+from scalelatent.models.crbm.model import CrbmShape, biases, hidden_logits, negative_free_energy, observe
 from scalelatent.models.crbm.predict import CrbmOutput, CrbmScoring
 
 from .base import is_dask_array
@@ -290,7 +290,7 @@ class CrbmOutputs:
             x = ds.read_x(a, b) if self._source == "pairs" else np.empty((b - a, 0))
             v = v.astype(np.float64)
             b1, b2 = biases(params, observe(as_rows(x), backend), b - a, backend)
-            out.append(-negative_free_energy(v, b1, v @ params.W + b2, np))
+            out.append(-negative_free_energy(v, b1, hidden_logits(params, v, b2), np))
         return np.concatenate(out)
 
     # -- how -------------------------------------------------------------------------------------------------

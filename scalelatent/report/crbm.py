@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.data import Dataset
+from scalelatent.data.grid import spaced
 from scalelatent.evaluation import OutputErrors, occlusion_errors
 
 from .crbm_figures import plot_convergence, plot_learning, plot_occlusion, plot_restored
 from .page import Picture, count, listing
 from .pictures import image_shape
-from .sampled import check_width, joined, spaced
+from .sampled import check_width, joined
 from .style import percent
 
 if TYPE_CHECKING:

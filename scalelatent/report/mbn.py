@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.data import Dataset
+from scalelatent.data.grid import spaced
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.mapwrite import map_to_array
 from scalelatent.evaluation import KMeansScores, RetrievalCurve, kmeans_scores, retrieval_accuracy
@@ -16,7 +17,7 @@ from scalelatent.models.mbn.pca import kernel_coordinates
 
 from .mbn_figures import LEGEND_CLASSES, plot_layers, plot_output, plot_retrieval
 from .page import Picture, count, listing
-from .sampled import check_width, joined, spaced
+from .sampled import check_width, joined
 from .style import percent
 
 if TYPE_CHECKING:

@@ -25,21 +25,6 @@ def check_width(data: Dataset, wanted: int) -> None:
         )
 
 
-def spaced(n: int, wanted: int, places: int) -> list[tuple[int, int]]:
-    """Evenly spaced runs of rows, together ``wanted`` (in at most so many places) or all.
-
-    Examples
-    --------
-    >>> spaced(5, 10, 2), spaced(100, 10, 2)
-    ([(0, 5)], [(0, 5), (95, 100)])
-    """
-    if n <= wanted:
-        return [(0, n)]
-    each = max(1, wanted // places)
-    starts = np.linspace(0, n - each, wanted // each).astype(int)
-    return [(int(a), int(a) + each) for a in starts]
-
-
 def joined(parts: list[Any]) -> Any:
     """One array, or CSR array, of several.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -70,11 +70,8 @@ def test_threads_that_read_and_drop_at_will_get_rows_of_their_own(tmp_path):
                 if not np.array_equal(rows, x[b : b + CHUNK]):
                     wrong.append(b)
 
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(read, range(4)))  # raises what one of them raised
     assert not wrong
 
 

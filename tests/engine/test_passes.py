@@ -145,9 +145,8 @@ def test_choose_level_keeps_workers_busy_and_tasks_long(leaves: int, workers: in
     assert 0 <= level <= grid.depth
     assert grid.n_nodes(level) >= min(workers, leaves)
     seconds = grid.leaf_rows * 8**level * flops / passes._FLOP_RATE
-    if (
-        seconds < passes.cluster_task_seconds(workers) and level < grid.depth
-    ):  # shorter only where workers would idle
+    # Shorter only where workers would idle.
+    if seconds < passes.cluster_task_seconds(workers) and level < grid.depth:
         assert grid.n_nodes(level + 1) < workers
 
 
