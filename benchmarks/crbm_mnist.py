@@ -2,6 +2,7 @@
 
     python benchmarks/crbm_mnist.py                                all learners on all tasks, 5 epochs each
     python benchmarks/crbm_mnist.py --tasks noisy10 --learners mle-bp,logistic
+    python benchmarks/crbm_mnist.py --rate 0.05:3,0.01:2           three epochs at 0.05, two at 0.01
     python benchmarks/crbm_mnist.py --select 5000                  a learning rate for each first (see below)
     python benchmarks/crbm_mnist.py --full --run-dir RUN           50 epochs of mle-bp at 10 % noise, with
                                                                    checkpoints; the same line goes on with it
@@ -93,7 +94,14 @@ def pairs(task: str, args: Any) -> dict[str, Any]:
     return out
 
 
-def model_of(task: str, learner: str, rate: float, epochs: int, args: Any) -> sl.ConditionalRBM:
+def rates(text: str) -> float | list[tuple[float, int]]:
+    """A learning rate, or its schedule."""
+    if ":" not in text:
+        return float(text)
+    return [(float(rate), int(epochs)) for rate, epochs in (part.split(":") for part in text.split(","))]
+
+
+def model_of(task: str, learner: str, rate: Any, epochs: int, args: Any) -> sl.ConditionalRBM:
     """An estimator that is not fitted yet."""
     return sl.ConditionalRBM(
         **LEARNERS[learner],
@@ -228,7 +236,7 @@ def main() -> None:
     arguments.add_argument("--test-rows", type=int, default=10_000)
     arguments.add_argument("--hidden", type=int, default=256)
     arguments.add_argument("--batch", type=int, default=20)
-    arguments.add_argument("--rate", type=float, default=0.05, help="learning rate")
+    arguments.add_argument("--rate", type=rates, default=0.05, help="0.05, or 0.05:3,0.01:2 (rate:epochs)")
     arguments.add_argument("--select", type=int, default=0, help="rows to choose the rate on; 0: --rate")
     arguments.add_argument("--fresh", action="store_true", help="corrupt training images anew in each epoch")
     arguments.add_argument("--jobs", type=int, default=None)
