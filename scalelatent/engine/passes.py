@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.data.grid import FAN_IN, RowGrid
+from scalelatent.errors import JobError
 from scalelatent.models.base import Reduction, Stats
 
 from .cache import PieceCache
@@ -108,7 +109,7 @@ def make_stage(
 
     Raises
     ------
-    ValueError
+    JobError
         ``leaf_rows`` is no multiple of ``block_rows``.
     """
     reductions = dict(_reductions(work))
@@ -127,6 +128,11 @@ def make_stage(
     return Stage(name, work, {part: datasets[part] for part in parts}, grids, device, classes)
 
 
+def given_grid(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the user said of blocks and leaves, among the options of [engine]."""
+    return {k: options[k] for k in ("block_rows", "leaf_rows") if options.get(k) is not None}
+
+
 def choose_grid(
     dataset: Any, reduction: Reduction, block_rows: int | None = None, leaf_rows: int | None = None
 ) -> RowGrid:
@@ -135,24 +141,38 @@ def choose_grid(
     A function of rows, features and the statistic alone, so the same on any cluster.
     """
     n = len(dataset)
-    for name, value in (("block_rows", block_rows), ("leaf_rows", leaf_rows)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name}={value}: set [engine] {name} to at least 1, or leave it out")
-    if block_rows is None:
-        block_rows = _power_of_two(BLOCK_BYTES / (4 * dataset.n_features), 256, BLOCK_ROWS)
-        if leaf_rows is not None:
-            block_rows = _fitting(block_rows, leaf_rows)
+    block_rows = choose_block(dataset.n_features, block_rows, leaf_rows)
     if leaf_rows is None:
         per_row = seconds_per_row(reduction)
         merging = 3 * reduction.layout().nbytes / _MERGE_RATE
         wanted = max(merging / (MERGE_SHARE * per_row), n / 1024)
         leaf_rows = block_rows * _power_of_two(wanted / block_rows, 1, 2**20)
-    if leaf_rows % block_rows:
-        raise ValueError(
+    return RowGrid(n, min(block_rows, max(n, 1)), leaf_rows // block_rows)
+
+
+def choose_block(n_features: int, block_rows: int | None = None, leaf_rows: int | None = None) -> int:
+    """Rows of a block: what the user says, or what suits a call and divides the user's leaf.
+
+    What passes here for the features of a dataset passes for any smaller number, as of projected rows.
+
+    Raises
+    ------
+    JobError
+        Not positive, or a leaf that is not of whole blocks.
+    """
+    for name, value in (("block_rows", block_rows), ("leaf_rows", leaf_rows)):
+        if value is not None and value < 1:
+            raise JobError(f"{name}={value}: set [engine] {name} to at least 1, or leave it out")
+    if block_rows is None:
+        block_rows = _power_of_two(BLOCK_BYTES / (4 * n_features), 256, BLOCK_ROWS)
+        if leaf_rows is not None:
+            block_rows = _fitting(block_rows, leaf_rows)
+    if leaf_rows is not None and leaf_rows % block_rows:
+        raise JobError(
             f"leaf_rows={leaf_rows} is no multiple of block_rows={block_rows}: set [engine] leaf_rows to "
             f"{-(-leaf_rows // block_rows) * block_rows}"
         )
-    return RowGrid(n, min(block_rows, max(n, 1)), leaf_rows // block_rows)
+    return block_rows
 
 
 def seconds_per_row(reduction: Reduction) -> float:

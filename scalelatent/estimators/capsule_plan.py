@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.data import Dataset
-from scalelatent.engine.passes import Stage, make_stage
+from scalelatent.engine.passes import Stage, given_grid, make_stage
 from scalelatent.engine.plan import (
     Resources,
     RowShape,
@@ -56,7 +56,7 @@ def plan(
     em = _learner(model, members, len(classes), p, int(validation is not None))
     weights, moments = members.total_dim * p * 8, len(classes) * p * p * 8
     factors = len({labels.tobytes() for labels in members.labels >= 0}) * 2 * p * p * 8
-    report = _Report(resources, train, {k: options[k] for k in ("block_rows", "leaf_rows") if options.get(k)})
+    report = _Report(resources, train, given_grid(options))
     if width is not None:
         narrower = "make the rows narrower: keep the columns that matter, or reduce them first"
         reduction = {"train": SecondMoments(train.n_features)}

@@ -10,7 +10,7 @@ import numpy as np
 
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
-from scalelatent.engine.passes import make_stage
+from scalelatent.engine.passes import given_grid, make_stage
 from scalelatent.engine.plan import (
     PROBE_ROWS,
     Resources,
@@ -60,7 +60,7 @@ def plan(
     stages = {"learn": {**describe_steps(learner, order), "memory_bytes": memory, "peak_bytes": peak}}
     out: dict[str, Any] = {"stages": stages, "resources": vars(resources)}
     if held is not None:
-        grid = {k: options[k] for k in ("block_rows", "leaf_rows") if options.get(k)}
+        grid = given_grid(options)
         stage = make_stage("crbm_validation", {"train": learner.validation()}, {"train": held}, "cpu", **grid)
         memory = stage_memory(stage, resources, held, state + _kernel_bytes(learner, resources))
         peak = check_fits(stage.name, memory, resources, REMEDY)

@@ -18,6 +18,7 @@ from scalelatent.engine.joint_loop import (
     stage_peak,
 )
 from scalelatent.engine.loop import LoopResult, Progress
+from scalelatent.engine.passes import given_grid
 from scalelatent.engine.plan import ALLOWED_SHARE, Resources, check_fits
 from scalelatent.engine.record import same_array
 from scalelatent.engine.tally import ScoreTally
@@ -143,7 +144,7 @@ class SharedFit:
         self.session, self.resources = session, resources
         self.scorer, self.rungs, self.memo = scorer, list(rungs), memo
         self.n_passes = 0
-        self._grid: dict[str, Any] = {k: session.options.get(k) for k in ("block_rows", "leaf_rows")}
+        self._grid = given_grid(session.options)
         self._names: dict[Any, tuple[str, Any]] = {}
         self._learned = 0
 

@@ -23,7 +23,7 @@ from scalelatent.engine.callbacks import Callbacks
 from scalelatent.engine.cluster import current_client
 from scalelatent.engine.loop import LoopResult, Progress, fit_batches
 from scalelatent.engine.mapwrite import map_rows, map_to_array, start_map
-from scalelatent.engine.passes import Stage, make_stage
+from scalelatent.engine.passes import Stage, choose_block, given_grid, make_stage
 from scalelatent.engine.quarantine import Quarantine, check_choice
 from scalelatent.engine.store import EngineStore
 from scalelatent.engine.streams import resolve_seed
@@ -133,10 +133,14 @@ class FitSession:
         ------
         RunError
             The folder holds another fit.
+        JobError
+            Blocks and leaves that do not go together.
         """
         from scalelatent.engine.inprocess import InProcessExecutor
         from scalelatent.engine.on_dask import DaskExecutor
 
+        for dataset in datasets.values():
+            choose_block(dataset.n_features, **given_grid(self.options))  # refused before anything is written
         seconds = self.options.get("checkpoint_seconds", 30.0)
         if self.store is None:
             quarantine = Quarantine(self.on_bad_shard)
@@ -321,7 +325,7 @@ class FitSession:
         self, name: str, work: Any, datasets: Mapping[str, Dataset], classes: np.ndarray | None = None
     ) -> Stage:
         """A stage with the fit's grids and device."""
-        grid = {k: self.options[k] for k in ("block_rows", "leaf_rows") if self.options.get(k)}
+        grid = given_grid(self.options)
         return make_stage(f"{self.kind}_{name}", work, datasets, self.device, classes, **grid)
 
     def collect(

@@ -227,6 +227,10 @@ def test_wrong_values_are_refused_before_work(digits):
     said = scalelatent("fit", "job.toml", "--set", "model.capsule_dim=0", "--out", "bad", cwd=digits, code=2)
     assert said.err.splitlines()[-1].startswith("error: [model] capsule_dim=0")
     assert not (digits / "bad").exists()
+    grid = ["--set", "engine.block_rows=4096", "--set", "engine.leaf_rows=5000", "--out", "bad"]
+    told = "error: leaf_rows=5000 is no multiple of block_rows=4096: set [engine] leaf_rows to 8192"
+    assert scalelatent("fit", "job.toml", *grid, cwd=digits, code=2).err.splitlines()[-1] == told
+    assert not (digits / "bad").exists()
     (digits / "bad").mkdir()
     scalelatent("fit", "job.toml", "--set", "data.train=none.zarr", "--out", "bad", cwd=digits, code=2)
     assert list((digits / "bad").iterdir()) == []
