@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-import numpy as np
-
+from scalelatent.data.grid import RowGrid
 from scalelatent.models.base import Block, OnlineLearner, Stats
 
 from .cache import PieceCache
@@ -19,7 +18,7 @@ from .feeding import Feed
 from .order import RowOrder
 from .passes import Stage
 from .reading import Meter, Reader, Stopped, naming, rows_for
-from .reduce import merge_tree
+from .reduce import TreeReducer
 
 # How often whoever computes looks whether to go on.
 CHECK_SECONDS = 0.2
@@ -60,19 +59,20 @@ def run_chains(
     blocks: Sequence[Block | None],
     backend: Any,
     check: Callable[[], None] = lambda: None,
-) -> list[np.ndarray]:
-    """The statistic of each chain, one after another on this thread; zeros where a chain has no rows.
+    *,
+    first: int = 0,
+    n_chains: int | None = None,
+) -> TreeReducer:
+    """Statistics of chains from the ``first`` on, one after another on this thread, merged as far as they go
+    by the fixed tree of all; zeros where a chain has no rows.
 
     ``check`` is called before each chain, and may raise to leave.
-
-    Returns
-    -------
-    list of ndarray of float64, shape (layout.size,)
 
     Examples
     --------
     With :func:`advance` a whole step, as ``partial_fit`` takes it:
 
+    >>> import numpy as np
     >>> from scalelatent.models.base import Layout
     >>> class Mean:
     ...     def layout(self):
@@ -88,24 +88,37 @@ def run_chains(
     >>> advance(learner, state, run_chains(learner, state, [rows], None), 4)
     array([0.5, 0.5])
     """
-    layout, prepared, out = learner.layout(), learner.prepare(state, backend), []
-    for block in blocks:
+    layout, prepared = learner.layout(), learner.prepare(state, backend)
+    sums = TreeReducer(chain_tree(len(blocks) if n_chains is None else n_chains))
+    for chain, block in enumerate(blocks, first):
         stats = Stats.zeros(layout)
         if block is not None:
             check()
             learner.run_chain(prepared, block, stats)
-        out.append(stats.vector)
-    return out
+        sums.add(0, chain, stats.vector)
+    return sums
 
 
-def advance(learner: OnlineLearner, state: Any, vectors: Sequence[np.ndarray], n_rows: int) -> Any:
-    """The state after a step: statistics of all chains, in their order, through the fixed tree.
+def chain_tree(n_chains: int) -> RowGrid:
+    """How statistics of chains are merged: by twos, so that some chains on one thread or worker come to few
+    vectors, whose bits are those of any other share of the work.
+
+    Examples
+    --------
+    >>> chain_tree(6).depth
+    3
+    """
+    return RowGrid(n_chains, 1, 1, fan_in=2)
+
+
+def advance(learner: OnlineLearner, state: Any, sums: TreeReducer, n_rows: int) -> Any:
+    """The state after a step, given the statistics of all chains.
 
     Examples
     --------
     See :func:`run_chains`.
     """
-    return learner.step(state, Stats(learner.layout(), merge_tree(vectors)), n_rows)
+    return learner.step(state, Stats(learner.layout(), sums.root()), n_rows)
 
 
 class ChainRunner:
@@ -141,12 +154,11 @@ class ChainRunner:
         n = min(len(backends), len(chains))
         edges = [len(chains) * i // n for i in range(n + 1)]
         self._shares = [(backends[i], slice(edges[i], edges[i + 1])) for i in range(n)]
+        self._first = chains[0]
         self._pool = ThreadPoolExecutor(n - 1, "scalelatent-chain") if n > 1 else None
 
-    def run(
-        self, epoch: int, step: int, state: Any, check: Callable[[], None] = lambda: None
-    ) -> list[np.ndarray]:
-        """Statistics of the chains in a step, in their order.
+    def run(self, epoch: int, step: int, state: Any, check: Callable[[], None] = lambda: None) -> TreeReducer:
+        """Statistics of the chains in a step.
 
         Parameters
         ----------
@@ -167,22 +179,22 @@ class ChainRunner:
         finally:
             self._feed.rest()
 
-    def _run(self, state: Any, blocks: Sequence[Block | None], check: Callable[[], None]) -> list[np.ndarray]:
+    def _run(self, state: Any, blocks: Sequence[Block | None], check: Callable[[], None]) -> TreeReducer:
         stop = threading.Event()
 
         def go_on() -> None:
             if stop.is_set():
                 raise Stopped
 
-        others: list[Future[list[np.ndarray]]] = []
+        def run(backend: Any, share: slice, check: Callable[[], None]) -> TreeReducer:
+            first, n = self._first + share.start, self.order.n_chains
+            return run_chains(self.learner, state, blocks[share], backend, check, first=first, n_chains=n)
+
+        others: list[Future[TreeReducer]] = []
         if self._pool is not None:
-            others = [
-                self._pool.submit(run_chains, self.learner, state, blocks[share], backend, go_on)
-                for backend, share in self._shares[1:]
-            ]
+            others = [self._pool.submit(run, *share, go_on) for share in self._shares[1:]]
         try:
-            backend, share = self._shares[0]
-            out = run_chains(self.learner, state, blocks[share], backend, check)
+            out = run(*self._shares[0], check)
             while wait(others, timeout=CHECK_SECONDS).not_done:
                 check()
         except BaseException:
@@ -191,7 +203,8 @@ class ChainRunner:
             wait(others)
             raise
         for future in others:
-            out += future.result()
+            for node, vector in future.result().nodes().items():
+                out.add(*node, vector)
         return out
 
     def step(self, epoch: int, step: int, state: Any, check: Callable[[], None] = lambda: None) -> Any:

@@ -19,6 +19,7 @@ import numpy as np
 from scalelatent.data.store import locate
 from scalelatent.errors import RunError, ScalelatentError
 
+from .allocator import keep_pages
 from .backend import make_backend
 from .cache import shared_cache
 from .news import as_message
@@ -42,14 +43,17 @@ _limited: Any = None
 _clocks: OrderedDict[tuple[Ref, str], int] = OrderedDict()
 
 
-def limit_pools() -> None:
-    """One thread for BLAS in this worker, set at its first task and kept: its pools belong to its tasks."""
+def settle_process() -> None:
+    """At a worker's first task: one thread for BLAS, whose pools belong to its tasks, and an allocator that
+    keeps pages; both for good.
+    """
     global _limited
     with _pools:
         if _limited is None:
             # Kept, since the limits end with the object.
             _limited = single_threaded()
             _limited.__enter__()
+            keep_pages()
 
 
 def sees(folder: str, mark: str) -> str:
@@ -191,7 +195,7 @@ def context_of(ref: Ref, stage_name: str, iteration: int, state: Any) -> PassCon
     """This thread's context of a pass; earlier ones are let go."""
     stage, key = load_stage(ref, stage_name), (ref, stage_name, iteration)
     _enter_pass(*key)
-    limit_pools()
+    settle_process()
     kept = getattr(_local, "context", None)
     if kept is None or kept[0] != key:
         _local.context = kept = (key, PassContext(stage, state, _backend(stage.device), shared_cache()))
@@ -238,7 +242,7 @@ def task_mstep(
             return _past(EngineStore(ref[0]), stage_name, iteration + 1)
         stats[part], part_rows, part_bytes = split_vector(stage, part, root)
         rows, nbytes = rows + part_rows, nbytes + part_bytes
-    limit_pools()
+    settle_process()
     following = stage.work.update(params.state, stats)
     open_store(ref).save_state(stage_name, iteration + 1, following, durable=False)
     done = stage.work.is_done(following)
@@ -287,7 +291,7 @@ def task_map(ref: Ref, name: str, shard: int, fit: Fit) -> int:
 def load_map(ref: Ref, name: str) -> tuple[Any, Any]:
     """A map, read once a process, and what it is computed by."""
     task = _recent.get((ref[:2], name), lambda: _read_map(ref, name))
-    limit_pools()
+    settle_process()
     return task, _backend(task.device)
 
 

@@ -20,14 +20,16 @@ from scalelatent.errors import RunError
 
 from .backend import make_backend
 from .cache import shared_cache
-from .chains import CHECK_SECONDS, ChainRunner, advance
+from .chains import CHECK_SECONDS, ChainRunner, advance, chain_tree
 from .dask_tasks import Ref, worker_device
 from .executor import Place
 from .order import RowOrder
 from .passes import Stage
+from .reduce import TreeReducer, nodes_over
 from .store import EngineStore
 
-COUNTERS = 2  # bytes read, seconds of computing: after the statistics of a task's chains
+# After the statistics of a task: its first and last chain; bytes read and seconds of computing.
+COUNTERS, TAIL = 2, 4
 KEEP_REPLICAS = 3
 # Sites that nobody uses: this many, for this long.
 KEEP_IDLE, IDLE_SECONDS = 8, 300.0
@@ -177,9 +179,14 @@ class Site:
                 if before not in self._replicas:
                     raise StateLost(f"no replica of the state at {before} on this worker")
                 size = self.stage.work.layout().size
-                vectors = [row for out in results for row in out[:-COUNTERS].reshape(-1, size)]
+                sums = TreeReducer(chain_tree(self.order.n_chains))
+                for out in results:
+                    first, last = out[-TAIL:-COUNTERS].astype(int).tolist()
+                    vectors = out[:-TAIL].reshape(-1, size)
+                    for node, vector in zip(nodes_over(sums.grid, first, last), vectors, strict=True):
+                        sums.add(*node, vector)
                 rows = self.order.step_rows(before.step)
-                self.keep(place, advance(self.stage.work, self._replicas[before], vectors, rows))
+                self.keep(place, advance(self.stage.work, self._replicas[before], sums, rows))
             return self._replicas[place]
 
     def save(self, place: Place, state: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .chains import Check
-from .dask_tasks import Ref, _recent, limit_pools
+from .dask_tasks import Ref, _recent, settle_process
 from .executor import Place
 from .hooks import task_wanted
 from .online_sites import COUNTERS, sites
@@ -48,7 +48,7 @@ def task_steps(
     ref: Ref, name: str, token: str, place: Place, stop: int, threads: int, seconds: float
 ) -> dict[str, Any]:
     """All chains of some steps on this worker: up to ``stop``, or as many as ``seconds`` allow."""
-    limit_pools()
+    settle_process()
     check = task_check()
     with (
         sites.use(ref, name, token) as site,
@@ -88,22 +88,25 @@ def task_chains(
     Returns
     -------
     ndarray of float64
-        Statistics of the chains, one after another, then the counters since the segment began.
+        Statistics of the chains, merged as far as they go; then which chains, and counters since the segment
+        began.
     """
-    limit_pools()
+    settle_process()
     check, begin = task_check(), time.perf_counter()
     with sites.use(ref, name, token) as site:
         state = site.follow(replace(place, step=place.step - 1), results) if results else site.state(place)
         with site.runner(*chains, 1, check) as runner:
             before = runner.meter.bytes_read
-            vectors = runner.run(place.epoch, place.step, state, check)
+            sums = runner.run(place.epoch, place.step, state, check)
             counters = np.array([runner.meter.bytes_read - before, time.perf_counter() - begin])
-    return np.concatenate([*vectors, counters + (results[index][-COUNTERS:] if results else 0.0)])
+    if results:
+        counters += results[index][-COUNTERS:]
+    return np.concatenate([*sums.nodes().values(), chains, counters])
 
 
 def task_close(ref: Ref, name: str, token: str, before: Place, results: list[np.ndarray]) -> dict[str, Any]:
     """The end of a segment: its last step is taken, and the state goes into the run folder."""
-    limit_pools()
+    settle_process()
     nbytes, work = zip(*(out[-COUNTERS:].tolist() for out in results), strict=True)
     with sites.use(ref, name, token) as site:
         return {
@@ -116,7 +119,7 @@ def task_close(ref: Ref, name: str, token: str, before: Place, results: list[np.
 
 def task_end_epoch(ref: Ref, name: str, token: str, before: Place, place: Place) -> dict[str, Any]:
     """The learner's schedule."""
-    limit_pools()
+    settle_process()
     with sites.use(ref, name, token) as site:
         return site.save(place, site.stage.work.end_epoch(site.state(before)))
 

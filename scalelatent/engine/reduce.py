@@ -1,12 +1,13 @@
-"""The fixed tree: leaves in order, eight to a node, whatever arrives first."""
+"""The fixed tree: leaves in order, so many to a node, whatever arrives first."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
-from scalelatent.data.grid import FAN_IN, RowGrid
+from scalelatent.data.grid import RowGrid
 
 
 def merge_vectors(vectors: Sequence[np.ndarray]) -> np.ndarray:
@@ -23,19 +24,6 @@ def merge_vectors(vectors: Sequence[np.ndarray]) -> np.ndarray:
     for vector in vectors[2:]:
         total += vector
     return total
-
-
-def merge_tree(vectors: Sequence[np.ndarray]) -> np.ndarray:
-    """Sum of vectors by the fixed tree, eight to a node, in their order; they are not changed.
-
-    Examples
-    --------
-    >>> merge_tree([np.array([float(i)]) for i in range(30)]).tolist()
-    [435.0]
-    """
-    while len(vectors) > 1:
-        vectors = [merge_vectors(vectors[i : i + FAN_IN]) for i in range(0, len(vectors), FAN_IN)]
-    return vectors[0]
 
 
 class TreeReducer:
@@ -66,8 +54,12 @@ class TreeReducer:
             if not all(node in self._nodes for node in family):
                 return
             merged = merge_vectors([self._nodes.pop(node) for node in family])
-            level, index = level + 1, index // FAN_IN
+            level, index = level + 1, index // self.grid.fan_in
             self._nodes[level, index] = merged
+
+    def nodes(self) -> dict[tuple[int, int], np.ndarray]:
+        """What it holds: vectors by level and index, in the order of their leaves."""
+        return dict(sorted(self._nodes.items(), key=lambda node: node[0][1] * self.grid.fan_in ** node[0][0]))
 
     def root(self) -> np.ndarray:
         """The whole sum; an error where a node is missing."""
@@ -76,3 +68,18 @@ class TreeReducer:
                 f"the tree is not complete: it holds {sorted(self._nodes)} of depth {self.grid.depth}"
             )
         return self._nodes[self.grid.depth, 0]
+
+
+@lru_cache(64)
+def nodes_over(grid: RowGrid, first: int, last: int) -> tuple[tuple[int, int], ...]:
+    """Level and index of the nodes that some leaves merge to, in the order of their leaves.
+
+    Examples
+    --------
+    >>> nodes_over(RowGrid(8, 1, 1, fan_in=2), 3, 8)
+    ((0, 3), (2, 1))
+    """
+    reducer, nothing = TreeReducer(grid), np.zeros(())
+    for leaf in range(first, last):
+        reducer.add(0, leaf, nothing)
+    return tuple(reducer.nodes())

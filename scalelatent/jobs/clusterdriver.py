@@ -53,13 +53,13 @@ def drive(run: str, start: int) -> str:
     """
     from distributed import get_worker, secede
 
-    from scalelatent.engine.dask_tasks import limit_pools
+    from scalelatent.engine.dask_tasks import settle_process
 
     worker = get_worker()
     secede()
     # The fit limits the thread pools of its process and gives back what it found: here that is what the tasks
     # of this worker need, and must find after it too.
-    limit_pools()
+    settle_process()
     outcome: list[Any] = []
     # A thread of its own: Dask lets what a task submits go before what came after the task, so that the
     # oldest job would take the cluster. Submitted from another thread, jobs take turns.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from scalelatent.data.grid import FAN_IN, RowGrid
 from scalelatent.engine.passes import _NodeTree
-from scalelatent.engine.reduce import TreeReducer, merge_vectors
+from scalelatent.engine.reduce import TreeReducer, merge_vectors, nodes_over
 
 
 def _leaves(n: int, seed: int) -> list[np.ndarray]:
@@ -17,10 +19,10 @@ def _leaves(n: int, seed: int) -> list[np.ndarray]:
     return list(rng.normal(size=(n, 2)) * 10.0 ** rng.integers(-9, 9, (n, 2)))
 
 
-def _oracle(vectors: list[np.ndarray]) -> np.ndarray:
+def _oracle(vectors: list[np.ndarray], fan_in: int = FAN_IN) -> np.ndarray:
     """Eight to a node, in order, left to right, level by level: the definition."""
     while len(vectors) > 1:
-        families = [vectors[i : i + FAN_IN] for i in range(0, len(vectors), FAN_IN)]
+        families = [vectors[i : i + fan_in] for i in range(0, len(vectors), fan_in)]
         vectors = []
         for family in families:
             total = family[0].copy()
@@ -70,6 +72,27 @@ def test_spans_of_mixed_levels(n: int, seed: int, data: st.DataObject) -> None:
             for leaf in grid.node_leaves(1, index):
                 reducer.add(0, leaf, leaves[leaf])
     np.testing.assert_array_equal(reducer.root(), _oracle(leaves))
+
+
+@given(st.integers(1, 100), st.integers(0, 10**6), st.integers(2, 5), st.data())
+def test_any_cut_comes_to_the_nodes_that_are_named(
+    n: int, seed: int, fan_in: int, data: st.DataObject
+) -> None:
+    """As chains of a step are shared by workers: each merges what is its own."""
+    grid, leaves = RowGrid(n, 1, 1, fan_in), _leaves(n, seed)
+    whole = TreeReducer(grid)
+    edges = [0, *sorted(data.draw(st.lists(st.integers(0, n), max_size=4))), n]
+    for first, last in pairwise(edges):
+        part = TreeReducer(grid)
+        for leaf in range(first, last):
+            part.add(0, leaf, leaves[leaf])
+        nodes = part.nodes()
+        assert tuple(nodes) == nodes_over(grid, first, last)
+        assert [leaf for node in nodes for leaf in grid.node_leaves(*node)] == list(range(first, last))
+        assert len(nodes) <= max(1, 2 * (fan_in - 1) * grid.depth)
+        for node, vector in nodes.items():
+            whole.add(*node, vector)
+    np.testing.assert_array_equal(whole.root(), _oracle(leaves, fan_in))
 
 
 @given(st.integers(1, 20), st.integers(0, 10**6))
