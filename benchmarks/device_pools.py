@@ -55,8 +55,8 @@ def measure(client: Any, dataset: Any, speeds: tuple[float, ...], seconds: float
     from paced_learner import Paced, computed
 
     from scalelatent.engine.callbacks import Callbacks
+    from scalelatent.engine.dask.executor import DaskExecutor
     from scalelatent.engine.loop import fit_batches
-    from scalelatent.engine.on_dask import DaskExecutor
     from scalelatent.engine.passes import make_stage
     from scalelatent.engine.store import EngineStore
 
@@ -104,8 +104,8 @@ def summary(passes: list[dict[str, Any]]) -> dict[str, float]:
 def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: float = 0.03) -> dict[str, Any]:
     """A pass in a loop of events: what `Shares` hands out, and how long that takes the driver."""
     from scalelatent.data.grid import FAN_IN, RowGrid
+    from scalelatent.engine.dask.shares import Shares, cut
     from scalelatent.engine.passes import MIN_TASK_SECONDS, Span
-    from scalelatent.engine.shares import Shares, cut
 
     grid = RowGrid(leaves, 1, 1)
     speeds = {f"w{i}": s for i, s in enumerate(s for s, n in counts.items() for _ in range(n))}
@@ -166,7 +166,7 @@ def main() -> None:
     import numpy as np
 
     from scalelatent import Dataset
-    from scalelatent.engine import pools
+    from scalelatent.engine.dask import pools
 
     told: dict[str, Any] = {"speeds": a.speeds, "leaves": a.leaves, "cluster": [], "simulated": []}
     for name, counts in SIMULATED.items():

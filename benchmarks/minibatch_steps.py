@@ -31,8 +31,8 @@ from idle_learner import Idle
 
 import scalelatent as sl
 from scalelatent.engine.callbacks import Callback, Callbacks
+from scalelatent.engine.dask.executor import DaskExecutor
 from scalelatent.engine.inprocess import InProcessExecutor
-from scalelatent.engine.on_dask import DaskExecutor
 from scalelatent.engine.online import fit_online
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import make_stage

@@ -186,8 +186,8 @@ def measure(dataset: Any, count: int, passes: int, seconds: float, numbers: int)
     from simulated_learner import Counting
 
     from scalelatent.engine.callbacks import Callbacks
+    from scalelatent.engine.dask.executor import DaskExecutor
     from scalelatent.engine.loop import fit_batches
-    from scalelatent.engine.on_dask import DaskExecutor
     from scalelatent.engine.passes import make_stage
     from scalelatent.engine.store import EngineStore
 

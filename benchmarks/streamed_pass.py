@@ -184,7 +184,7 @@ def dask_overhead(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
 def _no_client() -> Any:
     from contextlib import contextmanager
 
-    from scalelatent.engine import cluster
+    from scalelatent.engine.dask import cluster
 
     @contextmanager
     def inner() -> Any:

@@ -175,7 +175,7 @@ def _codecs() -> Iterator[str]:
 
 
 def _cluster() -> Iterator[str]:
-    from scalelatent.engine.cluster import current_client
+    from scalelatent.engine.dask.cluster import current_client
 
     client = current_client()
     if client is None:

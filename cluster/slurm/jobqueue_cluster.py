@@ -17,9 +17,9 @@ from typing import Any
 
 import dask
 
-from scalelatent.engine.cluster import page_preload
-from scalelatent.engine.security import tls_options
-from scalelatent.engine.workers import PIN, configured
+from scalelatent.engine.dask.cluster import page_preload
+from scalelatent.engine.dask.security import tls_options
+from scalelatent.engine.dask.workers import PIN, configured
 from scalelatent.jobs.serving import own_certificates
 
 

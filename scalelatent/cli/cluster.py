@@ -60,7 +60,7 @@ def up(
     alone, for `scalelatent cluster join` on other machines. Ctrl-C (or SIGTERM) ends all of
     its processes; jobs that run then go on from their last checkpoint with `scalelatent resume RUN`.
     """
-    from scalelatent.engine.security import security_from
+    from scalelatent.engine.dask.security import security_from
     from scalelatent.jobs.serving import own_certificates, serve, until_stopped
 
     security, client_files = None, None
@@ -135,8 +135,8 @@ def join(
     """Start the workers of this machine for a scheduler elsewhere, and stay until it ends, or Ctrl-C."""
     import asyncio
 
-    from scalelatent.engine.security import security_from
-    from scalelatent.engine.workers import run_workers
+    from scalelatent.engine.dask.security import security_from
+    from scalelatent.engine.dask.workers import run_workers
     from scalelatent.jobs.serving import address_from, until_stopped
 
     if tls_folder is not None:
@@ -173,7 +173,7 @@ def certificates(
 
     ca.pem goes everywhere, cluster-*.pem to the scheduler and the workers, client-*.pem to those who submit.
     """
-    from scalelatent.engine.certificates import make_certificates
+    from scalelatent.engine.dask.certificates import make_certificates
 
     made = {name: str(file) for name, file in make_certificates(folder, hosts=host or (), days=days).items()}
     if json:
@@ -205,7 +205,7 @@ def doctor(
 
         findings = examine("." if folder is None else folder)
     else:
-        from scalelatent.engine.security import security_from
+        from scalelatent.engine.dask.security import security_from
         from scalelatent.jobs.connection import open_client
         from scalelatent.jobs.doctor_cluster import examine_cluster
 

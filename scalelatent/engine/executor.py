@@ -15,6 +15,8 @@ from .passes import Stage
 
 # Rows done so far, rows of the pass.
 OnRows = Callable[[int, int], None]
+# States of an online fit that a worker keeps.
+KEEP_REPLICAS = 3
 
 
 @dataclass(frozen=True)

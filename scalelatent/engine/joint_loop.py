@@ -20,7 +20,7 @@ from .record import same_array
 from .store import EngineStore
 
 # A worker may hold the states of two passes that follow each other, a third that it loaded itself, and one
-# twice more while it writes it (see dask_tasks and record).
+# twice more while it writes it (see dask/tasks.py and record.py).
 _STATES_HELD = 5
 
 

@@ -19,9 +19,9 @@ from scalelatent.models.base import Block, Stats
 
 from .backend import make_backend
 from .cache import DEFAULT_SHARE, memory_limit
+from .executor import KEEP_REPLICAS
 from .feeding import AHEAD as SLABS_AHEAD
 from .feeding import SLAB_BYTES
-from .online_sites import KEEP_REPLICAS
 from .order import RowOrder
 from .passes import Stage, choose_level, spans_of
 from .reading import AHEAD, Meter, Reader, rows_for

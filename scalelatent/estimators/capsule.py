@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.base import clone
 
 from scalelatent.engine.callbacks import Callback
-from scalelatent.engine.cluster import current_client
+from scalelatent.engine.dask.cluster import current_client
 from scalelatent.engine.loop import LoopResult
 from scalelatent.engine.plan import find_resources
 from scalelatent.models.capsule.members import Members

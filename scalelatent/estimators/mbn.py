@@ -16,7 +16,7 @@ from sklearn.utils.validation import validate_data
 from scalelatent.data import Dataset
 from scalelatent.data.store import Location
 from scalelatent.engine.callbacks import Callback
-from scalelatent.engine.cluster import current_client
+from scalelatent.engine.dask.cluster import current_client
 from scalelatent.engine.plan import find_resources
 from scalelatent.engine.reading import as_rows
 from scalelatent.engine.rowsets import StoredSets

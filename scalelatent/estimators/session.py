@@ -20,7 +20,7 @@ import numpy as np
 from scalelatent.data import Dataset
 from scalelatent.data.store import Location, locate
 from scalelatent.engine.callbacks import Callbacks
-from scalelatent.engine.cluster import current_client
+from scalelatent.engine.dask.cluster import current_client
 from scalelatent.engine.loop import LoopResult, Progress, fit_batches
 from scalelatent.engine.mapwrite import map_rows, map_to_array, start_map
 from scalelatent.engine.passes import Stage, choose_block, given_grid, make_stage
@@ -136,8 +136,8 @@ class FitSession:
         JobError
             Blocks and leaves that do not go together.
         """
+        from scalelatent.engine.dask.executor import DaskExecutor
         from scalelatent.engine.inprocess import InProcessExecutor
-        from scalelatent.engine.on_dask import DaskExecutor
 
         for dataset in datasets.values():
             choose_block(dataset.n_features, **given_grid(self.options))  # refused before anything is written

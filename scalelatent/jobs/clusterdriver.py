@@ -53,7 +53,7 @@ def drive(run: str, start: int) -> str:
     """
     from distributed import get_worker, secede
 
-    from scalelatent.engine.dask_tasks import settle_process
+    from scalelatent.engine.dask.tasks import settle_process
 
     worker = get_worker()
     secede()
@@ -85,7 +85,7 @@ def _run(scheduler: str, security: Any, worker: str, run: str, start: int, outco
 def _drive(scheduler: str, security: Any, worker: str, run: str, start: int) -> str:
     from distributed import Client
 
-    from scalelatent.engine.hooks import forgive
+    from scalelatent.engine.dask.hooks import forgive
     from scalelatent.errors import ScalelatentError
 
     from .asking import ask_scheduler

@@ -55,7 +55,7 @@ def security_of(cluster: ClusterSection) -> Security | None:
     JobError
         If a certificate cannot be read.
     """
-    from scalelatent.engine.security import security_from
+    from scalelatent.engine.dask.security import security_from
 
     return security_from(ca=cluster.tls_ca, cert=cluster.tls_cert, key=cluster.tls_key)
 
@@ -79,7 +79,7 @@ def connect(
             tell(f"dashboard: {found.dashboard_link}")
             yield found
     elif wanted.workers is not None:
-        from scalelatent.engine.cluster import cluster
+        from scalelatent.engine.dask.cluster import cluster
 
         options = {"threads": wanted.threads, "memory_limit": wanted.memory_limit}
         given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}

@@ -206,7 +206,7 @@ def follow(
 
 def _check_scheduler(folder: RunFolder, state: dict[str, Any], security: Security | None) -> None:
     """Refuse to wait on for a job that its scheduler does not have, or without its scheduler."""
-    from scalelatent.engine.hooks import task_state
+    from scalelatent.engine.dask.hooks import task_state
 
     if not state.get("scheduler"):
         return

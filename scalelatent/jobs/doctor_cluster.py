@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.data.store import is_local, locate
-from scalelatent.engine.cluster import is_loopback
+from scalelatent.engine.dask.cluster import is_loopback
 from scalelatent.errors import ScalelatentError
 
 from .doctor import GIB, Finding

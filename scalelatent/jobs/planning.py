@@ -103,7 +103,7 @@ def plan_job(
 
 def _devices(job: Job, client: Any) -> dict[str, Any]:
     """Which devices compute, and what that means for the result."""
-    from scalelatent.engine.pools import devices_event
+    from scalelatent.engine.dask.pools import devices_event
 
     workers = client.scheduler_info(n_workers=-1)["workers"].values()
     cards = sum(bool(worker.get("resources", {}).get("GPU")) for worker in workers)

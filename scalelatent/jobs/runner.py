@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.data.store import is_local
-from scalelatent.engine.cluster import job_named
+from scalelatent.engine.dask.cluster import job_named
 from scalelatent.errors import JobError, RunError, ScalelatentError
 
 from .connection import connect

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.engine.cluster import close_cluster, deaf_to_ctrl_c, is_loopback, start_cluster
-from scalelatent.engine.security import security_from, tls_files, tls_options
-from scalelatent.engine.workers import patient
+from scalelatent.engine.dask.cluster import close_cluster, deaf_to_ctrl_c, is_loopback, start_cluster
+from scalelatent.engine.dask.security import security_from, tls_files, tls_options
+from scalelatent.engine.dask.workers import patient
 from scalelatent.errors import JobError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def own_certificates(folder: str | os.PathLike[str], host: str) -> tuple[Securit
     >>> security.require_encryption, sorted(files)
     (True, ['ca', 'cert', 'key'])
     """
-    from scalelatent.engine.certificates import make_certificates
+    from scalelatent.engine.dask.certificates import make_certificates
 
     made = make_certificates(folder, hosts=[] if host in ("0.0.0.0", "::") else [host])
     security = security_from(made["ca.pem"], made["cluster-cert.pem"], made["cluster-key.pem"])
@@ -73,7 +73,7 @@ def serve(
     client_files : dict, optional
         The files a client should name; those of ``security`` by default.
     **options
-        Of `scalelatent.engine.cluster.start_cluster`.
+        Of `scalelatent.engine.dask.cluster.start_cluster`.
 
     Yields
     ------

@@ -190,7 +190,7 @@ def _hand_over(client: Client, folder: RunFolder, job: Job) -> Submitted:
 
 def _keep(client: Client, key: str) -> None:
     """Make the task outlive this client; returns when the scheduler has it."""
-    from scalelatent.engine.hooks import keep_task
+    from scalelatent.engine.dask.hooks import keep_task
 
     deadline = time.monotonic() + ACCEPT_SECONDS
     while not ask_scheduler(client, keep_task, key):

@@ -12,7 +12,7 @@ from typing import Any
 
 from tornado.web import HTTPError, RequestHandler
 
-from scalelatent.engine import hooks
+from scalelatent.engine.dask import hooks
 
 from .board import Board
 from .workers import natural
@@ -83,7 +83,7 @@ def snapshot(
     ----------
     board : Board
     workers : dict
-        Of :func:`scalelatent.engine.hooks.worker_facts`.
+        Of :func:`scalelatent.engine.dask.hooks.worker_facts`.
     job : str, optional
         Id or run folder of a job to tell all of.
     now : float, optional

@@ -6,7 +6,7 @@ from typing import Any
 
 from distributed import SchedulerPlugin
 
-from scalelatent.engine import hooks
+from scalelatent.engine.dask import hooks
 
 from .board import TOPIC, Board
 

@@ -34,8 +34,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from scalelatent.engine import hooks
 from scalelatent.engine.callbacks import Callback
+from scalelatent.engine.dask import hooks
 
 from .board import TOPIC
 

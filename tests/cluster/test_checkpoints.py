@@ -10,7 +10,7 @@ import pytest
 
 from scalelatent.data import Dataset
 from scalelatent.engine.callbacks import Callback, Callbacks
-from scalelatent.engine.on_dask import DaskExecutor
+from scalelatent.engine.dask.executor import DaskExecutor
 from scalelatent.engine.online import fit_online
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import make_stage

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from scalelatent import Callback, CapsuleRegression
-from scalelatent.engine import loop, on_dask
+from scalelatent.engine import loop
+from scalelatent.engine.dask import executor as on_dask
 from scalelatent.errors import DataError, RunError
 
 

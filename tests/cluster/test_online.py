@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 from scalelatent.data import Dataset, open_dataset
-from scalelatent.engine import loop, online, online_dask
+from scalelatent.engine import loop, online
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.callbacks import Callback, Callbacks
+from scalelatent.engine.dask import online as online_dask
+from scalelatent.engine.dask.executor import DaskExecutor
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.loop import LoopResult
-from scalelatent.engine.on_dask import DaskExecutor
 from scalelatent.engine.online import fit_online
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import make_stage
@@ -250,7 +251,7 @@ def test_a_worker_without_a_replica_has_the_segment_done_again(
         elif len(set(lost)) < 2:
 
             def forget() -> None:
-                from scalelatent.engine import online_sites
+                from scalelatent.engine.dask import online_sites
 
                 original = online_sites.Site.follow
 
@@ -318,7 +319,8 @@ def test_tasks_are_small_and_named_for_people(
 def _sizes() -> tuple[int, int, int]:
     import threading
 
-    from scalelatent.engine import dask_tasks, online_sites
+    from scalelatent.engine.dask import online_sites
+    from scalelatent.engine.dask import tasks as dask_tasks
 
     feeds = sum(t.name == "scalelatent-feed" for t in threading.enumerate())
     return len(dask_tasks._recent._kept), len(online_sites.sites), feeds

@@ -156,7 +156,7 @@ def submitted(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, i
     """(key, bytes of function and arguments, results of others among them) of all tasks."""
     from distributed.protocol.pickle import dumps
 
-    from scalelatent.engine.graph import Graph
+    from scalelatent.engine.dask.graph import Graph
 
     found: list[tuple[str, int, int]] = []
     original = Graph.send
@@ -234,11 +234,11 @@ def test_a_pass_is_one_message(client: Any, fit: Any, messages: list[set[str]]) 
 @pytest.mark.slow
 def test_nothing_grows_over_200_passes(client: Any, fit: Any, scheduler_tasks: Any, tmp_path: Path) -> None:
     def sizes() -> dict[str, int]:
-        from scalelatent.engine import dask_tasks
+        from scalelatent.engine.dask import tasks as dask_tasks
 
         return {"recent": len(dask_tasks._recent._kept)}
 
-    from scalelatent.engine.dask_pass import CHAIN_PASSES
+    from scalelatent.engine.dask.passes import CHAIN_PASSES
 
     seen: list[tuple[int, int, int, int]] = []
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from scalelatent import Callback
-from scalelatent.engine import watch
+from scalelatent.engine.dask import watch
 from scalelatent.errors import RunError
 from tests.cluster.processes import slow_blocks
 

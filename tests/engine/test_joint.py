@@ -228,7 +228,7 @@ def test_exact_integers_are_converted_once() -> None:
 
 def test_a_worker_keeps_one_stage_of_a_fit(toy: SimpleNamespace, tmp_path: Path) -> None:
     """As members leave, stages follow each other under new names; what the plan counts is one of them."""
-    from scalelatent.engine import dask_tasks
+    from scalelatent.engine.dask import tasks as dask_tasks
 
     rows = toy.rows(40).save(tmp_path / "rows")
     store = EngineStore(tmp_path / "run")

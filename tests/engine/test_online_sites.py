@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from scalelatent.data import Dataset
-from scalelatent.engine import online_sites
+from scalelatent.engine.dask import online_sites
+from scalelatent.engine.dask.online_sites import Site, Sites
 from scalelatent.engine.executor import Place
-from scalelatent.engine.online_sites import Site, Sites
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import make_stage
 from scalelatent.engine.reading import Stopped

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from scalelatent.data.grid import RowGrid
-from scalelatent.engine.dask_pass import key_of
-from scalelatent.engine.link import Member
-from scalelatent.engine.passes import Span
-from scalelatent.engine.pools import (
+from scalelatent.engine.dask.link import Member
+from scalelatent.engine.dask.passes import key_of
+from scalelatent.engine.dask.pools import (
     GPU_GUESS,
     POOLED,
     Pace,
@@ -22,7 +21,8 @@ from scalelatent.engine.pools import (
     devices_event,
     pool_window,
 )
-from scalelatent.engine.worker_side import PaceNews
+from scalelatent.engine.dask.worker_side import PaceNews
+from scalelatent.engine.passes import Span
 from scalelatent.errors import RunError
 
 THREADS = {"a": 1, "b": 1, "c": 1}

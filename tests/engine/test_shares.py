@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelatent.data.grid import FAN_IN, RowGrid
+from scalelatent.engine.dask.shares import AT_ONCE, FINEST, Shares, cut
 from scalelatent.engine.passes import Span
-from scalelatent.engine.shares import AT_ONCE, FINEST, Shares, cut
 
 SHORTEST = 0.03
 POOLS = st.lists(st.tuples(st.integers(1, 4), st.sampled_from([1.0, 1.5, 2.0, 5.0, 20.0, 50.0])), min_size=1,

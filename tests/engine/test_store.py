@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from scalelatent.engine.dask.recent import RecentObjects
 from scalelatent.engine.passes import Span
-from scalelatent.engine.recent import RecentObjects
 from scalelatent.engine.store import KEEP_STATES, EngineStore
 from scalelatent.errors import DataError, RunError
 

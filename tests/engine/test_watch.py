@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from scalelatent.engine import watch
-from scalelatent.engine.link import Link, Member
+from scalelatent.engine.dask import watch
+from scalelatent.engine.dask.link import Link, Member
+from scalelatent.engine.dask.watch import Watch
+from scalelatent.engine.dask.work import Work
 from scalelatent.engine.passes import Span
-from scalelatent.engine.watch import Watch
-from scalelatent.engine.work import Work
 from scalelatent.errors import RunError
 
 

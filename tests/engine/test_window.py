@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelatent.engine.window import TaskEnded, Window, depth_for
+from scalelatent.engine.dask.window import TaskEnded, Window, depth_for
 
 
 class Future:

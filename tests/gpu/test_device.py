@@ -319,9 +319,9 @@ def test_a_whole_fit_equals_the_hosts(fake, stored):
 @pytest.mark.parametrize("room", [1, 3])
 def test_a_full_card_computes_a_pass_in_halves(fake, room):
     """The whole E-step: nothing is counted twice, and sums stay within the stated tolerance."""
+    from scalelatent.engine.dask.pools import TOLERANCE
     from scalelatent.engine.device import CupyBackend
     from scalelatent.engine.passes import PassContext, Span, make_stage
-    from scalelatent.engine.pools import TOLERANCE
     from scalelatent.models.capsule.members import build_members
     from scalelatent.models.capsule.model import CapsulePass, initial_state
 

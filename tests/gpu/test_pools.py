@@ -14,8 +14,8 @@ import pytest
 
 import scalelatent as sl
 from scalelatent.engine.backend import make_backend
+from scalelatent.engine.dask.pools import TOLERANCE
 from scalelatent.engine.passes import PassContext, Span, make_stage, split_vector
-from scalelatent.engine.pools import TOLERANCE
 from scalelatent.models.capsule.members import build_members
 from scalelatent.models.capsule.model import CapsulePass, initial_state
 from tests.helpers import Log

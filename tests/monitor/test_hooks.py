@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scalelatent.engine import hooks
+from scalelatent.engine.dask import hooks
 from tests.helpers import until
 
 pytestmark = pytest.mark.cluster
@@ -126,7 +126,7 @@ def test_a_span_has_a_last_chance(watched: SimpleNamespace, said: Any) -> None:
 
 
 def test_tasks_that_a_worker_runs(watched: SimpleNamespace, said: Any) -> None:
-    from scalelatent.engine.trial_tasks import at_work
+    from scalelatent.engine.dask.trial_tasks import at_work
 
     def busy(dask_worker: Any = None) -> int:
         return at_work("busy", dask_worker)

@@ -11,9 +11,9 @@ import time
 import psutil
 import pytest
 
-from scalelatent.engine import cluster as clusters
-from scalelatent.engine import workers
-from scalelatent.engine.certificates import make_certificates
+from scalelatent.engine.dask import cluster as clusters
+from scalelatent.engine.dask import workers
+from scalelatent.engine.dask.certificates import make_certificates
 from scalelatent.errors import JobError
 from scalelatent.jobs import serving
 
@@ -48,7 +48,7 @@ def test_pools_and_devices_of_workers(tls_client):
 
         import numba
 
-        from scalelatent.engine.workers import PIN
+        from scalelatent.engine.dask.workers import PIN
 
         return {name: os.environ.get(name) for name in (*PIN, "CUDA_VISIBLE_DEVICES")} | {
             "numba": str(numba.config.NUMBA_NUM_THREADS)

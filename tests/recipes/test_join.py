@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from scalelatent.engine.workers import run_workers
+from scalelatent.engine.dask.workers import run_workers
 from scalelatent.errors import JobError
 from scalelatent.jobs.serving import address_from
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_workers_join_and_end_with_the_scheduler(up, tmp_path):
     from distributed import Client
 
-    from scalelatent.engine.security import security_from
+    from scalelatent.engine.dask.security import security_from
 
     file, folder = tmp_path / "scheduler.json", tmp_path / "tls"
     join = [

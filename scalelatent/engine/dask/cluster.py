@@ -88,7 +88,7 @@ def cluster(
         scheduler, and of what follows only ``security`` counts.
     workers, threads, memory_limit, gpus, dashboard_address, host, port, security
         As in :func:`start_cluster`. For a scheduler's address, ``security`` None means what Dask's own
-        configuration names, see `scalelatent.engine.security.security_from`.
+        configuration names, see `scalelatent.engine.dask.security.security_from`.
 
     Yields
     ------
@@ -161,7 +161,7 @@ def start_cluster(
     host, port : str, int
         Where scheduler and workers listen, and the scheduler's port; 0 takes a free one.
     security : distributed.Security, optional
-        Certificates for TLS, see `scalelatent.engine.security`.
+        Certificates for TLS, see `scalelatent.engine.dask.security`.
     scheduler_file : path, optional
         A file that tells the scheduler's address, for ``Client(scheduler_file=…)``; removed at the end.
 

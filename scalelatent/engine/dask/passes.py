@@ -7,7 +7,7 @@ span is done, once that the parameters are.
 
 What depends on an M-step keeps the scheduler from forgetting the pass before. So every now and then a pass
 starts from the run folder instead (``…_params``); and where a lost parameter sends Dask back along that
-chain, passes whose parameters are in the run folder are not computed again (see :mod:`.dask_tasks`).
+chain, passes whose parameters are in the run folder are not computed again (see :mod:`.tasks`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from scalelatent.data.grid import FAN_IN
+from scalelatent.engine.passes import Span, Stage
+from scalelatent.engine.quarantine import whole_shards
 
-from .dask_tasks import task_info, task_merge, task_mstep, task_params, task_span
 from .graph import Graph, Reads
-from .passes import Span, Stage
 from .pools import POOLED, PoolWindow, pool_window
-from .quarantine import whole_shards
+from .tasks import task_info, task_merge, task_mstep, task_params, task_span
 from .trial_tasks import try_span
 from .window import Batch, TaskEnded, Window, depth_for
 from .work import Work

@@ -11,9 +11,8 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from scalelatent.engine.threads import within
 from scalelatent.errors import RunError, ScalelatentError
-
-from .threads import within
 
 CALL_SECONDS = 60.0
 T = TypeVar("T")

@@ -49,7 +49,7 @@ def make_certificates(
     Examples
     --------
     >>> import tempfile
-    >>> from scalelatent.engine.certificates import make_certificates
+    >>> from scalelatent.engine.dask.certificates import make_certificates
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     sorted(make_certificates(folder))
     ['ca.pem', 'client-cert.pem', 'client-key.pem', 'cluster-cert.pem', 'cluster-key.pem']

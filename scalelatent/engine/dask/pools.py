@@ -23,15 +23,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.data.grid import FAN_IN
+from scalelatent.engine.passes import Span, Stage, cluster_task_seconds, seconds_per_row
 from scalelatent.errors import RunError, ScalelatentError
 
 from . import hooks
-from .passes import Span, Stage, cluster_task_seconds, seconds_per_row
 from .shares import Shares, cut
 from .window import Batch, Window
 
 if TYPE_CHECKING:
-    from .callbacks import Callback
+    from scalelatent.engine.callbacks import Callback
+
     from .link import Link
 
 TOLERANCE = 1e-5

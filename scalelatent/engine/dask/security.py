@@ -55,7 +55,7 @@ def security_from(
 
     Examples
     --------
-    >>> from scalelatent.engine.security import security_from
+    >>> from scalelatent.engine.dask.security import security_from
     >>> security_from() is None
     True
     >>> security_from(ca="no/such/ca.pem", cert="no/such/cert.pem")

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from scalelatent.engine.executor import OnRows
 from scalelatent.errors import RunError
 
-from .executor import OnRows
 from .failures import LeftOut, look_after
 from .trial import look_back, try_alone
 from .watch import Again
 from .work import Work
 
 if TYPE_CHECKING:
-    from .on_dask import DaskExecutor
+    from .executor import DaskExecutor
 
 W = TypeVar("W", bound=Work)
 # Times that work is begun anew without one more item done in between.

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from scalelatent.engine.passes import Span
+from scalelatent.engine.store import EngineStore
 from scalelatent.errors import ScalelatentError
 
-from .dask_tasks import Ref, context_of, load_map, open_store, stopping
-from .passes import Span
-from .store import EngineStore
+from .tasks import Ref, context_of, load_map, open_store, stopping
 from .worker_side import Fit, TaskStop
 
 SAMPLE_SECONDS = 0.25

@@ -7,16 +7,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .dask_tasks import task_map, task_write_rows
-from .executor import OnRows
+from scalelatent.engine.executor import OnRows
+from scalelatent.engine.quarantine import whole_shards
+
 from .graph import Graph, Reads
-from .quarantine import whole_shards
+from .tasks import task_map, task_write_rows
 from .trial_tasks import try_shard
 from .window import Batch, Window
 from .work import Work
 
 if TYPE_CHECKING:
-    from .on_dask import DaskExecutor
+    from .executor import DaskExecutor
 
 # Adds the task of a shard to a graph: graph, key, shard, worker.
 AddShard = Callable[[Graph, str, int, str], None]
@@ -73,7 +74,7 @@ class Shards(Work):
 
 
 class MapShards(Shards):
-    """Shards of an :class:`~.outputs.OutputTask`.
+    """Shards of an :class:`~scalelatent.engine.outputs.OutputTask`.
 
     Parameters
     ----------

@@ -14,16 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from .chains import Check
-from .dask_tasks import Ref, _recent, settle_process
-from .executor import Place
+from scalelatent.engine.chains import Check
+from scalelatent.engine.executor import Place
+from scalelatent.engine.reading import Stopped
+
 from .hooks import task_wanted
 from .online_sites import COUNTERS, sites
-from .reading import Stopped
+from .tasks import Ref, _recent, settle_process
 
 
 def task_check() -> Check:
-    """Raises :class:`~.reading.Stopped` in a task that the scheduler wants no more; looks now and then.
+    """Raises `Stopped` in a task that the scheduler wants no more; looks now and then.
 
     Examples
     --------

@@ -77,7 +77,7 @@ async def run_workers(
     scheduler : str
         Its address.
     workers, threads, memory_limit, gpus, security
-        As in `scalelatent.engine.cluster.start_cluster`.
+        As in `scalelatent.engine.dask.cluster.start_cluster`.
     host : str, optional
         Address to listen on; by default this machine's address as the scheduler's network sees it.
     name : str, optional

@@ -5,16 +5,16 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from scalelatent.engine.executor import OnRows
+from scalelatent.engine.threads import within
 from scalelatent.errors import RunError, ScalelatentError, ShardError
 
-from .executor import OnRows
-from .threads import within
 from .watch import Again
 from .window import TaskEnded
 from .work import Work
 
 if TYPE_CHECKING:
-    from .on_dask import DaskExecutor
+    from .executor import DaskExecutor
 
 # How often the driver looks at the futures of a pass, of a long one less often.
 POLL_SECONDS, LOOK_SHARE, WAIT_SECONDS = 0.02, 5e-5, 0.25

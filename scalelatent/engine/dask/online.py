@@ -17,18 +17,18 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from scalelatent.engine.callbacks import Callback
+from scalelatent.engine.executor import Advance, Place
+from scalelatent.engine.order import RowOrder
+from scalelatent.engine.passes import Stage
+from scalelatent.engine.threads import within
 from scalelatent.errors import RunError
 
-from .callbacks import Callback
-from .executor import Advance, Place
 from .online_sites import StateLost
 from .online_tasks import end_site, task_chains, task_close, task_end_epoch, task_steps
-from .order import RowOrder
-from .passes import Stage
-from .threads import within
 
 if TYPE_CHECKING:
-    from .on_dask import DaskExecutor
+    from .executor import DaskExecutor
 
 SEGMENT_SECONDS, FIRST_SECONDS = 1.0, 0.1
 # Longer segments where writing the state takes long: at most this share of the time, for at most so long.
@@ -66,10 +66,9 @@ class _Overdue(_Redo):
 
 
 class DaskSteps:
-    """The steps of an online fit on a cluster; a handle is a :class:`~.executor.Place`, whose state lies in
-    the run folder.
+    """The steps of an online fit on a cluster; a handle is a `Place`, whose state lies in the run folder.
 
-    See :class:`~.executor.OnlineSteps`. ``spread`` is ``"auto"``, ``"one"`` (worker) or ``"all"``.
+    See `scalelatent.engine.executor`. ``spread`` is ``"auto"``, ``"one"`` (worker) or ``"all"``.
     """
 
     def __init__(

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from .news import listener, pass_topic
 
 if TYPE_CHECKING:
+    from .executor import DaskExecutor
     from .link import Member
-    from .on_dask import DaskExecutor
     from .work import Work
 
 MEMBERS_SECONDS = 5.0

@@ -16,21 +16,20 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.engine.backend import make_backend
+from scalelatent.engine.cache import shared_cache
+from scalelatent.engine.chains import CHECK_SECONDS, ChainRunner, advance, chain_tree
+from scalelatent.engine.executor import KEEP_REPLICAS, Place
+from scalelatent.engine.order import RowOrder
+from scalelatent.engine.passes import Stage
+from scalelatent.engine.reduce import TreeReducer, nodes_over
+from scalelatent.engine.store import EngineStore
 from scalelatent.errors import RunError
 
-from .backend import make_backend
-from .cache import shared_cache
-from .chains import CHECK_SECONDS, ChainRunner, advance, chain_tree
-from .dask_tasks import Ref, worker_device
-from .executor import Place
-from .order import RowOrder
-from .passes import Stage
-from .reduce import TreeReducer, nodes_over
-from .store import EngineStore
+from .tasks import Ref, worker_device
 
 # After the statistics of a task: its first and last chain; bytes read and seconds of computing.
 COUNTERS, TAIL = 2, 4
-KEEP_REPLICAS = 3
 # Sites that nobody uses: this many, for this long.
 KEEP_IDLE, IDLE_SECONDS = 8, 300.0
 

@@ -18,26 +18,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
+from scalelatent.engine.callbacks import Callback
+from scalelatent.engine.executor import OnRows, StepResult
+from scalelatent.engine.order import RowOrder
+from scalelatent.engine.passes import Span, Stage, spans_of, split_vector
+from scalelatent.engine.quarantine import Quarantine
+from scalelatent.engine.spans import plan_spans
+from scalelatent.engine.store import EngineStore
 from scalelatent.errors import RunError
 from scalelatent.models.base import Stats
 
 from .attempts import run_to_end
-from .callbacks import Callback
 from .cluster import current_job
-from .dask_map import run_map, save_lazy
-from .dask_pass import DaskPass
-from .dask_tasks import sees, task_merge
-from .executor import OnRows, StepResult
 from .failures import WAIT_SECONDS, error_of, guard_spans
 from .graph import Graph
 from .link import CALL_SECONDS, Link
-from .online_dask import DaskSteps
-from .order import RowOrder
-from .passes import Span, Stage, spans_of, split_vector
+from .maps import run_map, save_lazy
+from .online import DaskSteps
+from .passes import DaskPass
 from .pools import Pools
-from .quarantine import Quarantine
-from .spans import plan_spans
-from .store import EngineStore
+from .tasks import sees, task_merge
 from .trial import end_with_word
 from .watch import Watch
 from .work import Work

@@ -17,19 +17,19 @@ from typing import Any
 import numpy as np
 
 from scalelatent.data.store import locate
+from scalelatent.engine.backend import make_backend
+from scalelatent.engine.cache import shared_cache
+from scalelatent.engine.passes import PassContext, Span, Stage, split_vector
+from scalelatent.engine.reading import Stopped
+from scalelatent.engine.reduce import merge_vectors
+from scalelatent.engine.spans import worth_saving
+from scalelatent.engine.store import EngineStore
+from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import RunError, ScalelatentError
 
 from .allocator import keep_pages
-from .backend import make_backend
-from .cache import shared_cache
 from .news import as_message
-from .passes import PassContext, Span, Stage, split_vector
-from .reading import Stopped
 from .recent import RecentObjects
-from .reduce import merge_vectors
-from .spans import worth_saving
-from .store import EngineStore
-from .threads import single_threaded
 from .worker_side import Fit, TaskStop, pace_news, run_of, span_news, tell, tell_cut
 
 # (folder, id of the run, mark of the stage as it was last written): a folder that was removed and made again
@@ -296,6 +296,6 @@ def load_map(ref: Ref, name: str) -> tuple[Any, Any]:
 
 
 def _read_map(ref: Ref, name: str) -> Any:
-    from .outputs import load_task
+    from scalelatent.engine.outputs import load_task
 
     return load_task(EngineStore(*ref[:2]).read(f"result-{name}.rec"))

@@ -7,7 +7,8 @@ import time
 from collections import OrderedDict
 from typing import Any
 
-from .halving import cut_event
+from scalelatent.engine.halving import cut_event
+
 from .hooks import task_wanted
 from .news import TOPIC
 

@@ -15,19 +15,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from scalelatent.engine.quarantine import BadShard
+from scalelatent.engine.store import EngineStore
 from scalelatent.errors import RunError
 
 from .failures import LeftOut, look_after
 from .graph import Graph
-from .quarantine import BadShard
-from .store import EngineStore
 from .trial_tasks import at_work
 from .watch import DEATHS, DRIVERS, Again
 from .window import Batch, Window
 from .work import Work
 
 if TYPE_CHECKING:
-    from .on_dask import DaskExecutor
+    from .executor import DaskExecutor
 
 # Of a worker's limit: whoever dies with as much in use was most likely ended by its nanny (at 95 %).
 FULL = 0.8
