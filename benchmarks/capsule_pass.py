@@ -8,7 +8,6 @@ real rounds. "numpy" is the pass as one would write it in numpy, on the same thr
 
 from __future__ import annotations
 
-import sys
 import threading
 
 import numpy as np
@@ -181,7 +180,6 @@ def main() -> None:
         print(line)
     write(
         a.out,
-        " ".join(["python", "benchmarks/capsule_pass.py", *sys.argv[1:]]),
         a.seed,
         {"rows": what, "shape": x.shape, "sgemm GF/s": round(peak, 1), "table": table, "two threads": both},
     )

@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -57,30 +58,30 @@ def parser(description: str | None, name: str) -> argparse.ArgumentParser:
     return out
 
 
-def write(path: Path, command: str, seed: int, results: Any) -> None:
+def command() -> str:
+    """How this process was started, with folders by name only: where they lie is nobody's business."""
+    script, *given = sys.argv
+    words = [Path(word).name.upper() if Path(word).is_absolute() else word for word in given]
+    return " ".join(["python", f"benchmarks/{Path(script).name}", *words])
+
+
+def write(path: Path, seed: int, results: Any) -> None:
     """Write the figures with all that is needed to make them again."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
-        json.dumps(
-            {"command": _shown(command), "seed": seed, "machine": machine(), "results": results}, indent=1
-        )
+        json.dumps({"command": command(), "seed": seed, "machine": machine(), "results": results}, indent=1)
         + "\n"
     )
     print(f"written to {path}")
 
 
-def write_part(path: Path, part: str, command: str, seed: int, result: Any) -> None:
+def write_part(path: Path, part: str, seed: int, result: Any) -> None:
     """Write one part of the figures, each with what is needed to make it again; other parts stay."""
     path.parent.mkdir(parents=True, exist_ok=True)
     parts = json.loads(path.read_text())["parts"] if path.exists() else {}
-    parts[part] = {"command": _shown(command), "seed": seed, "machine": machine(), "result": result}
+    parts[part] = {"command": command(), "seed": seed, "machine": machine(), "result": result}
     path.write_text(json.dumps({"parts": parts}, indent=1) + "\n")
     print(f"{part}: written to {path}", flush=True)
-
-
-def _shown(command: str) -> str:
-    """The command with the names of its folders only: where they lie is nobody's business."""
-    return " ".join(Path(word).name.upper() if Path(word).is_absolute() else word for word in command.split())
 
 
 def interleaved(functions: dict[str, Callable[[], Any]], rounds: int = 9) -> dict[str, float]:

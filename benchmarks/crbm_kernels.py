@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -194,7 +193,7 @@ def main() -> None:
             kernel = results["edges"]["edges_per_second"]["sum_product"]
             found["the kernel, times faster"] = round(kernel / found["edges_per_second"], 1)
     print(json.dumps({name: results[name] for name in results if name != "edges"}, indent=1))
-    write(args.out, " ".join(["python", *sys.argv]), args.seed, results)
+    write(args.out, args.seed, results)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ of the JSON of its own, so that they may be run one by one. Needs SCALELATENT_DA
 
 from __future__ import annotations
 
-import sys
 import time
 from functools import cache
 from pathlib import Path
@@ -257,8 +256,7 @@ def main() -> None:
         for learner in learners:
             run, part = (full, f"full/{task}/{learner}") if args.full else (compare, f"{task}/{learner}")
             found = run(task, learner, args)
-            command = " ".join(["python", *sys.argv])
-            write_part(args.out, part, command, args.seed, found)
+            write_part(args.out, part, args.seed, found)
             print(f"{part}: {found.get('all')} / {found.get('changed')} %", flush=True)
 
 

@@ -20,7 +20,6 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 
 import contextvars
 import itertools
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -244,7 +243,7 @@ def main() -> None:
     for name in args.parts.split(","):
         if name not in parts:
             raise SystemExit(f"no part {name}; there are {', '.join(parts)}")
-        write_part(args.out, name, " ".join(["python", *sys.argv]), args.seed, parts[name](args))
+        write_part(args.out, name, args.seed, parts[name](args))
 
 
 if __name__ == "__main__":

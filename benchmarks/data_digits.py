@@ -67,7 +67,7 @@ def main() -> None:
                     f"  {run['threads']} thread(s), writing included: {run['images_s']:,} images/s, "
                     f"{run['images_s_per_core']:,} a core ({run['seconds']} s)"
                 )
-    write(given.out, f"python benchmarks/data_digits.py --rows {given.rows}", given.seed, results)
+    write(given.out, given.seed, results)
 
 
 if __name__ == "__main__":

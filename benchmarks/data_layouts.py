@@ -96,7 +96,7 @@ def main() -> None:
             table(label, x, Path(folder))
             for label, x in ((f"uint8 28x28 ({what})", images), ("float32 196 (noise)", noise))
         ]
-    write(given.out, f"python benchmarks/data_layouts.py --rows {given.rows}", given.seed, results)
+    write(given.out, given.seed, results)
 
 
 if __name__ == "__main__":

@@ -210,7 +210,7 @@ def main() -> None:
         peaks["documents"] = [round(peak("documents", folder / "base", folder / "out", n)) for n in more]
         results["peak_mib_of_one_and_of_four_times_the_rows"] = peaks
         print(peaks)
-    common.write(args.out, f"python {Path(__file__).name} --rows {args.rows}", args.seed, results)
+    common.write(args.out, args.seed, results)
 
 
 if __name__ == "__main__":

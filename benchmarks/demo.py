@@ -51,7 +51,7 @@ def main() -> None:
         result = demo(Path(folder) / "second", a.rows)
     results = {**result, "first_run_of_20000_rows_seconds": first["seconds"]}
     print(results)
-    write(a.out, "python benchmarks/demo.py", a.seed, results)
+    write(a.out, a.seed, results)
 
 
 if __name__ == "__main__":

@@ -187,7 +187,7 @@ def main() -> None:
                     pools.UNEQUAL = before
             told["cluster"].append(found)
             print(found, flush=True)
-    write(a.out, " ".join(["python", "benchmarks/device_pools.py", *sys.argv[1:]]), a.seed, told)
+    write(a.out, a.seed, told)
 
 
 if __name__ == "__main__":

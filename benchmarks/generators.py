@@ -14,7 +14,6 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -129,7 +128,7 @@ def main() -> None:
         }
     for name, part in results.items():
         print(name, part)
-    common.write(args.out, " ".join(["python", *sys.argv]), args.seed, results)
+    common.write(args.out, args.seed, results)
 
 
 if __name__ == "__main__":

@@ -326,7 +326,7 @@ def main() -> None:
                 continue
             results.append(measure(name, Path(folder), given.mb, given.rounds))
             print(json.dumps(results[-1]), flush=True)
-    write(given.out, f"python benchmarks/import_rates.py --mb {given.mb:g}", given.seed, results)
+    write(given.out, given.seed, results)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ Needs SCALELATENT_DATA. "auto" again, beside decays of earlier runs:
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -157,7 +156,7 @@ def tables(name: str, args: Any) -> dict[str, Any]:
 
 def keep(args: Any, name: str, found: dict[str, Any]) -> None:
     """Write what was found so far."""
-    write_part(args.out, name, " ".join(["python", *sys.argv]), args.seed, found)
+    write_part(args.out, name, args.seed, found)
 
 
 def choice(x: np.ndarray, classes: int, args: Any) -> float:

@@ -12,7 +12,6 @@ Needs SCALELATENT_DATA and PyTorch.
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any
 
@@ -101,7 +100,7 @@ def main() -> None:
     arguments.add_argument("--jobs", type=int, default=None)
     args = arguments.parse_args()
     for name in args.parts.split(","):
-        write_part(args.out, name, " ".join(["python", *sys.argv]), args.seed, parts[name](args))
+        write_part(args.out, name, args.seed, parts[name](args))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ each set and seed.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -113,7 +112,7 @@ def main() -> None:
         k: round(float(np.mean([row[k] for row in table])), 2) for k in next(iter(table))
     }
     print(result["mean_points_lost"])
-    write(args.out, " ".join(["python", *sys.argv]), args.seed, result)
+    write(args.out, args.seed, result)
 
 
 if __name__ == "__main__":

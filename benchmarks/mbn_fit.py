@@ -9,7 +9,6 @@ layers grow with their square.
 from __future__ import annotations
 
 import resource
-import sys
 import tempfile
 import threading
 import time
@@ -117,7 +116,7 @@ def main() -> None:
         results = measure(options, Path(folder))
     for name, value in results.items():
         print(f"{name:28} {value}")
-    write(options.out, " ".join(["python", *sys.argv]), options.seed, results)
+    write(options.out, options.seed, results)
 
 
 if __name__ == "__main__":

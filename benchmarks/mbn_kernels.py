@@ -15,7 +15,6 @@ sparse   nearest centroids of documents on half of the columns: RCV1's subset, i
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +237,7 @@ def main() -> None:
         for k in (500, 2000):
             results["sparse"].append(sparse_rate(vocabulary, k, args.seed))
             print(results["sparse"][-1], flush=True)
-    write(args.out, " ".join(["python", *sys.argv]), args.seed, results)
+    write(args.out, args.seed, results)
 
 
 if __name__ == "__main__":

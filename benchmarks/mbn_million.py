@@ -13,7 +13,6 @@ Needs SCALELATENT_DATA.
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -91,7 +90,6 @@ def main() -> None:
     arguments.add_argument("--memory-limit", default="3GB")
     args = arguments.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    shown = " ".join(["python", *sys.argv])
     for name in args.parts.split(","):
         if name == "digits":
             ds = infinite_digits(args.folder, args.digits, args.seed)[0]
@@ -101,7 +99,7 @@ def main() -> None:
             found = measure(ds, args, name, k1=500, n_classes=82, n_components=5, metric="cosine")
         else:
             raise SystemExit(f"no part {name!r}; there are digits, documents")
-        write_part(args.out, name, shown, args.seed, found)
+        write_part(args.out, name, args.seed, found)
 
 
 if __name__ == "__main__":

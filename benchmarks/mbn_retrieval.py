@@ -9,7 +9,6 @@ learn from, the other half to search in: each document asks for the others, and 
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any
 
@@ -78,7 +77,7 @@ def main() -> None:
         tell(f"MBN, k1 = {k1:,}, {args.components} components", z, **of)
         tell(f"MBN, k1 = {k1:,}, {args.components} components, Euclidean", z, "euclidean")
         tell(f"MBN, k1 = {k1:,}, codes", model.codes(xt), "overlap")
-    write(args.out, " ".join(["python", *sys.argv]), args.seed, results)
+    write(args.out, args.seed, results)
     from scalelatent.report.mbn_figures import plot_retrieval
     from scalelatent.report.style import write_png
 

@@ -17,7 +17,6 @@ import os
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -181,7 +180,7 @@ def main() -> None:
                     results["dask_2_workers"] = on_dask(folder, client, stored)
                 if "auto" in parts:
                     results["auto_2_workers"] = choice(folder, client, stored)
-    write(a.out, " ".join(["python", "benchmarks/minibatch_steps.py", *sys.argv[1:]]), a.seed, results)
+    write(a.out, a.seed, results)
 
 
 if __name__ == "__main__":

@@ -129,7 +129,7 @@ def main() -> None:
     fits = {name: fits[name] for name in NAMES}
     results = {"rows": a.rows, "dim": a.dim, "epochs": a.epochs, "fits": fits, "comparison": compare(fits)}
     print(json.dumps(results["comparison"], indent=1))
-    write(a.out, "python benchmarks/online_capsule.py FOLDER", a.seed, results)
+    write(a.out, a.seed, results)
     picture(fits, a.rows, a.out.with_suffix(".png"))
 
 

@@ -11,7 +11,6 @@ Training rows 0:50000, validation rows 50000:60000, test rows never seen. Needs 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -180,7 +179,7 @@ def main() -> None:
     results = EXPERIMENTS[a.experiment](a.seed, a.jobs, **more)
     out = RESULTS / f"paper_capsule_{a.experiment}.json" if a.out.stem == "paper_capsule" else a.out
     draw(a.experiment, results, out.parent)
-    write(out, " ".join(["python", "benchmarks/paper_capsule.py", *sys.argv[1:]]), a.seed, results)
+    write(out, a.seed, results)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def main() -> None:
         for features, rows in ((196, 1), (784, 1), (196, 100))
         for algorithm in ("stepwise", "passive_aggressive")
     ]
-    write(a.out, "python benchmarks/partial_fit.py", a.seed, results)
+    write(a.out, a.seed, results)
 
 
 if __name__ == "__main__":

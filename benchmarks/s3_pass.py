@@ -17,7 +17,6 @@ from __future__ import annotations
 import http.client
 import multiprocessing
 import os
-import sys
 import tempfile
 import threading
 import time
@@ -194,7 +193,7 @@ def main() -> None:
     a = args.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         results = measure(Path(folder), a.rows, a.seed, a.rounds, a.delay)
-    write(a.out, " ".join(["python", "benchmarks/s3_pass.py", *sys.argv[1:]]), a.seed, results)
+    write(a.out, a.seed, results)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import os
 
 os.environ["SCALELATENT_CACHE_BYTES"] = "0"
 
-import sys
 import tempfile
 import time
 import warnings
@@ -136,7 +135,7 @@ def main() -> None:
         "candidates": len(ParameterGrid(GRID)),
         **measure(dataset, base, options.rounds),
     }
-    write(options.out, " ".join(["python", *sys.argv]), options.seed, results)
+    write(options.out, options.seed, results)
 
 
 if __name__ == "__main__":

@@ -308,7 +308,6 @@ def main() -> None:
         "saturated": [],
         "spans_of_a_second": None,
     }
-    command = " ".join(["python", "benchmarks/simulated_cluster.py", *sys.argv[1:]])
     with tempfile.TemporaryDirectory() as folder:
         x = np.zeros((rows, FEATURES), np.uint8)
         if a.paced:
@@ -324,7 +323,7 @@ def main() -> None:
                 {k: v for k, v in told["saturated"][-1].items() if not k.startswith("messages_")}, flush=True
             )
             told["bounds"] = bounds(told["saturated"])
-            write(a.out, command, a.seed, told)  # now: the largest takes its time
+            write(a.out, a.seed, told)  # now: the largest takes its time
     print(told["bounds"])
 
 

@@ -12,7 +12,6 @@ pairs     bytes read a pass by all 45 members of all_vs_all without a cache, aga
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import threading
 import time
@@ -251,7 +250,7 @@ def main() -> None:
         folder = a.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         results = {name: PARTS[name](folder, a.rows, a.seed) for name in a.parts}
-    write(a.out, " ".join(["python", "benchmarks/streamed_pass.py", *sys.argv[1:]]), a.seed, results)
+    write(a.out, a.seed, results)
 
 
 if __name__ == "__main__":

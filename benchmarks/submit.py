@@ -238,8 +238,7 @@ def main() -> None:
             process.wait(30)
         shutil.rmtree(folder, ignore_errors=True)
     print(json.dumps(results, indent=1))
-    command = f"python benchmarks/submit.py --rounds {given.rounds} --rows {given.rows}"
-    common.write(given.out, command, given.seed, results)
+    common.write(given.out, given.seed, results)
 
 
 if __name__ == "__main__":

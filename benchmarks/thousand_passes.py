@@ -116,8 +116,7 @@ def main() -> None:
     results = measure(given.passes, given.rows, given.seed)
     for key, value in results.items():
         print(key, value)
-    command = f"python benchmarks/thousand_passes.py --passes {given.passes} --rows {given.rows}"
-    common.write(given.out, command, given.seed, results)
+    common.write(given.out, given.seed, results)
 
 
 if __name__ == "__main__":
