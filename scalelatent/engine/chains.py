@@ -89,9 +89,9 @@ def run_chains(
     array([0.5, 0.5])
     """
     layout, prepared = learner.layout(), learner.prepare(state, backend)
-    sums = TreeReducer(chain_tree(len(blocks) if n_chains is None else n_chains))
+    sums = TreeReducer(chain_tree(len(blocks) if n_chains is None else n_chains), layout.size)
     for chain, block in enumerate(blocks, first):
-        stats = Stats.zeros(layout)
+        stats = Stats.zeros(layout, 0 if block is None else len(block.x))
         if block is not None:
             check()
             learner.run_chain(prepared, block, stats)

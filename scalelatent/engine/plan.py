@@ -136,7 +136,7 @@ def steps_memory(
     keeps_leaves : bool
         What a leaf contributed before is read, and what it does now written.
     """
-    stat, chains = learner.layout().nbytes, order.n_chains
+    stat, chains = 8 * learner.layout().length(order.chain_rows), order.n_chains
     stored = getattr(source, "is_stored", False)
     # A chain holds the runs of the buffer in use and of the next; without shuffling a few runs.
     runs = 2 * order.buffer_runs if order.shuffle else 2 + -(-order.chain_rows // order.run_rows)
@@ -219,7 +219,7 @@ def describe_steps(learner: Any, order: RowOrder) -> dict[str, Any]:
         "chains": order.n_chains,
         "steps_per_pass": order.n_steps,
         "buffer_rows": order.buffer_rows if order.shuffle else 0,
-        "statistic_bytes": learner.layout().nbytes,
+        "statistic_bytes": 8 * learner.layout().length(order.chain_rows),
     }
 
 
@@ -273,7 +273,7 @@ def probe_steps(
         block = reader.block(x, v, None, 0, block.rows)
     with single_threaded():
         prepared = learner.prepare(state, make_backend("cpu"))
-        stats = Stats.zeros(learner.layout())
+        stats = Stats.zeros(learner.layout(), len(block.x))
         if hasattr(learner, "visit"):
             computing = seconds_of(lambda: learner.visit(prepared, block), 0.2)
             learner.exchange(prepared, None, learner.visit(prepared, block), stats)

@@ -10,16 +10,23 @@ import numpy as np
 from scalelatent.data.grid import RowGrid
 
 
-def merge_vectors(vectors: Sequence[np.ndarray]) -> np.ndarray:
+def merge_vectors(vectors: Sequence[np.ndarray], size: int | None = None) -> np.ndarray:
     """Sum of the children of a node, in their order; the children are not changed.
+
+    What follows the first ``size`` numbers of a vector, records of rows, is put one after another.
 
     Examples
     --------
     >>> merge_vectors([np.ones(2), np.ones(2)]).tolist()
     [2.0, 2.0]
+    >>> merge_vectors([np.ones(2), np.ones(3)], size=1).tolist()
+    [2.0, 1.0, 1.0, 1.0]
     """
     if len(vectors) == 1:
         return vectors[0]
+    if size is not None:
+        summed, rows = merge_vectors([v[:size] for v in vectors]), [v[size:] for v in vectors]
+        return np.concatenate([summed, *rows]) if any(map(len, rows)) else summed
     total = vectors[0] + vectors[1]
     for vector in vectors[2:]:
         total += vector
@@ -32,6 +39,8 @@ class TreeReducer:
     Parameters
     ----------
     grid : RowGrid
+    size : int, optional
+        Of what is summed, see :func:`merge_vectors`; None: all.
 
     Examples
     --------
@@ -42,8 +51,8 @@ class TreeReducer:
     [435.0]
     """
 
-    def __init__(self, grid: RowGrid) -> None:
-        self.grid = grid
+    def __init__(self, grid: RowGrid, size: int | None = None) -> None:
+        self.grid, self.size = grid, size
         self._nodes: dict[tuple[int, int], np.ndarray] = {}
 
     def add(self, level: int, index: int, vector: np.ndarray) -> None:
@@ -53,7 +62,7 @@ class TreeReducer:
             family = [(level, i) for i in self.grid.family(level, index)]
             if not all(node in self._nodes for node in family):
                 return
-            merged = merge_vectors([self._nodes.pop(node) for node in family])
+            merged = merge_vectors([self._nodes.pop(node) for node in family], self.size)
             level, index = level + 1, index // self.grid.fan_in
             self._nodes[level, index] = merged
 

@@ -105,7 +105,7 @@ def _probe(learner: CrbmLearner, train: Dataset) -> dict[str, float]:
     with single_threaded():
         for sweeps in TIMED if LEARNERS[learner.learner].couples else TIMED[:1]:
             timed = replace(learner, n_sweeps=sweeps, local_steps=0)
-            prepared, stats = timed.prepare(state, backend), Stats.zeros(timed.layout())
+            prepared, stats = timed.prepare(state, backend), Stats.zeros(timed.layout(), rows)
             run = partial(timed.run_chain, prepared, block, stats)
             times.append(seconds_of(run, 0.1) / rows)
         stepping = seconds_of(lambda: timed.step(state, stats, rows))

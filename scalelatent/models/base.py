@@ -15,7 +15,8 @@ protocol                   one unit of work                            used by
 
 Everything additive is a :class:`Stats`: one float64 vector with named views. The engine merges vectors,
 whatever the model put into them, in one fixed order; so a model never writes a merge of its own and a
-statistic travels as one buffer.
+statistic travels as one buffer. What a chain has to say of each of its rows alone may follow in the vector:
+records of rows are put one after another, where the rest is summed.
 """
 
 from __future__ import annotations
@@ -37,14 +38,19 @@ class Layout:
     ----------
     fields : tuple of (name, shape)
         In the order in which they lie in the vector.
+    row_fields : tuple of (name, width), default ()
+        Of a record of a row; only chains of an `OnlineLearner` have such.
 
     Examples
     --------
     >>> Layout((("total", (2, 3)), ("count", ()))).size
     7
+    >>> Layout((("total", (2, 3)),), (("change", 4),)).length(10)
+    46
     """
 
     fields: tuple[tuple[str, tuple[int, ...]], ...]
+    row_fields: tuple[tuple[str, int], ...] = ()
 
     @cached_property
     def slices(self) -> dict[str, tuple[slice, tuple[int, ...]]]:
@@ -56,14 +62,32 @@ class Layout:
             start = stop
         return out
 
-    @property
+    @cached_property
+    def columns(self) -> dict[str, slice]:
+        """Name -> columns in the records of rows."""
+        out, start = {}, 0
+        for name, width in self.row_fields:
+            out[name] = slice(start, start + width)
+            start += width
+        return out
+
+    @cached_property
     def size(self) -> int:
-        """Length of the vector, in float64 numbers."""
+        """Length of what is summed, in float64 numbers."""
         return sum(prod(shape) for _, shape in self.fields)
 
     @property
+    def row_width(self) -> int:
+        """Numbers in the record of a row."""
+        return sum(width for _, width in self.row_fields)
+
+    def length(self, n_rows: int = 0) -> int:
+        """Length of the vector with the records of so many rows."""
+        return self.size + n_rows * self.row_width
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of one statistic."""
+        """Bytes of one statistic, without records of rows."""
         return 8 * self.size
 
 
@@ -73,7 +97,7 @@ class Stats:
     Parameters
     ----------
     layout : Layout
-    vector : ndarray of float64, shape (layout.size,)
+    vector : ndarray of float64, shape (layout.length(rows),)
 
     Examples
     --------
@@ -87,21 +111,27 @@ class Stats:
     __slots__ = ("layout", "vector")
 
     def __init__(self, layout: Layout, vector: np.ndarray) -> None:
-        if vector.shape != (layout.size,) or vector.dtype != np.float64:
+        more = vector.size - layout.size
+        fits = more >= 0 and not more % layout.row_width if layout.row_width else more == 0
+        if vector.ndim != 1 or not fits or vector.dtype != np.float64:
             raise ValueError(
-                f"a statistic of this layout is a float64 vector of {layout.size} numbers, not "
+                f"a statistic of this layout is a float64 vector of {layout.size} numbers"
+                f"{f' and {layout.row_width} for each row' if layout.row_width else ''}, not "
                 f"{vector.dtype} {vector.shape}"
             )
         self.layout = layout
         self.vector = vector
 
     @classmethod
-    def zeros(cls, layout: Layout) -> Stats:
-        """The identity of :meth:`merge`."""
-        return cls(layout, np.zeros(layout.size))
+    def zeros(cls, layout: Layout, n_rows: int = 0) -> Stats:
+        """The identity of :meth:`merge`; ``n_rows`` of a chain that says something of each."""
+        return cls(layout, np.zeros(layout.length(n_rows)))
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """A view of one field, in its shape."""
+        """A view of one field, in its shape; of a field of rows, shape (rows, width)."""
+        columns = self.layout.columns.get(name)
+        if columns is not None:
+            return self.vector[self.layout.size :].reshape(-1, self.layout.row_width)[:, columns]
         place, shape = self.layout.slices[name]
         return self.vector[place].reshape(shape)
 
@@ -355,9 +385,10 @@ class OnlineLearner(Protocol):
     """Learning by minibatches: stats, gradients and evidence alike.
 
     A *step* takes one batch, cut into a few *chains* of rows. Chains know nothing of each other: each starts
-    from the same state and adds what it found to a statistic of its own; the statistics are summed in the
-    order of the chains, whoever computed them, and give the next state. How many chains there are belongs to
-    the job, so it changes the result, and the number of workers never does.
+    from the same state and adds what it found to a statistic of its own; the statistics are summed (records
+    of rows put one after another) in the order of the chains, whoever computed them, and give the next state.
+    How many chains there are belongs to the job, so it changes the result, and the number of workers never
+    does.
 
     A learner with a part of rows to validate on has two methods more, ``validation() -> Reduction`` and
     ``validated(state, stats) -> state`` (pure), see :class:`ValidatedLearner`.

@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,10 +28,21 @@ from scalelatent.errors import RunError
 
 from .tasks import Ref, worker_device
 
-# After the statistics of a task: its first and last chain; bytes read and seconds of computing.
-COUNTERS, TAIL = 2, 4
 # Sites that nobody uses: this many, for this long.
 KEEP_IDLE, IDLE_SECONDS = 8, 300.0
+
+
+class Found(NamedTuple):
+    """What a task of some chains of a step returns."""
+
+    chains: tuple[int, int]
+    """The first, and one past the last."""
+    vectors: list[np.ndarray]
+    """Their statistics, merged as far as they go."""
+    bytes_read: int
+    """Since the segment began."""
+    seconds: float
+    """Of computing since the segment began."""
 
 
 class StateLost(RunError):
@@ -164,7 +175,7 @@ class Site:
                 self.keep(place, tree["state"])
             return self._replicas[place]
 
-    def follow(self, before: Place, results: Sequence[np.ndarray]) -> Any:
+    def follow(self, before: Place, results: Sequence[Found]) -> Any:
         """The state after the step at ``before``, given what the tasks of that step returned.
 
         Raises
@@ -177,12 +188,9 @@ class Site:
             if place not in self._replicas:
                 if before not in self._replicas:
                     raise StateLost(f"no replica of the state at {before} on this worker")
-                size = self.stage.work.layout().size
-                sums = TreeReducer(chain_tree(self.order.n_chains))
-                for out in results:
-                    first, last = out[-TAIL:-COUNTERS].astype(int).tolist()
-                    vectors = out[:-TAIL].reshape(-1, size)
-                    for node, vector in zip(nodes_over(sums.grid, first, last), vectors, strict=True):
+                sums = TreeReducer(chain_tree(self.order.n_chains), self.stage.work.layout().size)
+                for found in results:
+                    for node, vector in zip(nodes_over(sums.grid, *found.chains), found.vectors, strict=True):
                         sums.add(*node, vector)
                 rows = self.order.step_rows(before.step)
                 self.keep(place, advance(self.stage.work, self._replicas[before], sums, rows))

@@ -12,14 +12,12 @@ import time
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from scalelatent.engine.chains import Check
 from scalelatent.engine.executor import Place
 from scalelatent.engine.reading import Stopped
 
 from .hooks import task_wanted
-from .online_sites import COUNTERS, sites
+from .online_sites import Found, sites
 from .tasks import Ref, _recent, settle_process
 
 
@@ -74,8 +72,8 @@ def task_chains(
     place: Place,
     index: int,
     chains: tuple[int, int],
-    results: list[np.ndarray],
-) -> np.ndarray:
+    results: list[Found],
+) -> Found:
     """Some chains of one step.
 
     Parameters
@@ -83,14 +81,8 @@ def task_chains(
     index : int
         Of this task among those of the step.
     chains : (first, last)
-    results : list of ndarray
+    results : list of Found
         Of all tasks of the step before; empty where a segment begins.
-
-    Returns
-    -------
-    ndarray of float64
-        Statistics of the chains, merged as far as they go; then which chains, and counters since the segment
-        began.
     """
     settle_process()
     check, begin = task_check(), time.perf_counter()
@@ -99,20 +91,20 @@ def task_chains(
         with site.runner(*chains, 1, check) as runner:
             before = runner.meter.bytes_read
             sums = runner.run(place.epoch, place.step, state, check)
-            counters = np.array([runner.meter.bytes_read - before, time.perf_counter() - begin])
+            nbytes, seconds = runner.meter.bytes_read - before, time.perf_counter() - begin
     if results:
-        counters += results[index][-COUNTERS:]
-    return np.concatenate([*sums.nodes().values(), chains, counters])
+        nbytes, seconds = nbytes + results[index].bytes_read, seconds + results[index].seconds
+    return Found(chains, list(sums.nodes().values()), nbytes, seconds)
 
 
-def task_close(ref: Ref, name: str, token: str, before: Place, results: list[np.ndarray]) -> dict[str, Any]:
+def task_close(ref: Ref, name: str, token: str, before: Place, results: list[Found]) -> dict[str, Any]:
     """The end of a segment: its last step is taken, and the state goes into the run folder."""
     settle_process()
-    nbytes, work = zip(*(out[-COUNTERS:].tolist() for out in results), strict=True)
+    work = [found.seconds for found in results]
     with sites.use(ref, name, token) as site:
         return {
             **site.save(Place(before.epoch, before.step + 1), site.follow(before, results)),
-            "bytes_read": int(sum(nbytes)),
+            "bytes_read": sum(found.bytes_read for found in results),
             "work": sum(work),
             "longest": max(work),
         }

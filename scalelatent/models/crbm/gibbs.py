@@ -102,14 +102,19 @@ def gibbs_marginals(params: Params, b1: Any, b2: Any, numbers: Any, steps: int, 
 def gibbs_search(
     params: Params, b1: Any, b2: Any, start: Any, numbers: Any, steps: int, xp: Any
 ) -> tuple[Any, Any, Any]:
-    """The visible states of lowest free energy among a start and the draws of a Gibbs chain from it.
+    """The visible states of lowest free energy among a start and what a chain from it comes by.
+
+    Each step draws h and takes the most probable v. A drawn v would hardly ever do: of hundreds of units some
+    are drawn against their odds, so that its free energy is above that of a row's own v long before the model
+    predicts that row.
 
     Parameters
     ----------
+    params, b1, b2, steps
+        As in :func:`gibbs_steps`.
     start : array, shape (rows, v)
         0 or 1.
-    params, b1, b2, numbers, steps
-        As in :func:`gibbs_steps`.
+    numbers : array of uniforms, shape (rows, steps * h)
 
     Returns
     -------
@@ -123,18 +128,17 @@ def gibbs_search(
     --------
     >>> params = Params(np.zeros((1, 1)), None, None, None, None)
     >>> ones = np.ones((1, 1))
-    >>> best, hidden, energy = gibbs_search(params, -ones, 0 * ones, ones, np.full((1, 2), 0.9), 1, np)
+    >>> best, hidden, energy = gibbs_search(params, -ones, 0 * ones, ones, 0.9 * ones, 1, np)
     >>> best.tolist(), hidden.tolist(), energy.round(4).tolist()
     ([[0.0]], [[0.5]], [0.6931])
     """
-    n_hidden, width = b2.shape[1], b1.shape[1] + b2.shape[1]
-    v, logits = start, hidden_logits(params, start, b2)
+    n_hidden, v, logits = b2.shape[1], start, hidden_logits(params, start, b2)
     best, best_logits = v, logits
     energy = negative_free_energy(v, b1, logits, xp)
     for step in range(steps):
-        drawn = numbers[:, step * width : (step + 1) * width]
-        h = (drawn[:, :n_hidden] < sigmoid(logits, xp)).astype(b1.dtype)
-        v = (drawn[:, n_hidden:] < sigmoid(h @ params.W.T + b1, xp)).astype(b1.dtype)
+        drawn = numbers[:, step * n_hidden : (step + 1) * n_hidden]
+        h = (drawn < sigmoid(logits, xp)).astype(b1.dtype)
+        v = (h @ params.W.T + b1 > 0).astype(b1.dtype)
         logits = hidden_logits(params, v, b2)
         found = negative_free_energy(v, b1, logits, xp)
         better = (found > energy)[:, None]

@@ -112,9 +112,8 @@ class Work:
         """numpy or CuPy."""
         return self.backend.xp
 
-    def numbers(self, steps: int) -> Any:
-        """Uniform numbers of a Gibbs chain."""
-        count = steps * (self.b1.shape[1] + self.b2.shape[1])
+    def numbers(self, count: int) -> Any:
+        """Uniform numbers of each row."""
         return self.backend.asarray(uniforms(self.seed, self.epoch, self.rows, count), np.float32, "numbers")
 
 
@@ -158,7 +157,8 @@ def _pcd(work: Work) -> Phase:
 
 
 def _of_samples(work: Work, logits: Any, start: Any) -> Phase:
-    numbers, k = work.numbers(work.gibbs_steps), work.gibbs_steps
+    k = work.gibbs_steps
+    numbers = work.numbers(k * (work.b1.shape[1] + work.b2.shape[1]))
     sample, hidden = gibbs_steps(work.params, work.b1, work.b2, start, numbers, k, work.xp)
     loss = _advantage(work, logits, sample)
     wrong = (sample != work.v).sum(axis=1)
@@ -176,7 +176,9 @@ def _cd_percloss(work: Work) -> Phase:
     logits = hidden_logits(work.params, v, work.b2)
     positive = sigmoid(logits, xp)
     start = (work.b1 > 0).astype(v.dtype)
-    found, hidden, energy = gibbs_search(work.params, work.b1, work.b2, start, work.numbers(k), k, xp)
+    found, hidden, energy = gibbs_search(
+        work.params, work.b1, work.b2, start, work.numbers(k * work.b2.shape[1]), k, xp
+    )
     loss = energy - negative_free_energy(v, work.b1, logits, xp)
     wrong = (found != v).sum(axis=1)
     # The row itself is a candidate for the minimum: where nothing better was found the loss is 0, and flat.

@@ -97,17 +97,17 @@ class CrbmLearner:
 
     def layout(self) -> Layout:
         """Gradient (of local steps the displacement) by field, or its factors; then what is measured."""
-        shape, rows = self.shape, self.n_chains * self.chain_rows
-        fields = shape.layout.fields
+        shape, fields = self.shape, self.shape.layout.fields
+        factors: tuple[tuple[str, int], ...] = ()
         if self.factored:
-            widths = (("dv", shape.n_visible), ("dh", shape.n_hidden), ("x", shape.n_observed))
-            fields = (fields[0], *((name, (rows, width)) for name, width in widths))
+            fields = fields[:1]
+            factors = (("dv", shape.n_visible), ("dh", shape.n_hidden), ("x", shape.n_observed))
         more: list[tuple[str, tuple[int, ...]]] = [("sums", (N_SUMS,)), ("chains", ())]
         if self.local_steps and self.momentum:
             more.append(("velocity", (shape.n_parameters,)))
         if self.learner == "pcd":
             more.append(("particles", (self.n_particles, shape.n_hidden)))
-        return Layout((*fields, *more))
+        return Layout((*fields, *more), factors)
 
     @property
     def factored(self) -> bool:
@@ -313,10 +313,9 @@ class CrbmLearner:
         weights = backend.buffer("of W", (self.shape.n_visible, self.shape.n_hidden), theta.dtype)
         of_weights(backend.xp, v, phase, weights)
         add_to(stats["W"].reshape(-1), backend.to_host(weights).reshape(-1))
-        at = self._places(block)
-        stats["dv"][at] += backend.to_host(v - phase.visible)
-        stats["dh"][at] += backend.to_host(phase.positive - phase.hidden)
-        stats["x"][at] += block.x if isinstance(block.x, np.ndarray) else block.x.to_dense()
+        stats["dv"][...] = backend.to_host(v - phase.visible)
+        stats["dh"][...] = backend.to_host(phase.positive - phase.hidden)
+        stats["x"][...] = block.x if isinstance(block.x, np.ndarray) else block.x.to_dense()
 
     def _climb(
         self, theta: Any, velocity: Any, gradient: Any, n_rows: int, epoch: int, out: Any, speed: Any

@@ -71,7 +71,7 @@ def make_theta(shape: CrbmShape, seed: int = 1, scale: float = 0.7) -> np.ndarra
 
 def chain_stats(learner: CrbmLearner, state: CrbmState, block: Block, device: str = "reference") -> Stats:
     """What one chain adds."""
-    stats = Stats.zeros(learner.layout())
+    stats = Stats.zeros(learner.layout(), len(block.x))
     learner.run_chain(learner.prepare(state, make_backend(device)), block, stats)
     return stats
 

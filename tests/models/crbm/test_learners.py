@@ -11,7 +11,7 @@ from scipy.sparse import csr_array
 
 from scalelatent.engine.backend import make_backend
 from scalelatent.models.base import CsrRows
-from scalelatent.models.crbm.gibbs import gibbs_steps, uniforms
+from scalelatent.models.crbm.gibbs import gibbs_search, gibbs_steps, uniforms
 from scalelatent.models.crbm.learners import LEARNERS
 from scalelatent.models.crbm.model import CrbmShape, Params
 from scalelatent.models.crbm.online import rows_of
@@ -86,7 +86,7 @@ def test_margin_learners_descend_their_loss(shape: CrbmShape, name: str, joint: 
     backend = make_backend("reference")
     from scalelatent.models.base import Stats
 
-    stats = Stats.zeros(learner.layout())
+    stats = Stats.zeros(learner.layout(), len(rows.x))
     learner.run_chain(learner.prepare(learner.start(theta), backend), rows, stats)
     assert stats["sums"][0] == pytest.approx(loss(theta), abs=1e-5)
 
@@ -145,6 +145,28 @@ def test_perceptron_loss_is_flat_where_nothing_better_was_found() -> None:
     assert not gradient(learner, theta, rows).any()
     wrong = replace(rows, x=1 - rows.x)
     assert gradient(learner, theta, wrong).any()
+
+
+def test_the_search_finds_states_of_least_free_energy() -> None:
+    shape, n = CrbmShape(6, 4, 0), 200
+    rng = np.random.default_rng(5)
+    theta = shape.split(make_theta(shape, scale=1.5))
+    params = Params(**{k: np.asarray(a, np.float64) for k, a in vars(theta).items()})
+    b1, b2 = 2 * rng.normal(size=(n, 6)), rng.normal(size=(n, 4))
+    start = rng.integers(0, 2, (n, 6)).astype(float)
+    numbers = uniforms(0, 0, np.arange(n), 30 * 4)
+    best, hidden, energy = gibbs_search(params, b1, b2, start, numbers, 30, np)
+
+    def negated(v: np.ndarray) -> np.ndarray:
+        return (b1 * v).sum(axis=1) + np.logaddexp(0, v @ params.W + b2).sum(axis=1)
+
+    np.testing.assert_allclose(energy, negated(best), rtol=1e-12)
+    np.testing.assert_allclose(hidden, 1 / (1 + np.exp(-(best @ params.W + b2))), rtol=1e-12)
+    assert (energy >= negated(start)).all()
+    least = np.max([negated(np.tile(v, (n, 1))) for v in states(6)], axis=0)
+    assert (energy <= least + 1e-12).all()
+    assert np.isclose(energy, least).mean() > 0.9
+    assert np.isclose(negated(start), least).mean() < 0.3  # so it can fail
 
 
 def test_gibbs_chains_draw_from_the_model() -> None:
