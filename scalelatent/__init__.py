@@ -52,7 +52,7 @@ _WHERE = {
     "Dataset": ".data",
     "MultilayerBootstrapNetwork": ".estimators",
     "Search": ".estimators",
-    "cluster": ".engine.cluster",
+    "cluster": ".engine.dask.cluster",
     "load_model": ".estimators",
     "open_dataset": ".data",
     "show_versions": "._versions",
