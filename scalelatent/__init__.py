@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # what a type checker and an editor see; the same names as in
     from ._versions import show_versions
     from .data import Dataset, open_dataset
     from .engine.callbacks import Callback
-    from .engine.cluster import cluster
+    from .engine.dask.cluster import cluster
     from .estimators import (
         CapsuleRegression,
         CompressiveMBN,

@@ -24,12 +24,14 @@ def merge_vectors(vectors: Sequence[np.ndarray], size: int | None = None) -> np.
     """
     if len(vectors) == 1:
         return vectors[0]
-    if size is not None:
-        summed, rows = merge_vectors([v[:size] for v in vectors]), [v[size:] for v in vectors]
-        return np.concatenate([summed, *rows]) if any(map(len, rows)) else summed
-    total = vectors[0] + vectors[1]
+    size = len(vectors[0]) if size is None else size
+    total = np.empty(size + sum(len(vector) - size for vector in vectors))
+    summed = total[:size]
+    np.add(vectors[0][:size], vectors[1][:size], out=summed)
     for vector in vectors[2:]:
-        total += vector
+        summed += vector[:size]
+    if len(total) > size:
+        np.concatenate([vector[size:] for vector in vectors], out=total[size:])
     return total
 
 
@@ -88,7 +90,7 @@ def nodes_over(grid: RowGrid, first: int, last: int) -> tuple[tuple[int, int], .
     >>> nodes_over(RowGrid(8, 1, 1, fan_in=2), 3, 8)
     ((0, 3), (2, 1))
     """
-    reducer, nothing = TreeReducer(grid), np.zeros(())
+    reducer, nothing = TreeReducer(grid), np.zeros(1)
     for leaf in range(first, last):
         reducer.add(0, leaf, nothing)
     return tuple(reducer.nodes())
