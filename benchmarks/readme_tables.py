@@ -247,6 +247,28 @@ def partial_fit(data: dict[str, Any]) -> None:
     table("|".join(keys), ([r[k] for k in keys] for r in data["results"]))
 
 
+def crbm_mnist(data: dict[str, Any]) -> None:
+    """All and Changed errors by learner and task, and in brackets those of the paper."""
+    parts = {name: part["result"] for name, part in data["parts"].items() if not name.startswith("full/")}
+    tasks = list(dict.fromkeys(name.split("/")[0] for name in parts))
+    learners = list(dict.fromkeys(name.split("/")[1] for name in parts))
+
+    def cell(found: dict[str, Any] | None) -> str:
+        if found is None or "failed" in found:
+            return ""
+        ours = f"{found['all']:.2f} / {found['changed']:.1f}"
+        paper = found.get("paper")
+        return ours + (f" ({paper['all']:.2f} / {paper['changed']:.1f})" if paper else "")
+
+    rows = [[learner, *(cell(parts.get(f"{task}/{learner}")) for task in tasks)] for learner in learners]
+    table("|".join(["learner", *tasks]), rows)
+    for name, part in data["parts"].items():
+        if name.startswith("full/"):
+            print(name, cell(part["result"]), f"{part['result']['epochs']} epochs")
+    commands = sorted({part["command"] for part in data["parts"].values()})
+    print("\n".join(f"`{command}`" for command in commands))
+
+
 def data_layouts(data: dict[str, Any]) -> None:
     """Reading and writing by compressor: from the slowest to the fastest layout."""
     keys = ("read_gb_s", "write_gb_s", "times_smaller")
@@ -302,6 +324,7 @@ PRINT: dict[str, Callable[[dict[str, Any]], None]] = {
     "data_layouts": data_layouts,
     "data_digits": data_digits,
     "demo": demo,
+    "crbm_mnist": crbm_mnist,
 }
 
 if __name__ == "__main__":
@@ -310,7 +333,8 @@ if __name__ == "__main__":
         print(f"## {name}\n")
         if path.exists():
             content = json.loads(path.read_text())
-            source(content)
+            if "parts" not in content:
+                source(content)
             show(content)
         else:
             print("not run\n")
