@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -60,9 +61,14 @@ def parser(description: str | None, name: str) -> argparse.ArgumentParser:
 
 def command() -> str:
     """How this process was started, with folders by name only: where they lie is nobody's business."""
+
+    def shown(word: str) -> str:
+        option, equals, value = word.rpartition("=")
+        outside = Path(value).is_absolute() or value.startswith("..")
+        return option + equals + (Path(value).name.upper() if outside else value)
+
     script, *given = sys.argv
-    words = [Path(word).name.upper() if Path(word).is_absolute() else word for word in given]
-    return " ".join(["python", f"benchmarks/{Path(script).name}", *words])
+    return shlex.join(["python", f"benchmarks/{Path(script).name}", *map(shown, given)])
 
 
 def write(path: Path, seed: int, results: Any) -> None:

@@ -3,8 +3,8 @@
 A real cluster of worker processes on this machine, whose kernel sleeps for as long as the worker's speed says
 (by default three workers of speed 1 and one of speed 20), so that cores do not matter. The ideal shares out
 all rows by speed, and hands out for nothing. Measured are passes under a driver that knows nothing of speeds
-(the window in proportion to threads, and Dask's stealing), and under the measured shares of `engine.shares`;
-beside them a simulation of larger pools, without a cluster.
+(the window in proportion to threads, and Dask's stealing), and under the measured shares of
+`engine.dask.shares`; beside them a simulation of larger pools, without a cluster.
 
     python benchmarks/device_pools.py [--speeds 1 1 1 20] [--seconds 0.5 2 8]
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,7 +20,7 @@ FAN_IN = 8
 
 @dataclass(frozen=True)
 class RowGrid:
-    """Rows cut into blocks, blocks into leaves, leaves into a fixed tree, 8-ary unless said otherwise.
+    """Rows cut into blocks, blocks into leaves, leaves into a fixed 8-ary tree.
 
     Level 0 of the tree is the leaves; node `i` of level `l` spans the leaves `i * 8**l` up to
     `(i + 1) * 8**l`, as far as they exist.
@@ -32,8 +33,6 @@ class RowGrid:
         Rows of a block: one kernel call. The last block of the grid may be shorter.
     leaf_blocks : int
         Blocks of a leaf, accumulated in order: the unit of determinism.
-    fan_in : int, default 8
-        Children of an inner node.
 
     Examples
     --------
@@ -52,8 +51,7 @@ class RowGrid:
     """Rows of one block."""
     leaf_blocks: int
     """Blocks of one leaf."""
-    fan_in: int = FAN_IN
-    """Children of an inner node of the tree."""
+    fan_in: ClassVar[int] = FAN_IN
 
     def __post_init__(self) -> None:
         for name in ("n_rows", "block_rows", "leaf_blocks"):
@@ -74,14 +72,14 @@ class RowGrid:
     def depth(self) -> int:
         """Levels above the leaves: the smallest `d` with `8**d >= n_leaves`. Level `depth` is the root."""
         depth = 0
-        while self.fan_in**depth < self.n_leaves:
+        while FAN_IN**depth < self.n_leaves:
             depth += 1
         return depth
 
     def n_nodes(self, level: int) -> int:
         """Number of nodes of a level, 0 (leaves) to `depth` (the root)."""
         self._check_level(level)
-        return -(-self.n_leaves // self.fan_in**level)
+        return -(-self.n_leaves // FAN_IN**level)
 
     def leaf_range(self, leaf: int) -> tuple[int, int]:
         """Rows `(start, stop)` of a leaf."""
@@ -91,7 +89,7 @@ class RowGrid:
         """Leaves under a node, as a range."""
         if not 0 <= node < self.n_nodes(level):
             raise IndexError(f"RowGrid: level {level} has nodes 0 to {self.n_nodes(level) - 1}, not {node}")
-        width = self.fan_in**level
+        width = FAN_IN**level
         return range(node * width, min((node + 1) * width, self.n_leaves))
 
     def node_rows(self, level: int, node: int) -> tuple[int, int]:
@@ -101,8 +99,8 @@ class RowGrid:
 
     def family(self, level: int, node: int) -> range:
         """Nodes of a level that share a parent with `node`, in order; the last family may be smaller."""
-        first = node // self.fan_in * self.fan_in
-        return range(first, min(first + self.fan_in, self.n_nodes(level)))
+        first = node // FAN_IN * FAN_IN
+        return range(first, min(first + FAN_IN, self.n_nodes(level)))
 
     def blocks(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Blocks of the rows `start:stop`, in order.

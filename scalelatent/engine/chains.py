@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from scalelatent.data.grid import RowGrid
 from scalelatent.models.base import Block, OnlineLearner, Stats
 
 from .cache import PieceCache
@@ -18,7 +17,7 @@ from .feeding import Feed
 from .order import RowOrder
 from .passes import Stage
 from .reading import Meter, Reader, Stopped, naming, rows_for
-from .reduce import TreeReducer
+from .reduce import PairTree, TreeReducer
 
 # How often whoever computes looks whether to go on.
 CHECK_SECONDS = 0.2
@@ -63,10 +62,12 @@ def run_chains(
     first: int = 0,
     n_chains: int | None = None,
 ) -> TreeReducer:
-    """Statistics of chains from the ``first`` on, one after another on this thread, merged as far as they go
-    by the fixed tree of all; zeros where a chain has no rows.
+    """Statistics of chains from the ``first`` on, one after another on this thread; zeros where a chain has
+    no rows.
 
-    ``check`` is called before each chain, and may raise to leave.
+    They are merged as far as they go by the fixed tree of all ``n_chains`` (None: there are no others), by
+    twos: some chains on one thread or worker come to few vectors, whose bits are those of any other share of
+    the work. ``check`` is called before each chain, and may raise to leave.
 
     Examples
     --------
@@ -89,7 +90,7 @@ def run_chains(
     array([0.5, 0.5])
     """
     layout, prepared = learner.layout(), learner.prepare(state, backend)
-    sums = TreeReducer(chain_tree(len(blocks) if n_chains is None else n_chains), layout.size)
+    sums = TreeReducer(PairTree(len(blocks) if n_chains is None else n_chains), layout.size)
     for chain, block in enumerate(blocks, first):
         stats = Stats.zeros(layout, 0 if block is None else len(block.x))
         if block is not None:
@@ -97,18 +98,6 @@ def run_chains(
             learner.run_chain(prepared, block, stats)
         sums.add(0, chain, stats.vector)
     return sums
-
-
-def chain_tree(n_chains: int) -> RowGrid:
-    """How statistics of chains are merged: by twos, so that some chains on one thread or worker come to few
-    vectors, whose bits are those of any other share of the work.
-
-    Examples
-    --------
-    >>> chain_tree(6).depth
-    3
-    """
-    return RowGrid(n_chains, 1, 1, fan_in=2)
 
 
 def advance(learner: OnlineLearner, state: Any, sums: TreeReducer, n_rows: int) -> Any:
@@ -128,7 +117,7 @@ class ChainRunner:
     ----------
     stage : Stage
     order : RowOrder
-    chains : sequence of int
+    chains : range
     backends : list
         One a thread.
     cache : PieceCache or None
@@ -140,7 +129,7 @@ class ChainRunner:
         self,
         stage: Stage,
         order: RowOrder,
-        chains: Sequence[int],
+        chains: range,
         backends: list[Any],
         cache: PieceCache | None,
         n_epochs: int,
@@ -154,7 +143,7 @@ class ChainRunner:
         n = min(len(backends), len(chains))
         edges = [len(chains) * i // n for i in range(n + 1)]
         self._shares = [(backends[i], slice(edges[i], edges[i + 1])) for i in range(n)]
-        self._first = chains[0]
+        self._first = chains.start
         self._pool = ThreadPoolExecutor(n - 1, "scalelatent-chain") if n > 1 else None
 
     def run(self, epoch: int, step: int, state: Any, check: Callable[[], None] = lambda: None) -> TreeReducer:

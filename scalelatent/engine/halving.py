@@ -3,7 +3,7 @@
 The leaf in which memory ended is begun anew in halves, then in quarters, down to :data:`LEAST_ROWS`; leaves
 and blocks stay what they are, and their sums are added in the same order. What was found is kept as long as
 the thread's backend, so that it is found once. A product over half a block rounds otherwise in float32: cards
-with equal memory, equally free, give equal bits, and others differ within `engine.pools.TOLERANCE`, as a
+with equal memory, equally free, give equal bits, and others differ within `engine.dask.pools.TOLERANCE`, as a
 processor does. So each cut is told by an event.
 """
 

@@ -29,7 +29,7 @@ from .reading import Meter, Reader, StopFlag, iter_blocks, naming, rows_for
 COUNTERS = 2  # rows done, bytes read: appended to every vector
 # Kernels take a block strip by strip, so its size is not a cache's: what counts is that threads, which hand
 # Python's lock to each other, do so seldom, and that a block is no larger than a chunk of the usual layout.
-BLOCK_BYTES, BLOCK_ROWS, GPU_BLOCK_BYTES = 2**22, 4096, 2**26
+BLOCK_BYTES, BLOCK_ROWS, GPU_BLOCK_BYTES, LEAST_BLOCK = 2**22, 4096, 2**26, 256
 MERGE_SHARE = 0.02
 MIN_TASK_SECONDS = 0.03
 # What a task costs the one scheduler, and the share of its core that one job may take.
@@ -110,7 +110,7 @@ def make_stage(
     Raises
     ------
     JobError
-        ``leaf_rows`` is no multiple of ``block_rows``.
+        A size below 1, or ``leaf_rows`` that is no multiple of ``block_rows``.
     """
     reductions = dict(_reductions(work))
     online = not isinstance(work, dict) and not hasattr(work, "reductions")
@@ -153,7 +153,7 @@ def choose_grid(
 def choose_block(n_features: int, block_rows: int | None = None, leaf_rows: int | None = None) -> int:
     """Rows of a block: what the user says, or what suits a call and divides the user's leaf.
 
-    What passes here for the features of a dataset passes for any smaller number, as of projected rows.
+    What passes here for one number of features passes for any.
 
     Raises
     ------
@@ -164,7 +164,7 @@ def choose_block(n_features: int, block_rows: int | None = None, leaf_rows: int 
         if value is not None and value < 1:
             raise JobError(f"{name}={value}: set [engine] {name} to at least 1, or leave it out")
     if block_rows is None:
-        block_rows = _power_of_two(BLOCK_BYTES / (4 * n_features), 256, BLOCK_ROWS)
+        block_rows = _power_of_two(BLOCK_BYTES / (4 * max(n_features, 1)), LEAST_BLOCK, BLOCK_ROWS)
         if leaf_rows is not None:
             block_rows = _fitting(block_rows, leaf_rows)
     if leaf_rows is not None and leaf_rows % block_rows:
@@ -181,9 +181,22 @@ def seconds_per_row(reduction: Reduction) -> float:
 
 
 def _fitting(block_rows: int, leaf_rows: int) -> int:
-    """The block that a leaf of the user's size allows; one that is no multiple of a good block is refused."""
+    """The block that a leaf of the user's size allows. A large leaf without a divisor worth a call is refused
+    whatever was wished, since stages of more columns wish for smaller blocks.
+    """
     common = math.gcd(block_rows, leaf_rows)
-    return leaf_rows if leaf_rows <= block_rows else common if common >= 256 else block_rows
+    if leaf_rows <= block_rows:
+        return leaf_rows
+    if common >= LEAST_BLOCK:
+        return common
+    if _divisor(leaf_rows, LEAST_BLOCK) >= LEAST_BLOCK // 4:
+        return _divisor(leaf_rows, block_rows)
+    return leaf_rows if leaf_rows <= BLOCK_ROWS else LEAST_BLOCK
+
+
+def _divisor(number: int, most: int) -> int:
+    """The largest divisor up to ``most``."""
+    return next(d for d in range(min(number, most), 0, -1) if number % d == 0)
 
 
 def _power_of_two(value: float, low: int, high: int) -> int:

@@ -29,6 +29,8 @@ from .threads import resolve_jobs, single_threaded
 
 # Resident size of a worker that has imported everything and compiled its kernels, rounded up.
 PROCESS_BYTES = 450 * 2**20
+# Freed memory that the allocator keeps for each thread, in workers so set (dask/allocator.py).
+KEPT_BYTES = 2**25
 ALLOWED_SHARE = 0.6
 MAX_TASKS = 10_000
 PROBE_ROWS = 8192
@@ -101,13 +103,24 @@ def stage_memory(stage: Stage, resources: Resources, source: Any, constants: int
     ahead = max(AHEAD, 2 * getattr(source, "reads_at_once", 1))  # in flight, packed and unpacked
     blocks = grid.block_rows * (2 * p + min(width, 2**14)) * 8
     return {
-        "process": PROCESS_BYTES,
+        "process": process_bytes(resources.threads),
         "pieces read ahead": resources.threads * (ahead + 2) * piece,
         "blocks and buffers": resources.threads * blocks,
         "statistics in a span": resources.threads * (2 + (FAN_IN - 1) * level) * stat,
         "statistics waiting for their siblings": (FAN_IN * max(grid.depth - level, 0) + 2) * stat,
         "constants and states": constants,
     }
+
+
+def process_bytes(threads: int) -> int:
+    """What a process holds before any rows.
+
+    Examples
+    --------
+    >>> process_bytes(2) - process_bytes(1) == KEPT_BYTES
+    True
+    """
+    return PROCESS_BYTES + threads * KEPT_BYTES
 
 
 def steps_memory(
@@ -136,21 +149,25 @@ def steps_memory(
     keeps_leaves : bool
         What a leaf contributed before is read, and what it does now written.
     """
-    stat, chains = 8 * learner.layout().length(order.chain_rows), order.n_chains
+    layout, chains = learner.layout(), order.n_chains
     stored = getattr(source, "is_stored", False)
     # A chain holds the runs of the buffer in use and of the next; without shuffling a few runs.
     runs = 2 * order.buffer_runs if order.shuffle else 2 + -(-order.chain_rows // order.run_rows)
     held = min(2 * order.n_rows, chains * runs * order.run_rows) if stored else 0
     slab = chains * max(SLAB_BYTES, order.chain_rows * row_bytes)
     threads = min(resources.threads, chains)
-    width = min(max(1, learner.layout().size // n_features), 2**14)
+    width = min(max(1, layout.size // n_features), 2**14)
+    # A thread merges as it goes. On a cluster a step's come from all sides, and none waits for its sibling.
+    depth = chains.bit_length() + 1
+    summed = min(chains, (depth if resources.workers == 1 else 2 * depth * resources.workers) * threads)
     return {
-        "process": PROCESS_BYTES,
+        "process": process_bytes(resources.threads),
         "pieces read ahead": 4 * _piece_bytes(source),
         "rows of the buffers": held * (row_bytes + 12),
         "rows of the next steps": (SLABS_AHEAD + 2) * slab,
         "blocks and buffers": threads * order.chain_rows * (2 * n_features + width) * 8,
-        "statistics of the chains": (chains + 3 + 2 * threads * keeps_leaves) * stat,
+        "statistics of the chains": (summed + 3 + 2 * threads * keeps_leaves) * layout.nbytes,
+        "records of their rows": 4 * 8 * order.batch_rows * layout.row_width,
         "constants and states": constants + (KEEP_REPLICAS + 2) * state,
     }
 

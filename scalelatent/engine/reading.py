@@ -291,7 +291,7 @@ def iter_blocks(
     several = getattr(reader.dataset, "reads_at_once", 1) > 1
     ahead = _read_several if several else _read_ahead
     source: Generator[Any, None, None] = at_once if at_hand else ahead(reader, pieces, stop_event)
-    # A suspect is read step by step, each noted before it is taken (see :mod:`.trial`).
+    # A suspect is read step by step, each noted before it is taken (see :mod:`.dask.trial`).
     note = getattr(stop_event, "note", None)
     if note is not None:
         source = _read_noted(reader, pieces, note)

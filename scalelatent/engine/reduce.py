@@ -3,11 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import numpy as np
 
-from scalelatent.data.grid import RowGrid
+
+class Tree(Protocol):
+    """Which nodes are merged: level 0 has the leaves, level ``depth`` the root."""
+
+    fan_in: ClassVar[int]
+
+    @property
+    def depth(self) -> int:
+        """Levels above the leaves."""
+        ...
+
+    def family(self, level: int, node: int) -> range:
+        """Nodes of a level that share a parent with ``node``."""
+        ...
+
+
+@dataclass(frozen=True)
+class PairTree:
+    """Leaves merged by twos: some of them on one thread or worker come to few nodes.
+
+    Examples
+    --------
+    >>> PairTree(6).depth, PairTree(6).family(1, 2)
+    (3, range(2, 3))
+    """
+
+    n_leaves: int
+    fan_in: ClassVar[int] = 2
+
+    @property
+    def depth(self) -> int:
+        """Levels above the leaves."""
+        return (self.n_leaves - 1).bit_length()
+
+    def family(self, level: int, node: int) -> range:
+        """A node and its sibling; the last one of a level may have none."""
+        first = node // 2 * 2
+        return range(first, min(first + 2, -(-self.n_leaves // 2**level)))
 
 
 def merge_vectors(vectors: Sequence[np.ndarray], size: int | None = None) -> np.ndarray:
@@ -40,12 +78,13 @@ class TreeReducer:
 
     Parameters
     ----------
-    grid : RowGrid
+    tree : RowGrid or PairTree
     size : int, optional
         Of what is summed, see :func:`merge_vectors`; None: all.
 
     Examples
     --------
+    >>> from scalelatent.data.grid import RowGrid
     >>> reducer = TreeReducer(RowGrid(30, 1, 1))
     >>> for leaf in reversed(range(30)):
     ...     reducer.add(0, leaf, np.array([float(leaf)]))
@@ -53,44 +92,29 @@ class TreeReducer:
     [435.0]
     """
 
-    def __init__(self, grid: RowGrid, size: int | None = None) -> None:
-        self.grid, self.size = grid, size
+    def __init__(self, tree: Tree, size: int | None = None) -> None:
+        self.tree, self.size = tree, size
         self._nodes: dict[tuple[int, int], np.ndarray] = {}
 
     def add(self, level: int, index: int, vector: np.ndarray) -> None:
         """Give the vector of a node."""
         self._nodes[level, index] = vector
-        while level < self.grid.depth:
-            family = [(level, i) for i in self.grid.family(level, index)]
-            if not all(node in self._nodes for node in family):
+        while level < self.tree.depth:
+            family = self.tree.family(level, index)
+            if not all((level, i) in self._nodes for i in family):
                 return
-            merged = merge_vectors([self._nodes.pop(node) for node in family], self.size)
-            level, index = level + 1, index // self.grid.fan_in
+            merged = merge_vectors([self._nodes.pop((level, i)) for i in family], self.size)
+            level, index = level + 1, index // self.tree.fan_in
             self._nodes[level, index] = merged
 
     def nodes(self) -> dict[tuple[int, int], np.ndarray]:
         """What it holds: vectors by level and index, in the order of their leaves."""
-        return dict(sorted(self._nodes.items(), key=lambda node: node[0][1] * self.grid.fan_in ** node[0][0]))
+        return dict(sorted(self._nodes.items(), key=lambda node: node[0][1] * self.tree.fan_in ** node[0][0]))
 
     def root(self) -> np.ndarray:
         """The whole sum; an error where a node is missing."""
-        if list(self._nodes) != [(self.grid.depth, 0)]:
+        if list(self._nodes) != [(self.tree.depth, 0)]:
             raise RuntimeError(
-                f"the tree is not complete: it holds {sorted(self._nodes)} of depth {self.grid.depth}"
+                f"the tree is not complete: it holds {sorted(self._nodes)} of depth {self.tree.depth}"
             )
-        return self._nodes[self.grid.depth, 0]
-
-
-@lru_cache(64)
-def nodes_over(grid: RowGrid, first: int, last: int) -> tuple[tuple[int, int], ...]:
-    """Level and index of the nodes that some leaves merge to, in the order of their leaves.
-
-    Examples
-    --------
-    >>> nodes_over(RowGrid(8, 1, 1, fan_in=2), 3, 8)
-    ((0, 3), (2, 1))
-    """
-    reducer, nothing = TreeReducer(grid), np.zeros(1)
-    for leaf in range(first, last):
-        reducer.add(0, leaf, nothing)
-    return tuple(reducer.nodes())
+        return self._nodes[self.tree.depth, 0]

@@ -42,9 +42,9 @@ class ConditionalRBM(
     n_hidden : int, default 256
     learner : {"mle-bp", "mle-mf", "cd", "pcd", "cd-percloss", "mssvm", "lssvm", "logistic"}
         What takes the place of the intractable expectation: sum-product belief propagation, mean field,
-        contrastive divergence, its persistent chains (one for each place of a batch), a Gibbs search for the
-        perceptron loss, loss-augmented inference of the maximum-margin learners by mixed- or max-product
-        belief propagation. "logistic" has no hidden units.
+        contrastive divergence, its persistent chains (one for each place of a batch), a search that draws h
+        for the perceptron loss, loss-augmented inference of the maximum-margin learners by mixed- or
+        max-product belief propagation. "logistic" has no hidden units.
     inference : {"sum-product", "mixed-product", "max-product", "mean-field"} or None
         What predicts. None: the learner's own (mean field for the Gibbs learners); training and test should
         match.
@@ -54,7 +54,7 @@ class ConditionalRBM(
     tol : float or None
         End the sweeps of a row when no belief moved by more. None: always ``n_sweeps``.
     gibbs_steps : int or None
-        k of the Gibbs learners. None: 1, of "cd-percloss" 10.
+        k of the Gibbs learners, and steps of the search of "cd-percloss". None: 1, of the latter 10.
     loss : "hamming" or array-like, shape (v,) or (2, v)
         Of "mssvm" and "lssvm": 1 for each wrong output, or what each costs; two rows are the costs of an
         output that is wrongly 1, and wrongly 0.

@@ -14,11 +14,11 @@ from scalelatent.engine.mapwrite import PARTED_BYTES
 from scalelatent.engine.passes import make_stage
 from scalelatent.engine.plan import (
     MAX_TASKS,
-    PROCESS_BYTES,
     Resources,
     RowShape,
     cache_bytes,
     check_fits,
+    process_bytes,
     stage_memory,
 )
 from scalelatent.engine.reading import AHEAD_BYTES, as_rows
@@ -138,7 +138,7 @@ def _memory(layer: Layer, centroids: int, row_bytes: int, resources: Resources) 
         ready = 8 * layer.k * layer.n_columns
     rows = PARTED_BYTES + row_bytes
     return {
-        "process": PROCESS_BYTES,
+        "process": process_bytes(threads),
         "rows of a task": 2 * threads * rows,
         "centroids of the clusterings at work": threads * (at_once * centroids + ready),
         "centroids while they are gathered": 2 * threads * max(centroids, min(SHARD_BYTES, 16 * centroids)),

@@ -136,7 +136,6 @@ class FitSession:
         JobError
             Blocks and leaves that do not go together.
         """
-        from scalelatent.engine.dask.executor import DaskExecutor
         from scalelatent.engine.inprocess import InProcessExecutor
 
         for dataset in datasets.values():
@@ -164,6 +163,8 @@ class FitSession:
         if self.client is None:
             self.executor = InProcessExecutor(self.n_jobs, self.store, seconds, **how)
         else:
+            from scalelatent.engine.dask.executor import DaskExecutor
+
             self.executor = DaskExecutor(self.client, self.store, seconds, **how)
             self._exit.callback(self.executor.close)
             self.executor.compute_on(self.device)

@@ -136,12 +136,14 @@ class Stats:
         return self.vector[place].reshape(shape)
 
     def merge(self, other: Stats) -> Stats:
-        """Sum of two statistics; neither is changed."""
-        return Stats(self.layout, self.vector + other.vector)
+        """Sum of two statistics, and the records of rows of both; neither is changed."""
+        size = self.layout.size
+        total = self.vector[:size] + other.vector[:size]
+        return Stats(self.layout, np.concatenate([total, self.vector[size:], other.vector[size:]]))
 
     def scale(self, factor: float) -> Stats:
-        """The statistic times a number (forgetting); the original is not changed."""
-        return Stats(self.layout, self.vector * factor)
+        """The statistic times a number (forgetting), without records of rows; the original is not changed."""
+        return Stats(self.layout, self.vector[: self.layout.size] * factor)
 
     def __reduce__(self) -> tuple:
         return Stats, (self.layout, self.vector)
@@ -410,9 +412,10 @@ class OnlineLearner(Protocol):
 
     def run_chain(self, prepared: Any, block: Block, stats: Stats) -> None:
         """One chain of one step: add the gradient, statistics or evidence of these rows, in their order, to
-        ``stats``. A chain that updates itself row by row keeps its own copy of the parameters; ``prepared``
-        belongs to other chains too and is never changed. Random numbers are keyed by (seed, stage,
-        ``block.epoch``, row of ``block.rows``).
+        ``stats``, and write its fields of rows: one record for each of the block's, in their order. A chain
+        that updates itself row by row keeps its own copy of the parameters; ``prepared`` belongs to other
+        chains too and is never changed. Random numbers are keyed by (seed, stage, ``block.epoch``, row of
+        ``block.rows``).
         """
         ...
 

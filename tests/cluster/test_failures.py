@@ -17,7 +17,7 @@ import pytest
 
 from scalelatent import Callback, CapsuleRegression
 from scalelatent.engine import loop
-from scalelatent.engine.dask import executor as on_dask
+from scalelatent.engine.dask import executor
 from scalelatent.errors import DataError, RunError
 
 
@@ -238,7 +238,7 @@ def test_a_folder_that_workers_do_not_see(
 ) -> None:
     gc.collect()
     # what a worker on another machine would answer
-    monkeypatch.setattr(on_dask, "sees", lambda folder, mark: "they do not see it")
+    monkeypatch.setattr(executor, "sees", lambda folder, mark: "they do not see it")
     with pytest.raises(
         RunError,
         match=r"worker\(s\) tcp://.*, tcp://.* do not see the run folder .*: put it on storage.*\(run_dir",
@@ -254,7 +254,7 @@ def test_when_the_last_worker_goes_for_good_the_wait_ends(
 ) -> None:
     from distributed import Client
 
-    monkeypatch.setattr(on_dask, "STALL_SECONDS", 2.0)
+    monkeypatch.setattr(executor, "STALL_SECONDS", 2.0)
     with starter(1) as cluster, Client(cluster, timeout=30) as client:
         client.wait_for_workers(1, timeout=60)
         leave = At(3, 0.3, lambda: cluster.scale(0))

@@ -17,7 +17,7 @@ from scalelatent.data import Dataset, open_dataset
 from scalelatent.engine import loop, online
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.callbacks import Callback, Callbacks
-from scalelatent.engine.dask import online as online_dask
+from scalelatent.engine.dask import online as dask_online
 from scalelatent.engine.dask.executor import DaskExecutor
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.loop import LoopResult
@@ -154,7 +154,7 @@ def test_auto_spreads_steps_that_compute_for_long_and_no_others(workers: Any) ->
     class Fake:
         threads, refresh = {"a": 1, "b": 1}, staticmethod(lambda: None)
 
-    steps = online_dask.DaskSteps.__new__(online_dask.DaskSteps)
+    steps = dask_online.DaskSteps.__new__(dask_online.DaskSteps)
     steps._order, steps._spread, steps._one, steps._cost = (
         RowOrder(100, 0, 40, n_chains=4),
         "auto",
@@ -192,8 +192,8 @@ class At(Callback):
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "Progress", Often)
     monkeypatch.setattr(online, "Progress", Often)
-    monkeypatch.setattr(online_dask, "SEGMENT_STEPS", 5)
-    monkeypatch.setattr(online_dask, "SEGMENT_SECONDS", 0.05)
+    monkeypatch.setattr(dask_online, "SEGMENT_STEPS", 5)
+    monkeypatch.setattr(dask_online, "SEGMENT_SECONDS", 0.05)
 
 
 def _interrupt() -> None:
@@ -243,7 +243,7 @@ def test_a_worker_without_a_replica_has_the_segment_done_again(
 ) -> None:
     """As when a task came to a worker that was not there for the step before."""
     lost: list[int] = []
-    original = online_dask.DaskSteps._on_all
+    original = dask_online.DaskSteps._on_all
 
     def forgetful(self: Any, place: Any, stop: int, names: list[str], replay: int) -> Any:
         if replay:
@@ -264,7 +264,7 @@ def test_a_worker_without_a_replica_has_the_segment_done_again(
             self._executor.client.run(forget)
         return original(self, place, stop, names, replay)
 
-    monkeypatch.setattr(online_dask.DaskSteps, "_on_all", forgetful)
+    monkeypatch.setattr(dask_online.DaskSteps, "_on_all", forgetful)
     same(run(workers, tmp_path, epochs=1), alone(epochs=1))
     assert len(set(lost)) == 2  # segments that were done again
 
@@ -319,11 +319,10 @@ def test_tasks_are_small_and_named_for_people(
 def _sizes() -> tuple[int, int, int]:
     import threading
 
-    from scalelatent.engine.dask import online_sites
-    from scalelatent.engine.dask import tasks as dask_tasks
+    from scalelatent.engine.dask import online_sites, tasks
 
     feeds = sum(t.name == "scalelatent-feed" for t in threading.enumerate())
-    return len(dask_tasks._recent._kept), len(online_sites.sites), feeds
+    return len(tasks._recent._kept), len(online_sites.sites), feeds
 
 
 def _watched(run: Any, client: Any, folder: Path, every: int, scheduler_tasks: Any, **options: Any) -> Any:

@@ -17,7 +17,7 @@ import pytest
 from scalelatent.data import Dataset
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.callbacks import Callback, Callbacks
-from scalelatent.engine.dask import online as online_dask
+from scalelatent.engine.dask import online
 from scalelatent.engine.dask.executor import DaskExecutor
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.online import fit_online
@@ -81,12 +81,12 @@ def _slow(seconds: float) -> None:
 
     original = chains.run_chains
 
-    def slow(learner: Any, state: Any, blocks: Any, backend: Any, check: Any = lambda: None) -> Any:
-        out = []
-        for block in blocks:
+    def slow(learner: Any, state: Any, blocks: Any, backend: Any, check: Any, **more: Any) -> Any:
+        def wait() -> None:
             time.sleep(seconds)
-            out += original(learner, state, [block], backend, check)
-        return out
+            check()
+
+        return original(learner, state, blocks, backend, wait, **more)
 
     slow.original = original  # type: ignore[attr-defined]
     chains.run_chains = slow
@@ -116,7 +116,7 @@ class Leave(Callback):
 def test_cancelled_in_mid_segment_workers_stop_at_once(
     workers: Any, run: Any, whole: np.ndarray, tmp_path: Path, monkeypatch: Any, spread: str
 ) -> None:
-    monkeypatch.setattr(online_dask, "FIRST_SECONDS", 60.0)  # one segment to the end of the epoch
+    monkeypatch.setattr(online, "FIRST_SECONDS", 60.0)  # one segment to the end of the epoch
     workers.run(_slow, 0.2)  # 16 s an epoch
     try:
         leave = Leave(2.0)
@@ -150,13 +150,12 @@ def test_several_fits_at_once(workers: Any, run: Any, tmp_path: Path) -> None:
 
 
 def _left() -> tuple[int, int, list[str]]:
-    from scalelatent.engine.dask import online_sites
-    from scalelatent.engine.dask import tasks as dask_tasks
+    from scalelatent.engine.dask import online_sites, tasks
 
     threads = [
         t.name for t in threading.enumerate() if t.name.startswith(("scalelatent-feed", "scalelatent-chain"))
     ]
-    return len(online_sites.sites), len(dask_tasks._recent._kept), threads
+    return len(online_sites.sites), len(tasks._recent._kept), threads
 
 
 @pytest.mark.parametrize("spread", ["one", "all"])
@@ -188,8 +187,8 @@ def test_a_worker_that_hangs_is_passed_over(
     workers: Any, run: Any, whole: np.ndarray, tmp_path: Path, monkeypatch: Any, spread: str
 ) -> None:
     for name in ("OVERDUE_SECONDS", "FIRST_OVERDUE_SECONDS"):
-        monkeypatch.setattr(online_dask, name, 2.0)
-    monkeypatch.setattr(online_dask, "OVERDUE_FACTOR", 0.0)
+        monkeypatch.setattr(online, name, 2.0)
+    monkeypatch.setattr(online, "OVERDUE_FACTOR", 0.0)
     told: list[dict[str, Any]] = []
 
     class Log(Callback):
@@ -213,33 +212,33 @@ def test_a_worker_that_hangs_is_passed_over(
 @pytest.fixture
 def steps() -> Any:
     """The part of DaskSteps that does a segment again, on a cluster that is none."""
-    steps = online_dask.DaskSteps.__new__(online_dask.DaskSteps)
+    steps = online.DaskSteps.__new__(online.DaskSteps)
     steps._stage, steps.callbacks = SimpleNamespace(name="toy_step"), Callback()
     steps._workers = lambda fresh=False: ["a", "b", "c"]
     return steps
 
 
 def test_workers_that_are_taken_away_in_order_never_end_a_fit(steps: Any) -> None:
-    left = [online_dask._WorkerLeft("worker a was taken away")] * 20
+    left = [online._WorkerLeft("worker a was taken away")] * 20
 
     def run(workers: list[str], replay: int, careful: bool) -> dict[str, Any]:
         if left:
             raise left.pop()
         return {"replay": replay}
 
-    assert steps._redone(run, online_dask.Place(), "the steps") == {"replay": 20}
+    assert steps._redone(run, online.Place(), "the steps") == {"replay": 20}
 
 
 def test_workers_that_die_one_after_another_do(steps: Any) -> None:
     def run(workers: list[str], replay: int, careful: bool) -> dict[str, Any]:
-        raise online_dask._WorkerLost("worker a died")
+        raise online._WorkerLost("worker a died")
 
     with pytest.raises(RunError, match=r"the steps of toy_step failed 4 times.*worker a died.*then resume"):
-        steps._redone(run, online_dask.Place(), "the steps")
+        steps._redone(run, online.Place(), "the steps")
 
 
 def test_a_death_is_told_from_a_worker_that_was_taken_away(mortal: Any) -> None:
-    steps = online_dask.DaskSteps.__new__(online_dask.DaskSteps)
+    steps = online.DaskSteps.__new__(online.DaskSteps)
     steps._executor = SimpleNamespace(client=mortal)
     pids = mortal.run(os.getpid)
     taken, killed = sorted(pids)

@@ -228,20 +228,20 @@ def test_exact_integers_are_converted_once() -> None:
 
 def test_a_worker_keeps_one_stage_of_a_fit(toy: SimpleNamespace, tmp_path: Path) -> None:
     """As members leave, stages follow each other under new names; what the plan counts is one of them."""
-    from scalelatent.engine.dask import tasks as dask_tasks
+    from scalelatent.engine.dask import tasks
 
     rows = toy.rows(40).save(tmp_path / "rows")
     store = EngineStore(tmp_path / "run")
     for n in (3, 2, 1):
         stage = replace(toy.stage(rows), name=f"search-{n}_estep", work={"train": SecondMoments(3)})
         store.save_stage(stage)
-        assert dask_tasks.load_stage(store.ref, stage.name).name == stage.name
+        assert tasks.load_stage(store.ref, stage.name).name == stage.name
         for iteration in range(3):
             store.save_state(stage.name, iteration, {"shift": float(iteration)}, durable=False)
-            state = dask_tasks.task_params(store.ref, stage.name, iteration).state
+            state = tasks.task_params(store.ref, stage.name, iteration).state
             assert state == {"shift": float(iteration)}
-    own = [key for key, _ in dask_tasks._recent._kept.values() if key[0] == store.ref]
+    own = [key for key, _ in tasks._recent._kept.values() if key[0] == store.ref]
     # States travel with the tasks that need them.
     assert own == [(store.ref, "search-1_estep", ())]
-    dask_tasks._recent.forget(store.ref)
-    assert not [key for key, _ in dask_tasks._recent._kept.values() if key[0] == store.ref]
+    tasks._recent.forget(store.ref)
+    assert not [key for key, _ in tasks._recent._kept.values() if key[0] == store.ref]

@@ -17,9 +17,17 @@ from scalelatent.engine import passes
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.inprocess import InProcessExecutor
-from scalelatent.engine.passes import PassContext, Span, choose_grid, choose_level, make_stage, spans_of
+from scalelatent.engine.passes import (
+    PassContext,
+    Span,
+    choose_block,
+    choose_grid,
+    choose_level,
+    make_stage,
+    spans_of,
+)
 from scalelatent.engine.reduce import TreeReducer
-from scalelatent.errors import DataError
+from scalelatent.errors import DataError, JobError
 from scalelatent.models.base import Layout
 
 
@@ -127,6 +135,27 @@ def test_a_leaf_that_is_no_run_of_blocks_is_refused(
         ValueError, match=f"leaf_rows={leaf} is no multiple of block_rows={block}.*leaf_rows to {advice}"
     ):
         choose_grid(toy.rows(1000), toy.Sums(3), block, leaf)
+
+
+@given(leaf=st.integers(1, 20_000), p=st.integers(1, 5000))
+def test_a_leaf_passes_for_all_numbers_of_columns_or_for_none(leaf: int, p: int) -> None:
+    """So that a fit is refused before it begins, not at a later stage of more columns."""
+
+    def block(columns: int) -> int | None:
+        try:
+            return choose_block(columns, None, leaf)
+        except JobError:
+            return None
+
+    found, first = block(p), block(1)
+    assert (found is None) == (first is None)
+    if found is None:
+        assert leaf > passes.BLOCK_ROWS
+        assert choose_block(p, None, -(-leaf // 256) * 256)  # what the message says
+    else:
+        assert leaf % found == 0
+        assert found <= passes.BLOCK_ROWS
+        assert found >= min(leaf, 64)
 
 
 @pytest.mark.parametrize(

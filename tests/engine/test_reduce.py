@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scalelatent.data.grid import FAN_IN, RowGrid
 from scalelatent.engine.passes import _NodeTree
-from scalelatent.engine.reduce import TreeReducer, merge_vectors, nodes_over
+from scalelatent.engine.reduce import PairTree, TreeReducer, merge_vectors
 
 
 def _leaves(n: int, seed: int) -> list[np.ndarray]:
@@ -74,25 +74,26 @@ def test_spans_of_mixed_levels(n: int, seed: int, data: st.DataObject) -> None:
     np.testing.assert_array_equal(reducer.root(), _oracle(leaves))
 
 
-@given(st.integers(1, 100), st.integers(0, 10**6), st.integers(2, 5), st.data())
-def test_any_cut_comes_to_the_nodes_that_are_named(
-    n: int, seed: int, fan_in: int, data: st.DataObject
-) -> None:
-    """As chains of a step are shared by workers: each merges what is its own."""
-    grid, leaves = RowGrid(n, 1, 1, fan_in), _leaves(n, seed)
-    whole = TreeReducer(grid)
+@given(st.integers(1, 100), st.integers(0, 10**6), st.data())
+def test_any_cut_by_twos(n: int, seed: int, data: st.DataObject) -> None:
+    """As chains of a step are shared by workers: each merges what is its own; records of rows follow."""
+    tree, leaves = PairTree(n), _leaves(n, seed)
+    counts = data.draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))
+    records = [float(leaf) + np.arange(count) / 8 for leaf, count in enumerate(counts)]
+    whole = TreeReducer(tree, size=2)
     edges = [0, *sorted(data.draw(st.lists(st.integers(0, n), max_size=4))), n]
-    for first, last in pairwise(edges):
-        part = TreeReducer(grid)
+    for first, last in reversed(list(pairwise(edges))):
+        part = TreeReducer(tree, size=2)
         for leaf in range(first, last):
-            part.add(0, leaf, leaves[leaf])
+            part.add(0, leaf, np.concatenate([leaves[leaf], records[leaf]]))
         nodes = part.nodes()
-        assert tuple(nodes) == nodes_over(grid, first, last)
-        assert [leaf for node in nodes for leaf in grid.node_leaves(*node)] == list(range(first, last))
-        assert len(nodes) <= max(1, 2 * (fan_in - 1) * grid.depth)
+        starts = [index * 2**level for level, index in nodes]
+        assert starts == sorted(starts)
+        assert len(nodes) <= max(1, 2 * tree.depth)
         for node, vector in nodes.items():
             whole.add(*node, vector)
-    np.testing.assert_array_equal(whole.root(), _oracle(leaves, fan_in))
+    np.testing.assert_array_equal(whole.root()[:2], _oracle(leaves, 2))
+    np.testing.assert_array_equal(whole.root()[2:], np.concatenate(records))
 
 
 @given(st.integers(1, 20), st.integers(0, 10**6))

@@ -12,19 +12,23 @@ import ctypes
 import os
 from collections.abc import Mapping
 
+from scalelatent.engine.plan import KEPT_BYTES
+
 __all__ = ["keep_pages"]
 
 # What Dask sets by default; other values are somebody's decision.
 OF_DASK = "65536"
-# Where glibc ends by itself after a program has freed large arrays: its largest threshold, and twice that.
-LARGEST_BYTES = 2**25
-KEPT_BYTES = 2 * LARGEST_BYTES
+# Larger arrays go back at once: pieces of rows, which have a memory of their own (data/recycled.py).
+LARGEST_BYTES = 2**24
 # Numbers of glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def keep_pages(environ: Mapping[str, str] = os.environ) -> bool:
-    """Let the allocator of this process keep what is freed, at most 64 MiB an arena, if Dask forbade it.
+    """Let the allocator of this process keep what is freed, at most 32 MiB a thread, if Dask forbade it.
+
+    Whoever wants it otherwise sets another ``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_MMAP_THRESHOLD_``, or
+    ``glibc.malloc`` in ``GLIBC_TUNABLES``, before the worker starts.
 
     Parameters
     ----------
@@ -41,7 +45,8 @@ def keep_pages(environ: Mapping[str, str] = os.environ) -> bool:
     >>> keep_pages({"MALLOC_TRIM_THRESHOLD_": "1000000"})  # a user's own
     False
     """
-    if environ.get("MALLOC_TRIM_THRESHOLD_") != OF_DASK or "MALLOC_MMAP_THRESHOLD_" in environ:
+    decided = "MALLOC_MMAP_THRESHOLD_" in environ or "glibc.malloc." in environ.get("GLIBC_TUNABLES", "")
+    if decided or environ.get("MALLOC_TRIM_THRESHOLD_") != OF_DASK:
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt

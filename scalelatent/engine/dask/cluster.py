@@ -142,7 +142,8 @@ def start_cluster(
 ) -> Any:
     """Start a scheduler in this process and worker processes, each watched by a nanny that replaces it.
 
-    Pools of BLAS and numba have one thread in every worker and glibc gives freed pages back (`PIN`).
+    Pools of BLAS and numba have one thread in every worker and glibc gives freed pages back (`PIN`), all but
+    32 MiB a thread from a worker's first task on.
 
     Parameters
     ----------

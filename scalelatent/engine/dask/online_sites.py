@@ -18,11 +18,11 @@ import numpy as np
 
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.cache import shared_cache
-from scalelatent.engine.chains import CHECK_SECONDS, ChainRunner, advance, chain_tree
+from scalelatent.engine.chains import CHECK_SECONDS, ChainRunner, advance
 from scalelatent.engine.executor import KEEP_REPLICAS, Place
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import Stage
-from scalelatent.engine.reduce import TreeReducer, nodes_over
+from scalelatent.engine.reduce import PairTree, TreeReducer
 from scalelatent.engine.store import EngineStore
 from scalelatent.errors import RunError
 
@@ -35,10 +35,10 @@ KEEP_IDLE, IDLE_SECONDS = 8, 300.0
 class Found(NamedTuple):
     """What a task of some chains of a step returns."""
 
-    chains: tuple[int, int]
-    """The first, and one past the last."""
+    nodes: list[tuple[int, int]]
+    """Level and index in the tree of all chains."""
     vectors: list[np.ndarray]
-    """Their statistics, merged as far as they go."""
+    """Their statistics."""
     bytes_read: int
     """Since the segment began."""
     seconds: float
@@ -188,9 +188,9 @@ class Site:
             if place not in self._replicas:
                 if before not in self._replicas:
                     raise StateLost(f"no replica of the state at {before} on this worker")
-                sums = TreeReducer(chain_tree(self.order.n_chains), self.stage.work.layout().size)
+                sums = TreeReducer(PairTree(self.order.n_chains), self.stage.work.layout().size)
                 for found in results:
-                    for node, vector in zip(nodes_over(sums.grid, *found.chains), found.vectors, strict=True):
+                    for node, vector in zip(found.nodes, found.vectors, strict=True):
                         sums.add(*node, vector)
                 rows = self.order.step_rows(before.step)
                 self.keep(place, advance(self.stage.work, self._replicas[before], sums, rows))

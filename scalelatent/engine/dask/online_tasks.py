@@ -94,7 +94,8 @@ def task_chains(
             nbytes, seconds = runner.meter.bytes_read - before, time.perf_counter() - begin
     if results:
         nbytes, seconds = nbytes + results[index].bytes_read, seconds + results[index].seconds
-    return Found(chains, list(sums.nodes().values()), nbytes, seconds)
+    merged = sums.nodes()
+    return Found(list(merged), list(merged.values()), nbytes, seconds)
 
 
 def task_close(ref: Ref, name: str, token: str, before: Place, results: list[Found]) -> dict[str, Any]:

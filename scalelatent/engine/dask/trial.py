@@ -4,7 +4,7 @@ Workers die with all they have, so the first two deaths name a guilty span among
 then called off; each suspect runs alone, and notes each step before it takes it (see :mod:`.trial_tasks`).
 Innocent ones end, and are kept for the pass that is begun anew. The guilty one ends a third worker, and its
 last note names the rows: the fit ends with them in its error, or leaves their shard out
-(see :mod:`.quarantine`).
+(see :mod:`scalelatent.engine.quarantine`).
 """
 
 from __future__ import annotations

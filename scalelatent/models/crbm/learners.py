@@ -15,8 +15,9 @@ mle-bp         beliefs of units and pairs by sum-product belief propagation
 mle-mf         mean field
 cd             a Gibbs chain of k steps from the training row (contrastive divergence, CD-k)
 pcd            Gibbs chains that go on from step to step: one for each place of a batch (Tieleman, 2008)
-cd-percloss    the state of lowest free energy that a Gibbs chain from the logistic part's prediction met,
-               where it is below the row's own (perceptron loss; after Mnih, Larochelle and Hinton, 2011)
+cd-percloss    the state of lowest free energy that a search of k steps from the logistic part's prediction
+               met (h is drawn, v is the most probable one), where it is below the row's own: perceptron
+               loss, after Mnih, Larochelle and Hinton (2011)
 mssvm          loss-augmented marginal MAP by mixed-product belief propagation
 lssvm          loss-augmented joint MAP by max-product belief propagation
 logistic       the exact probabilities of a model without hidden units
