@@ -26,15 +26,14 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Dataset]:
     return both[:320], both[320:]
 
 
-# Of twelve rows, fewer than x is wide, chains return records; the last step has rows for three of four chains.
+# Of so few rows, compared with the width of x, chains return records; one chain of the last step has no rows.
 RECORDS = {"batch_size": 12}
+OPTIONS: list[dict[str, Any]] = [
+    {}, RECORDS, {"learner": "pcd", "momentum": 0.5}, {"local_steps": 2, "learner": "cd"},
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, RECORDS, {"learner": "pcd", "momentum": 0.5}, {"local_steps": 2, "learner": "cd"}],
-    ids=str,
-)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_same_bits(
     client: Any,
     starter: Any,
