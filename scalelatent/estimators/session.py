@@ -138,8 +138,8 @@ class FitSession:
         """
         from scalelatent.engine.inprocess import InProcessExecutor
 
-        for dataset in datasets.values():
-            choose_block(dataset.n_features, **given_grid(self.options))  # refused before anything is written
+        # Refused before anything is written, for whatever number of columns a stage will have.
+        choose_block(1, **given_grid(self.options))
         seconds = self.options.get("checkpoint_seconds", 30.0)
         if self.store is None:
             quarantine = Quarantine(self.on_bad_shard)
