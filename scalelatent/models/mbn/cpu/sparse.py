@@ -27,8 +27,8 @@ _VECS = 8
 PANEL = _VECS * LANES
 # A dense column costs a row some k / 10 steps, postings about two each.
 _DENSE_SHARE = 16
-# Bytes of the scores of a strip: a quarter of a second-level cache.
-_SCORE_BYTES = 2**17
+# Bytes of the scores of a strip: rows enough that a panel is read from the first- and second-level caches.
+_SCORE_BYTES = 2**19
 _ABSENT = -1
 _F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _VEC = ir.VectorType(_F32, LANES)
@@ -134,15 +134,22 @@ def nearest_sparse(x: CsrRows, bank: SparseBank) -> np.ndarray:
 
 
 @intrinsic
-def _score(typingctx, places, values, count, panel, scores, scale, bias, best):  # type: ignore[no-untyped-def]
-    """Scores of a row with the 64 centroids of a panel, and the best of each lane; addresses, all int64.
+def _score(typingctx, places, values, count, panel, scores, scale, bias, lanes, j):  # type: ignore[no-untyped-def]
+    """Scores of a row with the 64 centroids of a panel, the first of which is ``j``; addresses, all int64.
 
     ``scores`` holds what the postings gave, and then the scores; ``places`` are the byte offsets of the
-    columns of ``count`` entries in the panel.
+    columns of ``count`` entries in the panel; ``lanes`` holds of each lane the best score so far, the second
+    best, and where the best is.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        places, values, count, panel, scores, scale, bias, best = args
+        places, values, count, panel, scores, scale, bias, lanes, j = args
+        words = ir.VectorType(_I32, LANES)
+        splat = lambda value, kind: builder.shuffle_vector(  # noqa: E731
+            builder.insert_element(ir.Constant(kind, ir.Undefined), value, _I32(0)),
+            ir.Constant(kind, ir.Undefined),
+            ir.Constant(words, [0] * LANES),
+        )
         vector = ir.FunctionType(_VEC, [_VEC] * 3)
         fma = cgutils.get_or_insert_function(builder.module, vector, f"llvm.fma.v{LANES}f32")
         wide = BYTES * LANES
@@ -155,8 +162,7 @@ def _score(typingctx, places, values, count, panel, scores, scale, bias, best): 
         e, sums = builder.phi(_I64), [builder.phi(_VEC) for _ in range(_VECS)]
         place = builder.load(at(builder, places, builder.mul(e, _I64(8)), _I64), align=8)
         value = builder.load(at(builder, values, builder.mul(e, _I64(BYTES)), _F32), align=BYTES)
-        first = builder.insert_element(ir.Constant(_VEC, ir.Undefined), value, _I32(0))
-        every = builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES))
+        every = splat(value, _VEC)
         column = builder.add(panel, place)
         more = [builder.call(fma, [every, load(column, v), sums[v]]) for v in range(_VECS)]
         following = builder.add(e, _I64(1))
@@ -169,15 +175,22 @@ def _score(typingctx, places, values, count, panel, scores, scale, bias, best): 
         for v, total in enumerate(totals):
             total.add_incoming(begun[v], entry)
             total.add_incoming(more[v], loop)
-        top = load(best, 0)
+        top, second = load(lanes, 0), load(lanes, 1)
+        where = builder.load(at(builder, lanes, _I64(2 * wide), words), align=BYTES)
+        index = builder.add(splat(builder.trunc(j, _I32), words), ir.Constant(words, list(range(LANES))))
         for v, total in enumerate(totals):
             score = builder.fadd(builder.fmul(total, load(scale, v)), load(bias, v))
             builder.store(score, at(builder, scores, _I64(wide * v), _VEC), align=BYTES)
-            top = builder.select(builder.fcmp_ordered(">", score, top), score, top)
-        builder.store(top, at(builder, best, _I64(0), _VEC), align=BYTES)
+            better = builder.fcmp_ordered(">", score, top)
+            loser = builder.select(better, top, score)
+            second = builder.select(builder.fcmp_ordered(">", loser, second), loser, second)
+            top = builder.select(better, score, top)
+            where = builder.select(better, builder.add(index, ir.Constant(words, [LANES * v] * LANES)), where)
+        for place, what in enumerate((top, second, where)):
+            builder.store(what, at(builder, lanes, _I64(wide * place), what.type), align=BYTES)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 8), codegen
+    return types.void(*[types.int64] * 9), codegen
 
 
 @kernel
@@ -207,50 +220,6 @@ def _add_postings(thin, weights, count, start, centroid, value, i, scores):  # t
         weight, place = weights[c], np.uint64(thin[c])
         for e in range(np.uint64(start[place]), np.uint64(start[place + np.uint64(1)])):
             scores[i, np.uint64(centroid[e])] += weight * value[e]
-
-
-@intrinsic
-def _above(typingctx, scores, vectors, floor):  # type: ignore[no-untyped-def]
-    """How many scores are at least ``floor``, and the sum of their indices: the index, if it is one. Address
-    and number of vectors, int64.
-    """
-    result = types.UniTuple(types.int64, 2)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        scores, vectors, floor = args
-        words = ir.VectorType(_I32, LANES)
-        every = lambda value, kind: builder.shuffle_vector(  # noqa: E731
-            builder.insert_element(ir.Constant(kind, ir.Undefined), value, _I32(0)),
-            ir.Constant(kind, ir.Undefined),
-            ir.Constant(words, [0] * LANES),
-        )
-        least, entry = every(floor, _VEC), builder.block
-        loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        v, count, total, index = builder.phi(_I64), *(builder.phi(words) for _ in range(3))
-        score = builder.load(at(builder, scores, builder.mul(v, _I64(BYTES * LANES)), _VEC), align=BYTES)
-        hit = builder.sext(builder.fcmp_ordered(">=", score, least), words)
-        new = (
-            builder.add(v, _I64(1)),
-            builder.sub(count, hit),
-            builder.add(total, builder.and_(index, hit)),
-            builder.add(index, ir.Constant(words, [LANES] * LANES)),
-        )
-        zero = ir.Constant(words, [0] * LANES)
-        begin = (_I64(0), zero, zero, ir.Constant(words, list(range(LANES))))
-        for phi, old, following in zip((v, count, total, index), begin, new, strict=True):
-            phi.add_incoming(old, entry)
-            phi.add_incoming(following, loop)
-        builder.cbranch(builder.icmp_signed("<", new[0], vectors), loop, done)
-        builder.position_at_end(done)
-        add = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(_I32, [words]), f"llvm.vector.reduce.add.v{LANES}i32"
-        )
-        sums = [builder.sext(builder.call(add, [vector]), _I64) for vector in new[1:3]]
-        return context.make_tuple(builder, result, sums)
-
-    return result(types.int64, types.int64, types.float32), codegen
 
 
 @kernel
@@ -323,14 +292,17 @@ def _nearest_sparse(  # type: ignore[no-untyped-def]
     widest = 0
     for i in range(n):
         widest = max(widest, indptr[i + 1] - indptr[i])
-    scores, best = np.empty((strip, full), dtype=np.float32), np.empty((strip, LANES), dtype=np.float32)
+    scores = np.empty((strip, full), dtype=np.float32)
+    # Of each lane the best score, the second best, and where the best is: an integer, written by _score.
+    lanes = np.empty((strip, 3 * LANES), dtype=np.float32)
+    best, second, where = lanes[:, :LANES], lanes[:, LANES : 2 * LANES], lanes.view(np.int32)[:, 2 * LANES :]
     places, values = np.empty((strip, widest + 1), np.int64), np.empty((strip, widest + 1), np.float32)
     thin, weights = np.empty(widest + 1, np.int64), np.empty(widest + 1, np.float32)
     dense, slack = np.empty(strip, np.int64), np.empty(strip)
     panel_bytes = BYTES * len(panels) // (full // PANEL)
     for first in range(0, n, strip):
         rows = min(strip, n - first)
-        scores[:rows], best[:] = 0.0, -np.inf
+        scores[:rows], lanes[:] = 0.0, -np.inf
         for i in range(rows):
             a, b = indptr[first + i], indptr[first + i + 1]
             count, posted, length = _sort_out(
@@ -349,7 +321,8 @@ def _nearest_sparse(  # type: ignore[no-untyped-def]
                     scores.ctypes.data + i * scores.strides[0] + at_j,
                     scale.ctypes.data + at_j,
                     bias.ctypes.data + at_j,
-                    best.ctypes.data + i * best.strides[0],
+                    lanes.ctypes.data + i * lanes.strides[0],
+                    j,
                 )
         for i in range(rows):
             top = best[i, 0]
@@ -358,8 +331,11 @@ def _nearest_sparse(  # type: ignore[no-untyped-def]
             least = top - slack[i]
             # Rounded down: it is compared with float32 scores.
             least = np.float32(least - 1e-7 * abs(least))
-            at_i = scores.ctypes.data + i * scores.strides[0]
-            count, code = _above(at_i, full // LANES, least)  # type: ignore[call-arg,var-annotated]
+            count, code = 0, 0
+            for lane in range(LANES):
+                leads = best[i, lane] >= least
+                count += leads + (second[i, lane] >= least)
+                code += leads * where[i, lane]
             if count > 1:
                 a, b = indptr[first + i], indptr[first + i + 1]
                 code = _decide(
