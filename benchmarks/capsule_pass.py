@@ -136,7 +136,7 @@ def measure(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
     span = Span("train", estep.grids["train"].depth, 0)
     for _ in range(20):
         vector = PassContext(estep, state, backend, None).run_span(span, threading.Event())
-        from scalelatent.models.base import Stats
+        from scalelatent.models.stats import Stats
 
         state = learner.update(state, {"train": Stats(estep.reductions["train"].layout(), vector[:-2])})
     out["active_share_nu_0.8"] = round(float(state.active[0]), 4)

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from scalelatent.engine.device import CupyBackend
-from scalelatent.models.base import Block, Stats
+from scalelatent.models.base import Block
 from scalelatent.models.capsule.members import Members
 from scalelatent.models.capsule.model import CapsuleEM, initial_state
 from scalelatent.models.capsule.moments import SecondMoments
 from scalelatent.models.capsule.start import schedule_arrays, subspace_start
+from scalelatent.models.stats import Stats
 
 CLASSES = 10
 

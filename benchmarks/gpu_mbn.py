@@ -30,7 +30,7 @@ from gpu_common import device_seconds, host_seconds, machine
 from scalelatent.engine.backend import find_kernel
 from scalelatent.engine.device import CupyBackend
 from scalelatent.errors import RunError
-from scalelatent.models.base import CsrRows
+from scalelatent.models.csr import CsrRows
 from scalelatent.models.mbn.reference import METRICS
 
 FEATURES = 784

@@ -22,7 +22,7 @@ import numpy as np
 from common import fastest, mnist, parser, write
 
 from scalelatent.engine.threads import single_threaded
-from scalelatent.models.base import CsrRows
+from scalelatent.models.csr import CsrRows
 from scalelatent.models.mbn.cpu import dense, lists, sparse
 
 TILE_ROWS, TILE_CENTROIDS = 1024, 512

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.models.base import Block, Layout, Stats
+from scalelatent.models.base import Block
+from scalelatent.models.stats import Layout, Stats
 
 sys.modules.setdefault("scalelatent.simulated_learner", sys.modules[__name__])
 

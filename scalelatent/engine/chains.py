@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from scalelatent.models.base import Block, OnlineLearner, Stats
+from scalelatent.models.base import Block, OnlineLearner
+from scalelatent.models.stats import Stats
 
 from .cache import PieceCache
 from .callbacks import Callback

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.models.base import Block, Reduction, Stats
+from scalelatent.models.base import Block, Reduction
+from scalelatent.models.stats import Stats
 
 LEAST_ROWS = 64
 """Blocks this short are not cut: what does not fit then is the model."""

@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 from scalelatent.data.store import locate
 from scalelatent.errors import RunError
-from scalelatent.models.base import Block, Layout, OnlineLearner, Reduction, Stats
+from scalelatent.models.base import Block, OnlineLearner, Reduction
+from scalelatent.models.stats import Layout, Stats
 
 from .callbacks import Callback
 from .order import RowOrder

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.errors import ShardError
-from scalelatent.models.base import Stats
+from scalelatent.models.stats import Stats
 
 from .backend import make_backend, resolve_device
 from .cache import PieceCache, shared_cache

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from scalelatent.data.grid import RowGrid
-from scalelatent.models.base import BatchLearner, Block, Layout, Reduction, Stats
+from scalelatent.models.base import BatchLearner, Block, Reduction
+from scalelatent.models.stats import Layout, Stats
 from scalelatent.models.targets import Targets
 
 from .passes import Stage, make_stage

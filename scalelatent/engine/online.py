@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scalelatent.errors import RunError
-from scalelatent.models.base import Reduction, Stats
+from scalelatent.models.base import Reduction
+from scalelatent.models.stats import Stats
 
 from .callbacks import Callback
 from .executor import Executor, OnlineSteps, Place

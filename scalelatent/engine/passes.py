@@ -19,7 +19,8 @@ import numpy as np
 
 from scalelatent.data.grid import FAN_IN, RowGrid
 from scalelatent.errors import JobError
-from scalelatent.models.base import Reduction, Stats
+from scalelatent.models.base import Reduction
+from scalelatent.models.stats import Stats
 
 from .cache import PieceCache
 from .halving import accumulate_leaf

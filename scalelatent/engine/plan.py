@@ -15,7 +15,8 @@ import numpy as np
 
 from scalelatent.data.grid import FAN_IN
 from scalelatent.errors import PlanError
-from scalelatent.models.base import Block, Stats
+from scalelatent.models.base import Block
+from scalelatent.models.stats import Stats
 
 from .backend import make_backend
 from .cache import DEFAULT_SHARE, memory_limit

@@ -23,7 +23,8 @@ import numpy as np
 
 from scalelatent.data.csr import index_dtype
 from scalelatent.errors import DataError, RunError, ScalelatentError, ShardError
-from scalelatent.models.base import Block, CsrRows
+from scalelatent.models.base import Block
+from scalelatent.models.csr import CsrRows
 from scalelatent.models.targets import Targets
 
 from .cache import Piece, PieceCache
@@ -128,7 +129,7 @@ class Reader:
     classes : ndarray or None
         The model's classes: labels become their positions here. None leaves labels unread.
     csr : bool
-        Whether blocks of a CSR dataset stay CSR (:class:`~scalelatent.models.base.CsrRows`); else each is
+        Whether blocks of a CSR dataset stay CSR (:class:`~scalelatent.models.csr.CsrRows`); else each is
         made dense when its turn comes, so never more than a block is dense at a time.
     skipped : tuple of (start, stop)
         Rows that are not to be read: they are zeros of class 0 and weight 0, all others have a weight.

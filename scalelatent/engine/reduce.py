@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
+
+from scalelatent.models.stats import merge_vectors
 
 
 class Tree(Protocol):
@@ -48,31 +49,6 @@ class PairTree:
         return range(first, min(first + 2, -(-self.n_leaves // 2**level)))
 
 
-def merge_vectors(vectors: Sequence[np.ndarray], size: int | None = None) -> np.ndarray:
-    """Sum of the children of a node, in their order; the children are not changed.
-
-    What follows the first ``size`` numbers of a vector, records of rows, is put one after another.
-
-    Examples
-    --------
-    >>> merge_vectors([np.ones(2), np.ones(2)]).tolist()
-    [2.0, 2.0]
-    >>> merge_vectors([np.ones(2), np.ones(3)], size=1).tolist()
-    [2.0, 1.0, 1.0, 1.0]
-    """
-    if len(vectors) == 1:
-        return vectors[0]
-    size = len(vectors[0]) if size is None else size
-    total = np.empty(size + sum(len(vector) - size for vector in vectors))
-    summed = total[:size]
-    np.add(vectors[0][:size], vectors[1][:size], out=summed)
-    for vector in vectors[2:]:
-        summed += vector[:size]
-    if len(total) > size:
-        np.concatenate([vector[size:] for vector in vectors], out=total[size:])
-    return total
-
-
 class TreeReducer:
     """Collects nodes of one part's tree in any order and merges complete families at once.
 
@@ -80,7 +56,7 @@ class TreeReducer:
     ----------
     tree : RowGrid or PairTree
     size : int, optional
-        Of what is summed, see :func:`merge_vectors`; None: all.
+        Of what is summed, see :func:`~scalelatent.models.stats.merge_vectors`; None: all.
 
     Examples
     --------

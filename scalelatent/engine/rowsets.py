@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.data.store import Location
-from scalelatent.models.base import CsrRows
+from scalelatent.models.csr import CsrRows
 
 from .cache import shared_cache
 from .outputs import OutputTask, common_fields, open_spec
@@ -52,7 +52,7 @@ class StoredSets:
         return open_spec(json.loads(self.spec))
 
     def read(self, which: int) -> Any:
-        """Rows of a set: ndarray, or :class:`~scalelatent.models.base.CsrRows`."""
+        """Rows of a set: ndarray, or :class:`~scalelatent.models.csr.CsrRows`."""
         return as_rows(self.dataset.read_x(which * self.rows, (which + 1) * self.rows))
 
 

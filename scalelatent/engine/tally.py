@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.models.base import Block, Layout, Stats
+from scalelatent.models.base import Block
+from scalelatent.models.stats import Layout, Stats
 
 __all__ = ["CONFUSION_METRICS", "SCORERS", "ScoreTally"]
 

@@ -9,12 +9,12 @@ import numpy as np
 
 from scalelatent.engine.streams import stream
 from scalelatent.errors import DataError
-from scalelatent.models.base import Stats
 from scalelatent.models.capsule.members import Members, build_members
 from scalelatent.models.capsule.model import CapsuleEM, CapsuleState, initial_state
 from scalelatent.models.capsule.moments import Project, SecondMoments, leading_eigenvectors
 from scalelatent.models.capsule.predict import CapsuleRows
 from scalelatent.models.capsule.start import random_start, schedule_arrays, subspace_start
+from scalelatent.models.stats import Stats
 
 from .capsule_fit import (
     check_classes,

@@ -23,10 +23,11 @@ from scalelatent.engine.plan import (
     steps_memory,
 )
 from scalelatent.engine.threads import single_threaded
-from scalelatent.models.base import Block, Stats
+from scalelatent.models.base import Block
 from scalelatent.models.crbm.learners import LEARNERS
 from scalelatent.models.crbm.online import CrbmLearner
 from scalelatent.models.crbm.predict import sweeps_in
+from scalelatent.models.stats import Stats
 
 from .crbm_fit import make_learner, row_order
 

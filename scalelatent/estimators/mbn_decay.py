@@ -15,7 +15,7 @@ from scalelatent.engine.inprocess import run_threads
 from scalelatent.engine.reading import as_rows
 from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.errors import DataError
-from scalelatent.models.base import CsrRows
+from scalelatent.models.csr import CsrRows
 from scalelatent.models.mbn.layers import Layer, make_layers, schedule
 from scalelatent.models.mbn.sampling import choose, choose_mask, draw_bits
 

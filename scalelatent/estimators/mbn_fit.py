@@ -10,11 +10,11 @@ import numpy as np
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import DEVICES, make_backend
 from scalelatent.engine.streams import stream
-from scalelatent.models.base import Stats
 from scalelatent.models.mbn.layers import Layer, make_layers, schedule
 from scalelatent.models.mbn.model import LayerCoder
 from scalelatent.models.mbn.pca import CodeCounts, Components, StreamedPca, kernel_components
 from scalelatent.models.mbn.reference import METRICS
+from scalelatent.models.stats import Stats
 
 from .mbn_decay import choose_decay
 from .numbers import is_number, is_whole

@@ -22,7 +22,7 @@ from scalelatent.engine.passes import given_grid
 from scalelatent.engine.plan import ALLOWED_SHARE, Resources, check_fits
 from scalelatent.engine.record import same_array
 from scalelatent.engine.tally import ScoreTally
-from scalelatent.models.base import Stats
+from scalelatent.models.stats import Stats
 
 from .online_steps import OnlineSteps
 from .session import FitSession

@@ -29,7 +29,7 @@ from scalelatent.engine.store import EngineStore
 from scalelatent.engine.streams import resolve_seed
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError
-from scalelatent.models.base import Layout, Stats
+from scalelatent.models.stats import Layout, Stats
 
 from .layer_steps import LayerSteps
 from .online_steps import OnlineSteps

@@ -10,8 +10,8 @@ import pytest
 
 from scalelatent import ConditionalRBM, Dataset
 from scalelatent.engine.dask.online import DaskSteps
-from scalelatent.models.base import Stats
 from scalelatent.models.crbm.online import CrbmLearner
+from scalelatent.models.stats import Stats
 from tests.estimators.test_crbm import patterns
 
 FIELDS = ("W_", "Wvx_", "Whx_", "bv_", "bh_")

@@ -13,7 +13,8 @@ import pytest
 
 from scalelatent.data import Dataset
 from scalelatent.engine.passes import Stage, make_stage
-from scalelatent.models.base import Block, Layout, Stats
+from scalelatent.models.base import Block
+from scalelatent.models.stats import Layout, Stats
 from tests.helpers import load_online_toys
 
 

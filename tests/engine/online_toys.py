@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from scalelatent.engine.streams import stream
-from scalelatent.models.base import Block, Layout, Stats
+from scalelatent.models.base import Block
+from scalelatent.models.stats import Layout, Stats
 from scalelatent.models.targets import Targets
 
 if __name__ == "online_toys":  # sent to a worker

@@ -16,7 +16,9 @@ from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import Stage
 from scalelatent.engine.reading import Meter, Reader, iter_blocks
-from scalelatent.models.base import Block, CsrRows, Layout, Stats
+from scalelatent.models.base import Block
+from scalelatent.models.csr import CsrRows
+from scalelatent.models.stats import Layout, Stats
 
 X = sp.random_array((500, 30), density=0.1, rng=np.random.default_rng(0), format="csr").astype("f4")
 DENSE = X.toarray()

@@ -16,7 +16,8 @@ from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.mapwrite import map_to_array
 from scalelatent.engine.passes import Span, make_stage
 from scalelatent.errors import RunError
-from scalelatent.models.base import Block, CsrRows
+from scalelatent.models.base import Block
+from scalelatent.models.csr import CsrRows
 from tests.helpers import Log
 
 

@@ -19,7 +19,8 @@ from scalelatent.engine.online import fit_online
 from scalelatent.engine.passes import make_stage
 from scalelatent.engine.store import EngineStore
 from scalelatent.errors import RunError
-from scalelatent.models.base import Block, Layout, Stats
+from scalelatent.models.base import Block
+from scalelatent.models.stats import Layout, Stats
 from tests.helpers import InterruptAt
 
 

@@ -206,7 +206,7 @@ def test_exact_integers_are_converted_once() -> None:
 
     class Looks:
         def layout(self) -> Any:
-            from scalelatent.models.base import Layout
+            from scalelatent.models.stats import Layout
 
             return Layout((("n", ()),))
 
@@ -216,7 +216,7 @@ def test_exact_integers_are_converted_once() -> None:
         def accumulate(self, prepared: Any, block: Block, stats: Any) -> None:
             calls.append(block.x.dtype)
 
-    from scalelatent.models.base import Stats
+    from scalelatent.models.stats import Stats
 
     joint = JointReduction(tuple(Slot(str(i), "train", Looks(), None) for i in range(2)))
     for dtype, seen in ((np.uint8, np.float32), (np.float64, np.float64), (np.int32, np.int32)):

@@ -85,7 +85,8 @@ def learners(online: Any) -> dict[str, Callable[[], Any]]:
 @pytest.mark.parametrize("chains", [1, 3])
 def test_against_a_loop_over_rows(learners: Any, kind: str, chains: int) -> None:
     """The engine does what these lines say, and nothing else."""
-    from scalelatent.models.base import Block, Stats
+    from scalelatent.models.base import Block
+    from scalelatent.models.stats import Stats
 
     x, y = blobs(130)
     learner = learners[kind]()
@@ -126,7 +127,7 @@ def test_csr_rows(online: Any, tmp_path: Path, stored: bool) -> None:
     """As dense blocks, with the bits of dense rows; or as they are, where the learner takes them."""
     from scipy.sparse import csr_array
 
-    from scalelatent.models.base import CsrRows
+    from scalelatent.models.csr import CsrRows
 
     x, y = blobs(300)
     x[np.abs(x) < 0.8] = 0

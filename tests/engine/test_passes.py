@@ -28,7 +28,7 @@ from scalelatent.engine.passes import (
 )
 from scalelatent.engine.reduce import TreeReducer
 from scalelatent.errors import DataError, JobError
-from scalelatent.models.base import Layout
+from scalelatent.models.stats import Layout
 
 
 def _by_spans(stage: Any, level: int) -> np.ndarray:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from scalelatent.data.grid import FAN_IN, RowGrid
 from scalelatent.engine.passes import _NodeTree
-from scalelatent.engine.reduce import PairTree, TreeReducer, merge_vectors
+from scalelatent.engine.reduce import PairTree, TreeReducer
+from scalelatent.models.stats import merge_vectors
 
 
 def _leaves(n: int, seed: int) -> list[np.ndarray]:

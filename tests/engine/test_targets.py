@@ -77,7 +77,8 @@ def expected(online: Any) -> Any:
     """The fit by hand, out of blocks cut from the arrays."""
 
     def by_hand(learner: Any, x_of: Callable[[np.ndarray, int, bool], np.ndarray]) -> Any:
-        from scalelatent.models.base import Block, Stats
+        from scalelatent.models.base import Block
+        from scalelatent.models.stats import Stats
 
         state, order = learner.start(), RowOrder(N, 5, 18, n_chains=3, run_rows=16, buffer_runs=3)
         for epoch in range(2):

@@ -249,7 +249,7 @@ def _block(rows, features, weighted=False, classes=2, seed=0):
 
 
 def _accumulate(reduction, block, backend, state=None):
-    from scalelatent.models.base import Stats
+    from scalelatent.models.stats import Stats
 
     stats = Stats.zeros(reduction.layout())
     reduction.accumulate(reduction.prepare(state, backend), block, stats)

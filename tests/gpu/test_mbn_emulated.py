@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scalelatent.models._cuda import Kernels
-from scalelatent.models.base import CsrRows
+from scalelatent.models.csr import CsrRows
 from scalelatent.models.mbn import reference
 from scalelatent.models.mbn.cpu import dense
 

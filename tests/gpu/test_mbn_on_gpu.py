@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scalelatent.models.base import CsrRows
+from scalelatent.models.csr import CsrRows
 from scalelatent.models.mbn import reference
 from scalelatent.models.mbn.cpu import dense, sparse
 from scalelatent.models.mbn.cpu import lists as by_lists

@@ -26,7 +26,7 @@ from scalelatent.engine.quarantine import Quarantine
 from scalelatent.engine.spans import plan_spans
 from scalelatent.engine.store import EngineStore
 from scalelatent.errors import RunError
-from scalelatent.models.base import Stats
+from scalelatent.models.stats import Stats
 
 from .attempts import run_to_end
 from .cluster import current_job

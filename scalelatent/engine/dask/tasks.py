@@ -21,11 +21,11 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.engine.cache import shared_cache
 from scalelatent.engine.passes import PassContext, Span, Stage, split_vector
 from scalelatent.engine.reading import Stopped
-from scalelatent.engine.reduce import merge_vectors
 from scalelatent.engine.spans import worth_saving
 from scalelatent.engine.store import EngineStore
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import RunError, ScalelatentError
+from scalelatent.models.stats import merge_vectors
 
 from .allocator import keep_pages
 from .news import as_message

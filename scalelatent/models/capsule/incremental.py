@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.models.base import Block, Layout, Stats
+from scalelatent.models.base import Block
+from scalelatent.models.stats import Layout, Stats
 
 from .online import OnlineCapsule, OnlineState, first_fields
 

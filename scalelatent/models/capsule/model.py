@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.models.base import Block, Layout, Stats
+from scalelatent.models.base import Block
+from scalelatent.models.stats import Layout, Stats
 
 from .members import Members
 from .moments import NonFiniteError, find_nonfinite

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.models.base import Block, Layout, Stats
+from scalelatent.models.base import Block
+from scalelatent.models.stats import Layout, Stats
 
 
 def find_nonfinite(block: Block) -> str | None:

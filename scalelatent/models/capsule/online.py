@@ -23,7 +23,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from scalelatent.models.base import Block, Layout, Stats
+from scalelatent.models.base import Block
+from scalelatent.models.stats import Layout, Stats
 
 from .model import CapsuleEM, CapsulePass, Prepared
 

@@ -25,7 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.models.base import Block, Layout, Stats
+from scalelatent.models.base import Block
+from scalelatent.models.stats import Layout, Stats
 
 from .moments import NonFiniteError, find_nonfinite
 from .online import OnlineCapsule, OnlineState

@@ -27,7 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.models.base import Block, Stats
+from scalelatent.models.base import Block
+from scalelatent.models.stats import Stats
 
 from .members import Members
 from .model import CapsulePass

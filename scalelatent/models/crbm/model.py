@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.models.base import Block, CsrRows, Layout
+from scalelatent.models.base import Block
+from scalelatent.models.csr import CsrRows
+from scalelatent.models.stats import Layout
 
 # CSR rows are made dense over the columns that a batch uses, unless it uses more than this share of them.
 DENSE_SHARE = 0.5

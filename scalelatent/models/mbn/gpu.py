@@ -19,7 +19,7 @@ import cupy
 import numpy as np
 
 from scalelatent.models._cuda import Kernels
-from scalelatent.models.base import CsrRows
+from scalelatent.models.csr import CsrRows
 
 from .cpu import lists as by_lists
 from .reference import score_terms, squared_lengths

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from scalelatent.models.base import CsrRows
+from scalelatent.models.csr import CsrRows
 
 from .sampling import choose, choose_mask, draw_bits
 

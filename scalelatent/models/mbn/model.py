@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.models.base import Block, CsrRows
+from scalelatent.models.base import Block
+from scalelatent.models.csr import CsrRows
 
 from .layers import Layer
 

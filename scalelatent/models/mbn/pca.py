@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.models.base import Block, Layout, Stats
+from scalelatent.models.base import Block
+from scalelatent.models.stats import Layout, Stats
 
 # Components beyond those that are wanted: their number decides how fast the wanted ones settle.
 _SPARE = 8

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scalelatent.models.base import CsrRows
+from scalelatent.models.csr import CsrRows
 
 METRICS = ("euclidean", "cosine")
 

@@ -9,12 +9,13 @@ import pytest
 from sklearn.datasets import load_digits
 
 from scalelatent.engine.backend import make_backend
-from scalelatent.models.base import Block, Stats
+from scalelatent.models.base import Block
 from scalelatent.models.capsule.members import Members, build_members
 from scalelatent.models.capsule.model import CapsuleEM, CapsuleState, initial_state
 from scalelatent.models.capsule.moments import SecondMoments
 from scalelatent.models.capsule.predict import CapsuleRows
 from scalelatent.models.capsule.start import schedule_arrays, subspace_start
+from scalelatent.models.stats import Stats
 
 X, Y = load_digits(return_X_y=True)
 X, Y = X[:400], Y[:400].astype(np.int32)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelatent.engine.backend import make_backend
-from scalelatent.models.base import Block, Stats
+from scalelatent.models.base import Block
 from scalelatent.models.capsule.members import build_members
 from scalelatent.models.capsule.moments import (
     NonFiniteError,
@@ -18,6 +18,7 @@ from scalelatent.models.capsule.moments import (
     leading_eigenvectors,
 )
 from scalelatent.models.capsule.start import random_start, subspace_start
+from scalelatent.models.stats import Stats
 
 DTYPES = ["u1", "i2", "f4", "f8", "f2", "?"]
 

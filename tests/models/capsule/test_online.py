@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelatent.engine.backend import make_backend
-from scalelatent.models.base import Block, Stats
+from scalelatent.models.base import Block
 from scalelatent.models.capsule import reference
 from scalelatent.models.capsule.incremental import CapsuleIncremental, incremental_state
 from scalelatent.models.capsule.model import initial_state
@@ -19,6 +19,7 @@ from scalelatent.models.capsule.online import AVERAGE_POWER, CapsuleStepwise, on
 from scalelatent.models.capsule.passive import CapsulePassiveAggressive
 from scalelatent.models.capsule.squash import squash_table
 from scalelatent.models.capsule.walk import walk
+from scalelatent.models.stats import Stats
 
 from .conftest import ARCHITECTURES, P, block, make
 

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelatent.engine.backend import make_backend
-from scalelatent.models.base import Block, Stats
+from scalelatent.models.base import Block
 from scalelatent.models.capsule.members import build_members
 from scalelatent.models.capsule.model import CapsuleEM, CapsuleState, initial_state
 from scalelatent.models.capsule.start import PAPER_SCHEDULE, schedule_arrays
+from scalelatent.models.stats import Stats
 
 ROWS = 100.0
 

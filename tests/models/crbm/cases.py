@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from scalelatent.engine.backend import make_backend
-from scalelatent.models.base import Block, Stats
+from scalelatent.models.base import Block
 from scalelatent.models.crbm.learners import LEARNERS
 from scalelatent.models.crbm.model import CrbmShape, Params
 from scalelatent.models.crbm.online import CrbmLearner
 from scalelatent.models.crbm.state import CrbmState
+from scalelatent.models.stats import Stats
 from scalelatent.models.targets import Targets
 
 

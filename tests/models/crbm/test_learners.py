@@ -10,11 +10,11 @@ import pytest
 from scipy.sparse import csr_array
 
 from scalelatent.engine.backend import make_backend
-from scalelatent.models.base import CsrRows
 from scalelatent.models.crbm.gibbs import gibbs_search, gibbs_steps, uniforms
 from scalelatent.models.crbm.learners import LEARNERS
 from scalelatent.models.crbm.model import CrbmShape, Params
 from scalelatent.models.crbm.online import rows_of
+from scalelatent.models.csr import CsrRows
 from tests.models.crbm.cases import (
     gradient,
     index_of,
@@ -84,7 +84,7 @@ def test_margin_learners_descend_their_loss(shape: CrbmShape, name: str, joint: 
     learner = make_learner(shape, name, cost=cost)
     np.testing.assert_allclose(gradient(learner, theta, rows), -slope(loss, theta), atol=1e-6)
     backend = make_backend("reference")
-    from scalelatent.models.base import Stats
+    from scalelatent.models.stats import Stats
 
     stats = Stats.zeros(learner.layout(), len(rows.x))
     learner.run_chain(learner.prepare(learner.start(theta), backend), rows, stats)

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scalelatent.models.base import Stats
 from scalelatent.models.crbm.model import CrbmShape
 from scalelatent.models.crbm.online import CrbmLearner, rows_of
 from scalelatent.models.crbm.predict import CrbmScoring
 from scalelatent.models.crbm.state import CrbmState
+from scalelatent.models.stats import Stats
 from tests.models.crbm.cases import chain_stats, gradient, make_learner, make_rows, make_theta
 
 SHAPE = CrbmShape(6, 3, 4)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelatent.models.base import CsrRows
+from scalelatent.models.csr import CsrRows
 from scalelatent.models.mbn import KERNELS, reference
 from scalelatent.models.mbn.cpu import dense, lists, sparse
 

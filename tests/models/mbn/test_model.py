@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from scalelatent.engine.backend import make_backend
-from scalelatent.models.base import Block, CsrRows
+from scalelatent.models.base import Block
+from scalelatent.models.csr import CsrRows
 from scalelatent.models.mbn.layers import ArraySets, Layer, make_layers, schedule
 from scalelatent.models.mbn.model import LayerCoder, Network
 

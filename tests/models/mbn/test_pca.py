@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scalelatent.engine.backend import find_kernel, make_backend
-from scalelatent.models.base import Block, Stats
+from scalelatent.models.base import Block
 from scalelatent.models.mbn.pca import (
     CodeCounts,
     CodeProjection,
@@ -18,6 +18,7 @@ from scalelatent.models.mbn.pca import (
     kernel_components,
     kernel_coordinates,
 )
+from scalelatent.models.stats import Stats
 
 V, K, N = 12, 7, 150
 

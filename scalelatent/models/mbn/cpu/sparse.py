@@ -19,7 +19,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from scalelatent._numba import entry, filled, given, kernel
-from scalelatent.models.base import CsrRows
+from scalelatent.models.csr import CsrRows
 from scalelatent.models.mbn.reference import score_terms
 from scalelatent.models.tiles import BYTES, LANES, at
 

@@ -1,0 +1,103 @@
+"""Sparse rows as kernels see them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class CsrRows:
+    """Rows of mostly zeros in compressed sparse row form: what scipy's ``csr_array`` holds, without scipy.
+
+    Row ``i`` has the values ``data[indptr[i]:indptr[i + 1]]`` in the columns ``indices[...]``, which rise
+    strictly. Arrays are never changed in place.
+
+    Parameters
+    ----------
+    data : ndarray, shape (entries,)
+    indices : ndarray of int32 or int64, shape (entries,)
+    indptr : ndarray of int32 or int64, shape (rows + 1,)
+        From 0 to the number of entries.
+    shape : (int, int)
+        (rows, features).
+
+    Examples
+    --------
+    >>> rows = CsrRows(np.array([5.0, 7.0]), np.array([2, 0]), np.array([0, 1, 1, 2]), (3, 4))
+    >>> len(rows), rows[2:].to_dense().tolist()
+    (3, [[7.0, 0.0, 0.0, 0.0]])
+    """
+
+    data: np.ndarray
+    indices: np.ndarray
+    indptr: np.ndarray
+    shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, matrix: Any) -> CsrRows:
+        """The same arrays out of a scipy CSR matrix or array; nothing is copied."""
+        rows, features = matrix.shape
+        return cls(matrix.data, matrix.indices, matrix.indptr, (int(rows), int(features)))
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the values."""
+        return self.data.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the three arrays."""
+        return self.data.nbytes + self.indices.nbytes + self.indptr.nbytes
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> CsrRows:
+        """A contiguous run of rows; values and columns are views."""
+        start, stop, step = rows.indices(self.shape[0])
+        if step != 1:
+            raise ValueError(f"CsrRows are sliced by contiguous rows, step 1, not {step}")
+        stop = max(start, stop)
+        first, last = int(self.indptr[start]), int(self.indptr[stop])
+        pointers = self.indptr[start : stop + 1] - self.indptr[start]
+        return CsrRows(
+            self.data[first:last], self.indices[first:last], pointers, (stop - start, self.shape[1])
+        )
+
+    def to_dense(self) -> np.ndarray:
+        """The rows as a dense array, (rows, features), of the same dtype."""
+        out = np.zeros(self.shape, self.data.dtype)
+        first = np.arange(self.shape[0], dtype=np.int64) * self.shape[1]
+        out.reshape(-1)[np.repeat(first, np.diff(self.indptr)) + self.indices] = self.data
+        return out
+
+    def take(self, rows: np.ndarray) -> CsrRows:
+        """Rows in any order, copied.
+
+        Examples
+        --------
+        >>> rows = CsrRows(np.array([5.0, 7.0]), np.array([2, 0]), np.array([0, 1, 1, 2]), (3, 4))
+        >>> rows.take(np.array([2, 0])).to_dense().tolist()
+        [[7.0, 0.0, 0.0, 0.0], [0.0, 0.0, 5.0, 0.0]]
+        """
+        counts = np.diff(self.indptr)[rows]
+        pointers = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        entries = np.arange(pointers[-1]) + np.repeat(self.indptr[rows] - pointers[:-1], counts)
+        return CsrRows(self.data[entries], self.indices[entries], pointers, (len(rows), self.shape[1]))
+
+    @staticmethod
+    def concatenate(parts: Sequence[CsrRows]) -> CsrRows:
+        """Runs of rows one under the other; at least one."""
+        if len(parts) == 1:
+            return parts[0]
+        counts = np.concatenate([np.diff(part.indptr) for part in parts])
+        return CsrRows(
+            np.concatenate([part.data for part in parts]),
+            np.concatenate([part.indices for part in parts]),
+            np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]),
+            (len(counts), parts[0].shape[1]),
+        )
