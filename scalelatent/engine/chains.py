@@ -75,7 +75,7 @@ def run_chains(
     With :func:`advance` a whole step, as ``partial_fit`` takes it:
 
     >>> import numpy as np
-    >>> from scalelatent.models.base import Layout
+    >>> from scalelatent.models.stats import Layout
     >>> class Mean:
     ...     def layout(self):
     ...         return Layout((("total", (2,)),))

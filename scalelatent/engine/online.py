@@ -110,7 +110,7 @@ def fit_online(
     >>> from scalelatent.data import Dataset
     >>> from scalelatent.engine.inprocess import InProcessExecutor
     >>> from scalelatent.engine.passes import make_stage
-    >>> from scalelatent.models.base import Layout
+    >>> from scalelatent.models.stats import Layout
     >>> class Mean:
     ...     kind = "mean"
     ...     def layout(self):
