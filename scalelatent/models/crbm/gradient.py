@@ -8,6 +8,8 @@ import numpy as np
 
 from .learners import Phase
 from .model import CrbmShape, Observed
+from .products import climb_outer, outer_less
+from .update import Pace, Way, climb
 
 
 def of_weights(xp: Any, v: Any, phase: Phase, out: Any) -> None:
@@ -26,8 +28,7 @@ def of_weights(xp: Any, v: Any, phase: Phase, out: Any) -> None:
         left = xp.concatenate([v, -phase.visible])
         xp.matmul(left.T, xp.concatenate([phase.positive, phase.hidden]), out=out)
     else:
-        xp.matmul(v.T, phase.positive, out=out)
-        xp.subtract(out, phase.pairs, out=out)
+        outer_less(v, phase.positive, phase.pairs, out, xp)
 
 
 def difference(
@@ -76,3 +77,34 @@ def of_factors(
     out.bv[...] = dv.sum(axis=0)
     out.bh[...] = dh.sum(axis=0)
     return flat
+
+
+def climb_factors(
+    shape: CrbmShape, way: Way, w: np.ndarray, dv: np.ndarray, dh: np.ndarray, x: np.ndarray, pace: Pace
+) -> None:
+    """:func:`.update.climb` along the gradient of :func:`of_factors`, whose products lie nowhere.
+
+    Parameters
+    ----------
+    shape : CrbmShape
+    way : Way
+        Vectors, the new ones in arrays of their own.
+    w, dv, dh, x : ndarray of float64
+        See :func:`of_factors`.
+    pace : Pace
+
+    Examples
+    --------
+    >>> theta, none, out = np.ones(5, np.float32), np.zeros(0, np.float32), np.empty(5, np.float32)
+    >>> factors = (np.full((1, 1), value) for value in (5.0, 1.0, 2.0, 3.0))
+    >>> climb_factors(CrbmShape(1, 1, 1), Way(theta, none, out, none), *factors, Pace(1.0, 0.5, 0.0))
+    >>> out.tolist()
+    [5.5, 3.5, 6.5, 2.0, 3.0]
+    """
+    dv, dh, x = (a.astype(np.float32) for a in (dv, dh, x))
+    places = {name: place for name, (place, _) in shape.layout.slices.items()}
+    climb(way.part(places["W"]), w.reshape(-1), w.size, pace)
+    for name, left in (("Wvx", dv), ("Whx", dh)):
+        climb_outer(way.part(places[name], left.shape[1], x.shape[1]), left, x, pace)
+    for name, left in (("bv", dv), ("bh", dh)):
+        climb(way.part(places[name]), left.sum(axis=0), 0, pace)

@@ -123,25 +123,25 @@ def _mle_bp(work: Work) -> Phase:
     pairs = backend.buffer("pairs", work.params.W.shape, work.params.W.dtype)
     pairs[...] = 0
     found = infer("sum-product", work.coupling, work.b1, work.b2, work.n_sweeps, work.tol, backend, pairs)
-    return _of_beliefs(work, found, sigmoid(found.lv, xp), sigmoid(found.lh, xp), pairs)
+    return _of_beliefs(work, found, sigmoid(found.lh, xp), pairs)
 
 
 def _mle_mf(work: Work) -> Phase:
-    xp = work.xp
     found = infer("mean-field", work.coupling, work.b1, work.b2, work.n_sweeps, work.tol, work.backend)
-    return _of_beliefs(work, found, sigmoid(found.lv, xp), sigmoid(found.lh, xp), None)
+    return _of_beliefs(work, found, sigmoid(found.lh, work.xp), None)
 
 
 def _logistic(work: Work) -> Phase:
     found = Inference(work.b1, work.b2, None, None)
-    return _of_beliefs(work, found, sigmoid(work.b1, work.xp), work.b2, None, inferred=None)
+    return _of_beliefs(work, found, work.b2, None, inferred=None)
 
 
-def _of_beliefs(work: Work, found: Inference, visible: Any, hidden: Any, pairs: Any, **more: Any) -> Phase:
+def _of_beliefs(work: Work, found: Inference, hidden: Any, pairs: Any, **more: Any) -> Phase:
     xp, v = work.xp, work.v
+    visible = sigmoid(found.lv, xp)
     positive = sigmoid(hidden_logits(work.params, v, work.b2), xp)
     wrong = ((found.lv > 0) != (v > 0)).sum(axis=1)
-    loss = nll_of_units(found.lv, v, xp)
+    loss = nll_of_units(found.lv, visible, v, xp)
     return Phase(visible, hidden, positive, pairs, loss, wrong, **({"inferred": found} | more))
 
 

@@ -21,6 +21,8 @@ from scalelatent.models.base import Block
 from scalelatent.models.csr import CsrRows
 from scalelatent.models.stats import Layout
 
+from .products import affine
+
 # CSR rows are made dense over the columns that a batch uses, unless it uses more than this share of them.
 DENSE_SHARE = 0.5
 # Halves that can be multiplied in float64 without underflow, and fewer.
@@ -167,8 +169,7 @@ def biases(params: Params, seen: Observed | None, n_rows: int, backend: Any) -> 
         if seen is None or not seen.x.shape[1]:
             b[...] = bias
         else:
-            backend.xp.matmul(seen.x, seen.of(weights).T, out=b)
-            b += bias
+            affine(seen.x, seen.of(weights), bias, b, backend.xp)
         out.append(b)
     return out[0], out[1]
 
@@ -208,10 +209,10 @@ def negative_free_energy(v: Any, b1: Any, logits: Any, xp: Any) -> Any:
     return (v * b1).sum(axis=1) + xp.logaddexp(zero, logits).sum(axis=1)
 
 
-def nll_of_units(lv: Any, v: Any, xp: Any) -> Any:
-    """Log-loss of the visible units' log odds, summed over units, nats, (rows,)."""
+def nll_of_units(lv: Any, beliefs: Any, v: Any, xp: Any) -> Any:
+    """Log-loss of the visible units' log odds and their sigmoid, summed over units, nats, (rows,)."""
     out = (xp.maximum(lv, lv.dtype.type(0)) - lv * v).sum(axis=1)
-    likelier = sigmoid(xp.abs(lv), xp)  # at least a half: so many of them can be multiplied
+    likelier = xp.maximum(beliefs, 1 - beliefs)  # at least a half: so many of them can be multiplied
     for first in range(0, lv.shape[1], PRODUCT_UNITS):
         out -= xp.log(likelier[:, first : first + PRODUCT_UNITS].prod(axis=1, dtype=np.float64))
     return out

@@ -24,7 +24,7 @@ from scalelatent.models.stats import Layout, Stats
 from scalelatent.models.targets import Targets
 
 from .beliefs import count_converged, couple
-from .gradient import difference, of_factors, of_weights
+from .gradient import climb_factors, difference, of_factors, of_weights
 from .inference import MAX_WEIGHT, WeightError
 from .learners import LEARNERS, Phase, Work
 from .model import (
@@ -34,7 +34,7 @@ from .model import (
 )
 from .predict import CrbmScoring, sweeps_in
 from .state import N_SUMS, CrbmState
-from .update import add_to, climb, moved
+from .update import Pace, Way, add_to, climb, moved
 
 # Learning rates of the paper, tried in this order.
 RATES = (0.05, 0.02, 0.01, 0.005)
@@ -181,9 +181,14 @@ class CrbmLearner:
             if self.momentum:
                 velocity = moved(velocity, stats["velocity"], share)
         else:
-            gradient = self.gradient(stats)
             theta, velocity = np.empty_like(state.theta), np.empty_like(state.velocity)
-            self._climb(state.theta, state.velocity, gradient, n_rows, state.iteration, theta, velocity)
+            way = Way(state.theta, state.velocity, theta, velocity)
+            pace = self._pace(n_rows, state.iteration)
+            if self.factored:
+                w, dv, dh, x = (stats[name] for name in ("W", "dv", "dh", "x"))
+                climb_factors(self.shape, way, w, dv, dh, x, pace)
+            else:
+                climb(way, self.gradient(stats), self.shape.n_weights, pace)
         self.check_safe(theta, state)
         particles = state.particles
         if self.n_particles:
@@ -318,12 +323,9 @@ class CrbmLearner:
         stats["dh"][...] = backend.to_host(phase.positive - phase.hidden)
         stats["x"][...] = block.x if isinstance(block.x, np.ndarray) else block.x.to_dense()
 
-    def _climb(
-        self, theta: Any, velocity: Any, gradient: Any, n_rows: int, epoch: int, out: Any, speed: Any
-    ) -> None:
-        rate, n_weights = self.rate(epoch), self.shape.n_weights
-        climb(theta, velocity, gradient, rate / n_rows, rate * self.weight_decay, n_weights, self.momentum,
-              out, speed)  # fmt: skip
+    def _pace(self, n_rows: int, epoch: int) -> Pace:
+        rate = self.rate(epoch)
+        return Pace(rate / n_rows, rate * self.weight_decay, self.momentum)
 
     def _walk(self, prepared: Any, block: Block, stats: Stats) -> None:
         """Climb gradient after gradient over the rows of a chain; adds how far it came."""
@@ -338,7 +340,8 @@ class CrbmLearner:
             some = None if kept is None else kept[:n]
             seen, v, phase = self._phase(backend, theta, coupling, cost, part, some)
             gradient = difference(self.shape, backend, theta, seen, v, phase)
-            self._climb(theta, velocity, gradient, n, block.epoch, theta, velocity)
+            way = Way(theta, velocity, theta, velocity)
+            climb(way, gradient, self.shape.n_weights, self._pace(n, block.epoch))
             self._measure(stats, phase)
             if kept is not None:
                 kept[:n] = phase.particles

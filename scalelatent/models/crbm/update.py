@@ -6,7 +6,7 @@ an operation.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -16,16 +16,41 @@ from scalelatent._numba import entry, filled, given
 _F4 = numba.float32
 
 
+class Way(NamedTuple):
+    """From old parameters to new ones, as vectors or as matrices: arrays of float32.
+
+    ``velocity`` and ``speed``, what it becomes, are empty without momentum.
+    """
+
+    theta: Any
+    velocity: Any
+    out: Any
+    speed: Any
+
+    def part(self, place: slice, *shape: int) -> Way:
+        """Part of vectors, in the shape of a matrix if one is given."""
+        parts = (a[place] for a in self)
+        return Way(*((a.reshape(shape if a.size else (0, *shape[1:])) for a in parts) if shape else parts))
+
+
+class Pace(NamedTuple):
+    """Of one step: ``decay`` is the learning rate times the weight decay."""
+
+    rate: float
+    decay: float
+    momentum: float
+
+
 def _climb_signature(gradient: str) -> tuple[Any, ...]:
     return (
-        given("f4", 1), given("f4", 1), given(gradient, 1), _F4, _F4, numba.int64, _F4, filled("f4", 1),
-        filled("f4", 1),
+        given("f4", 1), given("f4", 1), filled("f4", 1), filled("f4", 1), given(gradient, 1), numba.int64,
+        _F4, _F4, _F4,
     )  # fmt: skip
 
 
 def _climb(
-    theta: Any, velocity: Any, gradient: Any, rate: Any, decay: Any, n_weights: Any, momentum: Any, out: Any,
-    speed: Any,
+    theta: Any, velocity: Any, out: Any, speed: Any, gradient: Any, n_weights: Any, rate: Any, decay: Any,
+    momentum: Any,
 ) -> None:  # fmt: skip
     moving = len(velocity) > 0
     for i in range(len(theta)):
@@ -53,42 +78,29 @@ def _moved(array: Any, change: Any, factor: Any, out: Any) -> None:
         out[i] = array[i] + factor * np.float32(change[i])
 
 
-def climb(
-    theta: Any,
-    velocity: Any,
-    gradient: Any,
-    rate: float,
-    decay: float,
-    n_weights: int,
-    momentum: float,
-    out: Any,
-    speed: Any,
-) -> None:
+def climb(way: Way, gradient: Any, n_weights: int, pace: Pace) -> None:
     """u = momentum * velocity + rate * gradient - decay * theta (the first ``n_weights``); theta + u.
 
     Parameters
     ----------
-    theta, velocity : array of float32
-        ``velocity`` is empty without momentum.
+    way : Way
+        Vectors; the new ones may lie where the old ones do.
     gradient : array of float32 or float64
-    rate, decay : float
-        Of one step: decay is the learning rate times the weight decay.
     n_weights : int
         Parameters that decay; biases come after them.
-    momentum : float
-    out, speed : array of float32
-        The new parameters and velocity; may be the old ones' arrays.
+    pace : Pace
 
     Examples
     --------
     >>> theta, none = np.ones(3, np.float32), np.zeros(0, np.float32)
-    >>> climb(theta, none, np.array([1.0, 2.0, 3.0]), 0.5, 0.25, 2, 0.0, theta, none)
+    >>> climb(Way(theta, none, theta, none), np.array([1.0, 2.0, 3.0]), 2, Pace(0.5, 0.25, 0.0))
     >>> theta.tolist()
     [1.25, 1.75, 2.5]
     """
-    numbers = np.float32(rate), np.float32(decay), n_weights, np.float32(momentum)
+    theta, velocity, out, speed = way
+    rate, decay, momentum = pace
     if isinstance(theta, np.ndarray) and theta.dtype == np.float32 and gradient.dtype in _climb_host:
-        _climb_host[gradient.dtype](theta, velocity, gradient, *numbers, out, speed)
+        _climb_host[gradient.dtype](*way, gradient, n_weights, *map(np.float32, pace))
         return
     move = gradient * theta.dtype.type(rate)
     move[:n_weights] -= decay * theta[:n_weights]

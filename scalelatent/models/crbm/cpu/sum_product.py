@@ -362,10 +362,11 @@ def _run(
     d = aligned((ROWS, a.shape[1]))
     v_units, h_units = aligned((group, UNIT_FIELDS, len(a))), aligned((group, _FIELDS, a.shape[1]))
     scratch = m, c, d, v_units, h_units, small_of(coupling.limit, group)
+    add_pairs = None if pairs is None else _ADD[pairs.dtype.name]
     for first in range(0, rows, group):
         part = slice(first, first + group)
         results = (out[part] for out in (found.lv, found.lh, found.sweeps, found.change, log_z))
         _infer(a, coupling.factors, bv[part], bh[part], n_sweeps, limit, *results, *scratch)
-        if pairs is not None:
-            _ADD[pairs.dtype.name](c[: rows - first], h_units, pairs)
+        if add_pairs is not None:
+            add_pairs(c[: rows - first], h_units, pairs)
     return found if pairs is None else replace(found, log_z=log_z)

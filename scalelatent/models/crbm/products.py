@@ -1,0 +1,158 @@
+"""Products of a batch's few rows with the parameters, on host or device.
+
+A step of a small batch reads every matrix of parameters for some twenty rows. OpenBLAS packs a matrix before
+it multiplies, which then costs more than the product; the register tiles of :mod:`~scalelatent.models.tiles`
+read it in place, once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from scalelatent._numba import entry, filled, given, kernel
+from scalelatent.models.tiles import LANES, MAX_FEATURES, add_moment, latents, pack, padded
+
+from .update import Pace, Way, climb
+
+# Up to so many rows the tiles are ahead of OpenBLAS.
+MAX_ROWS = 64
+# Units whose parameters stay in the second-level cache from one reading to the next.
+_SLAB = 32
+
+_F4 = numba.float32
+
+
+def _few(*arrays: Any) -> bool:
+    """Whether the tiles serve: float32 on the host, and few rows in the first array."""
+    return 0 < len(arrays[0]) <= MAX_ROWS and all(
+        isinstance(a, np.ndarray) and a.dtype == np.float32 and a.flags.c_contiguous for a in arrays
+    )
+
+
+@entry(given("f4", 2), given("f4", 2), given("f4", 1), filled("f4", 2))
+def _affine(x: Any, weights: Any, bias: Any, out: Any) -> None:
+    rows, units = out.shape
+    h = np.empty((padded(rows), padded(units)), dtype=np.float32)
+    latents(pack(x), weights, h)
+    for i in range(rows):
+        for j in range(units):
+            out[i, j] = h[i, j] + bias[j]
+
+
+@kernel
+def _transposed(a: Any) -> Any:
+    out = np.empty((a.shape[1], a.shape[0]), dtype=np.float32)
+    for i in range(a.shape[0]):
+        for j in range(a.shape[1]):
+            out[j, i] = a[i, j]
+    return out
+
+
+@entry(given("f4", 2), given("f4", 2), given("f4", 2), filled("f4", 2))
+def _outer_less(left: Any, right: Any, less: Any, out: Any) -> None:
+    columns = _transposed(left)
+    for first in range(0, len(out), _SLAB):
+        part, other = out[first : first + _SLAB], less[first : first + _SLAB]
+        for i in range(len(part)):
+            for j in range(part.shape[1]):
+                part[i, j] = -other[i, j]
+        add_moment(columns[first : first + _SLAB], len(left), right, part)
+
+
+@entry(*[given("f4", 2)] * 2, *[filled("f4", 2)] * 2, *[given("f4", 2)] * 2, _F4, _F4, _F4)
+def _climb_outer(
+    theta: Any, velocity: Any, out: Any, speed: Any, left: Any, right: Any, rate: Any, decay: Any,
+    momentum: Any,
+) -> None:  # fmt: skip
+    columns, moving, keep = _transposed(left), len(velocity) > 0, np.float32(1.0) - decay
+    for i in range(columns.shape[0]):
+        for n in range(columns.shape[1]):
+            columns[i, n] *= rate
+    for first in range(0, len(theta), _SLAB):
+        part = slice(first, first + _SLAB)
+        old, new, some = theta[part], out[part], columns[part]
+        if not moving:
+            for i in range(len(old)):
+                for j in range(old.shape[1]):
+                    new[i, j] = keep * old[i, j]
+            add_moment(some, len(left), right, new)
+            continue
+        before, move = velocity[part], speed[part]
+        for i in range(len(old)):
+            for j in range(old.shape[1]):
+                move[i, j] = momentum * before[i, j] - decay * old[i, j]
+        add_moment(some, len(left), right, move)
+        for i in range(len(old)):
+            for j in range(old.shape[1]):
+                new[i, j] = old[i, j] + move[i, j]
+
+
+def affine(x: Any, weights: Any, bias: Any, out: Any, xp: Any) -> None:
+    """Write x weights^T + bias to ``out``.
+
+    Parameters
+    ----------
+    x : array, shape (rows, features)
+    weights : array, shape (units, features)
+    bias : array, shape (units,)
+    out : array, shape (rows, units)
+    xp : module
+        numpy or CuPy.
+
+    Examples
+    --------
+    >>> out = np.empty((1, 2), np.float32)
+    >>> affine(np.ones((1, 3), np.float32), np.ones((2, 3), np.float32), np.float32([1, 2]), out, np)
+    >>> out.tolist()
+    [[4.0, 5.0]]
+    """
+    if _few(x, weights, bias, out) and x.shape[1] <= MAX_FEATURES and len(weights) >= LANES:
+        _affine(x, weights, bias, out)
+    else:
+        xp.matmul(x, weights.T, out=out)
+        out += bias
+
+
+def outer_less(left: Any, right: Any, less: Any, out: Any, xp: Any) -> None:
+    """Write left^T right - less to ``out``.
+
+    Examples
+    --------
+    >>> one, out = np.ones((4, 1), np.float32), np.empty((1, 1), np.float32)
+    >>> outer_less(one, one, np.float32([[3]]), out, np)
+    >>> out.tolist()
+    [[1.0]]
+    """
+    if _few(left, right, less, out):
+        _outer_less(left, right, less, out)
+    else:
+        xp.matmul(left.T, right, out=out)
+        xp.subtract(out, less, out=out)
+
+
+def climb_outer(way: Way, left: np.ndarray, right: np.ndarray, pace: Pace) -> None:
+    """:func:`.update.climb` of a matrix along the gradient left^T right, which lies nowhere.
+
+    Parameters
+    ----------
+    way : Way
+        Matrices (units, features), the new ones in arrays of their own.
+    left : ndarray of float32, shape (rows, units)
+    right : ndarray of float32, shape (rows, features)
+    pace : Pace
+
+    Examples
+    --------
+    >>> theta, none = np.ones((1, 2), np.float32), np.zeros((0, 2), np.float32)
+    >>> way = Way(theta, none, np.empty_like(theta), none)
+    >>> climb_outer(way, np.float32([[2]]), np.float32([[3, 4]]), Pace(0.5, 0.25, 0.0))
+    >>> way.out.tolist()
+    [[3.75, 4.75]]
+    """
+    if _few(left, right):
+        _climb_outer(*way, left, right, *map(np.float32, pace))
+    else:
+        climb(way.part(slice(None), -1), (left.T @ right).reshape(-1), way.theta.size, pace)
