@@ -31,10 +31,11 @@ from streamed_pass import learner
 
 import scalelatent as sl
 from scalelatent.data.objects import forget_connections
+from scalelatent.engine.ahead import iter_blocks
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import make_stage
-from scalelatent.engine.reading import Meter, Reader, iter_blocks
+from scalelatent.engine.reading import Meter, Reader
 from scalelatent.engine.threads import single_threaded
 
 BUCKET = "benchmark"

@@ -26,11 +26,12 @@ from common import interleaved, parser, stored_rows, write_part
 
 import scalelatent as sl
 from scalelatent.data.recycled import Recycled
+from scalelatent.engine.ahead import iter_blocks
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import PassContext, Span, make_stage, spans_of
-from scalelatent.engine.reading import Meter, Reader, iter_blocks
+from scalelatent.engine.reading import Meter, Reader
 from scalelatent.engine.threads import single_threaded
 from scalelatent.jobs.workers import peak_bytes
 from scalelatent.models.capsule.members import build_members

@@ -13,12 +13,13 @@ import numpy as np
 
 from scalelatent.models.base import Block
 
+from .ahead import iter_blocks
 from .backend import make_backend
 from .cache import shared_cache
 from .halving import apply_block
 from .outputs import OutputTask, common_fields
 from .passes import BLOCK_BYTES, BLOCK_ROWS
-from .reading import Meter, Reader, StopFlag, Stopped, iter_blocks, naming, rows_for
+from .reading import Meter, Reader, StopFlag, Stopped, naming, rows_for
 from .threads import resolve_jobs, single_threaded
 
 # Of a block of a map whose columns come one after the other: rows as they are stored, and what they become.

@@ -22,10 +22,11 @@ from scalelatent.errors import JobError
 from scalelatent.models.base import Reduction
 from scalelatent.models.stats import Stats
 
+from .ahead import iter_blocks
 from .cache import PieceCache
 from .halving import accumulate_leaf
 from .quarantine import Ranges
-from .reading import Meter, Reader, StopFlag, iter_blocks, naming, rows_for
+from .reading import Meter, Reader, StopFlag, naming, rows_for
 
 COUNTERS = 2  # rows done, bytes read: appended to every vector
 # Kernels take a block strip by strip, so its size is not a cache's: what counts is that threads, which hand

@@ -18,6 +18,7 @@ from scalelatent.errors import PlanError
 from scalelatent.models.base import Block
 from scalelatent.models.stats import Stats
 
+from .ahead import AHEAD
 from .backend import make_backend
 from .cache import DEFAULT_SHARE, memory_limit
 from .executor import KEEP_REPLICAS
@@ -25,7 +26,7 @@ from .feeding import AHEAD as SLABS_AHEAD
 from .feeding import SLAB_BYTES
 from .order import RowOrder
 from .passes import Stage, choose_level, spans_of
-from .reading import AHEAD, Meter, Reader, rows_for
+from .reading import Meter, Reader, rows_for
 from .threads import resolve_jobs, single_threaded
 
 # Resident size of a worker that has imported everything and compiled its kernels, rounded up.

@@ -9,6 +9,7 @@ import numpy as np
 
 from scalelatent.data import Dataset
 from scalelatent.data.store import locate
+from scalelatent.engine.ahead import AHEAD_BYTES
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.mapwrite import PARTED_BYTES
 from scalelatent.engine.passes import make_stage
@@ -21,7 +22,7 @@ from scalelatent.engine.plan import (
     process_bytes,
     stage_memory,
 )
-from scalelatent.engine.reading import AHEAD_BYTES, as_rows
+from scalelatent.engine.reading import as_rows
 from scalelatent.engine.rowsets import SHARD_BYTES
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import PlanError

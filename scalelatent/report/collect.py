@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from scalelatent.data import Dataset
+from scalelatent.engine.ahead import iter_blocks
 from scalelatent.engine.backend import make_backend
-from scalelatent.engine.reading import Meter, Reader, iter_blocks
+from scalelatent.engine.reading import Meter, Reader
 from scalelatent.engine.threads import single_threaded
 from scalelatent.models.base import Block
 

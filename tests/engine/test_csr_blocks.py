@@ -12,10 +12,11 @@ import scipy.sparse as sp
 
 from scalelatent.data import Dataset
 from scalelatent.data.grid import RowGrid
+from scalelatent.engine.ahead import iter_blocks
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import Stage
-from scalelatent.engine.reading import Meter, Reader, iter_blocks
+from scalelatent.engine.reading import Meter, Reader
 from scalelatent.models.base import Block
 from scalelatent.models.csr import CsrRows
 from scalelatent.models.stats import Layout, Stats

@@ -12,7 +12,8 @@ import pytest
 from scalelatent import Dataset
 from scalelatent.data import create_dataset, import_npz, make_digits, open_dataset
 from scalelatent.data.store import locate
-from scalelatent.engine.reading import Meter, Reader, iter_blocks
+from scalelatent.engine.ahead import iter_blocks
+from scalelatent.engine.reading import Meter, Reader
 from scalelatent.errors import DataError
 
 from .conftest import S3
