@@ -84,7 +84,7 @@ def write(path: Path, seed: int, results: Any) -> None:
 def write_part(path: Path, part: str, seed: int, result: Any) -> None:
     """Write one part of the figures, each with what is needed to make it again; other parts stay."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    parts = json.loads(path.read_text())["parts"] if path.exists() else {}
+    parts = json.loads(path.read_text()).get("parts", {}) if path.exists() else {}
     parts[part] = {"command": command(), "seed": seed, "machine": machine(), "result": result}
     path.write_text(json.dumps({"parts": parts}, indent=1) + "\n")
     print(f"{part}: written to {path}", flush=True)

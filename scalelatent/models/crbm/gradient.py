@@ -57,40 +57,20 @@ def difference(
     return flat
 
 
-def of_factors(
-    shape: CrbmShape, w: np.ndarray, dv: np.ndarray, dh: np.ndarray, x: np.ndarray, dtype: Any
-) -> np.ndarray:
-    """The same from the gradient of W and the factors of the others, one row each, on the host.
-
-    Examples
-    --------
-    >>> factors = (np.full((1, 1), value) for value in (5.0, 1.0, 2.0, 3.0))
-    >>> of_factors(CrbmShape(1, 1, 1), *factors, np.float64).tolist()
-    [5.0, 3.0, 6.0, 1.0, 2.0]
-    """
-    flat = np.empty(shape.n_parameters, dtype=dtype)
-    out = shape.split(flat)
-    dv, dh, x = (a.astype(dtype) for a in (dv, dh, x))
-    out.W[...] = w
-    np.matmul(dv.T, x, out=out.Wvx)
-    np.matmul(dh.T, x, out=out.Whx)
-    out.bv[...] = dv.sum(axis=0)
-    out.bh[...] = dh.sum(axis=0)
-    return flat
-
-
 def climb_factors(
     shape: CrbmShape, way: Way, w: np.ndarray, dv: np.ndarray, dh: np.ndarray, x: np.ndarray, pace: Pace
 ) -> None:
-    """:func:`.update.climb` along the gradient of :func:`of_factors`, whose products lie nowhere.
+    """:func:`.update.climb` along a gradient whose products dv^T x and dh^T x are not written out.
 
     Parameters
     ----------
     shape : CrbmShape
     way : Way
-        Vectors, the new ones in arrays of their own.
-    w, dv, dh, x : ndarray of float64
-        See :func:`of_factors`.
+        Vectors; the new ones are arrays of their own.
+    w : ndarray of float64, shape (v, h)
+        Gradient of W.
+    dv, dh, x : ndarray of float64, shape (rows, v), (rows, h) and (rows, x)
+        Positive less negative phase of the units, and what was observed.
     pace : Pace
 
     Examples

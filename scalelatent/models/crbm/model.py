@@ -116,7 +116,8 @@ class Observed:
 
     def of(self, weights: Any) -> Any:
         """The columns of a matrix that they meet."""
-        return weights if self.columns is None else weights[:, self.columns]
+        # Not weights[:, columns], whose rows would not lie together.
+        return weights if self.columns is None else weights.take(self.columns, axis=1)
 
     def add_outer(self, left: Any, out: Any, xp: Any) -> None:
         """Write left^T x to ``out``, (units, x)."""

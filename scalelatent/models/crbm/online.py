@@ -24,7 +24,7 @@ from scalelatent.models.stats import Layout, Stats
 from scalelatent.models.targets import Targets
 
 from .beliefs import count_converged, couple
-from .gradient import climb_factors, difference, of_factors, of_weights
+from .gradient import climb_factors, difference, of_weights
 from .inference import MAX_WEIGHT, WeightError
 from .learners import LEARNERS, Phase, Work
 from .model import (
@@ -284,19 +284,11 @@ class CrbmLearner:
 
     # -- gradients -------------------------------------------------------------------------------------------
 
-    def gradient(self, stats: Stats, dtype: Any = np.float32) -> np.ndarray:
-        """The sum over rows of positive less negative, a flat vector (of local steps the displacement).
-
-        Parameters
-        ----------
-        stats : Stats
-            Of all chains.
-        dtype : type
-            Of products of factors; what chains summed is float64.
+    def gradient(self, stats: Stats) -> np.ndarray:
+        """The sum over rows of positive less negative, a flat vector (of local steps the displacement);
+        where chains do not return factors of it.
         """
-        if not self.factored:
-            return stats.vector[: self.shape.n_parameters]
-        return of_factors(self.shape, stats["W"], stats["dv"], stats["dh"], stats["x"], dtype)
+        return stats.vector[: self.shape.n_parameters]
 
     def _phase(
         self, backend: Any, theta: Any, coupling: Any, cost: Any, block: Block, particles: Any

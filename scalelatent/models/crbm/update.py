@@ -1,4 +1,4 @@
-"""Sums and steps over flat vectors of parameters: one reading and one writing of each, on host or device.
+"""Sums and steps over parameters: one reading and one writing of each, on host or device.
 
 A step of a small batch moves more bytes of parameters than of anything else; numpy would pass over them once
 an operation.
@@ -17,15 +17,15 @@ _F4 = numba.float32
 
 
 class Way(NamedTuple):
-    """From old parameters to new ones, as vectors or as matrices: arrays of float32.
+    """From old parameters to new ones: C-contiguous arrays of float32, all vectors or all matrices.
 
-    ``velocity`` and ``speed``, what it becomes, are empty without momentum.
+    Both velocities are empty without momentum.
     """
 
     theta: Any
     velocity: Any
-    out: Any
-    speed: Any
+    new_theta: Any
+    new_velocity: Any
 
     def part(self, place: slice, *shape: int) -> Way:
         """Part of vectors, in the shape of a matrix if one is given."""
@@ -49,8 +49,8 @@ def _climb_signature(gradient: str) -> tuple[Any, ...]:
 
 
 def _climb(
-    theta: Any, velocity: Any, out: Any, speed: Any, gradient: Any, n_weights: Any, rate: Any, decay: Any,
-    momentum: Any,
+    theta: Any, velocity: Any, new_theta: Any, new_velocity: Any, gradient: Any, n_weights: Any, rate: Any,
+    decay: Any, momentum: Any,
 ) -> None:  # fmt: skip
     moving = len(velocity) > 0
     for i in range(len(theta)):
@@ -59,8 +59,8 @@ def _climb(
             move -= decay * theta[i]
         if moving:
             move += momentum * velocity[i]
-            speed[i] = move
-        out[i] = theta[i] + move
+            new_velocity[i] = move
+        new_theta[i] = theta[i] + move
 
 
 _climb_host = {np.dtype(kind): entry(*_climb_signature(kind))(_climb) for kind in ("f4", "f8")}
@@ -97,7 +97,7 @@ def climb(way: Way, gradient: Any, n_weights: int, pace: Pace) -> None:
     >>> theta.tolist()
     [1.25, 1.75, 2.5]
     """
-    theta, velocity, out, speed = way
+    theta, velocity, new_theta, new_velocity = way
     rate, decay, momentum = pace
     if isinstance(theta, np.ndarray) and theta.dtype == np.float32 and gradient.dtype in _climb_host:
         _climb_host[gradient.dtype](*way, gradient, n_weights, *map(np.float32, pace))
@@ -106,8 +106,8 @@ def climb(way: Way, gradient: Any, n_weights: int, pace: Pace) -> None:
     move[:n_weights] -= decay * theta[:n_weights]
     if len(velocity):
         move += momentum * velocity
-        speed[...] = move
-    out[...] = theta + move
+        new_velocity[...] = move
+    new_theta[...] = theta + move
 
 
 def add_to(total: np.ndarray, part: np.ndarray) -> None:

@@ -79,7 +79,15 @@ def chain_stats(learner: CrbmLearner, state: CrbmState, block: Block, device: st
 
 def gradient(learner: CrbmLearner, theta: np.ndarray, block: Block, device: str = "reference") -> np.ndarray:
     """The summed gradient of a block's rows."""
-    return learner.gradient(chain_stats(learner, learner.start(theta), block, device), np.float64)
+    stats = chain_stats(learner, learner.start(theta), block, device)
+    return of_factors(stats) if learner.factored else learner.gradient(stats)
+
+
+def of_factors(stats: Any) -> np.ndarray:
+    """The gradient that chains return in factors, in float64."""
+    w, dv, dh, x = (stats[name] for name in ("W", "dv", "dh", "x"))
+    parts = w, dv.T @ x, dh.T @ x, dv.sum(axis=0), dh.sum(axis=0)
+    return np.concatenate([part.reshape(-1) for part in parts])
 
 
 def slope(function: Any, theta: np.ndarray, step: float = 1e-5) -> np.ndarray:

@@ -12,18 +12,28 @@ from scalelatent.models.crbm.online import CrbmLearner, rows_of
 from scalelatent.models.crbm.predict import CrbmScoring
 from scalelatent.models.crbm.state import CrbmState
 from scalelatent.models.stats import Stats
-from tests.models.crbm.cases import chain_stats, gradient, make_learner, make_rows, make_theta
+from tests.models.crbm.cases import (
+    chain_stats,
+    gradient,
+    make_learner,
+    make_rows,
+    make_theta,
+    of_factors,
+)
 
 SHAPE = CrbmShape(6, 3, 4)
 
 
-def test_a_step_is_momentum_and_decay_by_the_book() -> None:
-    theta, rows = make_theta(SHAPE), make_rows(SHAPE, 8)
-    learner = make_learner(SHAPE, "mle-bp", momentum=0.9, weight_decay=0.01, rates=np.array([0.1, 0.02]))
+@pytest.mark.parametrize("shape", [SHAPE, CrbmShape(12, 3, 400)])
+def test_a_step_is_momentum_and_decay_by_the_book(shape: CrbmShape) -> None:
+    theta, rows = make_theta(shape, scale=0.1), make_rows(shape, 8)
+    learner = make_learner(shape, "mle-bp", momentum=0.9, weight_decay=0.01, rates=np.array([0.1, 0.02]))
+    assert learner.factored == (shape != SHAPE)
     state = replace(learner.start(theta), velocity=np.full_like(theta, 0.5), iteration=1)
     stats = chain_stats(learner, state, rows)
-    decayed = np.where(np.arange(len(theta)) < SHAPE.n_weights, theta, 0)
-    velocity = 0.9 * 0.5 + 0.02 * (learner.gradient(stats) / 8 - 0.01 * decayed)
+    decayed = np.where(np.arange(len(theta)) < shape.n_weights, theta, 0)
+    total = of_factors(stats) if learner.factored else learner.gradient(stats)
+    velocity = 0.9 * 0.5 + 0.02 * (total / 8 - 0.01 * decayed)
     found = learner.step(state, stats, 8)
     np.testing.assert_allclose(found.velocity, velocity, atol=1e-6)
     np.testing.assert_allclose(found.theta, theta + velocity, atol=1e-6)

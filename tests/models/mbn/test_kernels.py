@@ -150,6 +150,27 @@ def test_sparse_rows_of_uneven_columns(metric: str) -> None:
     assert (plain.argmax(axis=1) != got).mean() > 0.2, "float32 alone would do: this test shows nothing"
 
 
+@pytest.mark.parametrize("apart", [8, 64, 1])
+def test_two_centroids_that_float32_cannot_tell_apart(apart: int) -> None:
+    """In one lane of one panel, in one lane of two, and side by side; and of equal ones the first."""
+    rng, p, k, n = np.random.default_rng(apart), 40, 150, 200
+    wrong = 0
+    for trial in range(20):
+        w = rng.normal(size=(k, p)).astype("f4") + 30.0
+        j = int(rng.integers(0, 64 - apart)) if apart < 64 else int(rng.integers(0, 64))
+        w[j] = rng.normal(size=p).astype("f4")
+        w[j + apart] = w[j] if trial == 0 else w[j] + (1e-7 * rng.normal(size=p)).astype("f4")
+        if rng.random() < 0.5:
+            w[[j, j + apart]] = w[[j + apart, j]]
+        x = w[j] + rng.normal(size=(n, p)).astype("f4")
+        got = sparse.nearest_sparse(_csr(x), sparse.make_sparse_bank(_csr(w), np.arange(p), "euclidean"))
+        scores = x.astype("f8") @ w.astype("f8").T - 0.5 * (w.astype("f8") ** 2).sum(axis=1)
+        np.testing.assert_array_equal(got, scores.argmax(axis=1))
+        plain = x @ w.T - 0.5 * (w**2).sum(axis=1)
+        wrong += int((plain.argmax(axis=1) != got).sum())
+    assert wrong > 100, "float32 alone would do: this test shows nothing"
+
+
 def test_sparse_rows_and_centroids_without_entries() -> None:
     x = _csr(np.array([[0.0, 0, 0], [0, 3, 0], [0, 0, 0]]))
     w = _csr(np.array([[0.0, 2, 0], [0, 0, 0]]))
