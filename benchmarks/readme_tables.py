@@ -81,7 +81,7 @@ def streamed_pass(data: dict[str, Any]) -> None:
         ),
     )
     table(
-        "D|spans|in process|cluster|difference|of the fastest passes|allowed|not computing",
+        "D|spans|in process|cluster|difference|of the fastest passes|allowed|not computing|driver CPU",
         (
             (
                 o["D"],
@@ -92,6 +92,7 @@ def streamed_pass(data: dict[str, Any]) -> None:
                 f"{1e3 * o['fastest_difference_s']:.0f} ms",
                 f"{1e3 * o['allowed_difference_s']:.0f} ms",
                 f"{1e3 * o['not_computing_s']:.0f} ms",
+                f"{1e3 * o['driver_cpu_s']:.0f} ms",
             )
             for o in r["dask"]
         ),

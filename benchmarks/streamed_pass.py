@@ -103,15 +103,17 @@ def overlap(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
 
 
 class Seconds(sl.Callback):
-    """Seconds and bytes of each pass."""
+    """Seconds and bytes of each pass, and the CPU time of this process so far."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
         self.bytes: list[int] = []
+        self.cpu: list[float] = []
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
         self.seconds.append(record["seconds"])
         self.bytes.append(record["bytes_read"])
+        self.cpu.append(time.process_time())
 
 
 def timed_fit(
@@ -132,12 +134,15 @@ def timed_fit(
     return seconds
 
 
-def watched_fit(dataset: sl.Dataset, d: int, client: Any) -> tuple[list[float], list[float]]:
-    """Seconds of each pass on a cluster, and how many of them the busiest worker did not compute."""
+def watched_fit(dataset: sl.Dataset, d: int, client: Any) -> tuple[list[float], list[float], list[float]]:
+    """Of each pass on a cluster: seconds, how many of them the busiest worker did not compute, and CPU
+    seconds of this process, which has driver and scheduler.
+    """
     from distributed import get_task_stream
 
     with get_task_stream(client=client) as stream:
-        seconds = timed_fit(dataset, 12, d, client=client).seconds
+        told = timed_fit(dataset, 12, d, client=client)
+    seconds = told.seconds
     busy: dict[tuple[int, str], float] = {}
     for task in stream.data:
         name = task["key"].split("-")
@@ -148,7 +153,8 @@ def watched_fit(dataset: sl.Dataset, d: int, client: Any) -> tuple[list[float], 
                     busy[key] = busy.get(key, 0.0) + part["stop"] - part["start"]
     most = {i: max(v for (j, _), v in busy.items() if j == i) for i, _ in busy}
     # A pass may have begun behind the last one; it was called off.
-    return seconds[2:], [seconds[i - 1] - most[i] for i in sorted(most)[2:] if i <= len(seconds)]
+    idle = [seconds[i - 1] - most[i] for i in sorted(most)[2:] if i <= len(seconds)]
+    return seconds[2:], idle, np.diff(told.cpu)[1:].tolist()
 
 
 def dask_overhead(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
@@ -160,10 +166,10 @@ def dask_overhead(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
             spans = len(
                 spans_of(make_stage("capsule_estep", em, {"train": dataset}, "cpu", dataset.classes), 2)
             )
-            here, there, idle = [], [], []
+            here, there, idle, driver = [], [], [], []
             for _ in range(3):
-                seconds, not_computing = watched_fit(dataset, d, client)
-                there, idle = there + seconds, idle + not_computing
+                seconds, not_computing, cpu = watched_fit(dataset, d, client)
+                there, idle, driver = there + seconds, idle + not_computing, driver + cpu
                 with _no_client():
                     here += timed_fit(dataset, 12, d).seconds[2:]
             record = {
@@ -177,6 +183,7 @@ def dask_overhead(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
             }
             # What is not the workers' computing: scheduling, parameters, merging, M-step, the driver.
             record["not_computing_s"] = float(np.median(idle))
+            record["driver_cpu_s"] = float(np.median(driver))
             record["difference_s"] = record["cluster_s"] - record["in_process_s"]
             # Two workers, the scheduler and the driver share the cores: of noise they have more.
             record["fastest_difference_s"] = min(there) - min(here)

@@ -6,6 +6,7 @@ import ast
 import difflib
 import importlib.util
 import inspect
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ KINDS = {
     "crbm": ("scalelatent.estimators.crbm", "ConditionalRBM"),
     "mbn": ("scalelatent.estimators.mbn", "MultilayerBootstrapNetwork"),
 }
+
+# Python 3.11 counts the depth of all threads' trees in one place: where two parse at once one of them may get
+# a SystemError (cpython issue 106905).
+_PARSING = threading.Lock()
 
 
 def get_estimator(kind: str) -> Any:
@@ -69,7 +74,12 @@ def constructor_parameters(kind: str) -> dict[str, Any]:
 
 def _parse(text: str, name: str) -> dict[str, Any] | None:
     """Keyword-only parameters of a class's constructor; None where they are not plain enough to be read."""
-    classes = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == name)
+    try:
+        with _PARSING:
+            body = ast.parse(text).body
+    except SystemError:  # another library's thread was at it
+        return None
+    classes = (node for node in body if isinstance(node, ast.ClassDef) and node.name == name)
     methods = (node for found in classes for node in found.body if isinstance(node, ast.FunctionDef))
     constructor = next((method for method in methods if method.name == "__init__"), None)
     if constructor is None or len(constructor.args.args) > 1 or constructor.args.kwarg is not None:

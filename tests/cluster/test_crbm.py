@@ -11,6 +11,7 @@ import pytest
 from scalelatent import ConditionalRBM, Dataset
 from scalelatent.engine.dask.online import DaskSteps
 from scalelatent.models.crbm.online import CrbmLearner
+from scalelatent.models.crbm.state import CrbmState
 from scalelatent.models.stats import Stats
 from tests.estimators.test_crbm import patterns
 
@@ -47,13 +48,13 @@ def test_same_bits(
     train, held = pairs
     if options is RECORDS:
         seen: list[bool] = []
-        original = CrbmLearner.gradient
+        original = CrbmLearner.step
 
-        def gradient(self: CrbmLearner, stats: Stats, *args: Any) -> np.ndarray:
+        def step(self: CrbmLearner, state: CrbmState, stats: Stats, n_rows: int) -> CrbmState:
             seen.append(bool(stats.layout.row_fields))
-            return original(self, stats, *args)
+            return original(self, state, stats, n_rows)
 
-        monkeypatch.setattr(CrbmLearner, "gradient", gradient)
+        monkeypatch.setattr(CrbmLearner, "step", step)
         monkeypatch.setattr(DaskSteps, "_use_one", lambda self, groups: groups == 1)
 
     def fit(jobs: int, **more: Any) -> ConditionalRBM:

@@ -297,3 +297,15 @@ def test_parameters_read_from_the_text_are_those_of_the_constructor():
     }
     for odd in ("class A: pass", "class A:\n    def __init__(self, *, a=f()): ...", "x = 1"):
         assert registry._parse(odd, "A") is None
+
+
+def test_parameters_where_the_source_cannot_be_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scalelatent.estimators import registry
+
+    wanted = registry.constructor_parameters("capsule")
+
+    def broken(text: str) -> Any:
+        raise SystemError("AST constructor recursion depth mismatch (before=33, after=29)")
+
+    monkeypatch.setattr(registry.ast, "parse", broken)
+    assert registry.constructor_parameters("capsule") == wanted
