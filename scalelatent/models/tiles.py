@@ -47,8 +47,17 @@ def at(builder: Any, address: Any, offset: Any, kind: Any) -> Any:
     return builder.inttoptr(builder.add(address, offset), kind.as_pointer())
 
 
-def _shuffle(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
+def shuffle(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
+    """Lanes of two vectors, counted through both."""
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, len(lanes)), lanes))
+
+
+def spread(builder: Any, scalar: Any) -> Any:
+    """A scalar in all lanes of a vector of its type."""
+    first = builder.insert_element(
+        ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined), scalar, _I32(0)
+    )
+    return shuffle(builder, first, first, [0] * LANES)
 
 
 def accumulate(
@@ -85,8 +94,7 @@ def accumulate(
     new = []
     for r in range(rows):
         one = builder.load(at(builder, pa, offsets[r], _F32), align=BYTES)
-        first = builder.insert_element(ir.Constant(_VEC, ir.Undefined), one, _I32(0))
-        wide = _shuffle(builder, first, first, [0] * LANES)
+        wide = spread(builder, one)
         new.append([builder.call(fma, [wide, vectors[v], sums[r][v]]) for v in range(vecs)])
     following = [builder.add(k, _I64(1)), builder.add(pa, k_step), builder.add(pb, b_step)]
     for phi, start, step in zip((k, pa, pb), (_I64(0), a, b), following, strict=True):
@@ -116,14 +124,14 @@ def _store_transposed(builder: Any, sums: list[list[Any]], c: Any, row_step: Any
     for first in range(0, len(sums), 4):
         for v in range(len(sums[0])):
             r0, r1, r2, r3 = (sums[first + r][v] for r in range(4))
-            a, b = _shuffle(builder, r0, r1, even), _shuffle(builder, r0, r1, odd)
-            d, e = _shuffle(builder, r2, r3, even), _shuffle(builder, r2, r3, odd)
-            columns = [_shuffle(builder, p, q, lanes) for p, q in ((a, d), (b, e)) for lanes in (low, high)]
+            a, b = shuffle(builder, r0, r1, even), shuffle(builder, r0, r1, odd)
+            d, e = shuffle(builder, r2, r3, even), shuffle(builder, r2, r3, odd)
+            columns = [shuffle(builder, p, q, lanes) for p, q in ((a, d), (b, e)) for lanes in (low, high)]
             for j, both in enumerate(columns):
                 for half, lanes in enumerate(([0, 1, 2, 3], [4, 5, 6, 7])):
                     place = builder.add(c, builder.mul(row_step, _I64(LANES * v + 4 * half + j)))
                     builder.store(
-                        _shuffle(builder, both, both, lanes),
+                        shuffle(builder, both, both, lanes),
                         at(builder, place, _I64(BYTES * first), _HALF),
                         align=BYTES,
                     )

@@ -324,7 +324,7 @@ class CrbmLearner:
         backend, theta, _, state, cost = prepared
         xp, first = backend.xp, theta
         theta, velocity = theta.copy(), backend.asarray(state.velocity, np.float32).copy()
-        kept = self._particles(backend, state, block)
+        way, kept = Way(theta, velocity, theta, velocity), self._particles(backend, state, block)
         for a in range(0, len(block.x), self.chain_rows):
             part = rows_of(block, a, a + self.chain_rows)
             n = len(part.x)
@@ -332,7 +332,6 @@ class CrbmLearner:
             some = None if kept is None else kept[:n]
             seen, v, phase = self._phase(backend, theta, coupling, cost, part, some)
             gradient = difference(self.shape, backend, theta, seen, v, phase)
-            way = Way(theta, velocity, theta, velocity)
             climb(way, gradient, self.shape.n_weights, self._pace(n, block.epoch))
             self._measure(stats, phase)
             if kept is not None:

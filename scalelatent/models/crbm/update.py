@@ -98,10 +98,10 @@ def climb(way: Way, gradient: Any, n_weights: int, pace: Pace) -> None:
     [1.25, 1.75, 2.5]
     """
     theta, velocity, new_theta, new_velocity = way
-    rate, decay, momentum = pace
     if isinstance(theta, np.ndarray) and theta.dtype == np.float32 and gradient.dtype in _climb_host:
         _climb_host[gradient.dtype](*way, gradient, n_weights, *map(np.float32, pace))
         return
+    rate, decay, momentum = pace
     move = gradient * theta.dtype.type(rate)
     move[:n_weights] -= decay * theta[:n_weights]
     if len(velocity):

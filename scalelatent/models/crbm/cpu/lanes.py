@@ -19,7 +19,7 @@ from llvmlite import ir
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from scalelatent.models.tiles import BYTES, at
+from scalelatent.models.tiles import BYTES, at, shuffle, spread
 from scalelatent.models.tiles import LANES as LANES
 
 WIDE = BYTES * LANES  # bytes of a vector
@@ -82,9 +82,7 @@ class Lanes:
 
     def spread(self, scalar: Any) -> Any:
         """A scalar in all lanes."""
-        kind = ir.VectorType(scalar.type, LANES)
-        first = self.b.insert_element(ir.Constant(kind, ir.Undefined), scalar, I32(0))
-        return self.b.shuffle_vector(first, first, ir.Constant(INTS, [0] * LANES))
+        return spread(self.b, scalar)
 
     def call(self, name: str, *values: Any) -> Any:
         """An intrinsic of LLVM on vectors."""
@@ -114,7 +112,7 @@ class Lanes:
         """One scalar out of the lanes: i with i + 4, then i + 2, then i + 1."""
         for step in (4, 2, 1):
             lanes = [(i + step) % LANES for i in range(LANES)]
-            x = join(x, self.b.shuffle_vector(x, x, ir.Constant(INTS, lanes)))
+            x = join(x, shuffle(self.b, x, x, lanes))
         return self.b.extract_element(x, I32(0))
 
     def polynomial(self, coefficients: Sequence[float], x: Any) -> Any:

@@ -13,7 +13,6 @@ width, order of sums or device shows in them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -22,7 +21,7 @@ from numba.extending import intrinsic
 
 from scalelatent._numba import entry, filled, given, kernel
 from scalelatent.models.mbn.reference import score_terms, squared_lengths
-from scalelatent.models.tiles import BYTES, LANES, accumulate, at, make_tile
+from scalelatent.models.tiles import BYTES, LANES, accumulate, at, make_tile, spread
 
 ROWS, VECS = 6, 2
 PANEL = VECS * LANES
@@ -101,11 +100,6 @@ def nearest(x: np.ndarray, columns: np.ndarray, bank: Bank) -> np.ndarray:
     return out
 
 
-def _splat(builder: Any, value: Any, kind: Any) -> Any:
-    first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, _I32(0))
-    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES))
-
-
 @intrinsic
 def _compete(typingctx, x, row_step, panel, n, scale, bias, base, state):  # type: ignore[no-untyped-def]
     """Scores of a tile against the best of their lanes; addresses and byte steps, all int64.
@@ -119,7 +113,7 @@ def _compete(typingctx, x, row_step, panel, n, scale, bias, base, state):  # typ
         sums = accumulate(builder, ROWS, VECS, x, row_step, _I64(BYTES), panel, _I64(wide * VECS), n, False)
         load = lambda address, v, kind: builder.load(at(builder, address, _I64(wide * v), kind), align=BYTES)  # noqa: E731
         scales, biases = ([load(a, v, _VEC) for v in range(VECS)] for a in (scale, bias))
-        first = _splat(builder, builder.trunc(base, _I32), _INDICES)
+        first = spread(builder, builder.trunc(base, _I32))
         indices = [
             builder.add(first, ir.Constant(_INDICES, [LANES * v + i for i in range(LANES)]))
             for v in range(VECS)

@@ -12,7 +12,6 @@ tables stay in the caches nearest to the core; at the end the centroids that eac
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -20,7 +19,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from scalelatent._numba import entry, filled, given, kernel
-from scalelatent.models.tiles import at
+from scalelatent.models.tiles import at, shuffle
 
 # Rows of a strip: the more, the more often a table is used while it is near; the lines that they write to
 # should stay near too.
@@ -96,10 +95,6 @@ def nearest_codes(x: np.ndarray, lists: Lists) -> np.ndarray:
     return out
 
 
-def _shuffle(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
-    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, len(lanes)), lanes))
-
-
 @intrinsic
 def _turn(typingctx, source, down, target, across, like):  # type: ignore[no-untyped-def]
     """8 x 8 numbers of the type of the array ``like`` transposed; addresses and byte steps, all int64."""
@@ -114,7 +109,7 @@ def _turn(typingctx, source, down, target, across, like):  # type: ignore[no-unt
         # Three perfect shuffles of the 64 numbers.
         for _ in range(3):
             pairs = [(rows[i // 2], rows[i // 2 + 4]) for i in range(_LANES)]
-            rows = [_shuffle(builder, *pair, high if i % 2 else low) for i, pair in enumerate(pairs)]
+            rows = [shuffle(builder, *pair, high if i % 2 else low) for i, pair in enumerate(pairs)]
         for i, row in enumerate(rows):
             builder.store(row, place(target, across, i), align=size)
         return context.get_dummy_value()

@@ -21,7 +21,7 @@ from numba.extending import intrinsic
 from scalelatent._numba import entry, filled, given, kernel
 from scalelatent.models.csr import CsrRows
 from scalelatent.models.mbn.reference import score_terms
-from scalelatent.models.tiles import BYTES, LANES, at
+from scalelatent.models.tiles import BYTES, LANES, at, spread
 
 _VECS = 8
 PANEL = _VECS * LANES
@@ -145,11 +145,6 @@ def _score(typingctx, places, values, count, panel, scores, scale, bias, lanes, 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         places, values, count, panel, scores, scale, bias, lanes, j = args
         words = ir.VectorType(_I32, LANES)
-        splat = lambda value, kind: builder.shuffle_vector(  # noqa: E731
-            builder.insert_element(ir.Constant(kind, ir.Undefined), value, _I32(0)),
-            ir.Constant(kind, ir.Undefined),
-            ir.Constant(words, [0] * LANES),
-        )
         vector = ir.FunctionType(_VEC, [_VEC] * 3)
         fma = cgutils.get_or_insert_function(builder.module, vector, f"llvm.fma.v{LANES}f32")
         wide = BYTES * LANES
@@ -162,7 +157,7 @@ def _score(typingctx, places, values, count, panel, scores, scale, bias, lanes, 
         e, sums = builder.phi(_I64), [builder.phi(_VEC) for _ in range(_VECS)]
         place = builder.load(at(builder, places, builder.mul(e, _I64(8)), _I64), align=8)
         value = builder.load(at(builder, values, builder.mul(e, _I64(BYTES)), _F32), align=BYTES)
-        every = splat(value, _VEC)
+        every = spread(builder, value)
         column = builder.add(panel, place)
         more = [builder.call(fma, [every, load(column, v), sums[v]]) for v in range(_VECS)]
         following = builder.add(e, _I64(1))
@@ -177,7 +172,7 @@ def _score(typingctx, places, values, count, panel, scores, scale, bias, lanes, 
             total.add_incoming(more[v], loop)
         top, second = load(lanes, 0), load(lanes, 1)
         where = builder.load(at(builder, lanes, _I64(2 * wide), words), align=BYTES)
-        index = builder.add(splat(builder.trunc(j, _I32), words), ir.Constant(words, list(range(LANES))))
+        index = builder.add(spread(builder, builder.trunc(j, _I32)), ir.Constant(words, list(range(LANES))))
         for v, total in enumerate(totals):
             score = builder.fadd(builder.fmul(total, load(scale, v)), load(bias, v))
             builder.store(score, at(builder, scores, _I64(wide * v), _VEC), align=BYTES)
