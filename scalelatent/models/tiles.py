@@ -3,19 +3,19 @@ W and G.
 
 OpenBLAS packs both operands into panels made for square matrices, and reads X twice. Here W alone is packed,
 once a block; a strip of X is read in place, so that a kernel which does both products reads it from memory
-once. Tiles of 4 x 24 sums stay in registers (12 of 16 on AVX2): a step loads three vectors and broadcasts
-four numbers for twelve fused multiply-adds, so the arithmetic units are the limit. H is stored transposed,
-(dimensions, rows), as the E-step wants it. The tiles are written in LLVM's vector types, because sums in
-local arrays would not stay in registers.
+once. Tiles of 4 x 24 sums stay in registers (12 of 16 on AVX2; 8 x 48 in 24 of 32 on AVX-512): a step loads
+three vectors and broadcasts four numbers for twelve fused multiply-adds, so the arithmetic units are the
+limit. H is stored transposed, (dimensions, rows), as the E-step wants it. The tiles are written in LLVM's
+vector types, because sums in local arrays would not stay in registers.
 
-Every sum runs over its index in order: a block gives the same bits each time, on any thread.
+Every sum runs over its index in order: a block gives the same bits each time, on any thread, whatever the
+width of the vectors.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -24,40 +24,25 @@ from numba.extending import intrinsic
 
 from scalelatent._numba import kernel
 
-LANES = 8
+from .vectors import BYTES, LANES, at, shuffle, spread
+
 # Rows of a strip: X (p = 196) and H stay in the second-level cache between the two products.
 STRIP = 128
+# Rows of X in a tile of one vector; a strip is filled up to whole ones.
+ROWS = 8
+# Rows of a tile of three vectors, with its sums in three quarters of the registers.
+_TALL = 8 if LANES == 16 else 4
 # Columns of a panel: three vectors.
 PANEL = 3 * LANES
-# Up to so many rows of W the tiles are ahead of OpenBLAS (benchmarks/capsule_pass.py); with 512-bit vectors,
-# which OpenBLAS uses and the tiles do not, only while packing is what costs.
-MAX_DIMS = 64 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 512
+# Up to so many rows of W the tiles are ahead of OpenBLAS (benchmarks/capsule_pass.py).
+MAX_DIMS = 512
 # Beyond this many columns a panel of W is far larger than the first-level cache.
 MAX_FEATURES = 1024
 # Rows of X that are fetched ahead of the four in work.
 _AHEAD = 8
 
 _F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-_VEC, _HALF = ir.VectorType(_F32, LANES), ir.VectorType(_F32, LANES // 2)
-BYTES = 4
-
-
-def at(builder: Any, address: Any, offset: Any, kind: Any) -> Any:
-    """A pointer to a ``kind`` so many bytes behind an address; both int64."""
-    return builder.inttoptr(builder.add(address, offset), kind.as_pointer())
-
-
-def shuffle(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
-    """Lanes of two vectors, counted through both."""
-    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, len(lanes)), lanes))
-
-
-def spread(builder: Any, scalar: Any) -> Any:
-    """A scalar in all lanes of a vector of its type."""
-    first = builder.insert_element(
-        ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined), scalar, _I32(0)
-    )
-    return shuffle(builder, first, first, [0] * LANES)
+_VEC, _FOUR = ir.VectorType(_F32, LANES), ir.VectorType(_F32, 4)
 
 
 def accumulate(
@@ -84,9 +69,8 @@ def accumulate(
     sums = [[builder.phi(_VEC) for _ in range(vecs)] for _ in range(rows)]
     vectors = [builder.load(at(builder, pb, _I64(BYTES * LANES * v), _VEC), align=BYTES) for v in range(vecs)]
     if fetch:
-        # Four bytes of each of four rows a step: the rows ahead, sixteen bytes a step, arrive just in time.
-        # The hardware
-        # would start anew with every row.
+        # Four bytes a row and step: the rows ahead arrive just in time. The hardware would start anew with
+        # every row.
         ahead = builder.add(builder.mul(row_step, _I64(_AHEAD)), builder.mul(k, _I64(BYTES * rows)))
         kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), _I32, _I32, _I32])
         prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
@@ -94,7 +78,7 @@ def accumulate(
     new = []
     for r in range(rows):
         one = builder.load(at(builder, pa, offsets[r], _F32), align=BYTES)
-        wide = spread(builder, one)
+        wide = spread(builder, one, LANES)
         new.append([builder.call(fma, [wide, vectors[v], sums[r][v]]) for v in range(vecs)])
     following = [builder.add(k, _I64(1)), builder.add(pa, k_step), builder.add(pb, b_step)]
     for phi, start, step in zip((k, pa, pb), (_I64(0), a, b), following, strict=True):
@@ -118,21 +102,21 @@ def _add(builder: Any, sums: list[list[Any]], c: Any, row_step: Any) -> None:
 
 
 def _store_transposed(builder: Any, sums: list[list[Any]], c: Any, row_step: Any) -> None:
-    """Four rows at a time: lane j of vector v goes to row 8v + j, four columns side by side."""
-    even, odd = [0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15]
-    low, high = [0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15]
+    """Four rows at a time: lane j of vector v goes to row LANES v + j, four columns side by side."""
+    fours = range(0, LANES, 4)
+    pairs = [[f + j for f in fours for j in (i, LANES + i, i + 1, LANES + i + 1)] for i in (0, 2)]
+    halves = [[f + j for f in fours for j in (i, i + 1, LANES + i, LANES + i + 1)] for i in (0, 2)]
     for first in range(0, len(sums), 4):
         for v in range(len(sums[0])):
             r0, r1, r2, r3 = (sums[first + r][v] for r in range(4))
-            a, b = shuffle(builder, r0, r1, even), shuffle(builder, r0, r1, odd)
-            d, e = shuffle(builder, r2, r3, even), shuffle(builder, r2, r3, odd)
-            columns = [shuffle(builder, p, q, lanes) for p, q in ((a, d), (b, e)) for lanes in (low, high)]
-            for j, both in enumerate(columns):
-                for half, lanes in enumerate(([0, 1, 2, 3], [4, 5, 6, 7])):
-                    place = builder.add(c, builder.mul(row_step, _I64(LANES * v + 4 * half + j)))
+            zipped = [(shuffle(builder, r0, r1, p), shuffle(builder, r2, r3, p)) for p in pairs]
+            columns = [shuffle(builder, *both, lanes) for both in zipped for lanes in halves]
+            for j, several in enumerate(columns):
+                for f in fours:
+                    place = builder.add(c, builder.mul(row_step, _I64(LANES * v + f + j)))
                     builder.store(
-                        shuffle(builder, both, both, lanes),
-                        at(builder, place, _I64(BYTES * first), _HALF),
+                        shuffle(builder, several, several, list(range(f, f + 4))),
+                        at(builder, place, _I64(BYTES * first), _FOUR),
                         align=BYTES,
                     )
 
@@ -156,10 +140,10 @@ def make_tile(rows: int, vecs: int, transposed: bool, fetch: bool = False) -> An
     return tile
 
 
-_h43_fetch = make_tile(4, 3, True, True)
-_h43, _h42, _h81 = make_tile(4, 3, True), make_tile(4, 2, True), make_tile(8, 1, True)
-_d43, _d23, _d13 = make_tile(4, 3, False), make_tile(2, 3, False), make_tile(1, 3, False)
-_d81, _d41, _d11 = make_tile(8, 1, False), make_tile(4, 1, False), make_tile(1, 1, False)
+_h3_fetch = make_tile(_TALL, 3, True, True)
+_h3, _h2, _h1 = make_tile(_TALL, 3, True), make_tile(_TALL, 2, True), make_tile(ROWS, 1, True)
+_d3, _d43, _d23, _d13 = (make_tile(rows, 3, False) for rows in (_TALL, 4, 2, 1))
+_d81, _d41, _d11 = (make_tile(rows, 1, False) for rows in (8, 4, 1))
 
 
 @kernel
@@ -170,7 +154,7 @@ def padded(dims):  # type: ignore[no-untyped-def]
 
 @kernel
 def pack(w):  # type: ignore[no-untyped-def]
-    """W (D, p) in panels (p, 24), the last of 8 or 16 columns, filled up with zeros, one after the other.
+    """W (D, p) in panels (p, PANEL), one after the other, the last of whole vectors filled up with zeros.
 
     A panel stays in the first-level cache while all rows of a strip go by.
     """
@@ -187,13 +171,13 @@ def pack(w):  # type: ignore[no-untyped-def]
 
 @kernel
 def latents(packed, x, out):  # type: ignore[no-untyped-def]
-    """H = W X^T of a strip into ``out`` (padded dimensions, at least the rows rounded up to 8), all
+    """H = W X^T of a strip into ``out`` (padded dimensions, at least the rows rounded up to whole ROWS), all
     C-contiguous float32.
     """
     n, p = x.shape
     row, step = BYTES * p, BYTES * out.shape[1]
-    whole = n // LANES * LANES
-    tail = np.zeros((LANES, p), dtype=np.float32)
+    whole = n // ROWS * ROWS
+    tail = np.zeros((ROWS, p), dtype=np.float32)
     # The last rows, filled up with zeros: nothing is read beyond the end.
     tail[: n - whole] = x[whole:]
     for first in range(0, out.shape[0], PANEL):
@@ -202,23 +186,23 @@ def latents(packed, x, out):  # type: ignore[no-untyped-def]
         _panel_latents(x.ctypes.data, whole, row, panel, vecs, p, target, step, first == 0)
         if whole < n:
             end = target + BYTES * whole
-            _panel_latents(tail.ctypes.data, LANES, row, panel, vecs, p, end, step, False)
+            _panel_latents(tail.ctypes.data, ROWS, row, panel, vecs, p, end, step, False)
 
 
 @kernel
 def _panel_latents(rows, n, row, panel, vecs, p, target, step, fetch):  # type: ignore[no-untyped-def]
-    """One panel of W with n rows of X, n a multiple of 8; only the first panel has to wait for memory."""
+    """One panel of W with n rows of X, n a multiple of ROWS; only the first panel has to wait for memory."""
     wide = BYTES * LANES * vecs
-    for i in range(0, n, 4):
+    for i in range(0, n, _TALL):
         place = target + BYTES * i
         if vecs == 3 and fetch:
-            _h43_fetch(rows + i * row, row, BYTES, panel, wide, p, place, step)
+            _h3_fetch(rows + i * row, row, BYTES, panel, wide, p, place, step)
         elif vecs == 3:
-            _h43(rows + i * row, row, BYTES, panel, wide, p, place, step)
+            _h3(rows + i * row, row, BYTES, panel, wide, p, place, step)
         elif vecs == 2:
-            _h42(rows + i * row, row, BYTES, panel, wide, p, place, step)
-        elif i % LANES == 0:
-            _h81(rows + i * row, row, BYTES, panel, wide, p, place, step)
+            _h2(rows + i * row, row, BYTES, panel, wide, p, place, step)
+        elif i % ROWS == 0:
+            _h1(rows + i * row, row, BYTES, panel, wide, p, place, step)
 
 
 @kernel
@@ -231,7 +215,10 @@ def add_moment(g, n, x, out):  # type: ignore[no-untyped-def]
     whole = p // PANEL * PANEL
     for f in range(0, whole, PANEL):
         k, at = 0, BYTES * f
-        while dims - k >= 4:
+        while dims - k >= _TALL:
+            _d3(left + k * across, across, BYTES, rows + at, row, n, target + k * row + at, row)
+            k += _TALL
+        if dims - k >= 4:
             _d43(left + k * across, across, BYTES, rows + at, row, n, target + k * row + at, row)
             k += 4
         if dims - k >= 2:

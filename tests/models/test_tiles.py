@@ -19,7 +19,7 @@ def _draw(seed: int, *shape: int) -> np.ndarray:
 
 def _latents(w: np.ndarray, x: np.ndarray) -> np.ndarray:
     packed = tiles.pack(w)
-    columns = -(-len(x) // tiles.LANES) * tiles.LANES
+    columns = -(-len(x) // tiles.ROWS) * tiles.ROWS
     out = np.full((tiles.padded(len(w)), columns), np.nan, dtype="f4")
     tiles.latents(packed, x, out)
     assert not np.nan_to_num(out[len(w) :, : len(x)]).any()  # padded dimensions are zeros (times NaN: NaN)

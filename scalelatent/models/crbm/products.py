@@ -13,7 +13,7 @@ import numba
 import numpy as np
 
 from scalelatent._numba import entry, filled, given, kernel
-from scalelatent.models.tiles import LANES, STRIP, add_moment, fits, latents, pack, padded
+from scalelatent.models.tiles import ROWS, STRIP, add_moment, fits, latents, pack, padded
 
 from .update import Pace, Way, climb
 
@@ -105,8 +105,8 @@ def affine(x: Any, weights: Any, bias: Any, out: Any, xp: Any) -> None:
     >>> out.tolist()
     [[4.0, 5.0]]
     """
-    # Of fewer units than a vector has lanes most of a tile would be filled up.
-    enough = len(weights) >= LANES and x.shape[1] == weights.shape[1]
+    # Of fewer units than a tile has rows most of it would be filled up.
+    enough = len(weights) >= ROWS and x.shape[1] == weights.shape[1]
     if enough and _few(x, weights, bias, out) and fits(len(x), weights):
         _affine(x, weights, bias, out)
     else:

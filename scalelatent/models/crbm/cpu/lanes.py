@@ -19,9 +19,10 @@ from llvmlite import ir
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from scalelatent.models.tiles import BYTES, at, shuffle, spread
-from scalelatent.models.tiles import LANES as LANES
+from scalelatent.models.vectors import BYTES, at, shuffle, spread
 
+# Eight on every machine: products and sums over a row run by lanes. Wider vectors divide no faster.
+LANES = 8
 WIDE = BYTES * LANES  # bytes of a vector
 F32, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 VEC, INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
@@ -82,7 +83,7 @@ class Lanes:
 
     def spread(self, scalar: Any) -> Any:
         """A scalar in all lanes."""
-        return spread(self.b, scalar)
+        return spread(self.b, scalar, LANES)
 
     def call(self, name: str, *values: Any) -> Any:
         """An intrinsic of LLVM on vectors."""

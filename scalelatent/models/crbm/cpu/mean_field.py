@@ -8,7 +8,7 @@ import numpy as np
 
 from scalelatent._numba import entry, filled, given, kernel
 from scalelatent.models.crbm.inference import Inference
-from scalelatent.models.tiles import STRIP, latents
+from scalelatent.models.tiles import STRIP, latents, padded
 
 from .coupling import Coupling
 from .lanes import WIDE, aligned, whole
@@ -80,7 +80,7 @@ def mean_field(
     found, (v, h), strip = unfilled(bv, bh), coupling.w.shape, min(STRIP, len(bv))
     fields = UNIT_FIELDS + 1
     units = aligned((strip, fields, whole(v))), aligned((strip, fields, whole(h)))
-    products = aligned((whole(v), whole(strip))), aligned((whole(h), whole(strip)))
+    products = aligned((padded(v), whole(strip))), aligned((padded(h), whole(strip)))
     beliefs, small = (aligned((strip, v)), aligned((strip, h))), small_of(coupling.limit)
     for first in range(0, len(bv), STRIP):
         part = slice(first, first + STRIP)

@@ -1,8 +1,9 @@
 """Nearest centroids of dense rows: a matrix product whose scores never leave the registers.
 
-A tile of 6 rows x 16 centroids is summed in registers as in :mod:`scalelatent.models.tiles`, and before it
-is given up its scores compete with the best of their lane: of a row and eight lanes the best score, its
-index and the second best score are kept, 96 bytes. So the scores, k times as many as rows, are never stored.
+A tile of 6 rows x 16 centroids (12 x 32 on AVX-512) is summed in registers as in
+:mod:`scalelatent.models.tiles`, and before it is given up its scores compete with the best of their lane: of
+each row and lane the best score, its index and the second best score are kept. So the scores, k times as many
+as rows, are never stored.
 
 The scan is float32, and its answer is certain only where the winner leads by more than rounding can do. The
 few other rows (about one in a hundred) are scanned again, and the centroids that rounding leaves in question
@@ -21,9 +22,11 @@ from numba.extending import intrinsic
 
 from scalelatent._numba import entry, filled, given, kernel
 from scalelatent.models.mbn.reference import score_terms, squared_lengths
-from scalelatent.models.tiles import BYTES, LANES, accumulate, at, make_tile, spread
+from scalelatent.models.tiles import accumulate, make_tile
+from scalelatent.models.vectors import BYTES, LANES, at, spread
 
-ROWS, VECS = 6, 2
+# Sums in three quarters of the registers, as many rows as leave no room for more loads than arithmetic.
+ROWS, VECS = (12 if LANES == 16 else 6), 2
 PANEL = VECS * LANES
 # Rows of a strip: on 392 columns 190 kB of the second-level cache, while a panel of 25 kB stays in the first.
 STRIP = 120
@@ -39,8 +42,8 @@ class Bank:
     Attributes
     ----------
     packed : ndarray of float32
-        Panels of 16 centroids, (columns, 16) each, the last filled up with zeros.
-    scale, bias : ndarray of float32, shape (k rounded up to 16,)
+        Panels of PANEL centroids, (columns, PANEL) each, the last filled up with zeros.
+    scale, bias : ndarray of float32, shape (k rounded up to whole panels,)
         Of the scores, see :class:`..reference.Bank`; -inf for centroids that only fill up.
     exact : ndarray of float64, shape (2, k)
         Scale and bias once more.
@@ -60,8 +63,8 @@ def make_bank(w: np.ndarray, metric: str) -> Bank:
 
     Examples
     --------
-    >>> make_bank(np.ones((3, 5), dtype=np.uint8), "euclidean").packed.shape
-    (80,)
+    >>> make_bank(np.ones((3, 5), dtype=np.uint8), "euclidean").packed.size == 5 * PANEL
+    True
     """
     w = np.ascontiguousarray(w, dtype=np.float32)
     k, columns = w.shape
@@ -113,7 +116,7 @@ def _compete(typingctx, x, row_step, panel, n, scale, bias, base, state):  # typ
         sums = accumulate(builder, ROWS, VECS, x, row_step, _I64(BYTES), panel, _I64(wide * VECS), n, False)
         load = lambda address, v, kind: builder.load(at(builder, address, _I64(wide * v), kind), align=BYTES)  # noqa: E731
         scales, biases = ([load(a, v, _VEC) for v in range(VECS)] for a in (scale, bias))
-        first = spread(builder, builder.trunc(base, _I32))
+        first = spread(builder, builder.trunc(base, _I32), LANES)
         indices = [
             builder.add(first, ir.Constant(_INDICES, [LANES * v + i for i in range(LANES)]))
             for v in range(VECS)

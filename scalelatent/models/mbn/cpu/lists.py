@@ -19,7 +19,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from scalelatent._numba import entry, filled, given, kernel
-from scalelatent.models.tiles import at, shuffle
+from scalelatent.models.vectors import at, shuffle
 
 # Rows of a strip: the more, the more often a table is used while it is near; the lines that they write to
 # should stay near too.

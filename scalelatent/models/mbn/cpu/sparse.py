@@ -1,7 +1,7 @@
 """Nearest centroids of CSR rows: only what a row's own entries meet is multiplied.
 
 Few columns hold most entries (Zipf). A column in which more than one of 16 centroids has an entry lies dense:
-an entry of a row adds a multiple of it to the scores of 64 centroids at a time, eight sums in registers. The
+an entry of a row adds a multiple of it to the scores of 64 or 128 centroids at a time, eight vectors. The
 other columns are postings, added to the scores one by one. The scan is float32, and the few rows whose winner
 leads by less than rounding can do are decided in float64, as over dense rows: sums there go over a row's
 entries from left to right, so a dataset has the same codes in either form.
@@ -21,7 +21,7 @@ from numba.extending import intrinsic
 from scalelatent._numba import entry, filled, given, kernel
 from scalelatent.models.csr import CsrRows
 from scalelatent.models.mbn.reference import score_terms
-from scalelatent.models.tiles import BYTES, LANES, at, spread
+from scalelatent.models.vectors import BYTES, LANES, at, spread
 
 _VECS = 8
 PANEL = _VECS * LANES
@@ -43,12 +43,12 @@ class SparseBank:
     slot : ndarray of int32, shape (p,)
         Of a dense column its place; -2 - place of one with postings; -1 where no centroid has an entry or the
         clustering does not look.
-    panels : ndarray of float32, shape (k rounded up to 64, dense columns, 64)
-        Flat: panels of 64 centroids, the last filled up with zeros.
+    panels : ndarray of float32, shape (panels, dense columns, PANEL)
+        Flat: panels of PANEL centroids, the last filled up with zeros.
     start : ndarray of int64, shape (columns with postings + 1,)
     centroid : ndarray of int32, shape (postings,)
     value : ndarray of float32, shape (postings,)
-    scale, bias : ndarray of float32, shape (k rounded up to 64,)
+    scale, bias : ndarray of float32, shape (k rounded up to whole panels,)
         Of the scores, see :class:`..reference.Bank`; -inf for centroids that only fill up.
     exact : ndarray of float64, shape (2, k)
         Scale and bias once more.
@@ -135,7 +135,7 @@ def nearest_sparse(x: CsrRows, bank: SparseBank) -> np.ndarray:
 
 @intrinsic
 def _score(typingctx, places, values, count, panel, scores, scale, bias, lanes, j):  # type: ignore[no-untyped-def]
-    """Scores of a row with the 64 centroids of a panel, the first of which is ``j``; addresses, all int64.
+    """Scores of a row with the centroids of a panel, the first of which is ``j``; addresses, all int64.
 
     ``scores`` holds what the postings gave, and then the scores; ``places`` are the byte offsets of the
     columns of ``count`` entries in the panel; ``lanes`` holds of each lane the best score so far, the second
@@ -157,7 +157,7 @@ def _score(typingctx, places, values, count, panel, scores, scale, bias, lanes, 
         e, sums = builder.phi(_I64), [builder.phi(_VEC) for _ in range(_VECS)]
         place = builder.load(at(builder, places, builder.mul(e, _I64(8)), _I64), align=8)
         value = builder.load(at(builder, values, builder.mul(e, _I64(BYTES)), _F32), align=BYTES)
-        every = spread(builder, value)
+        every = spread(builder, value, LANES)
         column = builder.add(panel, place)
         more = [builder.call(fma, [every, load(column, v), sums[v]]) for v in range(_VECS)]
         following = builder.add(e, _I64(1))
@@ -172,7 +172,9 @@ def _score(typingctx, places, values, count, panel, scores, scale, bias, lanes, 
             total.add_incoming(more[v], loop)
         top, second = load(lanes, 0), load(lanes, 1)
         where = builder.load(at(builder, lanes, _I64(2 * wide), words), align=BYTES)
-        index = builder.add(spread(builder, builder.trunc(j, _I32)), ir.Constant(words, list(range(LANES))))
+        index = builder.add(
+            spread(builder, builder.trunc(j, _I32), LANES), ir.Constant(words, list(range(LANES)))
+        )
         for v, total in enumerate(totals):
             score = builder.fadd(builder.fmul(total, load(scale, v)), load(bias, v))
             builder.store(score, at(builder, scores, _I64(wide * v), _VEC), align=BYTES)

@@ -1,0 +1,93 @@
+"""Kernels of machines whose vectors are wider or narrower: the same bits, whatever the width."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from scalelatent.models import tiles
+from scalelatent.models.crbm.cpu.coupling import make_coupling
+from scalelatent.models.crbm.cpu.mean_field import mean_field
+from scalelatent.models.crbm.products import affine, climb_outer
+from scalelatent.models.crbm.update import Pace, Way
+from scalelatent.models.csr import CsrRows
+from scalelatent.models.mbn.cpu.dense import make_bank, nearest
+from scalelatent.models.mbn.cpu.sparse import make_sparse_bank, nearest_sparse
+from scalelatent.models.vectors import LANES
+
+WIDTHS = (1, 8, 15, 16, 17, 31, 33, 47, 48, 49, 97, 196)
+
+
+def _draw(seed: int, *shape: int) -> np.ndarray:
+    return np.random.Generator(np.random.Philox(seed)).normal(size=shape).astype("f4")
+
+
+def _tiles(dims: int, p: int, n: int) -> list[np.ndarray]:
+    w, x, g = _draw(1, dims, p), _draw(2, n, p), _draw(3, dims, n)
+    h = np.empty((tiles.padded(dims), tiles.STRIP), dtype="f4")
+    tiles.latents(tiles.pack(w), x, h)
+    moment = w.copy()
+    tiles.add_moment(g, n, x, moment)
+    return [h[:dims, :n], moment]
+
+
+def _codes(k: int, p: int) -> list[np.ndarray]:
+    # Whole numbers: ties within a lane, between lanes and between panels.
+    rows = np.random.default_rng(k).integers(0, 3, (300, p)).astype("f4")
+    columns, found = np.arange(p // 2, dtype=np.int32), []
+    found.append(nearest(rows, columns, make_bank(rows[:k, : p // 2], "euclidean")))
+    csr = sparse.csr_matrix(rows * (_draw(k, *rows.shape) > 1))
+    some = csr[:k]
+    banks = [CsrRows(a.data, a.indices, a.indptr, a.shape) for a in (csr, some)]
+    found.append(nearest_sparse(banks[0], make_sparse_bank(banks[1], columns, "cosine")))
+    return found
+
+
+def _network(v: int, h: int) -> list[np.ndarray]:
+    w, x = _draw(5, v, h), _draw(6, 20, h)
+    out, none = np.empty((20, v), dtype="f4"), np.zeros((0, h), dtype="f4")
+    affine(x, w, _draw(7, v), out, np)
+    way = Way(w, none, np.empty_like(w), none)
+    climb_outer(way, out, x, Pace(0.1, 0.01, 0.0))
+    found = mean_field(make_coupling(0.1 * w), _draw(8, 20, v), _draw(9, 20, h), 3)
+    return [out, way.new_theta, found.lv, found.lh]
+
+
+def digests() -> dict[str, str]:
+    """What each kernel gives, in some digits."""
+    found: dict[str, list[np.ndarray]] = {}
+    for width in WIDTHS:
+        found[f"tiles of {width} dimensions"] = _tiles(width, 196, 100)
+        found[f"tiles of {width} columns"] = _tiles(20, width, 121)
+    for k in (2, 16, 63, 64, 65, 128, 129, 257):
+        found[f"{k} centroids"] = _codes(k, 90)
+    for v, h in ((9, 30), (40, 17), (98, 64)):
+        found[f"conditional RBM {v} x {h}"] = _network(v, h)
+    digest: Any = lambda arrays: hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()[:12]  # noqa: E731
+    return {name: digest(arrays) for name, arrays in found.items()}
+
+
+def test_other_vectors_give_the_same_bits() -> None:
+    other = str(24 - LANES)
+    done = subprocess.run(
+        [sys.executable, __file__],
+        env={**os.environ, "SCALELATENT_LANES": other},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told.pop("lanes") == other
+    assert told == digests()
+
+
+if __name__ == "__main__":
+    print(json.dumps({"lanes": str(LANES), **digests()}))
