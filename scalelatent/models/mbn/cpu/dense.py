@@ -28,7 +28,10 @@ from scalelatent.models.vectors import BYTES, LANES, at, spread
 # Sums in three quarters of the registers, as many rows as leave no room for more loads than arithmetic.
 ROWS, VECS = (12 if LANES == 16 else 6), 2
 PANEL = VECS * LANES
-# Rows of a strip: on 392 columns 190 kB of the second-level cache, while a panel of 25 kB stays in the first.
+# Bytes of a panel that stay in the first-level cache while the rows of a strip go by; of wider ones a part of
+# the columns at a time.
+_PANEL_BYTES = 26_000
+# Rows of a strip: on 392 columns 190 kB of the second-level cache.
 STRIP = 120
 _BEST, _SECOND, _INDEX, _FIELDS = 0, 1, 2, 3
 _F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
@@ -104,14 +107,15 @@ def nearest(x: np.ndarray, columns: np.ndarray, bank: Bank) -> np.ndarray:
 
 
 @intrinsic
-def _compete(typingctx, x, row_step, panel, n, scale, bias, base, state):  # type: ignore[no-untyped-def]
+def _compete(typingctx, x, row_step, panel, n, begun, scale, bias, base, state):  # type: ignore[no-untyped-def]
     """Scores of a tile against the best of their lanes; addresses and byte steps, all int64.
 
-    The first of equal scores stays: indices rise from tile to tile.
+    ``begun`` has the sums over earlier columns. The first of equal scores stays: indices rise from tile to
+    tile.
     """
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        x, row_step, panel, n, scale, bias, base, state = args
+        x, row_step, panel, n, begun, scale, bias, base, state = args
         wide = BYTES * LANES
         sums = accumulate(builder, ROWS, VECS, x, row_step, _I64(BYTES), panel, _I64(wide * VECS), n, False)
         load = lambda address, v, kind: builder.load(at(builder, address, _I64(wide * v), kind), align=BYTES)  # noqa: E731
@@ -126,7 +130,8 @@ def _compete(typingctx, x, row_step, panel, n, scale, bias, base, state):  # typ
             best, second = load(row, _BEST, _VEC), load(row, _SECOND, _VEC)
             index = load(row, _INDEX, _INDICES)
             for v in range(VECS):
-                score = builder.fadd(builder.fmul(sums[r][v], scales[v]), biases[v])
+                total = builder.fadd(load(begun, VECS * r + v, _VEC), sums[r][v])
+                score = builder.fadd(builder.fmul(total, scales[v]), biases[v])
                 wins = builder.fcmp_ordered(">", score, best)
                 loser = builder.select(wins, best, score)
                 second = builder.select(builder.fcmp_ordered(">", loser, second), loser, second)
@@ -140,7 +145,7 @@ def _compete(typingctx, x, row_step, panel, n, scale, bias, base, state):  # typ
                 builder.store(value, at(builder, row, _I64(wide * field), kind), align=BYTES)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 8), codegen
+    return types.void(*[types.int64] * 9), codegen
 
 
 _sums = make_tile(ROWS, VECS, False)
@@ -159,39 +164,70 @@ def _gather(x, rows, columns, strip):  # type: ignore[no-untyped-def]
     """The columns of some rows as float32, filled up with zero rows to whole tiles; returns lengths."""
     lengths = np.empty(len(rows))
     for i in range(len(rows)):
-        row, out, total = x[rows[i]], strip[i], np.float32(0.0)
+        row, out = x[rows[i]], strip[i]
         for c in range(len(columns)):
-            value = np.float32(row[columns[c]])
-            out[c] = value
-            total += value * value
-        lengths[i] = np.sqrt(total) * (1.0 + 2.0**-20 * len(columns))
+            out[c] = np.float32(row[columns[c]])
+        lengths[i] = np.sqrt(_square(out)) * (1.0 + 2.0**-20 * len(columns))
     strip[len(rows) : -(-len(rows) // ROWS) * ROWS] = 0.0
     return lengths
 
 
 @kernel
-def _scan(strip, n, packed, scale, bias, state):  # type: ignore[no-untyped-def]
+def _square(x):  # type: ignore[no-untyped-def]
+    """Sum of squares, in four sums: one alone would wait for each of its additions."""
+    a, b, c, d = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
+    whole = len(x) // 4 * 4
+    for i in range(0, whole, 4):
+        a += x[i] * x[i]
+        b += x[i + 1] * x[i + 1]
+        c += x[i + 2] * x[i + 2]
+        d += x[i + 3] * x[i + 3]
+    for i in range(whole, len(x)):
+        a += x[i] * x[i]
+    return (a + b) + (c + d)
+
+
+@kernel
+def _scan(strip, n, packed, scale, bias, begun, state):  # type: ignore[no-untyped-def]
+    """Best, second and index of each row and lane; ``begun`` is workspace for the sums of a panel."""
     q = strip.shape[1]
-    row, panel_bytes = BYTES * q, BYTES * PANEL * q
+    row, wide = BYTES * q, BYTES * PANEL
     words = state.view(np.int32)
     for i in range(n):
         state[i, _BEST] = -np.inf
         state[i, _SECOND] = -np.inf
         words[i, _INDEX] = 0
-    lane_bytes = BYTES * LANES * _FIELDS
+    parts = max(1, -(-q * wide // _PANEL_BYTES))
+    width = -(-q // parts)
+    last = (parts - 1) * width
+    begun[:] = 0.0
     for first in range(0, len(scale), PANEL):
-        panel = packed.ctypes.data + first // PANEL * panel_bytes
-        scales, biases = scale.ctypes.data + BYTES * first, bias.ctypes.data + BYTES * first
+        panel = packed.ctypes.data + first * row
+        if parts > 1:
+            begun[:] = 0.0
+        for c in range(0, last, width):
+            for i in range(0, n, ROWS):
+                _sums(  # type: ignore[call-arg]
+                    strip.ctypes.data + i * row + BYTES * c,
+                    row,
+                    BYTES,
+                    panel + c * wide,
+                    wide,
+                    width,
+                    begun.ctypes.data + i * wide,
+                    wide,
+                )
         for i in range(0, n, ROWS):
             _compete(  # type: ignore[call-arg]
-                strip.ctypes.data + i * row,
+                strip.ctypes.data + i * row + BYTES * last,
                 row,
-                panel,
-                q,
-                scales,
-                biases,
+                panel + last * wide,
+                q - last,
+                begun.ctypes.data + i * wide,
+                scale.ctypes.data + BYTES * first,
+                bias.ctypes.data + BYTES * first,
                 first,
-                state.ctypes.data + i * lane_bytes,
+                state.ctypes.data + i * BYTES * LANES * _FIELDS,
             )
 
 
@@ -247,13 +283,16 @@ def _decide(strip, n, floor, packed, scale, bias, exact, codes):  # type: ignore
 def _nearest(x, columns, packed, scale, bias, exact, slope, floor, out):  # type: ignore[no-untyped-def]
     n, q = len(x), len(columns)
     strip = np.empty((STRIP, q), dtype=np.float32)
-    state = np.empty((STRIP, _FIELDS, LANES), dtype=np.float32)
+    begun, state = (
+        np.empty((STRIP, PANEL), dtype=np.float32),
+        np.empty((STRIP, _FIELDS, LANES), dtype=np.float32),
+    )
     words = state.view(np.int32)
     doubtful, floors, doubts = np.empty(n, dtype=np.int32), np.empty(n, dtype=np.float32), 0
     for first in range(0, n, STRIP):
         rows = np.arange(first, min(first + STRIP, n))
         lengths = _gather(x, rows, columns, strip)
-        _scan(strip, -(-len(rows) // ROWS) * ROWS, packed, scale, bias, state)
+        _scan(strip, -(-len(rows) // ROWS) * ROWS, packed, scale, bias, begun, state)
         for i in range(len(rows)):
             index, score, following = _winner(state[i], words[i])
             out[rows[i]] = index

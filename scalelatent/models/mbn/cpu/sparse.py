@@ -1,7 +1,7 @@
 """Nearest centroids of CSR rows: only what a row's own entries meet is multiplied.
 
 Few columns hold most entries (Zipf). A column in which more than one of 16 centroids has an entry lies dense:
-an entry of a row adds a multiple of it to the scores of 64 or 128 centroids at a time, eight vectors. The
+an entry of a row adds a multiple of it to the scores of 64 centroids at a time, eight sums in registers. The
 other columns are postings, added to the scores one by one. The scan is float32, and the few rows whose winner
 leads by less than rounding can do are decided in float64, as over dense rows: sums there go over a row's
 entries from left to right, so a dataset has the same codes in either form.
@@ -21,8 +21,10 @@ from numba.extending import intrinsic
 from scalelatent._numba import entry, filled, given, kernel
 from scalelatent.models.csr import CsrRows
 from scalelatent.models.mbn.reference import score_terms
-from scalelatent.models.vectors import BYTES, LANES, at, spread
+from scalelatent.models.vectors import BYTES, at, spread
 
+# Wider vectors gain nothing: loads are the limit.
+LANES = 8
 _VECS = 8
 PANEL = _VECS * LANES
 # A dense column costs a row some k / 10 steps, postings about two each.
@@ -43,12 +45,12 @@ class SparseBank:
     slot : ndarray of int32, shape (p,)
         Of a dense column its place; -2 - place of one with postings; -1 where no centroid has an entry or the
         clustering does not look.
-    panels : ndarray of float32, shape (panels, dense columns, PANEL)
-        Flat: panels of PANEL centroids, the last filled up with zeros.
+    panels : ndarray of float32, shape (k rounded up to 64, dense columns, 64)
+        Flat: panels of 64 centroids, the last filled up with zeros.
     start : ndarray of int64, shape (columns with postings + 1,)
     centroid : ndarray of int32, shape (postings,)
     value : ndarray of float32, shape (postings,)
-    scale, bias : ndarray of float32, shape (k rounded up to whole panels,)
+    scale, bias : ndarray of float32, shape (k rounded up to 64,)
         Of the scores, see :class:`..reference.Bank`; -inf for centroids that only fill up.
     exact : ndarray of float64, shape (2, k)
         Scale and bias once more.
@@ -135,7 +137,7 @@ def nearest_sparse(x: CsrRows, bank: SparseBank) -> np.ndarray:
 
 @intrinsic
 def _score(typingctx, places, values, count, panel, scores, scale, bias, lanes, j):  # type: ignore[no-untyped-def]
-    """Scores of a row with the centroids of a panel, the first of which is ``j``; addresses, all int64.
+    """Scores of a row with the 64 centroids of a panel, the first of which is ``j``; addresses, all int64.
 
     ``scores`` holds what the postings gave, and then the scores; ``places`` are the byte offsets of the
     columns of ``count`` entries in the panel; ``lanes`` holds of each lane the best score so far, the second
