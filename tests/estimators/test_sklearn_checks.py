@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -11,7 +12,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from scalelatent import CapsuleRegression, Search
+from scalelatent import CapsuleRegression, ConditionalRBM, Search
 
 # Each with the reason why it cannot hold; nothing that a fix would cure stands here.
 _FLOAT32 = "asks for 1e-7; passes are float32 (see test_inputs.py)"
@@ -30,7 +31,32 @@ EXPECTED_OF_SEARCH = {
 }
 
 
+EXPECTED_OF_RBM = {"check_estimators_empty_data_messages": "rows without features make a plain RBM"}
+
+
+class BinaryOutputs(ConditionalRBM):
+    """The checks' classes and values made the one binary column that a conditional RBM asks for."""
+
+    def fit(self, X: Any, y: Any = None, **how: Any) -> Any:
+        return super().fit(X, _binary(y), **how)
+
+    def partial_fit(self, X: Any, y: Any = None, **how: Any) -> Any:
+        return super().partial_fit(X, _binary(y), **how)
+
+    def score(self, X: Any, y: Any = None, **how: Any) -> float:
+        return super().score(X, _binary(y), **how)
+
+
+def _binary(y: Any) -> Any:
+    if y is None:
+        return None
+    y = np.asarray(y)
+    return (y > y.mean()).astype("u1").reshape(len(y), -1)
+
+
 def _expected(estimator: Any) -> dict[str, str]:
+    if isinstance(estimator, ConditionalRBM):
+        return EXPECTED_OF_RBM
     return EXPECTED_OF_SEARCH if isinstance(estimator, Search) else EXPECTED
 
 
@@ -45,6 +71,7 @@ def _expected(estimator: Any) -> dict[str, str]:
         CapsuleRegression(capsule_dim=1, n_epochs=3, n_jobs=1, algorithm="stepwise"),
         CapsuleRegression(capsule_dim=1, n_epochs=3, n_jobs=1, algorithm="incremental"),
         CapsuleRegression(capsule_dim=1, n_epochs=3, n_jobs=1, algorithm="passive_aggressive"),
+        BinaryOutputs(n_hidden=4, n_epochs=2, batch_size=1, n_jobs=1),
     ],
     expected_failed_checks=_expected,
 )

@@ -1,0 +1,48 @@
+"""The plan of a conditional RBM: the peak that it names holds, whatever the number of rows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import scalelatent as sl
+
+FIT = """
+import json, sys
+import scalelatent as sl
+from scalelatent.jobs.workers import peak_bytes
+ds = sl.open_dataset(sys.argv[1])
+options = {"learner": sys.argv[3], "n_epochs": 2, "n_sweeps": 2, "batch_size": 160, "momentum": 0.5}
+model = sl.ConditionalRBM(n_hidden=200, random_state=0, n_jobs=2, **options)
+plan = model.plan(ds)
+model.fit(ds, run_dir=sys.argv[2])
+print(json.dumps({"peak": peak_bytes(), "plan": plan["peak_bytes_per_worker"]}))
+"""
+
+
+def _measured(folder: Path, rows: int, learner: str) -> dict[str, int]:
+    rng = np.random.default_rng(0)
+    x, v = rng.integers(0, 2, (rows, 500), dtype=np.uint8), rng.integers(0, 2, (rows, 400), dtype=np.uint8)
+    sl.Dataset.from_arrays(x, v).save(folder / f"{rows}.zarr")
+    done = subprocess.run(
+        [sys.executable, "-c", FIT, str(folder / f"{rows}.zarr"), str(folder / f"run-{rows}"), learner],
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("learner", ["mle-bp", "pcd"])
+@pytest.mark.slow
+def test_the_peak_of_a_fit_stays_under_its_plan(tmp_path: Path, learner: str) -> None:
+    few, many = (_measured(tmp_path, rows, learner) for rows in (4_000, 24_000))
+    assert many["peak"] < many["plan"] < 4 * many["peak"]
+    # What more rows take is what the plan says of them: blocks that are kept between epochs, and no more.
+    assert many["peak"] - few["peak"] < many["plan"] - few["plan"] + 16 * 2**20
