@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,24 @@ def test_pairs_of_a_split_batch_are_those_of_the_whole() -> None:
     for rows in (slice(0, 1), slice(1, 6), slice(6, 9)):
         run("numba", "sum_product_pairs", w, bv[rows], bh[rows], 5, None, parts)
     assert_array_equal(whole, parts, strict=True)
+
+
+@pytest.mark.parametrize("tol", [None, 1e-3])
+def test_memory_of_a_large_graph(tol: float | None) -> None:
+    """Exponentials of the couplings, and messages as numerators and denominators."""
+    v, h = 2000, 512
+    rng = np.random.default_rng(0)
+    w, bv, bh = (rng.normal(size=shape).astype("f4") for shape in ((v, h), (1, v), (1, h)))
+    w *= np.float32(0.01)
+    run, make = (find_kernel(f"crbm_{name}", "numba") for name in ("sum_product", "make_coupling"))
+    run(make(w[:9, :9]), bv[:, :9], bh[:, :9], 1, tol)  # compiles
+    tracemalloc.start()
+    try:
+        run(make(w), bv, bh, 3, tol)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 2 * w.nbytes < peak < 4 * w.nbytes
 
 
 def test_inputs_are_left_as_they_are() -> None:
