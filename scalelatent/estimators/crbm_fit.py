@@ -286,13 +286,26 @@ def first_parameters(model: Any, shape: CrbmShape) -> np.ndarray:
         The last fit was of another shape.
     """
     if model.warm_start and hasattr(model, "W_"):
-        if model._shape != shape:
-            raise ValueError(
-                f"warm_start: the last fit was of another shape ({model._shape}, now {shape}): fit with "
-                "warm_start=False"
-            )
+        check_shape(model, shape, "warm_start", "fit with warm_start=False")
         return model._theta
     return shape.start(stream(model.seed_, "crbm-start"), float(model.init_scale))
+
+
+def check_shape(
+    model: Any,
+    shape: CrbmShape,
+    what: str = "partial_fit",
+    remedy: str = "set n_hidden and learner back, or start anew with fit",
+) -> None:
+    """Refuse to go on where parameters ask for other numbers of units than the model has.
+
+    Raises
+    ------
+    ValueError
+        Naming both shapes.
+    """
+    if model._shape != shape:
+        raise ValueError(f"{what}: the last fit was of another shape ({model._shape}, now {shape}): {remedy}")
 
 
 def warn_unconverged(model: Any, history: list[dict[str, Any]]) -> None:

@@ -16,7 +16,7 @@ from scalelatent.models.crbm.model import CrbmShape
 from scalelatent.models.crbm.online import CrbmLearner
 from scalelatent.models.crbm.state import CrbmState
 
-from .crbm_fit import check_params, make_learner, shape_of
+from .crbm_fit import check_params, check_shape, make_learner, shape_of
 
 
 class CrbmPartial:
@@ -43,7 +43,8 @@ class CrbmPartial:
         """Learn from some more rows, at once: a step for each ``batch_size`` of them, in their order.
 
         Goes on from a fit, from a loaded model or from earlier calls; velocity and persistent chains begin
-        anew after a fit. Sweeps stay those of the epoch reached (``n_sweeps_``).
+        anew after a fit, and where a changed parameter makes them others. Sweeps stay those of the epoch
+        reached (``n_sweeps_``).
 
         Parameters
         ----------
@@ -85,12 +86,13 @@ class CrbmPartial:
             chain_rows=int(self.batch_size),
             local_steps=0,
         )
+        check_shape(self, learner.shape)
         self.inference_ = learner.validation_inference
         epoch = 1 if first else self.best_epoch_
         state = None if first else self._stream_state
         if state is None:
             state = replace(learner.start(self._theta), iteration=epoch - 1)
-        state = self._stream(learner, state, ds)
+        state = self._stream(learner, _fitting(learner, state), ds)
         self._keep_parameters(learner.shape, state.theta, epoch)
         self._stream_state = state
         return self
@@ -108,3 +110,14 @@ class CrbmPartial:
                 block = reader.block(x, v, weight, seen + a, numbers, state.iteration)
                 state = advance(learner, state, run_chains(learner, state, [block], backend), b - a)
         return state
+
+
+def _fitting(learner: CrbmLearner, state: CrbmState) -> CrbmState:
+    """The state of earlier calls, with a new velocity and new chains where parameters changed their size."""
+    fresh = learner.start(state.theta)
+    others = {
+        name: getattr(fresh, name)
+        for name in ("velocity", "particles")
+        if getattr(fresh, name).shape != getattr(state, name).shape
+    }
+    return replace(state, **others)

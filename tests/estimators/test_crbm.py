@@ -219,6 +219,20 @@ def test_partial_fit_goes_on_from_a_stream(pair: Pair, held: Pair) -> None:
     assert (before != again.partial_fit(*held).W_).any()
 
 
+def test_partial_fit_refuses_another_shape_and_begins_anew_what_changes(pair: Pair, held: Pair) -> None:
+    """Statistics of another size would be written beyond the parameters."""
+    model = make(n_epochs=1).fit(*pair)
+    for changed in ({"n_hidden": 3}, {"learner": "logistic"}):
+        before = model.get_params()
+        with pytest.raises(ValueError, match="partial_fit: the last fit was of another shape.*set n_hidden"):
+            model.set_params(**changed).partial_fit(*pair)
+        model.set_params(**before)
+    model.partial_fit(*held)
+    for changed in ({"momentum": 0.5}, {"learner": "pcd"}, {"batch_size": 30}, {"momentum": 0.0}):
+        model.set_params(**changed).partial_fit(*held)
+    assert model.score(*held) > 0.8
+
+
 def test_schedule_patience_and_warm_start(pair: Pair, held: Pair) -> None:
     model = make(learning_rate=[(0.2, 2), (0.05, 1)], n_epochs=4).fit(*pair)
     assert [record["learning_rate"] for record in model.history_] == [0.2, 0.2, 0.05, 0.05]
