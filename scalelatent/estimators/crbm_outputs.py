@@ -10,11 +10,12 @@ from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
-from scalelatent.engine.reading import as_rows
+from scalelatent.engine.reading import Meter, Reader, naming
 from scalelatent.errors import DataError
 from scalelatent.models.base import Block
-from scalelatent.models.crbm.model import CrbmShape, biases, hidden_logits, negative_free_energy, observe
+from scalelatent.models.crbm.model import CrbmShape, block_biases, hidden_logits, negative_free_energy
 from scalelatent.models.crbm.predict import CrbmOutput, CrbmScoring
+from scalelatent.models.targets import Targets
 
 from .base import is_dask_array
 from .crbm_fit import targets_of
@@ -196,7 +197,7 @@ class CrbmOutputs:
 
         check_is_fitted(self)
         ds = self._pairs(X, y)
-        targets = targets_of(self, ds, self.seed_, "corruption-test")
+        targets = self._test_targets(ds)
         reduction = CrbmScoring(self._shape, self.inference_, self.n_sweeps_, self.tol, targets, self._theta)
         with FitSession(self._kind, device=self.device, n_jobs=self.n_jobs) as session:
             session.begin(0, {}, {})
@@ -283,17 +284,21 @@ class CrbmOutputs:
         """
         check_is_fitted(self)
         ds, out, backend = self._pairs(X, y), [], make_backend("reference")
+        reader = Reader(ds, None, Meter(), csr=True, targets=self._test_targets(ds))
         params = self._shape.split(self._theta.astype(np.float64))
-        for a in range(0, len(ds), 4096):
-            b = min(a + 4096, len(ds))
-            v = ds.read_targets(a, b) if self._source == "pairs" else ds.read_binary(a, b)
-            x = ds.read_x(a, b) if self._source == "pairs" else np.empty((b - a, 0))
-            v = v.astype(np.float64)
-            b1, b2 = biases(params, observe(as_rows(x), backend), b - a, backend)
-            out.append(-negative_free_energy(v, b1, hidden_logits(params, v, b2), np))
+        with naming(ds):
+            for a in range(0, len(ds), 4096):
+                block = reader.block(*reader.read(a, min(a + 4096, len(ds))), a)
+                _, b1, b2 = block_biases(self._shape, params, block, backend)
+                v = np.asarray(block.y, dtype=np.float64)
+                out.append(-negative_free_energy(v, b1, hidden_logits(params, v, b2), np))
         return np.concatenate(out)
 
     # -- how -------------------------------------------------------------------------------------------------
+
+    def _test_targets(self, ds: Dataset) -> Targets:
+        """Where the outputs of rows come from: clean ones that come alone are corrupted as test rows."""
+        return targets_of(self, ds, self.seed_, "corruption-test")
 
     def _row_map(self, what: Any) -> CrbmOutput:
         name, n_sweeps = what

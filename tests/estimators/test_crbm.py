@@ -13,6 +13,7 @@ from sklearn.base import clone
 
 import scalelatent as sl
 from scalelatent import ConditionalRBM, Dataset
+from scalelatent.data.corruption import corrupt
 from scalelatent.data.store import locate
 from scalelatent.engine.store import EngineStore
 from scalelatent.errors import DataError, RunError
@@ -112,6 +113,22 @@ def test_corruption_on_the_fly(pair: Pair, held: Pair) -> None:
     assert stored.best_validation_error_ == pytest.approx(1 - stored.score(*held))
     patches = make(corruption={"kind": "occlude", "size": 2, "shape": (4, 6)}, n_epochs=1).fit(pair[1])
     assert 0 < patches.history_[0]["train_error"] < 0.5
+
+
+def test_free_energy_of_a_corrupting_model(pair: Pair, held: Pair) -> None:
+    """Pairs are taken as they are, and clean rows are corrupted as a test's."""
+    model = make(corruption={"kind": "flip", "rate": 0.2}, n_epochs=2).fit(pair[1])
+
+    def by_hand(x: np.ndarray, v: np.ndarray) -> np.ndarray:
+        logits = v @ model.W_ + x @ model.Whx_.T + model.bh_
+        return -(v * (x @ model.Wvx_.T + model.bv_)).sum(axis=1) - np.logaddexp(0, logits).sum(axis=1)
+
+    x, v = held[0], held[1]
+    np.testing.assert_allclose(model.free_energy(x, v), by_hand(x, v), atol=1e-4)
+    np.testing.assert_allclose(model.free_energy(csr_array(x), v), by_hand(x, v), atol=1e-4)
+    made = corrupt(v, np.arange(len(v)), 0, kind="flip", rate=0.2, seed=model.seed_, stage="corruption-test")
+    assert model.score(v) == model.score(made, v)
+    np.testing.assert_allclose(model.free_energy(v), by_hand(made, v), atol=1e-4)
 
 
 def test_plain_rbm(pair: Pair) -> None:
