@@ -180,9 +180,15 @@ def check_rows(model: Any, train: Dataset) -> None:
     Raises
     ------
     DataError
-        A batch larger than the data; weights; a learner that needs x when there is none.
+        A batch larger than the data; weights; a learner that needs x when there is none; outputs beside rows
+        that are to be corrupted.
     """
     where = train.url or "the rows"
+    if model._source == "corruption" and train.has_targets:
+        raise DataError(
+            f"{where}: the inputs are made from clean rows, but there are outputs beside X: leave y (the "
+            "targets) out, or set corruption=None"
+        )
     if train.has_weight:
         raise DataError(
             f"{where}: rows are weighted, and a conditional RBM takes each row alike: leave the weights out"

@@ -42,13 +42,8 @@ class CrbmRows:
                     "plain RBM"
                 )
             return self._clean_rows(X, reset, what)
-        if self._source == "plain" or (reset and self._source == "corruption"):
-            raise DataError(
-                "the inputs are made from clean rows, but X and y were both given: leave one out, or set "
-                "corruption=None"
-                if self._source == "corruption"
-                else "this is a plain RBM, which has no X: pass None in its place"
-            )
+        if self._source == "plain":
+            raise DataError("this is a plain RBM, which has no X: pass None in its place")
         return self._paired_rows(X, y, reset, what)
 
     def _clean_rows(self, v: Any, reset: bool, what: str) -> Dataset:

@@ -337,6 +337,14 @@ def test_stored_rows_are_checked_as_they_are_read(pair: Pair, tmp_path: Path) ->
         make().fit(x, v)
 
 
+def test_a_corruption_beside_outputs(pair: Pair) -> None:
+    """Outputs would go before it, in silence."""
+    x, v = (Dataset.from_arrays(a) for a in pair)
+    for given in (pair, (x.with_target(v), None), (None, x.with_target(v))):
+        with pytest.raises(DataError, match="made from clean rows, but there are outputs beside X: leave y"):
+            make(corruption={"kind": "flip"}).fit(*given)
+
+
 @pytest.mark.parametrize("learner", ["logistic", "cd-percloss"])
 def test_learners_that_need_x(learner: str, pair: Pair) -> None:
     with pytest.raises(DataError, match=f"learner='{learner}' starts from what x says.*there is no x"):
