@@ -288,7 +288,8 @@ class CrbmOutputs:
         params = self._shape.split(self._theta.astype(np.float64))
         with naming(ds):
             for a in range(0, len(ds), 4096):
-                block = reader.block(*reader.read(a, min(a + 4096, len(ds))), a)
+                x, y, weight = reader.read(a, min(a + 4096, len(ds)))
+                block = reader.block(x, y, weight, a)
                 _, b1, b2 = block_biases(self._shape, params, block, backend)
                 v = np.asarray(block.y, dtype=np.float64)
                 out.append(-negative_free_energy(v, b1, hidden_logits(params, v, b2), np))
