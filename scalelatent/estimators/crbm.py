@@ -17,7 +17,7 @@ from scalelatent.models.crbm.predict import sweeps_in
 from scalelatent.models.crbm.state import CrbmState
 
 from .base import StreamedEstimator, restore_params
-from .crbm_fit import check_params, check_rows, fit_steps
+from .crbm_fit import check_batch, check_params, check_rows, fit_steps
 from .crbm_outputs import CrbmOutputs
 from .crbm_partial import CrbmPartial
 from .crbm_plan import plan
@@ -312,6 +312,7 @@ class ConditionalRBM(
         train = new._pairs(X, y, reset=True)
         held = new._validation_pairs(validation)
         check_rows(new, train)
+        check_batch(new, train)
         resources = find_resources(client or current_client(), self.n_jobs, memory_limit)
         return plan(new, train, held, resources, dict(engine or {}))
 

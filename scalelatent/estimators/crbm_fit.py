@@ -67,7 +67,7 @@ def check_params(model: Any) -> None:
     if not model.local_steps and model.batch_size % chains:
         raise ValueError(
             f"batch_size={model.batch_size} is no multiple of n_chains={chains}: set batch_size to "
-            f"{-(-model.batch_size // chains) * chains}"
+            f"{max(model.batch_size // chains, 1) * chains}"
         )
 
 
@@ -180,8 +180,7 @@ def check_rows(model: Any, train: Dataset) -> None:
     Raises
     ------
     DataError
-        A batch larger than the data; weights; a learner that needs x when there is none; outputs beside rows
-        that are to be corrupted.
+        Weights; a learner that needs x when there is none; outputs beside rows that are to be corrupted.
     """
     where = train.url or "the rows"
     if model._source == "corruption" and train.has_targets:
@@ -198,13 +197,30 @@ def check_rows(model: Any, train: Dataset) -> None:
             f"learner={model.learner!r} starts from what x says of the outputs, and there is no x: pass X, "
             "or choose learner='cd', 'pcd' or 'mle-bp' for a plain RBM"
         )
-    rows = step_rows(model)
-    if rows > len(train):
-        local = f" (batch_size x local_steps x n_chains = {rows} rows)" if model.local_steps else ""
-        raise DataError(
-            f"{where}: a step of batch_size={model.batch_size}{local} is larger than the data, {len(train)} "
-            f"rows: set batch_size to {max(len(train) // (rows // int(model.batch_size)), 1)} or less"
-        )
+
+
+def check_batch(model: Any, train: Dataset) -> None:
+    """Refuse a step larger than the data, with a batch size that fits.
+
+    Raises
+    ------
+    DataError
+        Naming the batch size to set.
+    """
+    rows, n = step_rows(model), len(train)
+    if rows <= n:
+        return
+    unit = n_chains(model) if model.local_steps or model.n_chains else 1
+    if model.local_steps:
+        local = f" (batch_size x local_steps x n_chains = {rows} rows)"
+        fits, lower = n // (unit * int(model.local_steps)), "local_steps or n_chains"
+    else:
+        local, fits, lower = "", n // unit * unit, "n_chains"
+    remedy = f"set batch_size to {fits}" if fits else f"lower {lower}, and batch_size"
+    raise DataError(
+        f"{train.url or 'the rows'}: a step of batch_size={model.batch_size}{local} is larger than the data, "
+        f"{n} rows: {remedy}"
+    )
 
 
 def shape_of(model: Any, train: Dataset) -> CrbmShape:
@@ -268,6 +284,7 @@ def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
     held = rows["validation"].dataset if "validation" in rows else None
     check_params(model)
     check_rows(model, train)
+    check_batch(model, train)
     make_learner(model, train, held, 0)  # refuses what is wrong with loss and corruption
     model.seed_, rows = yield Begin({"max_iter": int(model.n_epochs)}, all_rows=ALL_ROWS)
     learner = make_learner(model, train, held, model.seed_)

@@ -16,7 +16,7 @@ from scalelatent.models.crbm.model import CrbmShape
 from scalelatent.models.crbm.online import CrbmLearner
 from scalelatent.models.crbm.state import CrbmState
 
-from .crbm_fit import check_params, check_shape, make_learner, shape_of
+from .crbm_fit import check_params, check_rows, check_shape, make_learner, shape_of
 
 
 class CrbmPartial:
@@ -59,7 +59,7 @@ class CrbmPartial:
         Raises
         ------
         DataError, ValueError
-            As in :meth:`.ConditionalRBM.fit`.
+            As in :meth:`.ConditionalRBM.fit`; a call may have fewer rows than a batch.
 
         Examples
         --------
@@ -75,6 +75,7 @@ class CrbmPartial:
         check_params(self)
         first = not hasattr(self, "W_")
         ds = self._pairs(X, y, reset=first)
+        check_rows(self, ds)
         if first:
             self.seed_ = resolve_seed(self.random_state)
             self._shape = shape_of(self, ds)

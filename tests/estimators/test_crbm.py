@@ -351,6 +351,25 @@ def test_learners_that_need_x(learner: str, pair: Pair) -> None:
         make(learner=learner).fit(None, pair[1])
 
 
+def test_partial_fit_refuses_what_fit_refuses(pair: Pair) -> None:
+    with pytest.raises(DataError, match="learner='logistic' starts from what x says"):
+        make(learner="logistic").partial_fit(None, pair[1])
+    with pytest.raises(DataError, match="rows are weighted"):
+        make().partial_fit(Dataset.from_arrays(*pair, sample_weight=np.ones(300)))
+    assert make().partial_fit(pair[0][:3], pair[1][:3]).predict(pair[0]).shape == (300, 24)
+
+
+def test_the_batch_size_to_set_fits_rows_and_chains(pair: Pair) -> None:
+    few = pair[0][:10], pair[1][:10]
+    with pytest.raises(DataError, match="larger than the data, 10 rows: set batch_size to 8$"):
+        make(n_chains=4).fit(*few)
+    assert make(n_chains=4, batch_size=8, n_epochs=1).fit(*few).n_iter_ == 1
+    with pytest.raises(DataError, match="10 rows: lower n_chains, and batch_size$"):
+        make(n_chains=20).fit(*few)
+    with pytest.raises(DataError, match="10 rows: lower local_steps or n_chains, and batch_size$"):
+        make(n_chains=4, local_steps=5).fit(*few)
+
+
 def test_a_step_of_local_steps_larger_than_the_data(pair: Pair) -> None:
     with pytest.raises(
         DataError, match="= 400 rows.* is larger than the data, 300 rows: set batch_size to 15"
@@ -388,7 +407,7 @@ def test_weights_beyond_float32_keep_the_last_good_checkpoint(pair: Pair, tmp_pa
         ({"tol": 0}, "tol=0: give a number above 0, or None"),
         ({"learning_rate": 0}, "learning_rate=0: give a number above 0, or a schedule"),
         ({"learning_rate": [0.1]}, "give a number above 0, or a schedule of pairs"),
-        ({"batch_size": 10, "n_chains": 4}, "no multiple of n_chains=4: set batch_size to 12"),
+        ({"batch_size": 10, "n_chains": 4}, "no multiple of n_chains=4: set batch_size to 8"),
         ({"loss": "zero-one"}, "loss='zero-one': give 'hamming', weights of the 24 outputs"),
         ({"loss": [1.0, 2.0]}, "weights of the 24 outputs"),
         ({"device": "tpu"}, "device='tpu' is not one of"),
