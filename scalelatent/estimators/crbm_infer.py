@@ -18,6 +18,8 @@ from scalelatent.models.crbm.gibbs import gibbs_marginals, uniforms
 from scalelatent.models.crbm.inference import CONVERGED, Inference
 from scalelatent.models.crbm.model import biases, observe, sigmoid
 
+from .numbers import is_whole
+
 BLOCK_ROWS = 256
 
 
@@ -66,8 +68,10 @@ def infer_rows(
     known = [*(n for n in INFERENCES if n != "independent"), "gibbs"]
     if name not in known and not (name == "independent" and not model._shape.n_hidden):
         raise ValueError(f"inference={name!r} is not one of {', '.join(map(repr, known))}")
-    if (pairs or log_z) and name != "sum-product":
+    if (pairs or log_z) and name not in ("sum-product", "independent"):
         raise ValueError(f"pairs and log_z are results of inference='sum-product', not of {name!r}")
+    if n_sweeps is not None and not is_whole(n_sweeps):
+        raise ValueError(f"n_sweeps={n_sweeps!r}: give a whole number of at least 1")
     sweeps = model.n_sweeps_ if n_sweeps is None else int(n_sweeps)
     task = _Task(model, rows, name, sweeps, tol, pairs or log_z)
     with single_threaded(), ThreadPoolExecutor(resolve_jobs(model.n_jobs)) as pool:
@@ -128,7 +132,8 @@ class _Task:
         xp, host = backend.xp, backend.to_host
         visible, hidden = (host(sigmoid(a, xp)).astype(np.float32) for a in (found.lv, found.lh))
         if found.change is None:
-            return visible, hidden, np.zeros(n, int), np.ones(n, bool), None
+            log_z = np.logaddexp(0, host(found.lv).astype(np.float64)).sum(axis=1)  # of units alone, exact
+            return visible, hidden, np.zeros(n, int), np.ones(n, bool), log_z
         limit = CONVERGED if self._tol is None else self._tol
         log_z = None if found.log_z is None else host(found.log_z)
         return visible, hidden, host(found.sweeps), host(found.change) <= limit, log_z

@@ -144,7 +144,7 @@ class CrbmOutputs:
     def _n_features_out(self) -> int:
         return self._shape.n_hidden
 
-    def score(self, X: Any, y: Any = None, sample_weight: None = None) -> float:
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Share of outputs that are predicted right; streams over a Dataset.
 
         Parameters
@@ -153,8 +153,8 @@ class CrbmOutputs:
         y : array-like or Dataset, shape (n, v)
             A Dataset with targets brings its own. A model that corrupts its rows corrupts clean ones that
             come without.
-        sample_weight : None
-            There are no weights.
+        sample_weight : array-like, shape (n,), or None
+            How much each row counts; None: those of a Dataset, where it has some, else all alike.
 
         Returns
         -------
@@ -169,14 +169,14 @@ class CrbmOutputs:
         --------
         See the class.
         """
-        return 1.0 - self.errors(X, y)["all"]
+        return 1.0 - self.errors(X, y, sample_weight)["all"]
 
-    def errors(self, X: Any, y: Any = None) -> dict[str, float]:
+    def errors(self, X: Any, y: Any = None, sample_weight: Any = None) -> dict[str, float]:
         """The paper's errors: of all outputs, and of those that x has otherwise than v.
 
         Parameters
         ----------
-        X, y
+        X, y, sample_weight
             As in :meth:`score`.
 
         Returns
@@ -197,6 +197,8 @@ class CrbmOutputs:
 
         check_is_fitted(self)
         ds = self._pairs(X, y)
+        if sample_weight is not None:
+            ds = ds.with_weight(sample_weight)
         targets = self._test_targets(ds)
         reduction = CrbmScoring(self._shape, self.inference_, self.n_sweeps_, self.tol, targets, self._theta)
         with FitSession(self._kind, device=self.device, n_jobs=self.n_jobs) as session:
@@ -231,11 +233,16 @@ class CrbmOutputs:
         pairs : bool
             The mean over rows of the pairs' beliefs P(v_i = 1, h_j = 1) too (sum-product).
         log_z : bool
-            The Bethe estimate of each row's log partition function too (sum-product).
+            The Bethe estimate of each row's log partition function too (sum-product; exact for "logistic").
 
         Returns
         -------
         Beliefs
+
+        Raises
+        ------
+        ValueError
+            An inference that there is not, or that does not tell what was asked for; no sweeps.
 
         Warns
         -----

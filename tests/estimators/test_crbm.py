@@ -171,6 +171,35 @@ def test_inferences_and_what_they_say(pair: Pair, held: Pair) -> None:
         model.infer(x, inference="mean-field", log_z=True)
 
 
+def test_log_z_without_hidden_units_is_exact(pair: Pair, held: Pair) -> None:
+    model = make(learner="logistic", n_epochs=2).fit(*pair)
+    for inference in (None, "sum-product"):
+        found = model.infer(held[0], inference=inference, log_z=True, pairs=True)
+        likelihood = np.where(held[1] > 0, found.visible, 1 - found.visible)
+        assert found.log_z is not None
+        np.testing.assert_allclose(
+            -model.free_energy(*held) - found.log_z, np.log(likelihood).sum(axis=1), atol=1e-3
+        )
+
+
+@pytest.mark.parametrize("inference", ["gibbs", "sum-product"])
+def test_an_inference_without_sweeps_is_refused(inference: str, pair: Pair) -> None:
+    model = make(n_epochs=1).fit(*pair)
+    with pytest.raises(ValueError, match="n_sweeps=0: give a whole number of at least 1"):
+        model.infer(pair[0], inference=inference, n_sweeps=0)
+
+
+def test_weights_of_scored_rows(pair: Pair, held: Pair) -> None:
+    model = make(n_epochs=1).fit(*pair)
+    weight = np.arange(120) % 3 / 7
+    twice = np.repeat(np.arange(120), np.arange(120) % 3)
+    assert model.score(*held, sample_weight=weight) == pytest.approx(model.score(*(a[twice] for a in held)))
+    stored = Dataset.from_arrays(*held, sample_weight=weight)
+    assert model.score(stored) == model.score(*held, sample_weight=weight) != model.score(*held)
+    with pytest.raises(DataError, match="weights have shape"):
+        model.score(*held, sample_weight=weight[:5])
+
+
 # -- the same bits, resume, save ----------------------------------------------------------------------------
 
 

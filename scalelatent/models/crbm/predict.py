@@ -48,7 +48,8 @@ class CrbmScoring:
     """Wrong units over rows with targets (a :class:`~..base.Reduction`).
 
     The state is a :class:`.online.CrbmState`, or None where ``theta`` is given. Units that x has otherwise
-    than v are counted apart where x is as wide as v and of 0 and 1: the paper's Changed errors.
+    than v are counted apart where x is as wide as v and of 0 and 1: the paper's Changed errors. A row counts
+    as much as its weight.
     """
 
     accepts_csr = True
@@ -86,14 +87,17 @@ class CrbmScoring:
         how = self.inference, n_sweeps, self.tol
         found = run_inference(self.shape, theta, coupling, block, how, backend)
         wrong = (backend.to_host(found.lv) > 0) != (block.y > 0)
+        weight = np.ones(len(wrong)) if block.weight is None else block.weight
         x = block.x
-        changed = np.zeros(0, dtype=bool)
+        changed = np.zeros((len(wrong), 0), dtype=bool)
         if isinstance(x, np.ndarray) and x.shape == block.y.shape:
             strange = (x != 0) & (x != 1)
             stats["strange"][...] += strange.any()
             changed = (x != block.y) & ~strange
-        of_changed = (wrong & changed).sum() if changed.size else 0
-        stats["units"][...] += [wrong.sum(), wrong.size, of_changed, changed.sum()]
+        of_changed = wrong & changed if changed.size else changed
+        every = weight.sum() * wrong.shape[1]
+        of_wrong, of_both, of_x = (weight @ units.sum(axis=1) for units in (wrong, of_changed, changed))
+        stats["units"][...] += [of_wrong, every, of_both, of_x]
 
     @staticmethod
     def errors(stats: Stats) -> tuple[float, float]:
@@ -108,7 +112,7 @@ class CrbmScoring:
         """
         wrong, units, of_changed, changed = stats["units"].tolist()
         known = changed > 0 and not stats["strange"]
-        return wrong / max(units, 1.0), of_changed / changed if known else float("nan")
+        return wrong / (units or 1.0), of_changed / changed if known else float("nan")
 
 
 @dataclass(frozen=True)
