@@ -17,7 +17,7 @@ from scalelatent.models.crbm.predict import sweeps_in
 from scalelatent.models.crbm.state import CrbmState
 
 from .base import StreamedEstimator, restore_params
-from .crbm_fit import check_batch, check_params, check_rows, fit_steps
+from .crbm_fit import check_batch, check_params, check_patience, check_rows, fit_steps
 from .crbm_outputs import CrbmOutputs
 from .crbm_partial import CrbmPartial
 from .crbm_plan import plan
@@ -73,8 +73,8 @@ class ConditionalRBM(
         Chains take so many steps by themselves, on batches of ``batch_size`` rows of their own, then their
         parameters are averaged: for large clusters, and slow networks. None: a step a batch.
     patience : int or None
-        End after so many epochs without a better validation error. None: all epochs. The epoch that did best
-        on the validation rows is kept either way.
+        End after so many epochs without a better validation error, which needs validation rows. None: all
+        epochs. What did best on the validation rows is kept either way.
     init_scale : float, default 0.01
         Standard deviation of the first W and Whx; all else begins at 0.
     corruption : dict or None
@@ -313,6 +313,7 @@ class ConditionalRBM(
         held = new._validation_pairs(validation)
         check_rows(new, train)
         check_batch(new, train)
+        check_patience(new, held)
         resources = find_resources(client or current_client(), self.n_jobs, memory_limit)
         return plan(new, train, held, resources, dict(engine or {}))
 

@@ -223,6 +223,21 @@ def check_batch(model: Any, train: Dataset) -> None:
     )
 
 
+def check_patience(model: Any, held: Dataset | None) -> None:
+    """Refuse a patience that has nothing to watch.
+
+    Raises
+    ------
+    ValueError
+        There are no validation rows.
+    """
+    if model.patience is not None and held is None:
+        raise ValueError(
+            f"patience={model.patience} waits for a better validation error, but there are no validation "
+            "rows: pass validation (in a job [data] validation), or leave patience out"
+        )
+
+
 def shape_of(model: Any, train: Dataset) -> CrbmShape:
     """Units of v, h and x."""
     hidden = 0 if model.learner == "logistic" else int(model.n_hidden)
@@ -285,6 +300,7 @@ def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
     check_params(model)
     check_rows(model, train)
     check_batch(model, train)
+    check_patience(model, held)
     make_learner(model, train, held, 0)  # refuses what is wrong with loss and corruption
     model.seed_, rows = yield Begin({"max_iter": int(model.n_epochs)}, all_rows=ALL_ROWS)
     learner = make_learner(model, train, held, model.seed_)

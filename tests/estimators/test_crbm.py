@@ -292,6 +292,20 @@ def test_schedule_patience_and_warm_start(pair: Pair, held: Pair) -> None:
         warm.set_params(n_hidden=3).fit(*pair)
 
 
+def test_patience_counts_epochs_however_often_they_validate(pair: Pair, held: Pair) -> None:
+    """Seen at a rate of almost 0: no validation is better than the first."""
+    model = make(patience=2, n_epochs=9, learning_rate=1e-9)
+    for every in (None, 3):
+        model.fit(*pair, validation=held, engine={"validate_steps": every} if every else None)
+        assert (model.best_epoch_, model.n_iter_) == (1, 3)
+
+
+def test_patience_without_validation_rows_is_refused(pair: Pair) -> None:
+    for method in (make(patience=2).fit, make(patience=2).plan):
+        with pytest.raises(ValueError, match="patience=2 waits for a better .*leave patience out"):
+            method(*pair)
+
+
 def test_plan_says_what_a_fit_needs(pair: Pair, held: Pair) -> None:
     told = make(n_epochs=3).plan(*pair, validation=held)
     assert told["stages"]["learn"]["steps_per_pass"] == 15

@@ -27,11 +27,7 @@ from .beliefs import count_converged, couple
 from .gradient import climb_factors, difference, of_weights
 from .inference import MAX_WEIGHT, WeightError
 from .learners import LEARNERS, Phase, Work
-from .model import (
-    CrbmShape,
-    Observed,
-    block_biases,
-)
+from .model import CrbmShape, Observed, block_biases
 from .predict import CrbmScoring, sweeps_in
 from .state import N_SUMS, CrbmState
 from .update import Pace, Way, add_to, climb, moved
@@ -208,6 +204,7 @@ class CrbmLearner:
             state,
             **self._measured(state),
             sums=np.zeros(N_SUMS),
+            stale=state.stale + 1,
             iteration=state.iteration + 1,
         )
 
@@ -218,12 +215,14 @@ class CrbmLearner:
         )
 
     def validated(self, state: CrbmState, stats: Stats) -> CrbmState:
-        """Keep the best."""
+        """Keep the best; ends of epochs count ``stale``, however often they validate."""
         error, changed = CrbmScoring.errors(stats)
         state = replace(state, validation_error=error, changed_error=changed)
         if error < state.best_error:
-            return replace(state, best=state.theta, best_error=error, best_epoch=state.iteration + 1, stale=0)
-        return replace(state, stale=state.stale + 1)
+            return replace(
+                state, best=state.theta, best_error=error, best_epoch=state.iteration + 1, stale=-1
+            )
+        return state
 
     def summary(self, state: CrbmState) -> dict[str, float | int | None]:
         """Measurements of the epoch; in mid-epoch, of its part that is done."""

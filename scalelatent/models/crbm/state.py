@@ -33,7 +33,8 @@ class CrbmState:
         Shares of wrong units; ``changed_error`` among those that x has otherwise than v. NaN where not
         measured.
     iteration, steps, stale, best_epoch : int
-        Epochs, steps; epochs since the best one, and which it was (counted from 1).
+        Epochs, steps; epochs that ended since the best one (-1 while that is going on), and which it was
+        (counted from 1).
     """
 
     theta: np.ndarray
