@@ -54,10 +54,11 @@ class ConditionalRBM(
     tol : float or None
         End the sweeps of a row when no belief moved by more. None: always ``n_sweeps``.
     gibbs_steps : int or None
-        k of the Gibbs learners, and steps of the search of "cd-percloss". None: 1, of the latter 10.
+        k of the Gibbs learners, and steps of the search of "cd-percloss"; refused for others. None: 1, of the
+        latter 10.
     loss : "hamming" or array-like, shape (v,) or (2, v)
-        Of "mssvm" and "lssvm": 1 for each wrong output, or what each costs; two rows are the costs of an
-        output that is wrongly 1, and wrongly 0.
+        Of "mssvm" and "lssvm", refused for others: 1 for each wrong output, or what each costs; two rows are
+        the costs of an output that is wrongly 1, and wrongly 0.
     learning_rate : float or sequence of (rate, epochs)
         Of the mean gradient of a batch.
     momentum, weight_decay : float, default 0

@@ -62,6 +62,7 @@ def check_params(model: Any) -> None:
             raise ValueError(f"{name}={value!r}: give a finite number of at least 0")
     if model.tol is not None and not (is_number(model.tol) and model.tol > 0):
         raise ValueError(f"tol={model.tol!r}: give a number above 0, or None for a fixed number of sweeps")
+    _check_used(model)
     epoch_rates(model)
     chains = n_chains(model)
     if not model.local_steps and model.batch_size % chains:
@@ -69,6 +70,20 @@ def check_params(model: Any) -> None:
             f"batch_size={model.batch_size} is no multiple of n_chains={chains}: set batch_size to "
             f"{max(model.batch_size // chains, 1) * chains}"
         )
+
+
+def _check_used(model: Any) -> None:
+    """Refuse what is set for other learners: it would change nothing."""
+    hamming = isinstance(model.loss, str) and model.loss == "hamming"
+    for name, is_set, users in (
+        ("loss", not hamming, [key for key, one in LEARNERS.items() if one.costs]),
+        ("gibbs_steps", model.gibbs_steps is not None, [k for k, one in LEARNERS.items() if one.gibbs_steps]),
+    ):
+        if is_set and model.learner not in users:
+            raise ValueError(
+                f"{name} is set, but learner={model.learner!r} does not use it: leave {name} out, or choose "
+                f"one of {', '.join(map(repr, users))}"
+            )
 
 
 def epoch_rates(model: Any) -> np.ndarray:

@@ -234,7 +234,7 @@ def test_resume_in_mid_epoch_is_exact(
 
 
 def test_save_and_load(pair: Pair, held: Pair, tmp_path: Path) -> None:
-    model = make(loss=np.ones(24), corruption=None, learning_rate=[(0.2, 1), (0.1, 1)], n_epochs=2).fit(*pair)
+    model = make(learner="mssvm", loss=np.ones(24), learning_rate=[(0.2, 1), (0.1, 1)], n_epochs=2).fit(*pair)
     model.save(tmp_path / "m")
     loaded = sl.load_model(tmp_path / "m")
     same(model, loaded)
@@ -451,8 +451,16 @@ def test_weights_beyond_float32_keep_the_last_good_checkpoint(pair: Pair, tmp_pa
         ({"learning_rate": 0}, "learning_rate=0: give a number above 0, or a schedule"),
         ({"learning_rate": [0.1]}, "give a number above 0, or a schedule of pairs"),
         ({"batch_size": 10, "n_chains": 4}, "no multiple of n_chains=4: set batch_size to 8"),
-        ({"loss": "zero-one"}, "loss='zero-one': give 'hamming', weights of the 24 outputs"),
-        ({"loss": [1.0, 2.0]}, "weights of the 24 outputs"),
+        (
+            {"loss": "zero-one", "learner": "lssvm"},
+            "loss='zero-one': give 'hamming', weights of the 24 outputs",
+        ),
+        ({"loss": [1.0, 2.0], "learner": "mssvm"}, "weights of the 24 outputs"),
+        (
+            {"loss": np.ones(24)},
+            "loss is set, but learner='mle-bp' does not use it.*one of .mssvm",
+        ),
+        ({"gibbs_steps": 3, "learner": "mssvm"}, "gibbs_steps is set, but learner=.mssvm. does not"),
         ({"device": "tpu"}, "device='tpu' is not one of"),
     ],
 )

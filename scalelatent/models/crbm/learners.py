@@ -239,12 +239,15 @@ class Learner:
         The negative phase runs an inference over the coupling of W.
     gibbs_steps : int
         Steps of its Gibbs chains unless asked otherwise; 0 where there are none.
+    costs : bool
+        It learns what wrong outputs cost.
     """
 
     negative: Callable[[Work], Phase]
     inference: str
     couples: bool = True
     gibbs_steps: int = 0
+    costs: bool = False
 
 
 LEARNERS: dict[str, Learner] = {
@@ -253,7 +256,7 @@ LEARNERS: dict[str, Learner] = {
     "cd": Learner(_cd, "mean-field", couples=False, gibbs_steps=1),
     "pcd": Learner(_pcd, "mean-field", couples=False, gibbs_steps=1),
     "cd-percloss": Learner(_cd_percloss, "mean-field", couples=False, gibbs_steps=10),
-    "mssvm": Learner(_mssvm, "mixed-product"),
-    "lssvm": Learner(_lssvm, "max-product"),
+    "mssvm": Learner(_mssvm, "mixed-product", costs=True),
+    "lssvm": Learner(_lssvm, "max-product", costs=True),
     "logistic": Learner(_logistic, "independent", couples=False),
 }
