@@ -239,7 +239,10 @@ class ConditionalRBM(
 
         Examples
         --------
-        See the class.
+        >>> v = np.eye(6, dtype="uint8").repeat(20, axis=0)
+        >>> m = ConditionalRBM(n_hidden=2, n_epochs=3, random_state=0).fit(1 - v, v, validation=(1 - v, v))
+        >>> m.n_iter_, m.W_.shape, m.Wvx_.shape
+        (3, (6, 2), (6, 6))
         """
         check_params(self)
         train = self._pairs(X, y, reset=True)

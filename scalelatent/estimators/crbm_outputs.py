@@ -167,7 +167,11 @@ class CrbmOutputs:
 
         Examples
         --------
-        See the class.
+        >>> import scalelatent as sl
+        >>> v = np.eye(6, dtype="uint8").repeat(20, axis=0)
+        >>> m = sl.ConditionalRBM(n_hidden=2, n_epochs=3, learning_rate=1.0, random_state=0).fit(v, v)
+        >>> m.score(v, v), m.score(v, 1 - v)
+        (1.0, 0.0)
         """
         return 1.0 - self.errors(X, y, sample_weight)["all"]
 
@@ -182,7 +186,7 @@ class CrbmOutputs:
         Returns
         -------
         dict
-            ``all``, and ``changed``: NaN where x is not as wide as v, or not of 0 and 1.
+            ``all``, and ``changed``: NaN where x is not as wide as v, not of 0 and 1, or nowhere other than v.
 
         Examples
         --------

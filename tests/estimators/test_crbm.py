@@ -92,6 +92,13 @@ def test_multilabel_sparse_and_wider_outputs() -> None:
     assert np.isnan(sparse.errors(csr_array(x), v)["changed"])
 
 
+def test_changed_errors_of_sparse_rows(pair: Pair, held: Pair) -> None:
+    """Rows of zeros and ones have them however they are stored."""
+    model = make(n_epochs=2).fit(csr_array(pair[0]), pair[1], validation=(csr_array(held[0]), held[1]))
+    assert model.errors(csr_array(held[0]), held[1]) == model.errors(*held)
+    assert 0 < model.history_[0]["changed_error"] < 1
+
+
 def test_losses_of_outputs(pair: Pair) -> None:
     """An output whose wrong ones cost nothing is not learned by a margin learner."""
     cost = np.ones((2, 24))

@@ -155,7 +155,7 @@ def observe(x: Any, backend: Any) -> Observed:
 
 
 def biases(params: Params, seen: Observed | None, n_rows: int, backend: Any) -> tuple[Any, Any]:
-    """b1 (rows, v) and b2 (rows, h) of the RBM of each row; fresh arrays.
+    """b1 (rows, v) and b2 (rows, h) of the RBM of each row, valid until the next call with this backend.
 
     Examples
     --------

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.models.base import Block
+from scalelatent.models.csr import CsrRows
 from scalelatent.models.stats import Layout, Stats
 from scalelatent.models.targets import Targets
 
@@ -89,6 +90,8 @@ class CrbmScoring:
         wrong = (backend.to_host(found.lv) > 0) != (block.y > 0)
         weight = np.ones(len(wrong)) if block.weight is None else block.weight
         x = block.x
+        if isinstance(x, CsrRows) and x.shape == block.y.shape:
+            x = x.to_dense()
         changed = np.zeros((len(wrong), 0), dtype=bool)
         if isinstance(x, np.ndarray) and x.shape == block.y.shape:
             strange = (x != 0) & (x != 1)
