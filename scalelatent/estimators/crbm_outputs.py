@@ -186,7 +186,7 @@ class CrbmOutputs:
         Returns
         -------
         dict
-            ``all``, and ``changed``: NaN where x is not as wide as v, not of 0 and 1, or nowhere other than v.
+            ``all``, and ``changed``: NaN where x is not as wide as v, not of 0 and 1, or nowhere another.
 
         Examples
         --------
