@@ -198,7 +198,7 @@ def check_rows(model: Any, train: Dataset) -> None:
         Weights; a learner that needs x when there is none; outputs beside rows that are to be corrupted.
     """
     where = train.url or "the rows"
-    if model._source == "corruption" and train.has_targets:
+    if model.corruption is not None and train.has_targets:
         raise DataError(
             f"{where}: the inputs are made from clean rows, but there are outputs beside X: leave y (the "
             "targets) out, or set corruption=None"

@@ -393,6 +393,10 @@ def test_a_corruption_beside_outputs(pair: Pair) -> None:
     for given in (pair, (x.with_target(v), None), (None, x.with_target(v))):
         with pytest.raises(DataError, match="made from clean rows, but there are outputs beside X: leave y"):
             make(corruption={"kind": "flip"}).fit(*given)
+    model = make(corruption={"kind": "flip"}, n_epochs=1).fit(pair[1])
+    with pytest.raises(DataError, match="or set corruption=None$"):
+        model.partial_fit(*pair)
+    assert model.set_params(corruption=None).partial_fit(*pair).score(*pair) > 0.5
 
 
 @pytest.mark.parametrize("learner", ["logistic", "cd-percloss"])
