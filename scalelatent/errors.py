@@ -8,7 +8,16 @@ This module imports nothing, so that every layer may import it.
 
 from __future__ import annotations
 
-__all__ = ["DataError", "JobError", "PlanError", "RunError", "ScalelatentError", "ShardError", "StoreError"]
+__all__ = [
+    "DataError",
+    "DivergenceError",
+    "JobError",
+    "PlanError",
+    "RunError",
+    "ScalelatentError",
+    "ShardError",
+    "StoreError",
+]
 
 
 class ScalelatentError(Exception):
@@ -86,3 +95,13 @@ class PlanError(ScalelatentError, ValueError):
 
 class RunError(ScalelatentError, RuntimeError):
     """Work that had begun could not go on; what was done is kept, and the message says how to go on."""
+
+
+class DivergenceError(RunError, FloatingPointError):
+    """Learning has run away: its settings are to blame, not the rows.
+
+    Examples
+    --------
+    >>> issubclass(DivergenceError, FloatingPointError), issubclass(DivergenceError, DataError)
+    (True, False)
+    """

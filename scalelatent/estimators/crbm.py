@@ -77,7 +77,7 @@ class ConditionalRBM(
         End after so many epochs without a better validation error, which needs validation rows. None: all
         epochs. What did best on the validation rows is kept either way.
     init_scale : float, default 0.01
-        Standard deviation of the first W and Whx; all else begins at 0.
+        Standard deviation of the first W and Whx, at most 5; all else begins at 0.
     corruption : dict or None
         Learn to restore: rows are clean v, and x is made of them anew in each epoch. ``{"kind": "flip",
         "rate": 0.1}`` or ``{"kind": "occlude", "size": 8}`` (a square patch set to 0).
@@ -227,8 +227,8 @@ class ConditionalRBM(
             NaN, a batch larger than the data, a learner that needs x when there is none.
         ValueError
             A parameter out of range.
-        FloatingPointError
-            Weights have grown beyond float32: naming the epoch and the learning rate to try.
+        DivergenceError
+            Weights have grown beyond float32 (a FloatingPointError too): naming the epoch and the learning rate to try.
         RunError
             The run folder holds another fit; the cluster has no workers.
 

@@ -15,6 +15,7 @@ from scalelatent.engine.order import RowOrder
 from scalelatent.engine.streams import stream
 from scalelatent.errors import DataError
 from scalelatent.models.crbm.beliefs import INFERENCES
+from scalelatent.models.crbm.inference import MAX_WEIGHT
 from scalelatent.models.crbm.learners import LEARNERS
 from scalelatent.models.crbm.model import CrbmShape
 from scalelatent.models.crbm.online import CrbmLearner
@@ -26,6 +27,8 @@ from .steps import Begin, LearnOnline, Remember, Rows, Steps
 # Of few rows a chain reads parameters more than it computes; of a small batch two threads want a chain each.
 CHAIN_ROWS, LEAST_CHAIN_ROWS, MOST_CHAINS, LOCAL_CHAINS = 20, 10, 8, 4
 RUN_ROWS, BUFFER_RUNS = 1024, 16
+# Of first weights: eight deviations are what messages bear.
+MOST_SCALE = MAX_WEIGHT / 8
 # Why a fit leaves out no rows.
 ALL_ROWS = "a conditional RBM takes each row in an order of its own and cannot leave some out in its midst"
 _COUNTS = ("n_hidden", "batch_size", "n_epochs")
@@ -56,10 +59,13 @@ def check_params(model: Any) -> None:
             raise ValueError(f"{name}={value!r}: give a whole number of at least 1")
     if not (is_number(model.momentum) and 0 <= model.momentum < 1):
         raise ValueError(f"momentum={model.momentum!r}: give a number in [0, 1)")
-    for name in ("weight_decay", "init_scale"):
-        value = getattr(model, name)
-        if not (is_number(value) and value >= 0):
-            raise ValueError(f"{name}={value!r}: give a finite number of at least 0")
+    if not (is_number(model.weight_decay) and model.weight_decay >= 0):
+        raise ValueError(f"weight_decay={model.weight_decay!r}: give a finite number of at least 0")
+    if not (is_number(model.init_scale) and 0 <= model.init_scale <= MOST_SCALE):
+        raise ValueError(
+            f"init_scale={model.init_scale!r}: give a number from 0 to {MOST_SCALE:g}; messages in float32 do "
+            "not bear larger first weights"
+        )
     if model.tol is not None and not (is_number(model.tol) and model.tol > 0):
         raise ValueError(f"tol={model.tol!r}: give a number above 0, or None for a fixed number of sweeps")
     _check_used(model)

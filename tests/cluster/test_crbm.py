@@ -10,6 +10,7 @@ import pytest
 
 from scalelatent import ConditionalRBM, Dataset
 from scalelatent.engine.dask.online import DaskSteps
+from scalelatent.errors import DivergenceError
 from scalelatent.models.crbm.online import CrbmLearner
 from scalelatent.models.crbm.state import CrbmState
 from scalelatent.models.stats import Stats
@@ -81,3 +82,13 @@ def test_arrays_and_corruption_on_a_cluster(client: Any, tmp_path: Path) -> None
     model = ConditionalRBM(n_hidden=3, n_epochs=1, corruption={"kind": "flip", "rate": 0.1}, random_state=0)
     alone = model.fit(v).W_
     np.testing.assert_array_equal(model.fit(v, client=client, run_dir=tmp_path / "run").W_, alone)
+
+
+def test_local_steps_that_diverge_on_a_cluster(
+    client: Any, pairs: tuple[Dataset, Dataset], tmp_path: Path
+) -> None:
+    model = ConditionalRBM(
+        n_hidden=3, n_epochs=1, n_chains=2, local_steps=3, learning_rate=1e6, random_state=0
+    )
+    with pytest.raises(DivergenceError, match=r"epoch 1, step \d, at learning_rate=1e\+06: try"):
+        model.fit(pairs[0], client=client, run_dir=tmp_path / "run")

@@ -16,7 +16,7 @@ from scalelatent import ConditionalRBM, Dataset
 from scalelatent.data.corruption import corrupt
 from scalelatent.data.store import locate
 from scalelatent.engine.store import EngineStore
-from scalelatent.errors import DataError, RunError
+from scalelatent.errors import DataError, DivergenceError, RunError
 from tests.helpers import InterruptAt
 
 Pair = tuple[np.ndarray, np.ndarray]
@@ -449,6 +449,14 @@ def test_weights_beyond_float32_keep_the_last_good_checkpoint(pair: Pair, tmp_pa
     assert abs(found[1]["state"].theta[: 24 * 6]).max() <= 40
 
 
+@pytest.mark.parametrize("learner", ["mle-bp", "cd"])
+def test_local_steps_that_diverge_are_not_the_fault_of_the_rows(learner: str, pair: Pair) -> None:
+    with pytest.raises(DivergenceError, match=r"epoch 1, step \d, at learning_rate=1e\+06: try") as told:
+        make(learner=learner, learning_rate=1e6, local_steps=3, n_chains=2).fit(*pair)
+    assert isinstance(told.value, FloatingPointError)
+    assert "rows" not in str(told.value)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -458,6 +466,7 @@ def test_weights_beyond_float32_keep_the_last_good_checkpoint(pair: Pair, tmp_pa
         ({"n_sweeps": 0}, "n_sweeps=0: give a whole number"),
         ({"momentum": 1.0}, r"momentum=1.0: give a number in \[0, 1\)"),
         ({"weight_decay": -1}, "weight_decay=-1: give a finite number of at least 0"),
+        ({"init_scale": 100}, "init_scale=100: give a number from 0 to 5"),
         ({"tol": 0}, "tol=0: give a number above 0, or None"),
         ({"learning_rate": 0}, "learning_rate=0: give a number above 0, or a schedule"),
         ({"learning_rate": [0.1]}, "give a number above 0, or a schedule of pairs"),

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.errors import DivergenceError
 from scalelatent.models.base import Block
 from scalelatent.models.stats import Layout, Stats
 from scalelatent.models.targets import Targets
@@ -168,7 +169,7 @@ class CrbmLearner:
 
         Raises
         ------
-        FloatingPointError
+        DivergenceError
             Weights have grown beyond what messages in float32 bear: naming the epoch and the rate to try.
         """
         if self.local_steps:
@@ -265,7 +266,7 @@ class CrbmLearner:
 
         Raises
         ------
-        FloatingPointError
+        DivergenceError
             See :meth:`step`.
         """
         w = theta[: self.shape.n_visible * self.shape.n_hidden] if self.shape.n_hidden else theta
@@ -274,7 +275,7 @@ class CrbmLearner:
             return
         rate = self.rate(state.iteration)
         lower = next((r for r in RATES if r < rate), rate / 2)
-        raise FloatingPointError(
+        raise DivergenceError(
             f"weights have grown beyond what messages in float32 bear (largest {most:.3g}, at most "
             f"{MAX_WEIGHT:g}) in epoch {state.iteration + 1}, step {state.steps + 1}, at "
             f"learning_rate={rate:g}: try learning_rate={lower:g}, or weight_decay above "
@@ -327,9 +328,8 @@ class CrbmLearner:
         for a in range(0, len(block.x), self.chain_rows):
             part = rows_of(block, a, a + self.chain_rows)
             n = len(part.x)
-            coupling = self._couple(backend, theta, state) if LEARNERS[self.learner].couples else None
             some = None if kept is None else kept[:n]
-            seen, v, phase = self._phase(backend, theta, coupling, cost, part, some)
+            seen, v, phase = self._phase_on_the_way(backend, theta, cost, part, some, state)
             gradient = difference(self.shape, backend, theta, seen, v, phase)
             climb(way, gradient, self.shape.n_weights, self._pace(n, block.epoch))
             self._measure(stats, phase)
@@ -342,10 +342,14 @@ class CrbmLearner:
         stats["chains"][...] += 1
         self._keep_particles(stats, backend, state, block, kept)
 
-    def _couple(self, backend: Any, theta: Any, state: CrbmState) -> Any:
-        """What inference needs of W on the way; weights that it cannot bear end the fit as in a step."""
+    def _phase_on_the_way(
+        self, backend: Any, theta: Any, cost: Any, block: Block, particles: Any, state: CrbmState
+    ) -> tuple[Observed | None, Any, Phase]:
+        """:meth:`_phase` between two steps; weights that it cannot bear end the fit as in a step."""
         try:
-            return couple(self.shape.split(theta).W, backend)
+            couples = LEARNERS[self.learner].couples
+            coupling = couple(self.shape.split(theta).W, backend) if couples else None
+            return self._phase(backend, theta, coupling, cost, block, particles)
         except WeightError:
             self.check_safe(backend.to_host(theta), state)
             raise
