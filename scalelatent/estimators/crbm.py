@@ -228,7 +228,8 @@ class ConditionalRBM(
         ValueError
             A parameter out of range.
         DivergenceError
-            Weights have grown beyond float32 (a FloatingPointError too): naming the epoch and the learning rate to try.
+            Weights have grown beyond float32: naming the epoch and the learning rate to try. It is also a
+            FloatingPointError.
         RunError
             The run folder holds another fit; the cluster has no workers.
 

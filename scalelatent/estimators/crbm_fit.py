@@ -63,8 +63,8 @@ def check_params(model: Any) -> None:
         raise ValueError(f"weight_decay={model.weight_decay!r}: give a finite number of at least 0")
     if not (is_number(model.init_scale) and 0 <= model.init_scale <= MOST_SCALE):
         raise ValueError(
-            f"init_scale={model.init_scale!r}: give a number from 0 to {MOST_SCALE:g}; messages in float32 do "
-            "not bear larger first weights"
+            f"init_scale={model.init_scale!r}: give a number from 0 to {MOST_SCALE:g}; messages in float32 "
+            "do not bear larger first weights"
         )
     if model.tol is not None and not (is_number(model.tol) and model.tol > 0):
         raise ValueError(f"tol={model.tol!r}: give a number above 0, or None for a fixed number of sweeps")

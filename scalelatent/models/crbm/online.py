@@ -262,24 +262,29 @@ class CrbmLearner:
         return float(self.rates[min(epoch, len(self.rates) - 1)])
 
     def check_safe(self, theta: np.ndarray, state: CrbmState) -> None:
-        """Refuse weights that float32 messages do not bear, NaN included.
+        """Refuse parameters that are not finite, and couplings that float32 messages do not bear.
 
         Raises
         ------
         DivergenceError
             See :meth:`step`.
         """
-        w = theta[: self.shape.n_visible * self.shape.n_hidden] if self.shape.n_hidden else theta
-        most = max(float(w.max()), -float(w.min()))
-        if most <= MAX_WEIGHT and np.isfinite(theta[-1]):
+        # Gradients of Wvx and Whx are products with those of the biases, so that a NaN shows in these too:
+        # far fewer numbers to look at.
+        most = _largest(theta[: self.shape.n_visible * self.shape.n_hidden])
+        finite = np.isfinite([most, _largest(theta[self.shape.n_weights :])]).all()
+        if finite and most <= MAX_WEIGHT:
             return
+        what = "parameters are no longer finite"
+        if finite:
+            limits = f"largest {most:.3g}, at most {MAX_WEIGHT:g}"
+            what = f"weights have grown beyond what messages in float32 bear ({limits})"
         rate = self.rate(state.iteration)
         lower = next((r for r in RATES if r < rate), rate / 2)
         raise DivergenceError(
-            f"weights have grown beyond what messages in float32 bear (largest {most:.3g}, at most "
-            f"{MAX_WEIGHT:g}) in epoch {state.iteration + 1}, step {state.steps + 1}, at "
-            f"learning_rate={rate:g}: try learning_rate={lower:g}, or weight_decay above "
-            f"{self.weight_decay:g}; a run folder keeps the last good checkpoint"
+            f"{what} in epoch {state.iteration + 1}, step {state.steps + 1}, at learning_rate={rate:g}: "
+            f"try learning_rate={lower:g}, or weight_decay above {self.weight_decay:g}; a run folder keeps "
+            "the last good checkpoint"
         )
 
     # -- gradients -------------------------------------------------------------------------------------------
@@ -389,6 +394,11 @@ class CrbmLearner:
             "train_error": wrong / units,
             "converged": converged / max(rows, 1.0),
         }
+
+
+def _largest(a: np.ndarray) -> float:
+    """Largest absolute value; NaN where there is one. No temporary array, unlike abs."""
+    return max(float(a.max(initial=0.0)), -float(a.min(initial=0.0)))
 
 
 def rows_of(block: Block, start: int, stop: int) -> Block:

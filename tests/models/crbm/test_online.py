@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from scalelatent.errors import DivergenceError
 from scalelatent.models.crbm.model import CrbmShape
 from scalelatent.models.crbm.online import CrbmLearner, rows_of
 from scalelatent.models.crbm.predict import CrbmScoring
@@ -142,10 +143,34 @@ def test_weights_beyond_float32_stop_with_the_rate_to_try(bad: float, local: int
         learner.step(state, stats, 8)
 
 
+@pytest.mark.parametrize("field", ["W", "bv", "bh"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_parameters_that_are_not_finite_stop_at_once(field: str, bad: float) -> None:
+    learner = make_learner(SHAPE, "mle-bp")
+    state = learner.start(make_theta(SHAPE))
+    stats = Stats.zeros(learner.layout())
+    stats[field].flat[1] = bad
+    with pytest.raises(DivergenceError, match="parameters are no longer finite in epoch 1, step 1"):
+        learner.step(state, stats, 8)
+
+
+def test_without_hidden_units_weights_may_be_large() -> None:
+    shape = CrbmShape(6, 0, 4)
+    learner = make_learner(shape, "logistic")
+    stats = Stats.zeros(learner.layout())
+    stats["Wvx"][0] = 1e4
+    found = learner.step(learner.start(make_theta(shape)), stats, 8)
+    assert found.theta.max() > 40
+    found.theta[0] = np.nan  # of Wvx: seen as soon as a gradient comes of it
+    stats = chain_stats(learner, found, make_rows(shape, 8))
+    with pytest.raises(DivergenceError, match="parameters are no longer finite"):
+        learner.step(found, stats, 8)
+
+
 def test_local_steps_that_grow_beyond_float32_stop_too() -> None:
     learner = make_learner(SHAPE, "mle-bp", rates=np.array([1e6]), local_steps=4, chain_rows=2)
     state = learner.start(make_theta(SHAPE))
-    with pytest.raises(FloatingPointError, match="epoch 1, step 1, at learning_rate=1e\\+06"):
+    with pytest.raises(DivergenceError, match="epoch 1, step 1, at learning_rate=1e\\+06"):
         chain_stats(learner, state, make_rows(SHAPE, 8), "cpu")
 
 
