@@ -22,6 +22,7 @@ from .crbm_outputs import CrbmOutputs
 from .crbm_partial import CrbmPartial
 from .crbm_plan import plan
 from .crbm_rows import CrbmRows
+from .registry import FREE_ON_RESUME
 from .steps import Rows, Steps
 
 _FIELDS = ("W", "Wvx", "Whx", "bv", "bh")
@@ -210,7 +211,8 @@ class ConditionalRBM(
         run_dir : path or None
             Folder for checkpoints, shared by all workers.
         resume : bool
-            Go on with the fit that ``run_dir`` holds.
+            Go on with the fit that ``run_dir`` holds; with another ``learning_rate`` or ``n_epochs`` these
+            hold from there on.
         callbacks : Callback or sequence
         engine : dict or None
             block_rows, leaf_rows, checkpoint_seconds, checkpoint_steps, report_steps, validate_steps,
@@ -256,7 +258,7 @@ class ConditionalRBM(
 
     def _what_decides(self) -> dict[str, Any]:
         """The parameters that decide the result: a resumed fit must have the same ones."""
-        free = {"n_jobs", "device", "random_state", "warm_start"}
+        free = {"n_jobs", "device", "random_state", "warm_start", *FREE_ON_RESUME["crbm"]}
         return {k: v for k, v in self.get_params(deep=False).items() if k not in free}
 
     def _keep(self, learner: CrbmLearner, state: CrbmState, history: list[dict[str, Any]]) -> None:

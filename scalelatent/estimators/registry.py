@@ -19,6 +19,9 @@ KINDS = {
     "mbn": ("scalelatent.estimators.mbn", "MultilayerBootstrapNetwork"),
 }
 
+# Parameters that a resumed fit may change: what is done stays, what follows has the new values.
+FREE_ON_RESUME = {"crbm": ("learning_rate", "n_epochs")}
+
 # Python 3.11 counts the depth of all threads' trees in one place: where two parse at once one of them may get
 # a SystemError (cpython issue 106905).
 _PARSING = threading.Lock()

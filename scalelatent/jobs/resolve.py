@@ -20,13 +20,13 @@ from pydantic import ValidationError
 
 from scalelatent.data.store import FROM_ENVIRONMENT, check_address
 from scalelatent.errors import JobError, StoreError
-from scalelatent.estimators.registry import constructor_parameters
+from scalelatent.estimators.registry import FREE_ON_RESUME, constructor_parameters
 
 from .spec import SECTIONS, Job, nearest
 
 __all__ = ["load_job", "override", "parse_setting", "parse_value", "resolve"]
 
-_ALSO_CHANGEABLE = ("engine", "on_bad_shard")
+_ALSO_CHANGEABLE = "engine.on_bad_shard"
 
 PREFIX = "SCALELATENT_"
 _SECRET = re.compile(r"secret|token|passw|credential|storage_options|access_?key|(^|_)key$", re.IGNORECASE)
@@ -158,7 +158,8 @@ def override(job: Job, settings: Iterable[str]) -> Job:
     job : Job
     settings : iterable of str
         ``"cluster.key=value"``; where the computing happens never changes a result. And
-        ``"engine.on_bad_shard=value"``, since a run may have to be resumed without rows that cannot be read.
+        ``"engine.on_bad_shard=value"``, since a run may have to be resumed without rows that cannot be read;
+        and what :data:`~scalelatent.estimators.registry.FREE_ON_RESUME` says of the kind of model.
 
     Returns
     -------
@@ -178,20 +179,24 @@ def override(job: Job, settings: Iterable[str]) -> Job:
         }
         for name, section in sections.items()
     }
+    free = [_ALSO_CHANGEABLE, *(f"model.{key}" for key in FREE_ON_RESUME.get(job.kind, ()))]
+    params = dict(job.params)
     for setting in settings:
         section, key, value = parse_setting(setting)
-        if section != "cluster" and (section, key) != _ALSO_CHANGEABLE:
+        if section != "cluster" and f"{section}.{key}" not in free:
             raise JobError(
-                f"--set {setting}: a resumed run may only change [cluster] values, and "
-                f"{'.'.join(_ALSO_CHANGEABLE)}; for another job choose another folder: "
-                "scalelatent fit JOB --out FOLDER"
+                f"--set {setting}: a resumed run may only change [cluster] values, and {', '.join(free)}; "
+                "for another job choose another folder: scalelatent fit JOB --out FOLDER"
             )
+        if section == "model":
+            params[key], origins[f"model.{key}"] = value, "command line"
+            continue
         values[section][key] = (value, "command line", f"--set {setting}")
         other = {"workers": "scheduler", "scheduler": "workers"}.get(key)
         if other:  # one takes the place of the other
             values[section][other] = (None, "default", "")
     made = {name: _section(name, given, "job", origins) for name, given in values.items()}
-    changed = replace(job, **made, origins=origins)
+    changed = replace(job, **made, params=params, origins=origins)
     _check_agreement(changed)
     return changed
 

@@ -104,6 +104,8 @@ def run_job(
     """
     with folder.lock():
         folder.begin("running")
+        if resume and job.params != folder.read_job().params:  # the next resume goes on with the new ones
+            folder.write_job(job)
         here = f"{socket.gethostname()}:{os.getpid()}"
         return run_held(
             job, folder, callbacks=callbacks, client=client, resume=resume, tell=tell, driver=here

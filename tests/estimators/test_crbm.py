@@ -449,6 +449,24 @@ def test_weights_beyond_float32_keep_the_last_good_checkpoint(pair: Pair, tmp_pa
     assert abs(found[1]["state"].theta[: 24 * 6]).max() <= 40
 
 
+def test_a_fit_that_diverged_is_resumed_with_a_lower_rate(pair: Pair, tmp_path: Path) -> None:
+    """It ends as if it had had the lower rate from the epoch on that ran away."""
+    wild = make(learning_rate=[(0.2, 2), (1e6, 1)])
+    with pytest.raises(DivergenceError, match=r"epoch 3, step 31, .*last good checkpoint: resume the run"):
+        wild.fit(*pair, run_dir=tmp_path)
+    resumed = make(learning_rate=[(0.2, 2), (0.1, 1)]).fit(*pair, run_dir=tmp_path, resume=True)
+    same(resumed, make(learning_rate=[(0.2, 2), (0.1, 1)]).fit(*pair))
+    assert [record["learning_rate"] for record in resumed.history_] == [0.2, 0.2, 0.1, 0.1]
+
+
+def test_a_finished_fit_goes_on_with_more_epochs(pair: Pair, held: Pair, tmp_path: Path) -> None:
+    call: dict[str, Any] = {"validation": held, "run_dir": tmp_path}
+    make(n_epochs=2).fit(*pair, **call)
+    longer = make(n_epochs=4).fit(*pair, **call, resume=True)
+    same(longer, make(n_epochs=4).fit(*pair, validation=held))
+    assert longer.n_iter_ == 4
+
+
 @pytest.mark.parametrize("learner", ["mle-bp", "cd"])
 def test_local_steps_that_diverge_are_not_the_fault_of_the_rows(learner: str, pair: Pair) -> None:
     with pytest.raises(DivergenceError, match=r"epoch 1, step \d, at learning_rate=1e\+06: try") as told:

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from scalelatent import Dataset, load_model, open_dataset
-from scalelatent.errors import JobError
+from scalelatent.errors import DivergenceError, JobError
 from scalelatent.jobs import runner
 from scalelatent.jobs.planning import plan_job
-from scalelatent.jobs.resolve import load_job
+from scalelatent.jobs.resolve import load_job, override
+from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.scoring import score_dataset
 from tests.estimators.test_crbm import patterns
 
@@ -65,3 +66,18 @@ def test_a_job_fits_predicts_and_scores(place: Path, monkeypatch: pytest.MonkeyP
         score_dataset(model, test, ["nmi"])
     out = model.predict(open_dataset(place / "x.zarr"), out=place / "clean.zarr")
     np.testing.assert_array_equal(out.read_x(0, 500), model.predict(open_dataset(place / "x.zarr")))
+
+
+def test_a_job_that_diverged_is_resumed_with_a_lower_rate(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_report", lambda result, data: None)
+    job = load_job(place / "job.toml", settings=["model.learning_rate=[[0.2, 1], [1e6, 1]]"])
+    with pytest.raises(DivergenceError, match="epoch 2, step 16"):
+        runner.run_new_job(job)
+    folder = RunFolder(str(place / "run"))
+    assert "resume the run with it" in folder.read_state()["error"]
+    lower = override(folder.read_job(), ["model.learning_rate=0.1", "model.n_epochs=2"])
+    result = runner.run_job(lower, folder, resume=True)
+    assert [record["learning_rate"] for record in result.estimator.history_] == [0.2, 0.1]
+    assert folder.read_job().params["n_epochs"] == 2

@@ -165,6 +165,16 @@ def test_resume_may_change_the_cluster_only():
         override(job, ["cluster.worker=4"])
 
 
+def test_resume_may_change_what_a_model_leaves_free():
+    job = resolve(changed(model={"kind": "crbm"}), environ={})
+    slower = override(job, ["model.learning_rate=0.01", "model.n_epochs=70"])
+    assert (slower.params["learning_rate"], slower.params["n_epochs"]) == (0.01, 70)
+    assert slower.origins["model.n_epochs"] == "command line"
+    assert "n_epochs" not in job.params
+    with pytest.raises(JobError, match=r"on_bad_shard, model.learning_rate, model.n_epochs; for another job"):
+        override(job, ["model.n_hidden=3"])
+
+
 def test_unknown_kind():
     from scalelatent.estimators.registry import constructor_parameters
 

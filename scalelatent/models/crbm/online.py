@@ -283,8 +283,8 @@ class CrbmLearner:
         lower = next((r for r in RATES if r < rate), rate / 2)
         raise DivergenceError(
             f"{what} in epoch {state.iteration + 1}, step {state.steps + 1}, at learning_rate={rate:g}: "
-            f"try learning_rate={lower:g}, or weight_decay above {self.weight_decay:g}; a run folder keeps "
-            "the last good checkpoint"
+            f"try learning_rate={lower:g} (a run folder keeps the last good checkpoint: resume the run with "
+            f"it), or a new run with weight_decay above {self.weight_decay:g}"
         )
 
     # -- gradients -------------------------------------------------------------------------------------------
