@@ -29,6 +29,8 @@ CHAIN_ROWS, LEAST_CHAIN_ROWS, MOST_CHAINS, LOCAL_CHAINS = 20, 10, 8, 4
 RUN_ROWS, BUFFER_RUNS = 1024, 16
 # Of first weights: eight deviations are what messages bear.
 MOST_SCALE = MAX_WEIGHT / 8
+# Whose random numbers corrupt rows that are scored, or shown in the report.
+TEST_STAGE = "corruption-test"
 # Why a fit leaves out no rows.
 ALL_ROWS = "a conditional RBM takes each row in an order of its own and cannot leave some out in its midst"
 _COUNTS = ("n_hidden", "batch_size", "n_epochs")

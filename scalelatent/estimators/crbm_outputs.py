@@ -18,7 +18,7 @@ from scalelatent.models.crbm.predict import CrbmOutput, CrbmScoring
 from scalelatent.models.targets import Targets
 
 from .base import is_dask_array
-from .crbm_fit import targets_of
+from .crbm_fit import TEST_STAGE, targets_of
 from .crbm_infer import Beliefs, infer_rows
 
 
@@ -310,7 +310,7 @@ class CrbmOutputs:
 
     def _test_targets(self, ds: Dataset) -> Targets:
         """Where the outputs of rows come from: clean ones that come alone are corrupted as test rows."""
-        return targets_of(self, ds, self.seed_, "corruption-test")
+        return targets_of(self, ds, self.seed_, TEST_STAGE)
 
     def _row_map(self, what: Any) -> CrbmOutput:
         name, n_sweeps = what

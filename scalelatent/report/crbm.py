@@ -10,6 +10,7 @@ import numpy as np
 from scalelatent.data import Dataset
 from scalelatent.data.grid import spaced
 from scalelatent.evaluation import OutputErrors, occlusion_errors
+from scalelatent.models.crbm.inference import CONVERGED
 
 from .crbm_figures import plot_convergence, plot_learning, plot_occlusion, plot_restored
 from .page import Picture, count, listing
@@ -35,6 +36,13 @@ LEARNERS = {
     "mssvm": "marginal structured SVM",
     "lssvm": "latent structured SVM",
     "logistic": "logistic regression",
+}
+# What is run for each row in learning; other learners sample, or have no hidden units.
+INFERENCES = {
+    "mle-bp": "sum-product belief propagation",
+    "mle-mf": "mean field",
+    "mssvm": "loss-augmented mixed-product belief propagation",
+    "lssvm": "loss-augmented max-product belief propagation",
 }
 
 
@@ -128,10 +136,10 @@ def _inputs(model: Any, data: Dataset, pieces: list[tuple[int, int]], v: np.ndar
 
 
 def corruption_of(model: Any, data: Dataset) -> dict[str, Any]:
-    """The corruption that a model was trained to undo, as arguments of `corrupt`."""
-    from scalelatent.estimators.crbm_fit import make_corruption
+    """The corruption that a model was trained to undo, as arguments of `corrupt`; that of its `errors`."""
+    from scalelatent.estimators.crbm_fit import TEST_STAGE, make_corruption
 
-    how = make_corruption(model.corruption, data, model.seed_, "corruption-validation")
+    how = make_corruption(model.corruption, data, model.seed_, TEST_STAGE)
     return {name: getattr(how, name) for name in ("kind", "rate", "size", "shape", "seed", "stage")}
 
 
@@ -161,14 +169,22 @@ def rbm_numbers(
     table: list[tuple[str, str]] = []
     if evidence is not None:
         table.append((f"{rows} rows", f"{evidence.n_rows:,}"))
-        if len(evidence.v) < evidence.n_rows:
+        sampled = len(evidence.v) < evidence.n_rows
+        if sampled:
             table.append(("of these predicted here", f"{len(evidence.v):,}, evenly spaced"))
+        part = f" of {count(len(evidence.v), 'row')}" if sampled else ""
         if model._source != "plain":
-            head.append((f"{rows} error", percent(evidence.errors.all_error)))
-            table.append((f"{rows} error, all outputs", percent(evidence.errors.all_error)))
+            error, of = evidence.errors.all_error, part
+            # The run has scored all test rows.
+            if sampled and rows == "test" and "test_error" in run.event("scored"):
+                error, of = run.event("scored")["test_error"], ""
+            head.append((f"{rows} error{of}", percent(error)))
+            table.append((f"{rows} error{of}, all outputs", percent(error)))
         if evidence.errors.changed:
-            head.append(("error where changed", percent(evidence.errors.changed_error)))
-            table.append((f"{rows} error, outputs changed in x", percent(evidence.errors.changed_error)))
+            head.append((f"error where changed{part}", percent(evidence.errors.changed_error)))
+            table.append(
+                (f"{rows} error{part}, outputs changed in x", percent(evidence.errors.changed_error))
+            )
     if model.best_validation_error_ is not None:
         table.append(("best validation error", percent(model.best_validation_error_)))
         table.append(("epoch of these parameters", f"{model.best_epoch_:,}"))
@@ -204,7 +220,7 @@ def rbm_pictures(run: RunFiles, model: Any, evidence: RbmEvidence | None, rows: 
     if run.history:
         found.append(_learning(run, model))
     if any(record.get("converged") is not None for record in run.history):
-        found.append(_convergence(run))
+        found.append(_convergence(run, model))
     return found
 
 
@@ -255,12 +271,12 @@ def _learning(run: RunFiles, model: Any) -> Picture:
     )
 
 
-def _convergence(run: RunFiles) -> Picture:
+def _convergence(run: RunFiles, model: Any) -> Picture:
     shares = [record["converged"] for record in run.history if record.get("converged") is not None]
     words = (
-        "Share of the training rows whose belief propagation converged, that is, whose beliefs moved by less "
-        "than 0.001 in the last sweep of their inference (Figure 4 of the paper). Learning goes on as long "
-        "as most do."
+        f"Share of the training rows of whose beliefs none moved by more than {model.tol or CONVERGED:g} in "
+        f"the last sweep of {INFERENCES[model.learner]} (Figure 4 of the paper). The rows "
+        "that did not converge are learned from too."
     )
     alt = f"From {percent(shares[0])} in the first epoch to {percent(shares[-1])} in the last."
     return Picture("convergence", "Rows that converged", words, alt, plot_convergence(run.history))

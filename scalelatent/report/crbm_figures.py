@@ -109,7 +109,7 @@ def plot_learning(records: Sequence[Mapping[str, Any]], unit: str = "objective")
 
 
 def plot_convergence(records: Sequence[Mapping[str, Any]]) -> Figure:
-    """Share of rows whose belief propagation converged in each epoch (Figure 4).
+    """Share of rows whose inference converged in each epoch (Figure 4).
 
     Parameters
     ----------

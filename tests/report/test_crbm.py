@@ -13,11 +13,13 @@ import pytest
 from scalelatent import ConditionalRBM, Dataset
 from scalelatent.data.corruption import corrupt
 from scalelatent.data.digits import base_digits
+from scalelatent.data.store import locate
 from scalelatent.errors import DataError
 from scalelatent.evaluation import OutputErrors, all_error, changed_error, occlusion_errors
 from scalelatent.report import build_report
-from scalelatent.report.crbm import collect_rbm
+from scalelatent.report.crbm import collect_rbm, rbm_numbers
 from scalelatent.report.crbm_figures import plot_convergence, plot_learning, plot_occlusion, plot_restored
+from scalelatent.report.runfiles import RunFiles
 
 V = (base_digits()[0][:260] > 127).astype(np.uint8)
 NOISE: dict[str, Any] = {"kind": "flip", "rate": 0.1}
@@ -58,14 +60,44 @@ def test_the_page_of_a_model_that_restores(tmp_path: Path, source: str) -> None:
     page, names = page_of(tmp_path, model, data)
     assert names == ["convergence", "learning", "occlusion", "restored"]
     assert "Conditional RBM, 64 outputs and 6 hidden units, maximum likelihood by belief propagation" in page
-    errors = model.errors(data) if source == "pairs" else collect_rbm(model, data).errors
-    shown = (
-        (errors["all"], errors["changed"]) if source == "pairs" else (errors.all_error, errors.changed_error)
-    )
-    for share in shown:
+    errors = model.errors(data)
+    for share in (errors["all"], errors["changed"]):
         assert f"{100 * share:.2f} %" in page
     assert ("corrupted as in training" in page) == (source == "corruption")
     assert 'src="http' not in page
+
+
+def test_a_sample_is_told_and_the_exact_score_goes_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scalelatent.report.crbm._rows_worth", lambda model: 50)
+    model, data = fitted("corruption"), Dataset.from_arrays(V)
+    sampled = collect_rbm(model, data).errors
+    run = RunFiles(locate(tmp_path), history=[])
+    told = dict(rbm_numbers(run, model, collect_rbm(model, data), "test")[0])
+    assert told["test error of 50 rows"] == f"{100 * sampled.all_error:.2f} %"
+    run.events = [{"event": "scored", "test_error": model.errors(data)["all"]}]
+    told = dict(rbm_numbers(run, model, collect_rbm(model, data), "test")[0])
+    assert told["test error"] == f"{100 * model.errors(data)['all']:.2f} %"
+    assert told["error where changed of 50 rows"] == f"{100 * sampled.changed_error:.2f} %"
+    assert "training error of 50 rows" in dict(
+        rbm_numbers(run, model, collect_rbm(model, data), "training")[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("learner", "tol", "words"),
+    [
+        ("mle-bp", None, "more than 0.001 in the last sweep of sum-product belief propagation"),
+        ("mle-mf", 0.5, "more than 0.5 in the last sweep of mean field"),
+    ],
+)
+def test_convergence_is_told_as_it_is_counted(
+    learner: str, tol: float | None, words: str, tmp_path: Path
+) -> None:
+    model = ConditionalRBM(n_hidden=2, n_epochs=1, learner=learner, tol=tol, random_state=0, n_jobs=1)
+    page, _ = page_of(tmp_path, model.fit(X[:40], V[:40].reshape(40, -1)), None)
+    assert words in " ".join(page.split())
 
 
 def test_pages_without_rows_images_or_inputs(tmp_path: Path) -> None:
