@@ -15,6 +15,7 @@ from scalelatent.jobs.resolve import load_job, override
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.scoring import score_dataset
 from tests.estimators.test_crbm import patterns
+from tests.jobs.test_end_to_end import scalelatent
 
 JOB = """
 [job]
@@ -81,3 +82,61 @@ def test_a_job_that_diverged_is_resumed_with_a_lower_rate(
     result = runner.run_job(lower, folder, resume=True)
     assert [record["learning_rate"] for record in result.estimator.history_] == [0.2, 0.1]
     assert folder.read_job().params["n_epochs"] == 2
+
+
+COMMANDS = """
+[job]
+seed = 3
+out = "pairs"
+[data]
+train = "noisy.zarr"
+target = "clean.zarr"
+test = "few.zarr"
+test_target = "few-clean.zarr"
+[model]
+kind = "crbm"
+n_hidden = 6
+n_epochs = 2
+learning_rate = [[0.2, 1], [0.1, 1]]
+"""
+CORRUPTING = """
+[job]
+seed = 3
+out = "flips"
+[data]
+train = "clean.zarr"
+test = "few-clean.zarr"
+[model]
+kind = "crbm"
+n_hidden = 6
+n_epochs = 2
+learning_rate = [[0.2, 1], [0.1, 1]]
+[model.corruption]
+kind = "flip"
+rate = 0.1
+"""
+
+
+@pytest.mark.slow
+def test_the_commands_from_data_to_restored_images(tmp_path: Path) -> None:
+    make = "data", "make", "noisy-digits"
+    scalelatent(*make, "noisy.zarr", "--base-rows", "0:300", "--clean", "clean.zarr", cwd=tmp_path)
+    scalelatent(*make, "few.zarr", "--base-rows", "300:360", "--clean", "few-clean.zarr", cwd=tmp_path)
+    for name, text in (("pairs", COMMANDS), ("flips", CORRUPTING)):
+        (tmp_path / "crbm.toml").write_text(text)
+        told = scalelatent("fit", "crbm.toml", "--json", cwd=tmp_path).json()
+        assert told["state"] == "done"
+        page = (tmp_path / name / "report" / "index.html").read_text()
+        assert f"{100 * told['test_error']:.2f} %" in page
+        figures = {file.stem for file in (tmp_path / name / "report").glob("*.png")}
+        assert figures == {"restored", "occlusion", "learning", "convergence"}
+        rates = [
+            record["learning_rate"] for record in RunFolder(str(tmp_path / name)).records("metrics.jsonl")
+        ]
+        assert rates == [0.2, 0.1]
+        scalelatent("predict", name, "few.zarr", "--out", f"{name}.zarr", cwd=tmp_path)
+        restored = open_dataset(tmp_path / f"{name}.zarr").read_x(0, 60)
+        clean = open_dataset(tmp_path / "few-clean.zarr").read_binary(0, 60)
+        found = scalelatent("score", name, "few.zarr", "--target", "few-clean.zarr", "--json", cwd=tmp_path)
+        assert found.json()["all"] == pytest.approx((restored != clean).mean())
+        assert name == "flips" or found.json()["all"] == pytest.approx(told["test_error"])
