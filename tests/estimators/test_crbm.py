@@ -138,6 +138,22 @@ def test_free_energy_of_a_corrupting_model(pair: Pair, held: Pair) -> None:
     np.testing.assert_allclose(model.free_energy(v), by_hand(made, v), atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "how", [{"kind": "flip", "rate": 0.2}, {"kind": "occlude", "size": (2, 3), "shape": (4, 6)}], ids=str
+)
+def test_corruption_on_the_fly_is_the_same_one_stored(
+    how: dict[str, Any], pair: Pair, tmp_path: Path
+) -> None:
+    """Of one epoch: the next one corrupts anew."""
+    v = pair[1]
+    fly = make(corruption=how, n_epochs=1).fit(v)
+    x = corrupt(v, np.arange(len(v)), 0, seed=fly.seed_, stage="corruption", **how)
+    same(fly, make(n_epochs=1).fit(x, v))
+    rows = Dataset.from_arrays(x).save(tmp_path / "x", chunk_rows=50)
+    stored = rows.with_target(Dataset.from_arrays(v).save(tmp_path / "v", chunk_rows=70))
+    same(fly, make(n_epochs=1).fit(stored))
+
+
 def test_plain_rbm(pair: Pair) -> None:
     v = pair[1]
     for learner in ("cd", "pcd", "mle-bp", "mle-mf"):
@@ -220,24 +236,34 @@ def test_threads_and_stored_rows_change_nothing(options: dict[str, Any], pair: P
     same(one, stored)
 
 
+# Fifteen steps an epoch, all of them.
+RESUMED: list[dict[str, Any]] = [
+    {},
+    {"learner": "pcd", "momentum": 0.5},
+    {"local_steps": 2, "n_chains": 2, "batch_size": 5, "momentum": 0.5},
+    {"corruption": {"kind": "flip", "rate": 0.2}},
+]
+
+
 @pytest.mark.parametrize("at", [3, 17, 33])
-@pytest.mark.parametrize("options", [{}, {"learner": "pcd", "momentum": 0.5}], ids=str)
+@pytest.mark.parametrize("options", RESUMED, ids=str)
 def test_resume_in_mid_epoch_is_exact(
     at: int, options: dict[str, Any], pair: Pair, held: Pair, tmp_path: Path
 ) -> None:
+    rows, validation = (pair[1:], held[1]) if "corruption" in options else (pair, held)
     model = make(n_epochs=3, **options)
-    whole = make(n_epochs=3, **options).fit(*pair, validation=held)
-    call: dict[str, Any] = {"validation": held, "run_dir": tmp_path, "engine": {"report_steps": 1}}
+    whole = make(n_epochs=3, **options).fit(*rows, validation=validation)
+    call: dict[str, Any] = {"validation": validation, "run_dir": tmp_path, "engine": {"report_steps": 1}}
     with pytest.raises(KeyboardInterrupt):
-        model.fit(*pair, **call, callbacks=[InterruptAt(at - 1, "report", "pass_end")])
-    model.fit(*pair, **call, resume=True)
+        model.fit(*rows, **call, callbacks=[InterruptAt(at - 1, "report", "pass_end")])
+    model.fit(*rows, **call, resume=True)
     same(model, whole)
     ends = [record for record in model.history_ if record["steps"] % 15 == 0]
     for record, other in zip(ends, whole.history_, strict=True):
         assert record["objective"] == other["objective"]
         assert record["validation_error"] == other["validation_error"]
     with pytest.raises(RunError, match="params changed"):
-        make(n_epochs=3, weight_decay=0.1, **options).fit(*pair, **call, resume=True)
+        make(n_epochs=3, weight_decay=0.1, **options).fit(*rows, **call, resume=True)
 
 
 def test_save_and_load(pair: Pair, held: Pair, tmp_path: Path) -> None:
