@@ -349,6 +349,12 @@ def test_rows_that_cannot_be_used(digits: Any, oracle: Any, tmp_path: Path) -> N
         _network().fit(np.load(tmp_path / "x.npy", mmap_mode="r"))
     with pytest.raises(DataError, match=r"row 3, feature 2 is nan"):
         oracle.transform(sl.Dataset.from_arrays(_with_nan(x)))
+    huge = x.astype(np.float32)
+    huge[5, 40] = 1e20
+    for rows in (huge, sp.csr_array(huge), sl.Dataset.from_arrays(huge).save(tmp_path / "huge.zarr")):
+        for use in (_network().fit, oracle.transform):
+            with pytest.raises(DataError, match=r"row 5, feature 40 is 1e\+20, .*: scale the features"):
+                use(rows)
     with pytest.raises(ValueError, match="X has 63 features, but MultilayerBootstrapNetwork is expecting 64"):
         oracle.transform(x[:, :63])
     with pytest.raises(DataError, match="has 63 features, but MultilayerBootstrapNetwork was fitted on 64"):

@@ -251,7 +251,7 @@ class Layer:
         return np.asarray(kernel("mbn_nearest")(x, columns, bank))
 
     def check(self, x: Any, start: int) -> None:
-        """Refuse rows of data that have no place: NaN, infinite values, under the cosine rows of zeros.
+        """Refuse rows that have no place: NaN, infinite or huge values, under the cosine rows of zeros.
 
         Raises
         ------
@@ -261,12 +261,14 @@ class Layer:
         if self.number > 1:
             return
         values = x.data if isinstance(x, CsrRows) else x
-        if values.dtype.kind == "f" and values.size:
+        # Shorter integers never come near the limit.
+        if values.size and (values.dtype.kind == "f" or values.dtype.itemsize == 8):
+            limit = _largest_value(self.width)
             # A NaN anywhere is the smallest and the largest.
             with np.errstate(invalid="ignore"):
-                fine = values.min() >= -FLOAT32_MAX and values.max() <= FLOAT32_MAX
+                fine = -limit <= float(values.min()) and float(values.max()) <= limit
             if not fine:
-                _tell_bad_value(x, values, start)
+                _tell_bad_value(x, values, start, limit)
         if self.metric == "cosine":
             empty = np.flatnonzero(_row_counts(x) == 0)
             if len(empty):
@@ -284,8 +286,13 @@ def _row_counts(x: Any) -> np.ndarray:
     return before[x.indptr[1:]] - before[x.indptr[:-1]]
 
 
-def _tell_bad_value(x: Any, values: np.ndarray, start: int) -> None:
-    bad = ~(np.abs(values) <= FLOAT32_MAX)
+def _largest_value(width: int) -> float:
+    """Of a row of so many columns, a power of ten: products and squared lengths stay well within float32."""
+    return float(10 ** math.floor(math.log10(FLOAT32_MAX / (4 * width)) / 2))
+
+
+def _tell_bad_value(x: Any, values: np.ndarray, start: int, limit: float) -> None:
+    bad = ~(np.abs(values, dtype=np.float64) <= limit)
     if isinstance(x, CsrRows):
         at = int(np.flatnonzero(bad)[0])
         row, column = int(np.searchsorted(x.indptr, at, side="right")) - 1, int(x.indices[at])
@@ -293,8 +300,12 @@ def _tell_bad_value(x: Any, values: np.ndarray, start: int) -> None:
     else:
         row, column = (int(i) for i in np.argwhere(bad)[0])
         value = values[row, column]
-    what = "NaN" if np.isnan(value) else "infinite" if np.isinf(value) else "beyond float32"
-    raise ValueError(f"row {start + row}, feature {column} is {value} ({what})")
+    told = f"row {start + row}, feature {column} is {value:g}"
+    if not np.isfinite(value):
+        raise ValueError(f"{told} ({'NaN' if np.isnan(value) else 'infinite'})")
+    raise ValueError(
+        f"{told}, too large for distances in float32: scale the features, so that none is beyond {limit:g}"
+    )
 
 
 def make_layers(

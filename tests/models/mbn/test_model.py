@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,14 @@ import pytest
 from scalelatent.engine.backend import make_backend
 from scalelatent.models.base import Block
 from scalelatent.models.csr import CsrRows
-from scalelatent.models.mbn.layers import ArraySets, Layer, make_layers, schedule
+from scalelatent.models.mbn.layers import (
+    FLOAT32_MAX,
+    ArraySets,
+    Layer,
+    _largest_value,
+    make_layers,
+    schedule,
+)
 from scalelatent.models.mbn.model import LayerCoder, Network
 
 OPTIONS: dict[str, Any] = {
@@ -34,6 +42,12 @@ def _sets(layer: Layer, x: Any) -> ArraySets:
     return ArraySets(
         np.concatenate(parts) if layer.k_below or not layer.csr else CsrRows.concatenate(parts), layer.k
     )
+
+
+def _csr(x: np.ndarray) -> CsrRows:
+    row, column = np.nonzero(x)
+    pointers = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(x)))])
+    return CsrRows(x[row, column], column.astype(np.int32), pointers, x.shape)
 
 
 def _codes(layer: Layer, x: Any, device: str = "cpu") -> np.ndarray:
@@ -117,11 +131,8 @@ def test_a_part_of_the_clusterings_and_of_the_rows_gives_a_part_of_the_codes() -
 
 def test_csr_rows_and_a_network_in_one_go() -> None:
     x = _rows(120, 11) * (np.random.default_rng(2).random((120, 11)) < 0.4)
-    row, column = np.nonzero(x)
-    pointers = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=120))])
-    csr = CsrRows(x[row, column], column.astype(np.int32), pointers, x.shape)
     results = []
-    for rows, kind in ((x, {}), (csr, {"csr": True})):
+    for rows, kind in ((x, {}), (_csr(x), {"csr": True})):
         layers = make_layers([40, 20], **{**OPTIONS, **kind})
         first = _codes(layers[0], rows)
         sets = (_sets(layers[0], rows), _sets(layers[1], first))
@@ -138,12 +149,8 @@ def test_csr_rows_and_a_network_in_one_go() -> None:
 @pytest.mark.parametrize("sparse", [False, True])
 def test_rows_that_have_no_place(sparse: bool) -> None:
     def checked(values: list[list[float]], metric: str) -> None:
-        x: Any = np.array(values)
-        if sparse:
-            row, column = np.nonzero(x)
-            pointers = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(x)))])
-            x = CsrRows(x[row, column], column, pointers, x.shape)
-        make_layers([2], **{**OPTIONS, "metric": metric})[0].check(x, 100)
+        x = np.array(values)
+        make_layers([2], **{**OPTIONS, "metric": metric})[0].check(_csr(x) if sparse else x, 100)
 
     checked([[0, 0], [1, 2]], "euclidean")
     with pytest.raises(ValueError, match="row 101 is all zeros, and has no cosine: .* metric='euclidean'"):
@@ -152,8 +159,30 @@ def test_rows_that_have_no_place(sparse: bool) -> None:
         checked([[0, 1], [0, np.nan]], "euclidean")
     with pytest.raises(ValueError, match=r"row 100, feature 0 is -inf \(infinite\)"):
         checked([[-np.inf, 1], [0, 1]], "euclidean")
-    with pytest.raises(ValueError, match=r"row 100, feature 0 is 1e\+39 \(beyond float32\)"):
-        checked([[1e39, 1], [0, 1]], "euclidean")
+    for value in ("1e+39", "-1e+20", "2e+18"):
+        told = rf"row 101, feature 1 is {re.escape(value)}, .* scale the features, .* beyond 1e\+18"
+        with pytest.raises(ValueError, match=told):
+            checked([[0, 1], [0, float(value)]], "euclidean")
+
+
+@pytest.mark.parametrize("csr", [False, True])
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+def test_the_largest_values_have_the_codes_of_the_reference(metric: str, csr: bool) -> None:
+    limit, rng = _largest_value(11), np.random.default_rng(0)
+    dense = (limit * rng.uniform(0.9, 0.999, (120, 11)) * rng.choice([-1, 1], (120, 11))).astype(np.float32)
+    x = _csr(dense) if csr else dense
+    layer = make_layers([40], **{**OPTIONS, "metric": metric, "csr": csr, "dtype": "float32"})[0]
+    codes = _codes(layer, x)
+    np.testing.assert_array_equal(codes, _codes(layer, x, "reference"))
+    plain = make_layers([40], **{**OPTIONS, "metric": metric, "dtype": "float32"})[0]
+    np.testing.assert_array_equal(codes, _codes(plain, (dense / limit).astype(np.float32)))
+    assert len(np.unique(codes)) == 40
+
+
+@pytest.mark.parametrize("width", [1, 2, 85, 86, 784, 47_236, 2**31])
+def test_squared_lengths_of_the_largest_values_fit(width: int) -> None:
+    limit = _largest_value(width)
+    assert 4 * width * limit**2 <= FLOAT32_MAX < 400 * width * limit**2
 
 
 def test_the_error_of_an_ensemble_falls_as_theorem_1_says() -> None:

@@ -302,7 +302,7 @@ def _nearest(x, columns, packed, scale, bias, exact, slope, floor, out):  # type
                 # Rounded down: the floor is compared with float32 scores.
                 floors[doubts] = least - 1e-7 * abs(least)
                 doubts += 1
-    codes = np.empty(STRIP, dtype=np.int32)
+    codes = np.zeros(STRIP, dtype=np.int32)
     for first in range(0, doubts, STRIP):
         again = doubtful[first : min(first + STRIP, doubts)]
         _gather(x, again, columns, strip)
