@@ -16,7 +16,7 @@ from scalelatent.engine.reading import as_rows
 from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.errors import DataError
 from scalelatent.models.csr import CsrRows
-from scalelatent.models.mbn.layers import Layer, make_layers, schedule
+from scalelatent.models.mbn.layers import Layer, make_layers, schedule, share
 from scalelatent.models.mbn.sampling import choose, choose_mask, draw_bits
 
 GRID = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -43,7 +43,7 @@ class HalfLayer(Layer):
     @property
     def n_columns(self) -> int:
         """Columns that a clustering looks at."""
-        return max(1, math.floor(self.fraction * len(self.features)))
+        return max(1, share(self.fraction, len(self.features)))
 
     def columns(self, which: int) -> np.ndarray:
         """Columns of a clustering, int64 in rising order."""

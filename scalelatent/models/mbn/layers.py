@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,10 +22,23 @@ from .sampling import choose, choose_mask, draw_bits
 # Codes of so many centroids fit into 16 bits.
 SHORT_CODES = 65_536
 FLOAT32_MAX = float(np.finfo(np.float32).max)
+# A number that a message gives as large enough must be so as it is written.
+_ROUNDED_UP = Context(prec=6, rounding=ROUND_CEILING)
 # Clusterings of an upper layer that are looked up at once, and the bits that number a centroid among theirs.
 _TOGETHER, _TOGETHER_BITS = 8, 16
 # Look-ups cost so many multiply-adds' time, and putting centroids up so many look-ups each.
 _LOOKUP_FLOPS, _LIST_LOOKUPS = 90.0, 8.0
+
+
+def share(fraction: float, n: int) -> int:
+    """floor(fraction n), where a product that is whole but for rounding is whole: 0.29 of 100 is 29.
+
+    Examples
+    --------
+    >>> share(0.29, 100), share(0.5, 7)
+    (29, 3)
+    """
+    return math.floor(fraction * n * (1 + 2.0**-51))
 
 
 def schedule(n: int, k1: int | None, decay: float, k_last: int | None, n_classes: int | None) -> list[int]:
@@ -82,7 +96,8 @@ def schedule(n: int, k1: int | None, decay: float, k_last: int | None, n_classes
             f"{'k_last' if k_last is not None else 'n_classes'}"
         )
     ks = [k]
-    while (following := math.floor(decay * ks[-1])) >= least:
+    # Fewer each time, also where decay is 1 but for rounding.
+    while (following := min(share(decay, ks[-1]), ks[-1] - 1)) >= least:
         ks.append(following)
     return ks
 
@@ -161,7 +176,7 @@ class Layer:
     @property
     def n_columns(self) -> int:
         """Columns that a clustering of the first layer looks at."""
-        return math.floor(self.fraction * self.width)
+        return share(self.fraction, self.width)
 
     @property
     def code_dtype(self) -> str:
@@ -176,7 +191,7 @@ class Layer:
         """One-hot units of the layer below that a clustering looks at, bool (V, k below)."""
         size = self.width * self.k_below
         bits = draw_bits(self.seed, "units", self.number, which)
-        return choose_mask(bits, size, math.floor(self.fraction * size)).reshape(self.width, self.k_below)
+        return choose_mask(bits, size, share(self.fraction, size)).reshape(self.width, self.k_below)
 
     # -- the rows that become centroids: see scalelatent.models.base.RowSets --------------------------------
 
@@ -336,10 +351,10 @@ def make_layers(
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"feature_fraction={fraction!r}: give a number above 0 and up to 1")
-    if math.floor(fraction * n_features) < 1:
+    if share(fraction, n_features) < 1:
         raise ValueError(
             f"feature_fraction={fraction!r} of {n_features} feature(s) selects nothing: give at least "
-            f"{1 / n_features:g}"
+            f"{float(_ROUNDED_UP.divide(Decimal(1), n_features)):g}"
         )
     layers: list[Layer] = []
     for i, k in enumerate(ks):

@@ -18,6 +18,7 @@ from scalelatent.models.mbn.layers import (
     _largest_value,
     make_layers,
     schedule,
+    share,
 )
 from scalelatent.models.mbn.model import LayerCoder, Network
 
@@ -92,6 +93,23 @@ def test_a_fraction_that_selects_nothing() -> None:
         make_layers([5], **{**OPTIONS, "fraction": 0.05})
     with pytest.raises(ValueError, match="feature_fraction=1.5: give a number above 0 and up to 1"):
         make_layers([5], **{**OPTIONS, "fraction": 1.5})
+
+
+@pytest.mark.parametrize("n", [*range(1, 100), 784, 1000, 47_236, 10**7])
+def test_the_fraction_that_a_message_suggests_is_enough(n: int) -> None:
+    with pytest.raises(ValueError, match="give at least") as error:
+        make_layers([5], **{**OPTIONS, "n_features": n, "fraction": 0.5 / n})
+    suggested = float(str(error.value).split()[-1])
+    assert make_layers([5], **{**OPTIONS, "n_features": n, "fraction": suggested})[0].n_columns == 1
+
+
+def test_products_that_are_whole_but_for_rounding_are_whole() -> None:
+    for hundredths in range(1, 101):
+        for n in (*range(1, 300), 784, 10**4, 10**9 + 7):
+            assert share(hundredths / 100, n) == hundredths * n // 100
+    assert make_layers([5], **{**OPTIONS, "n_features": 100, "fraction": 0.29})[0].n_columns == 29
+    assert schedule(100, 90, 0.7, None, None)[:2] == [90, 63]
+    assert schedule(100, 4, np.nextafter(1, 0), 2, None) == [4, 3, 2]
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
