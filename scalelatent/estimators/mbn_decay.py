@@ -136,12 +136,14 @@ def _first_layers(model: Any, train: Dataset, n: int, k: int, seed: int) -> list
 
 
 def _layers_above(first: Layer, ks: tuple[int, ...]) -> tuple[Layer, ...]:
+    # Of the few units of a small network each clustering looks at one at least.
+    least = min((first.n_clusterings * k for k in ks[:-1]), default=1)
     return make_layers(
         list(ks),
         n_rows=first.n_rows,
         n_features=first.width,
         n_clusterings=first.n_clusterings,
-        fraction=first.fraction,
+        fraction=max(first.fraction, 1 / least),
         metric=first.metric,
         csr=first.csr,
         dtype=first.dtype,

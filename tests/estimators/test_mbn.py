@@ -336,6 +336,15 @@ def test_parameters_that_cannot_be(digits: Any, options: dict[str, Any], error: 
         _network(**options).fit(digits[0][:100])
 
 
+def test_an_upper_layer_that_would_see_nothing_is_told_before_anything_runs(
+    digits: Any, tmp_path: Path
+) -> None:
+    network = _network(n_clusterings=4, k1=12, k_last=3, feature_fraction=0.02)
+    with pytest.raises(ValueError, match="layer 3: feature_fraction=0.02 of 24 one-hot units"):
+        network.fit(digits[0], run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_rows_that_cannot_be_used(digits: Any, oracle: Any, tmp_path: Path) -> None:
     x = digits[0][:100]
     empty = x.copy()

@@ -85,6 +85,13 @@ def test_networks_of_halves_never_see_the_other_features(features: int) -> None:
     assert sorted(seen[0] + seen[1]) == (expected if features == 9 else sorted(2 * expected))
 
 
+def test_networks_with_few_units_look_at_one_at_least() -> None:
+    train = sl.Dataset.from_arrays(np.zeros((20, 500), dtype=np.float32))
+    first = mbn_decay._first_layers(_network(feature_fraction=0.002), train, 20, 10, 0)[0]
+    layers = mbn_decay._layers_above(first, (10, 6, 5))
+    assert [int(layer.units(0).sum()) for layer in layers] == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("options", "n", "layers"),
     [

@@ -351,10 +351,14 @@ def make_layers(
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"feature_fraction={fraction!r}: give a number above 0 and up to 1")
-    if share(fraction, n_features) < 1:
+    sizes = [n_features, *(n_clusterings * k for k in ks[:-1])]
+    least = min(sizes)
+    if share(fraction, least) < 1:
+        number = sizes.index(least) + 1
         raise ValueError(
-            f"feature_fraction={fraction!r} of {n_features} feature(s) selects nothing: give at least "
-            f"{float(_ROUNDED_UP.divide(Decimal(1), n_features)):g}"
+            f"layer {number}: feature_fraction={fraction!r} of {least} "
+            f"{'feature(s)' if number == 1 else 'one-hot units of the layer below'} selects nothing: give at "
+            f"least {float(_ROUNDED_UP.divide(Decimal(1), least)):g}"
         )
     layers: list[Layer] = []
     for i, k in enumerate(ks):

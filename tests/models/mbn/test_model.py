@@ -103,6 +103,15 @@ def test_the_fraction_that_a_message_suggests_is_enough(n: int) -> None:
     assert make_layers([5], **{**OPTIONS, "n_features": n, "fraction": suggested})[0].n_columns == 1
 
 
+def test_an_upper_layer_that_would_see_nothing() -> None:
+    options = {**OPTIONS, "n_features": 200, "n_clusterings": 4, "fraction": 0.01}
+    told = r"layer 3: feature_fraction=0.01 of 24 one-hot units .* selects nothing: give at least 0.0416667"
+    with pytest.raises(ValueError, match=told):
+        make_layers([12, 6, 3], **options)
+    layers = make_layers([12, 6, 3], **{**options, "fraction": 0.0416667})
+    assert [int(layer.units(0).sum()) for layer in layers[1:]] == [2, 1]
+
+
 def test_products_that_are_whole_but_for_rounding_are_whole() -> None:
     for hundredths in range(1, 101):
         for n in (*range(1, 300), 784, 10**4, 10**9 + 7):
