@@ -18,6 +18,9 @@ __all__ = ["METRICS", "score_output"]
 METRICS = ("nmi", "accuracy", "retrieval")
 """Names of the metrics of an output: NMI and accuracy of its k-means clusters, retrieval accuracy."""
 
+OF_CLUSTERS = ("nmi", "accuracy")
+"""Those of them that k-means clusters are asked for."""
+
 QUERIES = 10_000
 """So many documents ask for the others where there are more."""
 
@@ -27,6 +30,7 @@ def score_output(
     dataset: Dataset,
     metrics: Sequence[str] = ("nmi", "accuracy"),
     *,
+    metric: str = "cosine",
     n_clusters: int | None = None,
     restarts: int = 50,
     random_state: Any = 0,
@@ -43,7 +47,10 @@ def score_output(
         With labels, or topics (multi-labels) for retrieval.
     metrics : sequence of str
         Any of `METRICS`. ``nmi`` and ``accuracy`` are those of the best of ``restarts`` k-means clusterings,
-        with mean and spread over all of them; ``retrieval`` ranks by the cosine, over 10,000 queries at most.
+        with mean and spread over all of them; ``retrieval`` asks 10,000 queries at most.
+    metric : {"cosine", "euclidean", "overlap"}
+        What ``retrieval`` ranks by. The last is for codes of a bootstrap network, whose numbers have no mean:
+        k-means knows nothing of them.
     n_clusters : int, optional
         By default the number of classes.
     restarts, random_state, n_jobs, progress
@@ -57,7 +64,7 @@ def score_output(
     Raises
     ------
     JobError
-        An unknown metric.
+        An unknown metric; clusters of codes.
     DataError
         No labels, or labels that a metric does not know.
 
@@ -70,13 +77,14 @@ def score_output(
     for name in metrics:
         if name not in METRICS:
             raise JobError(f"unknown metric {name!r}: of an output there are {', '.join(METRICS)}")
+    check_clusters(metrics, metric)
     if not dataset.has_y:
         raise DataError(
             f"{dataset.url or 'the rows'}: there are no labels, so nothing to score {', '.join(metrics)} "
             "against; import the rows with their labels"
         )
     found: dict[str, Any] = {}
-    if wanted := [name for name in ("nmi", "accuracy") if name in metrics]:
+    if wanted := [name for name in OF_CLUSTERS if name in metrics]:
         of_clusters = kmeans_scores(
             output,
             labels_of(dataset),
@@ -93,9 +101,26 @@ def score_output(
         found["retrieval"] = retrieval_accuracy(
             output,
             dataset.read_y(0, len(dataset)),
+            metric=metric,
             queries=min(QUERIES, len(output)),
             random_state=random_state,
             n_jobs=n_jobs,
             progress=progress,
         ).to_dict()
     return found
+
+
+def check_clusters(metrics: Sequence[str], metric: str) -> None:
+    """Refuse clusters of codes: k-means would average numbers of centroids.
+
+    Raises
+    ------
+    JobError
+        Naming the metric.
+    """
+    wanted = [name for name in OF_CLUSTERS if name in metrics]
+    if wanted and metric == "overlap":
+        raise JobError(
+            f"metric {wanted[0]!r} clusters components, and this output is codes, which have no mean: ask "
+            "for retrieval, or fit with output='pca'"
+        )

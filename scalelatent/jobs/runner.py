@@ -275,10 +275,10 @@ def _test_scores(estimator: Any, test: Dataset) -> dict[str, float]:
     if hasattr(estimator, "predict"):
         accuracy = float(estimator.score(test))
         return {"test_accuracy": accuracy, "test_error": 1.0 - accuracy}
-    if not test.has_y or test.y_kind != "labels":
-        return {}  # rows to look at in the report
-    from .scoring import score_dataset
+    from .scoring import gives_codes, score_dataset
 
+    if not test.has_y or test.y_kind != "labels" or gives_codes(estimator):
+        return {}  # rows to look at in the report
     found = score_dataset(estimator, test, ("nmi", "accuracy"))
     return {"test_nmi": found["nmi"], "test_accuracy": found["accuracy"]}
 

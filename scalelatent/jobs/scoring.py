@@ -52,7 +52,8 @@ def score_dataset(
         Of a classifier any of `METRICS`, by default accuracy and error. ``confusion`` has true classes as
         rows and predicted ones as columns, both in the order of ``model.classes_``; ``log_loss`` is in nats a
         row. Of binary outputs ``all`` and ``changed``, the shares of wrong ones. Of another model ``nmi``,
-        ``accuracy`` (of clusters) and ``retrieval``, by default the first two.
+        ``accuracy`` (of clusters) and ``retrieval``, by default the first two; where its output is codes,
+        ``retrieval`` alone, by the codes that rows share.
     batch_rows : int
         Rows read and scored at a time.
     progress : callable, optional
@@ -66,7 +67,7 @@ def score_dataset(
     Raises
     ------
     JobError
-        For an unknown metric.
+        For an unknown metric, or clusters of codes.
     DataError
         If the dataset has no labels, no row, another number of features, or a label the model does not know.
 
@@ -135,17 +136,32 @@ def _score_output(
 ) -> dict[str, Any]:
     from scalelatent.evaluation import METRICS as OF_OUTPUTS
     from scalelatent.evaluation import score_output
+    from scalelatent.evaluation.outputs import check_clusters
 
-    metrics = ("nmi", "accuracy") if metrics is None else metrics
+    codes = gives_codes(model)
+    if metrics is None:
+        metrics = ("retrieval",) if codes else ("nmi", "accuracy")
     for name in metrics:
         if name not in OF_OUTPUTS:
             raise JobError(
                 f"unknown metric {name!r} of {type(model).__name__}, which predicts no classes; "
                 f"{nearest(name, OF_OUTPUTS)}"
             )
+    metric = "overlap" if codes else "cosine"
     # Before the rows are transformed, which may take long.
+    check_clusters(metrics, metric)
     _check(model, dataset, dataset.url or "the data")
-    return score_output(model.transform(dataset), dataset, metrics, progress=progress)
+    return score_output(model.transform(dataset), dataset, metrics, metric=metric, progress=progress)
+
+
+def gives_codes(model: Any) -> bool:
+    """Whether a model's output is numbers of centroids, which say only whether they are equal.
+
+    Parameters
+    ----------
+    model : estimator
+    """
+    return getattr(model, "output", None) == "codes"
 
 
 def _check(model: Any, dataset: Dataset, where: str) -> None:

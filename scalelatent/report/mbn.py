@@ -38,7 +38,9 @@ class NetworkEvidence:
     n_rows : int
         Of the dataset.
     output : ndarray of float32, shape (n, components)
-        Of the sampled rows.
+        Of the sampled rows; of an output of codes their first two principal components, to draw.
+    ranked_by : str
+        What the retrieval curve ranks by: the cosine of components, or the codes that rows share.
     layers : list of ndarray of float64, shape (n, 2)
         First two principal components of these rows at each layer.
     ks : list of int
@@ -46,6 +48,7 @@ class NetworkEvidence:
         Classes; None without labels, or with several a row.
     class_names : list of str
     clusters : KMeansScores or None
+        None also of codes, which have no mean.
     retrieval : RetrievalCurve or None
     """
 
@@ -57,6 +60,7 @@ class NetworkEvidence:
     class_names: list[str]
     clusters: KMeansScores | None
     retrieval: RetrievalCurve | None
+    ranked_by: str = "cosine"
 
 
 def collect_network(model: Any, data: Dataset, *, sample_rows: int = SAMPLE_ROWS) -> NetworkEvidence:
@@ -99,23 +103,21 @@ def collect_network(model: Any, data: Dataset, *, sample_rows: int = SAMPLE_ROWS
         found = map_to_array(Network((layer,), (centroids,)), codes, model.device, model.n_jobs)
         planes.append(kernel_coordinates(found, 2, kernel))
         codes = Dataset.from_arrays(found)
-    projection = model._row_map("output").projection
-    output = (
-        planes[-1].astype(np.float32)
-        if projection is None
-        else map_to_array(projection, codes, model.device, model.n_jobs)
-    )
+    projection, metric = model._row_map("output").projection, "cosine"
+    if projection is None:
+        output, ranked, metric = planes[-1].astype(np.float32), found, "overlap"
+    else:
+        output = ranked = map_to_array(projection, codes, model.device, model.n_jobs)
     classes, names, clusters, curve = None, [], None, None
     if labels is not None and data.y_kind == "labels":
         values, classes = np.unique(labels, return_inverse=True)
         names = [str(value) for value in values.tolist()]
-        if len(values) <= len(output):
+        if len(values) <= len(output) and projection is not None:
             clusters = kmeans_scores(output, classes, restarts=RESTARTS, n_jobs=model.n_jobs)
     if labels is not None and data.y_kind != "targets" and len(output) > 1:
-        curve = retrieval_accuracy(output, labels, n_jobs=model.n_jobs)
-    return NetworkEvidence(
-        data.n_rows, output, planes, [int(k) for k in model.ks_], classes, names, clusters, curve
-    )
+        curve = retrieval_accuracy(ranked, labels, metric=metric, n_jobs=model.n_jobs)
+    ks = [int(k) for k in model.ks_]
+    return NetworkEvidence(data.n_rows, output, planes, ks, classes, names, clusters, curve, metric)
 
 
 def network_subtitle(model: Any) -> str:
@@ -189,8 +191,9 @@ def _coloured(evidence: NetworkEvidence) -> str:
 
 
 def _output(evidence: NetworkEvidence, rows: str) -> Picture:
+    what = "output" if evidence.ranked_by == "cosine" else "codes"
     words = (
-        f"The first two components of the output of {_which(evidence, rows)} (Figures 8 and 9 of the paper). "
+        f"The first two components of the {what} of {_which(evidence, rows)} (Figures 8 and 9 of the paper). "
         f"{_coloured(evidence)}"
     )
     alt = f"A scatter of {len(evidence.output):,} points"
@@ -217,8 +220,10 @@ def _layers(evidence: NetworkEvidence, rows: str) -> Picture:
 
 
 def _retrieval(evidence: NetworkEvidence, curve: RetrievalCurve, rows: str) -> Picture:
+    by_cosine = evidence.ranked_by == "cosine"
+    nearest = "by the cosine of the output" if by_cosine else "by the number of codes that two rows share"
     words = (
-        f"Each of {_which(evidence, rows)} asks for the others, nearest first by the cosine of the output; "
+        f"Each of {_which(evidence, rows)} asks for the others, nearest first {nearest}; "
         "drawn is the mean share of those that share its class or a topic with it among the first so many "
         "(section 5.5 of the paper). A row without topics is never found rightly."
     )

@@ -14,6 +14,7 @@ from sklearn.datasets import load_digits
 
 from scalelatent import CompressiveMBN, Dataset, load_model
 from scalelatent.cli import main
+from scalelatent.evaluation import retrieval_accuracy
 
 pytestmark = pytest.mark.slow
 
@@ -73,6 +74,20 @@ def test_scores_of_a_run(folder: Path) -> None:
     assert told["retrieval"]["levels"][:4] == [1, 3, 7, 15]
     assert told["retrieval"]["accuracy"][0] > 0.5
     assert "nmi spread" in scalelatent("score", "run", "x.zarr", cwd=folder)
+
+
+def test_a_run_whose_output_is_codes(folder: Path) -> None:
+    job = JOB.replace('out = "run"', 'out = "coded"') + 'output = "codes"\n'
+    (folder / "coded.toml").write_text(job)
+    told = json.loads(scalelatent("fit", "coded.toml", "--json", cwd=folder))
+    assert "test_nmi" not in told
+    assert Path(folder, told["report"]).exists()
+    scores = json.loads(scalelatent("score", "coded", "x.zarr", "--rows", "400:600", "--json", cwd=folder))
+    x, y = load_digits(return_X_y=True)
+    codes = load_model(folder / "coded").codes(x[400:600].astype(np.uint8))
+    assert scores["retrieval"] == retrieval_accuracy(codes, y[400:600], metric="overlap").to_dict()
+    said = scalelatent("score", "coded", "x.zarr", "--metric", "nmi", cwd=folder, code=2)
+    assert "ask for retrieval, or fit with output='pca'" in said
 
 
 def test_missing_labels_and_unknown_metrics_are_named(folder: Path) -> None:

@@ -10,6 +10,7 @@ from sklearn import metrics as reference
 
 from scalelatent import Dataset
 from scalelatent.errors import DataError, JobError
+from scalelatent.evaluation import score_output
 from scalelatent.jobs.scoring import METRICS, score_dataset
 
 
@@ -85,3 +86,29 @@ def test_a_model_without_classes_is_scored_by_its_output():
         score_dataset(Halved(), ds, ["log_loss"])
     with pytest.raises(DataError, match="has no labels"):
         score_dataset(Halved(), Dataset.from_arrays(x), ["nmi"])
+
+
+class Coded:
+    """A model whose output is codes: numbers that say only whether they are equal."""
+
+    n_features_in_ = 3
+    output = "codes"
+
+    def transform(self, dataset):
+        return dataset.read_x(0, len(dataset)).astype(np.uint16)
+
+
+def test_codes_are_ranked_by_what_they_share():
+    """Rows of a class share their last code, and no cosine shows it."""
+    rng = np.random.default_rng(0)
+    y = np.arange(40) % 2
+    x = np.column_stack([rng.permutation(40) * 100, rng.permutation(40) * 100, y + 1])
+    ds = Dataset.from_arrays(x, y)
+    assert score_dataset(Coded(), ds)["retrieval"]["accuracy"][:4] == [1.0] * 4
+    assert score_dataset(Coded(), ds, ["retrieval"]) == score_dataset(Coded(), ds)
+    for name in ("nmi", "accuracy"):
+        told = f"metric '{name}' clusters components.*codes.*ask for retrieval, or fit with output='pca'"
+        with pytest.raises(JobError, match=told):
+            score_dataset(Coded(), ds, ["retrieval", name])
+        with pytest.raises(JobError, match=told):
+            score_output(x, ds, [name], metric="overlap")

@@ -14,8 +14,9 @@ from sklearn.datasets import load_digits
 
 from scalelatent import Dataset, MultilayerBootstrapNetwork
 from scalelatent.errors import DataError
+from scalelatent.evaluation import retrieval_accuracy
 from scalelatent.report import build_report
-from scalelatent.report.mbn import collect_network
+from scalelatent.report.mbn import collect_network, network_pictures
 from scalelatent.report.mbn_figures import (
     Sweep,
     plot_layers,
@@ -87,6 +88,14 @@ def test_output_codes_are_drawn_by_their_plane() -> None:
     model, x, y = fitted(output="codes")
     evidence = collect_network(model, Dataset.from_arrays(x, y))
     np.testing.assert_allclose(evidence.output, evidence.layers[-1], rtol=1e-6)
+    # They are ranked by themselves, and not clustered.
+    ranked = retrieval_accuracy(model.codes(), y, metric="overlap")
+    assert evidence.retrieval is not None
+    np.testing.assert_array_equal(evidence.retrieval.accuracy, ranked.accuracy)
+    assert evidence.clusters is None
+    captions = [picture.caption for picture in network_pictures(evidence, "test")]
+    assert captions[0].startswith("The first two components of the codes of")
+    assert "the number of codes that two rows share" in captions[2]
 
 
 def test_figures_hold_what_they_are_given() -> None:
