@@ -5,6 +5,7 @@ package's.
 from __future__ import annotations
 
 import importlib.util
+import pickle
 import sys
 import time
 from collections.abc import Callable
@@ -55,6 +56,16 @@ class InterruptAt(Callback):
         self.calls += 1
         if self.calls > self.left:
             raise KeyboardInterrupt
+
+
+def refuse_pickle(monkeypatch: Any) -> None:
+    """Whoever pickles or unpickles from now on fails."""
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("pickle was called")
+
+    for name in ("dump", "dumps", "load", "loads", "Pickler", "Unpickler"):
+        monkeypatch.setattr(pickle, name, refuse)
 
 
 def load_online_toys() -> Any:
