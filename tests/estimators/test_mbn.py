@@ -400,25 +400,50 @@ def test_a_disk_without_room_is_told_before_anything_runs(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "csr"),
+    [("gather-l1", False), ("gather-l1", True), ("code-l1", True), ("gather-l2", False), ("code-l2", False)],
+)
 def test_a_disk_that_fills_up_loses_nothing(
-    digits: Any, oracle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    digits: Any, oracle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, csr: bool
 ) -> None:
-    """ENOSPC at the fourth shard of the second layer's codes."""
-    from scalelatent.data.markers import Markers
+    """ENOSPC in the third shard of a layer's centroids or codes, the rows of CSR centroids among them."""
+    from zarr.storage import LocalStore
 
-    write, left = Markers.write, [4]
+    from scalelatent.data.store import LocalLocation
+    from scalelatent.engine import rowsets
 
-    def full(self: Any, shard: int, marker: dict[str, Any]) -> None:
-        if self._location.url.endswith("code-l2.zarr"):
-            left[0] -= 1
-            if not left[0]:
+    put, write, shards = LocalStore.set, LocalLocation.write, [""]
+    room = 3
+
+    def spend(place: str, key: str) -> None:
+        parts = key.split("/")
+        if place.endswith(f"/{name}.zarr") and parts[0] == "x" and "c" in parts:
+            # x/c/2/0 of an array, x/000002/data/c/0 of CSR rows.
+            shard = key if parts[1] == "c" else parts[1]
+            shards.extend([shard] if shard != shards[-1] else [])
+            if len(shards) > room:
                 raise OSError(errno.ENOSPC, "No space left on device")
-        write(self, shard, marker)
 
-    monkeypatch.setattr(Markers, "write", full)
+    async def full_store(self: Any, key: str, value: Any, *rest: Any) -> None:
+        spend(str(self.root), key)
+        await put(self, key, value, *rest)
+
+    def full_location(self: Any, key: str, data: bytes, **how: Any) -> None:
+        spend(self.url, key)
+        write(self, key, data, **how)
+
+    monkeypatch.setattr(LocalStore, "set", full_store)
+    monkeypatch.setattr(LocalLocation, "write", full_location)
+    monkeypatch.setattr(rowsets, "SMALL_BYTES", 0)
     monkeypatch.setattr(layer_steps, "TASK_FLOPS", 1.0)
+    x = sp.csr_array(digits[0]) if csr else digits[0]
     options = {"n_classes": 20, "n_jobs": 1}
-    with pytest.raises(DataError, match=r"code-l2.zarr.*resume"):
-        _network(**options).fit(digits[0], run_dir=tmp_path / "run")
-    model = _network(**options).fit(digits[0], run_dir=tmp_path / "run", resume=True)
+    with pytest.raises(DataError, match=rf"{name}\.zarr: writing shard 2 .* the disk is full.*resume"):
+        _network(**options).fit(x, run_dir=tmp_path / "run")
+    whole, room = shards[1:3], 1000
+    shards[:] = [""]
+    model = _network(**options).fit(x, run_dir=tmp_path / "run", resume=True)
     _like_oracle(model, oracle)
+    assert len(shards) > 1
+    assert not set(whole) & set(shards), "whole shards are written again"
