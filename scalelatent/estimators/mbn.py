@@ -50,7 +50,8 @@ class MultilayerBootstrapNetwork(
     columns of it; a row's output is the number of its nearest centroid in each. Layers have fewer and fewer
     centroids; the principal components of the last one's codes are the output. Nothing is optimised. Fits
     numpy arrays, memmaps, zarr and dask arrays, scipy CSR and :class:`~scalelatent.Dataset` rows of any
-    number, in process or on a Dask cluster, with the same bits.
+    number, in process or on a Dask cluster, with the same bits: nearest centroids are exact, of the rows in
+    float32.
 
     Parameters
     ----------
@@ -70,7 +71,7 @@ class MultilayerBootstrapNetwork(
         Of the first layer; cosine suits text.
     n_components : int, float in (0, 1) or None
         Components of the output, or the share of the variance that they have to explain. None: ``n_classes``,
-        or 2.
+        or 2. Where the codes have fewer dimensions than a number given here, the last components are zeros.
     n_classes : int or None
         Expected number of clusters, which ends the layers. None stands for 2.
     output : {"pca", "codes"}
