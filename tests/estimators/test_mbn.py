@@ -288,6 +288,17 @@ def test_components_by_number_and_by_share(digits: Any, monkeypatch: pytest.Monk
     assert _network(n_components=None, n_classes=None).fit(x).transform(x).shape == (300, 2)
 
 
+@pytest.mark.parametrize("rows", [0, 1000])
+def test_components_beyond_the_rank_are_zeros(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three different rows: two components tell them apart."""
+    monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", rows)
+    x = np.repeat(np.eye(3), 4, axis=0)
+    model = _network(n_components=5, n_classes=None).fit(x)
+    assert model.components_.any(axis=1).tolist() == [True, True, False, False, False]
+    assert not model.explained_variance_[2:].any()
+    assert not model.transform(x)[:, 2:].any()
+
+
 def test_digits_are_told_apart_better_than_by_their_pixels(digits: Any) -> None:
     x, y = digits
     z = _network(n_clusterings=60, n_components=10).fit_transform(x)
