@@ -114,6 +114,8 @@ class CompressiveMBN(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Streamed
         """Learn from rows and what a bootstrap network put out for them.
 
         Rows are read as they are needed, in an order that the seed decides; a few thousand are in memory.
+        Learns in this process, also within ``with sl.cluster(…)``: steps follow each other too closely to
+        be shared out. Job files do not fit it.
 
         Parameters
         ----------
@@ -158,6 +160,7 @@ class CompressiveMBN(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Streamed
         held = None if validation is None else self._held(validation, outputs.n_features)
         with FitSession(
             self._kind,
+            in_process=True,
             run_dir=run_dir,
             resume=resume,
             callbacks=callbacks,

@@ -21,6 +21,8 @@ KINDS = {
 
 # Parameters that a resumed fit may change: what is done stays, what follows has the new values.
 FREE_ON_RESUME = {"crbm": ("learning_rate", "n_epochs")}
+# Only Python code fits these: a job file has no place for the outputs of another model, which they learn.
+NO_JOBS = ("compressive",)
 
 # Python 3.11 counts the depth of all threads' trees in one place: where two parse at once one of them may get
 # a SystemError (cpython issue 106905).
@@ -45,7 +47,7 @@ def get_estimator(kind: str) -> Any:
 
 
 def constructor_parameters(kind: str) -> dict[str, Any]:
-    """The parameters of an estimator's constructor with their defaults, in its own order.
+    """The parameters of the constructor of a job's estimator with their defaults, in its own order.
 
     They are read from its source text. To import an estimator takes seconds (scikit-learn, numba), which
     whoever hands a job to a cluster need not spend.
@@ -58,7 +60,7 @@ def constructor_parameters(kind: str) -> dict[str, Any]:
     Raises
     ------
     JobError
-        An unknown kind.
+        An unknown kind, or one that jobs do not fit.
 
     Examples
     --------
@@ -66,6 +68,12 @@ def constructor_parameters(kind: str) -> dict[str, Any]:
     8
     """
     module, name = _place(kind)
+    if kind in NO_JOBS:
+        raise JobError(
+            f"[model] kind = {kind!r} is not fitted by jobs: in Python, "
+            f"scalelatent.{name}().fit(X, network.transform(X)) learns the output of a network that a job of "
+            'kind = "mbn" has fitted'
+        )
     spec = importlib.util.find_spec(module)
     if spec is not None and spec.origin is not None and Path(spec.origin).suffix == ".py":
         found = _parse(Path(spec.origin).read_text(encoding="utf-8"), name)
@@ -100,7 +108,8 @@ def _parse(text: str, name: str) -> dict[str, Any] | None:
 def _place(kind: str) -> tuple[str, str]:
     """Module and class of a kind."""
     if kind not in KINDS:
-        near = difflib.get_close_matches(kind, KINDS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(KINDS)}"
+        known = [name for name in KINDS if name not in NO_JOBS]
+        near = difflib.get_close_matches(kind, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(known)}"
         raise JobError(f"[model] kind = {kind!r} is no model{hint}")
     return KINDS[kind]

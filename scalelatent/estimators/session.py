@@ -63,6 +63,8 @@ class FitSession:
         Name of the model, the first word of its task names.
     client : distributed.Client or None
         None takes the enclosing ``with sl.cluster(…)``, or this process.
+    in_process : bool
+        Stay in this process whatever encloses it.
     run_dir : path or None
         Run folder; None keeps nothing (on a cluster: a temporary folder).
     resume : bool
@@ -85,6 +87,7 @@ class FitSession:
         device: str,
         n_jobs: int | None,
         client: Any = None,
+        in_process: bool = False,
         run_dir: Any = None,
         resume: bool = False,
         callbacks: Any = (),
@@ -99,7 +102,7 @@ class FitSession:
                 f"engine: unknown option(s) {', '.join(unknown)}; there are {', '.join(ENGINE_OPTIONS)}"
             )
         self.on_bad_shard = check_choice(self.options.get("on_bad_shard", "stop"))
-        self.client = client if client is not None else current_client()
+        self.client = client if client is not None or in_process else current_client()
         self.run_dir, self.resume = run_dir, resume
         self.store: EngineStore | None = None
         self._exit = ExitStack()

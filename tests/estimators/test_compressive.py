@@ -53,6 +53,13 @@ def test_learns_and_tells(tmp_path: Path) -> None:
     assert 1 - seen[-1]["validation_error"] == pytest.approx(model.score(*held), abs=0.02)
 
 
+def test_an_enclosing_cluster_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scalelatent.estimators import session
+
+    monkeypatch.setattr(session, "current_client", lambda: pytest.fail("it asks for a cluster"))
+    assert small(n_epochs=1).fit(*pairs(60)).n_iter_ == 1
+
+
 def test_the_same_bits_from_disk_memory_and_again(tmp_path: Path) -> None:
     x, z = pairs()
     first = small(n_epochs=3).fit(x, z)

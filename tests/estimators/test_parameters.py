@@ -290,7 +290,9 @@ def test_parameters_read_from_the_text_are_those_of_the_constructor():
         signature = inspect.signature(registry.get_estimator(kind)).parameters
         true = {parameter.name: parameter.default for parameter in signature.values()}
         text = inspect.getsource(sys.modules[module])
-        assert registry._parse(text, name) == true == registry.constructor_parameters(kind)
+        assert registry._parse(text, name) == true
+        if kind not in registry.NO_JOBS:
+            assert registry.constructor_parameters(kind) == true
     assert registry._parse("class A:\n    def __init__(self, *, a=1, b): ...", "A") == {
         "a": 1,
         "b": inspect.Parameter.empty,

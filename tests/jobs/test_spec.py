@@ -180,6 +180,18 @@ def test_unknown_kind():
 
     with pytest.raises(JobError, match="capsul"):
         constructor_parameters("capsul")
+    with pytest.raises(JobError, match=r"there are: capsule, crbm, mbn$"):
+        constructor_parameters("xyz")
+
+
+def test_a_kind_that_only_python_fits():
+    from scalelatent.estimators.registry import constructor_parameters, get_estimator
+
+    with pytest.raises(
+        JobError, match=r"not fitted by jobs: in Python, scalelatent\.CompressiveMBN\(\)\.fit"
+    ):
+        constructor_parameters("compressive")
+    assert get_estimator("compressive").__name__ == "CompressiveMBN"  # a saved one is loaded
 
 
 @given(st.text(min_size=1))
