@@ -258,3 +258,22 @@ def test_scores_and_outputs_of_a_saved_dataset_refuse_themselves(tmp_path):
     with pytest.raises(ValueError, match="thesis"):
         write_rows(model, "predict", data, str(other), overwrite=True)
     assert other.is_dir()
+
+
+def test_outputs_of_a_layer(scalelatent, tmp_path):
+    x = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
+    Dataset.from_arrays(x).save("x.zarr")
+    network = sl.MultilayerBootstrapNetwork(n_clusterings=5, keep_codes=True, random_state=0).fit(x)
+    z = network.transform(x, layer=1)
+    network.save("m.zarr")
+    scalelatent("transform", "m.zarr", "x.zarr", "--out", "z.zarr", "--layer", "1")
+    np.testing.assert_array_equal(sl.open_dataset("z.zarr").read_x(0, 60), z)
+    again = ("transform", "m.zarr", "x.zarr", "--out", "z.zarr", "--overwrite")
+    assert "take codes(X, layer=2) (--codes)" in scalelatent(*again, "--layer", "2", code=2).err
+    np.testing.assert_array_equal(sl.open_dataset("z.zarr").read_x(0, 60), z)  # still there
+    scalelatent(*again, "--layer", "2", "--codes")
+    np.testing.assert_array_equal(sl.open_dataset("z.zarr").read_x(0, 60), network.codes(layer=2))
+    sl.CapsuleRegression(capsule_dim=2, max_iter=1).fit(x, np.arange(60) % 2).save("c.zarr")
+    refused = ("transform", "c.zarr", "x.zarr", "--out", "h.zarr")
+    assert "a CapsuleRegression has no layers" in scalelatent(*refused, "--layer", "1", code=2).err
+    assert "a CapsuleRegression has no codes" in scalelatent(*refused, "--codes", code=2).err

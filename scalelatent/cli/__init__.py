@@ -90,22 +90,36 @@ def transform(
     data: Data,
     out: OutData,
     rows: RowsOption = None,
+    layer: Annotated[
+        int | None,
+        typer.Option("--layer", help="Of a bootstrap network: of which layer, from 1, or from the end (-1)."),
+    ] = None,
+    codes: Annotated[
+        bool, typer.Option("--codes", help="Of a bootstrap network: codes, not their components.")
+    ] = False,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Write the latent variables of every row as a dataset."""
-    _map_rows("transform", run, data, rows, out, overwrite, json)
+    _map_rows("codes" if codes else "transform", run, data, rows, out, overwrite, json, layer)
 
 
 def _map_rows(
-    method: str, run: str, data: str, rows: str | None, out: str, overwrite: bool, as_json: bool
+    method: str,
+    run: str,
+    data: str,
+    rows: str | None,
+    out: str,
+    overwrite: bool,
+    as_json: bool,
+    layer: int | None = None,
 ) -> None:
     from scalelatent.jobs.datasets import open_rows
     from scalelatent.jobs.outputs import write_rows
     from scalelatent.jobs.runs import load_run
 
     estimator, _ = load_run(run)
-    written = write_rows(estimator, method, open_rows(data, rows), out, overwrite=overwrite)
+    written = write_rows(estimator, method, open_rows(data, rows), out, layer=layer, overwrite=overwrite)
     values: dict[str, Any] = {"written": out, "rows": written.n_rows}
     if as_json:
         emit(values)

@@ -49,8 +49,9 @@ class NetworkOutput:
         X : Dataset or array-like, shape (n, features), or None
             None: the training rows, whose codes the fit has left.
         layer : int or None
-            Of which layer's codes, from 1 (or from the end, -1 being the last); None is the last. Below the
-            last one the fit must have had ``keep_codes``.
+            Of which layer's codes, from 1 (or from the end, -1 being the last); None is the last. Components
+            of a lower one are made when they are first asked for, of codes that the fit has left
+            (``keep_codes``), and saved with the model.
         out : url or None
             Write a dataset of them there instead of returning an array.
         client, overwrite, callbacks
@@ -96,10 +97,20 @@ class NetworkOutput:
         number = self._number(layer)
         projection = None
         if what == "output" and self.output == "pca":
-            if number not in self._components:
-                self._components[number] = layer_components(self, number, self._training_codes(number))
-            projection = CodeProjection.of(self._components[number])
+            projection = CodeProjection.of(self._components_of(number))
         return Network(self._layers[:number], self._centroids[:number], projection)
+
+    def _components_of(self, number: int) -> Components:
+        """Of a layer; those of a lower one are made now, where its codes are at hand."""
+        if number not in self._components:
+            if number not in self._codes:
+                raise DataError(
+                    f"this network has no components of layer {number}: take codes(X, layer={number}) "
+                    f"(--codes), or fit with keep_codes=True and call transform(None, layer={number}) before "
+                    "save"
+                )
+            self._components[number] = layer_components(self, number, self._codes[number])
+        return self._components[number]
 
     def _of_training_rows(
         self, layer: int | None, out: Any, client: Any, overwrite: bool, callbacks: Any

@@ -13,6 +13,9 @@ from scalelatent.engine.rowsets import StoredSets, write_sets
 from scalelatent.models.mbn.layers import Layer
 from scalelatent.models.mbn.pca import Components
 
+# Arrays of a layer's components.
+PARTS = ("table", "offset", "variance")
+
 
 def network_to_saved(model: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """(values, arrays) of a fitted network, without its centroids."""
@@ -23,11 +26,15 @@ def network_to_saved(model: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]
         "n_features_in": model.n_features_in_,
         "n_iter": model.n_iter_,
     }
-    arrays = {}
-    found = model._components.get(len(model._layers))
-    if found is not None:
-        values["total_variance"] = found.total_variance
-        arrays = {"table": found.table, "offset": found.offset, "variance": found.variance}
+    arrays, lower = {}, {}
+    for number, found in model._components.items():
+        last = number == len(model._layers)
+        arrays |= {_part(name, number, last): getattr(found, name) for name in PARTS}
+        if last:
+            values["total_variance"] = found.total_variance
+        else:
+            lower[str(number)] = found.total_variance
+    values["lower_total_variance"] = lower
     if hasattr(model, "feature_names_in_"):
         values["feature_names_in"] = [str(name) for name in model.feature_names_in_]
     return values, arrays
@@ -50,15 +57,20 @@ def load_network(model: Any, values: dict[str, Any], arrays: dict[str, np.ndarra
     sets = tuple(_open(place.at(_name(layer.number)), values, layer) for layer in layers)
     components = None
     if "table" in arrays:
-        components = Components(
-            arrays["table"], arrays["offset"], arrays["variance"], values["total_variance"]
-        )
+        components = Components(*(arrays[name] for name in PARTS), values["total_variance"])
     model._keep(layers, sets, {}, components, [])
+    for number, variance in values.get("lower_total_variance", {}).items():
+        parts = (arrays[_part(name, number, False)] for name in PARTS)
+        model._components[int(number)] = Components(*parts, variance)
     model._folder = None
     model.n_iter_, model.seed_, model.decay_ = values["n_iter"], values["seed"], values["decay"]
     model.n_features_in_ = values["n_features_in"]
     if "feature_names_in" in values:
         model.feature_names_in_ = np.array(values["feature_names_in"], dtype=object)
+
+
+def _part(name: str, number: int | str, last: bool) -> str:
+    return name if last else f"{name}-l{number}"
 
 
 def _name(number: int) -> str:

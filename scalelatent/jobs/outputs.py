@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +16,25 @@ __all__ = ["write_rows"]
 
 
 def write_rows(
-    estimator: Any, method: str, dataset: Dataset, out: str, *, overwrite: bool = False
+    estimator: Any,
+    method: str,
+    dataset: Dataset,
+    out: str,
+    *,
+    layer: int | None = None,
+    overwrite: bool = False,
 ) -> Dataset:
     """Apply a method of a fitted estimator to every row, block by block.
 
     Parameters
     ----------
     estimator : fitted estimator
-    method : {"predict", "transform"}
+    method : {"predict", "transform", "codes"}
     dataset : Dataset
     out : str
         The dataset to write.
+    layer : int, optional
+        Of which layer, where the model has layers.
     overwrite : bool
         Replace a dataset that is there (and nothing but a dataset).
 
@@ -36,17 +45,20 @@ def write_rows(
     Raises
     ------
     JobError
-        If ``out`` exists, or is the dataset being read; if the model has no such method.
+        If ``out`` exists, or is the dataset being read; if the model has no such method, or no layers.
     """
     from scalelatent.data import open_dataset
 
+    kind = type(estimator).__name__
     if not hasattr(estimator, method):
-        other = {"predict": "transform", "transform": "predict"}[method]
+        other = {"predict": "transform", "transform": "predict", "codes": "transform"}[method]
         raise JobError(
-            f"a {type(estimator).__name__} has no {method}: `scalelatent {other} RUN DATA --out OUT` writes "
-            "what it gives for each row"
+            f"a {kind} has no {method}: `scalelatent {other} RUN DATA --out OUT` writes what it gives for "
+            "each row"
         )
-
+    write = getattr(estimator, method)
+    if layer is not None and "layer" not in inspect.signature(write).parameters:
+        raise JobError(f"a {kind} has no layers: leave --layer out")
     place = locate(out)
     if not place.is_empty() or os.path.exists(place.url):
         if dataset.url is not None and _same(place.url, dataset.url):
@@ -54,8 +66,7 @@ def write_rows(
         if not overwrite:
             raise JobError(f"output {out} exists; choose another one, or add --overwrite to replace it")
         open_dataset(out)  # an error here keeps us from removing what is no dataset
-        place.clear()
-    getattr(estimator, method)(dataset, out=out)
+    write(dataset, out=out, overwrite=overwrite, **({} if layer is None else {"layer": layer}))
     return open_dataset(out)
 
 

@@ -209,6 +209,21 @@ def test_saved_and_loaded_without_pickle(
         sl.load_model(tmp_path / "again.zarr").transform(digits[0][:9])
 
 
+def test_components_of_lower_layers_are_saved(digits: Any, tmp_path: Path) -> None:
+    x = digits[0][:120]
+    model = _network(keep_codes=True).fit(x)
+    z = model.transform(x[:7], layer=2)
+    model.save(tmp_path / "m.zarr")
+    loaded = sl.load_model(tmp_path / "m.zarr")
+    np.testing.assert_array_equal(loaded.transform(x[:7], layer=2), z)
+    np.testing.assert_array_equal(loaded.transform(x[:7]), model.transform(x[:7]))
+    with pytest.raises(DataError, match=r"no components of layer 1: take codes\(X, layer=1\)"):
+        loaded.transform(x[:7], layer=1)
+    codes = _network(output="codes").fit(x)
+    codes.save(tmp_path / "codes.zarr")
+    np.testing.assert_array_equal(sl.load_model(tmp_path / "codes.zarr").codes(x), codes.codes())
+
+
 def test_a_large_network_has_a_folder_as_long_as_it_lives(
     digits: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -251,10 +266,12 @@ def test_lower_layers(digits: Any, oracle: Any, tmp_path: Path) -> None:
     np.testing.assert_array_equal(z, oracle.transform(x))
     model = _network().fit(x)
     assert model.codes(x, layer=1).shape == (600, 12)
+    with pytest.raises(DataError, match=r"no components of layer 1: take codes\(X, layer=1\) .*keep_codes"):
+        model.transform(x, layer=1)
     with pytest.raises(
         DataError, match=r"in layer 1 were not kept, but those of \[5\]: fit with keep_codes=True"
     ):
-        model.transform(x, layer=1)
+        model.codes(layer=1)
     for bad in (0, 6, -6, True):
         with pytest.raises(DataError, match="this network has layers 1 to 5"):
             model.codes(x, layer=bad)
