@@ -26,14 +26,15 @@ def network_to_saved(model: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]
         "n_features_in": model.n_features_in_,
         "n_iter": model.n_iter_,
     }
-    arrays, lower = {}, {}
+    arrays: dict[str, np.ndarray] = {}
+    lower: dict[str, float] = {}
     for number, found in model._components.items():
-        last = number == len(model._layers)
-        arrays |= {_part(name, number, last): getattr(found, name) for name in PARTS}
-        if last:
-            values["total_variance"] = found.total_variance
-        else:
+        below = number < len(model._layers)
+        arrays |= {name + (f"-l{number}" if below else ""): getattr(found, name) for name in PARTS}
+        if below:
             lower[str(number)] = found.total_variance
+        else:
+            values["total_variance"] = found.total_variance
     values["lower_total_variance"] = lower
     if hasattr(model, "feature_names_in_"):
         values["feature_names_in"] = [str(name) for name in model.feature_names_in_]
@@ -55,13 +56,10 @@ def load_network(model: Any, values: dict[str, Any], arrays: dict[str, np.ndarra
     """Give an estimator what the two functions above put out; of centroids nothing but metadata is read."""
     layers = tuple(Layer(**fields) for fields in values["layers"])
     sets = tuple(_open(place.at(_name(layer.number)), values, layer) for layer in layers)
-    components = None
-    if "table" in arrays:
-        components = Components(*(arrays[name] for name in PARTS), values["total_variance"])
+    components = _components(arrays, "", values["total_variance"]) if "table" in arrays else None
     model._keep(layers, sets, {}, components, [])
     for number, variance in values.get("lower_total_variance", {}).items():
-        parts = (arrays[_part(name, number, False)] for name in PARTS)
-        model._components[int(number)] = Components(*parts, variance)
+        model._components[int(number)] = _components(arrays, f"-l{number}", variance)
     model._folder = None
     model.n_iter_, model.seed_, model.decay_ = values["n_iter"], values["seed"], values["decay"]
     model.n_features_in_ = values["n_features_in"]
@@ -69,8 +67,9 @@ def load_network(model: Any, values: dict[str, Any], arrays: dict[str, np.ndarra
         model.feature_names_in_ = np.array(values["feature_names_in"], dtype=object)
 
 
-def _part(name: str, number: int | str, last: bool) -> str:
-    return name if last else f"{name}-l{number}"
+def _components(arrays: dict[str, np.ndarray], layer: str, total_variance: float) -> Components:
+    table, offset, variance = (arrays[name + layer] for name in PARTS)
+    return Components(table, offset, variance, total_variance)
 
 
 def _name(number: int) -> str:
