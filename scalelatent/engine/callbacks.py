@@ -25,11 +25,13 @@ class Callback:
 
     def on_stage(self, info: dict[str, Any]) -> None:
         """A part of the fit begins. ``info``: stage (for example ``"moments"``, ``"projection"``, ``"em"``),
-        rows.
+        rows; of a network's layer also layer (its number), layers (how many) and k (centroids).
         """
 
     def on_progress(self, info: dict[str, Any]) -> None:
-        """Some rows are done. ``info``: stage, pass, rows_done, rows_total, rows_per_s."""
+        """Some rows are done. ``info``: stage, pass, rows_done, rows_total, rows_per_s; of a layer as
+        :meth:`on_stage`.
+        """
 
     def on_wait(self) -> None:
         """Called at least twice a second while the executor waits or computes; what it raises ends the fit,

@@ -25,10 +25,11 @@ class LoopResult:
 
 
 class Progress:
-    """Tells callbacks about rows, at most ten times a second."""
+    """Tells callbacks about rows, and what else is known of the stage, at most ten times a second."""
 
-    def __init__(self, callbacks: Callback, stage: str, iteration: int) -> None:
+    def __init__(self, callbacks: Callback, stage: str, iteration: int, **about: Any) -> None:
         self._callbacks, self._stage, self._iteration = callbacks, stage, iteration
+        self._about = about
         self._begin, self._told = time.perf_counter(), 0.0
         self._first: int | None = None
 
@@ -48,6 +49,7 @@ class Progress:
                 "rows_done": done,
                 "rows_total": total,
                 "rows_per_s": rate,
+                **self._about,
             }
         )
 

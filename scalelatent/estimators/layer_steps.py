@@ -48,11 +48,12 @@ class LayerSteps:
         if kept is None:
             begin = time.perf_counter()
             dataset = self._rows(step.rows, stage)
-            session.callbacks.on_stage({"stage": stage, "rows": step.sets.n_sets * step.sets.set_rows})
+            rows = step.sets.n_sets * step.sets.set_rows
+            session.callbacks.on_stage({"stage": stage, "rows": rows, **step.about})
             place = self._store.place.at("sets").at(f"{step.name}.zarr")
             task = start_sets(stage, dataset, step.sets, place.url, session.device)
-            written = map_rows(session.executor, task, Progress(session.callbacks, stage, 0))
-            kept = self._done(stage, written, begin)
+            written = map_rows(session.executor, task, Progress(session.callbacks, stage, 0, **step.about))
+            kept = self._done(step, stage, written, begin)
         return StoredSets(kept["spec"], step.sets.set_rows)
 
     def encode(self, step: Encode) -> Rows | None:
@@ -65,7 +66,7 @@ class LayerSteps:
         if kept is None:
             begin = time.perf_counter()
             dataset = self._rows(step.rows, stage)
-            session.callbacks.on_stage({"stage": stage, "rows": len(dataset)})
+            session.callbacks.on_stage({"stage": stage, "rows": len(dataset), **step.about})
             task = start_map(
                 stage,
                 dataset,
@@ -77,8 +78,8 @@ class LayerSteps:
                 compressor=None,
                 **tile_layout(len(dataset), dataset.nbytes // len(dataset), step.row_map),
             )
-            written = map_rows(session.executor, task, Progress(session.callbacks, stage, 0))
-            kept = self._done(stage, written, begin)
+            written = map_rows(session.executor, task, Progress(session.callbacks, stage, 0, **step.about))
+            kept = self._done(step, stage, written, begin)
         for name in step.over:
             gone = self._place(name, False)
             if not gone.is_empty():
@@ -98,12 +99,12 @@ class LayerSteps:
         root = self._store.place.at("codes") if kept else self._session.scratch()
         return root.at(f"{name}.zarr")
 
-    def _done(self, stage: str, written: Dataset, begin: float) -> dict[str, Any]:
+    def _done(self, step: Gather | Encode, stage: str, written: Dataset, begin: float) -> dict[str, Any]:
         kept = {"spec": json.dumps(written.spec())}
         self._store.save_result(stage, kept)
         seconds = round(time.perf_counter() - begin, 6)
         self._session.callbacks.on_event(
-            {"event": "layer_written", "stage": stage, "rows": len(written), "seconds": seconds}
+            {"event": "layer_written", "stage": stage, "rows": len(written), "seconds": seconds, **step.about}
         )
         return kept
 

@@ -16,7 +16,7 @@ from scalelatent.models.mbn.pca import CodeCounts, Components, StreamedPca, kern
 from scalelatent.models.mbn.reference import METRICS
 from scalelatent.models.stats import Stats
 
-from .mbn_decay import choose_decay
+from .mbn_decay import GRID, SAMPLE_ROWS, choose_decay
 from .numbers import is_number, is_whole
 from .steps import Begin, Collect, Derive, Encode, Gather, Learn, Remember, Rows, Steps
 
@@ -91,18 +91,22 @@ def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
     train = rows["train"].dataset
     decay = model.decay
     if decay == "auto":
-        chosen = yield Remember("decay", lambda: {"decay": np.array(choose_decay(model, train, model.seed_))})
+        about = {"rows": min(SAMPLE_ROWS, len(train)), "tries": len(GRID)}
+        chosen = yield Remember(
+            "decay", lambda: {"decay": np.array(choose_decay(model, train, model.seed_))}, about
+        )
         decay = chosen["decay"]
     model.decay_ = float(decay)
     layers = layers_of(model, train, model.decay_, model.seed_)
     below: Rows | None = rows["train"]
     centroids, codes = [], {}
     for layer in layers:
-        sets = yield Gather(f"gather-l{layer.number}", layer, below)
+        about = {"layer": layer.number, "layers": len(layers), "k": layer.k}
+        sets = yield Gather(f"gather-l{layer.number}", layer, below, about)
         kept = model.keep_codes or layer is layers[-1]
         over = () if model.keep_codes or layer.number == 1 else (f"code-l{layer.number - 1}",)
         coder = LayerCoder(layer, sets, 0, layer.n_clusterings)
-        below = yield Encode(f"code-l{layer.number}", coder, below, kept=kept, over=over)
+        below = yield Encode(f"code-l{layer.number}", coder, below, kept=kept, over=over, about=about)
         centroids.append(sets)
         if kept and below is not None:
             codes[layer.number] = below.dataset
@@ -171,7 +175,9 @@ def layer_components(model: Any, number: int, codes: Dataset) -> Components:
     """Components of a lower layer, which the fit did not need, from the codes that it kept."""
     from .session import FitSession
 
-    with FitSession(model._kind, device=model.device, n_jobs=model.n_jobs) as session:
+    # No worker of an enclosing cluster sees codes in memory.
+    here = not codes.is_stored
+    with FitSession(model._kind, device=model.device, n_jobs=model.n_jobs, in_process=here) as session:
         session.begin(model.seed_, {}, {})
         components, _ = session.answer(pca_steps(model, model._layers[number - 1], codes, f"pca-l{number}"))
     return components

@@ -280,13 +280,14 @@ class FitSession:
 
     def remembered(self, step: Remember) -> Mapping[str, np.ndarray]:
         """The arrays that the run began with: the given ones, unless it began before."""
-        if self.store is None:
-            return step.value()
         name = f"{self.kind}_{step.name}"
-        kept = self.store.load_result(name)
+        kept = self.store.load_result(name) if self.store else None
         if kept is None:
+            if step.about:
+                self.callbacks.on_stage({"stage": name, **step.about})
             kept = {"arrays": dict(step.value())}
-            self.store.save_result(name, kept)
+            if self.store:
+                self.store.save_result(name, kept)
         return kept["arrays"]
 
     def mapped(self, name: str, step: Map) -> Rows:

@@ -114,6 +114,8 @@ class Remember:
     name : str
     arrays : mapping of ndarrays, or a function that makes one
         A function is not called where the run has begun before.
+    about : mapping
+        Told to the callbacks as a stage, where the function takes long.
 
     Examples
     --------
@@ -123,6 +125,7 @@ class Remember:
 
     name: str
     arrays: Mapping[str, np.ndarray] | Callable[[], Mapping[str, np.ndarray]]
+    about: Mapping[str, int] = field(default_factory=dict)
 
     def value(self) -> Mapping[str, np.ndarray]:
         """The arrays of a run that begins."""
@@ -168,11 +171,15 @@ class Map:
 
 @dataclass(frozen=True)
 class Gather:
-    """Sets of rows, kept with the run. Answer: :class:`~scalelatent.engine.rowsets.StoredSets`."""
+    """Sets of rows, kept with the run. Answer: :class:`~scalelatent.engine.rowsets.StoredSets`.
+
+    ``about`` is told to the callbacks with the stage.
+    """
 
     name: str
     sets: Any
     rows: Rows | None
+    about: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -186,6 +193,8 @@ class Encode:
         They stay with the run; else they go when the fit is done, or are named in ``over``.
     over : tuple of str
         Names of earlier ones that nobody wants any more.
+    about : mapping
+        Told to the callbacks with the stage.
     """
 
     name: str
@@ -193,6 +202,7 @@ class Encode:
     rows: Rows | None
     kept: bool = False
     over: tuple[str, ...] = ()
+    about: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

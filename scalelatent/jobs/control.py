@@ -234,8 +234,12 @@ class _Watch:
         self._folder, self._callbacks = folder, callbacks
         self._seen = 0
         self._progress: dict[str, Any] = {}
+        info = {
+            "max_iter": folder.read_job().params.get("max_iter"),
+            "began": folder.read_state().get("began"),
+        }
         for callback in callbacks:
-            callback.on_fit_start({"max_iter": folder.read_job().params.get("max_iter")})
+            callback.on_fit_start(info)
 
     def look(self) -> None:
         records = self._folder.records("metrics.jsonl")

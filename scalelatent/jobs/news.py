@@ -42,7 +42,7 @@ class ProgressFile(Callback):
         now = time.monotonic()
         if now - self._told >= self._seconds:
             self._told = now
-            keys = ("stage", "pass", "rows_done", "rows_total", "rows_per_s")
+            keys = ("stage", "layer", "layers", "k", "pass", "rows_done", "rows_total", "rows_per_s")
             with suppress(OSError):  # no news is no reason to end a fit
                 self._folder.tell_progress({key: info.get(key) for key in keys})
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from .parts import part_of
 from .series import Curve, Rate
 from .workers import Workers, clip, number, number_or_none, pool_of
 
@@ -48,7 +49,7 @@ class JobView:
         self.seen = 0.0
         self.limit: float | None = None  # passes at most
         self.info: dict[str, Any] = {}
-        self.stage = ""
+        self.stage = self.part = ""
         self.record: dict[str, Any] = {}
         self.curves: dict[str, Curve] = {}
         self.axes: dict[str, str] = {}
@@ -113,7 +114,7 @@ class JobView:
                 self.began = self.began or now
 
     def _on_progress(self, message: Mapping[str, Any], now: float) -> None:
-        self.stage = clip(message.get("stage") or self.stage, 80)
+        self.stage, self.part = clip(message.get("stage") or self.stage, 80), clip(part_of(message), 80)
         at = (self.stage, number(message, "pass"))
         done = number(message, "rows_done")
         if at != self._at:
@@ -127,6 +128,7 @@ class JobView:
 
     def _on_pass(self, message: Mapping[str, Any], now: float) -> None:
         stage = self.stage = clip(message.get("stage") or self.stage, 80)
+        self.part = clip(part_of(message), 80)
         rows, seconds, at = number(message, "rows"), number(message, "seconds"), number(message, "pass")
         read = number(message, "bytes_read")
         fresh_rows, fresh_bytes = self._count(message, "rows", rows), self._count(message, "bytes", read)
@@ -156,7 +158,7 @@ class JobView:
             self.info = {key: number(message, key) for key in ("rows", "features", "classes", "members")}
             self.limit = number_or_none(message, "max_iter")
         elif name == "stage":
-            self.stage = clip(message.get("stage") or self.stage, 80)
+            self.stage, self.part = clip(message.get("stage") or self.stage, 80), clip(part_of(message), 80)
             self.rows_done = self.rows_total = 0.0
         elif name == "checkpoint":
             self.checkpoint = {"pass": number_or_none(message, "pass"), "time": now}
@@ -192,6 +194,7 @@ class JobView:
             "silent_seconds": silent,
             "driver": self.driver or None,
             "stage": self.stage or None,
+            "part": self.part or None,
             "pass": self.record.get("pass"),
             "max_passes": self.limit,
             **{key: self.record.get(key) for key in ("objective", "train_error", "validation_error", "nu")},

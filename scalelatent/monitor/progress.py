@@ -14,6 +14,8 @@ from rich.text import Text
 
 from scalelatent.engine.callbacks import Callback
 
+from .parts import part_of
+
 __all__ = ["Progress", "describe", "duration"]
 
 
@@ -96,6 +98,7 @@ class Progress(Callback):
         self._pass_seconds: float | None = None
         self._shown_pass: Any = None
         self._shown_at = time.monotonic()
+        self._began: float | None = None
 
     def __enter__(self) -> Progress:
         return self
@@ -106,11 +109,18 @@ class Progress(Callback):
     def on_fit_start(self, info: dict[str, Any]) -> None:
         """Open the display."""
         self._info = dict(info)
+        self._began = info.get("began") or time.time()
         if self.console.is_terminal and self._live is None:
             self._live = Live(
                 get_renderable=self._render, console=self.console, refresh_per_second=4, transient=False
             )
             self._live.start()
+
+    def on_stage(self, info: dict[str, Any]) -> None:
+        """Show what begins; where the console is no terminal, only what tells of no rows on its way."""
+        self._now = {**info, "pass": 0}
+        if self._live is None and info.get("tries"):
+            self._say(f"{self._where()} on {info['rows']:,} rows")
 
     def on_progress(self, info: dict[str, Any]) -> None:
         """Take in how far the pass is."""
@@ -132,7 +142,9 @@ class Progress(Callback):
     def on_event(self, info: dict[str, Any]) -> None:
         """Show that a layer is done, where the console is no terminal."""
         if info.get("event") == "layer_written" and self._live is None:
-            self._say(f"{info['stage']}: {info['rows']:,} rows in {duration(info['seconds'])}")
+            where = ", ".join(filter(None, (info["stage"], part_of(info))))
+            took = f"{info['rows']:,} rows in {duration(info['seconds'])}"
+            self._say(", ".join(filter(None, (f"{where}: {took}", self._so_far()))))
 
     def on_fit_end(self, info: dict[str, Any]) -> None:
         """Show the last pass and close the display."""
@@ -162,10 +174,13 @@ class Progress(Callback):
         self.console.print(text, highlight=False, soft_wrap=True)
 
     def _where(self) -> str:
-        """The stage and its pass; what is done once, as a layer or a projection, has no number."""
+        """The stage, its part of the fit and its pass; what is done once, as a layer, has no number."""
         stage, number = self._now.get("stage"), self._now.get("pass", self._record.get("pass", 1))
         passed = f"pass {number}" if number or not stage else ""
-        return ", ".join(part for part in (stage, passed) if part)
+        return ", ".join(part for part in (stage, part_of(self._now), passed) if part)
+
+    def _so_far(self) -> str:
+        return "" if self._began is None else f"{duration(time.time() - self._began)} so far"
 
     def _render(self) -> RenderableType:
         """Two lines: where the pass is, and the numbers of the last whole pass."""
@@ -178,7 +193,7 @@ class Progress(Callback):
             ProgressBar(total=total or None, completed=done, width=30),
             f"{done:,}/{total:,} rows" if total else "",
             f"{now['rows_per_s']:,.0f} rows/s" if now.get("rows_per_s") else "",
-            self._time_left(),
+            ", ".join(filter(None, (self._so_far(), self._time_left()))),
         )
         lines.append(bar)
         if self._record:

@@ -209,10 +209,21 @@ def test_saved_and_loaded_without_pickle(
         sl.load_model(tmp_path / "again.zarr").transform(digits[0][:9])
 
 
+def test_layers_are_announced_with_their_numbers(digits: Any) -> None:
+    log = Log()
+    model = _network(decay="auto", n_clusterings=4, k_last=3).fit(digits[0][:100], callbacks=log)
+    assert log.of("stage")[0] == {"stage": "mbn_decay", "rows": 100, "tries": 9}
+    for hook in ("stage", "event", "progress"):
+        told = [info for info in log.of(hook) if info.get("stage") == "mbn_code-l1"]
+        assert {(info["layer"], info["layers"], info["k"]) for info in told} == {(1, len(model.ks_), 50)}
+
+
 def test_components_of_lower_layers_are_saved(digits: Any, tmp_path: Path) -> None:
     x = digits[0][:120]
     model = _network(keep_codes=True).fit(x)
-    z = model.transform(x[:7], layer=2)
+    with pytest.MonkeyPatch.context() as patch:  # of codes in memory, so no enclosing cluster is asked
+        patch.setattr("scalelatent.estimators.session.current_client", lambda: pytest.fail("a cluster"))
+        z = model.transform(x[:7], layer=2)
     model.save(tmp_path / "m.zarr")
     loaded = sl.load_model(tmp_path / "m.zarr")
     np.testing.assert_array_equal(loaded.transform(x[:7], layer=2), z)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 from rich.console import Console
@@ -57,6 +58,37 @@ def test_a_terminal_shows_the_pass_and_the_time_left():
     assert "at most 10 s left" in text
     assert "objective 1.50000" in text
     assert show._live is None
+
+
+LAYER = {"stage": "mbn_code-l3", "layer": 3, "layers": 7, "k": 250}
+
+
+def test_a_layer_is_shown_with_its_number_on_a_terminal():
+    with Progress(console(force_terminal=True)) as show:
+        show.on_fit_start({"began": time.time() - 90})
+        show.on_stage({**LAYER, "rows": 60})
+        plain = console()
+        plain.print(show._render())
+        show.on_progress({**LAYER, "pass": 0, "rows_done": 20, "rows_total": 60})
+        plain.print(show._render())
+    lines = plain.file.getvalue().splitlines()
+    assert all(line.startswith("mbn_code-l3, layer 3 of 7, k = 250 ") for line in lines)
+    assert all("1 min 3" in line for line in lines)  # so far
+    assert "20/60 rows" in lines[1]
+
+
+def test_a_layer_is_shown_with_its_number_in_lines():
+    show = Progress(console(), every_seconds=0)
+    show.on_fit_start({})
+    show.on_stage({"stage": "mbn_decay", "rows": 1000, "tries": 9})
+    show.on_stage({**LAYER, "rows": 60})
+    show.on_progress({**LAYER, "pass": 0, "rows_done": 20, "rows_total": 60})
+    show.on_event({"event": "layer_written", **LAYER, "rows": 60, "seconds": 2.0})
+    assert show.console.file.getvalue().splitlines() == [
+        "mbn_decay, 9 values tried on 1,000 rows",
+        "mbn_code-l3, layer 3 of 7, k = 250: 20 of 60 rows",
+        "mbn_code-l3, layer 3 of 7, k = 250: 60 rows in 2.0 s, 0.0 s so far",
+    ]
 
 
 def test_nothing_to_show_yet():

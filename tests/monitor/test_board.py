@@ -55,6 +55,20 @@ def test_a_job_is_told_with_rates_and_time_left() -> None:
     assert curve["validation_error"][1] == 0.25
 
 
+def test_a_layer_is_told_with_its_number() -> None:
+    board, layer = Board(), {"stage": "mbn_code-l3", "layer": 3, "layers": 7, "k": 1250}
+    board.feed({"kind": "event", "run": "r", "name": "stage", "rows": 500, **layer}, 10.0)
+    (job,) = board.summary(10.0)
+    assert (job["stage"], job["part"]) == ("mbn_code-l3", "layer 3 of 7, k = 1,250")
+    assert "layer 3, layers 7, k 1,250" in board.jobs["r"].detail(10.0)["events"][-1]["text"]
+    # A page that began to listen in mid-layer knows it too.
+    late = Board()
+    late.feed({"kind": "progress", "run": "r", "rows_done": 5, "rows_total": 10, **layer}, 11.0)
+    assert late.summary(11.0)[0]["part"] == "layer 3 of 7, k = 1,250"
+    board.feed({"kind": "pass", "run": "r", "stage": "mbn_pca", "pass": 1}, 12.0)
+    assert board.summary(12.0)[0]["part"] is None
+
+
 def test_rows_of_passes_that_were_not_told_one_by_one_are_counted_once() -> None:
     board = Board()
     for run_rows in (1000, 5000, 5000, 9000, 2000):  # the last from a driver that began anew

@@ -214,7 +214,7 @@
     const left = known(job.pass_seconds_left) ? `${duration(job.pass_seconds_left)} left in this pass` : "";
     const kept = known(job.checkpoint_seconds_ago) ? `checkpoint ${duration(job.checkpoint_seconds_ago)} ago` : "";
     return el("div", { class: "pass" }, bar(job.progress),
-      el("p", {}, el("span", {}, `${job.stage || "pass"}: ${count(job.rows_done)} of ${count(job.rows_total)} rows`),
+      el("p", {}, el("span", {}, `${[job.stage || "pass", job.part].filter(Boolean).join(", ")}: ${count(job.rows_done)} of ${count(job.rows_total)} rows`),
         el("span", {}, [left, kept].filter(Boolean).join(" · "))));
   }
   function charts(job) {

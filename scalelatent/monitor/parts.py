@@ -1,0 +1,26 @@
+"""What part of a fit a stage is, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .workers import number
+
+__all__ = ["part_of"]
+
+
+def part_of(info: Mapping[str, Any]) -> str:
+    """Which layer of a network, or what is tried; empty for other stages.
+
+    Examples
+    --------
+    >>> part_of({"stage": "mbn_code-l3", "layer": 3, "layers": 7, "k": 250})
+    'layer 3 of 7, k = 250'
+    >>> part_of({"stage": "mbn_decay", "tries": 9}), part_of({"stage": "em"})
+    ('9 values tried', '')
+    """
+    layer, layers, k, tries = (int(number(info, key)) for key in ("layer", "layers", "k", "tries"))
+    if layer:
+        return f"layer {layer} of {layers}, k = {k:,}"
+    return f"{tries} values tried" if tries else ""
