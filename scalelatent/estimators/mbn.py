@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
+from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import validate_data
 
 from scalelatent.data import Dataset
@@ -212,7 +213,8 @@ class MultilayerBootstrapNetwork(
             )
         told = plan(self, train, find_resources(client or current_client(), self.n_jobs, None))
         if not resume:
-            check_disk(tempfile.gettempdir() if run_dir is None else run_dir, told["disk_bytes"])
+            place = tempfile.gettempdir() if run_dir is None else run_dir
+            check_disk(self, told, place, (engine or {}).get("scratch"))
         own = None if run_dir is not None else tempfile.mkdtemp(prefix="scalelatent-mbn-")
         try:
             self._fit_by_steps(
@@ -367,14 +369,18 @@ class MultilayerBootstrapNetwork(
         Raises
         ------
         ValueError
-            k1 above ``n_rows``, or a schedule without a layer.
+            k1 above ``n_rows``, a schedule without a layer, or ``decay="auto"`` before a fit has chosen.
 
         Examples
         --------
         >>> MultilayerBootstrapNetwork(k1=100, n_classes=10).schedule(1000)
         [100, 50, 25]
         """
-        decay = 0.5 if self.decay == "auto" else float(self.decay)
+        decay = getattr(self, "decay_", None) if self.decay == "auto" else float(self.decay)
+        if decay is None:
+            raise NotFittedError(
+                "decay='auto' is chosen by fit from the rows: ask the fitted network, or give decay a number"
+            )
         return schedule(n_rows, self.k1, decay, self.k_last, self.n_classes)
 
     def __sklearn_tags__(self) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -31,10 +32,16 @@ from scalelatent.models.mbn.model import LayerCoder
 from scalelatent.models.mbn.pca import StreamedPca
 
 from .layer_steps import tile_layout
+from .mbn_decay import GRID
 from .mbn_fit import FIRST_COMPONENTS, KERNEL_ROWS, layers_of
 
 # Operations a second that a core is taken to do where nothing was measured.
 FLOP_RATE = 6e10
+# Of all decays that "auto" tries the largest has most layers.
+USUAL_DECAY = 0.5
+AUTO_REMEDY = (
+    f"decay='auto' is planned as {max(GRID)}, which has the most layers: decay={USUAL_DECAY} needs less"
+)
 PROBE_ROWS, PROBE_CENTROIDS = 1024, 1024
 STRIP_ROWS = 1024
 
@@ -49,8 +56,17 @@ def plan(model: Any, train: Dataset, resources: Resources, *, measured: bool = F
     PlanError
         It cannot fit.
     """
-    # Of all decays that "auto" tries the largest has most layers.
-    decay = 0.9 if model.decay == "auto" else float(model.decay)
+    if model.decay != "auto":
+        return _plan(model, train, float(model.decay), resources, measured)
+    try:
+        return _plan(model, train, max(GRID), resources, measured)
+    except PlanError as error:
+        refused = error
+    _plan(model, train, USUAL_DECAY, resources, False)  # where this does not fit either, decay is no remedy
+    raise PlanError(f"{refused}; {AUTO_REMEDY}")
+
+
+def _plan(model: Any, train: Dataset, decay: float, resources: Resources, measured: bool) -> dict[str, Any]:
     layers = layers_of(model, train, decay, 0)
     n, row_bytes = len(train), max(1, train.nbytes // len(train))
     seconds_per_flop = _probe(layers[0], train) if measured else 1.0 / FLOP_RATE
@@ -85,32 +101,53 @@ def plan(model: Any, train: Dataset, resources: Resources, *, measured: bool = F
     if model.output == "pca":
         peak = max(peak, _output_peak(model, layers[-1], n, resources))
     told = list(out["layers"].values())
-    disk = sum(layer["centroid_bytes"] for layer in told)
-    # Each layer reads the codes of the one below; the last ones stay.
     codes = [layer["code_bytes"] for layer in told]
-    disk += sum(codes) if model.keep_codes else max(sum(codes[i : i + 2]) for i in range(len(codes)))
+    kept = sum(codes) if model.keep_codes else codes[-1]
+    # Each layer reads the codes of the one below; the last ones stay, all others lie in scratch.
+    lower = [] if model.keep_codes else codes[:-1]
+    scratch = max((sum(lower[i : i + 2]) for i in range(len(lower))), default=0)
+    at_once = max(scratch, kept + sum(lower[-1:]))
+    centroids = sum(layer["centroid_bytes"] for layer in told)
     out["tasks"] = tasks
     out["cache_bytes"] = cache_bytes(resources, max(train.nbytes if train.is_stored else 0, *codes))
     out["peak_bytes_per_worker"] = peak + out["cache_bytes"]
-    out["disk_bytes"] = disk
+    out["disk_bytes"] = centroids + at_once
+    out["run_bytes"], out["scratch_bytes"] = centroids + kept, scratch
     out["expected_seconds"] = sum(layer["seconds"] for layer in told)
     return out
 
 
-def check_disk(place: Any, nbytes: int) -> None:
-    """Refuse a fit that its folder has no room for.
+def check_disk(model: Any, told: Mapping[str, Any], run_dir: Any, scratch: Any) -> None:
+    """Refuse a fit that its folders have no room for.
+
+    Parameters
+    ----------
+    model : MultilayerBootstrapNetwork
+    told : dict
+        Its plan.
+    run_dir : path or url
+    scratch : path, url or None
+        Where codes of lower layers go; None is the run folder.
 
     Raises
     ------
     PlanError
         Naming the folder and what would help.
     """
-    free = locate(place).free_bytes()
-    if free is not None and free < nbytes:
-        raise PlanError(
-            f"centroids and codes would take {nbytes / 2**30:,.1f} GiB of disk, and {locate(place).url} has "
-            f"{free / 2**30:,.1f} GiB left: choose another run_dir ([job] out), or lower k1 or n_clusterings"
-        )
+    needs = [("centroids and codes", run_dir, "disk_bytes", "run_dir ([job] out)")]
+    if scratch is not None:
+        needs = [
+            ("centroids and the codes that stay", run_dir, "run_bytes", "run_dir ([job] out)"),
+            ("codes of lower layers", scratch, "scratch_bytes", "scratch ([job] scratch)"),
+        ]
+    for what, place, key, setting in needs:
+        free = locate(place).free_bytes()
+        if free is not None and free < told[key]:
+            auto = f"; {AUTO_REMEDY}" if model.decay == "auto" else ""
+            raise PlanError(
+                f"{what} would take {told[key] / 2**30:,.1f} GiB of disk, and {locate(place).url} has "
+                f"{free / 2**30:,.1f} GiB left: choose another {setting}, or lower k1 or n_clusterings{auto}"
+            )
 
 
 def _centroid_bytes(layer: Layer, train: Dataset) -> int:

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from sklearn.exceptions import NotFittedError
 
 import scalelatent as sl
+from scalelatent.data.store import LocalLocation
 from scalelatent.engine.mapwrite import PARTED_ROWS
 from scalelatent.engine.plan import ALLOWED_SHARE, find_resources
 from scalelatent.errors import PlanError
-from scalelatent.estimators import mbn
+from scalelatent.estimators import mbn, mbn_plan
 
 FIT = """
 import json, sys
@@ -32,6 +34,55 @@ model.fit(ds, run_dir=sys.argv[2])
 print(json.dumps({"peak": peak_bytes(), "plan": plan["peak_bytes_per_worker"], "ks": model.ks_}))
 """
 N = 60_000
+
+
+@pytest.fixture
+def rows() -> sl.Dataset:
+    return sl.Dataset.from_arrays(np.random.default_rng(0).random((600, 64), dtype=np.float32))
+
+
+def _network(**options: Any) -> sl.MultilayerBootstrapNetwork:
+    return sl.MultilayerBootstrapNetwork(**{"n_clusterings": 12, "n_classes": 20, **options})
+
+
+def test_a_refusal_names_decay_where_another_would_do(rows: sl.Dataset, monkeypatch: Any) -> None:
+    needs = [_network(decay=decay).plan(rows)["disk_bytes"] for decay in (0.5, 0.9)]
+    monkeypatch.setattr(LocalLocation, "free_bytes", lambda self: sum(needs) // 2)
+    with pytest.raises(PlanError, match=r"decay='auto' is planned as 0.9, .*: decay=0.5 needs less$"):
+        _network(decay="auto").fit(rows)
+    assert _network(decay=0.5, random_state=0).fit(rows).ks_ == [300, 150, 75, 37]
+    memory = mbn_plan._memory
+    grown = {"process": 1, "centroids": 2**50}
+    monkeypatch.setattr(
+        mbn_plan, "_memory", lambda layer, *rest: grown if layer.k == 270 else memory(layer, *rest)
+    )
+    with pytest.raises(PlanError, match=r"layer 2 \(k = 270\) would need.*; decay='auto' is planned as 0.9"):
+        _network(decay="auto").plan(rows)
+    with pytest.raises(PlanError, match=r"layer 1 .*needs? .*lower k1[^;]*$"):  # of any decay
+        _network(decay="auto").plan(rows, memory_limit="600MB")
+
+
+def test_disk_is_counted_where_it_is_used(rows: sl.Dataset, tmp_path: Path, monkeypatch: Any) -> None:
+    told = _network().plan(rows)
+    codes = 600 * 12 * 2
+    assert told["scratch_bytes"] == 2 * codes
+    assert told["run_bytes"] == told["disk_bytes"] - codes
+    assert _network(keep_codes=True).plan(rows)["scratch_bytes"] == 0
+    free = {"run": told["run_bytes"], "scratch": told["scratch_bytes"]}
+    monkeypatch.setattr(LocalLocation, "free_bytes", lambda self: free[self.url.rsplit("/", 1)[-1]])
+    places: dict[str, Any] = {"run_dir": tmp_path / "run", "engine": {"scratch": str(tmp_path / "scratch")}}
+    _network(random_state=0).fit(rows, **places)
+    with pytest.raises(PlanError, match="centroids and codes would take .*run has .*another run_dir"):
+        _network().fit(rows, run_dir=tmp_path / "run")
+    for name, what in (("scratch", "codes of lower layers"), ("run", "centroids and the codes that stay")):
+        free[name] -= 1
+        with pytest.raises(PlanError, match=rf"{what} would take .*{name} has .*: choose another {name}"):
+            _network().fit(rows, **places)
+
+
+def test_a_schedule_that_is_not_chosen_yet() -> None:
+    with pytest.raises(NotFittedError, match="decay='auto' is chosen by fit"):
+        _network(decay="auto").schedule(600)
 
 
 def _rows(kind: str, n: int, entries: int) -> Any:
