@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Generator, Mapping
 from typing import Any
 
 import numpy as np
+from sklearn.exceptions import ConvergenceWarning
 
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import DEVICES, make_backend
 from scalelatent.engine.streams import stream
 from scalelatent.models.mbn.layers import Layer, make_layers, schedule
 from scalelatent.models.mbn.model import LayerCoder
-from scalelatent.models.mbn.pca import CodeCounts, Components, StreamedPca, kernel_components
+from scalelatent.models.mbn.pca import CodeCounts, Components, PcaState, StreamedPca, kernel_components
 from scalelatent.models.mbn.reference import METRICS
 from scalelatent.models.stats import Stats
 
@@ -25,6 +27,8 @@ OUTPUTS = ("pca", "codes")
 KERNEL_ROWS = 1024
 # Components that a share of the variance is first looked for in, and at most.
 FIRST_COMPONENTS, MOST_COMPONENTS = 32, 1024
+# The sums of a pass that looks for a share are no larger, but for the first components.
+SHARE_BYTES = 2**25
 
 
 def check_params(model: Any) -> None:
@@ -117,6 +121,13 @@ def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
     model._keep(layers, centroids, codes, components, history)
 
 
+def most_components(layer: Layer) -> int:
+    """Components that a share of the variance is looked for in at most."""
+    # Twice as many columns are iterated as there are components.
+    some = SHARE_BYTES // (16 * layer.n_clusterings * layer.k)
+    return max(FIRST_COMPONENTS, min(some, MOST_COMPONENTS))
+
+
 def pca_steps(
     model: Any, layer: Layer, codes: Dataset, name: str
 ) -> Generator[Any, Any, tuple[Components, list[dict[str, Any]]]]:
@@ -131,7 +142,7 @@ def pca_steps(
         return _filled(found.first(count), count), []
     stats: Stats = yield Collect(f"{name}-counts", CodeCounts(layer.n_clusterings, layer.k), Rows(codes))
     history: list[dict[str, Any]] = []
-    count = FIRST_COMPONENTS if share is not None else int(wanted)
+    count, most = FIRST_COMPONENTS if share is not None else int(wanted), most_components(layer)
     while True:
         learner = StreamedPca.of(np.array(stats["counts"]), len(codes), count)
         start = learner.start(stream(model.seed_, "mbn-pca"))
@@ -140,11 +151,37 @@ def pca_steps(
         history += result.history
         found = learner.components(result.state)
         if share is None:
+            _warn_unsettled(learner, result.state)
             return _filled(found, count), history
         reached = found.reaching(share)
-        if reached is not None or learner.n_components < count or count >= MOST_COMPONENTS:
+        if reached is not None or learner.n_components < count or count >= most:
+            _warn_unsettled(learner, result.state)
+            if reached is None and learner.n_components == count:
+                _warn_short(share, found)
             return found.first(reached or len(found.offset)), history
-        count = min(2 * count, MOST_COMPONENTS)
+        count = min(2 * count, most)
+
+
+def _warn_unsettled(learner: StreamedPca, state: PcaState) -> None:
+    if state.iteration >= learner.max_iter and state.residual > learner.tol:
+        warnings.warn(
+            f"the {learner.n_components} components of the output have not settled in {learner.max_iter} "
+            f"passes (residual {state.residual:.1e}, wanted {learner.tol:.0e}): the last ones may be mixed "
+            "with others; fewer settle sooner (n_components)",
+            ConvergenceWarning,
+            stacklevel=2,
+        )
+
+
+def _warn_short(share: float, found: Components) -> None:
+    reached = found.variance.sum() / max(found.total_variance, 1e-300)
+    warnings.warn(
+        f"n_components={share:g} is not reached: {len(found.offset)} components, the most that a share is "
+        f"looked for in, explain {reached:.3f} of the variance; give a smaller share, or a number of "
+        "components",
+        UserWarning,
+        stacklevel=2,
+    )
 
 
 def _no_predictor(state: Any) -> Any:

@@ -33,7 +33,7 @@ from scalelatent.models.mbn.pca import StreamedPca
 
 from .layer_steps import tile_layout
 from .mbn_decay import GRID
-from .mbn_fit import FIRST_COMPONENTS, KERNEL_ROWS, layers_of
+from .mbn_fit import KERNEL_ROWS, layers_of, most_components
 
 # Operations a second that a core is taken to do where nothing was measured.
 FLOP_RATE = 6e10
@@ -188,13 +188,15 @@ def _output_peak(model: Any, layer: Layer, n: int, resources: Resources) -> int:
     if n <= KERNEL_ROWS:
         return 0
     wanted = model.n_components or model.n_classes or 2
-    count = FIRST_COMPONENTS if wanted < 1 else int(wanted)
+    count = most_components(layer) if wanted < 1 else int(wanted)
     learner = StreamedPca.of(np.zeros((layer.n_clusterings, layer.k)), n, count)
     stage = make_stage("mbn_pca", learner, {"train": RowShape(n, layer.n_clusterings)}, "cpu")
     memory = stage_memory(stage, resources, None, 6 * learner.reductions()["train"].layout().nbytes)
     piece = min(PARTED_BYTES, n * layer.n_clusterings * np.dtype(layer.code_dtype).itemsize)
     memory["codes read ahead"] = resources.threads * (2 * piece + max(piece, AHEAD_BYTES))
-    remedy = f"lower n_components (it is {count}), or k_last so that the last layer has fewer than {layer.k}"
+    share = f"give n_components a number (the share {wanted:g} may take {count})"
+    fewer = share if wanted < 1 else f"lower n_components (it is {count})"
+    remedy = f"{fewer}, or k_last so that the last layer has fewer than {layer.k}"
     return check_fits("the output", memory, resources, f"{remedy} centroids")
 
 

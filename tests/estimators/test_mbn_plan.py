@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from sklearn.exceptions import NotFittedError
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
 import scalelatent as sl
 from scalelatent.data.store import LocalLocation
 from scalelatent.engine.mapwrite import PARTED_ROWS
 from scalelatent.engine.plan import ALLOWED_SHARE, find_resources
 from scalelatent.errors import PlanError
-from scalelatent.estimators import mbn, mbn_plan
+from scalelatent.estimators import mbn, mbn_fit, mbn_plan
+from scalelatent.models.mbn.pca import StreamedPca
 
 FIT = """
 import json, sys
@@ -43,6 +44,14 @@ def rows() -> sl.Dataset:
 
 def _network(**options: Any) -> sl.MultilayerBootstrapNetwork:
     return sl.MultilayerBootstrapNetwork(**{"n_clusterings": 12, "n_classes": 20, **options})
+
+
+class _Hasty(StreamedPca):
+    """Two passes at most."""
+
+    @classmethod
+    def of(cls, counts: np.ndarray, n_rows: int, n_components: int, **_: Any) -> StreamedPca:
+        return StreamedPca.of(counts, n_rows, n_components, max_iter=2)
 
 
 def test_a_refusal_names_decay_where_another_would_do(rows: sl.Dataset, monkeypatch: Any) -> None:
@@ -78,6 +87,32 @@ def test_disk_is_counted_where_it_is_used(rows: sl.Dataset, tmp_path: Path, monk
         free[name] -= 1
         with pytest.raises(PlanError, match=rf"{what} would take .*{name} has .*: choose another {name}"):
             _network().fit(rows, **places)
+
+
+def test_a_share_that_is_not_reached(rows: sl.Dataset, monkeypatch: Any) -> None:
+    monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", 0)
+    monkeypatch.setattr(mbn_plan, "KERNEL_ROWS", 0)
+    monkeypatch.setattr(mbn_fit, "FIRST_COMPONENTS", 2)
+    model = _network(n_components=0.9, random_state=0)
+    # Of 12 clusterings of 37 centroids: 5 components.
+    monkeypatch.setattr(mbn_fit, "SHARE_BYTES", 5 * 16 * 12 * 37)
+    with pytest.warns(UserWarning, match=r"=0.9 is not reached: 5 components, .*, explain 0\.\d+ of") as told:
+        model.fit(rows)
+    reached = model.explained_variance_ratio_.sum()
+    assert f"explain {reached:.3f} of" in str(told[0].message)
+    assert len(model.components_) == 5
+    with pytest.raises(
+        PlanError, match=r"the output would need .*give n_components a number .*0.9 may take 5"
+    ):
+        monkeypatch.setattr(mbn_plan, "stage_memory", lambda *_: {"process": 1, "sums": 2**50})
+        model.plan(rows)
+
+
+def test_components_that_do_not_settle(rows: sl.Dataset, monkeypatch: Any) -> None:
+    monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", 0)
+    monkeypatch.setattr(mbn_fit, "StreamedPca", _Hasty)
+    with pytest.warns(ConvergenceWarning, match=r"the 3 components .* not settled in 2 passes \(residual"):
+        _network(n_components=3, random_state=0).fit(rows)
 
 
 def test_a_schedule_that_is_not_chosen_yet() -> None:
