@@ -19,17 +19,15 @@ from scalelatent.data.store import Location
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.dask.cluster import current_client
 from scalelatent.engine.plan import find_resources
-from scalelatent.engine.reading import as_rows
-from scalelatent.engine.rowsets import StoredSets
-from scalelatent.errors import DataError
-from scalelatent.models.mbn.layers import ArraySets, Layer, schedule
+from scalelatent.errors import DataError, RunError
+from scalelatent.models.mbn.layers import Layer, schedule
 from scalelatent.models.mbn.pca import Components
 
 from .base import _CHECKS, StreamedEstimator, check_finite, is_plain
 from .mbn_fit import check_params, fit_steps
 from .mbn_output import NetworkOutput
 from .mbn_plan import check_disk, plan
-from .mbn_saved import load_network, network_to_saved, write_centroids
+from .mbn_saved import into_memory, load_network, network_to_saved, write_centroids
 from .steps import Rows, Steps
 
 # Networks up to this size live in memory where no run folder was asked for.
@@ -71,8 +69,9 @@ class MultilayerBootstrapNetwork(
     metric : {"euclidean", "cosine"}
         Of the first layer; cosine suits text.
     n_components : int, float in (0, 1) or None
-        Components of the output, or the share of the variance that they have to explain. None: ``n_classes``,
-        or 2. Where the codes have fewer dimensions than a number given here, the last components are zeros.
+        Components of the output, or the share of the variance that they have to explain (of more than 1,024
+        rows some hundreds are looked for, with a warning where they fall short). None: ``n_classes``, or 2.
+        Where the codes have fewer dimensions than a number given here, the last components are zeros.
     n_classes : int or None
         Expected number of clusters, which ends the layers. None stands for 2.
     output : {"pca", "codes"}
@@ -302,15 +301,16 @@ class MultilayerBootstrapNetwork(
         if sum(sizes) + sum(codes.nbytes for codes in self._codes.values()) > MEMORY_BYTES:
             self._folder = weakref.finalize(self, shutil.rmtree, own, ignore_errors=True)
             return
-        self._centroids = tuple(_in_memory(sets) for sets in self._centroids)
-        self._codes = {
-            number: Dataset.from_arrays(codes.read_x(0, len(codes))) for number, codes in self._codes.items()
-        }
+        into_memory(self)
         shutil.rmtree(own, ignore_errors=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        # The folder of a network that is too large for memory stays with this object.
-        return {**super().__getstate__(), "_folder": None}
+        if self._folder is not None:
+            raise RunError(
+                "a copy or pickle of this network would be without its centroids, which lie in a temporary "
+                "folder that goes with the original: use save(PLACE) and load_model(PLACE)"
+            )
+        return super().__getstate__()
 
     def plan(
         self,
@@ -405,7 +405,3 @@ class MultilayerBootstrapNetwork(
         model = cls(**params)
         load_network(model, values, arrays, place)
         return model
-
-
-def _in_memory(sets: StoredSets) -> ArraySets:
-    return ArraySets(as_rows(sets.dataset.read_x(0, len(sets.dataset))), sets.rows)

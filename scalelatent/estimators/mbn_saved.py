@@ -9,8 +9,9 @@ import numpy as np
 
 from scalelatent.data import Dataset, open_dataset
 from scalelatent.data.store import Location
+from scalelatent.engine.reading import as_rows
 from scalelatent.engine.rowsets import StoredSets, write_sets
-from scalelatent.models.mbn.layers import Layer
+from scalelatent.models.mbn.layers import ArraySets, Layer
 from scalelatent.models.mbn.pca import Components
 
 # Arrays of a layer's components.
@@ -39,6 +40,16 @@ def network_to_saved(model: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     if hasattr(model, "feature_names_in_"):
         values["feature_names_in"] = [str(name) for name in model.feature_names_in_]
     return values, arrays
+
+
+def into_memory(model: Any) -> None:
+    """Take centroids and codes out of a folder that is about to go."""
+    model._centroids = tuple(
+        ArraySets(as_rows(sets.dataset.read_x(0, len(sets.dataset))), sets.rows) for sets in model._centroids
+    )
+    model._codes = {
+        number: Dataset.from_arrays(codes.read_x(0, len(codes))) for number, codes in model._codes.items()
+    }
 
 
 def write_centroids(model: Any, place: Location) -> dict[str, str]:

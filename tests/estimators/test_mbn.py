@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import pickle
 import shutil
@@ -245,6 +246,10 @@ def test_a_large_network_has_a_folder_as_long_as_it_lives(
     model.fit(digits[0][:90])
     assert len(list(tmp_path.iterdir())) == 1
     assert model.transform(digits[0][:5]).shape == (5, 3)
+    for twin in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(RunError, match=r"temporary folder .* original: use save\(PLACE\)"):
+            twin(model)
+    assert clone(model).get_params() == model.get_params()
     del model
     assert not list(tmp_path.iterdir())
     with pytest.raises(DataError, match="row 3, feature 2"):
