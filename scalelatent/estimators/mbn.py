@@ -169,7 +169,8 @@ class MultilayerBootstrapNetwork(
         Parameters
         ----------
         X : Dataset or array-like, shape (n, features)
-            numpy, memmap, zarr and dask arrays, scipy CSR rows, lists. Labels and weights are not used.
+            numpy, memmap, zarr and dask arrays, lists, scipy CSR rows (other sparse formats are converted).
+            Labels and weights are not used.
         y : ignored
         validation : None
             There is nothing to validate.

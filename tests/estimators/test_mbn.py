@@ -60,7 +60,7 @@ def _like_oracle(model: Any, oracle: Any) -> None:
     np.testing.assert_array_equal(model.codes(), oracle.codes())
 
 
-@pytest.mark.parametrize("kind", ["memory", "stored", "memmap", "csr", "dask", "zarr"])
+@pytest.mark.parametrize("kind", ["memory", "stored", "memmap", "csr", "csc", "coo", "dask", "zarr"])
 def test_the_same_bits_for_rows_of_every_kind(digits: Any, oracle: Any, tmp_path: Path, kind: str) -> None:
     import dask.array as da
     import zarr
@@ -73,6 +73,8 @@ def test_the_same_bits_for_rows_of_every_kind(digits: Any, oracle: Any, tmp_path
         "stored": lambda: sl.Dataset.from_arrays(x, digits[1]).save(tmp_path / "x.zarr", chunk_rows=70),
         "memmap": lambda: np.load(tmp_path / "x.npy", mmap_mode="r"),
         "csr": lambda: sp.csr_array(x),
+        "csc": lambda: sp.csc_matrix(x),
+        "coo": lambda: sp.coo_array(x),
         "dask": lambda: da.from_array(x, chunks=(100, 64)),
         "zarr": lambda: zarr.array(x, chunks=(90, 64)),
     }[kind]()
