@@ -27,6 +27,7 @@ from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import RunError, ScalelatentError
 from scalelatent.models.stats import merge_vectors
 
+from .aligned import aligned
 from .allocator import keep_pages
 from .news import as_message
 from .recent import RecentObjects
@@ -113,6 +114,10 @@ class Parameters:
 
     state: Any
     info: dict[str, Any] | None = None
+
+    def __setstate__(self, fields: dict[str, Any]) -> None:
+        for name, value in fields.items():
+            object.__setattr__(self, name, aligned(value))
 
 
 def task_params(ref: Ref, stage: str, iteration: int) -> Parameters:

@@ -1,0 +1,54 @@
+"""Arrays of messages lie at addresses of their type before anything is computed with them."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scalelatent.engine.dask.aligned import aligned
+from scalelatent.engine.dask.tasks import Parameters
+
+
+@dataclass(frozen=True)
+class State:
+    w: np.ndarray
+    more: Any = None
+
+
+def _sent(value: Any) -> Any:
+    """Through a pickle whose buffers lie at odd addresses, as in a message that holds several."""
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    odd = [memoryview(b"." * (i % 3 + 1) + bytes(b))[i % 3 + 1 :] for i, b in enumerate(buffers)]
+    return pickle.loads(data, buffers=odd)
+
+
+def test_parameters_arrive_aligned() -> None:
+    w = np.random.default_rng(0).normal(size=(30, 20)).astype("f4")
+    state = State(w, {"same": w, "list": [np.arange(5.0)], "pair": (np.arange(3), "text", None)})
+    assert not _sent(state).w.flags.aligned
+    got = _sent(Parameters(state, {"rows": 3}))
+    assert got.info == {"rows": 3}
+    assert got.state.w.flags.aligned
+    assert got.state.more["same"] is got.state.w
+    assert got.state.more["list"][0].flags.aligned
+    assert got.state.more["pair"][0].flags.aligned
+    assert got.state.more["pair"][1:] == ("text", None)
+    np.testing.assert_array_equal(got.state.w, w)
+    np.testing.assert_array_equal(got.state.more["list"][0], np.arange(5.0))
+
+
+def test_the_same_bits_as_where_they_were_made() -> None:
+    rng = np.random.default_rng(1)
+    a, b = rng.normal(size=(150, 12)), rng.normal(size=(150, 12))
+    np.testing.assert_array_equal(_sent(Parameters(a)).state.T @ b, a.T @ b)
+
+
+def test_what_is_aligned_is_not_copied() -> None:
+    state = State(np.zeros(3), 5)
+    assert aligned(state) is state
+    tree = {"a": state.w, "b": [1, "x"]}
+    assert aligned(tree)["a"] is state.w
