@@ -161,6 +161,9 @@ class StreamedEstimator(BaseEstimator):
         """The parameters that decide the result: a resumed fit must have the same ones."""
         raise NotImplementedError
 
+    def _check_params(self) -> None:
+        """Refuse parameters out of range, by a ValueError, where a resume may change some."""
+
     def _fit_by_steps(
         self,
         train: Dataset,

@@ -261,6 +261,9 @@ class ConditionalRBM(
         free = {"n_jobs", "device", "random_state", "warm_start", *FREE_ON_RESUME["crbm"]}
         return {k: v for k, v in self.get_params(deep=False).items() if k not in free}
 
+    def _check_params(self) -> None:
+        check_params(self)
+
     def _keep(self, learner: CrbmLearner, state: CrbmState, history: list[dict[str, Any]]) -> None:
         theta, epoch = learner.weights(state)
         self._keep_parameters(learner.shape, theta, epoch)

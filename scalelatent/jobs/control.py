@@ -234,8 +234,9 @@ class _Watch:
         self._folder, self._callbacks = folder, callbacks
         self._seen = 0
         self._progress: dict[str, Any] = {}
+        params = folder.read_job().params
         info = {
-            "max_iter": folder.read_job().params.get("max_iter"),
+            "max_iter": params.get("max_iter", params.get("n_epochs")),
             "began": folder.read_state().get("began"),
         }
         for callback in callbacks:

@@ -223,6 +223,19 @@ def build_estimator(job: Job) -> Any:
         return get_estimator(job.kind)(**job.estimator_params())
 
 
+def check_changes(job: Job, folder: RunFolder) -> None:
+    """Refuse parameters that a resume changes to what the model does not take: nothing is written yet.
+
+    Raises
+    ------
+    JobError
+        Naming the parameter.
+    """
+    if job.params != folder.read_job().params:
+        with as_job_error():
+            build_estimator(job)._check_params()
+
+
 def _steps(
     job: Job,
     folder: RunFolder,
