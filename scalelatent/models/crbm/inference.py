@@ -50,6 +50,11 @@ class Inference:
         return self.change <= tol
 
 
+def magnitude(a: np.ndarray) -> float:
+    """Largest absolute value; NaN where there is one. No temporary array, unlike abs."""
+    return max(float(a.max(initial=0.0)), -float(a.min(initial=0.0)))
+
+
 def check_weights(largest: float) -> None:
     """Raise :class:`WeightError` where float32 messages cannot carry couplings as large as ``largest``.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .inference import check_weights
+from .inference import check_weights, magnitude
 
 _FACTORS, _RANGE = 8, 80.0
 
@@ -34,7 +34,7 @@ def limits_of(w: np.ndarray) -> tuple[int, float]:
     >>> limits_of(np.full((3, 2), -20.0, dtype=np.float32))
     (4, 57.0)
     """
-    largest = max(float(w.max(initial=0.0)), -float(w.min(initial=0.0)))
-    check_weights(largest)
-    factors = max(1, min(_FACTORS, int(_RANGE / max(largest, 1.0))))
-    return factors, max(87.0 - 2 * largest, min(86.0, 2 * largest + 17.0))
+    most = magnitude(w)
+    check_weights(most)
+    factors = max(1, min(_FACTORS, int(_RANGE / max(most, 1.0))))
+    return factors, max(87.0 - 2 * most, min(86.0, 2 * most + 17.0))

@@ -25,16 +25,14 @@ from scalelatent.models.stats import Layout, Stats
 from scalelatent.models.targets import Targets
 
 from .beliefs import count_converged, couple
+from .divergence import lower_rate, what_diverged
 from .gradient import climb_factors, difference, of_weights
-from .inference import MAX_WEIGHT, WeightError
+from .inference import WeightError
 from .learners import LEARNERS, Phase, Work
 from .model import CrbmShape, Observed, block_biases
 from .predict import CrbmScoring, sweeps_in
 from .state import N_SUMS, CrbmState
 from .update import Pace, Way, add_to, climb, moved
-
-# Learning rates of the paper, tried in this order.
-RATES = (0.05, 0.02, 0.01, 0.005)
 
 
 @dataclass(frozen=True)
@@ -269,22 +267,14 @@ class CrbmLearner:
         DivergenceError
             See :meth:`step`.
         """
-        # Gradients of Wvx and Whx are products with those of the biases, so that a NaN shows in these too:
-        # far fewer numbers to look at.
-        most = _largest(theta[: self.shape.n_visible * self.shape.n_hidden])
-        finite = np.isfinite([most, _largest(theta[self.shape.n_weights :])]).all()
-        if finite and most <= MAX_WEIGHT:
+        what = what_diverged(self.shape, theta)
+        if not what:
             return
-        what = "parameters are no longer finite"
-        if finite:
-            limits = f"largest {most:.3g}, at most {MAX_WEIGHT:g}"
-            what = f"weights have grown beyond what messages in float32 bear ({limits})"
         rate = self.rate(state.iteration)
-        lower = next((r for r in RATES if r < rate), rate / 2)
         raise DivergenceError(
-            f"{what} in epoch {state.iteration + 1}, step {state.steps + 1}, at learning_rate={rate:g}: "
-            f"try learning_rate={lower:g} (a run folder keeps the last good checkpoint: resume the run with "
-            f"it), or a new run with weight_decay above {self.weight_decay:g}"
+            f"{what} in epoch {state.iteration + 1}, step {state.steps + 1}, at learning_rate={rate:g}: try "
+            f"learning_rate={lower_rate(rate):g} (a run folder keeps the last good checkpoint: resume the "
+            f"run with it), or a new run with weight_decay above {self.weight_decay:g}"
         )
 
     # -- gradients -------------------------------------------------------------------------------------------
@@ -394,11 +384,6 @@ class CrbmLearner:
             "train_error": wrong / units,
             "converged": converged / max(rows, 1.0),
         }
-
-
-def _largest(a: np.ndarray) -> float:
-    """Largest absolute value; NaN where there is one. No temporary array, unlike abs."""
-    return max(float(a.max(initial=0.0)), -float(a.min(initial=0.0)))
 
 
 def rows_of(block: Block, start: int, stop: int) -> Block:
