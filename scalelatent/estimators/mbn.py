@@ -26,7 +26,7 @@ from scalelatent.models.mbn.pca import Components
 from .base import _CHECKS, StreamedEstimator, check_finite, is_plain
 from .mbn_fit import check_params, fit_steps
 from .mbn_output import NetworkOutput
-from .mbn_plan import check_disk, plan
+from .mbn_plan import check_room, plan
 from .mbn_saved import into_memory, load_network, network_to_saved, write_centroids
 from .steps import Rows, Steps
 
@@ -211,10 +211,14 @@ class MultilayerBootstrapNetwork(
                 "validation rows were given, but MultilayerBootstrapNetwork learns without labels and has "
                 "nothing to validate: leave them out ([data] validation)"
             )
-        told = plan(self, train, find_resources(client or current_client(), self.n_jobs, None))
-        if not resume:
-            place = tempfile.gettempdir() if run_dir is None else run_dir
-            check_disk(self, told, place, (engine or {}).get("scratch"))
+        resources = find_resources(client or current_client(), self.n_jobs, None)
+        place = tempfile.gettempdir() if run_dir is None else run_dir
+        places = None if resume else (place, (engine or {}).get("scratch"))
+        if self.decay == "auto":
+            plan(self, train, resources)  # what none of its decays has room for is refused at once
+        else:
+            check_room(self, train, resources, places, float(self.decay))
+        self._check_chosen = partial(check_room, self, train, resources, places)
         own = None if run_dir is not None else tempfile.mkdtemp(prefix="scalelatent-mbn-")
         try:
             self._fit_by_steps(
@@ -224,6 +228,8 @@ class MultilayerBootstrapNetwork(
             if own is not None:
                 shutil.rmtree(own, ignore_errors=True)
             raise
+        finally:
+            del self._check_chosen
         self._settle(own)
         return self
 

@@ -99,7 +99,8 @@ def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
         chosen = yield Remember(
             "decay", lambda: {"decay": np.array(choose_decay(model, train, model.seed_))}, about
         )
-        decay = chosen["decay"]
+        decay = float(chosen["decay"])
+        model._check_chosen(decay)
     model.decay_ = float(decay)
     layers = layers_of(model, train, model.decay_, model.seed_)
     below: Rows | None = rows["train"]

@@ -37,17 +37,20 @@ from .mbn_fit import KERNEL_ROWS, layers_of, most_components
 
 # Operations a second that a core is taken to do where nothing was measured.
 FLOP_RATE = 6e10
-# Of all decays that "auto" tries the largest has most layers.
-USUAL_DECAY = 0.5
-AUTO_REMEDY = (
-    f"decay='auto' is planned as {max(GRID)}, which has the most layers: decay={USUAL_DECAY} needs less"
-)
 PROBE_ROWS, PROBE_CENTROIDS = 1024, 1024
 STRIP_ROWS = 1024
 
 
-def plan(model: Any, train: Dataset, resources: Resources, *, measured: bool = False) -> dict[str, Any]:
+def plan(
+    model: Any, train: Dataset, resources: Resources, *, measured: bool = False, decay: float | None = None
+) -> dict[str, Any]:
     """What a fit of these rows would need; see :meth:`.MultilayerBootstrapNetwork.plan`.
+
+    Parameters
+    ----------
+    decay : float or None
+        What "auto" has chosen. None: as the model says, and where that is "auto" the largest that fits of
+        those that it tries, which has the most layers.
 
     Raises
     ------
@@ -56,14 +59,47 @@ def plan(model: Any, train: Dataset, resources: Resources, *, measured: bool = F
     PlanError
         It cannot fit.
     """
-    if model.decay != "auto":
-        return _plan(model, train, float(model.decay), resources, measured)
+    if decay is None and model.decay != "auto":
+        decay = float(model.decay)
+    if decay is not None:
+        return _plan(model, train, decay, resources, measured)
+    refused: PlanError | None = None
+    for tried in reversed(GRID):
+        try:
+            _plan(model, train, tried, resources, False)
+        except PlanError as error:
+            refused = error
+            continue
+        return {"decay": tried, **_plan(model, train, tried, resources, measured)}
+    assert refused is not None
+    raise refused
+
+
+def check_room(
+    model: Any, train: Dataset, resources: Resources, places: tuple[Any, Any] | None, decay: float
+) -> None:
+    """Refuse a fit that memory or disk has no room for.
+
+    Parameters
+    ----------
+    places : (run folder, scratch) or None
+        See :func:`check_disk`. None: a resumed fit has taken part of it already.
+    decay : float
+        The model's, or what "auto" has chosen.
+
+    Raises
+    ------
+    PlanError
+        Naming what would help.
+    """
     try:
-        return _plan(model, train, max(GRID), resources, measured)
+        told = plan(model, train, resources, decay=decay)
+        if places is not None:
+            check_disk(told, *places)
     except PlanError as error:
-        refused = error
-    _plan(model, train, USUAL_DECAY, resources, False)  # where this does not fit either, decay is no remedy
-    raise PlanError(f"{refused}; {AUTO_REMEDY}")
+        if model.decay != "auto":
+            raise
+        raise PlanError(f"{error}; decay='auto' has chosen {decay:g}: a smaller decay needs less") from None
 
 
 def _plan(model: Any, train: Dataset, decay: float, resources: Resources, measured: bool) -> dict[str, Any]:
@@ -117,14 +153,13 @@ def _plan(model: Any, train: Dataset, decay: float, resources: Resources, measur
     return out
 
 
-def check_disk(model: Any, told: Mapping[str, Any], run_dir: Any, scratch: Any) -> None:
+def check_disk(told: Mapping[str, Any], run_dir: Any, scratch: Any) -> None:
     """Refuse a fit that its folders have no room for.
 
     Parameters
     ----------
-    model : MultilayerBootstrapNetwork
     told : dict
-        Its plan.
+        The plan.
     run_dir : path or url
     scratch : path, url or None
         Where codes of lower layers go; None is the run folder.
@@ -143,10 +178,9 @@ def check_disk(model: Any, told: Mapping[str, Any], run_dir: Any, scratch: Any) 
     for what, place, key, setting in needs:
         free = locate(place).free_bytes()
         if free is not None and free < told[key]:
-            auto = f"; {AUTO_REMEDY}" if model.decay == "auto" else ""
             raise PlanError(
                 f"{what} would take {told[key] / 2**30:,.1f} GiB of disk, and {locate(place).url} has "
-                f"{free / 2**30:,.1f} GiB left: choose another {setting}, or lower k1 or n_clusterings{auto}"
+                f"{free / 2**30:,.1f} GiB left: choose another {setting}, or lower k1 or n_clusterings"
             )
 
 

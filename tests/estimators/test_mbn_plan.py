@@ -54,21 +54,30 @@ class _Hasty(StreamedPca):
         return StreamedPca.of(counts, n_rows, n_components, max_iter=2)
 
 
-def test_a_refusal_names_decay_where_another_would_do(rows: sl.Dataset, monkeypatch: Any) -> None:
+def test_a_chosen_decay_is_refused_where_there_is_no_room_for_it(
+    rows: sl.Dataset, tmp_path: Path, monkeypatch: Any
+) -> None:
     needs = [_network(decay=decay).plan(rows)["disk_bytes"] for decay in (0.5, 0.9)]
+    auto = _network(decay="auto", random_state=0)
     monkeypatch.setattr(LocalLocation, "free_bytes", lambda self: sum(needs) // 2)
-    with pytest.raises(PlanError, match=r"decay='auto' is planned as 0.9, .*: decay=0.5 needs less$"):
-        _network(decay="auto").fit(rows)
-    assert _network(decay=0.5, random_state=0).fit(rows).ks_ == [300, 150, 75, 37]
+    monkeypatch.setattr(mbn_fit, "choose_decay", lambda *_: 0.5)
+    assert auto.fit(rows).ks_ == [300, 150, 75, 37]
+    assert not hasattr(auto, "_check_chosen")
+    monkeypatch.setattr(mbn_fit, "choose_decay", lambda *_: 0.9)
+    with pytest.raises(PlanError, match=r"lower k1 .*; decay='auto' has chosen 0.9: a smaller decay needs"):
+        auto.fit(rows, run_dir=tmp_path / "run")
+    monkeypatch.undo()
     memory = mbn_plan._memory
     grown = {"process": 1, "centroids": 2**50}
     monkeypatch.setattr(
         mbn_plan, "_memory", lambda layer, *rest: grown if layer.k == 270 else memory(layer, *rest)
     )
-    with pytest.raises(PlanError, match=r"layer 2 \(k = 270\) would need.*; decay='auto' is planned as 0.9"):
-        _network(decay="auto").plan(rows)
+    assert auto.plan(rows)["decay"] == 0.8  # the largest that fits
+    monkeypatch.setattr(mbn_fit, "choose_decay", lambda *_: 0.9)
+    with pytest.raises(PlanError, match=r"layer 2 \(k = 270\) would need.*; decay='auto' has chosen 0.9"):
+        auto.fit(rows)
     with pytest.raises(PlanError, match=r"layer 1 .*needs? .*lower k1[^;]*$"):  # of any decay
-        _network(decay="auto").plan(rows, memory_limit="600MB")
+        auto.plan(rows, memory_limit="600MB")
 
 
 def test_disk_is_counted_where_it_is_used(rows: sl.Dataset, tmp_path: Path, monkeypatch: Any) -> None:
