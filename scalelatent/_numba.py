@@ -18,8 +18,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import llvmlite.binding
 import numba
 import numpy as np
+
+# float32 in this machine's widest vectors. No sum runs over lanes, so no bit of a result depends on it.
+# SCALELATENT_LANES is for tests: it runs the kernels of other machines, in vectors that LLVM puts together.
+LANES = int(
+    os.environ.get("SCALELATENT_LANES", 16 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 8)
+)
 
 
 def _sources_digest() -> str:
@@ -28,24 +35,28 @@ def _sources_digest() -> str:
     root = Path(__file__).parent
     files = sorted([*root.glob("models/**/*.py"), *root.glob("data/**/*.py"), Path(__file__)])
     stamps = [(str(f.relative_to(root)), f.stat().st_mtime_ns, f.stat().st_size) for f in files]
-    lanes = os.environ.get("SCALELATENT_LANES")  # of models/vectors.py: numba knows of the machine alone
-    return hashlib.blake2b(repr((stamps, lanes)).encode(), digest_size=5).hexdigest()
+    # numba's own key has the target of the compiler, and not what SCALELATENT_LANES says.
+    return hashlib.blake2b(repr((stamps, LANES)).encode(), digest_size=5).hexdigest()
 
 
-def _local_cache() -> str:
+def _cache() -> str:
+    given, digest = os.environ.get("NUMBA_CACHE_DIR"), _sources_digest()
+    if given:
+        return str(Path(given) / f"scalelatent-{digest}")
+    name = f"numba-{platform.node() or 'host'}-{digest}"
     # Compiled kernels in a folder of this host: caches on shared file systems race and are slow (numba issues
     # 4807, 10128).
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    folder = Path(base) / "scalelatent" / f"numba-{platform.node() or 'host'}-{_sources_digest()}"
+    folder = Path(base) / "scalelatent" / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         user = os.getuid() if hasattr(os, "getuid") else 0
-        folder = Path(tempfile.gettempdir()) / f"scalelatent-numba-{user}"
+        folder = Path(tempfile.gettempdir()) / f"scalelatent-{user}" / name
     return str(folder)
 
 
-CACHE = os.environ.get("NUMBA_CACHE_DIR") or _local_cache()
+CACHE = _cache()
 
 
 DEFAULTS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "cache": True, "fastmath": {"contract"}}

@@ -260,7 +260,6 @@ def resume(
     may go on with another model.learning_rate or model.n_epochs.
     """
     from scalelatent.jobs.resolve import override
-    from scalelatent.jobs.runner import check_changes
     from scalelatent.jobs.submit import resubmit
 
     folder = _find(run, scheduler, tls_ca, tls_cert, tls_key)
@@ -273,7 +272,6 @@ def resume(
     extra += ["cluster.allow_mismatch=true"] if allow_mismatch else []
     extra += [] if scheduler is None else [f'cluster.scheduler="{scheduler}"']
     job = override(folder.read_job(), [*(settings or []), *extra])
-    check_changes(job, folder)
     if not here and (scheduler is not None or (state.get("submitted") and job.cluster.scheduler)):
         _say_submitted(resubmit(job, folder, wait=wait, tell=say), json)
         return

@@ -63,11 +63,11 @@ def plan(
         decay = float(model.decay)
     if decay is not None:
         return _plan(model, train, decay, resources, measured)
-    refused: PlanError | None = None
+    refused: ValueError | None = None
     for tried in reversed(GRID):
         try:
             _plan(model, train, tried, resources, False)
-        except PlanError as error:
+        except ValueError as error:  # no room, or layers that cannot be
             refused = error
             continue
         return {"decay": tried, **_plan(model, train, tried, resources, measured)}
@@ -96,7 +96,7 @@ def check_room(
         told = plan(model, train, resources, decay=decay)
         if places is not None:
             check_disk(told, *places)
-    except PlanError as error:
+    except ValueError as error:
         if model.decay != "auto":
             raise
         raise PlanError(f"{error}; decay='auto' has chosen {decay:g}: a smaller decay needs less") from None

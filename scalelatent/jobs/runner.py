@@ -103,6 +103,8 @@ def run_job(
         What went wrong, also written to ``state.json`` (state ``failed``).
     """
     with folder.lock():
+        if resume:
+            check_changes(job, folder)
         folder.begin("running")
         if resume and job.params != folder.read_job().params:  # the next resume goes on with the new ones
             folder.write_job(job)

@@ -145,6 +145,9 @@ def resubmit(
     JobError
         As `submit_job`.
     """
+    from .runner import check_changes
+
+    check_changes(job, folder)
     job = _at_scheduler(job, None, client)
     with folder.lock():
         pass  # says who drives it, if someone does

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-import llvmlite.binding
 from llvmlite import ir
 
-BYTES = 4
-# float32 in this machine's widest vectors. No sum runs over lanes, so no bit of a result depends on it.
-# SCALELATENT_LANES is for tests: it runs the kernels of other machines, in vectors that LLVM puts together.
-LANES = int(
-    os.environ.get("SCALELATENT_LANES", 16 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 8)
-)
+from scalelatent._numba import LANES as LANES
 
+BYTES = 4
 _I32 = ir.IntType(32)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,6 +45,17 @@ def test_the_same_bits_as_where_they_were_made() -> None:
     rng = np.random.default_rng(1)
     a, b = rng.normal(size=(150, 12)), rng.normal(size=(150, 12))
     np.testing.assert_array_equal(_sent(Parameters(a)).state.T @ b, a.T @ b)
+
+
+class Pair(NamedTuple):
+    a: np.ndarray
+    b: int
+
+
+def test_named_tuples_keep_their_kind() -> None:
+    got = _sent(Parameters(Pair(np.arange(4.0), 1))).state
+    assert isinstance(got, Pair)
+    assert got.a.flags.aligned
 
 
 def test_what_is_aligned_is_not_copied() -> None:

@@ -80,6 +80,14 @@ def test_a_chosen_decay_is_refused_where_there_is_no_room_for_it(
         auto.plan(rows, memory_limit="600MB")
 
 
+def test_auto_leaves_out_decays_whose_layers_cannot_be() -> None:
+    x = np.random.default_rng(0).random((300, 60), dtype=np.float32)
+    options: dict[str, Any] = {"n_clusterings": 3, "k1": 100, "feature_fraction": 0.02, "n_classes": 2}
+    with pytest.raises(ValueError, match="feature_fraction=0.02 of"):
+        sl.MultilayerBootstrapNetwork(decay=0.9, **options).plan(x)
+    assert sl.MultilayerBootstrapNetwork(decay="auto", **options).plan(x)["decay"] < 0.9
+
+
 def test_disk_is_counted_where_it_is_used(rows: sl.Dataset, tmp_path: Path, monkeypatch: Any) -> None:
     told = _network().plan(rows)
     codes = 600 * 12 * 2

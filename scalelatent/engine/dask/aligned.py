@@ -39,8 +39,10 @@ def _aligned(tree: Any, seen: dict[int, np.ndarray]) -> Any:
         for name, value in new.items():
             object.__setattr__(tree, name, value)  # frozen ones too
         return tree
-    if isinstance(tree, dict):
+    if type(tree) is dict:
         return {key: _aligned(value, seen) for key, value in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_make"):
+        return tree._make(_aligned(value, seen) for value in tree)
     if type(tree) in (list, tuple):
         return type(tree)(_aligned(value, seen) for value in tree)
     return tree

@@ -267,3 +267,14 @@ def test_more_centroids_than_short_codes_can_name() -> None:
     x = np.array([[2**16 + 1] * 3, [k - 1] * 3], dtype="u4")
     got = lists.nearest_codes(x, lists.make_lists(centroids[None], units))
     assert got.ravel().tolist() == [2**16 + 1, 5]
+
+
+@pytest.mark.parametrize("columns", [203, 204, 407, 812, 41_615, 41_616, 41_617])
+def test_rows_so_wide_that_a_panel_comes_in_parts(columns: int) -> None:
+    """Parts of equal width may be fewer than were asked for: none may be empty."""
+    rng = np.random.default_rng(columns)
+    x = rng.integers(0, 9, (25, columns), dtype=np.uint8)
+    which = np.arange(columns, dtype=np.int32)
+    want = reference.nearest(x, which, reference.make_bank(x[:12], "euclidean"))
+    got = dense.nearest(x, which, dense.make_bank(x[:12], "euclidean"))
+    np.testing.assert_array_equal(got, want)

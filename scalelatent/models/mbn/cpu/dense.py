@@ -199,6 +199,7 @@ def _scan(strip, n, packed, scale, bias, begun, state):  # type: ignore[no-untyp
         words[i, _INDEX] = 0
     parts = max(1, -(-q * wide // _PANEL_BYTES))
     width = -(-q // parts)
+    parts = max(1, -(-q // width))  # of very wide rows fewer parts do: none is empty
     last = (parts - 1) * width
     begun[:] = 0.0
     for first in range(0, len(scale), PANEL):
