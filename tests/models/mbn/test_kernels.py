@@ -273,8 +273,10 @@ def test_more_centroids_than_short_codes_can_name() -> None:
 def test_rows_so_wide_that_a_panel_comes_in_parts(columns: int) -> None:
     """Parts of equal width may be fewer than were asked for: none may be empty."""
     rng = np.random.default_rng(columns)
-    x = rng.integers(0, 9, (25, columns), dtype=np.uint8)
+    # Near each other, but for a large first column: what is read beyond a row shows.
+    x = (rng.random((80, columns)) < 3 / columns).astype(np.uint8)
+    x[:, 0] = rng.integers(0, 255, 80)
     which = np.arange(columns, dtype=np.int32)
-    want = reference.nearest(x, which, reference.make_bank(x[:12], "euclidean"))
-    got = dense.nearest(x, which, dense.make_bank(x[:12], "euclidean"))
+    want = reference.nearest(x, which, reference.make_bank(x[:70], "euclidean"))
+    got = dense.nearest(x, which, dense.make_bank(x[:70], "euclidean"))
     np.testing.assert_array_equal(got, want)
