@@ -236,6 +236,7 @@ def figures(args: Any) -> dict[str, Any]:
 def _sweep(title: str, found: dict[str, Any], auto: dict[str, Any] | None = None) -> Any:
     from scalelatent.report.mbn_figures import Sweep
 
+    found = dict(sorted(found.items(), key=lambda item: float(item[0])))
     columns = [
         [value[key] / 100 for value in found.values()]
         for key in ("nmi", "accuracy", "nmi_spread", "accuracy_spread")
