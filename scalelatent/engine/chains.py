@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-import numpy as np
-
 from scalelatent.models.base import Block, OnlineLearner
 from scalelatent.models.stats import Stats
 
@@ -110,8 +108,7 @@ def advance(learner: OnlineLearner, state: Any, sums: TreeReducer, n_rows: int) 
     --------
     See :func:`run_chains`.
     """
-    root = np.require(sums.root(), requirements="A")  # one that came in a message may lie anywhere
-    return learner.step(state, Stats(learner.layout(), root), n_rows)
+    return learner.step(state, Stats(learner.layout(), sums.root()), n_rows)
 
 
 class ChainRunner:

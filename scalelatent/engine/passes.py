@@ -359,5 +359,4 @@ class _NodeTree:
 def split_vector(stage: Stage, part: str, vector: np.ndarray) -> tuple[Stats, int, int]:
     """(statistic, rows, bytes read) of a part's root vector."""
     layout = stage.reductions[part].layout()
-    vector = np.require(vector, requirements="A")  # one that came in a message may lie anywhere
     return Stats(layout, vector[: layout.size]), int(vector[-COUNTERS]), int(vector[-COUNTERS + 1])

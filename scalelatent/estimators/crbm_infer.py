@@ -73,7 +73,7 @@ def infer_rows(
     if n_sweeps is not None and not is_whole(n_sweeps):
         raise ValueError(f"n_sweeps={n_sweeps!r}: give a whole number of at least 1")
     sweeps = model.n_sweeps_ if n_sweeps is None else int(n_sweeps)
-    task = _Task(model, rows, name, sweeps, tol, pairs or log_z)
+    task = _Task(model, rows, name, sweeps, tol, pairs, log_z)
     with single_threaded(), ThreadPoolExecutor(resolve_jobs(model.n_jobs)) as pool:
         found = list(pool.map(task.block, range(0, len(rows), BLOCK_ROWS)))
     columns = list(zip(*found, strict=True))
@@ -92,8 +92,11 @@ def infer_rows(
 class _Task:
     """Blocks of rows, by any thread."""
 
-    def __init__(self, model: Any, rows: Any, name: str, sweeps: int, tol: float | None, pairs: bool) -> None:
-        self._model, self._rows, self._name, self._pairs = model, rows, name, pairs
+    def __init__(
+        self, model: Any, rows: Any, name: str, sweeps: int, tol: float | None, pairs: bool, log_z: bool
+    ) -> None:
+        self._model, self._rows, self._name = model, rows, name
+        self._pairs, self._log_z = pairs or log_z, log_z  # log Z comes with the pairs
         self._sweeps, self._tol = sweeps, tol
         self._mine = threading.local()
 
@@ -132,7 +135,9 @@ class _Task:
         xp, host = backend.xp, backend.to_host
         visible, hidden = (host(sigmoid(a, xp)).astype(np.float32) for a in (found.lv, found.lh))
         if found.change is None:
-            log_z = np.logaddexp(0, host(found.lv).astype(np.float64)).sum(axis=1)  # of units alone, exact
+            log_z = None
+            if self._log_z:  # of units alone, exact
+                log_z = np.logaddexp(0, host(found.lv).astype(np.float64)).sum(axis=1)
             return visible, hidden, np.zeros(n, int), np.ones(n, bool), log_z
         limit = CONVERGED if self._tol is None else self._tol
         log_z = None if found.log_z is None else host(found.log_z)

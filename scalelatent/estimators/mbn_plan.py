@@ -59,18 +59,27 @@ def plan(
     PlanError
         It cannot fit.
     """
-    if decay is None and model.decay != "auto":
-        decay = float(model.decay)
-    if decay is not None:
-        return _plan(model, train, decay, resources, measured)
+    chosen = model.decay if decay is None else decay
+    if chosen == "auto":
+        chosen, told = _largest_that_fits(model, train, resources)
+    else:
+        told = _plan(model, train, float(chosen), resources)
+    if measured:
+        scale = FLOP_RATE * _probe(layers_of(model, train, float(chosen), 0)[0], train)
+        for part in (*told["layers"].values(), told):
+            part["seconds"] *= scale
+    told["expected_seconds"] = told.pop("seconds")
+    return told
+
+
+def _largest_that_fits(model: Any, train: Dataset, resources: Resources) -> tuple[float, dict[str, Any]]:
+    """(decay, plan) of the decays that "auto" tries."""
     refused: ValueError | None = None
-    for tried in reversed(GRID):
+    for decay in reversed(GRID):
         try:
-            _plan(model, train, tried, resources, False)
+            return decay, {"decay": decay, **_plan(model, train, decay, resources)}
         except ValueError as error:  # no room, or layers that cannot be
             refused = error
-            continue
-        return {"decay": tried, **_plan(model, train, tried, resources, measured)}
     assert refused is not None
     raise refused
 
@@ -102,10 +111,10 @@ def check_room(
         raise PlanError(f"{error}; decay='auto' has chosen {decay:g}: a smaller decay needs less") from None
 
 
-def _plan(model: Any, train: Dataset, decay: float, resources: Resources, measured: bool) -> dict[str, Any]:
+def _plan(model: Any, train: Dataset, decay: float, resources: Resources) -> dict[str, Any]:
+    """The plan of one decay; its seconds at :data:`FLOP_RATE`."""
     layers = layers_of(model, train, decay, 0)
     n, row_bytes = len(train), max(1, train.nbytes // len(train))
-    seconds_per_flop = _probe(layers[0], train) if measured else 1.0 / FLOP_RATE
     slots = resources.workers * resources.threads
     out: dict[str, Any] = {"layers": {}, "resources": vars(resources)}
     peak = tasks = 0
@@ -126,7 +135,7 @@ def _plan(model: Any, train: Dataset, decay: float, resources: Resources, measur
             "tasks": count,
             "centroid_bytes": layer.n_clusterings * centroid_bytes,
             "code_bytes": code_bytes,
-            "seconds": flops * seconds_per_flop / min(slots, count),
+            "seconds": flops / FLOP_RATE / min(slots, count),
         }
         if count > MAX_TASKS:
             raise PlanError(
@@ -149,7 +158,7 @@ def _plan(model: Any, train: Dataset, decay: float, resources: Resources, measur
     out["peak_bytes_per_worker"] = peak + out["cache_bytes"]
     out["disk_bytes"] = centroids + at_once
     out["run_bytes"], out["scratch_bytes"] = centroids + kept, scratch
-    out["expected_seconds"] = sum(layer["seconds"] for layer in told)
+    out["seconds"] = sum(layer["seconds"] for layer in told)
     return out
 
 

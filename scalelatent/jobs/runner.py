@@ -104,9 +104,9 @@ def run_job(
     """
     with folder.lock():
         if resume:
-            check_changes(job, folder)
+            changed = check_changes(job, folder)
         folder.begin("running")
-        if resume and job.params != folder.read_job().params:  # the next resume goes on with the new ones
+        if resume and changed:  # the next resume goes on with the new ones
             folder.write_job(job)
         here = f"{socket.gethostname()}:{os.getpid()}"
         return run_held(
@@ -225,17 +225,19 @@ def build_estimator(job: Job) -> Any:
         return get_estimator(job.kind)(**job.estimator_params())
 
 
-def check_changes(job: Job, folder: RunFolder) -> None:
-    """Refuse parameters that a resume changes to what the model does not take: nothing is written yet.
+def check_changes(job: Job, folder: RunFolder) -> bool:
+    """Whether a resume changes parameters; refuses what the model does not take, before anything is written.
 
     Raises
     ------
     JobError
         Naming the parameter.
     """
-    if job.params != folder.read_job().params:
-        with as_job_error():
-            build_estimator(job)._check_params()
+    if job.params == folder.read_job().params:
+        return False
+    with as_job_error():
+        build_estimator(job)._check_params()
+    return True
 
 
 def _steps(

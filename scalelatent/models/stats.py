@@ -103,6 +103,7 @@ class Stats:
     ----------
     layout : Layout
     vector : ndarray of float64, shape (layout.length(rows),)
+        One that came in a message and lies at an odd address is copied: numpy multiplies such by other loops.
 
     Examples
     --------
@@ -125,7 +126,7 @@ class Stats:
                 f"{vector.dtype} {vector.shape}"
             )
         self.layout = layout
-        self.vector = vector
+        self.vector = np.require(vector, requirements="A")
 
     @classmethod
     def zeros(cls, layout: Layout, n_rows: int = 0) -> Stats:

@@ -177,7 +177,7 @@ def test_the_peak_does_not_grow_with_the_rows(
 ) -> None:
     """But for what the cache keeps, and once there are more rows than a block."""
     monkeypatch.setenv("SCALELATENT_CACHE_BYTES", "0")
-    few, many = (_rows(kind, n, 200) for n in (N // 3, N))
+    few, many = (_rows(kind, n, 200) for n in (N // 3, 2 * N))
     peaks = [_fit(tmp_path / str(x.shape[0]), x, 8192)["peak"] for x in (few, many)]
     grown = sl.Dataset.from_arrays(many).nbytes - sl.Dataset.from_arrays(few).nbytes
     assert peaks[1] - peaks[0] < grown / 3

@@ -87,7 +87,14 @@ def test_a_job_that_diverged_is_resumed_with_a_lower_rate(
     assert folder.read_job().params["n_epochs"] == 2
 
 
-COMMANDS = """
+MODEL = """
+[model]
+kind = "crbm"
+n_hidden = 6
+n_epochs = 2
+learning_rate = [[0.2, 1], [0.1, 1]]
+"""
+PAIRS = f"""
 [job]
 seed = 3
 out = "pairs"
@@ -96,24 +103,16 @@ train = "noisy.zarr"
 target = "clean.zarr"
 test = "few.zarr"
 test_target = "few-clean.zarr"
-[model]
-kind = "crbm"
-n_hidden = 6
-n_epochs = 2
-learning_rate = [[0.2, 1], [0.1, 1]]
+{MODEL}
 """
-CORRUPTING = """
+CORRUPTING = f"""
 [job]
 seed = 3
 out = "flips"
 [data]
 train = "clean.zarr"
 test = "few-clean.zarr"
-[model]
-kind = "crbm"
-n_hidden = 6
-n_epochs = 2
-learning_rate = [[0.2, 1], [0.1, 1]]
+{MODEL}
 [model.corruption]
 kind = "flip"
 rate = 0.1
@@ -125,7 +124,7 @@ def test_the_commands_from_data_to_restored_images(tmp_path: Path) -> None:
     make = "data", "make", "noisy-digits"
     scalelatent(*make, "noisy.zarr", "--base-rows", "0:300", "--clean", "clean.zarr", cwd=tmp_path)
     scalelatent(*make, "few.zarr", "--base-rows", "300:360", "--clean", "few-clean.zarr", cwd=tmp_path)
-    for name, text in (("pairs", COMMANDS), ("flips", CORRUPTING)):
+    for name, text in (("pairs", PAIRS), ("flips", CORRUPTING)):
         (tmp_path / "crbm.toml").write_text(text)
         told = scalelatent("fit", "crbm.toml", "--json", cwd=tmp_path).json()
         assert told["state"] == "done"

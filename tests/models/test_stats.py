@@ -79,3 +79,12 @@ def test_a_vector_that_does_not_fit_is_refused(vector: np.ndarray) -> None:
 def test_an_unknown_field_is_an_error() -> None:
     with pytest.raises(KeyError, match="other"):
         Stats.zeros(Layout((("a", ()),)))["other"]
+
+
+def test_a_vector_that_came_in_a_message_is_aligned() -> None:
+    layout = Layout((("total", (2, 3)),))
+    odd = np.frombuffer(bytearray(8 * layout.size + 1), dtype=np.float64, offset=1, count=layout.size)
+    assert not odd.flags.aligned
+    assert Stats(layout, odd)["total"].flags.aligned
+    even = np.zeros(layout.size)
+    assert Stats(layout, even).vector is even

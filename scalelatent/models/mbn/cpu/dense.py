@@ -189,7 +189,7 @@ def _square(x):  # type: ignore[no-untyped-def]
 
 @kernel
 def _scan(strip, n, packed, scale, bias, begun, state):  # type: ignore[no-untyped-def]
-    """Best, second and index of each row and lane; ``begun`` is workspace for the sums of a panel."""
+    """Best, second and index of each row and lane; ``begun`` holds the sums of a panel's parts, or zeros."""
     q = strip.shape[1]
     row, wide = BYTES * q, BYTES * PANEL
     words = state.view(np.int32)
@@ -197,14 +197,11 @@ def _scan(strip, n, packed, scale, bias, begun, state):  # type: ignore[no-untyp
         state[i, _BEST] = -np.inf
         state[i, _SECOND] = -np.inf
         words[i, _INDEX] = 0
-    parts = max(1, -(-q * wide // _PANEL_BYTES))
-    width = -(-q // parts)
-    parts = max(1, -(-q // width))  # of very wide rows fewer parts do: none is empty
-    last = (parts - 1) * width
-    begun[:] = 0.0
+    width = -(-q // -(-q * wide // _PANEL_BYTES))
+    last = (q - 1) // width * width  # where the last part begins, which is not empty
     for first in range(0, len(scale), PANEL):
         panel = packed.ctypes.data + first * row
-        if parts > 1:
+        if last:
             begun[:] = 0.0
         for c in range(0, last, width):
             for i in range(0, n, ROWS):
@@ -285,7 +282,7 @@ def _nearest(x, columns, packed, scale, bias, exact, slope, floor, out):  # type
     n, q = len(x), len(columns)
     strip = np.empty((STRIP, q), dtype=np.float32)
     begun, state = (
-        np.empty((STRIP, PANEL), dtype=np.float32),
+        np.zeros((STRIP, PANEL), dtype=np.float32),
         np.empty((STRIP, _FIELDS, LANES), dtype=np.float32),
     )
     words = state.view(np.int32)
