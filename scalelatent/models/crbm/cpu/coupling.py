@@ -21,7 +21,7 @@ ROWS = 8
 class Coupling:
     """Couplings, and their exponentials filled up to whole vectors and blocks of rows.
 
-    What is filled up has W = 0: its messages are exactly 1 and change no other unit.
+    What is filled up has W = 0: its messages are 1, but for the last bit, and change no other unit.
 
     Attributes
     ----------

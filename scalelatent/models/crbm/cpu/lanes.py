@@ -24,6 +24,7 @@ from scalelatent.models.vectors import BYTES, at, shuffle, spread
 # Eight on every machine: products and sums over a row run by lanes. Wider vectors divide no faster.
 LANES = 8
 WIDE = BYTES * LANES  # bytes of a vector
+LINE = 64  # bytes of a cache line
 F32, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 VEC, INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 _MANTISSA, _EXPONENT_OF_ONE, _MANTISSA_BITS = 0x007FFFFF, 0x3F800000, 23
@@ -80,6 +81,14 @@ class Lanes:
         """Store a vector so many bytes behind an address."""
         offset = I64(offset) if isinstance(offset, int) else offset
         self.b.store(value, at(self.b, address, offset, value.type), align=BYTES)
+
+    def fetch(self, address: Any, offset: Any) -> None:
+        """Begin to fetch the cache line so many bytes behind an address, which may be nobody's."""
+        byte = ir.IntType(8)
+        kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), I32, I32, I32])
+        function = cgutils.get_or_insert_function(self.b.module, kind, "llvm.prefetch.p0")
+        read, near, data = I32(0), I32(3), I32(1)
+        self.b.call(function, [at(self.b, address, offset, byte), read, near, data])
 
     def spread(self, scalar: Any) -> Any:
         """A scalar in all lanes."""

@@ -1,0 +1,176 @@
+"""The loops over edges of sum-product belief propagation; see :mod:`.sum_product` for the formulas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from numba import types
+
+from .coupling import ROWS
+from .lanes import F32, I64, LINE, WIDE, Lanes, inline
+
+HALF = ROWS // 2
+
+
+def _make_gather(rows: int) -> Any:
+    @inline
+    def gather(typingctx, a, m, row_step, t, u, n, chunk, q, e):  # type: ignore[no-untyped-def]
+        """S into the place of the messages ``m``; of each row the product of all N / D as q times 2^e.
+        Addresses, bytes of a row, bytes between exponents' splits.
+        """
+
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            a, m, row_step, t, u, n, chunk, q, e = args
+            lanes, b = Lanes(builder), builder
+            steps = [b.mul(row_step, I64(r)) for r in range(rows)]
+
+            def edges(i: Any, products: list[Any]) -> list[Any]:
+                tj, uj, out = lanes.load(t, i), lanes.load(u, i), []
+                places = [b.add(i, step) for step in steps]
+                # All loads come first: one after a store to the same place of another page waits for it.
+                loaded = [(lanes.load(a, at), lanes.load(m, at)) for at in places]
+                for r, (at, (ar, message)) in enumerate(zip(places, loaded, strict=True)):
+                    s = b.fmul(message, uj)
+                    lanes.store(s, m, at)
+                    out += [
+                        b.fmul(products[2 * r], lanes.fma(ar, tj, s)),
+                        b.fmul(products[2 * r + 1], b.fadd(tj, s)),
+                    ]
+                return out
+
+            def chunks(i: Any, state: list[Any]) -> list[Any]:
+                end = b.add(i, chunk)
+                end = b.select(b.icmp_signed("<", end, n), end, n)
+                products = lanes.loop(i, end, I64(WIDE), state[: 2 * rows], edges)
+                split = [lanes.split(p) for p in products]
+                exponents = [
+                    b.add(state[2 * rows + r], b.sub(split[2 * r][1], split[2 * r + 1][1]))
+                    for r in range(rows)
+                ]
+                return [mantissa for mantissa, _ in split] + exponents
+
+            start = [lanes.constant(1.0)] * (2 * rows) + [lanes.integer(0)] * rows
+            state = lanes.loop(I64(0), n, chunk, start, chunks)
+            for r in range(rows):
+                ratio = b.fdiv(state[2 * r], state[2 * r + 1])
+                lanes.store(lanes.fold(ratio, b.fmul), q, 4 * r)
+                lanes.store(lanes.fold(state[2 * rows + r], b.add), e, 4 * r)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 9), codegen
+
+    return gather
+
+
+@dataclass
+class _Edges:
+    """Edges of two visible units to eight hidden ones, and their messages, ``over`` divided by ``under``."""
+
+    lanes: Lanes
+    a: list[Any]
+    s: list[Any]
+    th: Any
+    tv: list[Any]
+    uv: list[Any]
+
+    def __post_init__(self) -> None:
+        fma, b = self.lanes.fma, self.lanes.b
+        self.over = [
+            fma(s, fma(a, t, u), b.fmul(a, self.th))
+            for a, s, t, u in zip(self.a, self.s, self.tv, self.uv, strict=True)
+        ]
+        self.under = [
+            fma(self.th, fma(a, u, t), s) for a, s, t, u in zip(self.a, self.s, self.tv, self.uv, strict=True)
+        ]
+        inverse = b.fdiv(self.lanes.constant(1.0), b.fmul(*self.under))
+        # In this order: what a message is divided by lies within e^(+-W), and itself within e^(+-2W).
+        self.messages = [
+            b.fmul(b.fmul(over, inverse), other)
+            for over, other in zip(self.over, self.under[::-1], strict=True)
+        ]
+
+
+def _make_scatter(rows: int, split: bool) -> Any:
+    @inline
+    def scatter(typingctx, a, m, step, th, tv, uv, n, p, e, a2, m2):  # type: ignore[no-untyped-def]
+        """Messages to the hidden units into ``m``, which holds s; the product of each column times them as
+        p times 2^e, and with ``split`` p a mantissa. As many bytes of the next A and messages,
+        ``a2`` and ``m2``, are fetched.
+        """
+
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            a, m, step, th, tv, uv, n, p, e, a2, m2 = args
+            lanes, b = Lanes(builder), builder
+            steps = [b.mul(step, I64(r)) for r in range(rows)]
+            beliefs = [[lanes.spread(lanes.load(x, 4 * r, F32)) for r in range(rows)] for x in (tv, uv)]
+
+            def columns(i: Any, _: list[Any]) -> list[Any]:
+                tj, product = lanes.load(th, i), lanes.load(p, i)
+                for line in range(rows * WIDE // LINE):
+                    for following in (a2, m2):
+                        lanes.fetch(following, b.add(b.mul(i, I64(rows)), I64(LINE * line)))
+                for r in range(0, rows, 2):
+                    two = slice(r, r + 2)
+                    places = [b.add(i, far) for far in steps[two]]
+                    aj, s = ([lanes.load(x, at) for at in places] for x in (a, m))
+                    edges = _Edges(lanes, aj, s, tj, *(x[two] for x in beliefs))
+                    for at, message in zip(places, edges.messages, strict=True):
+                        lanes.store(message, m, at)
+                        product = b.fmul(product, message)
+                _keep(lanes, product, p, e, i, split)
+                return []
+
+            lanes.loop(I64(0), n, I64(WIDE), [], columns)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 11), codegen
+
+    return scatter
+
+
+def _keep(lanes: Lanes, product: Any, p: Any, e: Any, i: Any, split: bool) -> None:
+    if split:
+        product, exponent = lanes.split(product)
+        lanes.store(lanes.b.add(lanes.load(e, i, exponent.type), exponent), e, i)
+    lanes.store(product, p, i)
+
+
+@inline
+def scatter_pairs(typingctx, a, m, row_step, th, tv, uv, n, p, e, c, z, ez):  # type: ignore[no-untyped-def]
+    """Scatter of two rows that also stores P(v_i = 1 | h_j = 1) into ``c``, which may be ``m``, and
+    multiplies each column's (x + y) / N into z times 2^ez.
+    """
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        a, m, row_step, th, tv, uv, n, p, e, c, z, ez = args
+        lanes, b = Lanes(builder), builder
+        t, u = ([lanes.spread(lanes.load(x, 4 * r, F32)) for r in range(2)] for x in (tv, uv))
+
+        def edges(i: Any, _: list[Any]) -> list[Any]:
+            tj, product, places = lanes.load(th, i), lanes.load(p, i), [i, b.add(i, row_step)]
+            aj, s = ([lanes.load(x, at) for at in places] for x in (a, m))
+            two = _Edges(lanes, aj, s, tj, t, u)
+            for at, message in zip(places, two.messages, strict=True):
+                lanes.store(message, m, at)
+                product = b.fmul(product, message)
+            for r, at in enumerate(places):
+                ax = b.fmul(b.fmul(aj[r], t[r]), b.fadd(tj, s[r]))
+                lanes.store(b.fdiv(ax, two.over[r]), c, at)
+            tops = b.fmul(*(lanes.fma(aj[r], tj, s[r]) for r in range(2)))
+            _keep(lanes, product, p, e, i, True)
+            _keep(lanes, b.fmul(lanes.load(z, i), b.fdiv(b.fmul(*two.under), tops)), z, ez, i, True)
+            return []
+
+        lanes.loop(I64(0), n, I64(WIDE), [], edges)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 12), codegen
+
+
+gather = _make_gather(HALF)
+scatter, scatter_split, scatter_two = (
+    _make_scatter(HALF, False),
+    _make_scatter(HALF, True),
+    _make_scatter(2, True),
+)
