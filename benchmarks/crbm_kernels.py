@@ -103,7 +103,7 @@ def edge_rates(seed: int) -> dict[str, Any]:
     }
     for way in ways.values():
         way()
-    seconds = fastest(ways, rounds=9)
+    seconds = fastest(ways, rounds=200)
     rows = dict.fromkeys(ways, ROWS) | {"matrix form": 1}
     rates = {name: rows[name] * V * H * SWEEPS / seconds[name] for name in ways}
     kernel = rates["sum_product"]

@@ -15,6 +15,7 @@ from scipy import sparse
 from scalelatent.models import tiles
 from scalelatent.models.crbm.cpu.coupling import make_coupling
 from scalelatent.models.crbm.cpu.mean_field import mean_field
+from scalelatent.models.crbm.cpu.sum_product import sum_product_pairs
 from scalelatent.models.crbm.products import affine, climb_outer
 from scalelatent.models.crbm.update import Pace, Way
 from scalelatent.models.csr import CsrRows
@@ -56,8 +57,9 @@ def _network(v: int, h: int) -> list[np.ndarray]:
     affine(x, w, _draw(7, v), out, np)
     way = Way(w, none, np.empty_like(w), none)
     climb_outer(way, out, x, Pace(0.1, 0.01, 0.0))
-    found = mean_field(make_coupling(0.1 * w), _draw(8, 20, v), _draw(9, 20, h), 3)
-    return [out, way.new_theta, found.lv, found.lh]
+    graphs, pairs = (make_coupling(0.1 * w), _draw(8, 20, v), _draw(9, 20, h), 3), np.zeros(w.shape)
+    found, beliefs = mean_field(*graphs), sum_product_pairs(*graphs, None, pairs)
+    return [out, way.new_theta, found.lv, found.lh, beliefs.lv, beliefs.lh, beliefs.log_z, pairs]
 
 
 def digests() -> dict[str, str]:

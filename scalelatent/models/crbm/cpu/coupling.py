@@ -75,7 +75,7 @@ def make_coupling(w: np.ndarray) -> Coupling:
     --------
     >>> coupling = make_coupling(np.full((3, 2), -20.0))
     >>> coupling.a.shape, coupling.factors
-    ((8, 8), 4)
+    ((8, 16), 4)
     """
     w = np.array(w, dtype=np.float32)
     return Coupling(w, *limits_of(w))

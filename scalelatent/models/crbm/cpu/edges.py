@@ -7,10 +7,14 @@ from typing import Any
 
 from numba import types
 
+from scalelatent import _numba
+
 from .coupling import ROWS
-from .lanes import F32, I64, LINE, WIDE, Lanes, inline
+from .lanes import EDGES, F32, I64, LINE, Lanes, inline
 
 HALF = ROWS // 2
+# Rows whose products are gathered at once: the two of each stay in registers.
+GATHERED = HALF if _numba.LANES == EDGES else 2
 
 
 def _make_gather(rows: int) -> Any:
@@ -22,7 +26,7 @@ def _make_gather(rows: int) -> Any:
 
         def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
             a, m, row_step, t, u, n, chunk, q, e = args
-            lanes, b = Lanes(builder), builder
+            lanes, b = Lanes(builder, EDGES), builder
             steps = [b.mul(row_step, I64(r)) for r in range(rows)]
 
             def edges(i: Any, products: list[Any]) -> list[Any]:
@@ -42,7 +46,7 @@ def _make_gather(rows: int) -> Any:
             def chunks(i: Any, state: list[Any]) -> list[Any]:
                 end = b.add(i, chunk)
                 end = b.select(b.icmp_signed("<", end, n), end, n)
-                products = lanes.loop(i, end, I64(WIDE), state[: 2 * rows], edges)
+                products = lanes.loop(i, end, I64(LINE), state[: 2 * rows], edges)
                 split = [lanes.split(p) for p in products]
                 exponents = [
                     b.add(state[2 * rows + r], b.sub(split[2 * r][1], split[2 * r + 1][1]))
@@ -65,7 +69,7 @@ def _make_gather(rows: int) -> Any:
 
 @dataclass
 class _Edges:
-    """Edges of two visible units to eight hidden ones, and their messages, ``over`` divided by ``under``."""
+    """Edges of two visible units to sixteen hidden ones; their messages are ``over`` divided by ``under``."""
 
     lanes: Lanes
     a: list[Any]
@@ -101,13 +105,13 @@ def _make_scatter(rows: int, split: bool) -> Any:
 
         def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
             a, m, step, th, tv, uv, n, p, e, a2, m2 = args
-            lanes, b = Lanes(builder), builder
+            lanes, b = Lanes(builder, EDGES), builder
             steps = [b.mul(step, I64(r)) for r in range(rows)]
             beliefs = [[lanes.spread(lanes.load(x, 4 * r, F32)) for r in range(rows)] for x in (tv, uv)]
 
             def columns(i: Any, _: list[Any]) -> list[Any]:
                 tj, product = lanes.load(th, i), lanes.load(p, i)
-                for line in range(rows * WIDE // LINE):
+                for line in range(rows):
                     for following in (a2, m2):
                         lanes.fetch(following, b.add(b.mul(i, I64(rows)), I64(LINE * line)))
                 for r in range(0, rows, 2):
@@ -121,7 +125,7 @@ def _make_scatter(rows: int, split: bool) -> Any:
                 _keep(lanes, product, p, e, i, split)
                 return []
 
-            lanes.loop(I64(0), n, I64(WIDE), [], columns)
+            lanes.loop(I64(0), n, I64(LINE), [], columns)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 11), codegen
@@ -144,7 +148,7 @@ def scatter_pairs(typingctx, a, m, row_step, th, tv, uv, n, p, e, c, z, ez):  # 
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         a, m, row_step, th, tv, uv, n, p, e, c, z, ez = args
-        lanes, b = Lanes(builder), builder
+        lanes, b = Lanes(builder, EDGES), builder
         t, u = ([lanes.spread(lanes.load(x, 4 * r, F32)) for r in range(2)] for x in (tv, uv))
 
         def edges(i: Any, _: list[Any]) -> list[Any]:
@@ -162,13 +166,13 @@ def scatter_pairs(typingctx, a, m, row_step, th, tv, uv, n, p, e, c, z, ez):  # 
             _keep(lanes, b.fmul(lanes.load(z, i), b.fdiv(b.fmul(*two.under), tops)), z, ez, i, True)
             return []
 
-        lanes.loop(I64(0), n, I64(WIDE), [], edges)
+        lanes.loop(I64(0), n, I64(LINE), [], edges)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 12), codegen
 
 
-gather = _make_gather(HALF)
+gather = _make_gather(GATHERED)
 scatter, scatter_split, scatter_two = (
     _make_scatter(HALF, False),
     _make_scatter(HALF, True),

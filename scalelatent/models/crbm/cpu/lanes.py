@@ -1,4 +1,4 @@
-"""Vectors of eight float32 in LLVM's own types, for the loops over edges.
+"""Vectors of float32 in LLVM's own types, for the loops over edges and units.
 
 Written out because numba's loops leave the order of a product or sum over lanes to LLVM, and because a
 product's exponent is taken off by bits. Everything here has one order: the same bits whatever the length of a
@@ -21,12 +21,12 @@ from numba.extending import intrinsic
 
 from scalelatent.models.vectors import BYTES, at, shuffle, spread
 
-# Eight on every machine: products and sums over a row run by lanes. Wider vectors divide no faster.
-LANES = 8
-WIDE = BYTES * LANES  # bytes of a vector
-LINE = 64  # bytes of a cache line
+# The same on every machine, since products and sums over a row run by lanes: eight units at a time, and of
+# sum-product sixteen edges, of which LLVM makes two vectors where a machine has narrower ones.
+LANES, EDGES = 8, 16
+WIDE, LINE = BYTES * LANES, BYTES * EDGES  # bytes; that of edges is also a cache line
 F32, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-VEC, INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+INTS = ir.VectorType(I32, LANES)
 _MANTISSA, _EXPONENT_OF_ONE, _MANTISSA_BITS = 0x007FFFFF, 0x3F800000, 23
 BIAS = 127
 
@@ -59,23 +59,24 @@ def _f32(x: float) -> float:
 
 
 class Lanes:
-    """Instructions on vectors, appended to an LLVM builder."""
+    """Instructions on vectors of n lanes, appended to an LLVM builder."""
 
-    def __init__(self, builder: Any) -> None:
-        self.b = builder
+    def __init__(self, builder: Any, n: int = LANES) -> None:
+        self.b, self.n = builder, n
+        self.vec, self.ints = ir.VectorType(F32, n), ir.VectorType(I32, n)
 
     def constant(self, x: float) -> Any:
         """The same number in all lanes."""
-        return ir.Constant(VEC, [_f32(x)] * LANES)
+        return ir.Constant(self.vec, [_f32(x)] * self.n)
 
     def integer(self, x: int) -> Any:
         """The same integer in all lanes."""
-        return ir.Constant(INTS, [x] * LANES)
+        return ir.Constant(self.ints, [x] * self.n)
 
-    def load(self, address: Any, offset: Any = 0, kind: Any = VEC) -> Any:
+    def load(self, address: Any, offset: Any = 0, kind: Any = None) -> Any:
         """A vector so many bytes behind an address."""
         offset = I64(offset) if isinstance(offset, int) else offset
-        return self.b.load(at(self.b, address, offset, kind), align=BYTES)
+        return self.b.load(at(self.b, address, offset, kind or self.vec), align=BYTES)
 
     def store(self, value: Any, address: Any, offset: Any = 0) -> None:
         """Store a vector so many bytes behind an address."""
@@ -92,12 +93,12 @@ class Lanes:
 
     def spread(self, scalar: Any) -> Any:
         """A scalar in all lanes."""
-        return spread(self.b, scalar, LANES)
+        return spread(self.b, scalar, self.n)
 
     def call(self, name: str, *values: Any) -> Any:
         """An intrinsic of LLVM on vectors."""
-        kind = ir.FunctionType(VEC, [VEC] * len(values))
-        function = cgutils.get_or_insert_function(self.b.module, kind, f"llvm.{name}.v{LANES}f32")
+        kind = ir.FunctionType(self.vec, [self.vec] * len(values))
+        function = cgutils.get_or_insert_function(self.b.module, kind, f"llvm.{name}.v{self.n}f32")
         return self.b.call(function, values)
 
     def fma(self, x: Any, y: Any, z: Any) -> Any:
@@ -110,18 +111,20 @@ class Lanes:
 
     def bits(self, x: Any) -> Any:
         """The bits of floats as integers."""
-        return self.b.bitcast(x, INTS)
+        return self.b.bitcast(x, self.ints)
 
     def split(self, x: Any) -> tuple[Any, Any]:
         """Positive x = mantissa in [1, 2) times 2^(exponent - BIAS)."""
         bits = self.bits(x)
         mantissa = self.b.or_(self.b.and_(bits, self.integer(_MANTISSA)), self.integer(_EXPONENT_OF_ONE))
-        return self.b.bitcast(mantissa, VEC), self.b.lshr(bits, self.integer(_MANTISSA_BITS))
+        return self.b.bitcast(mantissa, self.vec), self.b.lshr(bits, self.integer(_MANTISSA_BITS))
 
     def fold(self, x: Any, join: Callable[[Any, Any], Any]) -> Any:
-        """One scalar out of the lanes: i with i + 4, then i + 2, then i + 1."""
-        for step in (4, 2, 1):
-            lanes = [(i + step) % LANES for i in range(LANES)]
+        """One scalar out of the lanes: i with i + n / 2, and so on down to i + 1."""
+        step = self.n
+        while step > 1:
+            step //= 2
+            lanes = [(i + step) % self.n for i in range(self.n)]
             x = join(x, shuffle(self.b, x, x, lanes))
         return self.b.extract_element(x, I32(0))
 
@@ -139,7 +142,7 @@ class Lanes:
         large = b.fcmp_ordered(">", mantissa, self.constant(math.sqrt(2)))
         mantissa = b.select(large, b.fmul(mantissa, self.constant(0.5)), mantissa)
         own = b.select(large, b.add(own, self.integer(1)), own)
-        power = b.sitofp(b.add(exponent, b.sub(own, self.integer(BIAS))), VEC)
+        power = b.sitofp(b.add(exponent, b.sub(own, self.integer(BIAS))), self.vec)
         z = b.fsub(mantissa, self.constant(1.0))
         square = b.fmul(z, z)
         y = b.fmul(b.fmul(z, square), self.polynomial(_LOG, z))
@@ -155,8 +158,8 @@ class Lanes:
         power = self.call("rint", b.fmul(x, self.constant(1 / math.log(2))))
         x = self.fma(power, self.constant(-_LN2_LOW), self.fma(power, self.constant(-_LN2_HIGH), x))
         y = self.fma(b.fmul(x, x), self.polynomial(_EXP, x), b.fadd(x, self.constant(1.0)))
-        shift = b.shl(b.fptosi(power, INTS), self.integer(_MANTISSA_BITS))
-        return b.bitcast(b.add(self.bits(y), shift), VEC)
+        shift = b.shl(b.fptosi(power, self.ints), self.integer(_MANTISSA_BITS))
+        return b.bitcast(b.add(self.bits(y), shift), self.vec)
 
     def beliefs(self, log_odds: Any, limit: Any) -> tuple[Any, Any]:
         """Sigmoid of log odds and of minus log odds, each to its own precision; |log odds| cut at limit."""
@@ -210,11 +213,11 @@ def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
 
 
 def whole(n: int) -> int:
-    """N rounded up to whole vectors.
+    """N rounded up to whole vectors of edges.
 
     Examples
     --------
-    >>> whole(1), whole(8), whole(9)
-    (8, 8, 16)
+    >>> whole(1), whole(16), whole(17)
+    (16, 16, 32)
     """
-    return -(-n // LANES) * LANES
+    return -(-n // EDGES) * EDGES

@@ -34,8 +34,8 @@ from scalelatent._numba import entry, filled, given, kernel
 from scalelatent.models.crbm.inference import Inference
 
 from .coupling import ROWS, Coupling
-from .edges import HALF, gather, scatter, scatter_pairs, scatter_split, scatter_two
-from .lanes import BIAS, WIDE, aligned
+from .edges import GATHERED, HALF, gather, scatter, scatter_pairs, scatter_split, scatter_two
+from .lanes import BIAS, LINE, WIDE, aligned
 from .units import (
     EXPONENT,
     INPUTS,
@@ -67,21 +67,21 @@ def _block(a, m, row, v_at, unit, h_at, small, factors, c, next_a, next_m):  # t
     """Eight visible units of one graph: messages to them, their beliefs, messages back. Addresses; the next
     block's A and messages are fetched.
     """
-    half, four = HALF * row, 4 * HALF
     e, moved, limit = small + WIDE * EXPONENT, small + WIDE * MOVED, small + WIDE * LIMIT
     tv, uv, p, ep = v_at + ON * unit, v_at + OFF * unit, h_at + _P * row, h_at + _E * row
-    th, uh, chunk = h_at + ON * row, h_at + OFF * row, WIDE * factors
-    for k in range(2):
-        gather(a + k * half, m + k * half, row, th, uh, row, chunk, small + k * four, e + k * four)
+    th, uh, chunk = h_at + ON * row, h_at + OFF * row, LINE * factors
+    for r in range(0, ROWS, GATHERED):
+        at = r * row
+        gather(a + at, m + at, row, th, uh, row, chunk, small + 4 * r, e + 4 * r)
     update(v_at, unit, small, e, 0, moved, limit)
     if c:
         for r in range(0, ROWS, 2):
             at, z, ez = r * row, h_at + _Z * row, h_at + _EZ * row
             scatter_pairs(a + at, m + at, row, th, tv + 4 * r, uv + 4 * r, row, p, ep, c + at, z, ez)
     elif factors >= HALF:
-        for k in range(2):
-            at, t, u = k * half, tv + k * four, uv + k * four
-            if k == 0 and factors >= ROWS:
+        for r in range(0, ROWS, HALF):
+            at, t, u = r * row, tv + 4 * r, uv + 4 * r
+            if r == 0 and factors >= ROWS:
                 scatter(a + at, m + at, row, th, t, u, row, p, ep, next_a + at, next_m + at)
             else:
                 scatter_split(a + at, m + at, row, th, t, u, row, p, ep, next_a + at, next_m + at)
