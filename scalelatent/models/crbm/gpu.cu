@@ -1,5 +1,5 @@
 // Inference in conditional RBMs on the device. gpu.py compiles this text and launches it; reference.py is its
-// oracle, and cpu/sum_product.py says how a sweep comes down to one division an edge.
+// oracle, and cpu/sum_product.py has the formulas: one division an edge and sweep.
 //
 // A thread block has one graph. A warp has a visible unit: its lanes go over the hidden units twice, to the
 // visible unit and back, the second time out of the first-level cache. Then each thread has hidden units,
