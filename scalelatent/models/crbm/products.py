@@ -109,9 +109,13 @@ def affine(x: Any, weights: Any, bias: Any, out: Any, xp: Any) -> None:
     enough = len(weights) >= ROWS and x.shape[1] == weights.shape[1]
     if enough and _few(x, weights, bias, out) and fits(len(x), weights):
         _affine(x, weights, bias, out)
+        return
+    if xp is np and len(weights) < ROWS:
+        # BLAS makes a matrix times a vector of it, in which the sum of a row depends on the row's place.
+        np.einsum("ij,kj->ik", x, weights, out=out)
     else:
         xp.matmul(x, weights.T, out=out)
-        out += bias
+    out += bias
 
 
 def outer_less(left: Any, right: Any, less: Any, out: Any, xp: Any) -> None:

@@ -50,6 +50,18 @@ def test_affine(rows, units, features, way_of):
     assert_allclose(out, x.astype("f8") @ w.astype("f8").T + b, rtol=0, atol=1e-6 * features + 1e-5)
 
 
+@pytest.mark.parametrize("units", [1, 2, 5, 7])
+def test_a_row_does_not_depend_on_its_place(units):
+    """BLAS' matrix times a vector has other bits in the last rows."""
+    rng = np.random.default_rng(units)
+    for rows, features in ((20, 3), (33, 70), (131, 17)):
+        x, w, b = normal(rng, rows, features), normal(rng, units, features), normal(rng, units)
+        order, found = rng.permutation(rows), np.empty((2, rows, units), dtype=np.float32)
+        affine(x, w, b, found[0], np)
+        affine(x[order], w, b, found[1], np)
+        np.testing.assert_array_equal(found[0][order], found[1])
+
+
 @pytest.mark.parametrize(("rows", "units", "features"), SHAPES)
 def test_outer_less(rows, units, features, way_of):
     rng = np.random.default_rng(rows)
