@@ -66,9 +66,9 @@ def plan(
         told = _plan(model, train, float(chosen), resources)
     if measured:
         scale = FLOP_RATE * _probe(layers_of(model, train, float(chosen), 0)[0], train)
-        for part in (*told["layers"].values(), told):
-            part["seconds"] *= scale
-    told["expected_seconds"] = told.pop("seconds")
+        for layer in told["layers"].values():
+            layer["seconds"] *= scale
+    told["expected_seconds"] = sum(layer["seconds"] for layer in told["layers"].values())
     return told
 
 
@@ -158,7 +158,6 @@ def _plan(model: Any, train: Dataset, decay: float, resources: Resources) -> dic
     out["peak_bytes_per_worker"] = peak + out["cache_bytes"]
     out["disk_bytes"] = centroids + at_once
     out["run_bytes"], out["scratch_bytes"] = centroids + kept, scratch
-    out["seconds"] = sum(layer["seconds"] for layer in told)
     return out
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from numba import types
 
-from scalelatent import _numba
+from scalelatent.models.vectors import LANES
 
 from .coupling import ROWS
 from .lanes import EDGES, F32, I64, LINE, Lanes, inline
 
 HALF = ROWS // 2
 # Rows whose products are gathered at once: the two of each stay in registers.
-GATHERED = HALF if _numba.LANES == EDGES else 2
+GATHERED = HALF if LANES == EDGES else 2
 
 
 def _make_gather(rows: int) -> Any:
@@ -67,32 +66,32 @@ def _make_gather(rows: int) -> Any:
     return gather
 
 
-@dataclass
-class _Edges:
-    """Edges of two visible units to sixteen hidden ones; their messages are ``over`` divided by ``under``."""
+class _Edges(NamedTuple):
+    """Edges of two visible units to sixteen hidden ones: their messages are ``over`` divided by ``under``."""
 
-    lanes: Lanes
     a: list[Any]
     s: list[Any]
-    th: Any
-    tv: list[Any]
-    uv: list[Any]
+    over: list[Any]
+    under: list[Any]
 
-    def __post_init__(self) -> None:
-        fma, b = self.lanes.fma, self.lanes.b
-        self.over = [
-            fma(s, fma(a, t, u), b.fmul(a, self.th))
-            for a, s, t, u in zip(self.a, self.s, self.tv, self.uv, strict=True)
-        ]
-        self.under = [
-            fma(self.th, fma(a, u, t), s) for a, s, t, u in zip(self.a, self.s, self.tv, self.uv, strict=True)
-        ]
-        inverse = b.fdiv(self.lanes.constant(1.0), b.fmul(*self.under))
+
+def _send(
+    lanes: Lanes, a: Any, m: Any, places: list[Any], th: Any, tv: list[Any], uv: list[Any], product: Any
+) -> tuple[Any, _Edges]:
+    """Messages of two visible units into ``m``, which holds s, at the two places; ``product`` times them."""
+    fma, b, edges = lanes.fma, lanes.b, _Edges([], [], [], [])
+    for at, t, u in zip(places, tv, uv, strict=True):
+        aj, s = lanes.load(a, at), lanes.load(m, at)
+        over, under = fma(s, fma(aj, t, u), b.fmul(aj, th)), fma(th, fma(aj, u, t), s)
+        for values, value in zip(edges, (aj, s, over, under), strict=True):
+            values.append(value)
+    inverse = b.fdiv(lanes.constant(1.0), b.fmul(*edges.under))
+    for at, over, other in zip(places, edges.over, edges.under[::-1], strict=True):
         # In this order: what a message is divided by lies within e^(+-W), and itself within e^(+-2W).
-        self.messages = [
-            b.fmul(b.fmul(over, inverse), other)
-            for over, other in zip(self.over, self.under[::-1], strict=True)
-        ]
+        message = b.fmul(b.fmul(over, inverse), other)
+        lanes.store(message, m, at)
+        product = b.fmul(product, message)
+    return product, edges
 
 
 def _make_scatter(rows: int, split: bool) -> Any:
@@ -107,7 +106,7 @@ def _make_scatter(rows: int, split: bool) -> Any:
             a, m, step, th, tv, uv, n, p, e, a2, m2 = args
             lanes, b = Lanes(builder, EDGES), builder
             steps = [b.mul(step, I64(r)) for r in range(rows)]
-            beliefs = [[lanes.spread(lanes.load(x, 4 * r, F32)) for r in range(rows)] for x in (tv, uv)]
+            t, u = ([lanes.spread(lanes.load(x, 4 * r, F32)) for r in range(rows)] for x in (tv, uv))
 
             def columns(i: Any, _: list[Any]) -> list[Any]:
                 tj, product = lanes.load(th, i), lanes.load(p, i)
@@ -117,11 +116,7 @@ def _make_scatter(rows: int, split: bool) -> Any:
                 for r in range(0, rows, 2):
                     two = slice(r, r + 2)
                     places = [b.add(i, far) for far in steps[two]]
-                    aj, s = ([lanes.load(x, at) for at in places] for x in (a, m))
-                    edges = _Edges(lanes, aj, s, tj, *(x[two] for x in beliefs))
-                    for at, message in zip(places, edges.messages, strict=True):
-                        lanes.store(message, m, at)
-                        product = b.fmul(product, message)
+                    product, _edges = _send(lanes, a, m, places, tj, t[two], u[two], product)
                 _keep(lanes, product, p, e, i, split)
                 return []
 
@@ -152,16 +147,12 @@ def scatter_pairs(typingctx, a, m, row_step, th, tv, uv, n, p, e, c, z, ez):  # 
         t, u = ([lanes.spread(lanes.load(x, 4 * r, F32)) for r in range(2)] for x in (tv, uv))
 
         def edges(i: Any, _: list[Any]) -> list[Any]:
-            tj, product, places = lanes.load(th, i), lanes.load(p, i), [i, b.add(i, row_step)]
-            aj, s = ([lanes.load(x, at) for at in places] for x in (a, m))
-            two = _Edges(lanes, aj, s, tj, t, u)
-            for at, message in zip(places, two.messages, strict=True):
-                lanes.store(message, m, at)
-                product = b.fmul(product, message)
+            tj, places = lanes.load(th, i), [i, b.add(i, row_step)]
+            product, two = _send(lanes, a, m, places, tj, t, u, lanes.load(p, i))
             for r, at in enumerate(places):
-                ax = b.fmul(b.fmul(aj[r], t[r]), b.fadd(tj, s[r]))
+                ax = b.fmul(b.fmul(two.a[r], t[r]), b.fadd(tj, two.s[r]))
                 lanes.store(b.fdiv(ax, two.over[r]), c, at)
-            tops = b.fmul(*(lanes.fma(aj[r], tj, s[r]) for r in range(2)))
+            tops = b.fmul(*(lanes.fma(aj, tj, s) for aj, s in zip(two.a, two.s, strict=True)))
             _keep(lanes, product, p, e, i, True)
             _keep(lanes, b.fmul(lanes.load(z, i), b.fdiv(b.fmul(*two.under), tops)), z, ez, i, True)
             return []
