@@ -7,6 +7,8 @@
     python benchmarks/crbm_mnist.py --full --run-dir RUN           50 epochs of mle-bp at 10 % noise, with
                                                                    checkpoints; the same line goes on with it
     python benchmarks/crbm_mnist.py --full --run-dir RUN --until 10    stop after epoch 10, for now
+    python benchmarks/crbm_mnist.py --full --run-dir RUN --tol 0.001   a row's sweeps end when no belief moves by
+                                                                   more (the paper's tolerance)
 
 Pixels above 127 are 1. Training rows 0:50,000 and validation rows 50,000:60,000 of the training set, all
 10,000 test images; each image is corrupted once (--fresh: anew in each epoch). Errors are those of the test
@@ -107,6 +109,7 @@ def model_of(task: str, learner: str, rate: Any, epochs: int, args: Any) -> sl.C
         n_hidden=args.hidden,
         learning_rate=rate,
         batch_size=args.batch,
+        tol=args.tol,
         n_epochs=epochs,
         corruption=TASKS[task] if args.fresh else None,
         random_state=args.seed,
@@ -157,6 +160,7 @@ def result(model: sl.ConditionalRBM, rows: dict[str, Any], task: str, learner: s
         "best_epoch": model.best_epoch_,
         "learning_rate": model.learning_rate,
         "batch_size": model.batch_size,
+        "tol": model.tol,
         "fit_seconds": round(sum(r.get("seconds") or 0.0 for r in model.history_), 1),
         "predict_rows_a_second": round(len(x) / seconds),
         "rows": {name: len(part[1]) for name, part in rows.items()},
@@ -235,6 +239,7 @@ def main() -> None:
     arguments.add_argument("--test-rows", type=int, default=10_000)
     arguments.add_argument("--hidden", type=int, default=256)
     arguments.add_argument("--batch", type=int, default=20)
+    arguments.add_argument("--tol", type=float, help="end a row's sweeps where no belief moves by more")
     arguments.add_argument("--rate", type=rates, default=0.05, help="0.05, or 0.05:3,0.01:2 (rate:epochs)")
     arguments.add_argument("--select", type=int, default=0, help="rows to choose the rate on; 0: --rate")
     arguments.add_argument("--fresh", action="store_true", help="corrupt training images anew in each epoch")

@@ -53,7 +53,8 @@ class ConditionalRBM(
         Sweeps of an inference. None: 7 + epoch, epochs counted from 1; predictions take those of the epoch
         that is kept.
     tol : float or None
-        End the sweeps of a row when no belief moved by more. None: always ``n_sweeps``.
+        End the sweeps of a row when no belief moved by more; learning takes one sweep more, which leaves the
+        pair beliefs behind. None: always ``n_sweeps``.
     gibbs_steps : int or None
         k of the Gibbs learners, and steps of the search of "cd-percloss"; refused for others. None: 1, of the
         latter 10.

@@ -89,8 +89,9 @@ __device__ void infer(const float* a, const float* w, int v, int h, const float*
     if (METHOD == SUM || METHOD == MAX)
         for (size_t k = threadIdx.x; k < edges; k += THREADS) m[k] = METHOD == SUM ? 1.0f : 0.0f;
     __syncthreads();
+    bool met = false;  // tol, by the sweep before: this one is for the pair beliefs
     for (int sweep = 1; sweep <= sweeps; ++sweep) {
-        const bool last = c && (tol >= 0.0f || sweep == sweeps);
+        const bool last = c && (met || sweep == sweeps);
         float moved = 0.0f;
         double bethe = 0.0;
         for (int first = 0; first < v; first += WARPS) {  // all warps, also those without a unit
@@ -164,15 +165,16 @@ __device__ void infer(const float* a, const float* w, int v, int h, const float*
             moved = fmaxf(moved, fabsf(th[j] - before));
         }
         moved = block_total<true>(moved);
-        if (threadIdx.x == 0) done[graph] = sweep, change[graph] = moved;
-        const bool stop = moved <= tol;
-        if (last && (stop || sweep == sweeps)) {
+        if (threadIdx.x == 0) done[graph] = sweep;
+        if (threadIdx.x == 0 && !met) change[graph] = moved;
+        if (last) {
             for (int i = threadIdx.x; i < v; i += THREADS) bethe += log_partition(lv[i]);
             for (int j = threadIdx.x; j < h; j += THREADS) bethe += log_partition(lh[j]);
             bethe = block_total<false>(bethe);
             if (threadIdx.x == 0) log_z[graph] = bethe;
         }
-        if (stop) break;
+        if (met || (moved <= tol && !c)) break;
+        met = moved <= tol;
     }
 }
 

@@ -152,27 +152,35 @@ def _log_z(units, n):  # type: ignore[no-untyped-def]
     *INPUTS,
     *RESULTS,
     filled("f8", 1),
-    *[filled("f4", 3)] * 5,
+    *[filled("f4", 3)] * 4,
 )
-def _infer(a, factors, bv, bh, n_sweeps, tol, lv, lh, sweeps, change, log_z, m, c, v_units, h_units, small):  # type: ignore[no-untyped-def]
-    """A group of graphs; where ``log_z`` is wanted ``c`` becomes P(v_i = 1 | h_j = 1)."""
+def _infer(a, factors, bv, bh, n_sweeps, tol, lv, lh, sweeps, change, log_z, m, v_units, h_units, small):  # type: ignore[no-untyped-def]
+    """A group of graphs. Where ``log_z`` is wanted P(v_i = 1 | h_j = 1) takes the place of the messages in the
+    last sweep, which is one more for graphs that have met ``tol``.
+    """
     rows, v, h, with_pairs = len(bv), bv.shape[1], bh.shape[1], len(log_z) > 0
-    none, exponents = c[:0], h_units.view(np.int32)
-    active = np.arange(rows)
+    none, exponents = m[:0], h_units.view(np.int32)
+    active, met = np.arange(rows), np.empty(rows, dtype=np.int64)
+    splits = 0
     for n in range(rows):
         start(v_units[n], bv[n], small[n])
         start(h_units[n], bh[n], small[n])
         m[n] = np.float32(1.0)
     for sweep in range(n_sweeps):
-        last = with_pairs and (tol >= 0 or sweep == n_sweeps - 1)
-        up, here = sweep % 2 == 1, c if last else none
+        last = with_pairs and sweep == n_sweeps - 1
+        up, here = sweep % 2 == 1, m if last else none
         splits = _to_and_fro(a, m, up, v_units, h_units, small, factors, active, here)
-        left = 0
+        left = ended = 0
         for g in active:
             sweeps[g], change[g] = sweep + 1, small[g, MOVED].max()
             if not change[g] <= tol:
                 active[left] = g
                 left += 1
+            elif with_pairs and not last:
+                sweeps[g], met[ended] = sweep + 2, g
+                ended += 1
+        if ended:
+            splits = _to_and_fro(a, m, not up, v_units, h_units, small, factors, met[:ended], m)
         active = active[:left]
         if left == 0:
             break
@@ -241,15 +249,13 @@ def _run(
     log_z = np.empty(0 if pairs is None else rows)
     group = max(1, min(_GROUP, rows, _GROUP_BYTES // a.nbytes))
     m = aligned((group, *a.shape))
-    # Where the last sweep is known beforehand its messages are wanted no more.
-    c = m if tol is None or pairs is None else aligned(m.shape)
     v_units, h_units = aligned((group, UNIT_FIELDS, len(a))), aligned((group, _FIELDS, a.shape[1]))
-    scratch = m, c, v_units, h_units, small_of(coupling.limit, group)
+    scratch = m, v_units, h_units, small_of(coupling.limit, group)
     add_pairs = None if pairs is None else _ADD[pairs.dtype.name]
     for first in range(0, rows, group):
         part = slice(first, first + group)
         results = (out[part] for out in (found.lv, found.lh, found.sweeps, found.change, log_z))
         _infer(a, coupling.factors, bv[part], bh[part], n_sweeps, limit, *results, *scratch)
         if add_pairs is not None:
-            add_pairs(c[: rows - first], h_units, pairs)
+            add_pairs(m[: rows - first], h_units, pairs)
     return found if pairs is None else replace(found, log_z=log_z)
