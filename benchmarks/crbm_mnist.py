@@ -7,8 +7,8 @@
     python benchmarks/crbm_mnist.py --full --run-dir RUN           50 epochs of mle-bp at 10 % noise, with
                                                                    checkpoints; the same line goes on with it
     python benchmarks/crbm_mnist.py --full --run-dir RUN --until 10    stop after epoch 10, for now
-    python benchmarks/crbm_mnist.py --full --run-dir RUN --tol 0.001   a row's sweeps end when no belief moves by
-                                                                   more (the paper's tolerance)
+    python benchmarks/crbm_mnist.py --full --run-dir RUN --tol 0.001   a row's sweeps end when no belief
+                                                                   moves by more (the paper's tolerance)
 
 Pixels above 127 are 1. Training rows 0:50,000 and validation rows 50,000:60,000 of the training set, all
 10,000 test images; each image is corrupted once (--fresh: anew in each epoch). Errors are those of the test

@@ -41,6 +41,11 @@ def check_corruption(
     if kind == "flip":
         if not 0 <= rate <= 1:
             raise DataError(f"the share of flipped pixels (rate) is {rate}, but it lies in 0 to 1")
+        if rate and not round(rate * n_features):
+            raise DataError(
+                f"the share of flipped pixels (rate) is {rate}, which is none of the {n_features} of a row: "
+                f"give at least {1 / n_features:.2g}"
+            )
         return
     height, width = (int(s) for s in shape)
     if height * width != n_features:

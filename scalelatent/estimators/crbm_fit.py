@@ -179,22 +179,32 @@ def make_corruption(given: Any, ds: Dataset, seed: int, stage: str = "corruption
         A rate or a size that these rows cannot have.
     """
     keys = {"flip": {"kind", "rate"}, "occlude": {"kind", "size", "shape"}}
-    if not isinstance(given, Mapping) or given.get("kind") not in keys or set(given) - keys[given["kind"]]:
+    kind = given.get("kind") if isinstance(given, Mapping) else None
+    if not isinstance(kind, str) or kind not in keys or set(given) - keys[kind]:
         raise ValueError(
             f'corruption={given!r}: give {{"kind": "flip", "rate": 0.1}} or {{"kind": "occlude", "size": 8}} '
             "(with the images' shape where rows have none), or None"
         )
-    if given["kind"] == "flip":
+    if kind == "flip":
         how: dict[str, Any] = {"rate": given.get("rate", 0.1)}
         if not is_number(how["rate"]):
             raise ValueError(f"corruption={given!r}: rate is a share from 0 to 1")
     else:
-        size = given.get("size", 8)
         side = round(ds.n_features**0.5)
         shape = given.get("shape") or (ds.feature_shape if len(ds.feature_shape) == 2 else (side, side))
-        how = {"size": (size, size) if is_whole(size) else tuple(size), "shape": tuple(map(int, shape))}
-    check_corruption(given["kind"], ds.n_features, **how)
-    return Corruption(given["kind"], seed=seed, stage=stage, **how)
+        how = {"size": _sides(given, "size", given.get("size", 8)), "shape": _sides(given, "shape", shape)}
+    check_corruption(kind, ds.n_features, **how)
+    return Corruption(kind, seed=seed, stage=stage, **how)
+
+
+def _sides(given: Any, name: str, value: Any) -> tuple[int, int]:
+    """(height, width) in pixels."""
+    both = (value, value) if is_whole(value) else value
+    if not isinstance(both, (tuple, list)) or len(both) != 2 or not all(map(is_whole, both)):
+        raise ValueError(
+            f"corruption={given!r}: {name} is a whole number of pixels, or two of them (height, width)"
+        )
+    return int(both[0]), int(both[1])
 
 
 def check_rows(model: Any, train: Dataset) -> None:

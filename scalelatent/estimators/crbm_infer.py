@@ -5,20 +5,23 @@ from __future__ import annotations
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
-from scalelatent.engine.reading import as_rows
+from scalelatent.engine.reading import as_rows, naming
 from scalelatent.engine.threads import resolve_jobs, single_threaded
+from scalelatent.models.base import Block
 from scalelatent.models.crbm.beliefs import INFERENCES, couple, infer
-from scalelatent.models.crbm.gibbs import gibbs_marginals, uniforms
+from scalelatent.models.crbm.gibbs import Uniforms, gibbs_marginals
 from scalelatent.models.crbm.inference import CONVERGED, Inference
-from scalelatent.models.crbm.model import biases, observe, sigmoid
+from scalelatent.models.crbm.model import block_biases, sigmoid
 
-from .numbers import is_whole
+from .numbers import is_number, is_whole
 
 BLOCK_ROWS = 256
 
@@ -53,6 +56,21 @@ class Beliefs:
     pairs: np.ndarray | None = None
 
 
+def sweeps_of(model: Any, n_sweeps: Any) -> int:
+    """Sweeps that were asked for; of None those of a fitted model.
+
+    Raises
+    ------
+    ValueError
+        Not a whole number of at least 1.
+    """
+    if n_sweeps is None:
+        return int(model.n_sweeps_)
+    if not is_whole(n_sweeps):
+        raise ValueError(f"n_sweeps={n_sweeps!r}: give a whole number of at least 1")
+    return int(n_sweeps)
+
+
 def infer_rows(
     model: Any,
     rows: Any,
@@ -70,12 +88,13 @@ def infer_rows(
         raise ValueError(f"inference={name!r} is not one of {', '.join(map(repr, known))}")
     if (pairs or log_z) and name not in ("sum-product", "independent"):
         raise ValueError(f"pairs and log_z are results of inference='sum-product', not of {name!r}")
-    if n_sweeps is not None and not is_whole(n_sweeps):
-        raise ValueError(f"n_sweeps={n_sweeps!r}: give a whole number of at least 1")
-    sweeps = model.n_sweeps_ if n_sweeps is None else int(n_sweeps)
+    if tol is not None and not (is_number(tol) and tol >= 0):
+        raise ValueError(f"tol={tol!r}: give a number of at least 0, or None for a fixed number of sweeps")
+    sweeps = sweeps_of(model, n_sweeps)
     task = _Task(model, rows, name, sweeps, tol, pairs, log_z)
-    with single_threaded(), ThreadPoolExecutor(resolve_jobs(model.n_jobs)) as pool:
-        found = list(pool.map(task.block, range(0, len(rows), BLOCK_ROWS)))
+    named = naming(rows) if isinstance(rows, Dataset) else nullcontext()
+    with named, single_threaded(), ThreadPoolExecutor(resolve_jobs(model.n_jobs)) as pool:
+        found = list(pool.map(task.block, range(0, max(len(rows), 1), BLOCK_ROWS)))
     columns = list(zip(*found, strict=True))
     visible, hidden, done, converged = (np.concatenate(column) for column in columns[:4])
     if tol is not None and name != "gibbs" and not converged.all():
@@ -85,7 +104,7 @@ def infer_rows(
             UserWarning,
             stacklevel=3,
         )
-    mean = sum(columns[5][1:], columns[5][0]) / len(rows) if pairs else None
+    mean = sum(columns[5][1:], columns[5][0]) / max(len(rows), 1) if pairs else None
     return Beliefs(visible, hidden, done, converged, np.concatenate(columns[4]) if log_z else None, mean)
 
 
@@ -113,10 +132,9 @@ class _Task:
         backend, params, coupling = self._prepared()
         shape, stop = self._model._shape, min(start + BLOCK_ROWS, len(self._rows))
         n = stop - start
-        seen = None
-        if shape.n_observed:
-            seen = observe(as_rows(self._rows.read_x(start, stop)), backend)
-        b1, b2 = biases(params, seen, n, backend)
+        x = as_rows(self._rows.read_x(start, stop)) if shape.n_observed else self._rows[start:stop]
+        block = Block(x, None, None, start)
+        _, b1, b2 = block_biases(shape, params, block, backend)
         if self._name == "gibbs":
             return (*self._gibbs(backend, params, b1, b2, start), np.full(n, self._sweeps), np.zeros(n, bool),
                     None, None)  # fmt: skip
@@ -125,9 +143,8 @@ class _Task:
         return (*self._told(backend, found, n), None if pairs is None else backend.to_host(pairs))
 
     def _gibbs(self, backend: Any, params: Any, b1: Any, b2: Any, start: int) -> tuple[Any, Any]:
-        count = self._sweeps * (b1.shape[1] + b2.shape[1])
         rows = np.arange(start, start + len(b1))
-        numbers = backend.asarray(uniforms(self._model.seed_, 0, rows, count), np.float32)
+        numbers = Uniforms(self._model.seed_, 0, rows, lambda a: backend.asarray(a, np.float32))
         found = gibbs_marginals(params, b1, b2, numbers, self._sweeps, backend.xp)
         return tuple(backend.to_host(a).astype(np.float32) for a in found)  # type: ignore[return-value]
 

@@ -19,7 +19,7 @@ from scalelatent.models.targets import Targets
 
 from .base import is_dask_array
 from .crbm_fit import TEST_STAGE, targets_of
-from .crbm_infer import Beliefs, infer_rows
+from .crbm_infer import Beliefs, infer_rows, sweeps_of
 
 
 class CrbmOutputs:
@@ -163,7 +163,7 @@ class CrbmOutputs:
         Raises
         ------
         DataError
-            No outputs, of another width, or neither 0 nor 1.
+            No outputs, of another width, or neither 0 nor 1; weights that sum to 0.
 
         Examples
         --------
@@ -208,6 +208,8 @@ class CrbmOutputs:
         with FitSession(self._kind, device=self.device, n_jobs=self.n_jobs) as session:
             session.begin(0, {}, {})
             stats = session.collect("score", reduction, Rows(ds))
+        if not stats["units"][1]:
+            raise DataError(f"{ds.url or 'X'}: the weights of the rows sum to 0: none of them counts")
         wrong, changed = CrbmScoring.errors(stats)
         return {"all": wrong, "changed": changed}
 
@@ -314,7 +316,7 @@ class CrbmOutputs:
 
     def _row_map(self, what: Any) -> CrbmOutput:
         name, n_sweeps = what
-        sweeps = self.n_sweeps_ if n_sweeps is None else int(n_sweeps)
+        sweeps = sweeps_of(self, n_sweeps)
         return CrbmOutput(self._shape, self._theta, self.inference_, sweeps, self.tol, name)
 
     def _output(

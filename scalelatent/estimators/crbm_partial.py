@@ -80,7 +80,7 @@ class CrbmPartial:
             self.seed_ = resolve_seed(self.random_state)
             self._shape = shape_of(self, ds)
             self._theta = self._shape.start(stream(self.seed_, "crbm-start"), float(self.init_scale))
-            self.n_iter_, self.history_, self.best_validation_error_ = 0, [], None
+            self.n_iter_, self.history_ = 0, []
         learner = replace(
             make_learner(self, ds, None, self.seed_),
             n_chains=1,
@@ -95,6 +95,7 @@ class CrbmPartial:
             state = replace(learner.start(self._theta), iteration=epoch - 1)
         state = self._stream(learner, _fitting(learner, state), ds)
         self._keep_parameters(learner.shape, state.theta, epoch)
+        self.best_validation_error_ = None  # that of a fit was of other parameters
         self._stream_state = state
         return self
 

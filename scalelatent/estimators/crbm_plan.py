@@ -10,7 +10,7 @@ import numpy as np
 
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
-from scalelatent.engine.passes import given_grid, make_stage
+from scalelatent.engine.passes import BLOCK_ROWS, given_grid, make_stage
 from scalelatent.engine.plan import (
     PROBE_ROWS,
     Resources,
@@ -25,6 +25,7 @@ from scalelatent.engine.plan import (
 from scalelatent.engine.threads import single_threaded
 from scalelatent.models.base import Block
 from scalelatent.models.crbm.learners import LEARNERS
+from scalelatent.models.crbm.limits import MESSAGE_BYTES
 from scalelatent.models.crbm.online import CrbmLearner
 from scalelatent.models.crbm.predict import sweeps_in
 from scalelatent.models.stats import Stats
@@ -88,9 +89,15 @@ def _kernel_bytes(learner: CrbmLearner, resources: Resources) -> int:
 
 
 def _device_bytes(learner: CrbmLearner) -> int:
-    """Parameters, gradient and the messages of a chain's rows."""
+    """Parameters, gradient, and messages: of a chain's rows with pair beliefs, or of validation."""
     edges = learner.shape.n_visible * learner.shape.n_hidden
-    return 4 * (2 * learner.shape.n_parameters + (4 + learner.chain_rows) * edges)
+    matrix = 4 * edges
+
+    def group(rows: int) -> int:
+        return max(1, min(rows, MESSAGE_BYTES // matrix)) * matrix
+
+    messages = max(2 * group(learner.chain_rows), group(BLOCK_ROWS) if learner.has_validation else 0)
+    return 4 * (2 * learner.shape.n_parameters + 4 * edges) + messages
 
 
 def _probe(learner: CrbmLearner, train: Dataset) -> dict[str, float]:

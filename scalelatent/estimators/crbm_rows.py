@@ -26,7 +26,9 @@ class CrbmRows:
         """Rows with their outputs, from whatever was given; with ``reset`` they say what is learned."""
         nothing = X is None or (not isinstance(X, Dataset) and getattr(X, "shape", (0, 1))[1:] == (0,))
         if nothing and y is not None and X is not None:
-            _check_counts(len(X), y)
+            _check_counts(int(X.shape[0]), y)
+        if nothing and not reset and self._source == "pairs":
+            raise DataError("X is missing: the model was fitted on rows x beside outputs v, so pass both")
         if reset:
             self._source = "pairs"
             if self.corruption is not None:

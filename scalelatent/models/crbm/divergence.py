@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from scalelatent.errors import DivergenceError
+
 from .inference import MAX_WEIGHT, magnitude
 from .model import CrbmShape
 
@@ -40,3 +42,18 @@ def lower_rate(rate: float) -> float:
     (0.02, 0.002)
     """
     return next((r for r in RATES if r < rate), rate / 2)
+
+
+def diverged(what: str, epoch: int, step: int, rate: float, weight_decay: float) -> DivergenceError:
+    """The error that ends such a fit; epochs and steps counted from 1.
+
+    Examples
+    --------
+    >>> str(diverged("parameters are no longer finite", 3, 70, 0.05, 0.0))[:63]
+    'parameters are no longer finite in epoch 3, step 70, at learnin'
+    """
+    return DivergenceError(
+        f"{what} in epoch {epoch}, step {step}, at learning_rate={rate:g}: try "
+        f"learning_rate={lower_rate(rate):g} (a run folder keeps the last good checkpoint: resume the run "
+        f"with it), or a new run with weight_decay above {weight_decay:g}"
+    )

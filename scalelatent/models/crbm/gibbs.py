@@ -12,28 +12,44 @@ from .model import Params, hidden_logits, negative_free_energy, sigmoid
 _WORD = int.from_bytes(hashlib.blake2b(b"crbm-gibbs", digest_size=8).digest(), "little")
 
 
-def uniforms(seed: int, epoch: int, rows: np.ndarray, count: int) -> np.ndarray:
-    """Uniform numbers in [0, 1) of some rows in an epoch, float32 (rows, count).
+class Uniforms:
+    """Uniform numbers in [0, 1) of some rows in an epoch, float32, a few at a time.
 
     Philox keyed by (seed, what for), counter by (row, epoch): a row's numbers do not depend on who draws
-    them, nor on the rows beside it.
+    them, nor on the rows beside it, nor on how many are drawn at once.
+
+    Parameters
+    ----------
+    seed, epoch : int
+    rows : ndarray of int, shape (rows,)
+    give : callable, optional
+        Puts an array where the products are.
 
     Examples
     --------
-    >>> a = uniforms(0, 3, np.array([5, 9]), 4)
-    >>> bool((uniforms(0, 3, np.array([9]), 4)[0] == a[1]).all())
+    >>> both, second = Uniforms(0, 3, np.array([5, 9])), Uniforms(0, 3, np.array([9]))
+    >>> whole = second.draw(4).copy()
+    >>> bool((np.hstack([both.draw(3).copy(), both.draw(1)])[1:] == whole).all())
     True
     """
-    out = np.empty((len(rows), count), dtype=np.float32)
-    key = np.array([seed % 2**64, _WORD], dtype=np.uint64)
-    for i, row in enumerate(rows):
-        counter = np.array([0, 0, row, epoch], dtype=np.uint64)
-        np.random.Generator(np.random.Philox(key=key, counter=counter)).random(dtype=np.float32, out=out[i])
-    return out
+
+    def __init__(self, seed: int, epoch: int, rows: np.ndarray, give: Any = None) -> None:
+        key = np.array([seed % 2**64, _WORD], dtype=np.uint64)
+        counters = (np.array([0, 0, row, epoch], dtype=np.uint64) for row in rows)
+        self._streams = [np.random.Generator(np.random.Philox(key=key, counter=c)) for c in counters]
+        self._give, self._out = give, np.empty((len(rows), 0), dtype=np.float32)
+
+    def draw(self, count: int) -> Any:
+        """The next so many of each row, (rows, count), valid until the next call."""
+        if self._out.shape[1] != count:
+            self._out = np.empty((len(self._streams), count), dtype=np.float32)
+        for stream, out in zip(self._streams, self._out, strict=True):
+            stream.random(dtype=np.float32, out=out)
+        return self._out if self._give is None else self._give(self._out)
 
 
 def gibbs_steps(
-    params: Params, b1: Any, b2: Any, hidden: Any, numbers: Any, steps: int, xp: Any
+    params: Params, b1: Any, b2: Any, hidden: Any, numbers: Uniforms, steps: int, xp: Any
 ) -> tuple[Any, Any]:
     """Some steps of block Gibbs sampling: draw h, then v, as often as asked.
 
@@ -43,7 +59,7 @@ def gibbs_steps(
     b1, b2 : array, shape (rows, v) and (rows, h)
     hidden : array, shape (rows, h)
         Probabilities of the hidden units at the start (0 or 1 where they are known).
-    numbers : array of uniforms, shape (rows, steps * (h + v))
+    numbers : Uniforms
     steps : int
         At least 1.
 
@@ -58,20 +74,23 @@ def gibbs_steps(
     --------
     >>> params = Params(np.full((1, 1), 60.0), None, None, None, None)
     >>> b1, b2 = np.full((1, 1), -30.0), np.full((1, 1), -30.0)
-    >>> [a.tolist() for a in gibbs_steps(params, b1, b2, np.ones((1, 1)), np.full((1, 4), 0.5), 2, np)]
+    >>> numbers = Uniforms(0, 0, np.arange(1))
+    >>> [a.tolist() for a in gibbs_steps(params, b1, b2, np.ones((1, 1)), numbers, 2, np)]
     [[[1.0]], [[0.9999999999999064]]]
     """
     n_hidden, width = b2.shape[1], b1.shape[1] + b2.shape[1]
     v = None
-    for step in range(steps):
-        drawn = numbers[:, step * width : (step + 1) * width]
+    for _ in range(steps):
+        drawn = numbers.draw(width)
         h = (drawn[:, :n_hidden] < hidden).astype(b1.dtype)
         v = (drawn[:, n_hidden:] < sigmoid(h @ params.W.T + b1, xp)).astype(b1.dtype)
         hidden = sigmoid(v @ params.W + b2, xp)
     return v, hidden
 
 
-def gibbs_marginals(params: Params, b1: Any, b2: Any, numbers: Any, steps: int, xp: Any) -> tuple[Any, Any]:
+def gibbs_marginals(
+    params: Params, b1: Any, b2: Any, numbers: Uniforms, steps: int, xp: Any
+) -> tuple[Any, Any]:
     """Means of the conditional probabilities of v and h over the second half of a chain.
 
     The chain starts from what b1 says of v alone.
@@ -80,14 +99,15 @@ def gibbs_marginals(params: Params, b1: Any, b2: Any, numbers: Any, steps: int, 
     --------
     >>> params = Params(np.zeros((1, 1)), None, None, None, None)
     >>> zero = np.zeros((1, 1))
-    >>> [a.tolist() for a in gibbs_marginals(params, zero, zero, np.full((1, 8), 0.3), 4, np)]
+    >>> numbers = Uniforms(0, 0, np.arange(1))
+    >>> [a.tolist() for a in gibbs_marginals(params, zero, zero, numbers, 4, np)]
     [[[0.5]], [[0.5]]]
     """
     n_hidden, width = b2.shape[1], b1.shape[1] + b2.shape[1]
     hidden = sigmoid((b1 > 0).astype(b1.dtype) @ params.W + b2, xp)
     sums = [xp.zeros_like(b1), xp.zeros_like(b2)]
     for step in range(steps):
-        drawn = numbers[:, step * width : (step + 1) * width]
+        drawn = numbers.draw(width)
         h = (drawn[:, :n_hidden] < hidden).astype(b1.dtype)
         visible = sigmoid(h @ params.W.T + b1, xp)
         v = (drawn[:, n_hidden:] < visible).astype(b1.dtype)
@@ -100,7 +120,7 @@ def gibbs_marginals(params: Params, b1: Any, b2: Any, numbers: Any, steps: int, 
 
 
 def gibbs_search(
-    params: Params, b1: Any, b2: Any, start: Any, numbers: Any, steps: int, xp: Any
+    params: Params, b1: Any, b2: Any, start: Any, numbers: Uniforms, steps: int, xp: Any
 ) -> tuple[Any, Any, Any]:
     """The visible states of lowest free energy among a start and what a chain from it comes by.
 
@@ -110,11 +130,10 @@ def gibbs_search(
 
     Parameters
     ----------
-    params, b1, b2, steps
+    params, b1, b2, numbers, steps
         As in :func:`gibbs_steps`.
     start : array, shape (rows, v)
         0 or 1.
-    numbers : array of uniforms, shape (rows, steps * h)
 
     Returns
     -------
@@ -127,17 +146,16 @@ def gibbs_search(
     Examples
     --------
     >>> params = Params(np.zeros((1, 1)), None, None, None, None)
-    >>> ones = np.ones((1, 1))
-    >>> best, hidden, energy = gibbs_search(params, -ones, 0 * ones, ones, 0.9 * ones, 1, np)
+    >>> ones, numbers = np.ones((1, 1)), Uniforms(0, 0, np.arange(1))
+    >>> best, hidden, energy = gibbs_search(params, -ones, 0 * ones, ones, numbers, 1, np)
     >>> best.tolist(), hidden.tolist(), energy.round(4).tolist()
     ([[0.0]], [[0.5]], [0.6931])
     """
     n_hidden, v, logits = b2.shape[1], start, hidden_logits(params, start, b2)
     best, best_logits = v, logits
     energy = negative_free_energy(v, b1, logits, xp)
-    for step in range(steps):
-        drawn = numbers[:, step * n_hidden : (step + 1) * n_hidden]
-        h = (drawn < sigmoid(logits, xp)).astype(b1.dtype)
+    for _ in range(steps):
+        h = (numbers.draw(n_hidden) < sigmoid(logits, xp)).astype(b1.dtype)
         v = (h @ params.W.T + b1 > 0).astype(b1.dtype)
         logits = hidden_logits(params, v, b2)
         found = negative_free_energy(v, b1, logits, xp)

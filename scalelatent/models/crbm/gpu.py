@@ -17,10 +17,9 @@ import numpy as np
 from scalelatent.models._cuda import Kernels
 
 from .inference import Inference, check_graphs
-from .limits import limits_of
+from .limits import MESSAGE_BYTES, limits_of
 
 THREADS = 256  # of a thread block, as in gpu.cu
-MESSAGE_BYTES = 256 * 2**20
 _NULL = np.uint64(0)  # a null pointer
 _kernels = Kernels(__package__, THREADS)
 _launch = _kernels.launch

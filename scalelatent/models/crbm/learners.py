@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from .beliefs import infer
-from .gibbs import gibbs_search, gibbs_steps, uniforms
+from .gibbs import Uniforms, gibbs_search, gibbs_steps
 from .inference import Inference
 from .model import Params, hidden_logits, negative_free_energy, nll_of_units, sigmoid
 
@@ -113,9 +113,12 @@ class Work:
         """numpy or CuPy."""
         return self.backend.xp
 
-    def numbers(self, count: int) -> Any:
-        """Uniform numbers of each row."""
-        return self.backend.asarray(uniforms(self.seed, self.epoch, self.rows, count), np.float32, "numbers")
+    @property
+    def numbers(self) -> Uniforms:
+        """Uniform numbers of each row, from the first."""
+        return Uniforms(
+            self.seed, self.epoch, self.rows, lambda a: self.backend.asarray(a, np.float32, "numbers")
+        )
 
 
 def _mle_bp(work: Work) -> Phase:
@@ -158,9 +161,9 @@ def _pcd(work: Work) -> Phase:
 
 
 def _of_samples(work: Work, logits: Any, start: Any) -> Phase:
-    k = work.gibbs_steps
-    numbers = work.numbers(k * (work.b1.shape[1] + work.b2.shape[1]))
-    sample, hidden = gibbs_steps(work.params, work.b1, work.b2, start, numbers, k, work.xp)
+    sample, hidden = gibbs_steps(
+        work.params, work.b1, work.b2, start, work.numbers, work.gibbs_steps, work.xp
+    )
     loss = _advantage(work, logits, sample)
     wrong = (sample != work.v).sum(axis=1)
     return Phase(sample, hidden, sigmoid(logits, work.xp), None, loss, wrong)
@@ -173,12 +176,12 @@ def _advantage(work: Work, logits: Any, other: Any) -> Any:
 
 
 def _cd_percloss(work: Work) -> Phase:
-    xp, v, k = work.xp, work.v, work.gibbs_steps
+    xp, v = work.xp, work.v
     logits = hidden_logits(work.params, v, work.b2)
     positive = sigmoid(logits, xp)
     start = (work.b1 > 0).astype(v.dtype)
     found, hidden, energy = gibbs_search(
-        work.params, work.b1, work.b2, start, work.numbers(k * work.b2.shape[1]), k, xp
+        work.params, work.b1, work.b2, start, work.numbers, work.gibbs_steps, xp
     )
     loss = energy - negative_free_energy(v, work.b1, logits, xp)
     wrong = (found != v).sum(axis=1)

@@ -7,6 +7,8 @@ import numpy as np
 from .inference import check_weights, magnitude
 
 _FACTORS, _RANGE = 8, 80.0
+# Of the messages of the graphs that a card works on at a time.
+MESSAGE_BYTES = 256 * 2**20
 
 
 def limits_of(w: np.ndarray) -> tuple[int, float]:

@@ -21,6 +21,7 @@ from scalelatent.models.base import Block
 from scalelatent.models.csr import CsrRows
 from scalelatent.models.stats import Layout
 
+from .inference import WeightError
 from .products import affine
 
 # CSR rows are made dense over the columns that a batch uses, unless it uses more than this share of them.
@@ -251,6 +252,8 @@ def block_biases(shape: CrbmShape, params: Params, block: Block, backend: Any) -
     ------
     ValueError
         A row that is not finite, by its number.
+    WeightError
+        A row whose products with the parameters are not.
     """
     if not shape.n_observed:
         n_rows = len(block.x if block.y is None else block.y)
@@ -261,4 +264,18 @@ def block_biases(shape: CrbmShape, params: Params, block: Block, backend: Any) -
         total = float(b1.sum()) + float(b2.sum())
     if not np.isfinite(total):
         check_rows(block.x, block.start, block.rows)
+        _check_products(block, backend.to_host(b1), backend.to_host(b2))
     return seen, b1, b2
+
+
+def _check_products(block: Block, *biases: np.ndarray) -> None:
+    """Refuse biases that are not finite, of rows that are."""
+    bad = ~np.all([np.isfinite(b).all(axis=1) for b in biases], axis=0)
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        number = block.start + row if block.rows is None else int(block.rows[row])
+        x = block.x.to_dense() if isinstance(block.x, CsrRows) else block.x
+        raise WeightError(
+            f"the products of row {number} with the parameters are beyond float32 (its largest number is "
+            f"{np.abs(x[row]).max():.3g}: scale X)"
+        )

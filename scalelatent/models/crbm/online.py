@@ -14,6 +14,8 @@ once in many steps.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +27,7 @@ from scalelatent.models.stats import Layout, Stats
 from scalelatent.models.targets import Targets
 
 from .beliefs import count_converged, couple
-from .divergence import lower_rate, what_diverged
+from .divergence import diverged, what_diverged
 from .gradient import climb_factors, difference, of_weights
 from .inference import WeightError
 from .learners import LEARNERS, Phase, Work
@@ -153,7 +155,8 @@ class CrbmLearner:
             return
         backend, theta, coupling, state, cost = prepared
         kept = self._particles(backend, state, block)
-        seen, v, phase = self._phase(backend, theta, coupling, cost, block, kept)
+        with self._watched(backend, theta, state):
+            seen, v, phase = self._phase(backend, theta, coupling, cost, block, kept)
         if self.factored:
             self._add_factors(stats, backend, theta, block, v, phase)
         else:
@@ -268,14 +271,12 @@ class CrbmLearner:
             See :meth:`step`.
         """
         what = what_diverged(self.shape, theta)
-        if not what:
-            return
+        if what:
+            raise self._diverged(what, state)
+
+    def _diverged(self, what: str, state: CrbmState) -> DivergenceError:
         rate = self.rate(state.iteration)
-        raise DivergenceError(
-            f"{what} in epoch {state.iteration + 1}, step {state.steps + 1}, at learning_rate={rate:g}: try "
-            f"learning_rate={lower_rate(rate):g} (a run folder keeps the last good checkpoint: resume the "
-            f"run with it), or a new run with weight_decay above {self.weight_decay:g}"
-        )
+        return diverged(what, state.iteration + 1, state.steps + 1, rate, self.weight_decay)
 
     # -- gradients -------------------------------------------------------------------------------------------
 
@@ -324,7 +325,10 @@ class CrbmLearner:
             part = rows_of(block, a, a + self.chain_rows)
             n = len(part.x)
             some = None if kept is None else kept[:n]
-            seen, v, phase = self._phase_on_the_way(backend, theta, cost, part, some, state)
+            with self._watched(backend, theta, state):
+                couples = LEARNERS[self.learner].couples
+                coupling = couple(self.shape.split(theta).W, backend) if couples else None
+                seen, v, phase = self._phase(backend, theta, coupling, cost, part, some)
             gradient = difference(self.shape, backend, theta, seen, v, phase)
             climb(way, gradient, self.shape.n_weights, self._pace(n, block.epoch))
             self._measure(stats, phase)
@@ -337,17 +341,14 @@ class CrbmLearner:
         stats["chains"][...] += 1
         self._keep_particles(stats, backend, state, block, kept)
 
-    def _phase_on_the_way(
-        self, backend: Any, theta: Any, cost: Any, block: Block, particles: Any, state: CrbmState
-    ) -> tuple[Observed | None, Any, Phase]:
-        """:meth:`_phase` between two steps; weights that it cannot bear end the fit as in a step."""
+    @contextmanager
+    def _watched(self, backend: Any, theta: Any, state: CrbmState) -> Iterator[None]:
+        """Weights and biases that a phase cannot bear end the fit as in a step."""
         try:
-            couples = LEARNERS[self.learner].couples
-            coupling = couple(self.shape.split(theta).W, backend) if couples else None
-            return self._phase(backend, theta, coupling, cost, block, particles)
-        except WeightError:
+            yield
+        except WeightError as error:
             self.check_safe(backend.to_host(theta), state)
-            raise
+            raise self._diverged(str(error), state) from error
 
     # -- persistent chains -----------------------------------------------------------------------------------
 

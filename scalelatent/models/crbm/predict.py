@@ -14,7 +14,7 @@ from scalelatent.models.targets import Targets
 
 from .beliefs import couple, infer
 from .inference import Inference
-from .model import CrbmShape, block_biases, observe, sigmoid
+from .model import CrbmShape, Observed, block_biases, observe, sigmoid
 
 FIRST_SWEEPS = 7
 
@@ -118,6 +118,18 @@ class CrbmScoring:
         return wrong / (units or 1.0), of_changed / changed if known else float("nan")
 
 
+def _check_given(block: Block, v: Observed, xp: Any) -> None:
+    """Refuse rows v that are neither states nor probabilities."""
+    bad = ~((v.x >= 0) & (v.x <= 1))  # of NaN, too
+    if bool(bad.any()):
+        row, at = (int(i[0]) for i in xp.nonzero(bad))
+        unit = at if v.columns is None else int(v.columns[at])
+        raise ValueError(
+            f"row {block.start + row}, unit {unit} is {float(v.x[row, at]):g}, but units are 0 or 1 (or "
+            "probabilities between)"
+        )
+
+
 @dataclass(frozen=True)
 class CrbmOutput:
     """Outputs of rows (a :class:`~..base.RowMap`).
@@ -164,6 +176,7 @@ class CrbmOutput:
         if self.what == "given":
             params = self.shape.split(theta)
             v = observe(block.x, backend)
+            _check_given(block, v, xp)
             logits = v.x @ (params.W if v.columns is None else params.W[v.columns]) + params.bh
             return backend.to_host(sigmoid(logits, xp))
         how = self.inference, self.n_sweeps, self.tol

@@ -10,7 +10,7 @@ import pytest
 from scipy.sparse import csr_array
 
 from scalelatent.engine.backend import make_backend
-from scalelatent.models.crbm.gibbs import gibbs_search, gibbs_steps, uniforms
+from scalelatent.models.crbm.gibbs import Uniforms, gibbs_search, gibbs_steps
 from scalelatent.models.crbm.learners import LEARNERS
 from scalelatent.models.crbm.model import CrbmShape, Params
 from scalelatent.models.crbm.online import rows_of
@@ -154,7 +154,7 @@ def test_the_search_finds_states_of_least_free_energy() -> None:
     params = Params(**{k: np.asarray(a, np.float64) for k, a in vars(theta).items()})
     b1, b2 = 2 * rng.normal(size=(n, 6)), rng.normal(size=(n, 4))
     start = rng.integers(0, 2, (n, 6)).astype(float)
-    numbers = uniforms(0, 0, np.arange(n), 30 * 4)
+    numbers = Uniforms(0, 0, np.arange(n))
     best, hidden, energy = gibbs_search(params, b1, b2, start, numbers, 30, np)
 
     def negated(v: np.ndarray) -> np.ndarray:
@@ -174,7 +174,7 @@ def test_gibbs_chains_draw_from_the_model() -> None:
     theta = make_theta(shape)
     params = Params(**{k: np.asarray(a, np.float64) for k, a in vars(shape.split(theta)).items()})
     b1, b2 = np.tile(params.bv, (n, 1)), np.tile(params.bh, (n, 1))
-    numbers = uniforms(0, 0, np.arange(n), 12 * 5)
+    numbers = Uniforms(0, 0, np.arange(n))
     v, _ = gibbs_steps(params, b1, b2, np.full((n, 2), 0.5), numbers, 12, np)
     joint = log_joint(params, np.zeros(0))
     exact = np.exp(log_sum(joint, axis=1) - log_sum(joint))
@@ -183,7 +183,12 @@ def test_gibbs_chains_draw_from_the_model() -> None:
 
 
 def test_numbers_of_a_row_are_its_own() -> None:
-    a, b = uniforms(1, 0, np.array([4, 7]), 9), uniforms(1, 1, np.array([4, 7]), 9)
+    def drawn(seed: int, epoch: int, *counts: int) -> np.ndarray:
+        numbers = Uniforms(seed, epoch, np.array([4, 7]))
+        return np.hstack([numbers.draw(count).copy() for count in counts])
+
+    a, b = drawn(1, 0, 9), drawn(1, 1, 9)
     assert not (a[0] == a[1]).any()
     assert not (a == b).any()
-    assert (a != uniforms(2, 0, np.array([4, 7]), 9)).all()
+    assert (a != drawn(2, 0, 9)).all()
+    np.testing.assert_array_equal(drawn(1, 0, 4, 2, 3), a)

@@ -155,8 +155,8 @@ def _log_z(units, n):  # type: ignore[no-untyped-def]
     *[filled("f4", 3)] * 4,
 )
 def _infer(a, factors, bv, bh, n_sweeps, tol, lv, lh, sweeps, change, log_z, m, v_units, h_units, small):  # type: ignore[no-untyped-def]
-    """A group of graphs. Where ``log_z`` is wanted P(v_i = 1 | h_j = 1) takes the place of the messages in the
-    last sweep, which is one more for graphs that have met ``tol``.
+    """A group of graphs. Where ``log_z`` is wanted P(v_i = 1 | h_j = 1) takes the place of the messages in
+    the last sweep, which is one more for graphs that have met ``tol``.
     """
     rows, v, h, with_pairs = len(bv), bv.shape[1], bh.shape[1], len(log_z) > 0
     none, exponents = m[:0], h_units.view(np.int32)

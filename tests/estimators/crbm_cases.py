@@ -1,0 +1,29 @@
+"""Rows and models that the tests of conditional RBMs share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from scalelatent import ConditionalRBM
+
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+def patterns(n: int, seed: int, k: int = 4, flip: float = 0.2, width: int = 24) -> Pair:
+    """Noisy and clean rows of some patterns, which are the same for every seed."""
+    prototypes = np.random.default_rng(7).random((k, width)) < 0.5
+    rng = np.random.default_rng(seed)
+    v = prototypes[rng.integers(0, k, n)]
+    return (v ^ (rng.random(v.shape) < flip)).astype(np.uint8), v.astype(np.uint8)
+
+
+def make(**more: Any) -> ConditionalRBM:
+    options: dict[str, Any] = {"n_hidden": 6, "n_epochs": 4, "batch_size": 20, "learning_rate": 0.2}
+    return ConditionalRBM(**(options | {"random_state": 0, "n_jobs": 1} | more))
+
+
+def same(a: ConditionalRBM, b: ConditionalRBM) -> None:
+    for name in ("W_", "Wvx_", "Whx_", "bv_", "bh_"):
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name))

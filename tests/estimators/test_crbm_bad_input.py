@@ -1,0 +1,290 @@
+"""Conditional RBMs and what they cannot use: rows, parameters, steps that run away. Nothing is lost."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_array
+
+from scalelatent import Dataset
+from scalelatent.data.store import locate
+from scalelatent.engine.store import EngineStore
+from scalelatent.errors import DataError, DivergenceError
+from tests.estimators.crbm_cases import Pair, make, patterns, same
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return patterns(300, 1)
+
+
+@pytest.fixture(scope="module")
+def held() -> Pair:
+    return patterns(120, 2)
+
+
+def _with(a: np.ndarray, value: Any, dtype: str = "f4") -> np.ndarray:
+    out = a.astype(dtype)
+    out[17, 3] = value
+    return out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, v: (x, _with(v, 2)), "column 3 of row 17 is 2"),
+        (lambda x, v: (x, _with(v, np.nan)), "row 17"),
+        (lambda x, v: (x, _with(v, 0.5)), "0.5"),
+        (lambda x, v: (x, v[:-1]), "X has 300 rows, but y has 299"),
+        (lambda x, v: (x[:-1], v), "X has 299 rows, but y has 300"),
+        (lambda x, v: (Dataset.from_arrays(x), Dataset.from_arrays(v[:9])), "300 rows, but its target has 9"),
+        (lambda x, v: (np.empty((7, 0)), v), "X has 7 rows, but y has 300"),
+        (lambda x, v: (_with(x, np.nan), v), "NaN: row 17, feature 3"),
+        (lambda x, v: (_with(x, np.inf), v), "row 17, feature 3 is inf"),
+        (lambda x, v: (x, v[:, 0]), r"rows of 0 and 1, \(n, v\); one column: y.reshape"),
+        (lambda x, v: (x, None), "there are no outputs.*pass y of shape"),
+        (lambda x, v: (Dataset.from_arrays(x, np.arange(300) % 2), None), "there are no outputs"),
+        (lambda x, v: (None, None), "was given no rows"),
+        (
+            lambda x, v: (x[:10], v[:10]),
+            "batch_size=20 is larger than the data, 10 rows: set batch_size to 10",
+        ),
+        (lambda x, v: (Dataset.from_arrays(x, v, sample_weight=np.ones(300)), None), "rows are weighted"),
+    ],
+)
+def test_rows_that_cannot_be_used(change: Any, message: str, pair: Pair) -> None:
+    with pytest.raises(DataError, match=message):
+        make().fit(*change(*pair))
+
+
+def test_lazy_rows_are_checked_as_they_are_read(pair: Pair) -> None:
+    import dask.array as da
+
+    x = da.from_array(_with(pair[0], np.nan), chunks=(100, -1))
+    with pytest.raises(DataError, match="row 17, feature 3 is nan"):
+        make(learner="cd").fit(x, pair[1])
+
+
+def test_stored_rows_are_checked_as_they_are_read(pair: Pair, tmp_path: Path) -> None:
+    x = Dataset.from_arrays(pair[0]).save(tmp_path / "x")
+    v = Dataset.from_arrays(_with(pair[1], 3, "u1")).save(tmp_path / "v")
+    with pytest.raises(DataError, match="row 17"):
+        make().fit(x, v)
+
+
+def test_a_corruption_beside_outputs(pair: Pair) -> None:
+    """Outputs would go before it, in silence."""
+    x, v = (Dataset.from_arrays(a) for a in pair)
+    for given in (pair, (x.with_target(v), None), (None, x.with_target(v))):
+        with pytest.raises(DataError, match="made from clean rows, but there are outputs beside X: leave y"):
+            make(corruption={"kind": "flip"}).fit(*given)
+    model = make(corruption={"kind": "flip"}, n_epochs=1).fit(pair[1])
+    with pytest.raises(DataError, match="or set corruption=None$"):
+        model.partial_fit(*pair)
+    assert model.set_params(corruption=None).partial_fit(*pair).score(*pair) > 0.5
+
+
+@pytest.mark.parametrize("learner", ["logistic", "cd-percloss"])
+def test_learners_that_need_x(learner: str, pair: Pair) -> None:
+    with pytest.raises(DataError, match=f"learner='{learner}' starts from what x says.*there is no x"):
+        make(learner=learner).fit(None, pair[1])
+
+
+def test_partial_fit_refuses_what_fit_refuses(pair: Pair) -> None:
+    with pytest.raises(DataError, match="learner='logistic' starts from what x says"):
+        make(learner="logistic").partial_fit(None, pair[1])
+    with pytest.raises(DataError, match="rows are weighted"):
+        make().partial_fit(Dataset.from_arrays(*pair, sample_weight=np.ones(300)))
+    assert make().partial_fit(pair[0][:3], pair[1][:3]).predict(pair[0]).shape == (300, 24)
+
+
+def test_the_batch_size_to_set_fits_rows_and_chains(pair: Pair) -> None:
+    few = pair[0][:10], pair[1][:10]
+    with pytest.raises(DataError, match="larger than the data, 10 rows: set batch_size to 8$"):
+        make(n_chains=4).fit(*few)
+    assert make(n_chains=4, batch_size=8, n_epochs=1).fit(*few).n_iter_ == 1
+    with pytest.raises(DataError, match="10 rows: lower n_chains, and batch_size$"):
+        make(n_chains=20).fit(*few)
+    with pytest.raises(DataError, match="10 rows: lower local_steps or n_chains, and batch_size$"):
+        make(n_chains=4, local_steps=5).fit(*few)
+
+
+def test_a_step_of_local_steps_larger_than_the_data(pair: Pair) -> None:
+    with pytest.raises(
+        DataError, match="= 400 rows.* is larger than the data, 300 rows: set batch_size to 15"
+    ):
+        make(local_steps=5, n_chains=4).fit(*pair)
+
+
+def test_a_tolerance_that_is_never_met_is_told(pair: Pair) -> None:
+    with pytest.warns(UserWarning, match=r"tol=1e-12 was not met by 100.0% of the rows within 1 sweeps"):
+        make(tol=1e-12, n_sweeps=1, n_epochs=1).fit(*pair)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(tol=0.5, n_epochs=1).fit(*pair)
+
+
+def test_weights_beyond_float32_keep_the_last_good_checkpoint(pair: Pair, tmp_path: Path) -> None:
+    """Seen from outside: the fit ends with the rate to try, and a state of before lies in the run folder."""
+    with pytest.raises(FloatingPointError, match=r"epoch 1, step 2, at learning_rate=100: try .*=0.05"):
+        make(learning_rate=100.0, learner="cd").fit(*pair, run_dir=tmp_path)
+    found = EngineStore(locate(tmp_path).at("engine")).latest_state("crbm_learn")
+    assert found is not None
+    assert found[0] == 1
+    assert abs(found[1]["state"].theta[: 24 * 6]).max() <= 40
+
+
+def test_a_fit_that_diverged_is_resumed_with_a_lower_rate(pair: Pair, tmp_path: Path) -> None:
+    """It ends as if it had had the lower rate from the epoch on that ran away."""
+    wild = make(learning_rate=[(0.2, 2), (1e6, 1)])
+    with pytest.raises(DivergenceError, match=r"epoch 3, step 31, .*last good checkpoint: resume the run"):
+        wild.fit(*pair, run_dir=tmp_path)
+    resumed = make(learning_rate=[(0.2, 2), (0.1, 1)]).fit(*pair, run_dir=tmp_path, resume=True)
+    same(resumed, make(learning_rate=[(0.2, 2), (0.1, 1)]).fit(*pair))
+    assert [record["learning_rate"] for record in resumed.history_] == [0.2, 0.2, 0.1, 0.1]
+
+
+def test_a_finished_fit_goes_on_with_more_epochs(pair: Pair, held: Pair, tmp_path: Path) -> None:
+    call: dict[str, Any] = {"validation": held, "run_dir": tmp_path}
+    make(n_epochs=2).fit(*pair, **call)
+    longer = make(n_epochs=4).fit(*pair, **call, resume=True)
+    same(longer, make(n_epochs=4).fit(*pair, validation=held))
+    assert longer.n_iter_ == 4
+
+
+@pytest.mark.parametrize("learner", ["mle-bp", "cd"])
+def test_local_steps_that_diverge_are_not_the_fault_of_the_rows(learner: str, pair: Pair) -> None:
+    with pytest.raises(DivergenceError, match=r"epoch 1, step \d, at learning_rate=1e\+06: try") as told:
+        make(learner=learner, learning_rate=1e6, local_steps=3, n_chains=2).fit(*pair)
+    assert isinstance(told.value, FloatingPointError)
+    assert "rows" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"learner": "bp"}, "learner='bp' is not one of 'mle-bp'"),
+        ({"inference": "exact"}, "inference='exact' is not one of None, 'sum-product'"),
+        ({"n_hidden": 0}, "n_hidden=0: give a whole number"),
+        ({"n_sweeps": 0}, "n_sweeps=0: give a whole number"),
+        ({"momentum": 1.0}, r"momentum=1.0: give a number in \[0, 1\)"),
+        ({"weight_decay": -1}, "weight_decay=-1: give a finite number of at least 0"),
+        ({"init_scale": 100}, "init_scale=100: give a number from 0 to 5"),
+        ({"tol": 0}, "tol=0: give a number above 0, or None"),
+        ({"learning_rate": 0}, "learning_rate=0: give a number above 0, or a schedule"),
+        ({"learning_rate": [0.1]}, "give a number above 0, or a schedule of pairs"),
+        ({"batch_size": 10, "n_chains": 4}, "no multiple of n_chains=4: set batch_size to 8"),
+        (
+            {"loss": "zero-one", "learner": "lssvm"},
+            "loss='zero-one': give 'hamming', weights of the 24 outputs",
+        ),
+        ({"loss": [1.0, 2.0], "learner": "mssvm"}, "weights of the 24 outputs"),
+        (
+            {"loss": np.ones(24)},
+            "loss is set, but learner='mle-bp' does not use it.*one of .mssvm",
+        ),
+        ({"gibbs_steps": 3, "learner": "mssvm"}, "gibbs_steps is set, but learner=.mssvm. does not"),
+        ({"device": "tpu"}, "device='tpu' is not one of"),
+    ],
+)
+def test_bad_parameters_are_refused(options: dict[str, Any], message: str, pair: Pair) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(**options).fit(*pair)
+
+
+@pytest.mark.parametrize(
+    ("corruption", "error", "message"),
+    [
+        ({"kind": "blur"}, ValueError, 'give {"kind": "flip", "rate": 0.1}'),
+        ({"kind": "flip", "size": 3}, ValueError, 'give {"kind": "flip", "rate": 0.1}'),
+        ({"kind": "flip", "rate": 2.0}, DataError, r"\(rate\) is 2.0, but it lies in 0 to 1"),
+        ({"kind": "occlude", "size": 3}, DataError, "5 x 5 pixels are not the 24 numbers"),
+        ({"kind": ["flip"]}, ValueError, 'give {"kind": "flip", "rate": 0.1}'),
+        ({"kind": "flip", "rate": 0.01}, DataError, "none of the 24 of a row: give at least 0.042"),
+        ({"kind": "occlude", "size": 2.5}, ValueError, "size is a whole number of pixels, or two"),
+        ({"kind": "occlude", "size": (2,)}, ValueError, "size is a whole number of pixels, or two"),
+        ({"kind": "occlude", "size": "3"}, ValueError, "size is a whole number of pixels, or two"),
+        ({"kind": "occlude", "shape": (3.7, 4)}, ValueError, "shape is a whole number of pixels, or two"),
+    ],
+)
+def test_bad_corruptions_are_refused(corruption: Any, error: Any, message: str, pair: Pair) -> None:
+    with pytest.raises(error, match=message):
+        make(corruption=corruption).fit(pair[1])
+
+
+def test_predictions_of_other_rows_are_refused(pair: Pair) -> None:
+    model = make(n_epochs=1).fit(*pair)
+    with pytest.raises((DataError, ValueError), match="24"):
+        model.predict(pair[0][:, :5])
+    with pytest.raises(DataError, match="5 outputs a row, but ConditionalRBM has 24"):
+        model.score(pair[0], pair[1][:, :5])
+    plain = make(n_epochs=1, learner="cd").fit(None, pair[1])
+    with pytest.raises(DataError, match="plain RBM, which has no x"):
+        plain.predict(pair[0])
+
+
+@pytest.mark.parametrize("inference", [None, "mean-field", "gibbs"])
+@pytest.mark.parametrize("learner", ["mle-bp", "logistic"])
+def test_rows_to_infer_that_are_not_finite_are_named(inference: Any, learner: str, pair: Pair) -> None:
+    model = make(n_epochs=1, learner=learner).fit(*pair)
+    rows = Dataset.from_arrays(np.tile(_with(pair[0], np.nan), (2, 1)))
+    if learner == "logistic" and inference == "mean-field":
+        pytest.skip("has no hidden units")
+    with pytest.raises(DataError, match=r"row 17, feature 3 is nan"):
+        model.infer(rows, inference=inference)
+    with pytest.raises(DataError, match=r"row 317, feature 3 is nan"):  # not of the first block
+        model.infer(Dataset.from_arrays(np.vstack([pair[0], _with(pair[0], np.nan)])), inference=inference)
+
+
+def test_weights_of_scored_rows_that_count_nothing(pair: Pair) -> None:
+    model = make(n_epochs=1).fit(*pair)
+    with pytest.raises(DataError, match="the weights of the rows sum to 0"):
+        model.score(*pair, sample_weight=np.zeros(300))
+
+
+@pytest.mark.parametrize("learner", ["mle-bp", "cd", "logistic"])
+def test_products_beyond_float32_are_told_with_the_rate(learner: str, pair: Pair) -> None:
+    x = pair[0] * np.float32(1e25)
+    with pytest.raises(
+        DivergenceError, match=r"products of row \d+ .*scale X\) in epoch 1, step 2, at learn"
+    ):
+        make(learner=learner).fit(x, pair[1])
+
+
+@pytest.mark.parametrize("n_sweeps", [0, 2.7, True, "9"])
+def test_sweeps_of_a_prediction_are_a_whole_number(n_sweeps: Any, pair: Pair) -> None:
+    model = make(n_epochs=1).fit(*pair)
+    for method in (model.predict, model.predict_marginals, model.infer):
+        with pytest.raises(ValueError, match=f"n_sweeps={n_sweeps!r}: give a whole number of at least 1$"):
+            method(pair[0], n_sweeps=n_sweeps)
+    with pytest.raises(ValueError, match="tol='a': give a number of at least 0"):
+        model.infer(pair[0], tol="a")
+
+
+@pytest.mark.parametrize("value", [255, -0.5, np.nan])
+def test_states_that_a_plain_rbm_transforms_lie_in_0_to_1(value: float, pair: Pair) -> None:
+    plain = make(n_epochs=1, learner="cd").fit(None, pair[1])
+    assert plain.transform(0.5 * pair[1]).shape == (300, 6)
+    with pytest.raises((DataError, ValueError), match=r"row 17, (unit|feature) 3 is"):
+        plain.transform(_with(pair[1], value))
+    with pytest.raises(DataError, match=r"row 17, unit 3 is"):
+        plain.transform(Dataset.from_arrays(_with(pair[1], value)))
+
+
+def test_empty_rows_of_a_plain_rbm(pair: Pair) -> None:
+    plain = make(n_epochs=1, learner="mle-bp").fit(csr_array((300, 0)), pair[1])
+    same(plain, make(n_epochs=1, learner="mle-bp").fit(None, pair[1]))
+    assert plain.infer(np.empty((0, 0))).visible.shape == plain.predict(np.empty((0, 0))).shape == (0, 24)
+
+
+def test_what_partial_fit_forgets_and_what_it_needs(pair: Pair, held: Pair) -> None:
+    model = make(n_epochs=1).fit(*pair, validation=held)
+    assert model.best_validation_error_ is not None
+    with pytest.raises(DataError, match="X is missing"):
+        model.partial_fit(None, pair[1])
+    model.partial_fit(*pair)
+    assert model.best_validation_error_ is None
