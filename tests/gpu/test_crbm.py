@@ -78,6 +78,19 @@ def test_emulated(emulated_gpu, method, v, h, scale):
     check(emulated_gpu, method, v, h, 2, scale, None)
 
 
+@pytest.mark.parametrize("largest", [-20.0, 20.0])
+def test_emulated_products_of_large_weights(emulated_gpu, largest):
+    """They leave float32 after four factors, so products are split in between."""
+    w, bv, bh = np.full((20, 9), largest, "f4"), np.full((1, 20), -4 * largest, "f4"), np.zeros((1, 9), "f4")
+    bh[:] = -9 * largest
+    coupling = emulated_gpu.make_coupling(w)
+    assert coupling.factors < 8
+    found = emulated_gpu.sum_product(coupling, *map(emulated_gpu.cupy.asarray, (bv, bh)), 6)
+    want = reference.sum_product(reference.make_coupling(w), bv, bh, 6)
+    for name in ("lv", "lh"):
+        assert_allclose(sigmoid(getattr(found, name).get()), sigmoid(getattr(want, name)), rtol=0, atol=1e-3)
+
+
 @pytest.mark.parametrize(("tol", "dtype"), [(None, "f4"), (1e-2, "f8")])
 def test_emulated_pairs(emulated_gpu, tol, dtype, monkeypatch):
     monkeypatch.setattr(emulated_gpu, "MESSAGE_BYTES", 2 * 4 * 9 * 5)  # two graphs at a time

@@ -10,12 +10,14 @@ import pytest
 from scipy.sparse import csr_array
 
 from scalelatent.engine.backend import make_backend
-from scalelatent.models.crbm.gibbs import Uniforms, gibbs_search, gibbs_steps
+from scalelatent.models.base import Block
+from scalelatent.models.crbm.gibbs import Uniforms, gibbs_marginals, gibbs_search, gibbs_steps
 from scalelatent.models.crbm.learners import LEARNERS
 from scalelatent.models.crbm.model import CrbmShape, Params
 from scalelatent.models.crbm.online import rows_of
 from scalelatent.models.csr import CsrRows
 from tests.models.crbm.cases import (
+    chain_stats,
     gradient,
     index_of,
     log_joint,
@@ -60,6 +62,31 @@ def test_mean_field_is_exact_without_couplings() -> None:
     shape.split(theta).W[...] = 0
     a, b = (gradient(make_learner(shape, name), theta, rows) for name in ("mle-mf", "mle-bp"))
     np.testing.assert_allclose(a, b, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["cd", "pcd"])
+def test_long_chains_are_the_slope_of_the_exact_likelihood(name: str) -> None:
+    """Many times one row: forty steps of Gibbs sampling in one gradient, or one in each of forty."""
+    shape, n = CrbmShape(4, 3, 2), 4000
+    theta, row = make_theta(shape, scale=1.0), make_rows(shape, 1)
+    x, v = np.tile(row.x, (n, 1)), np.tile(row.y, (n, 1))
+
+    def likelihood(flat: np.ndarray) -> float:
+        return log_likelihood(shape.split(flat), row.x, row.y)
+
+    def block(step: int) -> Block:
+        return Block(x, v, None, 0, np.arange(step * n, (step + 1) * n))
+
+    exact, still = slope(likelihood, theta), {"chain_rows": n, "rates": np.array([0.0])}
+    near = {"gibbs_steps": 40} if name == "cd" else {"gibbs_steps": 1}
+    learner = make_learner(shape, name, **still, **near)
+    state = learner.start(theta)
+    first = gradient(make_learner(shape, name, **still, gibbs_steps=1), theta, block(0)) / n
+    for step in range(40 if name == "pcd" else 0):
+        state = learner.step(state, chain_stats(learner, state, block(step)), n)
+    found = learner.gradient(chain_stats(learner, state, block(40))) / n
+    np.testing.assert_allclose(found, exact, atol=0.03)
+    assert np.abs(first - exact).max() > 0.06  # so it can fail
 
 
 @pytest.mark.parametrize("shape", [CrbmShape(4, 1, 3), CrbmShape(4, 1, 0)], ids=str)
@@ -180,6 +207,16 @@ def test_gibbs_chains_draw_from_the_model() -> None:
     exact = np.exp(log_sum(joint, axis=1) - log_sum(joint))
     found = np.bincount([index_of(row) for row in v], minlength=8) / n
     np.testing.assert_allclose(found, exact, atol=0.03)
+
+
+def test_means_of_gibbs_chains_are_the_marginals() -> None:
+    shape, n = CrbmShape(7, 5, 0), 400
+    params = Params(**{k: np.asarray(a, np.float64) for k, a in vars(shape.split(make_theta(shape))).items()})
+    b1, b2 = np.tile(params.bv, (n, 1)), np.tile(params.bh, (n, 1))
+    found = gibbs_marginals(params, b1, b2, Uniforms(0, 0, np.arange(n)), 100, np)
+    p = np.exp((joint := log_joint(params, np.zeros(0))) - log_sum(joint))
+    for means, want in zip(found, (p.sum(axis=1) @ states(7), p.sum(axis=0) @ states(5)), strict=True):
+        np.testing.assert_allclose(means.mean(axis=0), want, atol=0.01)
 
 
 def test_numbers_of_a_row_are_its_own() -> None:

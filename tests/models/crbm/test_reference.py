@@ -86,7 +86,7 @@ def test_exact_with_one_hidden_unit(seed: int, v: int, scale: float) -> None:
 
 
 @settings(max_examples=15)
-@given(st.integers(0, 99), st.integers(2, 6), st.integers(2, 5))
+@given(st.integers(0, 99), st.integers(2, 7), st.integers(2, 5))
 def test_near_the_truth_on_graphs_with_cycles(seed: int, v: int, h: int) -> None:
     """Weak couplings: errors fall with the length of the cycles, the fourth power of |W|."""
     w, bv, bh = draw(seed, v, h, 0.3, rows=2)
