@@ -32,6 +32,7 @@ from scalelatent.models.crbm.reference import sigmoid
 
 V, H, ROWS, SWEEPS = 784, 256, 20, 10
 PGMAX = """
+import importlib.metadata
 import json, sys, time
 import jax, jax.lib
 if not hasattr(jax.lib, "xla_bridge"):
@@ -64,7 +65,8 @@ for _ in range(20):
     jax.block_until_ready(run(arrays))
     times.append(time.perf_counter() - begin)
 rate = v * h * sweeps / min(times)
-print(json.dumps({"edges_per_second": rate, "threads": "all cores", "jax": jax.__version__}))
+versions = {"pgmax": importlib.metadata.version("pgmax"), "jax": jax.__version__}
+print(json.dumps({"edges_per_second": rate, "threads": "all cores", **versions}))
 """
 
 

@@ -141,7 +141,7 @@ def share(args: Any) -> list[dict[str, Any]]:
                 parts = fit_parts(rows, args, batch, 1, before=kernels.clear, sweeps=sweeps)
             steps, seconds = sum(parts.rows[1:]) / batch, sum(parts.seconds[1:])
             propagation = kernels["crbm_sum_product_pairs"]
-            edges = 2 * sweeps * batch * 784 * args.hidden
+            edges = sweeps * batch * 784 * args.hidden
             found = {
                 "batch": batch,
                 "sweeps": sweeps,
