@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Topics", "TopicsOfDocuments", "import_rcv1"]
 
 N_TERMS = 47_236
+DOCUMENT_MAX = int(np.iinfo(np.int32).max)
 
 
 def import_rcv1(
@@ -67,17 +68,31 @@ class Topics:
         numbers: dict[str, int] = {}
         pairs: list[np.ndarray] = []
         part: list[tuple[int, int]] = []
-        lines = open_maybe_gzip(path, "topics")
+        line_number, lines = 0, open_maybe_gzip(path, "topics")
         try:
             with lines:
-                for line in filter(bytes.strip, lines):
-                    topic, document, _ = line.decode("ascii").split()
-                    part.append((int(document), numbers.setdefault(topic, len(numbers))))
+                for line in lines:
+                    line_number += 1
+                    if not line.strip():
+                        continue
+                    topic, document = _pair(line)
+                    part.append((document, numbers.setdefault(topic, len(numbers))))
                     if len(part) == 65_536:
                         pairs.append(np.array(part, np.int32))
                         part = []
-        except (OSError, EOFError, ValueError, zlib.error) as error:
-            raise DataError(f"{self.name} is damaged: {error}; remove it and import again") from error
+        except ValueError as error:
+            raise DataError(
+                f"{self.name} is damaged at line {line_number:,}: {error}; remove it and import again"
+            ) from None
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(
+                f"{self.name} is damaged after line {line_number:,}: {error}; remove it and import again"
+            ) from error
+        if not numbers:
+            raise DataError(
+                f"{self.name} holds no topic: lines are 'TOPIC DOCUMENT 1', as in rcv1-v2.topics.qrels; "
+                "check the path, or remove the file and import again"
+            )
         found = np.concatenate([*pairs, np.array(part, np.int32).reshape(-1, 2)])
         every = sorted(numbers)
         rank = np.empty(len(numbers), np.int32)
@@ -113,6 +128,25 @@ class Topics:
                 "the files do not belong together: remove them and import again"
             )
         return at
+
+
+def _pair(line: bytes) -> tuple[str, int]:
+    """(topic, document) of a line.
+
+    Raises
+    ------
+    ValueError
+        Saying what the line holds and what it should.
+    """
+    told = f"{line.decode('latin-1').strip()[:40]!r} where 'TOPIC DOCUMENT 1' was expected"
+    try:
+        topic, document, _ = line.decode("ascii").split()
+        number = int(document)
+    except ValueError:
+        raise ValueError(told) from None
+    if not 0 <= number <= DOCUMENT_MAX:
+        raise ValueError(f"{told}, with a document of 0 to {DOCUMENT_MAX:,}")
+    return topic, number
 
 
 class _Documents:

@@ -7,6 +7,7 @@ topic file (qrels) has lines `TOPIC NUMBER 1`. Both may be packed with gzip.
 from __future__ import annotations
 
 import os
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["import_tokens", "leaf_topics"]
 
 COUNT_MAX = int(np.iinfo(np.uint16).max)
+LONGEST_NUMBER = 18  # digits that int64 holds
 
 
 def leaf_topics(topics: Sequence[str]) -> list[str]:
@@ -156,7 +158,8 @@ def _documents_of(path: Path) -> Iterator[tuple[int, list[str]]]:
                     if number >= 0:
                         yield number, words
                     parts = line.split()
-                    if len(parts) != 2 or not parts[1].isdigit():
+                    # int() refuses a superscript, which is a digit but not decimal.
+                    if len(parts) != 2 or not parts[1].isdecimal() or len(parts[1]) > LONGEST_NUMBER:
                         expected = "'.I NUMBER'"
                         raise wrong(line)
                     number, words, expected = int(parts[1]), [], ".W"
@@ -168,7 +171,7 @@ def _documents_of(path: Path) -> Iterator[tuple[int, list[str]]]:
                     if number < 0:
                         raise wrong(line)
                     words += line.split()
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise DataError(
                 f"{what} is damaged after line {line_number:,}: {error}; download or copy it again"
             ) from error

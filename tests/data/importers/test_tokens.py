@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -108,6 +109,7 @@ def test_leaf_topics_alone_by_the_command_line(files, tmp_path: Path) -> None:
     [
         ("oil price\n", r"line 1: 'oil price' where \.I was expected"),
         (".I seven\n.W\noil\n", r"line 1: '\.I seven' where '\.I NUMBER' was expected"),
+        (".I 99999999999999999999\n.W\noil\n", r"line 1: .* where '\.I NUMBER' was expected"),
         (".I 7\noil\n", r"line 2: 'oil' where \.W was expected"),
         (".I 7\n", r"'the end of the file' where \.W was expected"),
         ("\n", "holds no document"),
@@ -135,3 +137,37 @@ def test_files_that_are_cut_short_or_missing(files, tmp_path: Path) -> None:
         import_tokens(tokens, tmp_path / "none", tmp_path / "out")
     with pytest.raises(DataError, match="no token file was given"):
         import_tokens([], topics, tmp_path / "out")
+
+
+def test_a_flipped_byte_within_a_packed_file_is_told(files, tmp_path: Path) -> None:
+    tokens, topics, _, _ = files
+    sound, found = tokens[1].read_bytes(), set()
+    for at in range(20, len(sound), 37):
+        torn = bytearray(sound)
+        torn[at] ^= 0xFF
+        tokens[1].write_bytes(bytes(torn))
+        with pytest.raises(DataError, match=r"test_pt0\.dat\.gz is damaged (at|after) line") as caught:
+            import_tokens(tokens, topics, tmp_path / "out", stems=5)
+        found.add(type(caught.value.__cause__))
+    assert zlib.error in found
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("MCAT 7 1\n\nGPOL 9000000000 1\n", r"line 3: 'GPOL 9000000000 1' .* of 0 to 2,147,483,647"),
+        ("GPOL -7 1\n", r"line 1: 'GPOL -7 1' .* of 0 to 2,147,483,647"),
+        ("GPOL seven 1\n", r"line 1: 'GPOL seven 1' where 'TOPIC DOCUMENT 1' was expected"),
+        ("GPOL 7\n", r"line 1: 'GPOL 7' where 'TOPIC DOCUMENT 1' was expected"),
+        ("G\xd6L 7 1\n", r"line 1: .* where 'TOPIC DOCUMENT 1' was expected"),
+        ("", "holds no topic: lines are 'TOPIC DOCUMENT 1'"),
+        ("\n \n", "holds no topic"),
+    ],
+)
+def test_damaged_topics_name_their_file_and_line(tmp_path: Path, text: str, message: str) -> None:
+    tokens, topics = tmp_path / "tokens.dat", tmp_path / "rcv1.qrels"
+    tokens.write_text(".I 7\n.W\noil gas\n")
+    topics.write_text(text, encoding="latin-1")
+    with pytest.raises(DataError, match=rf"topics .*rcv1\.qrels .*{message}"):
+        import_tokens([tokens], topics, tmp_path / "out", stems=2)
+    assert not (tmp_path / "out").exists()
