@@ -49,8 +49,8 @@ class MultilayerBootstrapNetwork(
     columns of it; a row's output is the number of its nearest centroid in each. Layers have fewer and fewer
     centroids; the principal components of the last one's codes are the output. Nothing is optimised. Fits
     numpy arrays, memmaps, zarr and dask arrays, scipy CSR and :class:`~scalelatent.Dataset` rows of any
-    number, in process or on a Dask cluster, with the same bits: nearest centroids are exact, of the rows in
-    float32.
+    number, in process or on a Dask cluster, with the same bits: nearest centroids are those of the rows in
+    float32, and what float32 leaves in question is decided in float64.
 
     Parameters
     ----------

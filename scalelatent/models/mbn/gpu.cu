@@ -1,9 +1,10 @@
 // The kernels of a multilayer bootstrap network on the device. gpu.py compiles this text and launches it;
 // reference.py is its oracle.
 //
-// Codes are those of exact arithmetic, the same as on a processor: what float32 leaves in question is decided
-// in float64, whose sums go over the columns in order, and products of two float32 are exact there. Counts are
-// integers. So neither the order of thread blocks nor that of atomic adds shows.
+// Codes are the same as on a processor: what float32 leaves in question is decided in float64, whose sums go
+// over the columns in order, and products of two float32 are exact there; of equal scores the lowest index
+// wins (on integers equal distances are equal scores, see cpu/dense.py). Counts are integers. So neither the
+// order of thread blocks nor that of atomic adds shows.
 //
 // tests/gpu/emulator.hpp gives the CUDA words below a meaning for a C++ compiler: the tests run this very
 // text on a processor.

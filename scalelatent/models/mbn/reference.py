@@ -1,7 +1,9 @@
 """The kernels of a multilayer bootstrap network in plain numpy and float64: the oracle.
 
 A clustering is a set of columns and k centroids, which are data rows; a row's code is the index of the
-centroid that is nearest on these columns. Equal distances go to the lowest index.
+centroid that is nearest on these columns, and of equal scores the lowest index. Scores are float64: on
+integers (uint8 and the like) Euclidean ones are exact, so equal distances are equal scores; sums of floats
+round, and of centroids that are equally far any may come out ahead in the last digit.
 """
 
 from __future__ import annotations
@@ -239,8 +241,9 @@ def nearest_codes(x: np.ndarray, lists: Lists) -> np.ndarray:
     """Of each clustering the index of the centroid that shares most units with each row of codes; the lowest
     of equals.
 
-    Between one-hot rows this is the nearest centroid: they have equal lengths, and their product counts the
-    units they share.
+    The paper's rule above the first layer is arg max w.x (section 2.2), and the product of one-hot rows
+    counts the units they share. On all units this is the nearest centroid too, as all have equal lengths
+    there; on a part of them lengths differ, and the centroid of least distance may be another.
 
     Parameters
     ----------

@@ -51,7 +51,32 @@ def test_equal_centroids_go_to_the_lowest_index() -> None:
         assert got.tolist() == [*range(20), *range(40, 60)]
 
 
-def test_what_rounding_leaves_in_question_is_decided_exactly() -> None:
+def test_equally_far_centroids_of_integers_go_to_the_lowest_index() -> None:
+    """The same numbers in another order, before a row of one number: all are equally far."""
+    rng = np.random.default_rng(0)
+    w = np.stack([rng.permutation(np.arange(200, 230, dtype="u1")) for _ in range(50)])
+    x, columns = np.full((3, 30), 250, dtype="u1"), np.arange(30)
+    for metric in reference.METRICS:
+        for module in (reference, dense):
+            assert not module.nearest(x, columns, module.make_bank(w, metric)).any()
+        for module in (reference, sparse):
+            bank = module.make_sparse_bank(_csr(w), columns, metric)
+            assert not module.nearest_sparse(_csr(x), bank).any()
+
+
+def test_equally_far_centroids_of_floats_go_to_the_same_one_dense_and_sparse() -> None:
+    """Float64 rounds their sums: which one wins is said nowhere, that it is the same everywhere is."""
+    rng = np.random.default_rng(0)
+    numbers = rng.normal(size=30).astype("f4")
+    w, columns = np.stack([rng.permutation(numbers) for _ in range(50)]), np.arange(30)
+    x = np.repeat(rng.normal(size=(40, 1)).astype("f4"), 30, axis=1)
+    got = dense.nearest(x, columns, dense.make_bank(w, "euclidean"))
+    assert len(set(got)) > 1, "exact sums would have given 0 everywhere: this test shows nothing"
+    sparsely = sparse.nearest_sparse(_csr(x), sparse.make_sparse_bank(_csr(w), columns, "euclidean"))
+    np.testing.assert_array_equal(got, sparsely)
+
+
+def test_what_rounding_leaves_in_question_is_decided_in_float64() -> None:
     """Centroids that float32 cannot tell apart: their scores differ in the eighth digit."""
     rng = np.random.default_rng(0)
     base = rng.normal(size=200) * 100

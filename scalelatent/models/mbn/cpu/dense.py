@@ -7,8 +7,11 @@ as rows, are never stored.
 
 The scan is float32, and its answer is certain only where the winner leads by more than rounding can do. The
 few other rows (about one in a hundred) are scanned again, and the centroids that rounding leaves in question
-are compared in float64. So the codes are those of exact arithmetic, and the same on every machine: no vector
-width, order of sums or device shows in them.
+are compared in float64, whose sums go over the columns in order; the first of equal scores wins. So the codes
+are the same on every machine: no vector width, order of float32 sums or device shows in them. On rows of
+integers (uint8 and the like) Euclidean scores in float64 are exact, and so are the codes: ties go to the
+lowest index. On floats, and under the cosine, float64 rounds: of centroids that are equally far but for its
+last digit (the same numbers in another order) any may win, the same one everywhere.
 """
 
 from __future__ import annotations
