@@ -329,8 +329,9 @@ def _weighed(ds: Dataset, y: Any, sample_weight: Any) -> Dataset:
     return ds if sample_weight is None else ds.with_weight(sample_weight)
 
 
-def check_finite(x: Any, what: str) -> None:
-    """Like scikit-learn's check, but of the numbers in float32, and naming the first bad row and feature.
+def check_finite(x: Any, what: str, first: int = 0) -> None:
+    """Like scikit-learn's check, but of the numbers in float32, and naming the first bad row and feature;
+    rows count from ``first``.
 
     Raises
     ------
@@ -362,7 +363,7 @@ def check_finite(x: Any, what: str) -> None:
     if not np.isfinite(value):
         kind = "NaN" if np.isnan(value) else "an infinite value (inf)"
     remedy = "Scale the rows" if np.isfinite(value) else "Clean these rows, or leave them out"
-    raise DataError(f"{what} contains {kind}: row {row}, feature {feature} is {value}. {remedy}")
+    raise DataError(f"{what} contains {kind}: row {first + row}, feature {feature} is {value}. {remedy}")
 
 
 def _map_block(x: np.ndarray, row_map: Any, device: str) -> np.ndarray:

@@ -18,6 +18,7 @@ from scalelatent.errors import DataError
 from scalelatent.models.mbn.compressive import NetworkRows
 
 from .base import _CHECKS, StreamedEstimator, check_finite, is_plain, restore_params
+from .compressive_scales import check_rows, surely_fine
 
 __all__ = ["CompressiveMBN"]
 
@@ -113,7 +114,9 @@ class CompressiveMBN(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Streamed
     ) -> CompressiveMBN:
         """Learn from rows and what a bootstrap network put out for them.
 
-        Rows are read as they are needed, in an order that the seed decides; a few thousand are in memory.
+        Rows are read as they are needed, in an order that the seed decides; a few thousand are in memory as
+        they are stored, and a batch as numbers (of sparse rows too). Scales are taken of at most 16,384 rows,
+        a few megabytes at a time.
         Learns in this process, also within ``with sl.cluster(…)``: steps follow each other too closely to
         be shared out. Job files do not fit it.
 
@@ -142,7 +145,7 @@ class CompressiveMBN(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Streamed
         RunError
             No PyTorch; ``device="gpu"`` without a GPU; ``run_dir`` holds another fit.
         DataError
-            No output, or one of another number of rows; NaN.
+            No output, or one of another number of rows; NaN or infinity, also among the validation rows.
         ValueError
             A parameter that makes no sense.
 
@@ -249,6 +252,10 @@ class CompressiveMBN(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Streamed
             raise DataError(
                 f"validation: the output has {outputs.n_features} columns, that of the training rows {width}"
             )
+        # Of the training rows the objective tells; an error of the validation rows would be nan in silence.
+        for dataset, what in ((rows, "the validation X"), (outputs, "the validation output")):
+            if not surely_fine(dataset):
+                check_rows(dataset, what)
         return rows, outputs
 
     def transform(

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from scalelatent.data import Dataset
-from scalelatent.data.grid import spaced
 from scalelatent.engine.backend import DEVICES
 from scalelatent.engine.cache import shared_cache
 from scalelatent.engine.callbacks import Callback
@@ -25,13 +24,15 @@ from scalelatent.engine.loop import Progress, tell_unreadable, write_checkpoint
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.reading import Meter, Reader
 from scalelatent.engine.streams import stream
-from scalelatent.errors import DataError, RunError
+from scalelatent.errors import RunError
 from scalelatent.models.mbn.compressive import first_weights, unscaled
 
+from .compressive_scales import check_rows, scales
+
 STAGE = "compressive_epochs"
-SAMPLED_PLACES, SAMPLED_ROWS = 64, 256
 RUN_ROWS, BUFFER_RUNS = 1024, 16
-EVAL_ROWS = 4096
+# Rows that an error is taken of at a time, and how many numbers they may be.
+EVAL_ROWS, EVAL_NUMBERS = 4096, 2**24
 
 
 def import_torch() -> Any:
@@ -123,31 +124,8 @@ class Training:
         )
 
 
-def sampled(dataset: Dataset) -> np.ndarray:
-    """Some thousand rows from evenly spaced places, float64, to take scales from."""
-    runs = spaced(len(dataset), SAMPLED_PLACES * SAMPLED_ROWS, SAMPLED_PLACES)
-    parts = [_dense(dataset.read_x(a, b)) for a, b in runs]
-    return np.concatenate(parts).astype(np.float64)
-
-
 def _dense(rows: Any) -> np.ndarray:
     return rows if isinstance(rows, np.ndarray) else rows.toarray()
-
-
-def scales(x: Dataset, z: Dataset) -> tuple[tuple[float, float], tuple[np.ndarray, float]]:
-    """((shift, scale) of rows, (mean, size) of outputs), one number for all columns but for the mean.
-
-    Sparse rows are not shifted, so their zeros stay what most of them is.
-    """
-    rows, outputs = sampled(x), sampled(z)
-    if not np.isfinite(rows).all() or not np.isfinite(outputs).all():
-        what = z if np.isfinite(rows).all() else x
-        raise DataError(f"{what.url or 'the rows'}: NaN or infinity; clean these rows, or leave them out")
-    shift = 0.0 if x.is_sparse else float(rows.mean())
-    scale = float(np.sqrt(((rows - shift) ** 2).mean())) or 1.0
-    mean = outputs.mean(axis=0)
-    size = float(np.sqrt(((outputs - mean) ** 2).mean())) or 1.0
-    return (shift, scale), (mean, size)
 
 
 class Trainer:
@@ -201,10 +179,10 @@ class Trainer:
 
     def error(self, x: Dataset, z: Dataset) -> float:
         """Mean squared error over a dataset, in units of the training outputs' variance."""
-        total = 0.0
+        total, rows = 0.0, max(1, min(EVAL_ROWS, EVAL_NUMBERS // x.n_features))
         with self.torch.no_grad():
-            for a in range(0, len(x), EVAL_ROWS):
-                b = min(a + EVAL_ROWS, len(x))
+            for a in range(0, len(x), rows):
+                b = min(a + rows, len(x))
                 off = self.outputs(_dense(x.read_x(a, b))) - self.targets(z.read_x(a, b))
                 total += float((off.double() ** 2).sum())
         return total / (len(x) * z.n_features)
@@ -317,15 +295,8 @@ def _record(epoch: int, loss: float, seconds: float, rows: int) -> dict[str, Any
 def _check_loss(loss: float, x: Dataset, z: Dataset) -> None:
     if math.isfinite(loss):
         return
-    for ds in (x, z):
-        for a in range(0, len(ds), EVAL_ROWS):
-            rows = ds.read_x(a, min(a + EVAL_ROWS, len(ds)))
-            values = rows if isinstance(rows, np.ndarray) else rows.data
-            if not np.isfinite(values).all():
-                raise DataError(
-                    f"{ds.url or 'the rows'}: NaN or infinity among rows {a} to {a + rows.shape[0] - 1}; "
-                    "clean these rows, or leave them out"
-                )
+    check_rows(x, "X")
+    check_rows(z, "the output")
     raise RunError(
         "the network's error grew beyond all numbers: lower learning_rate (a tenth of it is a good try)"
     )

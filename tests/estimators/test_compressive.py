@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import scipy.sparse
 import scalelatent as sl
 from scalelatent import Dataset
 from scalelatent.errors import DataError, RunError
+from scalelatent.estimators.compressive_scales import PIECE_BYTES, scales
 
 torch = pytest.importorskip("torch")
 
@@ -144,8 +146,58 @@ def test_rows_that_go_bad_are_named(tmp_path: Path) -> None:
         model.transform(Dataset.from_arrays(rows))
     with pytest.raises(DataError, match="has 5 features"):
         model.transform(Dataset.from_arrays(rows[:, :5]))
+    with pytest.raises(DataError, match="^X contains NaN: row 7, feature 2 is nan"):
+        model.fit(Dataset.from_arrays(rows), z)
     with pytest.raises(RunError, match="lower learning_rate"):
         small(n_epochs=3, learning_rate=1e30).fit(x, z)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_bad_validation_rows_are_named_before_work_starts(value: float) -> None:
+    x, z = pairs(1400)
+    rows, outputs = x.astype(np.float32), z.copy()
+    rows[1207, 2] = outputs[1300, 1] = value
+    bad = [
+        (rows, z, "the validation X contains .*: row 1207, feature 2 is"),
+        (x, outputs, "the validation output contains .*: row 1300, feature 1 is"),
+        (scipy.sparse.csr_array(rows), z, "the validation X contains .*: row 1207, feature 2 is"),
+    ]
+    for held, given, message in bad:
+        validation = (Dataset.from_arrays(held), Dataset.from_arrays(given))
+        with pytest.raises(DataError, match=message):
+            small(n_epochs=1).fit(x, z, validation=validation)
+
+
+def test_scales_are_those_of_all_rows_at_once() -> None:
+    rng = np.random.default_rng(0)
+    x = scipy.sparse.random_array((2500, 40), density=0.1, rng=0, format="csr")
+    z = 1e4 + rng.normal(size=(2500, 3)) * [1.0, 2.0, 3.0]
+    dense = x.toarray() + 100
+    for rows, shift in ((x, 0.0), (dense, dense.mean())):
+        of_rows, (mean, size) = scales(Dataset.from_arrays(rows), Dataset.from_arrays(z))
+        plain = rows if isinstance(rows, np.ndarray) else rows.toarray()
+        expected = shift, np.sqrt(((plain - shift) ** 2).mean())
+        np.testing.assert_allclose(of_rows, expected, rtol=1e-13)
+        np.testing.assert_allclose(mean, z.mean(axis=0), rtol=1e-13)
+        np.testing.assert_allclose(size, np.sqrt(((z - z.mean(axis=0)) ** 2).mean()), rtol=1e-13)
+    same = Dataset.from_arrays(np.full((5, 2), 7.0))
+    assert [part[1] for part in scales(same, same)] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_scales_of_wide_rows_take_little_memory(sparse: bool) -> None:
+    """As float64, which they are never all at once, the rows here are 320 MB."""
+    if sparse:
+        x = Dataset.from_arrays(scipy.sparse.random_array((2000, 20_000), density=1e-3, rng=0, format="csr"))
+    else:
+        x = Dataset.from_arrays(np.ones((2000, 20_000), np.uint8))
+    z = Dataset.from_arrays(np.arange(4000.0).reshape(2000, 2))
+    tracemalloc.start()
+    try:
+        scales(x, z)
+        assert tracemalloc.get_traced_memory()[1] < 2.5 * PIECE_BYTES
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
