@@ -17,6 +17,7 @@ from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.errors import DataError
 from scalelatent.models.csr import CsrRows
 from scalelatent.models.mbn.layers import Layer, make_layers, schedule, share
+from scalelatent.models.mbn.model import ready_rows
 from scalelatent.models.mbn.sampling import choose, choose_mask, draw_bits
 
 GRID = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -170,6 +171,7 @@ def code_rows(layer: Layer, source: Any, x: Any, n_jobs: int | None, device: str
     """Codes of rows in memory by a layer whose centroids are drawn from others, threads over clusterings."""
     out = np.empty((len(x), layer.n_clusterings), dtype=layer.code_dtype)
     name = "reference" if device == "reference" else "cpu"
+    rows = ready_rows(layer, make_backend(name), x)
 
     def compute(slot: int, stop: Any) -> Any:
         backend = make_backend(name)
@@ -177,7 +179,7 @@ def code_rows(layer: Layer, source: Any, x: Any, n_jobs: int | None, device: str
         def run(first: int) -> None:
             some = range(first, min(first + layer.together, layer.n_clusterings))
             centroids = [layer.take(which, source, layer.rows(which)) for which in some]
-            out[:, some.start : some.stop] = layer.codes(backend, x, centroids, first)
+            out[:, some.start : some.stop] = layer.codes(backend, rows, centroids, first)
 
         return run
 

@@ -12,7 +12,7 @@ from scalelatent.data import Dataset
 from scalelatent.data.store import locate
 from scalelatent.engine.ahead import AHEAD_BYTES
 from scalelatent.engine.backend import make_backend
-from scalelatent.engine.mapwrite import PARTED_BYTES
+from scalelatent.engine.mapwrite import PARTED_BYTES, parted_rows
 from scalelatent.engine.passes import make_stage
 from scalelatent.engine.plan import (
     MAX_TASKS,
@@ -28,7 +28,7 @@ from scalelatent.engine.rowsets import SHARD_BYTES
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import PlanError
 from scalelatent.models.mbn.layers import SHORT_CODES, Layer
-from scalelatent.models.mbn.model import LayerCoder
+from scalelatent.models.mbn.model import LayerCoder, ready_rows
 from scalelatent.models.mbn.pca import StreamedPca
 
 from .layer_steps import tile_layout
@@ -120,7 +120,7 @@ def _plan(model: Any, train: Dataset, decay: float, resources: Resources) -> dic
     peak = tasks = 0
     for layer in layers:
         centroid_bytes = _centroid_bytes(layer, train)
-        memory = _memory(layer, centroid_bytes, row_bytes, resources)
+        memory = _memory(layer, train, centroid_bytes, row_bytes, resources)
         peak = max(
             peak, check_fits(f"layer {layer.number} (k = {layer.k})", memory, resources, _remedy(layer))
         )
@@ -201,7 +201,18 @@ def _centroid_bytes(layer: Layer, train: Dataset) -> int:
     return int(layer.k * layer.output()[0][0] * np.dtype(layer.dtype).itemsize)
 
 
-def _memory(layer: Layer, centroids: int, row_bytes: int, resources: Resources) -> dict[str, int]:
+def _converted(layer: Layer, train: Dataset, row_bytes: int) -> int:
+    """Bytes of a task's rows as the first layer's kernels take them; 0 where they are stored so."""
+    if layer.number > 1 or layer.dtype == "float32" or (layer.dtype == "uint8" and not layer.csr):
+        return 0
+    entries = (train.nnz or 0) / len(train) if layer.csr else layer.width
+    rows = min(len(train), parted_rows(row_bytes, LayerCoder(layer, None, 0, layer.n_clusterings)))
+    return int(4 * entries * rows)
+
+
+def _memory(
+    layer: Layer, train: Dataset, centroids: int, row_bytes: int, resources: Resources
+) -> dict[str, int]:
     threads = resources.threads
     at_once = layer.together
     if layer.number > 1:
@@ -219,7 +230,7 @@ def _memory(layer: Layer, centroids: int, row_bytes: int, resources: Resources) 
     rows = PARTED_BYTES + row_bytes
     return {
         "process": process_bytes(threads),
-        "rows of a task": 2 * threads * rows,
+        "rows of a task": threads * (2 * rows + _converted(layer, train, row_bytes)),
         "centroids of the clusterings at work": threads * (at_once * centroids + ready),
         "centroids while they are gathered": 2 * threads * max(centroids, min(SHARD_BYTES, 16 * centroids)),
     }
@@ -255,9 +266,10 @@ def _probe(layer: Layer, train: Dataset) -> float:
     small = Layer(**{**vars(layer), "k": k, "n_rows": len(x)})
     centroids = small.take(0, x, small.rows(0))
     backend, best = make_backend("cpu"), np.inf
+    ready = ready_rows(small, backend, x)
     with single_threaded():
         for _ in range(3):
             begin = time.perf_counter()
-            small.codes(backend, x, [centroids], 0)
+            small.codes(backend, ready, [centroids], 0)
             best = min(best, time.perf_counter() - begin)
     return best / (len(x) * small.flops_per_row() + small.set_flops())

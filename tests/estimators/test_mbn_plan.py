@@ -137,6 +137,17 @@ def test_a_schedule_that_is_not_chosen_yet() -> None:
         _network(decay="auto").schedule(600)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "bool", "uint16", "float64"])
+def test_rows_that_kernels_take_converted_are_counted(dtype: str) -> None:
+    """Once a thread, four bytes a number, of as many rows as a task has."""
+    rest = []
+    for kind in (dtype, "float32"):
+        x = sl.Dataset.from_arrays(np.ones((5000, 300), kind))
+        told = _network(k1=4, n_classes=2, n_jobs=3).plan(x)
+        rest.append(told["peak_bytes_per_worker"] - told["cache_bytes"])
+    assert rest[0] - rest[1] == pytest.approx(3 * 4 * 5000 * 300, rel=0.05)
+
+
 def _rows(kind: str, n: int, entries: int) -> Any:
     rng = np.random.default_rng(0)
     if kind == "dense":

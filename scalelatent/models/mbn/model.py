@@ -72,12 +72,8 @@ class LayerCoder:
 
     def fill(self, prepared: Any, block: Block, out: np.ndarray) -> Iterator[None]:
         """Write the block's output rows; hands over after each few clusterings."""
-        x = block.x
-        self.layer.check(x, block.start)
-        if self.layer.csr:
-            x = x if isinstance(x, CsrRows) else _sparse(x)
-        else:
-            x = prepared.xp.asarray(x)
+        self.layer.check(block.x, block.start)
+        x = ready_rows(self.layer, prepared, block.x)
         for first in range(self.first, self.stop, self.layer.together):
             stop = min(first + self.layer.together, self.stop)
             centroids = [self.centroids.read(which) for which in range(first, stop)]
@@ -90,6 +86,46 @@ class LayerCoder:
         for _ in self.fill(prepared, block, out):
             pass
         return out
+
+
+def ready_rows(layer: Layer, backend: Any, x: Any) -> Any:
+    """Rows where and as the kernels of a layer take them: converted once for all its clusterings.
+
+    Parameters
+    ----------
+    layer : Layer
+    backend : object
+    x : ndarray or CsrRows
+        On the host.
+
+    Examples
+    --------
+    >>> from scalelatent.engine.backend import HostBackend
+    >>> from scalelatent.models.mbn.layers import make_layers
+    >>> (layer,) = make_layers([2], n_rows=9, n_features=3, n_clusterings=4, fraction=0.5, csr=False,
+    ...     metric="euclidean", dtype="int8", seed=0)
+    >>> ready_rows(layer, HostBackend(), np.ones((9, 3), np.int8)).dtype
+    dtype('float32')
+    """
+    on_host = backend.xp is np
+    if layer.csr:
+        x = x if isinstance(x, CsrRows) else _sparse(x)
+        if backend.name == "reference":  # which makes them dense
+            return x
+        return CsrRows(
+            backend.asarray(x.data, np.float32),
+            backend.asarray(x.indices, np.int32),
+            backend.asarray(x.indptr, np.int64 if on_host else np.int32),
+            x.shape,
+        )
+    if layer.number > 1:
+        return x if on_host else _moved(backend, x, np.int32)
+    return _moved(backend, x, np.uint8 if x.dtype == np.uint8 else np.float32)
+
+
+def _moved(backend: Any, x: np.ndarray, dtype: Any) -> Any:
+    """A card converts what has been moved: few bytes travel."""
+    return backend.asarray(backend.asarray(x, x.dtype), dtype)
 
 
 def _sparse(x: np.ndarray) -> CsrRows:

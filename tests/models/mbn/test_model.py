@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalelatent.engine.backend import make_backend
+from scalelatent.engine.backend import HostBackend, make_backend
 from scalelatent.models.base import Block
 from scalelatent.models.csr import CsrRows
 from scalelatent.models.mbn.layers import (
@@ -242,3 +242,35 @@ def test_the_error_of_an_ensemble_falls_as_theorem_1_says() -> None:
             predicted = single * (1 / size + (1 - 1 / size) * rho)
             assert (ensembles**2).mean() == pytest.approx(predicted, rel=0.25), (k, size)
     assert 0 < rhos[0] < rhos[1] - 0.1
+
+
+class _Seen(HostBackend):
+    """Keeps the rows that kernels are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[Any] = []
+
+    def kernel(self, name: str) -> Any:
+        body = super().kernel(name)
+        if name not in ("mbn_nearest", "mbn_nearest_sparse"):
+            return body
+        return lambda x, *rest: (self.rows.append(x), body(x, *rest))[1]
+
+
+@pytest.mark.parametrize("csr", [False, True])
+@pytest.mark.parametrize("dtype", ["i1", "?", "u2", "f8", "f4", "u1"])
+def test_rows_of_any_type_are_converted_once_for_all_clusterings(dtype: str, csr: bool) -> None:
+    x = (np.random.default_rng(2).integers(0, 9, (120, 11)) / (3 if dtype[0] == "f" else 1)).astype(dtype)
+    (layer,) = make_layers([20], **{**OPTIONS, "dtype": str(x.dtype), "csr": csr})
+    made = _csr if csr else np.asarray
+    coder = LayerCoder(layer, _sets(layer, made(x)), 0, layer.n_clusterings)
+    backend = _Seen()
+    codes = coder.apply(coder.prepare(backend), Block(made(x), None, None, 0))
+    np.testing.assert_array_equal(codes, _codes(layer, made(x.astype("f4"))))
+    first = backend.rows[0]
+    assert len(backend.rows) == layer.n_clusterings
+    assert all(rows is first for rows in backend.rows)
+    assert first.dtype == ("u1" if dtype == "u1" and not csr else "f4")
+    if csr:
+        assert (first.indices.dtype, first.indptr.dtype) == ("i4", "i8")
