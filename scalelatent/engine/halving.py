@@ -4,7 +4,8 @@ The leaf in which memory ended is begun anew in halves, then in quarters, down t
 and blocks stay what they are, and their sums are added in the same order. What was found is kept as long as
 the thread's backend, so that it is found once. A product over half a block rounds otherwise in float32: cards
 with equal memory, equally free, give equal bits, and others differ within `engine.dask.pools.TOLERANCE`, as a
-processor does. So each cut is told by an event.
+processor does. So each cut is told by an event. Rows that become codes know nothing of each other: the same
+codes come of halves.
 """
 
 from __future__ import annotations
@@ -36,9 +37,13 @@ def pieces(block: Block, rows: int | None) -> Iterator[Block]:
         yield block
         return
     for a in range(0, count, rows):
-        run = slice(a, min(a + rows, count))
-        y, weight, numbers = (None if v is None else v[run] for v in (block.y, block.weight, block.rows))
-        yield replace(block, x=block.x[run], y=y, weight=weight, start=block.start + a, rows=numbers)
+        yield _run(block, a, min(a + rows, count))
+
+
+def _run(block: Block, a: int, b: int) -> Block:
+    run = slice(a, b)
+    y, weight, numbers = (None if v is None else v[run] for v in (block.y, block.weight, block.rows))
+    return replace(block, x=block.x[run], y=y, weight=weight, start=block.start + a, rows=numbers)
 
 
 def accumulate_leaf(
@@ -120,6 +125,43 @@ def apply_block(backend: Any, what: str, row_map: Any, prepared: Any, block: Blo
         backend.release_memory()
 
 
+def fill_block(
+    backend: Any, what: str, row_map: Any, prepared: Any, block: Block, out: np.ndarray
+) -> Iterator[None]:
+    """Write the output rows of a block by a :class:`~scalelatent.models.base.PartedMap`; hands over as that
+    does.
+
+    Rows before those in which memory ended are not computed again; of those some columns are.
+
+    Parameters
+    ----------
+    backend, what
+        As of :func:`accumulate_leaf`.
+    row_map : PartedMap
+    prepared : object
+    block : Block
+    out : ndarray
+        As long as the block.
+
+    Raises
+    ------
+    RunError
+        Not even :data:`LEAST_ROWS` rows fit.
+    """
+    done, count = 0, len(block.x)
+    while True:
+        tried = count - done
+        try:
+            for piece in pieces(_run(block, done, count), backend.row_limits.get(what)):
+                tried = len(piece.x)
+                yield from row_map.fill(prepared, piece, out[done : done + tried])
+                done += tried
+            return
+        except backend.memory_errors as error:
+            _halve(backend, what, tried, error)
+        backend.release_memory()
+
+
 def cut_event(what: str, rows: int, device: str, worker: str | None = None) -> dict[str, Any]:
     """The event that tells of blocks in halves.
 
@@ -130,11 +172,17 @@ def cut_event(what: str, rows: int, device: str, worker: str | None = None) -> d
     """
     stage, _, part = what.partition("/")
     place = f"GPU {device}" + (f" of {worker}" if worker else "")
-    message = (
-        f"{place}: its memory has ended; blocks of {stage} ({part} rows) are computed {rows} rows at a time "
-        "there from now on, which changes the rounding of their sums. Free the card, or set [engine] "
-        f"block_rows = {rows} for the next run"
-    )
+    if part:
+        message = (
+            f"{place}: its memory has ended; blocks of {stage} ({part} rows) are computed {rows} rows at a "
+            "time there from now on, which changes the rounding of their sums. Free the card, or set "
+            f"[engine] block_rows = {rows} for the next run"
+        )
+    else:  # a map, whose blocks are no option
+        message = (
+            f"{place}: its memory has ended; rows of {stage} are computed {rows} at a time there from now "
+            "on, which takes longer. Free the card for the next run"
+        )
     more = {} if worker is None else {"worker": worker}
     return {"event": "blocks_cut", "stage": stage, "part": part, "rows": rows, **more, "message": message}
 

@@ -210,6 +210,7 @@ class InProcessExecutor:
             return lambda shard: task.write_shard(shard, backend, stop)
 
         run_threads(missing, self.workers, compute, finish, self.callbacks.on_wait)
+        self._tell_cuts()
 
 
 class Attention:

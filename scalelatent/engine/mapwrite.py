@@ -16,7 +16,7 @@ from scalelatent.models.base import Block
 from .ahead import iter_blocks
 from .backend import make_backend
 from .cache import shared_cache
-from .halving import apply_block
+from .halving import apply_block, fill_block
 from .outputs import OutputTask, common_fields
 from .passes import BLOCK_BYTES, BLOCK_ROWS
 from .reading import Meter, Reader, StopFlag, Stopped, naming, rows_for
@@ -115,7 +115,7 @@ def fill_rows(
         out[...] = apply_block(backend, name, row_map, prepared, block)
         return
     moved = getattr(stop_event, "moved", None)
-    for _ in row_map.fill(prepared, block, out):
+    for _ in fill_block(backend, name, row_map, prepared, block, out):
         if stop_event.is_set():
             raise Stopped
         if moved is not None:
@@ -292,7 +292,9 @@ def _map_by_columns(
             if last is None:
                 out[start : start + len(found)] = found
             else:
-                out[start : start + len(found)] = last.apply(last.prepare(make_backend(device)), block)
+                backend = make_backend(device)
+                rows_out = out[start : start + len(found)]
+                fill_rows(backend, "map", last, last.prepare(backend), block, rows_out, stop)
             if progress is not None:
                 progress(start + len(found), len(dataset))
 

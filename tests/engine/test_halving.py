@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +14,7 @@ import pytest
 from scalelatent.engine import inprocess
 from scalelatent.engine.backend import DeviceMemoryError, HostBackend
 from scalelatent.engine.cache import PieceCache
-from scalelatent.engine.halving import LEAST_ROWS, apply_block, pieces
+from scalelatent.engine.halving import LEAST_ROWS, apply_block, fill_block, pieces
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.mapwrite import map_to_array
 from scalelatent.engine.passes import Span, make_stage
@@ -166,6 +169,100 @@ def test_a_map_is_cut_too(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch)
     card.room = 1
     with pytest.raises(DeviceMemoryError, match="full"):
         apply_block(card, "map", Doubled(), card, Block(rows.read_x(0, 400), None, None, 0))
+
+
+class Coder:
+    """A map in parts: rows -> multiples of their first number, column by column; memory ends in the last."""
+
+    whole_shards, last = True, None
+
+    def __init__(self, width: int, first: int = 0) -> None:
+        self.width, self.first, self.seen = width, first, list[tuple[int, int]]()
+
+    def stages(self) -> tuple[Coder]:
+        return (self,)
+
+    def output(self) -> tuple[tuple[int, ...], str]:
+        return (self.width,), "f8"
+
+    def row_bytes(self) -> int:
+        return 8
+
+    def of_columns(self, first: int, stop: int) -> Coder:
+        part = Coder(stop - first, self.first + first)
+        part.seen = self.seen
+        return part
+
+    def prepare(self, backend: Any) -> Any:
+        return backend
+
+    def fill(self, backend: Any, block: Block, out: np.ndarray) -> Iterator[None]:
+        self.seen.append((block.start, len(block.x)))
+        for i in range(self.width):
+            if len(block.x) > backend.room and i == self.width - 1:
+                raise MemoryError(f"{len(block.x)} rows")
+            out[:, i] = (self.first + i) * block.x[:, 0]
+            yield
+
+
+def test_a_map_in_parts_is_cut_too(
+    toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from scalelatent.engine import mapwrite
+
+    rows = toy.rows(700)
+    want = rows.read_x(0, 700)[:, :1] * np.arange(3)
+    card = Card(100)
+    monkeypatch.setattr(mapwrite, "make_backend", lambda device: card)
+    np.testing.assert_array_equal(map_to_array(Coder(3), rows, "cpu", 1), want)
+    assert card.row_limits == {"map": 88}
+    assert card.released == 3
+    # To a dataset, with the event; and what is done before memory ends is done once.
+    monkeypatch.setattr(inprocess, "make_backend", lambda device: Card(200))
+    log, coder = Log(), Coder(3)
+    executor = InProcessExecutor(1, cache=PieceCache(0), callbacks=log)
+    task = mapwrite.start_map("toy_codes", rows, coder, tmp_path / "out", "cpu", shard_rows=350)
+    written = mapwrite.map_rows(executor, task, lambda done, total: None)
+    np.testing.assert_array_equal(written.read_x(0, 700), want)
+    assert coder.seen == [(0, 350), (0, 175), (175, 175), (350, 175), (525, 175)]
+    (event,) = log.of("event")
+    assert (event["event"], event["stage"], event["part"], event["rows"]) == (
+        "blocks_cut", "toy_codes", "", 175,
+    )  # fmt: skip
+    assert "rows of toy_codes are computed 175 at a time" in event["message"]
+
+
+def test_a_map_in_parts_goes_on_where_memory_ended() -> None:
+    """The card fills up in the midst: rows before stay, and short blocks end it in words."""
+    card, coder, out = Card(400), Coder(2), np.zeros((400, 2))
+    card.row_limits["map"] = 200
+    block = Block(np.arange(400.0)[:, None], None, None, 30)
+    filling = fill_block(card, "map", coder, card, block, out)
+    for _ in range(3):
+        next(filling)
+    card.room = 120
+    for _ in filling:
+        pass
+    np.testing.assert_array_equal(out, block.x * [0, 1])
+    assert coder.seen == [(30, 200), (230, 200), (230, 100), (330, 100)]
+    card.room = 1
+    with pytest.raises(DeviceMemoryError, match="no memory for a block: 100 rows"):
+        list(fill_block(card, "map", coder, card, replace(block, x=block.x[:100]), out[:100]))
+
+
+def test_codes_of_a_network_are_the_same_in_halves() -> None:
+    import scalelatent as sl
+
+    x = np.random.default_rng(0).integers(0, 9, (300, 12)).astype("u1")
+    model = sl.MultilayerBootstrapNetwork(n_clusterings=7, n_classes=3, random_state=0, n_jobs=1).fit(x)
+    for what in ("output", "codes"):
+        network = model._row_map(what)
+        wanted = network.apply(network.prepare(HostBackend()), Block(x, None, None, 0))
+        card, out = Card(10**9), np.zeros_like(wanted)
+        card.row_limits["map"] = 67
+        for _ in fill_block(card, "map", network, network.prepare(card), Block(x, None, None, 0), out):
+            pass
+        np.testing.assert_array_equal(out, wanted)
 
 
 def test_the_span_reads_on_after_a_cut(toy: SimpleNamespace) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -163,8 +163,7 @@ def task_span(
     seconds = time.perf_counter() - begin
     if worth_saving(seconds, vector.nbytes, checkpoint_seconds):
         open_store(ref).save_node(stage_name, iteration, span, vector)
-    for what, limit in context.backend.row_limits.items() - limits.items():
-        tell_cut(fit, what, limit, context.backend.device)
+    _tell_cuts(fit, context.backend, limits)
     pace_news.add(fit, stage_name, span.part, int(vector[-2]), seconds, context.backend.name)
     span_news.add(
         {
@@ -289,8 +288,16 @@ def task_write_rows(ref: Ref, url: str, shard: int, x: np.ndarray, y: Any, besid
 def task_map(ref: Ref, name: str, shard: int, fit: Fit) -> int:
     """One shard of an output as large as the data."""
     task, backend = load_map(ref, name)
+    limits = dict(backend.row_limits)
     with stopping():
-        return task.write_shard(shard, backend, TaskStop(fit))
+        rows = int(task.write_shard(shard, backend, TaskStop(fit)))
+    _tell_cuts(fit, backend, limits)
+    return rows
+
+
+def _tell_cuts(fit: Fit, backend: Any, before: Mapping[str, int]) -> None:
+    for what, limit in backend.row_limits.items() - before.items():
+        tell_cut(fit, what, limit, backend.device)
 
 
 def load_map(ref: Ref, name: str) -> tuple[Any, Any]:
