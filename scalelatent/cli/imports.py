@@ -242,7 +242,7 @@ def import_images(
     how["color"] = "gray" if gray else "rgb" if rgb else None
     with progress_bar(f"importing {folder.name}", "images") as progress:
         dataset = run(folder, out, **how, progress=progress, shuffle=shuffle, overwrite=overwrite)
-    skipped = dataset.attrs["provenance"].get("skipped")
+    skipped = _noted(dataset, "skipped")
     if skipped and skipped["first"]:
         say(
             f"skipped {skipped['unreadable']} unreadable images and {skipped['unlike_first']} of another "
@@ -310,6 +310,12 @@ def import_rcv1(
     leaf_topics: Annotated[
         bool, typer.Option("--leaf-topics", help="With --tokens: only topics that have none below them.")
     ] = False,
+    drop_empty: Annotated[
+        bool,
+        typer.Option(
+            "--drop-empty", help="With --tokens: leave out documents without any of the stems (for cosines)."
+        ),
+    ] = False,
     shuffle: Shuffle = None,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -328,14 +334,25 @@ def import_rcv1(
 
         with progress_bar("importing rcv1") as progress:
             dataset = run(
-                tokens, topics, out, stems=stems, leaves=leaf_topics,
+                tokens, topics, out, stems=stems, leaves=leaf_topics, drop_empty=drop_empty,
                 progress=progress, shuffle=shuffle, overwrite=overwrite,
             )  # fmt: skip
+        left_out = _noted(dataset, "left_out")
+        if left_out:
+            say(f"left out {left_out:,} documents without any of the {stems:,} stems")
         tell(dataset, json)
         return
-    if topics is not None or leaf_topics:
-        raise DataError("--topics and --leaf-topics go with --tokens FILE: name the token files")
+    if topics is not None or leaf_topics or drop_empty:
+        raise DataError(
+            "--topics, --leaf-topics and --drop-empty go with --tokens FILE: name the token files"
+        )
     _import_named("rcv1", out, shuffle, overwrite, json, part=part, cache=cache, mirror=mirror)
+
+
+def _noted(dataset: Any, what: str) -> Any:
+    """What the importer noted in the provenance, of shuffled rows in that of the rows before; or None."""
+    told = dataset.attrs["provenance"]
+    return told.get(what, told.get("of", {}).get(what))
 
 
 def _import_named(

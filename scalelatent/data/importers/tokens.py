@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,7 @@ def import_tokens(
     *,
     stems: int = 2000,
     leaves: bool = False,
+    drop_empty: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
     shuffle: int | None = None,
@@ -75,8 +76,9 @@ def import_tokens(
 ) -> Dataset:
     """Import RCV1-v2 from its token files: counts of the commonest word stems, and topics.
 
-    The files are read twice, line by line: once to find the commonest stems, once to write the rows. In
-    memory are the vocabulary (300,000 stems), and the 2.6 million pairs of the topic file.
+    The files are read twice, line by line: once to find the commonest stems, once to write the rows; with
+    `drop_empty` once more, to count the rows that stay. In memory are the vocabulary (300,000 stems), and the
+    2.6 million pairs of the topic file.
 
     Parameters
     ----------
@@ -92,6 +94,9 @@ def import_tokens(
         in the order of the alphabet.
     leaves : bool
         Keep the topics without topics below them alone; documents may then have none.
+    drop_empty : bool
+        Leave out documents without any of the stems, which have no cosine (``metric="cosine"`` refuses them);
+        the provenance counts them (`left_out`).
     overwrite, progress, shuffle, **layout
         See `import_hdf5`.
 
@@ -123,7 +128,7 @@ def import_tokens(
     if not files:
         raise DataError("no token file was given: give lyrl2004_tokens_train.dat.gz, for example")
     of_documents = Topics(Path(topics), leaf_topics if leaves else None)
-    x = _Counts(files, stems)
+    x = _Counts(files, stems, drop_empty)
     try:
         y = TopicsOfDocuments(x, of_documents)
         told = {"stems": x.stems, "topics": of_documents.names}
@@ -182,9 +187,9 @@ def _documents_of(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 class _Counts:
-    """Counts of the commonest stems of each document; as `Rows`."""
+    """Counts of the commonest stems of each document, or of each that has some; as `Rows`."""
 
-    def __init__(self, files: list[Path], wanted: int) -> None:
+    def __init__(self, files: list[Path], wanted: int, drop_empty: bool) -> None:
         self.name = " and ".join(f"token file {path}" for path in files)
         self.dtype = np.dtype(np.uint16)
         total: Counter[str] = Counter()
@@ -205,11 +210,22 @@ class _Counts:
         commonest = sorted(total, key=lambda stem: (-total[stem], stem))[:wanted]
         self.stems = sorted(commonest)
         self.nnz = sum(holding[stem] for stem in self.stems)
-        self.shape = (self.n_rows, wanted)
         self.documents = np.empty(0, np.int64)
         """Numbers of the documents of the last `read`."""
         self._columns = {stem: column for column, stem in enumerate(self.stems)}
-        self._stream = (document for path in files for document in _documents_of(path))
+        self._left_out: int | None = None
+        if drop_empty:
+            # CSR datasets do not shrink: how many rows there are has to be known before.
+            kept = sum(1 for _ in self._documents(files, drop_empty))
+            self._left_out, self.n_rows = self.n_rows - kept, kept
+        self.shape = (self.n_rows, wanted)
+        self._stream = self._documents(files, drop_empty)
+
+    def _documents(self, files: list[Path], drop_empty: bool) -> Generator[tuple[int, list[str]], None, None]:
+        for path in files:
+            for number, words in _documents_of(path):
+                if not (drop_empty and self._columns.keys().isdisjoint(words)):
+                    yield number, words
 
     def read(self, rows: int) -> csr_array:
         """The next documents."""
@@ -229,6 +245,11 @@ class _Counts:
         self.documents = np.array(numbers, np.int64)
         values = np.array(counts, self.dtype)
         return csr_of(values, np.array(columns, np.int64), np.array(pointers), self.shape[1])
+
+    @property
+    def notes(self) -> dict[str, int]:
+        """How many documents were left out, for the provenance."""
+        return {} if self._left_out is None else {"left_out": self._left_out}
 
     def finish(self) -> None:
         """Check that nothing follows."""

@@ -288,8 +288,8 @@ class Layer:
             empty = np.flatnonzero(_row_counts(x) == 0)
             if len(empty):
                 raise ValueError(
-                    f"row {start + empty[0]} is all zeros, and has no cosine: leave out empty rows, or use "
-                    "metric='euclidean'"
+                    f"row {start + empty[0]} is all zeros, and has no cosine: leave out empty rows (of token "
+                    "files: scalelatent data import rcv1 … --drop-empty), or use metric='euclidean'"
                 )
 
 

@@ -104,6 +104,71 @@ def test_leaf_topics_alone_by_the_command_line(files, tmp_path: Path) -> None:
     assert "--tokens needs --topics FILE" in done.output
 
 
+@pytest.fixture
+def with_empty(files) -> tuple[list[Path], Path, Documents, dict[int, list[str]]]:
+    """The same with documents of none but a rare stem: first, in the midst, and the last three."""
+    tokens, topics, docs, held = files
+    rare = {number: [f"rare{number}"] for number in (100, 107, 124, 511, 512, 513)}
+    docs = {**docs, **rare}
+    first, second = (
+        text_of({number: docs[number] for number in some}) for some in (range(100, 125), range(500, 514))
+    )
+    tokens[0].write_text(first)
+    tokens[1].write_bytes(gzip.compress(second.encode()))
+    return tokens, topics, docs, held
+
+
+@pytest.mark.parametrize("shuffle", [None, 3])
+def test_documents_without_any_stem_are_left_out_with_their_topics(
+    with_empty, tmp_path: Path, shuffle: int | None
+) -> None:
+    tokens, topics, docs, held = with_empty
+    whole = import_tokens(tokens, topics, tmp_path / "all", stems=20)
+    assert (len(whole), "left_out" in whole.attrs["provenance"]) == (39, False)
+    out, how = tmp_path / "ds", [word for file in tokens for word in ("--tokens", str(file))]
+    how += ["--topics", str(topics), "--stems", "20", "--drop-empty"]
+    more = [] if shuffle is None else ["--shuffle", str(shuffle)]
+    done = CliRunner().invoke(app, ["data", "import", "rcv1", str(out), *how, *more])
+    assert done.exit_code == 0, done.output
+    ds = open_dataset(out)
+    told = ds.attrs["provenance"]
+    told = told if shuffle is None else told["of"]
+    chosen = told["stems"]
+    kept = [number for number, words in docs.items() if set(words) & set(chosen)]
+    assert set(docs) - set(kept) >= {100, 107, 124, 511, 512, 513}
+    assert (len(ds), told["left_out"]) == (len(kept), len(docs) - len(kept))
+    assert f"left out {told['left_out']} documents without any of the 20 stems" in done.output
+    expected = {
+        (*(docs[number].count(stem) for stem in chosen), *(name in held[number] for name in told["topics"]))
+        for number in kept
+    }
+    got = np.hstack([part(0, len(ds)).toarray() for part in (ds.read_x, ds.read_y)]).tolist()
+    assert {tuple(row) for row in got} == expected
+    if shuffle is None:
+        np.testing.assert_array_equal(
+            ds.read_x(0, len(ds)).toarray(), [[docs[n].count(stem) for stem in chosen] for n in kept]
+        )
+    done = CliRunner().invoke(app, ["data", "import", "rcv1", str(tmp_path / "x"), "--drop-empty"])
+    assert done.exit_code == 2
+    assert "--drop-empty go with --tokens" in done.output
+
+
+def test_files_that_change_while_documents_are_left_out(with_empty, tmp_path: Path, monkeypatch) -> None:
+    from scalelatent.data.importers import tokens as module
+
+    tokens, topics, _, _ = with_empty
+    read, opened = module._documents_of, []
+
+    def changing(path):
+        opened.append(path)
+        found = list(read(path))
+        return iter(found[:5] if len(opened) > 4 else found)
+
+    monkeypatch.setattr(module, "_documents_of", changing)
+    with pytest.raises(DataError, match="changed while it was read"):
+        import_tokens(tokens, topics, tmp_path / "out", stems=20, drop_empty=True)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
