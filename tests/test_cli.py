@@ -277,3 +277,26 @@ def test_outputs_of_a_layer(scalelatent, tmp_path):
     refused = ("transform", "c.zarr", "x.zarr", "--out", "h.zarr")
     assert "a CapsuleRegression has no layers" in scalelatent(*refused, "--layer", "1", code=2).err
     assert "a CapsuleRegression has no codes" in scalelatent(*refused, "--codes", code=2).err
+
+
+def test_outputs_of_a_layer_out_of_a_run_folder(scalelatent, tmp_path, monkeypatch):
+    """Of codes that ``keep_codes`` has left there."""
+    monkeypatch.setattr("scalelatent.jobs.runner._report", lambda result, data: None)
+    x = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
+    Dataset.from_arrays(x).save("x.zarr")
+    for name, kept in (("run", "true"), ("plain", "false")):
+        model = f'[model]\nkind = "mbn"\nn_clusterings = 5\nkeep_codes = {kept}\n'
+        job = f'[job]\nseed = 0\nout = "{name}"\n[data]\ntrain = "x.zarr"\n{model}'
+        (tmp_path / "job.toml").write_text(job)
+        scalelatent("fit", "job.toml")
+    scalelatent("transform", "run", "x.zarr", "--out", "z.zarr", "--layer", "1")
+    model = sl.MultilayerBootstrapNetwork(n_clusterings=5, keep_codes=True, random_state=0).fit(x)
+    np.testing.assert_array_equal(sl.open_dataset("z.zarr").read_x(0, 60), model.transform(x, layer=1))
+    loaded = sl.load_model("run")
+    np.testing.assert_array_equal(loaded.codes(layer=2), model.codes(layer=2))
+    loaded.transform(None, layer=2)
+    loaded.save("m.zarr")
+    again = sl.load_model("m.zarr")
+    np.testing.assert_array_equal(again.transform(x, layer=2), model.transform(x, layer=2))
+    told = scalelatent("transform", "plain", "x.zarr", "--out", "y.zarr", "--layer", "1", code=2).err
+    assert "(--codes), or fit with keep_codes=True (keep_codes = true in a job's [model])" in told

@@ -96,8 +96,7 @@ class LayerSteps:
 
     def _place(self, name: str, kept: bool) -> Location:
         # What stays lies with the run even where scratch is elsewhere.
-        root = self._store.place.at("codes") if kept else self._session.scratch()
-        return root.at(f"{name}.zarr")
+        return codes_place(self._store.place, name) if kept else self._session.scratch().at(f"{name}.zarr")
 
     def _done(self, step: Gather | Encode, stage: str, written: Dataset, begin: float) -> dict[str, Any]:
         kept = {"spec": json.dumps(written.spec())}
@@ -107,6 +106,11 @@ class LayerSteps:
             {"event": "layer_written", "stage": stage, "rows": len(written), "seconds": seconds, **step.about}
         )
         return kept
+
+
+def codes_place(records: Location, name: str) -> Location:
+    """Where codes that stay lie among a fit's records."""
+    return records.at("codes").at(f"{name}.zarr")
 
 
 def tile_layout(n: int, row_bytes: int, row_map: Any) -> dict[str, Any]:

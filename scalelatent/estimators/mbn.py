@@ -279,6 +279,7 @@ class MultilayerBootstrapNetwork(
         history: list[dict[str, Any]],
     ) -> None:
         self._layers, self._centroids, self._codes = layers, tuple(centroids), dict(codes)
+        self._left = {}
         self.ks_ = [layer.k for layer in layers]
         self._set_components(components)
         self.history_, self.n_iter_ = history, len(history)
@@ -407,8 +408,8 @@ class MultilayerBootstrapNetwork(
 
     @classmethod
     def _from_saved(
-        cls, params: dict[str, Any], values: dict[str, Any], arrays: dict[str, np.ndarray], place: Any
+        cls, params: dict[str, Any], values: dict[str, Any], arrays: dict[str, np.ndarray], **places: Any
     ) -> MultilayerBootstrapNetwork:
         model = cls(**params)
-        load_network(model, values, arrays, place)
+        load_network(model, values, arrays, **places)
         return model

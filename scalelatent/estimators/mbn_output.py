@@ -8,7 +8,8 @@ import numpy as np
 from sklearn.utils._set_output import _wrap_data_with_container
 from sklearn.utils.validation import check_is_fitted
 
-from scalelatent.data import Dataset
+from scalelatent.data import Dataset, open_dataset
+from scalelatent.data.store import Location
 from scalelatent.errors import DataError
 from scalelatent.models.mbn.layers import Layer
 from scalelatent.models.mbn.model import Network
@@ -30,6 +31,7 @@ class NetworkOutput:
     _layers: tuple[Layer, ...]
     _centroids: tuple[Any, ...]
     _codes: dict[int, Dataset]
+    _left: dict[int, Location]
     _components: dict[int, Components]
 
     def transform(
@@ -51,7 +53,7 @@ class NetworkOutput:
         layer : int or None
             Of which layer's codes, from 1 (or from the end, -1 being the last); None is the last. Components
             of a lower one are made when they are first asked for, of codes that the fit has left
-            (``keep_codes``), and saved with the model.
+            (``keep_codes``; also in the run folder that a model was loaded from), and saved with the model.
         out : url or None
             Write a dataset of them there instead of returning an array.
         client, overwrite, callbacks
@@ -103,14 +105,21 @@ class NetworkOutput:
     def _components_of(self, number: int) -> Components:
         """Of a layer; those of a lower one are made now, where its codes are at hand."""
         if number not in self._components:
-            if number not in self._codes:
+            codes = self._codes_of(number)
+            if codes is None:
                 raise DataError(
                     f"this network has no components of layer {number}: take codes(X, layer={number}) "
-                    f"(--codes), or fit with keep_codes=True and call transform(None, layer={number}) before "
-                    "save"
+                    "(--codes), or fit with keep_codes=True (keep_codes = true in a job's [model]): its run "
+                    f"folder gives them; without a job call transform(None, layer={number}) before save"
                 )
-            self._components[number] = layer_components(self, number, self._codes[number])
+            self._components[number] = layer_components(self, number, codes)
         return self._components[number]
+
+    def _codes_of(self, number: int) -> Dataset | None:
+        """Codes of the training rows in a layer, which the fit or the run folder holds."""
+        if number not in self._codes and number in self._left:
+            self._codes[number] = open_dataset(self._left[number].url)
+        return self._codes.get(number)
 
     def _of_training_rows(
         self, layer: int | None, out: Any, client: Any, overwrite: bool, callbacks: Any
@@ -122,13 +131,15 @@ class NetworkOutput:
 
     def _training_codes(self, layer: int | None) -> Dataset:
         number = self._number(layer)
-        if number not in self._codes:
-            kept = "none (a loaded model has none)" if not self._codes else f"those of {sorted(self._codes)}"
+        codes = self._codes_of(number)
+        if codes is None:
+            numbers = sorted({*self._codes, *self._left})
+            kept = f"those of {numbers}" if numbers else "none (a loaded model has none)"
             raise DataError(
                 f"codes of the training rows in layer {number} were not kept, but {kept}: fit with "
                 "keep_codes=True, or pass the rows"
             )
-        return self._codes[number]
+        return codes
 
     def codes(
         self,

@@ -14,6 +14,8 @@ from scalelatent.engine.rowsets import StoredSets, write_sets
 from scalelatent.models.mbn.layers import ArraySets, Layer
 from scalelatent.models.mbn.pca import Components
 
+from .layer_steps import codes_place
+
 # Arrays of a layer's components.
 PARTS = ("table", "offset", "variance")
 
@@ -63,19 +65,35 @@ def write_centroids(model: Any, place: Location) -> dict[str, str]:
     return prints
 
 
-def load_network(model: Any, values: dict[str, Any], arrays: dict[str, np.ndarray], place: Location) -> None:
-    """Give an estimator what the two functions above put out; of centroids nothing but metadata is read."""
+def load_network(
+    model: Any,
+    values: dict[str, Any],
+    arrays: dict[str, np.ndarray],
+    place: Location,
+    run: Location | None,
+) -> None:
+    """Give an estimator what the two functions above put out; of centroids nothing but metadata is read.
+
+    Out of a run folder it also knows where the fit has left codes.
+    """
     layers = tuple(Layer(**fields) for fields in values["layers"])
     sets = tuple(_open(place.at(_name(layer.number)), values, layer) for layer in layers)
     components = _components(arrays, "", values["total_variance"]) if "table" in arrays else None
     model._keep(layers, sets, {}, components, [])
     for number, variance in values.get("lower_total_variance", {}).items():
         model._components[int(number)] = _components(arrays, f"-l{number}", variance)
+    model._left = {} if run is None else _codes_left(run, layers)
     model._folder = None
     model.n_iter_, model.seed_, model.decay_ = values["n_iter"], values["seed"], values["decay"]
     model.n_features_in_ = values["n_features_in"]
     if "feature_names_in" in values:
         model.feature_names_in_ = np.array(values["feature_names_in"], dtype=object)
+
+
+def _codes_left(run: Location, layers: tuple[Layer, ...]) -> dict[int, Location]:
+    """Where the codes of the training rows lie, by layer; see :meth:`.layer_steps.LayerSteps.encode`."""
+    found = {layer.number: codes_place(run.at("engine"), f"code-l{layer.number}") for layer in layers}
+    return {number: place for number, place in found.items() if place.has("zarr.json")}
 
 
 def _components(arrays: dict[str, np.ndarray], layer: str, total_variance: float) -> Components:

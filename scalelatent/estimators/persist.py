@@ -178,10 +178,10 @@ def load_model(url: str | Path) -> Any:
     """
     from .registry import get_estimator
 
-    place = locate(url)
+    place, run = locate(url), None
     if place.has("model.zarr/zarr.json"):
-        place = place.at("model.zarr")
+        place, run = place.at("model.zarr"), place
     kind, params, values, arrays = read_model(place)
     estimator = get_estimator(kind)
-    beside = {"place": place} if getattr(estimator, "_saves_datasets", False) else {}
+    beside = {"place": place, "run": run} if getattr(estimator, "_saves_datasets", False) else {}
     return estimator._from_saved(params, values, arrays, **beside)

@@ -49,7 +49,7 @@ def load_run(path: str | os.PathLike[str]) -> tuple[Any, RunFolder | None]:
             "wait for it to end" if state == "running" else f"finish it with: scalelatent resume {folder.url}"
         )
         raise JobError(f"run {folder.url} has no model yet (state: {state}); {todo}")
-    return load_model(folder.model_url), folder
+    return load_model(folder.url), folder
 
 
 def find_runs(below: str | os.PathLike[str] = ".", *, depth: int = 3) -> list[RunFolder]:
