@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -120,3 +121,34 @@ def test_every_kernel_is_launched_with_what_it_declares(fake, gpu, emulated, cud
     gpu.nearest_codes(x.astype("u2"), gpu.make_lists(x[None].astype("u2"), np.ones((1, 4, 2), dtype=bool)))
     assert {name for name, _ in fake.LAUNCHED} >= set(emulated.names) == KERNELS
     assert f"constexpr int THREADS = {gpu.THREADS};" in cuda_text
+
+
+@pytest.mark.parametrize("csr", [False, True])
+@pytest.mark.parametrize("dtype", ["i1", "u1", "u2", "f4", "f8"])
+def test_a_block_is_moved_and_converted_once_for_all_clusterings(fake, dtype, csr):
+    """Codes of two layers by the card's backend are those of the processor."""
+    from scalelatent.engine.backend import HostBackend
+    from scalelatent.engine.device import CupyBackend
+    from scalelatent.models.base import Block
+    from scalelatent.models.mbn.layers import ArraySets, make_layers
+    from scalelatent.models.mbn.model import LayerCoder, ready_rows
+
+    x = np.random.default_rng(1).integers(1, 99, (40, 9)).astype(dtype)
+    options = {"n_features": 9, "n_clusterings": 4, "fraction": 0.6, "metric": "euclidean", "seed": 3}
+    layers = make_layers([12, 6], n_rows=40, csr=csr, dtype=str(x.dtype), **options)
+    rows = replace(_csr(x), data=_csr(x).data.astype(dtype)) if csr else x
+    for layer in layers:
+        parts = [layer.take(which, rows, layer.rows(which)) for which in range(4)]
+        joined = CsrRows.concatenate(parts) if isinstance(parts[0], CsrRows) else np.concatenate(parts)
+        coder = LayerCoder(layer, ArraySets(joined, layer.k), 0, 4)
+        card, host = (
+            coder.apply(coder.prepare(backend), Block(rows, None, None, 0))
+            for backend in (CupyBackend(), HostBackend())
+        )
+        np.testing.assert_array_equal(card, host)
+        moved = ready_rows(layer, CupyBackend(), rows)
+        parts = (moved.data, moved.indices, moved.indptr) if isinstance(moved, CsrRows) else (moved,)
+        assert all(isinstance(part, fake.ndarray) for part in parts)
+        first = "u1" if dtype == "u1" and not csr else "f4"
+        assert parts[0].dtype == ("i4" if layer.number > 1 else first)
+        rows = host
