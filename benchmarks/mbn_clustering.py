@@ -97,7 +97,7 @@ def networks(
     """Scores of the output of networks of several seeds."""
     c, pairs, seconds, chosen, ks = len(np.unique(y)), [], [], [], []
     for seed in range(seeds):
-        if seed >= FEW_SEEDS and seconds[0] > LONG_SECONDS:
+        if seed >= FEW_SEEDS and min(seconds) > LONG_SECONDS:
             break
         begin = time.perf_counter()
         model = sl.MultilayerBootstrapNetwork(

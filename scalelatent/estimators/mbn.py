@@ -70,7 +70,8 @@ class MultilayerBootstrapNetwork(
         Of the first layer; cosine suits text.
     n_components : int, float in (0, 1) or None
         Components of the output, or the share of the variance that they have to explain (of more than 1,024
-        rows some hundreds are looked for, with a warning where they fall short). None: ``n_classes``, or 2.
+        rows some hundreds are looked for, of a wide last layer fewer - 41 of 400 clusterings of 125 units -
+        with a warning where they fall short). None: ``n_classes``, or 2.
         Where the codes have fewer dimensions than a number given here, the last components are zeros.
     n_classes : int or None
         Expected number of clusters, which ends the layers. None stands for 2.
