@@ -227,13 +227,19 @@ def test_predictions_of_other_rows_are_refused(pair: Pair) -> None:
         plain.predict(pair[0])
 
 
-@pytest.mark.parametrize("inference", [None, "mean-field", "gibbs"])
-@pytest.mark.parametrize("learner", ["mle-bp", "logistic"])
-def test_rows_to_infer_that_are_not_finite_are_named(inference: Any, learner: str, pair: Pair) -> None:
+@pytest.mark.parametrize(
+    ("learner", "inference"),
+    [
+        ("mle-bp", None),
+        ("mle-bp", "mean-field"),
+        ("mle-bp", "gibbs"),
+        ("logistic", None),
+        ("logistic", "gibbs"),
+    ],
+)
+def test_rows_to_infer_that_are_not_finite_are_named(learner: str, inference: Any, pair: Pair) -> None:
     model = make(n_epochs=1, learner=learner).fit(*pair)
     rows = Dataset.from_arrays(np.tile(_with(pair[0], np.nan), (2, 1)))
-    if learner == "logistic" and inference == "mean-field":
-        pytest.skip("has no hidden units")
     with pytest.raises(DataError, match=r"row 17, feature 3 is nan"):
         model.infer(rows, inference=inference)
     with pytest.raises(DataError, match=r"row 317, feature 3 is nan"):  # not of the first block

@@ -11,6 +11,7 @@ from .model import CrbmShape
 
 # Learning rates of the paper, tried in this order.
 RATES = (0.05, 0.02, 0.01, 0.005)
+NOT_FINITE = "parameters are no longer finite"
 
 
 def what_diverged(shape: CrbmShape, theta: np.ndarray) -> str:
@@ -26,7 +27,7 @@ def what_diverged(shape: CrbmShape, theta: np.ndarray) -> str:
     # fewer numbers to look at.
     most = magnitude(theta[: shape.n_visible * shape.n_hidden])
     if not np.isfinite([most, magnitude(theta[shape.n_weights :])]).all():
-        return "parameters are no longer finite"
+        return NOT_FINITE
     if most > MAX_WEIGHT:
         limits = f"largest {most:.3g}, at most {MAX_WEIGHT:g}"
         return f"weights have grown beyond what messages in float32 bear ({limits})"

@@ -27,7 +27,7 @@ from scalelatent.models.stats import Layout, Stats
 from scalelatent.models.targets import Targets
 
 from .beliefs import count_converged, couple
-from .divergence import diverged, what_diverged
+from .divergence import NOT_FINITE, diverged, what_diverged
 from .gradient import climb_factors, difference, of_weights
 from .inference import WeightError
 from .learners import LEARNERS, Phase, Work
@@ -347,8 +347,9 @@ class CrbmLearner:
         try:
             yield
         except WeightError as error:
-            self.check_safe(backend.to_host(theta), state)
-            raise self._diverged(str(error), state) from error
+            theta = backend.to_host(theta)
+            self.check_safe(theta, state)
+            raise self._diverged(str(error) if np.isfinite(theta).all() else NOT_FINITE, state) from error
 
     # -- persistent chains -----------------------------------------------------------------------------------
 

@@ -161,10 +161,13 @@ def test_without_hidden_units_weights_may_be_large() -> None:
     stats["Wvx"][0] = 1e4
     found = learner.step(learner.start(make_theta(shape)), stats, 8)
     assert found.theta.max() > 40
-    found.theta[0] = np.nan  # of Wvx: seen as soon as a gradient comes of it
-    stats = chain_stats(learner, found, make_rows(shape, 8))
+    found.theta[0] = np.nan  # of Wvx: seen as soon as it meets a row
     with pytest.raises(DivergenceError, match="parameters are no longer finite"):
-        learner.step(found, stats, 8)
+        chain_stats(learner, found, make_rows(shape, 8))
+    stats["Wvx"][0] = np.nan  # or as soon as a gradient comes of it
+    stats["dv" if learner.factored else "bv"][...] = np.nan
+    with pytest.raises(DivergenceError, match="parameters are no longer finite"):
+        learner.step(learner.start(make_theta(shape)), stats, 8)
 
 
 def test_local_steps_that_grow_beyond_float32_stop_too() -> None:
