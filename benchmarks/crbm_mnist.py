@@ -201,7 +201,8 @@ def full(task: str, learner: str, args: Any) -> dict[str, Any]:
     some = sl.Dataset.from_arrays(rows["test"][1][: args.occlusion_rows])
     levels = occlusion_errors(model, some, range(0, 29, 4), shape=SHAPE, seed=args.seed)
     found["occlusion"] = {
-        str(size): {"all": round(100 * e.all_error, 3), "changed": round(100 * e.changed_error, 3)}
+        str(size): {"all": round(100 * e.all_error, 3)}
+        | ({} if np.isnan(e.changed_error) else {"changed": round(100 * e.changed_error, 3)})
         for size, e in levels.items()
     }
     draw(model, rows, levels, args.out.parent / f"crbm_{task}")
