@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.estimators.crbm_cases import Pair, patterns
+
 
 @pytest.fixture(scope="session")
 def digits() -> tuple[np.ndarray, np.ndarray]:
@@ -33,3 +35,15 @@ def files() -> Callable[[Path], dict[str, bytes]]:
     return lambda folder: {
         str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()
     }
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    """Noisy and clean rows of four patterns, for conditional RBMs."""
+    return patterns(300, 1)
+
+
+@pytest.fixture(scope="module")
+def held() -> Pair:
+    """Others of the same patterns."""
+    return patterns(120, 2)

@@ -17,17 +17,6 @@ from scalelatent.errors import DataError, RunError
 from tests.estimators.crbm_cases import Pair, make, patterns, same
 from tests.helpers import InterruptAt
 
-
-@pytest.fixture(scope="module")
-def pair() -> Pair:
-    return patterns(300, 1)
-
-
-@pytest.fixture(scope="module")
-def held() -> Pair:
-    return patterns(120, 2)
-
-
 # -- learning ------------------------------------------------------------------------------------------------
 
 

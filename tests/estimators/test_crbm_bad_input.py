@@ -14,17 +14,7 @@ from scalelatent import Dataset
 from scalelatent.data.store import locate
 from scalelatent.engine.store import EngineStore
 from scalelatent.errors import DataError, DivergenceError
-from tests.estimators.crbm_cases import Pair, make, patterns, same
-
-
-@pytest.fixture(scope="module")
-def pair() -> Pair:
-    return patterns(300, 1)
-
-
-@pytest.fixture(scope="module")
-def held() -> Pair:
-    return patterns(120, 2)
+from tests.estimators.crbm_cases import Pair, make, same
 
 
 def _with(a: np.ndarray, value: Any, dtype: str = "f4") -> np.ndarray:

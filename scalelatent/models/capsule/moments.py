@@ -33,9 +33,8 @@ def find_nonfinite(block: Block) -> str | None:
         bad = ~np.isfinite(x.astype(np.float32, copy=False))
     if not bad.any():
         return None
-    row, feature = np.argwhere(bad)[0]
-    number = block.start + row if block.rows is None else block.rows[row]
-    value = x[row, feature]
+    row, feature = map(int, np.argwhere(bad)[0])
+    number, value = block.number(row), x[row, feature]
     return f"row {number}, feature {feature} is {value}{', beyond float32' if np.isfinite(value) else ''}"
 
 

@@ -220,7 +220,7 @@ def nll_of_units(lv: Any, beliefs: Any, v: Any, xp: Any) -> Any:
     return out
 
 
-def check_rows(x: Any, start: int, rows: np.ndarray | None) -> None:
+def check_rows(block: Block) -> None:
     """Refuse rows that are not finite in float32.
 
     Raises
@@ -230,19 +230,18 @@ def check_rows(x: Any, start: int, rows: np.ndarray | None) -> None:
 
     Examples
     --------
-    >>> check_rows(np.array([[0.0, np.nan]]), 7, None)
+    >>> check_rows(Block(np.array([[0.0, np.nan]]), None, None, 7))
     Traceback (most recent call last):
     ValueError: row 7, feature 1 is nan
     """
-    x = x.to_dense() if isinstance(x, CsrRows) else x
+    x = block.x.to_dense() if isinstance(block.x, CsrRows) else block.x
     if x.dtype.kind != "f":
         return
     with np.errstate(over="ignore"):
         bad = ~np.isfinite(x.astype(np.float32, copy=False))
     if bad.any():
         row, feature = map(int, np.argwhere(bad)[0])
-        number = start + row if rows is None else int(rows[row])
-        raise ValueError(f"row {number}, feature {feature} is {x[row, feature]}")
+        raise ValueError(f"row {block.number(row)}, feature {feature} is {x[row, feature]}")
 
 
 def block_biases(shape: CrbmShape, params: Params, block: Block, backend: Any) -> tuple[Any, Any, Any]:
@@ -263,7 +262,7 @@ def block_biases(shape: CrbmShape, params: Params, block: Block, backend: Any) -
         b1, b2 = biases(params, seen, len(seen.x), backend)
         total = float(b1.sum()) + float(b2.sum())
     if not np.isfinite(total):
-        check_rows(block.x, block.start, block.rows)
+        check_rows(block)
         _check_products(block, backend.to_host(b1), backend.to_host(b2))
     return seen, b1, b2
 
@@ -273,9 +272,8 @@ def _check_products(block: Block, *biases: np.ndarray) -> None:
     bad = ~np.all([np.isfinite(b).all(axis=1) for b in biases], axis=0)
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
-        number = block.start + row if block.rows is None else int(block.rows[row])
         x = block.x.to_dense() if isinstance(block.x, CsrRows) else block.x
         raise WeightError(
-            f"the products of row {number} with the parameters are beyond float32 (its largest number is "
-            f"{np.abs(x[row]).max():.3g}: scale X)"
+            f"the products of row {block.number(row)} with the parameters are beyond float32 (its largest "
+            f"number is {np.abs(x[row]).max():.3g}: scale X)"
         )
