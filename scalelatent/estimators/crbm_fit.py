@@ -191,7 +191,9 @@ def make_corruption(given: Any, ds: Dataset, seed: int, stage: str = "corruption
             raise ValueError(f"corruption={given!r}: rate is a share from 0 to 1")
     else:
         side = round(ds.n_features**0.5)
-        shape = given.get("shape") or (ds.feature_shape if len(ds.feature_shape) == 2 else (side, side))
+        shape = given.get("shape")
+        if shape is None:
+            shape = ds.feature_shape if len(ds.feature_shape) == 2 else (side, side)
         how = {"size": _sides(given, "size", given.get("size", 8)), "shape": _sides(given, "shape", shape)}
     check_corruption(kind, ds.n_features, **how)
     return Corruption(kind, seed=seed, stage=stage, **how)
@@ -199,8 +201,8 @@ def make_corruption(given: Any, ds: Dataset, seed: int, stage: str = "corruption
 
 def _sides(given: Any, name: str, value: Any) -> tuple[int, int]:
     """(height, width) in pixels."""
-    both = (value, value) if is_whole(value) else value
-    if not isinstance(both, (tuple, list)) or len(both) != 2 or not all(map(is_whole, both)):
+    both = (value, value) if is_whole(value) else tuple(value) if np.iterable(value) else ()
+    if len(both) != 2 or not all(map(is_whole, both)):
         raise ValueError(
             f"corruption={given!r}: {name} is a whole number of pixels, or two of them (height, width)"
         )

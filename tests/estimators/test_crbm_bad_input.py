@@ -206,6 +206,14 @@ def test_bad_corruptions_are_refused(corruption: Any, error: Any, message: str, 
         make(corruption=corruption).fit(pair[1])
 
 
+def test_sides_of_a_corruption_may_be_an_array(pair: Pair) -> None:
+    sides = {"size": np.array([2, 3]), "shape": np.array([4, 6])}
+    model = make(corruption={"kind": "occlude", **sides}, n_epochs=1).fit(pair[1])
+    same(
+        model, make(corruption={"kind": "occlude", "size": (2, 3), "shape": (4, 6)}, n_epochs=1).fit(pair[1])
+    )
+
+
 def test_predictions_of_other_rows_are_refused(pair: Pair) -> None:
     model = make(n_epochs=1).fit(*pair)
     with pytest.raises((DataError, ValueError), match="24"):
