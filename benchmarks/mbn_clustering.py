@@ -10,10 +10,12 @@ For each data set k-means (50 restarts, that of the smallest inertia) on raw fea
 variance (whitened too, which is what the paper's column looks like) and on the network's output of as many
 components as classes: with every decay of --decays, and with decay="auto", whose distance from the best and
 from the default is in points of NMI. --seeds networks of each; fewer (3) where a fit takes over a minute.
-Needs SCALELATENT_DATA. "auto" again, beside decays of earlier runs:
+Needs SCALELATENT_DATA. "auto" again, beside decays of earlier runs; and further seeds of some decays, which
+are added to those of earlier runs:
 
     python benchmarks/mbn_clustering.py --parts wine,thyroid,umist,isolet1,coil20,mnist5000
         --skip-baselines --skip-decays
+    python benchmarks/mbn_clustering.py --parts mnist5000 --skip-baselines --decays 0.5,0.6,0.7 --more
 """
 
 from __future__ import annotations
@@ -91,13 +93,35 @@ def summary(pairs: list[tuple[float, float]]) -> dict[str, Any]:
     }
 
 
+def pooled(earlier: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """One summary of the seeds of two."""
+    counts = np.array([earlier["seeds"], found["seeds"]], dtype=float)
+    out = {"seeds": int(counts.sum())}
+    for key in ("nmi", "accuracy"):
+        means = np.array([earlier[key], found[key]])
+        squares = means**2 + np.array([earlier[f"{key}_spread"], found[f"{key}_spread"]]) ** 2
+        mean = float(counts @ means / counts.sum())
+        spread = max(float(counts @ squares / counts.sum()) - mean**2, 0.0) ** 0.5
+        out |= {key: round(mean, 2), f"{key}_spread": round(spread, 2)}
+    return found | out
+
+
 def networks(
-    x: np.ndarray, y: np.ndarray, seeds: int, restarts: int, jobs: int | None, **params: Any
+    x: np.ndarray,
+    y: np.ndarray,
+    seeds: int,
+    restarts: int,
+    jobs: int | None,
+    earlier: dict[str, Any] | None = None,
+    **params: Any,
 ) -> dict[str, Any]:
-    """Scores of the output of networks of several seeds."""
+    """Scores of the output of networks of several seeds, behind those of ``earlier``."""
     c, pairs, seconds, chosen, ks = len(np.unique(y)), [], [], [], []
-    for seed in range(seeds):
-        if seed >= FEW_SEEDS and min(seconds) > LONG_SECONDS:
+    first = earlier["seeds"] if earlier else 0
+    if first >= seeds and earlier:
+        return earlier
+    for seed in range(first, seeds):
+        if seconds and seed >= FEW_SEEDS and min(seconds) > LONG_SECONDS:
             break
         begin = time.perf_counter()
         model = sl.MultilayerBootstrapNetwork(
@@ -110,6 +134,8 @@ def networks(
         chosen.append(model.decay_)
         ks = model.ks_
     found = summary(pairs) | {"seconds_per_fit": round(float(np.median(seconds)), 2)}
+    if earlier:
+        found, chosen = pooled(earlier, found), [*earlier.get("chosen", []), *chosen]
     if params.get("decay") == "auto":
         return found | {"chosen": chosen}
     return found | {"ks": [int(k) for k in ks]}
@@ -132,11 +158,13 @@ def tables(name: str, args: Any) -> dict[str, Any]:
     decays = (0.5,) if name == "mnist" else tuple(float(d) for d in args.decays.split(","))
     out.setdefault("decays", {})
     for decay in decays if not args.skip_decays else ():
-        out["decays"][str(decay)] = found = networks(x, *common, decay=decay, **params)
+        earlier = out["decays"].get(str(decay)) if args.more else None
+        out["decays"][str(decay)] = found = networks(x, *common, earlier, decay=decay, **params)
         print(name, decay, found, flush=True)
         keep(args, name, out)  # long runs lose nothing where they are stopped
     if name != "mnist" and not args.skip_auto:
-        out["auto"] = networks(x, *common, decay="auto", **params) | {
+        earlier = out.get("auto") if args.more else None
+        out["auto"] = networks(x, *common, earlier, decay="auto", **params) | {
             "seconds_to_choose": choice(x, out["classes"], args)
         }
         print(name, "auto", out["auto"], flush=True)
@@ -273,6 +301,7 @@ def main() -> None:
     arguments.add_argument("--jobs", type=int, default=None)
     for skipped in ("baselines", "decays", "auto"):
         arguments.add_argument(f"--skip-{skipped}", action="store_true", help="those of an earlier run stay")
+    arguments.add_argument("--more", action="store_true", help="add the seeds that earlier runs lack")
     args = arguments.parse_args()
     wanted = args.parts.split(",")
     if unknown := [name for name in wanted if name not in parts]:

@@ -3,6 +3,8 @@
     python benchmarks/mbn_compressive.py --parts mnist [--rows 60000 --k1 8000 --clusterings 400]
     python benchmarks/mbn_compressive.py --parts rcv1
 
+    python benchmarks/mbn_compressive.py --parts mnist --fitted FOLDER       after `mbn_fit.py --keep FOLDER`
+
 mnist  learns the two components (and as many as classes) that a bootstrap network makes of training images;
        error of the output on training and test images, clusters of both outputs, and times faster to predict
 rcv1   retrieval accuracy of both outputs of 5 components, and times faster
@@ -13,6 +15,7 @@ Needs SCALELATENT_DATA and PyTorch.
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,16 +48,28 @@ def compress(
     }
 
 
-def of_mnist(args: Any) -> dict[str, Any]:
-    """Images: ten components, and the first two of them, which are those of a network of two."""
-    x, (xt, yt) = mnist(slice(0, args.rows))[0], mnist(part="test")
+def network(x: np.ndarray, xt: np.ndarray, args: Any) -> tuple[np.ndarray, np.ndarray, float, float]:
+    """(output of training images, of test images, seconds of the fit, seconds of the test images)."""
+    if args.fitted:
+        with np.load(args.fitted / "outputs.npz") as kept:
+            z, zt, (seconds, slow) = kept["train"], kept["test"], kept["seconds"].tolist()
+        if len(z) != len(x):
+            raise SystemExit(f"{args.fitted} holds outputs of {len(z)} images, --rows asks for {len(x)}")
+        return z, zt, seconds, slow
     model = sl.MultilayerBootstrapNetwork(
         n_clusterings=args.clusterings, k1=args.k1, n_components=10, n_classes=10,
         random_state=args.seed, n_jobs=args.jobs,
     )  # fmt: skip
     z, seconds = timed(lambda: model.fit_transform(x))
-    print(f"network: {seconds:.0f} s", flush=True)
     zt, slow = timed(lambda: model.transform(xt))
+    return z, zt, seconds, slow
+
+
+def of_mnist(args: Any) -> dict[str, Any]:
+    """Images: ten components, and the first two of them, which are those of a network of two."""
+    x, (xt, yt) = mnist(slice(0, args.rows))[0], mnist(part="test")
+    z, zt, seconds, slow = network(x, xt, args)
+    print(f"network: {seconds:.0f} s", flush=True)
     out: dict[str, Any] = {"train": len(x), "test": len(xt), "k1": args.k1, "clusterings": args.clusterings}
     out |= {"network_fit_seconds": round(seconds, 1), "network_predict_seconds": round(slow, 2)}
     for d in (2, 10):
@@ -98,6 +113,7 @@ def main() -> None:
     arguments.add_argument("--clusterings", type=int, default=400)
     arguments.add_argument("--epochs", type=int, default=20)
     arguments.add_argument("--jobs", type=int, default=None)
+    arguments.add_argument("--fitted", type=Path, help="outputs of an earlier fit, with the same settings")
     args = arguments.parse_args()
     for name in args.parts.split(","):
         write_part(args.out, name, args.seed, parts[name](args))

@@ -3,7 +3,7 @@
 The time of a fit, stage by stage, against what its first layer would take at this machine's rate of matrix
 products (sgemm of the same shapes, all cores, measured before and after the fit); then the transform of the
 10,000 test images, in memory, and peak memory. Fewer clusterings give a figure of the first layer soon; upper
-layers grow with their square.
+layers grow with their square. --keep FOLDER leaves both outputs there, for `mbn_compressive.py --fitted`.
 """
 
 from __future__ import annotations
@@ -80,15 +80,18 @@ def measure(options: Any, folder: Path) -> dict[str, Any]:
     )
     stages, before = Stages(), sgemm_rate(options.k1, columns, threads)
     begin = time.perf_counter()
-    model.fit(ds, run_dir=folder / "run", callbacks=stages)
+    z = model.fit_transform(ds, run_dir=folder / "run", callbacks=stages)
     seconds = time.perf_counter() - begin
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     rate = max(before, sgemm_rate(options.k1, columns, threads))
     flops = 2.0 * options.rows * options.k1 * columns * options.clusterings
     test = mnist(part="test")[0]
     begin = time.perf_counter()
-    model.transform(test)
+    zt = model.transform(test)
     transform = time.perf_counter() - begin
+    if options.keep:
+        options.keep.mkdir(parents=True, exist_ok=True)
+        np.savez(options.keep / "outputs.npz", train=z, test=zt, seconds=[seconds, transform])
     return {
         "rows": options.rows,
         "clusterings": options.clusterings,
@@ -111,6 +114,7 @@ def main() -> None:
     arguments.add_argument("--rows", type=int, default=60_000)
     arguments.add_argument("--clusterings", type=int, default=400)
     arguments.add_argument("--k1", type=int, default=8000)
+    arguments.add_argument("--keep", type=Path, help="a folder for the outputs of both sets")
     options = arguments.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         results = measure(options, Path(folder))
