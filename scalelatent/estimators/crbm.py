@@ -74,7 +74,8 @@ class ConditionalRBM(
         the number of workers none; with ``local_steps`` it changes the result.
     local_steps : int or None
         Chains take so many steps by themselves, on batches of ``batch_size`` rows of their own, then their
-        parameters are averaged: for large clusters, and slow networks. None: a step a batch.
+        parameters are averaged: for large clusters, and slow networks. None: a step a batch. On a GPU
+        ``n_chains=1, local_steps=64`` are the steps of one chain, 64 of which stay on the card.
     patience : int or None
         End after so many epochs without a better validation error, which needs validation rows. None: all
         epochs. What did best on the validation rows is kept either way.

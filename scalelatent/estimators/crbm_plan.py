@@ -25,7 +25,7 @@ from scalelatent.engine.plan import (
 from scalelatent.engine.threads import single_threaded
 from scalelatent.models.base import Block
 from scalelatent.models.crbm.learners import LEARNERS
-from scalelatent.models.crbm.limits import MESSAGE_BYTES
+from scalelatent.models.crbm.limits import BLOCKS, MESSAGE_BYTES
 from scalelatent.models.crbm.online import CrbmLearner
 from scalelatent.models.crbm.predict import sweeps_in
 from scalelatent.models.stats import Stats
@@ -89,15 +89,18 @@ def _kernel_bytes(learner: CrbmLearner, resources: Resources) -> int:
 
 
 def _device_bytes(learner: CrbmLearner) -> int:
-    """Parameters, gradient, and messages: of a chain's rows with pair beliefs, or of validation."""
-    edges = learner.shape.n_visible * learner.shape.n_hidden
-    matrix = 4 * edges
+    """Parameters, gradient, and messages: of a chain's rows with pair beliefs, or of validation; and what a
+    graph's thread blocks tell each other.
+    """
+    v, h = learner.shape.n_visible, learner.shape.n_hidden
+    edges = v * h
+    matrix, most = 4 * edges, max(learner.chain_rows, BLOCK_ROWS if learner.has_validation else 0)
 
     def group(rows: int) -> int:
         return max(1, min(rows, MESSAGE_BYTES // matrix)) * matrix
 
     messages = max(2 * group(learner.chain_rows), group(BLOCK_ROWS) if learner.has_validation else 0)
-    return 4 * (2 * learner.shape.n_parameters + 4 * edges) + messages
+    return 4 * (2 * learner.shape.n_parameters + 4 * edges + most * (v + (2 + BLOCKS) * h)) + messages
 
 
 def _probe(learner: CrbmLearner, train: Dataset) -> dict[str, float]:

@@ -10,6 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 _OPTIONS = ("--std=c++17",)
+_PLAIN_SHARED_BYTES = 48 * 2**10  # a kernel that wants more dynamic shared memory has to say so first
 
 
 class Kernels:
@@ -36,6 +37,7 @@ class Kernels:
     def __init__(self, package: str, threads: int = 128) -> None:
         self._package, self.threads = package, threads
         self._functions: dict[str, Any] = {}
+        self._shared: dict[str, int] = {}
 
     @cached_property
     def text(self) -> str:
@@ -48,7 +50,7 @@ class Kernels:
         # Compiled once a process and device; CuPy keeps the binary on disk for the next process.
         return cupy.RawModule(code=self.text, options=_OPTIONS)
 
-    def launch(self, name: str, grid: tuple[int, ...], *arguments: Any) -> None:
+    def launch(self, name: str, grid: tuple[int, ...], *arguments: Any, shared_bytes: int = 0) -> None:
         """Start a kernel on CuPy's current stream, in blocks of ``threads`` threads.
 
         Parameters
@@ -58,6 +60,8 @@ class Kernels:
             Thread blocks along x, y and z.
         *arguments : cupy.ndarray or numpy scalar
             In the order and of the types that the kernel declares.
+        shared_bytes : int
+            Of dynamic shared memory, for each thread block.
 
         Examples
         --------
@@ -67,4 +71,6 @@ class Kernels:
         function = self._functions.get(name)
         if function is None:
             function = self._functions[name] = self._module.get_function(name)
-        function(grid, (self.threads,), arguments)
+        if shared_bytes > max(_PLAIN_SHARED_BYTES, self._shared.get(name, 0)):
+            function.max_dynamic_shared_size_bytes = self._shared[name] = shared_bytes
+        function(grid, (self.threads,), arguments, shared_mem=shared_bytes)

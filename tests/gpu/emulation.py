@@ -17,6 +17,11 @@ HERE = Path(__file__).resolve().parent
 _LETTERS = {"f": np.float32, "d": np.float64, "i": np.int32, "B": np.uint8}
 
 
+# Of `KERNELS(float, f32)` or `KERNELS(sum_product, , SUM, 1, false)`: the part of the name that it makes.
+_NAME = re.compile(r"^KERNELS\((?:float, |double, |byte, )?(\w+)", re.MULTILINE)
+_KERNEL = re.compile(r'extern "C" __global__ void[^(]*\(THREADS\)\s+(\w+?)(##NAME)?\(')
+
+
 def compiler() -> str | None:
     """A C++ compiler, or None."""
     return next((path for name in ("g++", "c++", "clang++") if (path := shutil.which(name))), None)
@@ -24,15 +29,9 @@ def compiler() -> str | None:
 
 def kernel_names(source: str) -> list[str]:
     """Names of the kernels of a .cu file; those that its macro KERNELS makes, for each of its types."""
-    types = re.findall(r"^KERNELS\(\w+, (\w+)\)", source, re.MULTILINE)
+    made = dict.fromkeys(_NAME.findall(source))
     plain = source.replace("\\\n", "\n")
-    return [
-        name + suffix
-        for name, glued in re.findall(
-            r'extern "C" __global__ void[^(]*\(THREADS\)\s+(\w+?)(##NAME)?\(', plain
-        )
-        for suffix in (types if glued else [""])
-    ]
+    return [name + suffix for name, glued in _KERNEL.findall(plain) for suffix in (made if glued else [""])]
 
 
 class Emulated:
@@ -72,7 +71,12 @@ class Emulated:
         return function().decode().split()
 
     def launch(
-        self, name: str, grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...]
+        self,
+        name: str,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        arguments: tuple[Any, ...],
+        shared: int = 0,
     ) -> None:
         """Run a kernel; arguments are numpy arrays (pointers), numpy scalars, np.uint64(0) for no pointer."""
         wanted = self.signature(name)
@@ -86,7 +90,7 @@ class Emulated:
         sizes = [*grid, 1][:2]
         with self._one_at_a_time:  # the emulator's threads and shared memory are static
             getattr(self.library, f"emulate_{name}")(
-                *(ctypes.c_uint(n) for n in (*sizes, block[0])), pointers
+                *(ctypes.c_uint(n) for n in (*sizes, block[0], shared)), pointers
             )
 
 

@@ -4,15 +4,21 @@
 // Thread blocks run one after the other; the threads of a block are fibres that take turns at every
 // barrier, so __shared__ memory is plain static memory. Shuffles and __syncthreads_count are barriers too:
 // they must be reached by all threads of the block, which is stricter than CUDA.
+//
+// Blocks of a cluster take turns at its barriers, so what lies in static memory must not be needed beyond
+// one; dynamic shared memory is a block's own until it ends. CLUSTER blocks may meet, in kernels that ask.
 #pragma once
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cmath>
 #include <csetjmp>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
+#include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -22,7 +28,10 @@
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __shared__ static
+#define DYNAMIC_SHARED(name) float* const name = emulator::at->shared.data()
+#define CLUSTER_BARRIER() emulator::cluster_barrier()
 
 struct dim3 {
     unsigned x = 1, y = 1, z = 1;
@@ -50,31 +59,50 @@ inline T atomicAdd(T* p, T value) {
 namespace emulator {
 
 constexpr size_t STACK = 1 << 16;
+constexpr unsigned CLUSTER = 8;
 
 struct Fibre {
     ucontext_t context;  // its stack; later turns jump, which unlike swapcontext asks nothing of the system
     jmp_buf resume;
     bool started = false;
     std::vector<char> stack;
-    bool done = false;
+    bool done = false, in_cluster = false;  // waits for other blocks
     long barriers = 0;
 };
 
-static std::vector<Fibre> fibres;
+struct Block {
+    unsigned index = 0;
+    bool busy = false;
+    std::vector<Fibre> fibres;
+    std::vector<float> shared;
+};
+
+static std::vector<std::unique_ptr<Block>> places;  // of the blocks that have begun and not ended
+static Block* at = nullptr;
 static jmp_buf scheduler;
 static unsigned current = 0;
 static std::vector<unsigned char> exchange;  // 8 bytes a thread
 static void (*entry)(void*) = nullptr;
 static void* payload = nullptr;
 
+[[noreturn]] inline void fail(const char* text, unsigned some, unsigned all) {
+    std::fprintf(stderr, "emulator: %u of %u %s\n", some, all, text);
+    std::abort();
+}
+
 inline void barrier() {
-    ++fibres[current].barriers;
-    if (!_setjmp(fibres[current].resume)) _longjmp(scheduler, 1);
+    ++at->fibres[current].barriers;
+    if (!_setjmp(at->fibres[current].resume)) _longjmp(scheduler, 1);
+}
+
+inline void cluster_barrier() {
+    at->fibres[current].in_cluster = true;
+    barrier();
 }
 
 static void start() {
     entry(payload);
-    fibres[current].done = true;
+    at->fibres[current].done = true;
     _longjmp(scheduler, 1);
 }
 
@@ -82,16 +110,49 @@ static void start() {
 // jump.
 __attribute__((noinline)) static void give_turn() {
     if (_setjmp(scheduler)) return;
-    if (fibres[current].started) _longjmp(fibres[current].resume, 1);
-    fibres[current].started = true;
-    setcontext(&fibres[current].context);
+    if (at->fibres[current].started) _longjmp(at->fibres[current].resume, 1);
+    at->fibres[current].started = true;
+    setcontext(&at->fibres[current].context);
 }
 
-// All threads of one block, to the end. Threads that have ended while others wait at a barrier are an error.
-inline void run_block(unsigned threads) {
-    fibres.resize(threads);
+// All threads of a block up to a barrier of its cluster (false) or to the end (true). Threads that have ended
+// or gone to other blocks while others of their block wait at a barrier are an error.
+inline bool run_block(Block& block) {
+    at = &block;
+    blockIdx.x = block.index;
+    const unsigned threads = block.fibres.size();
+    for (auto& fibre : block.fibres) fibre.in_cluster = false;
+    for (;;) {
+        unsigned alive = 0, away = 0;
+        for (current = 0; current < threads; ++current) {
+            auto& fibre = block.fibres[current];
+            if (fibre.done) continue;
+            threadIdx.x = current;
+            give_turn();
+            alive += !fibre.done;
+            away += fibre.in_cluster;
+        }
+        if (alive && alive != threads) fail("threads wait at a barrier", alive, threads);
+        if (away && away != threads) fail("threads wait for their cluster", away, threads);
+        if (!alive || away) break;
+    }
+    for (auto& fibre : block.fibres) {
+        if (fibre.barriers != block.fibres[0].barriers) std::abort();
+    }
+    block.busy = !block.fibres[0].done;
+    return !block.busy;
+}
+
+inline Block& begin_block(unsigned index, unsigned threads, unsigned shared) {
+    unsigned place = 0;
+    while (place < places.size() && places[place]->busy) ++place;
+    if (place == places.size()) places.push_back(std::make_unique<Block>());
+    Block& block = *places[place];
+    block.index = index;
+    block.shared.assign(shared / sizeof(float), std::numeric_limits<float>::quiet_NaN());
+    block.fibres.resize(threads);
     exchange.assign(8 * threads, 0);
-    for (auto& fibre : fibres) {
+    for (auto& fibre : block.fibres) {
         fibre.done = fibre.started = false;
         fibre.barriers = 0;
         fibre.stack.resize(STACK);
@@ -101,21 +162,23 @@ inline void run_block(unsigned threads) {
         fibre.context.uc_link = nullptr;
         makecontext(&fibre.context, start, 0);
     }
-    for (unsigned alive = threads; alive;) {
-        alive = 0;
-        for (current = 0; current < threads; ++current) {
-            if (fibres[current].done) continue;
-            threadIdx.x = current;
-            give_turn();
-            alive += !fibres[current].done;
-        }
-        if (alive && alive != threads) {
-            std::fprintf(stderr, "emulator: %u of %u threads wait at a barrier\n", alive, threads);
-            std::abort();
-        }
+    return block;
+}
+
+// The blocks of a cluster to the end; blocks that know of none end one after the other.
+inline void run_cluster(unsigned first, unsigned blocks, unsigned threads, unsigned shared) {
+    std::vector<Block*> waiting;
+    for (unsigned index = first; index < first + blocks; ++index) {
+        Block& block = begin_block(index, threads, shared);
+        if (!run_block(block)) waiting.push_back(&block);
     }
-    for (auto& fibre : fibres) {
-        if (fibre.barriers != fibres[0].barriers) std::abort();
+    while (!waiting.empty()) {
+        if (waiting.size() != CLUSTER) fail("blocks wait for their cluster", waiting.size(), CLUSTER);
+        std::vector<Block*> still;
+        for (Block* block : waiting) {
+            if (!run_block(*block)) still.push_back(block);
+        }
+        waiting = still;
     }
 }
 
@@ -156,8 +219,8 @@ const char* signature(void (*)(P...)) {
 }
 
 template <class... P, size_t... I>
-void run(void (*kernel)(P...), unsigned grid_x, unsigned grid_y, unsigned threads, void** arguments,
-         std::index_sequence<I...>) {
+void run(void (*kernel)(P...), unsigned grid_x, unsigned grid_y, unsigned threads, unsigned shared,
+         void** arguments, std::index_sequence<I...>) {
     auto body = [&] { kernel(*static_cast<P*>(arguments[I])...); };
     payload = &body;
     entry = [](void* p) { (*static_cast<decltype(body)*>(p))(); };
@@ -165,14 +228,16 @@ void run(void (*kernel)(P...), unsigned grid_x, unsigned grid_y, unsigned thread
     gridDim.y = grid_y;
     blockDim.x = threads;
     for (blockIdx.y = 0; blockIdx.y < grid_y; ++blockIdx.y) {
-        for (blockIdx.x = 0; blockIdx.x < grid_x; ++blockIdx.x) run_block(threads);
+        for (unsigned first = 0; first < grid_x; first += CLUSTER)
+            run_cluster(first, std::min(CLUSTER, grid_x - first), threads, shared);
     }
     payload = nullptr;
 }
 
 template <class... P>
-void launch(void (*kernel)(P...), unsigned grid_x, unsigned grid_y, unsigned threads, void** arguments) {
-    run(kernel, grid_x, grid_y, threads, arguments, std::index_sequence_for<P...>());
+void launch(void (*kernel)(P...), unsigned grid_x, unsigned grid_y, unsigned threads, unsigned shared,
+            void** arguments) {
+    run(kernel, grid_x, grid_y, threads, shared, arguments, std::index_sequence_for<P...>());
 }
 
 }  // namespace emulator
@@ -203,8 +268,9 @@ inline T __shfl_xor_sync(unsigned, T value, unsigned mask) {
 // Lanes run one after the other up to the next barrier.
 inline void __syncwarp() {}
 
-#define EMULATE(NAME)                                                                                 \
-    extern "C" void emulate_##NAME(unsigned grid_x, unsigned grid_y, unsigned threads, void** args) { \
-        emulator::launch(NAME, grid_x, grid_y, threads, args);                                        \
-    }                                                                                                 \
+#define EMULATE(NAME)                                                                                  \
+    extern "C" void emulate_##NAME(unsigned grid_x, unsigned grid_y, unsigned threads, unsigned shared, \
+                                   void** args) {                                                       \
+        emulator::launch(NAME, grid_x, grid_y, threads, shared, args);                                  \
+    }                                                                                                   \
     extern "C" const char* signature_##NAME() { return emulator::signature(NAME); }

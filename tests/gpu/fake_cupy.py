@@ -115,19 +115,15 @@ class ndarray:
         assert isinstance(value, (ndarray, int, float)), "CuPy refuses host arrays here"
         self._a[key] = value._a.astype(self.dtype) if isinstance(value, ndarray) else value
 
-    def _other(self, other: Any) -> Any:
-        if isinstance(other, ndarray):
-            return other._a
-        if isinstance(other, (int, float)):
-            return other
-        raise TypeError(f"Unsupported type {type(other)}")
-
-    def __mul__(self, other: Any) -> ndarray:
-        return ndarray(np.asarray(self._a * self._other(other)))
-
     def __matmul__(self, other: Any) -> ndarray:
         _note("matmul")
-        return ndarray(self._a @ self._other(other))
+        return ndarray(self._a @ _plain(other))
+
+    def __float__(self) -> float:
+        return float(self._a)
+
+    def __int__(self) -> int:
+        return int(self._a)
 
     def reshape(self, *shape: Any) -> ndarray:
         return ndarray(self._a.reshape(*shape))
@@ -137,6 +133,12 @@ class ndarray:
 
     def astype(self, dtype: Any, copy: bool = True) -> ndarray:
         return ndarray(self._a.astype(dtype, copy=copy))
+
+    def copy(self) -> ndarray:
+        return ndarray(self._a.copy())
+
+    def take(self, indices: Any, axis: int | None = None) -> ndarray:
+        return ndarray(self._a.take(indices, axis=axis))
 
     def fill(self, value: Any) -> None:
         self._a.fill(value)
@@ -151,14 +153,54 @@ class ndarray:
         _note("get")
         return self._a.copy()
 
-    def all(self) -> ndarray:
-        return ndarray(np.asarray(self._a.all()))
-
     def __bool__(self) -> bool:
         return bool(self._a)
 
     def tolist(self) -> list:
         return self._a.tolist()
+
+
+def _plain(a: Any) -> Any:
+    """What numpy is given for an operand: device arrays and scalars, never a host array."""
+    if isinstance(a, ndarray):
+        return a._a
+    if isinstance(a, (int, float, np.generic)):
+        return a
+    raise TypeError(f"Unsupported type {type(a)}")
+
+
+def _operator(name: str) -> Any:
+    def call(self: ndarray, *others: Any) -> Any:
+        return ndarray(np.asarray(getattr(self._a, name)(*map(_plain, others))))
+
+    return call
+
+
+def _in_place(name: str) -> Any:
+    def call(self: ndarray, other: Any) -> ndarray:
+        getattr(self._a, name)(_plain(other))
+        return self
+
+    return call
+
+
+def _reduction(name: str) -> Any:
+    def call(self: ndarray, axis: int | None = None, dtype: Any = None) -> ndarray:
+        more = {} if dtype is None else {"dtype": dtype}
+        return ndarray(np.asarray(getattr(self._a, name)(axis=axis, **more)))
+
+    return call
+
+
+for _name in ("add", "sub", "mul", "truediv", "radd", "rsub", "rmul", "rtruediv", "neg"):
+    setattr(ndarray, f"__{_name}__", _operator(f"__{_name}__"))
+for _name in ("and", "or", "invert", "lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(ndarray, f"__{_name}__", _operator(f"__{_name}__"))
+for _name in ("iadd", "isub", "imul"):
+    setattr(ndarray, f"__{_name}__", _in_place(f"__{_name}__"))
+for _name in ("sum", "max", "min", "prod", "any", "all"):
+    setattr(ndarray, _name, _reduction(_name))
+ndarray.__hash__ = None  # type: ignore[assignment]
 
 
 class Stream:
@@ -214,12 +256,25 @@ class RawModule:
         assert isinstance(options, tuple)
 
     def get_function(self, name: str) -> Any:
-        def call(grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]) -> None:
-            _note(name)
-            plain = tuple(a._a if isinstance(a, ndarray) else a for a in args)
-            RawModule.library.launch(name, grid, block, plain)
+        return RawKernel(name)
 
-        return call
+
+class RawKernel:
+    """cupy.RawKernel."""
+
+    max_dynamic_shared_size_bytes = 48 * 2**10
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(
+        self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], *, shared_mem: int = 0
+    ) -> None:
+        """Launch it."""
+        _note(self.name)
+        assert shared_mem <= self.max_dynamic_shared_size_bytes, "CUDA refuses to launch this"
+        plain = tuple(a._a if isinstance(a, ndarray) else a for a in args)
+        RawModule.library.launch(self.name, grid, block, plain, shared_mem)
 
 
 def _note(what: str) -> None:
@@ -270,6 +325,41 @@ def isfinite(a: ndarray) -> ndarray:
     return ndarray(np.isfinite(a._a))
 
 
+def matmul(a: ndarray, b: ndarray, out: ndarray | None = None) -> ndarray:
+    """cupy.matmul."""
+    _note("matmul")
+    found = np.matmul(a._a, b._a, out=None if out is None else out._a)
+    return ndarray(found) if out is None else out
+
+
+def subtract(a: Any, b: Any, out: ndarray | None = None) -> ndarray:
+    """cupy.subtract."""
+    found = np.subtract(_plain(a), _plain(b), out=None if out is None else out._a)
+    return ndarray(found) if out is None else out
+
+
+def concatenate(parts: list[ndarray]) -> ndarray:
+    """cupy.concatenate."""
+    return ndarray(np.concatenate([part._a for part in parts]))
+
+
+def nonzero(a: ndarray) -> tuple[ndarray, ...]:
+    """cupy.nonzero."""
+    return tuple(ndarray(found) for found in np.nonzero(a._a))
+
+
+def _elementwise(name: str) -> Any:
+    def call(*args: Any) -> ndarray:
+        return ndarray(np.asarray(getattr(np, name)(*map(_plain, args))))
+
+    return call
+
+
+ELEMENTWISE = ("exp", "log", "tanh", "where", "maximum", "logaddexp", "zeros_like")
+for _name in ELEMENTWISE:
+    globals()[_name] = _elementwise(_name)
+
+
 def gemm_ex(handle: int, transa: int, transb: int, *numbers: int) -> None:
     """cublasGemmEx on host memory, column-major as there."""
     m, n, k, _alpha, a, a_type, lda, b, b_type, ldb, _beta, c, c_type, ldc, compute, _algo = numbers
@@ -298,8 +388,10 @@ def _properties(device: int) -> dict[str, Any]:
         "multiProcessorCount": 1,
         "l2CacheSize": 2**20,
         "totalGlobalMem": 2**30,
-        "major": 0,
+        "major": 9,
         "minor": 0,
+        "sharedMemPerBlockOptin": 2**17,
+        "clockRate": 10**6,
     }
 
 
@@ -344,7 +436,13 @@ NAMES = {
         "asnumpy",
         "take",
         "isfinite",
+        "matmul",
+        "subtract",
+        "concatenate",
+        "nonzero",
+        *ELEMENTWISE,
         "RawModule",
+        "RawKernel",
         "get_default_memory_pool",
     ],
     "cupy.cuda": [name for name in vars(cuda) if not isinstance(getattr(cuda, name), SimpleNamespace)],

@@ -14,8 +14,9 @@ from scalelatent.models._cuda import Kernels
 from scalelatent.models.crbm import reference
 from scalelatent.models.crbm.reference import sigmoid
 
-NAMES = {"sum_product", "mixed_product", "max_product", "mean_field", "add_pairs_f4", "add_pairs_f8"}
 METHODS = ("sum_product", "mixed_product", "max_product", "mean_field")
+KEPT = {"sum_product_kept", "max_product_kept"}
+NAMES = {*METHODS, *(f"{method}_cluster" for method in METHODS), *KEPT, "add_pairs_f4", "add_pairs_f8"}
 
 
 @pytest.fixture(scope="session")
@@ -72,10 +73,62 @@ def test_the_text_names_its_kernels(load_helper) -> None:
     assert set(load_helper("emulation").kernel_names(text)) == {f"crbm_{name}" for name in NAMES}
 
 
+def test_launches_and_text_agree_on_blocks(emulated_gpu):
+    for name in ("THREADS", "BLOCKS"):
+        assert f"constexpr int {name} = {getattr(emulated_gpu, name)};" in emulated_gpu._kernels.text
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("v", "h", "scale"), [(1, 1, 1.0), (9, 40, 0.5), (17, 5, 3.0)])
 def test_emulated(emulated_gpu, method, v, h, scale):
     check(emulated_gpu, method, v, h, 2, scale, None)
+
+
+@pytest.fixture(params=["kept", "cluster"])
+def clustered(request, emulated_gpu, fake, monkeypatch):
+    """Clusters work on graphs of any size; "cluster" has no room for messages in its blocks."""
+    monkeypatch.setattr(emulated_gpu, "CLUSTER_EDGES", 0)
+    if request.param == "cluster":
+        monkeypatch.setattr(emulated_gpu, "_STATIC_BYTES", 2**20)
+    fake.LAUNCHED.clear()
+    emulated_gpu.launched = lambda: {
+        name.rpartition("_")[2] for name, _ in fake.LAUNCHED if name[:5] == "crbm_"
+    }
+    emulated_gpu.way = request.param
+    return emulated_gpu
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("v", "h", "scale"), [(1, 1, 1.0), (30, 40, 0.5), (17, 5, 3.0)])
+def test_emulated_clusters(clustered, method, v, h, scale):
+    """Eight blocks a graph, also where some of them have no unit."""
+    check(clustered, method, v, h, 2, scale, None)
+    check(clustered, method, v, h, 3, scale, 1e-2)
+    keeps = clustered.way == "kept" and f"{method}_kept" in KEPT
+    assert clustered.launched() == {"kept" if keeps else "cluster"}
+
+
+def test_emulated_pairs_of_clusters(clustered, monkeypatch):
+    monkeypatch.setattr(clustered, "MESSAGE_BYTES", 2 * 4 * 19 * 5)  # two graphs at a time
+    check_pairs(clustered, 19, 5, 3, 1e-2, "f4")
+    assert clustered.way in clustered.launched()
+
+
+def test_large_graphs_alone_have_clusters_and_say_what_they_keep(emulated_gpu, fake):
+    way = emulated_gpu._way
+    assert way("sum_product", 127, 128) == ("crbm_sum_product", 1, 0)
+    assert way("sum_product", 785, 128) == ("crbm_sum_product_kept", 8, 4 * 99 * 128)
+    assert way("mean_field", 785, 128) == ("crbm_mean_field_cluster", 8, 0)
+    assert way("max_product", 10_000, 2000) == ("crbm_max_product_cluster", 8, 0)
+    # More than 48 KiB are asked for before the launch.
+    check(emulated_gpu, "sum_product", 785, 128, 1, 0.05, None)
+    assert ("crbm_sum_product_kept", 0) in fake.LAUNCHED
+
+
+def test_cards_without_clusters_have_a_block_a_graph(emulated_gpu, fake, monkeypatch):
+    told = fake.runtime.getDeviceProperties(0)
+    monkeypatch.setattr(fake.runtime, "getDeviceProperties", lambda device: told | {"major": 8})
+    assert emulated_gpu._way("sum_product", 784, 256) == ("crbm_sum_product", 1, 0)
 
 
 @pytest.mark.parametrize("largest", [-20.0, 20.0])
@@ -108,7 +161,7 @@ def test_emulated_bethe_and_tolerance(emulated_gpu):
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
-    ("v", "h", "scale"), [(1, 1, 1.0), (100, 37, 0.3), (784, 256, 0.1), (50, 2000, 0.05)]
+    ("v", "h", "scale"), [(1, 1, 1.0), (100, 37, 0.3), (784, 256, 0.1), (50, 2000, 0.05), (2000, 300, 0.01)]
 )
 def test_on_a_device(real_gpu, method, v, h, scale):
     check(real_gpu, method, v, h, 20, scale, None)

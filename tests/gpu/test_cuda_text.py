@@ -88,7 +88,8 @@ def test_nvrtc_compiles_it(nvrtc, load_helper, model, architecture):
     assert status == 0, log
     assert "warning" not in log, log
     for name in names:
-        assert name.encode() in binary
+        clustered = name.endswith(("_cluster", "_kept"))  # which the card must be able to
+        assert (name.encode() in binary) == (not clustered or architecture >= "sm_90")
 
 
 def test_nvrtc_would_notice(nvrtc, cuda_text):

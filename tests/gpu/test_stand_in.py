@@ -36,6 +36,7 @@ def test_every_method_is_cupys(stand_in):
         (stand_in.Event, cupy.cuda.Event),
         (stand_in.MemoryPointer, cupy.cuda.MemoryPointer),
         (stand_in.RawModule, cupy.RawModule),
+        (stand_in.RawKernel, cupy.RawKernel),
         (stand_in._Pool, cupy.cuda.MemoryPool),
     ]
     for fake, real in pairs:

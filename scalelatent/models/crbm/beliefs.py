@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from .inference import CONVERGED, Inference
 
 # Inference -> kernel; "independent" is that of a model without hidden units.
@@ -50,7 +52,6 @@ def infer(
 
     Examples
     --------
-    >>> import numpy as np
     >>> from scalelatent.engine.backend import make_backend
     >>> backend = make_backend("reference")
     >>> found = infer("sum-product", couple(np.ones((1, 1)), backend), np.zeros((1, 1)), np.zeros((1, 1)), 5,
@@ -66,7 +67,12 @@ def infer(
     return backend.kernel(INFERENCES[inference])(coupling, b1, b2, n_sweeps, tol)
 
 
-def count_converged(found: Inference, tol: float | None) -> int:
-    """Rows whose beliefs came to rest."""
-    limit = CONVERGED if tol is None else tol
-    return len(found.lv) if found.change is None else int((found.change <= limit).sum())
+def count_converged(change: np.ndarray, tol: float | None) -> int:
+    """Rows whose beliefs came to rest: by how much they moved in their last sweep.
+
+    Examples
+    --------
+    >>> count_converged(np.array([0.1, 1e-5]), None)
+    1
+    """
+    return int((change <= (CONVERGED if tol is None else tol)).sum())

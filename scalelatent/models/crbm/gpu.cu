@@ -1,9 +1,11 @@
 // Inference in conditional RBMs on the device. gpu.py compiles this text and launches it; reference.py is its
 // oracle, and cpu/sum_product.py has the formulas: one division an edge and sweep.
 //
-// A thread block has one graph. A warp has a visible unit: its lanes go over the hidden units twice, to the
-// visible unit and back, the second time out of the first-level cache. Then each thread has hidden units,
-// whose messages it multiplies from the first visible unit to the last. Products are taken apart into mantissa
+// A graph is worked on by one thread block, or by a cluster of BLOCKS (compute capability 9.0 on) that share
+// its visible units. A warp has a visible unit: its lanes go over the hidden units twice, to the visible unit
+// and back. Then each thread has hidden units, whose messages from the block's own visible units it multiplies
+// from first to last; the blocks add up the logs of these products in their order. Messages lie in global
+// memory, or are kept in the shared memory of the blocks of a cluster. Products are taken apart into mantissa
 // and exponent after so many factors as float32 can hold, so there is one log a unit and lane. Every sum and
 // product has one order: no atomics, the same bits in every run on one kind of card, whatever the batch.
 //
@@ -12,8 +14,15 @@
 
 constexpr int THREADS = 256;  // of a thread block; gpu.py launches with the same number
 constexpr int WARPS = THREADS / 32;
+[[maybe_unused]] constexpr int BLOCKS = 8;  // of a cluster; of graphs as large as gpu.py says
 constexpr unsigned EVERY_LANE = 0xffffffffu;
 constexpr float LN2 = 0.693147180559945f;
+
+#ifndef CLUSTER_BARRIER  // the emulator has words of its own for these two
+// Waits for all threads of the cluster; what one of them has written before, all read after it.
+#define CLUSTER_BARRIER() asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory")
+#define DYNAMIC_SHARED(name) extern __shared__ float name[]
+#endif
 
 enum Method { SUM, MIXED, MAX, MEAN };
 
@@ -63,42 +72,65 @@ __device__ __forceinline__ float max_message(float w, float cavity) {
 // log(1 + e^l).
 __device__ __forceinline__ double log_partition(float l) { return fmax(static_cast<double>(l), 0.0) + log1p(exp(-fabs(static_cast<double>(l)))); }
 
-// One graph a block. a: exp(W), or W where nothing is multiplied; (v, h) both, as w. m: messages, (graphs, v,
-// h). tv, th: beliefs of 1, uh of 0. c: null, or P(v_i = 1 | h_j = 1) of the last sweep, (graphs, v, h); then
-// log_z is made too.
-template <Method METHOD>
+// Called by all threads of the blocks of one graph.
+template <int SHARING>
+__device__ __forceinline__ void meet() {
+    if constexpr (SHARING > 1)
+        CLUSTER_BARRIER();
+    else
+        __syncthreads();
+}
+
+// A graph, of ``SHARING`` blocks. a: exp(W), or W where nothing is multiplied; (v, h) both, as w. m: messages,
+// (graphs, v, h), unless they are KEPT. tv, th: beliefs of 1, uh of 0. c: null, or P(v_i = 1 | h_j = 1) of the
+// last sweep, (graphs, v, h); then log_z is made too. part, (graphs, SHARING, h), moves and shares, (graphs,
+// SHARING): what the blocks of a graph tell each other.
+template <Method METHOD, int SHARING, bool KEPT>
 __device__ void infer(const float* a, const float* w, int v, int h, const float* bv, const float* bh, int sweeps,
                       float tol, int factors, float limit, float* m, float* tv, float* th, float* uh, float* lv,
-                      float* lh, int* done, float* change, float* c, double* log_z) {
-    const int graph = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const size_t edges = static_cast<size_t>(v) * h;
+                      float* lh, int* done, float* change, float* c, double* log_z, float* part, float* moves,
+                      double* shares) {
+    const int graph = blockIdx.x / SHARING, rank = blockIdx.x % SHARING;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    // The block's own visible units, and the hidden ones that it finishes.
+    const int some = (v + SHARING - 1) / SHARING, begin = min(rank * some, v), end = min(begin + some, v);
+    const int few = (h + SHARING - 1) / SHARING, left = min(rank * few, h), right = min(left + few, h);
+    const size_t edges = static_cast<size_t>(v) * h, own = static_cast<size_t>(begin) * h;
     bv += static_cast<size_t>(graph) * v, tv += static_cast<size_t>(graph) * v, lv += static_cast<size_t>(graph) * v;
     bh += static_cast<size_t>(graph) * h, th += static_cast<size_t>(graph) * h, lh += static_cast<size_t>(graph) * h;
-    uh += static_cast<size_t>(graph) * h;
-    if (METHOD == SUM || METHOD == MAX) m += graph * edges;
-    if (c) c += graph * edges;
-    for (int j = threadIdx.x; j < h; j += THREADS) {
+    uh += static_cast<size_t>(graph) * h, part += static_cast<size_t>(graph) * SHARING * h;
+    moves += graph * SHARING, shares += graph * SHARING;
+    a += own, w += own;
+    if (c) c += graph * edges + own;
+    if constexpr (KEPT) {
+        DYNAMIC_SHARED(pool);
+        m = pool;
+    } else if (METHOD == SUM || METHOD == MAX) {
+        m += graph * edges + own;
+    }
+    for (int j = left + threadIdx.x; j < right; j += THREADS) {
         lh[j] = bh[j];
         beliefs(bh[j], limit, th[j], uh[j]);
     }
-    for (int i = threadIdx.x; i < v; i += THREADS) {
+    for (int i = begin + threadIdx.x; i < end; i += THREADS) {
         float off;
         beliefs(bv[i], limit, tv[i], off);
         lv[i] = METHOD == MIXED ? 0.0f : bv[i];  // nothing is decided before the first sweep
     }
     if (METHOD == SUM || METHOD == MAX)
-        for (size_t k = threadIdx.x; k < edges; k += THREADS) m[k] = METHOD == SUM ? 1.0f : 0.0f;
-    __syncthreads();
+        for (size_t k = threadIdx.x; k < static_cast<size_t>(end - begin) * h; k += THREADS)
+            m[k] = METHOD == SUM ? 1.0f : 0.0f;
+    meet<SHARING>();
     bool met = false;  // tol, by the sweep before: this one is for the pair beliefs
     for (int sweep = 1; sweep <= sweeps; ++sweep) {
         const bool last = c && (met || sweep == sweeps);
         float moved = 0.0f;
         double bethe = 0.0;
-        for (int first = 0; first < v; first += WARPS) {  // all warps, also those without a unit
+        for (int first = begin; first < end; first += WARPS) {  // all warps, also those without a unit
             const int i = first + warp;
-            const size_t row = static_cast<size_t>(i) * h;
+            const size_t row = static_cast<size_t>(i - begin) * h;
             float sum = 0.0f;
-            if (i < v) {
+            if (i < end) {
                 Product top, bottom;
                 const bool decided = lv[i] > 0.0f;
                 int held = 0;
@@ -121,8 +153,8 @@ __device__ void infer(const float* a, const float* w, int v, int h, const float*
                     sum = top.log();
                 }
             }
-            const float l = warp_sum(sum) + (i < v ? bv[i] : 0.0f);
-            if (i >= v) continue;
+            const float l = warp_sum(sum) + (i < end ? bv[i] : 0.0f);
+            if (i >= end) continue;
             float on, off;
             beliefs(l, limit, on, off);
             moved = fmaxf(moved, fabsf(on - tv[i]));
@@ -144,12 +176,12 @@ __device__ void infer(const float* a, const float* w, int v, int h, const float*
             if (lane == 0) lv[i] = l, tv[i] = on;
         }
         __syncthreads();
-        for (int j = threadIdx.x; j < h; j += THREADS) {
+        for (int j = threadIdx.x; j < h; j += THREADS) {  // what the block's own units say to each hidden one
             Product product;
             float sum = 0.0f;
             int held = 0;
-            for (int i = 0; i < v; ++i) {
-                const size_t at = static_cast<size_t>(i) * h + j;
+            for (int i = begin; i < end; ++i) {
+                const size_t at = static_cast<size_t>(i - begin) * h + j;
                 if (METHOD == SUM) {
                     product.mantissa *= m[at];
                     if (++held == factors) product.split(), held = 0;
@@ -159,37 +191,62 @@ __device__ void infer(const float* a, const float* w, int v, int h, const float*
                     sum = METHOD == MAX ? sum + m[at] : fmaf(w[at], tv[i], sum);
                 }
             }
-            const float before = th[j], l = bh[j] + (METHOD == SUM ? product.log() : sum);
+            part[static_cast<size_t>(rank) * h + j] = METHOD == SUM ? product.log() : sum;
+        }
+        meet<SHARING>();
+        for (int j = left + threadIdx.x; j < right; j += THREADS) {
+            float sum = part[j];
+            for (int other = 1; other < SHARING; ++other) sum += part[static_cast<size_t>(other) * h + j];
+            const float before = th[j], l = bh[j] + sum;
             lh[j] = l;
             beliefs(l, limit, th[j], uh[j]);
             moved = fmaxf(moved, fabsf(th[j] - before));
         }
         moved = block_total<true>(moved);
-        if (threadIdx.x == 0) done[graph] = sweep;
-        if (threadIdx.x == 0 && !met) change[graph] = moved;
         if (last) {
-            for (int i = threadIdx.x; i < v; i += THREADS) bethe += log_partition(lv[i]);
-            for (int j = threadIdx.x; j < h; j += THREADS) bethe += log_partition(lh[j]);
+            for (int i = begin + threadIdx.x; i < end; i += THREADS) bethe += log_partition(lv[i]);
+            for (int j = left + threadIdx.x; j < right; j += THREADS) bethe += log_partition(lh[j]);
             bethe = block_total<false>(bethe);
-            if (threadIdx.x == 0) log_z[graph] = bethe;
+        }
+        if (threadIdx.x == 0) moves[rank] = moved, shares[rank] = bethe;
+        meet<SHARING>();
+        for (int other = 0; other < SHARING; ++other) moved = moves[other] > moved ? moves[other] : moved;
+        if (rank == 0 && threadIdx.x == 0) {
+            done[graph] = sweep;
+            if (!met) change[graph] = moved;
+            if (last) {
+                log_z[graph] = 0.0;
+                for (int other = 0; other < SHARING; ++other) log_z[graph] += shares[other];
+            }
         }
         if (met || (moved <= tol && !c)) break;
         met = moved <= tol;
     }
 }
 
-#define KERNELS(METHOD, NAME)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                            \
+#define KERNELS(NAME, ATTRIBUTES, METHOD, SHARING, KEPT)                                                             \
+    extern "C" __global__ void ATTRIBUTES __launch_bounds__(THREADS)                                                 \
         crbm_##NAME(const float* a, const float* w, int v, int h, const float* bv, const float* bh, int sweeps,      \
                     float tol, int factors, float limit, float* m, float* tv, float* th, float* uh, float* lv,       \
-                    float* lh, int* done, float* change, float* c, double* log_z) {                                  \
-        infer<METHOD>(a, w, v, h, bv, bh, sweeps, tol, factors, limit, m, tv, th, uh, lv, lh, done, change, c,       \
-                      log_z);                                                                                        \
+                    float* lh, int* done, float* change, float* c, double* log_z, float* part, float* moves,         \
+                    double* shares) {                                                                                \
+        infer<METHOD, SHARING, KEPT>(a, w, v, h, bv, bh, sweeps, tol, factors, limit, m, tv, th, uh, lv, lh, done,   \
+                                     change, c, log_z, part, moves, shares);                                         \
     }
-KERNELS(SUM, sum_product)
-KERNELS(MIXED, mixed_product)
-KERNELS(MAX, max_product)
-KERNELS(MEAN, mean_field)
+KERNELS(sum_product, , SUM, 1, false)
+KERNELS(mixed_product, , MIXED, 1, false)
+KERNELS(max_product, , MAX, 1, false)
+KERNELS(mean_field, , MEAN, 1, false)
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define CLUSTER __cluster_dims__(BLOCKS, 1, 1)
+KERNELS(sum_product_cluster, CLUSTER, SUM, BLOCKS, false)
+KERNELS(sum_product_kept, CLUSTER, SUM, BLOCKS, true)
+KERNELS(mixed_product_cluster, CLUSTER, MIXED, BLOCKS, false)
+KERNELS(max_product_cluster, CLUSTER, MAX, BLOCKS, false)
+KERNELS(max_product_kept, CLUSTER, MAX, BLOCKS, true)
+KERNELS(mean_field_cluster, CLUSTER, MEAN, BLOCKS, false)
+#undef CLUSTER
+#endif
 #undef KERNELS
 
 // A thread an edge: adds the pair beliefs P(v_i = 1 | h_j = 1) P(h_j = 1) of so many graphs, in their order.

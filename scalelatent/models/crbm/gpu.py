@@ -1,14 +1,17 @@
-"""The inference kernels in CuPy: launches of the kernels of ``gpu.cu``, one thread block a graph.
+"""The inference kernels in CuPy: launches of the kernels of ``gpu.cu``, a thread block or a cluster a graph.
 
-Messages lie in global memory, for as many graphs as fit ``MESSAGE_BYTES``, however many rows there are. A
-sweep reads them three times (the second time out of the first-level cache) and writes them once, and reads A
-once: 16 bytes an edge of second-level cache beside two dozen operations and one division. Biases are not
-looked at: a row of which one is no number has NaN among its log odds.
+Where the card has clusters of thread blocks (compute capability 9.0 on), eight blocks work on a large graph,
+and its messages stay in their shared memory where they fit. Otherwise messages lie in global memory, for as
+many graphs as fit ``MESSAGE_BYTES``, however many rows there are: a sweep reads them three times (the second
+time out of the first-level cache) and writes them once, and reads A twice, 24 bytes an edge beside two dozen
+operations and one division. Biases are not looked at: a row of which one is no number has NaN among its log
+odds.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import cupy
@@ -17,9 +20,12 @@ import numpy as np
 from scalelatent.models._cuda import Kernels
 
 from .inference import Inference, check_graphs
-from .limits import MESSAGE_BYTES, limits_of
+from .limits import BLOCKS, MESSAGE_BYTES, limits_of
 
 THREADS = 256  # of a thread block, as in gpu.cu
+# Graphs of so many edges are worth a cluster; by the graph alone, so that the batch does not change a bit.
+CLUSTER_EDGES = 2**14
+_STATIC_BYTES = 8192  # of shared memory, for what the kernels have beside messages
 _NULL = np.uint64(0)  # a null pointer
 _kernels = Kernels(__package__, THREADS)
 _launch = _kernels.launch
@@ -44,16 +50,16 @@ class Coupling:
 
 
 def make_coupling(w: Any) -> Coupling:
-    """See :func:`.reference.make_coupling`; ``w`` on the host or on the device.
+    """See :func:`.reference.make_coupling`; ``w`` on the host or on the device, where it stays.
 
     Examples
     --------
     >>> make_coupling(np.zeros((3, 2))).a.shape
     (3, 2)
     """
-    w = np.ascontiguousarray(_on_host(w), dtype=np.float32)
+    w = cupy.ascontiguousarray(cupy.asarray(w, dtype=np.float32))
     factors, limit = limits_of(w)
-    return Coupling(cupy.asarray(w), cupy.asarray(np.exp(w)), factors, limit)
+    return Coupling(w, cupy.exp(w), factors, limit)
 
 
 def sum_product(coupling: Coupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None) -> Inference:
@@ -98,8 +104,22 @@ def mean_field(coupling: Coupling, bv: Any, bh: Any, n_sweeps: int, tol: float |
     return _run("mean_field", coupling, bv, bh, n_sweeps, tol)
 
 
-def _on_host(a: Any) -> np.ndarray:
-    return a.get() if isinstance(a, cupy.ndarray) else np.asarray(a)
+@cache
+def _card(device: int) -> tuple[bool, int]:
+    """(it has clusters of thread blocks, bytes of shared memory for a block's messages)."""
+    told = cupy.cuda.runtime.getDeviceProperties(device)
+    return told["major"] >= 9, int(told["sharedMemPerBlockOptin"]) - _STATIC_BYTES
+
+
+def _way(method: str, v: int, h: int) -> tuple[str, int, int]:
+    """(kernel, thread blocks of a graph, bytes of messages that a block keeps)."""
+    has_clusters, room = _card(cupy.cuda.runtime.getDevice())
+    if v * h < CLUSTER_EDGES or not has_clusters:
+        return f"crbm_{method}", 1, 0
+    kept = 4 * -(-v // BLOCKS) * h
+    if method in ("sum_product", "max_product") and kept <= room:
+        return f"crbm_{method}_kept", BLOCKS, kept
+    return f"crbm_{method}_cluster", BLOCKS, 0
 
 
 def _run(
@@ -117,11 +137,17 @@ def _run(
     log_z = cupy.empty(rows, dtype=np.float64)
     multiplied = method in ("sum_product", "mixed_product")
     matrices = (coupling.a if multiplied else coupling.w), coupling.w
-    has_messages = method in ("sum_product", "max_product")
-    group = max(1, min(rows, MESSAGE_BYTES // (4 * v * h)))
-    m = cupy.empty((group, v, h) if has_messages else (1, 1, 1), dtype=np.float32)
+    name, blocks, kept = _way(method, v, h)
+    stored = method in ("sum_product", "max_product") and not kept
+    group = max(1, min(rows, MESSAGE_BYTES // (4 * v * h))) if stored or pairs is not None else max(rows, 1)
+    m = cupy.empty((group, v, h) if stored else (1, 1, 1), dtype=np.float32)
     c = _NULL if pairs is None else cupy.empty((group, v, h), dtype=np.float32)
     tv, th, uh = (cupy.empty((group, n), dtype=np.float32) for n in (v, h, h))
+    told = (
+        cupy.empty((group, blocks, h), dtype=np.float32),
+        cupy.empty((group, blocks), dtype=np.float32),
+        cupy.empty((group, blocks), dtype=np.float64),
+    )
     limit, factors = np.float32(coupling.limit), np.int32(coupling.factors)
     settings = np.int32(n_sweeps), np.float32(-1.0 if tol is None else tol), factors, limit
     for first in range(0, rows, group):
@@ -129,9 +155,9 @@ def _run(
         results = found.lv[part], found.lh[part], found.sweeps[part], found.change[part], c, log_z[part]
         inputs = *matrices, np.int32(v), np.int32(h), bv[part], bh[part], *settings
         graphs = len(bv[part])
-        _launch(f"crbm_{method}", (graphs,), *inputs, m, tv, th, uh, *results)
+        _launch(name, (graphs * blocks,), *inputs, m, tv, th, uh, *results, *told, shared_bytes=kept)
         if pairs is not None:
-            name = "crbm_add_pairs_f4" if pairs.dtype == np.float32 else "crbm_add_pairs_f8"
+            adding = "crbm_add_pairs_f4" if pairs.dtype == np.float32 else "crbm_add_pairs_f8"
             sizes = np.int32(graphs), np.int32(v), np.int32(h)
-            _launch(name, (-(-v * h // THREADS),), c, th, *sizes, pairs)
+            _launch(adding, (-(-v * h // THREADS),), c, th, *sizes, pairs)
     return found if pairs is None else replace(found, log_z=log_z)

@@ -50,9 +50,11 @@ class Inference:
         return self.change <= tol
 
 
-def magnitude(a: np.ndarray) -> float:
-    """Largest absolute value; NaN where there is one. No temporary array, unlike abs."""
-    return max(float(a.max(initial=0.0)), -float(a.min(initial=0.0)))
+def magnitude(a: Any) -> float:
+    """Largest absolute value, of an array on host or device; NaN where there is one. No temporary array,
+    unlike abs.
+    """
+    return max(float(a.max()), -float(a.min())) if a.size else 0.0
 
 
 def check_weights(largest: float) -> None:

@@ -9,6 +9,7 @@ from .inference import check_weights, magnitude
 _FACTORS, _RANGE = 8, 80.0
 # Of the messages of the graphs that a card works on at a time.
 MESSAGE_BYTES = 256 * 2**20
+BLOCKS = 8  # thread blocks of a cluster, as in gpu.cu
 
 
 def limits_of(w: np.ndarray) -> tuple[int, float]:

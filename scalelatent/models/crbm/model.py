@@ -260,7 +260,7 @@ def block_biases(shape: CrbmShape, params: Params, block: Block, backend: Any) -
     seen = observe(block.x, backend)
     with np.errstate(invalid="ignore", over="ignore"):
         b1, b2 = biases(params, seen, len(seen.x), backend)
-        total = float(b1.sum()) + float(b2.sum())
+        total = float(b1.sum() + b2.sum())  # asked once: a device has to wait for the answer
     if not np.isfinite(total):
         check_rows(block)
         _check_products(block, backend.to_host(b1), backend.to_host(b2))

@@ -26,11 +26,12 @@ from scalelatent.models.base import Block
 from scalelatent.models.stats import Layout, Stats
 from scalelatent.models.targets import Targets
 
-from .beliefs import count_converged, couple
+from .beliefs import couple
 from .divergence import NOT_FINITE, diverged, what_diverged
 from .gradient import climb_factors, difference, of_weights
 from .inference import WeightError
 from .learners import LEARNERS, Phase, Work
+from .measure import Measures, shares
 from .model import CrbmShape, Observed, block_biases
 from .predict import CrbmScoring, sweeps_in
 from .state import N_SUMS, CrbmState
@@ -162,7 +163,9 @@ class CrbmLearner:
         else:
             gradient = difference(self.shape, backend, theta, seen, v, phase)
             add_to(stats.vector[: self.shape.n_parameters], backend.to_host(gradient))
-        self._measure(stats, phase)
+        measures = Measures()
+        measures.add(phase)
+        stats["sums"][...] += measures.sums(backend, self.tol)
         self._keep_particles(stats, backend, state, block, phase.particles)
 
     def step(self, state: CrbmState, stats: Stats, n_rows: int) -> CrbmState:
@@ -204,7 +207,7 @@ class CrbmLearner:
         """Measurements of the epoch; a pure function."""
         return replace(
             state,
-            **self._measured(state),
+            **shares(state, self.shape.n_visible),
             sums=np.zeros(N_SUMS),
             stale=state.stale + 1,
             iteration=state.iteration + 1,
@@ -229,7 +232,7 @@ class CrbmLearner:
     def summary(self, state: CrbmState) -> dict[str, float | int | None]:
         """Measurements of the epoch; in mid-epoch, of its part that is done."""
         found = (
-            self._measured(state)
+            shares(state, self.shape.n_visible)
             if state.sums[2]
             else {name: getattr(state, name) for name in ("objective", "train_error", "converged")}
         )
@@ -321,6 +324,7 @@ class CrbmLearner:
         xp, first = backend.xp, theta
         theta, velocity = theta.copy(), backend.asarray(state.velocity, np.float32).copy()
         way, kept = Way(theta, velocity, theta, velocity), self._particles(backend, state, block)
+        measures = Measures()
         for a in range(0, len(block.x), self.chain_rows):
             part = rows_of(block, a, a + self.chain_rows)
             n = len(part.x)
@@ -331,9 +335,10 @@ class CrbmLearner:
                 seen, v, phase = self._phase(backend, theta, coupling, cost, part, some)
             gradient = difference(self.shape, backend, theta, seen, v, phase)
             climb(way, gradient, self.shape.n_weights, self._pace(n, block.epoch))
-            self._measure(stats, phase)
+            measures.add(phase)
             if kept is not None:
                 kept[:n] = phase.particles
+        stats["sums"][...] += measures.sums(backend, self.tol)
         add_to(stats.vector[: self.shape.n_parameters], backend.to_host(theta - first))
         if self.momentum:
             before = backend.asarray(state.velocity, np.float32)
@@ -370,22 +375,6 @@ class CrbmLearner:
             at = self._places(block)
             # Additive, as all statistics are: what has changed.
             stats["particles"][at] += backend.to_host(particles).astype(np.float64) - state.particles[at]
-
-    # -- measurements ----------------------------------------------------------------------------------------
-
-    def _measure(self, stats: Stats, phase: Phase) -> None:
-        rows = len(phase.visible)
-        converged = rows if phase.inferred is None else count_converged(phase.inferred, self.tol)
-        stats["sums"][...] += [float(phase.loss.sum()), float(phase.wrong.sum()), rows, converged]
-
-    def _measured(self, state: CrbmState) -> dict[str, Any]:
-        loss, wrong, rows, converged = state.sums.tolist()
-        units = max(rows * self.shape.n_visible, 1.0)
-        return {
-            "objective": loss / units,
-            "train_error": wrong / units,
-            "converged": converged / max(rows, 1.0),
-        }
 
 
 def rows_of(block: Block, start: int, stop: int) -> Block:

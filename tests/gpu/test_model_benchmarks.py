@@ -1,4 +1,4 @@
-"""benchmarks/gpu_mbn.py: what it does without a GPU, and that it runs to its end."""
+"""benchmarks/gpu_mbn.py and gpu_crbm.py: what they do without a GPU, and that they run to their end."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from scalelatent.models.mbn import reference
-
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "benchmarks" / "gpu_mbn.py"
+PARTS = {"mbn": {"dense", "codes", "sparse"}, "crbm": {"rates", "steps"}}
 STAND_IN = f"""
 import runpy
 import sys
 from pathlib import Path
 
-sys.path[:0] = [{str(SCRIPT.parent)!r}, {str(Path(__file__).parent)!r}]
+sys.path[:0] = [{str(ROOT / "benchmarks")!r}, {str(Path(__file__).parent)!r}]
 import emulation
 import fake_cupy
-text = Path({str(Path(reference.__file__).with_name("gpu.cu"))!r}).read_text(encoding='utf-8')
-fake_cupy.install(emulation.Emulated(text, Path(sys.argv.pop())))
-sys.argv[0] = 'gpu_mbn.py'
-runpy.run_path({str(SCRIPT)!r}, run_name='__main__')
+from scalelatent.models._cuda import Kernels
+model, folder = sys.argv.pop(), Path(sys.argv.pop())
+fake_cupy.install(emulation.Emulated(Kernels(f"scalelatent.models.{{model}}").text, folder))
+sys.argv[0] = f"gpu_{{model}}.py"
+runpy.run_path(f"{ROOT}/benchmarks/gpu_{{model}}.py", run_name='__main__')
 """
 
 
@@ -35,17 +34,19 @@ def run(*command: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=170, check=False, env=environment)
 
 
-@pytest.fixture(autouse=True)
-def _checkout():
-    if not SCRIPT.exists():
+@pytest.fixture(params=PARTS)
+def model(request) -> str:
+    if not (ROOT / "benchmarks").exists():
         pytest.skip("benchmarks/ is not part of this copy")
+    return request.param
 
 
 @pytest.mark.slow
-def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path):
-    code = f"import sys, runpy; sys.modules['cupy'] = None; sys.argv[0] = {str(SCRIPT)!r}\n"
+def test_without_a_gpu_it_says_so_and_writes_nothing(model, tmp_path):
+    script = ROOT / "benchmarks" / f"gpu_{model}.py"
+    code = f"import sys, runpy; sys.modules['cupy'] = None; sys.argv[0] = {str(script)!r}\n"
     code += (
-        f"sys.path.insert(0, {str(SCRIPT.parent)!r}); runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+        f"sys.path.insert(0, {str(script.parent)!r}); runpy.run_path({str(script)!r}, run_name='__main__')"
     )
     done = run("-c", code, "--out", str(tmp_path / "result.json"))
     assert done.returncode == 3, done.stderr
@@ -54,13 +55,13 @@ def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_it_runs_to_its_end(load_helper, tmp_path):
+def test_it_runs_to_its_end(load_helper, model, tmp_path):
     if load_helper("emulation").compiler() is None or not sys.platform.startswith("linux"):
         pytest.skip("the CUDA text on a processor needs a C++ compiler and Linux")
     out = tmp_path / "sub" / "result.json"
-    done = run("-c", STAND_IN, "--out", str(out), "--quick", str(tmp_path))
+    done = run("-c", STAND_IN, "--out", str(out), "--quick", str(tmp_path), model)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(out.read_text(encoding="utf-8"))
-    assert {"machine", "settings", "checks", "dense", "codes", "sparse", "seconds"} == set(result)
+    assert {"machine", "settings", "checks", "seconds", *PARTS[model]} == set(result)
     assert all(check["passed"] for check in result["checks"])
     assert len(result["checks"]) >= 12
