@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 
 from scalelatent.models.base import Block
+from scalelatent.models.finite import find_nonfinite
 from scalelatent.models.stats import Layout, Stats
 
 from .members import Members
-from .moments import NonFiniteError, find_nonfinite
+from .moments import NonFiniteError
 from .squash import squash_table
 
 RELATIVE_JITTER = 1e-8

@@ -13,29 +13,8 @@ from typing import Any
 import numpy as np
 
 from scalelatent.models.base import Block
+from scalelatent.models.finite import find_nonfinite
 from scalelatent.models.stats import Layout, Stats
-
-
-def find_nonfinite(block: Block) -> str | None:
-    """Where the first value of a block that is not finite in float32 lies, in words, or None.
-
-    Examples
-    --------
-    >>> find_nonfinite(Block(np.array([[0.0, np.nan]]), None, None, 7))
-    'row 7, feature 1 is nan'
-    >>> find_nonfinite(Block(np.array([[0.0, 1e39]]), None, None, 7))
-    'row 7, feature 1 is 1e+39, beyond float32'
-    """
-    if block.x.dtype.kind != "f":
-        return None
-    x = block.x if isinstance(block.x, np.ndarray) else block.x.get()  # rows that lie on a device
-    with np.errstate(over="ignore"):
-        bad = ~np.isfinite(x.astype(np.float32, copy=False))
-    if not bad.any():
-        return None
-    row, feature = map(int, np.argwhere(bad)[0])
-    number, value = block.number(row), x[row, feature]
-    return f"row {number}, feature {feature} is {value}{', beyond float32' if np.isfinite(value) else ''}"
 
 
 class NonFiniteError(ValueError):

@@ -26,9 +26,10 @@ from typing import Any
 import numpy as np
 
 from scalelatent.models.base import Block
+from scalelatent.models.finite import find_nonfinite
 from scalelatent.models.stats import Layout, Stats
 
-from .moments import NonFiniteError, find_nonfinite
+from .moments import NonFiniteError
 from .online import OnlineCapsule, OnlineState
 from .squash import squash_table
 

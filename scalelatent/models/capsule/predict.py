@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from scalelatent.models.base import Block
+from scalelatent.models.finite import find_nonfinite
 
 from .members import Members
-from .moments import NonFiniteError, find_nonfinite
+from .moments import NonFiniteError
 from .squash import squash_table
 
 

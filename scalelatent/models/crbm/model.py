@@ -19,6 +19,7 @@ import numpy as np
 
 from scalelatent.models.base import Block
 from scalelatent.models.csr import CsrRows
+from scalelatent.models.finite import find_nonfinite
 from scalelatent.models.stats import Layout
 
 from .inference import WeightError
@@ -220,30 +221,6 @@ def nll_of_units(lv: Any, beliefs: Any, v: Any, xp: Any) -> Any:
     return out
 
 
-def check_rows(block: Block) -> None:
-    """Refuse rows that are not finite in float32.
-
-    Raises
-    ------
-    ValueError
-        Naming the first bad row and feature.
-
-    Examples
-    --------
-    >>> check_rows(Block(np.array([[0.0, np.nan]]), None, None, 7))
-    Traceback (most recent call last):
-    ValueError: row 7, feature 1 is nan
-    """
-    x = block.x.to_dense() if isinstance(block.x, CsrRows) else block.x
-    if x.dtype.kind != "f":
-        return
-    with np.errstate(over="ignore"):
-        bad = ~np.isfinite(x.astype(np.float32, copy=False))
-    if bad.any():
-        row, feature = map(int, np.argwhere(bad)[0])
-        raise ValueError(f"row {block.number(row)}, feature {feature} is {x[row, feature]}")
-
-
 def block_biases(shape: CrbmShape, params: Params, block: Block, backend: Any) -> tuple[Any, Any, Any]:
     """(:func:`observe`, b1, b2) of a block.
 
@@ -262,7 +239,8 @@ def block_biases(shape: CrbmShape, params: Params, block: Block, backend: Any) -
         b1, b2 = biases(params, seen, len(seen.x), backend)
         total = float(b1.sum() + b2.sum())  # asked once: a device has to wait for the answer
     if not np.isfinite(total):
-        check_rows(block)
+        if place := find_nonfinite(block):
+            raise ValueError(place)
         _check_products(block, backend.to_host(b1), backend.to_host(b2))
     return seen, b1, b2
 

@@ -14,10 +14,10 @@ from scalelatent.models.capsule.moments import (
     NonFiniteError,
     Project,
     SecondMoments,
-    find_nonfinite,
     leading_eigenvectors,
 )
 from scalelatent.models.capsule.start import random_start, subspace_start
+from scalelatent.models.finite import find_nonfinite
 from scalelatent.models.stats import Stats
 
 DTYPES = ["u1", "i2", "f4", "f8", "f2", "?"]
