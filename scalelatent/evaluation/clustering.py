@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import queue
 import uuid
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,6 +203,11 @@ def kmeans_scores(
     JobError
         With a client: no restart ended for 15 minutes.
 
+    Warns
+    -----
+    UserWarning
+        Clusters stayed empty, since many rows are equal.
+
     Examples
     --------
     >>> x = np.concatenate([np.zeros((20, 2)), np.ones((20, 2))])
@@ -216,7 +223,14 @@ def kmeans_scores(
         rows, classes = _rows_of(output, labels)
         k = _clusters(n_clusters, classes, len(rows))
         found = _in_threads(rows, classes, k, seed, restarts, resolve_jobs(n_jobs), progress)
-    inertias, nmis, accuracies = np.array(found).T
+    inertias, nmis, accuracies, missing = np.array(found).T
+    if missing.any():
+        warnings.warn(
+            f"{int((missing > 0).sum())} of {restarts} k-means found up to {int(missing.max())} clusters "
+            "fewer than asked for: many rows of the output are equal; a network of more clusterings, or of more "
+            "features for each, tells more rows apart",
+            stacklevel=2,
+        )
     return KMeansScores(inertias, nmis, accuracies)
 
 
@@ -290,7 +304,9 @@ def _clusters(n_clusters: int | None, classes: np.ndarray, n: int) -> int:
 
 
 def _cluster_once(rows: np.ndarray, classes: np.ndarray, k: int, seed: int, restart: int) -> list[float]:
-    """(inertia, NMI, accuracy) of one restart; the numbers depend on nothing but its arguments."""
+    """(inertia, NMI, accuracy, clusters that stay empty) of one restart; the numbers depend on nothing but its
+    arguments.
+    """
     from sklearn.cluster import KMeans
 
     start = int(stream(seed, "kmeans", 0, restart).integers(2**31))
@@ -298,7 +314,18 @@ def _cluster_once(rows: np.ndarray, classes: np.ndarray, k: int, seed: int, rest
     with single_threaded():
         fitted = KMeans(k, n_init=1, random_state=start).fit(rows)
     clusters = fitted.labels_
-    return [float(fitted.inertia_), nmi(classes, clusters), clustering_accuracy(classes, clusters)]
+    missing = float(k - len(np.unique(clusters)))
+    return [float(fitted.inertia_), nmi(classes, clusters), clustering_accuracy(classes, clusters), missing]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Empty clusters are told once for all restarts. Around all threads: filters are the process's."""
+    from sklearn.exceptions import ConvergenceWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        yield
 
 
 def _in_threads(
@@ -319,7 +346,7 @@ def _in_threads(
             progress(done.qsize(), restarts)
         return found
 
-    with ThreadPoolExecutor(min(threads, restarts), "kmeans") as pool:
+    with _quiet(), ThreadPoolExecutor(min(threads, restarts), "kmeans") as pool:
         futures = [pool.submit(work, restart) for restart in range(restarts)]
         try:
             return [future.result() for future in futures]
@@ -331,7 +358,8 @@ def _in_threads(
 def _task(spec: dict[str, Any], n_clusters: int | None, seed: int, restart: int) -> list[float]:
     """One restart in a worker, which opens the rows itself."""
     rows, classes = _rows_of(Dataset.from_spec(spec), None)
-    return _cluster_once(rows, classes, _clusters(n_clusters, classes, len(rows)), seed, restart)
+    with _quiet():
+        return _cluster_once(rows, classes, _clusters(n_clusters, classes, len(rows)), seed, restart)
 
 
 def _on_dask(

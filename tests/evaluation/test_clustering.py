@@ -61,6 +61,14 @@ def test_threads_do_not_change_the_numbers() -> None:
     assert fewer.inertias.tolist() == one.inertias[:4].tolist()
 
 
+def test_rows_that_are_equal_are_told_once() -> None:
+    x = np.zeros((30, 2))
+    with pytest.warns(UserWarning, match="4 of 4 k-means found up to 2 clusters fewer") as told:
+        found = kmeans_scores(x, np.arange(30) % 3, restarts=4, n_jobs=2)
+    assert len(told) == 1
+    assert found.nmi == 0
+
+
 @pytest.mark.cluster
 @pytest.mark.slow
 def test_one_dask_map_gives_the_same_numbers(tmp_path: Path) -> None:
