@@ -227,8 +227,8 @@ def kmeans_scores(
     if missing.any():
         warnings.warn(
             f"{int((missing > 0).sum())} of {restarts} k-means found up to {int(missing.max())} clusters "
-            "fewer than asked for: many rows of the output are equal; a network of more clusterings, or of more "
-            "features for each, tells more rows apart",
+            "fewer than asked for: many rows of the output are equal; a network of more clusterings, or of "
+            "more features for each, tells more rows apart",
             stacklevel=2,
         )
     return KMeansScores(inertias, nmis, accuracies)
@@ -304,9 +304,7 @@ def _clusters(n_clusters: int | None, classes: np.ndarray, n: int) -> int:
 
 
 def _cluster_once(rows: np.ndarray, classes: np.ndarray, k: int, seed: int, restart: int) -> list[float]:
-    """(inertia, NMI, accuracy, clusters that stay empty) of one restart; the numbers depend on nothing but its
-    arguments.
-    """
+    """(inertia, NMI, accuracy, clusters that stay empty) of one restart, by nothing but its arguments."""
     from sklearn.cluster import KMeans
 
     start = int(stream(seed, "kmeans", 0, restart).integers(2**31))
