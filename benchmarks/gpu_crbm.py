@@ -8,10 +8,11 @@ the card is touched. Exit code 0: all checks passed; 1: the checks named in the 
 and no result is written.
 
 Rates of inference are medians with the biases on the card. Beside each: the bytes that its sweeps move
-between the multiprocessors and the second-level cache or memory (24 an edge; 8 where messages are kept in
-shared memory), as bytes a second, and the seconds that the paper's 50 epochs on MNIST would take at it, and
-divisions a second of the card's special-function rate (16 a clock and multiprocessor). Learning takes steps
-of 20 rows at the paper's mean of 32 sweeps, 64 of them on the card before the host is asked.
+between the multiprocessors and the second-level cache or memory, as bytes a second (16 an edge, 4 where
+messages are kept in shared memory, if both are read for the second time out of the first-level cache); the
+seconds that the paper's 50 epochs on MNIST would take at it; and its divisions as a share of the card's
+special-function rate (16 a clock and multiprocessor). Learning takes steps of 20 rows at the paper's mean of
+32 sweeps; parameters stay on the card for 64 of them.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ def rate(
         "sweeps": sweeps,
         "seconds": seconds,
         "edges_per_second": edges,
-        "terabytes_per_second": edges * (8 if kept else 24) / 1e12,
+        "terabytes_per_second": edges * (4 if kept else 16) / 1e12,
         "share_of_divisions": edges / divisions,
         "paper's 50 epochs of MNIST, seconds": PAPER_EDGES / edges,
     }

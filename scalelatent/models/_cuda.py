@@ -10,7 +10,6 @@ from importlib.resources import files
 from typing import Any
 
 _OPTIONS = ("--std=c++17",)
-_PLAIN_SHARED_BYTES = 48 * 2**10  # a kernel that wants more dynamic shared memory has to say so first
 
 
 class Kernels:
@@ -37,7 +36,7 @@ class Kernels:
     def __init__(self, package: str, threads: int = 128) -> None:
         self._package, self.threads = package, threads
         self._functions: dict[str, Any] = {}
-        self._shared: dict[str, int] = {}
+        self._roomy: set[str] = set()
 
     @cached_property
     def text(self) -> str:
@@ -71,6 +70,19 @@ class Kernels:
         function = self._functions.get(name)
         if function is None:
             function = self._functions[name] = self._module.get_function(name)
-        if shared_bytes > max(_PLAIN_SHARED_BYTES, self._shared.get(name, 0)):
-            function.max_dynamic_shared_size_bytes = self._shared[name] = shared_bytes
+        if shared_bytes and name not in self._roomy:
+            _give_room(function)
+            self._roomy.add(name)
         function(grid, (self.threads,), arguments, shared_mem=shared_bytes)
+
+
+def _give_room(function: Any) -> None:
+    """Let a kernel have all the shared memory that a thread block can have: unless it says so, what it
+    declares and what a launch gives it are 48 KiB together.
+    """
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    most = runtime.getDeviceProperties(runtime.getDevice())["sharedMemPerBlockOptin"]
+    function.max_dynamic_shared_size_bytes = most - function.shared_size_bytes
+    function.preferred_shared_memory_carveout = 100  # percent: blocks beside each other, if they fit

@@ -41,6 +41,8 @@ struct double2 {
 };
 static dim3 threadIdx, blockIdx, blockDim, gridDim;
 
+inline float __fdividef(float a, float b) { return a / b; }
+
 inline int min(int a, int b) { return a < b ? a : b; }
 
 template <class T>

@@ -192,7 +192,8 @@ def _reduction(name: str) -> Any:
     return call
 
 
-for _name in ("add", "sub", "mul", "truediv", "radd", "rsub", "rmul", "rtruediv", "neg"):
+for _name in ("add", "sub", "mul", "truediv", "radd", "rsub", "rmul", "rtruediv", "neg",
+              "abs"):  # fmt: skip
     setattr(ndarray, f"__{_name}__", _operator(f"__{_name}__"))
 for _name in ("and", "or", "invert", "lt", "le", "gt", "ge", "eq", "ne"):
     setattr(ndarray, f"__{_name}__", _operator(f"__{_name}__"))
@@ -262,7 +263,9 @@ class RawModule:
 class RawKernel:
     """cupy.RawKernel."""
 
-    max_dynamic_shared_size_bytes = 48 * 2**10
+    shared_size_bytes = 4160  # what a kernel declares: as much as any of ours
+    max_dynamic_shared_size_bytes = 48 * 2**10 - shared_size_bytes
+    preferred_shared_memory_carveout = -1
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -273,6 +276,8 @@ class RawKernel:
         """Launch it."""
         _note(self.name)
         assert shared_mem <= self.max_dynamic_shared_size_bytes, "CUDA refuses to launch this"
+        most = runtime.getDeviceProperties(0)["sharedMemPerBlockOptin"]
+        assert self.max_dynamic_shared_size_bytes + self.shared_size_bytes <= most
         plain = tuple(a._a if isinstance(a, ndarray) else a for a in args)
         RawModule.library.launch(self.name, grid, block, plain, shared_mem)
 
@@ -385,7 +390,7 @@ def gemm_ex(handle: int, transa: int, transb: int, *numbers: int) -> None:
 def _properties(device: int) -> dict[str, Any]:
     return {
         "name": b"emulated",
-        "multiProcessorCount": 1,
+        "multiProcessorCount": 132,
         "l2CacheSize": 2**20,
         "totalGlobalMem": 2**30,
         "major": 9,

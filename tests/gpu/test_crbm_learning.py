@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose
 import scalelatent as sl
 from scalelatent.models.crbm.learners import LEARNERS
 
-N_VISIBLE, ROWS = 9, 24
+N_VISIBLE, ROWS = 9, 16
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +37,7 @@ def rows(sparse: bool = False):
 
 def fits(x, v, **settings):
     """The model of each device."""
-    settings = {"n_hidden": 5, "n_sweeps": 3, "batch_size": 6, "n_epochs": 2, "learning_rate": 0.3} | settings
+    settings = {"n_hidden": 5, "n_sweeps": 3, "batch_size": 8, "n_epochs": 2, "learning_rate": 0.3} | settings
     return {
         device: sl.ConditionalRBM(device=device, n_jobs=1, random_state=0, **settings).fit(
             x, v, validation=(x[:8], v[:8])
@@ -82,7 +82,7 @@ def test_a_plain_rbm(fake):
     models = {}
     for device in ("cpu", "gpu"):
         model = sl.ConditionalRBM(
-            n_hidden=4, learner="pcd", batch_size=6, n_epochs=2, n_jobs=1, random_state=0, device=device
+            n_hidden=4, learner="pcd", batch_size=8, n_epochs=2, n_jobs=1, random_state=0, device=device
         )
         models[device] = model.fit(None, v)
     assert_allclose(models["gpu"].W_, models["cpu"].W_, rtol=0, atol=2e-5)

@@ -15,6 +15,8 @@ import scalelatent.models
 from scalelatent.models._cuda import Kernels
 
 ARCHITECTURES = ("sm_80", "sm_90")
+# What CuPy adds to our own options.
+OPTIONS = ["--std=c++17", "-ftz=true", "--device-as-default-execution-space"]
 MODELS = sorted(path.parent.name for path in Path(scalelatent.models.__path__[0]).glob("*/gpu.cu"))
 
 
@@ -84,7 +86,7 @@ def test_nvrtc_compiles_it(nvrtc, load_helper, model, architecture):
     text = Kernels(f"scalelatent.models.{model}").text
     names = load_helper("emulation").kernel_names(text)
     assert len(names) > 1
-    status, log, binary = compile_by_nvrtc(nvrtc, text, [f"--gpu-architecture={architecture}", "--std=c++17"])
+    status, log, binary = compile_by_nvrtc(nvrtc, text, [f"--gpu-architecture={architecture}", *OPTIONS])
     assert status == 0, log
     assert "warning" not in log, log
     for name in names:
@@ -95,7 +97,7 @@ def test_nvrtc_compiles_it(nvrtc, load_helper, model, architecture):
 def test_nvrtc_would_notice(nvrtc, cuda_text):
     broken = cuda_text.replace("lambda0 = fma(", "lambda0 = fam(", 1)
     assert broken != cuda_text
-    status, log, _ = compile_by_nvrtc(nvrtc, broken, ["--gpu-architecture=sm_90", "--std=c++17"])
+    status, log, _ = compile_by_nvrtc(nvrtc, broken, ["--gpu-architecture=sm_90", *OPTIONS])
     assert status != 0
     assert "fam" in log
 

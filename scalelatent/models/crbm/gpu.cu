@@ -12,7 +12,7 @@
 // tests/gpu/emulator.hpp gives the CUDA words below a meaning for a C++ compiler: the tests run this very
 // text on a processor.
 
-constexpr int THREADS = 256;  // of a thread block; gpu.py launches with the same number
+constexpr int THREADS = 512;  // of a thread block; gpu.py launches with the same number
 constexpr int WARPS = THREADS / 32;
 [[maybe_unused]] constexpr int BLOCKS = 8;  // of a cluster; of graphs as large as gpu.py says
 constexpr unsigned EVERY_LANE = 0xffffffffu;
@@ -33,15 +33,26 @@ __device__ __forceinline__ float warp_sum(float value) {
     return value;
 }
 
-// The largest, or the sum in order, of one number a thread, in all threads. Called by all threads.
-template <bool LARGEST, class T>
-__device__ __forceinline__ T block_total(T value) {
-    __shared__ T values[THREADS];
+// The largest of one number a thread that is not below 0, in all threads. Called by all threads.
+__device__ __forceinline__ float block_largest(float value) {
+    __shared__ float values[WARPS];
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(EVERY_LANE, value, step));
+    __syncthreads();  // the last call's values have been read
+    if (threadIdx.x % 32 == 0) values[threadIdx.x / 32] = value;
+    __syncthreads();
+    for (int warp = 0; warp < WARPS; ++warp) value = fmaxf(value, values[warp]);
+    return value;
+}
+
+// The sum in order, of one number a thread, in all threads. Called by all threads.
+__device__ __forceinline__ double block_sum(double value) {
+    __shared__ double values[THREADS];
     __syncthreads();  // the last call's values have been read
     values[threadIdx.x] = value;
     __syncthreads();
-    T total = 0;
-    for (int t = 0; t < THREADS; ++t) total = LARGEST ? (values[t] > total ? values[t] : total) : total + values[t];
+    double total = 0.0;
+    for (int t = 0; t < THREADS; ++t) total += values[t];
     return total;
 }
 
@@ -86,7 +97,7 @@ __device__ __forceinline__ void meet() {
 // last sweep, (graphs, v, h); then log_z is made too. part, (graphs, SHARING, h), moves and shares, (graphs,
 // SHARING): what the blocks of a graph tell each other.
 template <Method METHOD, int SHARING, bool KEPT>
-__device__ void infer(const float* a, const float* w, int v, int h, const float* bv, const float* bh, int sweeps,
+__device__ void infer(const float* __restrict__ a, const float* __restrict__ w, int v, int h, const float* bv, const float* bh, int sweeps,
                       float tol, int factors, float limit, float* m, float* tv, float* th, float* uh, float* lv,
                       float* lh, int* done, float* change, float* c, double* log_z, float* part, float* moves,
                       double* shares) {
@@ -166,7 +177,7 @@ __device__ void infer(const float* a, const float* w, int v, int h, const float*
                     }
                     const float ru = m[row + j] * uh[j], n = fmaf(a[row + j], th[j], ru);
                     const float x = on * (th[j] + ru), y = off * n, both = x + y, whole = fmaf(a[row + j], x, y);
-                    m[row + j] = whole / both;
+                    m[row + j] = __fdividef(whole, both);  // to two units in the last place; both < 2^126
                     if (last) {
                         c[row + j] = a[row + j] * x / whole;
                         bethe += logf(both / n);
@@ -202,18 +213,20 @@ __device__ void infer(const float* a, const float* w, int v, int h, const float*
             beliefs(l, limit, th[j], uh[j]);
             moved = fmaxf(moved, fabsf(th[j] - before));
         }
-        moved = block_total<true>(moved);
+        // Nobody asks how far beliefs have moved in between where all sweeps are to be done.
+        const bool asked = tol >= 0.0f || sweep == sweeps;
+        if (asked) moved = block_largest(moved);
         if (last) {
             for (int i = begin + threadIdx.x; i < end; i += THREADS) bethe += log_partition(lv[i]);
             for (int j = left + threadIdx.x; j < right; j += THREADS) bethe += log_partition(lh[j]);
-            bethe = block_total<false>(bethe);
+            bethe = block_sum(bethe);
         }
-        if (threadIdx.x == 0) moves[rank] = moved, shares[rank] = bethe;
+        if (threadIdx.x == 0) moves[rank] = moved, shares[rank] = bethe;  // a part of what moved, unless asked
         meet<SHARING>();
-        for (int other = 0; other < SHARING; ++other) moved = moves[other] > moved ? moves[other] : moved;
+        for (int other = 0; other < SHARING; ++other) moved = fmaxf(moved, moves[other]);
         if (rank == 0 && threadIdx.x == 0) {
             done[graph] = sweep;
-            if (!met) change[graph] = moved;
+            if (!met && asked) change[graph] = moved;
             if (last) {
                 log_z[graph] = 0.0;
                 for (int other = 0; other < SHARING; ++other) log_z[graph] += shares[other];

@@ -2,10 +2,10 @@
 
 Where the card has clusters of thread blocks (compute capability 9.0 on), eight blocks work on a large graph,
 and its messages stay in their shared memory where they fit. Otherwise messages lie in global memory, for as
-many graphs as fit ``MESSAGE_BYTES``, however many rows there are: a sweep reads them three times (the second
-time out of the first-level cache) and writes them once, and reads A twice, 24 bytes an edge beside two dozen
-operations and one division. Biases are not looked at: a row of which one is no number has NaN among its log
-odds.
+many graphs as fit ``MESSAGE_BYTES``, however many rows there are: a sweep reads them three times and writes
+them once, and reads A twice, the second time both out of the first-level cache: 16 bytes an edge of
+second-level cache beside two dozen operations and one division. Biases are not looked at: a row of which one
+is no number has NaN among its log odds.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from scalelatent.models._cuda import Kernels
 from .inference import Inference, check_graphs
 from .limits import BLOCKS, MESSAGE_BYTES, limits_of
 
-THREADS = 256  # of a thread block, as in gpu.cu
+THREADS = 512  # of a thread block, as in gpu.cu
 # Graphs of so many edges are worth a cluster; by the graph alone, so that the batch does not change a bit.
 CLUSTER_EDGES = 2**14
 _STATIC_BYTES = 8192  # of shared memory, for what the kernels have beside messages
+_LEAST_PROCESSORS = 16  # slices of a card with fewer may not have room for eight blocks at once
 _NULL = np.uint64(0)  # a null pointer
 _kernels = Kernels(__package__, THREADS)
 _launch = _kernels.launch
@@ -108,7 +109,8 @@ def mean_field(coupling: Coupling, bv: Any, bh: Any, n_sweeps: int, tol: float |
 def _card(device: int) -> tuple[bool, int]:
     """(it has clusters of thread blocks, bytes of shared memory for a block's messages)."""
     told = cupy.cuda.runtime.getDeviceProperties(device)
-    return told["major"] >= 9, int(told["sharedMemPerBlockOptin"]) - _STATIC_BYTES
+    has_clusters = told["major"] >= 9 and told["multiProcessorCount"] >= _LEAST_PROCESSORS
+    return has_clusters, int(told["sharedMemPerBlockOptin"]) - _STATIC_BYTES
 
 
 def _way(method: str, v: int, h: int) -> tuple[str, int, int]:

@@ -51,10 +51,12 @@ class Inference:
 
 
 def magnitude(a: Any) -> float:
-    """Largest absolute value, of an array on host or device; NaN where there is one. No temporary array,
-    unlike abs.
-    """
-    return max(float(a.max()), -float(a.min())) if a.size else 0.0
+    """Largest absolute value, of an array on host or device; NaN where there is one."""
+    if not a.size:
+        return 0.0
+    if not isinstance(a, np.ndarray):
+        return float(abs(a).max())  # a device is asked once
+    return max(float(a.max()), -float(a.min()))  # no temporary array, unlike abs
 
 
 def check_weights(largest: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
 from .inference import check_weights, magnitude
 
@@ -12,12 +12,13 @@ MESSAGE_BYTES = 256 * 2**20
 BLOCKS = 8  # thread blocks of a cluster, as in gpu.cu
 
 
-def limits_of(w: np.ndarray) -> tuple[int, float]:
+def limits_of(w: Any) -> tuple[int, float]:
     """For couplings of float32: how many messages may be multiplied, and how far log odds are told apart.
 
     Parameters
     ----------
-    w : ndarray of float32, shape (v, h)
+    w : array of float32, shape (v, h)
+        On the host or on a device.
 
     Returns
     -------
@@ -34,6 +35,7 @@ def limits_of(w: np.ndarray) -> tuple[int, float]:
 
     Examples
     --------
+    >>> import numpy as np
     >>> limits_of(np.full((3, 2), -20.0, dtype=np.float32))
     (4, 57.0)
     """

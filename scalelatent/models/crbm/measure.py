@@ -12,7 +12,7 @@ from .state import CrbmState
 
 
 class Measures:
-    """Of the negative phases of a chain, asked of the backend once for all of them.
+    """Of the negative phases of a chain; they stay where they are until all are asked for.
 
     Examples
     --------
