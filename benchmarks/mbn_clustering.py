@@ -281,7 +281,7 @@ def _sweep(title: str, found: dict[str, Any], auto: dict[str, Any] | None = None
         [value[key] / 100 for value in found.values()]
         for key in ("nmi", "accuracy", "nmi_spread", "accuracy_spread")
     ]
-    marked = None if auto is None else float(np.median(auto["chosen"]))
+    marked = None if auto is None else float(np.quantile(auto["chosen"], 0.5, method="lower"))
     return Sweep(title, [float(value) for value in found], *columns, marked)
 
 
