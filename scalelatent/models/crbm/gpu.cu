@@ -81,7 +81,10 @@ __device__ __forceinline__ float max_message(float w, float cavity) {
 }
 
 // log(1 + e^l).
-__device__ __forceinline__ double log_partition(float l) { return fmax(static_cast<double>(l), 0.0) + log1p(exp(-fabs(static_cast<double>(l)))); }
+__device__ __forceinline__ double log_partition(float l) {
+    const double odds = l;
+    return fmax(odds, 0.0) + log1p(exp(-fabs(odds)));
+}
 
 // Called by all threads of the blocks of one graph.
 template <int SHARING>
@@ -97,10 +100,10 @@ __device__ __forceinline__ void meet() {
 // last sweep, (graphs, v, h); then log_z is made too. part, (graphs, SHARING, h), moves and shares, (graphs,
 // SHARING): what the blocks of a graph tell each other.
 template <Method METHOD, int SHARING, bool KEPT>
-__device__ void infer(const float* __restrict__ a, const float* __restrict__ w, int v, int h, const float* bv, const float* bh, int sweeps,
-                      float tol, int factors, float limit, float* m, float* tv, float* th, float* uh, float* lv,
-                      float* lh, int* done, float* change, float* c, double* log_z, float* part, float* moves,
-                      double* shares) {
+__device__ void infer(const float* __restrict__ a, const float* __restrict__ w, int v, int h, const float* bv,
+                      const float* bh, int sweeps, float tol, int factors, float limit, float* m, float* tv, float* th,
+                      float* uh, float* lv, float* lh, int* done, float* change, float* c, double* log_z, float* part,
+                      float* moves, double* shares) {
     const int graph = blockIdx.x / SHARING, rank = blockIdx.x % SHARING;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     // The block's own visible units, and the hidden ones that it finishes.
