@@ -5,9 +5,8 @@ from __future__ import annotations
 import queue
 import uuid
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -316,16 +315,6 @@ def _cluster_once(rows: np.ndarray, classes: np.ndarray, k: int, seed: int, rest
     return [float(fitted.inertia_), nmi(classes, clusters), clustering_accuracy(classes, clusters), missing]
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Empty clusters are told once for all restarts. Around all threads: filters are the process's."""
-    from sklearn.exceptions import ConvergenceWarning
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        yield
-
-
 def _in_threads(
     rows: np.ndarray,
     classes: np.ndarray,
@@ -335,6 +324,8 @@ def _in_threads(
     threads: int,
     progress: Progress | None,
 ) -> list[list[float]]:
+    from sklearn.exceptions import ConvergenceWarning
+
     done: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def work(restart: int) -> list[float]:
@@ -344,7 +335,10 @@ def _in_threads(
             progress(done.qsize(), restarts)
         return found
 
-    with _quiet(), ThreadPoolExecutor(min(threads, restarts), "kmeans") as pool:
+    # Empty clusters are told once for all restarts. Filters are the process's: here, around all threads, and
+    # not in the tasks of a worker, which may run beside each other.
+    with warnings.catch_warnings(), ThreadPoolExecutor(min(threads, restarts), "kmeans") as pool:
+        warnings.simplefilter("ignore", ConvergenceWarning)
         futures = [pool.submit(work, restart) for restart in range(restarts)]
         try:
             return [future.result() for future in futures]
@@ -356,8 +350,7 @@ def _in_threads(
 def _task(spec: dict[str, Any], n_clusters: int | None, seed: int, restart: int) -> list[float]:
     """One restart in a worker, which opens the rows itself."""
     rows, classes = _rows_of(Dataset.from_spec(spec), None)
-    with _quiet():
-        return _cluster_once(rows, classes, _clusters(n_clusters, classes, len(rows)), seed, restart)
+    return _cluster_once(rows, classes, _clusters(n_clusters, classes, len(rows)), seed, restart)
 
 
 def _on_dask(
