@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 
 from scalelatent._numba import LANES as LANES
@@ -28,3 +30,17 @@ def spread(builder: Any, scalar: Any, lanes: int) -> Any:
         ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined), scalar, _I32(0)
     )
     return shuffle(builder, first, first, [0] * lanes)
+
+
+def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+    """An uninitialised array that begins at a cache line: half the vectors of another would lie across two.
+
+    Examples
+    --------
+    >>> aligned((3, 8)).ctypes.data % 64
+    0
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = np.empty(size + 64, dtype=np.uint8)
+    first = -raw.ctypes.data % 64
+    return raw[first : first + size].view(dtype).reshape(shape)

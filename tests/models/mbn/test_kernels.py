@@ -175,7 +175,7 @@ def test_sparse_rows_of_uneven_columns(metric: str) -> None:
     assert (plain.argmax(axis=1) != got).mean() > 0.2, "float32 alone would do: this test shows nothing"
 
 
-@pytest.mark.parametrize("apart", [8, 64, 1])
+@pytest.mark.parametrize("apart", [8, 16, 64, 1])
 def test_two_centroids_that_float32_cannot_tell_apart(apart: int) -> None:
     """In one lane of one panel, in one lane of two, and side by side; and of equal ones the first."""
     rng, p, k, n = np.random.default_rng(apart), 40, 150, 200
@@ -194,6 +194,79 @@ def test_two_centroids_that_float32_cannot_tell_apart(apart: int) -> None:
         plain = x @ w.T - 0.5 * (w**2).sum(axis=1)
         wrong += int((plain.argmax(axis=1) != got).sum())
     assert wrong > 100, "float32 alone would do: this test shows nothing"
+
+
+def _documents(rng: np.random.Generator, n: int, p: int) -> np.ndarray:
+    """Counts, of which few columns hold most."""
+    return rng.poisson(np.minimum(3.0, 9.0 / np.arange(1, p + 1)), (n, p)).astype("f4")
+
+
+@pytest.mark.parametrize("metric", reference.METRICS)
+@pytest.mark.parametrize("k", [5, 128, 300])
+def test_counts(k: int, metric: str) -> None:
+    """Sums of int16: several panels, both kinds of columns, counts below zero, and ties."""
+    rng = np.random.default_rng(k)
+    n, p = 400, 500
+    x, w = _documents(rng, n, p), _documents(rng, k, p)
+    x[:50], w[: k // 5] = -x[:50], -w[: k // 5]
+    w[k // 2 :] = 3 * w[k - k // 2 - 1 :: -1][: k - k // 2]  # under the cosine ties, but for rounding
+    w[-2:] = w[1]
+    columns = np.sort(rng.permutation(p)[:400])
+    w[:, columns[0]] += w.any(axis=1) == 0
+    bank = sparse.make_sparse_bank(_csr(w), columns, metric)
+    assert bank.panels.dtype == bank.value.dtype == np.int16
+    assert min((bank.slot >= 0).sum(), len(bank.start)) > 20 or k == 5
+    want = reference.nearest_sparse(_csr(x), reference.make_sparse_bank(_csr(w), columns, metric))
+    got = sparse.nearest_sparse(_csr(x), bank)
+    densely = dense.nearest(x, columns, dense.make_bank(w[:, columns], metric))
+    np.testing.assert_array_equal(got, densely)
+    np.testing.assert_array_equal(got, want)
+    if metric == "euclidean":
+        products = x[:, columns].astype("f8") @ w[:, columns].T - 0.5 * (w[:, columns] ** 2).sum(axis=1)
+        ties = (products == products.max(axis=1, keepdims=True)).sum(axis=1) > 1
+        assert ties.mean() > 0.02
+
+
+@pytest.mark.parametrize("metric", reference.METRICS)
+def test_rows_that_are_no_counts_among_counts(metric: str) -> None:
+    """Fractions, values beyond int16 and int32, and counts whose sums are beyond int16."""
+    rng = np.random.default_rng(3)
+    x, w = _documents(rng, 64, 80), _documents(rng, 200, 80)
+    x[::7] *= 0.5
+    x[1::7] *= 20_000
+    x[2::7] *= 3e9
+    x[3::7, :4] = 4000
+    x[4, 0], x[11, 0], x[18, 0] = 32_767, 32_768, -(2.0**31)
+    columns = np.arange(0, 80, 2)
+    w[:, 0] += 1
+    bank = sparse.make_sparse_bank(_csr(w), columns, metric)
+    assert bank.panels.dtype == np.int16
+    want = reference.nearest_sparse(_csr(x), reference.make_sparse_bank(_csr(w), columns, metric))
+    np.testing.assert_array_equal(sparse.nearest_sparse(_csr(x), bank), want)
+
+
+@pytest.mark.parametrize("value", [0.5, 2.0**15, 30_000.0])
+def test_centroids_that_are_no_counts(value: float) -> None:
+    rng = np.random.default_rng(4)
+    x, w = _documents(rng, 64, 80), _documents(rng, 200, 80)
+    w[:3, :5] = value
+    bank = sparse.make_sparse_bank(_csr(w), np.arange(80), "euclidean")
+    assert bank.panels.dtype == np.float32
+    want = reference.nearest_sparse(_csr(x), reference.make_sparse_bank(_csr(w), np.arange(80), "euclidean"))
+    np.testing.assert_array_equal(sparse.nearest_sparse(_csr(x), bank), want)
+
+
+def test_a_centroid_far_beyond_the_others_among_counts() -> None:
+    """One of many may have sums beyond int16, and half of its square need be no number of float32."""
+    rng = np.random.default_rng(5)
+    x, w = _documents(rng, 200, 80), _documents(rng, 1200, 80)
+    w[7, 70:] = 3000 + np.arange(10)
+    x[0], x[1], x[2] = w[7], 100 * x[2], w[7] // 100
+    bank = sparse.make_sparse_bank(_csr(w), np.arange(80), "euclidean")
+    assert bank.panels.dtype == np.int16
+    want = reference.nearest_sparse(_csr(x), reference.make_sparse_bank(_csr(w), np.arange(80), "euclidean"))
+    assert want[0] == 7
+    np.testing.assert_array_equal(sparse.nearest_sparse(_csr(x), bank), want)
 
 
 def test_sparse_rows_and_centroids_without_entries() -> None:

@@ -9,8 +9,9 @@ import numpy as np
 
 from scalelatent.models.crbm.limits import limits_of
 from scalelatent.models.tiles import pack
+from scalelatent.models.vectors import aligned
 
-from .lanes import aligned, whole
+from .lanes import whole
 
 # Visible units that are worked on together: their part of W and of the messages stays in the first-level
 # cache from one direction to the other.

@@ -198,20 +198,6 @@ def inline(function: Any) -> Any:
     return intrinsic(function)
 
 
-def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-    """An uninitialised array that begins at a cache line: half the vectors of another would lie across two.
-
-    Examples
-    --------
-    >>> aligned((3, 8)).ctypes.data % 64
-    0
-    """
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    raw = np.empty(size + 64, dtype=np.uint8)
-    first = -raw.ctypes.data % 64
-    return raw[first : first + size].view(dtype).reshape(shape)
-
-
 def whole(n: int) -> int:
     """N rounded up to whole vectors of edges.
 

@@ -9,9 +9,10 @@ from numba import types
 
 from scalelatent._numba import entry, filled, given, kernel
 from scalelatent.models.crbm.inference import Inference
+from scalelatent.models.vectors import aligned
 
 from .coupling import ROWS, Coupling
-from .lanes import F32, I64, WIDE, Lanes, aligned, inline
+from .lanes import F32, I64, WIDE, Lanes, inline
 from .units import (
     INPUTS,
     LIMIT,

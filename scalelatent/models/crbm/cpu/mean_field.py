@@ -9,9 +9,10 @@ import numpy as np
 from scalelatent._numba import entry, filled, given, kernel
 from scalelatent.models.crbm.inference import Inference
 from scalelatent.models.tiles import STRIP, latents, padded
+from scalelatent.models.vectors import aligned
 
 from .coupling import Coupling
-from .lanes import WIDE, aligned, whole
+from .lanes import WIDE, whole
 from .units import (
     INPUTS,
     LIMIT,

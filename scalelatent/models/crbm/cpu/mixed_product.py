@@ -15,9 +15,10 @@ from numba import types
 
 from scalelatent._numba import entry, filled, given, kernel
 from scalelatent.models.crbm.inference import Inference
+from scalelatent.models.vectors import aligned
 
 from .coupling import ROWS, Coupling
-from .lanes import BIAS, I64, WIDE, Lanes, aligned, inline
+from .lanes import BIAS, I64, WIDE, Lanes, inline
 from .units import (
     EXPONENT,
     INPUTS,

@@ -32,10 +32,11 @@ from numba import types
 
 from scalelatent._numba import entry, filled, given, kernel
 from scalelatent.models.crbm.inference import Inference
+from scalelatent.models.vectors import aligned
 
 from .coupling import ROWS, Coupling
 from .edges import GATHERED, HALF, gather, scatter, scatter_pairs, scatter_split, scatter_two
-from .lanes import BIAS, LINE, WIDE, aligned
+from .lanes import BIAS, LINE, WIDE
 from .units import (
     EXPONENT,
     INPUTS,

@@ -9,9 +9,10 @@ from numba import types
 
 from scalelatent._numba import filled, given, kernel
 from scalelatent.models.crbm.inference import Inference, check_biases, check_graphs
+from scalelatent.models.vectors import aligned
 
 from .coupling import Coupling
-from .lanes import I32, I64, INTS, LANES, WIDE, Lanes, aligned, inline
+from .lanes import I32, I64, INTS, LANES, WIDE, Lanes, inline
 
 # Rows of the scratch of units: bias, log odds, and the beliefs of 1 and of 0.
 BIASES, LOG_ODDS, ON, OFF = range(4)

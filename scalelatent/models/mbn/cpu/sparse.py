@@ -1,10 +1,13 @@
 """Nearest centroids of CSR rows: only what a row's own entries meet is multiplied.
 
 Few columns hold most entries (Zipf). A column in which more than one of 16 centroids has an entry lies dense:
-an entry of a row adds a multiple of it to the scores of 64 centroids at a time, eight sums in registers. The
-other columns are postings, added to the scores one by one. The scan is float32, and the few rows whose winner
+an entry of a row adds a multiple of it to the sums of 64 centroids at a time, eight sums in registers. The
+other columns are postings, added to the sums one by one. The scan is float32, and the few rows whose winner
 leads by less than rounding can do are decided in float64, as over dense rows: sums there go over a row's
 entries from left to right, so a dataset has the same codes in either form.
+
+Counts are added in int16, twice as many at a time and nothing rounded; a row whose sums could be beyond that
+is decided in float64, too. Centroids are rows of the same data: whether they are counts tells it of the rows.
 """
 
 from __future__ import annotations
@@ -13,27 +16,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from scalelatent._numba import entry, filled, given, kernel
 from scalelatent.models.csr import CsrRows
 from scalelatent.models.mbn.reference import score_terms
-from scalelatent.models.vectors import BYTES, at, spread
+from scalelatent.models.vectors import aligned
 
-# Wider vectors gain nothing: loads are the limit.
-LANES = 8
-_VECS = 8
-PANEL = _VECS * LANES
-# A dense column costs a row some k / 10 steps, postings about two each.
-_DENSE_SHARE = 16
-# Bytes of the scores of a strip: rows enough that a panel is read from the first- and second-level caches.
-_SCORE_BYTES = 2**19
+from .sparse_scan import LANES, PANEL_BYTES, SETS, leader, scan
+
+# A dense column costs a row some k / 10 steps (of counts k / 30), postings about two each.
+_DENSE_SHARE = {"float32": 16, "int16": 32}
+# Bytes of the sums of a strip: rows enough that a panel is read from the first- and second-level caches.
+_SUM_BYTES = 2**19
 _ABSENT = -1
-_F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-_VEC = ir.VectorType(_F32, LANES)
+_COUNT_MAX = 2**15 - 1
+# One of so many centroids may have sums beyond int16.
+_FEW = 1024
 
 
 @dataclass(frozen=True)
@@ -45,19 +44,22 @@ class SparseBank:
     slot : ndarray of int32, shape (p,)
         Of a dense column its place; -2 - place of one with postings; -1 where no centroid has an entry or the
         clustering does not look.
-    panels : ndarray of float32, shape (k rounded up to 64, dense columns, 64)
-        Flat: panels of 64 centroids, the last filled up with zeros.
+    panels : ndarray of float32 or int16, shape (panels, dense columns, 64 or 128)
+        Flat: panels of that many centroids, the last filled up with zeros.
     start : ndarray of int64, shape (columns with postings + 1,)
     centroid : ndarray of int32, shape (postings,)
-    value : ndarray of float32, shape (postings,)
-    scale, bias : ndarray of float32, shape (k rounded up to 64,)
+    value : ndarray of float32 or int16, shape (postings,)
+    most : ndarray of int32, shape (p,)
+        Of counts the largest size in each column; empty of other values.
+    scale, bias : ndarray of float32, shape (k rounded up to whole panels,)
         Of the scores, see :class:`..reference.Bank`; -inf for centroids that only fill up.
     exact : ndarray of float64, shape (2, k)
         Scale and bias once more.
     rows : (ndarray of float32, ndarray of int32, ndarray of int64)
         Values, columns and row pointers of the centroids, on the columns of the clustering alone.
     error : (float, float)
-        A score of float32 from e entries is off by less than ``(e + 4) 2^-24 error[0] |x| + error[1]``.
+        A score from e entries is off by less than ``(e + 4) 2^-24 error[0] |x| + error[1]``; of counts by 4
+        in place of e + 4.
     """
 
     slot: np.ndarray
@@ -65,6 +67,7 @@ class SparseBank:
     start: np.ndarray
     centroid: np.ndarray
     value: np.ndarray
+    most: np.ndarray
     scale: np.ndarray
     bias: np.ndarray
     exact: np.ndarray
@@ -89,28 +92,50 @@ def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> SparseBank
     centroid = (np.searchsorted(w.indptr, kept, side="right") - 1).astype(np.int32)
     squares = np.bincount(centroid, weights=value.astype(np.float64) ** 2, minlength=k)
     exact = np.stack(score_terms(squares, metric))
-    full = -(-k // PANEL) * PANEL
+    most = _largest_counts(column, value, centroid, k, p)
+    dtype = np.dtype(np.int16 if len(most) else np.float32)
+    width = PANEL_BYTES // dtype.itemsize
+    full = -(-k // width) * width
     scale, bias = np.zeros(full, dtype=np.float32), np.full(full, -np.inf, dtype=np.float32)
     scale[:k], bias[:k] = exact
     counts = np.bincount(column, minlength=p)
-    dense, thin = (np.flatnonzero(which) for which in (counts * _DENSE_SHARE > k, counts > 0))
-    thin = np.setdiff1d(thin, dense, assume_unique=True)
+    many = counts * _DENSE_SHARE[dtype.name] > k
+    dense, thin = np.flatnonzero(many), np.flatnonzero((counts > 0) & ~many)
     slot = np.full(p, _ABSENT, dtype=np.int32)
     slot[dense], slot[thin] = np.arange(len(dense)), -2 - np.arange(len(thin))
-    place = slot[column]
-    panels = np.zeros((full // PANEL, len(dense), PANEL), dtype=np.float32)
+    place, typed = slot[column], value.astype(dtype)
+    panels = aligned((full // width, len(dense), width), dtype)
+    panels[:] = 0
     here = place >= 0
-    panels[centroid[here] // PANEL, place[here], centroid[here] % PANEL] = value[here]
+    panels[centroid[here] // width, place[here], centroid[here] % width] = typed[here]
     order = np.flatnonzero(~here)
     order = order[np.argsort(column[order], kind="stable")]
     start = np.concatenate([[0], np.cumsum(counts[thin])]).astype(np.int64)
     pointers = np.searchsorted(centroid, np.arange(k + 1)).astype(np.int64)
-    lengths = np.sqrt(squares) * exact[0]
-    error = (float(lengths.max()), 4 * 2.0**-24 * float(np.abs(exact[1]).max()))
-    postings = (start, centroid[order], value[order])
+    slope, largest = float((np.sqrt(squares) * exact[0]).max()), float(np.abs(exact[1]).max())
+    # Sums of counts are numbers of float32, and so are half of the squares below 2^24. A centroid beyond that
+    # is farther from a row whose sums int16 holds than any that int16 holds.
+    rounds = not len(most) or metric == "cosine"
+    error = (slope, 4 * 2.0**-24 * largest) if rounds else (0.0, 0.0)
+    postings = (start, centroid[order], typed[order])
     return SparseBank(
-        slot, panels.reshape(-1), *postings, scale, bias, exact, (value, column, pointers), error
+        slot, panels.reshape(-1), *postings, most, scale, bias, exact, (value, column, pointers), error
     )
+
+
+def _largest_counts(
+    column: np.ndarray, value: np.ndarray, centroid: np.ndarray, k: int, p: int
+) -> np.ndarray:
+    """The largest sizes of the values in each column, if all are counts whose sums int16 holds, else none."""
+    none = np.empty(0, dtype=np.int32)
+    sizes = np.abs(value)
+    if len(value) and (sizes.max() > _COUNT_MAX or (value != np.rint(value)).any()):
+        return none
+    most = np.zeros(p, dtype=np.int32)
+    np.maximum.at(most, column, sizes.astype(np.int32))
+    # Of a centroid as a row: it stands for the rows.
+    sums = np.bincount(centroid, weights=sizes.astype(np.float64) * most[column], minlength=k)
+    return most if np.count_nonzero(sums > _COUNT_MAX) * _FEW <= k else none
 
 
 def nearest_sparse(x: CsrRows, bank: SparseBank) -> np.ndarray:
@@ -129,96 +154,50 @@ def nearest_sparse(x: CsrRows, bank: SparseBank) -> np.ndarray:
     indptr = np.ascontiguousarray(x.indptr, dtype=np.int64)
     postings = (bank.start, bank.centroid, bank.value)
     terms = (bank.scale, bank.bias, bank.exact)
-    _nearest_sparse(
-        data, indices, indptr, bank.slot, bank.panels, *postings, *terms, *bank.rows, *bank.error, out
+    nearest = _nearest_counts if len(bank.most) else _nearest_floats
+    nearest(
+        *(data, indices, indptr, bank.slot, bank.panels, *postings, bank.most),
+        *(*terms, *bank.rows, *bank.error, out),
     )
     return out
 
 
-@intrinsic
-def _score(typingctx, places, values, count, panel, scores, scale, bias, lanes, j):  # type: ignore[no-untyped-def]
-    """Scores of a row with the 64 centroids of a panel, the first of which is ``j``; addresses, all int64.
-
-    ``scores`` holds what the postings gave, and then the scores; ``places`` are the byte offsets of the
-    columns of ``count`` entries in the panel; ``lanes`` holds of each lane the best score so far, the second
-    best, and where the best is.
-    """
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        places, values, count, panel, scores, scale, bias, lanes, j = args
-        words = ir.VectorType(_I32, LANES)
-        vector = ir.FunctionType(_VEC, [_VEC] * 3)
-        fma = cgutils.get_or_insert_function(builder.module, vector, f"llvm.fma.v{LANES}f32")
-        wide = BYTES * LANES
-        load = lambda base, v: builder.load(at(builder, base, _I64(wide * v), _VEC), align=BYTES)  # noqa: E731
-        begun = [load(scores, v) for v in range(_VECS)]
-        entry = builder.block
-        loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
-        builder.cbranch(builder.icmp_signed(">", count, _I64(0)), loop, done)
-        builder.position_at_end(loop)
-        e, sums = builder.phi(_I64), [builder.phi(_VEC) for _ in range(_VECS)]
-        place = builder.load(at(builder, places, builder.mul(e, _I64(8)), _I64), align=8)
-        value = builder.load(at(builder, values, builder.mul(e, _I64(BYTES)), _F32), align=BYTES)
-        every = spread(builder, value, LANES)
-        column = builder.add(panel, place)
-        more = [builder.call(fma, [every, load(column, v), sums[v]]) for v in range(_VECS)]
-        following = builder.add(e, _I64(1))
-        for phi, old, new in zip((e, *sums), (_I64(0), *begun), (following, *more), strict=True):
-            phi.add_incoming(old, entry)
-            phi.add_incoming(new, loop)
-        builder.cbranch(builder.icmp_signed("<", following, count), loop, done)
-        builder.position_at_end(done)
-        totals = [builder.phi(_VEC) for _ in range(_VECS)]
-        for v, total in enumerate(totals):
-            total.add_incoming(begun[v], entry)
-            total.add_incoming(more[v], loop)
-        top, second = load(lanes, 0), load(lanes, 1)
-        where = builder.load(at(builder, lanes, _I64(2 * wide), words), align=BYTES)
-        index = builder.add(
-            spread(builder, builder.trunc(j, _I32), LANES), ir.Constant(words, list(range(LANES)))
-        )
-        for v, total in enumerate(totals):
-            score = builder.fadd(builder.fmul(total, load(scale, v)), load(bias, v))
-            builder.store(score, at(builder, scores, _I64(wide * v), _VEC), align=BYTES)
-            better = builder.fcmp_ordered(">", score, top)
-            loser = builder.select(better, top, score)
-            second = builder.select(builder.fcmp_ordered(">", loser, second), loser, second)
-            top = builder.select(better, score, top)
-            where = builder.select(better, builder.add(index, ir.Constant(words, [LANES * v] * LANES)), where)
-        for place, what in enumerate((top, second, where)):
-            builder.store(what, at(builder, lanes, _I64(wide * place), what.type), align=BYTES)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 9), codegen
-
-
 @kernel
-def _sort_out(data, indices, a, b, slot, size, i, places, values, thin, weights):  # type: ignore[no-untyped-def]
-    """Entries a to b of row i: those of dense columns and those with postings; returns how many of each, and
-    the length of the row on both.
+def _sort_out(data, indices, slot, most, size, i, places, values, thin, weights):  # type: ignore[no-untyped-def]
+    """Entries of row i of a strip: those of dense columns and those with postings; returns how many of each,
+    and the length of the row on both; -1 if the row's sums may be beyond the type of the values.
     """
     dense, posted, total = np.uint64(0), np.uint64(0), np.float32(0.0)
     one, sign = np.uint64(1), np.uint64(63)
-    for e in range(np.uint64(a), np.uint64(b)):
-        value, place = data[e], np.int64(slot[np.uint64(indices[e])])
-        places[i, dense], values[i, dense] = place * size, value
-        thin[posted], weights[posted] = -2 - place, value
+    bound, fractions = np.int64(0), False
+    for e in range(np.uint64(len(data))):
+        value, column = data[e], np.uint64(indices[e])
+        place = np.int64(slot[column])
+        if len(most):
+            # A value that is not a number of int32 is none of its own rounding either.
+            count = np.int32(value)
+            fractions |= np.float32(count) != value
+            bound += abs(np.int64(count)) * most[column]
+            values[i, dense], weights[posted] = count, count
+        else:
+            values[i, dense], weights[posted] = value, value
+        places[i, dense], thin[posted] = place * size, -2 - place
         # Sign bits: of a comparison the compiler makes a branch, which goes either way.
-        dense += one - (np.uint64(place) >> sign)
-        posted += np.uint64(place - _ABSENT) >> sign
-    for e in range(dense):
-        total += values[i, e] * values[i, e]
-    for e in range(posted):
-        total += weights[e] * weights[e]
-    return dense, posted, np.sqrt(np.float64(total)) * (1.0 + 2.0**-20 * (b - a))
+        seen = one - (np.uint64(place) >> sign)
+        low = np.uint64(place - _ABSENT) >> sign
+        total += value * value if seen | low else np.float32(0.0)
+        dense += seen
+        posted += low
+    length = np.sqrt(np.float64(total)) * (1.0 + 2.0**-20 * len(data))
+    return dense, posted, -1.0 if fractions or bound > _COUNT_MAX else length
 
 
 @kernel
-def _add_postings(thin, weights, count, start, centroid, value, i, scores):  # type: ignore[no-untyped-def]
+def _add_postings(thin, weights, count, start, centroid, value, i, sums):  # type: ignore[no-untyped-def]
     for c in range(np.uint64(count)):
         weight, place = weights[c], np.uint64(thin[c])
         for e in range(np.uint64(start[place]), np.uint64(start[place + np.uint64(1)])):
-            scores[i, np.uint64(centroid[e])] += weight * value[e]
+            sums[i, np.uint64(centroid[e])] += weight * value[e]
 
 
 @kernel
@@ -235,11 +214,11 @@ def _product(data, indices, values, columns):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _decide(data, indices, scores, floor, exact, values, columns, pointers):  # type: ignore[no-untyped-def]
-    """The centroid of the largest score in float64 among those at or above ``floor``."""
+def _decide(data, indices, sums, scale, bias, least, exact, values, columns, pointers):  # type: ignore[no-untyped-def]
+    """The centroid of the largest score in float64 among those that have at least ``least`` in float32."""
     best, code = -np.inf, 0
     for j in range(exact.shape[1]):
-        if scores[j] >= floor:
+        if np.float32(sums[j]) * scale[j] + bias[j] >= least:
             a, b = pointers[j], pointers[j + 1]
             total = _product(data, indices, values[a:b], columns[a:b])
             score = total * exact[0, j] + exact[1, j]
@@ -248,26 +227,8 @@ def _decide(data, indices, scores, floor, exact, values, columns, pointers):  # 
     return code
 
 
-@entry(
-    given("f4", 1),
-    given("i4", 1),
-    given("i8", 1),
-    given("i4", 1),
-    given("f4", 1),
-    given("i8", 1),
-    given("i4", 1),
-    given("f4", 1),
-    given("f4", 1),
-    given("f4", 1),
-    given("f8", 2),
-    given("f4", 1),
-    given("i4", 1),
-    given("i8", 1),
-    types.float64,
-    types.float64,
-    filled("i4", 1),
-)
-def _nearest_sparse(  # type: ignore[no-untyped-def]
+@kernel
+def _nearest(  # type: ignore[no-untyped-def]
     data,
     indices,
     indptr,
@@ -276,6 +237,7 @@ def _nearest_sparse(  # type: ignore[no-untyped-def]
     start,
     centroid,
     value,
+    most,
     scale,
     bias,
     exact,
@@ -287,57 +249,50 @@ def _nearest_sparse(  # type: ignore[no-untyped-def]
     out,
 ):
     n, full = len(out), len(scale)
-    strip = max(8, min(128, _SCORE_BYTES // (BYTES * full)))
+    strip = max(8, min(128, _SUM_BYTES // (panels.itemsize * full)))
     widest = 0
     for i in range(n):
         widest = max(widest, indptr[i + 1] - indptr[i])
-    scores = np.empty((strip, full), dtype=np.float32)
-    # Of each lane the best score, the second best, and where the best is: an integer, written by _score.
-    lanes = np.empty((strip, 3 * LANES), dtype=np.float32)
-    best, second, where = lanes[:, :LANES], lanes[:, LANES : 2 * LANES], lanes.view(np.int32)[:, 2 * LANES :]
-    places, values = np.empty((strip, widest + 1), np.int64), np.empty((strip, widest + 1), np.float32)
-    thin, weights = np.empty(widest + 1, np.int64), np.empty(widest + 1, np.float32)
+    sums = np.empty((strip, full), dtype=panels.dtype)
+    # Of each lane the best score, the second best, and where the best is: an integer, written by scan.
+    lanes = np.empty((strip, 3 * SETS * LANES), dtype=np.float32)
+    places, values = np.empty((strip, widest + 1), np.int64), np.empty((strip, widest + 1), panels.dtype)
+    thin, weights = np.empty(widest + 1, np.int64), np.empty(widest + 1, panels.dtype)
     dense, slack = np.empty(strip, np.int64), np.empty(strip)
-    panel_bytes = BYTES * len(panels) // (full // PANEL)
     for first in range(0, n, strip):
         rows = min(strip, n - first)
-        scores[:rows], lanes[:] = 0.0, -np.inf
+        sums[:rows], lanes[:] = 0, -np.inf
         for i in range(rows):
             a, b = indptr[first + i], indptr[first + i + 1]
+            at = np.uint64(i)
             count, posted, length = _sort_out(
-                data, indices, a, b, slot, BYTES * PANEL, np.uint64(i), places, values, thin, weights
+                data[a:b], indices[a:b], slot, most, PANEL_BYTES, at, places, values, thin, weights
             )
-            dense[i], slack[i] = count, 2.0 * ((b - a + 4) * 2.0**-24 * slope * length + floor)
-            _add_postings(thin, weights, posted, start, centroid, value, np.uint64(i), scores)
-        for j in range(0, full, PANEL):
-            panel, at_j = panels.ctypes.data + j // PANEL * panel_bytes, BYTES * j
-            for i in range(rows):
-                _score(  # type: ignore[call-arg]
-                    places.ctypes.data + i * places.strides[0],
-                    values.ctypes.data + i * values.strides[0],
-                    dense[i],
-                    panel,
-                    scores.ctypes.data + i * scores.strides[0] + at_j,
-                    scale.ctypes.data + at_j,
-                    bias.ctypes.data + at_j,
-                    lanes.ctypes.data + i * lanes.strides[0],
-                    j,
-                )
+            dense[i], slack[i] = count, -1.0
+            if length >= 0.0:
+                roundings = 4 if len(most) else b - a + 4
+                slack[i] = 2.0 * (roundings * 2.0**-24 * slope * length + floor)
+                _add_postings(thin, weights, posted, start, centroid, value, at, sums)
+        scan(rows, places, values, dense, panels, sums, scale, bias, lanes)
         for i in range(rows):
-            top = best[i, 0]
-            for lane in range(1, LANES):
-                top = max(top, best[i, lane])
-            least = top - slack[i]
-            # Rounded down: it is compared with float32 scores.
-            least = np.float32(least - 1e-7 * abs(least))
-            count, code = 0, 0
-            for lane in range(LANES):
-                leads = best[i, lane] >= least
-                count += leads + (second[i, lane] >= least)
-                code += leads * where[i, lane]
-            if count > 1:
+            count, code, least = leader(lanes[i], slack[i])
+            if slack[i] < 0.0 or (count > 1 and slack[i] > 0.0):
+                least = least if slack[i] > 0.0 else np.float32(-np.inf)
                 a, b = indptr[first + i], indptr[first + i + 1]
-                code = _decide(
-                    data[a:b], indices[a:b], scores[i], least, exact, values_w, columns_w, pointers_w
-                )
+                rest = (scale, bias, least, exact, values_w, columns_w, pointers_w)
+                code = _decide(data[a:b], indices[a:b], sums[i], *rest)
             out[first + i] = code
+
+
+def _types(values: str) -> list[Any]:
+    """Of the arguments of :func:`_nearest`, by the type of the centroids' values."""
+    vectors = ("f4", "i4", "i8", "i4", values, "i8", "i4", values, "i4", "f4", "f4")
+    rows = (given("f4", 1), given("i4", 1), given("i8", 1))
+    return [
+        *(given(dtype, 1) for dtype in vectors),
+        *(given("f8", 2), *rows, types.float64, types.float64, filled("i4", 1)),
+    ]
+
+
+_nearest_floats = entry(*_types("f4"))(_nearest.py_func)
+_nearest_counts = entry(*_types("i2"))(_nearest.py_func)
