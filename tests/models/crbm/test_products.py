@@ -71,22 +71,33 @@ def test_outer_less(rows, units, features, way_of):
     assert_allclose(out, left.astype("f8").T @ right.astype("f8") - less, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.01), (0.9, 0.01), (0.0, 0.0)])
 @pytest.mark.parametrize(("rows", "units", "features"), SHAPES)
-def test_climb_outer(rows, units, features, momentum, way_of):
+def test_climb_outer(rows, units, features, momentum, decay, way_of):
     rng = np.random.default_rng(rows)
     left, right, theta = normal(rng, rows, units), normal(rng, rows, features), normal(rng, units, features)
     velocity = normal(rng, *theta.shape) if momentum else np.zeros((0, features), np.float32)
     before = theta.copy(), velocity.copy()
     way = Way(theta, velocity, np.full_like(theta, np.nan), np.full_like(velocity, np.nan))
-    climb_outer(way, left, right, Pace(0.1, 0.01, momentum))
-    move = 0.1 * left.astype("f8").T @ right.astype("f8") - 0.01 * theta
+    climb_outer(way, left, right, Pace(0.1, decay, momentum))
+    move = 0.1 * left.astype("f8").T @ right.astype("f8") - decay * theta
     if momentum:
         move += momentum * velocity
         assert_allclose(way.new_velocity, move, rtol=0, atol=2e-5)
     assert_allclose(way.new_theta, theta + move, rtol=0, atol=2e-5)
     np.testing.assert_array_equal(theta, before[0])
     np.testing.assert_array_equal(velocity, before[1])
+
+
+def test_a_climb_of_nothing_but_the_gradient_has_the_bits_of_any(way_of):
+    """It reads the parameters once less."""
+    rng = np.random.default_rng(4)
+    left, right, theta = normal(rng, 20, 70), normal(rng, 20, 100), normal(rng, 70, 100)
+    none, still = np.zeros((0, 100), np.float32), np.zeros_like(theta)
+    ways = [Way(theta, v, np.empty_like(theta), v.copy()) for v in (none, still)]
+    for way in ways:
+        climb_outer(way, left, right, Pace(0.1, 0.0, 0.0))
+    np.testing.assert_array_equal(ways[0].new_theta, ways[1].new_theta)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
