@@ -2,7 +2,8 @@
 
 share     of batches of 20, 40 and 160 rows, one thread: milliseconds a step, of belief propagation in it
           (timed in the fit, so that other work on the machine hits both alike), and what is left; with
-          --sweeps, and with 32, the mean of the 7 + epoch sweeps of 50 epochs
+          --sweeps, and with 32, the mean of the 7 + epoch sweeps of 50 epochs; with the estimator's chains,
+          of which each reads the parameters for itself, and with one, which is enough for one thread
 threads   rows a second on 2 threads against 1
 cluster   a LocalCluster of 2 workers with 1 thread against 2 threads in this process, batch 160
 local     errors of local steps (chains that climb by themselves, then are averaged) at the same rows seen
@@ -78,8 +79,11 @@ def fit_parts(
     client: Any = None,
     before: Callable[[], Any] = lambda: None,
     sweeps: int | None = None,
+    chains: int | None = None,
 ) -> Parts:
-    """A fit, report by report; ``before`` is called after the first; ``sweeps`` other than asked for."""
+    """A fit, report by report; ``before`` is called after the first; ``sweeps``, ``chains`` other than asked
+    for.
+    """
     steps = max(2, args.segment_rows // batch)
     n = batch * steps * (args.segments + 1)
     if n > len(rows):
@@ -88,7 +92,7 @@ def fit_parts(
     model = sl.ConditionalRBM(
         n_hidden=args.hidden,
         batch_size=batch,
-        n_chains=args.chains,
+        n_chains=chains or args.chains,
         n_sweeps=sweeps or args.sweeps,
         n_epochs=1,
         random_state=args.seed,
@@ -134,16 +138,17 @@ def timed_kernels() -> Iterator[dict[str, float]]:
 def share(args: Any) -> list[dict[str, Any]]:
     """Seconds of a step on one thread, and of belief propagation in it."""
     rows, out = sl.Dataset.from_arrays(*digits(args.rows, args.seed)), []
-    for sweeps, batch in itertools.product((args.sweeps, MEAN_SWEEPS), BATCHES):
+    for sweeps, chains, batch in itertools.product((args.sweeps, MEAN_SWEEPS), (args.chains, 1), BATCHES):
         best: dict[str, Any] = {"share_outside": 1.0}
         for _ in range(args.rounds):
             with timed_kernels() as kernels:
-                parts = fit_parts(rows, args, batch, 1, before=kernels.clear, sweeps=sweeps)
+                parts = fit_parts(rows, args, batch, 1, before=kernels.clear, sweeps=sweeps, chains=chains)
             steps, seconds = sum(parts.rows[1:]) / batch, sum(parts.seconds[1:])
             propagation = kernels["crbm_sum_product_pairs"]
             edges = sweeps * batch * 784 * args.hidden
             found = {
                 "batch": batch,
+                "chains": chains or "default",
                 "sweeps": sweeps,
                 "ms_a_step": round(1e3 * seconds / steps, 3),
                 "ms_propagation": round(1e3 * propagation / steps, 3),
