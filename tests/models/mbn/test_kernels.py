@@ -245,6 +245,20 @@ def test_rows_that_are_no_counts_among_counts(metric: str) -> None:
     np.testing.assert_array_equal(sparse.nearest_sparse(_csr(x), bank), want)
 
 
+def test_a_column_that_a_clustering_does_not_see_may_be_anything() -> None:
+    """Of the others, rows that are no counts are decided one by one."""
+    x = np.array([[0.5, 2.0, 3.0], [1e9, 2.5, 0.0], [0.0, 20_000.0, 0.0]], dtype="f4")
+    bank = sparse.make_sparse_bank(_csr(np.array([[0, 4.0, 0], [0, 0, 2.0]])), np.arange(1, 3), "euclidean")
+    room = np.empty((1, 4), np.int64), np.empty((1, 4), np.int16), np.empty(4, np.int64), np.empty(4, "i2")
+    told = []
+    for row in x:
+        one = _csr(row[None])
+        *counts, length = sparse._sort_out(one.data, one.indices, bank.slot, bank.most, 256, 0, *room)
+        told.append((*map(int, counts), bool(length >= 0)))
+    assert told == [(2, 0, True), (1, 0, False), (1, 0, False)]
+    assert sparse.nearest_sparse(_csr(x), bank).tolist() == [1, 0, 0]
+
+
 @pytest.mark.parametrize("value", [0.5, 2.0**15, 30_000.0])
 def test_centroids_that_are_no_counts(value: float) -> None:
     rng = np.random.default_rng(4)

@@ -168,23 +168,23 @@ def _sort_out(data, indices, slot, most, size, i, places, values, thin, weights)
     and the length of the row on both; -1 if the row's sums may be beyond the type of the values.
     """
     dense, posted, total = np.uint64(0), np.uint64(0), np.float32(0.0)
-    one, sign = np.uint64(1), np.uint64(63)
+    one, sign, beyond = np.uint64(1), np.uint64(63), np.float32(_COUNT_MAX + 1)
     bound, fractions = np.int64(0), False
     for e in range(np.uint64(len(data))):
         value, column = data[e], np.uint64(indices[e])
         place = np.int64(slot[column])
+        # Sign bits: of a comparison the compiler makes a branch, which goes either way.
+        seen = one - (np.uint64(place) >> sign)
+        low = np.uint64(place - _ABSENT) >> sign
         if len(most):
-            # A value that is not a number of int32 is none of its own rounding either.
-            count = np.int32(value)
-            fractions |= np.float32(count) != value
+            count = np.int32(min(max(value, -beyond), beyond))
+            # What no sum meets may be anything.
+            fractions |= ((seen | low) != 0) & (np.float32(count) != value)
             bound += abs(np.int64(count)) * most[column]
             values[i, dense], weights[posted] = count, count
         else:
             values[i, dense], weights[posted] = value, value
         places[i, dense], thin[posted] = place * size, -2 - place
-        # Sign bits: of a comparison the compiler makes a branch, which goes either way.
-        seen = one - (np.uint64(place) >> sign)
-        low = np.uint64(place - _ABSENT) >> sign
         total += value * value if seen | low else np.float32(0.0)
         dense += seen
         posted += low
