@@ -147,14 +147,7 @@ def _log_z(units, n):  # type: ignore[no-untyped-def]
     return total - math.log(product)
 
 
-@entry(
-    given("f4", 2),
-    types.int64,
-    *INPUTS,
-    *RESULTS,
-    filled("f8", 1),
-    *[filled("f4", 3)] * 4,
-)
+@kernel
 def _infer(a, factors, bv, bh, n_sweeps, tol, lv, lh, sweeps, change, log_z, m, v_units, h_units, small):  # type: ignore[no-untyped-def]
     """A group of graphs. Where ``log_z`` is wanted P(v_i = 1 | h_j = 1) takes the place of the messages in
     the last sweep, which is one more for graphs that have met ``tol``.
@@ -195,6 +188,7 @@ def _infer(a, factors, bv, bh, n_sweeps, tol, lv, lh, sweeps, change, log_z, m, 
             log_z[n] = total
 
 
+@kernel
 def _add_pairs(c, h_units, pairs):  # type: ignore[no-untyped-def]
     """Add the pair beliefs of a group's graphs, in their order."""
     for i in range(pairs.shape[0]):
@@ -203,10 +197,28 @@ def _add_pairs(c, h_units, pairs):  # type: ignore[no-untyped-def]
                 pairs[i, j] += h_units[n, ON, j] * c[n, i, j]
 
 
-_ADD = {
-    name: entry(given("f4", 3), given("f4", 3), filled(name, 2))(_add_pairs)
+def _infer_all(  # type: ignore[no-untyped-def]
+    a, factors, bv, bh, n_sweeps, tol, lv, lh, sweeps, change, log_z, pairs, m, v_units, h_units, small
+):
+    """Group after group; where there are ``log_z``, pair beliefs are added to ``pairs``."""
+    for first in range(0, len(bv), len(m)):
+        part = slice(first, min(first + len(m), len(bv)))
+        _infer(
+            a, factors, bv[part], bh[part], n_sweeps, tol,
+            lv[part], lh[part], sweeps[part], change[part], log_z[part], m, v_units, h_units, small,
+        )  # fmt: skip
+        if len(log_z) > 0:
+            _add_pairs(m[: part.stop - first], h_units, pairs)
+
+
+_INFER = {
+    name: entry(
+        *(given("f4", 2), types.int64, *INPUTS, *RESULTS),
+        *(filled("f8", 1), filled(name, 2), *[filled("f4", 3)] * 4),
+    )(_infer_all)
     for name in (np.dtype("f4").name, np.dtype("f8").name)
 }
+_NO_PAIRS = np.empty((0, 0), dtype=np.float32)
 
 
 def sum_product(
@@ -251,12 +263,10 @@ def _run(
     group = max(1, min(_GROUP, rows, _GROUP_BYTES // a.nbytes))
     m = aligned((group, *a.shape))
     v_units, h_units = aligned((group, UNIT_FIELDS, len(a))), aligned((group, _FIELDS, a.shape[1]))
-    scratch = m, v_units, h_units, small_of(coupling.limit, group)
-    add_pairs = None if pairs is None else _ADD[pairs.dtype.name]
-    for first in range(0, rows, group):
-        part = slice(first, first + group)
-        results = (out[part] for out in (found.lv, found.lh, found.sweeps, found.change, log_z))
-        _infer(a, coupling.factors, bv[part], bh[part], n_sweeps, limit, *results, *scratch)
-        if add_pairs is not None:
-            add_pairs(m[: rows - first], h_units, pairs)
+    added = _NO_PAIRS if pairs is None else pairs
+    _INFER[added.dtype.name](
+        *(a, coupling.factors, bv, bh, n_sweeps, limit),
+        *(found.lv, found.lh, found.sweeps, found.change, log_z, added),
+        *(m, v_units, h_units, small_of(coupling.limit, group)),
+    )
     return found if pairs is None else replace(found, log_z=log_z)
