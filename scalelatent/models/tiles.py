@@ -140,8 +140,9 @@ def make_tile(rows: int, vecs: int, transposed: bool, fetch: bool = False) -> An
     return tile
 
 
-_h3_fetch = make_tile(_TALL, 3, True, True)
-_h3, _h2, _h1 = make_tile(_TALL, 3, True), make_tile(_TALL, 2, True), make_tile(ROWS, 1, True)
+_H_TILES = ((_TALL, 3), (_TALL, 2), (ROWS, 1))
+_h3, _h2, _h1 = (make_tile(rows, vecs, True) for rows, vecs in _H_TILES)
+_h3_fetch, _h2_fetch, _h1_fetch = (make_tile(rows, vecs, True, True) for rows, vecs in _H_TILES)
 _d3, _d43, _d23, _d13 = (make_tile(rows, 3, False) for rows in (_TALL, 4, 2, 1))
 _d81, _d41, _d11 = (make_tile(rows, 1, False) for rows in (8, 4, 1))
 
@@ -199,8 +200,12 @@ def _panel_latents(rows, n, row, panel, vecs, p, target, step, fetch):  # type: 
             _h3_fetch(rows + i * row, row, BYTES, panel, wide, p, place, step)
         elif vecs == 3:
             _h3(rows + i * row, row, BYTES, panel, wide, p, place, step)
+        elif vecs == 2 and fetch:
+            _h2_fetch(rows + i * row, row, BYTES, panel, wide, p, place, step)
         elif vecs == 2:
             _h2(rows + i * row, row, BYTES, panel, wide, p, place, step)
+        elif i % ROWS == 0 and fetch:
+            _h1_fetch(rows + i * row, row, BYTES, panel, wide, p, place, step)
         elif i % ROWS == 0:
             _h1(rows + i * row, row, BYTES, panel, wide, p, place, step)
 
