@@ -138,7 +138,8 @@ def timed_kernels() -> Iterator[dict[str, float]]:
 def share(args: Any) -> list[dict[str, Any]]:
     """Seconds of a step on one thread, and of belief propagation in it."""
     rows, out = sl.Dataset.from_arrays(*digits(args.rows, args.seed)), []
-    for sweeps, chains, batch in itertools.product((args.sweeps, MEAN_SWEEPS), (args.chains, 1), BATCHES):
+    kinds = (args.sweeps, MEAN_SWEEPS), dict.fromkeys((args.chains, 1)), BATCHES
+    for sweeps, chains, batch in itertools.product(*kinds):
         best: dict[str, Any] = {"share_outside": 1.0}
         for _ in range(args.rounds):
             with timed_kernels() as kernels:

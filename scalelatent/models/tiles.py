@@ -38,7 +38,7 @@ PANEL = 3 * LANES
 MAX_DIMS = 512
 # Beyond this many columns a panel of W is far larger than the first-level cache.
 MAX_FEATURES = 1024
-# Rows of X that are fetched ahead of the four in work.
+# How many rows of X ahead of those in work others are fetched.
 _AHEAD = 8
 
 _F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)

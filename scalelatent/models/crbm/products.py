@@ -74,7 +74,7 @@ def _climb_outer(
         part = slice(first, first + _SLAB)
         old, new, before = theta[part], new_theta[part], velocity[part]
         # Decay and gradient are added up before theta is: alone each may be lost to its rounding.
-        if not moving and decay == 0:  # the same bits, in one reading less
+        if not moving and decay == 0:  # the same numbers, in one reading less
             new[:] = old
             add_moment(columns[part], len(left), right, new)
             continue

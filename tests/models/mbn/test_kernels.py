@@ -245,6 +245,35 @@ def test_rows_that_are_no_counts_among_counts(metric: str) -> None:
     np.testing.assert_array_equal(sparse.nearest_sparse(_csr(x), bank), want)
 
 
+@pytest.mark.parametrize("many", [1, 200])
+def test_counts_at_the_ends_of_int16(many: int) -> None:
+    """A sum that came round would turn the nearest centroid; of many centroids the column has postings."""
+    w = np.zeros((many + 1, 4), dtype="f4")
+    w[0, :2] = 1.0
+    ends = [32_767, 32_768, 65_535, 65_536, -32_767, -32_768, -32_769, -65_536]
+    x = np.array([*([end, 0, 0, 0] for end in ends), *([end - 9, 9, 0, 0] for end in ends)], dtype="f4")
+    bank = sparse.make_sparse_bank(_csr(w), np.arange(4), "euclidean")
+    assert bank.panels.dtype == np.int16
+    assert (len(bank.start) > 1) == (many == 200)
+    want = [0 if row.sum() > 0 else 1 for row in x]
+    assert sparse.nearest_sparse(_csr(x), bank).tolist() == want
+
+
+@pytest.mark.parametrize("scale", [1e-24, 1e-35])
+def test_rows_whose_squares_float32_does_not_hold(scale: float) -> None:
+    rng = np.random.default_rng(8)
+    w = rng.normal(size=(150, 40)).astype("f4") + 3.0
+    w[75:] = w[:75] + (1e-7 * rng.normal(size=(75, 40))).astype("f4")
+    x = (scale * (w[rng.integers(0, 150, 200)] + 0.1 * rng.normal(size=(200, 40)))).astype("f4")
+    exact = w.astype("f8") / np.linalg.norm(w.astype("f8"), axis=1, keepdims=True)
+    want = (x.astype("f8") @ exact.T).argmax(axis=1)
+    columns = np.arange(40)
+    sparsely = sparse.nearest_sparse(_csr(x), sparse.make_sparse_bank(_csr(w), columns, "cosine"))
+    densely = dense.nearest(x, columns, dense.make_bank(w, "cosine"))
+    assert (sparsely == want).all()
+    assert (densely == want).all()
+
+
 def test_a_column_that_a_clustering_does_not_see_may_be_anything() -> None:
     """Of the others, rows that are no counts are decided one by one."""
     x = np.array([[0.5, 2.0, 3.0], [1e9, 2.5, 0.0], [0.0, 20_000.0, 0.0]], dtype="f4")

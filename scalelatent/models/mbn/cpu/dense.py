@@ -170,9 +170,17 @@ def _gather(x, rows, columns, strip):  # type: ignore[no-untyped-def]
         row, out = x[rows[i]], strip[i]
         for c in range(len(columns)):
             out[c] = np.float32(row[columns[c]])
-        lengths[i] = np.sqrt(_square(out)) * (1.0 + 2.0**-20 * len(columns))
+        lengths[i] = length_at_most(_square(out), len(columns))
     strip[len(rows) : -(-len(rows) // ROWS) * ROWS] = 0.0
     return lengths
+
+
+@kernel
+def length_at_most(square, n):  # type: ignore[no-untyped-def]
+    """No less than the length of n numbers of float32, from the sum of their squares in float32: those of
+    numbers below 1e-23 are lost.
+    """
+    return np.sqrt(np.float64(square) + n * 2.0**-140) * (1.0 + 2.0**-20 * n)
 
 
 @kernel

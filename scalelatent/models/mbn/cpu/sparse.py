@@ -1,13 +1,14 @@
 """Nearest centroids of CSR rows: only what a row's own entries meet is multiplied.
 
 Few columns hold most entries (Zipf). A column in which more than one of 16 centroids has an entry lies dense:
-an entry of a row adds a multiple of it to the sums of 64 centroids at a time, eight sums in registers. The
+an entry of a row adds a multiple of it to the sums of 64 centroids at a time, eight vectors in registers. The
 other columns are postings, added to the sums one by one. The scan is float32, and the few rows whose winner
 leads by less than rounding can do are decided in float64, as over dense rows: sums there go over a row's
 entries from left to right, so a dataset has the same codes in either form.
 
-Counts are added in int16, twice as many at a time and nothing rounded; a row whose sums could be beyond that
-is decided in float64, too. Centroids are rows of the same data: whether they are counts tells it of the rows.
+Counts are added in int16, 128 centroids at a time and nothing rounded, so that a column lies dense where one
+of 32 has an entry; a row whose sums could be beyond int16 is decided in float64, too. Centroids are rows of
+the same data: whether they are counts tells it of the rows.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from scalelatent.models.csr import CsrRows
 from scalelatent.models.mbn.reference import score_terms
 from scalelatent.models.vectors import aligned
 
+from .dense import length_at_most
 from .sparse_scan import LANES, PANEL_BYTES, SETS, leader, scan
 
 # A dense column costs a row some k / 10 steps (of counts k / 30), postings about two each.
@@ -113,8 +115,9 @@ def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> SparseBank
     start = np.concatenate([[0], np.cumsum(counts[thin])]).astype(np.int64)
     pointers = np.searchsorted(centroid, np.arange(k + 1)).astype(np.int64)
     slope, largest = float((np.sqrt(squares) * exact[0]).max()), float(np.abs(exact[1]).max())
-    # Sums of counts are numbers of float32, and so are half of the squares below 2^24. A centroid beyond that
-    # is farther from a row whose sums int16 holds than any that int16 holds.
+    # Scores of counts are whole halves, which float32 holds up to 2^23. A row whose sums int16 holds is not
+    # farther from some centroid than a score of -49,151 (int16 holds the sums of one at least), so that those
+    # with larger squares, whose scores do round, cannot win.
     rounds = not len(most) or metric == "cosine"
     error = (slope, 4 * 2.0**-24 * largest) if rounds else (0.0, 0.0)
     postings = (start, centroid[order], typed[order])
@@ -165,7 +168,8 @@ def nearest_sparse(x: CsrRows, bank: SparseBank) -> np.ndarray:
 @kernel
 def _sort_out(data, indices, slot, most, size, i, places, values, thin, weights):  # type: ignore[no-untyped-def]
     """Entries of row i of a strip: those of dense columns and those with postings; returns how many of each,
-    and the length of the row on both; -1 if the row's sums may be beyond the type of the values.
+    and the length of the row on both; of counts -1 if not all of these are counts, or their sums may be
+    beyond int16.
     """
     dense, posted, total = np.uint64(0), np.uint64(0), np.float32(0.0)
     one, sign, beyond = np.uint64(1), np.uint64(63), np.float32(_COUNT_MAX + 1)
@@ -188,7 +192,7 @@ def _sort_out(data, indices, slot, most, size, i, places, values, thin, weights)
         total += value * value if seen | low else np.float32(0.0)
         dense += seen
         posted += low
-    length = np.sqrt(np.float64(total)) * (1.0 + 2.0**-20 * len(data))
+    length = length_at_most(total, len(data)) if dense + posted else 0.0
     return dense, posted, -1.0 if fractions or bound > _COUNT_MAX else length
 
 
@@ -227,7 +231,6 @@ def _decide(data, indices, sums, scale, bias, least, exact, values, columns, poi
     return code
 
 
-@kernel
 def _nearest(  # type: ignore[no-untyped-def]
     data,
     indices,
@@ -294,5 +297,5 @@ def _types(values: str) -> list[Any]:
     ]
 
 
-_nearest_floats = entry(*_types("f4"))(_nearest.py_func)
-_nearest_counts = entry(*_types("i2"))(_nearest.py_func)
+_nearest_floats = entry(*_types("f4"))(_nearest)
+_nearest_counts = entry(*_types("i2"))(_nearest)

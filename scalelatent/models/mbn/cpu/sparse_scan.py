@@ -131,8 +131,8 @@ def scan(rows, places, values, dense, panels, sums, scale, bias, lanes):  # type
 
 @kernel
 def leader(lanes, slack):  # type: ignore[no-untyped-def]
-    """What the lanes of a row say: (how many scores are within ``slack`` of the best, the first of those that
-    lead their lanes, the score that they reach).
+    """What the lanes of a row say: (how many scores are within ``slack`` of the best, of each lane two at
+    most; the first of those that lead their lanes; the score that they reach).
     """
     lane = SETS * LANES
     where = lanes.view(np.int32)[2 * lane :]
