@@ -79,6 +79,16 @@ def test_what_rounding_leaves_in_question_is_decided_as_on_a_processor(fake, gpu
     assert (plain != got).mean() > 0.2, "float32 alone would do: this test shows nothing"
 
 
+def test_rows_whose_squares_float32_does_not_hold(gpu):
+    rng = np.random.default_rng(8)
+    w = rng.normal(size=(150, 40)).astype("f4") + 3.0
+    w[75:] = w[:75] + (1e-7 * rng.normal(size=(75, 40))).astype("f4")
+    x = (1e-24 * (w[rng.integers(0, 150, 100)] + 0.1 * rng.normal(size=(100, 40)))).astype("f4")
+    columns = np.arange(40)
+    want = dense.nearest(x, columns, dense.make_bank(w, "cosine"))
+    np.testing.assert_array_equal(gpu.nearest(x, columns, gpu.make_bank(w, "cosine")), want)
+
+
 @pytest.mark.parametrize("metric", reference.METRICS)
 @pytest.mark.parametrize("k", [7, 4500])
 def test_sparse_rows(gpu, k, metric):

@@ -65,7 +65,8 @@ __device__ __forceinline__ void gather(const T* x, int p, int n, const int* colu
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) total += __shfl_down_sync(EVERY_LANE, total, step);
-    if (row < n && lane == 0) lengths[row] = sqrtf(total) * (1.0f + 9.5367431640625e-7f * (q + 2));
+    // Squares of numbers below 1e-23 are lost.
+    if (row < n && lane == 0) lengths[row] = sqrtf(total) * (1.0f + 9.5367431640625e-7f * (q + 2)) + 1e-21f * q;
 }
 
 #define KERNELS(T, NAME)                                                                                   \
