@@ -8,12 +8,14 @@ codes    shared units of rows of codes: nanoseconds a look-up (row x clustering 
          once as in a fit and one alone, and how many times longer a float32 one-hot product takes (of so many
          rows as fit, scaled)
 sparse   nearest centroids of documents on half of the columns: RCV1's subset, its 2,000 commonest stems and
-         its whole vocabulary (without data rows of that density, columns drawn by Zipf's law): times faster
-         than making the rows dense, and than the dense kernel alone; multiply-adds of a row and centroid
+         its whole vocabulary (without data rows of that density, columns drawn by Zipf's law), counts and
+         their logarithms: times faster than making the rows dense, and than the dense kernel alone;
+         multiply-adds of a row and centroid
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -177,10 +179,12 @@ def take(x: CsrRows, rows: np.ndarray) -> CsrRows:
     return CsrRows(x.data[at], x.indices[at], indptr, (len(rows), x.shape[1]))
 
 
-def sparse_rate(vocabulary: int | None, k: int, seed: int) -> dict[str, Any]:
-    """Documents as CSR rows against the same rows made dense."""
+def sparse_rate(vocabulary: int | None, k: int, counts: bool, seed: int) -> dict[str, Any]:
+    """Documents as CSR rows, of counts or of their logarithms, against the same rows made dense."""
     rng = np.random.default_rng(seed)
     rows, what = documents(vocabulary, seed)
+    if not counts:
+        rows = CsrRows(np.log1p(rows.data), rows.indices, rows.indptr, rows.shape)
     p, n = rows.shape[1], 1024 if rows.shape[1] <= 5000 else 120
     order = rng.permutation(len(rows))
     columns = np.sort(rng.permutation(p)[: p // 2])
@@ -201,6 +205,7 @@ def sparse_rate(vocabulary: int | None, k: int, seed: int) -> dict[str, Any]:
     posted[thin] = np.diff(centroids.start)[-2 - centroids.slot[thin]]
     return {
         "rows": what,
+        "values": "counts" if counts else "logarithms of counts",
         "columns": len(columns),
         "k": k,
         "entries a row on the columns": round(float(np.isin(x.indices, columns).sum()) / n, 1),
@@ -233,10 +238,9 @@ def main() -> None:
     ]
     mean = sum(r["ns a look-up"] for r in of_layers) / len(of_layers)
     results["ns a look-up, mean of the layers of 8,000 to 31"] = round(mean, 2)
-    for vocabulary in (2000, None):
-        for k in (500, 2000):
-            results["sparse"].append(sparse_rate(vocabulary, k, args.seed))
-            print(results["sparse"][-1], flush=True)
+    for vocabulary, k, counts in itertools.product((2000, None), (500, 2000), (True, False)):
+        results["sparse"].append(sparse_rate(vocabulary, k, counts, args.seed))
+        print(results["sparse"][-1], flush=True)
     write(args.out, args.seed, results)
 
 
