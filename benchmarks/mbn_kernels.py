@@ -185,7 +185,7 @@ def sparse_rate(vocabulary: int | None, k: int, counts: bool, seed: int) -> dict
     rows, what = documents(vocabulary, seed)
     if not counts:
         rows = CsrRows(np.log1p(rows.data), rows.indices, rows.indptr, rows.shape)
-    p, n = rows.shape[1], 1024 if rows.shape[1] <= 5000 else 120
+    p, n = rows.shape[1], 4096 if rows.shape[1] <= 5000 else 120
     order = rng.permutation(len(rows))
     columns = np.sort(rng.permutation(p)[: p // 2])
     x, w = take(rows, order[:n]), take(rows, order[n : n + k])

@@ -242,7 +242,10 @@ def test_rows_that_are_no_counts_among_counts(metric: str) -> None:
     bank = sparse.make_sparse_bank(_csr(w), columns, metric)
     assert bank.panels.dtype == np.int16
     want = reference.nearest_sparse(_csr(x), reference.make_sparse_bank(_csr(w), columns, metric))
-    np.testing.assert_array_equal(sparse.nearest_sparse(_csr(x), bank), want)
+    got = sparse.nearest_sparse(_csr(x), bank)
+    np.testing.assert_array_equal(got, want)
+    densely = dense.nearest(x, columns, dense.make_bank(w[:, columns], metric))
+    np.testing.assert_array_equal(got, densely)
 
 
 @pytest.mark.parametrize("many", [1, 200])

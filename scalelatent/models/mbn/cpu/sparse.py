@@ -33,8 +33,8 @@ _DENSE_SHARE = {"float32": 16, "int16": 32}
 _SUM_BYTES = 2**19
 _ABSENT = -1
 _COUNT_MAX = 2**15 - 1
-# One of so many centroids may have sums beyond int16.
-_FEW = 1024
+# One of so many centroids may have sums beyond int16: rows that do take some seven times as long.
+_FEW = 64
 
 
 @dataclass(frozen=True)
@@ -231,6 +231,34 @@ def _decide(data, indices, sums, scale, bias, least, exact, values, columns, poi
     return code
 
 
+@kernel
+def _decide_among_all(data, indices, slot, panels, start, centroid, value, exact, sums):  # type: ignore[no-untyped-def]
+    """The centroid of the largest score in float64 among all, with the sums of :func:`_product`: columns are
+    taken in the order of the row's entries. ``sums`` is room for those.
+    """
+    full, k = len(sums), exact.shape[1]
+    width = PANEL_BYTES // panels.itemsize
+    step = len(panels) // (full // width)
+    sums[:] = 0.0
+    for e in range(len(data)):
+        weight, place = np.float64(data[e]), np.int64(slot[indices[e]])
+        if place >= 0:
+            for j in range(0, full, width):
+                begin = j // width * step + place * width
+                part, column = sums[j : j + width], panels[begin : begin + width]
+                for c in range(len(part)):
+                    part[c] += weight * np.float64(column[c])
+        elif place != _ABSENT:
+            for at in range(start[-2 - place], start[-1 - place]):
+                sums[centroid[at]] += weight * np.float64(value[at])
+    best, code = -np.inf, 0
+    for j in range(k):
+        score = sums[j] * exact[0, j] + exact[1, j]
+        if score > best:
+            best, code = score, j
+    return code
+
+
 def _nearest(  # type: ignore[no-untyped-def]
     data,
     indices,
@@ -261,6 +289,7 @@ def _nearest(  # type: ignore[no-untyped-def]
     lanes = np.empty((strip, 3 * SETS * LANES), dtype=np.float32)
     places, values = np.empty((strip, widest + 1), np.int64), np.empty((strip, widest + 1), panels.dtype)
     thin, weights = np.empty(widest + 1, np.int64), np.empty(widest + 1, panels.dtype)
+    wide = np.empty(full)
     dense, slack = np.empty(strip, np.int64), np.empty(strip)
     for first in range(0, n, strip):
         rows = min(strip, n - first)
@@ -279,9 +308,11 @@ def _nearest(  # type: ignore[no-untyped-def]
         scan(rows, places, values, dense, panels, sums, scale, bias, lanes)
         for i in range(rows):
             count, code, least = leader(lanes[i], slack[i])
-            if slack[i] < 0.0 or (count > 1 and slack[i] > 0.0):
-                least = least if slack[i] > 0.0 else np.float32(-np.inf)
-                a, b = indptr[first + i], indptr[first + i + 1]
+            a, b = indptr[first + i], indptr[first + i + 1]
+            if slack[i] < 0.0:
+                columns = (slot, panels, start, centroid, value)
+                code = _decide_among_all(data[a:b], indices[a:b], *columns, exact, wide)
+            elif count > 1 and slack[i] > 0.0:
                 rest = (scale, bias, least, exact, values_w, columns_w, pointers_w)
                 code = _decide(data[a:b], indices[a:b], sums[i], *rest)
             out[first + i] = code
