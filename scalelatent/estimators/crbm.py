@@ -70,8 +70,9 @@ class ConditionalRBM(
     n_epochs : int, default 50
     n_chains : int or None
         Parts of a batch that are computed independently, by threads or workers; ``batch_size`` is a multiple
-        of it. None: one for twenty rows, two from 20 rows on, at most 8. It changes bits of rounding only,
-        the number of workers none; with ``local_steps`` it changes the result.
+        of it. None: one for twenty rows, two from 20 rows on, at most 8; 1 reads the parameters least, and is
+        best for one thread. It changes bits of rounding only, the number of workers none; with
+        ``local_steps`` it changes the result.
     local_steps : int or None
         Chains take so many steps by themselves, on batches of ``batch_size`` rows of their own, then their
         parameters are averaged: for large clusters, and slow networks. None: a step a batch. On a GPU
