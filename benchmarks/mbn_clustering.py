@@ -32,9 +32,12 @@ import numpy as np
 from common import RESULTS, data_folder, mnist, parser, write_part
 
 import scalelatent as sl
+from scalelatent.engine.backend import make_backend
 from scalelatent.estimators.mbn_decay import code_rows
 from scalelatent.estimators.mbn_fit import layer_components, layers_of
 from scalelatent.evaluation import kmeans_scores, pca
+from scalelatent.models.base import Block
+from scalelatent.models.mbn.pca import CodeProjection
 
 LONG_SECONDS, FEW_SEEDS = 60.0, 3
 DECAYS = tuple(round(0.1 * i, 1) for i in range(1, 10))
@@ -171,10 +174,9 @@ class FirstLayer:
             codes = code_rows(layer, codes, codes, self.jobs, "auto")
         model.seed_, model._layers = int(self.params["random_state"]), layers
         components = layer_components(model, len(layers), sl.Dataset.from_arrays(codes))
-        z = np.repeat(-components.offset[None], len(codes), axis=0)
-        for table, column in zip(components.table, codes.T, strict=True):
-            z += table[column]
-        return z.astype(np.float32), [layer.k for layer in layers]
+        projection = CodeProjection.of(components)
+        z = projection.apply(projection.prepare(make_backend("cpu")), Block(codes, None, None, 0))
+        return z, [layer.k for layer in layers]
 
     def network(self, y: np.ndarray, decay: float, restarts: int) -> dict[str, Any]:
         """Scores of the network with this decay."""
@@ -208,10 +210,10 @@ def tables(name: str, args: Any) -> dict[str, Any]:
     out.setdefault("decays", {})
     first = FirstLayer(x, args, **params) if name == "mnist" and not args.skip_decays else None
     for decay in decays if not args.skip_decays else ():
-        earlier = out["decays"].get(str(decay)) if args.more else None
         if first is not None:
             found = first.network(y, decay, args.restarts)
         else:
+            earlier = out["decays"].get(str(decay)) if args.more else None
             found = networks(x, *common, earlier, decay=decay, **params)
         out["decays"][str(decay)] = found
         print(name, decay, found, flush=True)

@@ -73,11 +73,11 @@ def _climb_outer(
     for first in range(0, len(theta), _SLAB):
         part = slice(first, first + _SLAB)
         old, new, before = theta[part], new_theta[part], velocity[part]
-        # Decay and gradient are added up before theta is: alone each may be lost to its rounding.
         if not moving and decay == 0:  # the same numbers, in one reading less
             new[:] = old
             add_moment(columns[part], len(left), right, new)
             continue
+        # Decay and gradient are added up before theta is: alone each may be lost to its rounding.
         move = new_velocity[part] if moving else new
         for i in range(len(old)):
             for j in range(old.shape[1]):

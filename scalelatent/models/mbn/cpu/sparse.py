@@ -115,9 +115,9 @@ def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> SparseBank
     start = np.concatenate([[0], np.cumsum(counts[thin])]).astype(np.int64)
     pointers = np.searchsorted(centroid, np.arange(k + 1)).astype(np.int64)
     slope, largest = float((np.sqrt(squares) * exact[0]).max()), float(np.abs(exact[1]).max())
-    # Scores of counts are whole halves, which float32 holds up to 2^23. A row whose sums int16 holds is not
-    # farther from some centroid than a score of -49,151 (int16 holds the sums of one at least), so that those
-    # with larger squares, whose scores do round, cannot win.
+    # Scores of counts are whole halves, which float32 holds up to 2^23. int16 holds the sums of one centroid
+    # at least, whose score with a row that it holds is -49,151 or more: those of centroids with squares so
+    # large that scores round are far below.
     rounds = not len(most) or metric == "cosine"
     error = (slope, 4 * 2.0**-24 * largest) if rounds else (0.0, 0.0)
     postings = (start, centroid[order], typed[order])
