@@ -12,8 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from scalelatent.engine.callbacks import Callback
 from scalelatent.jobs.runfolder import RunFolder
+from scalelatent.models.csr import CsrRows
 
 HOOKS = ("fit_start", "stage", "progress", "pass_end", "report", "checkpoint", "event", "fit_end")
 
@@ -100,3 +103,10 @@ def until(wanted: Callable[[], Any], seconds: float = 60.0) -> Any:
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
     return found
+
+
+def csr_rows(x: np.ndarray) -> CsrRows:
+    """The same rows, without their zeros."""
+    rows, columns = np.nonzero(x)
+    pointers = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(x)))])
+    return CsrRows(x[rows, columns], columns.astype(np.int32), pointers, x.shape)

@@ -12,6 +12,7 @@ from scalelatent.models._cuda import Kernels
 from scalelatent.models.csr import CsrRows
 from scalelatent.models.mbn import reference
 from scalelatent.models.mbn.cpu import dense
+from tests.helpers import csr_rows
 
 KERNELS = {"mbn_gather_f32", "mbn_gather_u8", "mbn_best", "mbn_decide", "mbn_sparse", "mbn_count"}
 
@@ -29,12 +30,6 @@ def cuda_text() -> str:
 @pytest.fixture
 def gpu(fake):
     return importlib.import_module("scalelatent.models.mbn.gpu")
-
-
-def _csr(x: np.ndarray) -> CsrRows:
-    rows, columns = np.nonzero(x)
-    indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(x)))])
-    return CsrRows(x[rows, columns].astype("f4"), columns.astype("i4"), indptr, x.shape)
 
 
 @pytest.mark.parametrize("metric", reference.METRICS)
@@ -99,9 +94,9 @@ def test_sparse_rows(gpu, k, metric):
     x[3] = 0.0
     x[5, columns] = w[k - 1, columns]
     want = reference.nearest(x, columns, reference.make_bank(w[:, columns], metric))
-    bank = gpu.make_sparse_bank(_csr(w), columns, metric)
-    np.testing.assert_array_equal(gpu.nearest_sparse(_csr(x), bank), want)
-    assert len(gpu.nearest_sparse(_csr(x)[:0], bank)) == 0
+    bank = gpu.make_sparse_bank(csr_rows(w), columns, metric)
+    np.testing.assert_array_equal(gpu.nearest_sparse(csr_rows(x), bank), want)
+    assert len(gpu.nearest_sparse(csr_rows(x)[:0], bank)) == 0
 
 
 @pytest.mark.parametrize("dtype", ["u2", "u4"])
@@ -127,7 +122,7 @@ def test_every_kernel_is_launched_with_what_it_declares(fake, gpu, emulated, cud
     x = np.eye(4, dtype=np.float32)
     for rows in (x, x.astype(np.uint8)):
         gpu.nearest(rows, np.arange(4), gpu.make_bank(x, "euclidean"))
-    gpu.nearest_sparse(_csr(x), gpu.make_sparse_bank(_csr(x), np.arange(4), "cosine"))
+    gpu.nearest_sparse(csr_rows(x), gpu.make_sparse_bank(csr_rows(x), np.arange(4), "cosine"))
     gpu.nearest_codes(x.astype("u2"), gpu.make_lists(x[None].astype("u2"), np.ones((1, 4, 2), dtype=bool)))
     assert {name for name, _ in fake.LAUNCHED} >= set(emulated.names) == KERNELS
     assert f"constexpr int THREADS = {gpu.THREADS};" in cuda_text
@@ -146,7 +141,7 @@ def test_a_block_is_moved_and_converted_once_for_all_clusterings(fake, dtype, cs
     x = np.random.default_rng(1).integers(1, 99, (40, 9)).astype(dtype)
     options = {"n_features": 9, "n_clusterings": 4, "fraction": 0.6, "metric": "euclidean", "seed": 3}
     layers = make_layers([12, 6], n_rows=40, csr=csr, dtype=str(x.dtype), **options)
-    rows = replace(_csr(x), data=_csr(x).data.astype(dtype)) if csr else x
+    rows = replace(csr_rows(x), data=csr_rows(x).data.astype(dtype)) if csr else x
     for layer in layers:
         parts = [layer.take(which, rows, layer.rows(which)) for which in range(4)]
         joined = CsrRows.concatenate(parts) if isinstance(parts[0], CsrRows) else np.concatenate(parts)

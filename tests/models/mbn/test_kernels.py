@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelatent.models.csr import CsrRows
 from scalelatent.models.mbn import KERNELS, reference
 from scalelatent.models.mbn.cpu import dense, lists, sparse
+from tests.helpers import csr_rows
 
 SHAPES = [(1, 1, 1, 1), (5, 3, 2, 2), (6, 7, 16, 7), (7, 9, 17, 4), (121, 30, 33, 15), (250, 196, 48, 98)]
 
@@ -60,8 +60,8 @@ def test_equally_far_centroids_of_integers_go_to_the_lowest_index() -> None:
         for module in (reference, dense):
             assert not module.nearest(x, columns, module.make_bank(w, metric)).any()
         for module in (reference, sparse):
-            bank = module.make_sparse_bank(_csr(w), columns, metric)
-            assert not module.nearest_sparse(_csr(x), bank).any()
+            bank = module.make_sparse_bank(csr_rows(w), columns, metric)
+            assert not module.nearest_sparse(csr_rows(x), bank).any()
 
 
 def test_equally_far_centroids_of_floats_go_to_the_same_one_dense_and_sparse() -> None:
@@ -72,7 +72,7 @@ def test_equally_far_centroids_of_floats_go_to_the_same_one_dense_and_sparse() -
     x = np.repeat(rng.normal(size=(40, 1)).astype("f4"), 30, axis=1)
     got = dense.nearest(x, columns, dense.make_bank(w, "euclidean"))
     assert len(set(got)) > 1, "exact sums would have given 0 everywhere: this test shows nothing"
-    sparsely = sparse.nearest_sparse(_csr(x), sparse.make_sparse_bank(_csr(w), columns, "euclidean"))
+    sparsely = sparse.nearest_sparse(csr_rows(x), sparse.make_sparse_bank(csr_rows(w), columns, "euclidean"))
     np.testing.assert_array_equal(got, sparsely)
 
 
@@ -124,203 +124,6 @@ def test_a_centroid_of_zeros_has_the_cosine_0_with_every_row() -> None:
         assert module.nearest(x, np.arange(2), module.make_bank(w, "cosine")).tolist() == [1, 0, 0]
         with pytest.raises(ValueError, match="metric='manhattan' is not one of euclidean, cosine"):
             module.make_bank(w, "manhattan")
-
-
-def _csr(x: np.ndarray) -> CsrRows:
-    rows, columns = np.nonzero(x)
-    indptr = np.zeros(len(x) + 1, dtype=np.int64)
-    np.cumsum(np.bincount(rows, minlength=len(x)), out=indptr[1:])
-    return CsrRows(x[rows, columns].astype("f4"), columns.astype("i4"), indptr, x.shape)
-
-
-@pytest.mark.parametrize("metric", reference.METRICS)
-@pytest.mark.parametrize(("n", "p", "k", "q"), SHAPES[1:])
-def test_sparse_equals_dense(n: int, p: int, k: int, q: int, metric: str) -> None:
-    rng = np.random.default_rng(n)
-    x, w = (rng.poisson(0.4, (m, p)).astype("f4") for m in (n, k))
-    columns = np.sort(rng.permutation(p)[:q])
-    w[:, columns[0]] += 1.0  # no centroid without an entry: that has no cosine
-    want = reference.nearest(x, columns, reference.make_bank(w[:, columns], metric))
-    for module in (reference, sparse):
-        got = module.nearest_sparse(_csr(x), module.make_sparse_bank(_csr(w), columns, metric))
-        np.testing.assert_array_equal(got, want)
-    np.testing.assert_array_equal(dense.nearest(x, columns, dense.make_bank(w[:, columns], metric)), want)
-
-
-@pytest.mark.parametrize("metric", reference.METRICS)
-def test_sparse_rows_of_uneven_columns(metric: str) -> None:
-    """Dense columns, columns with postings, and both bounds on rounding: numbers whose sums round, and
-    centroids that float32 cannot tell apart.
-    """
-    rng = np.random.default_rng(1)
-    n, p, k = 300, 400, 150
-    share = np.minimum(1.0, 8.0 / np.arange(1, p + 1))
-    x, w = ((rng.normal(size=(m, p)) * (rng.random((m, p)) < share)).astype("f4") for m in (n, k))
-    w[:60] = w[0] * (1 + 1e-7 * rng.normal(size=(60, 1))).astype("f4")
-    x[:100] = w[0]
-    columns = np.sort(rng.permutation(p)[:300])
-    bank = sparse.make_sparse_bank(_csr(w), columns, metric)
-    assert (bank.slot >= 0).sum() > 10
-    assert len(bank.start) > 100
-    got = sparse.nearest_sparse(_csr(x), bank)
-    np.testing.assert_array_equal(got, dense.nearest(x, columns, dense.make_bank(w[:, columns], metric)))
-    want = reference.nearest(x, columns, reference.make_bank(w[:, columns], metric))
-    assert (got[100:] == want[100:]).all()
-    plain = x[:, columns] @ w[:, columns].T
-    plain = (
-        plain - 0.5 * (w[:, columns] ** 2).sum(1)
-        if metric == "euclidean"
-        else plain / np.linalg.norm(w[:, columns], axis=1)
-    )
-    assert (plain.argmax(axis=1) != got).mean() > 0.2, "float32 alone would do: this test shows nothing"
-
-
-@pytest.mark.parametrize("apart", [8, 16, 64, 1])
-def test_two_centroids_that_float32_cannot_tell_apart(apart: int) -> None:
-    """In one lane of one panel, in one lane of two, and side by side; and of equal ones the first."""
-    rng, p, k, n = np.random.default_rng(apart), 40, 150, 200
-    wrong = 0
-    for trial in range(20):
-        w = rng.normal(size=(k, p)).astype("f4") + 30.0
-        j = int(rng.integers(0, 64 - apart)) if apart < 64 else int(rng.integers(0, 64))
-        w[j] = rng.normal(size=p).astype("f4")
-        w[j + apart] = w[j] if trial == 0 else w[j] + (1e-7 * rng.normal(size=p)).astype("f4")
-        if rng.random() < 0.5:
-            w[[j, j + apart]] = w[[j + apart, j]]
-        x = w[j] + rng.normal(size=(n, p)).astype("f4")
-        got = sparse.nearest_sparse(_csr(x), sparse.make_sparse_bank(_csr(w), np.arange(p), "euclidean"))
-        scores = x.astype("f8") @ w.astype("f8").T - 0.5 * (w.astype("f8") ** 2).sum(axis=1)
-        np.testing.assert_array_equal(got, scores.argmax(axis=1))
-        plain = x @ w.T - 0.5 * (w**2).sum(axis=1)
-        wrong += int((plain.argmax(axis=1) != got).sum())
-    assert wrong > 100, "float32 alone would do: this test shows nothing"
-
-
-def _documents(rng: np.random.Generator, n: int, p: int) -> np.ndarray:
-    """Counts, of which few columns hold most."""
-    return rng.poisson(np.minimum(3.0, 9.0 / np.arange(1, p + 1)), (n, p)).astype("f4")
-
-
-@pytest.mark.parametrize("metric", reference.METRICS)
-@pytest.mark.parametrize("k", [5, 128, 300])
-def test_counts(k: int, metric: str) -> None:
-    """Sums of int16: several panels, both kinds of columns, counts below zero, and ties."""
-    rng = np.random.default_rng(k)
-    n, p = 400, 500
-    x, w = _documents(rng, n, p), _documents(rng, k, p)
-    x[:50], w[: k // 5] = -x[:50], -w[: k // 5]
-    w[k // 2 :] = 3 * w[k - k // 2 - 1 :: -1][: k - k // 2]  # under the cosine ties, but for rounding
-    w[-2:] = w[1]
-    columns = np.sort(rng.permutation(p)[:400])
-    w[:, columns[0]] += w.any(axis=1) == 0
-    bank = sparse.make_sparse_bank(_csr(w), columns, metric)
-    assert bank.panels.dtype == bank.value.dtype == np.int16
-    assert min((bank.slot >= 0).sum(), len(bank.start)) > 20 or k == 5
-    want = reference.nearest_sparse(_csr(x), reference.make_sparse_bank(_csr(w), columns, metric))
-    got = sparse.nearest_sparse(_csr(x), bank)
-    densely = dense.nearest(x, columns, dense.make_bank(w[:, columns], metric))
-    np.testing.assert_array_equal(got, densely)
-    np.testing.assert_array_equal(got, want)
-    if metric == "euclidean":
-        products = x[:, columns].astype("f8") @ w[:, columns].T - 0.5 * (w[:, columns] ** 2).sum(axis=1)
-        ties = (products == products.max(axis=1, keepdims=True)).sum(axis=1) > 1
-        assert ties.mean() > 0.02
-
-
-@pytest.mark.parametrize("metric", reference.METRICS)
-def test_rows_that_are_no_counts_among_counts(metric: str) -> None:
-    """Fractions, values beyond int16 and int32, and counts whose sums are beyond int16."""
-    rng = np.random.default_rng(3)
-    x, w = _documents(rng, 64, 80), _documents(rng, 200, 80)
-    x[::7] *= 0.5
-    x[1::7] *= 20_000
-    x[2::7] *= 3e9
-    x[3::7, :4] = 4000
-    x[4, 0], x[11, 0], x[18, 0] = 32_767, 32_768, -(2.0**31)
-    columns = np.arange(0, 80, 2)
-    w[:, 0] += 1
-    bank = sparse.make_sparse_bank(_csr(w), columns, metric)
-    assert bank.panels.dtype == np.int16
-    want = reference.nearest_sparse(_csr(x), reference.make_sparse_bank(_csr(w), columns, metric))
-    got = sparse.nearest_sparse(_csr(x), bank)
-    np.testing.assert_array_equal(got, want)
-    densely = dense.nearest(x, columns, dense.make_bank(w[:, columns], metric))
-    np.testing.assert_array_equal(got, densely)
-
-
-@pytest.mark.parametrize("many", [1, 200])
-def test_counts_at_the_ends_of_int16(many: int) -> None:
-    """A sum that came round would turn the nearest centroid; of many centroids the column has postings."""
-    w = np.zeros((many + 1, 4), dtype="f4")
-    w[0, :2] = 1.0
-    ends = [32_767, 32_768, 65_535, 65_536, -32_767, -32_768, -32_769, -65_536]
-    x = np.array([*([end, 0, 0, 0] for end in ends), *([end - 9, 9, 0, 0] for end in ends)], dtype="f4")
-    bank = sparse.make_sparse_bank(_csr(w), np.arange(4), "euclidean")
-    assert bank.panels.dtype == np.int16
-    assert (len(bank.start) > 1) == (many == 200)
-    want = [0 if row.sum() > 0 else 1 for row in x]
-    assert sparse.nearest_sparse(_csr(x), bank).tolist() == want
-
-
-@pytest.mark.parametrize("scale", [1e-24, 1e-35])
-def test_rows_whose_squares_float32_does_not_hold(scale: float) -> None:
-    rng = np.random.default_rng(8)
-    w = rng.normal(size=(150, 40)).astype("f4") + 3.0
-    w[75:] = w[:75] + (1e-7 * rng.normal(size=(75, 40))).astype("f4")
-    x = (scale * (w[rng.integers(0, 150, 200)] + 0.1 * rng.normal(size=(200, 40)))).astype("f4")
-    exact = w.astype("f8") / np.linalg.norm(w.astype("f8"), axis=1, keepdims=True)
-    want = (x.astype("f8") @ exact.T).argmax(axis=1)
-    columns = np.arange(40)
-    sparsely = sparse.nearest_sparse(_csr(x), sparse.make_sparse_bank(_csr(w), columns, "cosine"))
-    densely = dense.nearest(x, columns, dense.make_bank(w, "cosine"))
-    assert (sparsely == want).all()
-    assert (densely == want).all()
-
-
-def test_a_column_that_a_clustering_does_not_see_may_be_anything() -> None:
-    """Of the others, rows that are no counts are decided one by one."""
-    x = np.array([[0.5, 2.0, 3.0], [1e9, 2.5, 0.0], [0.0, 20_000.0, 0.0]], dtype="f4")
-    bank = sparse.make_sparse_bank(_csr(np.array([[0, 4.0, 0], [0, 0, 2.0]])), np.arange(1, 3), "euclidean")
-    room = np.empty((1, 4), np.int64), np.empty((1, 4), np.int16), np.empty(4, np.int64), np.empty(4, "i2")
-    told = []
-    for row in x:
-        one = _csr(row[None])
-        *counts, length = sparse._sort_out(one.data, one.indices, bank.slot, bank.most, 256, 0, *room)
-        told.append((*map(int, counts), bool(length >= 0)))
-    assert told == [(2, 0, True), (1, 0, False), (1, 0, False)]
-    assert sparse.nearest_sparse(_csr(x), bank).tolist() == [1, 0, 0]
-
-
-@pytest.mark.parametrize("value", [0.5, 2.0**15, 30_000.0])
-def test_centroids_that_are_no_counts(value: float) -> None:
-    rng = np.random.default_rng(4)
-    x, w = _documents(rng, 64, 80), _documents(rng, 200, 80)
-    w[:3, :5] = value
-    bank = sparse.make_sparse_bank(_csr(w), np.arange(80), "euclidean")
-    assert bank.panels.dtype == np.float32
-    want = reference.nearest_sparse(_csr(x), reference.make_sparse_bank(_csr(w), np.arange(80), "euclidean"))
-    np.testing.assert_array_equal(sparse.nearest_sparse(_csr(x), bank), want)
-
-
-def test_a_centroid_far_beyond_the_others_among_counts() -> None:
-    """One of many may have sums beyond int16, and half of its square need be no number of float32."""
-    rng = np.random.default_rng(5)
-    x, w = _documents(rng, 200, 80), _documents(rng, 1200, 80)
-    w[7, 70:] = 3000 + np.arange(10)
-    x[0], x[1], x[2] = w[7], 100 * x[2], w[7] // 100
-    bank = sparse.make_sparse_bank(_csr(w), np.arange(80), "euclidean")
-    assert bank.panels.dtype == np.int16
-    want = reference.nearest_sparse(_csr(x), reference.make_sparse_bank(_csr(w), np.arange(80), "euclidean"))
-    assert want[0] == 7
-    np.testing.assert_array_equal(sparse.nearest_sparse(_csr(x), bank), want)
-
-
-def test_sparse_rows_and_centroids_without_entries() -> None:
-    x = _csr(np.array([[0.0, 0, 0], [0, 3, 0], [0, 0, 0]]))
-    w = _csr(np.array([[0.0, 2, 0], [0, 0, 0]]))
-    for module in (reference, sparse):
-        bank = module.make_sparse_bank(w, np.arange(3), "euclidean")
-        assert module.nearest_sparse(x, bank).tolist() == [1, 0, 1]
 
 
 def _one_hot(codes: np.ndarray, width: int) -> np.ndarray:

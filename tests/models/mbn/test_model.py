@@ -21,6 +21,7 @@ from scalelatent.models.mbn.layers import (
     share,
 )
 from scalelatent.models.mbn.model import LayerCoder, Network
+from tests.helpers import csr_rows
 
 OPTIONS: dict[str, Any] = {
     "n_rows": 120,
@@ -43,12 +44,6 @@ def _sets(layer: Layer, x: Any) -> ArraySets:
     return ArraySets(
         np.concatenate(parts) if layer.k_below or not layer.csr else CsrRows.concatenate(parts), layer.k
     )
-
-
-def _csr(x: np.ndarray) -> CsrRows:
-    row, column = np.nonzero(x)
-    pointers = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(x)))])
-    return CsrRows(x[row, column], column.astype(np.int32), pointers, x.shape)
 
 
 def _codes(layer: Layer, x: Any, device: str = "cpu") -> np.ndarray:
@@ -159,7 +154,7 @@ def test_a_part_of_the_clusterings_and_of_the_rows_gives_a_part_of_the_codes() -
 def test_csr_rows_and_a_network_in_one_go() -> None:
     x = _rows(120, 11) * (np.random.default_rng(2).random((120, 11)) < 0.4)
     results = []
-    for rows, kind in ((x, {}), (_csr(x), {"csr": True})):
+    for rows, kind in ((x, {}), (csr_rows(x), {"csr": True})):
         layers = make_layers([40, 20], **{**OPTIONS, **kind})
         first = _codes(layers[0], rows)
         sets = (_sets(layers[0], rows), _sets(layers[1], first))
@@ -177,7 +172,7 @@ def test_csr_rows_and_a_network_in_one_go() -> None:
 def test_rows_that_have_no_place(sparse: bool) -> None:
     def checked(values: list[list[float]], metric: str) -> None:
         x = np.array(values)
-        make_layers([2], **{**OPTIONS, "metric": metric})[0].check(_csr(x) if sparse else x, 100)
+        make_layers([2], **{**OPTIONS, "metric": metric})[0].check(csr_rows(x) if sparse else x, 100)
 
     checked([[0, 0], [1, 2]], "euclidean")
     with pytest.raises(ValueError, match="row 101 is all zeros, and has no cosine: .* metric='euclidean'"):
@@ -197,7 +192,7 @@ def test_rows_that_have_no_place(sparse: bool) -> None:
 def test_the_largest_values_have_the_codes_of_the_reference(metric: str, csr: bool) -> None:
     limit, rng = _largest_value(11), np.random.default_rng(0)
     dense = (limit * rng.uniform(0.9, 0.999, (120, 11)) * rng.choice([-1, 1], (120, 11))).astype(np.float32)
-    x = _csr(dense) if csr else dense
+    x = csr_rows(dense) if csr else dense
     layer = make_layers([40], **{**OPTIONS, "metric": metric, "csr": csr, "dtype": "float32"})[0]
     codes = _codes(layer, x)
     np.testing.assert_array_equal(codes, _codes(layer, x, "reference"))
@@ -263,7 +258,7 @@ class _Seen(HostBackend):
 def test_rows_of_any_type_are_converted_once_for_all_clusterings(dtype: str, csr: bool) -> None:
     x = (np.random.default_rng(2).integers(0, 9, (120, 11)) / (3 if dtype[0] == "f" else 1)).astype(dtype)
     (layer,) = make_layers([20], **{**OPTIONS, "dtype": str(x.dtype), "csr": csr})
-    made = _csr if csr else np.asarray
+    made = csr_rows if csr else np.asarray
     coder = LayerCoder(layer, _sets(layer, made(x)), 0, layer.n_clusterings)
     backend = _Seen()
     codes = coder.apply(coder.prepare(backend), Block(made(x), None, None, 0))
