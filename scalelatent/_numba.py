@@ -8,13 +8,15 @@ kind of CPU.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
 import platform
 import tempfile
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,52 @@ def _cache() -> str:
 CACHE = _cache()
 
 
+# How long a kernel waits to be saved; one that is not is compiled anew by the next process.
+_LOCK_SECONDS, _POLL_SECONDS = 10.0, 0.01
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[bool]:
+    """Whether no other process saves a kernel in the meantime."""
+    try:
+        import fcntl
+    except ImportError:  # a system without locks on files
+        yield True
+        return
+    held = False
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            Path(CACHE).mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(open(Path(CACHE) / "lock", "ab"))
+            begin = time.monotonic()
+            while not held and time.monotonic() - begin < _LOCK_SECONDS:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    held = True
+                except BlockingIOError:
+                    time.sleep(_POLL_SECONDS)
+        yield held  # closing the file lets go of it
+
+
+def _saved_alone(dispatcher: Any) -> Any:
+    """A dispatcher that takes turns with other processes at saving what it compiled.
+
+    numba numbers the files of a function's specialisations in the order in which they are saved: of two
+    processes at it at once one may write its code into the file that the other one's is listed with, and who
+    loads it has another kernel, in silence.
+    """
+    save = dispatcher._cache.save_overload
+
+    @functools.wraps(save)
+    def alone(sig: Any, data: Any) -> None:
+        with _alone() as held:
+            if held:
+                save(sig, data)
+
+    dispatcher._cache.save_overload = alone
+    return dispatcher
+
+
 DEFAULTS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "cache": True, "fastmath": {"contract"}}
 
 
@@ -77,7 +125,7 @@ def kernel(function: Any) -> Any:
     config: Any = numba.config
     before, config.CACHE_DIR = config.CACHE_DIR, CACHE
     try:
-        return numba.njit(**DEFAULTS)(function)
+        return _saved_alone(numba.njit(**DEFAULTS)(function))
     except RuntimeError:  # numba knows no cache for functions that lie in no file
         return numba.njit(**{**DEFAULTS, "cache": False})(function)
     finally:
