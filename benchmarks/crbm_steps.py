@@ -3,7 +3,10 @@
 share     of batches of 20, 40 and 160 rows, one thread: milliseconds a step, of belief propagation in it
           (timed in the fit, so that other work on the machine hits both alike), and what is left; with
           --sweeps, and with 32, the mean of the 7 + epoch sweeps of 50 epochs; with the estimator's chains,
-          of which each reads the parameters for itself, and with one, which is enough for one thread
+          of which each reads the parameters for itself, with one, which is enough for one thread, and with
+          one that takes 16 steps by itself (local_steps): the same learning, in place
+products  of a batch's rows with a step's parameters, milliseconds on one thread: the tiles, OpenBLAS, and
+          copying the parameters
 threads   rows a second on 2 threads against 1
 cluster   a LocalCluster of 2 workers with 1 thread against 2 threads in this process, batch 160
 local     errors of local steps (chains that climb by themselves, then are averaged) at the same rows seen
@@ -25,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +39,12 @@ import scalelatent as sl
 from scalelatent.data.corruption import corrupt
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.callbacks import Callback
+from scalelatent.models.crbm.products import affine, climb_outer
+from scalelatent.models.crbm.update import Pace, Way, climb
+from scalelatent.models.vectors import aligned
 
 MEAN_SWEEPS = 32
+LOCAL_STEPS = 16
 BATCHES = (20, 40, 160)
 
 
@@ -80,12 +88,14 @@ def fit_parts(
     before: Callable[[], Any] = lambda: None,
     sweeps: int | None = None,
     chains: int | None = None,
+    local_steps: int | None = None,
 ) -> Parts:
     """A fit, report by report; ``before`` is called after the first; ``sweeps``, ``chains`` other than asked
     for.
     """
-    steps = max(2, args.segment_rows // batch)
-    n = batch * steps * (args.segments + 1)
+    rows_a_step = batch * (local_steps or 1)
+    steps = max(1 if local_steps else 2, args.segment_rows // rows_a_step)
+    n = rows_a_step * steps * (args.segments + 1)
     if n > len(rows):
         raise SystemExit(f"--rows {len(rows)} are fewer than the {n} of all segments: give more")
     parts = Parts(before)
@@ -93,6 +103,7 @@ def fit_parts(
         n_hidden=args.hidden,
         batch_size=batch,
         n_chains=chains or args.chains,
+        local_steps=local_steps,
         n_sweeps=sweeps or args.sweeps,
         n_epochs=1,
         random_state=args.seed,
@@ -138,19 +149,21 @@ def timed_kernels() -> Iterator[dict[str, float]]:
 def share(args: Any) -> list[dict[str, Any]]:
     """Seconds of a step on one thread, and of belief propagation in it."""
     rows, out = sl.Dataset.from_arrays(*digits(args.rows, args.seed)), []
-    kinds = (args.sweeps, MEAN_SWEEPS), dict.fromkeys((args.chains, 1)), BATCHES
-    for sweeps, chains, batch in itertools.product(*kinds):
+    chains_and_local = dict.fromkeys(((args.chains, None), (1, None), (1, LOCAL_STEPS)))
+    kinds = (args.sweeps, MEAN_SWEEPS), chains_and_local, BATCHES
+    for sweeps, (chains, local_steps), batch in itertools.product(*kinds):
         best: dict[str, Any] = {"share_outside": 1.0}
+        of = {"sweeps": sweeps, "chains": chains, "local_steps": local_steps}
         for _ in range(args.rounds):
             with timed_kernels() as kernels:
-                parts = fit_parts(rows, args, batch, 1, before=kernels.clear, sweeps=sweeps, chains=chains)
+                parts = fit_parts(rows, args, batch, 1, before=kernels.clear, **of)
             steps, seconds = sum(parts.rows[1:]) / batch, sum(parts.seconds[1:])
             propagation = kernels["crbm_sum_product_pairs"]
             edges = sweeps * batch * 784 * args.hidden
             found = {
                 "batch": batch,
+                **of,
                 "chains": chains or "default",
-                "sweeps": sweeps,
                 "ms_a_step": round(1e3 * seconds / steps, 3),
                 "ms_propagation": round(1e3 * propagation / steps, 3),
                 "ms_coupling": round(1e3 * kernels["crbm_make_coupling"] / steps, 3),
@@ -160,6 +173,56 @@ def share(args: Any) -> list[dict[str, Any]]:
             best = min(best, found, key=lambda one: one["share_outside"])
         out.append(best)
         print(best, flush=True)
+    return out
+
+
+def least_seconds(args: Any, *functions: Callable[[], Any]) -> list[float]:
+    """Of each function, called in turn after as much memory as an inference goes through was touched."""
+    touched, best = [np.zeros((784, args.hidden), np.float32) for _ in range(3)], [np.inf] * len(functions)
+    for _ in range(40 * args.rounds):
+        for i, function in enumerate(functions):
+            for array in touched:
+                array += 1
+            begin = time.perf_counter()
+            function()
+            best[i] = min(best[i], time.perf_counter() - begin)
+    return best
+
+
+def few_rows(args: Any) -> list[dict[str, Any]]:
+    """Products of rows with the parameters that x has, by the tiles and by OpenBLAS."""
+    rng, units, out = np.random.default_rng(args.seed), 784 + args.hidden, []
+
+    def draw(*shape: int) -> np.ndarray:
+        filled = aligned(shape)
+        rng.standard_normal(shape, dtype=np.float32, out=filled)
+        return filled
+
+    theta, new, bias, none = draw(units, 784), draw(units, 784), draw(units), np.zeros((0, 784), np.float32)
+    way, pace = Way(theta, none, new, none), Pace(1e-3, 0.0, 0.0)
+    for rows in (10, 20, 40, 80, 160):
+        x, left, biases = draw(rows, 784), draw(rows, units), draw(rows, units)
+
+        def library(x: Any = x, biases: Any = biases) -> None:
+            np.matmul(x, theta.T, out=biases)
+            np.add(biases, bias, out=biases)
+
+        def library_climb(x: Any = x, left: Any = left) -> None:
+            climb(way.part(slice(None), -1), np.matmul(left.T, x).reshape(-1), 0, pace)
+
+        seconds = least_seconds(
+            args,
+            partial(affine, x, theta, bias, biases, np),
+            library,
+            partial(climb_outer, way, left, x, pace),
+            library_climb,
+            partial(np.copyto, new, theta),
+        )
+        names = ("biases", "biases_openblas", "climb", "climb_openblas", "copy")
+        out.append(
+            {"rows": rows, **{f"ms_{k}": round(1e3 * s, 3) for k, s in zip(names, seconds, strict=True)}}
+        )
+        print(out[-1], flush=True)
     return out
 
 
@@ -228,6 +291,7 @@ def main() -> None:
     """Each part by itself."""
     parts: dict[str, Callable[[Any], Any]] = {
         "share": share,
+        "products": few_rows,
         "threads": threads,
         "cluster": cluster,
         "local": local,

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.errors import RunError
+from scalelatent.models.vectors import aligned
 
 DEVICES = ("auto", "cpu", "gpu")
 
@@ -92,7 +93,7 @@ class HostBackend:
         size = math.prod(shape)
         kept = self._buffers.get(name)
         if kept is None or kept.size < size or kept.dtype != dtype:
-            kept = self._buffers[name] = np.empty(size, dtype=dtype)
+            kept = self._buffers[name] = aligned((size,), dtype)
         return kept[:size].reshape(shape)
 
     def asarray(self, a: np.ndarray, dtype: Any, name: str | None = None) -> np.ndarray:

@@ -75,8 +75,9 @@ class ConditionalRBM(
         ``local_steps`` it changes the result.
     local_steps : int or None
         Chains take so many steps by themselves, on batches of ``batch_size`` rows of their own, then their
-        parameters are averaged: for large clusters, and slow networks. None: a step a batch. On a GPU
-        ``n_chains=1, local_steps=64`` are the steps of one chain whose parameters stay on the card for 64.
+        parameters are averaged: for large clusters, and slow networks. None: a step a batch. With
+        ``n_chains=1`` nothing is averaged: the steps of one chain, whose parameters stay on the card of a GPU
+        for so many, and are climbed where they lie on a CPU, the fastest way on one thread.
     patience : int or None
         End after so many epochs without a better validation error, which needs validation rows. None: all
         epochs. What did best on the validation rows is kept either way.

@@ -8,8 +8,8 @@ import numpy as np
 
 from .learners import Phase
 from .model import CrbmShape, Observed
-from .products import climb_outer, outer_less
-from .update import Pace, Way, climb
+from .products import add_outer_less, climb_outer, climb_outer_less, few, outer_less
+from .update import Pace, Way, add_to, climb
 
 
 def of_weights(xp: Any, v: Any, phase: Phase, out: Any) -> None:
@@ -25,10 +25,30 @@ def of_weights(xp: Any, v: Any, phase: Phase, out: Any) -> None:
     if not out.shape[1]:
         return
     if phase.pairs is None:
-        left = xp.concatenate([v, -phase.visible])
-        xp.matmul(left.T, xp.concatenate([phase.positive, phase.hidden]), out=out)
+        left, right = _both_phases(xp, v, phase)
+        xp.matmul(left.T, right, out=out)
     else:
         outer_less(v, phase.positive, phase.pairs, out, xp)
+
+
+def add_of_weights(backend: Any, v: Any, phase: Phase, total: np.ndarray) -> None:
+    """Add the gradient of W, see :func:`of_weights`, to a ``total`` of float64 on the host.
+
+    Examples
+    --------
+    >>> from scalelatent.engine.backend import make_backend
+    >>> one, total = np.ones((1, 1), np.float32), np.ones((1, 1))
+    >>> phase = Phase(one, 0.25 * one, one, None, 0, 0)
+    >>> add_of_weights(make_backend("cpu"), one, phase, total)
+    >>> total.tolist()
+    [[1.75]]
+    """
+    if phase.pairs is not None:
+        add_outer_less(v, phase.positive, phase.pairs, total, backend)
+        return
+    out = backend.buffer("of W", total.shape, v.dtype)
+    of_weights(backend.xp, v, phase, out)
+    add_to(total.reshape(-1), backend.to_host(out).reshape(-1))
 
 
 def difference(
@@ -57,6 +77,45 @@ def difference(
     return flat
 
 
+def climb_phase(
+    shape: CrbmShape, backend: Any, way: Way, seen: Observed | None, v: Any, phase: Phase, pace: Pace
+) -> None:
+    """:func:`.update.climb` along :func:`difference`, whose products are not written out where rows are few.
+
+    Parameters
+    ----------
+    shape : CrbmShape
+    backend : object
+    way : Way
+        Vectors.
+    seen : Observed or None
+    v : array of float32, shape (rows, v)
+    phase : Phase
+    pace : Pace
+
+    Examples
+    --------
+    >>> from scalelatent.engine.backend import make_backend
+    >>> one, theta, none = np.ones((1, 1), "f4"), np.zeros(3, "f4"), np.zeros(0, "f4")
+    >>> phase, way = Phase(0 * one, 0.25 * one, one, None, 0, 0), Way(theta, none, theta, none)
+    >>> climb_phase(CrbmShape(1, 1, 0), make_backend("cpu"), way, None, one, phase, Pace(2.0, 0.0, 0.0))
+    >>> theta.tolist()
+    [2.0, 2.0, 1.5]
+    """
+    x = None if seen is None or seen.columns is not None else seen.x
+    if x is None or not few(v, x, way.theta):
+        gradient = difference(shape, backend, way.theta, seen, v, phase)
+        climb(way, gradient, shape.n_weights, pace)
+        return
+    places = {name: place for name, (place, _) in shape.layout.slices.items()}
+    weights = way.part(places["W"], shape.n_visible, shape.n_hidden)
+    if phase.pairs is None:
+        climb_outer(weights, *_both_phases(np, v, phase), pace)
+    else:
+        climb_outer_less(weights, v, phase.positive, phase.pairs, pace, backend)
+    _climb_biases(shape, way, v - phase.visible, phase.positive - phase.hidden, x, pace)
+
+
 def climb_factors(
     shape: CrbmShape, way: Way, w: np.ndarray, dv: np.ndarray, dh: np.ndarray, x: np.ndarray, pace: Pace
 ) -> None:
@@ -66,7 +125,7 @@ def climb_factors(
     ----------
     shape : CrbmShape
     way : Way
-        Vectors; the new ones are arrays of their own.
+        Vectors.
     w : ndarray of float64, shape (v, h)
         Gradient of W.
     dv, dh, x : ndarray of float64, shape (rows, v), (rows, h) and (rows, x)
@@ -84,6 +143,19 @@ def climb_factors(
     dv, dh, x = (a.astype(np.float32) for a in (dv, dh, x))
     places = {name: place for name, (place, _) in shape.layout.slices.items()}
     climb(way.part(places["W"]), w.reshape(-1), w.size, pace)
+    _climb_biases(shape, way, dv, dh, x, pace)
+
+
+def _both_phases(xp: Any, v: Any, phase: Phase) -> tuple[Any, Any]:
+    """Factors of the gradient of W, of a negative phase without pairs."""
+    return xp.concatenate([v, -phase.visible]), xp.concatenate([phase.positive, phase.hidden])
+
+
+def _climb_biases(
+    shape: CrbmShape, way: Way, dv: np.ndarray, dh: np.ndarray, x: np.ndarray, pace: Pace
+) -> None:
+    """Of biases, and of what x adds to them."""
+    places = {name: place for name, (place, _) in shape.layout.slices.items()}
     for name, left in (("Wvx", dv), ("Whx", dh)):
         climb_outer(way.part(places[name], left.shape[1], x.shape[1]), left, x, pace)
     for name, left in (("bv", dv), ("bh", dh)):

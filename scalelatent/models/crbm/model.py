@@ -22,13 +22,12 @@ from scalelatent.models.csr import CsrRows
 from scalelatent.models.finite import find_nonfinite
 from scalelatent.models.stats import Layout
 
-from .inference import WeightError
-from .products import affine
+from .cpu.units import log_loss
+from .inference import PRODUCT_UNITS, WeightError
+from .products import affine, few, plus_rows
 
 # CSR rows are made dense over the columns that a batch uses, unless it uses more than this share of them.
 DENSE_SHARE = 0.5
-# Halves that can be multiplied in float64 without underflow, and fewer.
-PRODUCT_UNITS = 512
 
 
 @dataclass(frozen=True)
@@ -190,7 +189,7 @@ def sigmoid(a: Any, xp: Any) -> Any:
 
 def hidden_logits(params: Params, v: Any, b2: Any) -> Any:
     """W^T v + b2: log odds of each hidden unit given v, (rows, h)."""
-    return v @ params.W + b2
+    return plus_rows(v, params.W, b2)
 
 
 def negative_free_energy(v: Any, b1: Any, logits: Any, xp: Any) -> Any:
@@ -214,6 +213,10 @@ def negative_free_energy(v: Any, b1: Any, logits: Any, xp: Any) -> Any:
 
 def nll_of_units(lv: Any, beliefs: Any, v: Any, xp: Any) -> Any:
     """Log-loss of the visible units' log odds and their sigmoid, summed over units, nats, (rows,)."""
+    if few(lv, beliefs, v):
+        out = np.empty(len(lv), dtype=np.float32)
+        log_loss(lv, beliefs, v, out)
+        return out
     out = (xp.maximum(lv, lv.dtype.type(0)) - lv * v).sum(axis=1)
     likelier = xp.maximum(beliefs, 1 - beliefs)  # at least a half: so many of them can be multiplied
     for first in range(0, lv.shape[1], PRODUCT_UNITS):

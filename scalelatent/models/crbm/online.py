@@ -25,10 +25,11 @@ from scalelatent.errors import DivergenceError
 from scalelatent.models.base import Block
 from scalelatent.models.stats import Layout, Stats
 from scalelatent.models.targets import Targets
+from scalelatent.models.vectors import aligned, lined_up
 
 from .beliefs import couple
 from .divergence import NOT_FINITE, diverged, what_diverged
-from .gradient import climb_factors, difference, of_weights
+from .gradient import add_of_weights, climb_factors, climb_phase, difference
 from .inference import WeightError
 from .learners import LEARNERS, Phase, Work
 from .measure import Measures, shares
@@ -143,7 +144,7 @@ class CrbmLearner:
 
     def prepare(self, state: CrbmState, backend: Any) -> Any:
         """Parameters where the products are, and what inference needs of W."""
-        theta = backend.asarray(state.theta, np.float32)
+        theta = backend.asarray(lined_up(state.theta), np.float32)
         coupling = None
         if LEARNERS[self.learner].couples and not self.local_steps:
             coupling = couple(self.shape.split(theta).W, backend)
@@ -182,7 +183,7 @@ class CrbmLearner:
             if self.momentum:
                 velocity = moved(velocity, stats["velocity"], share)
         else:
-            theta, velocity = np.empty_like(state.theta), np.empty_like(state.velocity)
+            theta, velocity = (aligned(a.shape) for a in (state.theta, state.velocity))
             way = Way(state.theta, state.velocity, theta, velocity)
             pace = self._pace(n_rows, state.iteration)
             if self.factored:
@@ -307,9 +308,7 @@ class CrbmLearner:
     def _add_factors(
         self, stats: Stats, backend: Any, theta: Any, block: Block, v: Any, phase: Phase
     ) -> None:
-        weights = backend.buffer("of W", (self.shape.n_visible, self.shape.n_hidden), theta.dtype)
-        of_weights(backend.xp, v, phase, weights)
-        add_to(stats["W"].reshape(-1), backend.to_host(weights).reshape(-1))
+        add_of_weights(backend, v, phase, stats["W"])
         stats["dv"][...] = backend.to_host(v - phase.visible)
         stats["dh"][...] = backend.to_host(phase.positive - phase.hidden)
         stats["x"][...] = block.x if isinstance(block.x, np.ndarray) else block.x.to_dense()
@@ -322,7 +321,8 @@ class CrbmLearner:
         """Climb gradient after gradient over the rows of a chain; adds how far it came."""
         backend, theta, _, state, cost = prepared
         xp, first = backend.xp, theta
-        theta, velocity = theta.copy(), backend.asarray(state.velocity, np.float32).copy()
+        theta = backend.buffer("theta", first.shape, first.dtype)
+        theta[...], velocity = first, backend.asarray(state.velocity, np.float32).copy()
         way, kept = Way(theta, velocity, theta, velocity), self._particles(backend, state, block)
         measures = Measures()
         for a in range(0, len(block.x), self.chain_rows):
@@ -333,8 +333,7 @@ class CrbmLearner:
                 couples = LEARNERS[self.learner].couples
                 coupling = couple(self.shape.split(theta).W, backend) if couples else None
                 seen, v, phase = self._phase(backend, theta, coupling, cost, part, some)
-            gradient = difference(self.shape, backend, theta, seen, v, phase)
-            climb(way, gradient, self.shape.n_weights, self._pace(n, block.epoch))
+            climb_phase(self.shape, backend, way, seen, v, phase, self._pace(n, block.epoch))
             measures.add(phase)
             if kept is not None:
                 kept[:n] = phase.particles

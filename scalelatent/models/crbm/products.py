@@ -1,93 +1,38 @@
 """Products of a batch's few rows with the parameters, on host or device.
 
 A step of a small batch reads every matrix of parameters for some twenty rows. OpenBLAS packs a matrix before
-it multiplies, which then costs more than the product; the register tiles of :mod:`~scalelatent.models.tiles`
-read it in place. Of what is written there, W is here the rows of the batch, and X the parameters.
+it multiplies, which then costs more than the product; the tiles of :mod:`.cpu.few_rows` read it in place.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
-from scalelatent._numba import entry, filled, given, kernel
-from scalelatent.models.tiles import ROWS, STRIP, add_moment, fits, latents, pack, padded
+from scalelatent.models.vectors import lined_up
 
-from .update import Pace, Way, climb
+from .cpu import few_rows
+from .update import Pace, Way, add_to, climb
 
-# Up to so many rows the tiles are ahead of OpenBLAS; at 80 they are even (benchmarks/crbm_steps.py).
-MAX_ROWS = 64
-# Units whose parameters stay in the second-level cache from one reading to the next.
-_SLAB = 32
+# Up to so many rows the tiles are ahead of OpenBLAS; with vectors of eight both are even there
+# (benchmarks/crbm_steps.py --parts products).
+MAX_ROWS = 160
+# Below so many units BLAS makes a matrix times a vector of a product.
+_FEW_UNITS = 8
 
-_F4 = numba.float32
 
+def few(rows: Any, *others: Any) -> bool:
+    """Whether the tiles serve: float32 on the host, and few rows.
 
-def _few(rows: Any, *others: Any) -> bool:
-    """Whether the tiles serve: float32 on the host, and few rows."""
+    Examples
+    --------
+    >>> few(np.zeros((2, 3), np.float32)), few(np.zeros((2, 3))), few(np.zeros((2000, 3), np.float32))
+    (True, False, False)
+    """
     return 0 < len(rows) <= MAX_ROWS and all(
         isinstance(a, np.ndarray) and a.dtype == np.float32 and a.flags.c_contiguous for a in (rows, *others)
     )
-
-
-@entry(given("f4", 2), given("f4", 2), given("f4", 1), filled("f4", 2))
-def _affine(x: Any, weights: Any, bias: Any, out: Any) -> None:
-    rows, units = out.shape
-    packed, h = pack(x), np.empty((padded(rows), STRIP), dtype=np.float32)
-    for first in range(0, units, STRIP):
-        strip = weights[first : first + STRIP]
-        latents(packed, strip, h)
-        for i in range(rows):
-            for j in range(len(strip)):
-                out[i, first + j] = h[i, j] + bias[first + j]
-
-
-@kernel
-def _transposed(a: Any, factor: Any) -> Any:
-    out = np.empty((a.shape[1], a.shape[0]), dtype=np.float32)
-    for i in range(a.shape[0]):
-        for j in range(a.shape[1]):
-            out[j, i] = factor * a[i, j]
-    return out
-
-
-@entry(given("f4", 2), given("f4", 2), given("f4", 2), filled("f4", 2))
-def _outer_less(left: Any, right: Any, less: Any, out: Any) -> None:
-    columns = _transposed(left, np.float32(1.0))
-    for first in range(0, len(out), _SLAB):
-        part, other = out[first : first + _SLAB], less[first : first + _SLAB]
-        for i in range(len(part)):
-            for j in range(part.shape[1]):
-                part[i, j] = -other[i, j]
-        add_moment(columns[first : first + _SLAB], len(left), right, part)
-
-
-@entry(*[given("f4", 2)] * 2, *[filled("f4", 2)] * 2, *[given("f4", 2)] * 2, _F4, _F4, _F4)
-def _climb_outer(
-    theta: Any, velocity: Any, new_theta: Any, new_velocity: Any, left: Any, right: Any, rate: Any,
-    decay: Any, momentum: Any,
-) -> None:  # fmt: skip
-    columns, moving = _transposed(left, rate), len(velocity) > 0
-    for first in range(0, len(theta), _SLAB):
-        part = slice(first, first + _SLAB)
-        old, new, before = theta[part], new_theta[part], velocity[part]
-        if not moving and decay == 0:  # the same numbers, in one reading less
-            new[:] = old
-            add_moment(columns[part], len(left), right, new)
-            continue
-        # Decay and gradient are added up before theta is: alone each may be lost to its rounding.
-        move = new_velocity[part] if moving else new
-        for i in range(len(old)):
-            for j in range(old.shape[1]):
-                move[i, j] = -decay * old[i, j]
-                if moving:
-                    move[i, j] += momentum * before[i, j]
-        add_moment(columns[part], len(left), right, move)
-        for i in range(len(old)):
-            for j in range(old.shape[1]):
-                new[i, j] = old[i, j] + move[i, j]
 
 
 def affine(x: Any, weights: Any, bias: Any, out: Any, xp: Any) -> None:
@@ -109,12 +54,11 @@ def affine(x: Any, weights: Any, bias: Any, out: Any, xp: Any) -> None:
     >>> out.tolist()
     [[4.0, 5.0]]
     """
-    # Of fewer units than a tile has rows most of it would be filled up.
-    enough = len(weights) >= ROWS and x.shape[1] == weights.shape[1]
-    if enough and _few(x, weights, bias, out) and fits(len(x), weights):
-        _affine(x, weights, bias, out)
+    if x.shape[1] == weights.shape[1] and few(x, weights, bias, out):
+        # Each vector of other rows would be loaded from two cache lines.
+        few_rows.products(lined_up(x), weights, bias, out)
         return
-    if xp is np and len(weights) < ROWS:
+    if xp is np and len(weights) < _FEW_UNITS:
         # BLAS makes a matrix times a vector of it, in which the sum of a row depends on the row's place.
         np.einsum("ij,kj->ik", x, weights, out=out)
     else:
@@ -132,11 +76,45 @@ def outer_less(left: Any, right: Any, less: Any, out: Any, xp: Any) -> None:
     >>> out.tolist()
     [[1.0]]
     """
-    if len(left) == len(right) and _few(left, right, less, out):
-        _outer_less(left, right, less, out)
+    if len(left) == len(right) and few(left, right, less, out):
+        few_rows.outer_less(left, right, less, out)
     else:
         xp.matmul(left.T, right, out=out)
         xp.subtract(out, less, out=out)
+
+
+def add_outer_less(left: Any, right: Any, less: Any, total: np.ndarray, backend: Any) -> None:
+    """Add left^T right - less, rounded to float32, to a ``total`` of float64 on the host.
+
+    Examples
+    --------
+    >>> from scalelatent.engine.backend import make_backend
+    >>> one, total = np.ones((4, 1), np.float32), np.ones((1, 1))
+    >>> add_outer_less(one, one, np.float32([[3]]), total, make_backend("cpu"))
+    >>> total.tolist()
+    [[2.0]]
+    """
+    if len(left) == len(right) and few(left, right, less):
+        few_rows.add_outer_less(left, right, less, total)
+        return
+    out = backend.buffer("outer", less.shape, less.dtype)
+    outer_less(left, right, less, out, backend.xp)
+    add_to(total.reshape(-1), backend.to_host(out).reshape(-1))
+
+
+def plus_rows(v: Any, weights: Any, start: Any) -> Any:
+    """start + v weights, of units v that are on or off.
+
+    Examples
+    --------
+    >>> plus_rows(np.float32([[0, 1]]), np.float32([[5], [6]]), np.float32([[1]])).tolist()
+    [[7.0]]
+    """
+    if not few(v, weights, start):
+        return v @ weights + start
+    out = np.empty_like(start)
+    few_rows.plus_rows(v, weights, start, out)
+    return out
 
 
 def climb_outer(way: Way, left: np.ndarray, right: np.ndarray, pace: Pace) -> None:
@@ -145,7 +123,7 @@ def climb_outer(way: Way, left: np.ndarray, right: np.ndarray, pace: Pace) -> No
     Parameters
     ----------
     way : Way
-        Matrices (units, features); the new ones are arrays of their own.
+        Matrices (units, features).
     left : ndarray of float32, shape (rows, units)
     right : ndarray of float32, shape (rows, features)
     pace : Pace
@@ -158,7 +136,34 @@ def climb_outer(way: Way, left: np.ndarray, right: np.ndarray, pace: Pace) -> No
     >>> way.new_theta.tolist()
     [[3.75, 4.75]]
     """
-    if len(left) == len(right) and _few(left, right, *way):
-        _climb_outer(*way, left, right, *map(np.float32, pace))
-    else:
+    if len(left) != len(right) or not few(left, right, *way):
         climb(way.part(slice(None), -1), (left.T @ right).reshape(-1), way.theta.size, pace)
+        return
+    right, (rate, decay, momentum) = lined_up(right), map(np.float32, pace)
+    if len(way.velocity) or decay:
+        few_rows.climb_outer(*way, rate * left, right, decay, momentum)
+    else:
+        few_rows.plus_outer(rate * left, right, way.theta, way.new_theta)
+
+
+def climb_outer_less(
+    way: Way, left: np.ndarray, right: np.ndarray, less: np.ndarray, pace: Pace, backend: Any
+) -> None:
+    """:func:`climb_outer` along left^T right - less.
+
+    Examples
+    --------
+    >>> from scalelatent.engine.backend import make_backend
+    >>> theta, none, one = (np.ones((n, 1), np.float32) for n in (1, 0, 4))
+    >>> way = Way(theta, none, theta, none)
+    >>> climb_outer_less(way, one, one, np.float32([[3]]), Pace(0.5, 0.0, 0.0), make_backend("cpu"))
+    >>> theta.tolist()
+    [[1.5]]
+    """
+    theta, velocity, new_theta, _ = way
+    if not len(velocity) and not pace.decay and few(left, right, less, theta, new_theta):
+        few_rows.climb_outer_less(left, right, less, np.float32(pace.rate), theta, new_theta)
+        return
+    out = backend.buffer("outer", less.shape, less.dtype)
+    outer_less(left, right, less, out, backend.xp)
+    climb(way.part(slice(None), -1), out.reshape(-1), theta.size, pace)

@@ -8,10 +8,19 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+from scalelatent.engine.backend import make_backend
 from scalelatent.models.crbm import products
-from scalelatent.models.crbm.gradient import climb_factors
-from scalelatent.models.crbm.model import CrbmShape
-from scalelatent.models.crbm.products import affine, climb_outer, outer_less
+from scalelatent.models.crbm.gradient import climb_factors, climb_phase, difference
+from scalelatent.models.crbm.learners import Phase
+from scalelatent.models.crbm.model import CrbmShape, Observed, nll_of_units, sigmoid
+from scalelatent.models.crbm.products import (
+    add_outer_less,
+    affine,
+    climb_outer,
+    climb_outer_less,
+    outer_less,
+    plus_rows,
+)
 from scalelatent.models.crbm.update import Pace, Way, climb
 from tests.models.crbm.cases import of_factors
 
@@ -22,6 +31,7 @@ SHAPES = [
     (20, 33, 24),
     (64, 40, 49),
     (65, 31, 30),
+    (170, 19, 37),
     (5, 7, 1025),
     (2, 1, 3),
     (40, 300, 25),
@@ -71,6 +81,78 @@ def test_outer_less(rows, units, features, way_of):
     assert_allclose(out, left.astype("f8").T @ right.astype("f8") - less, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize(("rows", "units", "features"), SHAPES)
+def test_add_outer_less(rows, units, features, way_of):
+    rng = np.random.default_rng(rows)
+    left, right, less = normal(rng, rows, units), normal(rng, rows, features), normal(rng, units, features)
+    total = rng.normal(size=(units, features))
+    expected = total + (left.astype("f8").T @ right.astype("f8") - less)
+    add_outer_less(left, right, less, total, make_backend("cpu"))
+    assert_allclose(total, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.01), (0.9, 0.01), (0.0, 0.0)])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_climb_outer_less(momentum, decay, in_place, way_of):
+    rng = np.random.default_rng(7)
+    for rows, units, features in SHAPES:
+        left, right = normal(rng, rows, units), normal(rng, rows, features)
+        theta, less = normal(rng, units, features), normal(rng, units, features)
+        velocity = normal(rng, units if momentum else 0, features)
+        gradient = left.astype("f8").T @ right.astype("f8") - less
+        move = 0.1 * gradient - decay * theta + (momentum * velocity if momentum else 0)
+        expected = theta + move
+        new = (theta, velocity) if in_place else (np.empty_like(theta), np.empty_like(velocity))
+        climb_outer_less(
+            Way(theta, velocity, *new), left, right, less, Pace(0.1, decay, momentum), make_backend("cpu")
+        )
+        assert_allclose(new[0], expected, rtol=0, atol=2e-5)
+        if momentum:
+            assert_allclose(new[1], move, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(("rows", "units", "features"), SHAPES)
+@pytest.mark.parametrize("binary", [True, False])
+def test_plus_rows(rows, units, features, binary, way_of):
+    rng = np.random.default_rng(rows)
+    v = rng.integers(0, 2, (rows, units)).astype("f4") if binary else normal(rng, rows, units)
+    w, start = normal(rng, units, features), normal(rng, rows, features)
+    expected = start + v.astype("f8") @ w.astype("f8")
+    assert_allclose(plus_rows(v, w, start), expected, rtol=0, atol=1e-6 * units + 1e-5)
+
+
+@pytest.mark.parametrize("units", [1, 511, 512, 513, 1030])
+def test_log_loss_of_units(units, way_of):
+    """Against float64, with beliefs that float32 has as 0, 1 and a half."""
+    rng = np.random.default_rng(units)
+    lv, v = 9 * normal(rng, 3, units), rng.integers(0, 2, (3, units)).astype("f4")
+    lv[0], lv[1, ::2], lv[1, 1::2] = 0.0, 70.0, -70.0
+    expected = np.logaddexp(0, lv.astype("f8")) - lv * v
+    found = nll_of_units(lv, sigmoid(lv, np), v, np)
+    assert_allclose(found, expected.sum(axis=1), rtol=3e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("paired", [True, False])
+@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.0, 0.02), (0.5, 0.02)])
+@pytest.mark.parametrize("columns", [None, np.array([1, 4, 20])])
+def test_a_climb_by_phases_is_one_along_their_difference(paired, momentum, decay, columns):
+    rng, shape, rows, backend = np.random.default_rng(5), CrbmShape(30, 11, 26), 7, make_backend("cpu")
+    sizes = {"visible": (rows, 30), "hidden": (rows, 11), "positive": (rows, 11), "pairs": (30, 11)}
+    found = {name: normal(rng, *size) for name, size in sizes.items()}
+    phase = Phase(**(found | {"loss": 0, "wrong": 0} | ({} if paired else {"pairs": None})))
+    v, seen = normal(rng, rows, 30), Observed(normal(rng, rows, 26 if columns is None else 3), columns)
+    theta = normal(rng, shape.n_parameters)
+    velocity = normal(rng, len(theta)) if momentum else np.zeros(0, np.float32)
+    pace, ways = Pace(0.2, decay, momentum), []
+    for _ in range(2):
+        new = theta.copy(), velocity.copy()
+        ways.append(Way(*new, *new))
+    climb_phase(shape, backend, ways[0], seen, v, phase, pace)
+    climb(ways[1], difference(shape, backend, theta, seen, v, phase), shape.n_weights, pace)
+    assert_allclose(ways[0].new_theta, ways[1].new_theta, rtol=0, atol=1e-5)
+    assert_allclose(ways[0].new_velocity, ways[1].new_velocity, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.01), (0.9, 0.01), (0.0, 0.0)])
 @pytest.mark.parametrize(("rows", "units", "features"), SHAPES)
 def test_climb_outer(rows, units, features, momentum, decay, way_of):
@@ -87,6 +169,10 @@ def test_climb_outer(rows, units, features, momentum, decay, way_of):
     assert_allclose(way.new_theta, theta + move, rtol=0, atol=2e-5)
     np.testing.assert_array_equal(theta, before[0])
     np.testing.assert_array_equal(velocity, before[1])
+    climb_outer(Way(theta, velocity, theta, velocity), left, right, Pace(0.1, decay, momentum))
+    if way_of == "tiles":
+        np.testing.assert_array_equal(theta, way.new_theta)
+        np.testing.assert_array_equal(velocity, way.new_velocity)
 
 
 def test_a_climb_of_nothing_but_the_gradient_has_the_bits_of_any(way_of):

@@ -27,6 +27,7 @@ class Coupling:
     Attributes
     ----------
     w : ndarray of float32, shape (v, h)
+        Not a copy.
     factors, limit : int, float
         Of :func:`..limits.limits_of`.
     """
@@ -78,5 +79,5 @@ def make_coupling(w: np.ndarray) -> Coupling:
     >>> coupling.a.shape, coupling.factors
     ((8, 16), 4)
     """
-    w = np.array(w, dtype=np.float32)
+    w = np.asarray(w, dtype=np.float32)
     return Coupling(w, *limits_of(w))

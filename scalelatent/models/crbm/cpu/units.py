@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from numba import types
 
-from scalelatent._numba import filled, given, kernel
-from scalelatent.models.crbm.inference import Inference, check_biases, check_graphs
+from scalelatent._numba import entry, filled, given, kernel
+from scalelatent.models.crbm.inference import PRODUCT_UNITS, Inference, check_biases, check_graphs
 from scalelatent.models.vectors import aligned
 
 from .coupling import Coupling
@@ -97,6 +98,19 @@ def unfilled(bv: np.ndarray, bh: np.ndarray) -> Inference:
     rows = len(bv)
     sweeps, change = np.empty(rows, dtype=np.int64), np.empty(rows, dtype=np.float32)
     return Inference(np.empty_like(bv), np.empty_like(bh), sweeps, change)
+
+
+@entry(*[given("f4", 2)] * 3, filled("f4", 1))
+def log_loss(lv: Any, beliefs: Any, v: Any, out: Any) -> None:
+    """See :func:`..model.nll_of_units`."""
+    for n in range(len(lv)):
+        total, product = 0.0, 1.0
+        for i in range(lv.shape[1]):
+            total += max(lv[n, i], np.float32(0.0)) - lv[n, i] * v[n, i]
+            product *= max(beliefs[n, i], np.float32(1.0) - beliefs[n, i])
+            if i % PRODUCT_UNITS == PRODUCT_UNITS - 1:
+                total, product = total - math.log(product), 1.0
+        out[n] = total - math.log(product)
 
 
 # Types of (bv, bh, n_sweeps, tol) and of the result's (lv, lh, sweeps, change).
