@@ -243,7 +243,7 @@ def threads(args: Any) -> list[dict[str, Any]]:
 def cluster(args: Any) -> dict[str, Any]:
     """Two workers of one thread against two threads here."""
     # Each report ends a segment, whose state is written: more steps in each.
-    args.segment_rows = max(args.segment_rows, 3200)
+    args.segment_rows, args.segments = max(args.segment_rows, 6400), min(args.segments, 2)
     with (
         tempfile.TemporaryDirectory(dir=args.folder) as place,
         sl.cluster("local", workers=2, threads=1) as client,

@@ -1,4 +1,4 @@
-"""The steps of an online fit on a Dask cluster, in segments of about a second (more for large states).
+"""The steps of an online fit on a Dask cluster, in segments of about three seconds (more for large states).
 
 A segment begins with a state in the run folder and ends with one; in between the driver takes no part. It
 is either one task that does its steps on one worker, or a chain of small tasks over several: ``…_step`` runs
@@ -30,7 +30,8 @@ from .online_tasks import end_site, task_chains, task_close, task_end_epoch, tas
 if TYPE_CHECKING:
     from .executor import DaskExecutor
 
-SEGMENT_SECONDS, FIRST_SECONDS = 1.0, 0.1
+# The end of a segment costs some hundredths of a second: its state is written, and the driver asked.
+SEGMENT_SECONDS, FIRST_SECONDS = 3.0, 0.1
 # Longer segments where writing the state takes long: at most this share of the time, for at most so long.
 SAVE_SHARE, LONGEST_SECONDS = 0.02, 30.0
 SEGMENT_STEPS = 256
@@ -316,7 +317,7 @@ class DaskSteps:
         return out
 
     def _length(self, groups: int) -> int:
-        """Steps of a segment of about a second."""
+        """Steps of a segment."""
         wanted = self._seconds / (self._work / groups + self._cost)
         return max(1, min(int(wanted), SEGMENT_STEPS))
 

@@ -1,7 +1,7 @@
 """Products of a batch's few rows with matrices of parameters, which are read once, where they lie.
 
-x W^T sums sixteen products side by side along the features, for five rows of x and four units at a time (one
-row on AVX2), so that sums stay in registers and no operand is packed or transposed. The sixteen are added up
+x W^T sums sixteen products side by side along the features, for five rows of x and four units at a time (two
+rows on AVX2), so that sums stay in registers and no operand is packed or transposed. The sixteen are added up
 as a tree, whatever the width of the machine's vectors. L^T X is added to, or taken less, what lies somewhere
 else: a step reads the old parameters and writes the new ones, nothing more.
 """
