@@ -22,6 +22,7 @@ import os
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
+import argparse
 import contextvars
 import itertools
 import tempfile
@@ -243,7 +244,8 @@ def threads(args: Any) -> list[dict[str, Any]]:
 def cluster(args: Any) -> dict[str, Any]:
     """Two workers of one thread against two threads here."""
     # Each report ends a segment, whose state is written: more steps in each.
-    args.segment_rows, args.segments = max(args.segment_rows, 6400), min(args.segments, 2)
+    rows_and_segments = {"segment_rows": max(args.segment_rows, 6400), "segments": min(args.segments, 2)}
+    args = argparse.Namespace(**vars(args) | rows_and_segments)
     with (
         tempfile.TemporaryDirectory(dir=args.folder) as place,
         sl.cluster("local", workers=2, threads=1) as client,

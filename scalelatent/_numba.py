@@ -37,8 +37,9 @@ def _sources_digest() -> str:
     root = Path(__file__).parent
     files = sorted([*root.glob("models/**/*.py"), *root.glob("data/**/*.py"), Path(__file__)])
     stamps = [(str(f.relative_to(root)), f.stat().st_mtime_ns, f.stat().st_size) for f in files]
-    # numba's own key has the target of the compiler, and not what SCALELATENT_LANES says.
-    return hashlib.blake2b(repr((stamps, LANES)).encode(), digest_size=5).hexdigest()
+    # numba's own key has the target of the compiler, and not what SCALELATENT_LANES says. Another version of
+    # it would write over files of an index that it does not read.
+    return hashlib.blake2b(repr((stamps, LANES, numba.__version__)).encode(), digest_size=5).hexdigest()
 
 
 def _cache() -> str:
@@ -61,31 +62,45 @@ def _cache() -> str:
 CACHE = _cache()
 
 
-# How long a kernel waits to be saved; one that is not is compiled anew by the next process.
-_LOCK_SECONDS, _POLL_SECONDS = 10.0, 0.01
+# Seconds that a process waits to save kernels, until it has once waited in vain; the next process compiles
+# anew what was not saved.
+_patience = [10.0]
+_POLL_SECONDS = 0.01
+
+
+def _take(lock: Any) -> bool:
+    """Lock a file that other processes lock too; False where one of them does not let go of it."""
+    import fcntl
+
+    begin = time.monotonic()
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() - begin >= _patience[0]:
+                _patience[0] = 0.0
+                return False
+            time.sleep(_POLL_SECONDS)
+        else:
+            return True
 
 
 @contextlib.contextmanager
 def _alone() -> Iterator[bool]:
-    """Whether no other process saves a kernel in the meantime."""
-    try:
-        import fcntl
-    except ImportError:  # a system without locks on files
-        yield True
-        return
-    held = False
+    """Whether to save a kernel: False while another process does. Where the system or the file system has no
+    locks on files nobody is kept out.
+    """
+    held = True
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+
             Path(CACHE).mkdir(parents=True, exist_ok=True)
             lock = stack.enter_context(open(Path(CACHE) / "lock", "ab"))
-            begin = time.monotonic()
-            while not held and time.monotonic() - begin < _LOCK_SECONDS:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    held = True
-                except BlockingIOError:
-                    time.sleep(_POLL_SECONDS)
-        yield held  # closing the file lets go of it
+            held = _take(lock)
+            if held:  # closing the file would not do: a process forked in the meantime has it open too
+                stack.callback(fcntl.flock, lock, fcntl.LOCK_UN)
+        yield held
 
 
 def _saved_alone(dispatcher: Any) -> Any:
@@ -110,8 +125,8 @@ def _saved_alone(dispatcher: Any) -> Any:
 DEFAULTS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "cache": True, "fastmath": {"contract"}}
 
 
-def kernel(function: Any) -> Any:
-    """Compile a kernel with the package's settings.
+def kernel(function: Any, **options: Any) -> Any:
+    """Compile a kernel with the package's settings, or with ``options`` of numba that differ.
 
     Examples
     --------
@@ -125,9 +140,9 @@ def kernel(function: Any) -> Any:
     config: Any = numba.config
     before, config.CACHE_DIR = config.CACHE_DIR, CACHE
     try:
-        return _saved_alone(numba.njit(**DEFAULTS)(function))
+        return _saved_alone(numba.njit(**DEFAULTS | options)(function))
     except RuntimeError:  # numba knows no cache for functions that lie in no file
-        return numba.njit(**{**DEFAULTS, "cache": False})(function)
+        return numba.njit(**DEFAULTS | options | {"cache": False})(function)
     finally:
         config.CACHE_DIR = before
 

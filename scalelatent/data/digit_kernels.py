@@ -159,12 +159,10 @@ def _render_loops(
 
 @functools.cache
 def _compiled() -> Callable[..., Any]:
-    from numba import njit
-
-    from scalelatent._numba import DEFAULTS
+    from scalelatent._numba import kernel
 
     # No fused multiply-adds, which the package's defaults allow: rows have the same bits on every CPU.
-    return njit(**{**DEFAULTS, "fastmath": False})(_render_loops)
+    return kernel(_render_loops, fastmath=False)
 
 
 def render(*arguments: Any) -> None:

@@ -18,7 +18,7 @@ from scalelatent.models.crbm.cpu.coupling import make_coupling
 from scalelatent.models.crbm.cpu.mean_field import mean_field
 from scalelatent.models.crbm.cpu.sum_product import sum_product_pairs
 from scalelatent.models.crbm.model import nll_of_units
-from scalelatent.models.crbm.products import add_outer_less, affine, climb_outer, plus_rows
+from scalelatent.models.crbm.products import add_outer_less, affine, climb_outer
 from scalelatent.models.crbm.update import Pace, Way
 from scalelatent.models.csr import CsrRows
 from scalelatent.models.mbn.cpu.dense import make_bank, nearest
@@ -59,11 +59,11 @@ def _network(v: int, h: int) -> list[np.ndarray]:
     affine(x, w, _draw(7, v), out, np)
     way = Way(w, none, np.empty_like(w), none)
     climb_outer(way, out, x, Pace(0.1, 0.01, 0.0))
-    total, logits = np.zeros((v, h)), plus_rows(np.sign(out), w, x)
-    add_outer_less(out, logits, w, total, make_backend("cpu"))
+    total = np.zeros((v, h))
+    add_outer_less(out, x, w, total, make_backend("cpu"))
     graphs, pairs = (make_coupling(0.1 * w), _draw(8, 20, v), _draw(9, 20, h), 3), np.zeros(w.shape)
     found, beliefs = mean_field(*graphs), sum_product_pairs(*graphs, None, pairs)
-    rest = [total, logits, nll_of_units(out, np.abs(np.sin(out)), np.sign(out), np)]
+    rest = [total, nll_of_units(out, np.abs(np.sin(out)), np.sign(out), np)]
     return [*rest, out, way.new_theta, found.lv, found.lh, beliefs.lv, beliefs.lh, beliefs.log_z, pairs]
 
 

@@ -80,7 +80,8 @@ def difference(
 def climb_phase(
     shape: CrbmShape, backend: Any, way: Way, seen: Observed | None, v: Any, phase: Phase, pace: Pace
 ) -> None:
-    """:func:`.update.climb` along :func:`difference`, whose products are not written out where rows are few.
+    """:func:`.update.climb` along :func:`difference`. Of few rows on the host products with x are not written
+    out, where x has all its columns; that of W with pairs is with momentum or decay.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ from scalelatent.models.stats import Layout
 
 from .cpu.units import log_loss
 from .inference import PRODUCT_UNITS, WeightError
-from .products import affine, few, plus_rows
+from .products import affine, few
 
 # CSR rows are made dense over the columns that a batch uses, unless it uses more than this share of them.
 DENSE_SHARE = 0.5
@@ -189,7 +189,7 @@ def sigmoid(a: Any, xp: Any) -> Any:
 
 def hidden_logits(params: Params, v: Any, b2: Any) -> Any:
     """W^T v + b2: log odds of each hidden unit given v, (rows, h)."""
-    return plus_rows(v, params.W, b2)
+    return v @ params.W + b2
 
 
 def negative_free_energy(v: Any, b1: Any, logits: Any, xp: Any) -> Any:

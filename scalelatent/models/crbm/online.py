@@ -144,7 +144,8 @@ class CrbmLearner:
 
     def prepare(self, state: CrbmState, backend: Any) -> Any:
         """Parameters where the products are, and what inference needs of W."""
-        theta = backend.asarray(lined_up(state.theta), np.float32)
+        # A walk copies them in any case.
+        theta = backend.asarray(state.theta if self.local_steps else lined_up(state.theta), np.float32)
         coupling = None
         if LEARNERS[self.learner].couples and not self.local_steps:
             coupling = couple(self.shape.split(theta).W, backend)
@@ -160,7 +161,7 @@ class CrbmLearner:
         with self._watched(backend, theta, state):
             seen, v, phase = self._phase(backend, theta, coupling, cost, block, kept)
         if self.factored:
-            self._add_factors(stats, backend, theta, block, v, phase)
+            self._add_factors(stats, backend, block, v, phase)
         else:
             gradient = difference(self.shape, backend, theta, seen, v, phase)
             add_to(stats.vector[: self.shape.n_parameters], backend.to_host(gradient))
@@ -305,9 +306,7 @@ class CrbmLearner:
         )  # fmt: skip
         return seen, v, LEARNERS[self.learner].negative(work)
 
-    def _add_factors(
-        self, stats: Stats, backend: Any, theta: Any, block: Block, v: Any, phase: Phase
-    ) -> None:
+    def _add_factors(self, stats: Stats, backend: Any, block: Block, v: Any, phase: Phase) -> None:
         add_of_weights(backend, v, phase, stats["W"])
         stats["dv"][...] = backend.to_host(v - phase.visible)
         stats["dh"][...] = backend.to_host(phase.positive - phase.hidden)

@@ -102,21 +102,6 @@ def add_outer_less(left: Any, right: Any, less: Any, total: np.ndarray, backend:
     add_to(total.reshape(-1), backend.to_host(out).reshape(-1))
 
 
-def plus_rows(v: Any, weights: Any, start: Any) -> Any:
-    """start + v weights, of units v that are on or off.
-
-    Examples
-    --------
-    >>> plus_rows(np.float32([[0, 1]]), np.float32([[5], [6]]), np.float32([[1]])).tolist()
-    [[7.0]]
-    """
-    if not few(v, weights, start):
-        return v @ weights + start
-    out = np.empty_like(start)
-    few_rows.plus_rows(v, weights, start, out)
-    return out
-
-
 def climb_outer(way: Way, left: np.ndarray, right: np.ndarray, pace: Pace) -> None:
     """:func:`.update.climb` of a matrix along the gradient left^T right, which is not written out.
 

@@ -12,6 +12,7 @@ import numba
 import numpy as np
 
 from scalelatent._numba import entry, filled, given
+from scalelatent.models.vectors import aligned
 
 _F4 = numba.float32
 
@@ -140,6 +141,6 @@ def moved(array: np.ndarray, change: np.ndarray, factor: float) -> np.ndarray:
     >>> moved(np.ones(2, np.float32), np.array([1.0, 2.0]), 0.5).tolist()
     [1.5, 2.0]
     """
-    out = np.empty_like(array)
+    out = aligned(array.shape)
     _moved(array, change, np.float32(factor), out)
     return out

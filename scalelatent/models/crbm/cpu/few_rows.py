@@ -192,7 +192,9 @@ def _make_outer(units: int, vecs: int, end: str) -> Any:
     """
 
     @intrinsic
-    def outer(typingctx, left, left_row, x, x_row, n, width, less, rate, base, out):  # type: ignore[no-untyped-def]
+    def outer(  # type: ignore[no-untyped-def]
+        typingctx, left, left_row, x, x_row, n, width, less, rate, base, out
+    ):
         def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
             left, left_row, x, x_row, n, width, less, rate, base, out = args
             mask = _first_lanes(builder, width, LANES) if vecs == 1 else None
@@ -324,15 +326,3 @@ def climb_outer(
         for i in range(len(old)):
             for j in range(features):
                 new[i, j] = old[i, j] + move[i, j]
-
-
-@entry(*[given("f4", 2)] * 3, filled("f4", 2))
-def plus_rows(v: Any, w: Any, start: Any, out: Any) -> None:
-    """out = start + v w, for v with many zeros: units of a graph, half of which or more are off."""
-    out[:] = start
-    for i in range(len(w)):
-        for n in range(len(v)):
-            factor = v[n, i]
-            if factor != 0:
-                for j in range(w.shape[1]):
-                    out[n, j] += factor * w[i, j]
