@@ -87,6 +87,43 @@ def _added_up(builder: Any, four: list[tuple[Any, ...]]) -> Any:
     return shuffle(builder, one, one, [0, 1, 2, 3])
 
 
+def _multiply_add(
+    builder: Any, xs: list[Any], ws: list[Any], k: Any, sums: list[Any], mask: Any
+) -> list[Any]:
+    """The products at k of all pairs of rows and units, added to their sums."""
+    left, right = ([_load(builder, a, k, _VEC, mask) for a in some] for some in (xs, ws))
+    pairs = [(a, b) for a in left for b in right]
+    fma = f"llvm.fma.v{LANES}f32"
+    return [_call(builder, fma, _VEC, a, b, s) for (a, b), s in zip(pairs, sums, strict=True)]
+
+
+def _lane_sums(builder: Any, xs: list[Any], ws: list[Any], n: Any, lane: int, ahead: Any) -> list[Any]:
+    """For each pair of rows and units the sums over k of ``LANES`` of the products side by side, from
+    ``lane`` on.
+    """
+    whole = builder.mul(builder.sdiv(n, _I64(SIDE)), _I64(BYTES * SIDE))
+    begin, test, loop, rest = builder.block, *map(builder.append_basic_block, ("test", "loop", "rest"))
+    builder.branch(test)
+    builder.position_at_end(test)
+    k, sums = builder.phi(_I64), [builder.phi(_VEC) for _ in range(len(xs) * len(ws))]
+    here = builder.add(k, _I64(BYTES * lane))
+    builder.cbranch(builder.icmp_signed("<", k, whole), loop, rest)
+    builder.position_at_end(loop)
+    if not lane:
+        for line in (0, 64):
+            place = at(builder, ahead, builder.add(builder.mul(k, _I64(2)), _I64(line)), _I8)
+            _call(builder, "llvm.prefetch.p0", ir.VoidType(), place, _I32(0), _I32(3), _I32(1))
+    then = [builder.add(k, _I64(BYTES * SIDE)), *_multiply_add(builder, xs, ws, here, sums, None)]
+    first = [_I64(0), *[ir.Constant(_VEC, [0.0] * LANES)] * len(sums)]
+    for phi, value, following in zip([k, *sums], first, then, strict=True):
+        phi.add_incoming(value, begin)
+        phi.add_incoming(following, loop)
+    builder.branch(test)
+    builder.position_at_end(rest)
+    mask = _first_lanes(builder, builder.sub(builder.srem(n, _I64(SIDE)), _I64(lane)), LANES)
+    return _multiply_add(builder, xs, ws, here, sums, mask)
+
+
 def _make_dots(rows: int, units: int) -> Any:
     """dots(x, x_step, w, w_step, n, bias, out, out_step, ahead): out[r, u] = sum_k x[r, k] w[u, k] + bias[u]
     over n numbers; addresses and byte steps. What lies at ``ahead`` is fetched, two lines a step.
@@ -98,44 +135,9 @@ def _make_dots(rows: int, units: int) -> Any:
             x, x_step, w, w_step, n, bias, out, out_step, ahead = args
             xs = [builder.add(x, builder.mul(x_step, _I64(r))) for r in range(rows)]
             ws = [builder.add(w, builder.mul(w_step, _I64(u))) for u in range(units)]
-
-            whole = builder.mul(builder.sdiv(n, _I64(SIDE)), _I64(BYTES * SIDE))
-            left = builder.srem(n, _I64(SIDE))
-
-            def plus(k: Any, sums: list[Any], mask: Any) -> list[Any]:
-                left, right = ([_load(builder, a, k, _VEC, mask) for a in some] for some in (xs, ws))
-                pairs = [(a, b) for a in left for b in right]
-                return [
-                    _call(builder, f"llvm.fma.v{LANES}f32", _VEC, a, b, s)
-                    for (a, b), s in zip(pairs, sums, strict=True)
-                ]
-
-            def lanes_from(lane: int) -> list[Any]:
-                begin = builder.block
-                test, loop, rest = map(builder.append_basic_block, ("test", "loop", "rest"))
-                builder.branch(test)
-                builder.position_at_end(test)
-                k, sums = builder.phi(_I64), [builder.phi(_VEC) for _ in range(rows * units)]
-                builder.cbranch(builder.icmp_signed("<", k, whole), loop, rest)
-                builder.position_at_end(loop)
-                if not lane:
-                    for line in (0, 64):
-                        place = at(builder, ahead, builder.add(builder.mul(k, _I64(2)), _I64(line)), _I8)
-                        _call(builder, "llvm.prefetch.p0", ir.VoidType(), place, _I32(0), _I32(3), _I32(1))
-                here = builder.add(k, _I64(BYTES * lane))
-                new = [builder.add(k, _I64(BYTES * SIDE)), *plus(here, sums, None)]
-                zeros = [_I64(0), *[ir.Constant(_VEC, [0.0] * LANES)] * len(sums)]
-                for phi, first, then in zip([k, *sums], zeros, new, strict=True):
-                    phi.add_incoming(first, begin)
-                    phi.add_incoming(then, loop)
-                builder.branch(test)
-                builder.position_at_end(rest)
-                mask = _first_lanes(builder, builder.sub(left, _I64(lane)), LANES)
-                return plus(builder.add(k, _I64(BYTES * lane)), sums, mask)
-
-            sums = list(zip(*(lanes_from(lane) for lane in range(0, SIDE, LANES)), strict=True))
-            kind, no = ir.VectorType(_F32, units), _I64(0)
-            b = builder.load(at(builder, bias, no, kind), align=BYTES)
+            lanes = (_lane_sums(builder, xs, ws, n, lane, ahead) for lane in range(0, SIDE, LANES))
+            sums, kind = list(zip(*lanes, strict=True)), ir.VectorType(_F32, units)
+            b = builder.load(at(builder, bias, _I64(0), kind), align=BYTES)
             for r in range(rows):
                 total = _added_up(builder, sums[r * units : (r + 1) * units] * (4 // units))
                 total = builder.fadd(shuffle(builder, total, total, list(range(units))), b)
