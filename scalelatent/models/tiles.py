@@ -19,12 +19,11 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from scalelatent._numba import kernel
 
-from .vectors import BYTES, LANES, at, shuffle, spread
+from .vectors import BYTES, LANES, at, call, fetch, load, shuffle, spread
 
 # Rows of a strip: X (p = 196) and H stay in the second-level cache between the two products.
 STRIP = 128
@@ -42,6 +41,7 @@ MAX_FEATURES = 1024
 _AHEAD = 8
 
 _F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+_FMA = f"llvm.fma.v{LANES}f32"
 _VEC, _FOUR = ir.VectorType(_F32, LANES), ir.VectorType(_F32, 4)
 
 
@@ -55,31 +55,29 @@ def accumulate(
     b: Any,
     b_step: Any,
     n: Any,
-    fetch: bool,
+    ahead: bool = False,
+    mask: Any = None,
 ) -> list[list[Any]]:
-    """acc[r][v] = sum over k < n of a[r, k] * b[k, v], in registers; n is at least 1."""
-    fma = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(_VEC, [_VEC] * 3), f"llvm.fma.v{LANES}f32"
-    )
+    """acc[r][v] = sum over k < n of a[r, k] * b[k, v], in registers; n is at least 1. ``ahead``: rows of a
+    are fetched before they come; ``mask``: of lanes that b has.
+    """
     entry, loop, done = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("done")
     offsets = [builder.mul(row_step, _I64(r)) for r in range(rows)]
     builder.branch(loop)
     builder.position_at_end(loop)
     k, pa, pb = builder.phi(_I64), builder.phi(_I64), builder.phi(_I64)
     sums = [[builder.phi(_VEC) for _ in range(vecs)] for _ in range(rows)]
-    vectors = [builder.load(at(builder, pb, _I64(BYTES * LANES * v), _VEC), align=BYTES) for v in range(vecs)]
-    if fetch:
+    vectors = [load(builder, pb, _I64(BYTES * LANES * v), _VEC, mask) for v in range(vecs)]
+    if ahead:
         # Four bytes a row and step: the rows ahead arrive just in time. The hardware would start anew with
         # every row.
-        ahead = builder.add(builder.mul(row_step, _I64(_AHEAD)), builder.mul(k, _I64(BYTES * rows)))
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), _I32, _I32, _I32])
-        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(prefetch, [at(builder, a, ahead, ir.IntType(8)), _I32(0), _I32(3), _I32(1)])
+        far = builder.add(builder.mul(row_step, _I64(_AHEAD)), builder.mul(k, _I64(BYTES * rows)))
+        fetch(builder, a, far)
     new = []
     for r in range(rows):
         one = builder.load(at(builder, pa, offsets[r], _F32), align=BYTES)
         wide = spread(builder, one, LANES)
-        new.append([builder.call(fma, [wide, vectors[v], sums[r][v]]) for v in range(vecs)])
+        new.append([call(builder, _FMA, _VEC, wide, vectors[v], sums[r][v]) for v in range(vecs)])
     following = [builder.add(k, _I64(1)), builder.add(pa, k_step), builder.add(pb, b_step)]
     for phi, start, step in zip((k, pa, pb), (_I64(0), a, b), following, strict=True):
         phi.add_incoming(start, entry)
@@ -121,7 +119,7 @@ def _store_transposed(builder: Any, sums: list[list[Any]], c: Any, row_step: Any
                     )
 
 
-def make_tile(rows: int, vecs: int, transposed: bool, fetch: bool = False) -> Any:
+def make_tile(rows: int, vecs: int, transposed: bool, ahead: bool = False) -> Any:
     """tile(a, row_step, k_step, b, b_step, n, c, c_step): addresses and byte steps, all int64.
 
     Transposed sums are stored, others are added to what lies at ``c``.
@@ -131,7 +129,7 @@ def make_tile(rows: int, vecs: int, transposed: bool, fetch: bool = False) -> An
     def tile(typingctx, a, row_step, k_step, b, b_step, n, c, c_step):  # type: ignore[no-untyped-def]
         def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
             a, row_step, k_step, b, b_step, n, c, c_step = args
-            sums = accumulate(builder, rows, vecs, a, row_step, k_step, b, b_step, n, fetch)
+            sums = accumulate(builder, rows, vecs, a, row_step, k_step, b, b_step, n, ahead)
             (_store_transposed if transposed else _add)(builder, sums, c, c_step)
             return context.get_dummy_value()
 

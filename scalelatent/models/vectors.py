@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
+from numba.core import cgutils
 
 from scalelatent._numba import LANES as LANES
 
@@ -30,6 +31,43 @@ def spread(builder: Any, scalar: Any, lanes: int) -> Any:
         ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined), scalar, _I32(0)
     )
     return shuffle(builder, first, first, [0] * lanes)
+
+
+def call(builder: Any, name: str, result: Any, *args: Any) -> Any:
+    """An intrinsic of LLVM, which is declared where it is not yet."""
+    kind = ir.FunctionType(result, [a.type for a in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
+
+
+def fetch(builder: Any, address: Any, offset: Any) -> None:
+    """Begin to fetch the cache line so many bytes behind an address, which may be nobody's."""
+    read, near, data = _I32(0), _I32(3), _I32(1)
+    place = at(builder, address, offset, ir.IntType(8))
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), place, read, near, data)
+
+
+def load(builder: Any, address: Any, offset: Any, kind: Any, mask: Any = None) -> Any:
+    """A vector so many bytes behind an address; zeros where a mask has none."""
+    place, size = at(builder, address, offset, kind), _size(kind)
+    if mask is None:
+        return builder.load(place, align=size)
+    zero = ir.Constant(kind, [0.0] * kind.count)
+    name = f"llvm.masked.load.v{kind.count}f{8 * size}.p0"
+    return call(builder, name, kind, place, _I32(size), mask, zero)
+
+
+def store(builder: Any, value: Any, address: Any, offset: Any, mask: Any = None) -> None:
+    """Store a vector so many bytes behind an address, or what a mask has of it."""
+    place, size = at(builder, address, offset, value.type), _size(value.type)
+    if mask is None:
+        builder.store(value, place, align=size)
+        return
+    name = f"llvm.masked.store.v{value.type.count}f{8 * size}.p0"
+    call(builder, name, ir.VoidType(), value, place, _I32(size), mask)
+
+
+def _size(kind: Any) -> int:
+    return BYTES if kind.element == ir.FloatType() else 2 * BYTES
 
 
 def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:

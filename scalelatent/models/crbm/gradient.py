@@ -108,8 +108,7 @@ def climb_phase(
         gradient = difference(shape, backend, way.theta, seen, v, phase)
         climb(way, gradient, shape.n_weights, pace)
         return
-    places = {name: place for name, (place, _) in shape.layout.slices.items()}
-    weights = way.part(places["W"], shape.n_visible, shape.n_hidden)
+    weights = way.part(shape.layout.slices["W"][0], shape.n_visible, shape.n_hidden)
     if phase.pairs is None:
         climb_outer(weights, *_both_phases(np, v, phase), pace)
     else:
@@ -142,8 +141,7 @@ def climb_factors(
     [5.5, 3.5, 6.5, 2.0, 3.0]
     """
     dv, dh, x = (a.astype(np.float32) for a in (dv, dh, x))
-    places = {name: place for name, (place, _) in shape.layout.slices.items()}
-    climb(way.part(places["W"]), w.reshape(-1), w.size, pace)
+    climb(way.part(shape.layout.slices["W"][0]), w.reshape(-1), w.size, pace)
     _climb_biases(shape, way, dv, dh, x, pace)
 
 

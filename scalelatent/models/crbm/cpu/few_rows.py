@@ -14,11 +14,11 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from scalelatent._numba import entry, filled, given, kernel
-from scalelatent.models.vectors import BYTES, LANES, at, shuffle, spread
+from scalelatent.models.tiles import accumulate
+from scalelatent.models.vectors import BYTES, LANES, at, call, fetch, load, shuffle, spread, store
 
 # Products side by side in a sum on every machine: bits do not depend on it.
 SIDE = 16
@@ -30,42 +30,14 @@ _SLAB = 32
 _TALL, _VECS = 8 if LANES == 16 else 4, 3
 
 _F32, _F64 = ir.FloatType(), ir.DoubleType()
-_I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
 _VEC = ir.VectorType(_F32, LANES)
-
-
-def _call(builder: Any, name: str, result: Any, *args: Any) -> Any:
-    kind = ir.FunctionType(result, [a.type for a in args])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
 
 
 def _first_lanes(builder: Any, n: Any, of: int) -> Any:
     """The mask of the first n of so many lanes."""
     lanes = ir.Constant(ir.VectorType(_I32, of), list(range(of)))
     return builder.icmp_signed("<", lanes, spread(builder, builder.trunc(n, _I32), of))
-
-
-def _name(kind: Any) -> str:
-    return f"v{kind.count}f{32 if kind.element == _F32 else 64}"
-
-
-def _load(builder: Any, base: Any, offset: Any, kind: Any, mask: Any) -> Any:
-    """A vector, zeros where the mask has none; without a mask a whole one."""
-    place, align = at(builder, base, offset, kind), BYTES if kind.element == _F32 else 2 * BYTES
-    if mask is None:
-        return builder.load(place, align=align)
-    zero = ir.Constant(kind, [0.0] * kind.count)
-    return _call(builder, f"llvm.masked.load.{_name(kind)}.p0", kind, place, _I32(align), mask, zero)
-
-
-def _store(builder: Any, value: Any, base: Any, offset: Any, mask: Any) -> None:
-    kind = value.type
-    place, align = at(builder, base, offset, kind), BYTES if kind.element == _F32 else 2 * BYTES
-    if mask is None:
-        builder.store(value, place, align=align)
-    else:
-        name = f"llvm.masked.store.{_name(value.type)}.p0"
-        _call(builder, name, ir.VoidType(), value, place, _I32(align), mask)
 
 
 def _halves(builder: Any, a: Any, b: Any, lanes: int) -> Any:
@@ -91,10 +63,10 @@ def _multiply_add(
     builder: Any, xs: list[Any], ws: list[Any], k: Any, sums: list[Any], mask: Any
 ) -> list[Any]:
     """The products at k of all pairs of rows and units, added to their sums."""
-    left, right = ([_load(builder, a, k, _VEC, mask) for a in some] for some in (xs, ws))
+    left, right = ([load(builder, a, k, _VEC, mask) for a in some] for some in (xs, ws))
     pairs = [(a, b) for a in left for b in right]
     fma = f"llvm.fma.v{LANES}f32"
-    return [_call(builder, fma, _VEC, a, b, s) for (a, b), s in zip(pairs, sums, strict=True)]
+    return [call(builder, fma, _VEC, a, b, s) for (a, b), s in zip(pairs, sums, strict=True)]
 
 
 def _lane_sums(builder: Any, xs: list[Any], ws: list[Any], n: Any, lane: int, ahead: Any) -> list[Any]:
@@ -111,8 +83,7 @@ def _lane_sums(builder: Any, xs: list[Any], ws: list[Any], n: Any, lane: int, ah
     builder.position_at_end(loop)
     if not lane:
         for line in (0, 64):
-            place = at(builder, ahead, builder.add(builder.mul(k, _I64(2)), _I64(line)), _I8)
-            _call(builder, "llvm.prefetch.p0", ir.VoidType(), place, _I32(0), _I32(3), _I32(1))
+            fetch(builder, ahead, builder.add(builder.mul(k, _I64(2)), _I64(line)))
     then = [builder.add(k, _I64(BYTES * SIDE)), *_multiply_add(builder, xs, ws, here, sums, None)]
     first = [_I64(0), *[ir.Constant(_VEC, [0.0] * LANES)] * len(sums)]
     for phi, value, following in zip([k, *sums], first, then, strict=True):
@@ -200,41 +171,22 @@ def _make_outer(units: int, vecs: int, end: str) -> Any:
         def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
             left, left_row, x, x_row, n, width, less, rate, base, out = args
             mask = _first_lanes(builder, width, LANES) if vecs == 1 else None
-            zero = ir.Constant(_VEC, [0.0] * LANES)
-            begin, loop, done = builder.block, *map(builder.append_basic_block, ("loop", "done"))
-            builder.branch(loop)
-            builder.position_at_end(loop)
-            k, l_at, x_at = (builder.phi(_I64) for _ in range(3))
-            sums = [builder.phi(_VEC) for _ in range(units * vecs)]
-            xs = [_load(builder, x_at, _I64(BYTES * LANES * v), _VEC, mask) for v in range(vecs)]
-            new = []
-            for u in range(units):
-                one = builder.load(at(builder, l_at, _I64(BYTES * u), _F32), align=BYTES)
-                wide = spread(builder, one, LANES)
-                for v in range(vecs):
-                    new.append(_call(builder, f"llvm.fma.v{LANES}f32", _VEC, wide, xs[v], sums[u * vecs + v]))
-            following = [builder.add(k, _I64(1)), builder.add(l_at, left_row), builder.add(x_at, x_row)]
-            first = [_I64(0), left, x, *[zero] * len(sums)]
-            for phi, before, then in zip([k, l_at, x_at, *sums], first, [*following, *new], strict=True):
-                phi.add_incoming(before, begin)
-                phi.add_incoming(then, loop)
-            builder.cbranch(builder.icmp_signed("<", following[0], n), loop, done)
-            builder.position_at_end(done)
-            for i, value in enumerate(new):
+            sums = accumulate(builder, units, vecs, left, _I64(BYTES), left_row, x, x_row, n, mask=mask)
+            for i, value in enumerate(one for row in sums for one in row):
                 u, v = divmod(i, vecs)
                 place = builder.add(builder.mul(x_row, _I64(u)), _I64(BYTES * LANES * v))
                 if end != "plus":
-                    value = builder.fsub(value, _load(builder, less, place, _VEC, mask))
+                    value = builder.fsub(value, load(builder, less, place, _VEC, mask))
                 if end == "plus":
-                    value = builder.fadd(_load(builder, base, place, _VEC, mask), value)
+                    value = builder.fadd(load(builder, base, place, _VEC, mask), value)
                 if end == "climb":
-                    old, fma = _load(builder, base, place, _VEC, mask), f"llvm.fma.v{LANES}f32"
-                    value = _call(builder, fma, _VEC, spread(builder, rate, LANES), value, old)
+                    old, fma = load(builder, base, place, _VEC, mask), f"llvm.fma.v{LANES}f32"
+                    value = call(builder, fma, _VEC, spread(builder, rate, LANES), value, old)
                 if end == "add":
                     place, kind = builder.mul(place, _I64(2)), ir.VectorType(_F64, LANES)
-                    total = _load(builder, out, place, kind, mask)
+                    total = load(builder, out, place, kind, mask)
                     value = builder.fadd(total, builder.fpext(value, kind))
-                _store(builder, value, out, place, mask)
+                store(builder, value, out, place, mask)
             return context.get_dummy_value()
 
         addresses = [types.int64] * 7

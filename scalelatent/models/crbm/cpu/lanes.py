@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-from scalelatent.models.vectors import BYTES, at, shuffle, spread
+from scalelatent.models.vectors import BYTES, at, call, fetch, shuffle, spread
 
 # The same on every machine, since products and sums over a row run by lanes: eight units at a time, and of
 # sum-product sixteen edges, of which LLVM makes two vectors where a machine has narrower ones.
@@ -85,11 +84,7 @@ class Lanes:
 
     def fetch(self, address: Any, offset: Any) -> None:
         """Begin to fetch the cache line so many bytes behind an address, which may be nobody's."""
-        byte = ir.IntType(8)
-        kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), I32, I32, I32])
-        function = cgutils.get_or_insert_function(self.b.module, kind, "llvm.prefetch.p0")
-        read, near, data = I32(0), I32(3), I32(1)
-        self.b.call(function, [at(self.b, address, offset, byte), read, near, data])
+        fetch(self.b, address, offset)
 
     def spread(self, scalar: Any) -> Any:
         """A scalar in all lanes."""
@@ -97,9 +92,7 @@ class Lanes:
 
     def call(self, name: str, *values: Any) -> Any:
         """An intrinsic of LLVM on vectors."""
-        kind = ir.FunctionType(self.vec, [self.vec] * len(values))
-        function = cgutils.get_or_insert_function(self.b.module, kind, f"llvm.{name}.v{self.n}f32")
-        return self.b.call(function, values)
+        return call(self.b, f"llvm.{name}.v{self.n}f32", self.vec, *values)
 
     def fma(self, x: Any, y: Any, z: Any) -> Any:
         """X y + z, rounded once."""

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from scalelatent._numba import kernel
-from scalelatent.models.vectors import BYTES, at, shuffle, spread
+from scalelatent.models.vectors import BYTES, at, call, shuffle, spread
 
 # Wider vectors gain nothing: loads are the limit.
 LANES = 8
@@ -44,9 +43,7 @@ def _score(typingctx, places, values, count, panel, sums, scale, bias, lanes, j,
         scalar, size = (_I16, 2) if whole else (_F32, BYTES)
         vector = ir.VectorType(scalar, _WIDE // size)
         load = lambda base, v, of: builder.load(at(builder, base, _I64(_WIDE * v), of), align=size)  # noqa: E731
-        fma = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(_VEC, [_VEC] * 3), f"llvm.fma.v{LANES}f32"
-        )
+        fma = f"llvm.fma.v{LANES}f32"
         begun = [load(sums, v, vector) for v in range(_VECS)]
         entry = builder.block
         loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
@@ -62,7 +59,7 @@ def _score(typingctx, places, values, count, panel, sums, scale, bias, lanes, j,
             if whole:
                 more.append(builder.add(now[v], builder.mul(every, part)))
             else:
-                more.append(builder.call(fma, [every, part, now[v]]))
+                more.append(call(builder, fma, _VEC, every, part, now[v]))
         following = builder.add(e, _I64(1))
         for phi, old, new in zip((e, *now), (_I64(0), *begun), (following, *more), strict=True):
             phi.add_incoming(old, entry)
