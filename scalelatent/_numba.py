@@ -33,9 +33,10 @@ LANES = int(
 
 def _sources_digest() -> str:
     # numba looks at the file of the outer function only: a kernel inlined from another file would stay as it
-    # was.
+    # was. In data/ only some files hold kernels.
     root = Path(__file__).parent
-    files = sorted([*root.glob("models/**/*.py"), *root.glob("data/**/*.py"), Path(__file__)])
+    data = (f for f in root.glob("data/**/*.py") if b"_numba" in f.read_bytes())
+    files = sorted([*root.glob("models/**/*.py"), *data, Path(__file__)])
     stamps = [(str(f.relative_to(root)), f.stat().st_mtime_ns, f.stat().st_size) for f in files]
     # numba's own key has the target of the compiler, and not what SCALELATENT_LANES says. Another version of
     # it would write over files of an index that it does not read.
