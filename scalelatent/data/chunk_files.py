@@ -8,14 +8,24 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from .layout import tile_columns_of
+from .layout import codecs_of, named_codecs, tile_columns_of
 
 if TYPE_CHECKING:
     import zarr
 
     from .store import Location
 
-__all__ = ["Chunks", "Damage", "Decoder", "Fetched", "Indexes", "ShardFile", "entry", "find_decoder"]
+__all__ = [
+    "Chunks",
+    "Damage",
+    "Decoder",
+    "Fetched",
+    "Indexes",
+    "ShardFile",
+    "entry",
+    "find_decoder",
+    "has_our_keys",
+]
 
 _ABSENT = 2**64 - 1  # how a shard index marks a chunk that was never written
 _CRC_BYTES = 4
@@ -185,27 +195,30 @@ def _checked(data: bytes, what: str) -> memoryview:
 
 def find_decoder(array: zarr.Array) -> Decoder | None:
     """A function that fills an array from a chunk of a shard file, or None where only zarr can decode it."""
-    from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
-
-    codecs = array.metadata.codecs
-    sharded = len(codecs) == 1 and isinstance(codecs[0], ShardingCodec)
-    if sharded:
-        if codecs[0].index_location.value != "end" or len(codecs[0].index_codecs) != 2:
+    shards, chain = codecs_of(array)
+    if shards is not None:
+        index = [name for name, _ in named_codecs(shards["index_codecs"])]
+        if shards.get("index_location", "end") != "end" or index != ["bytes", "crc32c"]:
             return None
-        codecs = codecs[0].codecs
     # Rows whole, or tiles that are a file each.
     plain = all(c == s for c, s in zip(array.chunks[1:], array.shape[1:], strict=True))
-    plain = plain or (tile_columns_of(array) is not None and not sharded)
-    separator = getattr(array.metadata.chunk_key_encoding, "separator", "/")
-    if not (plain and separator == "/" and codecs and isinstance(codecs[0], BytesCodec)):
+    plain = plain or (tile_columns_of(array) is not None and shards is None)
+    names = [name for name, _ in chain]
+    if not (plain and has_our_keys(array) and names[:1] == ["bytes"]):
         return None
-    if getattr(codecs[0].endian, "value", "little") != "little" or not isinstance(codecs[-1], Crc32cCodec):
+    if chain[0][1].get("endian", "little") != "little":
         return None
-    if len(codecs) == 2:
-        return _raw_decoder(sharded)
-    if len(codecs) == 3 and isinstance(codecs[1], (ZstdCodec, BloscCodec)):
-        return _packed_decoder(sharded, "zstd" if isinstance(codecs[1], ZstdCodec) else "blosc")
+    if names == ["bytes", "crc32c"]:
+        return _raw_decoder(shards is not None)
+    if names in (["bytes", "zstd", "crc32c"], ["bytes", "blosc", "crc32c"]):
+        return _packed_decoder(shards is not None, names[1])
     return None
+
+
+def has_our_keys(array: zarr.Array) -> bool:
+    """Whether the files of an array are named `c/0/0`, as zarr does by default."""
+    keys = array.metadata.to_dict()["chunk_key_encoding"]
+    return keys["name"] == "default" and (keys.get("configuration") or {}).get("separator", "/") == "/"
 
 
 def _raw_decoder(sharded: bool) -> Decoder:

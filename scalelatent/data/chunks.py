@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import copy
 import errno
+import functools
 import itertools
+import logging
 import os
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,8 +20,8 @@ import numpy as np
 
 from scalelatent.errors import DataError, ShardError
 
-from .chunk_files import Chunks, Damage, Fetched, Indexes, ShardFile, entry, find_decoder
-from .layout import Layout, layout_of, tile_columns_of
+from .chunk_files import Chunks, Damage, Fetched, Indexes, ShardFile, entry, find_decoder, has_our_keys
+from .layout import Layout, codecs_of, layout_of, tile_columns_of
 from .recycled import Recycled
 
 if TYPE_CHECKING:
@@ -28,6 +30,18 @@ if TYPE_CHECKING:
     from .store import Location
 
 __all__ = ["StoredRows"]
+
+logger = logging.getLogger("scalelatent")
+
+
+@functools.lru_cache(maxsize=256)
+def _tell_slow(url: str, name: str, how: str) -> None:
+    """Say once that an array needs zarr's own pipeline."""
+    logger.warning(
+        "dataset %s: '%s' is stored as %s, which zarr decodes, a call a shard and slower than the reader for "
+        "our own codecs; the rows are the same. `scalelatent data convert` writes it anew.",
+        url, name, how,
+    )  # fmt: skip
 
 
 class StoredRows:
@@ -60,6 +74,11 @@ class StoredRows:
         self._has_files = location.local_path("") is not None
         fast = hasattr(os, "preadv") or not self._has_files
         self._decoder = find_decoder(array) if fast else None
+        self._has_our_keys = has_our_keys(array)
+        if fast and self._decoder is None:
+            shards, chain = codecs_of(array)
+            how = " + ".join(name for name, _ in chain)
+            _tell_slow(location.url, self._name, f"{how} in shards" if shards else how)
         self._indexes = Indexes(location)
         self._memory = Recycled()
 
@@ -129,6 +148,9 @@ class StoredRows:
 
     def shard_key(self, shard: int, tile: int = 0) -> str:
         """Key of a shard's file."""
+        if not self._has_our_keys:
+            coords = (shard, *(tile for _ in self.shape[1:]))
+            return f"{self._name}/{self._array.metadata.encode_chunk_key(coords)}"
         return "/".join([self._name, "c", str(shard), *(str(tile) for _ in self.shape[1:])])
 
     def _tiles(self) -> list[tuple[int, Any]]:

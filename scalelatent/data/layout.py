@@ -19,8 +19,10 @@ __all__ = [
     "Layout",
     "choose_csr_layout",
     "choose_layout",
+    "codecs_of",
     "create_arrays",
     "layout_of",
+    "named_codecs",
 ]
 
 COMPRESSORS = ("zstd", "lz4", None)
@@ -241,14 +243,34 @@ def codecs(compressor: str | None, dtype: np.dtype[Any]) -> list[Any]:
 
 def layout_of(array: zarr.Array) -> Layout:
     """The layout of an array that `create_arrays` made."""
-    from zarr.codecs import BloscCodec, ShardingCodec, ZstdCodec
-
-    inner = list(array.metadata.codecs)
-    if len(inner) == 1 and isinstance(inner[0], ShardingCodec):
-        inner = list(inner[0].codecs)
-    packers = [codec for codec in inner[1:] if isinstance(codec, (BloscCodec, ZstdCodec))]
-    kind = "zstd" if packers and isinstance(packers[0], ZstdCodec) else "lz4" if packers else None
+    _, chain = codecs_of(array)
+    packers = [name for name, _ in chain if name in ("zstd", "blosc")]
+    kind = "zstd" if "zstd" in packers else "lz4" if packers else None
     return Layout(array.chunks[0], (array.shards or array.chunks)[0], kind, tile_columns_of(array))
+
+
+Codecs = list[tuple[str, dict[str, Any]]]
+"""Names and settings of the codecs of a chunk, as `zarr.json` has them."""
+
+
+def codecs_of(array: zarr.Array) -> tuple[dict[str, Any] | None, Codecs]:
+    """The settings of the shards of an array, if it has any, and the codecs of its chunks.
+
+    From the stored form, which a specification fixes; zarr's classes have other attributes in each release.
+    """
+    chain = named_codecs(array.metadata.to_dict().get("codecs", ()))
+    if len(chain) == 1 and chain[0][0] == "sharding_indexed":
+        shards = chain[0][1]
+        return shards, named_codecs(shards["codecs"])
+    return None, chain
+
+
+def named_codecs(chain: Any) -> Codecs:
+    """Stored codecs by name; one without settings may be its name alone."""
+    return [
+        (codec, {}) if isinstance(codec, str) else (codec["name"], codec.get("configuration") or {})
+        for codec in chain
+    ]
 
 
 def tile_columns_of(array: zarr.Array) -> int | None:

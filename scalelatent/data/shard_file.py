@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -40,11 +40,7 @@ def template(dtype: str, compressor: str | None) -> zarr.Array:
 
 @functools.lru_cache(maxsize=64)
 def _metadata(dtype: str, compressor: str | None) -> str:
-    return json.dumps(template(dtype, compressor).metadata.to_dict(), default=_plain)
-
-
-def _plain(value: Any) -> Any:
-    return value.to_dict() if hasattr(value, "to_dict") else getattr(value, "value", str(value))
+    return json.dumps(template(dtype, compressor).metadata.to_dict())
 
 
 def array_json(length: int, chunk: int, dtype: str, compressor: str | None) -> bytes:

@@ -186,14 +186,60 @@ def test_zarr_reads_it_without_us(tmp_path: Path) -> None:
     assert group["x"].metadata.dimension_names == ("row", "feature_0", "feature_1")
 
 
-def test_other_codecs_are_read_through_zarr(tmp_path: Path) -> None:
-    """A dataset that someone has packed anew with a codec of zarr's is still ours."""
+@pytest.mark.parametrize(
+    ("how", "named"),
+    [
+        ({"compressors": "gzip"}, "bytes + gzip"),
+        ({"compressors": "gzip", "shards": (60, 4)}, "bytes + gzip in shards"),
+        ({"serializer": "big"}, "bytes + zstd"),
+        ({"index_location": "start"}, "bytes + zstd in shards"),
+        ({"chunk_key_encoding": {"name": "default", "separator": "."}}, "bytes + zstd"),
+        ({"chunk_key_encoding": {"name": "v2", "separator": "/"}}, "bytes + zstd"),
+    ],
+)
+def test_what_only_zarr_can_decode_is_read_through_it(
+    how: dict[str, Any], named: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A dataset that someone has packed anew with a codec of zarr's is still ours; one line tells it."""
     import zarr
+    from zarr import codecs
 
-    Dataset.from_arrays(X, Y).save(tmp_path / "ds")
+    x = X.astype("i4")
+    Dataset.from_arrays(x, Y).save(tmp_path / "ds")
     group = zarr.open_group(tmp_path / "ds", mode="r+")
-    group.create_array("x", data=X, chunks=(30, 4), compressors=zarr.codecs.GzipCodec(), overwrite=True)
-    np.testing.assert_array_equal(open_dataset(tmp_path / "ds").read_x(7, 77), X[7:77])
+    if how.get("compressors") == "gzip":
+        how = {**how, "compressors": codecs.GzipCodec()}
+    if "serializer" in how:
+        how = {"serializer": codecs.BytesCodec(endian="big")}
+    if "index_location" in how:
+        inner = [codecs.BytesCodec(), codecs.ZstdCodec()]
+        shards = codecs.ShardingCodec(chunk_shape=(30, 4), codecs=inner, index_location="start")
+        how = {"serializer": shards, "compressors": None, "chunks": (60, 4)}
+    group.create_array("x", data=x, **{"chunks": (30, 4), **how}, overwrite=True)
+    ds = open_dataset(tmp_path / "ds")
+    np.testing.assert_array_equal(ds.read_x(7, 77), x[7:77])
+    ds.read_x(0, 10)
+    open_dataset(tmp_path / "ds").read_x(0, 10)
+    lines = [record.getMessage() for record in caplog.records if record.name == "scalelatent"]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"dataset {tmp_path / 'ds'}: 'x' is stored as {named}, which zarr decodes")
+
+
+@pytest.mark.parametrize("compressor", ["zstd", "lz4", None])
+@pytest.mark.parametrize("shard_rows", [20, 40])
+def test_our_own_codecs_are_read_straight_from_the_files(
+    compressor: str | None, shard_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every zarr: its classes describe a codec in other ways in each release."""
+    from scalelatent.data.chunks import StoredRows
+
+    Dataset.from_arrays(X, Y).save(
+        tmp_path / "ds", compressor=compressor, chunk_rows=20, shard_rows=shard_rows
+    )
+    monkeypatch.delattr(StoredRows, "_read_with_zarr")
+    ds = open_dataset(tmp_path / "ds")
+    np.testing.assert_array_equal(ds.read_x(7, 77), X[7:77])
+    np.testing.assert_array_equal(ds.read_codes(7, 77), Y[7:77])
 
 
 def test_metadata_that_cannot_be_read(tmp_path: Path) -> None:
