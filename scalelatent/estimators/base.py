@@ -283,6 +283,10 @@ class StreamedEstimator(BaseEstimator):
             )
             return map_rows(session.executor, task, Progress(session.callbacks, name, 0))
 
+    def _set_learned(self, **learned: Any) -> None:
+        """Attributes that are :class:`.learned.Learned`."""
+        self.__dict__.update(learned)
+
     # -- saving
     # -----------------------------------------------------------------------------------------------
 
@@ -316,6 +320,8 @@ class StreamedEstimator(BaseEstimator):
 
         check_is_fitted(self)
         values, arrays = self._to_saved()
+        if hasattr(self, "feature_names_in_"):
+            values["feature_names_in"] = [str(name) for name in self.feature_names_in_]
         params, beside = _plain_params(self.get_params(deep=False)), self._beside_saved()
         save_model(url, self._kind, params, values, arrays, overwrite=overwrite, beside=beside)
 

@@ -24,6 +24,7 @@ from .capsule_partial import PartialFit
 from .capsule_plan import plan
 from .capsule_steps import fit_steps
 from .classifier import StreamedClassifier
+from .learned import FIT_AGAIN, IN_PLACE, Learned
 from .steps import Rows, Steps
 
 
@@ -124,6 +125,10 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
     """
 
     _kind = "capsule"
+    classes_ = Learned(FIT_AGAIN)
+    W_ = Learned(IN_PLACE)
+    capsule_dims_ = Learned(FIT_AGAIN)
+    projection_ = Learned(FIT_AGAIN)
 
     def __init__(
         self,
@@ -258,10 +263,8 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         weight: np.ndarray,
         count: np.ndarray,
     ) -> None:
-        self.classes_, self._members = classes, em.members
-        self.W_ = w
-        self.capsule_dims_ = em.members.dims
-        self.projection_ = basis
+        self._members = em.members
+        self._set_learned(classes_=classes, W_=w, capsule_dims_=em.members.dims, projection_=basis)
         self.n_iter_ = result.state.iteration
         self.history_ = result.history
         self.best_validation_error_ = float(result.state.best_error.mean()) if em.has_validation else None
@@ -365,12 +368,12 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
     ) -> CapsuleRegression:
         model = cls(**restore_params(params))
         model._members = Members(values["architecture"], arrays["dims"], arrays["labels"])
-        model.W_, model.projection_, model.capsule_dims_ = (
-            arrays["W"],
-            arrays.get("projection"),
-            arrays["dims"],
+        model._set_learned(
+            classes_=np.array(values["classes"], dtype=values["classes_dtype"]),
+            W_=arrays["W"],
+            capsule_dims_=arrays["dims"],
+            projection_=arrays.get("projection"),
         )
-        model.classes_ = np.array(values["classes"], dtype=values["classes_dtype"])
         model.n_iter_, model.n_features_in_, model.seed_ = (
             values["n_iter"],
             values["n_features_in"],

@@ -50,14 +50,14 @@ class PartialFit:
     t0: Any
     aggressiveness: Any
     best_validation_error_: float | None
-    capsule_dims_: np.ndarray
-    classes_: np.ndarray
+    classes_: Any
     history_: list[dict[str, Any]]
     n_features_in_: int
     n_iter_: int
-    projection_: np.ndarray | None
+    projection_: Any
     seed_: int
-    W_: np.ndarray
+    W_: Any
+    _set_learned: Any
     _members: Members
     # What a fit saw: sums of its rows, and how many it took over all its passes; a stream goes on from there.
     _sums: RowSums | None
@@ -146,7 +146,7 @@ class PartialFit:
         if self.projection_ is not None:
             x = x.astype(np.float64) @ self.projection_
         running.learn(np.ascontiguousarray(x, dtype=np.float32), codes, weight, options, _backend())
-        self.W_ = running.average
+        self._set_learned(W_=running.average)
 
     def _begin_stream(self, x: np.ndarray, codes: np.ndarray, classes: np.ndarray) -> None:
         """First weights from the first rows."""
@@ -159,10 +159,10 @@ class PartialFit:
         self.seed_ = resolve_seed(self.random_state)
         rng = stream(self.seed_, "capsule-start")
         self._running = RunningCapsule.begin(members, x, codes, self.init, float(self.init_scale), rng)
-        self.classes_, self._members, self.capsule_dims_ = classes, members, members.dims
-        self.projection_, self.best_validation_error_ = None, None
+        self._members, self.best_validation_error_ = members, None
         self.n_iter_, self.history_ = 0, []
-        self.W_ = self._running.average
+        average = self._running.average
+        self._set_learned(classes_=classes, W_=average, capsule_dims_=members.dims, projection_=None)
 
     # -- checks ----------------------------------------------------------------------------------------------
 

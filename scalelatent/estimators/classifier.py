@@ -67,7 +67,7 @@ class StreamedClassifier(
     same with labels for a dataset, ``"latents"`` the transform.
     """
 
-    classes_: np.ndarray
+    classes_: Any
     _other_rows: Any
     _check_kind: Any
 

@@ -22,6 +22,7 @@ from .crbm_outputs import CrbmOutputs
 from .crbm_partial import CrbmPartial
 from .crbm_plan import plan
 from .crbm_rows import CrbmRows
+from .learned import IN_PLACE, Learned
 from .registry import FREE_ON_RESUME
 from .steps import Rows, Steps
 
@@ -132,6 +133,11 @@ class ConditionalRBM(
     """
 
     _kind = "crbm"
+    W_ = Learned(IN_PLACE, lambda model: model._shape.split(model._theta).W)
+    Wvx_ = Learned(IN_PLACE, lambda model: model._shape.split(model._theta).Wvx)
+    Whx_ = Learned(IN_PLACE, lambda model: model._shape.split(model._theta).Whx)
+    bv_ = Learned(IN_PLACE, lambda model: model._shape.split(model._theta).bv)
+    bh_ = Learned(IN_PLACE, lambda model: model._shape.split(model._theta).bh)
     # A job may name datasets of outputs beside those of the rows.
     takes_targets = True
     # Where outputs come from: pairs of rows, clean rows that are corrupted, or rows themselves.
@@ -277,8 +283,6 @@ class ConditionalRBM(
 
     def _keep_parameters(self, shape: CrbmShape, theta: np.ndarray, epoch: int) -> None:
         self._shape, self._theta = shape, theta
-        for name in _FIELDS:
-            setattr(self, f"{name}_", getattr(shape.split(theta), name))
         self.best_epoch_ = epoch
         self.n_sweeps_ = sweeps_in(None if self.n_sweeps is None else int(self.n_sweeps), epoch)
         self._stream_state = None

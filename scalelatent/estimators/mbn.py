@@ -24,6 +24,7 @@ from scalelatent.models.mbn.layers import Layer, schedule
 from scalelatent.models.mbn.pca import Components
 
 from .base import _CHECKS, StreamedEstimator, check_finite, is_plain
+from .learned import FIT_AGAIN, Learned
 from .mbn_fit import check_params, fit_steps
 from .mbn_output import NetworkOutput
 from .mbn_plan import check_room, plan
@@ -118,6 +119,11 @@ class MultilayerBootstrapNetwork(
     _kind = "mbn"
     _saves_datasets = True
     _folder: Any = None
+    ks_ = Learned(FIT_AGAIN)
+    components_ = Learned(FIT_AGAIN)
+    mean_projection_ = Learned(FIT_AGAIN)
+    explained_variance_ = Learned(FIT_AGAIN)
+    explained_variance_ratio_ = Learned(FIT_AGAIN)
 
     def __init__(
         self,
@@ -281,7 +287,7 @@ class MultilayerBootstrapNetwork(
     ) -> None:
         self._layers, self._centroids, self._codes = layers, tuple(centroids), dict(codes)
         self._left = {}
-        self.ks_ = [layer.k for layer in layers]
+        self._set_learned(ks_=[layer.k for layer in layers])
         self._set_components(components)
         self.history_, self.n_iter_ = history, len(history)
 
@@ -294,10 +300,14 @@ class MultilayerBootstrapNetwork(
             return
         d = len(components.offset)
         self._components[len(self._layers)] = components
-        self.components_ = np.ascontiguousarray(components.table.reshape(-1, d).T)
-        self.mean_projection_ = components.offset
-        self.explained_variance_ = components.variance
-        self.explained_variance_ratio_ = components.variance / max(components.total_variance, 1e-300)
+        table = np.ascontiguousarray(components.table.reshape(-1, d).T)
+        table.flags.writeable = False  # a copy: what is written into it would change nothing
+        self._set_learned(
+            components_=table,
+            mean_projection_=components.offset,
+            explained_variance_=components.variance,
+            explained_variance_ratio_=components.variance / max(components.total_variance, 1e-300),
+        )
 
     def _settle(self, own: str | None) -> None:
         """Take what is small out of a temporary folder, or keep the folder as long as this estimator."""

@@ -39,8 +39,6 @@ def network_to_saved(model: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]
         else:
             values["total_variance"] = found.total_variance
     values["lower_total_variance"] = lower
-    if hasattr(model, "feature_names_in_"):
-        values["feature_names_in"] = [str(name) for name in model.feature_names_in_]
     return values, arrays
 
 
@@ -86,8 +84,6 @@ def load_network(
     model._folder = None
     model.n_iter_, model.seed_, model.decay_ = values["n_iter"], values["seed"], values["decay"]
     model.n_features_in_ = values["n_features_in"]
-    if "feature_names_in" in values:
-        model.feature_names_in_ = np.array(values["feature_names_in"], dtype=object)
 
 
 def _codes_left(run: Location, layers: tuple[Layer, ...]) -> dict[int, Location]:

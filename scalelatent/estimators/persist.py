@@ -184,4 +184,7 @@ def load_model(url: str | Path) -> Any:
     kind, params, values, arrays = read_model(place)
     estimator = get_estimator(kind)
     beside = {"place": place, "run": run} if getattr(estimator, "_saves_datasets", False) else {}
-    return estimator._from_saved(params, values, arrays, **beside)
+    model = estimator._from_saved(params, values, arrays, **beside)
+    if "feature_names_in" in values:
+        model.feature_names_in_ = np.array(values["feature_names_in"], dtype=object)
+    return model

@@ -1,0 +1,81 @@
+"""Fitted parameters: read by everyone, set by a fit alone, and kept by ``save``."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent import CapsuleRegression, ConditionalRBM, MultilayerBootstrapNetwork, load_model
+
+LABELS = np.arange(60) % 3
+FITS: dict[str, Callable[[Any], Any]] = {
+    "capsule": lambda x: CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0).fit(
+        x, np.arange(60) % 3
+    ),
+    "crbm": lambda x: ConditionalRBM(n_hidden=3, n_epochs=1, random_state=0).fit(x, _bits(x)),
+    "mbn": lambda x: MultilayerBootstrapNetwork(n_clusterings=5, random_state=0).fit(x),
+}
+FIXED = {
+    "capsule": ("W_", "projection_", "capsule_dims_", "classes_"),
+    "crbm": ("W_", "Wvx_", "Whx_", "bv_", "bh_"),
+    "mbn": ("components_", "mean_projection_", "explained_variance_", "explained_variance_ratio_", "ks_"),
+}
+
+
+def _bits(x: Any) -> np.ndarray:
+    return (np.asarray(x) > 0).astype("u1")
+
+
+def _rows() -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(60, 6)).astype("f4")
+
+
+@pytest.mark.parametrize("kind", FITS)
+def test_a_fitted_parameter_is_not_replaced_in_silence(kind: str) -> None:
+    x = _rows()
+    model = FITS[kind](x)
+    before = model.transform(x)
+    for name in FIXED[kind]:
+        assert not hasattr(type(model)(), name)
+        with pytest.raises(AttributeError, match=f"{name} of {type(model).__name__} .* cannot be set: "):
+            setattr(model, name, getattr(model, name))
+    np.testing.assert_array_equal(model.transform(x), before)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("capsule", "W_"), ("crbm", "Whx_")])
+@pytest.mark.parametrize("how", ["fitted", "loaded", "pickled"])
+def test_values_written_in_place_are_taken(kind: str, name: str, how: str, tmp_path: Path) -> None:
+    x = _rows()
+    model = FITS[kind](x)
+    if how == "loaded":
+        model.save(tmp_path / "m.zarr")
+        model = load_model(tmp_path / "m.zarr")
+    elif how == "pickled":
+        model = pickle.loads(pickle.dumps(model))
+    before = model.transform(x)
+    getattr(model, name)[...] = 0
+    assert (model.transform(x) != before).any()
+
+
+def test_components_are_a_copy_that_nobody_writes_into() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        FITS["mbn"](_rows()).components_[0] = 0
+
+
+@pytest.mark.parametrize("kind", FITS)
+def test_names_of_features_are_saved(kind: str, tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    x = pandas.DataFrame(_rows()).add_prefix("p")
+    model = FITS[kind](x)
+    model.save(tmp_path / "m.zarr")
+    other = load_model(tmp_path / "m.zarr")
+    assert other.feature_names_in_.tolist() == [f"p{i}" for i in range(6)]
+    assert other.feature_names_in_.dtype == object
+    np.testing.assert_array_equal(other.transform(x), model.transform(x))
+    with pytest.raises(ValueError, match="feature names should match"):
+        other.transform(x[x.columns[::-1]])
