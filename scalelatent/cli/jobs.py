@@ -255,9 +255,9 @@ def resume(
 
     The result has the bits of an undisturbed run. A run that was submitted is submitted again, to its own
     scheduler or another one (--scheduler); any other goes on in this process.
-    --set may change values of the cluster section (workers, scheduler): they never change a result. And
-    engine.on_bad_shard=skip leaves out a shard that cannot be read, or that workers die of. A conditional RBM
-    may go on with another model.learning_rate or model.n_epochs.
+    --set may change values of the cluster section (workers, scheduler) and engine.cache: they never change a
+    result. And engine.on_bad_shard=skip leaves out a shard that cannot be read, or that workers die of. A
+    conditional RBM may go on with another model.learning_rate or model.n_epochs.
     """
     from scalelatent.jobs.resolve import override
     from scalelatent.jobs.submit import resubmit

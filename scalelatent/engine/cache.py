@@ -1,4 +1,5 @@
-"""A bounded cache of pieces of rows, one for each process: data that fits is read once.
+"""A bounded cache of pieces of rows, one for each process: small where rows are read faster than they are
+computed on, for then it saves nothing; larger where reading is what a pass waits for.
 
 Passes are cyclic scans, and on those "least recently used" throws out each piece just before it is wanted. So
 pieces are admitted until the limit is reached and then stay; only pieces that two whole passes did not touch
@@ -7,12 +8,15 @@ make room for new ones.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
-DEFAULT_SHARE = 0.3
+# Bytes of a cache where rows are read ahead in time, and the share of a process's memory where they are not.
+SMALL_BYTES, DEFAULT_SHARE = 2**27, 0.3
+CACHE_VARIABLE = "SCALELATENT_CACHE_BYTES"
 
 Piece = tuple[Any, ...]
 """Columns of a run of rows: rows (ndarray or CsrRows), label codes, weights; None where there is none."""
@@ -80,8 +84,6 @@ def _cgroup_files() -> Iterator[tuple[Path, str]]:
 
 
 def _installed_memory() -> int:
-    import os
-
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
@@ -108,6 +110,15 @@ class PieceCache:
         self._touched: dict[Hashable, int] = {}
         self._clock = 0
         self._lock = threading.Lock()
+
+    def resize(self, limit: int) -> None:
+        """Allow more bytes, or fewer: what is over goes at once."""
+        with self._lock:
+            self.limit = limit
+            for key in list(self._pieces):
+                if self.used <= limit:
+                    return
+                self._drop(key)
 
     def start_pass(self) -> None:
         """Advance the clock by which unused pieces are told."""
@@ -141,8 +152,11 @@ class PieceCache:
         for key in [k for k, t in self._touched.items() if t < self._clock - 2]:
             if self.used + wanted <= self.limit:
                 return
-            self.used -= self._pieces.pop(key)[1]
-            del self._touched[key]
+            self._drop(key)
+
+    def _drop(self, key: Hashable) -> None:
+        self.used -= self._pieces.pop(key)[1]
+        del self._touched[key]
 
     def clear(self) -> None:
         """Forget everything."""
@@ -156,13 +170,62 @@ _shared: PieceCache | None = None
 _shared_lock = threading.Lock()
 
 
-def shared_cache() -> PieceCache:
-    """The cache of this process: 30 % of its memory limit, or ``SCALELATENT_CACHE_BYTES``."""
+def shared_cache(asked: float | None = None) -> PieceCache:
+    """The cache of this process, :data:`SMALL_BYTES` at first.
+
+    Parameters
+    ----------
+    asked : float or None
+        What the work at hand allows it from now on: bytes, or up to 1 a share of the process's memory. None:
+        as it is. ``SCALELATENT_CACHE_BYTES`` in the environment of the process goes before.
+    """
     global _shared
+    given = os.environ.get(CACHE_VARIABLE)
     with _shared_lock:
         if _shared is None:
-            import os
-
-            asked: Any = os.environ.get("SCALELATENT_CACHE_BYTES")
-            _shared = PieceCache(int(asked) if asked is not None else int(DEFAULT_SHARE * memory_limit()))
+            _shared = PieceCache(SMALL_BYTES if given is None else int(given))
+        if asked is not None and given is None:
+            _shared.resize(limit_of(asked, memory_limit()))
         return _shared
+
+
+def limit_of(asked: float, memory: int) -> int:
+    """Bytes of a cache in a process that may use ``memory``.
+
+    Examples
+    --------
+    >>> limit_of(0.25, 400), limit_of(64, 400)
+    (100, 64)
+    """
+    return int(asked * memory if 0 < asked <= 1 else asked)
+
+
+def parse_cache(value: Any) -> float | None:
+    """What a user says of the cache as :func:`shared_cache` takes it; None for "auto".
+
+    Raises
+    ------
+    ValueError
+        Neither "auto", nor bytes, nor a share of memory.
+
+    Examples
+    --------
+    >>> parse_cache("64MiB"), parse_cache(0.2), parse_cache(0), parse_cache("auto")
+    (67108864.0, 0.2, 0.0, None)
+    """
+    if value is None or value == "auto":
+        return None
+    try:
+        if isinstance(value, str):
+            from dask.utils import parse_bytes
+
+            value = parse_bytes(value)
+        found = float("nan") if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, KeyError):
+        found = float("nan")
+    if not 0 <= found < float("inf"):
+        raise ValueError(
+            f"cache={value!r}: give 'auto', an amount of memory such as '512MiB' (0 for none), or a share of "
+            "each process's memory such as 0.3"
+        )
+    return found

@@ -17,6 +17,7 @@ from scalelatent.models.stats import Stats
 
 from .backend import make_backend, resolve_device
 from .cache import PieceCache, shared_cache
+from .caching import choose_cache, map_cache
 from .callbacks import Callback
 from .chains import ChainRunner, InProcessSteps
 from .executor import OnRows, StepResult
@@ -47,8 +48,9 @@ class InProcessExecutor:
         Where finished spans of long passes are kept; None keeps nothing.
     checkpoint_seconds : float
         0 keeps every span.
-    cache : PieceCache or None
-        None takes the process's own.
+    cache : PieceCache, float or None
+        A cache of the executor's own, or what rows may take of the process's (see
+        :func:`~.cache.parse_cache`); None chooses.
     callbacks : Callback or None
         Asked now and then whether to go on.
     quarantine : Quarantine or None
@@ -62,18 +64,27 @@ class InProcessExecutor:
         n_jobs: int | None = None,
         store: EngineStore | None = None,
         checkpoint_seconds: float = 30.0,
-        cache: PieceCache | None = None,
+        cache: PieceCache | float | None = None,
         callbacks: Callback | None = None,
         quarantine: Quarantine | None = None,
     ) -> None:
         self.workers = resolve_jobs(n_jobs)
         self.store = store
         self.checkpoint_seconds = checkpoint_seconds
-        self.cache = shared_cache() if cache is None else cache
+        self._own = cache if isinstance(cache, PieceCache) else None
+        self._asked = None if isinstance(cache, PieceCache) else cache
+        self._allowed = ""
+        self.cache = self._own or shared_cache()
         self.callbacks = callbacks or Callback()
         self.quarantine = quarantine or Quarantine("stop", store)
         self._backends: dict[tuple[str, int], Any] = {}
         self._cuts: dict[tuple[str, int, str], int] = {}
+
+    def _allow(self, stage: Stage) -> None:
+        """Let the rows of a stage have their share of the process's cache."""
+        if self._own is None and stage.name != self._allowed:
+            shared_cache(choose_cache(self._asked, stage))
+            self._allowed = stage.name
 
     def put_state(self, stage: Stage, iteration: int, state: Any) -> Any:
         """The state itself."""
@@ -96,6 +107,7 @@ class InProcessExecutor:
 
     def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> InProcessSteps:
         """Steps in this process, by threads over the chains of a step."""
+        self._allow(stage)
         threads = min(self.workers, order.n_chains)
         backends = [self._backend(stage.device, slot) for slot in range(threads)]
         chains = range(order.n_chains)
@@ -126,6 +138,7 @@ class InProcessExecutor:
     def _reduced(
         self, stage: Stage, iteration: int, state: Any, on_rows: OnRows
     ) -> tuple[dict[str, Stats], int, int]:
+        self._allow(stage)
         self.cache.start_pass()
         reducers = {part: TreeReducer(grid) for part, grid in stage.grids.items()}
         spans, kept = plan_spans(stage, iteration, self.store, self.workers, THREAD_TASK_SECONDS)
@@ -187,7 +200,8 @@ class InProcessExecutor:
     def run_map(self, task: Any, on_rows: OnRows) -> None:
         """Write the missing shards, one thread a shard."""
         while True:
-            now = replace(task, skipped=self.quarantine.rows_of(task.dataset))
+            skipped = self.quarantine.rows_of(task.dataset)
+            now = replace(task, skipped=skipped, cache=map_cache(self._asked, task))
             try:
                 return self._run_map(now, on_rows)
             except ShardError as error:

@@ -49,7 +49,7 @@ class MapTask(OutputTask):
         start, stop = self.writer.shard_bounds(shard)
         tiled = self.writer.n_tiles > 1
         # Rows that are read once are not kept: they would push out what is read again.
-        cache = shared_cache() if tiled else None
+        cache = shared_cache(self.cache) if tiled else None
         reader = Reader(self.dataset, cache, Meter(), skipped=self.skipped, **rows_for(self.row_map))
         row_map = self.row_map.of_columns(*self.writer.shard_columns(shard)) if tiled else self.row_map
         shape, dtype = row_map.output()

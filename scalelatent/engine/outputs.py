@@ -31,6 +31,8 @@ class OutputTask:
     device : str
     skipped : tuple of (start, stop)
         Rows in that are not to be read (see :mod:`.quarantine`): zeros take their place.
+    cache : float or None
+        What rows that are read more than once may take of a process's cache.
     """
 
     name: str
@@ -38,6 +40,7 @@ class OutputTask:
     url: str
     device: str = "cpu"
     skipped: Ranges = ()
+    cache: float | None = None
 
     @cached_property
     def writer(self) -> Any:
@@ -71,6 +74,7 @@ class OutputTask:
             "url": self.url,
             "device": self.device,
             "skipped": self.skipped,
+            "cache": self.cache,
         }
         return {"task": json.dumps(fields)}
 

@@ -68,6 +68,8 @@ class Stage:
         The model's classes, whose positions are the codes that kernels see; None where labels are not used.
     skipped : dict
         Part name -> runs of rows that are left out (see :mod:`.quarantine`); only parts that have some.
+    cache : float or None
+        What its rows may take of a process's cache (see :func:`~.cache.shared_cache`).
     """
 
     name: str
@@ -77,6 +79,7 @@ class Stage:
     device: str = "auto"
     classes: np.ndarray | None = None
     skipped: Mapping[str, Ranges] = field(default_factory=dict)
+    cache: float | None = None
 
     @property
     def reductions(self) -> Mapping[str, Reduction]:

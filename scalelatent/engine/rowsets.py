@@ -91,7 +91,8 @@ class SetsTask(OutputTask):
     ) -> Iterator[tuple[int, Any, list[slice]]]:
         """(first row, rows, places of those in each set) of the pieces that hold some."""
         # Other shards read the same rows.
-        reader = Reader(self.dataset, shared_cache(), Meter(), csr=self.sets.csr, skipped=self.skipped)
+        cache = shared_cache(self.cache)
+        reader = Reader(self.dataset, cache, Meter(), csr=self.sets.csr, skipped=self.skipped)
         moved, note = getattr(stop_event, "moved", None), getattr(stop_event, "note", None)
         for first, last in self.dataset.pieces():
             places = [slice(*(int(i) for i in np.searchsorted(rows, [first, last]))) for rows in wanted]

@@ -165,6 +165,7 @@ class EngineStore:
             "device": stage.device,
             "classes": stage.classes,
             "skipped": json.dumps(stage.skipped),
+            "cache": stage.cache,
         }
         self.write(f"stage-{stage.name}.rec", tree, durable=False)
 
@@ -175,7 +176,7 @@ class EngineStore:
         tree = self.read(f"stage-{name}.rec")
         datasets = {part: Dataset.from_spec(json.loads(text)) for part, text in tree["datasets"].items()}
         skipped = {part: tuple(map(tuple, rows)) for part, rows in json.loads(tree["skipped"]).items()}
-        how = tree["device"], tree["classes"], skipped
+        how = tree["device"], tree["classes"], skipped, tree.get("cache")
         return Stage(tree["name"], tree["work"], datasets, tree["grids"], *how)
 
     def save_result(self, name: str, tree: Any) -> None:

@@ -214,8 +214,8 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
             Go on with the fit that ``run_dir`` holds.
         callbacks : Callback or sequence
         engine : dict or None
-            block_rows, leaf_rows, checkpoint_seconds, checkpoint_passes, scratch, keep_scratch; of the online
-            algorithms checkpoint_steps, report_steps, validate_steps, run_rows, buffer_runs.
+            block_rows, leaf_rows, checkpoint_seconds, checkpoint_passes, scratch, keep_scratch, cache; of the
+            online algorithms checkpoint_steps, report_steps, validate_steps, run_rows, buffer_runs.
 
         Returns
         -------

@@ -226,7 +226,7 @@ class ConditionalRBM(
         callbacks : Callback or sequence
         engine : dict or None
             block_rows, leaf_rows, checkpoint_seconds, checkpoint_steps, report_steps, validate_steps,
-            run_rows, buffer_runs, scratch, keep_scratch.
+            run_rows, buffer_runs, scratch, keep_scratch, cache.
 
         Returns
         -------

@@ -190,7 +190,7 @@ class MultilayerBootstrapNetwork(
             Go on with the fit that ``run_dir`` holds.
         callbacks : Callback or sequence
         engine : dict or None
-            block_rows, leaf_rows, checkpoint_seconds, checkpoint_passes, scratch, keep_scratch.
+            block_rows, leaf_rows, checkpoint_seconds, checkpoint_passes, scratch, keep_scratch, cache.
 
         Returns
         -------

@@ -19,6 +19,7 @@ import numpy as np
 
 from scalelatent.data import Dataset
 from scalelatent.data.store import Location, locate
+from scalelatent.engine.cache import parse_cache
 from scalelatent.engine.callbacks import Callbacks
 from scalelatent.engine.dask.cluster import current_client
 from scalelatent.engine.loop import LoopResult, Progress, fit_batches
@@ -48,6 +49,7 @@ ENGINE_OPTIONS = (
     "scratch",
     "keep_scratch",
     "on_bad_shard",
+    "cache",
 )
 
 # Engine options that decide the result of an online fit.
@@ -75,7 +77,7 @@ class FitSession:
     Raises
     ------
     ValueError
-        An unknown engine option, or a value that ``on_bad_shard`` does not have.
+        An unknown engine option, or a value that ``on_bad_shard`` or ``cache`` does not have.
     RunError
         The run folder holds another fit.
     """
@@ -102,6 +104,7 @@ class FitSession:
                 f"engine: unknown option(s) {', '.join(unknown)}; there are {', '.join(ENGINE_OPTIONS)}"
             )
         self.on_bad_shard = check_choice(self.options.get("on_bad_shard", "stop"))
+        self._cache = parse_cache(self.options.get("cache"))
         self.client = client if client is not None or in_process else current_client()
         self.run_dir, self.resume = run_dir, resume
         self.store: EngineStore | None = None
@@ -147,7 +150,7 @@ class FitSession:
         if self.store is None:
             quarantine = Quarantine(self.on_bad_shard)
             self.executor: Any = InProcessExecutor(
-                self.n_jobs, callbacks=self.callbacks, quarantine=quarantine
+                self.n_jobs, cache=self._cache, callbacks=self.callbacks, quarantine=quarantine
             )
             return resolve_seed(random_state)
         fixed = isinstance(random_state, (int, np.integer))
@@ -160,6 +163,7 @@ class FitSession:
         identity |= {f"{name} data": ds.fingerprint() for name, ds in datasets.items()}
         self.store.claim(identity, self.resume)
         how: dict[str, Any] = {
+            "cache": self._cache,
             "callbacks": self.callbacks,
             "quarantine": Quarantine(self.on_bad_shard, self.store),
         }

@@ -26,7 +26,8 @@ from .spec import SECTIONS, Job, nearest
 
 __all__ = ["load_job", "override", "parse_setting", "parse_value", "resolve"]
 
-_ALSO_CHANGEABLE = "engine.on_bad_shard"
+# What becomes of bad shards, and what changes no bit.
+_ALSO_CHANGEABLE = ("engine.on_bad_shard", "engine.cache")
 
 PREFIX = "SCALELATENT_"
 _SECRET = re.compile(r"secret|token|passw|credential|storage_options|access_?key|(^|_)key$", re.IGNORECASE)
@@ -157,7 +158,8 @@ def override(job: Job, settings: Iterable[str]) -> Job:
     ----------
     job : Job
     settings : iterable of str
-        ``"cluster.key=value"``; where the computing happens never changes a result. And
+        ``"cluster.key=value"``; where the computing happens, and how many rows stay in memory
+        (``"engine.cache=value"``), never changes a result. And
         ``"engine.on_bad_shard=value"``, since a run may have to be resumed without rows that cannot be read;
         and what :data:`~scalelatent.estimators.registry.FREE_ON_RESUME` says of the kind of model.
 
@@ -179,7 +181,7 @@ def override(job: Job, settings: Iterable[str]) -> Job:
         }
         for name, section in sections.items()
     }
-    free = [_ALSO_CHANGEABLE, *(f"model.{key}" for key in FREE_ON_RESUME.get(job.kind, ()))]
+    free = [*_ALSO_CHANGEABLE, *(f"model.{key}" for key in FREE_ON_RESUME.get(job.kind, ()))]
     params = dict(job.params)
     for setting in settings:
         section, key, value = parse_setting(setting)

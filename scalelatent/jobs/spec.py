@@ -144,6 +144,13 @@ def _on_bad_shard(value: str | None) -> str | None:
     return None if value is None else check_choice(value)
 
 
+def _cache(value: Any) -> Any:
+    from scalelatent.engine.cache import parse_cache
+
+    parse_cache(value)
+    return value
+
+
 Text = Annotated[str, AfterValidator(_filled)]
 OptText = Annotated[Text | None, BeforeValidator(_none_word)]
 Rows = Annotated[str | None, BeforeValidator(_none_word), AfterValidator(_rows_word)]
@@ -179,8 +186,8 @@ class DataSection(_Section):
 
 
 class EngineSection(_Section):
-    """``[engine]``: how rows are cut, how often a checkpoint is written, what becomes of a bad shard; all
-    optional.
+    """``[engine]``: how rows are cut, how often a checkpoint is written, what becomes of a bad shard, and how
+    much of a worker's memory rows may take between passes; all optional.
     """
 
     block_rows: OptCount = None
@@ -194,6 +201,7 @@ class EngineSection(_Section):
     buffer_runs: OptCount = None
     keep_scratch: bool | None = None
     on_bad_shard: Annotated[str | None, BeforeValidator(_none_word), AfterValidator(_on_bad_shard)] = None
+    cache: Annotated[Any, BeforeValidator(_none_word), AfterValidator(_cache)] = None
 
 
 class ClusterSection(_Section):

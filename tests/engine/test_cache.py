@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalelatent import CapsuleRegression, Dataset
 from scalelatent.engine import cache as module
+from scalelatent.engine import caching
 from scalelatent.engine.cache import PieceCache, memory_limit, shared_cache
 
 
@@ -126,7 +128,82 @@ def test_the_shared_cache_takes_its_limit_from_the_environment(monkeypatch: pyte
     assert shared_cache() is shared_cache()
     monkeypatch.setattr(module, "_shared", None)
     monkeypatch.delenv("SCALELATENT_CACHE_BYTES")
-    assert shared_cache().limit == int(0.3 * memory_limit())
+    assert shared_cache().limit == module.SMALL_BYTES
+    assert shared_cache(0.25).limit == int(0.25 * memory_limit())
+    assert shared_cache().limit == int(0.25 * memory_limit())
+    monkeypatch.setenv("SCALELATENT_CACHE_BYTES", "777")
+    assert shared_cache(1e6).limit == int(0.25 * memory_limit())  # the process's own word goes before
+
+
+def test_a_smaller_limit_holds_at_once() -> None:
+    cache = PieceCache(300)
+    for key in "abc":
+        cache.put(key, _piece(100))
+    cache.resize(150)
+    assert (cache.used, cache.limit) == (100, 150)
+    assert sum(cache.get(key) is not None for key in "abc") == 1
+    cache.resize(0)
+    assert cache.used == 0
+
+
+@pytest.mark.parametrize("value", ["much", -1, "-1GB", float("nan"), float("inf"), True, [1]])
+def test_what_is_no_amount_of_memory_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match=r"^cache=.*: give 'auto', an amount of memory such as"):
+        module.parse_cache(value)
+
+
+@pytest.fixture
+def no_cache_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SCALELATENT_CACHE_BYTES", raising=False)
+    monkeypatch.setattr(module, "_shared", None)
+
+
+def _fit(ds: Dataset, **engine: object) -> np.ndarray:
+    model = CapsuleRegression(capsule_dim=2, projection=None, max_iter=4, random_state=0, n_jobs=2)
+    return model.fit(ds, engine=engine).W_
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> list[Dataset]:
+    """The same rows once, and eight times as many."""
+    x = np.random.default_rng(0).normal(size=(40_000, 40)).astype(np.float32)
+    place = tmp_path_factory.mktemp("rows")
+    few, many = (Dataset.from_arrays(x[:n], np.arange(n) % 3) for n in (5000, 40_000))
+    return [few.save(place / "few.zarr"), many.save(place / "many.zarr")]
+
+
+def test_what_a_process_keeps_does_not_grow_with_the_rows(
+    stored: list[Dataset], monkeypatch: pytest.MonkeyPatch, no_cache_yet: None
+) -> None:
+    few, many = stored
+    small = int(1.5 * few.nbytes)
+    monkeypatch.setattr(caching, "SMALL_BYTES", small)
+    monkeypatch.setattr(caching, "read_seconds", lambda dataset: 0.0)
+    for ds in stored:
+        _fit(ds)
+        assert 0 < shared_cache().used <= small
+    assert few.nbytes < small < many.nbytes / 4
+
+
+def test_where_passes_would_wait_for_rows_more_are_kept(
+    stored: list[Dataset], monkeypatch: pytest.MonkeyPatch, no_cache_yet: None
+) -> None:
+    monkeypatch.setattr(caching, "SMALL_BYTES", 2**20)
+    monkeypatch.setattr(caching, "read_seconds", lambda dataset: 1.0)
+    _fit(stored[1])
+    assert shared_cache().limit == int(module.DEFAULT_SHARE * memory_limit())
+    assert shared_cache().used > stored[1].nbytes
+
+
+def test_the_cache_is_a_setting_that_changes_no_bit(stored: list[Dataset], no_cache_yet: None) -> None:
+    weights = []
+    for cache, least, most in ((0, 0, 0), ("3MiB", 1, 3 * 2**20), (0.2, 2**22, 2**30)):
+        weights.append(_fit(stored[1], cache=cache))
+        assert least <= shared_cache().used <= most
+    assert np.array_equal(weights[0], weights[1])
+    assert np.array_equal(weights[0], weights[2])
+    with pytest.raises(ValueError, match="cache='lots'"):
+        _fit(stored[0], cache="lots")
 
 
 def test_memory_limit_is_no_more_than_the_machine_has() -> None:

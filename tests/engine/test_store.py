@@ -180,11 +180,12 @@ def test_stages_come_back_with_their_datasets(
         {"train": RowGrid(40, 4, 2)},
         "cpu",
         np.array(["a", "b"]),
+        cache=0.25,
     )
     store.save_stage(stage)
     got = store.load_stage("toy_m")
     assert (got.name, got.grids, got.device, len(got.datasets["train"])) == ("toy_m", stage.grids, "cpu", 40)
-    assert got.classes.tolist() == ["a", "b"]
+    assert (got.classes.tolist(), got.cache) == (["a", "b"], 0.25)
     np.testing.assert_array_equal(got.datasets["train"].read_x(0, 40), train.read_x(0, 40))
     assert got.reductions["train"].layout() == stage.reductions["train"].layout()
 

@@ -154,6 +154,15 @@ def test_resume_may_change_what_becomes_of_bad_shards():
         override(job, ["engine.block_rows=128"])
 
 
+def test_the_cache_is_a_setting_that_a_resume_may_change():
+    job = resolve(changed(engine={"cache": "2GiB"}), environ={})
+    assert job.engine.cache == "2GiB"
+    assert override(job, ["engine.cache=0.1"]).engine.cache == 0.1
+    for wrong in ("-1", "lots", "true"):
+        with pytest.raises(JobError, match=r"engine.cache.*give 'auto', an amount of memory"):
+            override(job, [f"engine.cache={wrong}"])
+
+
 def test_resume_may_change_the_cluster_only():
     job = resolve(changed(cluster={"workers": 2}), environ={})
     assert override(job, ["cluster.workers=4"]).cluster.workers == 4
@@ -171,7 +180,7 @@ def test_resume_may_change_what_a_model_leaves_free():
     assert (slower.params["learning_rate"], slower.params["n_epochs"]) == (0.01, 70)
     assert slower.origins["model.n_epochs"] == "command line"
     assert "n_epochs" not in job.params
-    with pytest.raises(JobError, match=r"on_bad_shard, model.learning_rate, model.n_epochs; for another job"):
+    with pytest.raises(JobError, match=r"engine.cache, model.learning_rate, model.n_epochs; for another job"):
         override(job, ["model.n_hidden=3"])
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
+from scalelatent.engine.caching import choose_cache
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.executor import OnRows, StepResult
 from scalelatent.engine.order import RowOrder
@@ -64,6 +65,9 @@ class DaskExecutor:
         Told of events, and asked now and then whether to go on.
     quarantine : Quarantine or None
         What becomes of bad shards; None ends the fit with the first one.
+    cache : float or None
+        What rows may take of each worker's cache (see :func:`~scalelatent.engine.cache.parse_cache`); None
+        chooses.
 
     Raises
     ------
@@ -80,7 +84,9 @@ class DaskExecutor:
         checkpoint_seconds: float = 30.0,
         callbacks: Callback | None = None,
         quarantine: Quarantine | None = None,
+        cache: float | None = None,
     ) -> None:
+        self.cache = cache
         self.client, self.link = client, Link(client)
         self.store = store
         self.checkpoint_seconds = checkpoint_seconds
@@ -195,7 +201,7 @@ class DaskExecutor:
 
     def _save_stage(self, stage: Stage) -> None:
         skipped = self._skipped[stage.name] = self.quarantine.of(stage)
-        self.store.save_stage(replace(stage, skipped=skipped))
+        self.store.save_stage(replace(stage, skipped=skipped, cache=choose_cache(self.cache, stage)))
         self.pass_token = self.next_token()
         self._refs[stage.name] = (*self.store.ref, self.pass_token)
 

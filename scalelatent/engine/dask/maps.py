@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from scalelatent.engine.caching import map_cache
 from scalelatent.engine.executor import OnRows
 from scalelatent.engine.quarantine import whole_shards
 
@@ -130,7 +131,7 @@ def run_map(executor: DaskExecutor, task: Any, on_rows: OnRows) -> None:
             skipped = executor.quarantine.rows_of(task.dataset)
             if known is None or skipped != known[1]:
                 name = f"map-{task.name}-{executor.next_token()}"
-                tree = replace(task, skipped=skipped).to_tree()
+                tree = replace(task, skipped=skipped, cache=map_cache(executor.cache, task)).to_tree()
                 kept.enter_context(_kept_while(executor, f"result-{name}.rec", tree))
                 known = name, skipped
             return MapShards(executor, task, known[0])

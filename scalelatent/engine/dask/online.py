@@ -15,8 +15,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from scalelatent.engine.caching import choose_cache
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.executor import Advance, Place
 from scalelatent.engine.order import RowOrder
@@ -79,7 +81,7 @@ class DaskSteps:
             raise ValueError(f"spread={spread!r} is not one of {', '.join(SPREADS)}")
         self._executor, self._stage, self._order, self._spread = executor, stage, order, spread
         self._store, self._token = executor.store, executor.next_token()
-        self._store.save_stage(stage)
+        self._store.save_stage(replace(stage, cache=choose_cache(executor.cache, stage)))
         self._store.save_result(self._record, {"order": order, "n_epochs": n_epochs})
         # What is known of a place without loading its state.
         self._known: tuple[Place, dict[str, Any], bool] | None = None

@@ -130,7 +130,7 @@ class Site:
                     self.order,
                     range(first, last),
                     [make_backend(device) for _ in range(threads)],
-                    shared_cache(),
+                    shared_cache(self.stage.cache),
                     self._n_epochs,
                 )
                 self._runners[first, last] = _Runner(runner)

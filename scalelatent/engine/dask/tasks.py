@@ -202,7 +202,8 @@ def context_of(ref: Ref, stage_name: str, iteration: int, state: Any) -> PassCon
     settle_process()
     kept = getattr(_local, "context", None)
     if kept is None or kept[0] != key:
-        _local.context = kept = (key, PassContext(stage, state, _backend(stage.device), shared_cache()))
+        cache = shared_cache(stage.cache)
+        _local.context = kept = (key, PassContext(stage, state, _backend(stage.device), cache))
     return kept[1]
 
 

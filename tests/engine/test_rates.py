@@ -1,0 +1,60 @@
+"""Rates of this machine: measured once, kept, and measured again where they are not its own any more."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from scalelatent.engine import rates as module
+from scalelatent.engine.rates import Rates, cpu_seconds
+
+
+def _never() -> float:
+    raise AssertionError("was measured again")
+
+
+def test_a_rate_is_measured_once_by_any_process(tmp_path: Path) -> None:
+    path = tmp_path / "cache" / "rates.json"
+    assert Rates(path).get("a", lambda: 1.5) == 1.5
+    other = Rates(path)
+    assert other.get("b", lambda: 2.5) == 2.5
+    assert (Rates(path).get("a", _never), Rates(path).get("b", _never)) == (1.5, 2.5)
+
+
+@pytest.mark.parametrize("change", ["version", "cpu", "age", "torn", "asked"])
+def test_what_is_not_of_this_machine_now_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    rates = Rates(tmp_path / "rates.json")
+    rates.get("a", lambda: 1.0)
+    if change == "version":
+        monkeypatch.setattr(module, "__version__", "99.0")
+    elif change == "cpu":
+        monkeypatch.setattr(module, "_cpu_name", lambda: "another processor")
+    elif change == "age":
+        later = time.time() + module.STALE_SECONDS + 1
+        monkeypatch.setattr(module.time, "time", lambda: later)
+    elif change == "torn":
+        rates.path.write_text(rates.path.read_text()[:-9])
+    again = Rates(rates.path)
+    if change == "asked":
+        again.measure_again()
+    assert again.get("a", lambda: 2.0) == 2.0
+    assert again.get("a", _never) == 2.0
+    assert set(json.loads(rates.path.read_text())["rates"]) == {"a"}
+
+
+def test_without_a_place_to_keep_them_rates_are_measured_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    rates = Rates(tmp_path / "file" / "rates.json")
+    assert rates.get("a", lambda: 1.0) == rates.get("a", _never) == 1.0
+
+
+def test_seconds_are_those_of_one_thread_beside_others() -> None:
+    def make():
+        return lambda: time.sleep(0.002)  # waiting is no work
+
+    assert cpu_seconds(make, 2, 0.001) < 0.0015
