@@ -209,10 +209,10 @@ class _Version5:
                 f"{free / 1e6:,.0f} MB of memory are free. Save them with save(..., '-v7.3') in MATLAB: such "
                 "files are streamed"
             )
-        self._values = self._read(loadmat, self._path, variable_names=names)
         for name in names:
-            if hasattr(self._values[name], "tocsr"):
+            if self._found[name][1] == "sparse":
                 _refuse_sparse(self._where, name)
+        self._values = self._read(loadmat, self._path, variable_names=names)
 
     def rows(self, name: str, rows_last: bool) -> Rows:
         values = np.asarray(self._values[name])
