@@ -105,12 +105,12 @@ _FEATURES = ("avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "n
 
 def _cpu() -> Iterator[str]:
     import llvmlite.binding as llvm
+    from dask.system import cpu_count
 
     yield f"{llvm.get_host_cpu_name()} ({platform.machine()})"
     features = llvm.get_host_cpu_features()
     yield " ".join(name for name in _FEATURES if features.get(name)) or "no vector instructions known"
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield f"{usable} of {os.cpu_count()} cores usable"
+    yield f"{cpu_count()} of {os.cpu_count()} cores usable"
 
 
 def _threads() -> Iterator[str]:

@@ -42,10 +42,10 @@ MOST_PROCESSES = 4
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Processes of ``-n auto``: one a core for the whole suite, none (0) for a part that somebody picked."""
-    from scalelatent.engine.threads import available_cores
+    from dask.system import cpu_count
 
     picked = config.option.keyword or config.args_source is not pytest.Config.ArgsSource.TESTPATHS
-    return 0 if picked else min(MOST_PROCESSES, available_cores())
+    return 0 if picked else min(MOST_PROCESSES, cpu_count())
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
+from dask.system import cpu_count
 
 import scalelatent as sl
 
@@ -37,6 +42,40 @@ def test_models_import_neither_storage_nor_cluster():
     assert not loaded & {"zarr", "dask", "distributed", "sklearn", "scalelatent.data", "scalelatent.engine"}
 
 
+ROOT = Path(__file__).parents[1]
+PACKAGES = {
+    "PIL": "pillow",
+    "sklearn": "scikit-learn",
+    "cupy": "cupy-cuda13x",
+    "cupy_backends": "cupy-cuda13x",
+}
+
+
+def _imported() -> dict[str, str]:
+    """Distribution -> a file that imports it."""
+    found = {}
+    for file in sorted((ROOT / "scalelatent").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            for name in {name.split(".")[0] for name in names} - sys.stdlib_module_names - {"scalelatent"}:
+                found[PACKAGES.get(name, name.replace("_", "-"))] = str(file.relative_to(ROOT))
+    return found
+
+
+def test_what_is_imported_is_declared_and_nothing_else():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    optional = [v for k, v in project["optional-dependencies"].items() if k not in ("test", "bench")]
+    needed, wished = (
+        {re.split(r"[<>=\[]", line)[0] for line in lines}
+        for lines in (project["dependencies"], [line for lines in optional for line in lines])
+    )
+    imported = _imported()
+    assert {name: file for name, file in imported.items() if name not in needed | wished} == {}
+    assert needed - imported.keys() == set()
+
+
 def test_every_public_name_is_there():
     for name in sl.__all__:
         assert getattr(sl, name) is not None
@@ -57,7 +96,7 @@ def test_show_versions(capsys):
     assert told["numpy"] == np.__version__
     assert "not known" not in text
     assert llvmlite.binding.get_host_cpu_name() in told["cpu"]
-    assert f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores" in told["cpu"]
+    assert f"{cpu_count()} of {os.cpu_count()} cores" in told["cpu"]
     assert threadpool_info()[0]["internal_api"] in told["blas"]
     assert told["numba"] == numba.__version__
     assert told["compiler"].startswith("LLVM ")

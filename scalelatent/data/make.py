@@ -14,7 +14,6 @@ from scalelatent.errors import DataError
 
 from .generators import GENERATORS
 from .guard import refuse_onto
-from .pipeline import usable_cores
 from .store import locate
 
 if TYPE_CHECKING:
@@ -159,7 +158,9 @@ def repair_dataset(
 def _threads(n_jobs: int | None) -> int:
     if n_jobs is not None and n_jobs < 1:
         raise DataError(f"n_jobs is {n_jobs}, but it has to be at least 1 thread; leave it out for all cores")
-    return usable_cores() if n_jobs is None else int(n_jobs)
+    from dask.system import cpu_count
+
+    return cpu_count() if n_jobs is None else int(n_jobs)
 
 
 def _fill(writer: DatasetWriter, threads: int, progress: Progress | None) -> Dataset:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,21 +11,10 @@ if TYPE_CHECKING:
     from .batch import RowBatch
     from .writer import DatasetWriter
 
-__all__ = ["MAX_THREADS", "usable_cores", "write_shards"]
+__all__ = ["MAX_THREADS", "write_shards"]
 
 MAX_THREADS = 4
 """Hashing, packing and writing a shard costs several times what reading it does; each holds a shard."""
-
-
-def usable_cores() -> int:
-    """Cores this process may use.
-
-    Examples
-    --------
-    >>> usable_cores() >= 1
-    True
-    """
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def write_shards(
@@ -54,7 +42,9 @@ def write_shards(
     DataError
         What the writer raises; then no shard is being written any more.
     """
-    threads = min(threads or min(usable_cores(), MAX_THREADS), writer.n_shards)
+    from dask.system import cpu_count
+
+    threads = min(threads or min(cpu_count(), MAX_THREADS), writer.n_shards)
     waiting: deque[tuple[int, Future[None]]] = deque()
 
     def wait_for(left: int) -> None:

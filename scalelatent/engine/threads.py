@@ -4,7 +4,6 @@ over spans.
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -130,21 +129,11 @@ def within(seconds: float, call: Callable[[], T]) -> T:
     return value
 
 
-def available_cores() -> int:
-    """Cores that this process may use (its affinity, not the machine's count).
-
-    Examples
-    --------
-    >>> available_cores() >= 1
-    True
-    """
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def resolve_jobs(n_jobs: int | None) -> int:
-    """Threads that ``n_jobs`` means: None or -1 is all cores, as in scikit-learn.
+    """Threads that ``n_jobs`` means: -1 is all cores that a batch system or a container allows.
+
+    None is what ``joblib.parallel_config`` says: one thread in a worker of joblib's, as in a grid search with
+    ``n_jobs=-1``, since its other workers have the other cores. Where nobody says anything, it is all cores.
 
     Raises
     ------
@@ -156,8 +145,20 @@ def resolve_jobs(n_jobs: int | None) -> int:
     >>> resolve_jobs(3)
     3
     """
-    if n_jobs is None or n_jobs == -1:
-        return available_cores()
+    from dask.system import cpu_count
+
+    if n_jobs is None:
+        return min(_joblib_jobs() or cpu_count(), cpu_count())
     if not isinstance(n_jobs, Integral) or isinstance(n_jobs, bool) or n_jobs == 0:
         raise ValueError(f"n_jobs={n_jobs!r}: give a number of threads of at least 1, or None for all cores")
-    return int(n_jobs) if n_jobs > 0 else max(1, available_cores() + 1 + int(n_jobs))
+    return int(n_jobs) if n_jobs > 0 else max(1, cpu_count() + 1 + int(n_jobs))
+
+
+def _joblib_jobs() -> int | None:
+    """What joblib was set to, or its worker that calls is left with; None where it was not set."""
+    # It reads a setting here, and stores nothing.
+    from joblib import effective_n_jobs  # noqa: TID251
+    from joblib.parallel import get_active_backend  # noqa: TID251
+
+    backend, n_jobs = get_active_backend()
+    return None if n_jobs is None and not backend.nesting_level else int(effective_n_jobs(None))

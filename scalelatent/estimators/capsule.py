@@ -91,7 +91,8 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         "auto" is the GPU where there is one; on a cluster workers with and without one share a fit, whose
         bits then depend, within a tolerance, on who computed which rows.
     n_jobs : int or None
-        Threads of a fit in this process; None is all cores. The result is the same for any number.
+        Threads of a fit in this process; None is what ``joblib.parallel_config`` says, else all cores. The
+        result is the same for any number.
 
     Attributes
     ----------

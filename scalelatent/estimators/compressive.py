@@ -46,7 +46,7 @@ class CompressiveMBN(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Streamed
     device : {"auto", "cpu", "gpu"}
         "auto" learns on a GPU where PyTorch finds one, and predicts on one where CuPy does.
     n_jobs : int or None
-        Threads; None is all cores.
+        Threads; None is what ``joblib.parallel_config`` says, else all cores.
 
     Attributes
     ----------

@@ -93,7 +93,8 @@ class ConditionalRBM(
         None draws a seed and keeps it in ``seed_``. A seed never changes the speed.
     device : {"auto", "cpu", "gpu"}
     n_jobs : int or None
-        Threads of a fit in this process; None is all cores. The result is the same for any number.
+        Threads of a fit in this process; None is what ``joblib.parallel_config`` says, else all cores. The
+        result is the same for any number.
 
     Attributes
     ----------

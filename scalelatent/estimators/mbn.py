@@ -84,7 +84,8 @@ class MultilayerBootstrapNetwork(
         None draws a seed and keeps it in ``seed_``. A seed never changes the speed.
     device : {"auto", "cpu", "gpu"}
     n_jobs : int or None
-        Threads in this process; None is all cores. The result is the same for any number.
+        Threads in this process; None is what ``joblib.parallel_config`` says, else all cores. The result is
+        the same for any number.
 
     Attributes
     ----------

@@ -75,7 +75,8 @@ class Search(BestOfSearch, MetaEstimatorMixin, BaseEstimator):
         Of a process, for example ``"4GB"``; None asks the cluster or this process. Candidates whose
         statistics do not fit together learn in groups.
     n_jobs : int or None
-        Threads in this process, of the refit too; None is all cores, and the estimator's own for the refit.
+        Threads in this process, of the refit too; None is what ``joblib.parallel_config`` says, else all
+        cores, and the estimator's own for the refit.
     random_state : int, Generator, RandomState or None
         For candidates whose own is None.
 

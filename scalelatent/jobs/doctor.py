@@ -22,7 +22,6 @@ from typing import Any
 
 from scalelatent.data.store import is_local, locate
 from scalelatent.engine.cache import machine_memory as memory_limit
-from scalelatent.engine.threads import available_cores
 from scalelatent.errors import ScalelatentError
 
 __all__ = ["Finding", "examine", "is_cupy", "memory_limit", "write_problem"]
@@ -128,13 +127,15 @@ def _packages() -> Iterator[Finding]:
 
 def _cpu() -> Iterator[Finding]:
     import psutil
+    from dask.system import cpu_count
 
-    there, usable = psutil.cpu_count() or 1, available_cores()
+    there, usable = psutil.cpu_count() or 1, cpu_count()
     cores = psutil.cpu_count(logical=False) or "?"
     text = f"{usable} of {there} logical CPUs usable, {cores} cores, {platform.machine()}"
     if usable < there:
         fix = (
-            "the process is bound to some CPUs; check taskset, batch system or container if that is not meant"
+            "affinity or a quota leaves this process some of them; check taskset, batch system or container "
+            "if that is not meant"
         )
         yield Finding("cpu", "warn", text, fix)
     else:
@@ -169,11 +170,12 @@ def _malloc() -> Iterator[Finding]:
 
 def _blas() -> Iterator[Finding]:
     import numpy as np
+    from dask.system import cpu_count
     from threadpoolctl import threadpool_info
 
     np.dot(np.ones((2, 2)), np.ones((2, 2)))  # loads the library that numpy multiplies with
     pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
-    usable = available_cores()
+    usable = cpu_count()
     if not pools:
         yield Finding(
             "blas threads", "warn", "no BLAS found by threadpoolctl", "install numpy from PyPI or conda-forge"

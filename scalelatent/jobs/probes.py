@@ -43,14 +43,15 @@ async def look_at_worker(folder: str | None, token: str | None, dask_worker: Any
 
 
 def _look(folder: str | None, token: str | None) -> dict[str, Any]:
+    from dask.system import cpu_count
+
     from scalelatent.engine.backend import gpu_count
-    from scalelatent.engine.threads import available_cores
 
     from .doctor import is_cupy, memory_limit
 
     return {
         "host": socket.gethostname(),
-        "cores": available_cores(),
+        "cores": cpu_count(),
         "machine_bytes": memory_limit()[0],
         "pools": _pools(),
         "trim": os.environ.get("MALLOC_TRIM_THRESHOLD_") or None,

@@ -154,7 +154,7 @@ def test_threads_are_as_many_as_cores_may_be_used(tmp_path: Path, monkeypatch: p
             super().__init__(threads)
 
     monkeypatch.setattr(make, "ThreadPoolExecutor", Pool)
-    monkeypatch.setattr(make, "usable_cores", lambda: 3)
+    monkeypatch.setattr("dask.system.cpu_count", lambda: 3)
     make_images(tmp_path / "a", "bars", 10)
     make_images(tmp_path / "b", "bars", 10, n_jobs=2)
     assert pools == [3, 2]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dask.system import cpu_count
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from scalelatent.engine import backend as backends
 from scalelatent.engine.backend import HostBackend, find_kernel, kernel_table, make_backend, resolve_device
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.streams import draw_seed, resolve_seed, stream
-from scalelatent.engine.threads import available_cores, resolve_jobs, single_threaded, within
+from scalelatent.engine.threads import resolve_jobs, single_threaded, within
 from scalelatent.errors import RunError
 
 # -- streams -------------------------------------------------------------------------------------------------
@@ -206,12 +207,39 @@ def test_a_call_is_waited_for_only_so_long() -> None:
 
 
 def test_jobs() -> None:
-    cores = available_cores()
+    cores = cpu_count()
     assert 1 <= cores <= (os.cpu_count() or 1)
     assert resolve_jobs(None) == resolve_jobs(-1) == cores
     assert resolve_jobs(3) == 3
     assert resolve_jobs(-2) == max(1, cores - 1)
     assert resolve_jobs(-1000) == 1
+
+
+def test_jobs_are_as_many_as_a_quota_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dask.system.cpu_count", lambda: 3)  # which reads affinity and control group
+    assert [resolve_jobs(n) for n in (None, -1, -2, 5)] == [3, 3, 2, 5]
+
+
+def _resolved(n_jobs: int | None) -> int:
+    return resolve_jobs(n_jobs)
+
+
+@pytest.mark.parametrize("backend", ["loky", "threading"])
+def test_jobs_follow_joblib(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grid search with n_jobs=-1 has all cores busy already."""
+    from joblib import Parallel, delayed, parallel_config
+
+    with parallel_config(backend=backend, n_jobs=2):
+        assert resolve_jobs(None) == min(2, cpu_count())
+        assert Parallel()(delayed(_resolved)(n) for n in (None, 3, None)) == [1, 3, 1]
+    with parallel_config(n_jobs=1):
+        assert resolve_jobs(None) == 1
+    with parallel_config(backend=backend):
+        assert resolve_jobs(None) == cpu_count()
+    monkeypatch.setattr("dask.system.cpu_count", lambda: 8)
+    with parallel_config(backend=backend, n_jobs=3):
+        assert (resolve_jobs(None), resolve_jobs(-1)) == (3, 8)
+    assert resolve_jobs(None) == 8
 
 
 @pytest.mark.parametrize("bad", [0, 1.5, True, "many"])

@@ -111,10 +111,10 @@ def test_a_plan_is_for_the_enclosing_cluster(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_all_cores_are_planned_as_they_are_used() -> None:
-    from scalelatent.engine.threads import available_cores
+    from dask.system import cpu_count
 
     plan = CapsuleRegression(capsule_dim=2, n_jobs=-1).plan(_rows(600, 20))
-    assert plan["resources"]["threads"] == available_cores()
+    assert plan["resources"]["threads"] == cpu_count()
 
 
 def test_what_cannot_fit_is_refused_with_the_setting_that_would() -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelatent.data.pipeline import usable_cores
 from scalelatent.errors import DataError
 
 from .image_files import FORMATS, ImageFolder, list_images
@@ -199,10 +198,10 @@ class _Images:
         self._root, self._decoder, self._skip_bad = found.root, decoder, skip_bad
         self._files = found.files()
         self._first, first = self._find_first(found.files())
+        from dask.system import cpu_count
+
         small = (self._root / self._first).stat().st_size < _SMALL_FILE
-        self._pool = ThreadPoolExecutor(
-            min(usable_cores(), 2 if small else _MAX_THREADS), "scalelatent-decode"
-        )
+        self._pool = ThreadPoolExecutor(min(cpu_count(), 2 if small else _MAX_THREADS), "scalelatent-decode")
         self.shape, self.dtype = (found.n_files, *first.shape), first.dtype
         self._kept = self._unreadable = self._unlike = 0
         self._skipped: list[str] = []

@@ -16,7 +16,7 @@ import numpy as np
 from scalelatent.data.batch import RowBatch
 from scalelatent.data.csr import check_values
 from scalelatent.data.guard import scratch
-from scalelatent.data.pipeline import MAX_THREADS, usable_cores, write_shards
+from scalelatent.data.pipeline import MAX_THREADS, write_shards
 from scalelatent.data.schema import as_classes, as_labels, check_finite, check_rows_dtype, n_features
 from scalelatent.data.store import Location, locate
 from scalelatent.errors import DataError
@@ -351,7 +351,9 @@ def _row_bytes(x: Rows) -> int:
 def _copy(writer: DatasetWriter, x: Rows, y: Rows | None, progress: Progress | None) -> None:
     """Read shards in this thread while others hash, pack and write those before; a few are in memory."""
     shard_bytes = writer.shard_rows * _row_bytes(x)
-    threads = min(usable_cores(), MAX_THREADS, max(1, _WAITING_BYTES // shard_bytes))
+    from dask.system import cpu_count
+
+    threads = min(cpu_count(), MAX_THREADS, max(1, _WAITING_BYTES // shard_bytes))
     # One shard more than cores waits to be written, so that no core waits for one to be read.
     write_shards(writer, _shards(writer, x, y), progress, threads=threads + 1)
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.data.pipeline import usable_cores
 from scalelatent.errors import DataError
 
 from .files import open_maybe_gzip
@@ -199,7 +198,9 @@ def _text_blocks(file: str | os.PathLike[str], name: str) -> Iterator[np.ndarray
 
 def parse_blocks(file: str | os.PathLike[str], name: str, *, keep: bool) -> Iterator[Block]:
     """Blocks of a file with what they hold, in order, parsed by threads a few blocks ahead."""
-    threads = min(usable_cores(), _MAX_THREADS)
+    from dask.system import cpu_count
+
+    threads = min(cpu_count(), _MAX_THREADS)
     waiting: deque[Any] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="scalelatent-svmlight") as pool:
         try:

@@ -63,7 +63,7 @@ def test_gray_images_in_class_folders(folder: Path, tmp_path: Path, shard_rows: 
 def test_order_and_bits_do_not_depend_on_threads(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
     prints = set()
     for cores in (1, 5):
-        monkeypatch.setattr("scalelatent.data.importers.images.usable_cores", lambda n=cores: n)
+        monkeypatch.setattr("dask.system.cpu_count", lambda n=cores: n)
         prints.add(import_images(folder, tmp_path / str(cores)).fingerprint())
     assert len(prints) == 1
 

@@ -51,14 +51,14 @@ def test_rows_labels_progress_and_provenance(tmp_path: Path) -> None:
 def test_the_bits_do_not_depend_on_the_number_of_threads(tmp_path: Path, monkeypatch: Any) -> None:
     prints = set()
     for cores in (1, 2, 7):
-        monkeypatch.setattr("scalelatent.data.importers.stream.usable_cores", lambda n=cores: n)
+        monkeypatch.setattr("dask.system.cpu_count", lambda n=cores: n)
         prints.add(_write(tmp_path / str(cores)).fingerprint())
     assert len(prints) == 1
 
 
 def test_few_shards_are_in_memory(tmp_path: Path, monkeypatch: Any) -> None:
     """Shards read, but not yet written, never exceed the number of writing threads and one."""
-    monkeypatch.setattr("scalelatent.data.importers.stream.usable_cores", lambda: 3)
+    monkeypatch.setattr("dask.system.cpu_count", lambda: 3)
     gate, reads = threading.Semaphore(0), []
 
     class Counted(ArrayRows):
