@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -219,9 +220,85 @@ def test_doctor(scalelatent):
     assert failed["ok"] is False
 
 
-def test_usage_errors_exit_with_two(scalelatent):
-    scalelatent("fit", code=2)
-    scalelatent("nonsense", code=2)
+def test_usage_errors_are_one_line_and_exit_with_two(scalelatent):
+    assert scalelatent("fit", code=2).err == (
+        "error: scalelatent fit: missing argument 'JOB'; see: scalelatent fit --help\n"
+    )
+    assert scalelatent("nonsense", code=2).err.count("\n") == 1
+    told = json.loads(scalelatent("cluster", "up", "--workers", "two", "--json", code=2).err)
+    assert told["kind"] == "UsageError"
+    assert "--workers" in told["error"]
+    assert told["hint"] == "see: scalelatent cluster up --help"
+
+
+def test_errors_are_json_where_output_is(scalelatent):
+    said = scalelatent("fit", "no.toml", "--json", code=2)
+    assert said.out == ""
+    told = json.loads(said.err)
+    assert (told["kind"], told["exit_code"], told["traceback"]) == ("JobError", 2, None)
+    assert "no.toml does not exist" in told["error"]
+
+
+@pytest.fixture
+def unforeseen(monkeypatch, tmp_path):
+    """What nobody foresaw happens wherever a dataset is described."""
+    from scalelatent import data
+
+    def fail(url):
+        raise KeyError("a line\nand another")
+
+    monkeypatch.setattr(data, "open_dataset", fail)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_what_nobody_foresaw_is_one_line_with_the_place_of_its_traceback(scalelatent, unforeseen, tmp_path):
+    said = scalelatent("data", "info", "x.zarr", code=70).err
+    assert said.count("\n") == 1
+    assert said.startswith("error: KeyError: 'a line")
+    (file,) = (tmp_path / "cache" / "scalelatent").iterdir()
+    assert str(file) in said
+    kept = file.read_text()
+    assert "Traceback (most recent call last)" in kept
+    assert "data.py" in kept
+    told = json.loads(scalelatent("data", "info", "x.zarr", "--json", code=70).err)
+    assert (told["kind"], told["exit_code"]) == ("KeyError", 70)
+    assert "Traceback" in Path(told["traceback"]).read_text()
+    with pytest.raises(KeyError):
+        main(["data", "info", "x.zarr", "--debug"])
+
+
+def test_the_traceback_of_a_run_lies_in_its_folder(scalelatent, monkeypatch, tmp_path):
+    from scalelatent.jobs import runfolder
+
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "job.json").write_text("{}")
+    (run / "state.json").write_text("{}")
+    monkeypatch.setattr(runfolder.RunFolder, "read_state", lambda self: 1 / 0)
+    said = scalelatent("status", run, code=70).err
+    (file,) = run.glob("traceback-*.txt")
+    assert str(file) in said
+    assert "ZeroDivisionError" in file.read_text()
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "scalelatent.cli", "status", "--json"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_ctrl_c_is_told_as_json_too(scalelatent, monkeypatch):
+    from scalelatent import data
+
+    def stop(url):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(data, "open_dataset", stop)
+    assert scalelatent("data", "info", "x.zarr", code=130).err == "stopped\n"
+    assert json.loads(scalelatent("data", "info", "x.zarr", "--json", code=130).err)["error"] == "stopped"
 
 
 def test_texts():

@@ -1,16 +1,20 @@
 """The command line, ``scalelatent``.
 
 Verbs only read arguments and print; what they do lives in `scalelatent.jobs` and is there for Python too.
+Exit codes: 0 done; 1 a watched job or a check failed; 2 refused or broken off, in one line that says why; 70
+not foreseen, with the traceback in a file; 130 stopped; 141 nobody reads the output any more (see `exits`).
 Nothing heavy is imported before a verb needs it: ``scalelatent --help`` answers at once.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any
 
 import typer
 
 from . import cluster, data, imports, jobs, makes, run
+from .exits import INTERRUPTED, ended_in_one_line, is_usage, tell_usage
 from .show import (
     Json,
     Overwrite,
@@ -211,4 +215,21 @@ def main(arguments: list[str] | None = None) -> None:
     arguments : list of str, optional
         Those of the process by default.
     """
-    app(strip_debug(arguments_of_process() if arguments is None else arguments), prog_name="scalelatent")
+    given = strip_debug(arguments_of_process() if arguments is None else arguments)
+    sys.exit(_run(given))
+
+
+def _run(given: list[str]) -> int:
+    as_json = "--json" in given
+    try:
+        with ended_in_one_line(as_json):
+            return app(given, prog_name="scalelatent", standalone_mode=False) or 0
+    except typer.Exit as end:
+        return end.exit_code
+    except typer.Abort:
+        return INTERRUPTED
+    except Exception as error:
+        if not is_usage(error):
+            raise
+        return tell_usage(error, as_json)
+    return 0

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from .exits import FAILED
 from .show import (
     Json,
     TlsCa,
@@ -222,4 +223,4 @@ def doctor(
             if finding.fix:
                 typer.echo(f"{'':<21}fix: {finding.fix}")
     if failed:
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .exits import FAILED, INTERRUPTED
 from .run import JobFile, Out, _finish, _load, _run, _summary
 from .show import (
-    INTERRUPTED,
     Json,
     Settings,
     TlsCa,
@@ -26,8 +26,6 @@ from .show import (
 
 if TYPE_CHECKING:
     from scalelatent.jobs.runfolder import RunFolder
-
-FAILED = 1
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job id or a run folder.")]
 Scheduler = Annotated[
@@ -202,8 +200,8 @@ def attach(
             security = _security(tls_ca, tls_cert, tls_key)
             state = follow(folder, [progress], security=security, tell=say)
     except KeyboardInterrupt:
-        say(f"stopped watching; the job goes on. Watch it again with: scalelatent attach {folder.url}")
-        raise typer.Exit(INTERRUPTED) from None
+        told = f"stopped watching; the job goes on. Watch it again with: scalelatent attach {folder.url}"
+        raise KeyboardInterrupt(told) from None
     if state.get("error"):
         say(f"{state['state']}: {state['error']}")
     _finish(_summary(folder) | {"state": state["state"]}, json)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .exits import in_run
 from .show import (
-    INTERRUPTED,
     Json,
     Overwrite,
     Settings,
@@ -111,16 +111,16 @@ def _run(job: Job, folder: Any, json: bool, also: dict[str, Any] | None = None) 
     from scalelatent.jobs.runner import run_job, run_new_job
     from scalelatent.monitor.progress import Progress
 
+    where = job.job.out if folder is None else folder.url
     try:
-        with Progress(stderr_console()) as progress:
+        with in_run(where), Progress(stderr_console()) as progress:
             if folder is None:
                 result = run_new_job(job, callbacks=[progress], tell=say)
             else:
                 result = run_job(job, folder, callbacks=[progress], resume=True, tell=say)
     except KeyboardInterrupt:
-        where = job.job.out if folder is None else folder.url
-        say(f"stopped; nothing that was checkpointed is lost. Go on with: scalelatent resume {where}")
-        raise typer.Exit(INTERRUPTED) from None
+        told = f"stopped; nothing that was checkpointed is lost. Go on with: scalelatent resume {where}"
+        raise KeyboardInterrupt(told) from None
     for warning in result.warnings:
         say(f"warning: {warning}")
     _finish(_summary(result.folder) | (also or {}), json)

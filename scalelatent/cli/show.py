@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from scalelatent.errors import JobError, ScalelatentError
+from scalelatent.errors import JobError
+
+from .exits import DEBUG_VARIABLE, ended_in_one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,33 +35,17 @@ TlsCa = Annotated[
 TlsCert = Annotated[Path | None, typer.Option("--tls-cert", help="Your certificate (PEM).")]
 TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="Its private key (PEM).")]
 
-DEBUG_VARIABLE = "SCALELATENT_DEBUG"
-INTERRUPTED = 130
-REFUSED = 2
-
 
 def verb(function: Function) -> Function:
-    """Make a command tell expected errors in one message (exit code 2), and Ctrl-C as 130."""
+    """Make a command end in one line and an exit code, whatever goes wrong (see `exits`)."""
 
     @functools.wraps(function)
     def command(*args: Any, **kwargs: Any) -> Any:
-        try:
+        run = kwargs.get("run") or kwargs.get("job")
+        with ended_in_one_line(bool(kwargs.get("json")), run):
             return function(*args, **kwargs)
-        except ScalelatentError as error:
-            if os.environ.get(DEBUG_VARIABLE):
-                raise
-            fail("\n".join([str(error), *getattr(error, "__notes__", [])]))
-            raise typer.Exit(REFUSED) from None
-        except KeyboardInterrupt:
-            say("stopped")
-            raise typer.Exit(INTERRUPTED) from None
 
     return command  # type: ignore[return-value]
-
-
-def fail(message: str) -> None:
-    """Print an error to standard error."""
-    typer.echo(typer.style("error: ", fg="red", bold=True) + message, err=True)
 
 
 def say(message: str) -> None:

@@ -215,7 +215,9 @@ def make_room(location: Location, overwrite: bool, *, unfinished: bool = False) 
             location.clear()
 
 
-def check_room(location: Location, overwrite: bool, *, unfinished: bool = False) -> None:
+def check_room(
+    location: Location, overwrite: bool, *, unfinished: bool = False, resumable: bool = True
+) -> None:
     """Refuse a place where something lies that is no dataset, or one that may not go; nothing is deleted.
 
     Parameters
@@ -225,6 +227,8 @@ def check_room(location: Location, overwrite: bool, *, unfinished: bool = False)
         A dataset may go.
     unfinished : bool
         One that was never finished may go.
+    resumable : bool
+        Who asks could go on with one that was never finished, so that the message says how.
 
     Raises
     ------
@@ -241,9 +245,12 @@ def check_room(location: Location, overwrite: bool, *, unfinished: bool = False)
     finished = _is_finished(location)
     if not (overwrite or (unfinished and not finished)):
         state = "exists" if finished else "exists (begun and not finished)"
+        choose, replace = "choose another output", "replace it with --overwrite (overwrite=True)"
+        if finished or not resumable:
+            raise DataError(f"{location.url} {state}; {choose}, or {replace}")
         raise DataError(
-            f"{location.url} {state}; choose another output, replace it with --overwrite (overwrite=True), "
-            f"or, where it was begun with the same arguments, go on with --resume (resume=True)"
+            f"{location.url} {state}; {choose}, {replace}, or, where it was begun with the same arguments, "
+            "go on with --resume (resume=True)"
         )
     path = location.local_path("")
     if path is not None and os.path.islink(path):
@@ -308,6 +315,7 @@ def create_like(
     `changed` are arguments of `create_dataset`: the layout, and what is to differ.
     """
     refuse_onto(url, ds.url)
+    check_room(locate(url), overwrite, resumable=False)
     return create_dataset(
         url,
         ds.n_rows if n_rows is None else n_rows,

@@ -8,9 +8,11 @@ delete. Disks are here, object stores in objects.py.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +34,8 @@ class LocalLocation(Location):
 
     def __init__(self, url: str) -> None:
         path = _path_of(url)
+        if "\0" in path:
+            raise StoreError(f"{path!r} is no path: it holds a NUL character; take it out")
         self.path = Path(os.path.abspath(os.path.expanduser(path)))
         super().__init__(str(self.path))
 
@@ -128,12 +132,21 @@ class LocalLocation(Location):
 
     def has(self, key: str) -> bool:
         """Whether there is a file with this key."""
-        return (self.path / key).is_file()
+        try:
+            return stat.S_ISREG(os.stat(self.path / key).st_mode)
+        except PermissionError as error:
+            raise _unreadable(self.path / key, error) from error
+        except OSError:  # also a link that leads in a circle, and a name longer than any file has
+            return False
 
     def is_empty(self) -> bool:
         """Whether nothing at all lies here."""
-        if not self.path.exists():
-            return True
+        try:
+            self.path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return not self.path.is_symlink()
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
         try:
             return self.path.is_dir() and not any(self.path.iterdir())
         except OSError as error:
@@ -186,10 +199,15 @@ class LocalLocation(Location):
         _sync_folder((self.path / key).parent)
 
 
+_STEPS = {
+    errno.ENAMETOOLONG: "shorten the name, or nest it less deep",
+    errno.ELOOP: "this link leads back to itself: remove it",
+}
+
+
 def _unreadable(path: Path, error: OSError) -> StoreError:
-    return StoreError(
-        f"{path} cannot be read: {error.strerror or error}; let this user read it, or choose another place"
-    )
+    step = _STEPS.get(error.errno or 0, "let this user read it")
+    return StoreError(f"{path} cannot be read: {error.strerror or error}; {step}, or choose another place")
 
 
 def _exchange(new: Path, place: Path, old: Path) -> None:

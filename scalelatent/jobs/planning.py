@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from scalelatent.engine.dask.workers import refuse_numbers
+
 from .connection import connect
 from .datasets import open_job_data
 from .refusals import as_job_error
@@ -85,6 +87,7 @@ def plan_job(
     JobError
         If a parameter or a dataset is refused.
     """
+    refuse_numbers(job.cluster.workers or 1, job.cluster.threads or 1, 0, 0)
     data = open_job_data(job)
     estimator = build_estimator(job)
     options: dict[str, Any] = {"validation": data.validation}

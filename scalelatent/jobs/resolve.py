@@ -85,19 +85,25 @@ def load_job(
     """
     file = Path(path)
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")  # editors of Windows write a byte order mark
     except FileNotFoundError:
         raise JobError(f"job file {file} does not exist (looked in {Path.cwd()})") from None
     except IsADirectoryError:
         raise JobError(
             f"{file} is a folder, not a job file; a run folder is continued with: scalelatent resume {file}"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise JobError(f"job file {file} cannot be read: {error}") from None
+    except UnicodeDecodeError as error:
+        raise JobError(f"job file {file} cannot be read: {error}; save it as UTF-8") from None
+    except (OSError, ValueError) as error:  # a name that no file can have, too
+        reason = getattr(error, "strerror", None) or str(error)
+        raise JobError(f"job file {brief(str(file))} cannot be read: {reason}; check its name") from None
     try:
         stored = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise JobError(f"job file {file} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise JobError(f"job file {file} is not valid TOML: it is nested too deep") from None
+    except ValueError as error:
+        reason = "a number of too many digits" if "digits" in str(error) else str(error)
+        raise JobError(f"job file {file} is not valid TOML: {reason}") from None
     return resolve(stored, settings=settings, environ=environ, where=f"job file {file}")
 
 
@@ -237,7 +243,7 @@ def parse_value(text: str) -> Any:
     text = text.strip()
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, or a number or nesting that Python does not read
         return text
     return text if isinstance(value, date | datetime | time) else value
 
@@ -256,6 +262,8 @@ def _harmless(section: str, key: str, value: Any, where: str) -> Any:
     if section != "model" and known is not None and key not in known.model_fields and _SECRET.search(key):
         raise JobError(f"{where}: [{section}] {key} looks like a credential: take it out; {FROM_ENVIRONMENT}")
     for text in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(text, str) and "\0" in text:
+            raise JobError(f"{where}: [{section}] {key} holds a NUL character: take it out")
         if isinstance(text, str) and "://" in text:
             try:
                 check_address(text)
@@ -319,7 +327,18 @@ def _tell(error: ValidationError, name: str, values: dict[str, tuple[Any, str, s
         return f"{where}: [{name}] {key} is missing"
     value, _, place = values[key]
     message = first["msg"].removeprefix("Value error, ")
-    return f"{place}: [{name}] {key} = {value!r}: {message[0].lower()}{message[1:]}"
+    return f"{place}: [{name}] {key} = {brief(repr(value))}: {message[0].lower()}{message[1:]}"
+
+
+def brief(text: str) -> str:
+    """A text, with its middle left out where it is long.
+
+    Examples
+    --------
+    >>> brief("9" * 5000)
+    '9999999999999999999999999999999999999999…9999999999999999999999999999999999999999'
+    """
+    return text if len(text) <= 200 else f"{text[:40]}…{text[-40:]}"
 
 
 def _absolute(path: str | None) -> str | None:

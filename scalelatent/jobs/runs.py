@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scalelatent.data.store import is_local, locate
-from scalelatent.errors import JobError
+from scalelatent.errors import JobError, StoreError
 
 from .runfolder import RunFolder, is_run_folder
 
@@ -73,8 +73,11 @@ def find_runs(below: str | os.PathLike[str] = ".", *, depth: int = 3) -> list[Ru
     ...     find_runs(folder)
     []
     """
-    if is_run_folder(below):
-        return [RunFolder(below)]
+    try:
+        if is_run_folder(below):
+            return [RunFolder(below)]
+    except StoreError:  # a folder of somebody else
+        return []
     if not is_local(below):
         names = locate(below).keys("") if depth else []
         inner = [f"{os.fspath(below).rstrip('/')}/{name}" for name in names]
@@ -83,12 +86,10 @@ def find_runs(below: str | os.PathLike[str] = ".", *, depth: int = 3) -> list[Ru
     if depth == 0:
         return found
     try:
-        inner = sorted(
-            entry.path for entry in os.scandir(below) if entry.is_dir() and not entry.name.startswith(".")
-        )
-    except PermissionError:
+        inner = sorted(entry.path for entry in os.scandir(below) if not entry.name.startswith("."))
+    except OSError:
         return found
-    for path in inner:
+    for path in filter(os.path.isdir, inner):  # not a link that leads in a circle
         if not os.path.exists(os.path.join(path, "zarr.json")):  # a dataset may hold a million files
             found.extend(find_runs(path, depth=depth - 1))
     return found

@@ -126,16 +126,18 @@ def _filled(value: str) -> str:
     return value
 
 
+def _number(value: Any) -> Any:
+    """Refuse a truth value, which Python takes for 0 or 1."""
+    if isinstance(value, bool):
+        raise ValueError("is a truth value, and a number is wanted")
+    return _none_word(value)
+
+
 def _memory(value: str | int | float | None) -> str | int | float | None:
     """Accept what Dask accepts: '2GiB', a number of bytes, a share of the machine, 'auto'."""
-    if isinstance(value, str) and value != "auto":
-        from dask.utils import parse_bytes
+    from scalelatent.engine.dask.workers import check_memory
 
-        try:
-            parse_bytes(value)
-        except (ValueError, KeyError):
-            raise ValueError(f"{value!r} is not an amount of memory; write for example '2GiB'") from None
-    return value
+    return None if value is None else check_memory(value)
 
 
 def _on_bad_shard(value: str | None) -> str | None:
@@ -154,8 +156,8 @@ def _cache(value: Any) -> Any:
 Text = Annotated[str, AfterValidator(_filled)]
 OptText = Annotated[Text | None, BeforeValidator(_none_word)]
 Rows = Annotated[str | None, BeforeValidator(_none_word), AfterValidator(_rows_word)]
-OptCount = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_none_word)]
-OptSeconds = Annotated[Annotated[float, Field(ge=0)] | None, BeforeValidator(_none_word)]
+OptCount = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_number)]
+OptSeconds = Annotated[Annotated[float, Field(ge=0)] | None, BeforeValidator(_number)]
 
 
 class _Section(BaseModel):
@@ -166,7 +168,7 @@ class JobSection(_Section):
     """``[job]``: what the run is called and where it goes."""
 
     name: OptText = None
-    seed: Annotated[Annotated[int, Field(ge=0, lt=2**32)] | None, BeforeValidator(_none_word)] = None
+    seed: Annotated[Annotated[int, Field(ge=0, lt=2**32)] | None, BeforeValidator(_number)] = None
     out: Text
     scratch: OptText = None
 
@@ -210,9 +212,9 @@ class ClusterSection(_Section):
     scheduler: OptText = None
     workers: OptCount = None
     threads: OptCount = None
-    memory_limit: Annotated[
-        str | int | float | None, BeforeValidator(_none_word), AfterValidator(_memory)
-    ] = None
+    memory_limit: Annotated[str | int | float | None, BeforeValidator(_number), AfterValidator(_memory)] = (
+        None
+    )
     device: OptText = None
     allow_mismatch: bool = False
     tls_ca: OptText = None

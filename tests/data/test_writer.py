@@ -129,7 +129,7 @@ def test_torn_marker_counts_as_not_written(tmp_path: Path) -> None:
 
 def test_existing_output_is_kept(tmp_path: Path) -> None:
     Dataset.from_arrays(X).save(tmp_path / "ds")
-    with pytest.raises(DataError, match="exists; choose another output, replace it with --overwrite"):
+    with pytest.raises(DataError, match=r"exists; choose another output, or replace it with --ov[^,]*$"):
         _create(tmp_path / "ds")
     with pytest.raises(DataError, match="onto itself"):
         open_dataset(tmp_path / "ds").save(tmp_path / "ds", overwrite=True)

@@ -310,7 +310,7 @@ def _write_shuffled(
         """Each of the two steps is half of the way."""
         return None if progress is None else lambda done, n: progress((first * n + done) // 2, n)
 
-    check_room(location, overwrite)  # now, not after the rows were read
+    check_room(location, overwrite, resumable=False)  # now, not after the rows were read
     aside = locate(f"{location.url}.unshuffled-{uuid.uuid4().hex[:8]}")
     with scratch(aside):
         ordered = _write(aside, x, y, columns | layout, False, half(0))
@@ -328,8 +328,9 @@ def _write(
     progress: Progress | None,
 ) -> Dataset:
     """Write the rows to a dataset; on any failure, Ctrl-C as well, nothing stays."""
-    from scalelatent.data.create import create_dataset, removed_on_failure
+    from scalelatent.data.create import check_room, create_dataset, removed_on_failure
 
+    check_room(location, overwrite, resumable=False)
     writer = create_dataset(location.url, x.n_rows, x.shape[1:], overwrite=overwrite, **arguments)
     with removed_on_failure(writer):
         _copy(writer, x, y, progress)

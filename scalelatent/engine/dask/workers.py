@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PIN",
+    "check_memory",
     "configured",
     "first_cause",
     "patient",
@@ -55,6 +56,10 @@ ON_THE_SIDE = {
 }
 # Read whenever a worker is lost: one that dies twice in this time is given up by Dask, while we find out why.
 LOST_SECONDS = ("distributed.deploy.lost-worker-timeout", "15s", "1 hour")
+
+
+# What a worker needs before it reads a row. So few may always be asked for.
+PROCESS_BYTES, WITHOUT_ASKING = 128 * 2**20, 16
 
 
 async def run_workers(
@@ -222,16 +227,41 @@ def worker_specs(
 def _memory(limit: str | int | float, processes: int) -> str | int | float:
     """Dask's own ``"auto"`` counts threads, and promises memory twice where workers outnumber cores."""
     if limit != "auto":
-        from dask.utils import parse_bytes
-
         try:
-            parse_bytes(limit)
-        except (ValueError, TypeError):
-            raise JobError(f"memory_limit = {limit!r}: give a size such as '4GB', or 'auto'") from None
-        return limit
+            return check_memory(limit)
+        except ValueError as error:
+            raise JobError(f"memory_limit = {limit!r}: {error}") from None
     from distributed.system import MEMORY_LIMIT
 
     return int(MEMORY_LIMIT // max(1, processes))
+
+
+def check_memory(limit: str | int | float) -> str | int | float:
+    """A memory limit that Dask reads: 'auto', '2GiB', bytes, a share of the machine, 0 for none.
+
+    Raises
+    ------
+    ValueError
+
+    Examples
+    --------
+    >>> check_memory("2GiB"), check_memory(0.5)
+    ('2GiB', 0.5)
+    >>> check_memory("-2GB")
+    Traceback (most recent call last):
+    ...
+    ValueError: '-2GB' is not an amount of memory; write for example '2GiB', 'auto', or 0 for no limit
+    """
+    from dask.utils import parse_bytes
+
+    try:
+        if limit == "auto" or 0 <= parse_bytes(limit) < 2**63:
+            return limit
+    except (ValueError, TypeError, KeyError, OverflowError):
+        pass
+    raise ValueError(
+        f"{limit!r} is not an amount of memory; write for example '2GiB', 'auto', or 0 for no limit"
+    )
 
 
 def first_cause(error: BaseException) -> BaseException:
@@ -242,7 +272,7 @@ def first_cause(error: BaseException) -> BaseException:
 
 
 def refuse_numbers(workers: int, threads: int, gpus: int, port: int) -> None:
-    """Raise `JobError` for a number below its least."""
+    """Raise `JobError` for a number below its least, and for more processes than this machine can hold."""
     least = {
         "workers": (workers, 0),
         "threads": (threads, 1),
@@ -252,3 +282,13 @@ def refuse_numbers(workers: int, threads: int, gpus: int, port: int) -> None:
     for name, (value, bound) in least.items():
         if value < bound:
             raise JobError(f"{name} = {value}: give at least {bound}")
+    if workers > WITHOUT_ASKING:
+        from distributed.system import MEMORY_LIMIT
+
+        most = max(WITHOUT_ASKING, MEMORY_LIMIT // PROCESS_BYTES)
+        if workers > most:
+            raise JobError(
+                f"workers = {workers}: the {MEMORY_LIMIT / 2**30:.1f} GiB of this machine hold {most} "
+                f"processes at most; give about as many as it has cores ({os.cpu_count()}), or start workers "
+                "on other machines: scalelatent cluster join"
+            )
