@@ -5,7 +5,8 @@
 Rows: uint8 28x28 digit images (MNIST where the environment variable SCALELATENT_DATA names a folder with
 `mnist/`, else enlarged built-in digits) and float32 noise, 196 numbers wide. All reads come from a warm page
 cache, on one thread: that is the rate a layout costs in CPU time; a disk can only make it slower, and a
-packed layout gains there what the column "x smaller" says.
+packed layout gains there what the column "x smaller" says. The last table is CPU time of reading with the
+table of checksums against without it, taken in turn, in the default layouts and in chunks of 4 kB.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from typing import Any
 import numpy as np
 from common import digit_images, fastest, parser, write
 
-from scalelatent.data import create_dataset
+from scalelatent.data import Dataset, create_dataset
 
 CHUNK_ROWS = (1024, 4096, 16384)
 CHUNKS_PER_SHARD = (1, 8)
 COMPRESSORS = (None, "lz4", "zstd")
+ROUNDS = 20
 
 
 def memmap_rate(x: np.ndarray, folder: Path) -> float:
@@ -80,6 +82,26 @@ def table(label: str, x: np.ndarray, folder: Path) -> dict[str, Any]:
     return {"rows": label, "memmap_read_gb_s": round(memmap, 3), "layouts": rows}
 
 
+def checksums(label: str, x: np.ndarray, folder: Path) -> dict[str, Any]:
+    """CPU time of a pass that compares each chunk with the table of checksums, over one that does not."""
+    small = max(1, 4096 // (x.nbytes // len(x)))
+    ratios = {}
+    for name, layout in {"default": {}, "4 kB": {"chunk_rows": small, "shard_rows": small * 1024}}.items():
+        ds = Dataset.from_arrays(x).save(folder / "ds", overwrite=True, **layout)
+        rows = ds._columns.x
+        table, seconds = rows._crcs, {True: [], False: []}
+        for _ in range(2 * ROUNDS):
+            for compared in (True, False):
+                rows._crcs = table if compared else None
+                begin = time.process_time()
+                for a, b in ds.pieces():
+                    ds.read_x(a, b)
+                seconds[compared].append(time.process_time() - begin)
+        ratios[name] = round(float(np.median(seconds[True]) / np.median(seconds[False])), 4)
+        print(f"{label:<28} chunks: {name:<8} CPU time with the table / without {ratios[name]:.3f}")
+    return {"rows": label, "checksums_cpu_ratio": ratios}
+
+
 def main() -> None:
     arguments = parser(__doc__, "data_layouts")
     arguments.add_argument("--rows", type=int, default=40_000)
@@ -94,6 +116,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = [
             table(label, x, Path(folder))
+            for label, x in ((f"uint8 28x28 ({what})", images), ("float32 196 (noise)", noise))
+        ]
+        results += [
+            checksums(label, x, Path(folder))
             for label, x in ((f"uint8 28x28 ({what})", images), ("float32 196 (noise)", noise))
         ]
     write(given.out, given.seed, results)

@@ -222,7 +222,9 @@ def _common_classes(target: Dataset, rows: Dataset) -> np.ndarray | None:
 
 def _entry(path: str, attrs: DatasetAttrs, n_rows: int) -> dict[str, Any]:
     """A segment as the list of segments has it."""
-    classes = attrs.classes if attrs.codes else None  # what its codes mean; others need none
+    # What its codes mean; and of the first segment, whose attributes become those of the whole, what its
+    # fingerprint was made of.
+    classes = attrs.classes if attrs.codes or not path else None
     return {"path": path, "rows": n_rows, "fingerprint": attrs.fingerprint, "classes": classes}
 
 

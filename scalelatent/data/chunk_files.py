@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from .layout import codecs_of, named_codecs, tile_columns_of
+from .plain_files import open_plain
 
 if TYPE_CHECKING:
     import zarr
@@ -104,7 +105,7 @@ class Indexes:
 def _parse_index(raw: bytes, n_chunks: int) -> np.ndarray:
     if len(raw) < 16 * n_chunks + _CRC_BYTES:
         raise Damage(f"it has {len(raw)} bytes, not even its index of {16 * n_chunks + _CRC_BYTES}")
-    return np.frombuffer(_checked(raw, "its index"), "<u8").reshape(-1, 2)
+    return np.frombuffer(_checked(raw, "its index")[0], "<u8").reshape(-1, 2)
 
 
 def entry(index: np.ndarray, chunk: int) -> tuple[int, int]:
@@ -131,7 +132,7 @@ class ShardFile:
 
     def __init__(self, path: str, n_chunks: int) -> None:
         self.n_chunks = n_chunks
-        self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self._fd = open_plain(path)
         self.size = os.fstat(self._fd).st_size
         self._index: np.ndarray | None = None
 
@@ -178,19 +179,21 @@ class ShardFile:
         return bytes(tail)
 
 
-Decoder = Callable[[Chunks, int, np.ndarray], None]
+Decoder = Callable[[Chunks, int, np.ndarray], bytes]
+"""Fills an array from a chunk; returns the checksum that was found right."""
 
 
-def _checked(data: bytes, what: str) -> memoryview:
-    """The bytes without their checksum, which has to be right."""
+def _checked(data: bytes, what: str) -> tuple[memoryview, bytes]:
+    """The bytes without their checksum, which has to be right, and that."""
     import crc32c
 
     if len(data) < _CRC_BYTES:
         raise Damage(f"{what} has {len(data)} bytes")
     body = np.frombuffer(data, np.uint8)[:-_CRC_BYTES]
-    if crc32c.crc32c(body.data).to_bytes(4, "little") != data[-_CRC_BYTES:]:
+    checksum = data[-_CRC_BYTES:]
+    if crc32c.crc32c(body.data).to_bytes(4, "little") != checksum:
         raise Damage(f"the checksum of {what} is wrong")
-    return body.data
+    return body.data, checksum
 
 
 def find_decoder(array: zarr.Array) -> Decoder | None:
@@ -224,13 +227,14 @@ def has_our_keys(array: zarr.Array) -> bool:
 def _raw_decoder(sharded: bool) -> Decoder:
     import crc32c
 
-    def decode(file: Chunks, chunk: int, out: np.ndarray) -> None:
+    def decode(file: Chunks, chunk: int, out: np.ndarray) -> bytes:
         offset, length = file.extent(chunk, sharded)
         if length != out.nbytes + _CRC_BYTES:
             raise Damage(f"chunk {chunk} has {length} bytes instead of {out.nbytes + _CRC_BYTES}")
         checksum = file.read_into(out, offset)
         if crc32c.crc32c(out.reshape(-1).view(np.uint8).data).to_bytes(4, "little") != checksum:
             raise Damage(f"the checksum of chunk {chunk} is wrong")
+        return checksum
 
     return decode
 
@@ -243,11 +247,12 @@ def _packed_decoder(sharded: bool, codec: str) -> Decoder:
     # multiply.
     unpack = {"zstd": numcodecs.zstd.decompress, "blosc": numcodecs.blosc.decompress}[codec]
 
-    def decode(file: Chunks, chunk: int, out: np.ndarray) -> None:
-        body = _checked(file.read(*file.extent(chunk, sharded)), f"chunk {chunk}")
+    def decode(file: Chunks, chunk: int, out: np.ndarray) -> bytes:
+        body, checksum = _checked(file.read(*file.extent(chunk, sharded)), f"chunk {chunk}")
         try:
             unpack(body, out.reshape(-1).view(np.uint8))
         except (RuntimeError, ValueError) as error:
             raise Damage(f"chunk {chunk} does not unpack: {error}") from error
+        return checksum
 
     return decode

@@ -21,7 +21,8 @@ import numpy as np
 from scalelatent.errors import DataError, ShardError
 
 from .chunk_files import Chunks, Damage, Fetched, Indexes, ShardFile, entry, find_decoder, has_our_keys
-from .layout import Layout, codecs_of, layout_of, tile_columns_of
+from .layout import Layout, codecs_of, layout_of, packing_of, tile_columns_of
+from .plain_files import SpecialFileError
 from .recycled import Recycled
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class StoredRows:
             _tell_slow(location.url, self._name, f"{how} in shards" if shards else how)
         self._indexes = Indexes(location)
         self._memory = Recycled()
+        self._crcs: np.ndarray | None = None
 
     def sibling(self, name: str, length: int, chunk: int, where: str, rows: tuple[int, int]) -> StoredRows:
         """The reader of another array (length,) of the same type and codecs, without a look at its metadata.
@@ -100,6 +102,33 @@ class StoredRows:
         other.shape, other.chunk_rows, other.shard_rows = (length,), chunk, -(-length // chunk) * chunk
         other._name, other._where, other._holder, other._array = name, where, rows, None
         return other
+
+    @property
+    def n_tiles(self) -> int:
+        """Shards side by side that hold the columns of the same rows."""
+        return len(self._tiles())
+
+    @property
+    def packing(self) -> str:
+        """How the chunks are cut and packed."""
+        return packing_of(self._array)
+
+    @property
+    def n_crcs(self) -> int:
+        """Chunks that all shards have room for."""
+        return -(-self.shape[0] // self.shard_rows) * self.n_tiles * self._per_shard
+
+    def seal(self, crcs: np.ndarray) -> None:
+        """Refuse from now on each chunk whose checksum is not this one (n_crcs,); see seals.py."""
+        self._crcs = crcs.reshape(-1, self.n_tiles, self._per_shard)
+
+    def crcs_of(self, shard: int) -> slice:
+        """Which of the checksums are those of a shard's file; tiles count as shards."""
+        return slice(shard * self._per_shard, (shard + 1) * self._per_shard)
+
+    @property
+    def _per_shard(self) -> int:
+        return self.shard_rows // self.chunk_rows
 
     def _opened(self) -> Any:
         if self._array is None:
@@ -167,25 +196,36 @@ class StoredRows:
             path = self._location.local_path(self.shard_key(shard, tile))
             assert path is not None
             try:
-                with ShardFile(path, self.shard_rows // self.chunk_rows) as file:
+                with ShardFile(path, self._per_shard) as file:
                     for a, b in self.pieces(start, stop):
-                        self._decode(file, a, b, out[a - start : b - start][columns])
+                        self._decode(file, a, b, out[a - start : b - start][columns], tile)
             except (Damage, OSError) as error:
                 self._raise(shard, error, tile)
 
-    def _decode(self, file: Chunks, start: int, stop: int, target: np.ndarray) -> None:
+    def _decode(self, file: Chunks, start: int, stop: int, target: np.ndarray, tile: int = 0) -> None:
         """Rows of one chunk; it is checked and decoded whole, also when only some of its rows are wanted."""
         assert self._decoder is not None
         chunk, first = divmod(start, self.chunk_rows)
-        chunk %= self.shard_rows // self.chunk_rows
+        shard, chunk = divmod(chunk, self._per_shard)
         if stop - start == self.chunk_rows and self._tile is None:
-            self._decoder(file, chunk, target)
+            self._compare(self._decoder(file, chunk, target), shard, tile, chunk)
             return
         width = self.shape[1:] if self._tile is None else (self._tile,)
         whole = np.empty((self.chunk_rows, *width), self.dtype)
-        self._decoder(file, chunk, whole)
+        self._compare(self._decoder(file, chunk, whole), shard, tile, chunk)
         rows = whole[first : first + stop - start]
         target[...] = rows if self._tile is None else rows[:, : target.shape[1]]
+
+    def _compare(self, checksum: bytes, shard: int, tile: int, chunk: int) -> None:
+        """Refuse a chunk that is whole, but not the one that the dataset was finished with."""
+        if self._crcs is None:
+            return
+        found, written = int.from_bytes(checksum, "little"), int(self._crcs[shard, tile, chunk])
+        if found != written:
+            raise Damage(
+                f"its chunk {chunk} is whole, but not the one that was written there (checksum {found:08x}, "
+                f"the dataset's table says {written:08x}), as if the file came from another dataset"
+            )
 
     def _read_objects(self, start: int, stop: int, out: np.ndarray) -> None:
         """Rows `start:stop` from objects: a window of requests at a time, so that few packed bytes wait."""
@@ -201,7 +241,7 @@ class StoredRows:
                 ranges = self._ranges([(a, b) for a, b, _, _ in part], keys)
                 for at, data in enumerate(self._location.read_ranges(ranges)):
                     a, b, _, columns = part[at]
-                    self._decode(Fetched(data), a, b, out[a - start : b - start][columns])
+                    self._decode(Fetched(data), a, b, out[a - start : b - start][columns], shards[at][1])
             except (Damage, OSError) as error:
                 self._indexes.forget()  # whatever is wrong, the objects are not those they were read from
                 names = map(self._location.name_of, keys)
@@ -212,7 +252,7 @@ class StoredRows:
         """Where the chunks of some pieces lie, each in its key's object."""
         if not self._sharded:
             return list(keys)
-        per_shard = self.shard_rows // self.chunk_rows
+        per_shard = self._per_shard
         indexes = self._indexes.get(list(dict.fromkeys(keys)), per_shard)
         return [
             (key, *entry(indexes[key], a // self.chunk_rows % per_shard))
@@ -243,7 +283,7 @@ class StoredRows:
         where = self._where or f"rows {first}:{last} of '{self._name}'"
         words = f"dataset {self._location.url}: shard file {name} ({where}) {what}. {self._repair}"
         lost = not isinstance(error, OSError) or error.errno == errno.EIO
-        if lost or isinstance(error, FileNotFoundError):
+        if lost or isinstance(error, (FileNotFoundError, SpecialFileError)):
             raise ShardError(words, name, *(self._holder or (first, last))) from error
         # Whether the rows are still there, nobody knows: the place refuses, or is away.
         raise DataError(words) from error

@@ -8,6 +8,7 @@ look at its metadata.
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from scalelatent.errors import DataError, ShardError
 
 from . import csr
 from .chunks import StoredRows
+from .seals import chunk_crcs
 from .shard_file import GROUP_JSON, array_json, shard_bytes, template
 
 if TYPE_CHECKING:
@@ -93,6 +95,11 @@ class _Column:
         self.name = name
         self._location = location
 
+    @property
+    def packing(self) -> str:
+        """How the row groups are cut and packed."""
+        return "/".join([str(self.group_rows), *(str(self.compressors[part]) for part in _PARTS)])
+
     def bounds(self, number: int) -> tuple[int, int]:
         """Rows of a row group."""
         return number * self.group_rows, min((number + 1) * self.group_rows, self.shape[0])
@@ -103,6 +110,11 @@ class CsrGroups(_Column):
 
     shards = None
 
+    def __init__(self, location: Location, group: zarr.Group, name: str) -> None:
+        super().__init__(location, group, name)
+        self.crcs: dict[int, list[int]] = {}
+        """Checksums of the chunks of row groups that were just written, for whoever takes them."""
+
     @property
     def chunks(self) -> tuple[int, ...]:
         """(rows of a row group, columns)."""
@@ -112,13 +124,17 @@ class CsrGroups(_Column):
         """Write the row group that the rows make up; nothing may be left of it."""
         number = rows.start // self.group_rows
         place = self._path(number)
+        crcs: list[int] = []
         for part, column in zip(_PARTS, csr.parts_of(values), strict=True):
             how = column.dtype.str, self.compressors[part]
             chunk = _chunk(len(column))
             self._location.write(f"{place}/{part}/zarr.json", array_json(len(column), chunk, *how))
             if len(column):
-                self._location.write(f"{place}/{part}/c/0", shard_bytes(column, chunk, how[1]))
+                data = shard_bytes(column, chunk, how[1])
+                crcs += chunk_crcs(data, _n_chunks(len(column)))
+                self._location.write(f"{place}/{part}/c/0", data)
         self._location.write(f"{place}/zarr.json", GROUP_JSON)
+        self.crcs[number] = crcs
 
     def seal(self, counts: list[int]) -> None:
         """Write the table of entries, once all row groups are there."""
@@ -142,6 +158,10 @@ def _chunk(length: int) -> int:
     return max(1, -(-length // parts))
 
 
+def _n_chunks(length: int) -> int:
+    return -(-length // _chunk(length))
+
+
 class StoredCsr(_Column):
     """Rows of a CSR column of a finished dataset, a row source (see sources.py).
 
@@ -158,6 +178,7 @@ class StoredCsr(_Column):
     """
 
     sparse = True
+    n_tiles = 1
 
     def __init__(self, location: Location, group: zarr.Group, name: str, repair: str) -> None:
         super().__init__(location, group, name)
@@ -172,13 +193,42 @@ class StoredCsr(_Column):
                 f"{self.group_rows}; {repair}"
             )
         self._counts = counts
+        self._crcs: np.ndarray | None = None
         self._readers: tuple[StoredRows, ...] | None = None
         self._lock = threading.Lock()
+
+    @property
+    def shard_rows(self) -> int:
+        """Rows of a row group."""
+        return self.group_rows
 
     @property
     def nnz(self) -> int:
         """Stored entries."""
         return int(self._counts.sum())
+
+    @functools.cached_property
+    def _crc_edges(self) -> np.ndarray:
+        """Where the checksums of each part of each row group begin, and where the last ones end."""
+        parts = [
+            _n_chunks(length)
+            for number, nnz in enumerate(self._counts.tolist())
+            for length in (nnz, nnz, self.bounds(number)[1] - self.bounds(number)[0] + 1)
+        ]
+        return np.concatenate([[0], np.cumsum(parts, dtype=np.int64)])
+
+    @property
+    def n_crcs(self) -> int:
+        """Chunks of all row groups."""
+        return int(self._crc_edges[-1])
+
+    def seal(self, crcs: np.ndarray) -> None:
+        """Refuse from now on each chunk whose checksum is not this one (n_crcs,); see seals.py."""
+        self._crcs = crcs
+
+    def crcs_of(self, number: int) -> slice:
+        """Which of the checksums are those of a row group."""
+        return slice(int(self._crc_edges[3 * number]), int(self._crc_edges[3 * number + 3]))
 
     @property
     def layout(self) -> Any:
@@ -263,9 +313,13 @@ class StoredCsr(_Column):
         first, last = self.bounds(number)
         length = last - first + 1 if part == 2 else int(self._counts[number])
         path = f"{self.name}/{number:06d}/{_PARTS[part]}"
-        return self._templates()[part].sibling(
+        reader = self._templates()[part].sibling(
             path, length, _chunk(length), self._where(number), (first, last)
         )
+        if self._crcs is not None:
+            at = 3 * number + part
+            reader.seal(self._crcs[self._crc_edges[at] : self._crc_edges[at + 1]])
+        return reader
 
     def _templates(self) -> tuple[StoredRows, ...]:
         """Readers of arrays like those of every row group, by the codecs of the column."""

@@ -23,6 +23,7 @@ __all__ = [
     "create_arrays",
     "layout_of",
     "named_codecs",
+    "packing_of",
 ]
 
 COMPRESSORS = ("zstd", "lz4", None)
@@ -271,6 +272,13 @@ def named_codecs(chain: Any) -> Codecs:
         (codec, {}) if isinstance(codec, str) else (codec["name"], codec.get("configuration") or {})
         for codec in chain
     ]
+
+
+def packing_of(array: zarr.Array) -> str:
+    """How an array is packed, in one word: whoever packs it anew changes it."""
+    sizes = layout_of(array)
+    names = [name for name, _ in codecs_of(array)[1]]
+    return "/".join(map(str, [sizes.chunk_rows, sizes.shard_rows, sizes.tile_columns, *names]))
 
 
 def tile_columns_of(array: zarr.Array) -> int | None:

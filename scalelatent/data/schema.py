@@ -2,8 +2,9 @@
 
 A dataset is a zarr v3 group. Its columns: `x` (n, *feature_shape), an array, or a group of CSR row groups
 (csr_store.py); `y` (n), where there are labels, or (n, v), an array of targets or CSR multi-labels; `weight`
-(n), where rows are weighted; `digest` (shards, 16), a hash of each shard's content. Its attributes:
-`DatasetAttrs`. Of a dataset that grew these are the first segment (joined.py).
+(n), where rows are weighted; `digest` (shards, 16), a hash of each shard's content; `crc`, the checksum of
+each chunk as it was written (seals.py). Its attributes: `DatasetAttrs`. Of a dataset that grew these are the
+first segment (joined.py).
 
 Version 1 has dense rows and labels only; version 2 has the other kinds; version 3 has segments. A dataset
 gets the lowest version that says all of it.
@@ -72,6 +73,8 @@ class DatasetAttrs:
     """Of a dataset that grew (joined.py): path, rows, fingerprint and classes of each part."""
     columns: list[str] | None = None
     """Names of the columns; None in datasets of versions that did not say it. One that is lost is damage."""
+    crc: dict[str, Any] | None = None
+    """What belongs to the table `crc` (seals.py); None in datasets of versions that wrote none."""
     format: str = FORMAT
 
     @property
@@ -84,7 +87,7 @@ class DatasetAttrs:
     def to_json(self) -> dict[str, Any]:
         """The attributes as JSON-able values."""
         values = {**asdict(self), "feature_shape": list(self.feature_shape)}
-        for name in ("segments", "columns"):
+        for name in ("segments", "columns", "crc"):
             if values[name] is None:
                 del values[name]
         if self.format_version == 1:
@@ -92,9 +95,11 @@ class DatasetAttrs:
                 del values[name]
         return {**values, "format_version": self.format_version}
 
-    def finished(self, fingerprint: str, classes: list[Any] | None) -> DatasetAttrs:
+    def finished(
+        self, fingerprint: str, classes: list[Any] | None, crc: dict[str, Any] | None
+    ) -> DatasetAttrs:
         """The attributes of the finished dataset."""
-        return replace(self, fingerprint=fingerprint, classes=classes, complete=True)
+        return replace(self, fingerprint=fingerprint, classes=classes, crc=crc, complete=True)
 
     @property
     def own_classes(self) -> list[Any] | None:
@@ -124,7 +129,9 @@ class DatasetAttrs:
                 f"{url} has format_version {version}; this scalelatent ({software()}) reads up to "
                 f"{FORMAT_VERSION}: install a newer scalelatent"
             )
-        names: tuple[str, ...] = ("classes", "codes", "provenance", "fingerprint", "complete", "columns")
+        names: tuple[str, ...] = (
+            "classes", "codes", "provenance", "fingerprint", "complete", "columns", "crc",
+        )  # fmt: skip
         if version > 1:
             names += ("x_kind", "y_kind", "n_targets", "segments")
         known = {k: attrs[k] for k in names if k in attrs}

@@ -22,6 +22,7 @@ from urllib.parse import unquote
 from scalelatent.errors import DataError, StoreError
 
 from .location import REMOVED, Location
+from .plain_files import open_plain
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
@@ -45,9 +46,9 @@ class LocalLocation(Location):
 
     def zarr_store(self, *, read_only: bool) -> Store:
         """The zarr store of this place."""
-        from zarr.storage import LocalStore
+        from .zarrstore import PlainStore
 
-        return LocalStore(self.path, read_only=read_only)
+        return PlainStore(self.path, read_only=read_only)
 
     def make(self) -> None:
         """Make the folder; what is there stays."""
@@ -56,7 +57,8 @@ class LocalLocation(Location):
     def read(self, key: str) -> bytes | None:
         """A file whole, or None where there is none."""
         try:
-            return (self.path / key).read_bytes()
+            with open(open_plain(self.path / key), "rb") as file:
+                return file.read()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -64,7 +66,7 @@ class LocalLocation(Location):
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
         """`length` bytes from `start` on (less than 0: from the end), fewer where the file is shorter."""
-        with open(self.path / key, "rb") as file:
+        with open(open_plain(self.path / key), "rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(start if start >= 0 else max(0, size + start))
             return file.read(length)

@@ -12,6 +12,7 @@ from .csr_store import StoredCsr
 from .generators import GENERATORS
 from .markers import MARKERS
 from .schema import DatasetAttrs
+from .seals import check_digests, seal_columns
 
 if TYPE_CHECKING:
     import zarr
@@ -54,12 +55,11 @@ def read_attrs(location: Location) -> DatasetAttrs:
     return DatasetAttrs.from_json(attrs, location.url)
 
 
-def open_group(location: Location, *, read_only: bool = True) -> zarr.Group:
-    """The zarr group of a dataset."""
+def open_group(location: Location) -> zarr.Group:
+    """The zarr group of a dataset, to read."""
     import zarr
 
-    mode = "r" if read_only else "r+"
-    return zarr.open_group(location.zarr_store(read_only=read_only), mode=mode, zarr_format=3)
+    return zarr.open_group(location.zarr_store(read_only=True), mode="r", zarr_format=3)
 
 
 def write_attrs(location: Location, attrs: DatasetAttrs) -> None:
@@ -110,7 +110,10 @@ def open_columns(location: Location) -> dict[str, Any]:
             f"dataset {location.url} is incomplete: its writer finished {done} shards, not all; {step}"
         )
     columns: dict[str, Any] = {"url": location.url, "attrs": attrs, "shared": location.shared}
-    columns |= own_columns(location, attrs)
+    group = open_group(location)
+    own = own_columns(location, attrs, group)
+    check_digests(location, attrs, own, group)
+    columns |= own
     if attrs.segments is not None:
         from .joined import join_segments
 
@@ -118,7 +121,9 @@ def open_columns(location: Location) -> dict[str, Any]:
     return columns
 
 
-def own_columns(location: Location, attrs: DatasetAttrs) -> dict[str, StoredRows | StoredCsr]:
+def own_columns(
+    location: Location, attrs: DatasetAttrs, group: zarr.Group | None = None
+) -> dict[str, StoredRows | StoredCsr]:
     """The columns `x`, `y` and `weight`, as far as there are, of the rows that lie right here.
 
     Of a dataset that grew they are those of its first segment, codes as they are stored.
@@ -128,7 +133,7 @@ def own_columns(location: Location, attrs: DatasetAttrs) -> dict[str, StoredRows
     DataError
         A column is missing, damaged, or of another shape than it should be.
     """
-    group = open_group(location)
+    group = open_group(location) if group is None else group
     columns: dict[str, StoredRows | StoredCsr] = {}
     hint = repair_hint(attrs, location.url)
     x = columns["x"] = _rows(location, group, "x", attrs.x_kind == "csr", hint)
@@ -147,6 +152,7 @@ def own_columns(location: Location, attrs: DatasetAttrs) -> dict[str, StoredRows
                     f"{location.url}: '{name}' has shape {column.shape}, but 'x' has {x.shape[0]} rows"
                     f"{f' and y has {rest[0]} columns' if rest else ''}; import again"
                 )
+    seal_columns(location, attrs, columns)
     return columns
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
+import itertools
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,12 +17,15 @@ from .csr import is_sparse
 from .csr_store import CsrGroups
 from .guard import explain_os_errors
 from .incoming import as_rows_of, as_weight_of, as_y_of
-from .layout import WRITE_CONFIG, tile_columns_of
+from .layout import WRITE_CONFIG, packing_of, tile_columns_of
 from .markers import Markers
+from .seals import fingerprint_of, split_crcs, write_crcs
 from .store import Location, locate
-from .stored import array, has_column, open_group, own_columns, read_attrs, write_attrs
+from .stored import array, has_column, own_columns, read_attrs, write_attrs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from .dataset import Dataset
 
 __all__ = ["DatasetWriter"]
@@ -39,7 +41,12 @@ class DatasetWriter:
     def __init__(self, location: Location) -> None:
         self._location = location
         self.attrs = read_attrs(location)
-        group = open_group(location, read_only=False)
+        import zarr
+
+        from .zarrstore import NotedStore
+
+        self._noted = NotedStore(location.zarr_store(read_only=False))
+        group = zarr.open_group(self._noted, mode="r+", zarr_format=3)
 
         kinds = {"x": self.attrs.x_kind == "csr", "y": self.attrs.y_kind == "multilabel"}
 
@@ -53,6 +60,7 @@ class DatasetWriter:
         self._x, self._y, self._weight = column("x"), column("y"), column("weight")
         self._tile = None if kinds["x"] else tile_columns_of(self._x)
         self._group, self._markers = group, Markers(location)
+        self._resealed: dict[int, dict[str, list[int]]] = {}
         self.then = "go on with --resume (resume=True): the shards written before are intact"
         """What messages name as the last step after a full disk; it depends on who writes."""
         self.alone = False
@@ -166,15 +174,18 @@ class DatasetWriter:
                 "a finished dataset does not change: write another one, or replace this one with --overwrite "
                 "(overwrite=True)"
             )
-        with self._all_or_nothing(shard, start, stop):
+        with self._all_or_nothing(shard, start, stop), self._crcs_of(shard) as crcs:
             for target, values in ((self._y, labels), (self._weight, weights), (self._x, rows)):
                 if target is not None and self._tile is None:
                     target[start:stop] = values
                 elif target is not None:
                     target[start:stop, first:last] = values
             entries = {f"{name}_nnz": int(c.nnz) for name, c in (("x", rows), ("y", labels)) if is_sparse(c)}
-            marker = {"digest": digest.hex(), "labels": distinct, **entries}
-            if not self.attrs.complete:
+            found = crcs()
+            if self.attrs.complete:
+                self._resealed[shard] = found
+            else:
+                marker = {"digest": digest.hex(), "labels": distinct, "crc": found, **entries}
                 self._markers.write(shard, marker)
 
     def shrink(self, n_rows: int) -> None:
@@ -231,9 +242,12 @@ class DatasetWriter:
                 for name, column in (("x", self._x), ("y", self._y)):
                     if isinstance(column, CsrGroups):
                         column.seal([m[f"{name}_nnz"] for m in markers])
-                done = self.attrs.finished(self._fingerprint(digests, classes), classes)
+                crc = self._seal([m.get("crc") for m in markers])
+                done = self.attrs.finished(self._fingerprint(digests, classes), classes, crc)
                 write_attrs(self._location, done)  # the last write: only now the dataset opens
             self.attrs = done
+        elif self._resealed and self.attrs.crc is not None:
+            self._seal_again()
         self._markers.clear()
         return open_dataset(self.url)
 
@@ -261,28 +275,79 @@ class DatasetWriter:
         return sorted(found) if len(found) <= schema.MAX_CLASSES else None
 
     def _fingerprint(self, digests: np.ndarray, classes: list[Any] | None) -> str:
-        head = [
-            self.n_rows,
-            list(self.attrs.feature_shape),
-            self.dtype.str,
-            classes,
-            self.attrs.codes,
-            self.shard_rows,
-        ]
-        if self.attrs.format_version > 1:
-            head += [self.attrs.x_kind, self.attrs.y_kind, self.attrs.n_targets, str(self.y_dtype)]
-        return hashlib.sha256(json.dumps(head).encode() + digests.tobytes()).hexdigest()
+        return fingerprint_of(
+            self.attrs, self.n_rows, self.dtype, self.y_dtype, self.shard_rows, classes, digests
+        )
+
+    @contextlib.contextmanager
+    def _crcs_of(self, shard: int) -> Iterator[Callable[[], dict[str, list[int]]]]:
+        """While a shard is written: what tells the checksums of its chunks then, by column."""
+        arrays = {k: c for k, c in self._columns().items() if not isinstance(c, CsrGroups)}
+        chunks = {k: None if a.shards is None else a.shards[0] // a.chunks[0] for k, a in arrays.items()}
+        keys = {name: self._key(name, shard) for name in arrays}
+        self._noted.wanted |= {key: chunks[name] for name, key in keys.items()}
+
+        def found() -> dict[str, list[int]]:
+            return {
+                name: c.crcs.pop(shard) if isinstance(c, CsrGroups) else self._noted.crcs[keys[name]]
+                for name, c in self._columns().items()
+            }
+
+        try:
+            yield found
+        finally:
+            for key in keys.values():
+                self._noted.wanted.pop(key, None)
+                self._noted.crcs.pop(key, None)
+
+    def _seal(self, found: list[dict[str, list[int]] | None]) -> dict[str, Any] | None:
+        """Write the table of checksums; None where a shard was written by a version that noted none."""
+        if any(crcs is None for crcs in found):
+            return None
+        parts = {
+            name: np.fromiter(itertools.chain.from_iterable(crcs[name] for crcs in found if crcs), np.uint32)
+            for name in self._columns()
+        }
+        return self._write_crcs(parts)
+
+    def _write_crcs(self, parts: dict[str, np.ndarray]) -> dict[str, Any]:
+        packing = {
+            name: column.packing if isinstance(column, CsrGroups) else packing_of(column)
+            for name, column in self._columns().items()
+        }
+        return write_crcs(self._group, parts, packing, self.shard_rows)
+
+    def _seal_again(self) -> None:
+        """Enter the checksums of shards made again: another compressor may have packed the same rows."""
+        columns = own_columns(self._location, replace(self.attrs, crc=None))
+        parts = split_crcs(self._location, self.attrs.crc or {})
+        for name, column in columns.items():
+            if len(parts[name]) != column.n_crcs:
+                return  # packed anew by somebody: nothing of the table fits
+            for shard, crcs in self._resealed.items():
+                parts[name][column.crcs_of(shard)] = crcs[name]
+        self.attrs = replace(self.attrs, crc=self._write_crcs(parts))
+        write_attrs(self._location, self.attrs)
+
+    def _columns(self) -> dict[str, Any]:
+        columns = {"x": self._x, "y": self._y, "weight": self._weight}
+        return {name: column for name, column in columns.items() if column is not None}
 
     def _files(self, shard: int, marker: dict[str, Any]) -> list[str]:
         """Keys of the files of a written shard."""
         keys: list[str] = []
-        for name, column in (("x", self._x), ("y", self._y), ("weight", self._weight)):
+        for name, column in self._columns().items():
             if isinstance(column, CsrGroups):
                 keys += column.keys(shard, marker.get(f"{name}_nnz", 0))
-            elif column is not None:
-                row, tile = divmod(shard, self.n_tiles)
-                keys.append("/".join([name, "c", str(row), *(str(tile) for _ in column.shape[1:])]))
+            else:
+                keys.append(self._key(name, shard))
         return keys
+
+    def _key(self, name: str, shard: int) -> str:
+        """Key of a shard's file of an array."""
+        row, tile = divmod(shard, self.n_tiles)
+        rest = self._columns()[name].shape[1:]
+        return "/".join([name, "c", str(row), *(str(tile) for _ in rest)])
 
     def _places(self, shard: int) -> list[str]:
         """What is deleted before a shard is written: row groups whole, files of arrays."""

@@ -1,19 +1,55 @@
-"""A `Location` as zarr sees it."""
+"""Places as zarr sees them, and what it writes there."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import stat
 from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Any
 
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
+from zarr.storage import LocalStore, WrapperStore
+
+from .plain_files import refuse_special
+from .seals import chunk_crcs
 
 if TYPE_CHECKING:
     from zarr.core.buffer import Buffer, BufferPrototype
 
     from .objects import ObjectLocation
 
-__all__ = ["LocationStore"]
+__all__ = ["LocationStore", "NotedStore", "PlainStore"]
+
+
+class PlainStore(LocalStore):
+    """A folder, in which what is no regular file is refused instead of waited for."""
+
+    async def get(
+        self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        """A file, or a part of it; None where there is none."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if not stat.S_ISDIR(mode := os.stat(self.root / key).st_mode):
+                refuse_special(mode, self.root / key)
+        return await super().get(key, prototype, byte_range)
+
+
+class NotedStore(WrapperStore[Store]):
+    """A store that notes the checksums in those files that it is told of, as they are written."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.wanted: dict[str, int | None] = {}
+        """Key of a file -> its chunks, None for one that is no shard."""
+        self.crcs: dict[str, list[int]] = {}
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Write a file."""
+        if key in self.wanted:
+            self.crcs[key] = chunk_crcs(value.as_numpy_array(), self.wanted.pop(key))
+        await self._store.set(key, value)
 
 
 class LocationStore(Store):

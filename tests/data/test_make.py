@@ -122,10 +122,10 @@ def test_corrupting_decodes_each_chunk_of_the_base_once(
     decoded: list[int] = []
     decode = StoredRows._decode
 
-    def counting(self: StoredRows, file: Any, start: int, stop: int, target: Any) -> None:
+    def counting(self: StoredRows, file: Any, start: int, stop: int, *rest: Any) -> None:
         if len(self.shape) == 3:
             decoded.append(start // self.chunk_rows)
-        decode(self, file, start, stop, target)
+        decode(self, file, start, stop, *rest)
 
     monkeypatch.setattr(StoredRows, "_decode", counting)
     make_rows(tmp_path / "m", len(big), _parameters(plain), shard_rows=len(big))

@@ -1,0 +1,183 @@
+"""What a finished dataset says its files are: the fingerprint of its digests, and the CRC-32C of each chunk.
+
+The array `digest` holds a hash of each shard's content, and the attribute `fingerprint` a hash of those. To
+compare rows with their digest costs as much as reading them; reading a chunk makes its CRC-32C anyway. So the
+array `crc` holds the CRC that each chunk was written with, and the attribute `crc` a hash of that array: a
+chunk that is whole but another one is found when it is first read, at no cost. Datasets that were written
+before have no such array; `check_dataset` compares their digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.errors import DataError
+
+if TYPE_CHECKING:
+    import zarr
+
+    from .schema import DatasetAttrs
+    from .store import Location
+
+__all__ = [
+    "check_digests",
+    "chunk_crcs",
+    "fingerprint_of",
+    "read_digests",
+    "seal_columns",
+    "split_crcs",
+    "write_crcs",
+]
+
+_log = logging.getLogger(__name__)
+_ABSENT = 2**64 - 1
+
+
+def fingerprint_of(
+    attrs: DatasetAttrs,
+    n_rows: int,
+    dtype: np.dtype[Any],
+    y_dtype: np.dtype[Any] | None,
+    shard_rows: int,
+    classes: list[Any] | None,
+    digests: np.ndarray,
+) -> str:
+    """SHA-256 of what a dataset is, in hexadecimal, from the digests of its shards (shards, 16)."""
+    head = [n_rows, list(attrs.feature_shape), dtype.str, classes, attrs.codes, shard_rows]
+    if (attrs.x_kind, attrs.y_kind) != ("dense", "labels"):
+        head += [attrs.x_kind, attrs.y_kind, attrs.n_targets, str(y_dtype)]
+    return hashlib.sha256(json.dumps(head).encode() + digests.tobytes()).hexdigest()
+
+
+def read_digests(group: zarr.Group, url: str) -> np.ndarray:
+    """The digests of the shards (shards, 16)."""
+    try:
+        return np.asarray(group["digest"][...], dtype=np.uint8)  # type: ignore[index]
+    except Exception as error:  # absent, or what zarr cannot read
+        raise DataError(
+            f"{url}: the table of digests, {url}/digest, is missing or damaged; restore that folder from a "
+            "copy, or write the dataset again"
+        ) from error
+
+
+def check_digests(
+    location: Location, attrs: DatasetAttrs, columns: dict[str, Any], group: zarr.Group
+) -> None:
+    """Compare the table of digests with the fingerprint.
+
+    Raises
+    ------
+    DataError
+        They do not belong together.
+    """
+    first = None if attrs.segments is None else attrs.segments[0]
+    wanted = attrs.fingerprint if first is None else first["fingerprint"]
+    x, y = columns["x"], columns.get("y")
+    digests = read_digests(group, location.url)
+    rows = x.shard_rows if attrs.crc is None else int(attrs.crc.get("shard_rows", x.shard_rows))
+    if len(digests) != -(-x.shape[0] // rows) * x.n_tiles:
+        return  # packed anew by somebody: how many rows a shard had, nobody kept
+    y_dtype = None if y is None else np.dtype(y.dtype)
+    classes = attrs.classes if first is None or first["classes"] is None else first["classes"]
+    found = fingerprint_of(attrs, x.shape[0], np.dtype(x.dtype), y_dtype, rows, classes, digests)
+    # Of numbers that grew new classes, datasets did not always keep those that the first rows had.
+    unknown = first is not None and first["classes"] is None and attrs.classes is not None
+    if found != wanted and not unknown:
+        raise DataError(
+            f"dataset {location.url}: its table of digests, {location.name_of('digest')}, is not the one "
+            f"that its fingerprint {str(wanted)[:12]} was made of: it was changed, or belongs to another "
+            "dataset; restore that folder and zarr.json from one copy, or write the dataset again"
+        )
+
+
+def chunk_crcs(data: Any, n_chunks: int | None) -> list[int]:
+    """The CRC-32C at the end of each chunk of a file, 0 of a chunk that is not there.
+
+    Parameters
+    ----------
+    data : bytes or ndarray of uint8
+        The file whole.
+    n_chunks : int or None
+        Chunks of a shard; None: the file is one chunk.
+
+    Examples
+    --------
+    >>> from scalelatent.data.shard_file import shard_bytes
+    >>> chunk_crcs(shard_bytes(np.arange(4, dtype="u1"), 2, None), 2)
+    [3937635943, 1846392490]
+    """
+    raw = np.frombuffer(data, np.uint8)
+    if n_chunks is None:
+        ends, there = np.array([len(raw)]), np.array([True])
+    else:
+        index = np.frombuffer(raw[len(raw) - 16 * n_chunks - 4 : -4].tobytes(), "<u8").reshape(-1, 2)
+        there = index[:, 0] != _ABSENT
+        ends = np.where(there, index.sum(axis=1), 4).astype(np.int64)
+    crcs = np.ascontiguousarray(raw[ends[:, None] + np.arange(-4, 0)]).view("<u4")[:, 0]
+    return np.where(there, crcs, 0).tolist()  # type: ignore[no-any-return]
+
+
+def write_crcs(
+    group: zarr.Group, parts: dict[str, np.ndarray], packing: dict[str, str], shard_rows: int
+) -> dict[str, Any]:
+    """Write the table of CRCs, column by column; returns the attribute `crc`, which says what it is of."""
+    crcs = np.concatenate(list(parts.values()))
+    size = max(1, len(crcs))
+    how: dict[str, Any] = {"compressors": None, "fill_value": 0, "config": {"write_empty_chunks": True}}
+    table = group.create_array("crc", shape=(size,), dtype="<u4", chunks=(size,), overwrite=True, **how)
+    table[: len(crcs)] = crcs
+    columns = {name: [len(part), packing[name]] for name, part in parts.items()}
+    return {"hash": _hash(crcs), "shard_rows": shard_rows, "columns": columns}
+
+
+def split_crcs(location: Location, crc: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The table of CRCs, cut into its columns; zeros for what is not there."""
+    sizes = {name: int(size) for name, (size, _) in crc["columns"].items()}
+    table = np.zeros(sum(sizes.values()), np.uint32)
+    raw = location.read("crc/c/0") or b""
+    kept = np.frombuffer(raw, "<u4", len(raw) // 4)[: len(table)]
+    table[: len(kept)] = kept
+    ends = np.cumsum(list(sizes.values()))
+    return {name: table[end - size : end] for (name, size), end in zip(sizes.items(), ends, strict=True)}
+
+
+def seal_columns(location: Location, attrs: DatasetAttrs, columns: dict[str, Any]) -> None:
+    """Have the readers of the columns compare each chunk with the table of CRCs, where there is one.
+
+    Raises
+    ------
+    DataError
+        The table is missing, or is not the one that was written.
+    """
+    if attrs.crc is None:
+        return
+    try:
+        parts, wanted = split_crcs(location, attrs.crc), attrs.crc["hash"]
+        packing = {name: how for name, (_, how) in attrs.crc["columns"].items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{location.url}: attribute 'crc' is damaged; import the data again") from error
+    if _hash(np.concatenate(list(parts.values()))) != wanted:
+        name = location.name_of("crc/c/0")
+        raise DataError(
+            f"dataset {location.url}: its table of checksums, {name}, is missing or is not the one that was "
+            "written with it; restore that file and zarr.json from one copy, or write the dataset again"
+        )
+    for name, column in columns.items():
+        if packing.get(name) == column.packing and len(parts[name]) == column.n_crcs:
+            column.seal(parts[name])
+        else:
+            _log.warning(
+                "dataset %s: '%s' was packed anew since the dataset was finished, so its checksums tell "
+                "nothing; `scalelatent data check` compares its rows",
+                location.url,
+                name,
+            )
+
+
+def _hash(crcs: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(crcs, "<u4").tobytes()).hexdigest()[:32]
