@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from dask.system import cpu_count
 
 from scalelatent import __version__, _numba
 
-from .threads import available_cores, single_threaded
+from .threads import single_threaded
 
 FORMAT = 1
 # A machine changes: its BLAS, its neighbours, its disk.
@@ -36,7 +37,7 @@ def machine() -> dict[str, Any]:
         "scalelatent": __version__,
         "numpy": np.__version__,
         "cpu": _cpu_name(),
-        "cores": available_cores(),
+        "cores": cpu_count(),
     }
 
 
@@ -132,7 +133,7 @@ def cpu_seconds(make: Callable[[], Callable[[], Any]], threads: int, least: floa
     >>> 0 < cpu_seconds(lambda: lambda: sum(range(1000)), 1, 0.001) < 0.1
     True
     """
-    threads = max(1, min(threads, available_cores()))
+    threads = max(1, min(threads, cpu_count()))
     barrier = threading.Barrier(threads)
 
     def measure(call: Callable[[], Any]) -> float:
