@@ -21,6 +21,7 @@ from scalelatent.data.linelog import LineLog
 from scalelatent.data.store import Location, locate
 from scalelatent.errors import RunError
 
+from .claims import differences
 from .passes import Span, Stage
 from .record import read_record, write_record
 
@@ -138,12 +139,11 @@ class EngineStore:
                     f"{self.place.url} already holds a fit: go on with it by resume=True (`scalelatent "
                     "resume`), or choose another run_dir"
                 )
-            changed = sorted(k for k in {*kept, *identity} if kept.get(k) != identity.get(k))
+            changed = differences(kept, identity)
             if changed:
                 raise RunError(
-                    f"{self.place.url} holds another fit: {', '.join(changed)} changed (was "
-                    f"{[kept.get(k) for k in changed]}, is {[identity.get(k) for k in changed]}); resume "
-                    "with the same job and data, or choose another run_dir"
+                    f"{self.place.url} holds another fit ({'; '.join(changed)}): resume with the same job "
+                    "and data, or choose another run_dir"
                 )
             return
         self.write_bytes("identity.json", json.dumps(identity, indent=1, sort_keys=True).encode())

@@ -21,6 +21,7 @@ from scalelatent.data import Dataset
 from scalelatent.data.store import Location, locate
 from scalelatent.engine.cache import parse_cache
 from scalelatent.engine.callbacks import Callbacks
+from scalelatent.engine.claims import same_form
 from scalelatent.engine.dask.cluster import current_client
 from scalelatent.engine.loop import LoopResult, Progress, fit_batches
 from scalelatent.engine.mapwrite import map_rows, map_to_array, start_map
@@ -154,12 +155,13 @@ class FitSession:
             )
             return resolve_seed(random_state)
         fixed = isinstance(random_state, (int, np.integer))
-        kept = self.store.identity() if self.resume and not fixed else None
-        seed = resolve_seed(random_state) if kept is None else int(kept["seed"])
+        kept = (self.store.identity() if self.resume else None) or {}
+        seed = resolve_seed(random_state) if fixed or not kept else int(kept["seed"])
         grid = {k: self.options.get(k) for k in ("block_rows", "leaf_rows")}
         # Left out where they are not given: folders of batch fits keep the identity they had.
         grid |= {k: self.options[k] for k in ONLINE_GRID if self.options.get(k)}
-        identity = {"kind": self.kind, "seed": seed, "params": repr(sorted(params.items())), **grid}
+        identity = {"kind": self.kind, "seed": seed, **grid}
+        identity["params"] = same_form(params, kept.get("params"))
         identity |= {f"{name} data": ds.fingerprint() for name, ds in datasets.items()}
         self.store.claim(identity, self.resume)
         how: dict[str, Any] = {

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from scalelatent.engine.claims import same_form
 from scalelatent.engine.dask.recent import RecentObjects
 from scalelatent.engine.passes import Span
 from scalelatent.engine.store import KEEP_STATES, EngineStore
@@ -89,12 +92,61 @@ def test_a_folder_belongs_to_one_fit(store: EngineStore) -> None:
     with pytest.raises(RunError, match=r"already holds a fit.*resume=True.*another run_dir"):
         store.claim(IDENTITY, resume=False)
     with pytest.raises(
-        RunError, match=r"holds another fit: seed changed \(was \[3\], is \[4\]\).*same job and data"
+        RunError, match=r"holds another fit \(seed: 3 -> 4\): resume with the same job and data, or"
     ):
         store.claim({**IDENTITY, "seed": 4}, resume=True)
-    with pytest.raises(RunError, match="holds another fit: colour, params changed"):
-        store.claim({"kind": "toy", "seed": 3, "colour": "red"}, resume=True)
+    with pytest.raises(RunError, match=r"holds another fit \(colour: None -> red\)"):
+        store.claim({**IDENTITY, "colour": "red"}, resume=True)
     store.claim(IDENTITY, resume=True)  # a refusal changed nothing
+
+
+def _claimed(store: EngineStore, params: dict[str, Any]) -> None:
+    store.claim({"kind": "toy", "params": same_form(params, {})}, resume=True)
+
+
+LOSS = np.linspace(0, 1, 10_000).reshape(100, 100)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "told"),
+    [
+        ({"dim": 4, "tol": None}, {"dim": 2, "tol": None}, "dim: 4 -> 2"),
+        ({"dim": 4}, {"dim": 4, "tol": 0.1}, "tol: None -> 0.1"),
+        ({"a": 1, "b": "x"}, {"a": 2, "b": "y"}, "a: 1 -> 2; b: 'x' -> 'y'"),
+        ({"loss": LOSS}, {"loss": LOSS + (LOSS[50, 50] == LOSS)}, "loss: array float64 (100, 100) #"),
+        ({"loss": LOSS[0]}, {"loss": LOSS[0] + 1e-12}, "loss: array float64 (100,) #"),
+        ({"loss": LOSS[0, :2]}, {"loss": LOSS[0, 1:3]}, "loss: array float64 (2,) [0.0, 0.0001"),
+        ({"loss": LOSS}, {"loss": None}, "-> None"),
+        ({"base": {"dim": 2}}, {"base": {"dim": 3}}, "base.dim: 2 -> 3"),
+        ({"tried": [{"dim": 2}, {"dim": 3}]}, {"tried": [{"dim": 2}, {"dim": 4}]}, "tried[1].dim: 3 -> 4"),
+        ({"tried": [{"dim": 2}, {"dim": 3}]}, {"tried": [{"dim": 2}]}, "tried: 2 of them -> 1 of them"),
+        ({"pairs": [(0.5, 3)]}, {"pairs": [(0.5, 4)]}, "pairs: [[0.5, 3]] -> [[0.5, 4]]"),
+    ],
+)
+def test_parameters_of_a_fit_are_compared_by_value(
+    store: EngineStore, was: dict[str, Any], now: dict[str, Any], told: str
+) -> None:
+    _claimed(store, was)
+    copied = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in was.items()}
+    _claimed(store, copied)
+    with pytest.raises(RunError, match=re.escape(told)):
+        _claimed(store, now)
+
+
+def test_equal_values_are_equal_whatever_holds_them(store: EngineStore) -> None:
+    _claimed(store, {"a": 0.5, "b": [1, 2], "c": float("nan"), "new": None})
+    _claimed(store, {"a": np.float64(0.5), "b": (1, np.int64(2)), "c": np.float32("nan")})
+
+
+@pytest.mark.parametrize(("extra", "told"), [({}, "dim: 4 -> 2"), ({"loss": LOSS}, "parameters: .*dim.*4")])
+def test_a_folder_of_an_earlier_version_goes_on(store: EngineStore, extra: dict[str, Any], told: str) -> None:
+    """They hold one text of all parameters."""
+    params = {"dim": 4, "pairs": [(0.5, 3)], **extra}
+    kept = {"kind": "toy", "params": repr(sorted(params.items()))}
+    store.claim(kept, resume=False)
+    store.claim({"kind": "toy", "params": same_form(params, kept["params"])}, resume=True)
+    with pytest.raises(RunError, match=told):
+        store.claim({"kind": "toy", "params": same_form({**params, "dim": 2}, kept["params"])}, resume=True)
 
 
 def test_resume_of_an_empty_folder_begins(store: EngineStore) -> None:
