@@ -166,8 +166,11 @@ def _build(head: Any, arrays: Any) -> Any:
     except (ImportError, AttributeError):
         cls = None
     fields = {k: _build(v, arrays) for k, v in head["fields"].items()}
-    known = {f.name for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else None
-    if not isinstance(cls, type) or known != set(fields):
+    known = {f.name: f for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
+    # Records of earlier versions lack fields that came later, which have defaults.
+    lacking = [f for name, f in known.items() if name not in fields]
+    defaults = all(f.default is not dataclasses.MISSING for f in lacking)
+    if not isinstance(cls, type) or not known or not set(fields) <= set(known) or not defaults:
         raise RunError(
             f"the record holds {head['!type']!r} with the fields {', '.join(fields)}, which this version "
             "of scalelatent "

@@ -104,11 +104,16 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
     n_iter_ : int
         Passes.
     history_ : list of dict
-        One record a pass: objective (mean log-loss, nats), train_error, validation_error, seconds, rows,
-        bytes_read, … Of an online algorithm with engine options ``report_steps`` or ``validate_steps`` also
+        One record a pass: objective (mean log-loss, nats), train_error, validation_error, seconds of the pass,
+        rows, bytes_read, … The binary architectures have the mean over members as objective,
+        mean_member_train_error and mean_member_validation_error, no train_error; their validation_error is that of what the
+        members decide together, which batch EM measures in the first eight passes and every eighth from then on
+        (between, the last one is repeated). Of an online algorithm with engine options ``report_steps`` or ``validate_steps`` also
         one at each such step, with the number of the pass that it belongs to; ``rows_seen`` tells them apart.
     best_validation_error_ : float or None
-        Mean over members.
+        Validation error of this model: ``1 - score`` of the validation rows.
+    mean_member_validation_error_ : float or None
+        Of the binary architectures: mean over members of each one's best validation error in its own problem.
     seed_ : int
     n_features_in_ : int
 
@@ -263,12 +268,17 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         w: np.ndarray,
         weight: np.ndarray,
         count: np.ndarray,
+        decided: float | None,
     ) -> None:
         self._members = em.members
         self._set_learned(classes_=classes, W_=w, capsule_dims_=em.members.dims, projection_=basis)
         self.n_iter_ = result.state.iteration
         self.history_ = result.history
-        self.best_validation_error_ = float(result.state.best_error.mean()) if em.has_validation else None
+        errors = result.state.best_error if em.has_validation else None
+        self.best_validation_error_ = decided if errors is None or len(errors) > 1 else float(errors[0])
+        self.mean_member_validation_error_ = (
+            None if errors is None or len(errors) == 1 else float(errors.mean())
+        )
         # Members that see every class need no more than the sum.
         whole = (em.members.labels >= 0).all()
         moment = em.moment.sum(axis=0, keepdims=True) if whole else em.moment
@@ -358,6 +368,7 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
             "n_features_in": self.n_features_in_,
             "seed": self.seed_,
             "best_validation_error": self.best_validation_error_,
+            "mean_member_validation_error": self.mean_member_validation_error_,
             "seen_rows": self._seen_rows if running is None else running.rows,
             "prior_variance": 0.0 if running is None else running.variance,
         }
@@ -380,7 +391,11 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
             values["n_features_in"],
             values["seed"],
         )
-        model.best_validation_error_, model.history_ = values["best_validation_error"], []
+        best, model.history_ = values["best_validation_error"], []
+        # Models of earlier versions have the mean over members in its place.
+        means = model._members.n_members > 1 and "mean_member_validation_error" not in values
+        model.best_validation_error_ = None if means else best
+        model.mean_member_validation_error_ = best if means else values.get("mean_member_validation_error")
         model._seen_rows, model._running, model._sums = values.get("seen_rows", 0.0), None, None
         if "moment" in arrays:
             weight = arrays["moment_weight"]

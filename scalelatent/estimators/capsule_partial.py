@@ -50,6 +50,7 @@ class PartialFit:
     t0: Any
     aggressiveness: Any
     best_validation_error_: float | None
+    mean_member_validation_error_: float | None
     classes_: Any
     history_: list[dict[str, Any]]
     n_features_in_: int
@@ -147,6 +148,8 @@ class PartialFit:
             x = x.astype(np.float64) @ self.projection_
         running.learn(np.ascontiguousarray(x, dtype=np.float32), codes, weight, options, _backend())
         self._set_learned(W_=running.average)
+        # Those of a fit were of other weights.
+        self.best_validation_error_ = self.mean_member_validation_error_ = None
 
     def _begin_stream(self, x: np.ndarray, codes: np.ndarray, classes: np.ndarray) -> None:
         """First weights from the first rows."""
@@ -160,6 +163,7 @@ class PartialFit:
         rng = stream(self.seed_, "capsule-start")
         self._running = RunningCapsule.begin(members, x, codes, self.init, float(self.init_scale), rng)
         self._members, self.best_validation_error_ = members, None
+        self.mean_member_validation_error_ = None
         self.n_iter_, self.history_ = 0, []
         average = self._running.average
         self._set_learned(classes_=classes, W_=average, capsule_dims_=members.dims, projection_=None)

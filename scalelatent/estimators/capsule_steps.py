@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.engine.streams import stream
+from scalelatent.engine.tally import CONFUSION_METRICS, ScoreTally
 from scalelatent.errors import DataError
 from scalelatent.models.capsule.members import Members, build_members
 from scalelatent.models.capsule.model import CapsuleEM, CapsuleState, initial_state
@@ -54,6 +55,7 @@ def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
         all_rows="" if model.algorithm == "em" else ALL_ROWS,
     )
     last = yield Remember("start", last)
+    held = rows.get("validation")
     basis, rows = yield from project_steps(rows, width, last.get("basis"))
     em, sums, w = yield from start_steps(model, rows, members, classes, weights, last.get("W"))
 
@@ -65,8 +67,14 @@ def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
     else:
         step = online_step(model, em, sums["weight"], sums["count"], w, rows, classes)
     result = yield step
-    w = step.learner.weights(result.state)
-    model._keep(classes, em, basis, result, w, np.array(sums["weight"]), np.array(sums["count"]))
+    w, decided = step.learner.weights(result.state), None
+    if held is not None and members.n_members > 1:
+        # Each member's best is of another pass: what they decide together is told by a pass of its own, over the
+        # rows as they were given, as in `score`.
+        tally = ScoreTally(CapsuleRows(members, w, basis, "probabilities"), len(classes))
+        found = yield Collect(f"decision-{result.state.iteration}", tally, held, classes)
+        decided = float(CONFUSION_METRICS["error"](found["confusion"]))
+    model._keep(classes, em, basis, result, w, np.array(sums["weight"]), np.array(sums["count"]), decided)
 
 
 def _last_fit(model: Any, members: Members, width: int, classes: np.ndarray) -> dict[str, np.ndarray]:

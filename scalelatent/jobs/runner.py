@@ -45,8 +45,9 @@ class RunResult:
     folder : RunFolder
     estimator : fitted estimator
     scores : dict
-        ``best_validation_error`` where the model has one; ``test_error`` and ``test_accuracy`` if the job
-        names a test dataset.
+        ``best_validation_error`` of the model that was saved, where there are validation rows, and of an
+        ensemble ``mean_member_validation_error``; ``test_error`` and ``test_accuracy`` if the job names a test
+        dataset.
     report : str or None
         Path or address of the report's page; None if it could not be made (``warnings`` says why).
     seconds : float
@@ -268,9 +269,9 @@ def _steps(
 
         peak = peak_of_workers(client)
     result = RunResult(folder, estimator, peak_worker_bytes=peak)
-    best = getattr(estimator, "best_validation_error_", None)
-    if best is not None:
-        result.scores["best_validation_error"] = float(best)
+    for name in ("best_validation_error", "mean_member_validation_error"):
+        if (error := getattr(estimator, f"{name}_", None)) is not None:
+            result.scores[name] = float(error)
     left_out = folder.read_state()
     if left_out.get("quarantined_rows"):
         result.warnings.append(

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from scalelatent.engine.callbacks import Callback
 
+from .parts import ERRORS
+
 if TYPE_CHECKING:
     from scalelatent.jobs.runfolder import RunFolder
 
@@ -84,7 +86,7 @@ class RunLog(Callback):
 
     def _state(self, record: Mapping[str, Any]) -> None:
         changes = {"pass": record.get("pass"), "objective": record.get("objective")}
-        for key in ("stage", "train_error", "validation_error"):
+        for key in ("stage", *ERRORS):
             if record.get(key) is not None:
                 changes[key] = record[key]
         self.folder.update_state(**changes)

@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from .parts import part_of
+from .parts import ERRORS, part_of
 from .series import Curve, Rate
 from .workers import Workers, clip, number, number_or_none, pool_of
 
 __all__ = ["JobView"]
 
-COLUMNS = ("objective", "train_error", "validation_error", "rows_per_s", "mb_per_s", "nu")
+COLUMNS = ("objective", *ERRORS, "rows_per_s", "mb_per_s", "nu")
 ENDED = ("done", "failed", "cancelled")
 # A driver speaks at least every few seconds; one that was not heard of for so long is not believed.
 SILENT_SECONDS = 60.0
@@ -197,7 +197,7 @@ class JobView:
             "part": self.part or None,
             "pass": self.record.get("pass"),
             "max_passes": self.limit,
-            **{key: self.record.get(key) for key in ("objective", "train_error", "validation_error", "nu")},
+            **{key: self.record.get(key) for key in ("objective", *ERRORS, "nu")},
             "rows_per_s": rate or (None if running else self.record.get("rows_per_s")),
             "mb_per_s": (self.byte_rate.at(now) / 1e6 if rate else None) or None,
             "rows_done": int(self.rows_done),

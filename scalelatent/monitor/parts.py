@@ -7,7 +7,10 @@ from typing import Any
 
 from .workers import number
 
-__all__ = ["part_of"]
+__all__ = ["ERRORS", "part_of"]
+
+ERRORS = ("train_error", "validation_error", "mean_member_train_error", "mean_member_validation_error")
+"""Errors of a record; the last two of ensembles alone, whose members each solve a problem of their own."""
 
 
 def part_of(info: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from scalelatent.engine.callbacks import Callback
 
-from .parts import part_of
+from .parts import ERRORS, part_of
 
 __all__ = ["Progress", "describe", "duration"]
 
@@ -51,7 +51,7 @@ def describe(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     shown = [("pass", f"{record['pass']}")] if record.get("pass") is not None else []
     if record.get("objective") is not None:
         shown.append(("objective", f"{record['objective']:.5f}"))
-    for key in ("train_error", "validation_error"):
+    for key in ERRORS:
         if record.get(key) is not None:
             shown.append((key.replace("_", " "), f"{100 * record[key]:.2f} %"))
     for key in ("nu", "round"):

@@ -280,3 +280,17 @@ def test_threads_parse_headers_one_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
         found = list(pool.map(lambda _: loads(data)["a"].sum(), range(32)))
     assert found == [3] * 32
     assert max(most) == 1
+
+
+def test_a_record_of_an_earlier_version_lacks_what_has_a_default() -> None:
+    from scalelatent.engine.record import _build
+    from scalelatent.models.capsule.model import initial_state
+
+    state = initial_state(np.zeros((2, 3)), 1)
+    fields = {name: value for name, value in vars(state).items() if name != "decision_error"}
+    head = {"!type": "scalelatent.models.capsule.model:CapsuleState", "fields": fields}
+    assert np.isnan(_build(head, {}).decision_error)
+    with pytest.raises(RunError, match="does not know"):
+        _build(head | {"fields": {k: v for k, v in fields.items() if k != "stale"}}, {})
+    with pytest.raises(RunError, match="does not know"):
+        _build(head | {"fields": fields | {"other": 1}}, {})

@@ -242,6 +242,38 @@ def test_without_validation_the_training_error_is_watched(digits: Arrays) -> Non
     assert 1 - model.score(*digits) == pytest.approx(min(r["train_error"] for r in model.history_), abs=1e-12)
 
 
+@pytest.mark.parametrize("architecture", ["one_vs_all", "all_vs_all"])
+@pytest.mark.parametrize("projection", [None, 16])
+def test_an_ensemble_tells_the_error_of_what_its_members_decide(
+    digits: Arrays, held_out: Arrays, architecture: str, projection: int | None
+) -> None:
+    weight = np.random.Generator(np.random.Philox(2)).uniform(0.1, 5, len(held_out[0]))
+    held = Dataset.from_arrays(*held_out, sample_weight=weight)
+    options = {"architecture": architecture, "projection": projection, "capsule_dim": 2}
+    model = _model(max_iter=18, nu_schedule=[(0.0, 30)], **options).fit(*digits, validation=held)
+    own = 1 - model.score(*held_out, sample_weight=weight)
+    assert model.best_validation_error_ == pytest.approx(own, abs=1e-12)
+    # Members solve easier problems, and each one's best is of a pass of its own.
+    assert 0 < model.mean_member_validation_error_ < own / 2
+    assert all(r["train_error"] is None and r["mean_member_train_error"] >= 0 for r in model.history_)
+    members = [r["mean_member_validation_error"] for r in model.history_]
+    errors = [r["validation_error"] for r in model.history_]
+    assert min(members) >= model.mean_member_validation_error_
+    # It is measured in the first passes and then now and then; in between it is repeated.
+    measured = [n for n in range(1, 18) if errors[n] != errors[n - 1]]
+    assert len(measured) > 3
+    assert all(n < 8 or (n + 1) % 8 == 0 for n in measured)
+
+
+def test_an_ensembles_decision_is_measured_on_its_way(digits: Arrays, held_out: Arrays) -> None:
+    model = _model(max_iter=3, architecture="one_vs_all", nu_schedule=None).fit(*digits, validation=held_out)
+    errors = [r["validation_error"] for r in model.history_]
+    # The weights of pass n are what n - 1 passes lead to.
+    for passes in (1, 2):
+        plain = _model(max_iter=passes, architecture="one_vs_all", nu_schedule=None).fit(*digits)
+        assert errors[passes] == pytest.approx(1 - plain.score(*held_out), abs=1e-12)
+
+
 def test_validation_may_lack_classes(digits: Arrays, held_out: Arrays) -> None:
     few = held_out[1] < 4
     model = _model().fit(*digits, validation=(held_out[0][few], held_out[1][few]))

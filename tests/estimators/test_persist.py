@@ -53,7 +53,7 @@ def test_round_trip(digits: Arrays, tmp_path: Path, variant: str) -> None:
         if a is not None:
             assert (a.dtype, a.shape) == (b.dtype, b.shape)
             np.testing.assert_array_equal(a, b)
-    for name in ("n_iter_", "n_features_in_", "seed_", "best_validation_error_"):
+    for name in ("n_iter_", "n_features_in_", "seed_", "best_validation_error_", "mean_member_validation_error_"):
         assert getattr(model, name) == getattr(other, name)
     for method in ("predict", "predict_proba", "transform"):
         np.testing.assert_array_equal(getattr(model, method)(digits[0]), getattr(other, method)(digits[0]))
@@ -262,3 +262,15 @@ def test_a_model_whose_weights_are_gone_is_named(digits: Arrays, tmp_path: Path)
 def test_registry() -> None:
     for kind in KINDS:
         assert get_estimator(kind)._kind == kind
+
+
+def test_models_of_earlier_versions_have_the_members_mean_under_its_name(
+    digits: Arrays, held_out: Arrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = CapsuleRegression(architecture="one_vs_all", capsule_dim=1, max_iter=3).fit(
+        *digits, validation=held_out
+    )
+    values, arrays = model._to_saved()
+    mean = values.pop("mean_member_validation_error")
+    old = CapsuleRegression._from_saved(model.get_params(), values | {"best_validation_error": mean}, arrays)
+    assert (old.best_validation_error_, old.mean_member_validation_error_) == (None, mean)

@@ -160,7 +160,9 @@ def test_memory_splits_candidates_into_groups(digits: Arrays, held_out: Arrays, 
     for i, d in enumerate(grid["capsule_dim"]):
         alone = clone(base).set_params(capsule_dim=d).fit(*digits, validation=held_out, engine=SMALL)
         _same(models[f"{i:03d}"], alone)
-    assert search.n_passes_ == 3 * len(groups) + 3
+    # What the members of each decide together is measured for all candidates in one pass.
+    assert len([s for s in log.stages if "_decision" in s]) == 1
+    assert search.n_passes_ == 3 * len(groups) + 3 + 1
     with pytest.raises(PlanError, match=r"search_svd-1 would need .* MiB a worker"):
         Search(base, grid, memory_limit=PROCESS_BYTES, n_jobs=1).fit(*digits, validation=held_out)
 

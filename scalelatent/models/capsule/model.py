@@ -27,10 +27,14 @@ from scalelatent.models.stats import Layout, Stats
 
 from .members import Members
 from .moments import NonFiniteError
+from .predict import class_scores
 from .squash import squash_table
 
 RELATIVE_JITTER = 1e-8
 NO_ROWS = 1e-10
+# An ensemble's own error needs all members on all validation rows, also those that have stopped and those that
+# learn from other classes: batch EM measures it in the first passes, and then only now and then.
+DECIDED_PASSES = 8
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,9 @@ class CapsuleState:
         Share of rows that took part in the last update.
     iteration : int
         Passes done.
+    decision_error : float
+        Of an ensemble: validation error of what its members decide together, when it was last measured; NaN
+        before.
     """
 
     w: np.ndarray
@@ -68,6 +75,7 @@ class CapsuleState:
     best_pass: np.ndarray
     active: np.ndarray
     iteration: int
+    decision_error: float = float("nan")
 
 
 def initial_state(w: np.ndarray, n_members: int) -> CapsuleState:
@@ -99,10 +107,13 @@ def initial_state(w: np.ndarray, n_members: int) -> CapsuleState:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Parameters of a pass on the device: for each group (class or None, members, W, table, nu)."""
+    """Parameters of a pass on the device: for each group (class or None, members, W, table, nu), and all of W
+    where the decision is measured.
+    """
 
     backend: Any
     groups: tuple[tuple[int | None, np.ndarray, Any, Any, np.ndarray], ...]
+    w: Any = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +121,8 @@ class CapsulePass:
     """E-step (``train`` True) or scoring alone: the :class:`~..base.Reduction` of capsule regression.
 
     Statistics: ``sums`` (M, 4) are weighted log-likelihood, weighted errors, active rows, total weight; the
-    E-step adds ``rows`` (M,) and ``delta`` (D, p), the residual moment.
+    E-step adds ``rows`` (M,) and ``delta`` (D, p), the residual moment; scoring of an ensemble ``decision`` (2,),
+    weighted errors of what its members decide together and total weight, both 0 where it is not measured.
     """
 
     members: Members
@@ -127,6 +139,8 @@ class CapsulePass:
         ]
         if self.train:
             fields.append(("delta", (self.members.total_dim, self.n_features)))
+        elif self.members.n_members > 1:
+            fields.append(("decision", (2,)))
         return Layout(tuple(fields))
 
     def flops_per_row(self) -> float:
@@ -149,7 +163,13 @@ class CapsulePass:
             )
             table = squash_table(int(self.members.dims[live[0]].sum()))
             groups.append((label, live, w, backend.table(table), nu))
-        return Prepared(backend, tuple(groups))
+        whole = not self.train and self.members.n_members > 1 and self.decides(state)
+        return Prepared(backend, tuple(groups), backend.asarray(state.w, np.float32) if whole else None)
+
+    def decides(self, state: Any) -> bool:
+        """Whether a pass of an ensemble measures what its members decide together."""
+        done = state.iteration + 1
+        return done <= DECIDED_PASSES or done % DECIDED_PASSES == 0
 
     def accumulate(self, prepared: Prepared, block: Block, stats: Stats) -> None:
         """Add one block: H = W X^T, residuals in place, Delta += G X."""
@@ -176,6 +196,11 @@ class CapsulePass:
             # Where the rows are sound, weights that have grown too large are for the M-step to report.
             if not np.isfinite(sums).all() and (place := find_nonfinite(block)):
                 raise NonFiniteError(place)
+        if prepared.w is not None:
+            with np.errstate(invalid="ignore", over="ignore"):
+                scores = class_scores(backend, self.members, backend.matmul(prepared.w, x.T, "h"))
+            wrong, decision = scores.argmax(axis=1) != block.y, stats["decision"]
+            decision += weight @ wrong, weight.sum()
 
     def _group(
         self,
@@ -314,6 +339,7 @@ class CapsuleEM:
             measured_round=state.round,
             active=np.where(live, train["sums"][:, 2] / np.maximum(train["rows"], 1), state.active),
             iteration=state.iteration + 1,
+            decision_error=decision_error(state, stats.get("validation")),
         )
         return self._advance(measured, state.objective, train["delta"])
 
@@ -365,16 +391,39 @@ class CapsuleEM:
         return bool(state.finished.all())
 
     def summary(self, state: CapsuleState) -> dict[str, float | int | None]:
-        """Means over members of the last pass's measurements."""
+        """The last pass's measurements: of an ensemble means over its members, and the validation error of
+        what they decide together.
+        """
         rounds = np.minimum(state.measured_round, len(self.nu) - 1)
         return {
             "pass": state.iteration,
             "objective": float(state.objective.mean()),
-            "train_error": float(state.train_error.mean()),
-            "validation_error": float(state.validation_error.mean()) if self.has_validation else None,
+            **error_rates(state, state.train_error, bool(self.has_validation)),
             "best_error": float(state.best_error.mean()),
             "active_members": int((state.finished == 0).sum()),
             "active_rows": float(state.active.mean()),
             "nu": float(self.nu[rounds].mean()),
             "round": int(rounds.min()) + 1,
         }
+
+
+def decision_error(state: Any, validation: Stats | None) -> float:
+    """Validation error of what an ensemble decides, from a pass that measured it, else as it was."""
+    if validation is None or "decision" not in validation.layout.slices:
+        return float(state.decision_error)
+    wrong, weight = validation["decision"]
+    return float(wrong / weight) if weight > 0 else float(state.decision_error)
+
+
+def error_rates(state: Any, train_error: np.ndarray, has_validation: bool) -> dict[str, float | None]:
+    """Errors of a record: those of the model; of an ensemble the means over its members have other names."""
+    train, held = float(train_error.mean()), float(state.validation_error.mean())
+    if len(train_error) == 1:
+        return {"train_error": train, "validation_error": held if has_validation else None}
+    own = state.decision_error if has_validation and not np.isnan(state.decision_error) else None
+    return {
+        "train_error": None,
+        "mean_member_train_error": train,
+        "validation_error": own,
+        "mean_member_validation_error": held if has_validation else None,
+    }

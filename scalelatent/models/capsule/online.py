@@ -18,7 +18,7 @@ takes the noise of the last batches out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,7 +26,7 @@ import numpy as np
 from scalelatent.models.base import Block
 from scalelatent.models.stats import Layout, Stats
 
-from .model import CapsuleEM, CapsulePass, Prepared
+from .model import CapsuleEM, CapsulePass, Prepared, decision_error, error_rates
 
 AVERAGE_POWER = 8
 
@@ -50,6 +50,8 @@ class OnlineState:
         Of the epoch in progress: log-likelihood, errors, active rows, weight, rows.
     iteration, steps : int
         Epochs and steps done.
+    decision_error : float
+        As in batch EM, of the averaged weights.
     """
 
     w: np.ndarray
@@ -70,6 +72,7 @@ class OnlineState:
     sums: np.ndarray
     iteration: int
     steps: int
+    decision_error: float = field(default=float("nan"), kw_only=True)
 
 
 State = TypeVar("State", bound=OnlineState)
@@ -134,6 +137,10 @@ def row_share(weight: float, rows: float, mean_weight: float, p: int) -> float:
 @dataclass(frozen=True)
 class AveragedPass(CapsulePass):
     """Scoring of the averaged weights."""
+
+    def decides(self, state: Any) -> bool:
+        """Always: there are few epochs."""
+        return True
 
     def prepare(self, state: Any, backend: Any) -> Prepared:
         """The averaged weights of the members that still learn."""
@@ -207,7 +214,11 @@ class OnlineCapsule:
         """Keep each member's best."""
         live, total = state.finished == 0, stats["sums"][:, 3]
         errors = stats["sums"][:, 1] / np.maximum(total, np.finfo(float).tiny)
-        state = replace(state, validation_error=np.where(live, errors, state.validation_error))
+        state = replace(
+            state,
+            validation_error=np.where(live, errors, state.validation_error),
+            decision_error=decision_error(state, stats),
+        )
         return self._keep_best(state, state.validation_error)
 
     def _keep_best(self, state: State, watched: np.ndarray) -> State:
@@ -274,7 +285,9 @@ class OnlineCapsule:
         return bool(state.finished.all())
 
     def summary(self, state: OnlineState) -> dict[str, float | int | None]:
-        """Means over members of the measurements of the epoch; in mid-epoch, of its part that is done."""
+        """Measurements of the epoch, of an ensemble means over its members; in mid-epoch, of its part that is
+        done.
+        """
         objective, error, active = state.objective, state.train_error, state.active
         if state.sums[:, 3].any():
             total = np.maximum(state.sums[:, 3], np.finfo(float).tiny)
@@ -283,8 +296,7 @@ class OnlineCapsule:
         rounds = np.minimum(state.round, len(self.em.nu) - 1)
         return {
             "objective": float(objective.mean()),
-            "train_error": float(error.mean()),
-            "validation_error": float(state.validation_error.mean()) if self.em.has_validation else None,
+            **error_rates(state, error, bool(self.em.has_validation)),
             "best_error": float(state.best_error.mean()) if np.isfinite(state.best_error).all() else None,
             "active_members": int((state.finished == 0).sum()),
             "active_rows": float(active.mean()),

@@ -15,6 +15,41 @@ from .moments import NonFiniteError
 from .squash import squash_table
 
 
+def class_scores(backend: Any, members: Members, h: Any) -> np.ndarray:
+    """What all members together say of rows: the largest score is the predicted class.
+
+    Parameters
+    ----------
+    backend : object
+    members : Members
+    h : array of float32, shape (D, rows)
+        Latent means, on the device.
+
+    Returns
+    -------
+    ndarray of float64, shape (rows, classes)
+        See :class:`CapsuleRows`.
+    """
+    kernel = backend.kernel("capsule_probabilities")
+    # All members have the same sum of dimensions.
+    table = backend.table(squash_table(int(members.dims[0].sum())))
+    if members.architecture == "multiclass":
+        return backend.to_host(kernel(h, members.dims[0], table)).T
+    scores = np.zeros((members.n_classes, h.shape[1]))
+    for r, dims in enumerate(members.dims):
+        p = backend.to_host(kernel(h[members.offsets[r] : members.offsets[r + 1]], dims, table))
+        if members.architecture == "one_vs_all":
+            scores[r] = p[0]
+            continue
+        a, b = (int(np.flatnonzero(members.labels[r] == i)[0]) for i in (0, 1))
+        # A vote counts 1; the probabilities of all m - 1 members of a class together count less than one
+        # vote.
+        wins = p[0] >= p[1]
+        scores[a] += wins + p[0] / members.n_classes
+        scores[b] += ~wins + p[1] / members.n_classes
+    return (scores / scores.sum(axis=0)).T
+
+
 @dataclass(frozen=True)
 class CapsuleRows:
     """Class scores or latent means of rows (a :class:`~..base.RowMap`).
@@ -61,24 +96,7 @@ class CapsuleRows:
             raise NonFiniteError(find_nonfinite(block) or f"rows from {block.start} on overflow float32")
         if self.what == "latents":
             return np.ascontiguousarray(backend.to_host(h).T)
-        kernel, members = backend.kernel("capsule_probabilities"), self.members
-        # All members have the same sum of dimensions.
-        table = backend.table(squash_table(int(members.dims[0].sum())))
-        if members.architecture == "multiclass":
-            return backend.to_host(kernel(h, members.dims[0], table)).T
-        scores = np.zeros((members.n_classes, len(block.x)))
-        for r, dims in enumerate(members.dims):
-            p = backend.to_host(kernel(h[members.offsets[r] : members.offsets[r + 1]], dims, table))
-            if members.architecture == "one_vs_all":
-                scores[r] = p[0]
-                continue
-            a, b = (int(np.flatnonzero(members.labels[r] == i)[0]) for i in (0, 1))
-            # A vote counts 1; the probabilities of all m - 1 members of a class together count less than one
-            # vote.
-            wins = p[0] >= p[1]
-            scores[a] += wins + p[0] / members.n_classes
-            scores[b] += ~wins + p[1] / members.n_classes
-        return (scores / scores.sum(axis=0)).T
+        return class_scores(backend, self.members, h)
 
     @property
     def gives_labels(self) -> bool:

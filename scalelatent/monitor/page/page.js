@@ -5,7 +5,7 @@
   const SHOWN_JOBS = 10, TIMEOUT = 10000;
   // Often, but a viewer must not take more than a few per cent of a scheduler's time.
   const PERIOD = 1000, LONGEST = 5000, PATIENCE = 40;
-  const BLUE = "#2f7fc9", GREY = "#9aa3ad";
+  const BLUE = "#2f7fc9", GREY = "#9aa3ad", AMBER = "#d98e2b";
   const state = { all: false, stage: null, tip: null };
 
   // -- text ---------------------------------------------------------------------------------------------
@@ -193,12 +193,16 @@
   function fact(name, value, unit, bad) {
     return el("div", { class: bad ? "bad" : null }, el("dt", {}, name), el("dd", {}, value), el("dd", { class: "note" }, unit || ""));
   }
+  function errorNote(job) {
+    if (known(job.mean_member_validation_error)) return `mean of the members ${percent(job.mean_member_validation_error)}`;
+    return known(job.train_error) ? `training ${percent(job.train_error)}` : "";
+  }
   function facts(job) {
     const live = job.state === "running";
     const out = [
       fact("Pass", count(job.pass), known(job.max_passes) ? `of at most ${count(job.max_passes)}` : ""),
       fact("Objective", figure(job.objective)),
-      fact("Validation error", percent(job.validation_error), known(job.train_error) ? `training ${percent(job.train_error)}` : ""),
+      fact("Validation error", percent(job.validation_error), errorNote(job)),
       fact("Rows/s", count(job.rows_per_s)),
       fact("Read", known(job.mb_per_s) ? figure(+job.mb_per_s.toPrecision(3)) : "–", known(job.mb_per_s) ? "MB/s" : ""),
       live ? fact("Time left", known(job.seconds_left) ? duration(job.seconds_left) : "–", known(job.seconds_left) ? "at most" : "")
@@ -219,7 +223,7 @@
   }
   function charts(job) {
     // against passes, or, for a learner of minibatches, against its steps
-    const measured = job.curves.filter((c) => c.objective || c.validation_error || c.train_error);
+    const measured = job.curves.filter((c) => c.objective || c.validation_error || c.train_error || c.mean_member_train_error);
     const pool = measured.length ? measured : job.curves;
     const curve = pool[pool.length - 1];
     if (!curve) return null;
@@ -227,7 +231,9 @@
     return el("div", { class: "charts" },
       chart("Objective", against, curve, [{ key: "objective", name: "objective", color: BLUE }], figure, figure),
       chart("Error", "", curve, [{ key: "validation_error", name: "validation", color: BLUE },
-        { key: "train_error", name: "training", color: GREY }], percent, (value) => `${figure(+(100 * value).toPrecision(6))} %`),
+        { key: "train_error", name: "training", color: GREY },
+        { key: "mean_member_validation_error", name: "mean member, validation", color: AMBER },
+        { key: "mean_member_train_error", name: "mean member, training", color: GREY }], percent, (value) => `${figure(+(100 * value).toPrecision(6))} %`),
       chart("Rows per second", against, curve, [{ key: "rows_per_s", name: "rows/s", color: BLUE }], short, short, 0));
   }
   function short(value) {

@@ -281,7 +281,8 @@ def test_summary_is_scalars() -> None:
     summary = learner.summary(states[-1])
     assert summary["pass"] == 1
     assert summary["objective"] == pytest.approx(2.0)
-    assert summary["train_error"] == pytest.approx(0.25)
+    assert summary["train_error"] is None  # nobody has measured what the members decide together
+    assert summary["mean_member_train_error"] == pytest.approx(0.25)
     assert summary["validation_error"] is None
     assert summary["nu"] == pytest.approx(0.8)
     assert summary["round"] == 1
@@ -294,7 +295,7 @@ def test_state_holds_arrays_of_the_shapes_it_says() -> None:
         value = getattr(state, field.name)
         if field.name in ("w", "previous", "best"):
             assert value.shape == (6, 3)
-        elif field.name != "iteration":
+        elif field.name not in ("iteration", "decision_error"):
             assert value.shape == (3,)
 
 
