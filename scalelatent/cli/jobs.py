@@ -122,7 +122,8 @@ def status(
         if json:
             emit(state)
         else:
-            show_values(_told(state), title=state["id"])
+            told = {key: value for key, value in state.items() if value is not None}
+            show_values(told, title=state["id"])
         return
     asked = (
         nullcontext() if scheduler is None else open_client(scheduler, _security(tls_ca, tls_cert, tls_key))
@@ -137,18 +138,6 @@ def status(
         objective = "" if state["objective"] is None else f"objective {state['objective']:.5f}"
         numbers = f"pass {text_of(state['pass']):<5}  {objective:<20}"
         typer.echo(f"{state['id']:<28}  {state['state'] or 'unseen':<9}  {numbers}  {state['run']}")
-
-
-def _told(state: dict[str, Any]) -> dict[str, Any]:
-    """A state as people read it: the times that are seconds as dates, as the others are; no empty lines."""
-    from datetime import UTC, datetime
-
-    times = {
-        key: datetime.fromtimestamp(state[key], UTC).isoformat(timespec="seconds")
-        for key in ("submitted", "began")
-        if state.get(key) is not None
-    }
-    return {key: value for key, value in (state | times).items() if value is not None}
 
 
 @verb

@@ -59,7 +59,7 @@ class Callback:
         """Something worth a line in the log. ``info``: event, and what belongs to it."""
 
     def on_fit_end(self, info: dict[str, Any]) -> None:
-        """After the last pass. ``info``: passes, seconds."""
+        """After the last pass. ``info``: passes, pass_seconds (their sum)."""
 
 
 class Callbacks(Callback):

@@ -201,7 +201,7 @@ class StreamedEstimator(BaseEstimator):
             session.answer(steps, (seed, rows))
             session.finish()
         seconds = sum(record["seconds"] for record in self.history_)
-        session.callbacks.on_fit_end({"passes": self.n_iter_, "seconds": seconds})
+        session.callbacks.on_fit_end({"passes": self.n_iter_, "pass_seconds": seconds})
 
     # -- outputs as large as the data
     # -------------------------------------------------------------------------

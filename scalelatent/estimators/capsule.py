@@ -104,12 +104,13 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
     n_iter_ : int
         Passes.
     history_ : list of dict
-        One record a pass: objective (mean log-loss, nats), train_error, validation_error, seconds of the pass,
-        rows, bytes_read, … The binary architectures have the mean over members as objective,
-        mean_member_train_error and mean_member_validation_error, no train_error; their validation_error is that of what the
-        members decide together, which batch EM measures in the first eight passes and every eighth from then on
-        (between, the last one is repeated). Of an online algorithm with engine options ``report_steps`` or ``validate_steps`` also
-        one at each such step, with the number of the pass that it belongs to; ``rows_seen`` tells them apart.
+        One record a pass: objective (mean log-loss, nats), train_error, validation_error, seconds of the
+        pass, rows, bytes_read, … The binary architectures have means over members instead: the objective,
+        mean_member_train_error, mean_member_validation_error. Their validation_error is that of what the
+        members decide together, which batch EM measures in the first eight passes and every eighth from then
+        on (between, the last one is repeated); there is no train_error. Of an online algorithm with engine
+        options ``report_steps`` or ``validate_steps`` also one at each such step, with the number of the pass
+        that it belongs to; ``rows_seen`` tells them apart.
     best_validation_error_ : float or None
         Validation error of this model: ``1 - score`` of the validation rows.
     mean_member_validation_error_ : float or None

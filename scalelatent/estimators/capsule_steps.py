@@ -69,8 +69,8 @@ def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
     result = yield step
     w, decided = step.learner.weights(result.state), None
     if held is not None and members.n_members > 1:
-        # Each member's best is of another pass: what they decide together is told by a pass of its own, over the
-        # rows as they were given, as in `score`.
+        # Each member's best is of another pass: what they decide together is told by a pass of its own, over
+        # the rows as they were given, as in `score`.
         tally = ScoreTally(CapsuleRows(members, w, basis, "probabilities"), len(classes))
         found = yield Collect(f"decision-{result.state.iteration}", tally, held, classes)
         decided = float(CONFUSION_METRICS["error"](found["confusion"]))

@@ -191,7 +191,7 @@ class CompressiveMBN(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Streamed
             session.finish()
         self.seed_, self.history_, self.n_iter_ = seed, history, len(history)
         seconds = sum(record["seconds"] for record in history)
-        session.callbacks.on_fit_end({"passes": self.n_iter_, "seconds": seconds})
+        session.callbacks.on_fit_end({"passes": self.n_iter_, "pass_seconds": seconds})
         return self
 
     def _check_parameters(self) -> tuple[int, ...]:

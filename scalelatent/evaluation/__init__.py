@@ -11,7 +11,7 @@ from scalelatent._lazy import attach
 if TYPE_CHECKING:
     from .baselines import lsa, pca
     from .clustering import KMeansScores, clustering_accuracy, kmeans_scores, nmi
-    from .outputs import METRICS, score_output
+    from .outputs import METRICS, score_clusters, score_output
     from .ranking import RETRIEVAL_METRICS
     from .retrieval import RetrievalCurve, retrieval_accuracy, retrieval_levels
     from .structured import OutputErrors, all_error, changed_error, occlusion_errors, output_errors
@@ -33,6 +33,7 @@ __all__ = [
     "pca",
     "retrieval_accuracy",
     "retrieval_levels",
+    "score_clusters",
     "score_output",
 ]
 
@@ -53,6 +54,7 @@ _WHERE = {
     "pca": ".baselines",
     "retrieval_accuracy": ".retrieval",
     "retrieval_levels": ".retrieval",
+    "score_clusters": ".outputs",
     "score_output": ".outputs",
 }
 

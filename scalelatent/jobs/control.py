@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalelatent.data.store import is_local
 from scalelatent.errors import JobError, RunError
+from scalelatent.monitor.times import epoch_seconds
 
 from .asking import ask_scheduler
 from .clusterdriver import key_of
@@ -237,7 +238,7 @@ class _Watch:
         params = folder.read_job().params
         info = {
             "max_iter": params.get("max_iter", params.get("n_epochs")),
-            "began": folder.read_state().get("began"),
+            "began": epoch_seconds(folder.read_state().get("began")),
         }
         for callback in callbacks:
             callback.on_fit_start(info)

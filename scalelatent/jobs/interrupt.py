@@ -7,7 +7,6 @@ import json
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from scalelatent.data.store import is_local
 from scalelatent.engine.callbacks import Callback
 from scalelatent.errors import JobError
+from scalelatent.monitor.times import time_text
 
 if TYPE_CHECKING:
     from .runfolder import RunFolder
@@ -94,7 +94,7 @@ def ask_cancel(folder: RunFolder) -> None:
     (True, None)
     """
     start = folder.read_state().get("starts", 0)
-    asked = {"who": _user(), "host": socket.gethostname(), "time": time.time(), "start": start}
+    asked = {"who": _user(), "host": socket.gethostname(), "time": time_text(), "start": start}
     folder.place.write(CANCEL, json.dumps(asked).encode())
 
 

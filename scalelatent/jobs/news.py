@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalelatent.data.store import is_local
 from scalelatent.engine.callbacks import Callback
+from scalelatent.monitor.times import epoch_seconds
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -62,7 +63,8 @@ def announce(client: Client | None, folder: RunFolder, job: Job, state: Mapping[
         return
     news = {"kind": "state", "run": folder.url, "job": state["id"], "model": job.kind}
     news |= {"name": job.job.name or state["id"]}
-    news |= {key: state.get(key) for key in ("state", "error", "submitted", "began", "driver")}
+    news |= {key: state.get(key) for key in ("state", "error", "driver")}
+    news |= {key: epoch_seconds(state.get(key)) for key in ("submitted", "began")}
     # The run folder is the record; whoever watches the cluster may miss a line, but must not stop a run.
     with suppress(Exception):
         client.sync(client.scheduler.log_event, topic=TOPIC, msg=news, callback_timeout=ANNOUNCE_SECONDS)
@@ -85,5 +87,5 @@ def cluster_log(
     from scalelatent.monitor.publish import ClusterLog
 
     known = {"job": state["id"], "model": job.kind, "name": job.job.name or state["id"]}
-    known |= {"submitted": state.get("submitted"), "driver": state.get("driver")}
+    known |= {"submitted": epoch_seconds(state.get("submitted")), "driver": state.get("driver")}
     return [ClusterLog(client, folder.url, **known)]

@@ -17,6 +17,11 @@ It lies on a disk or in an object store. JSON files appear whole (written aside,
 once): a reader, or a power cut, finds the old or the new one, never half of one. A torn last line of a
 ``.jsonl`` file (a killed writer) is dropped when it is read and cut off when it is next appended to; in an
 object store a long one is several objects (see `scalelatent.data.linelog`).
+
+Times are ISO 8601 in UTC. ``seconds`` is the wall-clock time of what a record tells of, from its beginning to
+its end: of a pass in metrics.jsonl, of a checkpoint or a layer in its event, of the last execution of the
+job, with its scores and its report, in state.json and the event ``state``. ``pass_seconds`` is the sum over
+passes.
 """
 
 from __future__ import annotations
@@ -28,13 +33,13 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.data.linelog import LineLog
 from scalelatent.data.store import locate
 from scalelatent.errors import JobError, RunError
+from scalelatent.monitor.times import time_text
 
 from .jsontext import as_json, plain
 from .lock import FolderLock, folder_lock
@@ -140,8 +145,8 @@ class RunFolder:
                 "error": None,
                 "run": folder.url,
                 "kind": job.kind,
-                "created": _now(),
-                "updated": _now(),
+                "created": time_text(),
+                "updated": time_text(),
             })  # fmt: skip
         except OSError as error:
             raise JobError(
@@ -232,6 +237,9 @@ class RunFolder:
         """
         state = self._read_json("state.json")
         state["run"] = self.url  # the folder may have moved since
+        for key in ("submitted", "began"):
+            if isinstance(state.get(key), int | float):  # of an earlier version
+                state[key] = time_text(state[key])
         if state.get("state") == "running":
             holder = folder_lock(self.place).holder()
             if holder is None:
@@ -261,13 +269,13 @@ class RunFolder:
         """
         if "state" in changes and changes["state"] not in STATES:
             raise ValueError(f"state {changes['state']!r} is none of {', '.join(STATES)}")
-        state = self._read_json("state.json") | changes | {"run": self.url, "updated": _now()}
+        state = self._read_json("state.json") | changes | {"run": self.url, "updated": time_text()}
         self._write_json("state.json", state)
         return state
 
     def event(self, event: str, **values: Any) -> None:
         """Append one event to ``events.jsonl``; the time is added."""
-        self.append("events.jsonl", {"time": _now(), "event": event, **values})
+        self.append("events.jsonl", {"time": time_text(), "event": event, **values})
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """Append one record as a line to a ``.jsonl`` file of this folder."""
@@ -280,7 +288,7 @@ class RunFolder:
 
     def tell_progress(self, values: Mapping[str, Any]) -> None:
         """Write ``progress.json``: how far the pass is, and the time."""
-        self.place.write("progress.json", as_json({**values, "time": time.time()}))
+        self.place.write("progress.json", as_json({**values, "time": time_text()}))
 
     def read_progress(self) -> dict[str, Any]:
         """Return ``progress.json``; empty where none was written."""
@@ -383,7 +391,3 @@ def _place_of_driver(state: Mapping[str, Any]) -> str:
 
 def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "job"
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

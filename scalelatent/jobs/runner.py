@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from scalelatent.data.store import is_local
 from scalelatent.engine.dask.cluster import job_named
 from scalelatent.errors import JobError, RunError, ScalelatentError
+from scalelatent.monitor.times import time_text
 
 from .connection import connect
 from .datasets import JobData, open_job_data
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 __all__ = ["RunResult", "build_estimator", "engine_options", "run_held", "run_job", "run_new_job"]
 
 
+SCORES = ("test_error", "test_accuracy", "test_nmi")
+"""What the state of a run tells of its test rows; the event ``scored`` has all that was found."""
+
+
 @dataclass
 class RunResult:
     """What a finished run gives.
@@ -46,8 +51,8 @@ class RunResult:
     estimator : fitted estimator
     scores : dict
         ``best_validation_error`` of the model that was saved, where there are validation rows, and of an
-        ensemble ``mean_member_validation_error``; ``test_error`` and ``test_accuracy`` if the job names a test
-        dataset.
+        ensemble ``mean_member_validation_error``; ``test_error`` and ``test_accuracy`` if the job names a
+        test dataset.
     report : str or None
         Path or address of the report's page; None if it could not be made (``warnings`` says why).
     seconds : float
@@ -140,7 +145,7 @@ def run_held(
     request = StopRequest()
     with ExitStack() as stack:
         found = client
-        state = folder.update_state(state="running", error=None, driver=driver, began=time.time())
+        state = folder.update_state(state="running", error=None, driver=driver, began=time_text())
         folder.event("state", state="running", resume=resume, driver=driver, pid=os.getpid())
         try:
             with stop_on_signals(request, tell), stop_on_cancel(request, folder):
@@ -282,8 +287,9 @@ def _steps(
     folder.event("model_saved", path=folder.model_url)
     request.check()
     if data.test is not None:
-        result.scores |= _test_scores(estimator, data.test)
-        folder.event("scored", **result.scores)
+        found = _test_scores(estimator, data.test)
+        result.scores |= {key: found[key] for key in SCORES if key in found}
+        folder.event("scored", **{**result.scores, **found})
     _report(result, data)
     return result
 
@@ -298,7 +304,7 @@ def _test_scores(estimator: Any, test: Dataset) -> dict[str, float]:
     if not test.has_y or test.y_kind != "labels" or gives_codes(estimator):
         return {}  # rows to look at in the report
     found = score_dataset(estimator, test, ("nmi", "accuracy"))
-    return {"test_nmi": found["nmi"], "test_accuracy": found["accuracy"]}
+    return {f"test_{name}": value for name, value in found.items()}
 
 
 def engine_options(job: Job, estimator: Any) -> dict[str, Any]:

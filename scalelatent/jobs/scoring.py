@@ -136,7 +136,7 @@ def _score_output(
 ) -> dict[str, Any]:
     from scalelatent.evaluation import METRICS as OF_OUTPUTS
     from scalelatent.evaluation import score_output
-    from scalelatent.evaluation.outputs import check_clusters
+    from scalelatent.evaluation.outputs import OF_CLUSTERS, check_clusters, score_clusters
 
     codes = gives_codes(model)
     if metrics is None:
@@ -151,7 +151,14 @@ def _score_output(
     # Before the rows are transformed, which may take long.
     check_clusters(metrics, metric)
     _check(model, dataset, dataset.url or "the data")
-    return score_output(model.transform(dataset), dataset, metrics, metric=metric, progress=progress)
+    found: dict[str, Any] = {}
+    if wanted := tuple(name for name in OF_CLUSTERS if name in metrics):
+        scores = score_clusters(model, dataset, progress=progress)
+        kept = (*wanted, "restarts", "clustered_rows")
+        found |= {key: value for key, value in scores.items() if key.startswith(kept)}
+    if others := [name for name in metrics if name not in OF_CLUSTERS]:
+        found |= score_output(model.transform(dataset), dataset, others, metric=metric, progress=progress)
+    return found
 
 
 def gives_codes(model: Any) -> bool:

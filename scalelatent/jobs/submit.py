@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from scalelatent.data.store import is_local
 from scalelatent.errors import JobError, RunError
+from scalelatent.monitor.times import time_text
 
 from .asking import address_of, ask_scheduler
 from .clusterdriver import drive, key_of
@@ -176,7 +177,7 @@ def _hand_over(client: Client, folder: RunFolder, job: Job) -> Submitted:
     address = address_of(client)
     with folder.lock():
         folder.write_job(job)
-        start = folder.begin("queued", submitted=time.time(), scheduler=address, driver=None)
+        start = folder.begin("queued", submitted=time_text(), scheduler=address, driver=None)
         folder.event("submitted", scheduler=address, host=socket.gethostname(), start=start)
     state = folder.read_state()
     identity = state["id"]

@@ -15,12 +15,13 @@ from tornado.web import HTTPError, RequestHandler
 from scalelatent.engine.dask import hooks
 
 from .board import Board
+from .times import time_text
 from .workers import natural
 
 __all__ = ["ROUTES", "snapshot"]
 
 FOLDER = Path(__file__).parent / "page"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 # Several viewers within this time read one answer.
 FRESH_SECONDS = 0.4
 WORKERS, WORKERS_LOST = 200, 50
@@ -91,9 +92,9 @@ def snapshot(
     Returns
     -------
     dict
-        ``format_version``, ``time`` (s since the epoch), ``cluster`` (workers, threads, GPUs, workers lost),
-        ``jobs`` (a summary each) and, where asked for, ``job``. Times are in seconds, memory in bytes; what
-        is not known is null.
+        ``format_version``, ``time`` (as all times ISO 8601 in UTC), ``cluster`` (workers, threads, GPUs,
+        workers lost), ``jobs`` (a summary each) and, where asked for, ``job``. Durations are in seconds,
+        memory in bytes; what is not known is null.
 
     Examples
     --------
@@ -103,7 +104,7 @@ def snapshot(
     now = time.time() if now is None else now
     out: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
-        "time": now,
+        "time": time_text(now),
         "cluster": {
             "workers": len(workers),
             "threads": sum(facts["threads"] for facts in workers.values()),

@@ -8,6 +8,7 @@ from typing import Any
 
 from .parts import ERRORS, part_of
 from .series import Curve, Rate
+from .times import time_text
 from .workers import Workers, clip, number, number_or_none, pool_of
 
 __all__ = ["JobView"]
@@ -204,9 +205,7 @@ class JobView:
             "rows_total": int(self.rows_total),
             "progress": self.rows_done / self.rows_total if self.rows_total else None,
             **self._time_left(rate),
-            "submitted": self.submitted,
-            "began": self.began,
-            "ended": self.ended,
+            **{key: _time(getattr(self, key)) for key in ("submitted", "began", "ended")},
             "seconds": max(0.0, end - self.began) if self.began else None,
             "rows": int(self.rows),
             "workers": len(self.workers),
@@ -229,7 +228,7 @@ class JobView:
             "curves": curves,
             "pools": self.workers.pools(now),
             "worker_rows": self.workers.to_list(now),
-            "events": list(self.events),
+            "events": [{**event, "time": time_text(event["time"])} for event in self.events],
         }
 
     def _time_left(self, rate: float) -> dict[str, float | None]:
@@ -282,3 +281,7 @@ def _say(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return clip(value)
+
+
+def _time(seconds: float | None) -> str | None:
+    return None if seconds is None else time_text(seconds)

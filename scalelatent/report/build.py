@@ -114,7 +114,7 @@ def _network_report(run: RunFiles, model: Any, data: Dataset | None, rows: str) 
         run.notes.append("No rows were at hand: the figures are left out.")
     else:
         try:
-            evidence = collect_network(model, data)
+            evidence = collect_network(model, data, scores=_recorded_scores(run) if rows == "test" else None)
         except ScalelatentError as error:
             run.notes.append(f"The rows could not be used, so their figures are left out: {error}")
     page.headline, page.numbers = network_numbers(run, model, evidence, rows)
@@ -123,6 +123,14 @@ def _network_report(run: RunFiles, model: Any, data: Dataset | None, rows: str) 
         run.notes.append(f"The {rows} rows have no classes, so clusters are not held against any.")
     page.notes, page.settings, page.links = run.notes, run.settings(), run.links()
     return write_page(page, run.place.at("report"))
+
+
+def _recorded_scores(run: RunFiles) -> dict[str, float] | None:
+    """What the job has found of its test rows, where that is all that is told; None: compute it."""
+    told = {key.removeprefix("test_"): value for key, value in run.event("scored").items()}
+    wanted = ("nmi", "nmi_mean", "nmi_spread", "accuracy", "accuracy_mean", "accuracy_spread")
+    wanted += ("restarts", "clustered_rows")
+    return {key: told[key] for key in wanted} if all(key in told for key in wanted) else None
 
 
 def _rbm_report(run: RunFiles, model: Any, data: Dataset | None, rows: str) -> str:

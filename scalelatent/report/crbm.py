@@ -10,12 +10,13 @@ import numpy as np
 from scalelatent.data import Dataset
 from scalelatent.data.grid import spaced
 from scalelatent.evaluation import OutputErrors, occlusion_errors
+from scalelatent.evaluation.outputs import joined
 from scalelatent.models.crbm.inference import CONVERGED
 
 from .crbm_figures import plot_convergence, plot_learning, plot_occlusion, plot_restored
 from .page import Picture, count, listing
 from .pictures import image_shape
-from .sampled import check_width, joined
+from .sampled import check_width
 from .style import percent
 
 if TYPE_CHECKING:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from scalelatent.data import Dataset
-from scalelatent.data.grid import spaced
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.mapwrite import map_to_array
-from scalelatent.evaluation import KMeansScores, RetrievalCurve, kmeans_scores, retrieval_accuracy
+from scalelatent.evaluation import RetrievalCurve, retrieval_accuracy
+from scalelatent.evaluation.outputs import read_spaced, score_clusters
 from scalelatent.models.mbn.model import Network
 from scalelatent.models.mbn.pca import kernel_coordinates
 
 from .mbn_figures import LEGEND_CLASSES, plot_layers, plot_output, plot_retrieval
 from .page import Picture, count, listing
-from .sampled import check_width, joined
+from .sampled import check_width
 from .style import percent
 
 if TYPE_CHECKING:
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NetworkEvidence", "collect_network", "network_numbers", "network_pictures", "network_subtitle"]
 
-SAMPLE_ROWS, PLACES = 2000, 100
-RESTARTS = 10
+SAMPLE_ROWS = 2000
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class NetworkEvidence:
     codes : ndarray of int, shape (n,), or None
         Classes; None without labels, or with several a row.
     class_names : list of str
-    clusters : KMeansScores or None
-        None also of codes, which have no mean.
+    clusters : dict or None
+        See :func:`~scalelatent.evaluation.outputs.score_clusters`; None also of codes, which have no mean.
     retrieval : RetrievalCurve or None
     """
 
@@ -58,12 +58,18 @@ class NetworkEvidence:
     ks: list[int]
     codes: np.ndarray | None
     class_names: list[str]
-    clusters: KMeansScores | None
+    clusters: Mapping[str, float] | None
     retrieval: RetrievalCurve | None
     ranked_by: str = "cosine"
 
 
-def collect_network(model: Any, data: Dataset, *, sample_rows: int = SAMPLE_ROWS) -> NetworkEvidence:
+def collect_network(
+    model: Any,
+    data: Dataset,
+    *,
+    sample_rows: int = SAMPLE_ROWS,
+    scores: Mapping[str, float] | None = None,
+) -> NetworkEvidence:
     """Take evenly spaced rows through all layers of a fitted network.
 
     Parameters
@@ -73,7 +79,9 @@ def collect_network(model: Any, data: Dataset, *, sample_rows: int = SAMPLE_ROWS
     data : Dataset
         Of the model's width, with or without labels or topics.
     sample_rows : int
-        At most so many rows.
+        At most so many rows for the figures.
+    scores : mapping, optional
+        What `score_clusters` has found of these rows before; computed where it is not given.
 
     Returns
     -------
@@ -95,9 +103,7 @@ def collect_network(model: Any, data: Dataset, *, sample_rows: int = SAMPLE_ROWS
     (True, (150, 3))
     """
     check_width(data, model.n_features_in_)
-    pieces = spaced(data.n_rows, sample_rows, PLACES)
-    rows: Any = joined([data.read_x(a, b) for a, b in pieces])
-    labels = joined([data.read_y(a, b) for a, b in pieces]) if data.has_y else None
+    rows, labels = read_spaced(data, sample_rows)
     planes, codes, kernel = [], Dataset.from_arrays(rows), make_backend("cpu").kernel
     for layer, centroids in zip(model._layers, model._centroids, strict=True):
         found = map_to_array(Network((layer,), (centroids,)), codes, model.device, model.n_jobs)
@@ -113,7 +119,7 @@ def collect_network(model: Any, data: Dataset, *, sample_rows: int = SAMPLE_ROWS
         values, classes = np.unique(labels, return_inverse=True)
         names = [str(value) for value in values.tolist()]
         if len(values) <= len(output) and projection is not None:
-            clusters = kmeans_scores(output, classes, restarts=RESTARTS, n_jobs=model.n_jobs)
+            clusters = scores or score_clusters(model, data)
     if labels is not None and data.y_kind != "targets" and len(output) > 1:
         curve = retrieval_accuracy(ranked, labels, metric=metric, n_jobs=model.n_jobs)
     ks = [int(k) for k in model.ks_]
@@ -138,15 +144,16 @@ def network_numbers(
     if evidence is not None:
         table.append((f"{rows} rows", f"{evidence.n_rows:,}"))
         shown = len(evidence.output)
-        if shown < evidence.n_rows:
-            table.append(("of these shown and scored", f"{shown:,}, evenly spaced"))
+        table.append(("rows in the figures", _of_all(shown, evidence)))
         if (scores := evidence.clusters) is not None:
-            head += [("NMI", percent(scores.nmi)), ("clustering accuracy", percent(scores.accuracy))]
-            told = scores.to_dict()
+            head += [("NMI", percent(scores["nmi"])), ("clustering accuracy", percent(scores["accuracy"]))]
             for name, label in (("nmi", "NMI"), ("accuracy", "clustering accuracy")):
-                value = f"{percent(told[name])}; mean {percent(told[f'{name}_mean'])}"
-                spread = f"± {percent(told[f'{name}_spread'])} over {RESTARTS} restarts of k-means"
-                table.append((label, f"{value} {spread}"))
+                value = f"{percent(scores[name])}, that of the clusters of smallest inertia"
+                spread = f"{percent(scores[f'{name}_mean'])} ± {percent(scores[f'{name}_spread'])}"
+                table.append((label, f"{value}; mean of {int(scores['restarts'])} restarts {spread}"))
+            table.append(
+                ("rows that k-means has clustered", _of_all(int(scores["clustered_rows"]), evidence))
+            )
         if (curve := evidence.retrieval) is not None:
             at = [f"{percent(a)} at {k:,}" for k, a in zip(curve.levels, curve.accuracy, strict=True)]
             table.append(("retrieval accuracy", listing(at[:4])))
@@ -165,6 +172,10 @@ def network_numbers(
     table.append(("features of a row", f"{model.n_features_in_:,}"))
     table.append(("seed", str(model.seed_)))
     return head, table
+
+
+def _of_all(rows: int, evidence: NetworkEvidence) -> str:
+    return f"{rows:,}, evenly spaced" if rows < evidence.n_rows else f"all {rows:,}"
 
 
 def network_pictures(evidence: NetworkEvidence, rows: str) -> list[Picture]:
@@ -200,7 +211,7 @@ def _output(evidence: NetworkEvidence, rows: str) -> Picture:
     if evidence.clusters is not None:
         alt += (
             f" in {count(len(evidence.class_names), 'class', 'classes')}; k-means on all components reaches "
-            f"an accuracy of {percent(evidence.clusters.accuracy)}"
+            f"an accuracy of {percent(evidence.clusters['accuracy'])}"
         )
     figure = plot_output(evidence.output, evidence.codes, evidence.class_names)
     return Picture("output", "Output", words, alt + ".", figure)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from scalelatent.data import Dataset
 from scalelatent.errors import DataError
 
@@ -23,18 +19,3 @@ def check_width(data: Dataset, wanted: int) -> None:
             f"{data.url or 'the data'} has {data.n_features} features a row, but the model was fitted to "
             f"{wanted}: report on rows of the kind it was fitted to"
         )
-
-
-def joined(parts: list[Any]) -> Any:
-    """One array, or CSR array, of several.
-
-    Examples
-    --------
-    >>> joined([np.zeros((1, 2)), np.ones((2, 2))]).shape
-    (3, 2)
-    """
-    if isinstance(parts[0], np.ndarray):
-        return np.concatenate(parts)
-    import scipy.sparse
-
-    return scipy.sparse.vstack(parts, format="csr")

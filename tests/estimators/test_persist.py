@@ -53,7 +53,13 @@ def test_round_trip(digits: Arrays, tmp_path: Path, variant: str) -> None:
         if a is not None:
             assert (a.dtype, a.shape) == (b.dtype, b.shape)
             np.testing.assert_array_equal(a, b)
-    for name in ("n_iter_", "n_features_in_", "seed_", "best_validation_error_", "mean_member_validation_error_"):
+    for name in (
+        "n_iter_",
+        "n_features_in_",
+        "seed_",
+        "best_validation_error_",
+        "mean_member_validation_error_",
+    ):
         assert getattr(model, name) == getattr(other, name)
     for method in ("predict", "predict_proba", "transform"):
         np.testing.assert_array_equal(getattr(model, method)(digits[0]), getattr(other, method)(digits[0]))

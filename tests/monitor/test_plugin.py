@@ -63,7 +63,7 @@ def test_a_run_is_told_from_its_start_to_its_end(watched: SimpleNamespace, jobs:
         answer = jobs(watched.base, "told-01", until=lambda a: a.get("job", {}).get("pass"))
         assert answer["job"]["state"] == "running"
         assert answer["job"]["max_passes"] == 4
-        assert answer["job"]["submitted"] == 5.0
+        assert answer["job"]["submitted"] == "1970-01-01T00:00:05.000+00:00"
         log.on_event({"event": "span_redone", "span": 3, "device": "cpu"})
         log.on_fit_end({"passes": 2, "seconds": 0.2})
     answer = jobs(watched.base, "told-01", until=lambda a: a["job"]["state"] == "done")
@@ -298,7 +298,7 @@ def test_preload_behind_a_prefix_and_without_bokeh(bokeh: bool) -> None:
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
     if bokeh:
-        assert lines == ["200 True", "200 b'{\"format_version\":1,'", "200 True"]
+        assert lines == ["200 True", "200 b'{\"format_version\":2,'", "200 True"]
     else:  # a page of its own without Dask's navigation bar
-        assert lines[:2] == ["200 b'<!DOCTYPE html>\\n<htm'", "200 b'{\"format_version\":1,'"]
+        assert lines[:2] == ["200 b'<!DOCTYPE html>\\n<htm'", "200 b'{\"format_version\":2,'"]
     assert "scalelatent: this Dask" not in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from sklearn.datasets import load_digits
 
 from scalelatent import Dataset, MultilayerBootstrapNetwork
 from scalelatent.errors import DataError
-from scalelatent.evaluation import retrieval_accuracy
-from scalelatent.report import build_report
-from scalelatent.report.mbn import collect_network, network_pictures
+from scalelatent.evaluation import outputs, retrieval_accuracy, score_clusters
+from scalelatent.jobs.scoring import score_dataset
+from scalelatent.report import build_report, mbn
+from scalelatent.report.mbn import collect_network, network_numbers, network_pictures
 from scalelatent.report.mbn_figures import (
     Sweep,
     plot_layers,
@@ -26,6 +28,7 @@ from scalelatent.report.mbn_figures import (
     plot_sweeps,
 )
 from scalelatent.report.mbn_synthetic import SHAPES, outlier_example, synthetic_points
+from scalelatent.report.runfiles import read_run
 
 
 @cache
@@ -72,7 +75,7 @@ def test_evidence_of_a_sample_is_that_of_its_rows() -> None:
     np.testing.assert_array_equal(whole.output, model.transform(x))
     assert whole.ks == model.ks_
     assert whole.clusters is not None
-    assert whole.clusters.accuracy > 0.5
+    assert whole.clusters["accuracy"] > 0.5
     sparse = collect_network(model, Dataset.from_arrays(scipy.sparse.csr_array(x), y))
     np.testing.assert_array_equal(sparse.output, whole.output)
     assert sparse.clusters is not None
@@ -82,6 +85,41 @@ def test_evidence_of_a_sample_is_that_of_its_rows() -> None:
     np.testing.assert_array_equal(some.output, model.transform(x[rows]))
     assert some.codes is not None
     np.testing.assert_array_equal(np.array(some.class_names, int)[some.codes], y[rows])
+
+
+def test_scores_of_the_record_are_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, y = fitted()
+    data = Dataset.from_arrays(x, y)
+    scores = score_clusters(model, data)
+    assert scores["nmi"] == score_dataset(model, data, ["nmi"])["nmi"]
+    (tmp_path / "job.json").write_text(json.dumps({"data": {"train": "x.zarr", "test": "x.zarr"}}))
+
+    def told() -> str:
+        page = Path(build_report(tmp_path, model=model, data=data)).read_text()
+        return re.search(r"NMI</th><td>(.*?)</td>", page).group(1)
+
+    # Without a record they are computed, by the function that `score` uses.
+    assert told().startswith(f"{100 * scores['nmi']:.2f} %, that of the clusters of smallest inertia")
+    assert "mean of 50 restarts" in told()
+    record = {"event": "scored", **{f"test_{name}": value for name, value in scores.items()}, "test_nmi": 0.5}
+    (tmp_path / "events.jsonl").write_text(json.dumps(record) + "\n")
+    monkeypatch.setattr(mbn, "score_clusters", lambda *_: pytest.fail("computed again"))
+    assert told().startswith("50.00 %, that of")
+
+
+def test_of_many_rows_some_are_clustered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, y = fitted()
+    monkeypatch.setattr(outputs, "SCORED_ROWS", 120)
+    data, seen = Dataset.from_arrays(x, y), []
+    found = score_clusters(model, data, progress=lambda done, total: seen.append((done, total)))
+    assert (found["clustered_rows"], found["restarts"]) == (120, 50)
+    assert max(seen) == (50, 50)
+    rows = np.linspace(0, 299, 120).astype(int)
+    assert found["nmi"] == score_clusters(model, Dataset.from_arrays(x[rows], y[rows]))["nmi"]
+    evidence = collect_network(model, data, sample_rows=50)
+    told = dict(network_numbers(read_run(tmp_path), model, evidence, "test")[1])
+    assert told["rows in the figures"] == "50, evenly spaced"
+    assert told["rows that k-means has clustered"] == "120, evenly spaced"
 
 
 def test_output_codes_are_drawn_by_their_plane() -> None:

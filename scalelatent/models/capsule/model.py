@@ -32,8 +32,8 @@ from .squash import squash_table
 
 RELATIVE_JITTER = 1e-8
 NO_ROWS = 1e-10
-# An ensemble's own error needs all members on all validation rows, also those that have stopped and those that
-# learn from other classes: batch EM measures it in the first passes, and then only now and then.
+# An ensemble's own error needs all members on all validation rows, also those that have stopped and those
+# that learn from other classes: batch EM measures it in the first passes, and then only now and then.
 DECIDED_PASSES = 8
 
 
@@ -121,8 +121,8 @@ class CapsulePass:
     """E-step (``train`` True) or scoring alone: the :class:`~..base.Reduction` of capsule regression.
 
     Statistics: ``sums`` (M, 4) are weighted log-likelihood, weighted errors, active rows, total weight; the
-    E-step adds ``rows`` (M,) and ``delta`` (D, p), the residual moment; scoring of an ensemble ``decision`` (2,),
-    weighted errors of what its members decide together and total weight, both 0 where it is not measured.
+    E-step adds ``rows`` (M,) and ``delta`` (D, p), the residual moment; scoring of an ensemble ``decision``
+    (2,), weighted errors of what its members decide together and total weight, both 0 where not measured.
     """
 
     members: Members

@@ -20,6 +20,8 @@ from scalelatent.models.stats import Layout, Stats
 
 # Components beyond those that are wanted: their number decides how fast the wanted ones settle.
 _SPARE = 8
+# From so many rows on, a few eigenvectors are found by Lanczos' method.
+LANCZOS_ROWS = 200
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,9 @@ def kernel_coordinates(codes: np.ndarray, d: int, kernel: Any) -> np.ndarray:
     >>> np.abs(kernel_coordinates(codes, 2, lambda name: onehot.count_matches)[:, 0]).round(2).tolist()
     [0.67, 0.67, 1.33]
     """
-    values, u = _leading(codes, min(d, len(codes)), kernel)
+    d_kept = min(d, len(codes))
+    few = len(codes) < LANCZOS_ROWS or d_kept > len(codes) // 50
+    values, u = (_leading if few else _leading_by_lanczos)(codes, d_kept, kernel)
     found = np.zeros((len(codes), d))
     found[:, : len(values)] = u * np.sqrt(np.maximum(values, 0.0))
     return found * _signs(found)
@@ -175,11 +179,29 @@ def _leading(codes: np.ndarray, count: int, kernel: Any) -> tuple[np.ndarray, np
     from scipy.linalg import eigh
 
     n = len(codes)
+    matches = _centred(codes, kernel)
+    values, u = eigh(matches, subset_by_index=[n - count, n - 1] if count < n else None)
+    return values[::-1], u[:, ::-1]
+
+
+def _leading_by_lanczos(codes: np.ndarray, count: int, kernel: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The same for few of many: a hundred products with a vector, where `eigh` reduces the whole matrix."""
+    from scipy.sparse.linalg import ArpackError, eigsh
+
+    matches = _centred(codes, kernel)
+    start = np.cos(np.arange(len(codes)) ** 1.5)  # any vector, the same each time
+    try:
+        values, u = eigsh(matches, k=count, which="LA", v0=start, ncv=16 + 4 * count, tol=1e-9, maxiter=200)
+    except ArpackError:  # no convergence where eigenvalues are all but equal; no start where all are zero
+        return _leading(codes, count, kernel)
+    return values[::-1], u[:, ::-1]
+
+
+def _centred(codes: np.ndarray, kernel: Any) -> np.ndarray:
     matches = kernel("mbn_count_matches")(codes).astype(np.float64)
     matches -= matches.mean(axis=0)
     matches -= matches.mean(axis=1, keepdims=True)
-    values, u = eigh(matches, subset_by_index=[n - count, n - 1] if count < n else None)
-    return values[::-1], u[:, ::-1]
+    return matches
 
 
 def _signs(vectors: np.ndarray) -> np.ndarray:

@@ -33,7 +33,7 @@
     while (value >= 1024 && unit < units.length - 1) { value /= 1024; unit += 1; }
     return `${value.toFixed(value < 10 && unit > 2 ? 1 : 0)} ${units[unit]}`;
   }
-  const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString("en-GB");
+  const clock = (time) => new Date(time).toLocaleTimeString("en-GB");
 
   // -- elements: text is only ever set as text -------------------------------------------------------------
   function el(tag, attributes, ...children) {

@@ -10,7 +10,9 @@ import pytest
 
 from scalelatent.engine.backend import find_kernel, make_backend
 from scalelatent.models.base import Block
+from scalelatent.models.mbn import pca
 from scalelatent.models.mbn.pca import (
+    LANCZOS_ROWS,
     CodeCounts,
     CodeProjection,
     Components,
@@ -112,6 +114,26 @@ def test_coordinates_are_those_of_one_hot_rows(codes: np.ndarray) -> None:
     np.testing.assert_allclose(np.abs(found), np.abs(u[:, :2] * s[:2]), atol=1e-8)
     assert (found[np.abs(found).argmax(axis=0), [0, 1]] > 0).all()
     assert kernel_coordinates(codes[:1], 2, kernel).tolist() == [[0, 0]]
+
+
+@pytest.mark.parametrize("kind", ["random", "two rows", "one row"])
+def test_coordinates_of_many_rows_need_no_whole_decomposition(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = partial(find_kernel, backend="numba")
+    n = LANCZOS_ROWS + 50
+    codes = np.random.default_rng(0).integers(0, K, (n, V)).astype(np.uint16)
+    codes[: n // 2, : V // 2] = 0  # a first direction that stands out
+    if kind != "random":
+        codes = codes[[0, n - 1] if kind == "two rows" else [0, 0]][np.arange(n) % 2]
+    hot = np.eye(K)[codes].reshape(n, -1)
+    u, s, _ = np.linalg.svd(hot - hot.mean(axis=0), full_matrices=False)
+    whole: list[int] = []
+    monkeypatch.setattr(pca, "_leading", lambda c, d, k, real=pca._leading: whole.append(d) or real(c, d, k))
+    found = kernel_coordinates(codes, 2, kernel)
+    np.testing.assert_allclose(np.abs(found), np.abs(u[:, :2] * s[:2]), atol=1e-6)
+    if kind == "random":
+        assert not whole
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])

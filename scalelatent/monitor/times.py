@@ -1,0 +1,36 @@
+"""Times in records: one form for all of them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+__all__ = ["epoch_seconds", "time_text"]
+
+
+def time_text(seconds: float | None = None) -> str:
+    """Write a time, now by default, as all records do: ISO 8601 in UTC.
+
+    Examples
+    --------
+    >>> time_text(0.25)
+    '1970-01-01T00:00:00.250+00:00'
+    """
+    when = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return when.isoformat(timespec="milliseconds")
+
+
+def epoch_seconds(value: Any) -> float | None:
+    """Read a time of a record as seconds since 1970; records of earlier versions hold these. None: no time.
+
+    Examples
+    --------
+    >>> epoch_seconds("1970-01-01T00:00:00.250+00:00"), epoch_seconds(0.25), epoch_seconds(None)
+    (0.25, 0.25, None)
+    """
+    if isinstance(value, str):
+        try:
+            return datetime.fromisoformat(value).timestamp()
+        except ValueError:
+            return None
+    return None if value is None or isinstance(value, bool) else float(value)
