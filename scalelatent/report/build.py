@@ -128,8 +128,8 @@ def _network_report(run: RunFiles, model: Any, data: Dataset | None, rows: str) 
 def _recorded_scores(run: RunFiles) -> dict[str, float] | None:
     """What the job has found of its test rows, where that is all that is told; None: compute it."""
     told = {key.removeprefix("test_"): value for key, value in run.event("scored").items()}
-    wanted = ("nmi", "nmi_mean", "nmi_spread", "accuracy", "accuracy_mean", "accuracy_spread")
-    wanted += ("restarts", "clustered_rows")
+    of_each = [f"{name}{part}" for name in ("nmi", "accuracy") for part in ("", "_mean", "_spread")]
+    wanted = [*of_each, "restarts", "clustered_rows"]
     return {key: told[key] for key in wanted} if all(key in told for key in wanted) else None
 
 
