@@ -18,7 +18,7 @@ from scalelatent.models.capsule.predict import CapsuleRows
 from scalelatent.models.capsule.running import RowSums, RunningCapsule
 
 from .base import StreamedEstimator, restore_params
-from .capsule_fit import check_params, check_width, projected_width
+from .capsule_fit import CAPSULE_DIM, check_params, check_width, plain_dim, projected_width
 from .capsule_online import ONLINE_PARAMETERS
 from .capsule_partial import PartialFit
 from .capsule_plan import plan
@@ -38,8 +38,9 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
 
     Parameters
     ----------
-    capsule_dim : int or sequence of int, default 8
-        Dimension d of the capsules, or one for each class (multiclass).
+    capsule_dim : int, sequence of int or None
+        Dimension d of the capsules, or one for each class (multiclass). None: 8, or as many as columns and
+        the rows of the smallest class allow (``capsule_dim_``).
     architecture : {"multiclass", "one_vs_all", "all_vs_all"}
         One model with a capsule a class; a binary model for each class; one for each pair of classes. All
         members share each pass.
@@ -99,6 +100,8 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
     classes_ : ndarray, shape (n_classes,)
     W_ : ndarray of float64, shape (sum of dimensions, p)
         Weights of all members' capsules, one under the other, on (projected) rows.
+    capsule_dim_ : int or list of int
+        Of all capsules, or one for each class.
     capsule_dims_ : ndarray of int, shape (members, capsules)
     projection_ : ndarray of float64, shape (n_features_in_, p), or None
     n_iter_ : int
@@ -140,7 +143,7 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
     def __init__(
         self,
         *,
-        capsule_dim: int | Sequence[int] = 8,
+        capsule_dim: int | Sequence[int] | None = None,
         architecture: str = "multiclass",
         algorithm: str = "em",
         projection: str | int | None = "auto",
@@ -185,6 +188,11 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         self.random_state = random_state
         self.device = device
         self.n_jobs = n_jobs
+
+    @property
+    def capsule_dim_(self) -> int | list[int]:
+        """Dimension of all capsules, or one for each class."""
+        return plain_dim(self.capsule_dims_)
 
     # -- fit
     # --------------------------------------------------------------------------------------------------
@@ -258,7 +266,8 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         """The parameters that decide the result: a resumed fit must have the same ones."""
         free = {"n_jobs", "device", "warm_start", "random_state"}
         free |= set(ONLINE_PARAMETERS if self.algorithm == "em" else ("max_iter",))
-        return {k: v for k, v in self.get_params(deep=False).items() if k not in free}
+        given = {k: v for k, v in self.get_params(deep=False).items() if k not in free}
+        return given | {"capsule_dim": CAPSULE_DIM if self.capsule_dim is None else self.capsule_dim}
 
     def _keep(
         self,

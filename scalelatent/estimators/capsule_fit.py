@@ -12,14 +12,15 @@ from scalelatent.data import Dataset
 from scalelatent.engine.backend import DEVICES
 from scalelatent.engine.plan import ALLOWED_SHARE
 from scalelatent.errors import DataError, PlanError
-from scalelatent.models.capsule.members import Members
+from scalelatent.models.capsule.members import Members, build_members
 from scalelatent.models.capsule.start import schedule_arrays
 
 from .capsule_online import ONLINE, check_online_params
-from .numbers import is_number, is_whole
+from .numbers import is_number, is_whole, tell_cut
 from .steps import Rows
 
 AUTO_PROJECTION = 196
+CAPSULE_DIM = 8
 COUNT_ROWS = 2**20
 CHOICES = {
     "algorithm": ("em", *ONLINE),
@@ -120,6 +121,44 @@ def too_wide(width: int | None, n_features: int, n_classes: int, memory: int) ->
         f"sklearn.decomposition.TruncatedSVD){remedy}, or give each worker "
         f"{matrices * 8 * p * p / ALLOWED_SHARE / 2**30:.1f} GiB ([cluster] memory_limit)"
     )
+
+
+def choose_dim(model: Any, counts: np.ndarray, width: int, where: str) -> Any:
+    """``capsule_dim``, or eight, cut to what the rows allow.
+
+    Parameters
+    ----------
+    counts : ndarray of int, shape (classes,)
+        Rows of each class.
+    width : int
+        Of (projected) rows.
+    where : str
+        What a message calls the rows.
+    """
+    if model.capsule_dim is not None:
+        return model.capsule_dim
+    if model.init != "subspace":
+        return CAPSULE_DIM
+    members = build_members(model.architecture, len(counts), 1)
+    fewest = min(
+        int(counts[labels == i].sum()) for labels in members.labels for i in range(members.dims.shape[1])
+    )
+    dim = max(min(CAPSULE_DIM, width, fewest), 1)
+    if dim < CAPSULE_DIM and counts.all():
+        found = f"{width} columns" if width <= fewest else f"{fewest} rows for a capsule"
+        tell_cut("capsule_dim", dim, CAPSULE_DIM, f"{where} have {found}")
+    return dim
+
+
+def plain_dim(dims: np.ndarray) -> int | list[int]:
+    """Dimension of all capsules, or one for each class.
+
+    Examples
+    --------
+    >>> plain_dim(np.array([[2, 2]])), plain_dim(np.array([[1, 2]]))
+    (2, [1, 2])
+    """
+    return int(dims[0, 0]) if (dims == dims[0, 0]).all() else dims[0].tolist()
 
 
 def check_width(width: int | None, train: Dataset, n_classes: int, memory: int) -> None:

@@ -15,7 +15,7 @@ from scalelatent.models.capsule.running import RowSums, RunningCapsule, StreamOp
 from scalelatent.models.capsule.start import schedule_arrays
 
 from .base import check_finite, is_plain
-from .capsule_fit import check_params, class_weights
+from .capsule_fit import CAPSULE_DIM, check_params, class_weights
 from .capsule_online import batch_rows
 
 READ_ROWS = 8192
@@ -158,7 +158,8 @@ class PartialFit:
                 f"projection={self.projection!r}: partial_fit begins before there are rows to take "
                 "directions from. Set projection=None, or call fit first and go on from there"
             )
-        members = build_members(self.architecture, len(classes), self.capsule_dim)
+        dim = min(CAPSULE_DIM, x.shape[1]) if self.capsule_dim is None else self.capsule_dim
+        members = build_members(self.architecture, len(classes), dim)
         self.seed_ = resolve_seed(self.random_state)
         rng = stream(self.seed_, "capsule-start")
         self._running = RunningCapsule.begin(members, x, codes, self.init, float(self.init_scale), rng)

@@ -26,7 +26,14 @@ from scalelatent.models.capsule.model import CapsuleEM, initial_state
 from scalelatent.models.capsule.moments import SecondMoments
 from scalelatent.models.capsule.start import schedule_arrays
 
-from .capsule_fit import check_classes, check_params, check_width, class_counts, projected_width
+from .capsule_fit import (
+    check_classes,
+    check_params,
+    check_width,
+    choose_dim,
+    class_counts,
+    projected_width,
+)
 from .capsule_online import online_step
 from .steps import LearnOnline, Rows
 
@@ -44,9 +51,10 @@ def plan(
     check_params(model)
     classes = train.classes
     assert classes is not None
-    members = build_members(model.architecture, len(classes), model.capsule_dim)
-    width = projected_width(model.projection, train.n_features)
-    check_classes(members, train, class_counts(train, classes), width, model.init)
+    width, counts = projected_width(model.projection, train.n_features), class_counts(train, classes)
+    dim = choose_dim(model, counts, width or train.n_features, train.url or "the training rows")
+    members = build_members(model.architecture, len(classes), dim)
+    check_classes(members, train, counts, width, model.init)
     check_width(width, train, len(classes), resources.memory)
     p = width or train.n_features
     rows = RowShape(len(train), p)

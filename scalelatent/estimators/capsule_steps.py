@@ -21,8 +21,10 @@ from .capsule_fit import (
     check_classes,
     check_labels,
     check_params,
+    choose_dim,
     class_counts,
     class_weights,
+    plain_dim,
     projected_width,
 )
 from .capsule_online import ALL_ROWS, online_step
@@ -40,17 +42,20 @@ def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
     check_params(model)
     train, classes = rows["train"], rows["train"].classes
     assert classes is not None
-    members = build_members(model.architecture, len(classes), model.capsule_dim)
+    build_members(model.architecture, len(classes), 1 if model.capsule_dim is None else model.capsule_dim)
     counts = yield Derive(class_counts, (train, classes))
     if "validation" in rows:
         yield Derive(check_labels, (rows["validation"], classes))
     width = projected_width(model.projection, train.n_features)
+    where = train.url or "the training rows"
+    dim = choose_dim(model, counts, width or train.n_features, where)
+    members = build_members(model.architecture, len(classes), dim)
     check_classes(members, train, counts, width, model.init)
     weights = class_weights(model.class_weight, classes, counts)
     last = _last_fit(model, members, width or train.n_features, classes)
     most = int(model.max_iter if model.algorithm == "em" else model.n_epochs)
     model.seed_, rows = yield Begin(
-        {"members": members.n_members, "max_iter": most},
+        {"members": members.n_members, "max_iter": most, "capsule_dim": plain_dim(members.dims)},
         keeps_records=model.algorithm == "incremental",
         all_rows="" if model.algorithm == "em" else ALL_ROWS,
     )

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
+from sklearn.utils import ClassifierTags
 
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.dask.cluster import current_client
@@ -17,7 +18,7 @@ from scalelatent.models.crbm.predict import sweeps_in
 from scalelatent.models.crbm.state import CrbmState
 
 from .base import StreamedEstimator, restore_params
-from .crbm_fit import check_batch, check_params, check_patience, check_rows, fit_steps
+from .crbm_fit import batch_size, check_batch, check_params, check_patience, check_rows, fit_steps
 from .crbm_outputs import CrbmOutputs
 from .crbm_partial import CrbmPartial
 from .crbm_plan import plan
@@ -66,8 +67,8 @@ class ConditionalRBM(
         Of the mean gradient of a batch.
     momentum, weight_decay : float, default 0
         The decay is that of the three matrices.
-    batch_size : int, default 20
-        Rows of a gradient.
+    batch_size : int or None
+        Rows of a gradient. None: 20, or what fewer rows and ``n_chains`` allow (``batch_size_``).
     n_epochs : int, default 50
     n_chains : int or None
         Parts of a batch that are computed independently, by threads or workers; ``batch_size`` is a multiple
@@ -103,6 +104,8 @@ class ConditionalRBM(
     Whx_ : ndarray of float32, shape (h, x)
     bv_ : ndarray of float32, shape (v,)
     bh_ : ndarray of float32, shape (h,)
+    batch_size_ : int
+        Rows of a gradient.
     n_sweeps_ : int
         Sweeps of a prediction.
     inference_ : str
@@ -157,7 +160,7 @@ class ConditionalRBM(
         learning_rate: float | Sequence[tuple[float, int]] = 0.05,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
-        batch_size: int = 20,
+        batch_size: int | None = None,
         n_epochs: int = 50,
         n_chains: int | None = None,
         local_steps: int | None = None,
@@ -270,7 +273,8 @@ class ConditionalRBM(
     def _what_decides(self) -> dict[str, Any]:
         """The parameters that decide the result: a resumed fit must have the same ones."""
         free = {"n_jobs", "device", "random_state", "warm_start", *FREE_ON_RESUME["crbm"]}
-        return {k: v for k, v in self.get_params(deep=False).items() if k not in free}
+        given = {k: v for k, v in self.get_params(deep=False).items() if k not in free}
+        return given | {"batch_size": batch_size(self)}
 
     def _check_params(self) -> None:
         check_params(self)
@@ -342,6 +346,8 @@ class ConditionalRBM(
         tags.target_tags.required = False
         tags.target_tags.single_output = False
         tags.target_tags.multi_output = True
+        # Not a classifier, which has one column of classes; but each output is 0 or 1.
+        tags.classifier_tags = ClassifierTags(multi_class=False, multi_label=True)
         tags.transformer_tags.preserves_dtype = []
         return tags
 
@@ -354,6 +360,7 @@ class ConditionalRBM(
             "source": self._source,
             "shape": [self._shape.n_visible, self._shape.n_hidden, self._shape.n_observed],
             "inference": self.inference_,
+            "batch_size": self.batch_size_,
             "n_iter": self.n_iter_,
             "best_epoch": self.best_epoch_,
             "n_features_in": self.n_features_in_,
@@ -373,5 +380,6 @@ class ConditionalRBM(
         model.inference_, model.n_iter_, model.seed_ = values["inference"], values["n_iter"], values["seed"]
         model.n_features_in_, model.history_ = values["n_features_in"], []
         model.best_validation_error_ = values["best_validation_error"]
+        model.batch_size_ = values.get("batch_size") or batch_size(model)
         model._keep_parameters(shape, theta, values["best_epoch"])
         return model

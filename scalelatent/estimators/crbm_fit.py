@@ -21,20 +21,22 @@ from scalelatent.models.crbm.model import CrbmShape
 from scalelatent.models.crbm.online import CrbmLearner
 from scalelatent.models.targets import Corruption, Targets
 
-from .numbers import is_number, is_whole
+from .numbers import is_number, is_whole, tell_cut
 from .steps import Begin, LearnOnline, Remember, Rows, Steps
 
 # Of few rows a chain reads parameters more than it computes; of a small batch two threads want a chain each.
 CHAIN_ROWS, LEAST_CHAIN_ROWS, MOST_CHAINS, LOCAL_CHAINS = 20, 10, 8, 4
 RUN_ROWS, BUFFER_RUNS = 1024, 16
+# Rows of a gradient where none are asked for.
+BATCH_SIZE = 20
 # Of first weights: eight deviations are what messages bear.
 MOST_SCALE = MAX_WEIGHT / 8
 # Whose random numbers corrupt rows that are scored, or shown in the report.
 TEST_STAGE = "corruption-test"
 # Why a fit leaves out no rows.
 ALL_ROWS = "a conditional RBM takes each row in an order of its own and cannot leave some out in its midst"
-_COUNTS = ("n_hidden", "batch_size", "n_epochs")
-_OPTIONAL_COUNTS = ("n_sweeps", "gibbs_steps", "n_chains", "local_steps", "patience")
+_COUNTS = ("n_hidden", "n_epochs")
+_OPTIONAL_COUNTS = ("batch_size", "n_sweeps", "gibbs_steps", "n_chains", "local_steps", "patience")
 
 
 def check_params(model: Any) -> None:
@@ -72,11 +74,11 @@ def check_params(model: Any) -> None:
         raise ValueError(f"tol={model.tol!r}: give a number above 0, or None for a fixed number of sweeps")
     _check_used(model)
     epoch_rates(model)
-    chains = n_chains(model)
-    if not model.local_steps and model.batch_size % chains:
+    size, chains = batch_size(model), n_chains(model)
+    if not model.local_steps and size % chains:
         raise ValueError(
-            f"batch_size={model.batch_size} is no multiple of n_chains={chains}: set batch_size to "
-            f"{max(model.batch_size // chains, 1) * chains}"
+            f"batch_size={size} is no multiple of n_chains={chains}: set batch_size to "
+            f"{max(size // chains, 1) * chains}"
         )
 
 
@@ -122,21 +124,39 @@ def epoch_rates(model: Any) -> np.ndarray:
     return np.repeat([float(rate) for rate, _ in pairs], [int(n) for _, n in pairs])
 
 
-def n_chains(model: Any) -> int:
+def batch_size(model: Any, n_rows: int | None = None) -> int:
+    """Rows of a gradient: the parameter, or twenty, cut to what ``n_rows`` and ``n_chains`` allow.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> model = SimpleNamespace(batch_size=None, local_steps=None, n_chains=8)
+    >>> batch_size(model), batch_size(model, 12)
+    (16, 8)
+    """
+    if model.batch_size is not None:
+        return int(model.batch_size)
+    unit = 1 if model.local_steps else int(model.n_chains or 1)
+    parts = int(model.local_steps) * int(model.n_chains or LOCAL_CHAINS) if model.local_steps else 1
+    size = BATCH_SIZE if n_rows is None else min(BATCH_SIZE, n_rows // parts)
+    return max(size // unit, 1) * unit
+
+
+def n_chains(model: Any, n_rows: int | None = None) -> int:
     """Chains of a step: the parameter, or about one for twenty rows of a batch (of local steps 4)."""
     if model.n_chains is not None:
         return int(model.n_chains)
     if model.local_steps:
         return LOCAL_CHAINS
-    size = int(model.batch_size)
+    size = batch_size(model, n_rows)
     most = min(max(size // CHAIN_ROWS, min(size // LEAST_CHAIN_ROWS, 2), 1), MOST_CHAINS)
     return next(chains for chains in range(most, 0, -1) if size % chains == 0)
 
 
-def step_rows(model: Any) -> int:
+def step_rows(model: Any, n_rows: int) -> int:
     """Rows of a step over all chains."""
-    size = int(model.batch_size)
-    return size * int(model.local_steps) * n_chains(model) if model.local_steps else size
+    size = batch_size(model, n_rows)
+    return size * int(model.local_steps) * n_chains(model, n_rows) if model.local_steps else size
 
 
 def unit_costs(loss: Any, n_visible: int) -> np.ndarray:
@@ -242,19 +262,21 @@ def check_batch(model: Any, train: Dataset) -> None:
     DataError
         Naming the batch size to set.
     """
-    rows, n = step_rows(model), len(train)
+    n = len(train)
+    rows = step_rows(model, n)
     if rows <= n:
         return
-    unit = n_chains(model) if model.local_steps or model.n_chains else 1
+    unit = n_chains(model, n) if model.local_steps or model.n_chains else 1
     if model.local_steps:
         local = f" (batch_size x local_steps x n_chains = {rows} rows)"
         fits, lower = n // (unit * int(model.local_steps)), "local_steps or n_chains"
     else:
         local, fits, lower = "", n // unit * unit, "n_chains"
-    remedy = f"set batch_size to {fits}" if fits else f"lower {lower}, and batch_size"
+    given = "" if model.batch_size is None else ", and batch_size"
+    remedy = f"set batch_size to {fits}" if fits and given else f"lower {lower}{given}"
     raise DataError(
-        f"{train.url or 'the rows'}: a step of batch_size={model.batch_size}{local} is larger than the data, "
-        f"{n} rows: {remedy}"
+        f"{train.url or 'the rows'}: a step of batch_size={batch_size(model, n)}{local} is larger than the "
+        f"data, {n} rows: {remedy}"
     )
 
 
@@ -293,17 +315,17 @@ def targets_of(model: Any, ds: Dataset, seed: int, stage: str = "corruption") ->
 
 def row_order(model: Any, n_rows: int, options: Mapping[str, Any]) -> RowOrder:
     """Which rows each step gets: a function of the parameters, the seed and the ``[engine]`` options."""
-    chains = n_chains(model)
+    chains = n_chains(model, n_rows)
     buffer = int(options.get("buffer_runs") or BUFFER_RUNS)
     run = int(options.get("run_rows") or min(RUN_ROWS, n_rows // (buffer * chains) + 1))
-    size = step_rows(model)
+    size = step_rows(model, n_rows)
     return RowOrder(n_rows, model.seed_, size, n_chains=chains, run_rows=run, buffer_runs=buffer)
 
 
 def make_learner(model: Any, train: Dataset, held: Dataset | None, seed: int) -> CrbmLearner:
     """The learner of a fit."""
-    shape, chains = shape_of(model, train), n_chains(model)
-    size = int(model.batch_size)
+    shape, chains = shape_of(model, train), n_chains(model, len(train))
+    size = batch_size(model, len(train))
     steps = LEARNERS[model.learner].gibbs_steps if model.gibbs_steps is None else int(model.gibbs_steps)
     held_targets = Targets() if held is None else targets_of(model, held, seed, "corruption-validation")
     return CrbmLearner(
@@ -337,7 +359,12 @@ def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
     check_batch(model, train)
     check_patience(model, held)
     make_learner(model, train, held, 0)  # refuses what is wrong with loss and corruption
-    model.seed_, rows = yield Begin({"max_iter": int(model.n_epochs)}, all_rows=ALL_ROWS)
+    size = batch_size(model, len(train))
+    if size < batch_size(model):
+        tell_cut("batch_size", size, batch_size(model), f"{train.url or 'the data'} has {len(train)} rows")
+    info = {"max_iter": int(model.n_epochs), "batch_size": size}
+    model.seed_, rows = yield Begin(info, all_rows=ALL_ROWS)
+    model.batch_size_ = size
     learner = make_learner(model, train, held, model.seed_)
     theta = first_parameters(model, learner.shape)
     start = yield Remember("start", {"theta": theta})

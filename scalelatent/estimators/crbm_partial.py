@@ -16,13 +16,14 @@ from scalelatent.models.crbm.model import CrbmShape
 from scalelatent.models.crbm.online import CrbmLearner
 from scalelatent.models.crbm.state import CrbmState
 
-from .crbm_fit import check_params, check_rows, check_shape, make_learner, shape_of
+from .crbm_fit import batch_size, check_params, check_rows, check_shape, make_learner, shape_of
 
 
 class CrbmPartial:
     """The method, for :class:`.crbm.ConditionalRBM`."""
 
-    batch_size: int
+    batch_size: int | None
+    batch_size_: int
     device: str
     init_scale: float
     random_state: Any
@@ -84,11 +85,11 @@ class CrbmPartial:
         learner = replace(
             make_learner(self, ds, None, self.seed_),
             n_chains=1,
-            chain_rows=int(self.batch_size),
+            chain_rows=batch_size(self),
             local_steps=0,
         )
         check_shape(self, learner.shape)
-        self.inference_ = learner.validation_inference
+        self.inference_, self.batch_size_ = learner.validation_inference, batch_size(self)
         epoch = 1 if first else self.best_epoch_
         state = None if first else self._stream_state
         if state is None:
@@ -100,7 +101,7 @@ class CrbmPartial:
         return self
 
     def _stream(self, learner: CrbmLearner, state: CrbmState, ds: Any) -> CrbmState:
-        backend, size = make_backend(self.device), int(self.batch_size)
+        backend, size = make_backend(self.device), batch_size(self)
         reader = Reader(ds, None, Meter(), **rows_for(learner))
         seen = int(state.sums[2])
         with single_threaded():

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from functools import lru_cache
 from numbers import Real
 from typing import Any
+
+logger = logging.getLogger("scalelatent")
 
 
 def is_number(value: Any) -> bool:
@@ -27,3 +31,11 @@ def is_whole(value: Any) -> bool:
     (True, True, False, False)
     """
     return is_number(value) and int(value) == value and value >= 1
+
+
+@lru_cache(maxsize=256)
+def tell_cut(name: str, value: int, default: int, why: str) -> None:
+    """Say, once, that a default was cut to what the rows allow."""
+    logger.warning(
+        "%s=None is %d here, not %d: %s; a number that you give is never cut", name, value, default, why
+    )

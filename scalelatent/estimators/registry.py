@@ -64,8 +64,8 @@ def constructor_parameters(kind: str) -> dict[str, Any]:
 
     Examples
     --------
-    >>> constructor_parameters("capsule")["capsule_dim"]
-    8
+    >>> constructor_parameters("capsule")["momentum"]
+    0.9
     """
     module, name = _place(kind)
     if kind in NO_JOBS:

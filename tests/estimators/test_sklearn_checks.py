@@ -12,7 +12,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from scalelatent import CapsuleRegression, ConditionalRBM, Search
+from scalelatent import CapsuleRegression, ConditionalRBM, MultilayerBootstrapNetwork, Search, load_model
+from scalelatent.errors import DataError
+from scalelatent.estimators.numbers import tell_cut
 
 # Each with the reason why it cannot hold; nothing that a fix would cure stands here.
 _FLOAT32 = "asks for 1e-7; passes are float32 (see test_inputs.py)"
@@ -31,27 +33,15 @@ EXPECTED_OF_SEARCH = {
 }
 
 
-EXPECTED_OF_RBM = {"check_estimators_empty_data_messages": "rows without features make a plain RBM"}
-
-
-class BinaryOutputs(ConditionalRBM):
-    """The checks' classes and values made the one binary column that a conditional RBM asks for."""
-
-    def fit(self, X: Any, y: Any = None, **how: Any) -> Any:
-        return super().fit(X, _binary(y), **how)
-
-    def partial_fit(self, X: Any, y: Any = None, **how: Any) -> Any:
-        return super().partial_fit(X, _binary(y), **how)
-
-    def score(self, X: Any, y: Any = None, **how: Any) -> float:
-        return super().score(X, _binary(y), **how)
-
-
-def _binary(y: Any) -> Any:
-    if y is None:
-        return None
-    y = np.asarray(y)
-    return (y > y.mean()).astype("u1").reshape(len(y), -1)
+_THREE_VALUES = "gives an output three values; those of a conditional RBM are 0 and 1"
+EXPECTED_OF_RBM = {
+    "check_estimators_empty_data_messages": "rows without features make a plain RBM",
+    "check_estimators_dtypes": _THREE_VALUES,
+    "check_transformer_data_not_an_array": _THREE_VALUES,
+    "check_transformer_general": _THREE_VALUES,
+    "check_fit2d_1feature": _THREE_VALUES,
+    "check_dtype_object": "asks for an error about labels; outputs are 0 or 1, as this one says",
+}
 
 
 def _expected(estimator: Any) -> dict[str, str]:
@@ -62,21 +52,75 @@ def _expected(estimator: Any) -> dict[str, str]:
 
 @parametrize_with_checks(
     [
-        CapsuleRegression(capsule_dim=1, max_iter=5, n_jobs=1),
-        CapsuleRegression(capsule_dim=1, max_iter=5, n_jobs=1, architecture="one_vs_all", nu_schedule=None),
-        CapsuleRegression(
-            capsule_dim=1, max_iter=5, n_jobs=1, architecture="all_vs_all", init="random", random_state=0
-        ),
-        Search(CapsuleRegression(capsule_dim=1, max_iter=5), {"momentum": [0.5, 0.0]}, cv=2, n_jobs=1),
-        CapsuleRegression(capsule_dim=1, n_epochs=3, n_jobs=1, algorithm="stepwise"),
-        CapsuleRegression(capsule_dim=1, n_epochs=3, n_jobs=1, algorithm="incremental"),
-        CapsuleRegression(capsule_dim=1, n_epochs=3, n_jobs=1, algorithm="passive_aggressive"),
-        BinaryOutputs(n_hidden=4, n_epochs=2, batch_size=1, n_jobs=1),
+        CapsuleRegression(),
+        ConditionalRBM(),
+        CapsuleRegression(max_iter=5, architecture="one_vs_all", nu_schedule=None),
+        CapsuleRegression(max_iter=5, architecture="all_vs_all", init="random", random_state=0),
+        Search(CapsuleRegression(max_iter=5), {"momentum": [0.5, 0.0]}, cv=2),
+        CapsuleRegression(n_epochs=3, algorithm="stepwise"),
+        CapsuleRegression(n_epochs=3, algorithm="incremental"),
+        CapsuleRegression(n_epochs=3, algorithm="passive_aggressive"),
     ],
     expected_failed_checks=_expected,
 )
 def test_checks(estimator: Any, check: Any) -> None:
     check(estimator)
+
+
+@pytest.mark.slow
+@parametrize_with_checks([MultilayerBootstrapNetwork()])
+def test_checks_of_400_clusterings(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.mark.parametrize(
+    ("init", "rows", "expected"), [("subspace", 20, 4), ("subspace", 3, 3), ("random", 20, 8)]
+)
+def test_a_default_is_cut_to_the_rows_and_told_once(
+    init: str, rows: int, expected: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    tell_cut.cache_clear()
+    x, y = np.random.default_rng(0).normal(size=(2 * rows, 4)), np.arange(2 * rows) % 2
+    for _ in range(2):
+        model = CapsuleRegression(max_iter=2, init=init).fit(x, y)
+        assert (model.capsule_dim, model.capsule_dim_) == (None, expected)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == (expected < 8)
+    assert all(
+        f"capsule_dim=None is {expected} here, not 8: the training rows have " in text for text in told
+    )
+    with pytest.raises(ValueError, match="capsule_dim"):  # what was asked for is not cut
+        CapsuleRegression(capsule_dim=8).fit(x, y)
+
+
+def test_a_default_batch_is_cut_to_the_rows_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    tell_cut.cache_clear()
+    v = np.eye(4, dtype="u1").repeat(3, axis=0)
+    for more, size in ({}, 12), ({"n_chains": 5}, 10), ({"local_steps": 2, "n_chains": 2}, 3):
+        model = ConditionalRBM(n_hidden=2, n_epochs=1, random_state=0, **more)
+        assert model.fit(v, v).batch_size_ == size
+        asked = clone(model).set_params(batch_size=size).fit(v, v)
+        np.testing.assert_array_equal(model.W_, asked.W_)
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "batch_size=None is 12 here, not 20", "batch_size=None is 10 here, not 20",
+        "batch_size=None is 3 here, not 20",
+    ]  # fmt: skip
+    with pytest.raises(DataError, match="set batch_size to 12"):
+        ConditionalRBM(batch_size=20).fit(v, v)
+
+
+def test_a_default_is_what_it_stands_for_where_rows_allow_it(digits: Any, tmp_path: Any) -> None:
+    x, y = digits
+    ours, theirs = (CapsuleRegression(max_iter=2, random_state=0, **how) for how in ({}, {"capsule_dim": 8}))
+    np.testing.assert_array_equal(ours.fit(x, y).W_, theirs.fit(x, y).W_)
+    assert ours._what_decides() == theirs._what_decides()  # folders of either go on with the other
+    v = (x > 8).astype("u1")
+    a, b = (ConditionalRBM(n_hidden=2, n_epochs=1, random_state=0, **how) for how in ({}, {"batch_size": 20}))
+    np.testing.assert_array_equal(a.fit(x, v).W_, b.fit(x, v).W_)
+    assert a._what_decides() == b._what_decides()
+    for model, name, value in (ours, "capsule_dim_", 8), (a, "batch_size_", 20):
+        model.save(tmp_path / name)
+        assert getattr(load_model(tmp_path / name), name) == value
 
 
 def test_clone_and_params() -> None:
