@@ -12,13 +12,22 @@ from sklearn.utils import ClassifierTags
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.dask.cluster import current_client
 from scalelatent.engine.plan import find_resources
+from scalelatent.engine.streams import resolve_seed
 from scalelatent.models.crbm.model import CrbmShape
 from scalelatent.models.crbm.online import CrbmLearner
 from scalelatent.models.crbm.predict import sweeps_in
 from scalelatent.models.crbm.state import CrbmState
 
 from .base import StreamedEstimator, restore_params
-from .crbm_fit import batch_size, check_batch, check_params, check_patience, check_rows, fit_steps
+from .crbm_fit import (
+    batch_size,
+    check_batch,
+    check_params,
+    check_patience,
+    check_rows,
+    fit_steps,
+    given_parameters,
+)
 from .crbm_outputs import CrbmOutputs
 from .crbm_partial import CrbmPartial
 from .crbm_plan import plan
@@ -28,6 +37,8 @@ from .registry import FREE_ON_RESUME
 from .steps import Rows, Steps
 
 _FIELDS = ("W", "Wvx", "Whx", "bv", "bh")
+# Parameters that came later, with the values under which nothing is other than before.
+_LATER = {"conditional": True, "damping": 1.0}
 
 
 class ConditionalRBM(
@@ -57,6 +68,9 @@ class ConditionalRBM(
     tol : float or None
         End the sweeps of a row when no belief moved by more; learning takes one sweep more, which leaves the
         pair beliefs behind. None: always ``n_sweeps``.
+    damping : float, default 1
+        Weight of the new messages of "sum-product" and "max-product", in (0, 1], in training and prediction;
+        the rest is that of the sweep before. 1: no damping. Max-product often settles with 0.5 only.
     gibbs_steps : int or None
         k of the Gibbs learners, and steps of the search of "cd-percloss"; refused for others. None: 1, of the
         latter 10.
@@ -85,6 +99,8 @@ class ConditionalRBM(
         epochs. What did best on the validation rows is kept either way.
     init_scale : float, default 0.01
         Standard deviation of the first W and Whx, at most 5; all else begins at 0.
+    conditional : bool, default True
+        False: a plain RBM of the rows ``X``, as :class:`sklearn.neural_network.BernoulliRBM` is one.
     corruption : dict or None
         Learn to restore: rows are clean v, and x is made of them anew in each epoch. ``{"kind": "flip",
         "rate": 0.1}`` or ``{"kind": "occlude", "size": 8}`` (a square patch set to 0).
@@ -155,6 +171,7 @@ class ConditionalRBM(
         inference: str | None = None,
         n_sweeps: int | None = None,
         tol: float | None = None,
+        damping: float = 1.0,
         gibbs_steps: int | None = None,
         loss: Any = "hamming",
         learning_rate: float | Sequence[tuple[float, int]] = 0.05,
@@ -166,6 +183,7 @@ class ConditionalRBM(
         local_steps: int | None = None,
         patience: int | None = None,
         init_scale: float = 0.01,
+        conditional: bool = True,
         corruption: Mapping[str, Any] | None = None,
         warm_start: bool = False,
         random_state: Any = None,
@@ -177,6 +195,7 @@ class ConditionalRBM(
         self.inference = inference
         self.n_sweeps = n_sweeps
         self.tol = tol
+        self.damping = damping
         self.gibbs_steps = gibbs_steps
         self.loss = loss
         self.learning_rate = learning_rate
@@ -188,6 +207,7 @@ class ConditionalRBM(
         self.local_steps = local_steps
         self.patience = patience
         self.init_scale = init_scale
+        self.conditional = conditional
         self.corruption = corruption
         self.warm_start = warm_start
         self.random_state = random_state
@@ -214,10 +234,11 @@ class ConditionalRBM(
         Parameters
         ----------
         X : Dataset or array-like, shape (n, x), or None
-            Observed rows. None, or a width of 0: a plain RBM of the rows ``y``. With ``corruption`` the clean
-            rows.
+            Observed rows. With ``corruption`` the clean rows, with ``conditional=False`` those of a plain
+            RBM; so are the rows ``y`` where X is None, or of width 0.
         y : array-like or Dataset, shape (n, v)
             The outputs v, 0 or 1: dense, or CSR multi-labels. A Dataset with targets brings its own.
+            Ignored with ``conditional=False``.
         validation : Dataset or (X, y) or None
             Rows for early stopping.
         client : distributed.Client or None
@@ -274,7 +295,9 @@ class ConditionalRBM(
         """The parameters that decide the result: a resumed fit must have the same ones."""
         free = {"n_jobs", "device", "random_state", "warm_start", *FREE_ON_RESUME["crbm"]}
         given = {k: v for k, v in self.get_params(deep=False).items() if k not in free}
-        return given | {"batch_size": batch_size(self)}
+        # Left out where they say nothing: run folders of before keep the identity they had.
+        given |= {"batch_size": batch_size(self)}
+        return {k: v for k, v in given.items() if k not in _LATER or v != _LATER[k]}
 
     def _check_params(self) -> None:
         check_params(self)
@@ -350,6 +373,65 @@ class ConditionalRBM(
         tags.classifier_tags = ClassifierTags(multi_class=False, multi_label=True)
         tags.transformer_tags.preserves_dtype = []
         return tags
+
+    @classmethod
+    def from_weights(
+        cls,
+        W: Any,
+        bv: Any,
+        bh: Any,
+        *,
+        Wvx: Any = None,
+        Whx: Any = None,
+        inference: str = "sum-product",
+        n_sweeps: int = 20,
+        **params: Any,
+    ) -> Self:
+        """A fitted model with parameters that were made elsewhere, for inference, or to learn on from.
+
+        Parameters
+        ----------
+        W : array-like, shape (v, h)
+            Of :class:`sklearn.neural_network.BernoulliRBM` ``components_.T``.
+        bv, bh : array-like, shape (v,) and (h,)
+            Biases of the outputs and of the hidden units.
+        Wvx, Whx : array-like, shape (v, x) and (h, x), or None
+            What the observed rows do to them; one of the two may be None, which is 0. Both None: a plain RBM.
+        inference, n_sweeps
+            Of predictions, as in the constructor.
+        **params
+            Other parameters of the constructor.
+
+        Returns
+        -------
+        ConditionalRBM
+
+        Raises
+        ------
+        DataError
+            Shapes that do not belong together, non-finite values, couplings beyond what messages in float32
+            bear.
+        ValueError
+            A parameter out of range.
+
+        Examples
+        --------
+        >>> m = ConditionalRBM.from_weights([[4.0], [4.0]], [-2, -2], [-2], Wvx=np.eye(2))
+        >>> m.predict([[3.0, 0.0]])
+        array([[1, 1]], dtype=uint8)
+        """
+        params = {"n_hidden": max(np.shape(W)[-1:] or (1,))} | params
+        plain = Wvx is None and Whx is None
+        model = cls(inference=inference, n_sweeps=n_sweeps, conditional=not plain, **params)
+        check_params(model)
+        shape, theta = given_parameters(W, bv, bh, Wvx, Whx)
+        model._source, model._n_outputs = "plain" if plain else "pairs", shape.n_visible
+        model.n_features_in_ = shape.n_visible if plain else shape.n_observed
+        model.inference_, model.n_iter_, model.history_ = inference, 0, []
+        model.best_validation_error_, model.seed_ = None, resolve_seed(model.random_state)
+        model.batch_size_ = batch_size(model)
+        model._keep_parameters(shape, theta, 1)
+        return model
 
     # -- disk
     # -------------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from scalelatent.engine.backend import DEVICES
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.streams import stream
 from scalelatent.errors import DataError
-from scalelatent.models.crbm.beliefs import INFERENCES
-from scalelatent.models.crbm.inference import MAX_WEIGHT
+from scalelatent.models.crbm.beliefs import DAMPED, INFERENCES
+from scalelatent.models.crbm.inference import MAX_WEIGHT, check_weights, magnitude
 from scalelatent.models.crbm.learners import LEARNERS
 from scalelatent.models.crbm.model import CrbmShape
 from scalelatent.models.crbm.online import CrbmLearner
@@ -35,6 +35,8 @@ MOST_SCALE = MAX_WEIGHT / 8
 TEST_STAGE = "corruption-test"
 # Why a fit leaves out no rows.
 ALL_ROWS = "a conditional RBM takes each row in an order of its own and cannot leave some out in its midst"
+# What helps where a tolerance is not met.
+REMEDY = "give more sweeps (n_sweeps), a larger tol, or a damping below 1, such as 0.5"
 _COUNTS = ("n_hidden", "n_epochs")
 _OPTIONAL_COUNTS = ("batch_size", "n_sweeps", "gibbs_steps", "n_chains", "local_steps", "patience")
 
@@ -72,6 +74,16 @@ def check_params(model: Any) -> None:
         )
     if model.tol is not None and not (is_number(model.tol) and model.tol > 0):
         raise ValueError(f"tol={model.tol!r}: give a number above 0, or None for a fixed number of sweeps")
+    if not isinstance(model.conditional, bool):
+        raise ValueError(f"conditional={model.conditional!r}: give True, or False for a plain RBM")
+    if model.corruption is not None and not model.conditional:
+        raise ValueError(
+            "conditional=False has no x to corrupt, but corruption is set: leave one of the two out"
+        )
+    if not (is_number(model.damping) and 0 < model.damping <= 1):
+        raise ValueError(
+            f"damping={model.damping!r}: give a number in (0, 1], the weight of new messages; 1 is none"
+        )
     _check_used(model)
     epoch_rates(model)
     size, chains = batch_size(model), n_chains(model)
@@ -80,6 +92,41 @@ def check_params(model: Any) -> None:
             f"batch_size={size} is no multiple of n_chains={chains}: set batch_size to "
             f"{max(size // chains, 1) * chains}"
         )
+
+
+def given_parameters(W: Any, bv: Any, bh: Any, Wvx: Any, Whx: Any) -> tuple[CrbmShape, np.ndarray]:
+    """The flat vector of parameters that come as arrays, and its shape.
+
+    Raises
+    ------
+    DataError
+        Naming the array, its shape and the one that is wanted.
+    """
+    given = {"W": W, "Wvx": Wvx, "Whx": Whx, "bv": bv, "bh": bh}
+    arrays: dict[str, np.ndarray] = {}
+    for name, value in given.items():
+        try:
+            arrays[name] = np.zeros((0, 0)) if value is None else np.asarray(value, dtype=np.float32)
+        except (TypeError, ValueError):
+            raise DataError(f"{name}: give an array of real numbers, not {type(value).__name__}") from None
+    if arrays["W"].ndim != 2:
+        raise DataError(f"W has shape {arrays['W'].shape}: give couplings of shape (v, h)")
+    (v, h), x = arrays["W"].shape, max(a.shape[-1] if a.ndim else 0 for a in (arrays["Wvx"], arrays["Whx"]))
+    shape = CrbmShape(v, h, x)
+    flat = np.zeros(shape.n_parameters, dtype=np.float32)
+    for name, (place, wanted) in shape.layout.slices.items():
+        if given[name] is None and name in ("Wvx", "Whx"):
+            continue
+        if arrays[name].shape != wanted:
+            raise DataError(
+                f"{name} has shape {arrays[name].shape}, but with W of shape {(v, h)} it is {wanted}"
+                + (f" (x = {x})" if name in ("Wvx", "Whx") else "")
+            )
+        if not np.isfinite(arrays[name]).all():
+            raise DataError(f"{name} has non-finite values (NaN or inf, in float32)")
+        flat[place] = arrays[name].reshape(-1)
+    check_weights(magnitude(arrays["W"]))
+    return shape, flat
 
 
 def _check_used(model: Any) -> None:
@@ -94,6 +141,13 @@ def _check_used(model: Any) -> None:
                 f"{name} is set, but learner={model.learner!r} does not use it: leave {name} out, or choose "
                 f"one of {', '.join(map(repr, users))}"
             )
+    learner = LEARNERS[model.learner]
+    runs = {learner.trained_by, model.inference or learner.inference}
+    if model.damping != 1 and not runs & set(DAMPED):
+        raise ValueError(
+            f"damping is set, but learner={model.learner!r} with inference={model.inference!r} does not use "
+            f"it: leave it out, or choose inference={' or '.join(map(repr, DAMPED))}"
+        )
 
 
 def epoch_rates(model: Any) -> np.ndarray:
@@ -247,6 +301,11 @@ def check_rows(model: Any, train: Dataset) -> None:
         raise DataError(
             f"{where}: rows are weighted, and a conditional RBM takes each row alike: leave the weights out"
         )
+    if model._source == "plain" and train.has_targets:
+        raise DataError(
+            f"{where}: there are outputs beside the rows, and a plain RBM learns rows alone: leave the "
+            "target out, or set conditional=True"
+        )
     if model._source == "plain" and model.learner in ("logistic", "cd-percloss"):
         raise DataError(
             f"learner={model.learner!r} starts from what x says of the outputs, and there is no x: pass X, "
@@ -347,6 +406,7 @@ def make_learner(model: Any, train: Dataset, held: Dataset | None, seed: int) ->
         targets=targets_of(model, train, seed),
         validation_targets=held_targets,
         validation_inference=model.inference or LEARNERS[model.learner].inference,
+        damping=float(model.damping),
     )
 
 
@@ -423,7 +483,7 @@ def warn_unconverged(model: Any, history: list[dict[str, Any]]) -> None:
     if missed > 0:
         warnings.warn(
             f"tol={model.tol:g} was not met by {missed:.1%} of the rows within {history[-1]['n_sweeps']} "
-            "sweeps in the last epoch: give more sweeps (n_sweeps), a larger tol, or a lower learning_rate",
+            f"sweeps in the last epoch: {REMEDY}; or lower learning_rate",
             UserWarning,
             stacklevel=2,
         )

@@ -21,6 +21,7 @@ from scalelatent.models.crbm.gibbs import Uniforms, gibbs_marginals
 from scalelatent.models.crbm.inference import CONVERGED, Inference
 from scalelatent.models.crbm.model import block_biases, sigmoid
 
+from .crbm_fit import REMEDY
 from .numbers import is_number, is_whole
 
 BLOCK_ROWS = 256
@@ -98,14 +99,18 @@ def infer_rows(
     columns = list(zip(*found, strict=True))
     visible, hidden, done, converged = (np.concatenate(column) for column in columns[:4])
     if tol is not None and name != "gibbs" and not converged.all():
-        warnings.warn(
-            f"tol={tol:g} was not met by {1 - converged.mean():.1%} of the rows within {sweeps} sweeps: give "
-            "more sweeps (n_sweeps), or a larger tol",
-            UserWarning,
-            stacklevel=3,
-        )
+        warn_missed(tol, 1 - converged.mean(), sweeps, "the rows", 4)
     mean = sum(columns[5][1:], columns[5][0]) / max(len(rows), 1) if pairs else None
     return Beliefs(visible, hidden, done, converged, np.concatenate(columns[4]) if log_z else None, mean)
+
+
+def warn_missed(tol: float, share: float, sweeps: int, rows: str, stacklevel: int) -> None:
+    """Warn of a tolerance that a share of the rows did not meet."""
+    warnings.warn(
+        f"tol={tol:g} was not met by {share:.1%} of {rows} within {sweeps} sweeps: {REMEDY}",
+        UserWarning,
+        stacklevel=stacklevel,
+    )
 
 
 class _Task:
@@ -139,7 +144,8 @@ class _Task:
             return (*self._gibbs(backend, params, b1, b2, start), np.full(n, self._sweeps), np.zeros(n, bool),
                     None, None)  # fmt: skip
         pairs = backend.xp.zeros(params.W.shape, dtype=np.float64) if self._pairs else None
-        found = infer(self._name, coupling, b1, b2, self._sweeps, self._tol, backend, pairs)
+        damping = float(self._model.damping)
+        found = infer(self._name, coupling, b1, b2, self._sweeps, self._tol, backend, pairs, damping)
         return (*self._told(backend, found, n), None if pairs is None else backend.to_host(pairs))
 
     def _gibbs(self, backend: Any, params: Any, b1: Any, b2: Any, start: int) -> tuple[Any, Any]:

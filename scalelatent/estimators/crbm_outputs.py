@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,16 +11,50 @@ from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
+from scalelatent.engine.mapwrite import map_to_array
 from scalelatent.engine.reading import Meter, Reader, naming
 from scalelatent.errors import DataError
 from scalelatent.models.base import Block
+from scalelatent.models.crbm.inference import Inference
 from scalelatent.models.crbm.model import CrbmShape, block_biases, hidden_logits, negative_free_energy
 from scalelatent.models.crbm.predict import CrbmOutput, CrbmScoring
 from scalelatent.models.targets import Targets
 
 from .base import is_dask_array
 from .crbm_fit import TEST_STAGE, targets_of
-from .crbm_infer import Beliefs, infer_rows, sweeps_of
+from .crbm_infer import Beliefs, infer_rows, sweeps_of, warn_missed
+
+# Rows whose convergence is looked at where outputs are written to disk.
+MOST_LOOKED_AT = 1024
+
+
+@dataclass(frozen=True)
+class _Watched(CrbmOutput):
+    """Notes how many rows of each block did not meet the tolerance; for one process, and no record."""
+
+    told: list[tuple[int, int]] = field(default_factory=list)
+
+    def infer(self, prepared: Any, block: Block) -> Inference:
+        found = super().infer(prepared, block)
+        if self.tol is not None and found.change is not None:
+            change = prepared[0].to_host(found.change)
+            self.told.append((int((~(change <= self.tol)).sum()), len(change)))
+        return found
+
+    def warn(self, rows: str, stacklevel: int) -> None:
+        """Warn where some rows did not meet the tolerance."""
+        missed, seen = (sum(column) for column in zip(*self.told, strict=True)) if self.told else (0, 0)
+        if missed:
+            assert self.tol is not None
+            warn_missed(self.tol, missed / seen, self.n_sweeps, rows, stacklevel)
+
+
+def _places(n_rows: int) -> list[slice]:
+    """All rows, or runs in four places of many."""
+    if n_rows <= MOST_LOOKED_AT:
+        return [slice(0, n_rows)]
+    run = MOST_LOOKED_AT // 4
+    return [slice(a, a + run) for a in ((n_rows - run) * k // 3 for k in range(4))]
 
 
 class CrbmOutputs:
@@ -28,6 +63,7 @@ class CrbmOutputs:
     A class of its own, since scikit-learn would wrap whatever a transformer's own ``transform`` returns.
     """
 
+    damping: float
     device: str
     n_jobs: int | None
     tol: float | None
@@ -38,6 +74,7 @@ class CrbmOutputs:
     seed_: int
     _kind: str
     _map: Any
+    _map_rows: Any
     _other_rows: Any
     _pairs: Any
     _shape: CrbmShape
@@ -70,6 +107,12 @@ class CrbmOutputs:
         Returns
         -------
         ndarray of uint8, shape (n, v); a lazy array for a dask array; a Dataset with ``out``
+
+        Warns
+        -----
+        UserWarning
+            ``tol`` was not met by some of the rows; with ``out``, of 1,024 that are looked at. A lazy array
+            does not tell.
 
         Examples
         --------
@@ -204,7 +247,8 @@ class CrbmOutputs:
         if sample_weight is not None:
             ds = ds.with_weight(sample_weight)
         targets = self._test_targets(ds)
-        reduction = CrbmScoring(self._shape, self.inference_, self.n_sweeps_, self.tol, targets, self._theta)
+        how = self._shape, self.inference_, self.n_sweeps_, self.tol
+        reduction = CrbmScoring(*how, targets, self._theta, float(self.damping))
         with FitSession(self._kind, device=self.device, n_jobs=self.n_jobs) as session:
             session.begin(0, {}, {})
             stats = session.collect("score", reduction, Rows(ds))
@@ -317,14 +361,15 @@ class CrbmOutputs:
     def _row_map(self, what: Any) -> CrbmOutput:
         name, n_sweeps = what
         sweeps = sweeps_of(self, n_sweeps)
-        return CrbmOutput(self._shape, self._theta, self.inference_, sweeps, self.tol, name)
+        how = self._shape, self._theta, self.inference_, sweeps, self.tol
+        return CrbmOutput(*how, name, float(self.damping))
 
     def _output(
         self, X: Any, what: str, n_sweeps: int | None, out: Any, client: Any, overwrite: bool, callbacks: Any
     ) -> Any:
         check_is_fitted(self)
         if self._source != "plain":
-            return self._map(X, (what, n_sweeps), out, client, overwrite, callbacks)
+            return self._mapped(X, what, n_sweeps, out, client, overwrite, callbacks)
         if isinstance(X, Dataset) or out is not None or is_dask_array(X):
             raise DataError(
                 "this is a plain RBM: it has no x to predict from, and all rows have the same beliefs; leave "
@@ -332,9 +377,31 @@ class CrbmOutputs:
             )
         from scalelatent.engine.threads import single_threaded
 
-        block, row_map = Block(self._nothing(X), None, None, 0), self._row_map((what, n_sweeps))
+        block, row_map = Block(self._nothing(X), None, None, 0), self._watched_map(what, n_sweeps)
         with single_threaded():
-            return row_map.apply(row_map.prepare(make_backend(self.device)), block)
+            found = row_map.apply(row_map.prepare(make_backend(self.device)), block)
+        row_map.warn("the rows", 5)
+        return found
+
+    def _mapped(
+        self, X: Any, what: str, n_sweeps: int | None, out: Any, client: Any, overwrite: bool, callbacks: Any
+    ) -> Any:
+        """Rows through a map, with a warning where they did not meet the tolerance."""
+        if self.tol is None or self.inference_ == "independent" or is_dask_array(X):
+            return self._map(X, (what, n_sweeps), out, client, overwrite, callbacks)
+        ds, watched = self._other_rows(X), self._watched_map(what, n_sweeps)
+        if out is None:
+            found = self._map_rows(ds, watched, None, client, overwrite, callbacks)
+        else:  # workers have maps of their own, which tell nothing: some rows are inferred twice
+            found = self._map_rows(ds, self._row_map((what, n_sweeps)), out, client, overwrite, callbacks)
+            for part in _places(len(ds)):
+                map_to_array(watched, ds[part], self.device, self.n_jobs)
+        some = out is not None and len(ds) > MOST_LOOKED_AT
+        watched.warn(f"{MOST_LOOKED_AT} rows looked at" if some else "the rows", 6)
+        return found
+
+    def _watched_map(self, what: str, n_sweeps: int | None) -> _Watched:
+        return _Watched(**vars(self._row_map((what, n_sweeps))))
 
     def _nothing(self, X: Any) -> np.ndarray:
         """Rows of a plain RBM: None is one."""

@@ -16,6 +16,7 @@ from .base import _CHECKS, check_finite, is_plain
 class CrbmRows:
     """What makes datasets of whatever was given, for :class:`.crbm.ConditionalRBM`."""
 
+    conditional: bool
     corruption: Any
     _check_width: Any
     _n_outputs: int
@@ -25,6 +26,8 @@ class CrbmRows:
     def _pairs(self, X: Any, y: Any, *, reset: bool = False, what: str = "X") -> Dataset:
         """Rows with their outputs, from whatever was given; with ``reset`` they say what is learned."""
         nothing = X is None or (not isinstance(X, Dataset) and getattr(X, "shape", (0, 1))[1:] == (0,))
+        if not self.conditional and not nothing:
+            y = None  # ignored, as by scikit-learn's transformers
         if nothing and y is not None and X is not None:
             _check_counts(int(X.shape[0]), y)
         if nothing and not reset and self._source == "pairs":
@@ -33,7 +36,7 @@ class CrbmRows:
             self._source = "pairs"
             if self.corruption is not None:
                 self._source = "corruption"
-            elif nothing:
+            elif nothing or not self.conditional:
                 self._source = "plain"
         stored_pairs = not reset and isinstance(X, Dataset) and X.has_targets
         if nothing or (self._source != "pairs" and y is None and not stored_pairs):
@@ -45,7 +48,10 @@ class CrbmRows:
                 )
             return self._clean_rows(X, reset, what)
         if self._source == "plain":
-            raise DataError("this is a plain RBM, which has no X: pass None in its place")
+            raise DataError(
+                f"{what}: this is a plain RBM, which learns rows alone, and there are outputs beside them: "
+                "pass one of the two, or set conditional=True"
+            )
         return self._paired_rows(X, y, reset, what)
 
     def _clean_rows(self, v: Any, reset: bool, what: str) -> Dataset:

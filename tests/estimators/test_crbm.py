@@ -229,7 +229,7 @@ def test_resume_in_mid_epoch_is_exact(
     for record, other in zip(ends, whole.history_, strict=True):
         assert record["objective"] == other["objective"]
         assert record["validation_error"] == other["validation_error"]
-    with pytest.raises(RunError, match="params changed"):
+    with pytest.raises(RunError, match="weight_decay: 0.0 -> 0.1"):
         make(n_epochs=3, weight_decay=0.1, **options).fit(*rows, **call, resume=True)
 
 
@@ -326,3 +326,94 @@ def test_scikit_learn_manners(pair: Pair) -> None:
     assert fitted.fit(*pair) is fitted
     assert list(fitted.get_feature_names_out())[:1] == ["conditionalrbm0"]
     assert fitted.set_output(transform="pandas").transform(pair[0]).shape == (300, 6)
+
+
+# -- plain RBMs, parameters made elsewhere, tolerances -------------------------------------------------------
+
+
+def test_a_plain_rbm_takes_rows_as_other_transformers_do(pair: Pair) -> None:
+    v, labels = pair[1], np.arange(len(pair[1])) % 3
+    model = make(conditional=False, learner="cd", n_epochs=2).fit(v, labels)  # y is ignored
+    same(model, make(learner="cd", n_epochs=2).fit(None, v))
+    assert model.Wvx_.shape == (24, 0)
+    assert model.transform(v).shape == (len(v), 6)
+    with pytest.raises(ValueError, match="no x to corrupt"):
+        make(conditional=False, corruption={"kind": "flip"}).fit(v)
+    targets = Dataset.from_arrays(v).with_target(Dataset.from_arrays(v))
+    with pytest.raises(DataError, match="learns rows alone"):
+        make(conditional=False, learner="cd").fit(targets)
+
+
+def test_weights_made_elsewhere(pair: Pair, tmp_path: Path) -> None:
+    fitted = make(n_epochs=2).fit(*pair)
+    given = ConditionalRBM.from_weights(
+        fitted.W_, fitted.bv_, fitted.bh_, Wvx=fitted.Wvx_, Whx=fitted.Whx_, n_sweeps=fitted.n_sweeps_
+    )
+    np.testing.assert_array_equal(given.predict_marginals(pair[0]), fitted.predict_marginals(pair[0]))
+    given.save(tmp_path / "m.zarr")
+    loaded = sl.load_model(tmp_path / "m.zarr")
+    np.testing.assert_array_equal(loaded.predict(pair[0]), fitted.predict(pair[0]))
+    before = given.W_.copy()
+    given.partial_fit(*pair)  # learns on
+    assert (before != given.W_).any()
+
+
+def test_weights_of_scikit_learn() -> None:
+    from sklearn.neural_network import BernoulliRBM
+
+    v = np.eye(8, dtype="uint8").repeat(10, axis=0)
+    theirs = BernoulliRBM(3, n_iter=2, random_state=0).fit(v)
+    ours = ConditionalRBM.from_weights(
+        theirs.components_.T, theirs.intercept_visible_, theirs.intercept_hidden_
+    )
+    np.testing.assert_allclose(ours.transform(v), theirs.transform(v), atol=1e-6)
+    assert ours.predict().shape == (1, 8)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"W": [1, 2]}, r"W has shape \(2,\): give couplings of shape \(v, h\)"),
+        ({"bv": [1, 2]}, r"bv has shape \(2,\), but with W of shape \(1, 1\) it is \(1,\)"),
+        ({"Wvx": np.eye(2)}, r"Wvx has shape \(2, 2\).*it is \(1, 2\)"),
+        ({"W": [[np.nan]]}, "W has non-finite values"),
+        ({"W": [[50.0]]}, "largest coupling .* is 50; beyond 40"),
+        ({"bh": ["a"]}, "bh: give an array of real numbers"),
+        ({"inference": "magic"}, "inference='magic' is not one of"),
+    ],
+)
+def test_weights_that_do_not_belong_together(changed: dict[str, Any], words: str) -> None:
+    given = {"W": [[1.0]], "bv": [0.0], "bh": [0.0]} | changed
+    with pytest.raises(ValueError, match=words):
+        ConditionalRBM.from_weights(given.pop("W"), given.pop("bv"), given.pop("bh"), **given)
+
+
+def test_predict_warns_of_a_tolerance_that_is_not_met(pair: Pair, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=(24, 10)) * 3
+    biases = {"bv": -w.sum(axis=1) / 2, "bh": -w.sum(axis=0) / 2, "Wvx": np.eye(24)}
+    how: dict[str, Any] = {"inference": "max-product", "tol": 1e-3, "n_sweeps": 60}
+    model = ConditionalRBM.from_weights(w, **biases, **how)
+    missed = 1 - model.set_params(tol=None).infer(pair[0], n_sweeps=60).converged.mean()
+    assert missed > 0.1
+    model.set_params(tol=1e-3)
+    for call in (model.predict, model.predict_marginals):
+        with pytest.warns(
+            UserWarning, match=r"tol=0.001 was not met by .* of the rows within 60 sweeps"
+        ) as told:
+            call(pair[0])
+        assert told[0].filename == __file__
+    with pytest.warns(UserWarning, match="was not met"):
+        model.predict(Dataset.from_arrays(pair[0]), out=tmp_path / "v.zarr")
+    damped = ConditionalRBM.from_weights(w, **biases, **how, damping=0.5)
+    assert damped.set_params(tol=None).infer(pair[0]).converged.mean() > 1 - missed / 2
+
+
+def test_damping_belongs_to_messages(pair: Pair) -> None:
+    with pytest.raises(ValueError, match="damping is set, but learner='cd'"):
+        make(learner="cd", damping=0.5).fit(*pair)
+    with pytest.raises(ValueError, match=r"damping=0: give a number in \(0, 1\]"):
+        make(damping=0).fit(*pair)
+    plain, damped = (make(n_epochs=2, damping=d).fit(*pair) for d in (1, 0.5))
+    assert (plain.W_ != damped.W_).any()
+    assert damped.score(*pair) > 0.85

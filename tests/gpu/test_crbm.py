@@ -40,10 +40,12 @@ def draw(v: int, h: int, rows: int, scale: float) -> tuple[np.ndarray, ...]:
     return tuple(part.astype("f4") for part in parts)
 
 
-def check(gpu, method: str, v: int, h: int, rows: int, scale: float, tol: float | None) -> None:
+def check(
+    gpu, method: str, v: int, h: int, rows: int, scale: float, tol: float | None, *damping: float
+) -> None:
     w, bv, bh = draw(v, h, rows, scale)
-    found = getattr(gpu, method)(gpu.make_coupling(w), *map(gpu.cupy.asarray, (bv, bh)), 6, tol)
-    want = getattr(reference, method)(reference.make_coupling(w), bv, bh, 6, tol)
+    found = getattr(gpu, method)(gpu.make_coupling(w), *map(gpu.cupy.asarray, (bv, bh)), 6, tol, *damping)
+    want = getattr(reference, method)(reference.make_coupling(w), bv, bh, 6, tol, *damping)
     assert_array_equal(found.sweeps.get(), want.sweeps)
     for name in ("lv", "lh"):
         assert_allclose(sigmoid(getattr(found, name).get()), sigmoid(getattr(want, name)), rtol=0, atol=1e-5)
@@ -84,6 +86,13 @@ def test_emulated(emulated_gpu, method, v, h, scale):
     check(emulated_gpu, method, v, h, 2, scale, None)
 
 
+@pytest.mark.parametrize("method", ["sum_product", "max_product"])
+@pytest.mark.parametrize(("v", "h", "scale"), [(9, 40, 0.5), (17, 5, 3.0)])
+def test_emulated_damping(emulated_gpu, method, v, h, scale):
+    check(emulated_gpu, method, v, h, 2, scale, None, 0.5)
+    check(emulated_gpu, method, v, h, 2, scale, 1e-2, 0.7)
+
+
 @pytest.fixture(params=["kept", "cluster"])
 def clustered(request, emulated_gpu, fake, monkeypatch):
     """Clusters work on graphs of any size; "cluster" has no room for messages in its blocks."""
@@ -104,6 +113,8 @@ def test_emulated_clusters(clustered, method, v, h, scale):
     """Eight blocks a graph, also where some of them have no unit."""
     check(clustered, method, v, h, 2, scale, None)
     check(clustered, method, v, h, 3, scale, 1e-2)
+    if method in ("sum_product", "max_product"):
+        check(clustered, method, v, h, 2, scale, None, 0.5)
     keeps = clustered.way == "kept" and f"{method}_kept" in KEPT
     assert clustered.launched() == {"kept" if keeps else "cluster"}
 
@@ -156,6 +167,13 @@ def test_emulated_bethe_and_tolerance(emulated_gpu):
     w, bv, bh = draw(5, 1, 2, 1.0)  # a tree
     found = gpu.bethe(gpu.make_coupling(w), gpu.cupy.asarray(bv), gpu.cupy.asarray(bh), 3)
     assert_allclose(found.get(), reference.bethe(reference.make_coupling(w), bv, bh, 3), rtol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["sum_product", "max_product"])
+@pytest.mark.parametrize(("v", "h"), [(100, 37), (784, 256)])
+def test_damping_on_a_device(real_gpu, method, v, h):
+    check(real_gpu, method, v, h, 20, 0.1, None, 0.5)
 
 
 @pytest.mark.gpu

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scalelatent import Dataset, load_model, open_dataset
-from scalelatent.errors import DivergenceError, JobError
+from scalelatent.errors import DataError, DivergenceError, JobError
 from scalelatent.jobs import runner
 from scalelatent.jobs.planning import plan_job
 from scalelatent.jobs.resolve import load_job, override
@@ -142,3 +142,21 @@ def test_the_commands_from_data_to_restored_images(tmp_path: Path) -> None:
         found = scalelatent("score", name, "few.zarr", "--target", "few-clean.zarr", "--json", cwd=tmp_path)
         assert found.json()["all"] == pytest.approx((restored != clean).mean())
         assert name == "flips" or found.json()["all"] == pytest.approx(told["test_error"])
+
+
+def test_a_plain_rbm_is_a_job(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows without outputs, which the job says are all there is: no target, and no x to predict from."""
+    monkeypatch.setattr(runner, "_report", lambda result, data: None)
+    text = JOB.format(folder=place).replace("x.zarr", "v.zarr")
+    lines = [line for line in text.splitlines() if "target" not in line]
+    (place / "plain.toml").write_text("\n".join(lines))
+    settings = ["model.conditional=false", "model.learner=pcd"]
+    job = load_job(place / "plain.toml", settings=settings)
+    assert plan_job(job)["stages"]["learn"]["steps_per_pass"] == 15
+    result = runner.run_new_job(job)
+    model = load_model(result.folder.url)
+    assert model.Wvx_.shape == (24, 0)
+    hidden = model.transform(open_dataset(place / "v.zarr"), out=place / "h.zarr")
+    assert hidden.read_x(0, 500).shape == (500, 4)
+    with pytest.raises(DataError, match="learns rows alone"):
+        runner.run_new_job(load_job(place / "job.toml", settings=[*settings, f"job.out={place}/other"]))

@@ -16,6 +16,8 @@ INFERENCES = {
     "mean-field": "crbm_mean_field",
     "independent": "",
 }
+# Those whose messages can be damped.
+DAMPED = ("sum-product", "max-product")
 
 
 def couple(weights: Any, backend: Any) -> Any:
@@ -32,6 +34,7 @@ def infer(
     tol: float | None,
     backend: Any,
     pairs: Any = None,
+    damping: float = 1.0,
 ) -> Inference:
     """Run an inference on each row's own RBM.
 
@@ -49,6 +52,8 @@ def infer(
     backend : object
     pairs : array, shape (v, h), or None
         The sum over rows of the pairs' beliefs is added to it (sum-product only).
+    damping : float
+        Weight of a new message, of those in :data:`DAMPED`; others take no notice.
 
     Examples
     --------
@@ -61,10 +66,11 @@ def infer(
     """
     if inference == "independent" or not b2.shape[1]:
         return Inference(b1, b2, None, None)
+    damped = (damping,) if inference in DAMPED else ()
     if pairs is not None:
         kernel = backend.kernel(INFERENCES[inference] + "_pairs")
-        return kernel(coupling, b1, b2, n_sweeps, tol, pairs)
-    return backend.kernel(INFERENCES[inference])(coupling, b1, b2, n_sweeps, tol)
+        return kernel(coupling, b1, b2, n_sweeps, tol, pairs, *damped)
+    return backend.kernel(INFERENCES[inference])(coupling, b1, b2, n_sweeps, tol, *damped)
 
 
 def count_converged(change: np.ndarray, tol: float | None) -> int:

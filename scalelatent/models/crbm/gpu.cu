@@ -101,8 +101,8 @@ __device__ __forceinline__ void meet() {
 // SHARING): what the blocks of a graph tell each other.
 template <Method METHOD, int SHARING, bool KEPT>
 __device__ void infer(const float* __restrict__ a, const float* __restrict__ w, int v, int h, const float* bv,
-                      const float* bh, int sweeps, float tol, int factors, float limit, float* m, float* tv, float* th,
-                      float* uh, float* lv, float* lh, int* done, float* change, float* c, double* log_z, float* part,
+                      const float* bh, int sweeps, float tol, float damping, int factors, float limit, float* m,
+                      float* tv, float* th, float* uh, float* lv, float* lh, int* done, float* change, float* c, double* log_z, float* part,
                       float* moves, double* shares) {
     const int graph = blockIdx.x / SHARING, rank = blockIdx.x % SHARING;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -135,6 +135,7 @@ __device__ void infer(const float* __restrict__ a, const float* __restrict__ w, 
         for (size_t k = threadIdx.x; k < static_cast<size_t>(end - begin) * h; k += THREADS)
             m[k] = METHOD == SUM ? 1.0f : 0.0f;
     meet<SHARING>();
+    const bool damped = (METHOD == SUM || METHOD == MAX) && damping < 1.0f;
     bool met = false;  // tol, by the sweep before: this one is for the pair beliefs
     for (int sweep = 1; sweep <= sweeps; ++sweep) {
         const bool last = c && (met || sweep == sweeps);
@@ -150,8 +151,9 @@ __device__ void infer(const float* __restrict__ a, const float* __restrict__ w, 
                 int held = 0;
                 for (int j = lane; j < h; j += 32) {
                     if (METHOD == MAX) {
-                        m[row + j] = max_message(a[row + j], lh[j] - m[row + j]);
-                        sum += m[row + j];
+                        const float message = max_message(a[row + j], lh[j] - m[row + j]);
+                        if (!damped) m[row + j] = message;  // else it is made again, and m keeps the old one
+                        sum += message;
                     } else if (METHOD == MEAN) {
                         sum = fmaf(a[row + j], th[j], sum);
                     } else {
@@ -175,12 +177,20 @@ __device__ void infer(const float* __restrict__ a, const float* __restrict__ w, 
             if (METHOD == SUM || METHOD == MAX)
                 for (int j = lane; j < h; j += 32) {
                     if (METHOD == MAX) {
-                        m[row + j] = max_message(a[row + j], l - m[row + j]);
+                        const float old = m[row + j], from = damped ? max_message(a[row + j], lh[j] - old) : old;
+                        const float message = max_message(a[row + j], l - from);
+                        m[row + j] = damped ? fmaf(damping, message - old, old) : message;
                         continue;
                     }
                     const float ru = m[row + j] * uh[j], n = fmaf(a[row + j], th[j], ru);
                     const float x = on * (th[j] + ru), y = off * n, both = x + y, whole = fmaf(a[row + j], x, y);
-                    m[row + j] = __fdividef(whole, both);  // to two units in the last place; both < 2^126
+                    const float message = __fdividef(whole, both);  // to two units in the last place; both < 2^126
+                    if (damped) {  // an old message is far from 0: it lies within e^(+-40)
+                        const float before = logf(m[row + j]);
+                        m[row + j] = expf(fmaf(damping, logf(message) - before, before));
+                    } else {
+                        m[row + j] = message;
+                    }
                     if (last) {
                         c[row + j] = a[row + j] * x / whole;
                         bethe += logf(both / n);
@@ -227,6 +237,7 @@ __device__ void infer(const float* __restrict__ a, const float* __restrict__ w, 
         if (threadIdx.x == 0) moves[rank] = moved, shares[rank] = bethe;  // a part of what moved, unless asked
         meet<SHARING>();
         for (int other = 0; other < SHARING; ++other) moved = fmaxf(moved, moves[other]);
+        moved /= damping;  // short steps do not pass for rest
         if (rank == 0 && threadIdx.x == 0) {
             done[graph] = sweep;
             if (!met && asked) change[graph] = moved;
@@ -243,11 +254,11 @@ __device__ void infer(const float* __restrict__ a, const float* __restrict__ w, 
 #define KERNELS(NAME, ATTRIBUTES, METHOD, SHARING, KEPT)                                                             \
     extern "C" __global__ void ATTRIBUTES __launch_bounds__(THREADS)                                                 \
         crbm_##NAME(const float* a, const float* w, int v, int h, const float* bv, const float* bh, int sweeps,      \
-                    float tol, int factors, float limit, float* m, float* tv, float* th, float* uh, float* lv,       \
-                    float* lh, int* done, float* change, float* c, double* log_z, float* part, float* moves,         \
-                    double* shares) {                                                                                \
-        infer<METHOD, SHARING, KEPT>(a, w, v, h, bv, bh, sweeps, tol, factors, limit, m, tv, th, uh, lv, lh, done,   \
-                                     change, c, log_z, part, moves, shares);                                         \
+                    float tol, float damping, int factors, float limit, float* m, float* tv, float* th, float* uh,   \
+                    float* lv, float* lh, int* done, float* change, float* c, double* log_z, float* part,            \
+                    float* moves, double* shares) {                                                                  \
+        infer<METHOD, SHARING, KEPT>(a, w, v, h, bv, bh, sweeps, tol, damping, factors, limit, m, tv, th, uh, lv,    \
+                                     lh, done, change, c, log_z, part, moves, shares);                               \
     }
 KERNELS(sum_product, , SUM, 1, false)
 KERNELS(mixed_product, , MIXED, 1, false)

@@ -63,7 +63,9 @@ def make_coupling(w: Any) -> Coupling:
     return Coupling(w, cupy.exp(w), factors, limit)
 
 
-def sum_product(coupling: Coupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None) -> Inference:
+def sum_product(
+    coupling: Coupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None, damping: float = 1.0
+) -> Inference:
     """See :func:`.reference.sum_product`; results lie on the device.
 
     Examples
@@ -72,16 +74,22 @@ def sum_product(coupling: Coupling, bv: Any, bh: Any, n_sweeps: int, tol: float 
     >>> sum_product(make_coupling(np.zeros((3, 2))), *biases, 5).lv.shape
     (4, 3)
     """
-    return _run("sum_product", coupling, bv, bh, n_sweeps, tol)
+    return _run("sum_product", coupling, bv, bh, n_sweeps, tol, damping=damping)
 
 
 def sum_product_pairs(
-    coupling: Coupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None, pairs: Any
+    coupling: Coupling,
+    bv: Any,
+    bh: Any,
+    n_sweeps: int,
+    tol: float | None,
+    pairs: Any,
+    damping: float = 1.0,
 ) -> Inference:
     """See :func:`.reference.sum_product_pairs`; ``pairs`` on the device, C-contiguous."""
     if pairs.shape != coupling.w.shape:
         raise ValueError(f"pairs of shape {pairs.shape} are wanted in the shape of W, {coupling.w.shape}")
-    return _run("sum_product", coupling, bv, bh, n_sweeps, tol, pairs)
+    return _run("sum_product", coupling, bv, bh, n_sweeps, tol, pairs, damping)
 
 
 def bethe(coupling: Coupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None) -> Any:
@@ -95,9 +103,11 @@ def mixed_product(coupling: Coupling, bv: Any, bh: Any, n_sweeps: int, tol: floa
     return _run("mixed_product", coupling, bv, bh, n_sweeps, tol)
 
 
-def max_product(coupling: Coupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None) -> Inference:
+def max_product(
+    coupling: Coupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None, damping: float = 1.0
+) -> Inference:
     """See :func:`.reference.max_product`."""
-    return _run("max_product", coupling, bv, bh, n_sweeps, tol)
+    return _run("max_product", coupling, bv, bh, n_sweeps, tol, damping=damping)
 
 
 def mean_field(coupling: Coupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None) -> Inference:
@@ -125,10 +135,17 @@ def _way(method: str, v: int, h: int) -> tuple[str, int, int]:
 
 
 def _run(
-    method: str, coupling: Coupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None, pairs: Any = None
+    method: str,
+    coupling: Coupling,
+    bv: Any,
+    bh: Any,
+    n_sweeps: int,
+    tol: float | None,
+    pairs: Any = None,
+    damping: float = 1.0,
 ) -> Inference:
     (v, h), rows = coupling.w.shape, len(bv)
-    check_graphs((v, h), bv.shape, bh.shape, n_sweeps, tol)
+    check_graphs((v, h), bv.shape, bh.shape, n_sweeps, tol, damping)
     bv, bh = (cupy.ascontiguousarray(cupy.asarray(b, dtype=np.float32)) for b in (bv, bh))
     found = Inference(
         cupy.empty((rows, v), dtype=np.float32),
@@ -151,7 +168,8 @@ def _run(
         cupy.empty((group, blocks), dtype=np.float64),
     )
     limit, factors = np.float32(coupling.limit), np.int32(coupling.factors)
-    settings = np.int32(n_sweeps), np.float32(-1.0 if tol is None else tol), factors, limit
+    stop = np.float32(-1.0 if tol is None else tol)
+    settings = np.int32(n_sweeps), stop, np.float32(damping), factors, limit
     for first in range(0, rows, group):
         part = slice(first, first + group)
         results = found.lv[part], found.lh[part], found.sweeps[part], found.change[part], c, log_z[part]

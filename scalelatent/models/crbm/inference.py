@@ -38,8 +38,8 @@ class Inference:
     sweeps : array of int, shape (rows,)
         Sweeps done: from the hidden units to the visible ones and back.
     change : array, shape (rows,)
-        How far the belief that moved most moved in the last sweep; the first sweep starts from
-        sigmoid(biases).
+        How far the belief that moved most moved in the last sweep, divided by the damping; the first sweep
+        starts from sigmoid(biases).
     log_z : array of float64, shape (rows,), or None
         Bethe estimate of log Z, where the kernel makes one.
     """
@@ -106,10 +106,15 @@ leave the range of float32: lower the learning rate or raise the weight decay
 
 
 def check_graphs(
-    shape: tuple[int, int], bv: tuple[int, ...], bh: tuple[int, ...], n_sweeps: int, tol: float | None
+    shape: tuple[int, int],
+    bv: tuple[int, ...],
+    bh: tuple[int, ...],
+    n_sweeps: int,
+    tol: float | None,
+    damping: float = 1.0,
 ) -> None:
-    """Raise ValueError unless biases of these shapes belong to couplings of ``shape``, and the sweeps and the
-    tolerance make sense.
+    """Raise ValueError unless biases of these shapes belong to couplings of ``shape``, and the sweeps, the
+    tolerance and the damping make sense.
 
     Examples
     --------
@@ -129,6 +134,8 @@ def check_graphs(
         raise ValueError(f"n_sweeps={n_sweeps}: at least one sweep is needed")
     if tol is not None and not tol >= 0:
         raise ValueError(f"tol={tol!r} is not a number of at least 0, or None for all n_sweeps sweeps")
+    if not 0 < damping <= 1:
+        raise ValueError(f"damping={damping!r} is not a number in (0, 1], the weight of new messages")
 
 
 def check_biases(*biases: np.ndarray) -> None:

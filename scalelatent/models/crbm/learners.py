@@ -91,6 +91,8 @@ class Work:
     cost : array, shape (2, v)
         Loss of a unit that is 1 where the row has 0, and 0 where it has 1.
     particles : array, shape (rows, h), or None
+    damping : float
+        Weight of new messages.
     """
 
     backend: Any
@@ -107,6 +109,7 @@ class Work:
     gibbs_steps: int
     cost: Any
     particles: Any = None
+    damping: float = 1.0
 
     @property
     def xp(self) -> Any:
@@ -125,7 +128,8 @@ def _mle_bp(work: Work) -> Phase:
     xp, backend = work.xp, work.backend
     pairs = backend.buffer("pairs", work.params.W.shape, work.params.W.dtype)
     pairs[...] = 0
-    found = infer("sum-product", work.coupling, work.b1, work.b2, work.n_sweeps, work.tol, backend, pairs)
+    args = work.coupling, work.b1, work.b2, work.n_sweeps, work.tol, backend, pairs
+    found = infer("sum-product", *args, work.damping)
     return _of_beliefs(work, found, sigmoid(found.lh, xp), pairs)
 
 
@@ -216,7 +220,7 @@ def _mssvm(work: Work) -> Phase:
 def _lssvm(work: Work) -> Phase:
     v = work.v
     args = work.coupling, _augmented(work), work.b2, work.n_sweeps, work.tol, work.backend
-    found = infer("max-product", *args)
+    found = infer("max-product", *args, damping=work.damping)
     states, hidden = (found.lv > 0).astype(v.dtype), (found.lh > 0).astype(v.dtype)
     logits = hidden_logits(work.params, v, work.b2)
     positive = (logits > 0).astype(v.dtype)
@@ -251,6 +255,11 @@ class Learner:
     couples: bool = True
     gibbs_steps: int = 0
     costs: bool = False
+
+    @property
+    def trained_by(self) -> str:
+        """The inference of the negative phase; empty where there is none."""
+        return self.inference if self.couples else ""
 
 
 LEARNERS: dict[str, Learner] = {

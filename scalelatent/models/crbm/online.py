@@ -69,6 +69,8 @@ class CrbmLearner:
     targets, validation_targets : Targets
         What v is of the rows, and of those that are validated on.
     validation_inference : str
+    damping : float
+        Weight of new messages.
     """
 
     kind = "scalelatent.models.crbm.online:CrbmLearner"
@@ -92,6 +94,7 @@ class CrbmLearner:
     targets: Targets
     validation_targets: Targets
     validation_inference: str
+    damping: float = 1.0
 
     # -- the contract ----------------------------------------------------------------------------------------
 
@@ -218,7 +221,12 @@ class CrbmLearner:
     def validation(self) -> CrbmScoring:
         """Wrong units over the validation rows, with the sweeps of training."""
         return CrbmScoring(
-            self.shape, self.validation_inference, self.n_sweeps, self.tol, self.validation_targets
+            self.shape,
+            self.validation_inference,
+            self.n_sweeps,
+            self.tol,
+            self.validation_targets,
+            damping=self.damping,
         )
 
     def validated(self, state: CrbmState, stats: Stats) -> CrbmState:
@@ -302,7 +310,7 @@ class CrbmLearner:
         n_sweeps = sweeps_in(self.n_sweeps, block.epoch + 1)
         work = Work(
             backend, params, coupling, v, b1, b2, n_sweeps, self.tol, self.seed, block.epoch, block.rows,
-            self.gibbs_steps, cost, particles,
+            self.gibbs_steps, cost, particles, self.damping,
         )  # fmt: skip
         return seen, v, LEARNERS[self.learner].negative(work)
 

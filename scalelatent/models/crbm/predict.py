@@ -35,13 +35,13 @@ def run_inference(
     theta: Any,
     coupling: Any,
     block: Block,
-    how: tuple[str, int, float | None],
+    how: tuple[str, int, float | None, float],
     backend: Any,
 ) -> Inference:
-    """Beliefs of rows under parameters that lie on the backend; ``how`` is (inference, sweeps, tol)."""
+    """Beliefs of rows under parameters on the backend; ``how`` is (inference, sweeps, tol, damping)."""
     _, b1, b2 = block_biases(shape, shape.split(theta), block, backend)
-    inference, n_sweeps, tol = how
-    return infer(inference, coupling, b1, b2, n_sweeps, tol, backend)
+    inference, n_sweeps, tol, damping = how
+    return infer(inference, coupling, b1, b2, n_sweeps, tol, backend, damping=damping)
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class CrbmScoring:
     tol: float | None
     targets: Targets
     theta: np.ndarray | None = None
+    damping: float = 1.0
 
     def layout(self) -> Layout:
         """Wrong and all units, wrong and all changed ones, rows that are not of 0 and 1."""
@@ -85,7 +86,7 @@ class CrbmScoring:
         """Count the wrong units of a block."""
         backend, theta, coupling, n_sweeps = prepared
         assert block.y is not None
-        how = self.inference, n_sweeps, self.tol
+        how = self.inference, n_sweeps, self.tol, self.damping
         found = run_inference(self.shape, theta, coupling, block, how, backend)
         wrong = (backend.to_host(found.lv) > 0) != (block.y > 0)
         weight = np.ones(len(wrong)) if block.weight is None else block.weight
@@ -141,6 +142,7 @@ class CrbmOutput:
     inference : str
     n_sweeps : int
     tol : float or None
+    damping : float
     what : {"marginals", "states", "hidden", "given"}
         Beliefs of v, float32 (rows, v); their most probable states, uint8 (rows, v); beliefs of h under the
         same inference, float32 (rows, h); or of h given v, of a plain RBM, whose rows are v.
@@ -154,6 +156,7 @@ class CrbmOutput:
     n_sweeps: int
     tol: float | None
     what: str
+    damping: float = 1.0
 
     def output(self) -> tuple[tuple[int, ...], str]:
         """(shape of a row, dtype)."""
@@ -169,9 +172,15 @@ class CrbmOutput:
             coupling = couple(self.shape.split(theta).W, backend)
         return backend, theta, coupling
 
+    def infer(self, prepared: Any, block: Block) -> Inference:
+        """Beliefs of a block's rows."""
+        backend, theta, coupling = prepared
+        how = self.inference, self.n_sweeps, self.tol, self.damping
+        return run_inference(self.shape, theta, coupling, block, how, backend)
+
     def apply(self, prepared: Any, block: Block) -> np.ndarray:
         """Output of a block's rows."""
-        backend, theta, coupling = prepared
+        backend, theta, _ = prepared
         xp = backend.xp
         if self.what == "given":
             params = self.shape.split(theta)
@@ -179,8 +188,7 @@ class CrbmOutput:
             _check_given(block, v, xp)
             logits = v.x @ (params.W if v.columns is None else params.W[v.columns]) + params.bh
             return backend.to_host(sigmoid(logits, xp))
-        how = self.inference, self.n_sweeps, self.tol
-        found = run_inference(self.shape, theta, coupling, block, how, backend)
+        found = self.infer(prepared, block)
         if self.what == "states":
             return backend.to_host(found.lv > 0).astype(np.uint8)
         return backend.to_host(sigmoid(found.lh if self.what == "hidden" else found.lv, xp))

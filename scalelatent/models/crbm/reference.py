@@ -1,7 +1,9 @@
 """Inference in RBMs in plain numpy and float64, one graph after the other: the oracle.
 
 Messages are log odds, m = log r. A sweep sends all messages of the hidden units, then all of the visible
-ones, so that it is sequential although each half is parallel (Ping and Ihler, 2017, algorithm 1).
+ones, so that it is sequential although each half is parallel (Ping and Ihler, 2017, algorithm 1). Damping
+mixes the log odds of the messages to the hidden units with those of the sweep before: all messages follow
+from these, so it is the damping of the whole sweep.
 """
 
 from __future__ import annotations
@@ -25,11 +27,10 @@ class Coupling:
 
 @dataclass(frozen=True)
 class _Graph:
-    """A graph after its sweeps: messages to the visible and to the hidden units, both (v, h), as log odds."""
+    """A graph after its sweeps: messages to the visible units, (v, h), as log odds."""
 
     w: np.ndarray
     to_v: np.ndarray
-    to_h: np.ndarray
     lv: np.ndarray
     lh: np.ndarray
     sweeps: int
@@ -73,7 +74,12 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def sum_product(
-    coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
+    coupling: Coupling,
+    bv: np.ndarray,
+    bh: np.ndarray,
+    n_sweeps: int,
+    tol: float | None = None,
+    damping: float = 1.0,
 ) -> Inference:
     """Sum-product belief propagation: approximate marginals of all units, exact where the graph is a tree.
 
@@ -87,6 +93,9 @@ def sum_product(
     tol : float, optional
         A row stops after the first sweep that moved none of its beliefs by more than this. None: all sweeps
         are done.
+    damping : float, default 1
+        Weight of a new message, in (0, 1]; the old one has the rest. 1: no damping. ``change`` is divided by
+        it, so that short steps do not pass for rest.
 
     Returns
     -------
@@ -106,7 +115,8 @@ def sum_product(
     >>> bool(np.isclose(found.lh[0, 0], np.log(exact)))
     True
     """
-    return _collect(_graphs(coupling, bv, bh, n_sweeps, tol, _sum_message, _sum_message), coupling)
+    graphs = _graphs(coupling, bv, bh, n_sweeps, tol, _sum_message, _sum_message, damping=damping)
+    return _collect(graphs, coupling)
 
 
 def sum_product_pairs(
@@ -116,6 +126,7 @@ def sum_product_pairs(
     n_sweeps: int,
     tol: float | None,
     pairs: np.ndarray,
+    damping: float = 1.0,
 ) -> Inference:
     """:func:`sum_product` that adds up the pairwise beliefs as well.
 
@@ -138,7 +149,7 @@ def sum_product_pairs(
     >>> pairs.round(6).tolist(), found.log_z.round(4).tolist()
     ([[0.5]], [1.3863, 1.3863])
     """
-    graphs = _graphs(coupling, bv, bh, n_sweeps, tol, _sum_message, _sum_message, one_more=True)
+    graphs = _graphs(coupling, bv, bh, n_sweeps, tol, _sum_message, _sum_message, True, damping)
     for graph in graphs:
         pairs += _pair_beliefs(graph)
     return _collect(graphs, coupling, np.array([_bethe(graph) for graph in graphs], dtype=np.float64))
@@ -193,7 +204,12 @@ def mixed_product(
 
 
 def max_product(
-    coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
+    coupling: Coupling,
+    bv: np.ndarray,
+    bh: np.ndarray,
+    n_sweeps: int,
+    tol: float | None = None,
+    damping: float = 1.0,
 ) -> Inference:
     """Max-product belief propagation: the likeliest state of all units together is ``lv > 0, lh > 0``. See
     :func:`sum_product`; log odds are those of max-marginals.
@@ -204,7 +220,8 @@ def max_product(
     >>> float(found.lv[0, 0]), float(found.lh[0, 0])
     (1.0, 1.0)
     """
-    return _collect(_graphs(coupling, bv, bh, n_sweeps, tol, _max_message, _max_message), coupling)
+    graphs = _graphs(coupling, bv, bh, n_sweeps, tol, _max_message, _max_message, damping=damping)
+    return _collect(graphs, coupling)
 
 
 def mean_field(
@@ -230,7 +247,7 @@ def mean_field(
             change = _change(old, lv, lh)
             if tol is not None and change <= tol:
                 break
-        graphs.append(_Graph(w, w, w, lv, lh, sweep, change))
+        graphs.append(_Graph(w, w, lv, lh, sweep, change))
     return _collect(graphs, coupling)
 
 
@@ -296,11 +313,14 @@ def _graphs(
     from_hidden: _Send,
     from_visible: _Send,
     one_more: bool = False,
+    damping: float = 1.0,
 ) -> list[_Graph]:
-    check_graphs(coupling.w.shape, bv.shape, bh.shape, n_sweeps, tol)
+    check_graphs(coupling.w.shape, bv.shape, bh.shape, n_sweeps, tol, damping)
     first, second = (np.asarray(b, dtype=np.float64) for b in (bv, bh))
     return [
-        _propagate(coupling.w, first[n], second[n], n_sweeps, tol, from_hidden, from_visible, one_more)
+        _propagate(
+            coupling.w, first[n], second[n], n_sweeps, tol, from_hidden, from_visible, one_more, damping
+        )
         for n in range(len(first))
     ]
 
@@ -314,40 +334,36 @@ def _propagate(
     from_hidden: _Send,
     from_visible: _Send,
     one_more: bool,
+    damping: float,
 ) -> _Graph:
     to_h, lv, lh, met = np.zeros_like(w), bv, bh, False
     for sweep in range(1, n_sweeps + 1):  # noqa: B007  it is returned
         old = np.concatenate([lv, lh])
         to_v = from_hidden(w, lh - to_h, lh)
         lv = bv + to_v.sum(axis=1)
-        to_h = from_visible(w, lv[:, None] - to_v, lv[:, None])
+        to_h = (1 - damping) * to_h + damping * from_visible(w, lv[:, None] - to_v, lv[:, None])
         lh = bh + to_h.sum(axis=0)
         if met:
             break
-        change = _change(old, lv, lh)
+        change = _change(old, lv, lh) / damping
         met = tol is not None and change <= tol
         if met and not one_more:
             break
-    return _Graph(w, to_v, to_h, lv, lh, sweep, change)
-
-
-def _pair_states(graph: _Graph) -> np.ndarray:
-    """Log of the unnormalised pairwise beliefs of (0, 0), (1, 0), (0, 1), (1, 1): (4, v, h)."""
-    cv, ch = graph.lv[:, None] - graph.to_v, graph.lh - graph.to_h
-    return np.stack([np.zeros_like(cv), cv, ch, graph.w + cv + ch])
+    return _Graph(w, to_v, lv, lh, sweep, change)
 
 
 def _pair_beliefs(graph: _Graph) -> np.ndarray:
-    states = _pair_states(graph)
-    return np.exp(states[3] - np.logaddexp.reduce(states))
+    """P(v_i = 1 | h_j = 1) P(h_j = 1): (v, h)."""
+    return sigmoid(graph.w + graph.lv[:, None] - graph.to_v) * sigmoid(graph.lh)
 
 
 def _bethe(graph: _Graph) -> float:
     """log Z = sum_i log Z_i + sum_j log Z_j + sum_ij log (Z_ij / (Z_i Z_j)): a stationary value of the Bethe
-    free energy where the messages are a fixed point, whatever their scale (Yedidia et al., 2005).
+    free energy where the messages are a fixed point, whatever their scale (Yedidia et al., 2005). With the
+    cavity's log odds c of the message to j, Z_ij = (1 + e^c) Z_j.
     """
     zv, zh = np.logaddexp(0.0, graph.lv), np.logaddexp(0.0, graph.lh)
-    pairs = np.logaddexp.reduce(_pair_states(graph)) - zv[:, None] - zh
+    pairs = np.logaddexp(0.0, graph.lv[:, None] - graph.to_v) - zv[:, None]
     return float(zv.sum() + zh.sum() + pairs.sum())
 
 

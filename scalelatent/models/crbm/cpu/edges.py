@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from numba import types
 
+from scalelatent.models.crbm.inference import MAX_WEIGHT
 from scalelatent.models.vectors import LANES
 
 from .coupling import ROWS
@@ -75,10 +77,32 @@ class _Edges(NamedTuple):
     under: list[Any]
 
 
+# A message lies within e^(+-40), whatever s, which may be rounded to zero, says of the old one.
+_LEAST = math.exp(-MAX_WEIGHT)
+
+
+def _damped(lanes: Lanes, new: Any, s: Any, uh: Any, weight: Any) -> Any:
+    """``weight`` of the log of a new message and the rest of that of the old one, s / u."""
+    old = lanes.max(lanes.b.fdiv(s, uh), lanes.constant(_LEAST))
+    zero, none = lanes.constant(0.0), lanes.integer(0)
+    before, now = (lanes.log_plus(message, none, zero) for message in (old, new))
+    return lanes.exp(lanes.fma(weight, lanes.b.fsub(now, before), before))
+
+
 def _send(
-    lanes: Lanes, a: Any, m: Any, places: list[Any], th: Any, tv: list[Any], uv: list[Any], product: Any
+    lanes: Lanes,
+    a: Any,
+    m: Any,
+    places: list[Any],
+    th: Any,
+    tv: list[Any],
+    uv: list[Any],
+    product: Any,
+    damping: tuple[Any, Any] | None = None,
 ) -> tuple[Any, _Edges]:
-    """Messages of two visible units into ``m``, which holds s, at the two places; ``product`` times them."""
+    """Messages of two visible units into ``m``, which holds s, at the two places; ``product`` times them.
+    ``damping`` is (u of the hidden units, weight).
+    """
     fma, b, edges = lanes.fma, lanes.b, _Edges([], [], [], [])
     for at, t, u in zip(places, tv, uv, strict=True):
         aj, s = lanes.load(a, at), lanes.load(m, at)
@@ -86,9 +110,11 @@ def _send(
         for values, value in zip(edges, (aj, s, over, under), strict=True):
             values.append(value)
     inverse = b.fdiv(lanes.constant(1.0), b.fmul(*edges.under))
-    for at, over, other in zip(places, edges.over, edges.under[::-1], strict=True):
+    for at, s, over, other in zip(places, edges.s, edges.over, edges.under[::-1], strict=True):
         # In this order: what a message is divided by lies within e^(+-W), and itself within e^(+-2W).
         message = b.fmul(b.fmul(over, inverse), other)
+        if damping is not None:
+            message = _damped(lanes, message, s, *damping)
         lanes.store(message, m, at)
         product = b.fmul(product, message)
     return product, edges
@@ -135,6 +161,28 @@ def _keep(lanes: Lanes, product: Any, p: Any, e: Any, i: Any, split: bool) -> No
     lanes.store(product, p, i)
 
 
+def _pair_edges(
+    lanes: Lanes, a: Any, m: Any, row_step: Any, th: Any, tv: Any, uv: Any, n: Any, p: Any, e: Any, c: Any,
+    z: Any, ez: Any, uh: Any = None, weight: Any = None,
+) -> None:  # fmt: skip
+    b = lanes.b
+    t, u = ([lanes.spread(lanes.load(x, 4 * r, F32)) for r in range(2)] for x in (tv, uv))
+
+    def edges(i: Any, _: list[Any]) -> list[Any]:
+        tj, places = lanes.load(th, i), [i, b.add(i, row_step)]
+        damping = None if uh is None else (lanes.load(uh, i), lanes.spread(weight))
+        product, two = _send(lanes, a, m, places, tj, t, u, lanes.load(p, i), damping)
+        for r, at in enumerate(places):
+            ax = b.fmul(b.fmul(two.a[r], t[r]), b.fadd(tj, two.s[r]))
+            lanes.store(b.fdiv(ax, two.over[r]), c, at)
+        tops = b.fmul(*(lanes.fma(aj, tj, s) for aj, s in zip(two.a, two.s, strict=True)))
+        _keep(lanes, product, p, e, i, True)
+        _keep(lanes, b.fmul(lanes.load(z, i), b.fdiv(b.fmul(*two.under), tops)), z, ez, i, True)
+        return []
+
+    lanes.loop(I64(0), n, I64(LINE), [], edges)
+
+
 @inline
 def scatter_pairs(typingctx, a, m, row_step, th, tv, uv, n, p, e, c, z, ez):  # type: ignore[no-untyped-def]
     """Scatter of two rows that also stores P(v_i = 1 | h_j = 1) into ``c``, which may be ``m``, and
@@ -142,25 +190,45 @@ def scatter_pairs(typingctx, a, m, row_step, th, tv, uv, n, p, e, c, z, ez):  # 
     """
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        a, m, row_step, th, tv, uv, n, p, e, c, z, ez = args
-        lanes, b = Lanes(builder, EDGES), builder
-        t, u = ([lanes.spread(lanes.load(x, 4 * r, F32)) for r in range(2)] for x in (tv, uv))
-
-        def edges(i: Any, _: list[Any]) -> list[Any]:
-            tj, places = lanes.load(th, i), [i, b.add(i, row_step)]
-            product, two = _send(lanes, a, m, places, tj, t, u, lanes.load(p, i))
-            for r, at in enumerate(places):
-                ax = b.fmul(b.fmul(two.a[r], t[r]), b.fadd(tj, two.s[r]))
-                lanes.store(b.fdiv(ax, two.over[r]), c, at)
-            tops = b.fmul(*(lanes.fma(aj, tj, s) for aj, s in zip(two.a, two.s, strict=True)))
-            _keep(lanes, product, p, e, i, True)
-            _keep(lanes, b.fmul(lanes.load(z, i), b.fdiv(b.fmul(*two.under), tops)), z, ez, i, True)
-            return []
-
-        lanes.loop(I64(0), n, I64(LINE), [], edges)
+        _pair_edges(Lanes(builder, EDGES), *args)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 12), codegen
+
+
+@inline
+def damped_pairs(typingctx, a, m, step, th, tv, uv, n, p, e, c, z, ez, uh, weight):  # type: ignore[no-untyped-def]
+    """:func:`scatter_pairs` with damped messages, see :func:`damped_scatter`."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        _pair_edges(Lanes(builder, EDGES), *args)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 13, types.float32), codegen
+
+
+@inline
+def damped_scatter(typingctx, a, m, step, th, tv, uv, n, p, e, uh, weight):  # type: ignore[no-untyped-def]
+    """Scatter of two rows whose messages have the ``weight``, the old ones the rest; ``uh`` are the beliefs
+    of the hidden units to be 0.
+    """
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        a, m, step, th, tv, uv, n, p, e, uh, weight = args
+        lanes, b = Lanes(builder, EDGES), builder
+        t, u = ([lanes.spread(lanes.load(x, 4 * r, F32)) for r in range(2)] for x in (tv, uv))
+        weights = lanes.spread(weight)
+
+        def columns(i: Any, _: list[Any]) -> list[Any]:
+            tj, places, damping = lanes.load(th, i), [i, b.add(i, step)], (lanes.load(uh, i), weights)
+            product, _edges = _send(lanes, a, m, places, tj, t, u, lanes.load(p, i), damping)
+            _keep(lanes, product, p, e, i, True)
+            return []
+
+        lanes.loop(I64(0), n, I64(LINE), [], columns)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 10, types.float32), codegen
 
 
 gather = _make_gather(GATHERED)

@@ -35,7 +35,17 @@ from scalelatent.models.crbm.inference import Inference
 from scalelatent.models.vectors import aligned
 
 from .coupling import ROWS, Coupling
-from .edges import GATHERED, HALF, gather, scatter, scatter_pairs, scatter_split, scatter_two
+from .edges import (
+    GATHERED,
+    HALF,
+    damped_pairs,
+    damped_scatter,
+    gather,
+    scatter,
+    scatter_pairs,
+    scatter_split,
+    scatter_two,
+)
 from .lanes import BIAS, LINE, WIDE
 from .units import (
     EXPONENT,
@@ -64,9 +74,9 @@ _GROUP, _GROUP_BYTES = 64, 2**17
 
 
 @kernel
-def _block(a, m, row, v_at, unit, h_at, small, factors, c, next_a, next_m):  # type: ignore[no-untyped-def]
+def _block(a, m, row, v_at, unit, h_at, small, factors, damping, c, next_a, next_m):  # type: ignore[no-untyped-def]
     """Eight visible units of one graph: messages to them, their beliefs, messages back. Addresses; the next
-    block's A and messages are fetched.
+    block's A and messages are fetched. ``damping`` is None, or the weight of the messages back.
     """
     e, moved, limit = small + WIDE * EXPONENT, small + WIDE * MOVED, small + WIDE * LIMIT
     tv, uv, p, ep = v_at + ON * unit, v_at + OFF * unit, h_at + _P * row, h_at + _E * row
@@ -75,7 +85,14 @@ def _block(a, m, row, v_at, unit, h_at, small, factors, c, next_a, next_m):  # t
         at = r * row
         gather(a + at, m + at, row, th, uh, row, chunk, small + 4 * r, e + 4 * r)
     update(v_at, unit, small, e, 0, moved, limit)
-    if c:
+    if damping is not None:
+        for r in range(0, ROWS, 2):
+            at, t, u, z, ez = r * row, tv + 4 * r, uv + 4 * r, h_at + _Z * row, h_at + _EZ * row
+            if c:
+                damped_pairs(a + at, m + at, row, th, t, u, row, p, ep, c + at, z, ez, uh, damping)
+            else:
+                damped_scatter(a + at, m + at, row, th, t, u, row, p, ep, uh, damping)
+    elif c:
         for r in range(0, ROWS, 2):
             at, z, ez = r * row, h_at + _Z * row, h_at + _EZ * row
             scatter_pairs(a + at, m + at, row, th, tv + 4 * r, uv + 4 * r, row, p, ep, c + at, z, ez)
@@ -93,7 +110,7 @@ def _block(a, m, row, v_at, unit, h_at, small, factors, c, next_a, next_m):  # t
 
 
 @kernel
-def _to_and_fro(a, m, up, v_units, h_units, small, factors, active, c):  # type: ignore[no-untyped-def]
+def _to_and_fro(a, m, up, v_units, h_units, small, factors, damping, active, c):  # type: ignore[no-untyped-def]
     """One sweep of the active graphs of a group, ``up`` W or down; with matrices ``c`` it may be the last
     one. They share A: while a block of it is at hand all of them use it. Returns how often the columns'
     products were split.
@@ -121,11 +138,14 @@ def _to_and_fro(a, m, up, v_units, h_units, small, factors, active, c):  # type:
                 h_at + g * h_step,
                 scratch + g * scratch_step,
                 factors,
+                damping,
                 c_at + g * matrix + at if c_at else 0,
                 a_at + at_next,
                 m_at + g_next * matrix + at_next,
             )
     splits = HALF if c_at else (1 if factors >= ROWS else (2 if factors >= HALF else HALF))
+    if damping is not None:
+        splits = HALF
     splits *= blocks
     for g in active:
         h_here, here = h_at + g * h_step, scratch + g * scratch_step
@@ -148,7 +168,9 @@ def _log_z(units, n):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _infer(a, factors, bv, bh, n_sweeps, tol, lv, lh, sweeps, change, log_z, m, v_units, h_units, small):  # type: ignore[no-untyped-def]
+def _infer(  # type: ignore[no-untyped-def]
+    a, factors, damping, bv, bh, n_sweeps, tol, lv, lh, sweeps, change, log_z, m, v_units, h_units, small
+):
     """A group of graphs. Where ``log_z`` is wanted P(v_i = 1 | h_j = 1) takes the place of the messages in
     the last sweep, which is one more for graphs that have met ``tol``.
     """
@@ -163,10 +185,12 @@ def _infer(a, factors, bv, bh, n_sweeps, tol, lv, lh, sweeps, change, log_z, m, 
     for sweep in range(n_sweeps):
         last = with_pairs and sweep == n_sweeps - 1
         up, here = sweep % 2 == 1, m if last else none
-        splits = _to_and_fro(a, m, up, v_units, h_units, small, factors, active, here)
+        splits = _to_and_fro(a, m, up, v_units, h_units, small, factors, damping, active, here)
         left = ended = 0
         for g in active:
             sweeps[g], change[g] = sweep + 1, small[g, MOVED].max()
+            if damping is not None:
+                change[g] /= damping
             if not change[g] <= tol:
                 active[left] = g
                 left += 1
@@ -174,7 +198,7 @@ def _infer(a, factors, bv, bh, n_sweeps, tol, lv, lh, sweeps, change, log_z, m, 
                 sweeps[g], met[ended] = sweep + 2, g
                 ended += 1
         if ended:
-            splits = _to_and_fro(a, m, not up, v_units, h_units, small, factors, met[:ended], m)
+            splits = _to_and_fro(a, m, not up, v_units, h_units, small, factors, damping, met[:ended], m)
         active = active[:left]
         if left == 0:
             break
@@ -198,34 +222,57 @@ def _add_pairs(c, h_units, pairs):  # type: ignore[no-untyped-def]
 
 
 def _infer_all(  # type: ignore[no-untyped-def]
-    a, factors, bv, bh, n_sweeps, tol, lv, lh, sweeps, change, log_z, pairs, m, v_units, h_units, small
+    a,
+    factors,
+    damping,
+    bv,
+    bh,
+    n_sweeps,
+    tol,
+    lv,
+    lh,
+    sweeps,
+    change,
+    log_z,
+    pairs,
+    m,
+    v_units,
+    h_units,
+    small,
 ):
     """Group after group; where there are ``log_z``, pair beliefs are added to ``pairs``."""
     for first in range(0, len(bv), len(m)):
         part = slice(first, min(first + len(m), len(bv)))
         _infer(
-            a, factors, bv[part], bh[part], n_sweeps, tol,
+            a, factors, damping, bv[part], bh[part], n_sweeps, tol,
             lv[part], lh[part], sweeps[part], change[part], log_z[part], m, v_units, h_units, small,
         )  # fmt: skip
         if len(log_z) > 0:
             _add_pairs(m[: part.stop - first], h_units, pairs)
 
 
+# By the type of the pairs, and whether messages are damped: what a fit does not need is not compiled.
 _INFER = {
-    name: entry(
-        *(given("f4", 2), types.int64, *INPUTS, *RESULTS),
+    (name, damped): entry(
+        *(given("f4", 2), types.int64, types.float32 if damped else types.none, *INPUTS, *RESULTS),
         *(filled("f8", 1), filled(name, 2), *[filled("f4", 3)] * 4),
     )(_infer_all)
     for name in (np.dtype("f4").name, np.dtype("f8").name)
+    for damped in (False, True)
 }
 _NO_PAIRS = np.empty((0, 0), dtype=np.float32)
 
 
 def sum_product(
-    coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
+    coupling: Coupling,
+    bv: np.ndarray,
+    bh: np.ndarray,
+    n_sweeps: int,
+    tol: float | None = None,
+    damping: float = 1.0,
 ) -> Inference:
     """See :func:`..reference.sum_product`."""
-    return _run(coupling, bv, bh, n_sweeps, tol, None)
+    return _run(coupling, bv, bh, n_sweeps, tol, None, damping)
 
 
 def sum_product_pairs(
@@ -235,11 +282,12 @@ def sum_product_pairs(
     n_sweeps: int,
     tol: float | None,
     pairs: np.ndarray,
+    damping: float = 1.0,
 ) -> Inference:
     """See :func:`..reference.sum_product_pairs`."""
     if pairs.shape != coupling.w.shape:
         raise ValueError(f"pairs of shape {pairs.shape} are wanted in the shape of W, {coupling.w.shape}")
-    return _run(coupling, bv, bh, n_sweeps, tol, pairs)
+    return _run(coupling, bv, bh, n_sweeps, tol, pairs, damping)
 
 
 def bethe(
@@ -256,16 +304,18 @@ def _run(
     n_sweeps: int,
     tol: float | None,
     pairs: np.ndarray | None,
+    damping: float = 1.0,
 ) -> Inference:
-    bv, bh, limit = checked(coupling, bv, bh, n_sweeps, tol)
+    bv, bh, limit = checked(coupling, bv, bh, n_sweeps, tol, damping)
     found, a, rows = unfilled(bv, bh), coupling.a, len(bv)
     log_z = np.empty(0 if pairs is None else rows)
     group = max(1, min(_GROUP, rows, _GROUP_BYTES // a.nbytes))
     m = aligned((group, *a.shape))
     v_units, h_units = aligned((group, UNIT_FIELDS, len(a))), aligned((group, _FIELDS, a.shape[1]))
     added = _NO_PAIRS if pairs is None else pairs
-    _INFER[added.dtype.name](
-        *(a, coupling.factors, bv, bh, n_sweeps, limit),
+    damped = damping != 1
+    _INFER[added.dtype.name, damped](
+        *(a, coupling.factors, np.float32(damping) if damped else None, bv, bh, n_sweeps, limit),
         *(found.lv, found.lh, found.sweeps, found.change, log_z, added),
         *(m, v_units, h_units, small_of(coupling.limit, group)),
     )

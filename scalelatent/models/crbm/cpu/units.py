@@ -84,10 +84,15 @@ def small_of(limit: float, *graphs: int) -> np.ndarray:
 
 
 def checked(
-    coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None
+    coupling: Coupling,
+    bv: np.ndarray,
+    bh: np.ndarray,
+    n_sweeps: int,
+    tol: float | None,
+    damping: float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Biases in float32, and the tolerance, below 0 where there is none."""
-    check_graphs(coupling.w.shape, bv.shape, bh.shape, n_sweeps, tol)
+    check_graphs(coupling.w.shape, bv.shape, bh.shape, n_sweeps, tol, damping)
     bv, bh = (np.ascontiguousarray(b, dtype=np.float32) for b in (bv, bh))
     check_biases(bv, bh)
     return bv, bh, -1.0 if tol is None else float(tol)
