@@ -118,7 +118,7 @@ def test_a_run_folder_belongs_to_its_parameters(digits: Arrays, tmp_path: Path) 
     make("stepwise", n_epochs=1).fit(*digits, run_dir=tmp_path)
     with pytest.raises(RunError, match="kappa: .* -> 0.7"):
         make("stepwise", n_epochs=1, kappa=0.7).fit(*digits, run_dir=tmp_path, resume=True)
-    with pytest.raises(RunError, match="validate_steps changed"):
+    with pytest.raises(RunError, match="validate_steps: None -> 2"):
         make("stepwise", n_epochs=1).fit(*digits, run_dir=tmp_path, resume=True, engine={"validate_steps": 2})
 
 
