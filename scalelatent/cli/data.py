@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 from scalelatent.errors import JobError
 
-from .show import Jobs, Json, Overwrite, emit, progress_bar, run_of, show_values, verb
+from .show import Jobs, Json, Overwrite, emit, progress_bar, run_of, show_values, size, verb
 
 app = typer.Typer(no_args_is_help=True, help="Import, make and look at datasets.")
 
@@ -134,6 +135,39 @@ def repair(
     with progress_bar("making what is missing") as progress:
         dataset = repair_dataset(url, n_jobs=jobs, progress=progress)
     tell(dataset, json)
+
+
+@app.command("check")
+@verb
+def check(
+    url: Annotated[str, typer.Argument(metavar="DATA", help="A dataset.")],
+    jobs: Jobs = None,
+    json: Json = False,
+) -> None:
+    """Read all of a dataset and name the files that are not what was written.
+
+    Exits with 1 where there are such.
+    """
+    from scalelatent.data import check_dataset
+
+    with progress_bar("checking") as progress:
+        found = check_dataset(url, n_jobs=jobs, progress=progress)
+    if json:
+        emit(asdict(found))
+    else:
+        typer.echo(
+            f"{found.url}: {found.rows:,} rows in {found.shards:,} shards, {size(found.bytes)}, checked in "
+            f"{found.seconds:.2f} s: {'all as written' if not found.bad else f'{len(found.bad)} bad'}"
+        )
+        for bad in found.bad:
+            typer.echo(f"  {bad.problem}")
+        if not found.checksums:
+            typer.echo(
+                "  It was written without a table of checksums, so that a fit does not notice a shard of "
+                "another dataset; `scalelatent data convert` writes one that has it"
+            )
+    if found.bad:
+        raise typer.Exit(1)
 
 
 @app.command("shuffle")

@@ -11,6 +11,7 @@ from scalelatent._lazy import attach
 
 if TYPE_CHECKING:
     from .append import append_rows
+    from .check import check_dataset
     from .convert import convert_dataset
     from .create import create_dataset
     from .dataset import Dataset, open_dataset
@@ -45,6 +46,7 @@ __all__ = [
     "ResampledDocuments",
     "RowGrid",
     "append_rows",
+    "check_dataset",
     "convert_dataset",
     "create_dataset",
     "fetch_named",
@@ -79,6 +81,7 @@ _WHERE = {
     "ResampledDocuments": ".documents",
     "RowGrid": ".grid",
     "append_rows": ".append",
+    "check_dataset": ".check",
     "convert_dataset": ".convert",
     "create_dataset": ".create",
     "fetch_named": ".importers",

@@ -83,6 +83,7 @@ class StoredRows:
         self._indexes = Indexes(location)
         self._memory = Recycled()
         self._crcs: np.ndarray | None = None
+        self._only: int | None = None  # tile that is read, where not all are
 
     def sibling(self, name: str, length: int, chunk: int, where: str, rows: tuple[int, int]) -> StoredRows:
         """The reader of another array (length,) of the same type and codecs, without a look at its metadata.
@@ -156,6 +157,12 @@ class StoredRows:
             row = end
         return out
 
+    def read_tile(self, start: int, stop: int, tile: int) -> np.ndarray:
+        """Of the rows `start:stop` only the columns of one tile; no other file is opened."""
+        other = copy.copy(self)
+        other._only = tile
+        return other.read(start, stop)[self._tiles()[tile][1]]
+
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
         """The chunks of the rows `start:stop`, clipped."""
         step = self.chunk_rows
@@ -187,7 +194,8 @@ class StoredRows:
         if self._tile is None:
             return [(0, ...)]
         firsts = range(0, self.shape[1], self._tile)
-        return [(i, (slice(None), slice(first, first + self._tile))) for i, first in enumerate(firsts)]
+        tiles = [(i, (slice(None), slice(first, first + self._tile))) for i, first in enumerate(firsts)]
+        return tiles if self._only is None else [tiles[self._only]]
 
     def _read_shard(self, shard: int, start: int, stop: int, out: np.ndarray) -> None:
         """Rows `start:stop`, all in one shard, into `out`."""

@@ -26,6 +26,7 @@ __all__ = [
     "own_columns",
     "read_attrs",
     "repair_hint",
+    "unfinished",
     "write_attrs",
 ]
 
@@ -102,13 +103,7 @@ def open_columns(location: Location) -> dict[str, Any]:
     """
     attrs = read_attrs(location)
     if not attrs.complete:
-        done = len(location.keys(MARKERS))
-        generated = attrs.provenance.get("importer") in GENERATORS
-        repair = f"go on with `scalelatent data repair {location.url}`"
-        step = repair if generated else "write it again with --overwrite"
-        raise DataError(
-            f"dataset {location.url} is incomplete: its writer finished {done} shards, not all; {step}"
-        )
+        raise unfinished(location, attrs)
     columns: dict[str, Any] = {"url": location.url, "attrs": attrs, "shared": location.shared}
     group = open_group(location)
     own = own_columns(location, attrs, group)
@@ -119,6 +114,17 @@ def open_columns(location: Location) -> dict[str, Any]:
 
         return join_segments(location, attrs, columns)
     return columns
+
+
+def unfinished(location: Location, attrs: DatasetAttrs) -> DataError:
+    """The refusal of a dataset that its writer did not finish."""
+    done = len(location.keys(MARKERS))
+    generated = attrs.provenance.get("importer") in GENERATORS
+    repair = f"go on with `scalelatent data repair {location.url}`"
+    step = repair if generated else "write it again with --overwrite"
+    return DataError(
+        f"dataset {location.url} is incomplete: its writer finished {done} shards, not all; {step}"
+    )
 
 
 def own_columns(

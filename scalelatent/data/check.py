@@ -1,0 +1,223 @@
+"""Reading all of a dataset once, to say which of its files are not what was written."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.errors import DataError, ShardError
+
+from .joined import segment_location
+from .pipeline import MAX_THREADS
+from .schema import DatasetAttrs, shard_digest
+from .seals import check_digests, read_digests
+from .store import Location, locate
+from .stored import open_group, own_columns, read_attrs, unfinished
+
+if TYPE_CHECKING:
+    from .chunks import StoredRows
+    from .csr_store import StoredCsr
+
+__all__ = ["BadFile", "DatasetCheck", "check_dataset"]
+
+
+@dataclass(frozen=True)
+class BadFile:
+    """A file of a dataset, or a table, that is not what was written."""
+
+    file: str
+    """Path or address."""
+    start: int
+    stop: int
+    """Rows that it holds, counted from the first row at `url`; a table is of all."""
+    problem: str
+    """What is wrong with it."""
+
+
+@dataclass(frozen=True)
+class DatasetCheck:
+    """What `check_dataset` found."""
+
+    url: str
+    rows: int
+    shards: int
+    bytes: int
+    """Of the rows, labels and weights in memory."""
+    seconds: float
+    bad: tuple[BadFile, ...]
+    """In the order of their rows; empty where all is as it was written."""
+    checksums: bool
+    """Whether there is a table of checksums, so that a fit notices a shard of another dataset by itself."""
+
+
+Column = Any  # StoredRows or StoredCsr
+
+
+class _Part:
+    """A dataset, or a segment of one, whose files are checked."""
+
+    def __init__(self, location: Location, first: int) -> None:
+        self.location, self.first = location, first
+        attrs, group = read_attrs(location), open_group(location)
+        self.bad: list[BadFile] = []
+        plain = replace(attrs, crc=None)
+        self.columns: dict[str, StoredRows | StoredCsr] = own_columns(location, plain, group)
+        x = self.columns["x"]
+        self.n_rows, self.n_tiles = int(x.shape[0]), x.n_tiles
+        self.shard_rows = x.shard_rows
+        if attrs.crc is not None:
+            self.shard_rows = int(attrs.crc.get("shard_rows", self.shard_rows))
+            try:
+                self.columns = own_columns(location, attrs, group)
+            except DataError as error:
+                self._table("crc", error)
+        self.digests: np.ndarray | None = None
+        try:
+            check_digests(location, attrs, self.columns, group)
+            digests = read_digests(group, location.url)
+            self.digests = digests if len(digests) == self.n_shards else None
+        except DataError as error:
+            self._table("digest", error)
+
+    @property
+    def n_shards(self) -> int:
+        return -(-self.n_rows // self.shard_rows) * self.n_tiles
+
+    def _table(self, name: str, error: DataError) -> None:
+        rows = self.first, self.first + self.n_rows
+        self.bad.append(BadFile(self.location.name_of(name), *rows, str(error)))
+
+    def check(self, shard: int) -> tuple[int, list[BadFile]]:
+        """Bytes that a shard has in memory, and its bad files."""
+        row, tile = divmod(shard, self.n_tiles)
+        a, b = row * self.shard_rows, min((row + 1) * self.shard_rows, self.n_rows)
+        parts: list[Any] = []
+        bad = []
+        for column in self.columns.values():
+            try:
+                parts.append(self._read(column, a, b, tile))
+            except ShardError as error:
+                bad.append(self._bad(error.file, error.start, error.stop, str(error)))
+            except DataError as error:
+                bad.append(self._bad(column.shards(a, b)[0][0], a, b, str(error)))
+        size = sum(part.data.nbytes for part in parts)
+        if not bad and self.digests is not None and shard_digest(*parts) != self.digests[shard].tobytes():
+            files = ", ".join(file for column in self.columns.values() for file, _, _ in column.shards(a, b))
+            words = f"the rows {self.first + a}:{self.first + b} are not those that were written ({files})"
+            bad.append(self._bad(self.columns["x"].shards(a, b)[0][0], a, b, words))
+        return size, bad
+
+    def _read(self, column: Column, a: int, b: int, tile: int) -> Any:
+        if self.n_tiles == 1:
+            return column.read(a, b)
+        return np.ascontiguousarray(column.read_tile(a, b, tile))
+
+    def _bad(self, file: str, a: int, b: int, problem: str) -> BadFile:
+        return BadFile(file, self.first + a, self.first + b, problem)
+
+
+def check_dataset(
+    url: str | os.PathLike[str],
+    *,
+    n_jobs: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> DatasetCheck:
+    """Read every shard of a dataset and compare it with what was written.
+
+    Compared are the checksum of each chunk with its bytes and with the dataset's table of checksums, the
+    SHA-256 of each shard's rows, labels and weights with its digest, and the digests with the fingerprint.
+
+    Parameters
+    ----------
+    url : str
+        A finished dataset; see `locate`.
+    n_jobs : int, optional
+        Threads, each with a shard in memory; by default one a core, at most 4.
+    progress : callable, optional
+        Called with (rows done, rows in all).
+
+    Returns
+    -------
+    DatasetCheck
+        With all bad files, and the seconds that it took.
+
+    Raises
+    ------
+    DataError
+        No dataset, one that was never finished, or one whose metadata cannot be read.
+
+    Examples
+    --------
+    >>> from scalelatent.data import Dataset
+    >>> rows = Dataset.from_arrays(np.zeros((4, 3), "u1"), [0, 1, 0, 1])
+    >>> found = check_dataset(rows.save("memory://doc-check", overwrite=True).url)
+    >>> found.rows, found.shards, found.bad
+    (4, 1, ())
+    """
+    begin = time.perf_counter()
+    location = locate(url)
+    parts, attrs = _parts(location)
+    total = sum(part.n_rows for part in parts)
+    bad = [table for part in parts for table in part.bad]
+    size = done = 0
+    for part, shard, (nbytes, found) in _each(parts, n_jobs):
+        size += nbytes
+        bad += found
+        if shard % part.n_tiles == part.n_tiles - 1:
+            done += min(part.shard_rows, part.n_rows - shard // part.n_tiles * part.shard_rows)
+            if progress is not None:
+                progress(done, total)
+    return DatasetCheck(
+        location.url,
+        total,
+        sum(part.n_shards for part in parts),
+        size,
+        time.perf_counter() - begin,
+        tuple(bad),
+        attrs.crc is not None,
+    )
+
+
+def _parts(location: Location) -> tuple[list[_Part], DatasetAttrs]:
+    attrs = read_attrs(location)
+    if not attrs.complete:
+        raise unfinished(location, attrs)
+    parts = [_Part(location, 0)]
+    for segment in (attrs.segments or [])[1:]:
+        place = segment_location(location, segment["path"])
+        parts.append(_Part(place, parts[-1].first + parts[-1].n_rows))
+        if (found := read_attrs(place).fingerprint) != segment["fingerprint"]:
+            words = (
+                f"its fingerprint is {str(found)[:12]}, but {str(segment['fingerprint'])[:12]} was appended"
+            )
+            parts[-1]._table("zarr.json", DataError(words))
+    return parts, attrs
+
+
+def _each(parts: list[_Part], n_jobs: int | None) -> Iterator[tuple[_Part, int, tuple[int, list[BadFile]]]]:
+    """Each shard with what was found, in order; a few are read ahead."""
+    from dask.system import cpu_count
+
+    threads = n_jobs or min(cpu_count(), MAX_THREADS)
+    shards = ((part, shard) for part in parts for shard in range(part.n_shards))
+    waiting: deque[tuple[_Part, int, Future[tuple[int, list[BadFile]]]]] = deque()
+    with ThreadPoolExecutor(threads, "scalelatent-check") as pool:
+        try:
+            while True:
+                for part, shard in itertools.islice(shards, threads + 1 - len(waiting)):
+                    waiting.append((part, shard, pool.submit(part.check, shard)))
+                if not waiting:
+                    return
+                part, shard, future = waiting.popleft()
+                yield part, shard, future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
