@@ -161,6 +161,12 @@ def import_hdf5(
     out: Out,
     x: KeyOfRows = None,
     y: KeyOfLabels = None,
+    allow_external: Annotated[
+        bool,
+        typer.Option(
+            "--allow-external", help="Read arrays that lie in other files, too: any that are named."
+        ),
+    ] = False,
     shuffle: Shuffle = None,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -171,8 +177,9 @@ def import_hdf5(
     """
     from scalelatent.data import import_hdf5 as run
 
+    how: dict[str, Any] = {"allow_external": allow_external, "shuffle": shuffle, "overwrite": overwrite}
     with progress_bar(f"importing {file.name}") as progress:
-        dataset = run(file, out, x=x, y=y, progress=progress, shuffle=shuffle, overwrite=overwrite)
+        dataset = run(file, out, x=x, y=y, progress=progress, **how)
     tell(dataset, json)
 
 

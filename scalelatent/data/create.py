@@ -14,7 +14,7 @@ from scalelatent.errors import DataError
 from . import schema
 from .batch import RowBatch
 from .csr import check_dtype
-from .guard import cleared_on_failure, explain_os_errors, format_of, refuse_onto
+from .guard import check_space, cleared_on_failure, explain_os_errors, format_of, refuse_onto
 from .layout import Layout, choose_csr_layout, choose_layout, create_arrays
 from .pipeline import write_shards
 from .schema import DatasetAttrs
@@ -171,6 +171,10 @@ def create_dataset(
     # The table of digests is the last thing that creating a dataset writes.
     if resume and location.has("digest/zarr.json") and format_of(location) != REMOVED:
         return _resume(location, n_rows, attrs, kind, y_type, weighted, layout if shard_rows else None)
+    check_room(location, overwrite, unfinished=resume)
+    numbers = schema.n_features(attrs.feature_shape) * n_rows if nnz is None else nnz
+    what = f"{n_rows:,} rows of shape {attrs.feature_shape} and dtype {kind}"
+    check_space(location, what, numbers * kind.itemsize, layout.least_bytes(numbers, kind))
     make_room(location, overwrite, unfinished=resume)
     keep = contextlib.nullcontext() if resume else cleared_on_failure(location)
     with explain_os_errors(location, "creating the dataset"), keep:

@@ -13,6 +13,7 @@ from scalelatent.errors import DataError
 from .store import Location, locate
 
 __all__ = [
+    "check_space",
     "clear_after",
     "cleared_on_failure",
     "clears_too",
@@ -74,6 +75,38 @@ def refuse_onto(url: str | os.PathLike[str], source: str | os.PathLike[str] | No
 def _real(location: Location) -> str:
     path = location.local_path("")
     return location.url if path is None else os.path.realpath(path)
+
+
+def check_space(location: Location, what: str, nbytes: int, least: int) -> None:
+    """Refuse to write what cannot fit, before anything is written, or removed to make room for it.
+
+    Parameters
+    ----------
+    location : Location
+        Where to; what lies there would go.
+    what : str
+        The rows, for the message.
+    nbytes, least : int
+        Bytes that they say they have, and that they take if they pack as well as rows can.
+
+    Raises
+    ------
+    DataError
+        Naming both sizes.
+    """
+    free, path = location.free_bytes(), location.local_path("")
+    if free is None or least <= free:
+        return
+    if path is not None:
+        free += sum(
+            os.lstat(os.path.join(at, name)).st_size for at, _, names in os.walk(path) for name in names
+        )
+    if least > free:
+        packed = "" if least == nbytes else f" ({least / 1e9:,.1f} GB at the very least, packed)"
+        raise DataError(
+            f"{location.url}: {what} are {nbytes / 1e9:,.1f} GB{packed}, but only {free / 1e9:,.1f} GB are "
+            "free there; choose another place, free some space, or check who counts so many rows"
+        )
 
 
 @contextlib.contextmanager

@@ -41,6 +41,7 @@ def as_rows_of(
         return _as_csr_of(column, url, x, start, stop, what)
     if is_sparse(x):
         raise DataError(f"{what} are sparse, but the dataset is dense; pass x.toarray()")
+    schema.refuse_masked(x, what, start)
     rows = np.asarray(x)
     shape: tuple[int, ...] = (stop - start, *attrs.feature_shape)
     flat = (stop - start, schema.n_features(attrs.feature_shape))
@@ -142,6 +143,7 @@ def _as_csr_of(column: CsrGroups, url: str, x: Any, start: int, stop: int, what:
 def _as_targets_of(
     column: Any, attrs: schema.DatasetAttrs, url: str, y: Any, start: int, stop: int, what: str
 ) -> np.ndarray:
+    schema.refuse_masked(y, what, start)
     targets = np.asarray(y)
     shape = (stop - start, attrs.n_targets)
     fits = targets.dtype.kind in "buif" and np.can_cast(targets.dtype, column.dtype, "safe")

@@ -45,6 +45,8 @@ MAX_SHARD_ROWS = 65_536
 # A row group is read whole by a pass, and a few of them are in memory at a time.
 GROUP_BYTES = 8 << 20
 
+_MOST_PACKED = 250  # times smaller that LZ4 makes rows of zeros
+
 WRITE_CONFIG: dict[str, Any] = {"write_empty_chunks": True}
 """zarr does not store this setting: whoever opens an array to write has to give it again."""
 # Chunks that equal the fill value are written too, so that an absent chunk always means a lost one.
@@ -63,6 +65,11 @@ class Layout:
     """One of `COMPRESSORS`, or 'auto' for CSR rows, whose arrays differ."""
     tile_columns: int | None = None
     """Columns of a tile where rows of one axis are cut across, too: then a shard is one tile."""
+
+    def least_bytes(self, numbers: int, dtype: np.dtype[Any]) -> int:
+        """Bytes that so many numbers take at least, however well they pack."""
+        plain = self.compressor is None or (self.compressor == "auto" and dtype.kind == "f")
+        return numbers * dtype.itemsize // (1 if plain else _MOST_PACKED)
 
     def n_shards(self, n_rows: int) -> int:
         """Number of shards."""

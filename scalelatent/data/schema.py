@@ -36,6 +36,7 @@ __all__ = [
     "check_weight",
     "distinct_labels",
     "encode_labels",
+    "refuse_masked",
     "shard_digest",
     "software",
 ]
@@ -186,8 +187,36 @@ def check_finite(x: np.ndarray, first_row: int, what: str) -> None:
             )
 
 
+def refuse_masked(values: Any, what: str, first_row: int = 0) -> None:
+    """Raise a `DataError` that names row and feature of the first masked entry of a `numpy.ma` array.
+
+    Examples
+    --------
+    >>> refuse_masked(np.ma.masked_greater([[1, 2], [3, 9]], 8), "x")
+    Traceback (most recent call last):
+    ...
+    scalelatent.errors.DataError: x is a masked array: row 1, feature 1 is masked, and 1 of 4 entries are, ...
+    """
+    if isinstance(values, (list, tuple)):
+        for row, value in enumerate(values, first_row):
+            if isinstance(value, np.ma.MaskedArray):
+                refuse_masked(value[None], what, row)
+        return
+    if not isinstance(values, np.ma.MaskedArray) or not np.ma.is_masked(values):
+        return
+    mask = np.atleast_1d(np.ma.getmaskarray(values))
+    bad = np.flatnonzero(mask)
+    row, feature = divmod(int(bad[0]), max(1, mask[0].size))
+    where = f"row {first_row + row}" + (f", feature {feature}" if mask.ndim > 1 else "")
+    raise DataError(
+        f"{what} is a masked array: {where} is masked, and {len(bad)} of {mask.size} entries are, but all "
+        "have to be known. Fill such entries (x.filled(0)), or leave those rows out (np.ma.compress_rows(x))"
+    )
+
+
 def as_labels(y: Any, what: str, first_row: int = 0) -> np.ndarray:
     """Labels as a 1-D array of numbers or fixed-width strings; `y` itself where it is one already."""
+    refuse_masked(y, what, first_row)
     labels = y if isinstance(y, np.ndarray) else np.asarray(y)
     if labels.ndim != 1:
         raise DataError(
@@ -309,6 +338,7 @@ def encode_labels(labels: np.ndarray, classes: np.ndarray, first_row: int, what:
 
 def check_weight(weight: Any, n_rows: int, what: str, first_row: int = 0) -> np.ndarray:
     """Row weights as float64 (n_rows,), finite and not negative; `first_row` counts in messages."""
+    refuse_masked(weight, what, first_row)
     out = np.ascontiguousarray(weight, dtype=np.float64)
     if out.shape != (n_rows,):
         raise DataError(

@@ -15,6 +15,7 @@ import numpy as np
 from scalelatent.errors import DataError
 
 from .csr import CsrSource, is_sparse
+from .schema import refuse_masked
 
 __all__ = ["ArrayRows", "DaskRows", "RowSource", "ZarrRows", "as_source", "is_csr"]
 
@@ -88,7 +89,8 @@ class DaskRows:
     calling thread does, because the engine already runs one thread per core.
     """
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array: Any, what: str = "x") -> None:
+        self._what = what
         if any(s != s for s in array.shape):  # NaN: dask does not know
             raise DataError(
                 "the dask array does not know its number of rows (shape with nan); call "
@@ -117,7 +119,9 @@ class DaskRows:
         """Rows `start:stop`."""
         out = np.empty((stop - start, *self.shape[1:]), self.dtype.newbyteorder("="))
         for a, b in self.pieces(start, stop):  # one block at a time, so no more than one is in memory
-            out[a - start : b - start] = self._array[a:b].compute(scheduler=_dask_scheduler())
+            block = self._array[a:b].compute(scheduler=_dask_scheduler())
+            refuse_masked(block, self._what, a)
+            out[a - start : b - start] = block
         return out
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
@@ -162,11 +166,12 @@ def as_source(x: Any, what: str = "x") -> RowSource:
         Dask arrays of sparse blocks, and whatever numpy cannot turn into an array.
     """
     if is_dask(x):
-        return DaskRows(x)
+        return DaskRows(x, what)
     if is_zarr(x):
         return ZarrRows(x)
     if is_sparse(x):
         return CsrSource(x, what)
+    refuse_masked(x, what)
     if isinstance(x, np.ndarray) or (
         not hasattr(x, "__array_ufunc__")  # a data frame, whose slices are no arrays
         and all(hasattr(x, name) for name in ("shape", "dtype", "__getitem__"))

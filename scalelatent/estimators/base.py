@@ -12,6 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from scalelatent.data import Dataset
+from scalelatent.data.schema import refuse_masked
 from scalelatent.data.store import Location, locate
 from scalelatent.engine.cache import memory_limit
 from scalelatent.engine.callbacks import Callback
@@ -43,6 +44,19 @@ def is_plain(x: Any) -> bool:
     return not lazy
 
 
+def validated(estimator: BaseEstimator, *arrays: Any, **checks: Any) -> Any:
+    """What scikit-learn's ``validate_data`` returns; it would drop the mask of a masked array in silence.
+
+    Raises
+    ------
+    DataError
+        A masked entry, naming its row and feature.
+    """
+    for array, name in zip(arrays, "Xy", strict=False):
+        refuse_masked(array, name)
+    return validate_data(estimator, *arrays, **checks)
+
+
 class StreamedEstimator(BaseEstimator):
     """Base class of the estimators.
 
@@ -66,10 +80,11 @@ class StreamedEstimator(BaseEstimator):
         elif is_plain(X):
             if y is None:
                 raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
-            X, y = validate_data(self, X, y, reset=reset, **_CHECKS)
+            X, y = validated(self, X, y, reset=reset, **_CHECKS)
             check_finite(X, "X")
             check_classification_targets(y)
             if sample_weight is not None:
+                refuse_masked(sample_weight, "sample_weight")
                 from sklearn.utils.validation import _check_sample_weight
 
                 sample_weight = _check_sample_weight(sample_weight, X, ensure_non_negative=True)
@@ -122,7 +137,7 @@ class StreamedEstimator(BaseEstimator):
         if isinstance(X, Dataset):
             ds = _weighed(X, y, sample_weight)
         elif is_plain(X):
-            X = validate_data(self, X, reset=False, **_CHECKS)
+            X = validated(self, X, reset=False, **_CHECKS)
             check_finite(X, what)
             ds = Dataset.from_arrays(X, y, sample_weight=sample_weight)
         else:

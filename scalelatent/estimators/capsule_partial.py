@@ -6,7 +6,6 @@ from functools import lru_cache
 from typing import Any, Self
 
 import numpy as np
-from sklearn.utils.validation import validate_data
 
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.streams import resolve_seed, stream
@@ -14,7 +13,7 @@ from scalelatent.models.capsule.members import Members, build_members
 from scalelatent.models.capsule.running import RowSums, RunningCapsule, StreamOptions
 from scalelatent.models.capsule.start import schedule_arrays
 
-from .base import check_finite, is_plain
+from .base import check_finite, is_plain, validated
 from .capsule_fit import CAPSULE_DIM, check_params, class_weights
 from .capsule_online import batch_rows
 
@@ -227,7 +226,7 @@ class PartialFit:
             or type(y) is not np.ndarray
             or y.ndim != 1
         ):
-            X, y = validate_data(self, X, y, reset=first, dtype="numeric", order="C", ensure_all_finite=False)
+            X, y = validated(self, X, y, reset=first, dtype="numeric", order="C", ensure_all_finite=False)
         elif len(y) != len(X):
             raise ValueError(f"X has {len(X)} rows, but y has {len(y)} labels: give one label a row")
         check_finite(X, "X")

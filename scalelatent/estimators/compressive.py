@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils._set_output import _wrap_data_with_container
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset
 from scalelatent.engine.callbacks import Callback
@@ -17,7 +17,7 @@ from scalelatent.engine.threads import resolve_jobs
 from scalelatent.errors import DataError
 from scalelatent.models.mbn.compressive import NetworkRows
 
-from .base import _CHECKS, StreamedEstimator, check_finite, is_plain, restore_params
+from .base import _CHECKS, StreamedEstimator, check_finite, is_plain, restore_params, validated
 from .compressive_scales import check_rows, surely_fine
 
 __all__ = ["CompressiveMBN"]
@@ -224,7 +224,7 @@ class CompressiveMBN(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Streamed
             if reset:
                 self._set_width(rows.n_features)
         else:
-            X = validate_data(self, X, reset=reset, **_CHECKS)
+            X = validated(self, X, reset=reset, **_CHECKS)
             check_finite(X, what)
             rows = Dataset.from_arrays(X)
         self._check_width(rows, what)

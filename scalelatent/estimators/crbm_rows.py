@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from sklearn.utils.validation import validate_data
 
 from scalelatent.data import Dataset
+from scalelatent.data.schema import refuse_masked
 from scalelatent.errors import DataError
 
-from .base import _CHECKS, check_finite, is_plain
+from .base import _CHECKS, check_finite, is_plain, validated
 
 
 class CrbmRows:
@@ -58,6 +58,7 @@ class CrbmRows:
         """Rows that are outputs themselves."""
         if not isinstance(v, Dataset):
             if is_plain(v):
+                refuse_masked(v, what)
                 v = np.asarray(v) if not hasattr(v, "tocsr") else v
                 if v.ndim == 2:
                     check_finite(v.tocsr() if hasattr(v, "tocsr") else v, "the rows v")
@@ -72,7 +73,7 @@ class CrbmRows:
     def _paired_rows(self, X: Any, y: Any, reset: bool, what: str) -> Dataset:
         """Rows beside outputs."""
         if not isinstance(X, Dataset) and is_plain(X):
-            X = validate_data(self, X, reset=reset, **_CHECKS)
+            X = validated(self, X, reset=reset, **_CHECKS)
             check_finite(X, what)
             ds = Dataset.from_arrays(X)
         else:
@@ -122,6 +123,7 @@ def _check_counts(n_rows: int, y: Any) -> None:
 def _target_rows(y: Any, n_rows: int) -> Dataset:
     """Outputs that are arrays, as a dataset."""
     if is_plain(y) and not hasattr(y, "tocsr"):
+        refuse_masked(y, "y")
         y = np.asarray(y)
     if len(getattr(y, "shape", ())) != 2:
         raise DataError(

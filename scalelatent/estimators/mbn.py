@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
 from sklearn.exceptions import NotFittedError
-from sklearn.utils.validation import validate_data
 
 from scalelatent.data import Dataset
 from scalelatent.data.store import Location
@@ -23,7 +22,7 @@ from scalelatent.errors import DataError, RunError
 from scalelatent.models.mbn.layers import Layer, schedule
 from scalelatent.models.mbn.pca import Components
 
-from .base import _CHECKS, StreamedEstimator, check_finite, is_plain
+from .base import _CHECKS, StreamedEstimator, check_finite, is_plain, validated
 from .learned import FIT_AGAIN, Learned
 from .mbn_fit import check_params, fit_steps
 from .mbn_output import NetworkOutput
@@ -266,7 +265,7 @@ class MultilayerBootstrapNetwork(
             ds = X if isinstance(X, Dataset) else Dataset.from_arrays(X)
             self._set_width(ds.n_features) if reset else self._check_width(ds, "X")
             return ds
-        X = validate_data(self, X, reset=reset, ensure_min_samples=2 if reset else 1, **_CHECKS)
+        X = validated(self, X, reset=reset, ensure_min_samples=2 if reset else 1, **_CHECKS)
         check_finite(X, "X")
         return Dataset.from_arrays(X)
 

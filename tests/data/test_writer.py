@@ -339,3 +339,20 @@ def test_markers_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
     writer.finalize()
     assert 5 in together
     assert not [key for key in alone if key.startswith("_shards")]
+
+
+def test_what_the_disk_cannot_hold_does_not_cost_what_lies_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that pack are refused only where they could not fit in any case."""
+    from scalelatent.data.store import LocalLocation
+
+    old = Dataset.from_arrays(np.ones((1000, 100), "f4")).save(tmp_path / "a")
+    monkeypatch.setattr(LocalLocation, "free_bytes", lambda self: 1000)
+    with pytest.raises(DataError, match=r"2,000 rows of shape \(100,\) .* free there"):
+        create_dataset(tmp_path / "a", 2000, (100,), "f4", overwrite=True)
+    assert open_dataset(tmp_path / "a").fingerprint() == old.fingerprint()
+    with pytest.raises(DataError, match=r"at the very least, packed"):
+        create_dataset(tmp_path / "b", 10**9, (100,), "u1")
+    create_dataset(tmp_path / "b", 2000, (100,), "u1")
+    create_dataset(tmp_path / "a", 900, (100,), "f4", overwrite=True)

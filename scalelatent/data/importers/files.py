@@ -6,6 +6,7 @@ import gzip
 import os
 from typing import IO, cast
 
+from scalelatent.data.plain_files import open_plain
 from scalelatent.errors import DataError
 
 __all__ = ["is_packed", "open_file", "open_maybe_gzip"]
@@ -16,7 +17,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 def open_file(path: str | os.PathLike[str], what: str) -> IO[bytes]:
     """Open a file to read, or say what is wrong with it."""
     try:
-        return open(path, "rb")
+        return open(path, "rb", opener=lambda name, _: open_plain(name))
     except FileNotFoundError as error:
         raise DataError(f"{what} {os.fspath(path)} does not exist; check the path") from error
     except OSError as error:

@@ -11,6 +11,7 @@ from scalelatent.data.schema import n_features
 from scalelatent.errors import DataError
 
 from .files import open_file
+from .hdf5_storage import check_storage
 from .keys import find_keys
 from .stream import Progress, import_rows
 
@@ -34,6 +35,7 @@ def import_hdf5(
     overwrite: bool = False,
     progress: Progress | None = None,
     shuffle: int | None = None,
+    allow_external: bool = False,
     **layout: Any,
 ) -> Dataset:
     """Import rows and labels from an HDF5 file; memory is bounded by a few shards.
@@ -56,6 +58,9 @@ def import_hdf5(
         Called with (rows done, rows in all).
     shuffle : int, optional
         Seed of a shuffle of all rows; by default they keep their order.
+    allow_external : bool
+        Take arrays whose numbers lie in other files, too: external raw storage may name any file of this
+        machine, and virtual datasets any other HDF5 file.
     **layout
         `chunk_rows`, `shard_rows`, `compressor` of `create_dataset`.
 
@@ -68,8 +73,9 @@ def import_hdf5(
     ------
     DataError
         A file that is missing, cut short, damaged or no HDF5 file; an array that is not in it (the message
-        lists those that are), of another type or shape; NaN or infinity; labels of another number; an output
-        that exists. No dataset is left behind.
+        lists those that are), that lies in other files, or is of another type or shape; NaN or infinity;
+        labels of another number; rows that the disk cannot hold; an output that exists. No dataset is left
+        behind.
 
     Examples
     --------
@@ -87,7 +93,9 @@ def import_hdf5(
         x_name, y_name = find_keys(arrays, x, y, where)
 
         def rows(name: str) -> H5Rows:
-            return H5Rows(opened[name], f"{where}, array {name!r}")
+            what = f"{where}, array {name!r}"
+            check_storage(opened[name], what, allow_external)
+            return H5Rows(opened[name], what)
 
         return import_rows(
             lambda: rows(x_name),
@@ -95,7 +103,7 @@ def import_hdf5(
             url,
             importer="hdf5",
             sources=[file],
-            options={"x": x_name, "y": y_name},
+            options={"x": x_name, "y": y_name} | ({"external": True} if allow_external else {}),
             overwrite=overwrite,
             progress=progress,
             shuffle=shuffle,

@@ -12,6 +12,7 @@ from scalelatent.errors import DataError
 
 from .files import open_file
 from .hdf5 import H5Rows, describe_arrays, open_h5
+from .hdf5_storage import check_storage
 from .keys import find_keys
 from .stream import LABEL_ROWS, ArrayRows, Progress, Rows, import_rows
 
@@ -127,10 +128,13 @@ class _Version73:
                 raise DataError(f"{self._where}, variable {name!r} is empty; nothing to import")
 
     def rows(self, name: str, rows_last: bool) -> Rows:
-        return H5Rows(self._file[name], f"{self._where}, variable {name!r}", matlab=True, rows_last=rows_last)
+        what = f"{self._where}, variable {name!r}"
+        check_storage(self._file[name], what)
+        return H5Rows(self._file[name], what, matlab=True, rows_last=rows_last)
 
     def labels(self, name: str) -> Rows:
         array, what = self._file[name], f"{self._where}, variable {name!r}"
+        check_storage(array, what)
         kind = array.attrs.get("MATLAB_class", b"")
         if kind == b"char":
             return _H5Strings(array, what)
@@ -160,6 +164,7 @@ class _H5Strings(H5Rows):
                 raise DataError(
                     f"{self.name}: the label of row {row} is no string; labels have to be strings"
                 )
+            check_storage(cell, f"{self.name}, row {row}")
             texts.append("" if cell.attrs.get("MATLAB_empty") else _text(cell[()].ravel()))
         return np.array(texts, object).reshape(band.shape)
 

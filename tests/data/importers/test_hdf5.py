@@ -188,3 +188,92 @@ def test_a_path_with_spaces_is_told_whole(tmp_path: Path) -> None:
     (tmp_path / "a b.h5").write_bytes(b"x" * 600)
     with pytest.raises(DataError, match=r"HDF5 file .*/a b\.h5 is no HDF5 file"):
         import_hdf5(tmp_path / "a b.h5", tmp_path / "ds")
+
+
+def _external(folder: Path, rows: int = 4) -> Path:
+    (folder / "secret.bin").write_bytes(bytes(range(80)))
+    with h5py.File(folder / "a.h5", "w") as file:
+        pieces = [(str(folder / "secret.bin"), 0, 20 * rows)]
+        file.create_dataset("x", shape=(rows, 20), dtype="u1", external=pieces)
+        file["y"] = np.arange(rows)
+    return folder / "a.h5"
+
+
+def _virtual(folder: Path, name: str = "b.h5", of: str = "x") -> Path:
+    make(folder / "b.h5", x=X[:10])
+    layout = h5py.VirtualLayout(shape=(10, 5, 4), dtype="u1")
+    layout[...] = h5py.VirtualSource(name, of, shape=(10, 5, 4))
+    with h5py.File(folder / "a.h5", "w") as file:
+        file.create_virtual_dataset("x", layout)
+    return folder / "a.h5"
+
+
+def test_external_storage_is_refused_unless_it_is_allowed(tmp_path: Path) -> None:
+    path, out = _external(tmp_path), tmp_path / "out"
+    refused(path, r"external raw storage .*secret\.bin.*--allow-external", out)
+    rows = import_hdf5(path, out, allow_external=True).read_x(0, 4)
+    assert rows.reshape(-1).tolist() == list(range(80))
+    refused(_external(tmp_path, 6), r"secret\.bin' has 80 bytes of 120", tmp_path / "o2", allow_external=True)
+    (tmp_path / "secret.bin").unlink()
+    refused(path, r"secret\.bin' is missing", tmp_path / "o3", allow_external=True)
+
+
+def test_labels_outside_of_the_file_are_refused_too(tmp_path: Path) -> None:
+    path = make(tmp_path / "a.h5", x=X)
+    (tmp_path / "secret.bin").write_bytes(bytes(53))
+    with h5py.File(path, "a") as file:
+        file.create_dataset("y", shape=(53,), dtype="u1", external=str(tmp_path / "secret.bin"))
+    refused(path, "array 'y' .* external raw storage", tmp_path / "out")
+
+
+def test_virtual_datasets_are_refused_unless_they_are_allowed_and_whole(tmp_path: Path) -> None:
+    path, out = _virtual(tmp_path), tmp_path / "out"
+    refused(path, r"virtual dataset it takes them from 'b\.h5'", out)
+    rows = import_hdf5(path, out, allow_external=True).read_x(0, 10)
+    np.testing.assert_array_equal(rows, X[:10].reshape(10, -1))
+    make(tmp_path / "b.h5", x=X[:7])
+    out = tmp_path / "out2"
+    refused(path, r"has shape \(7, 5, 4\), which is less than", out, allow_external=True)
+    (tmp_path / "b.h5").unlink()
+    refused(path, r"'x' in 'b\.h5' cannot be opened, and HDF5 would read", out, allow_external=True)
+    refused(_virtual(tmp_path, of="z"), "'z' in 'b.h5' is not in that file", out, allow_external=True)
+    refused(_virtual(tmp_path, "."), "virtual dataset of itself", out, allow_external=True)
+
+
+def test_sources_by_a_pattern_of_names_are_refused() -> None:
+    from types import SimpleNamespace
+
+    from scalelatent.data.importers.hdf5_storage import check_storage
+
+    source = SimpleNamespace(file_name="day-%b.h5", dset_name="x")
+    array: Any = SimpleNamespace(external=None, is_virtual=True, virtual_sources=lambda: [source])
+    array.file, array.name = SimpleNamespace(filename="a.h5"), "/x"
+    with pytest.raises(DataError, match=r"'x' in 'day-%b.h5' is a pattern of names"):
+        check_storage(array, "array 'x'", True)
+
+
+def test_links_to_other_files_are_not_followed(tmp_path: Path) -> None:
+    make(tmp_path / "b.h5", x=X)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = h5py.ExternalLink(str(tmp_path / "b.h5"), "/x")
+    refused(tmp_path / "a.h5", "has no array 'x'", tmp_path / "out")
+    refused(tmp_path / "a.h5", "has no array 'x'", tmp_path / "out", x="x")
+
+
+@pytest.mark.parametrize("dtype", ["f8", "u1"])
+def test_rows_that_the_disk_cannot_hold_are_refused_before_any_is_written(tmp_path: Path, dtype: str) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", shape=(10**12, 1000), dtype=dtype, chunks=(1000, 1000))
+    out = tmp_path / "out"
+    with pytest.raises(DataError, match=r"1,000,000,000,000 rows of shape \(1000,\).* GB are free there"):
+        import_hdf5(tmp_path / "a.h5", out)
+    assert not out.exists()
+
+
+def test_the_verb_allows_what_lies_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from scalelatent.cli import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "import", "hdf5", str(_external(tmp_path)), str(tmp_path / "out"), "--allow-external"])
+    assert not ended.value.code, capsys.readouterr()
+    assert open_dataset(tmp_path / "out").n_rows == 4
