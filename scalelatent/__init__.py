@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from scalelatent._above import offer
 from scalelatent._lazy import attach
 
 __version__ = "0.1.0"
@@ -59,3 +60,7 @@ _WHERE = {
 }
 
 __getattr__, __dir__ = attach(__name__, _WHERE)
+
+offer("fit display", "scalelatent.monitor.notebook", "fit_display")
+offer("fit recorder", "scalelatent.jobs.recorder", "recorded")
+offer("report", "scalelatent.jobs.reporting", "report_model")

@@ -85,7 +85,7 @@ def load_online_toys() -> Any:
 
 
 # Run on workers: a report takes longer than the fits of tests.
-WITHOUT_REPORT = "from scalelatent.jobs import runner; runner._report = lambda result, data: None"
+WITHOUT_REPORT = "from scalelatent.jobs import runner; runner._report = lambda *_: None"
 
 
 def files_of(folder: RunFolder) -> dict[str, bytes]:

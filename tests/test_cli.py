@@ -358,7 +358,7 @@ def test_outputs_of_a_layer(scalelatent, tmp_path):
 
 def test_outputs_of_a_layer_out_of_a_run_folder(scalelatent, tmp_path, monkeypatch):
     """Of codes that ``keep_codes`` has left there."""
-    monkeypatch.setattr("scalelatent.jobs.runner._report", lambda result, data: None)
+    monkeypatch.setattr("scalelatent.jobs.runner._report", lambda *_: None)
     x = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
     Dataset.from_arrays(x).save("x.zarr")
     for name, kept in (("run", "true"), ("plain", "false")):

@@ -49,6 +49,8 @@ PACKAGES = {
     "cupy": "cupy-cuda13x",
     "cupy_backends": "cupy-cuda13x",
 }
+# IPython is asked for in the kernel of a notebook alone, which is there by it.
+OTHERS = {"scalelatent", "IPython"}
 
 
 def _imported() -> dict[str, str]:
@@ -59,7 +61,7 @@ def _imported() -> dict[str, str]:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and not node.level:
                 names = [node.module or ""]
-            for name in {name.split(".")[0] for name in names} - sys.stdlib_module_names - {"scalelatent"}:
+            for name in {name.split(".")[0] for name in names} - sys.stdlib_module_names - OTHERS:
                 found[PACKAGES.get(name, name.replace("_", "-"))] = str(file.relative_to(ROOT))
     return found
 

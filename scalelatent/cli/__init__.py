@@ -21,6 +21,7 @@ from .show import (
     arguments_of_process,
     emit,
     progress_bar,
+    say,
     show_values,
     strip_debug,
     verb,
@@ -179,7 +180,8 @@ def report(
     """
     from scalelatent.jobs.reporting import write_report
 
-    path = write_report(run)
+    with progress_bar("report") as progress:
+        path = write_report(run, tell=say, progress=progress)
     if json:
         emit({"report": str(path)})
     else:

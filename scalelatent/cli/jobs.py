@@ -118,11 +118,17 @@ def status(
     from scalelatent.jobs.control import list_jobs
 
     if job is not None:
-        state = _find(job, scheduler, tls_ca, tls_cert, tls_key).read_state()
+        folder = _find(job, scheduler, tls_ca, tls_cert, tls_key)
+        state = folder.read_state()
+        if state["state"] == "running":
+            state["progress"] = folder.read_progress()
         if json:
             emit(state)
         else:
             told = {key: value for key, value in state.items() if value is not None}
+            now = told.pop("progress", {})
+            if now.get("rows_total"):
+                told["rows of the stage"] = f"{now['rows_done'] or 0:,} of {now['rows_total']:,}"
             show_values(told, title=state["id"])
         return
     asked = (
@@ -246,6 +252,7 @@ def resume(
     result. And engine.on_bad_shard=skip leaves out a shard that cannot be read, or that workers die of. A
     conditional RBM may go on with another model.learning_rate or model.n_epochs.
     """
+    from scalelatent.jobs.recorder import check_resumable
     from scalelatent.jobs.resolve import override
     from scalelatent.jobs.submit import resubmit
 
@@ -255,6 +262,7 @@ def resume(
         say(f"run {folder.url} is done; there is nothing to resume")
         _finish(_summary(folder), json)
         return
+    check_resumable(folder)
     extra = _tls_settings(tls_ca, tls_cert, tls_key)
     extra += ["cluster.allow_mismatch=true"] if allow_mismatch else []
     extra += [] if scheduler is None else [f'cluster.scheduler="{scheduler}"']

@@ -18,6 +18,12 @@ class Callback:
     ...         return record["train_error"] < 0.01
     """
 
+    keeps_run_folder = False
+    """Whether it writes the run folder: then no fit writes another record there."""
+
+    shows_progress = False
+    """Whether it is a display: then no fit opens another one."""
+
     def on_fit_start(self, info: dict[str, Any]) -> None:
         """Before the first pass. ``info``: rows, features, members, max_iter, seed, resumed_pass (or None),
         stage.
@@ -56,7 +62,9 @@ class Callback:
         """A checkpoint is safe on disk. ``info``: pass, path, seconds; online also step."""
 
     def on_event(self, info: dict[str, Any]) -> None:
-        """Something worth a line in the log. ``info``: event, and what belongs to it."""
+        """Something worth a line in the log. ``info``: event, and what belongs to it (of ``"resumed"``
+        history: the records of the passes that were done).
+        """
 
     def on_fit_end(self, info: dict[str, Any]) -> None:
         """After the last pass. ``info``: passes, pass_seconds (their sum)."""
@@ -81,6 +89,8 @@ class Callbacks(Callback):
                     f"callbacks: {callback!r} is no scalelatent Callback; derive its class from "
                     "scalelatent.Callback"
                 )
+            self.keeps_run_folder |= callback.keeps_run_folder
+            self.shows_progress |= callback.shows_progress
 
     def on_fit_start(self, info: dict[str, Any]) -> None:
         """Pass on."""

@@ -91,7 +91,7 @@ def fit_batches(
         tell_unreadable(callbacks, messages)
         history = full_history(store, stage, first, iteration)
         # With its record: who logs records may have been killed before it logged this one.
-        last = {"record": history[-1]} if history else {}
+        last = {"record": history[-1], "history": list(history)} if history else {}
         callbacks.on_event({"event": "resumed", "stage": stage.name, "pass": iteration, **last})
     done = stage.work.is_done(state)
     handle = executor.put_state(stage, iteration, state)

@@ -227,7 +227,8 @@ class _OnlineFit:
             self._pending = due or place.step == order.n_steps or (self._is_stop(place) and not told)
             if self._pending and told:
                 self.history = store.load_history(name, total - 1, key="steps")
-        self.callbacks.on_event({"event": "resumed", "stage": name, "pass": place.epoch, "step": place.step})
+        where = {"pass": place.epoch, "step": place.step, "history": list(self.history)}
+        self.callbacks.on_event({"event": "resumed", "stage": name, **where})
         return kept["state"]
 
     def begin(self, run: OnlineSteps, state: Any) -> None:

@@ -11,11 +11,13 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from scalelatent._above import ask
 from scalelatent.data import Dataset
 from scalelatent.data.schema import refuse_masked
 from scalelatent.data.store import Location, locate
 from scalelatent.engine.cache import memory_limit
-from scalelatent.engine.callbacks import Callback
+from scalelatent.engine.callbacks import Callback, Callbacks
+from scalelatent.engine.companions import FitCall, accompanied
 from scalelatent.errors import DataError
 
 OUTPUT_SHARE = 0.3
@@ -64,6 +66,11 @@ class StreamedEstimator(BaseEstimator):
     """
 
     _kind = ""
+    # Learned by every fit that came to its end, and by no other.
+    _sign_of_fit = ""
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, self._sign_of_fit)
 
     def _training_rows(self, X: Any, y: Any, sample_weight: Any, *, reset: bool = True) -> Dataset:
         """A Dataset from whatever ``fit`` was given; without ``reset`` one of the fitted width.
@@ -188,12 +195,31 @@ class StreamedEstimator(BaseEstimator):
         resume: bool,
         callbacks: Any,
         engine: Any,
+        verbose: bool | None,
+        records: str | None = None,
     ) -> None:
-        """Serve this estimator's steps alone, in this process or on a cluster."""
+        """Serve this estimator's steps alone, in this process or on a cluster; ``records`` is a folder for
+        them where there is no ``run_dir``.
+        """
+        watched = {"train": train} if held is None else {"train": train, "validation": held}
+        call = FitCall(self, watched, run_dir, resume, callbacks, engine or {}, verbose)
+        with accompanied(call) as everyone:
+            self._serve_steps(watched, client, run_dir or records, resume, everyone, engine)
+            self._fitted_rows = {name: ds.spec() for name, ds in watched.items() if ds.is_stored}
+
+    def _serve_steps(
+        self,
+        watched: dict[str, Dataset],
+        client: Any,
+        run_dir: Any,
+        resume: bool,
+        callbacks: Callback,
+        engine: Any,
+    ) -> None:
         from .session import FitSession
         from .steps import Rows, first_step
 
-        watched = {"train": train} if held is None else {"train": train, "validation": held}
+        train = watched["train"]
         given = {name: Rows(ds) for name, ds in watched.items()}
         steps = self._fit_steps(given)
         begin = first_step(steps)
@@ -247,9 +273,11 @@ class StreamedEstimator(BaseEstimator):
             return self._map_stored(ds, row_map, out, client, overwrite, callbacks)
         shape, dtype = row_map.output()
         self._check_room(len(ds) * int(np.prod(shape)) * np.dtype(dtype).itemsize, len(ds))
+        from scalelatent.engine.loop import Progress
         from scalelatent.engine.mapwrite import map_to_array
 
-        return map_to_array(row_map, ds, self.device, self.n_jobs)
+        told = Progress(Callbacks(callbacks), f"{self._kind}_{row_map.what}", 0)
+        return map_to_array(row_map, ds, self.device, self.n_jobs, told)
 
     @staticmethod
     def _check_room(nbytes: int, rows: int) -> None:
@@ -301,6 +329,45 @@ class StreamedEstimator(BaseEstimator):
     def _set_learned(self, **learned: Any) -> None:
         """Attributes that are :class:`.learned.Learned`."""
         self.__dict__.update(learned)
+
+    # -- report
+    # -----------------------------------------------------------------------------------------------
+
+    def report(self, folder: str | Path, *, data: Any = None) -> str:
+        """Write a page about the fitted model: its numbers, how it learned, what it does with some rows.
+
+        Parameters
+        ----------
+        folder : path or str
+            Where ``report/index.html`` and its figures go; made where it is missing. Of a run folder the
+            page tells the settings and the course of the fit, too.
+        data : Dataset, array-like of shape (n, features), or (X, y), optional
+            Rows to show. None takes those that the run folder names, else stored validation or training
+            rows of the fit; rows that were in memory are not known any more.
+
+        Returns
+        -------
+        str
+            Path or address of the page.
+
+        Raises
+        ------
+        NotFittedError
+            There was no fit.
+        DataError
+            There is no report for this kind of model.
+
+        Examples
+        --------
+        >>> import tempfile, numpy as np, scalelatent as sl
+        >>> x, y = np.random.default_rng(0).normal(size=(60, 5)), np.arange(60) % 2
+        >>> m = sl.CapsuleRegression(capsule_dim=2, max_iter=3).fit(x, y)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     m.report(folder, data=(x, y)).removeprefix(folder)
+        '/report/index.html'
+        """
+        check_is_fitted(self)
+        return str(ask("report")(self, folder, data))
 
     # -- saving
     # -----------------------------------------------------------------------------------------------

@@ -139,6 +139,7 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
     W_ = Learned(IN_PLACE)
     capsule_dims_ = Learned(FIT_AGAIN)
     projection_ = Learned(FIT_AGAIN)
+    _sign_of_fit = "W_"
 
     def __init__(
         self,
@@ -209,6 +210,7 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         resume: bool = False,
         callbacks: Callback | Sequence[Callback] = (),
         engine: Mapping[str, Any] | None = None,
+        verbose: bool | None = None,
     ) -> CapsuleRegression:
         """Fit by passes over the rows.
 
@@ -231,6 +233,9 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         engine : dict or None
             block_rows, leaf_rows, checkpoint_seconds, checkpoint_passes, scratch, keep_scratch, cache; of the
             online algorithms checkpoint_steps, report_steps, validate_steps, run_rows, buffer_runs.
+        verbose : bool or None
+            Show progress: a display that moves on a terminal and in a notebook, lines elsewhere. None: in a
+            notebook alone.
 
         Returns
         -------
@@ -256,7 +261,7 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         resources = find_resources(client or current_client(), self.n_jobs, None)
         width = projected_width(self.projection, train.n_features)
         check_width(width, train, len(train.classes), resources.memory)
-        self._fit_by_steps(train, held, client, run_dir, resume, callbacks, engine)
+        self._fit_by_steps(train, held, client, run_dir, resume, callbacks, engine, verbose)
         return self
 
     def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:

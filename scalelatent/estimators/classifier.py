@@ -9,6 +9,8 @@ from sklearn.base import ClassifierMixin, ClassNamePrefixFeaturesOutMixin, Trans
 from sklearn.utils._set_output import _wrap_data_with_container
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
+from scalelatent.engine.callbacks import Callback, Callbacks
+from scalelatent.engine.loop import Progress
 from scalelatent.errors import DataError
 
 from .base import is_plain
@@ -132,7 +134,7 @@ class StreamedClassifier(
             return self.classes_[scores.argmax(axis=1)]
         return scores.map_blocks(_labels_of, self.classes_, drop_axis=1, dtype=self.classes_.dtype)
 
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None, *, callbacks: Any = ()) -> float:
         """Share of rows whose class is predicted; streams over a Dataset.
 
         Parameters
@@ -140,6 +142,8 @@ class StreamedClassifier(
         X : Dataset or array-like, shape (n, features)
         y : array-like, shape (n,); a Dataset brings its own
         sample_weight : array-like, shape (n,), or None
+        callbacks : Callback or sequence
+            Told of progress.
 
         Returns
         -------
@@ -172,12 +176,14 @@ class StreamedClassifier(
             if column is not None and len(column) != len(ds):
                 raise DataError(f"{name} has {len(column)} entries for {len(ds)} rows: give one a row")
         right = total = 0.0
+        told = Progress(Callbacks(callbacks), "score", 0)
         for first in range(0, len(ds), SCORE_ROWS):
             stop = min(first + SCORE_ROWS, len(ds))
             truth, weight = (None if c is None else np.asarray(c[first:stop]) for c in given.values())
             truth = ds.read_y(first, stop) if truth is None else truth
             weight = ds.read_weight(first, stop) if weight is None else weight.astype(float)
-            hit = (self.predict(ds[first:stop]) == truth).astype(float)
+            part = _Part(told, first, len(ds))
+            hit = (self.predict(ds[first:stop], callbacks=part) == truth).astype(float)
             right += float(hit.sum() if weight is None else hit @ weight)
             total += float(len(hit) if weight is None else weight.sum())
         if total == 0:
@@ -186,6 +192,17 @@ class StreamedClassifier(
                 "sample_weight above 0 for some rows"
             )
         return right / total
+
+
+class _Part(Callback):
+    """Tells how far the whole is by how far a part of its rows is."""
+
+    def __init__(self, told: Progress, first: int, total: int) -> None:
+        self._told, self._first, self._total = told, first, total
+
+    def on_progress(self, info: dict[str, Any]) -> None:
+        """Tell it."""
+        self._told(self._first + info["rows_done"], self._total)
 
 
 def _one_column(values: Any) -> Any:

@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset
 from scalelatent.engine.callbacks import Callback
+from scalelatent.engine.companions import FitCall, accompanied
 from scalelatent.engine.threads import resolve_jobs
 from scalelatent.errors import DataError
 from scalelatent.models.mbn.compressive import NetworkRows
@@ -81,6 +82,7 @@ class CompressiveMBN(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Streamed
     """
 
     _kind = "compressive"
+    _sign_of_fit = "coefs_"
 
     def __init__(
         self,
@@ -111,6 +113,7 @@ class CompressiveMBN(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Streamed
         resume: bool = False,
         callbacks: Callback | Sequence[Callback] = (),
         engine: Mapping[str, Any] | None = None,
+        verbose: bool | None = None,
     ) -> CompressiveMBN:
         """Learn from rows and what a bootstrap network put out for them.
 
@@ -135,6 +138,9 @@ class CompressiveMBN(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Streamed
         callbacks : Callback or sequence of Callback
         engine : mapping, optional
             Options of the engine; none changes the result.
+        verbose : bool or None
+            Show progress: a display that moves on a terminal and in a notebook, lines elsewhere. None: in a
+            notebook alone.
 
         Returns
         -------
@@ -153,14 +159,38 @@ class CompressiveMBN(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Streamed
         --------
         See the class.
         """
-        from .compressive_fit import Trainer, Training, import_torch, torch_device, torch_threads, train
-        from .session import FitSession
+        from .compressive_fit import import_torch, torch_device
 
         hidden = self._check_parameters()
         torch = import_torch()
         torch_device(torch, self.device)
         rows, outputs = self._pairs(X, y, "X", reset=True)
         held = None if validation is None else self._held(validation, outputs.n_features)
+        watched = {"rows": rows, "output": outputs}
+        if held is not None:
+            watched |= {"validation rows": held[0], "validation output": held[1]}
+        call = FitCall(self, watched, run_dir, resume, callbacks, engine or {}, verbose)
+        with accompanied(call) as everyone:
+            self._learn(torch, hidden, watched, run_dir, resume, everyone, engine)
+        return self
+
+    def _learn(
+        self,
+        torch: Any,
+        hidden: tuple[int, ...],
+        watched: dict[str, Dataset],
+        run_dir: Any,
+        resume: bool,
+        callbacks: Callback,
+        engine: Mapping[str, Any] | None,
+    ) -> None:
+        from .compressive_fit import Trainer, Training, torch_threads, train
+        from .session import FitSession
+
+        rows, outputs = watched["rows"], watched["output"]
+        held = None
+        if "validation rows" in watched:
+            held = watched["validation rows"], watched["validation output"]
         with FitSession(
             self._kind,
             in_process=True,
@@ -171,9 +201,6 @@ class CompressiveMBN(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Streamed
             n_jobs=self.n_jobs,
             engine=engine,
         ) as session:
-            watched = {"rows": rows, "output": outputs}
-            if held is not None:
-                watched |= {"validation rows": held[0], "validation output": held[1]}
             decides = {
                 "hidden": list(hidden),
                 "n_epochs": self.n_epochs,
@@ -192,7 +219,6 @@ class CompressiveMBN(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Streamed
         self.seed_, self.history_, self.n_iter_ = seed, history, len(history)
         seconds = sum(record["seconds"] for record in history)
         session.callbacks.on_fit_end({"passes": self.n_iter_, "pass_seconds": seconds})
-        return self
 
     def _check_parameters(self) -> tuple[int, ...]:
         """The hidden sizes.

@@ -276,7 +276,7 @@ def _resume(trainer: Trainer, store: Any, history: list[dict[str, Any]], callbac
     tell_unreadable(callbacks, messages)
     trainer.restore(state)
     history += store.load_history(STAGE, epoch)
-    callbacks.on_event({"event": "resumed", "stage": STAGE, "pass": epoch})
+    callbacks.on_event({"event": "resumed", "stage": STAGE, "pass": epoch, "history": list(history)})
     return int(epoch)
 
 

@@ -158,6 +158,7 @@ class ConditionalRBM(
     Whx_ = Learned(IN_PLACE, lambda model: model._shape.split(model._theta).Whx)
     bv_ = Learned(IN_PLACE, lambda model: model._shape.split(model._theta).bv)
     bh_ = Learned(IN_PLACE, lambda model: model._shape.split(model._theta).bh)
+    _sign_of_fit = "_theta"
     # A job may name datasets of outputs beside those of the rows.
     takes_targets = True
     # Where outputs come from: pairs of rows, clean rows that are corrupted, or rows themselves.
@@ -228,6 +229,7 @@ class ConditionalRBM(
         resume: bool = False,
         callbacks: Callback | Sequence[Callback] = (),
         engine: Mapping[str, Any] | None = None,
+        verbose: bool | None = None,
     ) -> ConditionalRBM:
         """Fit by minibatches.
 
@@ -252,6 +254,9 @@ class ConditionalRBM(
         engine : dict or None
             block_rows, leaf_rows, checkpoint_seconds, checkpoint_steps, report_steps, validate_steps,
             run_rows, buffer_runs, scratch, keep_scratch, cache.
+        verbose : bool or None
+            Show progress: a display that moves on a terminal and in a notebook, lines elsewhere. None: in a
+            notebook alone.
 
         Returns
         -------
@@ -285,7 +290,7 @@ class ConditionalRBM(
         check_params(self)
         train = self._pairs(X, y, reset=True)
         held = self._validation_pairs(validation)
-        self._fit_by_steps(train, held, client, run_dir, resume, callbacks, engine)
+        self._fit_by_steps(train, held, client, run_dir, resume, callbacks, engine, verbose)
         return self
 
     def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:

@@ -187,7 +187,7 @@ class CrbmOutputs:
     def _n_features_out(self) -> int:
         return self._shape.n_hidden
 
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None, *, callbacks: Any = ()) -> float:
         """Share of outputs that are predicted right; streams over a Dataset.
 
         Parameters
@@ -198,6 +198,8 @@ class CrbmOutputs:
             come without.
         sample_weight : array-like, shape (n,), or None
             How much each row counts; None: those of a Dataset, where it has some, else all alike.
+        callbacks : Callback or sequence
+            Told of progress.
 
         Returns
         -------
@@ -216,14 +218,16 @@ class CrbmOutputs:
         >>> m.score(v, v), m.score(v, 1 - v)
         (1.0, 0.0)
         """
-        return 1.0 - self.errors(X, y, sample_weight)["all"]
+        return 1.0 - self.errors(X, y, sample_weight, callbacks=callbacks)["all"]
 
-    def errors(self, X: Any, y: Any = None, sample_weight: Any = None) -> dict[str, float]:
+    def errors(
+        self, X: Any, y: Any = None, sample_weight: Any = None, *, callbacks: Any = ()
+    ) -> dict[str, float]:
         """The paper's errors: of all outputs, and of those that x has otherwise than v.
 
         Parameters
         ----------
-        X, y, sample_weight
+        X, y, sample_weight, callbacks
             As in :meth:`score`.
 
         Returns
@@ -249,7 +253,7 @@ class CrbmOutputs:
         targets = self._test_targets(ds)
         how = self._shape, self.inference_, self.n_sweeps_, self.tol
         reduction = CrbmScoring(*how, targets, self._theta, float(self.damping))
-        with FitSession(self._kind, device=self.device, n_jobs=self.n_jobs) as session:
+        with FitSession(self._kind, device=self.device, n_jobs=self.n_jobs, callbacks=callbacks) as session:
             session.begin(0, {}, {})
             stats = session.collect("score", reduction, Rows(ds))
         if not stats["units"][1]:

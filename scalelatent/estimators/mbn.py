@@ -117,6 +117,7 @@ class MultilayerBootstrapNetwork(
     """
 
     _kind = "mbn"
+    _sign_of_fit = "_layers"
     _saves_datasets = True
     _folder: Any = None
     ks_ = Learned(FIT_AGAIN)
@@ -170,6 +171,7 @@ class MultilayerBootstrapNetwork(
         resume: bool = False,
         callbacks: Callback | Sequence[Callback] = (),
         engine: Mapping[str, Any] | None = None,
+        verbose: bool | None = None,
     ) -> MultilayerBootstrapNetwork:
         """Build the layers one after the other, then the output.
 
@@ -191,6 +193,9 @@ class MultilayerBootstrapNetwork(
         callbacks : Callback or sequence
         engine : dict or None
             block_rows, leaf_rows, checkpoint_seconds, checkpoint_passes, scratch, keep_scratch, cache.
+        verbose : bool or None
+            Show progress: a display that moves on a terminal and in a notebook, lines elsewhere. None: in a
+            notebook alone.
 
         Returns
         -------
@@ -228,9 +233,7 @@ class MultilayerBootstrapNetwork(
         self._check_chosen = partial(check_room, self, train, resources, places)
         own = None if run_dir is not None else tempfile.mkdtemp(prefix="scalelatent-mbn-")
         try:
-            self._fit_by_steps(
-                train, None, client, own if run_dir is None else run_dir, resume, callbacks, engine
-            )
+            self._fit_by_steps(train, None, client, run_dir, resume, callbacks, engine, verbose, own)
         except BaseException:
             if own is not None:
                 shutil.rmtree(own, ignore_errors=True)

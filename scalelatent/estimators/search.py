@@ -13,6 +13,7 @@ from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
 from scalelatent.data import Dataset
 from scalelatent.data.store import locate
 from scalelatent.engine.callbacks import Callback
+from scalelatent.engine.companions import FitCall, accompanied
 from scalelatent.engine.plan import find_resources
 from scalelatent.engine.streams import resolve_seed
 from scalelatent.engine.tally import SCORERS
@@ -146,6 +147,7 @@ class Search(BestOfSearch, MetaEstimatorMixin, BaseEstimator):
         resume: bool = False,
         callbacks: Callback | Sequence[Callback] = (),
         engine: Mapping[str, Any] | None = None,
+        verbose: bool | None = None,
     ) -> Search:
         """Fit all candidates, and the best on all rows after cross-validation.
 
@@ -157,7 +159,7 @@ class Search(BestOfSearch, MetaEstimatorMixin, BaseEstimator):
         validation : Dataset or (X, y) or None
             Rows for early stopping and for the scores; None: ``cv``.
         sample_weight : array-like, shape (n,), or None
-        client, run_dir, resume, callbacks, engine
+        client, run_dir, resume, callbacks, engine, verbose
             As in the estimator's ``fit``. A record of ``on_pass_end`` is that of the best candidate so far,
             with ``candidates`` (how many share the pass) and ``members`` (all records).
 
@@ -180,6 +182,21 @@ class Search(BestOfSearch, MetaEstimatorMixin, BaseEstimator):
         --------
         See the class.
         """
+        call = FitCall(self, {}, run_dir, resume, callbacks, engine or {}, verbose)
+        with accompanied(call) as everyone:
+            return self._fit(X, y, validation, sample_weight, client, call, everyone)
+
+    def _fit(
+        self,
+        X: Any,
+        y: Any,
+        validation: Any,
+        sample_weight: Any,
+        client: Any,
+        call: FitCall,
+        callbacks: Callback,
+    ) -> Search:
+        run_dir, resume, engine = call.run_dir, call.resume, call.engine
         for name in _LEARNED:  # a search that is refused, or does not refit, has no model of another one
             self.__dict__.pop(name, None)
         params, scorer = candidate_params(self.estimator, self.param_grid), self._scorer()
@@ -188,6 +205,7 @@ class Search(BestOfSearch, MetaEstimatorMixin, BaseEstimator):
         held = base._validation_rows(validation)
         folds = None if held is not None else fold_rows(self.cv, len(train))
         watched = {"train": train} if held is None else {"train": train, "validation": held}
+        call.rows.update(watched)
         memo = Memo()
         self.n_splits_ = 1 if folds is None else len(folds)
         # Refuse what cannot work before anything is written.
@@ -209,7 +227,9 @@ class Search(BestOfSearch, MetaEstimatorMixin, BaseEstimator):
                 session.keep_records()
             random_state = base.random_state if self.random_state is None else self.random_state
             self.seed_ = session.begin(random_state, self._what_decides(base, params), watched)
-            session.announce(train, candidates=len(params), splits=self.n_splits_, **begins[0].info)
+            session.announce(
+                train, candidates=len(params), splits=self.n_splits_, seed=self.seed_, **begins[0].info
+            )
             visible = {name: session.visible(name, ds) for name, ds in watched.items()}
             shared = SharedFit(
                 session,

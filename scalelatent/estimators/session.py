@@ -313,7 +313,7 @@ class FitSession:
         history = self.store.load_history(name, found[0])
         if not history or history[-1]["pass"] < found[0]:  # the loop knows how to make up for a lost line
             return None
-        record = {"record": history[-1]}
+        record = {"record": history[-1], "history": history}
         self.callbacks.on_event({"event": "resumed", "stage": name, "pass": found[0], **record})
         return LoopResult(found[1], history)
 

@@ -23,6 +23,11 @@ class JobData:
     validation: Dataset | None = None
     test: Dataset | None = None
 
+    @property
+    def shown(self) -> Dataset:
+        """The rows that the report shows."""
+        return self.test or self.validation or self.train
+
 
 def open_job_data(job: Job) -> JobData:
     """Open what ``[data]`` names and check that it fits together.

@@ -38,6 +38,11 @@ class ProgressFile(Callback):
         self._seconds = DISK_SECONDS if is_local(folder.url) else STORE_SECONDS
         self._told = float("-inf")
 
+    def on_stage(self, info: dict[str, Any]) -> None:
+        """Write that nothing is done of it yet; what stands there is of another one."""
+        self._told = float("-inf")
+        self.on_progress({**info, "pass": 0, "rows_done": 0, "rows_total": info.get("rows") or 0})
+
     def on_progress(self, info: dict[str, Any]) -> None:
         """Write it, if the last time is long enough ago."""
         now = time.monotonic()

@@ -1,13 +1,15 @@
-"""scikit-learn refuses a parameter by a bare ValueError from ``fit``; a job says it as its own error."""
+"""Errors of others, said as ours: a parameter that scikit-learn refuses by a bare ValueError, a full disk."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from scalelatent.errors import JobError, ScalelatentError
+from scalelatent.data.store import Location
+from scalelatent.errors import JobError, RunError, ScalelatentError
 
-__all__ = ["as_job_error"]
+__all__ = ["as_job_error", "tell_os_error"]
 
 
 @contextmanager
@@ -25,3 +27,14 @@ def as_job_error(unless: Callable[[], bool] = lambda: False) -> Iterator[None]:
         if isinstance(error, ScalelatentError) or unless():
             raise
         raise JobError(f"[model] {error}") from error
+
+
+def tell_os_error(error: OSError, place: Location, go_on: str) -> Exception:
+    """Say a full disk in words, and how to go on; other errors of the system stay what they are."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return error
+    free = place.free_bytes() or 0
+    return RunError(
+        f"no space left while writing {error.filename or place.url} ({free / 2**20:,.0f} MiB free); make "
+        f"room, then {go_on}"
+    )

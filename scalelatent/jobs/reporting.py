@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
+from scalelatent.data.store import locate
 from scalelatent.errors import JobError, ScalelatentError
 
 from .datasets import open_job_data
+from .runfolder import RunFolder, is_run_folder
 from .runs import load_run
 
-__all__ = ["write_report"]
+if TYPE_CHECKING:
+    from scalelatent.data import Dataset
+
+__all__ = ["report_model", "write_report"]
 
 
-def write_report(run: str | os.PathLike[str]) -> str:
+def write_report(
+    run: str | os.PathLike[str],
+    *,
+    tell: Callable[[str], None] = lambda line: None,
+    progress: Callable[[int, int], None] | None = None,
+) -> str:
     """Build the report of a finished run.
 
     Parameters
     ----------
     run : path or str
         A run folder with a model.
+    tell : callable
+        Called with one line for the user where no rows can be shown.
+    progress : callable, optional
+        Called with rows done and rows in all.
 
     Returns
     -------
@@ -35,9 +52,55 @@ def write_report(run: str | os.PathLike[str]) -> str:
     estimator, folder = load_run(run)
     if folder is None:
         raise JobError(f"{run} is a saved model; a report needs the run folder it came from")
+    data = _job_rows(folder, tell)
+    return build_report(folder.url, model=estimator, data=data, progress=progress)
+
+
+def report_model(model: Any, folder: str | os.PathLike[str], data: Any = None) -> str:
+    """Write the report of a fitted model into a folder; see :meth:`.StreamedEstimator.report`.
+
+    Parameters
+    ----------
+    model : fitted estimator
+    folder : path or str
+    data : Dataset, array or pair (X, y), optional
+
+    Returns
+    -------
+    str
+    """
+    from scalelatent.data import Dataset
+    from scalelatent.report import build_report
+
+    place, role = locate(folder), None
+    if data is not None:
+        role = "given"
+        if not isinstance(data, Dataset):
+            data = Dataset.from_arrays(*data) if isinstance(data, tuple) else Dataset.from_arrays(data)
+    elif is_run_folder(place.url):
+        data = _job_rows(RunFolder(place.url), lambda line: None)
+    else:
+        specs = getattr(model, "_fitted_rows", {})
+        name = next((name for name in ("validation", "train") if name in specs), None)
+        if name is not None:
+            role = "training" if name == "train" else name
+            with suppress(ScalelatentError):  # the rows have moved on
+                data = Dataset.from_spec(specs[name])
+    place.make()
+    return build_report(place.url, model=model, data=data, role=role)
+
+
+def _job_rows(folder: RunFolder, tell: Callable[[str], None]) -> Dataset | None:
+    """The rows that a run's report shows; None where they have moved on, or lived in memory."""
     try:
-        opened = open_job_data(folder.read_job())
-        data = opened.test or opened.validation or opened.train
-    except ScalelatentError:
-        data = None  # the datasets have moved on; the report shows what the folder and the model know
-    return build_report(folder.url, model=estimator, data=data)
+        job = folder.read_job()
+        if job.in_memory:
+            tell(
+                f"the rows of {folder.url} lived in memory, so the report shows none; in Python: "
+                f"scalelatent.load_model({folder.url!r}).report({folder.url!r}, data=(X, y))"
+            )
+            return None
+        return open_job_data(job).shown
+    except ScalelatentError as error:
+        tell(f"the report shows no rows: {error}")
+        return None

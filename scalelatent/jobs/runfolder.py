@@ -123,37 +123,62 @@ class RunFolder:
             If the folder holds anything, or cannot be made or written to.
         """
         folder = cls(path)
-        place = folder.place
-        local = place.local_path("")
+        local = folder.place.local_path("")
         if local is not None and os.path.exists(local) and not os.path.isdir(local):
             raise JobError(f"output {folder.url} exists and is a file; choose another folder with --out")
-        if not place.is_empty():
+        if not folder.place.is_empty():
             raise JobError(folder._occupied())
-        name = job.job.name or folder.url.rstrip("/").rsplit("/", 1)[-1]
+        folder._found(job)
+        return folder
+
+    @classmethod
+    def adopt(cls, path: str | os.PathLike[str], job: Job) -> RunFolder:
+        """Make a run folder where a fit in Python has its records already, or open the one that is there.
+
+        Parameters
+        ----------
+        path : path or str
+        job : Job
+            What it is from now on; its seed, parameters and rows.
+
+        Returns
+        -------
+        RunFolder
+        """
+        folder = cls(path)
+        if is_run_folder(path):
+            folder.write_job(job)
+        else:
+            folder._found(job)
+        return folder
+
+    def _found(self, job: Job) -> None:
+        """Write the first files; who comes first has the folder."""
+        place = self.place
+        name = job.job.name or self.url.rstrip("/").rsplit("/", 1)[-1]
         # Who puts job.json first has the folder: of two that come at once, one is refused.
         identity = f"{_slug(name)}-{secrets.token_hex(4)}"
         try:
             place.make()
             if not place.create("job.json", as_json(job.to_dict())):
-                raise JobError(folder._occupied())
-            folder._write_json("state.json", {
+                raise JobError(self._occupied())
+            self._write_json("state.json", {
                 "id": identity,
                 "state": "queued",
                 "starts": 0,
                 "pass": 0,
                 "objective": None,
                 "error": None,
-                "run": folder.url,
+                "run": self.url,
                 "kind": job.kind,
                 "created": time_text(),
                 "updated": time_text(),
             })  # fmt: skip
         except OSError as error:
             raise JobError(
-                f"output folder {folder.url} cannot be written: {error.strerror or error}; "
+                f"output folder {self.url} cannot be written: {error.strerror or error}; "
                 "choose another folder with --out"
             ) from error
-        return folder
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import inspect
 import os
 import socket
@@ -14,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.data.store import is_local
+from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.dask.cluster import job_named
+from scalelatent.engine.loop import Progress
 from scalelatent.errors import JobError, RunError, ScalelatentError
 from scalelatent.monitor.times import time_text
 
@@ -24,7 +25,7 @@ from .devices import DevicesSeen
 from .handshake import check_versions
 from .interrupt import StopRequest, stop_on_cancel, stop_on_signals
 from .news import ProgressFile, announce, cluster_log, install_page
-from .refusals import as_job_error
+from .refusals import as_job_error, tell_os_error
 from .runfolder import RunFolder
 from .spec import Job
 
@@ -32,9 +33,16 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from scalelatent.data import Dataset
-    from scalelatent.engine.callbacks import Callback
 
-__all__ = ["RunResult", "build_estimator", "engine_options", "run_held", "run_job", "run_new_job"]
+__all__ = [
+    "RunResult",
+    "build_estimator",
+    "engine_options",
+    "run_held",
+    "run_job",
+    "run_new_job",
+    "validation_scores",
+]
 
 
 SCORES = ("test_error", "test_accuracy", "test_nmi")
@@ -143,6 +151,7 @@ def run_held(
 
     began = time.monotonic()
     request = StopRequest()
+    log: RunLog | None = None
     with ExitStack() as stack:
         found = client
         state = folder.update_state(state="running", error=None, driver=driver, began=time_text())
@@ -157,9 +166,13 @@ def run_held(
                 announce(found, folder, job, state)
                 news = [ProgressFile(folder), *cluster_log(found, folder, job, state)]
                 seen = DevicesSeen(tell)
-                everyone = [RunLog(folder), seen, *callbacks, *news, request]
-                result = _steps(job, folder, everyone, found, resume, request)
+                log = RunLog(folder)
+                everyone = [log, seen, *callbacks, *news, request]
+                result = _steps(job, folder, Callbacks(everyone), found, resume, request)
         except BaseException as error:
+            if log is not None:
+                with suppress(OSError, RunError):
+                    log.settle()
             told = _settle(job, folder, found, request, error)
             if told is error:
                 raise
@@ -249,7 +262,7 @@ def check_changes(job: Job, folder: RunFolder) -> bool:
 def _steps(
     job: Job,
     folder: RunFolder,
-    callbacks: list[Callback],
+    callbacks: Callbacks,
     client: Client | None,
     resume: bool,
     request: StopRequest,
@@ -265,7 +278,7 @@ def _steps(
             client=client,
             run_dir=folder.url,
             resume=resume,
-            callbacks=callbacks,
+            callbacks=callbacks.callbacks,
             **options,
         )
     peak = None
@@ -274,36 +287,61 @@ def _steps(
 
         peak = peak_of_workers(client)
     result = RunResult(folder, estimator, peak_worker_bytes=peak)
-    for name in ("best_validation_error", "mean_member_validation_error"):
-        if (error := getattr(estimator, f"{name}_", None)) is not None:
-            result.scores[name] = float(error)
+    result.scores |= validation_scores(estimator)
     left_out = folder.read_state()
     if left_out.get("quarantined_rows"):
         result.warnings.append(
             f"{left_out['quarantined_rows']} rows of {left_out['quarantined_shards']} bad shard(s) were left "
             f"out; scalelatent logs {folder.url} names them (shard_quarantined)"
         )
+    callbacks.on_stage({"stage": "saving"})
     estimator.save(folder.model_url, overwrite=True)
     folder.event("model_saved", path=folder.model_url)
     request.check()
     if data.test is not None:
-        found = _test_scores(estimator, data.test)
+        told = _begin_stage(callbacks, "scoring", data.test)
+        found = _test_scores(estimator, data.test, told)
         result.scores |= {key: found[key] for key in SCORES if key in found}
         folder.event("scored", **{**result.scores, **found})
-    _report(result, data)
+    _report(result, data, _begin_stage(callbacks, "report", data.shown))
+    request.check()
     return result
 
 
-def _test_scores(estimator: Any, test: Dataset) -> dict[str, float]:
+def validation_scores(estimator: Any) -> dict[str, float]:
+    """The validation errors of a fitted model, where it has some."""
+    names = ("best_validation_error", "mean_member_validation_error")
+    found = {name: getattr(estimator, f"{name}_", None) for name in names}
+    return {name: float(error) for name, error in found.items() if error is not None}
+
+
+def _begin_stage(callbacks: Callbacks, stage: str, rows: Dataset) -> Progress:
+    """Tell that something begins that follows on the fit; what it tells of its rows is told as its own."""
+    callbacks.on_stage({"stage": stage, "rows": len(rows)})
+    return Progress(callbacks, stage, 0)
+
+
+class _Rows(Callback):
+    """Tells the progress of a pass, whatever its name, as that of a stage."""
+
+    def __init__(self, told: Progress) -> None:
+        self._told = told
+
+    def on_progress(self, info: dict[str, Any]) -> None:
+        """Tell it."""
+        self._told(info["rows_done"], info["rows_total"])
+
+
+def _test_scores(estimator: Any, test: Dataset, told: Progress) -> dict[str, float]:
     """What the test rows say: the error of a classifier, the clusters of a model without classes."""
     if hasattr(estimator, "predict"):
-        accuracy = float(estimator.score(test))
+        accuracy = float(estimator.score(test, callbacks=_Rows(told)))
         return {"test_accuracy": accuracy, "test_error": 1.0 - accuracy}
     from .scoring import gives_codes, score_dataset
 
     if not test.has_y or test.y_kind != "labels" or gives_codes(estimator):
         return {}  # rows to look at in the report
-    found = score_dataset(estimator, test, ("nmi", "accuracy"))
+    found = score_dataset(estimator, test, ("nmi", "accuracy"), progress=told)
     return {f"test_{name}": value for name, value in found.items()}
 
 
@@ -325,13 +363,14 @@ def engine_options(job: Job, estimator: Any) -> dict[str, Any]:
     return {"engine": given}
 
 
-def _report(result: RunResult, data: JobData) -> None:
+def _report(result: RunResult, data: JobData, told: Progress) -> None:
     """Write the report. The model is safe by now, so a failing figure is a warning, not a failed run."""
     try:
         from scalelatent.report import build_report
 
-        rows = data.test or data.validation or data.train
-        result.report = build_report(result.folder.url, model=result.estimator, data=rows)
+        result.report = build_report(
+            result.folder.url, model=result.estimator, data=data.shown, progress=told
+        )
     except Exception as error:  # noqa: BLE001  whatever a figure library raises, the fit is done
         result.warnings.append(
             f"the report could not be made ({type(error).__name__}: {error}); try again with: "
@@ -347,8 +386,8 @@ def _settle(
 
     On a full disk, or where another driver has taken over, even that fails, and must not hide the true error.
     """
-    told: BaseException = _tell_os_error(error, folder) if isinstance(error, OSError) else error
     go_on = f"go on with: scalelatent resume {folder.url}"
+    told: BaseException = tell_os_error(error, folder.place, go_on) if isinstance(error, OSError) else error
     if isinstance(error, KeyboardInterrupt):
         state, text = "cancelled", f"stopped by {request.by or 'SIGINT'}; {go_on}"
     elif client is not None and client.status != "running":
@@ -369,14 +408,3 @@ def _settle(
 
 def _trace(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
-
-
-def _tell_os_error(error: OSError, folder: RunFolder) -> Exception:
-    """Say a full disk in words; other errors of the system stay what they are."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return error
-    free = folder.place.free_bytes() or 0
-    return RunError(
-        f"no space left while writing {error.filename or folder.url} ({free / 2**20:,.0f} MiB free); make "
-        f"room, then go on from the last checkpoint with: scalelatent resume {folder.url}"
-    )

@@ -44,6 +44,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from scalelatent.errors import JobError
 
 __all__ = [
+    "IN_MEMORY",
     "ClusterSection",
     "DataSection",
     "EngineSection",
@@ -52,6 +53,9 @@ __all__ = [
     "nearest",
     "parse_rows",
 ]
+
+IN_MEMORY = "(in memory)"
+"""What stands in ``[data]`` of a fit in Python for rows that no other process can open."""
 
 FORMAT = "scalelatent-job"
 FORMAT_VERSION = 1
@@ -293,6 +297,11 @@ class Job:
         seed = secrets.randbits(31)
         origins = self.origins | {"job.seed": "drawn"}
         return replace(self, job=self.job.model_copy(update={"seed": seed}), origins=origins)
+
+    @property
+    def in_memory(self) -> list[str]:
+        """Which of the job's rows lay in the memory of the Python process that fitted them."""
+        return [key for key, value in self.data.model_dump().items() if value == IN_MEMORY]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the job as JSON-able values, as written to ``job.json`` in the run folder."""

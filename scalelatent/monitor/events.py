@@ -33,6 +33,8 @@ class RunLog(Callback):
     half second: a pass over a small dataset is shorter than a sync.
     """
 
+    keeps_run_folder = True
+
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self._first = True
@@ -80,9 +82,13 @@ class RunLog(Callback):
 
     def on_fit_end(self, info: dict[str, Any]) -> None:
         """Note that the fit is over and settle the state's numbers."""
-        if not self._first:
-            self._state(self._last)
+        self.settle()
         self.folder.event("fit_ended", **_scalars(info))
+
+    def settle(self) -> None:
+        """Bring the numbers of ``state.json`` up to the last pass, for a fit that was broken off."""
+        if self._last:
+            self._state(self._last)
 
     def _state(self, record: Mapping[str, Any]) -> None:
         changes = {"pass": record.get("pass"), "objective": record.get("objective")}

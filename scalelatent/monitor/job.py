@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from .parts import ERRORS, part_of
+from .parts import AFTER_FIT, ERRORS, part_of
 from .series import Curve, Rate
 from .times import time_text
 from .workers import Workers, clip, number, number_or_none, pool_of
@@ -160,7 +160,9 @@ class JobView:
             self.limit = number_or_none(message, "max_iter")
         elif name == "stage":
             self.stage, self.part = clip(message.get("stage") or self.stage, 80), clip(part_of(message), 80)
-            self.rows_done = self.rows_total = 0.0
+            self.rows_done, self.rows_total = 0.0, number(message, "rows")
+            if self.stage in AFTER_FIT:  # their rows are of another kind than those of passes
+                self.rows_rate = Rate()
         elif name == "checkpoint":
             self.checkpoint = {"pass": number_or_none(message, "pass"), "time": now}
             return  # one a pass would push everything else out of the list
@@ -237,7 +239,9 @@ class JobView:
         rest = max(0.0, self.rows_total - self.rows_done)
         in_pass = rest / rate if rate and rest else None
         at_most = None
-        if self.limit is not None and self.pass_seconds is not None and "pass" in self.record:
+        if self.stage in AFTER_FIT:
+            at_most = in_pass
+        elif self.limit is not None and self.pass_seconds is not None and "pass" in self.record:
             passes = max(0.0, self.limit - self.record["pass"])
             done = self.rows_done / self.rows_total if rest and self.rows_total else 0.0
             at_most = max(0.0, passes - done) * self.pass_seconds

@@ -7,10 +7,13 @@ from typing import Any
 
 from .workers import number
 
-__all__ = ["ERRORS", "part_of"]
+__all__ = ["AFTER_FIT", "ERRORS", "part_of"]
 
 ERRORS = ("train_error", "validation_error", "mean_member_train_error", "mean_member_validation_error")
 """Errors of a record; the last two of ensembles alone, whose members each solve a problem of their own."""
+
+AFTER_FIT = ("saving", "scoring", "report")
+"""Stages of a job that follow on its fit."""
 
 
 def part_of(info: Mapping[str, Any]) -> str:

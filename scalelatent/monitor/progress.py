@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from scalelatent.engine.callbacks import Callback
 
-from .parts import ERRORS, part_of
+from .parts import AFTER_FIT, ERRORS, part_of
 
 __all__ = ["Progress", "describe", "duration"]
 
@@ -62,6 +62,13 @@ def describe(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     return shown
 
 
+class Display(Protocol):
+    """What moves while a fit goes on."""
+
+    def stop(self) -> None:
+        """Leave it as it is."""
+
+
 class Progress(Callback):
     """Show how a fit goes on.
 
@@ -83,7 +90,11 @@ class Progress(Callback):
     >>> show.on_pass_end({"pass": 1, "objective": 2.25, "rows": 1000, "seconds": 0.5})
     >>> print(show.console.file.getvalue().strip())
     pass 1  objective 2.25000  rows/s 2,000
+
+    As a context it stays open after the fit, for what follows on it: saving, scoring, the report.
     """
+
+    shows_progress = True
 
     def __init__(
         self, console: Console | None = None, *, every_passes: int = 10, every_seconds: float = 15.0
@@ -91,7 +102,7 @@ class Progress(Callback):
         self.console = console or Console(stderr=True)
         self.every_passes = every_passes
         self.every_seconds = every_seconds
-        self._live: Live | None = None
+        self._live: Display | None = None
         self._info: dict[str, Any] = {}
         self._now: dict[str, Any] = {}
         self._record: dict[str, Any] = {}
@@ -99,8 +110,10 @@ class Progress(Callback):
         self._shown_pass: Any = None
         self._shown_at = time.monotonic()
         self._began: float | None = None
+        self._stays = False
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
+        self._stays = True
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -109,18 +122,25 @@ class Progress(Callback):
     def on_fit_start(self, info: dict[str, Any]) -> None:
         """Open the display."""
         self._info = dict(info)
-        self._began = info.get("began") or time.time()
-        if self.console.is_terminal and self._live is None:
-            self._live = Live(
-                get_renderable=self._render, console=self.console, refresh_per_second=4, transient=False
-            )
-            self._live.start()
+        self._began = info.get("began") or self._began or time.time()
+        if self._live is None:
+            self._live = self._open()
+
+    def _open(self) -> Display | None:
+        """The moving display, started; None where the console is no terminal."""
+        if not self.console.is_terminal:
+            return None
+        live = Live(get_renderable=self._render, console=self.console, refresh_per_second=4, transient=False)
+        live.start()
+        return live
 
     def on_stage(self, info: dict[str, Any]) -> None:
-        """Show what begins; where the console is no terminal, only what tells of no rows on its way."""
+        """Show what begins; where the console is no terminal, only what tells of no rows on its way, and
+        what follows on the fit.
+        """
         self._now = {**info, "pass": 0}
-        if self._live is None and info.get("tries"):
-            self._say(f"{self._where()} on {info['rows']:,} rows")
+        if self._live is None and (info.get("tries") or self._after_fit):
+            self._say(self._where() + (f" on {info['rows']:,} rows" if info.get("rows") else ""))
 
     def on_progress(self, info: dict[str, Any]) -> None:
         """Take in how far the pass is."""
@@ -147,10 +167,11 @@ class Progress(Callback):
             self._say(", ".join(filter(None, (f"{where}: {took}", self._so_far()))))
 
     def on_fit_end(self, info: dict[str, Any]) -> None:
-        """Show the last pass and close the display."""
+        """Show the last pass, and close the display unless it is used as a context."""
         if self._live is None and self._record and self._shown_pass != self._record.get("pass"):
             self._line(self._record)
-        self.close()
+        if not self._stays:
+            self.close()
 
     def close(self) -> None:
         """Close the display; also done when the fit is broken off."""
@@ -173,27 +194,42 @@ class Progress(Callback):
         self._shown_at = time.monotonic()
         self.console.print(text, highlight=False, soft_wrap=True)
 
+    @property
+    def _after_fit(self) -> bool:
+        return self._now.get("stage") in AFTER_FIT
+
     def _where(self) -> str:
         """The stage, its part of the fit and its pass; what is done once, as a layer, has no number."""
-        stage, number = self._now.get("stage"), self._now.get("pass", self._record.get("pass", 1))
+        before = 0 if self._after_fit else self._record.get("pass", 1)
+        stage, number = self._now.get("stage"), self._now.get("pass", before)
         passed = f"pass {number}" if number or not stage else ""
         return ", ".join(part for part in (stage, part_of(self._now), passed) if part)
 
     def _so_far(self) -> str:
         return "" if self._began is None else f"{duration(time.time() - self._began)} so far"
 
+    def _rows(self) -> tuple[int, int]:
+        """Rows done, of how many."""
+        return self._now.get("rows_done") or 0, self._now.get("rows_total") or self._now.get("rows") or 0
+
+    def _words(self) -> list[str]:
+        """What stands behind the bar: rows, their rate, time."""
+        (done, total), rate = self._rows(), self._now.get("rows_per_s")
+        return [
+            f"{done:,}/{total:,} rows" if total else "",
+            f"{rate:,.0f} rows/s" if rate else "",
+            ", ".join(filter(None, (self._so_far(), self._time_left()))),
+        ]
+
     def _render(self) -> RenderableType:
         """Two lines: where the pass is, and the numbers of the last whole pass."""
-        now = self._now
         lines: list[RenderableType] = []
-        done, total = now.get("rows_done") or 0, now.get("rows_total") or 0
+        done, total = self._rows()
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
             Text(self._where(), style="bold"),
             ProgressBar(total=total or None, completed=done, width=30),
-            f"{done:,}/{total:,} rows" if total else "",
-            f"{now['rows_per_s']:,.0f} rows/s" if now.get("rows_per_s") else "",
-            ", ".join(filter(None, (self._so_far(), self._time_left()))),
+            *self._words(),
         )
         lines.append(bar)
         if self._record:
@@ -204,7 +240,10 @@ class Progress(Callback):
         return Group(*lines)
 
     def _time_left(self) -> str:
-        """An upper bound: convergence or patience may end the fit earlier."""
+        """An upper bound, of a fit: convergence or patience may end it earlier."""
+        if self._after_fit:
+            (done, total), rate = self._rows(), self._now.get("rows_per_s")
+            return f"{duration((total - done) / rate)} left" if rate and total > done else ""
         limit, number = self._info.get("max_iter"), self._record.get("pass")
         if limit is None or number is None or self._pass_seconds is None:
             return ""

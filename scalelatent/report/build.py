@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.errors import DataError, ScalelatentError
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["build_report"]
 
+Told = Callable[[int, int], None] | None
+
 ARCHITECTURES = {"multiclass": "multiclass", "one_vs_all": "one-versus-all", "all_vs_all": "all-versus-all"}
 
 
@@ -30,6 +33,7 @@ def build_report(
     model: Any = None,
     data: Dataset | None = None,
     role: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> str:
     """Write ``report/index.html`` and its figures into a run folder.
 
@@ -48,6 +52,8 @@ def build_report(
         are streamed; one pass, in bounded memory.
     role : {"test", "validation", "training"}, optional
         What ``data`` are; by default what the job tells: the first of these three that it names.
+    progress : callable, optional
+        Called with rows done and rows in all.
 
     Returns
     -------
@@ -79,15 +85,15 @@ def build_report(
     kind = getattr(type(model), "_kind", None)
     rows = _rows_name(run, role)
     if kind == "mbn":
-        return _network_report(run, model, data, rows)
+        return _network_report(run, model, data, rows, progress)
     if kind == "crbm":
-        return _rbm_report(run, model, data, rows)
+        return _rbm_report(run, model, data, rows, progress)
     if kind != "capsule":
         raise DataError(
             f"{run.place.url}: there is no report for {type(model).__name__} models, only for capsule "
             "regression, bootstrap networks and conditional RBMs"
         )
-    evidence = _evidence(run, model, data)
+    evidence = _evidence(run, model, data, progress)
     page = Page(title=_title(run), subtitle=_subtitle(model))
     page.headline, page.numbers = _numbers(run, model, evidence, rows)
     page.pictures = _history_pictures(run, model)
@@ -104,7 +110,7 @@ def build_report(
     return write_page(page, run.place.at("report"))
 
 
-def _network_report(run: RunFiles, model: Any, data: Dataset | None, rows: str) -> str:
+def _network_report(run: RunFiles, model: Any, data: Dataset | None, rows: str, progress: Told) -> str:
     from .mbn import collect_network, network_numbers, network_pictures, network_subtitle
 
     page, evidence = Page(title=_title(run), subtitle=network_subtitle(model)), None
@@ -114,7 +120,8 @@ def _network_report(run: RunFiles, model: Any, data: Dataset | None, rows: str) 
         run.notes.append("No rows were at hand: the figures are left out.")
     else:
         try:
-            evidence = collect_network(model, data, scores=_recorded_scores(run) if rows == "test" else None)
+            scores = _recorded_scores(run) if rows == "test" else None
+            evidence = collect_network(model, data, scores=scores, progress=progress)
         except ScalelatentError as error:
             run.notes.append(f"The rows could not be used, so their figures are left out: {error}")
     page.headline, page.numbers = network_numbers(run, model, evidence, rows)
@@ -133,7 +140,7 @@ def _recorded_scores(run: RunFiles) -> dict[str, float] | None:
     return {key: told[key] for key in wanted} if all(key in told for key in wanted) else None
 
 
-def _rbm_report(run: RunFiles, model: Any, data: Dataset | None, rows: str) -> str:
+def _rbm_report(run: RunFiles, model: Any, data: Dataset | None, rows: str, progress: Told) -> str:
     from .crbm import collect_rbm, rbm_numbers, rbm_pictures, rbm_subtitle
 
     page, evidence = Page(title=_title(run), subtitle=rbm_subtitle(model)), None
@@ -141,7 +148,7 @@ def _rbm_report(run: RunFiles, model: Any, data: Dataset | None, rows: str) -> s
         run.notes.append("No rows were at hand: restored images and their errors are left out.")
     else:
         try:
-            evidence = collect_rbm(model, data)
+            evidence = collect_rbm(model, data, progress=progress)
         except ScalelatentError as error:
             run.notes.append(f"The rows could not be used, so their figures are left out: {error}")
     if evidence is not None and evidence.shape is None:
@@ -163,7 +170,7 @@ def _saved_model(run: RunFiles) -> Any:
     return load_model(run.place.name_of("model.zarr"))
 
 
-def _evidence(run: RunFiles, model: Any, data: Dataset | None) -> Evidence | None:
+def _evidence(run: RunFiles, model: Any, data: Dataset | None, progress: Told) -> Evidence | None:
     if data is None:
         run.notes.append(
             "No rows were at hand: the figures of latent vectors, prototypes and errors are left out."
@@ -172,7 +179,7 @@ def _evidence(run: RunFiles, model: Any, data: Dataset | None) -> Evidence | Non
     from .collect import collect_evidence
 
     try:
-        return collect_evidence(model, data)
+        return collect_evidence(model, data, progress=progress)
     except ScalelatentError as error:
         # The history is worth a page even where the rows have been damaged or moved.
         run.notes.append(f"The rows could not be used, so their figures are left out: {error}")

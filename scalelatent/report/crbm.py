@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,13 @@ class RbmEvidence:
     occlusion: dict[int, OutputErrors]
 
 
-def collect_rbm(model: Any, data: Dataset, *, sample_rows: int | None = None) -> RbmEvidence:
+def collect_rbm(
+    model: Any,
+    data: Dataset,
+    *,
+    sample_rows: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> RbmEvidence:
     """Predict the outputs of evenly spaced rows with a fitted conditional RBM.
 
     Parameters
@@ -89,6 +96,8 @@ def collect_rbm(model: Any, data: Dataset, *, sample_rows: int | None = None) ->
         With targets; of a model that learned to restore, or of a plain RBM, rows of zeros and ones.
     sample_rows : int, optional
         At most so many; by default what takes some ten seconds.
+    progress : callable, optional
+        Called with rows whose outputs are predicted, and rows in all.
 
     Returns
     -------
@@ -115,7 +124,11 @@ def collect_rbm(model: Any, data: Dataset, *, sample_rows: int | None = None) ->
     read = data.read_binary if corrupted or plain else data.read_targets
     v = np.concatenate([read(a, b) for a, b in pieces])
     x = None if plain else _inputs(model, data, pieces, v, corrupted)
+    if progress is not None:
+        progress(0, len(v))
     predicted = np.asarray(model.predict(np.zeros((len(v), 0), np.uint8) if x is None else x))
+    if progress is not None:
+        progress(len(v), len(v))
     same = x is not None and isinstance(x, np.ndarray) and x.shape == v.shape
     shape = image_shape(data.feature_shape) if same or plain else None
     errors = OutputErrors().add(v, predicted, x if same else None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +69,7 @@ def collect_network(
     *,
     sample_rows: int = SAMPLE_ROWS,
     scores: Mapping[str, float] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> NetworkEvidence:
     """Take evenly spaced rows through all layers of a fitted network.
 
@@ -82,6 +83,9 @@ def collect_network(
         At most so many rows for the figures.
     scores : mapping, optional
         What `score_clusters` has found of these rows before; computed where it is not given.
+    progress : callable, optional
+        Called after each layer, with the rows that went through all of them so far, as a share of the
+        layers, and the rows in all.
 
     Returns
     -------
@@ -105,10 +109,12 @@ def collect_network(
     check_width(data, model.n_features_in_)
     rows, labels = read_spaced(data, sample_rows)
     planes, codes, kernel = [], Dataset.from_arrays(rows), make_backend("cpu").kernel
-    for layer, centroids in zip(model._layers, model._centroids, strict=True):
+    for number, (layer, centroids) in enumerate(zip(model._layers, model._centroids, strict=True), 1):
         found = map_to_array(Network((layer,), (centroids,)), codes, model.device, model.n_jobs)
         planes.append(kernel_coordinates(found, 2, kernel))
         codes = Dataset.from_arrays(found)
+        if progress is not None:
+            progress(len(found) * number // len(model._layers), len(found))
     projection, metric = model._row_map("output").projection, "cosine"
     if projection is None:
         output, ranked, metric = planes[-1].astype(np.float32), found, "overlap"

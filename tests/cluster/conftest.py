@@ -167,7 +167,7 @@ def scheduler_tasks(client: Any) -> Callable[..., int]:
 def undisturbed(place: Path) -> dict[str, bytes]:
     """The model of the job, driven in this process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "_report", lambda result, data: None)
+        patch.setattr(runner, "_report", lambda *_: None)
         result = runner.run_new_job(load_job(place / "job.toml", settings=[f"job.out={place / 'oracle'}"]))
     return files_of(result.folder)
 

@@ -143,7 +143,13 @@ def test_a_finished_fit_is_only_read_again(toy: SimpleNamespace, tmp_path: Path)
     assert log.of("pass_end") == []
     assert again.history == first.history
     np.testing.assert_array_equal(again.state["trail"], first.state["trail"])
-    resumed = {"event": "resumed", "stage": "toy_estep", "pass": 5, "record": first.history[-1]}
+    resumed = {
+        "event": "resumed",
+        "stage": "toy_estep",
+        "pass": 5,
+        "record": first.history[-1],
+        "history": first.history,
+    }
     assert log.of("event") == [resumed]
 
 

@@ -138,7 +138,7 @@ def test_resume_of_a_finished_fit_reads_it_again(
     assert log.of("pass_end") == []
     # Its rows are not projected again: nothing is left that would want them.
     assert [i["stage"] for i in log.of("stage")] == []
-    assert not list(tmp_path.rglob("*.zarr"))
+    assert [path.name for path in tmp_path.rglob("*.zarr")] == ["model.zarr"]
 
 
 def test_resume_of_nothing_begins(
@@ -221,7 +221,7 @@ def test_temporary_rows_are_removed(digits: Arrays, held_out: Arrays, tmp_path: 
     stored = Dataset.from_arrays(*digits).save(tmp_path / "ds")
     CapsuleRegression(projection=10, **OPTIONS).fit(stored, run_dir=tmp_path / "run")
     left = [p for p in (tmp_path / "run").rglob("*") if p.name.endswith(".zarr") or p.name == "scratch"]
-    assert left == []
+    assert left == [tmp_path / "run" / "model.zarr"]
     CapsuleRegression(projection=10, **OPTIONS).fit(
         stored, run_dir=tmp_path / "r2", engine={"scratch": str(tmp_path / "s")}
     )
@@ -266,7 +266,7 @@ def test_disk_full_during_the_fit(
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(ScalelatentError, match="No space left") as raised:
+    with pytest.raises(ScalelatentError, match="(?i)no space left") as raised:
         _fit(digits, held_out, tmp_path / "run")
     assert str(tmp_path / "run") in str(raised.value)
     monkeypatch.undo()

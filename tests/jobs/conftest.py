@@ -47,6 +47,7 @@ class FakeEstimator:
         resume=False,
         callbacks=(),
         engine=None,
+        verbose=None,
     ):
         self.asked = {"rows": x.n_rows, "client": client, "engine": engine, "resume": resume}
         counter = Path(run_dir, "engine", "passes")
@@ -77,7 +78,7 @@ class FakeEstimator:
         self.classes_ = x.classes
         return self
 
-    def score(self, x, y=None):
+    def score(self, x, y=None, *, callbacks=()):
         return 0.75
 
     def predict(self, x, out=None):
@@ -102,7 +103,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeEstimator]:
     def build(job):
         return Fresh(**job.estimator_params())
 
-    def report(result, data):
+    def report(result, data, told):
         result.folder.place.write("report/index.html", b"<html></html>")
         result.report = result.folder.report_url
 

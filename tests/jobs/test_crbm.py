@@ -52,7 +52,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def test_a_job_fits_predicts_and_scores(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_report", lambda result, data: None)
+    monkeypatch.setattr(runner, "_report", lambda *_: None)
     job = load_job(place / "job.toml")
     told = plan_job(job)
     assert told["stages"]["learn"]["steps_per_pass"] == 15
@@ -72,7 +72,7 @@ def test_a_job_fits_predicts_and_scores(place: Path, monkeypatch: pytest.MonkeyP
 def test_a_job_that_diverged_is_resumed_with_a_lower_rate(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "_report", lambda result, data: None)
+    monkeypatch.setattr(runner, "_report", lambda *_: None)
     job = load_job(place / "job.toml", settings=["model.learning_rate=[[0.2, 1], [1e6, 1]]"])
     with pytest.raises(DivergenceError, match="epoch 2, step 16"):
         runner.run_new_job(job)
@@ -146,7 +146,7 @@ def test_the_commands_from_data_to_restored_images(tmp_path: Path) -> None:
 
 def test_a_plain_rbm_is_a_job(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows without outputs, which the job says are all there is: no target, and no x to predict from."""
-    monkeypatch.setattr(runner, "_report", lambda result, data: None)
+    monkeypatch.setattr(runner, "_report", lambda *_: None)
     text = JOB.format(folder=place).replace("x.zarr", "v.zarr")
     lines = [line for line in text.splitlines() if "target" not in line]
     (place / "plain.toml").write_text("\n".join(lines))

@@ -61,7 +61,7 @@ def digits(tmp_path_factory):
 def without_report():
     """Leave the figures out: they are no part of these tests and take most of their time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "_report", lambda result, data: None)
+        patch.setattr(runner, "_report", lambda *_: None)
         yield
 
 

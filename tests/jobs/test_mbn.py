@@ -35,7 +35,7 @@ n_classes = 10
 
 @pytest.fixture(autouse=True)
 def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_report", lambda result, data: None)
+    monkeypatch.setattr(runner, "_report", lambda *_: None)
 
 
 @pytest.fixture(scope="module")

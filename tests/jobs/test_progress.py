@@ -102,3 +102,37 @@ def test_nothing_to_show_yet():
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text
+
+
+def test_what_follows_on_the_fit_has_its_own_time_left():
+    with Progress(console(force_terminal=True)) as show:
+        show.on_fit_start({"max_iter": 100, "began": time.time()})
+        show.on_pass_end(record(3))
+        plain = console()
+        plain.print(show._render())
+        show.on_fit_end({})
+        show.on_stage({"stage": "scoring", "rows": 1000})
+        plain.print(show._render())
+        show.on_progress(
+            {"stage": "scoring", "pass": 0, "rows_done": 250, "rows_total": 1000, "rows_per_s": 50}
+        )
+        plain.print(show._render())
+        assert show._live is not None
+    fit, begun, _, halfway, _ = [line for line in plain.file.getvalue().splitlines() if line][1:]
+    assert "pass 3" in fit
+    assert begun.startswith("scoring ")
+    assert "0/1,000 rows" in begun
+    assert "left" not in begun
+    assert "250/1,000 rows" in halfway
+    assert "15 s left" in halfway
+    assert "at most" not in halfway
+
+
+def test_what_follows_on_the_fit_is_told_in_lines():
+    with Progress(console()) as show:
+        show.on_fit_start({})
+        show.on_pass_end(record(1))
+        show.on_fit_end({})
+        show.on_stage({"stage": "saving"})
+        show.on_stage({"stage": "scoring", "rows": 1000})
+    assert show.console.file.getvalue().splitlines()[1:] == ["saving", "scoring on 1,000 rows"]

@@ -163,7 +163,7 @@ def test_a_failing_report_is_a_warning(prepared, monkeypatch):
 
     monkeypatch.setattr(report, "build_report", broken, raising=False)
     result = runner.RunResult(folder, None)
-    runner._report(result, runner.JobData(train=None))
+    runner._report(result, runner.JobData(train=None), None)
     assert "no fonts" in result.warnings[0]
     assert "scalelatent report" in result.warnings[0]
 

@@ -55,6 +55,23 @@ def test_a_job_is_told_with_rates_and_time_left() -> None:
     assert curve["validation_error"][1] == 0.25
 
 
+def test_what_follows_on_the_fit_is_a_stage_of_its_own() -> None:
+    board = Board()
+    now = feed_fit(board, "runs/a", 10)
+    board.feed({"kind": "event", "run": "runs/a", "name": "fit_ended", "passes": 10}, now)
+    board.feed({"kind": "event", "run": "runs/a", "name": "stage", "stage": "scoring", "rows": 500}, now)
+    job = board.summary(now)[0]
+    assert (job["stage"], job["rows_done"], job["rows_total"]) == ("scoring", 0, 500)
+    assert job["progress"] == 0
+    assert job["seconds_left"] is None
+    told = {"kind": "progress", "run": "runs/a", "stage": "scoring", "pass": 0, "rows_per_s": 50.0}
+    board.feed({**told, "rows_done": 100, "rows_total": 500}, now + 2)
+    board.feed({**told, "rows_done": 250, "rows_total": 500}, now + 5)
+    job = board.summary(now + 5)[0]
+    assert job["progress"] == 0.5
+    assert job["seconds_left"] == pytest.approx(5.0, rel=0.5)
+
+
 def test_a_layer_is_told_with_its_number() -> None:
     board, layer = Board(), {"stage": "mbn_code-l3", "layer": 3, "layers": 7, "k": 1250}
     board.feed({"kind": "event", "run": "r", "name": "stage", "rows": 500, **layer}, 10.0)

@@ -97,6 +97,6 @@ def test_the_bits_of_a_job_driven_here(client: Any, job: Any, monkeypatch: pytes
     folder = RunFolder.open(submit_job(job(), client=client).run)
     state = control.follow(folder)
     assert (state["state"], state["error"]) == ("done", None)
-    monkeypatch.setattr(runner, "_report", lambda result, data: None)
+    monkeypatch.setattr(runner, "_report", lambda *_: None)
     here = run_new_job(job("here"))
     np.testing.assert_array_equal(sl.load_model(folder.model_url).W_, here.estimator.W_)

@@ -1,0 +1,136 @@
+"""What goes along with a fit that Python code calls: a display, a record in its run folder, and a last word
+where it is interrupted.
+
+The display and the recorder live in higher layers; `scalelatent._above` knows where.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from scalelatent._above import ask
+
+from .callbacks import Callback, Callbacks
+
+# A fit within a fit (the refit of a search) is a part of the outer one.
+_WITHIN: ContextVar[bool] = ContextVar("scalelatent_within_a_fit", default=False)
+
+
+@dataclass(frozen=True)
+class FitCall:
+    """What a fit was called with.
+
+    Attributes
+    ----------
+    model : estimator
+        Or a search.
+    rows : dict
+        The datasets by name: ``train``, ``validation``.
+    run_dir, resume, callbacks, engine, verbose
+        Of the call.
+    """
+
+    model: Any
+    rows: dict[str, Any]
+    run_dir: Any = None
+    resume: bool = False
+    callbacks: Callback | Sequence[Callback] = ()
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    verbose: bool | None = None
+
+
+class Passes(Callback):
+    """Keeps the records of the passes, for a fit that is interrupted."""
+
+    def __init__(self) -> None:
+        self.records: list[dict[str, Any]] = []
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        """Keep the record."""
+        self.records.append(record)
+
+    def on_report(self, record: dict[str, Any]) -> None:
+        """Keep the record."""
+        self.records.append(record)
+
+    def on_event(self, info: dict[str, Any]) -> None:
+        """Take in the passes that a resumed fit finds done."""
+        if info.get("event") == "resumed":
+            self.records += info.get("history") or ()
+
+
+@contextmanager
+def accompanied(call: FitCall) -> Iterator[Callbacks]:
+    """Give the callbacks of a fit: those of the call, a display, the recorder of its run folder.
+
+    Examples
+    --------
+    >>> with accompanied(FitCall(model=None, rows={}, callbacks=[Callback()])) as callbacks:
+    ...     len(callbacks.callbacks)
+    2
+    """
+    given = Callbacks(call.callbacks)
+    if _WITHIN.get():
+        yield given
+        return
+    passes = Passes()
+    before: list[Callback] = [passes]  # what a callback of the user raises is told after its pass was noted
+    with ExitStack() as stack:
+        if wants_display(call.verbose) and not given.shows_progress:
+            before.append(stack.enter_context(ask("fit display")()))
+        if call.run_dir is not None and not given.keeps_run_folder:
+            before.append(stack.enter_context(ask("fit recorder")(call)))
+        inside = _WITHIN.set(True)
+        try:
+            yield Callbacks([*before, *given.callbacks])
+        except KeyboardInterrupt as stop:
+            if passes.records and hasattr(call.model, "_kind"):
+                call.model.history_ = passes.records
+                call.model.n_iter_ = int(passes.records[-1]["pass"])
+            if not given.keeps_run_folder:  # else whoever records the run tells it
+                _explain(stop, passes.records, call.run_dir)
+            raise
+        finally:
+            _WITHIN.reset(inside)
+
+
+def wants_display(verbose: bool | None) -> bool:
+    """Whether a fit shows a display: where it was asked for, and in notebooks where nothing was said."""
+    return in_notebook() if verbose is None else bool(verbose)
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook.
+
+    Examples
+    --------
+    >>> in_notebook()
+    False
+    """
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None
+
+
+def _explain(stop: KeyboardInterrupt, records: Sequence[Mapping[str, Any]], run_dir: Any) -> None:
+    """Say in the exception what is kept, and how to go on."""
+    done = f"after pass {records[-1]['pass']}" if records else "before its first pass ended"
+    if run_dir is not None:
+        rest = f"go on with the same fit(..., run_dir={str(run_dir)!r}, resume=True)"
+    elif records:
+        rest = (
+            "history_ has the passes done, but no model was kept: fit(..., run_dir=FOLDER) keeps "
+            "checkpoints to resume from"
+        )
+    else:
+        rest = "nothing was kept: fit(..., run_dir=FOLDER) keeps checkpoints to resume from"
+    text = f"the fit was stopped {done}; {rest}"
+    if stop.args:
+        stop.add_note(text)
+    else:
+        stop.args = (text,)

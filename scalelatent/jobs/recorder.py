@@ -1,0 +1,226 @@
+"""The record of a fit that Python code calls with ``run_dir``: a run folder like that of a job.
+
+It is made when the fit begins, so that a fit that is refused leaves nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from scalelatent.data.store import locate
+from scalelatent.engine.callbacks import Callback, Callbacks
+from scalelatent.engine.claims import named_values
+from scalelatent.errors import JobError, RunError, ScalelatentError
+from scalelatent.estimators.registry import NO_JOBS
+from scalelatent.monitor.events import RunLog
+from scalelatent.monitor.times import time_text
+
+from .interrupt import StopRequest, stop_on_cancel
+from .jsontext import plain
+from .news import ProgressFile
+from .refusals import tell_os_error
+from .runfolder import RunFolder, is_run_folder
+from .runner import validation_scores
+from .spec import IN_MEMORY, DataSection, EngineSection, Job, JobSection
+
+if TYPE_CHECKING:
+    from scalelatent.data import Dataset
+    from scalelatent.engine.companions import FitCall
+
+__all__ = ["check_resumable", "python_only", "recorded"]
+
+PYTHON, NOT_JSON, SEARCH = "Python", "Python, not JSON", "Python, a search"
+_ROWS = {"train": "train", "validation": "validation", "rows": "train", "validation rows": "validation"}
+
+
+@contextmanager
+def recorded(call: FitCall) -> Iterator[Callback]:
+    """Record a fit in its run folder: a callback for it, and how it ends.
+
+    Parameters
+    ----------
+    call : FitCall
+        With a ``run_dir``.
+    """
+    record = _Record(call)
+    with record.exit:
+        try:
+            yield record
+            record.done()
+        except BaseException as error:
+            told = record.broken_off(error)
+            if told is error:
+                raise
+            raise told from error
+
+
+class _Record(Callbacks):
+    """Makes the run folder when the fit begins, and hands on to those who write it."""
+
+    keeps_run_folder = True
+
+    def __init__(self, call: FitCall) -> None:
+        super().__init__()
+        self.exit = ExitStack()
+        self._call = call
+        self._folder: RunFolder | None = None
+        self._began = time.monotonic()
+
+    def on_fit_start(self, info: dict[str, Any]) -> None:
+        """Make the folder, or open it; a search begins twice, with its refit."""
+        if self._folder is None:
+            self._folder = self._open(info)
+        super().on_fit_start(info)
+
+    def _open(self, info: Mapping[str, Any]) -> RunFolder:
+        url = locate(self._call.run_dir).url
+        there = RunFolder.open(url) if is_run_folder(url) else None
+        job = job_of(self._call, url, info.get("seed"), None if there is None else there.read_job())
+        if there is not None:  # who drives it is asked before anything is written
+            self.exit.enter_context(there.lock())
+        folder = RunFolder.adopt(url, job)
+        if there is None:
+            self.exit.enter_context(folder.lock())
+        here = f"{socket.gethostname()}:{os.getpid()}"
+        folder.begin("running")
+        folder.update_state(driver=here, began=time_text())
+        folder.event("state", state="running", resume=self._call.resume, driver=here, pid=os.getpid())
+        request = StopRequest()
+        self.exit.enter_context(stop_on_cancel(request, folder))
+        self._log = RunLog(folder)
+        self.callbacks = [self._log, ProgressFile(folder), request]
+        return folder
+
+    def done(self) -> None:
+        """Save the model; the run is done."""
+        folder = self._folder
+        if folder is None:
+            return
+        model = getattr(self._call.model, "best_estimator_", self._call.model)
+        if hasattr(model, "save"):  # a search that does not refit has no model
+            self.on_stage({"stage": "saving"})
+            model.save(folder.model_url, overwrite=True)
+            folder.event("model_saved", path=folder.model_url)
+        ended = {"seconds": round(time.monotonic() - self._began, 3)}
+        folder.update_state(state="done", error=None, **validation_scores(model), **ended)
+        folder.event("state", state="done", **ended)
+
+    def broken_off(self, error: BaseException) -> BaseException:
+        """Note how the fit ended without a model; returns what to raise.
+
+        What cannot be written must not hide the error.
+        """
+        folder = self._folder
+        if folder is None:
+            return error
+        if isinstance(error, OSError):
+            error = tell_os_error(error, folder.place, how_to_resume(folder))
+        more: dict[str, Any] = {}
+        if isinstance(error, KeyboardInterrupt):
+            state, text = "cancelled", f"stopped; {how_to_resume(folder)}"
+        elif isinstance(error, ScalelatentError):
+            state, text = "failed", str(error)
+        else:
+            state, text = "failed", f"{type(error).__name__}: {error}"
+            more = {"traceback": "".join(traceback.format_exception(error))}
+        with suppress(OSError, RunError):
+            self._log.settle()
+            folder.event("state", state=state, error=text, **more)
+            folder.update_state(state=state, error=text)
+        return error
+
+
+def job_of(call: FitCall, url: str, seed: int | None, earlier: Job | None) -> Job:
+    """The job that says what a call of ``fit`` said; of a folder that is gone on with, what differs now."""
+    model = getattr(call.model, "estimator", call.model)
+    kind, given = model._kind, model.get_params(deep=False)
+    drawn = not isinstance(given.get("random_state"), int)
+    params = {key: plain(value) for key, value in given.items()}
+    origins = dict.fromkeys((f"model.{key}" for key in params), PYTHON)
+    origins |= {f"model.{key}": NOT_JSON for key, value in given.items() if not _is_json(value)}
+    if drawn:
+        params["random_state"], origins["model.random_state"] = None, "default"
+    origins["model.kind"] = PYTHON if model is call.model else SEARCH
+    data = _data_section(call.rows)
+    engine = dict(call.engine)
+    scratch = engine.pop("scratch", None)
+    if earlier is None:
+        head = JobSection(out=url, seed=seed if drawn else None, scratch=scratch and os.fspath(scratch))
+        return Job(head, DataSection(**data), kind, params, EngineSection(**engine), origins=origins)
+    if earlier.kind != kind:
+        raise JobError(
+            f"run folder {url} is a run of kind {earlier.kind!r}, not {kind!r}; choose another run_dir"
+        )
+    if earlier.job.seed is not None:
+        params["random_state"] = earlier.params.get("random_state")
+    changed = {key: value for key, value in params.items() if value != earlier.params.get(key)}
+    told = earlier.origins | {f"model.{key}": origins[f"model.{key}"] for key in changed}
+    return replace(earlier, params=params, data=earlier.data.model_copy(update=data), origins=told)
+
+
+def _is_json(value: Any) -> bool:
+    """Whether a parameter is the same to a fit after a way through JSON."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_json(item) for key, item in value.items())
+    return named_values({"": value}) == named_values({"": plain(value)})
+
+
+def _data_section(rows: Mapping[str, Dataset]) -> dict[str, str]:
+    """The ``[data]`` keys that open the same rows, where another process can."""
+    found: dict[str, str] = {}
+    for name, dataset in rows.items():
+        key = _ROWS.get(name)
+        if key is None:
+            continue
+        spec = dataset.spec() if dataset.is_stored else None
+        target = None if spec is None else spec.get("target")
+        paired = target is None or (target["start"], target["stop"]) == (spec["start"], spec["stop"])  # type: ignore[index]
+        if spec is None or not paired:
+            found[key] = IN_MEMORY
+            continue
+        found |= {key: spec["url"], f"{key}_rows": f"{spec['start']}:{spec['stop']}"}
+        if target is not None:
+            found["target" if key == "train" else f"{key}_target"] = target["url"]
+    return found
+
+
+def python_only(job: Job) -> str:
+    """Why the command line cannot go on with a run; empty where it can."""
+    if job.in_memory:
+        return f"its rows ({', '.join(job.in_memory)}) lived in the memory of a Python process"
+    if job.origins.get("model.kind") == SEARCH:
+        return "it is a search that Python code called"
+    if job.kind in NO_JOBS:
+        return f"models of kind {job.kind!r} are fitted by Python code alone"
+    strange = [key.removeprefix("model.") for key, origin in job.origins.items() if origin == NOT_JSON]
+    return (
+        f"{', '.join(strange)}: the value given in Python is none that job.json can hold" if strange else ""
+    )
+
+
+def how_to_resume(folder: RunFolder) -> str:
+    """How to go on with a run, in words."""
+    in_python = f"in Python with the same fit(..., run_dir={folder.url!r}, resume=True)"
+    if python_only(folder.read_job()):
+        return f"go on {in_python}"
+    return f"go on with: scalelatent resume {folder.url}"
+
+
+def check_resumable(folder: RunFolder) -> None:
+    """Refuse to go on from the command line with a run of which only Python has all.
+
+    Raises
+    ------
+    JobError
+        Saying why, and how to go on in Python.
+    """
+    why = python_only(folder.read_job())
+    if why:
+        raise JobError(f"run {folder.url} cannot go on from the command line: {why}; {how_to_resume(folder)}")

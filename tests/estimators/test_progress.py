@@ -1,0 +1,161 @@
+"""What a fit in Python shows, says where it is interrupted, and keeps."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.exceptions import NotFittedError
+
+import scalelatent as sl
+
+X, Y = np.random.default_rng(0).normal(size=(80, 6)), np.arange(80) % 2
+V = (X > 0).astype("u1")
+MODELS = {
+    "capsule": (sl.CapsuleRegression(capsule_dim=2, max_iter=4, nu_schedule=None, random_state=0), (X, Y)),
+    "online": (sl.CapsuleRegression(capsule_dim=2, max_iter=4, algorithm="stepwise", random_state=0), (X, Y)),
+    "crbm": (sl.ConditionalRBM(n_hidden=2, n_epochs=4, batch_size=20, random_state=0), (V, V)),
+    "mbn": (sl.MultilayerBootstrapNetwork(n_clusterings=5, k1=10, random_state=0), (X,)),
+    "search": (
+        sl.Search(MODEL := sl.CapsuleRegression(max_iter=4, random_state=0), {"capsule_dim": [1, 2]}, cv=2),
+        (X, Y),
+    ),
+}
+LEARNERS = ("capsule", "online", "crbm")
+
+
+class StopAfter(sl.Callback):
+    """Ctrl-C at the end of a pass."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        if record["pass"] == self.number:
+            raise KeyboardInterrupt
+
+
+def fresh(name: str) -> Any:
+    from sklearn.base import clone
+
+    return clone(MODELS[name][0])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_verbose_shows_progress_and_without_it_nothing_is_shown(name, capsys):
+    fresh(name).fit(*MODELS[name][1])
+    assert capsys.readouterr() == ("", "")
+    fresh(name).fit(*MODELS[name][1], verbose=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "pass 1" in err or "layer" in err
+
+
+class Notebook:
+    """What IPython gives in the kernel of a notebook."""
+
+    def __init__(self) -> None:
+        self.cells: list[list[dict[str, str]]] = []
+        self.kernel = object()
+
+    def get_ipython(self) -> Notebook:
+        return self
+
+    def display(self, bundle: dict[str, str], *, raw: bool, display_id: bool) -> Any:
+        assert raw
+        assert display_id
+        self.cells.append([bundle])
+        return SimpleNamespace(update=lambda bundle, raw: self.cells[-1].append(bundle))
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> Notebook:
+    shell = Notebook()
+    for name in ("IPython", "IPython.display"):
+        monkeypatch.setitem(sys.modules, name, shell)
+    return shell
+
+
+@pytest.mark.parametrize("name", ["capsule", "search"])
+def test_a_notebook_shows_one_bar_a_fit(name, notebook, capsys):
+    fresh(name).fit(*MODELS[name][1])
+    assert len(notebook.cells) == 1  # the refit of a search is a part of it
+    last = notebook.cells[0][-1]
+    assert "pass 4" in last["text/plain"]
+    assert "80/80 rows" in last["text/plain"]
+    assert '<progress value="80" max="80"' in last["text/html"]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_notebook_shows_nothing_where_it_is_told_so(notebook):
+    fresh("capsule").fit(X, Y, verbose=False)
+    assert notebook.cells == []
+
+
+def test_ipython_on_a_terminal_is_no_notebook(notebook):
+    del notebook.kernel
+    fresh("capsule").fit(X, Y)
+    assert notebook.cells == []
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_ctrl_c_keeps_the_passes_that_were_done(name):
+    model = fresh(name)
+    with pytest.raises(KeyboardInterrupt, match=r"stopped after pass 2; .*no model was kept.*run_dir=FOLDER"):
+        model.fit(*MODELS[name][1], callbacks=StopAfter(2))
+    whole = fresh(name).fit(*MODELS[name][1])
+    assert model.n_iter_ == 2
+    told = ("pass", "objective", "train_error")
+    assert [[r[k] for k in told] for r in model.history_] == [
+        [r[k] for k in told] for r in whole.history_[: len(model.history_)]
+    ]
+    with pytest.raises(NotFittedError):
+        model.predict(MODELS[name][1][0])
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_ctrl_c_says_how_to_resume_and_that_gives_the_same_bits(name, tmp_path):
+    rows = MODELS[name][1]
+    with pytest.raises(KeyboardInterrupt, match=rf"run_dir='{tmp_path / 'run'}', resume=True"):
+        fresh(name).fit(*rows, run_dir=tmp_path / "run", callbacks=StopAfter(2))
+    model = fresh(name)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(*rows, run_dir=tmp_path / "run", resume=True, callbacks=StopAfter(3))
+    assert [record["pass"] for record in model.history_] == [1, 2, 3]  # with those that were done before
+    model.fit(*rows, run_dir=tmp_path / "run", resume=True)
+    whole = fresh(name).fit(*rows)
+    np.testing.assert_array_equal(model.W_, whole.W_)
+
+
+def test_ctrl_c_before_the_first_pass():
+    class Stop(sl.Callback):
+        def on_stage(self, info: dict[str, Any]) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt, match="before its first pass ended; nothing was kept"):
+        fresh("capsule").fit(X, Y, callbacks=Stop())
+
+
+@pytest.mark.parametrize("name", ["capsule", "crbm", "mbn"])
+def test_report_of_a_model(name, tmp_path):
+    model = fresh(name).fit(*MODELS[name][1])
+    page = model.report(tmp_path / "new", data=MODELS[name][1] if name != "mbn" else X)
+    assert page == str(tmp_path / "new" / "report" / "index.html")
+    assert "No rows were at hand" not in (tmp_path / "new" / "report" / "index.html").read_text()
+
+
+def test_a_report_shows_the_stored_rows_of_the_fit(tmp_path):
+    ds = sl.Dataset.from_arrays(X, Y).save(tmp_path / "rows.zarr")
+    model = fresh("capsule").fit(ds[:60], validation=ds[60:])
+    with open(model.report(tmp_path)) as page:
+        text = page.read()
+    assert "validation rows" in text
+    assert "No rows were at hand" not in text
+
+
+def test_a_report_needs_a_fit(tmp_path):
+    with pytest.raises(NotFittedError):
+        fresh("capsule").report(tmp_path)

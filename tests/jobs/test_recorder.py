@@ -1,0 +1,174 @@
+"""Run folders of fits in Python, as the command line sees them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import scalelatent as sl
+from scalelatent.cli import app
+from scalelatent.errors import RunError
+from scalelatent.jobs.runfolder import RunFolder
+
+X, Y = np.random.default_rng(0).normal(size=(80, 6)), np.arange(80) % 2
+
+
+def model(**more: Any) -> sl.CapsuleRegression:
+    return sl.CapsuleRegression(**{"capsule_dim": 2, "max_iter": 4, "nu_schedule": None} | more)
+
+
+class StopAfter(sl.Callback):
+    def __init__(self, number: int, how: BaseException | None = None) -> None:
+        self.number, self.how = number, how or KeyboardInterrupt()
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        if record["pass"] == self.number:
+            raise self.how
+
+
+@pytest.fixture
+def rows(tmp_path):
+    return sl.Dataset.from_arrays(X, Y).save(tmp_path / "rows.zarr")
+
+
+def run(*words: Any) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_a_fit_with_a_run_dir_is_a_run(tmp_path, rows):
+    fitted = model(random_state=3).fit(rows[:60], validation=rows[60:], run_dir=tmp_path / "run")
+    state = json.loads(run("status", tmp_path / "run", "--json").output)
+    assert (state["state"], state["pass"], state["kind"]) == ("done", 4, "capsule")
+    assert state["objective"] == fitted.history_[-1]["objective"]
+    assert state["best_validation_error"] == fitted.best_validation_error_
+    logs = run("logs", tmp_path / "run").output
+    assert "fit_started" in logs
+    assert "model_saved" in logs
+    assert len(RunFolder(tmp_path / "run").records("metrics.jsonl")) == 4
+    loaded = sl.load_model(tmp_path / "run")
+    np.testing.assert_array_equal(loaded.W_, fitted.W_)
+    assert run("report", tmp_path / "run").exit_code == 0
+    page = (tmp_path / "run" / "report" / "index.html").read_text()
+    assert "validation error" in page
+    assert "No rows were at hand" not in page
+
+
+@pytest.mark.parametrize("seed", [3, None])
+def test_resume_goes_on_from_the_command_line_with_the_same_bits(tmp_path, rows, seed):
+    rounds = {"nu_schedule": [(0.5, 2), (0.0, 2)]}
+    with pytest.raises(KeyboardInterrupt):
+        model(random_state=seed, **rounds).fit(
+            rows[:60], validation=rows[60:], run_dir=tmp_path / "run", callbacks=StopAfter(2)
+        )
+    state = RunFolder(tmp_path / "run").read_state()
+    assert (state["state"], state["pass"]) == ("cancelled", 2)
+    assert f"scalelatent resume {tmp_path / 'run'}" in state["error"]
+    done = run("resume", tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    resumed = sl.load_model(tmp_path / "run")
+    drawn = json.loads((tmp_path / "run" / "job.json").read_text())["job"]["seed"] if seed is None else seed
+    whole = model(random_state=drawn, **rounds).fit(rows[:60], validation=rows[60:])
+    np.testing.assert_array_equal(resumed.W_, whole.W_)
+
+
+def test_targets_and_weights_of_a_stored_dataset(tmp_path):
+    v = sl.Dataset.from_arrays((X > 0).astype("u1")).save(tmp_path / "v.zarr")
+    both = v.with_target(v)
+    rbm = sl.ConditionalRBM(n_hidden=2, n_epochs=3, batch_size=20, random_state=0)
+    with pytest.raises(KeyboardInterrupt):
+        rbm.fit(both, run_dir=tmp_path / "run", callbacks=StopAfter(1))
+    assert run("resume", tmp_path / "run").exit_code == 0
+    np.testing.assert_array_equal(sl.load_model(tmp_path / "run").W_, rbm.fit(both).W_)
+
+
+@pytest.mark.parametrize("what", ["rows", "weights", "search", "parameter"])
+def test_what_only_python_has_is_resumed_in_python(tmp_path, rows, what):
+    how: dict[str, Any] = {"run_dir": tmp_path / "run", "callbacks": StopAfter(1)}
+    if what == "weights":
+        how["sample_weight"] = np.arange(1, 81)
+    one: Any = model(random_state=0)
+    if what == "search":
+        one = sl.Search(one, {"capsule_dim": [1, 2]}, cv=2)
+    if what == "parameter":
+        one.set_params(class_weight={0: 1.0, 1: 2.0})
+    with pytest.raises(KeyboardInterrupt):
+        one.fit(*((X, Y) if what == "rows" else (rows,)), **how)
+    before = RunFolder(tmp_path / "run").read_state()
+    refused = run("resume", tmp_path / "run")
+    assert refused.exit_code == 2
+    message = refused.output.strip()
+    assert message.startswith(f"error: run {tmp_path / 'run'} cannot go on from the command line: ")
+    assert message.endswith(
+        f"go on in Python with the same fit(..., run_dir='{tmp_path / 'run'}', resume=True)"
+    )
+    assert "\n" not in message
+    assert RunFolder(tmp_path / "run").read_state() == before
+    one.fit(*((X, Y) if what == "rows" else (rows,)), **how | {"callbacks": (), "resume": True})
+    assert RunFolder(tmp_path / "run").read_state()["state"] == "done"
+
+
+def test_the_report_of_rows_in_memory_says_so(tmp_path):
+    model().fit(X, Y, run_dir=tmp_path / "run")
+    told = run("report", tmp_path / "run")
+    assert told.exit_code == 0
+    assert "lived in memory" in told.output
+    assert f".report('{tmp_path / 'run'}', data=(X, y))" in told.output
+    sl.load_model(tmp_path / "run").report(tmp_path / "run", data=(X, Y))
+    assert "given error" in (tmp_path / "run" / "report" / "index.html").read_text()
+
+
+def test_a_failed_fit_is_told(tmp_path, rows):
+    with pytest.raises(OSError, match="no more"):
+        model().fit(rows, run_dir=tmp_path / "run", callbacks=StopAfter(2, OSError("no more")))
+    state = RunFolder(tmp_path / "run").read_state()
+    assert (state["state"], state["error"]) == ("failed", "OSError: no more")
+
+
+def test_a_fit_that_is_refused_leaves_no_run(tmp_path, rows):
+    with pytest.raises(ValueError, match="capsule_dim"):
+        model(capsule_dim=7).fit(rows, run_dir=tmp_path / "run")
+    assert not (tmp_path / "run" / "job.json").exists()
+
+
+def test_a_folder_of_an_earlier_version_is_gone_on_with(tmp_path, rows):
+    with pytest.raises(KeyboardInterrupt):
+        model(random_state=0).fit(rows, run_dir=tmp_path / "run", callbacks=StopAfter(2))
+    for path in (tmp_path / "run").iterdir():
+        if path.name != "engine":
+            path.unlink()
+    fitted = model(random_state=0).fit(rows, run_dir=tmp_path / "run", resume=True)
+    assert fitted.n_iter_ == 4
+    assert RunFolder(tmp_path / "run").read_state()["state"] == "done"
+
+
+def test_a_run_that_is_driven_elsewhere_is_left_alone(tmp_path, rows):
+    with pytest.raises(KeyboardInterrupt):
+        model(random_state=0).fit(rows, run_dir=tmp_path / "run", callbacks=StopAfter(2))
+    folder = RunFolder(tmp_path / "run")
+    with folder.lock(), pytest.raises(RunError, match="is driven by process"):
+        model(random_state=0).fit(rows, run_dir=tmp_path / "run", resume=True)
+    assert folder.read_state()["state"] == "cancelled"
+
+
+def test_cancel_stops_a_fit_in_python(tmp_path, rows):
+    from scalelatent.jobs.interrupt import ask_cancel
+
+    class Cancel(sl.Callback):
+        def on_pass_end(self, record: dict[str, Any]) -> None:
+            if record["pass"] == 1:
+                ask_cancel(RunFolder(tmp_path / "run"))
+
+    with pytest.raises(KeyboardInterrupt, match="scalelatent cancel"):
+        model(max_iter=100_000).fit(rows, run_dir=tmp_path / "run", callbacks=Cancel())
+    assert RunFolder(tmp_path / "run").read_state()["state"] == "cancelled"
+
+
+def test_a_finished_search_holds_its_best_model(tmp_path, rows):
+    search = sl.Search(model(random_state=0), {"capsule_dim": [1, 2]}, cv=2)
+    search.fit(rows, run_dir=tmp_path / "run")
+    np.testing.assert_array_equal(sl.load_model(tmp_path / "run").W_, search.best_estimator_.W_)
+    assert not (tmp_path / "run" / "refit" / "job.json").exists()

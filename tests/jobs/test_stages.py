@@ -1,0 +1,80 @@
+"""What follows on a fit is told as stages of the run, with their progress."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import scalelatent as sl
+from scalelatent.cli import app
+from scalelatent.jobs.resolve import load_job
+from scalelatent.jobs.runfolder import RunFolder
+from scalelatent.jobs.runner import run_new_job
+
+JOBS = {
+    "capsule": "capsule_dim = 2\nmax_iter = 3",
+    "crbm": "n_hidden = 2\nn_epochs = 2\nbatch_size = 20",
+    "mbn": "n_clusterings = 5\nk1 = 20\nn_classes = 4",
+}
+
+
+class Watch(sl.Callback):
+    """What is told, and what the run folder says then."""
+
+    def __init__(self, run: Any) -> None:
+        self.run, self.stages, self.progress = run, [], {}
+        self.states: dict[str, Any] = {}
+        self.files: dict[str, Any] = {}
+        self.status = ""
+
+    def on_stage(self, info: dict[str, Any]) -> None:
+        self.stages.append(info["stage"])
+
+    def on_progress(self, info: dict[str, Any]) -> None:
+        stage = info["stage"]
+        self.progress.setdefault(stage, []).append((info["rows_done"], info["rows_total"]))
+        self.states[stage] = RunFolder(self.run).read_state()
+        self.files[stage] = RunFolder(self.run).read_progress()
+        if stage == "report" and not self.status:
+            self.status = CliRunner().invoke(app, ["status", str(self.run)]).output
+
+
+@pytest.mark.parametrize("kind", JOBS)
+def test_scoring_and_report_are_stages(kind: str, workplace: SimpleNamespace) -> None:
+    text = workplace.job.read_text().replace("[model]", f"[model]\n{JOBS[kind]}")
+    text = text.replace('kind = "capsule"', f'kind = "{kind}"')
+    text = text.replace('capsule_dim = 2\n        max_iter = 5\n        tol = "none"', "")
+    if kind == "crbm":
+        x = (np.random.default_rng(0).normal(size=(400, 16)) > 0).astype("u1")
+        sl.Dataset.from_arrays(x, x).save(workplace.data, overwrite=True)
+    if kind == "mbn":
+        text = text.replace('validation = "small.zarr"', "").replace('validation_rows = "300:350"', "")
+    workplace.job.write_text(text)
+    watch = Watch(workplace.run)
+    run_new_job(load_job(workplace.job), callbacks=[watch])
+    assert watch.stages[-3:] == ["saving", "scoring", "report"]
+    for stage in ("scoring", "report"):
+        done, total = watch.progress[stage][-1]
+        assert done == total > 0
+        assert watch.states[stage]["stage"] == stage
+        assert watch.states[stage]["state"] == "running"
+        assert watch.files[stage]["stage"] == stage
+    assert "report" in watch.status
+    assert "rows of the stage" in watch.status
+    assert "0 of 50" in watch.status  # not those of the last pass
+
+
+def test_scoring_can_be_cancelled_and_done_again(workplace: SimpleNamespace) -> None:
+    class Stop(sl.Callback):
+        def on_stage(self, info: dict[str, Any]) -> None:
+            if info["stage"] == "report":
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_new_job(load_job(workplace.job), callbacks=[Stop()])
+    assert CliRunner().invoke(app, ["resume", str(workplace.run)]).exit_code == 0
+    assert RunFolder(workplace.run).has_report
