@@ -3,10 +3,13 @@
 Every message names the thing, the place, the limit and the next step, so the command line prints it as
 it is, without a traceback. Anything that is not a `ScalelatentError` is a bug.
 
-This module imports nothing, so that every layer may import it.
+This module imports nothing of the package, so that every layer may import it.
 """
 
 from __future__ import annotations
+
+import sys
+import warnings
 
 __all__ = [
     "DataError",
@@ -17,6 +20,7 @@ __all__ = [
     "ScalelatentError",
     "ShardError",
     "StoreError",
+    "warn_user",
 ]
 
 
@@ -105,3 +109,25 @@ class DivergenceError(RunError, FloatingPointError):
     >>> issubclass(DivergenceError, FloatingPointError), issubclass(DivergenceError, DataError)
     (True, False)
     """
+
+
+# scikit-learn wraps methods of estimators.
+_NOT_THE_USER = (f"{__package__}.", "sklearn.")
+
+
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line outside the package that led here, however deep in the package that was.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True) as told:
+    ...     warnings.simplefilter("always")
+    ...     warn_user("few rows")
+    >>> str(told[0].message)
+    'few rows'
+    """
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_NOT_THE_USER):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)

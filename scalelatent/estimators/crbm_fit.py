@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +12,7 @@ from scalelatent.data.corruption import check_corruption
 from scalelatent.engine.backend import DEVICES
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.streams import stream
-from scalelatent.errors import DataError
+from scalelatent.errors import DataError, warn_user
 from scalelatent.models.crbm.beliefs import DAMPED, INFERENCES
 from scalelatent.models.crbm.inference import MAX_WEIGHT, check_weights, magnitude
 from scalelatent.models.crbm.learners import LEARNERS
@@ -481,9 +480,7 @@ def warn_unconverged(model: Any, history: list[dict[str, Any]]) -> None:
         return
     missed = 1.0 - float(history[-1]["converged"])
     if missed > 0:
-        warnings.warn(
+        warn_user(
             f"tol={model.tol:g} was not met by {missed:.1%} of the rows within {history[-1]['n_sweeps']} "
-            f"sweeps in the last epoch: {REMEDY}; or lower learning_rate",
-            UserWarning,
-            stacklevel=2,
+            f"sweeps in the last epoch: {REMEDY}; or lower learning_rate"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.reading import as_rows, naming
 from scalelatent.engine.threads import resolve_jobs, single_threaded
+from scalelatent.errors import warn_user
 from scalelatent.models.base import Block
 from scalelatent.models.crbm.beliefs import INFERENCES, couple, infer
 from scalelatent.models.crbm.gibbs import Uniforms, gibbs_marginals
@@ -99,18 +99,14 @@ def infer_rows(
     columns = list(zip(*found, strict=True))
     visible, hidden, done, converged = (np.concatenate(column) for column in columns[:4])
     if tol is not None and name != "gibbs" and not converged.all():
-        warn_missed(tol, 1 - converged.mean(), sweeps, "the rows", 4)
+        warn_missed(tol, 1 - converged.mean(), sweeps)
     mean = sum(columns[5][1:], columns[5][0]) / max(len(rows), 1) if pairs else None
     return Beliefs(visible, hidden, done, converged, np.concatenate(columns[4]) if log_z else None, mean)
 
 
-def warn_missed(tol: float, share: float, sweeps: int, rows: str, stacklevel: int) -> None:
+def warn_missed(tol: float, share: float, sweeps: int, rows: str = "the rows") -> None:
     """Warn of a tolerance that a share of the rows did not meet."""
-    warnings.warn(
-        f"tol={tol:g} was not met by {share:.1%} of {rows} within {sweeps} sweeps: {REMEDY}",
-        UserWarning,
-        stacklevel=stacklevel,
-    )
+    warn_user(f"tol={tol:g} was not met by {share:.1%} of {rows} within {sweeps} sweeps: {REMEDY}")
 
 
 class _Task:

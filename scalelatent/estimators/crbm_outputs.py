@@ -41,12 +41,12 @@ class _Watched(CrbmOutput):
             self.told.append((int((~(change <= self.tol)).sum()), len(change)))
         return found
 
-    def warn(self, rows: str, stacklevel: int) -> None:
+    def warn(self, rows: str) -> None:
         """Warn where some rows did not meet the tolerance."""
         missed, seen = (sum(column) for column in zip(*self.told, strict=True)) if self.told else (0, 0)
         if missed:
             assert self.tol is not None
-            warn_missed(self.tol, missed / seen, self.n_sweeps, rows, stacklevel)
+            warn_missed(self.tol, missed / seen, self.n_sweeps, rows)
 
 
 def _places(n_rows: int) -> list[slice]:
@@ -384,7 +384,7 @@ class CrbmOutputs:
         block, row_map = Block(self._nothing(X), None, None, 0), self._watched_map(what, n_sweeps)
         with single_threaded():
             found = row_map.apply(row_map.prepare(make_backend(self.device)), block)
-        row_map.warn("the rows", 5)
+        row_map.warn("the rows")
         return found
 
     def _mapped(
@@ -401,7 +401,7 @@ class CrbmOutputs:
             for part in _places(len(ds)):
                 map_to_array(watched, ds[part], self.device, self.n_jobs)
         some = out is not None and len(ds) > MOST_LOOKED_AT
-        watched.warn(f"{MOST_LOOKED_AT} rows looked at" if some else "the rows", 6)
+        watched.warn(f"{MOST_LOOKED_AT} rows looked at" if some else "the rows")
         return found
 
     def _watched_map(self, what: str, n_sweeps: int | None) -> _Watched:

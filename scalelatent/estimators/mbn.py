@@ -24,7 +24,7 @@ from scalelatent.models.mbn.pca import Components
 
 from .base import _CHECKS, StreamedEstimator, check_finite, is_plain, validated
 from .learned import FIT_AGAIN, Learned
-from .mbn_fit import check_params, fit_steps
+from .mbn_fit import check_params, fit_steps, warn_few_clusterings
 from .mbn_output import NetworkOutput
 from .mbn_plan import check_room, plan
 from .mbn_saved import into_memory, load_network, network_to_saved, write_centroids
@@ -111,7 +111,7 @@ class MultilayerBootstrapNetwork(
     --------
     >>> from sklearn.datasets import load_digits
     >>> x = load_digits().data[:300].astype("uint8")
-    >>> m = MultilayerBootstrapNetwork(n_clusterings=20, n_components=10, n_classes=10, random_state=0)
+    >>> m = MultilayerBootstrapNetwork(n_clusterings=50, n_components=10, n_classes=10, random_state=0)
     >>> m.fit_transform(x).shape, m.ks_
     ((300, 10), [150, 75, 37, 18])
     """
@@ -212,11 +212,17 @@ class MultilayerBootstrapNetwork(
         RunError
             The run folder holds another fit; the cluster has no workers.
 
+        Warns
+        -----
+        UserWarning
+            Fewer than 50 clusterings.
+
         Examples
         --------
         See the class.
         """
         check_params(self)
+        warn_few_clusterings(self)
         train = self._rows_without_labels(X)
         if validation is not None:
             raise DataError(
@@ -367,7 +373,7 @@ class MultilayerBootstrapNetwork(
         Examples
         --------
         >>> x = np.random.default_rng(0).normal(size=(50, 4)).astype("float32")
-        >>> told = MultilayerBootstrapNetwork(n_clusterings=10).plan(x)
+        >>> told = MultilayerBootstrapNetwork(n_clusterings=50).plan(x)
         >>> [layer["k"] for layer in told["layers"].values()]
         [25, 12, 6, 3]
         """

@@ -12,6 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import DEVICES, make_backend
 from scalelatent.engine.streams import stream
+from scalelatent.errors import warn_user
 from scalelatent.models.mbn.layers import Layer, make_layers, schedule
 from scalelatent.models.mbn.model import LayerCoder
 from scalelatent.models.mbn.pca import CodeCounts, Components, PcaState, StreamedPca, kernel_components
@@ -29,6 +30,8 @@ KERNEL_ROWS = 1024
 FIRST_COMPONENTS, MOST_COMPONENTS = 32, 1024
 # The sums of a pass that looks for a share are no larger, but for the first components.
 SHARE_BYTES = 2**25
+# Below so many clusterings NMI falls, on images and text alike.
+FEW_CLUSTERINGS = 50
 
 
 def check_params(model: Any) -> None:
@@ -161,6 +164,21 @@ def pca_steps(
                 _warn_short(share, found)
             return found.first(reached or len(found.offset)), history
         count = min(2 * count, most)
+
+
+def warn_few_clusterings(model: Any) -> None:
+    """Warn where too few clusterings vote for rows of one cluster to share a code above the first layer.
+
+    Warns
+    -----
+    UserWarning
+        Below :data:`FEW_CLUSTERINGS`, from where on NMI stays (benchmarks/choosing.py, mbn_clustering.py).
+    """
+    if model.n_clusterings < FEW_CLUSTERINGS:
+        warn_user(
+            f"n_clusterings={model.n_clusterings}: with fewer than {FEW_CLUSTERINGS} hardly two rows share a "
+            "code above the first layer, and clusters are lost, those of text above all: take 100 or more"
+        )
 
 
 def _warn_unsettled(learner: StreamedPca, state: PcaState) -> None:

@@ -74,7 +74,7 @@ class NetworkOutput:
         --------
         >>> import numpy as np, scalelatent as sl
         >>> x = np.random.default_rng(0).normal(size=(60, 5))
-        >>> m = sl.MultilayerBootstrapNetwork(n_clusterings=10, n_components=2, random_state=0).fit(x)
+        >>> m = sl.MultilayerBootstrapNetwork(n_clusterings=50, n_components=2, random_state=0).fit(x)
         >>> m.transform(x[:7]).shape
         (7, 2)
         """
@@ -171,10 +171,10 @@ class NetworkOutput:
         --------
         >>> import numpy as np, scalelatent as sl
         >>> x = np.random.default_rng(0).normal(size=(60, 5))
-        >>> m = sl.MultilayerBootstrapNetwork(n_clusterings=10, random_state=0).fit(x)
+        >>> m = sl.MultilayerBootstrapNetwork(n_clusterings=50, random_state=0).fit(x)
         >>> c = m.codes()
         >>> c.shape, bool((c == m.codes(x)).all()), int(c.max()) < m.ks_[-1]
-        ((60, 10), True, True)
+        ((60, 50), True, True)
         """
         if X is not None:
             return self._map(X, ("codes", layer), out, client, overwrite, callbacks)

@@ -101,7 +101,7 @@ def collect_network(
     >>> from sklearn.datasets import load_iris
     >>> from scalelatent import MultilayerBootstrapNetwork
     >>> x, y = load_iris(return_X_y=True)
-    >>> model = MultilayerBootstrapNetwork(n_clusterings=20, n_classes=3, random_state=0).fit(x)
+    >>> model = MultilayerBootstrapNetwork(n_clusterings=50, n_classes=3, random_state=0).fit(x)
     >>> evidence = collect_network(model, Dataset.from_arrays(x, y))
     >>> len(evidence.layers) == len(model.ks_), evidence.output.shape
     (True, (150, 3))

@@ -6,6 +6,7 @@ import copy
 import errno
 import pickle
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -493,3 +494,13 @@ def test_a_disk_that_fills_up_loses_nothing(
     _like_oracle(model, oracle)
     assert len(shards) > 1
     assert not set(whole) & set(shards), "whole shards are written again"
+
+
+def test_few_clusterings_are_warned_of_where_the_user_is(digits: Any) -> None:
+    network = sl.MultilayerBootstrapNetwork(n_clusterings=49, k1=20, n_classes=10, random_state=0)
+    with pytest.warns(UserWarning, match="n_clusterings=49: with fewer than 50 hardly") as told:
+        network.fit_transform(digits[0][:100])
+    assert told[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        clone(network).set_params(n_clusterings=50).fit(digits[0][:100])

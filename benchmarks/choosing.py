@@ -1,0 +1,128 @@
+"""What users choose by: ways to fit capsules beside a small MLP, and how many clusterings text needs.
+
+    python benchmarks/choosing.py [--parts algorithms,clusterings]
+
+algorithms   MNIST, 50,000 images to learn from, 10,000 to validate on, one thread each: test error and
+             seconds of batch EM with the paper's schedule, of stepwise EM, and of scikit-learn's
+             MLPClassifier up to the validation error that each of the two reached
+clusterings  documents of the RCV1-v2 subset with one leaf topic, of topics with at least 100 of them: NMI of
+             k-means clusters of a bootstrap network's output against the number of its clusterings V, beside
+             latent semantic analysis with as many components
+
+Needs SCALELATENT_DATA.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+from common import mnist, parser, rcv1_subset, write_part
+from threadpoolctl import threadpool_limits
+
+import scalelatent as sl
+from scalelatent.evaluation import lsa, score_output
+
+CLUSTERINGS = (5, 10, 25, 50, 100, 200, 400)
+
+
+def algorithms(a: Any) -> dict[str, Any]:
+    """Error and seconds of each."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.neural_network import MLPClassifier
+
+    x, y = mnist()
+    test = mnist(part="test")
+    train, held = (x[:50_000], y[:50_000]), (x[50_000:], y[50_000:])
+    out: dict[str, Any] = {}
+
+    def tell(name: str, error: float, begin: float, **more: Any) -> None:
+        out[name] = {"test_error": round(error, 4), "seconds": round(time.perf_counter() - begin, 1), **more}
+        print(name, out[name], flush=True)
+
+    warm = sl.CapsuleRegression(max_iter=1, n_epochs=1, n_jobs=1, random_state=a.seed)
+    for algorithm in ("em", "stepwise"):  # kernels are compiled
+        warm.set_params(algorithm=algorithm).fit(x[:2000], y[:2000])
+    targets = {}
+    for algorithm in ("em", "stepwise"):
+        model = sl.CapsuleRegression(algorithm=algorithm, capsule_dim=a.dim, n_jobs=1, random_state=a.seed)
+        begin = time.perf_counter()
+        model.fit(*train, validation=held)
+        targets[algorithm] = float(model.best_validation_error_)
+        tell(
+            algorithm,
+            1 - model.score(*test),
+            begin,
+            validation_error=targets[algorithm],
+            passes=model.n_iter_,
+        )
+    scaled = [(part[0].astype(np.float32) / 255, part[1]) for part in (train, held, test)]
+    mlp = MLPClassifier((a.hidden,), random_state=a.seed)
+    begin, waiting = time.perf_counter(), sorted(targets, key=lambda name: -targets[name])
+    with threadpool_limits(1), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        for epoch in range(1, a.epochs + 1):
+            order = np.random.default_rng((a.seed, epoch)).permutation(len(train[0]))
+            mlp.partial_fit(scaled[0][0][order], scaled[0][1][order], classes=np.arange(10))
+            error = 1 - mlp.score(*scaled[1])
+            while waiting and error <= targets[waiting[0]]:
+                name = f"MLP, {a.hidden} units, to the error of {waiting.pop(0)}"
+                tell(name, 1 - mlp.score(*scaled[2]), begin, validation_error=error, passes=epoch)
+            if not waiting:
+                break
+    for name in waiting:
+        tell(
+            f"MLP, {a.hidden} units, not as far as {name}", 1 - mlp.score(*scaled[2]), begin, passes=a.epochs
+        )
+    return out
+
+
+def clusterings(a: Any) -> dict[str, Any]:
+    """NMI against V."""
+    counts, topics, names = rcv1_subset()
+    single = np.flatnonzero(np.diff(topics.indptr) == 1)
+    y = topics[single].indices
+    common = np.flatnonzero(np.bincount(y, minlength=len(names)) >= 100)
+    keep = np.isin(y, common)
+    rows = single[keep]
+    order = np.sort(np.random.default_rng(a.seed).permutation(len(rows))[: a.documents])
+    x, y = counts[rows[order]], y[keep][order]
+    n = len(np.unique(y))
+    out: dict[str, Any] = {"documents": len(y), "topics": n, "nmi": {}}
+
+    def tell(name: str, z: np.ndarray) -> None:
+        ds = sl.Dataset.from_arrays(z, y)
+        found = score_output(z, ds, ("nmi",), restarts=a.restarts, random_state=a.seed)
+        out["nmi"][name] = round(float(found["nmi"]), 4)
+        print(name, out["nmi"][name], flush=True)
+
+    tell("LSA", lsa(n, random_state=a.seed).fit_transform(x))
+    for v in CLUSTERINGS:
+        for seed in range(a.seed, a.seed + a.seeds):
+            model = sl.MultilayerBootstrapNetwork(
+                n_clusterings=v, metric="cosine", n_classes=n, random_state=seed, k1=a.k1
+            )
+            tell(f"V = {v}, seed {seed}", model.fit_transform(x))
+    return out
+
+
+def main() -> None:
+    """Run it."""
+    arguments = parser(__doc__, "choosing")
+    arguments.add_argument("--parts", default="algorithms,clusterings")
+    arguments.add_argument("--dim", type=int, default=8, help="of capsules")
+    arguments.add_argument("--hidden", type=int, default=64, help="units of the MLP")
+    arguments.add_argument("--epochs", type=int, default=60, help="most epochs of the MLP")
+    arguments.add_argument("--documents", type=int, default=4000)
+    arguments.add_argument("--k1", type=int, default=500)
+    arguments.add_argument("--restarts", type=int, default=10)
+    arguments.add_argument("--seeds", type=int, default=2)
+    a = arguments.parse_args()
+    for part in a.parts.split(","):
+        write_part(a.out, part, a.seed, {"algorithms": algorithms, "clusterings": clusterings}[part](a))
+
+
+if __name__ == "__main__":
+    main()
