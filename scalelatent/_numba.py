@@ -148,6 +148,31 @@ def kernel(function: Any, **options: Any) -> Any:
         config.CACHE_DIR = before
 
 
+class part:  # noqa: N801  a decorator
+    """A piece of other kernels: nothing is compiled, or kept on disk, for calls of it from Python.
+
+    Examples
+    --------
+    >>> @part
+    ... def plus_one(x):
+    ...     return x + 1
+    >>> kernel(lambda x: plus_one(x))(2)
+    3
+    """
+
+    def __init__(self, function: Any) -> None:
+        options = {"cache": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+        self._dispatcher: Any = numba.njit(**DEFAULTS | options)(function)
+        functools.update_wrapper(self, function)
+
+    @property
+    def _numba_type_(self) -> Any:
+        return self._dispatcher._numba_type_
+
+    def __call__(self, *args: Any) -> Any:
+        raise TypeError(f"{self._dispatcher.__name__} is a part of other kernels, which alone can call it")
+
+
 def entry(*arguments: Any) -> Callable[[Any], Any]:
     """A kernel called from Python: compiled once, at its first call, for the given argument types.
 

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 
-from scalelatent._numba import kernel
+from scalelatent._numba import kernel, part
 
 from .vectors import BYTES, LANES, at, call, fetch, load, shuffle, spread
 
@@ -168,7 +169,7 @@ def pack(w):  # type: ignore[no-untyped-def]
     return packed
 
 
-@kernel
+@part
 def latents(packed, x, out):  # type: ignore[no-untyped-def]
     """H = W X^T of a strip into ``out`` (padded dimensions, at least the rows rounded up to whole ROWS), all
     C-contiguous float32.
@@ -176,19 +177,23 @@ def latents(packed, x, out):  # type: ignore[no-untyped-def]
     n, p = x.shape
     row, step = BYTES * p, BYTES * out.shape[1]
     whole = n // ROWS * ROWS
+    # The last rows, filled up with zeros: nothing is read beyond the end. A slice would be assigned with a
+    # check of shapes whose message takes seconds to compile.
     tail = np.zeros((ROWS, p), dtype=np.float32)
-    # The last rows, filled up with zeros: nothing is read beyond the end.
-    tail[: n - whole] = x[whole:]
+    for i in range(whole, n):
+        for f in range(p):
+            tail[i - whole, f] = x[i, f]
     for first in range(0, out.shape[0], PANEL):
         vecs = min(PANEL, out.shape[0] - first) // LANES
         panel, target = packed.ctypes.data + BYTES * first * p, out.ctypes.data + first * step
         _panel_latents(x.ctypes.data, whole, row, panel, vecs, p, target, step, first == 0)
         if whole < n:
             end = target + BYTES * whole
-            _panel_latents(tail.ctypes.data, ROWS, row, panel, vecs, p, end, step, False)
+            # No literals: for those numba would compile the panel once more.
+            _panel_latents(tail.ctypes.data, np.int64(ROWS), row, panel, vecs, p, end, step, np.bool_(False))
 
 
-@kernel
+@part
 def _panel_latents(rows, n, row, panel, vecs, p, target, step, fetch):  # type: ignore[no-untyped-def]
     """One panel of W with n rows of X, n a multiple of ROWS; only the first panel has to wait for memory."""
     wide = BYTES * LANES * vecs
@@ -208,7 +213,17 @@ def _panel_latents(rows, n, row, panel, vecs, p, target, step, fetch):  # type: 
             _h1(rows + i * row, row, BYTES, panel, wide, p, place, step)
 
 
-@kernel
+@intrinsic
+def read_only(typingctx, a):  # type: ignore[no-untyped-def]
+    """The same array, as one that is only read: for one more type of array numba would compile one more kernel."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return impl_ret_borrowed(context, builder, signature.return_type, args[0])
+
+    return a.copy(readonly=True)(a), codegen
+
+
+@part
 def add_moment(g, n, x, out):  # type: ignore[no-untyped-def]
     """out += G X over the first n columns of g (D, at least n) and rows of x (n, p)."""
     dims, p = out.shape
@@ -233,7 +248,7 @@ def add_moment(g, n, x, out):  # type: ignore[no-untyped-def]
         _add_rest(g, n, x, whole, out)
 
 
-@kernel
+@part
 def _add_rest(g, n, x, first, out):  # type: ignore[no-untyped-def]
     """The columns of X from ``first`` on, fewer than a panel: copied, and filled up with zeros."""
     dims, width = out.shape[0], padded(x.shape[1] - first)

@@ -10,6 +10,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from scalelatent._numba import LANES as LANES
+from scalelatent._numba import part
 
 BYTES = 4
 _I32 = ir.IntType(32)
@@ -68,6 +69,25 @@ def store(builder: Any, value: Any, address: Any, offset: Any, mask: Any = None)
 
 def _size(kind: Any) -> int:
     return BYTES if kind.element == ir.FloatType() else 2 * BYTES
+
+
+@part
+def copy(of: Any, to: Any) -> None:
+    """Copy a vector into one of its length. Of a slice that is assigned numba checks the shape, with a message
+    that takes two seconds to compile.
+    """
+    for k in range(len(to)):
+        to[k] = of[k]
+
+
+@part
+def largest(values: Any) -> Any:
+    """The maximum of a vector, NaN where it has one; ``max`` of numba takes five times as long to compile."""
+    top = values[0]
+    for k in range(1, len(values)):
+        if values[k] > top or values[k] != values[k]:
+            top = values[k]
+    return top
 
 
 def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:

@@ -7,10 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalelatent._numba import kernel
 from scalelatent.models import tiles
 
 ROWS = [1, 2, 7, 8, 9, 15, 16, 127, 128]
 WIDTHS = [1, 7, 8, 9, 11, 16, 23, 24, 25, 31, 32, 47, 48, 49, 55, 196]
+
+
+@kernel
+def _latents_of(packed, x, out):
+    tiles.latents(packed, x, out)
+
+
+@kernel
+def _add_moment(g, n, x, out):
+    tiles.add_moment(g, n, x, out)
+
 
 
 def _draw(seed: int, *shape: int) -> np.ndarray:
@@ -21,14 +33,14 @@ def _latents(w: np.ndarray, x: np.ndarray) -> np.ndarray:
     packed = tiles.pack(w)
     columns = -(-len(x) // tiles.ROWS) * tiles.ROWS
     out = np.full((tiles.padded(len(w)), columns), np.nan, dtype="f4")
-    tiles.latents(packed, x, out)
+    _latents_of(packed, x, out)
     assert not np.nan_to_num(out[len(w) :, : len(x)]).any()  # padded dimensions are zeros (times NaN: NaN)
     return out[: len(w), : len(x)]
 
 
 def _moment(g: np.ndarray, n: int, x: np.ndarray, out: np.ndarray) -> np.ndarray:
     out = out.copy()
-    tiles.add_moment(g, n, x, out)
+    _add_moment(g, n, x, out)
     return out
 
 

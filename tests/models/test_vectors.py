@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
+from scalelatent._numba import kernel
 from scalelatent.engine.backend import make_backend
 from scalelatent.models import tiles
 from scalelatent.models.crbm.cpu.coupling import make_coupling
@@ -28,6 +29,17 @@ from scalelatent.models.vectors import LANES
 WIDTHS = (1, 8, 15, 16, 17, 31, 33, 47, 48, 49, 97, 196)
 
 
+@kernel
+def _latents_of(packed, x, out):
+    tiles.latents(packed, x, out)
+
+
+@kernel
+def _add_moment(g, n, x, out):
+    tiles.add_moment(g, n, x, out)
+
+
+
 def _draw(seed: int, *shape: int) -> np.ndarray:
     return np.random.Generator(np.random.Philox(seed)).normal(size=shape).astype("f4")
 
@@ -35,9 +47,9 @@ def _draw(seed: int, *shape: int) -> np.ndarray:
 def _tiles(dims: int, p: int, n: int) -> list[np.ndarray]:
     w, x, g = _draw(1, dims, p), _draw(2, n, p), _draw(3, dims, n)
     h = np.empty((tiles.padded(dims), tiles.STRIP), dtype="f4")
-    tiles.latents(tiles.pack(w), x, h)
+    _latents_of(tiles.pack(w), x, h)
     moment = w.copy()
-    tiles.add_moment(g, n, x, moment)
+    _add_moment(g, n, x, moment)
     return [h[:dims, :n], moment]
 
 

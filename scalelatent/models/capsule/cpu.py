@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numba import boolean, float64
 
-from scalelatent._numba import entry, filled, given, kernel
+from scalelatent._numba import entry, filled, given, part
 from scalelatent.models import tiles
+from scalelatent.models.vectors import copy
 
 from .estep import estep_by_products
 
@@ -135,7 +136,7 @@ def _residuals(h, y, weight, dims, labels, nu, coefficients, scale, thresholded,
     if not thresholded:
         _scale_all(h, y, dims, labels, factors)
         return np.empty(0, dtype=np.int32)
-    active = np.flatnonzero(moved).astype(np.uint32)
+    active = _active(moved)
     _scale_active(h, y, dims, labels, factors, active)
     return active.view(np.int32)
 
@@ -173,20 +174,36 @@ def _tiled_estep(w, x, y, weight, dims, labels, nu, coefficients, scale, train, 
             continue
         if dense:
             _scale_all(h, codes, dims, labels, factors)
-            tiles.add_moment(h, count, strip, delta)
+            tiles.add_moment(h[:, 0:], count, strip, delta)
             continue
-        active = np.flatnonzero(moved[:count]).astype(np.uint32)
+        active = _active(moved[:count])
         _scale_active(h, codes, dims, labels, factors, active)
-        for j in range(len(active)):
-            rows[taken + j] = strip[active[j]]
+        _put_aside(strip, active, rows[taken:])
         for k in range(len(w)):
-            g[k, taken : taken + len(active)] = h[k, : len(active)]
+            copy(h[k], g[k, taken : taken + len(active)])
         taken += len(active)
     for i in range(0, taken, width):
-        tiles.add_moment(g[:, i:], min(width, taken - i), rows[i:], delta)
+        tiles.add_moment(g[:, i:], min(width, taken - i), tiles.read_only(rows[i:]), delta)
 
 
-@kernel
+@part
+def _active(moved):  # type: ignore[no-untyped-def]
+    """Numbers of the rows that count."""
+    out, count = np.empty(len(moved), dtype=np.uint32), 0
+    for j in range(len(moved)):
+        if moved[j]:
+            out[count] = j
+            count += 1
+    return out[:count]
+
+
+@part
+def _put_aside(strip, active, rows):  # type: ignore[no-untyped-def]
+    for j in range(len(active)):
+        copy(strip[active[j]], rows[j])
+
+
+@part
 def _factors(h, y, weight, dims, labels, nu, coefficients, scale, factors, moved, sums):  # type: ignore[no-untyped-def]
     """weight (r - 1) of the right capsule (row 2r) and of the others (row 2r + 1) of every member r.
 
@@ -198,15 +215,16 @@ def _factors(h, y, weight, dims, labels, nu, coefficients, scale, factors, moved
     work = np.empty(_FIELDS * STRIP)
     for first in range(0, n, STRIP):
         stop = min(first + STRIP, n)
-        row = 0
+        row = np.int64(0)  # not the literal, for which another kernel would be compiled
         for r in range(n_members):
             _targets(labels[r], y[first:stop], target)
+            before = row
             for i in range(k):
                 _squares(h, row, dims[r, i], first, stop - first, q[i * STRIP :])
                 row += dims[r, i]
             _sum_lengths(q, target, dims[r], stop - first, work)
             _look_up(coefficients, scale, stop - first, work)
-            _posterior(dims[r].sum(), stop - first, work)
+            _posterior(row - before, stop - first, work)
             _ranks(q, target, dims[r], stop - first, work)
             _log_right(stop - first, work)
             _collect(weight[first:stop], nu[r], work, moved[first:stop], sums[r])
@@ -215,13 +233,13 @@ def _factors(h, y, weight, dims, labels, nu, coefficients, scale, factors, moved
             )
 
 
-@kernel
+@part
 def _targets(label, y, target):  # type: ignore[no-untyped-def]
     for j in range(len(y)):
         target[j] = label[y[j]]
 
 
-@kernel
+@part
 def _squares(h, row, size, first, width, q):  # type: ignore[no-untyped-def]
     # One-dimensional slices: with two indices numba's wrap-around checks keep LLVM from vectorising.
     strip = h[row, first : first + width]
@@ -233,7 +251,7 @@ def _squares(h, row, size, first, width, q):  # type: ignore[no-untyped-def]
             q[j] += strip[j] * strip[j]
 
 
-@kernel
+@part
 def _sum_lengths(q, target, dims, width, work):  # type: ignore[no-untyped-def]
     """q, and q and dimension of the right capsule."""
     for j in range(width):
@@ -250,7 +268,7 @@ def _sum_lengths(q, target, dims, width, work):  # type: ignore[no-untyped-def]
             work[_SIZE + j] += own * size
 
 
-@kernel
+@part
 def _look_up(coefficients, scale, width, work):  # type: ignore[no-untyped-def]
     cells = len(coefficients)
     for j in range(width):
@@ -267,7 +285,7 @@ def _look_up(coefficients, scale, width, work):  # type: ignore[no-untyped-def]
         work[_LAM1 + j] = ((c[7] * u + c[6]) * u + c[5]) * u + c[4]
 
 
-@kernel
+@part
 def _posterior(total_dim, width, work):  # type: ignore[no-untyped-def]
     """r - 1 of the right capsule and of the others, and P_i = slope q_i + floor d_i."""
     inv_d, inv_d2 = 1.0 / total_dim, 1.0 / (total_dim + 2.0)
@@ -284,7 +302,7 @@ def _posterior(total_dim, width, work):  # type: ignore[no-untyped-def]
         work[_OWN + j] = common + 2.0 * rest * inv_p
 
 
-@kernel
+@part
 def _ranks(q, target, dims, width, work):  # type: ignore[no-untyped-def]
     """P of the right capsule, and the largest before and behind it: all by one expression, so that ties are
     ties.
@@ -302,7 +320,7 @@ def _ranks(q, target, dims, width, work):  # type: ignore[no-untyped-def]
             work[_BEHIND + j] = max(work[_BEHIND + j], p if i > target[j] else -1.0)
 
 
-@kernel
+@part
 def _log_right(width, work):  # type: ignore[no-untyped-def]
     """Natural logarithm of P: split by bits, then an odd series of (m-1)/(m+1); vectorises, error under
     1e-15.
@@ -332,7 +350,7 @@ def _log_right(width, work):  # type: ignore[no-untyped-def]
         work[_LOG + j] = e * _LN2 + 2.0 * z * (1.0 + s * series) + (p - p)
 
 
-@kernel
+@part
 def _collect(weight, nu, work, moved, sums):  # type: ignore[no-untyped-def]
     loglik, errors, active = 0.0, 0.0, 0
     for j in range(len(weight)):
@@ -348,7 +366,7 @@ def _collect(weight, nu, work, moved, sums):  # type: ignore[no-untyped-def]
     sums[2] += active
 
 
-@kernel
+@part
 def _weigh(weight, nu, work, own, other):  # type: ignore[no-untyped-def]
     for j in range(len(weight)):
         wrong = max(work[_BEFORE + j], work[_BEHIND + j])
@@ -357,7 +375,7 @@ def _weigh(weight, nu, work, own, other):  # type: ignore[no-untyped-def]
         other[j] = work[_OTHER + j] * factor
 
 
-@kernel
+@part
 def _scale_all(h, y, dims, labels, factors):  # type: ignore[no-untyped-def]
     """h times its factors over the first ``len(y)`` columns."""
     n = len(y)
@@ -379,7 +397,7 @@ def _scale_all(h, y, dims, labels, factors):  # type: ignore[no-untyped-def]
                     row += 1
 
 
-@kernel
+@part
 def _scale_active(h, y, dims, labels, factors, active):  # type: ignore[no-untyped-def]
     """The same for the active rows, moved to the front: column j only ever reads columns at or behind it.
 

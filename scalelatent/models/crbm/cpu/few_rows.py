@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from scalelatent._numba import entry, filled, given, kernel
+from scalelatent._numba import entry, filled, given, part
 from scalelatent.models.tiles import accumulate
 from scalelatent.models.vectors import BYTES, LANES, at, call, fetch, load, shuffle, spread, store
 
@@ -198,7 +198,7 @@ def _make_outer(units: int, vecs: int, end: str) -> Any:
 def _make_outers(end: str) -> Any:
     several, one, single = (_make_outer(*shape, end) for shape in ((_TALL, _VECS), (_TALL, 1), (1, 1)))
 
-    @kernel
+    @part
     def outers(left, x, less, rate, base, out):  # type: ignore[no-untyped-def]
         """Of left the columns that ``out`` has rows."""
         n, units, features = len(left), len(out), x.shape[1]

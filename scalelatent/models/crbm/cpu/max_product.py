@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from scalelatent._numba import entry, filled, given, kernel
+from scalelatent._numba import entry, filled, given, part
 from scalelatent.models.crbm.inference import Inference
-from scalelatent.models.vectors import aligned
+from scalelatent.models.vectors import aligned, copy, largest
 
 from .coupling import ROWS, Coupling
 from .lanes import F32, I64, WIDE, Lanes, inline
@@ -140,7 +140,7 @@ def _damped(typingctx, w, m, row_step, lv, lh, n, totals, weight):  # type: igno
     return types.void(*[types.int64] * 7, types.float32), codegen
 
 
-@kernel
+@part
 def _to_and_fro(w, m, v_units, h_units, small, damping):  # type: ignore[no-untyped-def]
     row, unit = 4 * w.shape[1], 4 * v_units.shape[1]
     w_at, m_at, v_at, h_at = w.ctypes.data, m.ctypes.data, v_units.ctypes.data, h_units.ctypes.data
@@ -178,12 +178,13 @@ def _infer_all(w, damping, bv, bh, n_sweeps, tol, lv, lh, sweeps, change, m, v_u
         for sweep in range(n_sweeps):
             small[MOVED] = np.float32(0.0)
             _to_and_fro(w, m, v_units, h_units, small, damping)
-            sweeps[n], change[n] = sweep + 1, small[MOVED].max()
+            sweeps[n], change[n] = sweep + 1, largest(small[MOVED])
             if damping is not None:
                 change[n] /= damping
             if change[n] <= tol:
                 break
-        lv[n], lh[n] = v_units[LOG_ODDS, : bv.shape[1]], h_units[LOG_ODDS, : bh.shape[1]]
+        copy(v_units[LOG_ODDS], lv[n])
+        copy(h_units[LOG_ODDS], lh[n])
 
 
 _INFER = {

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from scalelatent._numba import entry, filled, given, kernel
+from scalelatent._numba import entry, filled, given, part
 from scalelatent.models.crbm.inference import Inference
 from scalelatent.models.tiles import STRIP, latents, padded
-from scalelatent.models.vectors import aligned
+from scalelatent.models.vectors import aligned, copy, largest
 
 from .coupling import Coupling
 from .lanes import WIDE, whole
@@ -29,7 +29,7 @@ from .units import (
 )
 
 
-@kernel
+@part
 def _side(total, units, small, limit_moved):  # type: ignore[no-untyped-def]
     """Units of one side of a graph from the products; the most that one of all its beliefs has moved."""
     n, step, at, scratch = len(total), 4 * units.shape[1], units.ctypes.data, small.ctypes.data
@@ -39,7 +39,7 @@ def _side(total, units, small, limit_moved):  # type: ignore[no-untyped-def]
     for k in range(0, step, WIDE):
         sums = at + UNIT_FIELDS * step + k
         update_by_sum(at + k, step, sums, scratch + WIDE * MOVED, scratch + WIDE * LIMIT)
-    return small[MOVED].max()
+    return largest(small[MOVED])
 
 
 @entry(*[given("f4", 1)] * 2, *INPUTS, *RESULTS, *[filled("f4", 3)] * 2, *[filled("f4", 2)] * 5)
@@ -53,24 +53,26 @@ def _infer(
         start(v_units[n], bv[n], small)
         start(h_units[n], bh[n], small)
         v_units[n, UNIT_FIELDS], h_units[n, UNIT_FIELDS] = np.float32(0.0), np.float32(0.0)
-        th[n] = h_units[n, ON, :h]
+        copy(h_units[n, ON], th[n])
         change[n] = np.inf
     for sweep in range(n_sweeps):
-        if change.max() <= tol:
+        if largest(change) <= tol:
             break
         latents(to_v, th[:rows], v_out)
         for n in range(rows):
             moved[n] = np.float32(-1.0)
             if change[n] > tol:
                 moved[n] = _side(v_out[:v, n], v_units[n], small, np.float32(0.0))
-                tv[n] = v_units[n, ON, :v]
+                copy(v_units[n, ON], tv[n])
         latents(to_h, tv[:rows], h_out)
         for n in range(rows):
             if moved[n] >= 0:
                 change[n] = _side(h_out[:h, n], h_units[n], small, moved[n])
-                th[n], sweeps[n] = h_units[n, ON, :h], sweep + 1
+                copy(h_units[n, ON], th[n])
+                sweeps[n] = sweep + 1
     for n in range(rows):
-        lv[n], lh[n] = v_units[n, LOG_ODDS, :v], h_units[n, LOG_ODDS, :h]
+        copy(v_units[n, LOG_ODDS], lv[n])
+        copy(h_units[n, LOG_ODDS], lh[n])
 
 
 def mean_field(

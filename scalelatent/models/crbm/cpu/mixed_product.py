@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from scalelatent._numba import entry, filled, given, kernel
+from scalelatent._numba import entry, filled, given, part
 from scalelatent.models.crbm.inference import Inference
-from scalelatent.models.vectors import aligned
+from scalelatent.models.vectors import aligned, copy, largest
 
 from .coupling import ROWS, Coupling
 from .lanes import BIAS, I64, WIDE, Lanes, inline
@@ -78,7 +78,7 @@ def _gather(typingctx, a, row_step, x0, x1, x2, x3, swap, n, chunk, q, e):  # ty
     return types.void(*[types.int64] * 11), codegen
 
 
-@kernel
+@part
 def _to_and_fro(a, w, row_products, v_units, h_units, small, factors):  # type: ignore[no-untyped-def]
     row, unit = 4 * a.shape[1], 4 * v_units.shape[1]
     a_at, v_at, h_at, q = a.ctypes.data, v_units.ctypes.data, h_units.ctypes.data, small.ctypes.data
@@ -134,10 +134,11 @@ def _infer(
         for sweep in range(n_sweeps):
             small[MOVED] = np.float32(0.0)
             _to_and_fro(a, w, row_products, v_units, h_units, small, factors)
-            sweeps[n], change[n] = sweep + 1, small[MOVED].max()
+            sweeps[n], change[n] = sweep + 1, largest(small[MOVED])
             if change[n] <= tol:
                 break
-        lv[n], lh[n] = v_units[LOG_ODDS, : bv.shape[1]], h_units[LOG_ODDS, : bh.shape[1]]
+        copy(v_units[LOG_ODDS], lv[n])
+        copy(h_units[LOG_ODDS], lh[n])
 
 
 def mixed_product(

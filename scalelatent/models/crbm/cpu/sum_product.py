@@ -30,9 +30,9 @@ from dataclasses import replace
 import numpy as np
 from numba import types
 
-from scalelatent._numba import entry, filled, given, kernel
+from scalelatent._numba import entry, filled, given, part
 from scalelatent.models.crbm.inference import Inference
-from scalelatent.models.vectors import aligned
+from scalelatent.models.vectors import aligned, copy, largest
 
 from .coupling import ROWS, Coupling
 from .edges import (
@@ -73,7 +73,7 @@ _FIELDS = UNIT_FIELDS + 4
 _GROUP, _GROUP_BYTES = 64, 2**17
 
 
-@kernel
+@part
 def _block(a, m, row, v_at, unit, h_at, small, factors, damping, c, next_a, next_m):  # type: ignore[no-untyped-def]
     """Eight visible units of one graph: messages to them, their beliefs, messages back. Addresses; the next
     block's A and messages are fetched. ``damping`` is None, or the weight of the messages back.
@@ -109,7 +109,7 @@ def _block(a, m, row, v_at, unit, h_at, small, factors, damping, c, next_a, next
             scatter_two(a + at, m + at, row, th, t, u, row, p, ep, next_a + at, next_m + at)
 
 
-@kernel
+@part
 def _to_and_fro(a, m, up, v_units, h_units, small, factors, damping, active, c):  # type: ignore[no-untyped-def]
     """One sweep of the active graphs of a group, ``up`` W or down; with matrices ``c`` it may be the last
     one. They share A: while a block of it is at hand all of them use it. Returns how often the columns'
@@ -155,7 +155,7 @@ def _to_and_fro(a, m, up, v_units, h_units, small, factors, damping, active, c):
     return splits
 
 
-@kernel
+@part
 def _log_z(units, n):  # type: ignore[no-untyped-def]
     """Sum of log(1 + e^l) over the first n units, from l and the two beliefs."""
     total, product = 0.0, 1.0
@@ -167,7 +167,7 @@ def _log_z(units, n):  # type: ignore[no-untyped-def]
     return total - math.log(product)
 
 
-@kernel
+@part
 def _infer(  # type: ignore[no-untyped-def]
     a, factors, damping, bv, bh, n_sweeps, tol, lv, lh, sweeps, change, log_z, m, v_units, h_units, small
 ):
@@ -176,9 +176,10 @@ def _infer(  # type: ignore[no-untyped-def]
     """
     rows, v, h, with_pairs = len(bv), bv.shape[1], bh.shape[1], len(log_z) > 0
     none, exponents = m[:0], h_units.view(np.int32)
-    active, met = np.arange(rows), np.empty(rows, dtype=np.int64)
+    active, met = np.empty(rows, dtype=np.int64), np.empty(rows, dtype=np.int64)
     splits = 0
     for n in range(rows):
+        active[n] = n
         start(v_units[n], bv[n], small[n])
         start(h_units[n], bh[n], small[n])
         m[n] = np.float32(1.0)
@@ -188,7 +189,7 @@ def _infer(  # type: ignore[no-untyped-def]
         splits = _to_and_fro(a, m, up, v_units, h_units, small, factors, damping, active, here)
         left = ended = 0
         for g in active:
-            sweeps[g], change[g] = sweep + 1, small[g, MOVED].max()
+            sweeps[g], change[g] = sweep + 1, largest(small[g, MOVED])
             if damping is not None:
                 change[g] /= damping
             if not change[g] <= tol:
@@ -203,7 +204,8 @@ def _infer(  # type: ignore[no-untyped-def]
         if left == 0:
             break
     for n in range(rows):
-        lv[n], lh[n] = v_units[n, LOG_ODDS, :v], h_units[n, LOG_ODDS, :h]
+        copy(v_units[n, LOG_ODDS], lv[n])
+        copy(h_units[n, LOG_ODDS], lh[n])
         if with_pairs:
             total = _log_z(v_units[n], v) + _log_z(h_units[n], h)
             for j in range(h):
@@ -212,7 +214,7 @@ def _infer(  # type: ignore[no-untyped-def]
             log_z[n] = total
 
 
-@kernel
+@part
 def _add_pairs(c, h_units, pairs):  # type: ignore[no-untyped-def]
     """Add the pair beliefs of a group's graphs, in their order."""
     for i in range(pairs.shape[0]):

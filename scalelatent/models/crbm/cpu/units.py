@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from scalelatent._numba import entry, filled, given, kernel
+from scalelatent._numba import entry, filled, given, part
 from scalelatent.models.crbm.inference import PRODUCT_UNITS, Inference, check_biases, check_graphs
-from scalelatent.models.vectors import aligned
+from scalelatent.models.vectors import aligned, copy
 
 from .coupling import Coupling
 from .lanes import I32, I64, INTS, LANES, WIDE, Lanes, inline
@@ -65,11 +65,11 @@ def update_by_sum(typingctx, units, step, total, moved, limit):  # type: ignore[
     return types.void(*[types.int64] * 5), codegen
 
 
-@kernel
+@part
 def start(units, biases, small):  # type: ignore[no-untyped-def]
     """Units of a graph before its first sweep: their biases alone; what is filled up has none."""
     units[BIASES] = np.float32(0.0)
-    units[BIASES, : len(biases)] = biases
+    copy(biases, units[BIASES, : len(biases)])
     small[PRODUCT] = np.float32(0.0)
     step, total = 4 * units.shape[1], small.ctypes.data
     for k in range(0, step, WIDE):

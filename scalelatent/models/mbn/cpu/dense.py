@@ -23,7 +23,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from scalelatent._numba import entry, filled, given, kernel
+from scalelatent._numba import entry, filled, given, kernel, part
 from scalelatent.models.mbn.reference import score_terms, squared_lengths
 from scalelatent.models.tiles import accumulate, make_tile
 from scalelatent.models.vectors import BYTES, LANES, at, spread
@@ -162,7 +162,7 @@ def _pack(w, packed):  # type: ignore[no-untyped-def]
             panel[c, lane] = w[j, c]
 
 
-@kernel
+@part
 def _gather(x, rows, columns, strip):  # type: ignore[no-untyped-def]
     """The columns of some rows as float32, filled up with zero rows to whole tiles; returns lengths."""
     lengths = np.empty(len(rows))
@@ -175,7 +175,7 @@ def _gather(x, rows, columns, strip):  # type: ignore[no-untyped-def]
     return lengths
 
 
-@kernel
+@part
 def length_at_most(square, n):  # type: ignore[no-untyped-def]
     """No less than the length of n numbers of float32, from the sum of their squares in float32: those of
     numbers below 1e-23 are lost.
@@ -183,7 +183,7 @@ def length_at_most(square, n):  # type: ignore[no-untyped-def]
     return np.sqrt(np.float64(square) + n * 2.0**-140) * (1.0 + 2.0**-20 * n)
 
 
-@kernel
+@part
 def _square(x):  # type: ignore[no-untyped-def]
     """Sum of squares, in four sums: one alone would wait for each of its additions."""
     a, b, c, d = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
@@ -198,7 +198,7 @@ def _square(x):  # type: ignore[no-untyped-def]
     return (a + b) + (c + d)
 
 
-@kernel
+@part
 def _scan(strip, n, packed, scale, bias, begun, state):  # type: ignore[no-untyped-def]
     """Best, second and index of each row and lane; ``begun`` holds the sums of a panel's parts, or zeros."""
     q = strip.shape[1]
@@ -240,7 +240,7 @@ def _scan(strip, n, packed, scale, bias, begun, state):  # type: ignore[no-untyp
             )
 
 
-@kernel
+@part
 def _winner(state, words):  # type: ignore[no-untyped-def]
     """(index, score) of a row's best centroid, and the next best score."""
     score, index, lane = state[_BEST, 0], words[_INDEX, 0], 0
@@ -255,13 +255,15 @@ def _winner(state, words):  # type: ignore[no-untyped-def]
     return index, score, following
 
 
-@kernel
+@part
 def _decide(strip, n, floor, packed, scale, bias, exact, codes):  # type: ignore[no-untyped-def]
     """Codes of rows whose scan left several centroids at or above ``floor``: by scores in float64."""
     q, k = strip.shape[1], exact.shape[1]
     row = BYTES * q
     sums = np.empty((ROWS, PANEL), dtype=np.float32)
-    best = np.full(n, -np.inf)
+    best = np.empty(n)
+    for i in range(n):
+        best[i], codes[i] = -np.inf, 0
     for first in range(0, len(scale), PANEL):
         panel = packed[first * q : (first + PANEL) * q].reshape(q, PANEL)
         for i in range(0, n, ROWS):
@@ -288,7 +290,6 @@ def _decide(strip, n, floor, packed, scale, bias, exact, codes):  # type: ignore
                             best[r], codes[r] = score, j
 
 
-@kernel
 def _nearest(x, columns, packed, scale, bias, exact, slope, floor, out):  # type: ignore[no-untyped-def]
     n, q = len(x), len(columns)
     strip = np.empty((STRIP, q), dtype=np.float32)
@@ -297,9 +298,12 @@ def _nearest(x, columns, packed, scale, bias, exact, slope, floor, out):  # type
         np.empty((STRIP, _FIELDS, LANES), dtype=np.float32),
     )
     words = state.view(np.int32)
-    doubtful, floors, doubts = np.empty(n, dtype=np.int32), np.empty(n, dtype=np.float32), 0
+    numbers, doubtful = np.empty(STRIP, dtype=np.int64), np.empty(n, dtype=np.int64)
+    floors, doubts = np.empty(n, dtype=np.float32), 0
     for first in range(0, n, STRIP):
-        rows = np.arange(first, min(first + STRIP, n))
+        rows = numbers[: min(STRIP, n - first)]
+        for i in range(len(rows)):
+            rows[i] = first + i
         lengths = _gather(x, rows, columns, strip)
         _scan(strip, -(-len(rows) // ROWS) * ROWS, packed, scale, bias, begun, state)
         for i in range(len(rows)):
@@ -311,7 +315,7 @@ def _nearest(x, columns, packed, scale, bias, exact, slope, floor, out):  # type
                 # Rounded down: the floor is compared with float32 scores.
                 floors[doubts] = least - 1e-7 * abs(least)
                 doubts += 1
-    codes = np.zeros(STRIP, dtype=np.int32)
+    codes = np.empty(STRIP, dtype=np.int32)
     for first in range(0, doubts, STRIP):
         again = doubtful[first : min(first + STRIP, doubts)]
         _gather(x, again, columns, strip)
@@ -332,11 +336,4 @@ _ARGUMENTS = (
 )
 
 
-@entry(given("u1", 2), *_ARGUMENTS)
-def _nearest_bytes(x, columns, packed, scale, bias, exact, slope, floor, out):  # type: ignore[no-untyped-def]
-    _nearest(x, columns, packed, scale, bias, exact, slope, floor, out)
-
-
-@entry(given("f4", 2), *_ARGUMENTS)
-def _nearest_floats(x, columns, packed, scale, bias, exact, slope, floor, out):  # type: ignore[no-untyped-def]
-    _nearest(x, columns, packed, scale, bias, exact, slope, floor, out)
+_nearest_bytes, _nearest_floats = (entry(given(rows, 2), *_ARGUMENTS)(_nearest) for rows in ("u1", "f4"))

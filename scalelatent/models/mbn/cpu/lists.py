@@ -18,7 +18,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from scalelatent._numba import entry, filled, given, kernel
+from scalelatent._numba import entry, filled, given, part
 from scalelatent.models.vectors import at, shuffle
 
 # Rows of a strip: the more, the more often a table is used while it is near; the lines that they write to
@@ -131,7 +131,7 @@ def _copy(typingctx, target, source, like):  # type: ignore[no-untyped-def]
     return types.void(types.int64, types.int64, like), codegen
 
 
-@kernel
+@part
 def _transpose(x, first, last, begin, end, turned):  # type: ignore[no-untyped-def]
     """Rows first to last of columns begin to end as (columns, rows)."""
     size = x.itemsize
@@ -147,7 +147,6 @@ def _transpose(x, first, last, begin, end, turned):  # type: ignore[no-untyped-d
             turned[v - begin, i - first] = x[i, v]
 
 
-@kernel
 def _list(codes, units, shift, start, members):  # type: ignore[no-untyped-def]
     sets, k, clusterings = codes.shape
     below = units.shape[2]
@@ -157,7 +156,7 @@ def _list(codes, units, shift, start, members):  # type: ignore[no-untyped-def]
     place = np.empty(below + 2, dtype=np.int64)
     for begin in range(0, clusterings, _GROUP):
         end = min(begin + _GROUP, clusterings)
-        _transpose(flat, 0, sets * k, begin, end, turned)
+        _transpose(flat, np.int64(0), sets * k, begin, end, turned)
         for v in range(begin, end):
             mine = turned[v - begin]
             place[:] = 0
@@ -179,7 +178,7 @@ def _list(codes, units, shift, start, members):  # type: ignore[no-untyped-def]
                     place[code] += 1
 
 
-@kernel
+@part
 def _meet(codes, n, start, members, ends, base, row, room, over):  # type: ignore[no-untyped-def]
     """n rows write the centroids of their codes' lists where those that they have met end."""
     size, lists, one = members.itemsize, members.ctypes.data, np.uint64(1)
@@ -198,7 +197,7 @@ def _meet(codes, n, start, members, ends, base, row, room, over):  # type: ignor
                     _copy(end + size * more, lists + size * (a + more), members)  # type: ignore[call-arg]
 
 
-@kernel
+@part
 def _most(met, length, k, shift, shared, out):  # type: ignore[no-untyped-def]
     """Of each clustering the centroid met most often, the lowest of equals. ``shared`` is left as zeros."""
     one = shared.dtype.type(1)
@@ -225,17 +224,19 @@ def _most(met, length, k, shift, shared, out):  # type: ignore[no-untyped-def]
         shared[:] = 0
 
 
-@kernel
+@part
 def _most_of_all(codes, start, members, k, shift, shared, out):  # type: ignore[no-untyped-def]
     for v in range(len(codes)):
         for m in range(start[v, codes[v]], start[v, codes[v] + 1]):
             shared[members[v, m]] += 1
     for s in range(len(out)):
-        out[s] = np.argmax(shared[s << shift : (s << shift) + k])
+        begin = at = s << shift
+        for j in range(begin, begin + k):
+            at = j if shared[j] > shared[at] else at
+        out[s] = at - begin
     shared[:] = 0
 
 
-@kernel
 def _count(x, start, members, k, shift, out):  # type: ignore[no-untyped-def]
     n, clusterings = x.shape
     sets, below = out.shape[1], start.shape[1] - 1
@@ -270,21 +271,10 @@ def _count(x, start, members, k, shift, out):  # type: ignore[no-untyped-def]
                 _most(met[i], length, k, shift, shared, out[first + i])
 
 
-@entry(given("u2", 3), given("b1", 3), types.int64, filled("u2", 2), filled("u2", 2))
-def _list_short(codes, units, shift, start, members):  # type: ignore[no-untyped-def]
-    _list(codes, units, shift, start, members)
-
-
-@entry(given("u4", 3), given("b1", 3), types.int64, filled("u4", 2), filled("u4", 2))
-def _list_long(codes, units, shift, start, members):  # type: ignore[no-untyped-def]
-    _list(codes, units, shift, start, members)
-
-
-@entry(given("u2", 2), given("u2", 2), given("u2", 2), types.int64, types.int64, filled("i4", 2))
-def _count_short(x, start, members, k, shift, out):  # type: ignore[no-untyped-def]
-    _count(x, start, members, k, shift, out)
-
-
-@entry(given("u4", 2), given("u4", 2), given("u4", 2), types.int64, types.int64, filled("i4", 2))
-def _count_long(x, start, members, k, shift, out):  # type: ignore[no-untyped-def]
-    _count(x, start, members, k, shift, out)
+_list_short, _list_long = (
+    entry(given(code, 3), given("b1", 3), types.int64, filled(code, 2), filled(code, 2))(_list)
+    for code in ("u2", "u4")
+)
+_count_short, _count_long = (
+    entry(*[given(code, 2)] * 3, types.int64, types.int64, filled("i4", 2))(_count) for code in ("u2", "u4")
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scalelatent._numba import entry, filled, given, kernel
+from scalelatent._numba import entry, filled, given
 
 
 def gather_sum(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
@@ -56,7 +56,6 @@ def _ready(codes: np.ndarray) -> tuple[np.ndarray]:
     return (np.ascontiguousarray(codes, dtype=np.uint32 if codes.dtype.itemsize > 2 else np.uint16),)
 
 
-@kernel
 def _gather(codes, table, out):  # type: ignore[no-untyped-def]
     for i in range(len(codes)):
         row = out[i]
@@ -67,7 +66,6 @@ def _gather(codes, table, out):  # type: ignore[no-untyped-def]
                 row[j] += add[j]
 
 
-@kernel
 def _scatter(codes, y, total):  # type: ignore[no-untyped-def]
     for i in range(len(codes)):
         row = y[i]
@@ -77,7 +75,6 @@ def _scatter(codes, y, total):  # type: ignore[no-untyped-def]
                 place[j] += row[j]
 
 
-@kernel
 def _match(codes, others, out):  # type: ignore[no-untyped-def]
     one, none = codes.dtype.type(1), codes.dtype.type(0)
     for i in range(len(codes)):
@@ -89,35 +86,12 @@ def _match(codes, others, out):  # type: ignore[no-untyped-def]
             out[i, j] = same
 
 
-_TABLES = (given("f8", 3), filled("f8", 2))
-_TOTALS = (given("f8", 2), filled("f8", 3))
-
-
-@entry(given("u2", 2), *_TABLES)
-def _gather_short(codes, table, out):  # type: ignore[no-untyped-def]
-    _gather(codes, table, out)
-
-
-@entry(given("u4", 2), *_TABLES)
-def _gather_long(codes, table, out):  # type: ignore[no-untyped-def]
-    _gather(codes, table, out)
-
-
-@entry(given("u2", 2), *_TOTALS)
-def _scatter_short(codes, y, total):  # type: ignore[no-untyped-def]
-    _scatter(codes, y, total)
-
-
-@entry(given("u4", 2), *_TOTALS)
-def _scatter_long(codes, y, total):  # type: ignore[no-untyped-def]
-    _scatter(codes, y, total)
-
-
-@entry(given("u2", 2), given("u2", 2), filled("f4", 2))
-def _match_short(codes, others, out):  # type: ignore[no-untyped-def]
-    _match(codes, others, out)
-
-
-@entry(given("u4", 2), given("u4", 2), filled("f4", 2))
-def _match_long(codes, others, out):  # type: ignore[no-untyped-def]
-    _match(codes, others, out)
+_gather_short, _gather_long = (
+    entry(given(code, 2), given("f8", 3), filled("f8", 2))(_gather) for code in ("u2", "u4")
+)
+_scatter_short, _scatter_long = (
+    entry(given(code, 2), given("f8", 2), filled("f8", 3))(_scatter) for code in ("u2", "u4")
+)
+_match_short, _match_long = (
+    entry(given(code, 2), given(code, 2), filled("f4", 2))(_match) for code in ("u2", "u4")
+)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from scalelatent._numba import entry, filled, given, kernel
+from scalelatent._numba import entry, filled, given, part
 from scalelatent.models.csr import CsrRows
 from scalelatent.models.mbn.reference import score_terms
 from scalelatent.models.vectors import aligned
@@ -165,7 +165,7 @@ def nearest_sparse(x: CsrRows, bank: SparseBank) -> np.ndarray:
     return out
 
 
-@kernel
+@part
 def _sort_out(data, indices, slot, most, size, i, places, values, thin, weights):  # type: ignore[no-untyped-def]
     """Entries of row i of a strip: those of dense columns and those with postings; returns how many of each,
     and the length of the row on both; of counts -1 if not all of these are counts, or their sums may be
@@ -196,7 +196,7 @@ def _sort_out(data, indices, slot, most, size, i, places, values, thin, weights)
     return dense, posted, -1.0 if fractions or bound > _COUNT_MAX else length
 
 
-@kernel
+@part
 def _add_postings(thin, weights, count, start, centroid, value, i, sums):  # type: ignore[no-untyped-def]
     for c in range(np.uint64(count)):
         weight, place = weights[c], np.uint64(thin[c])
@@ -204,7 +204,7 @@ def _add_postings(thin, weights, count, start, centroid, value, i, sums):  # typ
             sums[i, np.uint64(centroid[e])] += weight * value[e]
 
 
-@kernel
+@part
 def _product(data, indices, values, columns):  # type: ignore[no-untyped-def]
     """Of two sparse rows, in float64, from left to right."""
     total, a, b = 0.0, 0, 0
@@ -217,7 +217,7 @@ def _product(data, indices, values, columns):  # type: ignore[no-untyped-def]
     return total
 
 
-@kernel
+@part
 def _decide(data, indices, sums, scale, bias, least, exact, values, columns, pointers):  # type: ignore[no-untyped-def]
     """The centroid of the largest score in float64 among those that have at least ``least`` in float32."""
     best, code = -np.inf, 0
@@ -231,7 +231,7 @@ def _decide(data, indices, sums, scale, bias, least, exact, values, columns, poi
     return code
 
 
-@kernel
+@part
 def _decide_among_all(data, indices, slot, panels, start, centroid, value, exact, sums):  # type: ignore[no-untyped-def]
     """The centroid of the largest score in float64 among all, with the sums of :func:`_product`: columns are
     taken in the order of the row's entries. ``sums`` is room for those.

@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from scalelatent._numba import kernel
+from scalelatent._numba import part
 from scalelatent.models.vectors import BYTES, at, call, shuffle, spread
 
 # Wider vectors gain nothing: loads are the limit.
@@ -103,7 +103,7 @@ def _halves(builder: Any, total: Any) -> list[Any]:
     return [builder.sitofp(builder.sext(part, _WORDS), _VEC) for part in parts]
 
 
-@kernel
+@part
 def scan(rows, places, values, dense, panels, sums, scale, bias, lanes):  # type: ignore[no-untyped-def]
     """Sums of the first ``rows`` rows of a strip with all centroids, and the best of them by lanes."""
     full = len(scale)
@@ -126,7 +126,7 @@ def scan(rows, places, values, dense, panels, sums, scale, bias, lanes):  # type
             )
 
 
-@kernel
+@part
 def leader(lanes, slack):  # type: ignore[no-untyped-def]
     """What the lanes of a row say: (how many scores are within ``slack`` of the best, of each lane two at
     most; the first of those that lead their lanes; the score that they reach).
