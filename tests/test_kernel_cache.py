@@ -113,3 +113,132 @@ def test_a_file_system_without_locks_keeps_kernels(tmp_path, monkeypatch) -> Non
     monkeypatch.setattr("fcntl.flock", refuse)
     with _numba._alone() as held:
         assert held
+
+
+def test_a_part_of_kernels_is_not_called_from_python() -> None:
+    @_numba.part
+    def twice(x):
+        return 2 * x
+
+    with pytest.raises(TypeError, match="twice is a part of other kernels"):
+        twice(1)
+
+
+# Two kernels of one module: whoever compiles says so, who loads says nothing.
+TELLING = """
+import os
+import time
+from pathlib import Path
+
+from numba import int64
+
+import scalelatent._numba as kernels
+from scalelatent._numba import entry, observed
+
+
+@entry(int64)
+def plus(x):
+    return x + 1
+
+
+@entry(int64)
+def minus(x):
+    return x - 1
+
+
+if __name__ == "__main__":
+    dispatcher = kernels._entries["other"][0][0]
+    compiled = dispatcher._compiler.compile
+
+    def slowly(*args):
+        Path(__file__).with_name(f"compiled-{os.getpid()}").touch()
+        time.sleep(1.0)
+        return compiled(*args)
+
+    dispatcher._compiler.compile = slowly
+    told = []
+    with observed(lambda name, seconds: told.append((name, seconds is None))):
+        print(plus(1), minus(1))
+    print(sorted(set(name for name, _ in told)), len(told))
+"""
+
+
+def _tell(tmp_path: Path) -> subprocess.Popen[str]:
+    script = tmp_path / "telling.py"
+    if not script.exists():
+        script.write_text(TELLING)
+    env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    return subprocess.Popen([sys.executable, script], env=env, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_kernel_that_is_compiled_is_told_and_one_that_is_loaded_is_not(tmp_path: Path) -> None:
+    first, _ = _tell(tmp_path).communicate(timeout=120)
+    second, _ = _tell(tmp_path).communicate(timeout=120)
+    assert first.splitlines() == ["2 0", "['__main__.minus', '__main__.plus'] 4"]
+    assert second.splitlines() == ["2 0", "[] 0"]
+
+
+@pytest.mark.slow
+def test_one_process_compiles_a_kernel_and_the_others_wait_and_load_it(tmp_path: Path) -> None:
+    processes = [_tell(tmp_path) for _ in range(3)]
+    out = [process.communicate(timeout=120)[0].splitlines()[0] for process in processes]
+    assert out == ["2 0"] * 3
+    assert len(list(tmp_path.glob("compiled-*"))) == 1
+
+
+def test_kernels_of_a_model_stay_when_another_model_or_a_time_changes(tmp_path, monkeypatch) -> None:
+    root = tmp_path / "scalelatent"
+    for name in ("models/tiles.py", "models/a/cpu.py", "models/b/cpu/dense.py", "data/k.py", "data/other.py"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("x = 1\n" if "other" in name else "from scalelatent._numba import kernel\n")
+    (root / "_numba.py").write_text("")
+    monkeypatch.setattr(_numba, "_ROOT", root)
+    monkeypatch.setattr(_numba, "__file__", str(root / "_numba.py"))
+
+    def digests() -> dict[str, str]:
+        _numba._digest.cache_clear()
+        return {family: _numba._digest(family) for family in ("a", "b", "data", "models")}
+
+    try:
+        before = digests()
+        os.utime(root / "models/a/cpu.py", (1, 1))
+        (root / "data/other.py").write_text("x = 2\n")
+        assert digests() == before
+        (root / "models/a/cpu.py").write_text("from scalelatent._numba import entry\n")
+        changed = digests()
+        assert {family for family in before if changed[family] != before[family]} == {"a"}
+        (root / "models/tiles.py").write_text("from scalelatent._numba import entry\n")
+        assert {family for family, d in digests().items() if d == changed[family]} == set()
+    finally:
+        _numba._digest.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("module", "family"),
+    [
+        ("scalelatent.models.tiles", "models"),
+        ("scalelatent.models.capsule.cpu", "capsule"),
+        ("scalelatent.models.mbn.cpu.dense", "mbn"),
+        ("scalelatent.data.generators.kernels", "data"),
+        ("somewhere.else", "other"),
+        ("scalelatent", "other"),
+    ],
+)
+def test_kernels_of_a_family_share_a_folder(module: str, family: str) -> None:
+    assert _numba._family(module) == family
+
+
+def test_kernels_that_nobody_has_loaded_for_a_month_are_removed(tmp_path, monkeypatch) -> None:
+    base = tmp_path / "numba-host"
+    monkeypatch.setattr(_numba, "CACHE", str(base))
+    old, new = ("capsule-0123456789", "mbn-0123456789"), ("capsule-9876543210", "notes", "capsule-2")
+    month = time.time() - 31 * 86400
+    for name in (*old, *new):
+        (base / name / "files").mkdir(parents=True)
+    earlier = tmp_path / "numba-host-0123456789"  # of versions that had a folder for all
+    earlier.mkdir()
+    for folder in (*(base / name for name in old), base / "notes", base / "capsule-2", earlier, base):
+        os.utime(folder, (month, month))
+    removed = _numba.remove_unused()
+    assert sorted(Path(folder).name for folder in removed) == [*old, earlier.name]
+    assert sorted(path.name for path in base.iterdir()) == sorted(new)

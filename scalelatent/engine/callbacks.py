@@ -64,6 +64,9 @@ class Callback:
     def on_event(self, info: dict[str, Any]) -> None:
         """Something worth a line in the log. ``info``: event, and what belongs to it (of ``"resumed"``
         history: the records of the passes that were done).
+
+        ``compiling_kernels`` and ``kernel_compiled`` may come from a thread that computes, since nobody else
+        knows of it before it is over.
         """
 
     def on_fit_end(self, info: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from scalelatent.data.store import Location, locate
 from scalelatent.engine.cache import parse_cache
 from scalelatent.engine.callbacks import Callbacks
 from scalelatent.engine.claims import same_form
+from scalelatent.engine.compiling import telling_of_kernels
 from scalelatent.engine.dask.cluster import current_client
 from scalelatent.engine.loop import LoopResult, Progress, fit_batches
 from scalelatent.engine.mapwrite import map_rows, map_to_array, start_map
@@ -115,6 +116,8 @@ class FitSession:
 
     def __enter__(self) -> FitSession:
         self._exit.enter_context(single_threaded())
+        if self.client is None:  # workers tell of theirs
+            self._exit.enter_context(telling_of_kernels(self.callbacks))
         if self.run_dir is not None:
             self.store = EngineStore(locate(self.run_dir).at("engine"))
         elif self.client is not None:

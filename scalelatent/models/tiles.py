@@ -215,7 +215,7 @@ def _panel_latents(rows, n, row, panel, vecs, p, target, step, fetch):  # type: 
 
 @intrinsic
 def read_only(typingctx, a):  # type: ignore[no-untyped-def]
-    """The same array, as one that is only read: for one more type of array numba would compile one more kernel."""
+    """The same array, as one that is only read: numba compiles a kernel for each type of array."""
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         return impl_ret_borrowed(context, builder, signature.return_type, args[0])

@@ -73,8 +73,8 @@ def _size(kind: Any) -> int:
 
 @part
 def copy(of: Any, to: Any) -> None:
-    """Copy a vector into one of its length. Of a slice that is assigned numba checks the shape, with a message
-    that takes two seconds to compile.
+    """Copy a vector into one of its length. Of a slice that is assigned numba checks the shape, with a
+    message that takes two seconds to compile.
     """
     for k in range(len(to)):
         to[k] = of[k]

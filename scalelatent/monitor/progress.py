@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scalelatent.engine.callbacks import Callback
+from scalelatent.engine.compiling import COMPILING
 
 from .parts import AFTER_FIT, ERRORS, part_of
 
@@ -108,6 +109,8 @@ class Progress(Callback):
         self._record: dict[str, Any] = {}
         self._pass_seconds: float | None = None
         self._shown_pass: Any = None
+        self._compiling: set[tuple[Any, Any]] = set()
+        self._told_of_kernels = False
         self._shown_at = time.monotonic()
         self._began: float | None = None
         self._stays = False
@@ -152,6 +155,7 @@ class Progress(Callback):
     def on_pass_end(self, record: dict[str, Any]) -> None:
         """Take in the numbers of a pass."""
         self._record = dict(record)
+        self._compiling.clear()  # a worker that died has nothing more to say
         seconds = record.get("seconds")
         if seconds:
             old = self._pass_seconds
@@ -160,7 +164,15 @@ class Progress(Callback):
             self._line(record)
 
     def on_event(self, info: dict[str, Any]) -> None:
-        """Show that a layer is done, where the console is no terminal."""
+        """Show that kernels are compiled; where the console is no terminal also that a layer is done."""
+        kernel = (info.get("kernel"), info.get("worker"))
+        if info.get("event") == "compiling_kernels":
+            self._compiling.add(kernel)
+            if self._live is None and not self._told_of_kernels:
+                self._say(info["message"])
+            self._told_of_kernels = True
+        elif info.get("event") == "kernel_compiled":
+            self._compiling.discard(kernel)
         if info.get("event") == "layer_written" and self._live is None:
             where = ", ".join(filter(None, (info["stage"], part_of(info))))
             took = f"{info['rows']:,} rows in {duration(info['seconds'])}"
@@ -232,6 +244,8 @@ class Progress(Callback):
             *self._words(),
         )
         lines.append(bar)
+        if self._compiling:
+            lines.append(Text(COMPILING, style="yellow"))
         if self._record:
             pairs = Text()
             for name, text in describe(self._record):

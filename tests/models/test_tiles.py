@@ -24,7 +24,6 @@ def _add_moment(g, n, x, out):
     tiles.add_moment(g, n, x, out)
 
 
-
 def _draw(seed: int, *shape: int) -> np.ndarray:
     return np.random.Generator(np.random.Philox(seed)).normal(size=shape).astype("f4")
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
@@ -35,6 +36,7 @@ from .failures import WAIT_SECONDS, error_of, guard_spans
 from .graph import Graph
 from .link import CALL_SECONDS, Link
 from .maps import run_map, save_lazy
+from .news import KERNELS, listener
 from .online import DaskSteps
 from .passes import DaskPass
 from .pools import Pools
@@ -111,6 +113,8 @@ class DaskExecutor:
             )
         self._check_shared_folder()
         guard_spans(client)
+        self._kernels: deque[dict[str, Any]] = deque(maxlen=1000)
+        self.link.call("its news were asked for", listener(client).add, KERNELS, self._hear_of_kernel)
 
     # -- workers ---------------------------------------------------------------------------------------------
 
@@ -221,8 +225,18 @@ class DaskExecutor:
     def wait(self, seconds: float) -> None:
         """Wait for news at most so long; callbacks may raise to leave."""
         self.callbacks.on_wait()
+        self._tell_of_kernels()
         if self.pulse.wait(min(seconds, WAIT_SECONDS)):
             self.pulse.clear()
+
+    def _hear_of_kernel(self, message: dict[str, Any]) -> None:
+        """In the client's thread."""
+        self._kernels.append(message)
+        self.pulse.set()
+
+    def _tell_of_kernels(self) -> None:
+        while self._kernels:
+            self.callbacks.on_event(self._kernels.popleft())
 
     # -- passes ----------------------------------------------------------------------------------------------
 
@@ -300,6 +314,7 @@ class DaskExecutor:
 
     def close(self) -> None:
         """The driver ends, well or not, but not by dying."""
+        listener(self.client).remove(KERNELS, self._hear_of_kernel)
         end_with_word(self.store)
 
     def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> DaskSteps:
@@ -375,6 +390,7 @@ class DaskExecutor:
             future.add_done_callback(lambda _: ended.set())
             while not ended.wait(WAIT_SECONDS):
                 self.callbacks.on_wait()
+                self._tell_of_kernels()
                 if not self.link.connected:
                     raise self.link.lost(f"task {future.key} was waited for", self.client.status)
                 if check is not None:

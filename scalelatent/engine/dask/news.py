@@ -17,6 +17,8 @@ from .hooks import topic_handler
 
 # Events of the jobs' own news, for the dashboard page (see scalelatent.monitor).
 TOPIC = "scalelatent"
+# Kernels that workers compile.
+KERNELS = f"{TOPIC}-kernels"
 # The scheduler keeps the last events of each topic it ever heard of, so passes share a few.
 _PASS_TOPICS = 8
 

@@ -31,7 +31,7 @@ from .aligned import aligned
 from .allocator import keep_pages
 from .news import as_message
 from .recent import RecentObjects
-from .worker_side import Fit, TaskStop, pace_news, run_of, span_news, tell, tell_cut
+from .worker_side import Fit, TaskStop, pace_news, run_of, span_news, tell, tell_cut, tell_of_kernels
 
 # (folder, id of the run, mark of the stage as it was last written): a folder that was removed and made again
 # is another run, and a stage may change when a run is resumed.
@@ -45,8 +45,8 @@ _clocks: OrderedDict[tuple[Ref, str], int] = OrderedDict()
 
 
 def settle_process() -> None:
-    """At a worker's first task: one thread for BLAS, whose pools belong to its tasks, and an allocator that
-    keeps pages; both for good.
+    """At a worker's first task: one thread for BLAS, whose pools belong to its tasks, an allocator that keeps
+    pages, and word of kernels that are compiled; all for good.
     """
     global _limited
     with _pools:
@@ -55,6 +55,7 @@ def settle_process() -> None:
             _limited = single_threaded()
             _limited.__enter__()
             keep_pages()
+            tell_of_kernels()
 
 
 def sees(folder: str, mark: str) -> str:

@@ -7,10 +7,12 @@ import time
 from collections import OrderedDict
 from typing import Any
 
+from scalelatent._numba import observe
+from scalelatent.engine.compiling import kernel_event
 from scalelatent.engine.halving import cut_event
 
 from .hooks import task_wanted
-from .news import TOPIC
+from .news import KERNELS, TOPIC
 
 # (topic, token of the pass, token of the driver): by which a driver knows the news of its own tasks.
 Fit = tuple[str, ...]
@@ -83,6 +85,17 @@ def tell_cut(fit: Fit, what: str, rows: int, device: str) -> None:
     worker = _worker()
     if worker is not None:
         tell(fit, {"driver": fit[-1], "cut": cut_event(what, rows, device, worker.address)})
+
+
+def tell_of_kernels() -> None:
+    """Tell all drivers from now on when this worker compiles a kernel, since each of them may wait for it."""
+    worker = _worker()
+    if worker is not None:
+        observe(
+            lambda kernel, seconds: worker.log_event(
+                KERNELS, kernel_event(kernel, seconds, worker=worker.address)
+            )
+        )
 
 
 def run_of(folder: str) -> str:

@@ -183,7 +183,8 @@ def _tiled_estep(w, x, y, weight, dims, labels, nu, coefficients, scale, train, 
             copy(h[k], g[k, taken : taken + len(active)])
         taken += len(active)
     for i in range(0, taken, width):
-        tiles.add_moment(g[:, i:], min(width, taken - i), tiles.read_only(rows[i:]), delta)
+        aside: Any = tiles.read_only(rows[i:])  # type: ignore[call-arg]
+        tiles.add_moment(g[:, i:], min(width, taken - i), aside, delta)
 
 
 @part

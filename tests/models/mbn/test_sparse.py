@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from scalelatent._numba import kernel
 from scalelatent.models.mbn import reference
 from scalelatent.models.mbn.cpu import dense, sparse
 from tests.helpers import csr_rows
@@ -158,6 +159,11 @@ def test_rows_whose_squares_float32_does_not_hold(scale: float) -> None:
     assert (densely == want).all()
 
 
+@kernel
+def _sort_out(data, indices, slot, most, size, i, places, values, thin, weights):
+    return sparse._sort_out(data, indices, slot, most, size, i, places, values, thin, weights)
+
+
 def test_a_column_that_a_clustering_does_not_see_may_be_anything() -> None:
     """Of the others, rows that are no counts are decided one by one."""
     x = np.array([[0.5, 2.0, 3.0], [1e9, 2.5, 0.0], [0.0, 20_000.0, 0.0]], dtype="f4")
@@ -168,7 +174,7 @@ def test_a_column_that_a_clustering_does_not_see_may_be_anything() -> None:
     told = []
     for row in x:
         one = csr_rows(row[None])
-        *counts, length = sparse._sort_out(one.data, one.indices, bank.slot, bank.most, 256, 0, *room)
+        *counts, length = _sort_out(one.data, one.indices, bank.slot, bank.most, 256, 0, *room)
         told.append((*map(int, counts), bool(length >= 0)))
     assert told == [(2, 0, True), (1, 0, False), (1, 0, False)]
     assert sparse.nearest_sparse(csr_rows(x), bank).tolist() == [1, 0, 0]

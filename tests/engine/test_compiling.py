@@ -1,0 +1,85 @@
+"""A fit that waits for the compiler says so."""
+
+from __future__ import annotations
+
+import io
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+from numba import int64
+from rich.console import Console
+
+from scalelatent import _numba
+from scalelatent.engine.callbacks import Callback
+from scalelatent.engine.compiling import COMPILING, kernel_event
+from scalelatent.engine.dask import worker_side
+from scalelatent.engine.dask.news import KERNELS
+from scalelatent.estimators.session import FitSession
+from scalelatent.monitor.progress import Progress
+
+
+class Heard(Callback):
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def on_event(self, info: dict[str, Any]) -> None:
+        self.events.append(info)
+
+
+def _fresh() -> Any:
+    """A kernel that is compiled by whoever calls it first: of a function in no file nothing is kept."""
+    code = (lambda x: x + 1).__code__.replace(co_filename="<nowhere>")
+    return _numba.entry(int64)(FunctionType(code, {"__name__": "nowhere"}))
+
+
+def test_a_fit_hears_of_kernels_while_it_lasts() -> None:
+    heard = Heard()
+    with FitSession("test", device="cpu", n_jobs=1, callbacks=[heard]):
+        kernel = _fresh()
+        assert kernel(1) == kernel(1) == 2
+    _fresh()(1)
+    assert [event["event"] for event in heard.events] == ["compiling_kernels", "kernel_compiled"]
+    assert heard.events[0]["message"] == COMPILING
+    assert heard.events[1]["seconds"] >= 0
+
+
+def test_progress_says_once_that_kernels_are_compiled() -> None:
+    show = Progress(Console(file=io.StringIO(), width=100))
+    show.on_fit_start({"rows": 10})
+    for kernel in ("a", "b"):
+        show.on_event(kernel_event(kernel, None))
+        show.on_event(kernel_event(kernel, 1.0))
+    assert show.console.file.getvalue() == f"{COMPILING}\n"
+
+
+def test_a_terminal_shows_it_until_it_is_over() -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    with Progress(console) as show:
+        show.on_fit_start({"rows": 10})
+
+        def shown() -> str:
+            with console.capture() as capture:
+                console.print(show._render())
+            return capture.get()
+
+        assert COMPILING not in shown()
+        show.on_event(kernel_event("a", None, worker="tcp://a"))
+        show.on_event(kernel_event("a", None, worker="tcp://b"))
+        show.on_event(kernel_event("a", 1.0, worker="tcp://a"))
+        assert COMPILING in shown()
+        show.on_event(kernel_event("a", 1.0, worker="tcp://b"))
+        assert COMPILING not in shown()
+
+
+def test_a_worker_tells_every_driver(monkeypatch) -> None:
+    told: list[tuple[str, dict[str, Any]]] = []
+    worker = SimpleNamespace(
+        address="tcp://w:1", log_event=lambda topic, message: told.append((topic, message))
+    )
+    monkeypatch.setattr(worker_side, "_worker", lambda: worker)
+    monkeypatch.setattr(_numba, "_observers", [])
+    worker_side.tell_of_kernels()
+    _fresh()(1)
+    assert [topic for topic, _ in told] == [KERNELS] * 2
+    assert told[0][1]["worker"] == "tcp://w:1"
+    assert [message["event"] for _, message in told] == ["compiling_kernels", "kernel_compiled"]
