@@ -172,6 +172,25 @@ class StreamedEstimator(BaseEstimator):
         self._check_kind(ds)
         return ds
 
+    # -- searches
+
+    # Candidates of a search share each pass; else they are fitted one after the other.
+    _shares_passes = False
+    # ``fit`` takes validation rows.
+    _validates = True
+
+    def _search_rows(self, X: Any, y: Any, sample_weight: Any) -> Dataset:
+        """Rows of a search, with all that candidates learn and are scored by."""
+        return self._training_rows(X, y, sample_weight)
+
+    def _search_fit(self, rows: Dataset, **how: Any) -> Any:
+        """``fit`` of such rows."""
+        return self.fit(rows, **how)  # type: ignore[attr-defined]
+
+    def _scored_rows(self, X: Any, y: Any, sample_weight: Any) -> Dataset:
+        """Rows to score this fitted model on."""
+        return self._other_rows(X, y, sample_weight)
+
     # -- fit
     # --------------------------------------------------------------------------------------------------
 

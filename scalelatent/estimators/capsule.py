@@ -135,6 +135,7 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
     """
 
     _kind = "capsule"
+    _shares_passes = True
     classes_ = Learned(FIT_AGAIN)
     W_ = Learned(IN_PLACE)
     capsule_dims_ = Learned(FIT_AGAIN)
@@ -263,6 +264,9 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         check_width(width, train, len(train.classes), resources.memory)
         self._fit_by_steps(train, held, client, run_dir, resume, callbacks, engine, verbose)
         return self
+
+    def _check_params(self) -> None:
+        check_params(self)
 
     def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
         return fit_steps(self, rows)

@@ -22,6 +22,7 @@ class CrbmRows:
     _n_outputs: int
     _set_width: Any
     _source: str
+    fit: Any
 
     def _pairs(self, X: Any, y: Any, *, reset: bool = False, what: str = "X") -> Dataset:
         """Rows with their outputs, from whatever was given; with ``reset`` they say what is learned."""
@@ -112,6 +113,24 @@ class CrbmRows:
                 f"validation={type(validation).__name__}: give a Dataset or a pair (X, y)"
             ) from None
         return self._pairs(X, y, what="validation")
+
+    # -- searches
+
+    def _search_rows(self, X: Any, y: Any, sample_weight: Any) -> Dataset:
+        if sample_weight is not None:
+            raise DataError("sample_weight: a conditional RBM takes each row alike: leave the weights out")
+        return self._pairs(X, y, reset=True)
+
+    def _search_fit(self, rows: Dataset, **how: Any) -> Any:
+        plain = not rows.has_targets and self.corruption is None
+        return self.fit(*((None, rows) if plain else (rows,)), **how)
+
+    def _scored_rows(self, X: Any, y: Any, sample_weight: Any) -> Dataset:
+        ds = self._pairs(X, y)
+        return ds if sample_weight is None else ds.with_weight(sample_weight)
+
+    def _validation_rows(self, validation: Any) -> Dataset | None:
+        return self._validation_pairs(validation)
 
 
 def _check_counts(n_rows: int, y: Any) -> None:

@@ -120,6 +120,7 @@ class MultilayerBootstrapNetwork(
     _sign_of_fit = "_layers"
     _saves_datasets = True
     _folder: Any = None
+    _validates = False
     ks_ = Learned(FIT_AGAIN)
     components_ = Learned(FIT_AGAIN)
     mean_projection_ = Learned(FIT_AGAIN)
@@ -277,6 +278,37 @@ class MultilayerBootstrapNetwork(
         X = validated(self, X, reset=reset, ensure_min_samples=2 if reset else 1, **_CHECKS)
         check_finite(X, "X")
         return Dataset.from_arrays(X)
+
+    def _search_rows(self, X: Any, y: Any, sample_weight: Any) -> Dataset:
+        if sample_weight is not None:
+            raise DataError("sample_weight: a bootstrap network takes each row alike: leave the weights out")
+        return self._labelled_rows(X, y, reset=True)
+
+    def _labelled_rows(self, X: Any, y: Any, *, reset: bool) -> Dataset:
+        """Rows with the labels, if there are any, that an output is scored by."""
+        rows = self._rows_without_labels(X, reset=reset)
+        if y is None:
+            return rows
+        if isinstance(X, Dataset):
+            raise DataError("y was given beside a Dataset, which brings its own labels: leave y out")
+        return Dataset.from_arrays(rows.read_x(0, len(rows)) if is_plain(X) else X, y)
+
+    def _scored_rows(self, X: Any, y: Any, sample_weight: Any) -> Dataset:
+        return self._labelled_rows(X, y, reset=False)
+
+    def _validation_rows(self, validation: Any) -> Dataset | None:
+        if validation is None or isinstance(validation, Dataset):
+            return validation
+        try:
+            X, y = validation
+        except (TypeError, ValueError):
+            raise DataError(
+                f"validation={type(validation).__name__}: give a Dataset or a pair (X, y)"
+            ) from None
+        return self._labelled_rows(X, y, reset=False)
+
+    def _check_params(self) -> None:
+        check_params(self)
 
     def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
         return fit_steps(self, rows)

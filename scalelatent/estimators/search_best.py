@@ -1,41 +1,60 @@
-"""What a search is once it is fitted: the best of its candidates."""
+"""What a search is once it is fitted: the best of its candidates, and a table of all."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from html import escape
 from typing import Any
 
 import numpy as np
+from sklearn import get_config
+from sklearn.utils import estimator_html_repr
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
-from scalelatent.engine.tally import SCORERS, ScoreTally
 from scalelatent.errors import DataError
 
-from .session import FitSession
+from .search_scoring import Scoring
+
+SHOWN = 20
+
+
+def _gives(name: str) -> Callable[[Any], bool]:
+    """Whether the kind of estimator that is searched has a method."""
+
+    def check(search: Any) -> bool:
+        getattr(search.estimator, name)  # its own AttributeError says what there is not
+        return True
+
+    return check
 
 
 class BestOfSearch:
     """Gives what is asked of a search to its best estimator."""
 
     best_estimator_: Any
-    scoring_: Any
+    cv_results_: dict[str, Any]
+    estimator: Any
+    scoring: Any
     n_jobs: int | None
 
     def _best(self) -> Any:
-        check_is_fitted(self, "results_")
+        check_is_fitted(self, "cv_results_")
         if not hasattr(self, "best_estimator_"):
             raise AttributeError("the search has no best_estimator_: fit it with refit=True")
         return self.best_estimator_
+
+    @property
+    def results_(self) -> dict[str, Any]:
+        """Another name of ``cv_results_``."""
+        return self.cv_results_
 
     @property
     def classes_(self) -> np.ndarray:
         """Classes of the best estimator."""
         return self._best().classes_
 
-    @property
-    def n_features_in_(self) -> int:
-        """Features of the rows."""
-        return self._best().n_features_in_
-
+    @available_if(_gives("predict"))
     def predict(self, X: Any, **where: Any) -> Any:
         """``best_estimator_.predict``.
 
@@ -45,6 +64,7 @@ class BestOfSearch:
         """
         return self._best().predict(X, **where)
 
+    @available_if(_gives("predict_proba"))
     def predict_proba(self, X: Any, **where: Any) -> Any:
         """``best_estimator_.predict_proba``.
 
@@ -54,6 +74,7 @@ class BestOfSearch:
         """
         return self._best().predict_proba(X, **where)
 
+    @available_if(_gives("transform"))
     def transform(self, X: Any, **where: Any) -> Any:
         """``best_estimator_.transform``.
 
@@ -69,7 +90,7 @@ class BestOfSearch:
         Parameters
         ----------
         X : Dataset or array-like, shape (n, features)
-        y : array-like, shape (n,); a Dataset brings its own
+        y : array-like, shape (n,), or (n, v) for a conditional RBM; a Dataset brings its own
         sample_weight : array-like, shape (n,), or None
 
         Returns
@@ -81,14 +102,36 @@ class BestOfSearch:
         See the class.
         """
         best = self._best()
-        ds = best._other_rows(X, y, sample_weight)
-        if not ds.has_y:
+        rows = best._scored_rows(X, y, sample_weight)
+        scoring = Scoring(best, self.scoring)
+        scoring.check(rows)
+        if hasattr(best, "classes_") and not rows.has_y:
             raise DataError(
-                f"{ds.url or 'X'} has no labels to score against: pass y, or a dataset with labels"
+                f"{rows.url or 'X'} has no labels to score against: pass y, or a dataset with labels"
             )
-        if callable(self.scoring_):
-            return float(self.scoring_(best, ds))
-        with FitSession("search", device=best.device, n_jobs=self.n_jobs) as session:
-            session.begin(0, {}, {})
-            tally = ScoreTally(best._row_map("probabilities"), len(best.classes_))
-            return SCORERS[self.scoring_](session.collect("score", tally, ds, best.classes_))
+        return scoring(best, rows)
+
+    def _repr_html_(self) -> str:
+        """The search as scikit-learn draws it; once fitted, its best candidates under it."""
+        drawn = str(estimator_html_repr(self))
+        if not hasattr(self, "cv_results_"):
+            return drawn
+        found = self.cv_results_
+        best_first = np.argsort(found["rank_test_score"], kind="stable")
+        rows = "".join(
+            f"<tr><td>{found['rank_test_score'][i]}</td><td>{escape(_told(found['params'][i]))}</td>"
+            f"<td>{found['mean_test_score'][i]:.4g}</td><td>{found['std_test_score'][i]:.2g}</td>"
+            f"<td>{found['mean_fit_time'][i]:.2f}</td></tr>"
+            for i in best_first[:SHOWN]
+        )
+        more = f"<p>{len(best_first) - SHOWN} more in cv_results_</p>" if len(best_first) > SHOWN else ""
+        head = "<tr><th>rank</th><th>parameters</th><th>score</th><th>± folds</th><th>seconds a fit</th></tr>"
+        return f"{drawn}<table>{head}{rows}</table>{more}"
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
+        told = {"text/plain": repr(self)}
+        return told | ({"text/html": self._repr_html_()} if get_config()["display"] == "diagram" else {})
+
+
+def _told(params: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in params.items()) or "as the estimator"

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from sklearn.base import clone
-from sklearn.model_selection import KFold, ParameterGrid
+from sklearn.model_selection import KFold, ParameterGrid, check_cv
 
 from scalelatent.data import Dataset
 from scalelatent.engine.joint import RowMask
 from scalelatent.errors import DataError
 
 from .base import StreamedEstimator
+from .registry import NO_JOBS
 from .search_fit import Candidate, Memo
 from .steps import Begin, Rows, first_step
 
@@ -38,9 +38,9 @@ def candidate_params(estimator: Any, given: Any) -> list[dict[str, Any]]:
     >>> candidate_params(sl.CapsuleRegression(), {"capsule_dim": [1, 2]})
     [{'capsule_dim': 1}, {'capsule_dim': 2}]
     """
-    if not isinstance(estimator, StreamedEstimator):
+    if not isinstance(estimator, StreamedEstimator) or estimator._kind in NO_JOBS:
         raise TypeError(
-            "Search shares passes between estimators of scalelatent; for "
+            "Search is for estimators of scalelatent that job files know; for "
             f"{type(estimator).__name__} use sklearn.model_selection.GridSearchCV"
         )
     params = [dict(p) for p in (ParameterGrid(given) if isinstance(given, Mapping) else given)]
@@ -61,35 +61,67 @@ def candidate_params(estimator: Any, given: Any) -> list[dict[str, Any]]:
     return params
 
 
-def fold_rows(cv: Any, n_rows: int) -> list[tuple[int, int]]:
-    """(start, stop) of each fold: the runs of rows of scikit-learn's ``KFold(n)``.
+Split = tuple[np.ndarray, np.ndarray]
+
+
+def split_rows(cv: Any, rows: Dataset, groups: Any = None) -> list[Split]:
+    """(train, test) of each fold, row numbers, of whatever scikit-learn's searches take.
 
     Raises
     ------
     ValueError
-        Neither a number of folds, an unshuffled KFold nor None (5).
+        Neither a number of folds, a splitter, pairs of row numbers nor None (5); row numbers that are not
+        there, or twice.
 
     Examples
     --------
-    >>> fold_rows(3, 10)
-    [(0, 4), (4, 7), (7, 10)]
+    >>> [test.tolist() for _, test in split_rows(3, Dataset.from_arrays(np.zeros((4, 1))))]
+    [[0, 1], [2], [3]]
     """
-    n = cv
-    if isinstance(n, KFold):
-        if n.shuffle:
-            raise ValueError(
-                "cv=KFold(shuffle=True): folds are runs of rows, so that all share each pass; shuffle "
-                "the dataset instead, and give the number of folds"
-            )
-        n = n.n_splits
-    n = 5 if n is None else n
-    if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or not 2 <= n <= n_rows:
+    n_rows, n = len(rows), 5 if cv is None else cv
+    plain = isinstance(n, (int, np.integer)) and not isinstance(n, bool)
+    splittable = not isinstance(n, str) and (hasattr(n, "split") or np.iterable(n))
+    if (plain and not 2 <= n <= n_rows) or not (plain or splittable):
         raise ValueError(
-            f"cv={cv!r}: give KFold(n) or a number of folds, from 2 to the number of rows "
-            f"(n_samples = {n_rows})"
+            f"cv={cv!r}: give a number of folds from 2 to the number of rows (n_samples = {n_rows}), a "
+            "splitter of sklearn.model_selection, or pairs (train, test) of row numbers"
         )
-    edges = np.cumsum([0, *(n_rows // n + (i < n_rows % n) for i in range(n))]).tolist()
-    return list(itertools.pairwise(edges))
+    y = rows.read_y(0, n_rows) if rows.has_y and not rows.has_targets else None
+    found = check_cv(KFold(int(n)) if plain else n).split(np.zeros((n_rows, 1)), y, groups)
+    splits = [(_numbers(train, n_rows), _numbers(test, n_rows)) for train, test in found]
+    if not splits:
+        raise ValueError(f"cv={cv!r} gives no fold: give pairs (train, test) of row numbers")
+    return splits
+
+
+def _numbers(given: Any, n_rows: int) -> np.ndarray:
+    """Row numbers in rising order, also of a mask."""
+    numbers = np.asarray(given)
+    numbers = np.flatnonzero(numbers) if numbers.dtype == bool else np.sort(numbers)
+    if not len(numbers) or numbers[0] < 0 or numbers[-1] >= n_rows or not np.diff(numbers).all():
+        raise ValueError(
+            f"cv: a fold has {len(numbers)} rows, {numbers[:1].tolist()} to {numbers[-1:].tolist()}: give "
+            f"some of the rows 0 to {n_rows - 1}, each once"
+        )
+    return numbers
+
+
+def as_runs(splits: Sequence[Split], n_rows: int) -> list[tuple[int, int]] | None:
+    """(start, stop) of each fold where all are runs that the other rows learn; else None.
+
+    Examples
+    --------
+    >>> as_runs([(np.array([0, 3]), np.array([1, 2]))], 4), as_runs([(np.array([0]), np.array([1, 2]))], 4)
+    ([(1, 3)], None)
+    """
+    runs = []
+    for train, test in splits:
+        first, stop = int(test[0]), int(test[-1]) + 1
+        others = np.concatenate([np.arange(first), np.arange(stop, n_rows)])
+        if stop - first != len(test) or not np.array_equal(train, others):
+            return None
+        runs.append((first, stop))
+    return runs
 
 
 def make_candidates(
@@ -155,7 +187,7 @@ def score_table(
     n_splits: int,
     error_score: Any,
 ) -> dict[str, Any]:
-    """``results_`` of a search, in the form of scikit-learn's ``cv_results_``.
+    """``cv_results_`` of a search.
 
     Parameters
     ----------
@@ -166,10 +198,14 @@ def score_table(
     --------
     See :class:`.Search`.
     """
-    per_split = np.array([scores.get(one.key, error_score) for one in candidates], dtype=float)
+    failed = np.nan if isinstance(error_score, str) else error_score
+    per_split = np.array([scores.get(one.key, failed) for one in candidates], dtype=float)
     per_split = per_split.reshape(len(params), n_splits)
     mean = per_split.mean(axis=1)
     out: dict[str, Any] = {"params": list(params)}
+    for name, column in ("fit_time", "seconds"), ("score_time", "score_seconds"):
+        times = np.array([getattr(one, column) for one in candidates]).reshape(len(params), n_splits)
+        out[f"mean_{name}"], out[f"std_{name}"] = times.mean(axis=1), times.std(axis=1)
     for name in sorted({name for p in params for name in p}):
         column = np.ma.masked_all(len(params), dtype=object)
         for i, p in enumerate(params):

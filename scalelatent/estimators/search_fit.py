@@ -56,6 +56,8 @@ class Candidate:
         Passes of learning that it took.
     error : str or None
         What ended it before its time.
+    seconds, score_seconds : float
+        Of its fit, and of scoring: of passes that candidates share its share.
     """
 
     key: str
@@ -67,6 +69,8 @@ class Candidate:
     step: Any = None
     passes: int = 0
     error: str | None = None
+    seconds: float = 0.0
+    score_seconds: float = 0.0
 
 
 class Memo:
@@ -269,6 +273,7 @@ class SharedFit:
         for one in waiting:
             outcome = outcomes[one.key]
             one.passes = len(outcome.history)
+            one.seconds = sum(r["seconds"] / r["candidates"] for r in outcome.history)
             if outcome.error is None:
                 self._go_on(one, LoopResult(outcome.state, outcome.history))
             else:
@@ -283,6 +288,7 @@ class SharedFit:
             self._ended_early(one, str(error))
             return
         one.passes = len({record["pass"] for record in result.history})
+        one.seconds = sum(record["seconds"] for record in result.history)
         self.n_passes += one.passes
         self._go_on(one, result)
 

@@ -324,7 +324,11 @@ def test_a_candidate_that_runs_away(digits: Arrays, held_out: Arrays, models: An
             r"candidate 1 \{'momentum': 2.0\}.*momentum=2.0",
         ),
         ({"cv": 1}, ValueError, "cv=1"),
-        ({"cv": KFold(3, shuffle=True, random_state=0)}, ValueError, "shuffle the dataset"),
+        (
+            {"cv": KFold(3, shuffle=True, random_state=0), "halving": True},
+            ValueError,
+            "folds are no runs of rows: set halving=False",
+        ),
         ({"scoring": "roc"}, ValueError, "scoring='roc' is not one of accuracy"),
         ({"halving": True, "min_passes": 0}, ValueError, "min_passes=0"),
         ({"estimator": GridSearchCV(BASE, {})}, TypeError, "GridSearchCV"),

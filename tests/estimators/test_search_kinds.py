@@ -1,0 +1,233 @@
+"""Searches of every kind that job files know, with scikit-learn's scorers and splitters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.metrics import f1_score, get_scorer, make_scorer
+from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, ShuffleSplit, StratifiedKFold
+
+from scalelatent import CapsuleRegression, ConditionalRBM, Dataset, MultilayerBootstrapNetwork, Search
+from scalelatent.data.taken import take_rows
+from scalelatent.errors import DataError
+from scalelatent.estimators.registry import KINDS, NO_JOBS
+from tests.estimators.crbm_cases import Pair
+from tests.helpers import InterruptAt, Log
+
+Arrays = tuple[np.ndarray, np.ndarray]
+CAPSULE = CapsuleRegression(max_iter=4, nu_schedule=None, random_state=0, n_jobs=1)
+RBM = ConditionalRBM(n_hidden=4, n_epochs=2, learning_rate=0.3, random_state=0, n_jobs=1)
+NETWORK = MultilayerBootstrapNetwork(n_clusterings=10, n_classes=4, k1=20, random_state=0, n_jobs=1)
+KIND_CASES: dict[str, tuple[Any, dict[str, list[Any]]]] = {
+    "capsule": (CAPSULE, {"capsule_dim": [1, 3]}),
+    "crbm": (RBM, {"learner": ["cd", "mle-bp"]}),
+    "mbn": (NETWORK, {"feature_fraction": [0.2, 0.8]}),
+}
+
+
+@pytest.fixture
+def rows(digits: Arrays, pair: Pair) -> dict[str, Arrays]:
+    """What each kind learns and is scored on."""
+    few = digits[0][:200], digits[1][:200] % 4
+    return {"capsule": few, "crbm": pair, "mbn": few}
+
+
+def test_every_kind_of_a_job_is_searched_here() -> None:
+    assert set(KIND_CASES) == set(KINDS) - set(NO_JOBS)
+
+
+@pytest.mark.parametrize("kind", KIND_CASES)
+def test_a_search_is_the_fits_and_scores_alone(kind: str, rows: dict[str, Arrays]) -> None:
+    base, grid = KIND_CASES[kind]
+    cv = KFold(2, shuffle=True, random_state=1)
+    search = Search(base, grid, cv=cv).fit(*rows[kind])
+    found = search.cv_results_
+    (name, values), (x, y) = next(iter(grid.items())), rows[kind]
+    for i, value in enumerate(values):
+        for k, (train, test) in enumerate(cv.split(x)):
+            train, test = np.sort(train), np.sort(test)
+            alone = clone(base).set_params(**{name: value}).fit(x[train], y[train])
+            if kind == "mbn":
+                from scalelatent.evaluation.outputs import score_clusters
+
+                expected = score_clusters(alone, Dataset.from_arrays(x[test], y[test]))["nmi"]
+            else:
+                expected = alone.score(x[test], y[test])
+            assert found[f"split{k}_test_score"][i] == pytest.approx(expected, abs=1e-12)
+    mean = found["mean_test_score"]
+    np.testing.assert_allclose(mean, (found["split0_test_score"] + found["split1_test_score"]) / 2)
+    assert search.best_index_ == int(mean.argmax())
+    assert (search.best_score_, search.best_params_) == (mean.max(), found["params"][search.best_index_])
+    assert found[f"param_{name}"].tolist() == values
+    assert sorted(found["rank_test_score"]) == [1, 2]
+    assert (found["mean_fit_time"] > 0).all()
+    assert (found["mean_score_time"] > 0).all()
+    assert set(found) >= {"std_test_score", "std_fit_time", "std_score_time"}
+    whole = clone(base).set_params(**search.best_params_).fit(x, y)
+    np.testing.assert_array_equal(search.transform(x), whole.transform(x))
+    assert search.refit_time_ > 0
+    assert (search.n_splits_, search.n_features_in_) == (2, x.shape[1])
+    assert hasattr(search, "predict") == hasattr(base, "predict")
+
+
+@pytest.mark.parametrize("kind", KIND_CASES)
+def test_validation_rows_make_the_best_candidate_the_result(kind: str, rows: dict[str, Arrays]) -> None:
+    base, grid = KIND_CASES[kind]
+    x, y = rows[kind]
+    held = x[120:], y[120:]
+    search = Search(base, grid).fit(x[:120], y[:120], validation=held)
+    assert search.n_splits_ == 1
+    assert not hasattr(search, "refit_time_")
+    alone = clone(base).set_params(**search.best_params_)
+    alone.fit(x[:120], y[:120], **({} if kind == "mbn" else {"validation": held}))
+    np.testing.assert_array_equal(search.best_estimator_.transform(x), alone.transform(x))
+    assert search.score(*held) == pytest.approx(search.best_score_)
+
+
+@pytest.mark.parametrize("kind", ["crbm", "mbn"])
+@pytest.mark.parametrize("at", [1, 6, 11])
+def test_interrupt_and_resume(kind: str, at: int, rows: dict[str, Arrays], tmp_path: Path) -> None:
+    base, grid = KIND_CASES[kind]
+    search, log = Search(base, grid, cv=2), Log()
+    with pytest.raises(KeyboardInterrupt):
+        interrupt = InterruptAt(at, "stage", "pass_end", "event")
+        clone(search).fit(*rows[kind], run_dir=tmp_path, callbacks=[log, interrupt])
+    again = clone(search).fit(*rows[kind], run_dir=tmp_path, resume=True, callbacks=log)
+    whole = clone(search).fit(*rows[kind])
+    assert again.cv_results_["mean_test_score"].tolist() == whole.cv_results_["mean_test_score"].tolist()
+    x = rows[kind][0]
+    np.testing.assert_array_equal(again.transform(x), whole.transform(x))
+    scored = [e for e in log.of("event") if e["event"] == "candidate_scored"]
+    assert len(scored) == 4  # what was done is not done again
+    assert not (tmp_path / "candidates" / "000-f0").exists()
+
+
+def test_a_finished_search_by_validation_rows_is_read_again(pair: Pair, held: Pair, tmp_path: Path) -> None:
+    search = Search(RBM, {"n_hidden": [2, 5, 3]})
+    first = clone(search).fit(*pair, validation=held, run_dir=tmp_path)
+    log = Log()
+    again = clone(search).fit(*pair, validation=held, run_dir=tmp_path, resume=True, callbacks=log)
+    assert not [e for e in log.of("event") if e["event"] == "candidate"]
+    np.testing.assert_array_equal(again.best_estimator_.W_, first.best_estimator_.W_)
+    assert [p.name for p in (tmp_path / "candidates").iterdir() if any(p.iterdir())] == [
+        f"{first.best_index_:03d}"
+    ]
+
+
+@pytest.mark.parametrize(
+    "cv",
+    [
+        StratifiedKFold(3),
+        ShuffleSplit(2, test_size=0.3, random_state=0),
+        [(np.arange(0, 300, 2), np.arange(1, 300, 2))],
+        3,
+    ],
+    ids=["stratified", "shuffled", "pairs", "runs"],
+)
+def test_splitters_and_scorers_are_scikit_learns(digits: Arrays, cv: Any) -> None:
+    x, y = digits[0][:300], digits[1][:300]
+    grid, scoring = {"capsule_dim": [1, 3]}, "f1_weighted"
+    cv_theirs = KFold(3) if cv == 3 else cv
+    theirs = GridSearchCV(CAPSULE, grid, cv=cv_theirs, scoring=scoring).fit(x, y)
+    ours = Search(CAPSULE, grid, cv=cv, scoring=scoring).fit(x, y)
+    # Runs of rows weigh 0 in the passes that candidates share: blocks begin elsewhere, a row or two.
+    room = 0.03 if cv == 3 else 0
+    for name in (n for n in theirs.cv_results_ if "test_score" in n and "rank" not in n):
+        np.testing.assert_allclose(ours.cv_results_[name], theirs.cv_results_[name], atol=room, err_msg=name)
+    assert ours.cv_results_["params"] == theirs.cv_results_["params"]
+    assert ours.score(x, y) == pytest.approx(get_scorer(scoring)(ours.best_estimator_, x, y))
+
+
+def test_groups_and_scorers_of_ones_own(digits: Arrays, pair: Pair) -> None:
+    x, y = digits[0][:200], digits[1][:200] % 2
+    groups = np.arange(200) % 4
+    grid = {"momentum": [0.0, 0.5]}
+    theirs = GridSearchCV(CAPSULE, grid, cv=GroupKFold(2)).fit(x, y, groups=groups)
+    ours = Search(CAPSULE, grid, cv=GroupKFold(2)).fit(x, y, groups=groups)
+    np.testing.assert_allclose(ours.cv_results_["mean_test_score"], theirs.cv_results_["mean_test_score"])
+    micro = make_scorer(f1_score, average="micro")
+    found = Search(RBM, {"n_hidden": [3]}, cv=2, scoring=micro).fit(*pair).cv_results_
+    model = clone(RBM).set_params(n_hidden=3).fit(pair[0][150:], pair[1][150:])
+    assert found["split0_test_score"][0] == pytest.approx(micro(model, pair[0][:150], pair[1][:150]))
+    seen: list[Any] = []
+
+    def of_rows(model: Any, rows: Dataset) -> float:
+        seen.append(rows)
+        return 1.0
+
+    Search(NETWORK, {"n_clusterings": [5]}, cv=2, scoring=of_rows).fit(x)  # no labels, and none are asked for
+    assert [len(one) for one in seen] == [100, 100]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda x, y: Search(NETWORK, {"n_clusterings": [5]}).fit(x), "labels, and there are none: give y"),
+        (
+            lambda x, y: Search(NETWORK, {}, scoring="f1").fit(x, y),
+            "'f1' is not one of nmi, accuracy, retrieval",
+        ),
+        (
+            lambda x, y: Search(RBM, {"n_hidden": [0]}).fit(x, x > 0),
+            r"candidate 0 \{'n_hidden': 0\}.*n_hidden=0",
+        ),
+        (
+            lambda x, y: Search(RBM, {"n_hidden": [2]}, halving=True).fit(x, x > 0),
+            "fitted one by one: set halving",
+        ),
+        (lambda x, y: Search(CAPSULE, {}, cv=[([0, 0], [1])]).fit(x, y), "each once"),
+        (lambda x, y: Search(CAPSULE, {}, cv=[]).fit(x, y), "gives no fold"),
+        (lambda x, y: Search(CAPSULE, {}, cv="five").fit(x, y), "cv='five': give a number of folds"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused(digits: Arrays, make: Any, message: str) -> None:
+    with pytest.raises((ValueError, DataError), match=message):
+        make(digits[0][:50], digits[1][:50])
+
+
+def test_a_candidate_that_runs_away(pair: Pair) -> None:
+    wild = {"learning_rate": 1e30, "n_epochs": 3}
+    with pytest.warns(UserWarning, match=r"candidate 1 \(001-f0\) ended after 0 passes"):
+        search = Search(RBM, [{}, wild], cv=2, error_score=-1).fit(*pair)
+    assert search.cv_results_["mean_test_score"][1] == -1
+    assert search.best_index_ == 0
+
+
+def test_rows_taken_by_number_are_those_rows(digits: Arrays, tmp_path: Path) -> None:
+    import scipy.sparse
+
+    x, y = digits
+    weight = np.linspace(0, 1, len(y))
+    wanted = np.array([599, 0, 7, 8, 9, 300])
+    rows = np.sort(wanted)
+    for given in (x, scipy.sparse.csr_array(x)):
+        place = tmp_path / type(given).__name__
+        stored = Dataset.from_arrays(given, y, sample_weight=weight).save(place)
+        for ds in (stored, stored[100:], Dataset.from_arrays(given, y, sample_weight=weight)):
+            at = rows[rows < len(ds)]
+            some, first = take_rows(ds, wanted[wanted < len(ds)]), len(y) - len(ds)
+            read = some.read_x(0, len(at))
+            np.testing.assert_array_equal(read.toarray() if some.is_sparse else read, x[first + at])
+            np.testing.assert_array_equal(some.read_y(0, len(at)), y[first + at])
+            np.testing.assert_array_equal(some.read_weight(1, 3), weight[first + at[1:3]])
+        kept = take_rows(stored, wanted).save(f"{place}-some")
+        np.testing.assert_array_equal(kept.read_y(0, 6), y[rows])
+
+
+def test_names_and_drawings(digits: Arrays) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(digits[0][:100]).add_prefix("p")
+    search = Search(NETWORK, {"n_clusterings": [5, 8]}, cv=2)
+    assert "<table" in search._repr_html_() or "Search" in search._repr_html_()
+    search.fit(frame, digits[1][:100])
+    np.testing.assert_array_equal(search.feature_names_in_, frame.columns)
+    np.testing.assert_array_equal(search.best_estimator_.feature_names_in_, frame.columns)
+    drawn = search._repr_mimebundle_()
+    assert drawn["text/plain"].startswith("Search(")
+    assert drawn["text/html"].count("n_clusterings=") >= 2
+    assert f"{search.best_score_:.4g}" in drawn["text/html"]
