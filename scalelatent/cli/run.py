@@ -129,7 +129,11 @@ def _run(job: Job, folder: Any, json: bool, also: dict[str, Any] | None = None) 
 def _summary(folder: Any) -> dict[str, Any]:
     state = folder.read_state()
     keys = ["id", "state", "pass", "objective", "train_error", "validation_error", "best_validation_error"]
+    if state["state"] == "done" and state.get("best_validation_error") is not None:
+        # Of the model that was saved; those of the last pass are of weights that nobody has.
+        keys = [key for key in keys if key not in ("train_error", "validation_error")]
     keys += [
+        "mean_member_validation_error",
         "test_error",
         "test_nmi",
         "seconds",

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+# Whole numbers that count nothing: they are copied as they are.
+NAMES = ("seed", "pid", "random_state")
+_OF_SHARES = ("error", "accuracy", "nmi", "f1_macro", "converged")
+SHARES = tuple(f"{name}{part}" for name in _OF_SHARES for part in ("", "_mean", "_spread"))
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Threads; all cores by default.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
@@ -93,13 +98,15 @@ def _rows(values: Mapping[str, Any], indent: str = "", unit: str = "") -> Iterat
 
 
 def text_of(value: Any, name: str = "") -> str:
-    """Say a value as people read it: thousands apart, bytes by size, errors in percent.
+    """Say a value as people read it: thousands apart, bytes by size, shares in percent, names as they are.
 
     Examples
     --------
     >>> from scalelatent.cli.show import text_of
     >>> text_of(1234567), text_of(3 * 2**20, "peak_bytes"), text_of(0.0621, "test_error"), text_of(None)
     ('1,234,567', '3.0 MiB', '6.21 %', 'none')
+    >>> text_of(1234567, "seed"), text_of(0.7739, "nmi_mean"), text_of([0.5, 0.25], "accuracy")
+    ('1234567', '77.39 %', '50.00 %, 25.00 %')
     """
     if value is None:
         return "none"
@@ -110,13 +117,14 @@ def text_of(value: Any, name: str = "") -> str:
     if isinstance(value, list | tuple) and any(isinstance(item, list | tuple) for item in value):
         return str(value)
     if isinstance(value, list | tuple):
-        return ", ".join(map(text_of, value))
+        return ", ".join(text_of(item, name) for item in value)
     if isinstance(value, int | float) and (name.endswith("bytes") or "bytes_" in name or name == "memory"):
         return size(value)
     if isinstance(value, int):
-        return f"{value:,}"
+        return str(value) if name.rstrip("_").endswith(NAMES) else f"{value:,}"
     if isinstance(value, float):
-        return f"{100 * value:.2f} %" if name.endswith(("error", "accuracy")) else f"{value:.6g}"
+        share = name in ("all", "changed") or name.rstrip("_").endswith(SHARES)
+        return f"{100 * value:.2f} %" if share else f"{value:.6g}"
     return str(value)
 
 

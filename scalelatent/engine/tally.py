@@ -32,7 +32,7 @@ def _accuracy(confusion: np.ndarray) -> float:
 
 CONFUSION_METRICS: dict[str, Callable[[np.ndarray], Any]] = {
     "accuracy": _accuracy,
-    "error": lambda confusion: 1.0 - _accuracy(confusion),
+    "error": lambda confusion: float((confusion.sum() - np.trace(confusion)) / confusion.sum()),
     "balanced_accuracy": _recall,
     "f1_macro": _f1_macro,
     "confusion": lambda confusion: confusion.tolist(),

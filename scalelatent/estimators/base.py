@@ -256,7 +256,8 @@ class StreamedEstimator(BaseEstimator):
             if begin.keeps_records:
                 session.keep_records()
             seed = session.begin(self.random_state, self._what_decides(), watched)
-            session.announce(train, **begin.info, seed=seed)
+            more = {} if held is None else {"validation_rows": len(held)}
+            session.announce(train, **begin.info, **more, seed=seed)
             rows = {name: Rows(session.visible(name, ds)) for name, ds in watched.items()}
             session.answer(steps, (seed, rows))
             session.finish()

@@ -336,7 +336,7 @@ def _test_scores(estimator: Any, test: Dataset, told: Progress) -> dict[str, flo
     """What the test rows say: the error of a classifier, the clusters of a model without classes."""
     if hasattr(estimator, "predict"):
         accuracy = float(estimator.score(test, callbacks=_Rows(told)))
-        return {"test_accuracy": accuracy, "test_error": 1.0 - accuracy}
+        return {"test_accuracy": accuracy, "test_error": round(1.0 - accuracy, 12)}
     from .scoring import gives_codes, score_dataset
 
     if not test.has_y or test.y_kind != "labels" or gives_codes(estimator):

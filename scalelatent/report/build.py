@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalelatent.errors import DataError, ScalelatentError
 
+from .explained import calibration_text, error_text, how_to_use, validation_rows, why_errors_differ
 from .figures import plot_history, rounds_of
 from .page import Page, Picture, count, listing, write_page
 from .runfiles import RunFiles, read_run
@@ -19,11 +20,20 @@ if TYPE_CHECKING:
     from scalelatent.data import Dataset
 
     from .collect import Evidence
+    from .tallies import Confusion
 
 __all__ = ["build_report"]
 
+INTERVAL = (
+    "These rows are a sample. The model's error on all rows of their kind lies within the interval "
+    "(Wilson's) in 95 of 100 cases. Two errors whose intervals overlap may well be equal."
+)
+MEMBERS = (
+    "Each member solves a problem of its own, one class against the others or against one other, which is "
+    "easier than telling all classes apart. The validation error is that of the class that they decide on "
+    "together."
+)
 Told = Callable[[int, int], None] | None
-
 ARCHITECTURES = {"multiclass": "multiclass", "one_vs_all": "one-versus-all", "all_vs_all": "all-versus-all"}
 
 
@@ -93,6 +103,8 @@ def build_report(
             f"{run.place.url}: there is no report for {type(model).__name__} models, only for capsule "
             "regression, bootstrap networks and conditional RBMs"
         )
+    if len(model.capsule_dims_) > 1:
+        run.history = [_of_members(record) for record in run.history]
     evidence = _evidence(run, model, data, progress)
     page = Page(title=_title(run), subtitle=_subtitle(model))
     page.headline, page.numbers = _numbers(run, model, evidence, rows)
@@ -106,12 +118,42 @@ def build_report(
                 f"The {rows} rows have no labels: colours and prototypes follow the predicted classes, "
                 "and there is no error to tell."
             )
+    page.explained = _explained(run, model, evidence)
+    return _written(page, run, model)
+
+
+def _written(page: Page, run: RunFiles, model: Any) -> str:
     page.notes, page.settings, page.links = run.notes, run.settings(), run.links()
+    if run.place.has("model.zarr/zarr.json"):
+        page.snippet = how_to_use(run, model)
     return write_page(page, run.place.at("report"))
 
 
+def _explained(run: RunFiles, model: Any, evidence: Evidence | None) -> list[tuple[str, str]]:
+    """What the numbers of a classifier mean."""
+    found = []
+    if differ := why_errors_differ(run, model.n_iter_, len(model.capsule_dims_)):
+        found.append(("Validation and test error", differ))
+    if evidence is not None and evidence.confusion is not None:
+        found.append(("95 % interval", INTERVAL))
+    if model.mean_member_validation_error_ is not None:
+        found.append(("Mean member validation error", MEMBERS))
+    if evidence is not None and evidence.reliability is not None:
+        words = calibration_text(evidence.reliability, model.architecture)
+        found.append(("Calibration error", words))
+    return found
+
+
+def _confusion_text(confusion: Confusion) -> str:
+    rows = int(confusion.counts.sum())
+    wrong = rows - int(confusion.counts.trace())
+    if abs(confusion.weight - rows) > 1e-9 * rows:
+        return f"{percent(confusion.error)} by weight ({wrong:,} of {count(rows, 'row')})"
+    return error_text(confusion.error, rows, wrong=wrong)
+
+
 def _network_report(run: RunFiles, model: Any, data: Dataset | None, rows: str, progress: Told) -> str:
-    from .mbn import collect_network, network_numbers, network_pictures, network_subtitle
+    from .mbn import collect_network, network_numbers, network_pictures, network_subtitle, network_words
 
     page, evidence = Page(title=_title(run), subtitle=network_subtitle(model)), None
     # Its history is that of EM-PCA, which small networks have none of.
@@ -126,10 +168,10 @@ def _network_report(run: RunFiles, model: Any, data: Dataset | None, rows: str, 
             run.notes.append(f"The rows could not be used, so their figures are left out: {error}")
     page.headline, page.numbers = network_numbers(run, model, evidence, rows)
     page.pictures = [] if evidence is None else network_pictures(evidence, rows)
+    page.explained = network_words(run, evidence)
     if evidence is not None and evidence.clusters is None:
         run.notes.append(f"The {rows} rows have no classes, so clusters are not held against any.")
-    page.notes, page.settings, page.links = run.notes, run.settings(), run.links()
-    return write_page(page, run.place.at("report"))
+    return _written(page, run, model)
 
 
 def _recorded_scores(run: RunFiles) -> dict[str, float] | None:
@@ -141,7 +183,7 @@ def _recorded_scores(run: RunFiles) -> dict[str, float] | None:
 
 
 def _rbm_report(run: RunFiles, model: Any, data: Dataset | None, rows: str, progress: Told) -> str:
-    from .crbm import collect_rbm, rbm_numbers, rbm_pictures, rbm_subtitle
+    from .crbm import collect_rbm, rbm_numbers, rbm_pictures, rbm_subtitle, rbm_words
 
     page, evidence = Page(title=_title(run), subtitle=rbm_subtitle(model)), None
     if data is None:
@@ -155,8 +197,8 @@ def _rbm_report(run: RunFiles, model: Any, data: Dataset | None, rows: str, prog
         run.notes.append("Outputs are no images of the shape of the rows, so none are drawn.")
     page.headline, page.numbers = rbm_numbers(run, model, evidence, rows)
     page.pictures = rbm_pictures(run, model, evidence, rows)
-    page.notes, page.settings, page.links = run.notes, run.settings(), run.links()
-    return write_page(page, run.place.at("report"))
+    page.explained = rbm_words(run, model, evidence)
+    return _written(page, run, model)
 
 
 def _saved_model(run: RunFiles) -> Any:
@@ -216,19 +258,18 @@ def _numbers(
         table.append((f"{rows} rows", f"{evidence.n_rows:,}"))
         if evidence.confusion is not None:
             head.append((f"{rows} error", percent(evidence.confusion.error)))
-            wrong = int(evidence.confusion.counts.sum() - evidence.confusion.counts.trace())
-            table.append(
-                (f"{rows} error", f"{percent(evidence.confusion.error)} ({count(wrong, 'row')} wrong)")
-            )
+            table.append((f"{rows} error", _confusion_text(evidence.confusion)))
         if evidence.reliability is not None:
             table.append((f"{rows} log-loss", f"{evidence.reliability.log_loss:.4f} nats a row"))
             table.append((f"{rows} calibration error", percent(evidence.reliability.calibration_error)))
-    best = model.best_validation_error_
+    best, of_members = model.best_validation_error_, model.mean_member_validation_error_
     # Members of an ensemble each solve a problem of their own: their mean error is not that of their vote.
-    mean = "" if model.architecture == "multiclass" else ", mean of the members"
+    mean = "" if len(model.capsule_dims_) == 1 else ", mean of the members"
     if best is not None:
-        head.append(("best validation error" if not mean else "members' validation error", percent(best)))
-        table.append((f"best validation error{mean}", percent(best)))
+        head.append(("best validation error", percent(best)))
+        table.append(("best validation error", error_text(best, validation_rows(run))))
+    if of_members is not None:
+        table.append(("mean member validation error", percent(of_members)))
     head.append(("passes", f"{model.n_iter_:,}"))
     table.append(("passes", f"{model.n_iter_:,}"))
     table += _history_numbers(run, head, mean)
@@ -248,7 +289,10 @@ def _history_numbers(run: RunFiles, head: list[tuple[str, str]], mean: str) -> l
     if last.get("objective") is not None:
         table.append((f"log-loss of the last pass{mean}", f"{last['objective']:.5f} nats a row"))
     if last.get("train_error") is not None:
-        table.append((f"training error of the last pass{mean}", percent(last["train_error"])))
+        table.append(("training error of the last pass", percent(last["train_error"])))
+    if last.get("mean_member_train_error") is not None:
+        told = ("mean member training error of the last pass", percent(last["mean_member_train_error"]))
+        table.append(told)
     seconds = sum(record.get("seconds") or 0.0 for record in run.history)
     rows = sum(record.get("rows") or 0 for record in run.history)
     if seconds > 0:
@@ -288,6 +332,14 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def _of_members(record: dict[str, Any]) -> dict[str, Any]:
+    """A record of an ensemble; earlier versions had the means over members under the names of the errors."""
+    if "mean_member_train_error" in record:
+        return record
+    of_members = {f"mean_member_{key}": record.get(key) for key in ("train_error", "validation_error")}
+    return {**record, **of_members, "train_error": None, "validation_error": None}
+
+
 def _history_pictures(run: RunFiles, model: Any) -> list[Picture]:
     if not run.history:
         return []
@@ -303,9 +355,15 @@ def _history_pictures(run: RunFiles, model: Any) -> list[Picture]:
     ]
     if ensemble:
         words.append(
-            f"Both are means over {len(model.capsule_dims_)} members, each with two capsules; the error "
-            "of their vote is another number."
+            f"The log-loss and the members' errors are means over {len(model.capsule_dims_)} members, each "
+            "with two capsules and an easier problem of its own."
         )
+        if held:
+            words.append(
+                "The validation error is that of what they decide together; it is measured in the first "
+                "eight passes and in every eighth from then on. The saved model has each member as it was at "
+                "its best, which is in another pass for each."
+            )
     if any(record.get("train_error") == 0 for record in run.history):
         words.append("An error of zero is not drawn where the axis is logarithmic.")
     rounds = rounds_of(run.history)
@@ -317,10 +375,11 @@ def _history_pictures(run: RunFiles, model: Any) -> list[Picture]:
             if ensemble
             else "Shading marks the rounds of the threshold ν; each starts from the best weights so far."
         )
+    key = "mean_member_train_error" if ensemble else "train_error"
     errors = [
-        f"training error {percent(record['train_error'])}"
+        f"{'mean member ' if ensemble else ''}training error {percent(record[key])}"
         for record in (first, last)
-        if record.get("train_error") is not None
+        if record.get(key) is not None
     ]
     alt = (
         f"Two curves against {count(_passes(run), 'pass', 'passes')}: log-loss, and "

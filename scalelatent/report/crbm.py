@@ -15,6 +15,7 @@ from scalelatent.evaluation.outputs import joined
 from scalelatent.models.crbm.inference import CONVERGED
 
 from .crbm_figures import plot_convergence, plot_learning, plot_occlusion, plot_restored
+from .explained import validation_rows, why_errors_differ
 from .page import Picture, count, listing
 from .pictures import image_shape
 from .sampled import check_width
@@ -193,14 +194,21 @@ def rbm_numbers(
             if sampled and rows == "test" and "test_error" in run.event("scored"):
                 error, of = run.event("scored")["test_error"], ""
             head.append((f"{rows} error{of}", percent(error)))
-            table.append((f"{rows} error{of}, all outputs", percent(error)))
+            spread = _interval(evidence, error, evidence.n_rows if of != part else len(evidence.v))
+            table.append((f"{rows} error{of}, all outputs", f"{percent(error)} ({spread})"))
+            name, wrong = _baseline(evidence)
+            head.append((name + part, percent(wrong)))
+            means = "x given back as it is" if evidence.x is not None else "each output's more frequent value"
+            table.append((f"error of {name}{part}: {means}", percent(wrong)))
         if evidence.errors.changed:
             head.append((f"error where changed{part}", percent(evidence.errors.changed_error)))
             table.append(
                 (f"{rows} error{part}, outputs changed in x", percent(evidence.errors.changed_error))
             )
     if model.best_validation_error_ is not None:
-        table.append(("best validation error", percent(model.best_validation_error_)))
+        held = validation_rows(run)
+        counted = f" (all outputs of {count(held, 'row')})" if held else ""
+        table.append(("best validation error", f"{percent(model.best_validation_error_)}{counted}"))
         table.append(("epoch of these parameters", f"{model.best_epoch_:,}"))
     head.append(("epochs", f"{model.n_iter_:,}"))
     table.append(("epochs", f"{model.n_iter_:,}"))
@@ -218,6 +226,47 @@ def rbm_numbers(
     table.append(("largest weight between outputs and hidden units", f"{_largest(model.W_):.2f}"))
     table.append(("seed", str(model.seed_)))
     return head, table
+
+
+def _interval(evidence: RbmEvidence, error: float, rows: int) -> str:
+    """95 %: from the spread of the rows' own errors, since the outputs of a row go wrong together."""
+    own = (evidence.predicted != evidence.v).mean(axis=1)
+    half = 1.96 * float(own.std(ddof=1)) / rows**0.5 if len(own) > 1 else float("nan")
+    if not half > 0:
+        return f"of {count(rows, 'row')}"
+    low, high = max(0.0, error - half), min(1.0, error + half)
+    return f"of {count(rows, 'row')}; 95 % interval {100 * low:.2f} to {100 * high:.2f} %"
+
+
+def _baseline(evidence: RbmEvidence) -> tuple[str, float]:
+    """What is wrong where nothing is learned: x given back, or each output's more frequent value."""
+    if evidence.x is not None:
+        return "doing nothing", float((evidence.x != evidence.v).mean())
+    ones = evidence.v.mean(axis=0)
+    return "knowing nothing of x", float(np.minimum(ones, 1 - ones).mean())
+
+
+def rbm_words(run: RunFiles, model: Any, evidence: RbmEvidence | None) -> list[tuple[str, str]]:
+    """What the numbers mean."""
+    found = []
+    if differ := why_errors_differ(run, model.n_iter_):
+        found.append(("Validation and test error", differ))
+    if evidence is None or model._source == "plain":
+        return found
+    if evidence.x is not None:
+        text = (
+            "The share of outputs in whose place x has another value: the error of a model that gives x back "
+            "as it is. A model is worth something where its error of all outputs is below this. The error "
+            "where changed looks at these outputs alone: doing nothing has 100 % of them wrong."
+        )
+        found.append(("Doing nothing", text))
+    text = (
+        "These rows are a sample. The model's error on all rows of their kind lies within the interval in 95 "
+        "of 100 cases, by how much the errors of single rows differ: the outputs of a row go wrong together, "
+        "so rows count and not outputs."
+    )
+    found.append(("95 % interval", text))
+    return found
 
 
 def _largest(w: np.ndarray) -> float:

@@ -132,19 +132,25 @@ def places_of(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
 def draw_errors(
     axes: Axes, passes: np.ndarray, records: Sequence[Mapping[str, Any]], point: dict[str, Any]
 ) -> None:
-    curves = {"training": ("train_error", MUTED), "validation": ("validation_error", WARN)}
-    shown = []
+    curves = {
+        "mean member, training": ("mean_member_train_error", MUTED),
+        "mean member, validation": ("mean_member_validation_error", "#ffa90e"),
+        "training": ("train_error", MUTED),
+        "validation": ("validation_error", WARN),
+    }
+    shown, names = [], []
     for label, (key, color) in curves.items():
         error = 100 * column(records, key)
         if np.isnan(error).all():
             continue
         shown.append(error)
+        names.append(label)
         axes.plot(passes, error, color=color, linewidth=1.6, label=label, **point)
     axes.set_ylabel("error, %")
     if not shown:
         return
     best = int(np.nanargmin(shown[-1]))
-    kind = "validation" if len(shown) == 2 else "training"
+    kind = names[-1].replace(",", "")
     place = round(float(passes[best]), 2)
     axes.plot(passes[best], shown[-1][best], marker="*", markersize=12, color=INK, linestyle="none", zorder=5,
               label=f"lowest {kind} error: {shown[-1][best]:.2f} % in pass {place:g}")  # fmt: skip

@@ -16,6 +16,7 @@ from scalelatent.evaluation.outputs import read_spaced, score_clusters
 from scalelatent.models.mbn.model import Network
 from scalelatent.models.mbn.pca import kernel_coordinates
 
+from .explained import wilson
 from .mbn_figures import LEGEND_CLASSES, plot_layers, plot_output, plot_retrieval
 from .page import Picture, count, listing
 from .sampled import check_width
@@ -157,6 +158,8 @@ def network_numbers(
                 value = f"{percent(scores[name])}, that of the clusters of smallest inertia"
                 spread = f"{percent(scores[f'{name}_mean'])} ± {percent(scores[f'{name}_spread'])}"
                 table.append((label, f"{value}; mean of {int(scores['restarts'])} restarts {spread}"))
+            low, high = wilson(scores["accuracy"], scores["clustered_rows"])
+            table.append(("clustering accuracy, 95 % interval", f"{100 * low:.2f} to {100 * high:.2f} %"))
             table.append(
                 ("rows that k-means has clustered", _of_all(int(scores["clustered_rows"]), evidence))
             )
@@ -178,6 +181,32 @@ def network_numbers(
     table.append(("features of a row", f"{model.n_features_in_:,}"))
     table.append(("seed", str(model.seed_)))
     return head, table
+
+
+def network_words(run: RunFiles, evidence: NetworkEvidence | None) -> list[tuple[str, str]]:
+    """What the numbers mean."""
+    found = []
+    if evidence is not None and evidence.clusters is not None:
+        restarts = int(evidence.clusters["restarts"])
+        text = (
+            f"k-means clusters the network's components {restarts} times, from new starts, into as many "
+            "clusters as there are classes; what counts is the clustering of the smallest inertia, "
+            "whatever its scores. NMI (normalized mutual information) is 0 % where clusters tell nothing of "
+            "the classes and 100 % where both are the same. Clustering accuracy is the share of rows whose "
+            "cluster stands for their class, under the best one-to-one pairing. The network has seen no "
+            "class. `scalelatent score` tells the same of these rows."
+        )
+        if int(evidence.clusters["clustered_rows"]) < evidence.n_rows:
+            text += (
+                " Evenly spaced rows stand for all of them, which takes seconds where all would take minutes."
+            )
+        found.append(("NMI and clustering accuracy", text))
+        interval = (
+            "Of the clustering accuracy: where that of another set of as many rows would lie, for these "
+            "clusters. It does not hold what another start of k-means changes; the spread over restarts does."
+        )
+        found.append(("95 % interval", interval))
+    return found
 
 
 def _of_all(rows: int, evidence: NetworkEvidence) -> str:

@@ -56,6 +56,10 @@ class Page:
     headline : list of (str, str)
         The few numbers a reader looks for: (name, value).
     numbers : list of (str, str)
+    explained : list of (str, str)
+        What the numbers mean: (of what, in words).
+    snippet : str
+        Python that loads and applies the model; empty for none.
     pictures : list of Picture
     settings : list of (section, [(key, value, origin)])
     links : list of (path, text)
@@ -66,6 +70,8 @@ class Page:
     notes: list[str] = field(default_factory=list)
     headline: list[tuple[str, str]] = field(default_factory=list)
     numbers: list[tuple[str, str]] = field(default_factory=list)
+    explained: list[tuple[str, str]] = field(default_factory=list)
+    snippet: str = ""
     pictures: list[Picture] = field(default_factory=list)
     settings: list[tuple[str, list[tuple[str, str, str]]]] = field(default_factory=list)
     links: list[tuple[str, str]] = field(default_factory=list)
