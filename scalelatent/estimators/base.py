@@ -256,7 +256,7 @@ class StreamedEstimator(BaseEstimator):
             if begin.keeps_records:
                 session.keep_records()
             seed = session.begin(self.random_state, self._what_decides(), watched)
-            more = {} if held is None else {"validation_rows": len(held)}
+            more = {"validation_rows": len(watched["validation"])} if "validation" in watched else {}
             session.announce(train, **begin.info, **more, seed=seed)
             rows = {name: Rows(session.visible(name, ds)) for name, ds in watched.items()}
             session.answer(steps, (seed, rows))
