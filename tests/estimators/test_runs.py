@@ -78,7 +78,7 @@ def test_callbacks_hear_the_whole_story(digits: Arrays, held_out: Arrays, tmp_pa
         assert {"active_members", "nu", "round"} <= set(record)
     end = log.of("fit_end")[0]
     assert end["passes"] == 8
-    assert end["seconds"] > 0
+    assert end["pass_seconds"] > 0
 
 
 def test_a_callback_of_ones_own_stops_the_fit(digits: Arrays) -> None:
