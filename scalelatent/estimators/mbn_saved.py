@@ -75,6 +75,9 @@ def load_network(
     Out of a run folder it also knows where the fit has left codes.
     """
     layers = tuple(Layer(**fields) for fields in values["layers"])
+    for layer in layers:  # it names the folder of its centroids
+        if not isinstance(layer.number, int):
+            raise ValueError(f"a layer's number is {layer.number!r}")
     sets = tuple(_open(place.at(_name(layer.number)), values, layer) for layer in layers)
     components = _components(arrays, "", values["total_variance"]) if "table" in arrays else None
     model._keep(layers, sets, {}, components, [])

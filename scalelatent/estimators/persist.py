@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,13 @@ import numpy as np
 
 from scalelatent.data.guard import format_of
 from scalelatent.data.store import REMOVED, Location, locate
-from scalelatent.errors import DataError
+from scalelatent.errors import DataError, JobError, ScalelatentError
 
 FORMAT, FORMAT_VERSION = "scalelatent-model", 1
 UNFINISHED = "scalelatent-model-unfinished"
 """Attribute 'format' while arrays are still being written."""
+OF_ATTRIBUTES = "attributes_digest"
+_NAME = re.compile(r"(?!\.)[\w.-]+")
 
 
 def save_model(
@@ -60,7 +64,8 @@ def save_model(
                 group.create_array(name, data=np.ascontiguousarray(array))
             if beside is not None:
                 attrs["datasets"] = beside(target)
-            group.update_attributes(json.loads(json.dumps(attrs)))
+            attrs = json.loads(json.dumps(attrs))
+            group.update_attributes({**attrs, OF_ATTRIBUTES: _digest_of_attributes(attrs)})
     except OSError as error:
         raise DataError(
             f"cannot write the model {place.url}: {error}; free space or choose another place, then save "
@@ -101,7 +106,9 @@ def read_model(
     try:
         group = zarr.open_group(place.zarr_store(read_only=True), mode="r", zarr_format=3)
         attrs: dict[str, Any] = dict(group.attrs)
-    except (ValueError, KeyError, TypeError) as error:
+    except ScalelatentError:
+        raise
+    except Exception as error:  # whatever zarr raises of metadata that was changed
         raise DataError(
             f"{place.url} is damaged: its zarr.json cannot be read ({error}); save the model again"
         ) from error
@@ -112,23 +119,72 @@ def read_model(
             f"{place.url} is a zarr group, but no saved model (its format is {attrs.get('format')!r}, not "
             f"{FORMAT!r}){unfinished if broken_off else ''}"
         )
-    if attrs["format_version"] > FORMAT_VERSION:
+    version = attrs.get("format_version")
+    if isinstance(version, int) and version > FORMAT_VERSION:
         raise DataError(
-            f"{place.url} has model format {attrs['format_version']}, this scalelatent reads up to "
-            f"{FORMAT_VERSION}: upgrade scalelatent"
+            f"{place.url} has model format {version}, this scalelatent reads up to {FORMAT_VERSION}: upgrade "
+            "scalelatent"
         )
-    # zarr reads a chunk that is gone as zeros: a model that predicts, and wrongly.
-    arrays = {}
-    for name, digest in attrs["digests"].items():
-        array = group.get(name)
-        arrays[name] = np.asarray(array[...]) if isinstance(array, zarr.Array) else np.empty(0)
-        if _digest(arrays[name]) != digest:
-            raise DataError(
-                f"{place.url} is damaged: its array {name!r} is not the one that was saved; save it again"
-            )
+    _check_attributes(place, attrs)
+    arrays = {name: _read_array(place, group, name, digest) for name, digest in attrs["digests"].items()}
     for name, print_ in attrs.get("datasets", {}).items():
         _check_dataset(place.at(name), print_)
     return attrs["kind"], attrs["params"], attrs["values"], arrays
+
+
+def _check_attributes(place: Location, attrs: dict[str, Any]) -> None:
+    """Refuse attributes that are not those that were saved, or name what no model has."""
+    kinds = {"kind": str, "params": dict, "values": dict, "digests": dict, "format_version": int}
+    odd = [name for name, kind in kinds.items() if not isinstance(attrs.get(name), kind)]
+    if not isinstance(attrs.get("datasets", {}), dict):
+        odd.append("datasets")
+    if odd:
+        raise DataError(
+            f"{place.url} is damaged: its attribute {odd[0]!r} is {_brief(attrs.get(odd[0]))}; save the "
+            "model again"
+        )
+    # Models of earlier versions have no digest of their attributes.
+    if attrs.get(OF_ATTRIBUTES, digest := _digest_of_attributes(attrs)) != digest:
+        raise DataError(
+            f"{place.url} is damaged: its attributes (kind, params, values, digests) are not those that were "
+            "saved; save the model again"
+        )
+    outside = [name for name in (*attrs["digests"], *attrs.get("datasets", {})) if not _NAME.fullmatch(name)]
+    if outside:
+        raise DataError(
+            f"{place.url} is damaged: {_brief(outside[0])} is no name of a part of it, which lies in its own "
+            "folder; save the model again"
+        )
+
+
+def _read_array(place: Location, group: Any, name: str, digest: str) -> np.ndarray:
+    import psutil
+    import zarr
+
+    damaged = f"{place.url} is damaged: its array {name!r}"
+    try:
+        array = group.get(name)
+        # zarr reads a chunk that is gone as zeros: a model that predicts, and wrongly.
+        stored = isinstance(array, zarr.Array)
+        nbytes = max(math.prod(array.shape), math.prod(array.chunks)) * array.dtype.itemsize if stored else 0
+        if nbytes > psutil.virtual_memory().total:
+            raise DataError(
+                f"{damaged} has the shape {array.shape}, which is {nbytes / 2**30:,.0f} GiB and more than "
+                "this machine has; save the model again"
+            )
+        found = np.asarray(array[...]) if stored else np.empty(0)
+    except ScalelatentError:
+        raise
+    except Exception as error:  # whatever zarr and its codecs raise of metadata that was changed
+        raise DataError(f"{damaged} cannot be read ({error}); save the model again") from error
+    if _digest(found) != digest:
+        raise DataError(f"{damaged} is not the one that was saved; save it again")
+    return found
+
+
+def _brief(value: Any) -> str:
+    text = "missing" if value is None else repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def _check_dataset(place: Location, fingerprint: str) -> None:
@@ -142,6 +198,11 @@ def _check_dataset(place: Location, fingerprint: str) -> None:
         ) from error
     if found != fingerprint:
         raise DataError(f"{place.url} is not the one that was saved with its model; save the model again")
+
+
+def _digest_of_attributes(attrs: dict[str, Any]) -> str:
+    held = {name: value for name, value in attrs.items() if name != OF_ATTRIBUTES}
+    return hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
 
 
 def _digest(array: np.ndarray) -> str:
@@ -176,15 +237,29 @@ def load_model(url: str | Path) -> Any:
     >>> bool((sl.load_model(place).predict(x) == m.predict(x)).all())
     True
     """
-    from .registry import get_estimator
+    from .registry import KINDS, get_estimator
 
     place, run = locate(url), None
     if place.has("model.zarr/zarr.json"):
         place, run = place.at("model.zarr"), place
     kind, params, values, arrays = read_model(place)
-    estimator = get_estimator(kind)
+    try:
+        estimator = get_estimator(kind)
+    except JobError:
+        raise DataError(
+            f"{place.url} holds a model of kind {_brief(kind)}, which this scalelatent does not know (it "
+            f"knows {', '.join(KINDS)}): upgrade scalelatent, or save the model again"
+        ) from None
     beside = {"place": place, "run": run} if getattr(estimator, "_saves_datasets", False) else {}
-    model = estimator._from_saved(params, values, arrays, **beside)
+    try:
+        model = estimator._from_saved(params, values, arrays, **beside)
+    except ScalelatentError:
+        raise
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise DataError(
+            f"{place.url} is damaged: its attributes do not make a model of kind {kind!r} "
+            f"({type(error).__name__}: {error}); save the model again"
+        ) from error
     if "feature_names_in" in values:
         model.feature_names_in_ = np.array(values["feature_names_in"], dtype=object)
     return model

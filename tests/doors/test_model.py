@@ -1,0 +1,153 @@
+"""Saved models that somebody changed: each is refused in one line that names it, before it predicts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scalelatent as sl
+from scalelatent.errors import DataError
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A capsule model and a bootstrap network, saved."""
+    rng = np.random.default_rng(0)
+    x, y = rng.uniform(0, 1, (60, 5)).astype(np.float32), np.arange(60) % 3
+    folder = tmp_path_factory.mktemp("saved")
+    sl.CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0).fit(x, y).save(folder / "capsule")
+    network = sl.MultilayerBootstrapNetwork(n_clusterings=3, k1=10, n_components=2, random_state=0)
+    network.fit(x).save(folder / "mbn")
+    return folder
+
+
+@pytest.fixture
+def model(saved: Path, tmp_path: Path) -> Path:
+    """A copy of the capsule model."""
+    shutil.copytree(saved / "capsule", tmp_path / "m")
+    return tmp_path / "m"
+
+
+def change(path: Path, *keys: Any, to: Any) -> None:
+    """Change one value of a JSON file; `to` ``...`` takes it away."""
+    meta = json.loads(path.read_text())
+    place = meta
+    for key in keys[:-1]:
+        place = place[key]
+    if to is ...:
+        del place[keys[-1]]
+    else:
+        place[keys[-1]] = to
+    path.write_text(json.dumps(meta))
+
+
+def attribute(*keys: Any, to: Any) -> Callable[[Path], None]:
+    return lambda model: change(model / "zarr.json", "attributes", *keys, to=to)
+
+
+def unsealed(*keys: Any, to: Any) -> Callable[[Path], None]:
+    """Change an attribute of a model that has no digest of them, as those of earlier versions."""
+
+    def edit(model: Path) -> None:
+        change(model / "zarr.json", "attributes", "attributes_digest", to=...)
+        change(model / "zarr.json", "attributes", *keys, to=to)
+
+    return edit
+
+
+def array(*keys: Any, to: Any) -> Callable[[Path], None]:
+    return lambda model: change(model / "W" / "zarr.json", *keys, to=to)
+
+
+def text(name: str, content: str) -> Callable[[Path], Any]:
+    return lambda model: (model / name).write_text(content)
+
+
+NOT_SAVED = "its attributes (kind, params, values, digests) are not those that were saved"
+ROWS: list[tuple[str, Callable[[Path], Any], str]] = [
+    ("a parameter", attribute("params", "capsule_dim", to=3), NOT_SAVED),
+    ("a value", attribute("values", "n_features_in", to=50), NOT_SAVED),
+    ("the classes", attribute("values", "classes", to=[7, 8, 9]), NOT_SAVED),
+    ("the kind", attribute("kind", to="mbn"), NOT_SAVED),
+    ("a digest", attribute("digests", "W", to="0" * 64), NOT_SAVED),
+    ("an array more", attribute("digests", "V", to="0" * 64), NOT_SAVED),
+    ("another kind, unsealed", unsealed("kind", to="mbn"), "do not make a model of kind 'mbn'"),
+    ("no such kind", unsealed("kind", to="forest"), "kind 'forest', which this scalelatent"),
+    ("kind is a list", unsealed("kind", to=[]), "its attribute 'kind' is []"),
+    ("no params", unsealed("params", to=...), "its attribute 'params' is missing"),
+    ("params is a list", unsealed("params", to=[1]), "its attribute 'params' is [1]"),
+    ("a parameter of no model", unsealed("params", "zzz", to=1), "argument 'zzz'"),
+    ("values is null", unsealed("values", to=None), "its attribute 'values' is missing"),
+    ("a value lacks", unsealed("values", "classes", to=...), "KeyError: 'classes'"),
+    ("a value of a kind", unsealed("values", "classes_dtype", to="zz"), "data type 'zz'"),
+    ("digests is a number", unsealed("digests", to=3), "its attribute 'digests' is 3"),
+    ("no digests", unsealed("digests", to={}), "KeyError: 'dims'"),
+    ("a digest is a number", unsealed("digests", "W", to=3), "'W' is not the one that was saved"),
+    ("no version", unsealed("format_version", to=...), "'format_version' is missing"),
+    ("version is text", unsealed("format_version", to="1"), "'format_version' is '1'"),
+    ("a newer version", attribute("format_version", to=2), "model format 2, this scalelatent reads up to 1"),
+    ("datasets outside", unsealed("datasets", to={"../../x": ""}), "'../../x' is no name of a"),
+    ("datasets above", unsealed("datasets", to={"..": ""}), "'..' is no name of a part"),
+    ("an array outside", unsealed("digests", to={"../W": ""}), "'../W' is no name of a part"),
+    ("datasets is text", unsealed("datasets", to="x"), "its attribute 'datasets' is 'x'"),
+    ("a dataset lacks", unsealed("datasets", to={"x": ""}), "m/x, a part of a model, is damaged"),
+    ("a shape of 728 TiB", array("shape", to=[10_000_000, 10_000_000]), "has the shape (10000000, 10000000)"),
+    ("a shape of a row less", array("shape", to=[3, 5]), "'W'"),
+    ("a shape of a word", array("shape", to="all"), "'W' cannot be read"),
+    ("no codecs", array("codecs", to=[]), "'W' cannot be read"),
+    ("a codec nobody knows", array("codecs", to=[{"name": "secret"}]), "'W' cannot be read"),
+    ("another type", array("data_type", to="float32"), "'W'"),
+    ("no type", array("data_type", to="quaternion"), "'W' cannot be read"),
+    ("chunks of 1 EiB", array("chunk_grid", "configuration", "chunk_shape", to=[2**30, 2**30]), "'W'"),
+    ("no grid", array("chunk_grid", to=None), "'W' cannot be read"),
+    ("an array's text", text("W/zarr.json", "{"), "'W' cannot be read"),
+    ("the attributes are a list", lambda m: change(m / "zarr.json", "attributes", to=[]), "zarr"),
+    ("the text is no object", text("zarr.json", "[]"), "zarr.json cannot be read"),
+    ("no text", text("zarr.json", ""), "zarr.json cannot be read"),
+    ("half of the text", text("zarr.json", '{"attributes": {"form'), "zarr.json cannot be read"),
+    ("another format", attribute("format", to="scalelatent-dataset"), "no saved model (its format is"),
+    ("a node of another type", lambda m: change(m / "zarr.json", "node_type", to="tree"), "zarr.json cannot"),
+    ("a chunk is gone", lambda m: shutil.rmtree(m / "W" / "c"), "'W' is not the one that was saved"),
+    ("a chunk is text", text("W/c/0/0", "text"), "'W' cannot be read"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("edit", "told"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
+def test_a_changed_model_is_refused(model: Path, edit: Callable[[Path], Any], told: str) -> None:
+    edit(model)
+    with pytest.raises(DataError) as refused:
+        sl.load_model(model)
+    message = str(refused.value)
+    assert told in message
+    assert str(model) in message
+    assert "\n" not in message
+    assert len(message) < 800
+
+
+def test_a_model_of_an_earlier_version_is_loaded(model: Path) -> None:
+    before = sl.load_model(model)
+    change(model / "zarr.json", "attributes", "attributes_digest", to=...)
+    np.testing.assert_array_equal(sl.load_model(model).W_, before.W_)
+
+
+@pytest.mark.parametrize(
+    ("edit", "told"),
+    [
+        (lambda m: change(m / "zarr.json", "attributes", "values", "layers", 0, "k", to=2), NOT_SAVED),
+        (unsealed("values", "layers", 0, "number", to="../../x"), "number is '../../x'"),
+        (lambda m: shutil.rmtree(m / "centroids-l1"), "centroids-l1"),
+    ],
+)
+def test_a_changed_network_is_refused(
+    saved: Path, tmp_path: Path, edit: Callable[[Path], Any], told: str
+) -> None:
+    shutil.copytree(saved / "mbn", tmp_path / "m")
+    edit(tmp_path / "m")
+    with pytest.raises(DataError, match=told.replace("(", r"\(").replace(")", r"\)")):
+        sl.load_model(tmp_path / "m")
