@@ -233,6 +233,10 @@ def resume(
         str, typer.Argument(metavar="RUN", help="The run folder (or job id) of a broken-off run.")
     ],
     settings: Settings = None,
+    job_file: Annotated[
+        Path | None,
+        typer.Option("--job", metavar="JOB", help="The job file that began it, where job.json is damaged."),
+    ] = None,
     scheduler: Scheduler = None,
     here: Annotated[
         bool, typer.Option("--here", help="Drive a submitted run in this process, not on its cluster.")
@@ -252,11 +256,14 @@ def resume(
     result. And engine.on_bad_shard=skip leaves out a shard that cannot be read, or that workers die of. A
     conditional RBM may go on with another model.learning_rate or model.n_epochs.
     """
+    from scalelatent.jobs.control import write_job_again
     from scalelatent.jobs.recorder import check_resumable
     from scalelatent.jobs.resolve import override
     from scalelatent.jobs.submit import resubmit
 
     folder = _find(run, scheduler, tls_ca, tls_cert, tls_key)
+    if job_file is not None:
+        write_job_again(folder, job_file)
     state = folder.read_state()
     if state["state"] == "done":
         say(f"run {folder.url} is done; there is nothing to resume")

@@ -124,7 +124,13 @@ class Quarantine:
         self.skips = check_choice(choice) == "skip"
         self._store = store
         kept = None if store is None else store.place.read(FILE)
-        self.shards = [] if kept is None else [BadShard(**entry) for entry in json.loads(kept)]
+        try:
+            self.shards = [] if kept is None else [BadShard(**entry) for entry in json.loads(kept)]
+        except (ValueError, TypeError):
+            raise RunError(
+                f"{store.place.name_of(FILE) if store else FILE} is damaged, so that nobody can say which "
+                "rows were left out: put it back, or start anew in another folder"
+            ) from None
 
     def rows_of(self, dataset: Any) -> Ranges:
         """Rows of a dataset that are left out, as disjoint runs in order."""

@@ -12,6 +12,7 @@ import importlib
 import io
 import json
 import threading
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,15 @@ def loads(data: bytes) -> Any:
     body, digest = data[:-_DIGEST], data[-_DIGEST:]
     if len(data) <= _DIGEST or hashlib.sha256(body).digest() != digest:
         raise RunError("the record is torn or changed: its checksum does not fit")
-    with _reading, np.load(io.BytesIO(body), allow_pickle=False) as arrays:
+    with _reading, _open(body) as arrays:
         # Each look into an npz file reads anew: an array of several places would become several.
-        return _build(json.loads(arrays["head"].tobytes()), {name: arrays[name] for name in arrays.files})
+        try:
+            return _build(json.loads(arrays["head"].tobytes()), {name: arrays[name] for name in arrays.files})
+        except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise RunError(
+                f"the record is no tree of values ({type(error).__name__}: {error}): resume with the version "
+                "that wrote it, or start anew"
+            ) from None
 
 
 def write_record(place: str | Path | Location, name: str, tree: Any, *, durable: bool = True) -> int:
@@ -126,6 +133,13 @@ def same_array(array: np.ndarray) -> tuple[Any, ...]:
     return array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.str
 
 
+def _open(body: bytes) -> Any:
+    try:
+        return np.load(io.BytesIO(body), allow_pickle=False)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise RunError(f"the record holds no arrays ({error}): start anew") from None
+
+
 def _flatten(value: Any, arrays: dict[str, np.ndarray], names: dict[Any, str]) -> Any:
     if isinstance(value, np.ndarray):
         name = names.setdefault(same_array(value), f"a{len(arrays)}")
@@ -158,7 +172,7 @@ def _build(head: Any, arrays: Any) -> Any:
         return tuple(_build(v, arrays) for v in head["!tuple"])
     if "!dict" in head:
         return {k: _build(v, arrays) for k, v in head["!dict"].items()}
-    module, name = head["!type"].split(":")
+    module, _, name = str(head["!type"]).partition(":")
     if not module.startswith(_TYPES_FROM):
         raise RunError(f"the record names the type {head['!type']!r}, which is none of scalelatent's")
     try:

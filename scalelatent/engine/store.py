@@ -151,7 +151,13 @@ class EngineStore:
     def identity(self) -> dict[str, Any] | None:
         """What :meth:`claim` bound the folder to, or None."""
         text = self.place.read("identity.json")
-        return None if text is None else dict(json.loads(text))
+        try:
+            return None if text is None else dict(json.loads(text))
+        except (ValueError, TypeError):
+            raise RunError(
+                f"{self.place.name_of('identity.json')} is damaged, so that nobody can say which rows and "
+                "parameters the checkpoints beside it belong to: put it back, or choose another run_dir"
+            ) from None
 
     # -- stages and results ----------------------------------------------------------------------------------
 
@@ -330,10 +336,11 @@ class EngineStore:
         for line in log.lines():
             try:
                 record = json.loads(line)
-            except ValueError:
+                number = record[key]
+                if number <= upto:
+                    kept[number] = record
+            except (ValueError, TypeError, KeyError):  # a damaged line
                 continue
-            if record[key] <= upto:
-                kept[record[key]] = record
         records = [kept[k] for k in sorted(kept)]
         try:
             log.rewrite([json.dumps(record).encode() for record in records])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,26 @@ _CHECKS: dict[str, Any] = {
 }
 
 
+def check_labels(y: Any) -> None:
+    """scikit-learn's check of labels, and which label is none where they are Python objects.
+
+    Raises
+    ------
+    ValueError
+    """
+    found = np.asarray(y)
+    if found.dtype.kind == "O":
+        kinds = [str if isinstance(label, str) else Real for label in found.ravel()[:1]]
+        for row, label in enumerate(found.ravel()):
+            if not isinstance(label, kinds[0]):
+                other = "" if label is None or row == 0 else f", and row 0 is {found.ravel()[0]!r:.40}"
+                raise ValueError(
+                    f"Unknown label type: unknown. The label of row {row} is {label!r:.40} "
+                    f"({type(label).__name__}){other}; labels are all whole numbers or all strings, one a row"
+                )
+    check_classification_targets(found)
+
+
 def is_dask_array(x: Any) -> bool:
     """Whether ``x`` is a dask array, without importing dask."""
     return type(x).__module__.split(".")[0] == "dask" and hasattr(x, "dask")
@@ -47,16 +68,43 @@ def is_plain(x: Any) -> bool:
 
 
 def validated(estimator: BaseEstimator, *arrays: Any, **checks: Any) -> Any:
-    """What scikit-learn's ``validate_data`` returns; it would drop the mask of a masked array in silence.
+    """What scikit-learn's ``validate_data`` returns; it would drop the mask of a masked array in silence, and
+    print the whole array where it refuses one.
 
     Raises
     ------
     DataError
         A masked entry, naming its row and feature.
+    ValueError
+        As scikit-learn's, in one line.
     """
     for array, name in zip(arrays, "Xy", strict=False):
         refuse_masked(array, name)
-    return validate_data(estimator, *arrays, **checks)
+    try:
+        return validate_data(estimator, *arrays, **checks)
+    except (ValueError, TypeError) as error:
+        if "\n" not in str(error):
+            raise
+        odd = [a for a in arrays if "Complex" in str(error) and np.iscomplexobj(a)]
+        raise type(error)(in_one_line(str(error), (odd or arrays)[0])) from None
+
+
+def in_one_line(text: str, array: Any) -> str:
+    """What scikit-learn says of an array, with its shape and type in place of its values.
+
+    Examples
+    --------
+    >>> in_one_line("Complex data not supported\\n[1.+1.j]\\n", np.array([1 + 1j]))
+    'Complex data not supported: an array of shape (1,), complex128'
+    """
+    try:
+        shown = np.asarray(array)
+        what = f"an array of shape {shown.shape}, {shown.dtype}"
+    except ValueError:
+        what = f"a {type(array).__name__}"
+    first, _, rest = text.partition("\n")
+    advice = rest[rest.index("Reshape your data") :] if "Reshape your data" in rest else ""
+    return f"{first.rstrip(':. ')}: {what}{f'. {advice}' if advice else ''}"
 
 
 class StreamedEstimator(BaseEstimator):
@@ -89,7 +137,7 @@ class StreamedEstimator(BaseEstimator):
                 raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
             X, y = validated(self, X, y, reset=reset, **_CHECKS)
             check_finite(X, "X")
-            check_classification_targets(y)
+            check_labels(y)
             if sample_weight is not None:
                 refuse_masked(sample_weight, "sample_weight")
                 from sklearn.utils.validation import _check_sample_weight
@@ -437,9 +485,9 @@ def _weighed(ds: Dataset, y: Any, sample_weight: Any) -> Dataset:
     return ds if sample_weight is None else ds.with_weight(sample_weight)
 
 
-def check_finite(x: Any, what: str, first: int = 0) -> None:
+def check_finite(x: Any, what: str, first: int = 0, largest: float = float(FLOAT32_MAX)) -> None:
     """Like scikit-learn's check, but of the numbers in float32, and naming the first bad row and feature;
-    rows count from ``first``.
+    rows count from ``first``, and may have to be below ``largest``.
 
     Raises
     ------
@@ -457,9 +505,9 @@ def check_finite(x: Any, what: str, first: int = 0) -> None:
     sparse = not isinstance(x, np.ndarray)
     values = x.data if sparse else x
     # A NaN anywhere is the smallest and the largest.
-    if not values.size or (values.min() >= -FLOAT32_MAX and values.max() <= FLOAT32_MAX):
+    if not values.size or (values.min() >= -largest and values.max() <= largest):
         return
-    bad = ~(np.abs(values) <= FLOAT32_MAX)
+    bad = ~(np.abs(values) <= largest)
     if sparse:
         at = int(np.flatnonzero(bad)[0])
         row, feature = int(np.searchsorted(x.indptr, at, side="right")) - 1, int(x.indices[at])
@@ -468,6 +516,8 @@ def check_finite(x: Any, what: str, first: int = 0) -> None:
         row, feature = map(int, np.argwhere(bad)[0])
         value = values[row, feature]
     kind = "a value beyond float32, in which rows are computed on"
+    if abs(value) <= FLOAT32_MAX:
+        kind = f"a value beyond {largest:g}, whose products are beyond float32"
     if not np.isfinite(value):
         kind = "NaN" if np.isnan(value) else "an infinite value (inf)"
     remedy = "Scale the rows" if np.isfinite(value) else "Clean these rows, or leave them out"

@@ -12,6 +12,7 @@ from scalelatent.engine.streams import resolve_seed, stream
 from scalelatent.models.capsule.members import Members, build_members
 from scalelatent.models.capsule.running import RowSums, RunningCapsule, StreamOptions
 from scalelatent.models.capsule.start import schedule_arrays
+from scalelatent.models.finite import LARGEST
 
 from .base import check_finite, is_plain, validated
 from .capsule_fit import CAPSULE_DIM, check_params, class_weights
@@ -229,7 +230,7 @@ class PartialFit:
             X, y = validated(self, X, y, reset=first, dtype="numeric", order="C", ensure_all_finite=False)
         elif len(y) != len(X):
             raise ValueError(f"X has {len(X)} rows, but y has {len(y)} labels: give one label a row")
-        check_finite(X, "X")
+        check_finite(X, "X", largest=LARGEST)
         codes = np.minimum(np.searchsorted(classes, y), len(classes) - 1)
         other = classes[codes] != y
         if other.any():

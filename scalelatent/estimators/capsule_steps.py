@@ -117,6 +117,20 @@ def project_steps(
     return basis, projected
 
 
+def _check_zeros(moment: np.ndarray, classes: np.ndarray, each: bool) -> None:
+    """Refuse rows that are all zeros, and where first weights span the rows of each class a class of them."""
+    zeros = [str(name) for name, own in zip(classes, moment, strict=True) if not np.trace(own)]
+    if len(zeros) == len(classes):
+        raise DataError(
+            "every feature of every row is 0, so that there is nothing to learn: look at the rows"
+        )
+    if zeros and each:
+        raise DataError(
+            f"every feature of every row of class {', '.join(zeros)} is 0, and nothing spans its capsule: "
+            "look at these rows, leave the class out, or use init='random'"
+        )
+
+
 def _leading_directions(moment: np.ndarray, width: int) -> np.ndarray:
     return leading_eigenvectors(moment, width)[1]
 
@@ -134,7 +148,7 @@ def start_steps(
     Raises
     ------
     DataError
-        A class whose rows all have weight 0.
+        A class whose rows all have weight 0, or hold zeros alone.
     """
     train = rows["train"]
     reduction = SecondMoments(train.n_features, len(classes), class_weight)
@@ -145,6 +159,7 @@ def start_steps(
             f"class {classes[int(np.argmin(weight))]!s} has no weight: give each class rows with "
             "sample_weight and class_weight above 0"
         )
+    _check_zeros(moment, classes, first is None and model.init != "random")
     nu, patience, scheduled = schedule_arrays(model.nu_schedule)
     learner = CapsuleEM(
         members=members,

@@ -13,7 +13,7 @@ from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.loop import Progress
 from scalelatent.errors import DataError
 
-from .base import is_plain
+from .base import check_labels, is_plain
 
 SCORE_ROWS = 2**20
 
@@ -207,7 +207,17 @@ class _Part(Callback):
 
 def _one_column(values: Any) -> Any:
     """One value a row; what is read in pieces (zarr, dask, memmap) stays what it is."""
-    return values if values is None or not is_plain(values) else column_or_1d(values)
+    if values is None or not is_plain(values):
+        return values
+    kind = np.asarray(values).dtype.kind
+    if kind == "c":
+        raise ValueError(
+            f"Complex data not supported: {np.shape(values)} labels or weights are complex numbers"
+        )
+    column = column_or_1d(values)
+    if kind == "O":
+        check_labels(column)
+    return column
 
 
 def _labels_of(scores: np.ndarray, classes: np.ndarray) -> np.ndarray:

@@ -5,9 +5,11 @@ A scheduler is asked only which folder a job id belongs to; a job on a dead clus
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ from .asking import ask_scheduler
 from .clusterdriver import key_of
 from .connection import default_scheduler, open_client
 from .interrupt import ask_cancel
+from .resolve import load_job
 from .runfolder import RunFolder, is_run_folder
 from .runs import find_runs
 from .spec import nearest
@@ -28,7 +31,16 @@ if TYPE_CHECKING:
 
     from scalelatent.engine.callbacks import Callback
 
-__all__ = ["METADATA", "cancel_job", "find_job", "follow", "known_jobs", "list_jobs", "new_events"]
+__all__ = [
+    "METADATA",
+    "cancel_job",
+    "find_job",
+    "follow",
+    "known_jobs",
+    "list_jobs",
+    "new_events",
+    "write_job_again",
+]
 
 METADATA = "scalelatent-jobs"
 ENDED = ("done", "failed", "cancelled")
@@ -98,6 +110,38 @@ def find_job(
         place = "this machine does not see it" if is_local(run) else "nothing is there now"
         raise JobError(f"job {job} has its run folder at {run}, and {place}: ask where it can be seen")
     return RunFolder.open(run)
+
+
+def write_job_again(folder: RunFolder, job_file: str | os.PathLike[str]) -> None:
+    """Write a damaged ``job.json`` anew from the job file that began the run.
+
+    The checkpoints still have to belong to it: a resume compares what they were made of.
+
+    Parameters
+    ----------
+    folder : RunFolder
+    job_file : path
+
+    Raises
+    ------
+    JobError
+        ``job.json`` is whole, so that nothing may take its place, or the job file is refused.
+    """
+    try:
+        folder.read_job()
+    except JobError:
+        with folder.lock():
+            job = load_job(job_file, settings=[f"job.out={json.dumps(folder.url)}"])
+            seeds = [
+                event["seed"] for event in folder.records("events.jsonl") if event.get("seed") is not None
+            ]
+            if job.job.seed is None and job.params.get("random_state") is None and seeds:  # drawn then
+                job = replace(job, job=job.job.model_copy(update={"seed": seeds[0]}))
+            folder.write_job(job)
+        return
+    raise JobError(
+        f"run folder {folder.url} has its job.json; leave --job out (--set changes what may change)"
+    )
 
 
 def known_jobs(client: Client) -> dict[str, dict[str, Any]]:

@@ -105,7 +105,7 @@ def cancel_asked(folder: RunFolder) -> dict[str, Any] | None:
         return None
     try:
         asked = dict(json.loads(content))
-    except ValueError:
+    except (ValueError, TypeError):
         asked = {}  # made by hand, say with `touch`
     start = folder.read_state().get("starts", 0)
     return asked if asked.get("start", start) == start else None

@@ -104,7 +104,7 @@ class ObjectLock:
         content = self._place.read(_key(number)) if number else None
         try:
             written = {} if content is None else dict(json.loads(content))
-        except ValueError:
+        except (ValueError, TypeError):
             written = {}
         if not written or written.get("released") or _seen_gone(written):
             return None

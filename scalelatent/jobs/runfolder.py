@@ -26,6 +26,7 @@ passes.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -245,8 +246,30 @@ class RunFolder:
         return str(self.read_state()["id"])
 
     def read_job(self) -> Job:
-        """Return the resolved job of this run."""
-        return Job.from_dict(self._read_json("job.json"), where=self.place.name_of("job.json"))
+        """Return the resolved job of this run.
+
+        Raises
+        ------
+        JobError
+            ``job.json`` is damaged.
+        """
+        name = self.place.name_of("job.json")
+        damaged = (
+            f"{name} is damaged; what the run has done is intact: go on with the job file that began it, "
+            f"scalelatent resume {self.url} --job JOB.toml"
+        )
+        try:
+            stored = self._read_json("job.json")
+        except JobError:
+            if not self.place.has("job.json"):
+                raise
+            raise JobError(damaged) from None
+        try:
+            return Job.from_dict(stored, where=name)
+        except JobError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise JobError(damaged) from error
 
     def write_job(self, job: Job) -> None:
         """Write the resolved job; done once, before work starts, and again when a resume changes it."""
@@ -260,7 +283,7 @@ class RunFolder:
         dict
             At least ``id``, ``state`` (one of `STATES`), ``pass``, ``objective``, ``error``, ``run``.
         """
-        state = self._read_json("state.json")
+        state = self._read_state()
         state["run"] = self.url  # the folder may have moved since
         for key in ("submitted", "began"):
             if isinstance(state.get(key), int | float):  # of an earlier version
@@ -280,7 +303,7 @@ class RunFolder:
 
         The number tells a request to cancel, and a task that Dask runs again, which start they belong to.
         """
-        start = int(self._read_json("state.json").get("starts", 0)) + 1
+        start = int(self._read_state().get("starts", 0)) + 1
         self.update_state(state=state, starts=start, error=None, **values)
         return start
 
@@ -294,7 +317,7 @@ class RunFolder:
         """
         if "state" in changes and changes["state"] not in STATES:
             raise ValueError(f"state {changes['state']!r} is none of {', '.join(STATES)}")
-        state = self._read_json("state.json") | changes | {"run": self.url, "updated": time_text()}
+        state = self._read_state() | changes | {"run": self.url, "updated": time_text()}
         self._write_json("state.json", state)
         return state
 
@@ -308,8 +331,8 @@ class RunFolder:
         self._log(name).append(json.dumps(plain(record)).encode())
 
     def records(self, name: str) -> list[dict[str, Any]]:
-        """Return the records of a ``.jsonl`` file of this folder; a torn last line is left out."""
-        return [json.loads(line) for line in self._log(name).lines()]
+        """Return the records of a ``.jsonl`` file of this folder; damaged lines are left out."""
+        return [record for _, record in self._whole(name)]
 
     def tell_progress(self, values: Mapping[str, Any]) -> None:
         """Write ``progress.json``: how far the pass is, and the time."""
@@ -319,12 +342,12 @@ class RunFolder:
         """Return ``progress.json``; empty where none was written."""
         try:
             return dict(json.loads(self.place.read("progress.json") or b"{}"))
-        except ValueError:
+        except (ValueError, TypeError):
             return {}
 
     def keep_records(self, name: str, count: int) -> None:
         """Keep only the first ``count`` records of a ``.jsonl`` file (a resume repeats the others)."""
-        self._log(name).rewrite(self._log(name).lines()[:count])
+        self._log(name).rewrite([line for line, _ in self._whole(name)[:count]])
 
     def remove(self) -> None:
         """Remove the folder and everything in it."""
@@ -353,7 +376,13 @@ class RunFolder:
             try:
                 guard.acquire()
                 break
-            except BlockingIOError:
+            except OSError as error:
+                if not isinstance(error, BlockingIOError):
+                    name = self.place.name_of("lock")
+                    raise JobError(
+                        f"run folder {self.url} cannot be locked: {name}: {error.strerror or error}; it "
+                        "has to be a file that this user may write: put that right, or remove it"
+                    ) from error
                 if time.monotonic() < deadline:
                     if waiting is not None:
                         waiting(f"waiting up to {patience:.0f} s for {guard.holder() or {}} to end")
@@ -382,6 +411,49 @@ class RunFolder:
                 "for too long; this one stops, the other goes on from the checkpoints"
             )
 
+    def _whole(self, name: str) -> list[tuple[bytes, dict[str, Any]]]:
+        """Lines of a log that hold a record, and the records."""
+        found = []
+        for line in self._log(name).lines():
+            with suppress(ValueError):
+                record = json.loads(line)
+                if isinstance(record, dict):
+                    found.append((line, record))
+        return found
+
+    def _read_state(self) -> dict[str, Any]:
+        """``state.json``, or what the logs say where it is damaged."""
+        with suppress(JobError):
+            state = self._read_json("state.json")
+            if isinstance(state.get("id"), str) and state.get("state") in STATES:
+                return state
+        events = self.records("events.jsonl")
+        told = [event for event in events if event.get("event") == "state" and event.get("state") in STATES]
+        last = told[-1] if told else {}
+        passes = self.records("metrics.jsonl")
+        try:
+            job = self.read_job()
+            name, kind = job.job.name, job.kind
+        except JobError:
+            name, kind = None, None
+        place = self.url.rstrip("/").rsplit("/", 1)[-1]
+        mark = hashlib.blake2b(self.place.read("job.json") or b"", digest_size=4).hexdigest()
+        return {
+            "id": f"{_slug(name or place)}-{mark}",
+            "state": last.get("state", "failed"),
+            "starts": sum(event["state"] == "running" for event in told),
+            "pass": passes[-1].get("pass", 0) if passes else 0,
+            "objective": passes[-1].get("objective") if passes else None,
+            "error": last.get("error")
+            if last.get("state") in ("done", "cancelled")
+            else "state.json is damaged, and was made anew from the logs; nothing that was checkpointed is "
+            f"lost: scalelatent resume {self.url}",
+            "run": self.url,
+            "kind": kind,
+            "created": events[0].get("time") if events else None,
+            "updated": events[-1].get("time") if events else None,
+        }
+
     def _log(self, name: str) -> LineLog:
         return self._logs.setdefault(name, LineLog(self.place, name))
 
@@ -401,9 +473,12 @@ class RunFolder:
         if content is None:
             raise JobError(f"run folder {self.url} has no {name}")
         try:
-            return dict(json.loads(content))
-        except ValueError as error:
+            value = json.loads(content)
+        except (ValueError, RecursionError) as error:
             raise JobError(f"{self.place.name_of(name)} is damaged: {error}") from None
+        if not isinstance(value, dict):
+            raise JobError(f"{self.place.name_of(name)} is damaged: it holds no JSON object")
+        return value
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
         self._check_held()

@@ -288,7 +288,7 @@ def test_a_shard_that_breaks_under_the_fit(
 ) -> None:
     from scalelatent.engine import cache, inprocess
 
-    monkeypatch.setattr(inprocess, "shared_cache", lambda: cache.PieceCache(0))
+    monkeypatch.setattr(inprocess, "shared_cache", lambda *_: cache.PieceCache(0))
     ds = Dataset.from_arrays(*digits).save(tmp_path / "ds", chunk_rows=50, shard_rows=200)
     shard = tmp_path / "ds" / "x" / "c" / "1" / "0"
     options: dict[str, Any] = {"capsule_dim": 2, "max_iter": 5, "random_state": 0, "n_jobs": jobs}

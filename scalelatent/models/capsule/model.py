@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.models.base import Block
-from scalelatent.models.finite import find_nonfinite
+from scalelatent.models.finite import diverged, find_nonfinite
 from scalelatent.models.stats import Layout, Stats
 
 from .members import Members
@@ -312,7 +312,7 @@ class CapsuleEM:
 
         Raises
         ------
-        FloatingPointError
+        DivergenceError
             The log-likelihood is not finite: naming the members.
         """
         train = stats["train"]
@@ -321,11 +321,7 @@ class CapsuleEM:
         objective = np.where(live, -train["sums"][:, 0] / total, state.objective)
         if not np.isfinite(objective[live]).all():
             bad = np.flatnonzero(live & ~np.isfinite(objective)).tolist()
-            raise FloatingPointError(
-                f"the log-loss of member(s) {bad} is not finite in pass {state.iteration + 1}: the weights "
-                "have grown beyond float32; "
-                "lower `momentum`, or set `ridge` above 0"
-            )
+            raise diverged(bad, f"pass {state.iteration + 1}", "lower `momentum`, or set `ridge` above 0")
         error = np.where(live, train["sums"][:, 1] / total, state.train_error)
         validation = state.validation_error
         if self.has_validation:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.models.base import Block
-from scalelatent.models.finite import find_nonfinite
+from scalelatent.models.finite import LARGEST, find_nonfinite
 from scalelatent.models.stats import Layout, Stats
 
 
@@ -81,12 +81,13 @@ class SecondMoments:
                 part = part * prepared.asarray(root[rows], np.float64)[:, None]
             with np.errstate(invalid="ignore", over="ignore"):
                 moment = prepared.to_host(part.T @ part)
-            # A NaN anywhere in a row reaches the diagonal.
-            if not np.isfinite(np.trace(moment)):
-                raise NonFiniteError(
-                    find_nonfinite(block)
-                    or f"the second moments of rows {block.start} and on overflow float64"
-                )
+            # A NaN or a value too large, wherever it is in a row, reaches the diagonal.
+            if not (length := np.trace(moment)) <= LARGEST**2:
+                place = find_nonfinite(block, LARGEST)
+                if place or not np.isfinite(length):
+                    raise NonFiniteError(
+                        place or f"the second moments of rows {block.start} and on overflow float64"
+                    )
             stats["moment"][c] += moment
             stats["weight"][c] += weight[rows].sum()
             stats["count"][c] += np.count_nonzero(weight[rows])

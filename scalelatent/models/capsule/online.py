@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from scalelatent.models.base import Block
+from scalelatent.models.finite import diverged
 from scalelatent.models.stats import Layout, Stats
 
 from .model import CapsuleEM, CapsulePass, Prepared, decision_error, error_rates
@@ -181,17 +182,15 @@ class OnlineCapsule:
 
         Raises
         ------
-        FloatingPointError
+        DivergenceError
             The log-likelihood is not finite: naming the members.
         """
         sums = state.sums + np.column_stack([stats["sums"], stats["rows"]])
         live = state.finished == 0
         if not np.isfinite(sums[live]).all():
             bad = np.flatnonzero(live & ~np.isfinite(sums).all(axis=1)).tolist()
-            raise FloatingPointError(
-                f"the log-loss of member(s) {bad} is not finite in step {state.steps + 1}: the weights have "
-                "grown beyond float32; lower `momentum`, or set `ridge` above 0 or `batch_rows` higher"
-            )
+            step = "lower `momentum`, or set `ridge` above 0 or `batch_rows` higher"
+            raise diverged(bad, f"step {state.steps + 1}", step)
         return sums
 
     def averaged(self, state: OnlineState, w: np.ndarray) -> dict[str, np.ndarray]:
@@ -345,7 +344,7 @@ class CapsuleStepwise(OnlineCapsule):
 
         Raises
         ------
-        FloatingPointError
+        DivergenceError
             The log-likelihood is not finite.
         """
         sums, p = self.measured(state, stats), self.em.moment.shape[1]

@@ -1,0 +1,179 @@
+"""Files of a run folder that were torn or changed: made anew where possible, else refused in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent.engine.record import read_record, write_record
+from scalelatent.errors import JobError, RunError, ScalelatentError
+from scalelatent.jobs.control import write_job_again
+from scalelatent.jobs.runfolder import STATES, RunFolder
+from scalelatent.jobs.spec import DataSection, Job, JobSection
+
+JOB = Job(
+    JobSection(name="small", out="run", seed=3), DataSection(train="a.zarr"), "capsule", {"max_iter": 5}
+)
+
+
+def sealed(head: Any, **arrays: np.ndarray) -> bytes:
+    """A record with a checksum that fits, whatever is in it."""
+    text = head if isinstance(head, bytes) else json.dumps(head).encode()
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, head=np.frombuffer(text, np.uint8), **arrays)
+    return buffer.getvalue() + hashlib.sha256(buffer.getvalue()).digest()
+
+
+def sealed_bytes(body: bytes) -> bytes:
+    return body + hashlib.sha256(body).digest()
+
+
+def whole() -> bytes:
+    return sealed({"!dict": {"a": {"!array": "a0"}}}, a0=np.arange(3))
+
+
+RECORDS: list[tuple[str, bytes, str]] = [
+    ("no bytes", b"", "torn or changed"),
+    ("half of it", whole()[:100], "torn or changed"),
+    ("a bit is flipped", whole()[:50] + bytes([whole()[50] ^ 1]) + whole()[51:], "torn or changed"),
+    ("text", sealed_bytes(b"text"), "holds no arrays"),
+    ("nothing", sealed_bytes(b""), "torn or changed"),
+    ("no head", sealed_bytes(b"PK\5\6" + bytes(18)), "no tree of values"),
+    ("a head that is no JSON", sealed(b"{"), "no tree of values"),
+    ("a head that is no text", sealed(b"\xff"), "no tree of values"),
+    ("a type without a colon", sealed({"!type": "scalelatent.Stats", "fields": {}}), "does not know"),
+    ("a type that is a number", sealed({"!type": 3, "fields": {}}), "none of scalelatent's"),
+    ("a type of others", sealed({"!type": "os:path", "fields": {}}), "none of scalelatent's"),
+    ("a type nobody has", sealed({"!type": "scalelatent.x:Y", "fields": {}}), "does not know"),
+    ("no fields", sealed({"!type": "scalelatent.models.base:Block"}), "no tree of values (KeyError"),
+    ("an array that lacks", sealed({"!array": "a7"}), "no tree of values (KeyError: 'a7')"),
+    ("an array that is a list", sealed({"!array": []}), "no tree of values (TypeError"),
+    ("a tuple of a number", sealed({"!tuple": 3}), "no tree of values (TypeError"),
+    ("a dict of a number", sealed({"!dict": 3}), "no tree of values"),
+    ("an object that is nothing", sealed({"x": 3}), "no tree of values (KeyError: '!type')"),
+    ("nested 20,000 deep", sealed(b"[" * 20_000 + b"]" * 20_000), "no tree of values (RecursionError"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "told"), [row[1:] for row in RECORDS], ids=[row[0] for row in RECORDS])
+def test_a_record_is_refused(tmp_path: Path, content: bytes, told: str) -> None:
+    (tmp_path / "state.rec").write_bytes(content)
+    with pytest.raises(RunError) as refused:
+        read_record(tmp_path, "state.rec")
+    assert told in str(refused.value)
+    assert str(tmp_path / "state.rec") in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_record_of_the_table_is_read(tmp_path: Path) -> None:
+    (tmp_path / "state.rec").write_bytes(whole())
+    assert read_record(tmp_path, "state.rec")["a"].tolist() == [0, 1, 2]
+    write_record(tmp_path, "state.rec", {"a": 1})
+    assert read_record(tmp_path, "state.rec") == {"a": 1}
+
+
+# -- JSON of a run folder ----------------------------------------------------------------------------------
+
+DAMAGED = ["", "null", "[]", "{", "3", '"text"', "{}", '{"id": 3}', "\x00" * 100, "[" * 20_000]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """A run that broke off after two passes."""
+    made = RunFolder.create(tmp_path / "run", JOB)
+    made.begin("running")
+    made.event("state", state="running")
+    made.event("fit_started", seed=3)
+    for number in (1, 2):
+        made.append("metrics.jsonl", {"pass": number, "objective": 1 / number})
+    return made
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_a_damaged_state_is_made_anew_from_the_logs(folder: RunFolder, content: str) -> None:
+    (folder.path / "state.json").write_text(content)
+    state = folder.read_state()
+    assert state["state"] == "failed"
+    assert (state["pass"], state["objective"], state["starts"]) == (2, 0.5, 1)
+    assert re.fullmatch(r"small-[0-9a-f]{8}", state["id"])
+    assert state["id"] == folder.id
+    assert f"scalelatent resume {folder.url}" in state["error"]
+    assert folder.begin("running") == 2
+    assert json.loads((folder.path / "state.json").read_text())["state"] == "running"
+
+
+@pytest.mark.parametrize("content", [text for text in DAMAGED if "{}" not in text and "id" not in text])
+def test_a_damaged_job_names_a_way_on(folder: RunFolder, content: str, tmp_path: Path) -> None:
+    (folder.path / "job.json").write_text(content)
+    assert folder.read_state()["state"] in STATES
+    with pytest.raises(JobError) as refused:
+        folder.read_job()
+    assert f"{folder.path / 'job.json'} is damaged" in str(refused.value)
+    assert f"scalelatent resume {folder.url} --job JOB.toml" in str(refused.value)
+    file = tmp_path / "job.toml"
+    file.write_text('[job]\nout = "x"\n[data]\ntrain = "a.zarr"\n[model]\nkind = "capsule"\nmax_iter = 5\n')
+    write_job_again(folder, file)
+    job = folder.read_job()
+    assert (job.job.out, job.job.seed, job.params["max_iter"]) == (folder.url, 3, 5)
+    with pytest.raises(JobError, match="has its job.json; leave --job out"):
+        write_job_again(folder, file)
+
+
+@pytest.mark.parametrize("change", [{"model": 3}, {"job": {"zz": 1}}, {"engine": None}, {"origins": 3}])
+def test_a_job_without_its_sections_is_damaged(folder: RunFolder, change: dict[str, Any]) -> None:
+    (folder.path / "job.json").write_text(json.dumps(JOB.to_dict() | change))
+    with pytest.raises(JobError, match=r"job.json is damaged; .* --job JOB.toml") as refused:
+        folder.read_job()
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("line", ["", "null", "{", "[1]", "3", "\x00" * 10])
+def test_damaged_lines_of_logs_are_left_out(folder: RunFolder, line: str) -> None:
+    file = folder.path / "metrics.jsonl"
+    file.write_text(line + "\n" + file.read_text())
+    assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1, 2]
+    folder.keep_records("metrics.jsonl", 1)
+    assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1]
+
+
+@pytest.mark.parametrize("name", ["progress.json", "cancel"])
+@pytest.mark.parametrize("content", ["", "null", "[]", "3"])
+def test_what_is_written_along_the_way_may_be_damaged(folder: RunFolder, name: str, content: str) -> None:
+    from scalelatent.jobs.interrupt import cancel_asked
+
+    (folder.path / name).write_text(content)
+    assert folder.read_progress() == {}
+    assert cancel_asked(folder) == ({} if name == "cancel" else None)
+
+
+def test_a_lock_that_is_a_folder_is_named(folder: RunFolder) -> None:
+    (folder.path / "lock").unlink(missing_ok=True)
+    (folder.path / "lock").mkdir()
+    assert folder.read_state()["state"] == "failed"
+    with (
+        pytest.raises(
+            ScalelatentError, match=rf"cannot be locked: {folder.path}/lock: Is a directory.*remove"
+        ),
+        folder.lock(),
+    ):
+        raise AssertionError
+
+
+@pytest.mark.parametrize("content", ["", "null", "[3]", "{"])
+@pytest.mark.parametrize("name", ["identity.json", "quarantine.json"])
+def test_what_checkpoints_belong_to_is_not_guessed(tmp_path: Path, name: str, content: str) -> None:
+    from scalelatent.engine import quarantine
+    from scalelatent.engine.store import EngineStore
+
+    assert quarantine.FILE == "quarantine.json"
+    store = EngineStore(tmp_path)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(RunError, match=f"{name} is damaged"):
+        store.claim({"seed": 1}, True) if name == "identity.json" else quarantine.Quarantine("skip", store)
