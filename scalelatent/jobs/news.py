@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.data.store import is_local
 from scalelatent.engine.callbacks import Callback
+from scalelatent.errors import RunError
 from scalelatent.monitor.times import epoch_seconds
 
 if TYPE_CHECKING:
@@ -17,11 +19,31 @@ if TYPE_CHECKING:
     from .runfolder import RunFolder
     from .spec import Job
 
-__all__ = ["TOPIC", "ProgressFile", "announce", "cluster_log", "install_page"]
+__all__ = ["TOPIC", "ProgressFile", "announce", "cluster_log", "install_page", "warnings_told"]
 
 TOPIC = "scalelatent"
 DISK_SECONDS, STORE_SECONDS = 1.0, 5.0
 ANNOUNCE_SECONDS = 5.0
+
+
+@contextmanager
+def warnings_told(folder: RunFolder, tell: Callable[[str], None]) -> Iterator[None]:
+    """Warnings for users as a line and an event, without the place in the code."""
+    shown = warnings.showwarning
+
+    def show(message: Any, category: Any, *more: Any, **other: Any) -> None:
+        if not issubclass(category, UserWarning):
+            shown(message, category, *more, **other)
+            return
+        tell(f"warning: {message}")
+        with suppress(OSError, RunError):
+            folder.event("warning", message=str(message))
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = shown
 
 
 class ProgressFile(Callback):

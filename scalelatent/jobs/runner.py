@@ -24,7 +24,7 @@ from .datasets import JobData, open_job_data
 from .devices import DevicesSeen
 from .handshake import check_versions
 from .interrupt import StopRequest, stop_on_cancel, stop_on_signals
-from .news import ProgressFile, announce, cluster_log, install_page
+from .news import ProgressFile, announce, cluster_log, install_page, warnings_told
 from .refusals import as_job_error, tell_os_error
 from .runfolder import RunFolder
 from .spec import Job
@@ -157,7 +157,8 @@ def run_held(
         state = folder.update_state(state="running", error=None, driver=driver, began=time_text())
         folder.event("state", state="running", resume=resume, driver=driver, pid=os.getpid())
         try:
-            with stop_on_signals(request, tell), stop_on_cancel(request, folder):
+            told_too = warnings_told(folder, tell)
+            with stop_on_signals(request, tell), stop_on_cancel(request, folder), told_too:
                 found = stack.enter_context(connect(job, client, tell))
                 if client is None and found is not None and job.cluster.scheduler is not None:
                     check_versions(found, job.cluster.allow_mismatch, tell)

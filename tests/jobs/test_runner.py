@@ -8,12 +8,14 @@ import signal
 import threading
 from contextlib import ExitStack
 
+import numpy as np
 import pytest
 
+from scalelatent import Dataset
 from scalelatent.engine.callbacks import Callback
 from scalelatent.errors import DataError, JobError, RunError
 from scalelatent.jobs import runner
-from scalelatent.jobs.resolve import load_job
+from scalelatent.jobs.resolve import load_job, resolve
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.runner import run_job, run_new_job
 from scalelatent.monitor.events import RunLog
@@ -250,3 +252,21 @@ def test_workers_that_do_not_answer_do_not_hold_the_run(monkeypatch, trouble):
 
     assert workers.peak_of_workers(Client()) is None
     never.set()
+
+
+def test_warnings_of_a_fit_are_lines_and_events(tmp_path, monkeypatch):
+    """Not a place in somebody's library, and found again by `scalelatent logs`."""
+    monkeypatch.setattr(runner, "_report", lambda *_: None)
+    x = np.random.default_rng(0).integers(0, 256, (60, 12), dtype=np.uint8)
+    Dataset.from_arrays(x).save(tmp_path / "x.zarr")
+    told = []
+    sections = {
+        "job": {"out": str(tmp_path / "run"), "seed": 0},
+        "data": {"train": str(tmp_path / "x.zarr")},
+        "model": {"kind": "mbn", "n_clusterings": 4, "n_classes": 2},
+    }
+    result = runner.run_new_job(resolve(sections, environ={}), tell=told.append)
+    (line,) = [line for line in told if "n_clusterings=4" in line]
+    assert line.startswith("warning: n_clusterings=4: with fewer than 50")
+    events = result.folder.records("events.jsonl")
+    assert [e["message"] for e in events if e["event"] == "warning"] == [line.removeprefix("warning: ")]
