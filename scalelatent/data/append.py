@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import os
 import uuid
 from collections.abc import Callable, Iterator
@@ -20,6 +18,7 @@ from scalelatent.errors import DataError
 from . import schema
 from .batch import RowBatch
 from .create import create_like, derived_from
+from .earlier import joined_fingerprint
 from .guard import clear_after, explain_os_errors, scratch
 from .joined import segment_location
 from .lock import alone
@@ -121,7 +120,8 @@ def _append(
         place = segment_location(location, f"{_PREFIX}{uuid.uuid4().hex[:8]}")
         try:
             segment = _write_segment(parts, target, classes, place, progress, layout)
-            record = {"rows": rows.n_rows, **derived_from(rows, "append")}
+            before = _state(attrs, classes, target.n_rows)
+            record = {"rows": rows.n_rows, **derived_from(rows, "append"), "before": before}
             _commit(location, attrs, [*kept, segment], classes, record)
         except BaseException as error:
             if not _is_listed(location, place):  # an interrupt may come when all is done
@@ -228,6 +228,13 @@ def _entry(path: str, attrs: DatasetAttrs, n_rows: int) -> dict[str, Any]:
     return {"path": path, "rows": n_rows, "fingerprint": attrs.fingerprint, "classes": classes}
 
 
+def _state(attrs: DatasetAttrs, classes: np.ndarray | None, n_rows: int) -> dict[str, Any]:
+    """What the dataset is before an append (earlier.py); its classes where they are others afterwards."""
+    changed = attrs.classes != (None if classes is None else classes.tolist())
+    state = {"rows": n_rows, "fingerprint": attrs.fingerprint}
+    return {**state, "classes": attrs.classes} if changed else state
+
+
 def _kept(segments: list[dict[str, Any]], new_rows: int) -> list[dict[str, Any]]:
     """The segments that stay: the first, and each that is larger than all that comes after it."""
     kept = list(segments)
@@ -276,13 +283,12 @@ def _commit(
             f"{location.url} was changed by somebody else while rows were written to be appended to it. "
             "Nothing was appended; append again"
         )
-    parts = [[segment["rows"], segment["fingerprint"]] for segment in segments]
-    content = json.dumps([parts, None if classes is None else classes.tolist()])
+    names = None if classes is None else classes.tolist()
     done = replace(
         attrs,
         segments=segments,
-        classes=None if classes is None else classes.tolist(),
-        fingerprint=hashlib.sha256(content.encode()).hexdigest(),
+        classes=names,
+        fingerprint=joined_fingerprint(segments, names),
         provenance={**attrs.provenance, "appended": [*attrs.provenance.get("appended", []), record]},
     )
     with explain_os_errors(location, "entering the new rows", "append again"):

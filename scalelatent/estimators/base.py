@@ -268,7 +268,10 @@ class StreamedEstimator(BaseEstimator):
         """Serve this estimator's steps alone, in this process or on a cluster; ``records`` is a folder for
         them where there is no ``run_dir``.
         """
+        from .session import rows_as_begun
+
         watched = {"train": train} if held is None else {"train": train, "validation": held}
+        watched = rows_as_begun(watched, run_dir if resume else None)
         call = FitCall(self, watched, run_dir, resume, callbacks, engine or {}, verbose)
         with accompanied(call) as everyone:
             self._serve_steps(watched, client, run_dir or records, resume, everyone, engine)

@@ -160,6 +160,7 @@ class CompressiveMBN(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Streamed
         See the class.
         """
         from .compressive_fit import import_torch, torch_device
+        from .session import rows_as_begun
 
         hidden = self._check_parameters()
         torch = import_torch()
@@ -169,6 +170,7 @@ class CompressiveMBN(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Streamed
         watched = {"rows": rows, "output": outputs}
         if held is not None:
             watched |= {"validation rows": held[0], "validation output": held[1]}
+        watched = rows_as_begun(watched, run_dir if resume else None)
         call = FitCall(self, watched, run_dir, resume, callbacks, engine or {}, verbose)
         with accompanied(call) as everyone:
             self._learn(torch, hidden, watched, run_dir, resume, everyone, engine)

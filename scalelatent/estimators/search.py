@@ -34,7 +34,7 @@ from .search_candidates import (
 )
 from .search_fit import Candidate, Memo, SharedFit
 from .search_scoring import Scoring
-from .session import FitSession
+from .session import FitSession, rows_as_begun
 from .steps import Rows
 
 _LEARNED = (
@@ -223,10 +223,12 @@ class Search(BestOfSearch, MetaEstimatorMixin, BaseEstimator):
         base = clone(self.estimator)
         train = base._search_rows(X, y, sample_weight)
         held = base._validation_rows(validation)
+        watched = {"train": train} if held is None else {"train": train, "validation": held}
+        watched = rows_as_begun(watched, call.run_dir if call.resume else None)
+        train, held = watched["train"], watched.get("validation")
         scoring.check(train if held is None else held)
         splits = None if held is not None else split_rows(self.cv, train, groups)
         folds = None if splits is None else as_runs(splits, len(train))
-        watched = {"train": train} if held is None else {"train": train, "validation": held}
         call.rows.update(watched)
         self.n_splits_ = 1 if splits is None else len(splits)
         where = {"client": client, "resume": call.resume, "callbacks": callbacks, "engine": call.engine}

@@ -7,6 +7,7 @@ walks through the same lines and does only what is missing.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 import uuid
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.data import Dataset
+from scalelatent.data.earlier import earlier_rows
 from scalelatent.data.store import Location, locate
 from scalelatent.engine.cache import parse_cache
 from scalelatent.engine.callbacks import Callbacks
@@ -56,6 +58,48 @@ ENGINE_OPTIONS = (
 
 # Engine options that decide the result of an online fit.
 ONLINE_GRID = ("run_rows", "buffer_runs", "validate_steps")
+
+
+_log = logging.getLogger(__name__)
+
+
+def rows_as_begun(datasets: Mapping[str, Dataset], run_dir: Any) -> dict[str, Dataset]:
+    """The rows that the fit of a run folder began with, where more were appended since.
+
+    Parameters
+    ----------
+    datasets : mapping of str to Dataset
+        By the names that :meth:`FitSession.begin` knows them by.
+    run_dir : path or None
+        None: the fit begins now.
+
+    Returns
+    -------
+    dict of str to Dataset
+        The given ones where nothing is known of others.
+    """
+    out = dict(datasets)
+    if run_dir is None:
+        return out
+    try:
+        kept = EngineStore(locate(run_dir).at("engine"), run="").identity() or {}
+    except ValueError:  # torn: whoever claims the folder says so
+        kept = {}
+    for name, ds in datasets.items():
+        wanted = kept.get(f"{name} data")
+        found = earlier_rows(ds, wanted) if ds.attrs and isinstance(wanted, str) else None
+        if found is not None and found is not ds:
+            a, b = found.extent
+            _log.warning(
+                "%s rows: %s has grown since the fit began; it goes on with the rows %d:%d of then (a fit "
+                "of all rows needs another run_dir)",
+                name,
+                ds.url,
+                a,
+                b,
+            )
+            out[name] = found
+    return out
 
 
 class FitSession:

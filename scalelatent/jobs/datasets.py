@@ -12,7 +12,7 @@ from .spec import Job, parse_rows
 if TYPE_CHECKING:
     from scalelatent.data import Dataset
 
-__all__ = ["JobData", "open_job_data", "open_rows"]
+__all__ = ["JobData", "data_as_begun", "open_job_data", "open_rows"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,22 @@ def open_job_data(job: Job) -> JobData:
                 f"{train.n_targets}; give [data] {name}_target with outputs of the same kind"
             )
     return JobData(train, **others)
+
+
+def data_as_begun(data: JobData, run_dir: str) -> JobData:
+    """The rows that a run began with, where more were appended to its datasets since.
+
+    Test rows of the dataset that it trains on are those of the same time.
+    """
+    from scalelatent.data.earlier import rows_at_same_time
+    from scalelatent.estimators.session import rows_as_begun
+
+    given = {"train": data.train, "validation": data.validation}
+    found = rows_as_begun({name: ds for name, ds in given.items() if ds is not None}, run_dir)
+    test = data.test
+    if test is not None and test.url == data.train.url:
+        test = rows_at_same_time(test, found["train"])
+    return JobData(found["train"], found.get("validation"), test)
 
 
 def _check_targets(job: Job) -> None:

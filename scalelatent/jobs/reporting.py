@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from scalelatent.data.store import locate
 from scalelatent.errors import JobError, ScalelatentError
 
-from .datasets import open_job_data
+from .datasets import data_as_begun, open_job_data
 from .runfolder import RunFolder, is_run_folder
 from .runs import load_run
 
@@ -100,7 +100,7 @@ def _job_rows(folder: RunFolder, tell: Callable[[str], None]) -> Dataset | None:
                 f"scalelatent.load_model({folder.url!r}).report({folder.url!r}, data=(X, y))"
             )
             return None
-        return open_job_data(job).shown
+        return data_as_begun(open_job_data(job), folder.url).shown
     except ScalelatentError as error:
         tell(f"the report shows no rows: {error}")
         return None

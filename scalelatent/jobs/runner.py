@@ -20,7 +20,7 @@ from scalelatent.errors import JobError, RunError, ScalelatentError
 from scalelatent.monitor.times import time_text
 
 from .connection import connect
-from .datasets import JobData, open_job_data
+from .datasets import JobData, data_as_begun, open_job_data
 from .devices import DevicesSeen
 from .handshake import check_versions
 from .interrupt import StopRequest, stop_on_cancel, stop_on_signals
@@ -269,6 +269,8 @@ def _steps(
     request: StopRequest,
 ) -> RunResult:
     data = open_job_data(job)
+    if resume:
+        data = data_as_begun(data, folder.url)
     estimator = build_estimator(job)
     options = engine_options(job, estimator)
     request.check()

@@ -324,3 +324,59 @@ def test_a_killed_process_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
     assert [r["pass"] for r in model.history_] == list(range(1, 401))
     expected = CapsuleRegression(n_jobs=1, **options).fit(x, y, engine=engine)
     np.testing.assert_array_equal(model.W_, expected.W_)
+
+
+def _crbm(x: Dataset, folder: Path | None, **more: Any) -> Any:
+    from scalelatent import ConditionalRBM
+
+    model = ConditionalRBM(n_hidden=3, n_epochs=3, batch_size=20, random_state=0, n_jobs=1)
+    return model.fit(x, run_dir=folder, engine={"checkpoint_seconds": 0}, **more)
+
+
+def _capsule(x: Dataset, folder: Path | None, **more: Any) -> Any:
+    engine = {**SMALL, "cache": 0}  # each pass reads its rows anew
+    return CapsuleRegression(projection=None, **OPTIONS).fit(x, run_dir=folder, engine=engine, **more)
+
+
+@pytest.mark.parametrize("kind", ["capsule", "crbm"])
+def test_an_interrupted_fit_goes_on_with_its_rows_after_an_append(
+    digits: Arrays, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    from scalelatent.data import append_rows, open_dataset
+
+    def opened() -> Dataset:
+        ds = open_dataset(tmp_path / "x")
+        return ds if kind == "capsule" else ds.with_target(open_dataset(tmp_path / "v"))
+
+    fit = _capsule if kind == "capsule" else _crbm
+    x, y = digits[0][:200], digits[1][:200] % 5
+    names = {"x": Dataset.from_arrays(x, y), "v": Dataset.from_arrays((x[:, :10] > 7).astype("u1"))}
+    for name, rows in names.items():
+        rows.save(tmp_path / name, shard_rows=64)
+    whole = fit(opened(), None)
+    with pytest.raises(KeyboardInterrupt):
+        fit(opened(), tmp_path / "run", callbacks=InterruptAt(1, "pass_end"))
+    append_rows(tmp_path / "x", Dataset.from_arrays(x[:30], y[:30] + 5))
+    append_rows(tmp_path / "v", names["v"][:30])
+    model = fit(opened(), tmp_path / "run", resume=True)
+    np.testing.assert_array_equal(model.W_, whole.W_)
+    assert "goes on with the rows 0:200 of then" in caplog.text
+    with pytest.raises(RunError, match="train data"):
+        fit(opened()[10:], tmp_path / "run", resume=True)
+
+
+def test_a_resume_on_a_mixture_of_two_datasets_is_refused(digits: Arrays, tmp_path: Path) -> None:
+    """A whole shard of another dataset of the same shape, x or y, copied in after the interruption."""
+    import shutil
+
+    from scalelatent.data import open_dataset
+    from scalelatent.errors import ShardError
+
+    x, y = digits
+    for name, shift in (("a", 0), ("b", 1)):
+        Dataset.from_arrays(np.roll(x, shift, 0), y).save(tmp_path / name, chunk_rows=50, shard_rows=100)
+    with pytest.raises(KeyboardInterrupt):
+        _capsule(open_dataset(tmp_path / "a"), tmp_path / "run", callbacks=InterruptAt(1, "pass_end"))
+    shutil.copyfile(tmp_path / "b/x/c/3/0", tmp_path / "a/x/c/3/0")
+    with pytest.raises(ShardError, match="whole, but not the one that was written"):
+        _capsule(open_dataset(tmp_path / "a"), tmp_path / "run", resume=True)

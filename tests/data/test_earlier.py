@@ -1,0 +1,108 @@
+"""The rows of a dataset before others were appended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_array
+
+from scalelatent.data import Dataset, append_rows, open_dataset
+from scalelatent.data.earlier import earlier_rows, rows_at_same_time
+from scalelatent.errors import DataError
+
+SIZES = (40, 10, 15, 80, 5)  # the second and third are merged by later appends
+
+
+def _rows(part: int, kind: str) -> Dataset:
+    random = np.random.default_rng(part)
+    n = SIZES[part]
+    x: Any = random.integers(0, 5, (n, 6)).astype("u1")
+    y: Any = np.array(["b", "d", "f"])[np.arange(n) % 3]
+    if part in (1, 3):
+        y[:1] = "ace"[part // 2]  # a class that comes before the others
+    if kind == "numbers":
+        y = np.array([ord(c) for c in y])
+    if kind == "csr":
+        x, y = csr_array(x.astype("f4")), csr_array(random.integers(0, 2, (n, 4)).astype("u1"))
+    return Dataset.from_arrays(x, y, sample_weight=random.random(n))
+
+
+def _content(ds: Dataset) -> tuple[Any, ...]:
+    n = len(ds)
+    x, y = ds.read_x(0, n), ds.read_y(0, n)
+    dense = [v.toarray().tolist() if hasattr(v, "toarray") else v.tolist() for v in (x, y)]
+    classes = None if ds.classes is None else ds.classes.tolist()
+    codes = ds.read_codes(0, n).tolist() if classes else None
+    return *dense, ds.read_weight(0, n).tolist(), classes, codes, ds.nnz, len(ds.pieces())  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", ["strings", "numbers", "csr"])
+def test_every_state_is_found_again(kind: str, tmp_path: Path) -> None:
+    old = [_rows(0, kind).save(tmp_path / "a", shard_rows=20)]
+    before = [(old[0].fingerprint(), old[0][5:30].fingerprint(), old[0][30:].fingerprint(), _content(old[0]))]
+    for part in range(1, len(SIZES)):
+        ds = append_rows(tmp_path / "a", _rows(part, kind))
+        before.append((ds.fingerprint(), ds[5:30].fingerprint(), ds[30:].fingerprint(), _content(ds)))
+    now = open_dataset(tmp_path / "a")
+    for i, (whole, middle, end, content) in enumerate(before):
+        found = earlier_rows(now, whole)
+        assert found is not None
+        assert (found.fingerprint(), len(found)) == (whole, sum(SIZES[: i + 1]))
+        assert _content(found)[:-1] == content[:-1]
+        for rows, then in ((now[5:30], middle), (now[30:], end)):
+            found = earlier_rows(rows, then)
+            assert found is not None
+            assert found.fingerprint() == then
+            again = Dataset.from_spec(found.spec())  # as a task opens it
+            assert again.fingerprint() == then
+            assert _content(again) == _content(found)
+    assert earlier_rows(now, "another") is None
+    assert earlier_rows(now[5:30], before[0][0]) is None
+
+
+def test_what_another_task_opens_goes_on_after_an_append(tmp_path: Path) -> None:
+    ds = _rows(0, "strings").save(tmp_path / "a")
+    spec, content = ds[3:].spec(), _content(ds[3:])
+    append_rows(tmp_path / "a", _rows(1, "strings"))
+    assert _content(Dataset.from_spec(spec))[:-1] == content[:-1]
+    with pytest.raises(DataError, match="has changed since this job began"):
+        Dataset.from_spec({**spec, "fingerprint": "0" * 64})
+
+
+def test_appends_of_versions_that_noted_nothing(tmp_path: Path) -> None:
+    """What is left then: the first segment, and those behind it that no later append has taken."""
+    old = [_rows(0, "csr").save(tmp_path / "a").fingerprint()]
+    old += [append_rows(tmp_path / "a", _rows(part, "csr")).fingerprint() for part in (2, 4)]
+    meta = json.loads((tmp_path / "a/zarr.json").read_text())
+    for record in meta["attributes"]["provenance"]["appended"]:
+        del record["before"]
+    (tmp_path / "a/zarr.json").write_text(json.dumps(meta))
+    now = open_dataset(tmp_path / "a")
+    assert [len(earlier_rows(now, then) or ()) for then in old] == [40, 55, 60]
+
+
+def test_rows_with_a_target_that_both_grew(tmp_path: Path) -> None:
+    x, v = (_rows(0, "strings").save(tmp_path / name) for name in "xv")
+    both = x.with_target(v)
+    whole, part = both.fingerprint(), both[10:].fingerprint()
+    weighted = x.with_weight(np.arange(40.0)).fingerprint()
+    for name in "xv":
+        append_rows(tmp_path / name, _rows(1, "strings"))
+    now = open_dataset(tmp_path / "x").with_target(open_dataset(tmp_path / "v"))
+    assert [len(earlier_rows(now, whole) or ()), len(earlier_rows(now[10:], part) or ())] == [40, 30]
+    assert len(earlier_rows(open_dataset(tmp_path / "x").with_weight(np.arange(50.0)), weighted) or ()) == 40
+
+
+def test_test_rows_of_the_same_time(tmp_path: Path) -> None:
+    old = _rows(0, "strings").save(tmp_path / "a")
+    now = append_rows(tmp_path / "a", _rows(1, "strings"))
+    train = earlier_rows(now[:20], old[:20].fingerprint())
+    assert train is not None
+    assert rows_at_same_time(now[30:], train).extent == (30, 40)
+    assert rows_at_same_time(now[30:35], train).extent == (30, 35)
+    assert rows_at_same_time(now[42:], train).extent == (42, 50)
+    assert rows_at_same_time(now[30:], now).extent == (30, 50)

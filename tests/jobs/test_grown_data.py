@@ -1,0 +1,51 @@
+"""A job whose datasets were appended to between its interruption and its resume."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from scalelatent import Dataset, load_model
+from scalelatent.data import append_rows, open_dataset
+from scalelatent.errors import RunError
+from scalelatent.jobs.resolve import load_job
+from scalelatent.jobs.runfolder import RunFolder
+from scalelatent.jobs.runner import run_job
+from tests.helpers import InterruptAt
+
+
+def test_a_resume_reads_the_rows_that_the_job_began_with(
+    workplace: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Training, validation and test rows, although the last ones are open-ended, and there is a new class."""
+    folders = {}
+    for name in ("whole", "broken"):
+        job = load_job(workplace.job, settings=[f"job.out={name}"])
+        folders[name] = RunFolder.create(job.job.out, job)
+    run_job(folders["whole"].read_job(), folders["whole"])
+    with pytest.raises(KeyboardInterrupt):
+        run_job(folders["broken"].read_job(), folders["broken"], callbacks=[InterruptAt(1, "pass_end")])
+    old = open_dataset(workplace.data)
+    append_rows(workplace.data, Dataset.from_arrays(old.read_x(0, 50), np.full(50, 9)))
+    result = run_job(folders["broken"].read_job(), folders["broken"], resume=True)
+    assert "goes on with the rows 0:300 of then" in caplog.text
+    a, b = (load_model(folders[name].model_url) for name in folders)
+    np.testing.assert_array_equal(a.W_, b.W_)
+    assert b.classes_.tolist() == [0, 1, 2, 3]
+    states = [folders[name].read_state() for name in folders]
+    assert states[0]["test_error"] == states[1]["test_error"] == result.scores["test_error"]
+
+
+def test_a_resume_on_other_rows_is_still_refused(workplace: SimpleNamespace) -> None:
+    job = load_job(workplace.job)
+    folder = RunFolder.create(job.job.out, job)
+    with pytest.raises(KeyboardInterrupt):
+        run_job(job, folder, callbacks=[InterruptAt(1, "pass_end")])
+    old = open_dataset(workplace.data)
+    x, y = old.read_x(0, 400), old.read_y(0, 400)
+    Dataset.from_arrays(x[::-1].copy(), y[::-1]).save(workplace.data, overwrite=True)
+    append_rows(workplace.data, Dataset.from_arrays(x[:20], y[:20]))
+    with pytest.raises(RunError, match="train data"):
+        run_job(job, folder, resume=True)
