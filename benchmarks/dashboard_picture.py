@@ -24,6 +24,7 @@ from scalelatent import monitor
 from scalelatent.data import make_digits
 
 KILLED_AT, TAKEN_AT = 18, 40
+ROUNDS = [(0.8, 1), (0.5, 1), (0.2, 1), (0.0, 20)]
 
 
 def load_browser() -> ModuleType:
@@ -72,9 +73,11 @@ class Broken(sl.Callback):
 def fit(client: Any, parts: Any, folder: Path, job: str, *callbacks: Any, **options: Any) -> None:
     """One job, told to the scheduler."""
     run = folder / "runs" / job.rsplit("-", 1)[0]
+    options = {"nu_schedule": None} | options
     with monitor.ClusterLog(client, str(run), job=job, model="capsule", name=run.name) as log:
-        model = sl.CapsuleRegression(random_state=0, nu_schedule=None, **options)
+        model = sl.CapsuleRegression(random_state=0, **options)
         model.fit(parts[0], validation=parts[1], client=client, run_dir=run, callbacks=[log, *callbacks])
+        log.state("running", report=model.report(run))
 
 
 def main() -> None:
@@ -102,7 +105,7 @@ def main() -> None:
         except OSError as error:
             print(f"as wanted: {error}", flush=True)
         watch = Watch()
-        options: dict[str, Any] = {"capsule_dim": 8, "max_iter": 120}
+        options: dict[str, Any] = {"capsule_dim": 8, "max_iter": 120, "nu_schedule": ROUNDS}
         thread = threading.Thread(
             target=fit, args=(client, parts, folder, "mnist-d8-51be", watch), kwargs=options, daemon=True
         )

@@ -90,7 +90,7 @@ def announce(client: Client | None, folder: RunFolder, job: Job, state: Mapping[
         return
     news = {"kind": "state", "run": folder.url, "job": state["id"], "model": job.kind}
     news |= {"name": job.job.name or state["id"]}
-    news |= {key: state.get(key) for key in ("state", "error", "driver")}
+    news |= {key: state.get(key) for key in ("state", "error", "driver", "report")}
     news |= {key: epoch_seconds(state.get(key)) for key in ("submitted", "began")}
     # The run folder is the record; whoever watches the cluster may miss a line, but must not stop a run.
     with suppress(Exception):

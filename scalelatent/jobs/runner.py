@@ -183,7 +183,7 @@ def run_held(
         ended |= seen.told
         state = folder.update_state(state="done", error=None, **result.scores, **ended)
         folder.event("state", state="done", warnings=result.warnings, **ended)
-        announce(found, folder, job, state)
+        announce(found, folder, job, {**state, "report": result.report})
     return result
 
 

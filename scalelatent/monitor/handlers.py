@@ -1,4 +1,4 @@
-"""What the scheduler's web server answers: the page ``/scalelatent`` and ``/scalelatent.json``."""
+"""What the scheduler's web server answers: the page ``/scalelatent``, its JSON, and reports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from typing import Any
 
 from tornado.web import HTTPError, RequestHandler
 
+from scalelatent.data.store import is_local, locate
 from scalelatent.engine.dask import hooks
+from scalelatent.errors import ScalelatentError
 
 from .board import Board
 from .times import time_text
@@ -24,6 +26,7 @@ FOLDER = Path(__file__).parent / "page"
 FORMAT_VERSION = 2
 # Several viewers within this time read one answer.
 FRESH_SECONDS = 0.4
+REPORT_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; sandbox"
 WORKERS, WORKERS_LOST = 200, 50
 _bodies: weakref.WeakKeyDictionary[Board, dict[str | None, tuple[float, str]]] = weakref.WeakKeyDictionary()
 
@@ -69,9 +72,43 @@ class JsonHandler(_Handler):
         self.write(_body(self.scheduler, board, wanted))
 
 
+class ReportHandler(_Handler):
+    """The page that a job has written, with ``?job=ID``, where this machine sees its run folder."""
+
+    def get(self) -> None:
+        """Answer with the page; it may load nothing and run nothing here."""
+        job = self.board.find(self.get_query_argument("job", ""))
+        page = None if job is None else report_of(job.run)
+        if page is None:
+            self.set_status(404)
+            self.set_header("Content-Type", "text/plain; charset=utf-8")
+            where = "" if job is None else job.report or f"{job.run}/report/index.html"
+            self.write(f"this machine does not see the report: {where}" if where else "no such job")
+            return
+        self.set_header("Content-Type", "text/html; charset=utf-8")
+        self.set_header("Cache-Control", "no-store")
+        self.set_header("Content-Security-Policy", REPORT_POLICY)
+        self.write(page)
+
+
+def report_of(run: str) -> bytes | None:
+    """The report in a run folder on a disk; None where there is none, or it is not seen from here.
+
+    An object store is not asked: the scheduler's loop would wait for it.
+    """
+    if not is_local(run):
+        return None
+    folder = locate(run)
+    try:
+        return folder.read("report/index.html") if folder.has("job.json") else None
+    except (OSError, ScalelatentError):
+        return None
+
+
 ROUTES: list[tuple[str, type[RequestHandler]]] = [
     ("/scalelatent", PageHandler),
     ("/scalelatent.json", JsonHandler),
+    ("/scalelatent/report", ReportHandler),
 ]
 
 

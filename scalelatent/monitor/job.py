@@ -13,7 +13,7 @@ from .workers import Workers, clip, number, number_or_none, pool_of
 
 __all__ = ["JobView"]
 
-COLUMNS = ("objective", *ERRORS, "rows_per_s", "mb_per_s", "nu")
+COLUMNS = ("objective", *ERRORS, "rows_per_s", "mb_per_s", "nu", "round")
 ENDED = ("done", "failed", "cancelled")
 # A driver speaks at least every few seconds; one that was not heard of for so long is not believed.
 SILENT_SECONDS = 60.0
@@ -44,6 +44,8 @@ class JobView:
         self.id = self.name = run.rstrip("/").rsplit("/", 1)[-1] or run
         self.model = self.driver = ""
         self.state, self.error = "running", ""
+        self.report = ""
+        self.layers = (0.0, 0.0)  # which one of how many, of a network
         self.submitted: float | None = None
         self.began: float | None = None
         self.ended: float | None = None
@@ -94,9 +96,9 @@ class JobView:
                 curve.thin()
 
     def _on_state(self, message: Mapping[str, Any], now: float) -> None:
-        for key in ("name", "model", "driver"):
+        for key, length in (("name", 120), ("model", 120), ("driver", 120), ("report", 1000)):
             if message.get(key):
-                setattr(self, key, clip(message[key], 120))
+                setattr(self, key, clip(message[key], length))
         self.id = clip(message.get("job") or self.id, 120)
         for key in ("submitted", "began"):
             if number(message, key):
@@ -115,7 +117,7 @@ class JobView:
                 self.began = self.began or now
 
     def _on_progress(self, message: Mapping[str, Any], now: float) -> None:
-        self.stage, self.part = clip(message.get("stage") or self.stage, 80), clip(part_of(message), 80)
+        self._place(message)
         at = (self.stage, number(message, "pass"))
         done = number(message, "rows_done")
         if at != self._at:
@@ -126,6 +128,12 @@ class JobView:
         self.rows_rate.add(now, fresh, fresh / rate if rate else None)
         self.rows_done = done
         self.rows_total = number(message, "rows_total")
+
+    def _place(self, message: Mapping[str, Any]) -> None:
+        """Take in which stage it is, and of a network which layer."""
+        self.stage, self.part = clip(message.get("stage") or self.stage, 80), clip(part_of(message), 80)
+        if number(message, "layer"):
+            self.layers = number(message, "layer"), number(message, "layers")
 
     def _on_pass(self, message: Mapping[str, Any], now: float) -> None:
         stage = self.stage = clip(message.get("stage") or self.stage, 80)
@@ -159,7 +167,7 @@ class JobView:
             self.info = {key: number(message, key) for key in ("rows", "features", "classes", "members")}
             self.limit = number_or_none(message, "max_iter")
         elif name == "stage":
-            self.stage, self.part = clip(message.get("stage") or self.stage, 80), clip(part_of(message), 80)
+            self._place(message)
             self.rows_done, self.rows_total = 0.0, number(message, "rows")
             if self.stage in AFTER_FIT:  # their rows are of another kind than those of passes
                 self.rows_rate = Rate()
@@ -206,6 +214,8 @@ class JobView:
             "rows_done": int(self.rows_done),
             "rows_total": int(self.rows_total),
             "progress": self.rows_done / self.rows_total if self.rows_total else None,
+            "overall": self._overall(),
+            "report": self.report or None,
             **self._time_left(rate),
             **{key: _time(getattr(self, key)) for key in ("submitted", "began", "ended")},
             "seconds": max(0.0, end - self.began) if self.began else None,
@@ -232,6 +242,22 @@ class JobView:
             "worker_rows": self.workers.to_list(now),
             "events": [{**event, "time": time_text(event["time"])} for event in self.events],
         }
+
+    def _overall(self) -> float | None:
+        """Share of the fit that is done, at least: convergence or patience may end it earlier."""
+        if self.state == "done" or self.stage in AFTER_FIT:
+            return 1.0
+        part = self.rows_done / self.rows_total if self.rows_total else 0.0
+        layer, layers = self.layers
+        if layers:
+            # Of the two parts of a layer, centroids and codes, the first one takes little.
+            within = part if "code" in self.stage else float("gather" not in self.stage)
+            return min(1.0, (layer - 1.0 + within) / layers)
+        if not self.limit:
+            return None
+        done = float(self.record.get("pass", 0.0))
+        within = part if self._at[1] > done else 0.0
+        return min(1.0, (done + within) / self.limit)
 
     def _time_left(self, rate: float) -> dict[str, float | None]:
         if self.state != "running":

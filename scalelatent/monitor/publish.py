@@ -7,7 +7,7 @@ Messages are events of Dask on the topic ``"scalelatent"`` (`distributed.Client.
 kind       further keys
 =========  ===============================================================================================
 state      job (its id), name, model, state, error, submitted, began (s since the epoch), driver; again where
-           it is only repeated: an ended job does not run again by it
+           it is only repeated: an ended job does not run again by it; report (its address) of a done one
 pass       pass, stage, objective, train_error, validation_error, seconds, rows, bytes_read, …: the scalars
            of the pass record; run_rows and run_bytes: sums since this driver began
 progress   stage, pass, rows_done, rows_total, rows_per_s; of a network's layer: layer, layers, k

@@ -121,3 +121,34 @@ def test_hundreds_of_jobs_and_a_narrow_screen(client: Any, page: Page, base: str
     assert page.wait("document.querySelectorAll('#jobs tbody tr').length", good=lambda n: n >= 25)
     errors = [error for error in page.errors if "scalelatent" in error]
     assert errors == []
+
+
+def test_half_a_screen_in_the_dark_with_rounds_and_a_report(client: Any, page: Page, base: str) -> None:
+    run = {"run": "/runs/rounds"}
+    known = {"job": "rounds", "name": "rounds", "report": "/runs/rounds/report/index.html"}
+    client.log_event("scalelatent", {"kind": "state", "state": "running", **run, **known})
+    client.log_event("scalelatent", {"kind": "event", "name": "fit_started", "max_iter": 40, **run})
+    for number in range(1, 21):
+        # One of the passes is told as a hundred times as fast, as after a resume.
+        cost = {"rows": 1000, "seconds": 0.01 if number == 7 else 1.0}
+        found = {"objective": 1 / number, "nu": 0.5 * (number < 11), "round": 1 + (number >= 11)}
+        message = {"kind": "pass", "stage": "capsule_estep", "pass": number, **cost, **found, **run}
+        client.log_event("scalelatent", message)
+    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    try:
+        page.open("about:blank")
+        page.open(f"{base}/scalelatent#job=rounds", width=800, height=900)
+        page.wait("document.querySelectorAll('rect.round').length")
+        assert page.js("document.documentElement.scrollWidth") == 800
+        assert page.js("[...document.querySelectorAll('.scroll')].every(n => n.scrollWidth <= n.clientWidth)")
+        light = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).every(n => n < 64)"
+        assert page.js(light)
+        assert page.js("document.querySelector('#head .pass .bar i').style.width") == "50%"
+        link = page.js("document.querySelector('#head a.report').getAttribute('href')")
+        assert link == "scalelatent/report?job=rounds"
+        rate = "document.querySelector('path.line[data-series=rows_per_s]').closest('svg')"
+        told = page.js(f"[...{rate}.querySelectorAll('text')].map(t => t.textContent)")
+        assert "1000" in told  # the axis is for the many, not for the one
+        assert not any(text.endswith("k") for text in told)
+    finally:
+        page.call("Emulation.setEmulatedMedia", features=[])

@@ -72,6 +72,41 @@ def test_what_follows_on_the_fit_is_a_stage_of_its_own() -> None:
     assert job["seconds_left"] == pytest.approx(5.0, rel=0.5)
 
 
+def test_how_far_the_whole_fit_is() -> None:
+    board = Board()
+    now = feed_fit(board, "runs/a", 10)  # of 100 passes
+    told = {"kind": "progress", "run": "runs/a", "stage": "capsule_estep", "rows_total": 1000}
+    board.feed({**told, "pass": 11, "rows_done": 500}, now)
+    assert board.summary(now)[0]["overall"] == pytest.approx(0.105)
+    board.feed({"kind": "event", "run": "runs/a", "name": "stage", "stage": "report"}, now)
+    assert board.summary(now)[0]["overall"] == 1.0
+
+
+def test_how_far_a_network_is() -> None:
+    board, where = Board(), {"run": "runs/n", "layer": 3, "layers": 4, "k": 250}
+    board.feed({"kind": "state", "run": "runs/n", "state": "running"}, 0.0)
+    assert board.summary(0.0)[0]["overall"] is None
+    for stage, rows, overall in (("mbn_gather-l3", 50, 0.5), ("mbn_code-l3", 50, 0.625)):
+        told = {"kind": "progress", "stage": stage, "pass": 0, "rows_done": rows, "rows_total": 100}
+        board.feed({**told, **where}, 1.0)
+        assert board.summary(1.0)[0]["overall"] == overall
+
+
+def test_rounds_of_nu_and_the_report_are_told() -> None:
+    board = Board()
+    now = feed_fit(board, "runs/a", 0)
+    for number in (1, 2, 3):
+        record = {"pass": number, "stage": "capsule_estep", "objective": 0.5, "nu": 0.5 * (number < 3)}
+        board.feed({"kind": "pass", "run": "runs/a", "round": 1 + (number == 3), **record}, now)
+    done = {"kind": "state", "run": "runs/a", "state": "done", "report": "/runs/a/report/index.html"}
+    assert board.summary(now)[0]["report"] is None
+    board.feed(done, now)
+    told = board.jobs["runs/a"].detail(now)
+    assert told["report"] == "/runs/a/report/index.html"
+    assert told["curves"][0]["round"] == [1, 1, 2]
+    assert told["overall"] == 1.0
+
+
 def test_a_layer_is_told_with_its_number() -> None:
     board, layer = Board(), {"stage": "mbn_code-l3", "layer": 3, "layers": 7, "k": 1250}
     board.feed({"kind": "event", "run": "r", "name": "stage", "rows": 500, **layer}, 10.0)

@@ -302,3 +302,21 @@ def test_preload_behind_a_prefix_and_without_bokeh(bokeh: bool) -> None:
     else:  # a page of its own without Dask's navigation bar
         assert lines[:2] == ["200 b'<!DOCTYPE html>\\n<htm'", "200 b'{\"format_version\":2,'"]
     assert "scalelatent: this Dask" not in done.stderr
+
+
+def test_the_report_of_a_run_is_served(watched: SimpleNamespace, jobs: Any, get: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "report").mkdir(parents=True)
+    (run / "report" / "index.html").write_text("<p>a report")
+    with ClusterLog(watched.client, str(run), job="served-1", model="capsule"):
+        pass
+    jobs(watched.base, "served-1")
+    at = f"{watched.base}/scalelatent/report?job="
+    assert get(at + "served-1")[0] == 404  # no run folder: whatever someone calls a run is not read
+    (run / "job.json").write_text("{}")
+    assert get(at + "served-1") == (200, "<p>a report")
+    assert get(at + "other") == (404, "no such job")
+    (run / "report" / "index.html").unlink()
+    status, text = get(at + "served-1")
+    assert status == 404
+    assert str(run / "report" / "index.html") in text

@@ -85,18 +85,23 @@
     if (job.state !== "running") return known(job.seconds) ? `took ${duration(job.seconds)}` : "";
     return known(job.seconds_left) ? `≤ ${duration(job.seconds_left)}` : "–";
   }
+  function reportLink(job, words) {
+    return el("a", { href: `scalelatent/report?job=${encodeURIComponent(job.id)}`, class: "report", target: "_blank", rel: "noopener",
+      title: job.report, onclick: (event) => event.stopPropagation() }, words);
+  }
   function jobRow(job, chosen) {
     const running = job.state === "running";
     const link = el("a", { href: `#job=${encodeURIComponent(job.id)}`, class: "job-name", title: job.run }, job.name);
-    const share = running && known(job.progress) ? [bar(job.progress), el("span", { class: "muted" }, `${Math.floor(100 * job.progress)} %`)] : [];
+    const done = known(job.overall) ? job.overall : job.progress;
+    const share = running && known(done) ? [bar(done), el("span", { class: "muted" }, `${Math.floor(100 * done)} %`)] : [];
     return el("tr", { class: chosen ? "chosen" : null, onclick: () => { location.hash = link.hash; } },
       el("td", {}, link, el("span", { class: "muted" }, job.model)),
       el("td", {}, pill(job)),
       el("td", { class: "num" }, passOf(job)),
-      el("td", { class: "num" }, figure(job.objective)),
+      el("td", { class: "num wide" }, figure(job.objective)),
       el("td", { class: "num" }, percent(job.validation_error)),
-      el("td", { class: "num" }, running ? count(job.rows_per_s) : ""),
-      el("td", {}, ...share),
+      el("td", { class: "num wide" }, running ? count(job.rows_per_s) : ""),
+      el("td", {}, ...(job.report ? [reportLink(job, "report")] : share)),
       el("td", { class: "num" }, leftOf(job)));
   }
   function drawJobs(jobs, chosen) {
@@ -107,8 +112,8 @@
     }
     const shown = state.all ? jobs : jobs.filter((job, i) => i < SHOWN_JOBS || job.id === chosen);
     const card = el("div", { class: "card" }, table(
-      [["Job"], ["State"], ["Pass", "num"], ["Objective", "num"], ["Validation error", "num"], ["Rows/s", "num"],
-        ["Pass so far"], ["Time left", "num"]],
+      [["Job"], ["State"], ["Pass", "num"], ["Objective", "num wide"], ["Validation error", "num"], ["Rows/s", "num wide"],
+        ["Done"], ["Time left", "num"]],
       shown.map((job) => jobRow(job, job.id === chosen))));
     if (jobs.length > SHOWN_JOBS) {
       const words = state.all ? "show fewer" : `show all ${jobs.length} jobs`;
@@ -126,10 +131,27 @@
     return out;
   }
   function chartWidth() {
-    const wide = byId("charts").clientWidth || 1200, n = Math.max(1, Math.min(3, Math.floor((wide + 16) / 346)));
+    const wide = byId("charts").clientWidth || 1200, n = Math.max(1, Math.min(3, Math.floor((wide + 16) / 316)));
     return Math.floor((wide - 16 * (n - 1)) / n) - 2;
   }
-  function chart(title, note, curve, series, say, tick, floor) {
+  function quantile(values, share) {
+    const sorted = values.slice().sort((a, b) => a - b);
+    return sorted[Math.floor(share * (sorted.length - 1))];
+  }
+  // Runs of passes of one round: [first x, last x, round, nu]; none where there is one round only.
+  function roundsOf(curve) {
+    const rounds = [];
+    if (!curve.round) return rounds;
+    curve.x.forEach((x, i) => {
+      const last = rounds[rounds.length - 1];
+      if (last && last[2] === curve.round[i]) last[1] = x;
+      else rounds.push([x, x, curve.round[i], curve.nu && curve.nu[i]]);
+    });
+    return rounds.length > 1 ? rounds : [];
+  }
+  // Options: floor (lowest value of the axis), clip (share of the points that the axis has room for), rounds.
+  function chart(title, note, curve, series, say, tick, options = {}) {
+    const floor = options.floor;
     series = series.filter((s) => curve && curve[s.key]);
     const keys = series.length > 1 ? series.map((s) => [el("i", { class: "key", style: `background:${s.color}` }), s.name]).flat() : [];
     const card = el("section", { class: "card chart" }, el("h3", {}, title, el("small", {}, note || "", ...keys)));
@@ -139,6 +161,10 @@
     const from = curve.x.length > 20 ? Math.floor(curve.x.length / 10) : 0;
     const values = series.flatMap((s) => curve[s.key].slice(from).filter(known));
     let low = Math.min(...values), high = Math.max(...values);
+    if (options.clip && values.length > 4) {
+      // One short pass, or a resumed one, would press all the others onto the floor.
+      high = Math.min(high, 1.25 * quantile(values, options.clip));
+    }
     if (known(floor)) low = Math.min(low, floor);
     const pad = (high - low) * 0.06 || Math.abs(high) * 0.05 || 1;
     if (!known(floor)) low -= pad;
@@ -147,6 +173,12 @@
     const X = (x) => L + ((x - x0) / (x1 - x0)) * (W - L - R), Y = (y) => T + ((high - y) / (high - low)) * (H - T - B);
     const svg = el("svg:svg", { viewBox: `0 0 ${W} ${H}`, role: "img",
       "aria-label": `${title}: ${series.map((s) => `${s.name} ${say(curve[s.key].filter(known).pop())}`).join(", ")}` });
+    const rounds = options.rounds ? roundsOf(curve) : [];
+    rounds.forEach(([first, , number, nu], i) => {
+      const left = i ? X(first) : L, right = i + 1 < rounds.length ? X(rounds[i + 1][0]) : W - R;
+      if (i % 2) svg.append(el("svg:rect", { class: "round", x: left, y: T, width: Math.max(0, right - left), height: H - T - B, "data-round": number }));
+      if (known(nu) && right - left > 44) svg.append(el("svg:text", { class: "nu", x: (left + right) / 2, y: T - 2, "text-anchor": "middle" }, `ν ${figure(+nu.toPrecision(2))}`));
+    });
     for (const t of ticks(low, high, 5)) {
       svg.append(el("svg:line", { class: "grid", x1: L, x2: W - R, y1: Y(t), y2: Y(t) }),
         el("svg:text", { x: L - 7, y: Y(t) + 4, "text-anchor": "end" }, tick(t)));
@@ -162,7 +194,7 @@
       const d = points.map(([x, y], i) => `${i ? "L" : "M"}${X(x).toFixed(1)} ${Y(y).toFixed(1)}`).join("");
       const [lx, ly] = points[points.length - 1];
       svg.append(el("svg:path", { class: "line", d, "clip-path": `url(#${clip})`, stroke: s.color, "stroke-width": points.length > 150 ? 1.3 : 2, "data-series": s.key, "data-points": points.length }),
-        el("svg:circle", { cx: X(lx), cy: Y(ly), r: 3.2, fill: s.color }));
+        el("svg:circle", { cx: X(lx), cy: Math.max(Y(ly), T), r: 3.2, fill: s.color }));
     }
     const cross = el("svg:line", { class: "cross", y1: T, y2: H - B, visibility: "hidden" });
     svg.append(cross);
@@ -205,7 +237,7 @@
       fact("Validation error", percent(job.validation_error), errorNote(job)),
       fact("Rows/s", count(job.rows_per_s)),
       fact("Read", known(job.mb_per_s) ? figure(+job.mb_per_s.toPrecision(3)) : "–", known(job.mb_per_s) ? "MB/s" : ""),
-      live ? fact("Time left", known(job.seconds_left) ? duration(job.seconds_left) : "–", known(job.seconds_left) ? "at most" : "")
+      live ? fact("Time left", known(job.seconds_left) ? duration(job.seconds_left) : "–", known(job.seconds_left) && !AFTER_FIT.includes(job.stage) ? "at most" : "")
         : fact("Took", duration(job.seconds)),
       fact("Spans redone", count(job.spans_redone)),
       fact("Workers lost", count(job.workers_lost), "", job.workers_lost > 0),
@@ -213,11 +245,20 @@
     if (job.shards_quarantined) out.push(fact("Shards set aside", count(job.shards_quarantined), "", true));
     return el("dl", { class: "facts" }, ...out);
   }
+  const AFTER_FIT = ["saving", "scoring", "report"];
+  function fitBar(job) {
+    if (job.state !== "running" || !known(job.overall)) return null;
+    const after = AFTER_FIT.includes(job.stage), at = `${Math.floor(100 * job.overall)} %`;
+    const most = known(job.max_passes) && !after ? `pass ${count(job.pass)} of at most ${count(job.max_passes)}` : job.part || "";
+    return el("div", { class: "pass" }, bar(job.overall),
+      el("p", {}, el("span", {}, [after ? "fit done" : `fit: ${at}`, most].filter(Boolean).join(", ")),
+        el("span", {}, known(job.seconds_left) && !after ? `at most ${duration(job.seconds_left)} left` : "")));
+  }
   function passBar(job) {
     if (job.state !== "running" || !job.rows_total) return null;
-    const left = known(job.pass_seconds_left) ? `${duration(job.pass_seconds_left)} left in this pass` : "";
+    const left = known(job.pass_seconds_left) ? `${duration(job.pass_seconds_left)} left in this ${AFTER_FIT.includes(job.stage) ? "stage" : "pass"}` : "";
     const kept = known(job.checkpoint_seconds_ago) ? `checkpoint ${duration(job.checkpoint_seconds_ago)} ago` : "";
-    return el("div", { class: "pass" }, bar(job.progress),
+    return el("div", { class: "pass thin" }, bar(job.progress),
       el("p", {}, el("span", {}, `${[job.stage || "pass", job.part].filter(Boolean).join(", ")}: ${count(job.rows_done)} of ${count(job.rows_total)} rows`),
         el("span", {}, [left, kept].filter(Boolean).join(" · "))));
   }
@@ -229,12 +270,12 @@
     if (!curve) return null;
     const against = `against ${curve.axis === "steps" ? "steps" : "passes"}`;
     return el("div", { class: "charts" },
-      chart("Objective", against, curve, [{ key: "objective", name: "objective", color: BLUE }], figure, figure),
+      chart("Objective", against, curve, [{ key: "objective", name: "objective", color: BLUE }], figure, figure, { rounds: true }),
       chart("Error", "", curve, [{ key: "validation_error", name: "validation", color: BLUE },
         { key: "train_error", name: "training", color: GREY },
         { key: "mean_member_validation_error", name: "mean member, validation", color: AMBER },
-        { key: "mean_member_train_error", name: "mean member, training", color: GREY }], percent, (value) => `${figure(+(100 * value).toPrecision(6))} %`),
-      chart("Rows per second", against, curve, [{ key: "rows_per_s", name: "rows/s", color: BLUE }], short, short, 0));
+        { key: "mean_member_train_error", name: "mean member, training", color: GREY }], percent, (value) => `${figure(+(100 * value).toPrecision(6))} %`, { rounds: true }),
+      chart("Rows per second", against, curve, [{ key: "rows_per_s", name: "rows/s", color: BLUE }], short, short, { floor: 0, clip: 0.95 }));
   }
   function short(value) {
     if (!known(value)) return "–";
@@ -281,7 +322,9 @@
     swap(byId("head"), el("div", { class: "card" },
       el("div", { class: "head" }, el("h2", {}, job.name), pill(job), el("span", { class: "muted" }, job.model),
         el("span", { class: "mono", title: "run folder" }, job.run)),
-      facts(job), job.error ? el("p", { class: "error" }, job.error) : null, passBar(job)));
+      facts(job), job.error ? el("p", { class: "error" }, job.error) : null,
+      job.report ? el("p", { class: "links" }, reportLink(job, "Report"), el("span", { class: "mono" }, job.report)) : null,
+      fitBar(job), passBar(job)));
     swap(byId("charts"), charts(job));
     swap(byId("workers"), workers(job));
     swap(byId("events"), events(job));
