@@ -206,6 +206,7 @@ app.add_typer(model_app, name="model")
 
 
 app.command("doctor")(cluster.doctor)
+app.command("warm")(cluster.warm)
 app.command("demo")(run.demo)
 
 

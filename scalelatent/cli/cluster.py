@@ -14,6 +14,7 @@ from .show import (
     TlsCert,
     TlsKey,
     emit,
+    progress_bar,
     say,
     show_values,
     size,
@@ -181,6 +182,55 @@ def certificates(
         emit(made)
     else:
         show_values(made, title="certificates")
+
+
+@verb
+def warm(
+    kinds: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KIND]...", help="capsule, crbm, mbn, data, evaluation; all by default."),
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="URL", help="On every host of this cluster instead of here.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=1, help="Processes; all cores by default.")
+    ] = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    json: Json = False,
+) -> None:
+    """Compile kernels ahead, so that no first fit waits for them.
+
+    Once for a machine and version; kernels that are there already are left as they are.
+    """
+    if scheduler is None:
+        from scalelatent.jobs.warm import warm as compile_here
+
+        with progress_bar("compiling kernels (once for this machine)", "kernels") as on_kernel:
+            done = compile_here(kinds or (), processes=jobs, on_kernel=on_kernel)
+        hosts = {"": done}
+    else:
+        from scalelatent.engine.dask.security import security_from
+        from scalelatent.jobs.connection import open_client
+        from scalelatent.jobs.warm import warm_cluster
+
+        if jobs is not None:
+            raise typer.BadParameter("--jobs is for this machine; with --scheduler hosts use all their cores")
+        with open_client(scheduler, security_from(tls_ca, tls_cert, tls_key)) as client:
+            hosts = warm_cluster(client, kinds or ())
+    if json:
+        emit(hosts[""] if scheduler is None else {"hosts": hosts})
+        return
+    for host, done in hosts.items():
+        many, seconds = len(done["compiled"]), done["seconds"]
+        text = (
+            f"{many} of {done['kernels']} kernels compiled in {seconds} s"
+            if many
+            else "all kernels are compiled"
+        )
+        typer.echo(f"{f'{host}: ' if host else ''}{text} ({done['folder']})")
 
 
 @verb

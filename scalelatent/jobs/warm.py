@@ -1,0 +1,197 @@
+"""Kernels compiled ahead: once for a machine and version, in several processes."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import importlib
+import json
+import pkgutil
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from scalelatent.errors import JobError
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+__all__ = ["FAMILIES", "warm", "warm_cluster"]
+
+# Families of kernels: those of a model compile what models share with them.
+_FOLDERS = {
+    "capsule": "scalelatent.models.capsule",
+    "crbm": "scalelatent.models.crbm",
+    "mbn": "scalelatent.models.mbn",
+    "data": "scalelatent.data",
+    "evaluation": "scalelatent.evaluation",
+}
+FAMILIES = tuple(_FOLDERS)
+WARM_SECONDS = 600.0
+
+OnKernel = Callable[[int, int], None]
+
+
+def _chosen(kinds: Iterable[str]) -> list[str]:
+    chosen = list(dict.fromkeys(kinds)) or list(FAMILIES)
+    for kind in chosen:
+        if kind not in _FOLDERS:
+            near = difflib.get_close_matches(kind, FAMILIES, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise JobError(f"there are no kernels {kind!r}{hint}; there are {', '.join(FAMILIES)}")
+    return chosen
+
+
+def _missing(kinds: Iterable[str]) -> tuple[int, list[tuple[str, int, str]]]:
+    """How many kernels there are, and (family, number, name) of those that are not compiled here."""
+    from scalelatent import _numba
+
+    count, missing = 0, []
+    for kind in kinds:
+        package = importlib.import_module(_FOLDERS[kind])
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            # What needs CuPy, or a package that is not there, has no kernels for the CPU.
+            if "gpu" not in module.name:
+                importlib.import_module(module.name)
+        found = _numba.entries(kind)
+        count += len(found)
+        missing += [(kind, number, name) for number, (name, saved) in enumerate(found) if not saved]
+    return count, missing
+
+
+def warm(
+    kinds: Iterable[str] = (), *, processes: int | None = None, on_kernel: OnKernel | None = None
+) -> dict[str, Any]:
+    """Compile kernels ahead, those that this machine does not have yet, in several processes.
+
+    Parameters
+    ----------
+    kinds : iterable of str
+        Of `FAMILIES`; all by default.
+    processes : int, optional
+        All cores by default.
+    on_kernel : callable, optional
+        Called with (kernels done, kernels to compile).
+
+    Returns
+    -------
+    dict
+        ``kernels`` (how many there are), ``compiled`` (names of those that were missing), ``seconds``,
+        ``folder``.
+
+    Raises
+    ------
+    JobError
+        There are no such kernels, or one does not compile.
+
+    Examples
+    --------
+    >>> from scalelatent.jobs.warm import warm
+    >>> warm(["capsules"])
+    Traceback (most recent call last):
+    ...
+    scalelatent.errors.JobError: there are no kernels 'capsules' (did you mean 'capsule'?); there are ...
+    """
+    from scalelatent._numba import CACHE
+    from scalelatent.engine.threads import resolve_jobs
+
+    begin, (count, missing) = time.monotonic(), _missing(_chosen(kinds))
+    todo, done, lock, failed = deque(missing), 0, threading.Lock(), list[str]()
+
+    def work() -> None:
+        nonlocal done
+        # Errors go where those of this process go.
+        with subprocess.Popen(
+            [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as child:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            while todo and not failed:
+                try:
+                    kind, number, name = todo.popleft()
+                except IndexError:
+                    break
+                child.stdin.write(json.dumps([kind, number]) + "\n")
+                child.stdin.flush()
+                if not child.stdout.readline():
+                    failed.append(name)
+                    break
+                with lock:
+                    done += 1
+                    if on_kernel is not None:
+                        on_kernel(done, len(missing))
+            child.stdin.close()
+
+    threads = [
+        threading.Thread(target=work, name=f"scalelatent-warm-{n}")
+        for n in range(min(resolve_jobs(processes), len(missing)))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise JobError(f"kernel {failed[0]} does not compile here: its process ended; see the lines above")
+    seconds = round(time.monotonic() - begin, 1)
+    return {"kernels": count, "compiled": [name for *_, name in missing], "seconds": seconds, "folder": CACHE}
+
+
+def warm_cluster(client: Client, kinds: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
+    """The same on every host of a cluster, by one of its workers.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    kinds : iterable of str
+        As :func:`warm`.
+
+    Returns
+    -------
+    dict of str to dict
+        Host to what :func:`warm` returns there.
+
+    Raises
+    ------
+    JobError
+        There are no such kernels, no workers, or a host that does not answer in time.
+    """
+    chosen = _chosen(kinds)
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    if not workers:
+        raise JobError("the cluster has no workers: start some, then warm them")
+    of_host = {info["host"]: address for address, info in sorted(workers.items(), reverse=True)}
+    found = client.run(_warm_here, chosen, workers=sorted(of_host.values()), on_error="return")
+    for host, address in of_host.items():
+        if isinstance(found.get(address), BaseException) or address not in found:
+            raise JobError(
+                f"kernels were not compiled on {host}: {found.get(address)!r}; "
+                f"see the log of worker {address}"
+            )
+    return {host: found[address] for host, address in sorted(of_host.items())}
+
+
+async def _warm_here(kinds: list[str]) -> dict[str, Any]:
+    # In a thread: the worker goes on answering.
+    return await asyncio.wait_for(asyncio.to_thread(warm, kinds), WARM_SECONDS)
+
+
+def _compile_what_is_asked_for() -> None:
+    from scalelatent import _numba
+
+    imported = set()
+    for line in sys.stdin:
+        kind, number = json.loads(line)
+        if kind not in imported:
+            imported.add(kind)
+            _missing([kind])
+        _numba.compile_entry(kind, number)
+        sys.stdout.write("done\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    _compile_what_is_asked_for()

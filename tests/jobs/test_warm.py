@@ -1,0 +1,80 @@
+"""Kernels compiled ahead."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from scalelatent.errors import JobError
+from scalelatent.jobs import warm as warming
+
+
+@pytest.mark.slow
+def test_what_is_warm_is_left_as_it_is(tmp_path: Path) -> None:
+    def run(*more: str) -> str:
+        command = [sys.executable, "-m", "scalelatent.cli", "warm", "evaluation", *more]
+        env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+        return subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=170, check=True
+        ).stdout
+
+    first = json.loads(run("--json"))
+    assert first["kernels"] == len(first["compiled"]) >= 1
+    assert first["folder"] == str(tmp_path / "scalelatent")
+    files = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.nb?")}
+    assert files
+    assert run() == f"all kernels are compiled ({tmp_path / 'scalelatent'})\n"
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.nb?")} == files
+
+
+def test_kernels_that_there_are_not_are_named() -> None:
+    with pytest.raises(JobError, match="no kernels 'capsul' .did you mean 'capsule'.*crbm, mbn"):
+        warming.warm(["capsul"])
+
+
+def test_every_model_has_its_kernels() -> None:
+    folder = Path(warming.__file__).parents[1] / "models"
+    assert {path.parent.name for path in folder.glob("*/__init__.py")} <= set(warming.FAMILIES)
+
+
+def test_a_kernel_that_does_not_compile_is_named(monkeypatch) -> None:
+    monkeypatch.setattr(warming, "_missing", lambda kinds: (2, [("evaluation", 10**6, "no._such_kernel")]))
+    with pytest.raises(JobError, match=r"kernel no\._such_kernel does not compile here"):
+        warming.warm(["evaluation"])
+
+
+class _Client:
+    """Two hosts, one of which has two workers."""
+
+    def __init__(self, answer: Any) -> None:
+        self.asked: list[str] = []
+        self.answer = answer
+
+    def scheduler_info(self, n_workers: int) -> dict[str, Any]:
+        hosts = {"tcp://a:1": "a", "tcp://a:2": "a", "tcp://b:1": "b"}
+        return {"workers": {address: {"host": host} for address, host in hosts.items()}}
+
+    def run(self, function: Any, kinds: list[str], *, workers: list[str], on_error: str) -> dict[str, Any]:
+        assert function is warming._warm_here
+        self.asked += workers
+        return dict.fromkeys(workers, self.answer)
+
+
+def test_one_worker_of_each_host_compiles() -> None:
+    client = _Client({"kernels": 3, "compiled": []})
+    assert sorted(warming.warm_cluster(client, ["mbn"])) == ["a", "b"]
+    assert client.asked == ["tcp://a:1", "tcp://b:1"]
+
+
+def test_a_host_that_fails_is_named() -> None:
+    with pytest.raises(JobError, match="not compiled on [ab]: OSError.*worker tcp://[ab]:1"):
+        warming.warm_cluster(_Client(OSError("disk full")), [])
+    with pytest.raises(JobError, match="no workers"):
+        warming.warm_cluster(SimpleNamespace(scheduler_info=lambda n_workers: {"workers": {}}), [])
