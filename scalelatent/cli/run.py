@@ -142,6 +142,8 @@ def _summary(folder: Any) -> dict[str, Any]:
         "quarantined_rows",
     ]
     values = {key: state[key] for key in keys if state.get(key) is not None}
+    if "search" in state:
+        values["search"] = state["search"]
     values |= {"run": folder.url, "model": folder.model_url}
     if folder.has_report:
         values["report"] = folder.report_url

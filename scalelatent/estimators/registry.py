@@ -21,6 +21,8 @@ KINDS = {
 
 # Parameters that a resumed fit may change: what is done stays, what follows has the new values.
 FREE_ON_RESUME = {"crbm": ("learning_rate", "n_epochs")}
+# They say where or how a fit runs, which a search says for all its candidates.
+NOT_SEARCHED = ("n_jobs", "device", "warm_start")
 # Only Python code fits these: a job file has no place for the outputs of another model, which they learn.
 NO_JOBS = ("compressive",)
 

@@ -14,12 +14,9 @@ from scalelatent.engine.joint import RowMask
 from scalelatent.errors import DataError
 
 from .base import StreamedEstimator
-from .registry import NO_JOBS
+from .registry import NO_JOBS, NOT_SEARCHED
 from .search_fit import Candidate, Memo
 from .steps import Begin, Rows, first_step
-
-# They say where a fit runs, which a search says for all its candidates.
-_NOT_SEARCHED = ("n_jobs", "device", "warm_start")
 
 
 def candidate_params(estimator: Any, given: Any) -> list[dict[str, Any]]:
@@ -49,12 +46,12 @@ def candidate_params(estimator: Any, given: Any) -> list[dict[str, Any]]:
     known = estimator.get_params(deep=False)
     for candidate in params:
         for name in candidate:
-            if name not in known or name in _NOT_SEARCHED:
+            if name not in known or name in NOT_SEARCHED:
                 raise ValueError(
                     f"param_grid names {name!r}, which "
                     + (
                         "says where a fit runs: set it on the estimator or the search"
-                        if name in _NOT_SEARCHED
+                        if name in NOT_SEARCHED
                         else f"{type(estimator).__name__} has not; it has {', '.join(sorted(known))}"
                     )
                 )

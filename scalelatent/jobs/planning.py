@@ -12,6 +12,7 @@ from .connection import connect
 from .datasets import open_job_data
 from .refusals import as_job_error
 from .runner import build_estimator, engine_options
+from .searching import plan_candidates
 from .spec import ClusterSection, Job
 
 if TYPE_CHECKING:
@@ -98,10 +99,15 @@ def plan_job(
         if client is None and cluster.scheduler is None:
             planned = None if cluster.workers is None else PlannedCluster(cluster)
             limit = None if cluster.memory_limit is None else worker_bytes(cluster)
-            return dict(estimator.plan(data.train, client=planned, memory_limit=limit, **options))
+            options |= {"client": planned, "memory_limit": limit}
+            return _needs(job, estimator, lambda one: one.plan(data.train, **options))
         with connect(job, client, tell) as found:
-            needs = dict(estimator.plan(data.train, client=found, **options))
+            needs = _needs(job, estimator, lambda one: one.plan(data.train, client=found, **options))
             return needs | _devices(job, found)
+
+
+def _needs(job: Job, estimator: Any, plan: Callable[[Any], Any]) -> dict[str, Any]:
+    return dict(plan(estimator)) if job.search is None else plan_candidates(job, estimator, plan)
 
 
 def _devices(job: Job, client: Any) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from .news import ProgressFile
 from .refusals import tell_os_error
 from .runfolder import RunFolder, is_run_folder
 from .runner import validation_scores
+from .searching import SearchNews, tell_search
 from .spec import IN_MEMORY, DataSection, EngineSection, Job, JobSection
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class _Record(Callbacks):
         request = StopRequest()
         self.exit.enter_context(stop_on_cancel(request, folder))
         self._log = RunLog(folder)
-        self.callbacks = [self._log, ProgressFile(folder), request]
+        self.callbacks = [self._log, ProgressFile(folder), SearchNews(folder), request]
         return folder
 
     def done(self) -> None:
@@ -103,6 +104,8 @@ class _Record(Callbacks):
         folder = self._folder
         if folder is None:
             return
+        if hasattr(self._call.model, "cv_results_"):
+            tell_search(folder, self._call.model)
         model = getattr(self._call.model, "best_estimator_", self._call.model)
         if hasattr(model, "save"):  # a search that does not refit has no model
             self.on_stage({"stage": "saving"})

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from scalelatent.data.store import FROM_ENVIRONMENT, check_address
 from scalelatent.errors import JobError, StoreError
-from scalelatent.estimators.registry import FREE_ON_RESUME, constructor_parameters
+from scalelatent.estimators.registry import FREE_ON_RESUME, NOT_SEARCHED, constructor_parameters
 
 from .spec import SECTIONS, Job, nearest
 
@@ -151,6 +151,8 @@ def resolve(
 
     origins: dict[str, str] = {}
     kind, params = _model(raw.pop("model"), where, origins)
+    if not raw["search"]:
+        del raw["search"]
     sections = {name: _section(name, values, where, origins) for name, values in raw.items()}
     job = Job(kind=kind, params=params, origins=origins, **sections)
     _check_agreement(job)
@@ -348,8 +350,28 @@ def _absolute(path: str | None) -> str | None:
     return os.path.abspath(os.path.expanduser(path))
 
 
+def _check_search(job: Job) -> None:
+    """Refuse a search over what the model has not, or of rows that are given twice."""
+    if job.search is None:
+        return
+    known = [name for name in constructor_parameters(job.kind) if name not in NOT_SEARCHED]
+    for name in job.search.grid:
+        if name in NOT_SEARCHED:
+            raise JobError(f"[search] grid: {name} says where or how a fit runs; give it in [model]")
+        if name not in known:
+            raise JobError(
+                f"[search] grid: unknown parameter {name!r} (kind {job.kind!r}); {nearest(name, known)}"
+            )
+    if job.search.cv is not None and job.data.validation is not None:
+        raise JobError(
+            f"[search] cv = {job.search.cv} and [data] validation are both given: candidates are compared on "
+            "validation rows or by folds of the training rows; give one of them"
+        )
+
+
 def _check_agreement(job: Job) -> None:
     """Refuse settings that contradict each other."""
+    _check_search(job)
     data, cluster, params, origins = job.data, job.cluster, job.params, job.origins
     for name in ("validation", "test"):
         if getattr(data, f"{name}_rows") is not None and getattr(data, name) is None:

@@ -27,6 +27,7 @@ from .interrupt import StopRequest, stop_on_cancel, stop_on_signals
 from .news import ProgressFile, announce, cluster_log, install_page, warnings_told
 from .refusals import as_job_error, tell_os_error
 from .runfolder import RunFolder
+from .searching import SearchNews, make_search, tell_search
 from .spec import Job
 
 if TYPE_CHECKING:
@@ -273,9 +274,12 @@ def _steps(
         data = data_as_begun(data, folder.url)
     estimator = build_estimator(job)
     options = engine_options(job, estimator)
+    fitted = estimator if job.search is None else make_search(job, estimator)
+    if job.search is not None:
+        callbacks = Callbacks([*callbacks.callbacks, SearchNews(folder)])
     request.check()
     with as_job_error(unless=lambda: folder.fit_began), job_named(folder.id):
-        estimator.fit(
+        fitted.fit(
             data.train,
             validation=data.validation,
             client=client,
@@ -284,6 +288,9 @@ def _steps(
             callbacks=callbacks.callbacks,
             **options,
         )
+    if job.search is not None:
+        tell_search(folder, fitted)
+        estimator = fitted.best_estimator_
     peak = None
     if client is not None:
         from .workers import peak_of_workers

@@ -1,6 +1,6 @@
 """The job: one small text file that says what is fitted to which rows, where to, and with what.
 
-A job file is TOML with five sections; ``[job] out``, ``[data] train`` and ``[model] kind`` must be given::
+A job file is TOML with six sections; ``[job] out``, ``[data] train`` and ``[model] kind`` must be given::
 
     [job]
     out = "runs/mnist-d8"          # the run folder; must not exist yet
@@ -16,6 +16,9 @@ A job file is TOML with five sections; ``[job] out``, ``[data] train`` and ``[mo
     kind = "capsule"
     capsule_dim = 8
     tol = "none"                   # where a parameter may be None, a job file says "none"
+
+    [search]                       # optional: the best of several values; all keys but grid have defaults
+    grid = { capsule_dim = [4, 8, 16], momentum = [0.5, 0.9] }
 
     [cluster]
     workers = 2
@@ -50,6 +53,7 @@ __all__ = [
     "EngineSection",
     "Job",
     "JobSection",
+    "SearchSection",
     "nearest",
     "parse_rows",
 ]
@@ -210,6 +214,29 @@ class EngineSection(_Section):
     cache: Annotated[Any, BeforeValidator(_none_word), AfterValidator(_cache)] = None
 
 
+def _grid(value: Any) -> Any:
+    """Lists of values by parameter; "none" among them is None, as in [model]."""
+    if not isinstance(value, Mapping) or not value:
+        raise ValueError("write parameters with lists of values, for example { capsule_dim = [2, 4, 8] }")
+    for name, values in value.items():
+        if not isinstance(values, list) or not values:
+            raise ValueError(f"{name} = {values!r} is no list of values; write for example [2, 4, 8]")
+    return {name: [_none_word(item) for item in values] for name, values in value.items()}
+
+
+class SearchSection(_Section):
+    """``[search]``: values of the model's parameters, of which the best are found; its keys are those of
+    `scalelatent.Search`.
+    """
+
+    grid: Annotated[dict[str, list[Any]], BeforeValidator(_grid)]
+    n_iter: OptCount = None
+    cv: Annotated[Annotated[int, Field(ge=2)] | None, BeforeValidator(_number)] = None
+    scoring: OptText = None
+    halving: bool = False
+    min_passes: Annotated[int, Field(ge=1)] = 8
+
+
 class ClusterSection(_Section):
     """``[cluster]``: a running Dask scheduler, or the workers to start; neither: this process alone."""
 
@@ -230,6 +257,7 @@ SECTIONS: dict[str, type[_Section] | None] = {
     "job": JobSection,
     "data": DataSection,
     "model": None,  # its keys are the estimator's parameters
+    "search": SearchSection,
     "engine": EngineSection,
     "cluster": ClusterSection,
 }
@@ -243,6 +271,8 @@ class Job:
     ----------
     job, data, engine, cluster : pydantic models
         The sections of the job file.
+    search : pydantic model or None
+        Where the job has a ``[search]``.
     kind : str
         Which model; a key of `scalelatent.estimators.registry`.
     params : dict
@@ -259,6 +289,7 @@ class Job:
     engine: EngineSection = field(default_factory=EngineSection)
     cluster: ClusterSection = field(default_factory=ClusterSection)
     origins: dict[str, str] = field(default_factory=dict)
+    search: SearchSection | None = None
 
     def values(self) -> dict[str, Any]:
         """Return every value by its ``"section.key"``, in the order of the job file.
@@ -334,6 +365,7 @@ class Job:
             engine=EngineSection.model_validate(stored["engine"]),
             cluster=ClusterSection.model_validate(stored["cluster"]),
             origins=dict(stored.get("origins", {})),
+            search=SearchSection.model_validate(stored["search"]) if "search" in stored else None,
         )
 
     def _sections(self) -> dict[str, dict[str, Any]]:
@@ -341,6 +373,8 @@ class Job:
             "job": self.job.model_dump(),
             "data": self.data.model_dump(),
             "model": {"kind": self.kind, **self.params},
+            # Only where there is one: jobs of before, and those without, look as they did.
+            **({} if self.search is None else {"search": self.search.model_dump()}),
             "engine": self.engine.model_dump(),
             "cluster": self.cluster.model_dump(),
         }

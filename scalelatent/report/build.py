@@ -14,6 +14,7 @@ from .explained import calibration_text, error_text, how_to_use, validation_rows
 from .figures import plot_history, rounds_of
 from .page import Page, Picture, count, listing, write_page
 from .runfiles import RunFiles, read_run
+from .searches import candidates_picture, candidates_table
 from .style import percent
 
 if TYPE_CHECKING:
@@ -123,6 +124,10 @@ def build_report(
 
 
 def _written(page: Page, run: RunFiles, model: Any) -> str:
+    """The page, with what every kind of run has."""
+    if run.search:
+        page.tables.append(candidates_table(run.search))
+        page.pictures.append(candidates_picture(run.search))
     page.notes, page.settings, page.links = run.notes, run.settings(), run.links()
     if run.place.has("model.zarr/zarr.json"):
         page.snippet = how_to_use(run, model)

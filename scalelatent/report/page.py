@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jinja2 import Template
     from matplotlib.figure import Figure
 
-__all__ = ["Page", "Picture", "write_page"]
+__all__ = ["Page", "Picture", "Table", "write_page"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,16 @@ class Picture:
     wide: bool = False
 
 
+@dataclass(frozen=True)
+class Table:
+    """Rows with a heading: all cells are text."""
+
+    name: str
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
 @dataclass
 class Page:
     """Everything a page says.
@@ -63,6 +73,7 @@ class Page:
     pictures : list of Picture
     settings : list of (section, [(key, value, origin)])
     links : list of (path, text)
+    tables : list of Table
     """
 
     title: str
@@ -75,6 +86,7 @@ class Page:
     pictures: list[Picture] = field(default_factory=list)
     settings: list[tuple[str, list[tuple[str, str, str]]]] = field(default_factory=list)
     links: list[tuple[str, str]] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
 
 
 def write_page(page: Page, folder: str | os.PathLike[str] | Location) -> str:

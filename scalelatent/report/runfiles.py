@@ -17,6 +17,7 @@ __all__ = ["RunFiles", "read_run"]
 _LINKS = (
     ("job.json", "the job with every value settled"),
     ("state.json", "how the run stands"),
+    ("search.json", "scores of all candidates"),
     ("metrics.jsonl", "one record a pass"),
     ("events.jsonl", "what happened and when"),
     ("model.zarr", "the fitted model"),
@@ -38,6 +39,8 @@ class RunFiles:
     events : list of dict
     notes : list of str
         One sentence for each file that is missing or damaged.
+    search : dict
+        What came of a search; empty of other runs.
     """
 
     place: Location
@@ -46,6 +49,7 @@ class RunFiles:
     history: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    search: dict[str, Any] = field(default_factory=dict)
 
     def event(self, name: str) -> dict[str, Any]:
         """The last event of this name, or an empty dict."""
@@ -100,6 +104,7 @@ def read_run(folder: str | os.PathLike[str]) -> RunFiles:
         )
     run.job = _read_json(run, "job.json", "the settings of the job are not known")
     run.state = _read_json(run, "state.json", None)
+    run.search = _read_json(run, "search.json", None)
     run.history = _read_lines(run, "metrics.jsonl", "the curves of the passes are not known")
     run.history = [record for record in run.history if record.get("pass") is not None]
     if not run.history and run.place.has("metrics.jsonl"):

@@ -21,7 +21,7 @@ from tests.helpers import InterruptAt, Log
 Arrays = tuple[np.ndarray, np.ndarray]
 CAPSULE = CapsuleRegression(max_iter=4, nu_schedule=None, random_state=0, n_jobs=1)
 RBM = ConditionalRBM(n_hidden=4, n_epochs=2, learning_rate=0.3, random_state=0, n_jobs=1)
-NETWORK = MultilayerBootstrapNetwork(n_clusterings=10, n_classes=4, k1=20, random_state=0, n_jobs=1)
+NETWORK = MultilayerBootstrapNetwork(n_clusterings=50, n_classes=4, k1=20, random_state=0, n_jobs=1)
 KIND_CASES: dict[str, tuple[Any, dict[str, list[Any]]]] = {
     "capsule": (CAPSULE, {"capsule_dim": [1, 3]}),
     "crbm": (RBM, {"learner": ["cd", "mle-bp"]}),
@@ -159,14 +159,15 @@ def test_groups_and_scorers_of_ones_own(digits: Arrays, pair: Pair) -> None:
         seen.append(rows)
         return 1.0
 
-    Search(NETWORK, {"n_clusterings": [5]}, cv=2, scoring=of_rows).fit(x)  # no labels, and none are asked for
+    # There are no labels, and none are asked for.
+    Search(NETWORK, {"n_clusterings": [50]}, cv=2, scoring=of_rows).fit(x)
     assert [len(one) for one in seen] == [100, 100]
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda x, y: Search(NETWORK, {"n_clusterings": [5]}).fit(x), "labels, and there are none: give y"),
+        (lambda x, y: Search(NETWORK, {"n_clusterings": [50]}).fit(x), "labels, and there are none: give y"),
         (
             lambda x, y: Search(NETWORK, {}, scoring="f1").fit(x, y),
             "'f1' is not one of nmi, accuracy, retrieval",
@@ -222,7 +223,7 @@ def test_rows_taken_by_number_are_those_rows(digits: Arrays, tmp_path: Path) -> 
 def test_names_and_drawings(digits: Arrays) -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(digits[0][:100]).add_prefix("p")
-    search = Search(NETWORK, {"n_clusterings": [5, 8]}, cv=2)
+    search = Search(NETWORK, {"n_clusterings": [50, 60]}, cv=2)
     assert "<table" in search._repr_html_() or "Search" in search._repr_html_()
     search.fit(frame, digits[1][:100])
     np.testing.assert_array_equal(search.feature_names_in_, frame.columns)

@@ -1,0 +1,163 @@
+"""Searches of jobs: the candidates of ``[search]``, how far they are, and what came of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from scalelatent.engine.callbacks import Callback
+from scalelatent.errors import JobError, ScalelatentError
+
+from .jsontext import plain
+
+if TYPE_CHECKING:
+    from .runfolder import RunFolder
+    from .spec import Job
+
+__all__ = ["SEARCH_FILE", "SearchNews", "candidates_of", "make_search", "plan_candidates", "tell_search"]
+
+SEARCH_FILE = "search.json"
+"""What came of a search, in its run folder."""
+
+# Plans of more candidates take longer than they tell.
+PLANNED = 16
+
+
+def candidates_of(job: Job) -> list[dict[str, Any]]:
+    """The parameters of each candidate: the whole grid, or ``n_iter`` of it, drawn by the job's seed.
+
+    Examples
+    --------
+    >>> from scalelatent.jobs.spec import DataSection, Job, JobSection, SearchSection
+    >>> search = SearchSection(grid={"capsule_dim": [2, 4]})
+    >>> candidates_of(Job(JobSection(out="run"), DataSection(train="a.zarr"), "capsule", {}, search=search))
+    [{'capsule_dim': 2}, {'capsule_dim': 4}]
+    """
+    from sklearn.model_selection import ParameterGrid, ParameterSampler
+
+    search = job.search
+    assert search is not None
+    grid = ParameterGrid(search.grid)
+    if search.n_iter is None or search.n_iter >= len(grid):
+        return list(grid)
+    seed = job.params.get("random_state") if job.job.seed is None else job.job.seed
+    return list(ParameterSampler(search.grid, search.n_iter, random_state=seed or 0))
+
+
+def make_search(job: Job, estimator: Any) -> Any:
+    """The unfitted search of a job.
+
+    Parameters
+    ----------
+    job : Job
+        With a ``[search]``.
+    estimator : estimator
+        Of the job.
+    """
+    from scalelatent.estimators.search import Search
+
+    assert job.search is not None
+    own = {key: getattr(job.search, key) for key in ("cv", "scoring", "halving", "min_passes")}
+    return Search(estimator, candidates_of(job), n_jobs=estimator.n_jobs, **own)
+
+
+class SearchNews(Callback):
+    """Keeps in ``state.json`` how far a search is, which ``status`` tells.
+
+    Parameters
+    ----------
+    folder : RunFolder
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._told: dict[str, Any] = {}
+
+    def on_fit_start(self, info: dict[str, Any]) -> None:
+        """A search begins; fits of its candidates begin within it."""
+        if "splits" in info:
+            self._told = {"candidates": info["candidates"], "folds": info["splits"]}
+            self._folder.update_state(search=self._told)
+
+    def on_event(self, info: dict[str, Any]) -> None:
+        """A candidate was fitted and scored."""
+        if info.get("event") != "candidate_scored":
+            return
+        self._told |= {"fits_done": info["fit"], "fits": info["fits"]}
+        self._folder.update_state(search=self._told)
+
+
+def tell_search(folder: RunFolder, search: Any) -> dict[str, Any]:
+    """Write what came of a search into the run folder; returns what ``state.json`` says of it."""
+    found = search.cv_results_
+    scoring = search.scoring_ if isinstance(search.scoring_, str) else repr(search.scoring_)
+    table = [
+        {
+            "params": plain(params),
+            "rank": int(found["rank_test_score"][i]),
+            "score": _number(found["mean_test_score"][i]),
+            "spread": _number(found["std_test_score"][i]),
+            "scores": [_number(found[f"split{k}_test_score"][i]) for k in range(search.n_splits_)],
+            "passes": int(found["n_passes"][i]),
+            "fit_seconds": float(found["mean_fit_time"][i]),
+            "error": found["error"][i],
+        }
+        for i, params in enumerate(found["params"])
+    ]
+    told = {
+        "scoring": scoring,
+        "folds": search.n_splits_,
+        "best": search.best_index_,
+        "candidates": table,
+    }
+    folder.place.write(SEARCH_FILE, json.dumps(told, indent=1).encode())
+    best = {"best_params": plain(search.best_params_), "best_score": search.best_score_, "scoring": scoring}
+    best |= {"candidates": len(table), "folds": search.n_splits_}
+    folder.update_state(search=best)
+    folder.event("search_done", **best)
+    return best
+
+
+def _number(value: Any) -> float | None:
+    """A score, None where there is none: JSON has no NaN."""
+    return float(value) if value == value else None
+
+
+def plan_candidates(job: Job, estimator: Any, plan: Any) -> dict[str, Any]:
+    """What a search will need: the plans of its candidates, together.
+
+    Parameters
+    ----------
+    job : Job
+    estimator : estimator
+    plan : callable
+        Estimator -> its plan.
+
+    Returns
+    -------
+    dict
+        That of the candidate that needs most memory, with ``search`` (candidates, folds, fits) and the
+        seconds of all fits, one after the other; candidates that share passes need less.
+    """
+    from sklearn.base import clone
+
+    assert job.search is not None
+    params = candidates_of(job)
+    folds = 1 if job.data.validation is not None else job.search.cv or 5
+    step = -(-len(params) // PLANNED)
+    plans: list[Mapping[str, Any]] = []
+    for number, own in list(enumerate(params))[::step]:
+        try:
+            plans.append(plan(clone(estimator).set_params(**own)))
+        except ScalelatentError as error:
+            raise type(error)(f"candidate {number} {own}: {error}") from error
+        except (TypeError, ValueError) as error:
+            raise JobError(f"[search] candidate {number} {own}: {error}") from error
+    most = max(plans, key=lambda needs: needs.get("peak_bytes_per_worker", 0))
+    fits = len(params) * folds + (folds > 1)
+    out = dict(most) | {"search": {"candidates": len(params), "folds": folds, "fits": fits}}
+    for name in ("expected_seconds_at_least", "expected_seconds_at_most"):
+        if all(name in needs for needs in plans):
+            out[name] = sum(needs[name] for needs in plans) / len(plans) * fits
+    return out

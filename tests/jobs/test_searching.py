@@ -1,0 +1,172 @@
+"""Jobs with a [search]: fitted, planned, interrupted and resumed, reported; their best model is the run's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent import Dataset, Search, load_model
+from scalelatent.errors import JobError
+from scalelatent.jobs import runner
+from scalelatent.jobs.resolve import resolve
+from scalelatent.jobs.runfolder import RunFolder
+from scalelatent.jobs.searching import candidates_of
+from scalelatent.jobs.spec import Job
+from tests.estimators.crbm_cases import patterns
+from tests.helpers import InterruptAt
+from tests.jobs.test_end_to_end import scalelatent
+
+MODELS: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
+    "capsule": ({"max_iter": 4, "nu_schedule": "none"}, {"capsule_dim": [1, 3], "tol": ["none", 0.1]}),
+    "crbm": ({"n_hidden": 4, "n_epochs": 2, "learning_rate": 0.3}, {"n_hidden": [2, 5]}),
+    "mbn": ({"n_clusterings": 50, "n_classes": 4, "k1": 20}, {"feature_fraction": [0.2, 0.8]}),
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with labelled rows, and rows beside outputs."""
+    monkeypatch.chdir(tmp_path)
+    x, v = patterns(240, 1)
+    Dataset.from_arrays(x, v.sum(axis=1) % 4).save("rows.zarr")
+    Dataset.from_arrays(x).save("x.zarr")
+    Dataset.from_arrays(v).save("v.zarr")
+    return tmp_path
+
+
+def _job(kind: str, search: dict[str, Any] | None = None, **data: str) -> Job:
+    params, grid = MODELS[kind]
+    rows = {"train": "x.zarr", "target": "v.zarr"} if kind == "crbm" else {"train": "rows.zarr"}
+    return resolve(
+        {
+            "job": {"out": "run", "seed": 5},
+            "data": {**rows, **data},
+            "model": {"kind": kind, **params},
+            "search": {"grid": grid, "cv": 2} if search is None else search,
+        },
+        environ={},
+    )
+
+
+def _fit(job: Job, **more: Any) -> Any:
+    return runner.run_job(job, RunFolder.create(job.job.out, job), **more)
+
+
+@pytest.fixture
+def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_report", lambda *_: None)
+
+
+@pytest.mark.usefixtures("without_report")
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_best_of_a_search_is_the_run_s_model(place: Path, kind: str) -> None:
+    job = _job(kind)
+    result = _fit(job)
+    state, told = result.folder.read_state(), json.loads((place / "run/search.json").read_text())
+    _, grid = MODELS[kind]
+    assert job.search is not None
+    base = runner.build_estimator(job)
+    data = runner.open_job_data(job)
+    search = Search(base, candidates_of(job), cv=2).fit(data.train)
+    assert [one["score"] for one in told["candidates"]] == search.cv_results_["mean_test_score"].tolist()
+    assert len(told["candidates"]) == int(np.prod([len(v) for v in grid.values()]))
+    assert state["search"]["best_params"] == search.best_params_
+    assert state["search"]["best_score"] == search.best_score_
+    assert state["state"] == "done"
+    saved = load_model(place / "run")
+    np.testing.assert_array_equal(saved.transform(data.train), search.best_estimator_.transform(data.train))
+    assert RunFolder.open("run").read_job() == job  # kept as it was
+
+
+@pytest.mark.usefixtures("without_report", "place")
+@pytest.mark.parametrize("kind", MODELS)
+def test_an_interrupted_search_goes_on(kind: str, tmp_path: Path) -> None:
+    job = _job(kind)
+    folder = RunFolder.create("run", job)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_job(job, folder, callbacks=[InterruptAt(5, "stage", "pass_end", "event")])
+    assert folder.read_state()["state"] == "cancelled"
+    runner.run_job(folder.read_job(), folder, resume=True)
+    first = json.loads(Path("run/search.json").read_text())
+    data = runner.open_job_data(job)
+    search = Search(runner.build_estimator(job), candidates_of(job), cv=2).fit(data.train)
+    assert [one["score"] for one in first["candidates"]] == search.cv_results_["mean_test_score"].tolist()
+
+
+def test_a_search_is_planned_fitted_told_and_reported_by_the_command_line(place: Path) -> None:
+    (place / "job.toml").write_text(
+        '[job]\nout = "run"\nseed = 1\n[data]\ntrain = "rows.zarr"\ntrain_rows = ":160"\n'
+        'validation = "rows.zarr"\nvalidation_rows = "160:"\n[model]\nkind = "capsule"\nmax_iter = 4\n'
+        '[search]\ngrid = { capsule_dim = [1, 2], momentum = [0.0, 0.9] }\nscoring = "balanced_accuracy"\n'
+    )
+    planned = scalelatent("plan", "job.toml", "--json", cwd=place).json()
+    assert planned["plan"]["search"] == {"candidates": 4, "folds": 1, "fits": 4}
+    assert planned["job"]["search"]["grid"]["capsule_dim"] == [1, 2]
+    assert not (place / "run").exists()
+    done = scalelatent("fit", "job.toml", "--json", cwd=place).json()
+    found = done["search"]
+    assert (found["candidates"], found["folds"], found["scoring"]) == (4, 1, "balanced_accuracy")
+    assert scalelatent("status", "run", "--json", cwd=place).json()["search"] == found
+    page = (place / "run/report/index.html").read_text()
+    assert "The search: 4 candidates" in page
+    assert page.count("capsule_dim = ") >= 4
+    assert f"{found['best_score']:.4f}" in page
+    assert (place / "run/report/candidates.png").exists()
+    assert load_model(place / "run").capsule_dim == found["best_params"]["capsule_dim"]
+
+
+@pytest.mark.parametrize(
+    ("search", "data", "message"),
+    [
+        ({"cv": 3}, {}, r"\[search\] grid is missing"),
+        ({"grid": {}}, {}, "write parameters with lists of values"),
+        ({"grid": {"capsule_dim": 4}}, {}, r"capsule_dim = 4 is no list of values"),
+        ({"grid": {"capsul_dim": [4]}}, {}, "unknown parameter 'capsul_dim'.*did you mean 'capsule_dim'"),
+        ({"grid": {"n_jobs": [4]}}, {}, r"n_jobs says where or how a fit runs"),
+        ({"grid": {"tol": [1]}, "cv": 1}, {}, r"\[search\] cv = 1: .*greater than or equal to 2"),
+        ({"grid": {"tol": [1]}, "folds": 3}, {}, r"unknown key 'folds' in \[search\]"),
+        (
+            {"grid": {"tol": [1]}, "cv": 3},
+            {"validation": "rows.zarr"},
+            "cv = 3 and .*validation are both given",
+        ),
+    ],
+)
+def test_a_search_that_cannot_be_is_refused(
+    search: dict[str, Any], data: dict[str, str], message: str
+) -> None:
+    with pytest.raises(JobError, match=message):
+        _job("capsule", search, **data)
+
+
+@pytest.mark.usefixtures("place")
+def test_what_the_search_refuses_leaves_no_run_folder() -> None:
+    for search in (
+        {"grid": {"momentum": [0.5, 2.0]}, "cv": 2},
+        {"grid": {"momentum": [0.5]}, "scoring": "roc", "cv": 2},
+    ):
+        with pytest.raises(JobError, match="momentum=2.0|scoring='roc'"):
+            runner.run_new_job(_job("capsule", search))
+        assert not Path("run").exists()
+
+
+def test_some_of_a_grid_are_drawn_by_the_seed() -> None:
+    grid = {"capsule_dim": list(range(1, 20)), "momentum": [0.0, 0.5]}
+    drawn = [candidates_of(_job("capsule", {"grid": grid, "n_iter": n})) for n in (3, 3, 1000)]
+    assert drawn[0] == drawn[1]
+    assert [len(one) for one in drawn] == [3, 3, 38]
+
+
+def test_a_job_without_a_search_is_written_as_before() -> None:
+    job = resolve(
+        {"job": {"out": "run"}, "data": {"train": "a.zarr"}, "model": {"kind": "capsule"}}, environ={}
+    )
+    assert "search" not in job.to_dict()
+    assert Job.from_dict(job.to_dict()) == job
+    searched = _job("mbn")
+    assert Job.from_dict(json.loads(json.dumps(searched.to_dict()))) == searched
+    assert searched.origins["search.grid"] == "job file"
