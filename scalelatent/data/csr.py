@@ -218,6 +218,7 @@ class CsrSource:
     """
 
     sparse = True
+    knows_entries = True
 
     def __init__(self, matrix: Any, what: str = "x", first_row: int = 0) -> None:
         if len(matrix.shape) != 2:

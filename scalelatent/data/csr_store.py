@@ -179,6 +179,7 @@ class StoredCsr(_Column):
 
     sparse = True
     n_tiles = 1
+    knows_entries = True
 
     def __init__(self, location: Location, group: zarr.Group, name: str, repair: str) -> None:
         super().__init__(location, group, name)

@@ -9,9 +9,12 @@ import numpy as np
 from . import labels, schema
 from .columns import Columns
 from .csr import index_dtype
+from .preview import as_html
 from .sources import is_csr
 
 __all__ = ["Described"]
+
+_SHOWN_CLASSES = 12
 
 
 class Described:
@@ -138,14 +141,54 @@ class Described:
         return self.n_rows
 
     def __repr__(self) -> str:
-        y = ""
-        if self.n_targets is not None:
-            y = f", {self.n_targets} {'targets' if self.y_kind == 'targets' else 'topics (multi-label)'}"
-        elif self._columns.classes_known and self.classes is not None:
-            y = f", {len(self.classes)} classes"
-        place = f", {self.url!r}" if self.url else ""
+        y = f", {found}" if (found := self._outputs()) else ""
+        weight = ", weighted" if self.has_weight else ""
+        part = "" if self._is_whole else f"rows {self._start:,}:{self._stop:,} of "
+        place = f", {part}{self.url!r}" if self.url else ""
         rows = f"{self.n_rows:,} {'CSR ' if self.is_sparse else ''}rows"
-        return f"<Dataset {rows} x {self.feature_shape} {self.dtype}{y}{place}>"
+        return f"<Dataset {rows} x {self.feature_shape} {self.dtype}{y}{weight}{place}>"
+
+    def _repr_html_(self) -> str:
+        return as_html("Dataset", self._summary())
+
+    @property
+    def _is_whole(self) -> bool:
+        return (self._start, self._stop) == (0, self._columns.x.shape[0])
+
+    def _outputs(self) -> str:
+        """What `y` is, in a word or two; labels are not looked through for it."""
+        if self.n_targets is not None:
+            return f"{self.n_targets:,} {'targets' if self.y_kind == 'targets' else 'topics (multi-label)'}"
+        if self.has_y and self._columns.classes_known and self.classes is not None:
+            return f"{len(self.classes):,} classes"
+        return "labels" if self.has_y else ""
+
+    def _summary(self) -> dict[str, str]:
+        """Names and values for a notebook; no rows are read."""
+        from dask.utils import format_bytes
+
+        x: Any = self._columns.x
+        shape = " x ".join(map(str, self.feature_shape))
+        out = {
+            "rows": f"{self.n_rows:,}" + ("" if self._is_whole else f" ({self._start:,}:{self._stop:,})"),
+            "features": f"{self.n_features:,}" + (f" ({shape})" if len(self.feature_shape) > 1 else ""),
+            "type": f"{self.dtype}{', CSR' if self.is_sparse else ''}",
+        }
+        if self.is_sparse and self._is_whole and getattr(x, "knows_entries", False):
+            out["entries"] = f"{x.nnz:,} ({100 * x.nnz / (self.n_rows * self.n_features):.3g} %)"
+        elif not self.is_sparse:
+            out["size"] = f"{format_bytes(self.nbytes)} in memory"
+        if self.has_y:
+            out["y"] = self._outputs()
+        if self.y_kind == "labels" and self._columns.classes_known and self.classes is not None:
+            names = self.classes[:_SHOWN_CLASSES].tolist()
+            out["classes"] = ", ".join(map(str, names)) + (", …" if len(self.classes) > len(names) else "")
+        if self.has_weight:
+            out["weights"] = "one a row"
+        out["place"] = self.url or "in memory"
+        if self._columns.fingerprint and self._is_whole:
+            out["fingerprint"] = self._columns.fingerprint[:12]
+        return out
 
     def _what(self) -> str:
         return f"dataset {self.url}" if self.url else "the dataset"

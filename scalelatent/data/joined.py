@@ -83,6 +83,7 @@ class JoinedCsr(JoinedRows):
     """The same of CSR rows."""
 
     sparse = True
+    knows_entries = True
     _sources: list[Any]  # each with `nnz` and `entries`
 
     @property

@@ -1,0 +1,107 @@
+"""A look at a dataset: its first rows for people, and what it is in a notebook."""
+
+from __future__ import annotations
+
+import html
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from .dataset import Dataset
+
+__all__ = ["as_html", "first_rows", "thumbnail"]
+
+_RAMP = " .:-=+*#%@"
+_NUMBERS = 8
+_WIDTH = 28
+
+
+def first_rows(ds: Dataset, n_rows: int = 5) -> list[dict[str, Any]]:
+    """The first rows of a dataset, with the first numbers of each, as JSON-able values.
+
+    Parameters
+    ----------
+    ds : Dataset
+    n_rows : int
+        So many, or all where there are fewer.
+
+    Returns
+    -------
+    list of dict
+        `row`; `label`, or `targets` (the first ones, of multi-labels the columns that are set); `weight`,
+        where there is one; `values`, of CSR rows those that are stored, with `columns` and `entries`; and
+        `image`, lines of text, where a row has the shape of one.
+
+    Examples
+    --------
+    >>> from scalelatent.data import Dataset
+    >>> first_rows(Dataset.from_arrays(np.arange(6.0).reshape(3, 2), ["a", "b", "a"]), 1)
+    [{'row': 0, 'label': 'a', 'values': [0.0, 1.0]}]
+    """
+    n = min(n_rows, len(ds))
+    x = ds.read_x(0, n)
+    y = ds.read_y(0, n) if ds.has_y else None
+    weight = ds.read_weight(0, n)
+    found = []
+    for i in range(n):
+        record: dict[str, Any] = {"row": ds.extent[0] + i}
+        if y is not None:
+            record |= _outputs(y, i)
+        if weight is not None:
+            record["weight"] = float(weight[i])
+        record |= _numbers(x, i)
+        if _is_image(ds.feature_shape):
+            record["image"] = thumbnail(x[i].reshape(ds.feature_shape))
+        found.append(record)
+    return found
+
+
+def _outputs(y: Any, i: int) -> dict[str, Any]:
+    if not isinstance(y, np.ndarray):
+        return {"targets": y.indices[y.indptr[i] : y.indptr[i + 1]][:_NUMBERS].tolist()}
+    return {"label": y[i].item()} if y.ndim == 1 else {"targets": y[i, :_NUMBERS].tolist()}
+
+
+def _numbers(x: Any, i: int) -> dict[str, Any]:
+    if isinstance(x, np.ndarray):
+        return {"values": x[i, :_NUMBERS].tolist()}
+    a, b = int(x.indptr[i]), int(x.indptr[i + 1])
+    some = slice(a, min(b, a + _NUMBERS))
+    return {"columns": x.indices[some].tolist(), "values": x.data[some].tolist(), "entries": b - a}
+
+
+def _is_image(shape: tuple[int, ...]) -> bool:
+    return (len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4))) and min(shape[:2]) > 1
+
+
+def thumbnail(image: np.ndarray) -> list[str]:
+    """An image (height, width) or (height, width, channels) as lines of text, dark on light.
+
+    Examples
+    --------
+    >>> thumbnail(np.array([[0, 9], [0, 9], [9, 0], [9, 0]]))
+    [' @', '@ ']
+    """
+    gray = image.reshape(*image.shape[:2], -1)[..., :3].astype(np.float64).mean(axis=2)
+    width = min(gray.shape[1], _WIDTH)
+    # A letter is about twice as high as wide.
+    height = max(1, round(gray.shape[0] * width / gray.shape[1] / 2))
+    rows = np.linspace(0, gray.shape[0], height + 1).astype(int)[:-1]
+    columns = np.linspace(0, gray.shape[1], width + 1).astype(int)[:-1]
+    small = np.add.reduceat(np.add.reduceat(gray, rows, axis=0), columns, axis=1)
+    sizes = np.outer(np.diff([*rows, gray.shape[0]]), np.diff([*columns, gray.shape[1]]))
+    small /= sizes
+    low, high = small.min(), small.max()
+    levels = (small - low) / (high - low or 1) * (len(_RAMP) - 1)
+    return ["".join(_RAMP[level] for level in line) for line in np.rint(levels).astype(int)]
+
+
+def as_html(title: str, values: dict[str, str]) -> str:
+    """Names and values as a small table."""
+    left = "style='text-align:left'"
+    lines = "".join(
+        f"<tr><th {left}>{html.escape(name)}</th><td {left}>{html.escape(text)}</td></tr>"
+        for name, text in values.items()
+    )
+    return f"<table><caption>{html.escape(title)}</caption>{lines}</table>"

@@ -1,0 +1,147 @@
+"""What people see of a dataset: repr, notebooks, its first rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_array
+
+from scalelatent.cli import main
+from scalelatent.data import Dataset, append_rows, make_digits, open_dataset
+from scalelatent.data.convert import convert_dataset
+from scalelatent.data.preview import first_rows, thumbnail
+
+X = np.arange(60, dtype="f4").reshape(20, 3)
+Y = np.array(["a", "b<", "a", "c"] * 5)
+
+
+class _Unreadable:
+    """A source of rows that nobody may read."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("read", "entries"):
+            raise AssertionError(f"{name} was called")
+        return getattr(self._source, name)
+
+
+def _datasets(folder: Path) -> dict[str, Dataset]:
+    dense, sparse = Dataset.from_arrays(X, Y), Dataset.from_arrays(csr_array(X), csr_array(X > 30))
+    grown = dense.save(folder / "grown")
+    append_rows(folder / "grown", dense)
+    return {
+        "memory": Dataset.from_arrays(X, Y),
+        "stored": dense.save(folder / "a"),
+        "slice": open_dataset(folder / "a")[2:9],
+        "csr": sparse.save(folder / "b"),
+        "csr slice": open_dataset(folder / "b")[2:9],
+        "csr memory": sparse,
+        "joined": open_dataset(str(grown.url)),
+        "weighted": Dataset.from_arrays(X, X, sample_weight=np.ones(20)).save(folder / "w"),
+        "packed": convert_dataset(folder / "b", folder / "c", sparse=False),
+        "target": dense.with_target(dense),
+    }
+
+
+EXPECTED = {
+    "memory": "<Dataset 20 rows x (3,) float32, labels>",
+    "stored": "<Dataset 20 rows x (3,) float32, 3 classes, '{}/a'>",
+    "slice": "<Dataset 7 rows x (3,) float32, 3 classes, rows 2:9 of '{}/a'>",
+    "csr": "<Dataset 20 CSR rows x (3,) float32, 3 topics (multi-label), '{}/b'>",
+    "csr slice": "<Dataset 7 CSR rows x (3,) float32, 3 topics (multi-label), rows 2:9 of '{}/b'>",
+    "csr memory": "<Dataset 20 CSR rows x (3,) float32, 3 topics (multi-label)>",
+    "joined": "<Dataset 40 rows x (3,) float32, 3 classes, '{}/grown'>",
+    "weighted": "<Dataset 20 rows x (3,) float32, 3 targets, weighted, '{}/w'>",
+    "packed": "<Dataset 20 rows x (3,) float32, 3 topics (multi-label), '{}/c'>",
+    "target": "<Dataset 20 rows x (3,) float32, 3 targets>",
+}
+
+
+def test_what_a_dataset_says_of_itself_reads_no_rows(tmp_path: Path) -> None:
+    found = _datasets(tmp_path)
+    for ds in found.values():
+        ds._columns.x = _Unreadable(ds._columns.x)  # type: ignore[assignment]
+        if ds._columns.y is not None:
+            ds._columns.y = _Unreadable(ds._columns.y)
+    assert {name: repr(ds).replace(str(tmp_path), "{}") for name, ds in found.items()} == EXPECTED
+    for ds in found.values():
+        page = ds._repr_html_()
+        assert page.startswith("<table>")
+        assert len(page) < 2000
+    page = found["slice"]._repr_html_()
+    for text in ("7 (2:9)", "float32", "a, b&lt;, c", str(tmp_path / "a")):
+        assert text in page
+    assert "59 (98.3 %)" in found["csr"]._repr_html_()
+
+
+def test_reshaped_rows_are_not_counted_for_it(tmp_path: Path) -> None:
+    from scalelatent.data.columns import Columns
+    from scalelatent.data.csr import CsrSource
+    from scalelatent.data.reshaped import DenseRows, SparseRows
+    from scalelatent.data.sources import ArrayRows
+
+    sparse = Dataset(Columns(SparseRows(_Unreadable(ArrayRows(X)))))  # type: ignore[arg-type]
+    dense = Dataset(Columns(DenseRows(_Unreadable(CsrSource(csr_array(X))))))  # type: ignore[arg-type]
+    assert (repr(sparse), repr(dense)) == (
+        "<Dataset 20 CSR rows x (3,) float32>",
+        "<Dataset 20 rows x (3,) float32>",
+    )
+    assert "entries" not in sparse._repr_html_()
+    assert "240 B in memory" in dense._repr_html_()
+
+
+def test_first_rows_of_all_kinds(tmp_path: Path) -> None:
+    found = {name: first_rows(ds, 2)[1] for name, ds in _datasets(tmp_path).items()}
+    assert found["stored"] == {"row": 1, "label": "b<", "values": [3.0, 4.0, 5.0]}
+    assert found["slice"] == {"row": 3, "label": "c", "values": [9.0, 10.0, 11.0]}
+    assert found["weighted"] == {
+        "row": 1,
+        "targets": [3.0, 4.0, 5.0],
+        "weight": 1.0,
+        "values": [3.0, 4.0, 5.0],
+    }
+    sparse = {"row": 1, "targets": [], "columns": [0, 1, 2], "values": [3.0, 4.0, 5.0], "entries": 3}
+    assert found["csr"] == sparse
+    assert len(first_rows(Dataset.from_arrays(X), 100)) == 20
+    json.dumps(found)
+
+
+@pytest.mark.parametrize("shape", [(28, 28), (8, 8), (200, 300, 3), (2, 5), (3, 2, 1), (1000, 2)])
+def test_thumbnails_fit_a_terminal(shape: tuple[int, ...]) -> None:
+    lines = thumbnail(np.random.default_rng(0).integers(0, 256, shape).astype("u1"))
+    assert {len(line) for line in lines} == {min(shape[1], 28)}
+    assert len(lines) >= 1
+    assert thumbnail(np.zeros((4, 4))) == ["    ", "    "]
+    top = np.zeros((40, 40))
+    top[:20] = 1
+    assert (thumbnail(top)[0], thumbnail(top)[-1]) == ("@" * 28, " " * 28)
+
+
+def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "head", *arguments])
+    assert not ended.value.code
+    return capsys.readouterr().out
+
+
+def test_the_verb(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    _datasets(tmp_path)
+    text = _run(capsys, str(tmp_path / "a"), "-n", "2").splitlines()
+    assert text == [EXPECTED["stored"].format(tmp_path), "0: a   0 1 2", "1: b<  3 4 5"]
+    assert "1: []  0:3 1:4 2:5" in _run(capsys, str(tmp_path / "b"), "-n", "2")
+    told = json.loads(_run(capsys, str(tmp_path / "a"), "--rows", "3", "--json"))
+    assert (told["n_rows"], [row["label"] for row in told["rows"]]) == (20, ["a", "b<", "a"])
+    make_digits(tmp_path / "digits", 10, seed=0)
+    lines = _run(capsys, str(tmp_path / "digits")).splitlines()
+    assert max(map(len, lines)) <= max(60, len(lines[0]))
+    assert sum(line.count("0: ") + line.count("4: ") for line in lines[1:]) == 2
+    assert any("@" in line for line in lines)
