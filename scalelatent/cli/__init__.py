@@ -22,6 +22,7 @@ from .show import (
     emit,
     progress_bar,
     say,
+    show_table,
     show_values,
     strip_debug,
     verb,
@@ -186,6 +187,40 @@ def report(
         emit({"report": str(path)})
     else:
         typer.echo(str(path))
+
+
+@app.command()
+@verb
+def compare(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Run folders, finished or not.")],
+    out: Annotated[
+        str | None,
+        typer.Option("--out", metavar="FOLDER", help="Write a page with a figure there, too (index.html)."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Put runs side by side: what their jobs have differently, errors, passes, seconds, rows.
+
+    Runs of different kinds, or scored on different rows, are in tables of their own.
+    """
+    from scalelatent.jobs.comparing import compare_runs
+
+    compared = compare_runs(runs)
+    if out is not None:
+        from scalelatent.report import write_comparison
+
+        compared["page"] = write_comparison(compared, out)
+    if json:
+        emit(compared)
+        return
+    from scalelatent.report import comparison_tables
+
+    for caption, columns, rows in comparison_tables(compared):
+        show_table(columns, rows, title=caption)
+    for note in compared["notes"]:
+        say(f"note: {note}")
+    if out is not None:
+        typer.echo(compared["page"])
 
 
 @model_app.command("info")

@@ -312,7 +312,7 @@ def _steps(
         told = _begin_stage(callbacks, "scoring", data.test)
         found = _test_scores(estimator, data.test, told)
         result.scores |= {key: found[key] for key in SCORES if key in found}
-        folder.event("scored", **{**result.scores, **found})
+        folder.event("scored", test_rows=len(data.test), **{**result.scores, **found})
     _report(result, data, _begin_stage(callbacks, "report", data.shown))
     request.check()
     return result

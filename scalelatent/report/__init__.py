@@ -11,14 +11,27 @@ from scalelatent._lazy import attach
 
 if TYPE_CHECKING:
     from .build import build_report
-    from .comparison import error_by_dimension, plot_error_by_dimension
+    from .comparison import (
+        comparison_tables,
+        error_by_dimension,
+        plot_error_by_dimension,
+        write_comparison,
+    )
 
-__all__ = ["build_report", "error_by_dimension", "plot_error_by_dimension"]
+__all__ = [
+    "build_report",
+    "comparison_tables",
+    "error_by_dimension",
+    "plot_error_by_dimension",
+    "write_comparison",
+]
 
 _WHERE = {
     "build_report": ".build",
+    "comparison_tables": ".comparison",
     "error_by_dimension": ".comparison",
     "plot_error_by_dimension": ".comparison",
+    "write_comparison": ".comparison",
 }
 
 __getattr__, __dir__ = attach(__name__, _WHERE)

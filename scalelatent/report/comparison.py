@@ -1,9 +1,9 @@
-"""Several runs side by side: test error against capsule dimension, as in the paper's Figure 5."""
+"""Several runs side by side: a page, and test error against capsule dimension (the paper's Figure 5)."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,14 @@ from matplotlib.ticker import NullFormatter, NullLocator
 
 from scalelatent.errors import DataError
 
-from .style import COLORS, INK, new_figure, quiet_axes, write_png
+from .explained import wilson
+from .page import Page, Picture, count, write_page
+from .style import ACCENT, COLORS, INK, WARN, new_figure, percent, quiet_axes, short_name, write_png
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["error_by_dimension", "plot_error_by_dimension"]
+__all__ = ["comparison_tables", "error_by_dimension", "plot_error_by_dimension", "write_comparison"]
 
 ARCHITECTURES = {
     "multiclass": ("multiclass", "#bd1f01", "o"),
@@ -136,3 +138,202 @@ def plot_error_by_dimension(records: Iterable[Mapping[str, Any]], path: str | os
     """
     write_png(error_by_dimension(records), Path(path))
     return Path(path)
+
+
+SHARES = {
+    "best_validation_error": "best validation error",
+    "mean_member_validation_error": "mean member validation error",
+    "validation_error": "validation error so far",
+    "test_error": "test error",
+    "test_nmi": "test NMI",
+    "test_accuracy": "test accuracy",
+}
+
+
+def comparison_tables(compared: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
+    """What :func:`~scalelatent.jobs.comparing.compare_runs` has found, as a table for each group of runs.
+
+    Parameters
+    ----------
+    compared : mapping
+
+    Returns
+    -------
+    list of (caption, names of columns, rows)
+        Percent with a sign; ``-`` where a run has no such number or parameter.
+
+    Examples
+    --------
+    >>> run = {"id": "a-1", "state": "done", "group": 0, "passes": 3, "seconds": 2.0, "test_error": 0.05}
+    >>> group = {"kind": "capsule", "role": None, "data": "x", "differing": []}
+    >>> told = {"runs": [run], "groups": [group]}
+    >>> comparison_tables(told)[0][2]
+    [['a-1', 'done', '-', '3', '2.0 s', '5.00 %']]
+    """
+    tables = []
+    for number, group in enumerate(compared["groups"]):
+        runs = [run for run in compared["runs"] if run["group"] == number]
+        names = group["differing"]
+        shares = [name for name in SHARES if any(run.get(name) is not None for run in runs)]
+        if "test_error" in shares:  # its accuracy says the same
+            shares = [name for name in shares if name != "test_accuracy"]
+        columns = [
+            "run",
+            "state",
+            *(_short(name, names) for name in names),
+            "training rows",
+            "passes",
+            "time",
+        ]
+        rows = [
+            [
+                str(run["id"]),
+                str(run["state"]),
+                *(_value(run["parameters"], name) for name in names),
+                _whole(run.get("rows")),
+                _whole(run.get("passes")),
+                "-" if run.get("seconds") is None else f"{run['seconds']:,.1f} s",
+                *("-" if run.get(name) is None else percent(run[name]) for name in shares),
+            ]
+            for run in runs
+        ]
+        tables.append((_caption(group), [*columns, *(SHARES[name] for name in shares)], rows))
+    return tables
+
+
+def _caption(group: Mapping[str, Any]) -> str:
+    rows = f", rows {group['rows']}" if group.get("rows") else ""
+    role = f"{group['role']} rows of" if group["role"] else "fitted to"
+    return f"{group['kind']}: {role} {group['data']}{rows}"
+
+
+def _short(name: str, names: Sequence[str]) -> str:
+    """A parameter without its section, where that names one alone."""
+    key = name.split(".", 1)[1]
+    return key if sum(other.split(".", 1)[1] == key for other in names) == 1 else name
+
+
+def _value(parameters: Mapping[str, Any], name: str) -> str:
+    if name not in parameters:
+        return "-"
+    value = parameters[name]
+    return "none" if value is None else str(value)
+
+
+def _whole(value: Any) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def write_comparison(compared: Mapping[str, Any], folder: str | os.PathLike[str]) -> str:
+    """Write a page that shows runs side by side, with a figure of their errors.
+
+    Parameters
+    ----------
+    compared : mapping
+        Of :func:`~scalelatent.jobs.comparing.compare_runs`.
+    folder : path or url
+        Gets ``index.html`` and its figures.
+
+    Returns
+    -------
+    str
+        Path or address of the page.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> run = {"id": "a-1", "state": "done", "group": 0, "passes": 3, "seconds": 2.0, "test_error": 0.05}
+    >>> group = {"kind": "capsule", "role": None, "data": "x", "differing": []}
+    >>> told = {"runs": [run], "groups": [group], "notes": []}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     "5.00 %" in pathlib.Path(write_comparison(told, folder)).read_text()
+    True
+    """
+    runs = compared["runs"]
+    page = Page(
+        f"{count(len(runs), 'run')} side by side", "What their jobs have differently, and what came of it"
+    )
+    page.notes = [f"{note[0].upper()}{note[1:]}." for note in compared["notes"]]
+    page.tables = comparison_tables(compared)
+    page.pictures = _pictures(compared)
+    return write_page(page, folder)
+
+
+def _pictures(compared: Mapping[str, Any]) -> list[Picture]:
+    found = []
+    for number, group in enumerate(compared["groups"]):
+        runs = [run for run in compared["runs"] if run["group"] == number]
+        measured = [run for run in runs if _errors(run)]
+        if not measured:
+            continue
+        told = [
+            f"{run['id']} {', '.join(f'{n} {percent(e)}' for n, e in _errors(run).items())}"
+            for run in measured
+        ]
+        # The outputs of a row go wrong together: their errors have no interval by the number of rows alone.
+        intervals = group["kind"] == "capsule" and any(run.get("test_rows") for run in measured)
+        words = f"{_caption(group)}."
+        if intervals:
+            words += " Lines are 95 % intervals of the test errors: where they overlap, runs may be equal."
+        name = f"errors-{number + 1}" if len(compared["groups"]) > 1 else "errors"
+        found.append(
+            Picture(
+                name,
+                f"Errors of the {group['kind']} runs",
+                words,
+                "; ".join(told) + ".",
+                _plot_errors(measured, intervals),
+            )
+        )
+        points = [_as_point(run) for run in measured]
+        dims = {point["capsule_dim"] for point in points if point is not None}
+        if group["kind"] == "capsule" and len(dims) > 1 and None not in points:
+            found.append(
+                Picture(
+                    name.replace("errors", "dimensions"),
+                    "Test error by capsule dimension",
+                    "A curve for each architecture (Figure 5 of the paper).",
+                    f"Curves over the dimensions {', '.join(map(str, sorted(dims)))}.",
+                    error_by_dimension([point for point in points if point is not None]),
+                )
+            )
+    return found
+
+
+def _errors(run: Mapping[str, Any]) -> dict[str, float]:
+    known = {"validation": run.get("best_validation_error", run.get("validation_error"))}
+    known["test"] = run.get("test_error")
+    return {name: float(value) for name, value in known.items() if value is not None}
+
+
+def _as_point(run: Mapping[str, Any]) -> dict[str, Any] | None:
+    dimension = run.get("parameters", {}).get("model.capsule_dim")
+    if run.get("test_error") is None or not isinstance(dimension, int):
+        return None
+    return {
+        "architecture": run.get("architecture") or "multiclass",
+        "capsule_dim": dimension,
+        "test_error": run["test_error"],
+    }
+
+
+def _plot_errors(runs: Sequence[Mapping[str, Any]], intervals: bool) -> Figure:
+    """A line for each run: its validation and its test error."""
+    figure = new_figure(7.2, 1.1 + 0.34 * len(runs))
+    axes = figure.subplots()
+    looks = {"validation": (WARN, "o"), "test": (ACCENT, "D")}
+    for place, run in enumerate(runs):
+        for name, error in _errors(run).items():
+            color, marker = looks[name]
+            if name == "test" and intervals and run.get("test_rows"):
+                low, high = wilson(error, run["test_rows"])
+                axes.plot([100 * low, 100 * high], [place, place], color=color, linewidth=1.4, alpha=0.6)
+            label = name if name not in axes.get_legend_handles_labels()[1] else None
+            axes.plot(100 * error, place, marker, color=color, markersize=6, label=label, linestyle="none")
+    axes.set_yticks(range(len(runs)), [short_name(str(run["id"]), 28) for run in runs])
+    axes.set_ylim(len(runs) - 0.5, -0.5)
+    axes.set_xlim(0, 1.08 * axes.get_xlim()[1])
+    axes.set_xlabel("error, %")
+    axes.legend(fontsize=9, frameon=False, labelcolor=INK)
+    quiet_axes(axes)
+    return figure

@@ -1,0 +1,151 @@
+"""Runs side by side: what their jobs have differently, and what came of it; from the run folders alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scalelatent.errors import JobError
+
+from .runfolder import RunFolder, is_run_folder
+
+__all__ = ["compare_runs"]
+
+ERRORS = (
+    "best_validation_error",
+    "mean_member_validation_error",
+    "test_error",
+    "test_nmi",
+    "test_accuracy",
+)
+# Of the job what says where it runs and what it is called, not what is learned.
+_NO_DIFFERENCE = ("job.name", "job.out", "job.scratch", "format", "format_version")
+_SECTIONS_APART = ("origins", "cluster")
+KIND = "model.kind"
+
+
+def compare_runs(runs: Sequence[str | os.PathLike[str]]) -> dict[str, Any]:
+    """Put runs side by side, finished or not.
+
+    Parameters
+    ----------
+    runs : sequence of path or str
+        Run folders, at least two.
+
+    Returns
+    -------
+    dict
+        ``runs``, of each ``run``, ``id``, ``kind``, ``architecture``, ``state``, ``rows`` (training),
+        ``passes``, ``seconds`` (wall-clock time of its last execution), ``pass_seconds`` (sum over passes),
+        its errors (shares; of a run that is not done the last ``validation_error``), ``group``, and
+        ``parameters``, the values of what differs; ``groups``, of each the ``kind``, what its runs were
+        scored on (``role``, ``data``, ``rows``) and ``differing``, the names of what the jobs of its kind
+        have differently; ``notes``, why groups do not compare.
+
+    Raises
+    ------
+    JobError
+        Fewer than two runs, one of them twice, or what is no run folder.
+
+    Examples
+    --------
+    >>> compare_runs(["run"])
+    Traceback (most recent call last):
+    scalelatent.errors.JobError: one run is nothing to compare: name two or more run folders
+    """
+    if len(runs) < 2:
+        raise JobError("one run is nothing to compare: name two or more run folders")
+    folders = [_folder(run) for run in runs]
+    urls = [folder.url for folder in folders]
+    if twice := next((url for url in urls if urls.count(url) > 1), None):
+        raise JobError(f"run folder {twice} is named twice: name each run once")
+    jobs = [_flat(folder.read_job().to_dict()) for folder in folders]
+    differing = {kind: _differing(jobs, kind) for kind in {job.get(KIND) for job in jobs}}
+    groups: list[dict[str, Any]] = []
+    told = []
+    for folder, job in zip(folders, jobs, strict=True):
+        names = differing[job.get(KIND)]
+        group = {"kind": job.get(KIND), **_scored_on(job), "differing": names}
+        if group not in groups:
+            groups.append(group)
+        parameters = {name: job.get(name) for name in names}
+        told.append({**_outcome(folder, job), "group": groups.index(group), "parameters": parameters})
+    return {"runs": told, "groups": groups, "notes": _notes(groups, told)}
+
+
+def _differing(jobs: Sequence[Mapping[str, Any]], kind: Any) -> list[str]:
+    """What jobs of one kind have differently; others have other parameters."""
+    alike = [job for job in jobs if job.get(KIND) == kind]
+    names = dict.fromkeys(name for job in alike for name in job)
+    return [name for name in names if any(job.get(name) != alike[0].get(name) for job in alike)]
+
+
+def _folder(run: str | os.PathLike[str]) -> RunFolder:
+    if not is_run_folder(run):
+        raise JobError(
+            f"{run} is no run folder (it has no job.json and state.json): name the folders that [job] out of "
+            "the jobs name"
+        )
+    return RunFolder.open(run)
+
+
+def _flat(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a job by "section.key"."""
+    found: dict[str, Any] = {}
+    for section, values in job.items():
+        if isinstance(values, Mapping) and section not in _SECTIONS_APART:
+            found |= {f"{section}.{key}": value for key, value in values.items()}
+    return {name: value for name, value in found.items() if name not in _NO_DIFFERENCE}
+
+
+def _scored_on(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows whose error counts: test rows, or validation rows where there are no others."""
+    for role in ("test", "validation"):
+        if job.get(f"data.{role}"):
+            rows = job.get(f"data.{role}_rows")
+            return {"role": role, "data": job[f"data.{role}"], "rows": rows}
+    return {"role": None, "data": job.get("data.train"), "rows": job.get("data.train_rows")}
+
+
+def _outcome(folder: RunFolder, job: Mapping[str, Any]) -> dict[str, Any]:
+    state, passes = folder.read_state(), folder.records("metrics.jsonl")
+    events = folder.records("events.jsonl")
+    started: dict[str, Any] = next((e for e in reversed(events) if e.get("event") == "fit_started"), {})
+    scored: dict[str, Any] = next((e for e in reversed(events) if e.get("event") == "scored"), {})
+    last = passes[-1] if passes else {}
+    done = state.get("state") == "done"
+    found = {
+        "run": folder.url,
+        "id": state.get("id"),
+        "kind": job.get(KIND),
+        "architecture": job.get("model.architecture"),
+        "state": state.get("state"),
+        "rows": started.get("rows"),
+        "passes": last.get("pass", state.get("pass")),
+        "seconds": state.get("seconds") if done else None,
+        "pass_seconds": round(sum(record.get("seconds") or 0.0 for record in passes), 3),
+    }
+    # Errors of a run that goes on are those of its last pass; of an earlier execution there may be others.
+    found |= {name: state[name] for name in ERRORS if done and state.get(name) is not None}
+    if done and scored.get("test_rows"):
+        found["test_rows"] = scored["test_rows"]
+    if not done and last.get("validation_error") is not None:
+        found["validation_error"] = last["validation_error"]
+    return found
+
+
+def _notes(groups: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    notes = []
+    kinds = list(dict.fromkeys(group["kind"] for group in groups))
+    if len(kinds) > 1:
+        notes.append(
+            f"models of different kinds ({', '.join(map(str, kinds))}): their errors are of other things"
+        )
+    data = {(group["role"], group["data"], group["rows"]) for group in groups}
+    if len(data) > 1:
+        notes.append("runs that were scored on different rows: errors compare within a group alone")
+    unfinished = [str(run["id"]) for run in runs if run["state"] != "done"]
+    if unfinished:
+        notes.append(f"not done: {', '.join(unfinished)}; errors so far are of the last pass")
+    return notes
