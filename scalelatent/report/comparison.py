@@ -13,7 +13,7 @@ from matplotlib.ticker import NullFormatter, NullLocator
 from scalelatent.errors import DataError
 
 from .explained import wilson
-from .page import Page, Picture, count, write_page
+from .page import Page, Picture, Table, count, write_page
 from .style import ACCENT, COLORS, INK, WARN, new_figure, percent, quiet_axes, short_name, write_png
 
 if TYPE_CHECKING:
@@ -254,7 +254,8 @@ def write_comparison(compared: Mapping[str, Any], folder: str | os.PathLike[str]
         f"{count(len(runs), 'run')} side by side", "What their jobs have differently, and what came of it"
     )
     page.notes = [f"{note[0].upper()}{note[1:]}." for note in compared["notes"]]
-    page.tables = comparison_tables(compared)
+    tables = comparison_tables(compared)
+    page.tables = [Table(f"group-{n}", *table) for n, table in enumerate(tables, 1)]
     page.pictures = _pictures(compared)
     return write_page(page, folder)
 

@@ -68,8 +68,6 @@ class Page:
     numbers : list of (str, str)
     explained : list of (str, str)
         What the numbers mean: (of what, in words).
-    tables : list of (str, list of str, list of list of str)
-        Of several columns: (caption, names of columns, rows); the first column names a row.
     snippet : str
         Python that loads and applies the model; empty for none.
     pictures : list of Picture
@@ -84,7 +82,6 @@ class Page:
     headline: list[tuple[str, str]] = field(default_factory=list)
     numbers: list[tuple[str, str]] = field(default_factory=list)
     explained: list[tuple[str, str]] = field(default_factory=list)
-    tables: list[tuple[str, list[str], list[list[str]]]] = field(default_factory=list)
     snippet: str = ""
     pictures: list[Picture] = field(default_factory=list)
     settings: list[tuple[str, list[tuple[str, str, str]]]] = field(default_factory=list)
