@@ -47,7 +47,7 @@ def dumps(tree: Any) -> bytes:
     head = _flatten(tree, arrays, {})
     text = np.frombuffer(json.dumps(head).encode(), dtype=np.uint8)
     buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, head=text, **arrays)
+    np.savez(buffer, head=text, **arrays)  # allow_pickle would be an array's name to numpy before 2.2
     body = buffer.getvalue()
     return body + hashlib.sha256(body).digest()
 
@@ -142,6 +142,8 @@ def _open(body: bytes) -> Any:
 
 def _flatten(value: Any, arrays: dict[str, np.ndarray], names: dict[Any, str]) -> Any:
     if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            raise TypeError("a record holds arrays of numbers and strings, not of Python objects")
         name = names.setdefault(same_array(value), f"a{len(arrays)}")
         arrays[name] = value
         return {"!array": name}

@@ -91,7 +91,7 @@ def test_numpy_scalars_become_numbers() -> None:
     ids=["object", "int keys", "bytes", "set", "complex", "objects", "function", "class"],
 )
 def test_anything_else_is_refused(bad: Any) -> None:
-    with pytest.raises((TypeError, ValueError)):
+    with pytest.raises(TypeError, match="a record holds"):
         dumps({"ok": 1, "bad": bad})
 
 
