@@ -68,6 +68,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(skip)
 
 
+# What a worker imports until its first tasks are done.
+WORKER_IMPORTS = [
+    "distributed.nanny",
+    "distributed.worker",
+    "scalelatent.engine.dask.online_tasks",
+    "scalelatent.engine.dask.tasks",
+    "scalelatent.engine.dask.trial_tasks",
+    "scalelatent.estimators.capsule_steps",
+    "scalelatent.estimators.crbm_fit",
+    "scalelatent.estimators.mbn_fit",
+    "zarr",
+]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm_workers(request: pytest.FixtureRequest) -> None:
+    """Workers that this process starts are forked from one that has imported what they need.
+
+    A new interpreter takes two seconds of processor time to get there, and there are hundreds of workers.
+    Those of the command line are started as users start them.
+    """
+    if not any(item.get_closest_marker("cluster") for item in request.session.items):
+        return
+    import dask
+    from distributed.utils import get_mp_context
+
+    dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
+    get_mp_context().set_forkserver_preload(WORKER_IMPORTS)  # Dask chose its own by then
+
+
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """Folder of the real data (mark the test `realdata`)."""
