@@ -47,7 +47,8 @@ def dumps(tree: Any) -> bytes:
     head = _flatten(tree, arrays, {})
     text = np.frombuffer(json.dumps(head).encode(), dtype=np.uint8)
     buffer = io.BytesIO()
-    np.savez(buffer, head=text, **arrays)  # allow_pickle would be an array's name to numpy before 2.2
+    members: dict[str, Any] = {"head": text, **arrays}
+    np.savez(buffer, **members)  # allow_pickle would be an array's name to numpy before 2.2
     body = buffer.getvalue()
     return body + hashlib.sha256(body).digest()
 

@@ -21,6 +21,8 @@ from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.companions import FitCall, accompanied
 from scalelatent.errors import DataError
 
+from ._sklearn import check_weights
+
 OUTPUT_SHARE = 0.3
 FLOAT32_MAX = np.finfo(np.float32).max
 _CHECKS: dict[str, Any] = {
@@ -140,9 +142,7 @@ class StreamedEstimator(BaseEstimator):
             check_labels(y)
             if sample_weight is not None:
                 refuse_masked(sample_weight, "sample_weight")
-                from sklearn.utils.validation import _check_sample_weight
-
-                sample_weight = _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+                sample_weight = check_weights(sample_weight, X)
             ds = Dataset.from_arrays(X, y, sample_weight=sample_weight)
         else:
             ds = Dataset.from_arrays(X, y, sample_weight=sample_weight)

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils._set_output import _wrap_data_with_container
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.loop import Progress
 from scalelatent.errors import DataError
 
+from ._sklearn import wrap_output
 from .base import check_labels, is_plain
 
 SCORE_ROWS = 2**20
@@ -53,7 +53,7 @@ class _StreamedTransform:
         ((50, 6), 'capsuleregression0')
         """
         h = self._map(X, "latents", out, client, overwrite, callbacks)
-        return _wrap_data_with_container("transform", h, X, self) if isinstance(h, np.ndarray) else h
+        return wrap_output(self, h, X)
 
     @property
     def _n_features_out(self) -> int:

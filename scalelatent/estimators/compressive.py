@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils._set_output import _wrap_data_with_container
 from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset
@@ -18,6 +17,7 @@ from scalelatent.engine.threads import resolve_jobs
 from scalelatent.errors import DataError
 from scalelatent.models.mbn.compressive import NetworkRows
 
+from ._sklearn import wrap_output
 from .base import _CHECKS, StreamedEstimator, check_finite, is_plain, restore_params, validated
 from .compressive_scales import check_rows, surely_fine
 
@@ -313,7 +313,7 @@ class CompressiveMBN(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Streamed
         See the class.
         """
         z = self._map(X, "output", out, client, overwrite, callbacks)
-        return _wrap_data_with_container("transform", z, X, self) if isinstance(z, np.ndarray) else z
+        return wrap_output(self, z, X)
 
     def score(self, X: Any, y: Any) -> float:
         """Share of the outputs' variance that the network explains; streams over Datasets.

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from sklearn.utils._set_output import _wrap_data_with_container
 from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset
@@ -20,6 +19,7 @@ from scalelatent.models.crbm.model import CrbmShape, block_biases, hidden_logits
 from scalelatent.models.crbm.predict import CrbmOutput, CrbmScoring
 from scalelatent.models.targets import Targets
 
+from ._sklearn import wrap_output
 from .base import is_dask_array
 from .crbm_fit import TEST_STAGE, targets_of
 from .crbm_infer import Beliefs, infer_rows, sweeps_of, warn_missed
@@ -181,7 +181,7 @@ class CrbmOutputs:
         """
         what = "given" if self._source == "plain" else "hidden"
         h = self._map(X, (what, None), out, client, overwrite, callbacks)
-        return _wrap_data_with_container("transform", h, X, self) if isinstance(h, np.ndarray) else h
+        return wrap_output(self, h, X)
 
     @property
     def _n_features_out(self) -> int:

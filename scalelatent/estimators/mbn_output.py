@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from sklearn.utils._set_output import _wrap_data_with_container
 from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset, open_dataset
@@ -15,6 +13,7 @@ from scalelatent.models.mbn.layers import Layer
 from scalelatent.models.mbn.model import Network
 from scalelatent.models.mbn.pca import CodeProjection, Components
 
+from ._sklearn import wrap_output
 from .mbn_fit import layer_components
 
 
@@ -82,9 +81,7 @@ class NetworkOutput:
             found = self._of_training_rows(layer, out, client, overwrite, callbacks)
         else:
             found = self._map(X, ("output", layer), out, client, overwrite, callbacks)
-        return (
-            _wrap_data_with_container("transform", found, X, self) if isinstance(found, np.ndarray) else found
-        )
+        return wrap_output(self, found, X)
 
     def _number(self, layer: int | None) -> int:
         count = len(self._layers)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,9 @@ from sklearn.model_selection import GridSearchCV, KFold, StratifiedKFold, cross_
 from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
+import scalelatent as sl
 from scalelatent import CapsuleRegression, Dataset, Search
+from scalelatent.estimators import _sklearn
 
 Arrays = tuple[np.ndarray, np.ndarray]
 MODEL = CapsuleRegression(capsule_dim=2, max_iter=8, nu_schedule=None, random_state=0, n_jobs=1)
@@ -140,3 +144,44 @@ def test_a_search_inside_a_pipeline_and_cross_validated(digits: Arrays) -> None:
     assert nested.min() > 0.7
     twin = clone(search).set_params(estimator__max_iter=3)
     assert (twin.estimator.max_iter, search.estimator.max_iter) == (3, 8)
+
+
+def test_private_helpers_of_scikit_learn_are_in_one_place() -> None:
+    package, found = Path(sl.__file__).parent, set()
+    for file in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "sklearn":
+                names = [*str(node.module).split("."), *(alias.name for alias in node.names)]
+                if any(name.startswith("_") for name in names):
+                    found.add(file.relative_to(package).as_posix())
+    assert found == {"estimators/_sklearn.py"}
+
+
+WEIGHTS = [np.arange(4), [1, 0.5, 0, 2], 3.0, [1, 2], [1, 2, 3, -1], [1, 2, 3, np.nan]]
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_weights_are_checked_alike_without_the_helper(weights: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def checked() -> Any:
+        try:
+            return _sklearn.check_weights(weights, np.zeros((4, 2))).tolist()
+        except ValueError:
+            return "refused"
+
+    before = checked()
+    monkeypatch.setattr(_sklearn, "_check_sample_weight", None)
+    assert checked() == before
+
+
+def test_without_its_helper_an_output_is_an_array_and_that_is_said(
+    digits: Arrays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pd = pytest.importorskip("pandas")
+    model = clone(MODEL).fit(*digits).set_output(transform="pandas")
+    framed = model.transform(digits[0][:9])
+    assert isinstance(framed, pd.DataFrame)
+    monkeypatch.setattr(_sklearn, "_wrap", None)
+    with pytest.warns(UserWarning, match="lacks what set_output needs"):
+        plain = model.transform(digits[0][:9])
+    assert type(plain) is np.ndarray
+    np.testing.assert_array_equal(plain, framed.to_numpy())

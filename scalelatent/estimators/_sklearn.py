@@ -1,0 +1,53 @@
+"""The private helpers of scikit-learn that scalelatent uses, all of them, each with what stands in for it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+try:
+    from sklearn.utils._set_output import _wrap_data_with_container as _wrap
+except ImportError:
+    _wrap = None
+
+try:
+    from sklearn.utils.validation import _check_sample_weight
+except ImportError:
+    _check_sample_weight = None
+
+__all__ = ["check_weights", "wrap_output"]
+
+
+def wrap_output(estimator: Any, found: Any, X: Any) -> Any:
+    """The array of a transform in the container that ``set_output`` asks for; anything else as it is."""
+    if not isinstance(found, np.ndarray):
+        return found
+    if _wrap is None:
+        if getattr(estimator, "_sklearn_output_config", {}):
+            warnings.warn(
+                "this scikit-learn lacks what set_output needs: the output is a numpy array", stacklevel=3
+            )
+        return found
+    return _wrap("transform", found, X, estimator)
+
+
+def check_weights(sample_weight: Any, X: Any) -> np.ndarray:
+    """Sample weights (n), float64, finite and not negative.
+
+    Raises
+    ------
+    ValueError
+        They are something else.
+    """
+    if _check_sample_weight is not None:
+        return np.asarray(_check_sample_weight(sample_weight, X, ensure_non_negative=True))
+    if np.ndim(sample_weight) == 0:
+        sample_weight = np.full(len(X), sample_weight)
+    weights = np.asarray(sample_weight, np.float64)
+    if weights.shape != (len(X),):
+        raise ValueError(f"sample_weight.shape == {weights.shape}, expected {(len(X),)}")
+    if not np.isfinite(weights).all() or (weights < 0).any():
+        raise ValueError("sample_weight has negative or non-finite values")
+    return weights
