@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalelatent import Callback, CapsuleRegression, Search
+from scalelatent import Callback, CapsuleRegression, Dataset, Search, load_model
+from scalelatent.jobs.datasets import open_job_data
+from scalelatent.jobs.resolve import resolve
+from scalelatent.jobs.runfolder import RunFolder
+from scalelatent.jobs.runner import build_estimator
+from scalelatent.jobs.submit import submit_job
+from tests.estimators.crbm_cases import patterns
+from tests.helpers import WITHOUT_REPORT, until
 
 ENGINE = {"block_rows": 64, "leaf_rows": 128}
 BASE = CapsuleRegression(max_iter=5, nu_schedule=[(0.5, 2), (0.0, 1)], random_state=0, n_jobs=1)
@@ -58,7 +65,7 @@ def test_same_search(client: Any, rows: SimpleNamespace, tmp_path: Path, how: st
         Search(BASE, GRID, **given).fit(train, client=client, run_dir=folder, callbacks=Stop(3), **call)
     # Begun on the cluster, ended here.
     _same(Search(BASE, GRID, **given).fit(train, run_dir=folder, resume=True, **call), here)
-    assert not list(folder.rglob("*.zarr"))
+    assert [found.name for found in folder.rglob("*.zarr")] == ["model.zarr"]
 
 
 def test_arrays_and_the_names_of_tasks(client: Any, rows: SimpleNamespace, tmp_path: Path) -> None:
@@ -70,3 +77,28 @@ def test_arrays_and_the_names_of_tasks(client: Any, rows: SimpleNamespace, tmp_p
     _same(there, Search(BASE, GRID[:2], cv=2).fit(*given, engine=ENGINE))
     names = {task["key"].split("-it")[0] for task in stream.data if "search" in task["key"]}
     assert {"search-4_estep", "search-4_mstep", "search-2_estep"} <= names
+
+
+def test_a_submitted_search_of_models_one_by_one(client: Any, tmp_path: Path) -> None:
+    """A conditional RBM: its folds, cut from stored rows, lie where the workers see them."""
+    x, v = patterns(240, 1)
+    Dataset.from_arrays(x).save(tmp_path / "x.zarr")
+    Dataset.from_arrays(v).save(tmp_path / "v.zarr")
+    job = resolve(
+        {
+            "job": {"out": str(tmp_path / "run"), "seed": 2},
+            "data": {"train": str(tmp_path / "x.zarr"), "target": str(tmp_path / "v.zarr")},
+            "model": {"kind": "crbm", "n_epochs": 2, "learning_rate": 0.3},
+            "search": {"grid": {"n_hidden": [2, 5]}, "cv": 2},
+        },
+        environ={},
+    )
+    client.run(exec, WITHOUT_REPORT)
+    folder = RunFolder.open(submit_job(job, client=client).run)
+    state = until(lambda: (s := folder.read_state())["state"] in ("done", "failed") and s, 90)
+    assert (state["state"], state["error"]) == ("done", None)
+    here = Search(build_estimator(job), {"n_hidden": [2, 5]}, cv=2).fit(open_job_data(job).train)
+    assert state["search"]["best_params"] == here.best_params_
+    assert state["search"]["best_score"] == here.best_score_
+    np.testing.assert_array_equal(load_model(folder.url).W_, here.best_estimator_.W_)
+    assert not list((tmp_path / "run").rglob("train.zarr"))  # copies of folds go with their fits

@@ -111,18 +111,13 @@ def test_folds_agree_with_grid_search(digits: Arrays) -> None:
 # -- one pass for all ---------------------------------------------------------------------------------------
 
 
-def test_each_pass_reads_the_rows_once(
-    digits: Arrays, held_out: Arrays, tmp_path: Path, monkeypatch: Any
-) -> None:
-    from scalelatent.engine import cache
-
-    monkeypatch.setattr(cache, "_shared", cache.PieceCache(0))
+def test_each_pass_reads_the_rows_once(digits: Arrays, tmp_path: Path) -> None:
     train = Dataset.from_arrays(*digits).save(tmp_path / "train", chunk_rows=100)
     grid = {"capsule_dim": [1, 2, 3], "max_iter": [4, 9]}
     base = clone(BASE).set_params(nu_schedule=None)
     one_pass = digits[0].nbytes + 4 * len(digits[0])
     log = Log()
-    search = Search(base, grid, cv=4, refit=False).fit(train, callbacks=log)
+    search = Search(base, grid, cv=4, refit=False).fit(train, callbacks=log, engine={"cache": 0})
     assert [r["bytes_read"] for r in log.of("pass_end")] == [one_pass] * 9
     assert [r["candidates"] for r in log.of("pass_end")] == [24] * 4 + [12] * 5
     assert log.stages == [
