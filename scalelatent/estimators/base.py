@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sklearn import get_config
 from sklearn.base import BaseEstimator
+from sklearn.utils import estimator_html_repr
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -22,6 +24,7 @@ from scalelatent.engine.companions import FitCall, accompanied
 from scalelatent.errors import DataError
 
 from ._sklearn import check_weights
+from .learned import learned_table
 
 OUTPUT_SHARE = 0.3
 FLOAT32_MAX = np.finfo(np.float32).max
@@ -400,6 +403,14 @@ class StreamedEstimator(BaseEstimator):
     def _set_learned(self, **learned: Any) -> None:
         """Attributes that are :class:`.learned.Learned`."""
         self.__dict__.update(learned)
+
+    def _repr_html_(self) -> str:
+        """The estimator as scikit-learn draws it; once fitted, what it has learned under it."""
+        return str(estimator_html_repr(self)) + learned_table(self)
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
+        told = {"text/plain": repr(self)}
+        return told | ({"text/html": self._repr_html_()} if get_config()["display"] == "diagram" else {})
 
     # -- report
     # -----------------------------------------------------------------------------------------------

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from html import escape
 from typing import Any
 
-__all__ = ["Learned"]
+__all__ = ["Learned", "brief", "learned_of", "learned_table"]
 
 IN_PLACE = "change its values where they are ({0}[...] = values)"
 FIT_AGAIN = "fit again"
@@ -61,3 +62,74 @@ class Learned:
             f"{self.name} of {type(model).__name__} is what a fit has learned, and cannot be set: "
             + self.remedy.format(self.name)
         )
+
+
+def learned_of(model: Any) -> dict[str, Any]:
+    """What a fitted model has learned, by name: scalars and short lists; shape and dtype of larger arrays.
+
+    Parameters
+    ----------
+    model : estimator
+
+    Returns
+    -------
+    dict
+        Empty before a fit. What is empty, such as the history of a model that was loaded, is left out.
+
+    Examples
+    --------
+    >>> class Model:
+    ...     w_ = Learned(FIT_AGAIN)
+    >>> m = Model()
+    >>> m.n_iter_, vars(m)["w_"] = 3, [1, 2]
+    >>> learned_of(m)
+    {'n_iter_': 3, 'w_': [1, 2]}
+    """
+    kinds = {
+        name for owner in type(model).__mro__ for name, a in vars(owner).items() if isinstance(a, Learned)
+    }
+    own = {name for name in vars(model) if name.endswith("_") and not name.startswith("_")}
+    found = {}
+    for name in sorted(own | kinds):
+        value = getattr(model, name, None)
+        if value is not None and not (isinstance(value, list | tuple | dict) and not value):
+            found[name] = brief(value)
+    return found
+
+
+def brief(value: Any) -> Any:
+    """A scalar or a short list as it is; anything larger by shape.
+
+    Examples
+    --------
+    >>> brief([1, 2]), brief(list(range(50)))
+    ([1, 2], '50 entries')
+    """
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        if value.size <= 20:
+            return value.tolist()
+        return f"array {' x '.join(map(str, value.shape))}, {value.dtype}"
+    if isinstance(value, dict):
+        return {str(key): brief(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [brief(item) for item in value] if len(value) <= 20 else f"{len(value)} entries"
+    if isinstance(value, str | int | float | bool | type(None)):
+        return value
+    return str(value)
+
+
+def learned_table(model: Any) -> str:
+    """What a model has learned as a table of HTML; empty before a fit.
+
+    Examples
+    --------
+    >>> class Model:
+    ...     def __init__(self): self.n_iter_ = 3
+    >>> learned_table(Model())
+    '<table><tr><th>n_iter_</th><td>3</td></tr></table>'
+    """
+    rows = "".join(
+        f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>"
+        for name, value in learned_of(model).items()
+    )
+    return f"<table>{rows}</table>" if rows else ""

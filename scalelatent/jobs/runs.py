@@ -107,24 +107,7 @@ def model_info(estimator: Any) -> dict[str, Any]:
     dict
         ``model``, ``parameters``, ``learned`` (scalars, or shape and dtype of arrays).
     """
-    learned = {}
-    for name in sorted(vars(estimator)):
-        if name.endswith("_") and not name.startswith("_"):
-            learned[name] = _brief(getattr(estimator, name))
-    parameters = {key: _brief(value) for key, value in estimator.get_params(deep=False).items()}
-    return {"model": type(estimator).__name__, "parameters": parameters, "learned": learned}
+    from scalelatent.estimators.learned import brief, learned_of
 
-
-def _brief(value: Any) -> Any:
-    """A scalar or a short list as it is; anything larger by shape."""
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        if value.size <= 20:
-            return value.tolist()
-        return f"array {' x '.join(map(str, value.shape))}, {value.dtype}"
-    if isinstance(value, dict):
-        return {str(key): _brief(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_brief(item) for item in value] if len(value) <= 20 else f"{len(value)} entries"
-    if isinstance(value, str | int | float | bool | type(None)):
-        return value
-    return str(value)
+    parameters = {key: brief(value) for key, value in estimator.get_params(deep=False).items()}
+    return {"model": type(estimator).__name__, "parameters": parameters, "learned": learned_of(estimator)}

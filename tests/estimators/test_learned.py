@@ -79,3 +79,26 @@ def test_names_of_features_are_saved(kind: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(other.transform(x), model.transform(x))
     with pytest.raises(ValueError, match="feature names should match"):
         other.transform(x[x.columns[::-1]])
+
+
+@pytest.mark.parametrize("kind", FITS)
+def test_what_was_learned_is_told(kind: str) -> None:
+    import sklearn
+
+    from scalelatent.estimators.learned import learned_of
+    from scalelatent.jobs.runs import model_info
+
+    model = FITS[kind](_rows())
+    told = learned_of(model)
+    assert set(FIXED[kind]) - {name for name in FIXED[kind] if getattr(model, name) is None} <= set(told)
+    assert told["seed_"] == model.seed_
+    assert model_info(model)["learned"] == told
+    drawn = model._repr_mimebundle_()
+    assert drawn["text/plain"] == repr(model)
+    for text in (type(model).__name__, f"<th>seed_</th><td>{model.seed_}</td>"):
+        assert text in drawn["text/html"]
+    with sklearn.config_context(display="text"):
+        assert set(model._repr_mimebundle_()) == {"text/plain"}
+    unfitted = type(model)()
+    assert learned_of(unfitted) == {}
+    assert "seed_" not in unfitted._repr_html_()
