@@ -139,6 +139,7 @@ def join(
 
     from scalelatent.engine.dask.security import security_from
     from scalelatent.engine.dask.workers import run_workers
+    from scalelatent.jobs.connection import check_protocol
     from scalelatent.jobs.serving import address_from, until_stopped
 
     if tls_folder is not None:
@@ -149,6 +150,7 @@ def join(
     with until_stopped():
         try:
             address = address_from(scheduler, scheduler_file, wait)
+            check_protocol(address, security)
             work = run_workers(
                 address, workers=workers, threads=threads, memory_limit=memory_limit, gpus=gpus,
                 host=host, name=name, security=security, wait_seconds=wait,

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import random
 import re
@@ -266,12 +267,13 @@ def _filesystem(protocol: str, pid: int) -> Any:
         limits = ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_READ_SECONDS)
         options["session_kwargs"] = {"timeout": limits}
     try:
-        made = kind(**options)
+        inspect.signature(kind.__init__).bind(None, **options)
     except TypeError as error:  # one that wants a host, a user: ftp, sftp, webhdfs
         raise StoreError(
             f"addresses with '{protocol}://' are not known here ({error}); copy what lies there to a disk, "
             "or to s3:// or gs://"
         ) from error
+    made = kind(**options)
     if extra == "s3":
         made.retries = 1
     return made

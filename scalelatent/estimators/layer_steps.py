@@ -45,16 +45,16 @@ class LayerSteps:
         """Sets of rows, in the run folder's ``sets``."""
         session, stage = self._session, f"{self._session.kind}_{step.name}"
         kept = self._store.load_result(stage)
+        place = self._store.place.at("sets").at(f"{step.name}.zarr")
         if kept is None:
             begin = time.perf_counter()
             dataset = self._rows(step.rows, stage)
             rows = step.sets.n_sets * step.sets.set_rows
             session.callbacks.on_stage({"stage": stage, "rows": rows, **step.about})
-            place = self._store.place.at("sets").at(f"{step.name}.zarr")
             task = start_sets(stage, dataset, step.sets, place.url, session.device)
             written = map_rows(session.executor, task, Progress(session.callbacks, stage, 0, **step.about))
             kept = self._done(step, stage, written, begin)
-        return StoredSets(kept["spec"], step.sets.set_rows)
+        return StoredSets(json.dumps(_spec(kept, place)), step.sets.set_rows)
 
     def encode(self, step: Encode) -> Rows | None:
         """Rows through a map, tile by tile; None where a resumed fit has done it, and nobody wants them."""
@@ -84,7 +84,7 @@ class LayerSteps:
             gone = self._place(name, False)
             if not gone.is_empty():
                 gone.clear()
-        return None if place.is_empty() else Rows(open_spec(json.loads(kept["spec"])))
+        return None if place.is_empty() else Rows(open_spec(_spec(kept, place)))
 
     def _rows(self, rows: Rows | None, stage: str) -> Dataset:
         if rows is None:
@@ -126,3 +126,8 @@ def tile_layout(n: int, row_bytes: int, row_map: Any) -> dict[str, Any]:
     wanted = min(TASK_FLOPS, max(LEAST_FLOPS, strips * width * work / TASKS))
     columns = max(1, min(round(wanted / work), width))
     return {"shard_rows": rows, "tile_columns": columns}
+
+
+def _spec(kept: dict[str, Any], place: Location) -> dict[str, Any]:
+    """Of a dataset that a step wrote: it lies in the run folder, which may have been moved since."""
+    return {**json.loads(kept["spec"]), "url": place.url}

@@ -22,7 +22,7 @@ from .spec import ClusterSection, Job
 if TYPE_CHECKING:
     from distributed import Client, Security
 
-__all__ = ["connect", "default_scheduler", "open_client", "security_of"]
+__all__ = ["check_protocol", "connect", "default_scheduler", "open_client", "security_of"]
 
 PROBE_SECONDS = 5.0
 SPEAK_SECONDS, TLS_SPEAK_SECONDS = 1.0, 0.3
@@ -60,6 +60,18 @@ def security_of(cluster: ClusterSection) -> Security | None:
     return security_from(ca=cluster.tls_ca, cert=cluster.tls_cert, key=cluster.tls_key)
 
 
+def check_certificates(cluster: ClusterSection) -> None:
+    """Look at the certificates that a job names, also where no scheduler is asked for them.
+
+    Raises
+    ------
+    JobError
+        As `security_of`.
+    """
+    if cluster.tls_ca is not None or cluster.tls_cert is not None or cluster.tls_key is not None:
+        security_of(cluster)
+
+
 @contextmanager
 def connect(
     job: Job, client: Client | None = None, tell: Callable[[str], None] = lambda line: None
@@ -72,6 +84,7 @@ def connect(
         If the scheduler does not answer in time.
     """
     wanted = job.cluster
+    check_certificates(wanted)
     if client is not None:
         yield client
     elif wanted.scheduler is not None:
@@ -139,6 +152,25 @@ def open_client(address: str, security: Security | None = None, **options: Any) 
             f"scheduler {address!r} does not answer as a Dask scheduler within {CLIENT_SECONDS:.0f} s: "
             f"{error}; check the address, and that Dask has the same version on both sides"
         ) from error
+
+
+def check_protocol(address: str, security: Security | None) -> None:
+    """Refuse a scheduler that speaks another protocol than the address says; one that is not up yet may come.
+
+    Raises
+    ------
+    JobError
+        No address, or what listens there is no scheduler that could be talked to in this way.
+    """
+    scheme, host, port = _parts(address)
+    trouble = ""
+    with suppress(OSError):
+        if scheme == "tcp":
+            trouble = _trouble_tcp(host, port)
+        elif scheme == "tls" and security is not None:
+            trouble = _trouble_tls(host, port, security)
+    if trouble:
+        raise JobError(f"scheduler {address!r}: {trouble}")
 
 
 def _parts(address: str) -> tuple[str, str, int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalelatent.engine.dask.workers import refuse_numbers
 
-from .connection import connect
+from .connection import check_certificates, connect
 from .datasets import open_job_data
 from .refusals import as_job_error
 from .runner import build_estimator, engine_options
@@ -88,6 +88,7 @@ def plan_job(
     JobError
         If a parameter or a dataset is refused.
     """
+    check_certificates(job.cluster)
     refuse_numbers(job.cluster.workers or 1, job.cluster.threads or 1, 0, 0)
     data = open_job_data(job)
     estimator = build_estimator(job)

@@ -44,7 +44,7 @@ from scalelatent.monitor.times import time_text
 
 from .jsontext import as_json, plain
 from .lock import FolderLock, folder_lock
-from .spec import Job
+from .spec import FORMAT, Job
 
 if TYPE_CHECKING:
     from .lease import ObjectLock
@@ -64,7 +64,12 @@ def is_run_folder(path: str | os.PathLike[str]) -> bool:
     False
     """
     place = locate(path)
-    return place.has("state.json") and place.has("job.json")
+    if not place.has("job.json") or place.has("state.json"):
+        return place.has("job.json")
+    try:  # its driver was killed before it wrote the state
+        return bool(json.loads(place.read("job.json") or b"{}")["format"] == FORMAT)
+    except (ValueError, TypeError, KeyError):
+        return False
 
 
 class RunFolder:
@@ -176,6 +181,8 @@ class RunFolder:
                 "updated": time_text(),
             })  # fmt: skip
         except OSError as error:
+            with suppress(OSError):  # or nobody could begin here again
+                place.delete("job.json")
             raise JobError(
                 f"output folder {self.url} cannot be written: {error.strerror or error}; "
                 "choose another folder with --out"
@@ -446,8 +453,8 @@ class RunFolder:
             "objective": passes[-1].get("objective") if passes else None,
             "error": last.get("error")
             if last.get("state") in ("done", "cancelled")
-            else "state.json is damaged, and was made anew from the logs; nothing that was checkpointed is "
-            f"lost: scalelatent resume {self.url}",
+            else "state.json was lost or damaged, and was made anew from the logs; nothing that was "
+            f"checkpointed is lost: scalelatent resume {self.url}",
             "run": self.url,
             "kind": kind,
             "created": events[0].get("time") if events else None,

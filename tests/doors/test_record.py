@@ -15,7 +15,7 @@ import pytest
 from scalelatent.engine.record import read_record, write_record
 from scalelatent.errors import JobError, RunError, ScalelatentError
 from scalelatent.jobs.control import write_job_again
-from scalelatent.jobs.runfolder import STATES, RunFolder
+from scalelatent.jobs.runfolder import STATES, RunFolder, is_run_folder
 from scalelatent.jobs.spec import DataSection, Job, JobSection
 
 JOB = Job(
@@ -98,7 +98,8 @@ def folder(tmp_path: Path) -> RunFolder:
 
 @pytest.mark.parametrize("content", DAMAGED)
 def test_a_damaged_state_is_made_anew_from_the_logs(folder: RunFolder, content: str) -> None:
-    (folder.path / "state.json").write_text(content)
+    (folder.path / "state.json").write_text(content) if content else (folder.path / "state.json").unlink()
+    assert is_run_folder(folder.url)
     state = folder.read_state()
     assert state["state"] == "failed"
     assert (state["pass"], state["objective"], state["starts"]) == (2, 0.5, 1)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelatent.errors import JobError
-from scalelatent.jobs.resolve import load_job, override, parse_setting, parse_value, resolve
+from scalelatent.jobs.resolve import override, parse_setting, parse_value, resolve
 from scalelatent.jobs.spec import Job, nearest, parse_rows
 
 pytestmark = pytest.mark.usefixtures("fake")
@@ -63,53 +62,12 @@ def test_none_words():
     assert job.data.validation is None
 
 
-@pytest.mark.parametrize(
-    ("stored", "words"),
-    [
-        (changed(modell={"kind": "capsule"}), ["unknown section [modell]", "did you mean 'model'?"]),
-        (changed(data={"trian": "x"}), ["unknown key 'trian' in [data]", "did you mean 'train'?"]),
-        (changed(model={"capsul_dim": 4}), ["'capsul_dim'", "[model]", "did you mean 'capsule_dim'?"]),
-        (changed(engine={"block_row": 4}), ["[engine]", "did you mean 'block_rows'?"]),
-        (changed(cluster={"zzzz": 4}), ["[cluster]", "known are: allow_mismatch, device, memory_limit"]),
-        (changed(data={"train_rows": "0-50"}), ["[data] train_rows = '0-50'", "START:STOP"]),
-        (changed(data={"train_rows": "9:5"}), ["holds no row"]),
-        (changed(data={"validation_rows": "0:5"}), ["validation_rows", "without [data] validation"]),
-        (changed(cluster={"workers": 0}), ["[cluster] workers = 0", "greater than or equal to 1"]),
-        (changed(cluster={"workers": 2, "scheduler": "tcp://h:1"}), ["scheduler and workers", "not both"]),
-        (changed(cluster={"memory_limit": "2 potatoes"}), ["memory_limit", "not an amount of memory"]),
-        (changed(job={"seed": "many"}), ["[job] seed = 'many'", "integer"]),
-        (changed(job={"seed": 1}, model={"random_state": 2}), ["seed = 1", "random_state = 2", "differ"]),
-        (changed(cluster={"device": "cpu"}, model={"device": "cuda"}), ["differ"]),
-        (changed(job={"out": " "}), ["[job] out", "must not be empty"]),
-        ({"job": {"out": "r"}, "model": {"kind": "capsule"}}, ["[data] train is missing"]),
-        ({"job": {"out": "r"}, "data": {"train": "a"}}, ["[model] kind is missing"]),
-        ({"job": 3}, ["must be a section, [job]"]),
-    ],
-)
-def test_refusals(stored, words):
-    refuse(stored, *words)
-
-
 def test_refusals_name_their_source():
     refuse(MINIMAL, "--set model.capsul=4", "unknown key 'capsul'", settings=["model.capsul=4"])
     refuse(MINIMAL, "write --set section.key=value", settings=["capsule_dim"])
     refuse(MINIMAL, "unknown section [mode]", settings=["mode.kind=capsule"])
     environ = {"SCALELATENT_MODEL__CAPSUL_DIM": "4"}
     refuse(MINIMAL, "environment variable SCALELATENT_MODEL__CAPSUL_DIM", "capsule_dim", environ=environ)
-
-
-def test_file_refusals(tmp_path: Path):
-    with pytest.raises(JobError, match=r"nothing\.toml does not exist"):
-        load_job(tmp_path / "nothing.toml")
-    with pytest.raises(JobError, match="is a folder"):
-        load_job(tmp_path)
-    broken = tmp_path / "broken.toml"
-    broken.write_text("[job\n")
-    with pytest.raises(JobError, match=r"broken\.toml is not valid TOML"):
-        load_job(broken)
-    broken.write_bytes(b"\xff\xfe")
-    with pytest.raises(JobError, match="cannot be read"):
-        load_job(broken)
 
 
 def test_json_round_trip(tmp_path):

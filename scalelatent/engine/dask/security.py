@@ -6,8 +6,10 @@ host names. Whoever holds such a certificate may run code on the cluster; whoeve
 
 from __future__ import annotations
 
+import errno
 import os
 import ssl
+import stat
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,11 +126,14 @@ def _check(ca: str, cert: str, key: str | None) -> None:
         if file is None or "\n" in file:  # Dask takes the text itself as well
             continue
         try:
+            if not stat.S_ISREG(os.stat(file).st_mode):  # opening a FIFO would wait
+                raise OSError(errno.EINVAL, "it is no regular file")
             with open(file, "rb"):
                 pass
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise JobError(
-                f"TLS: cannot read {file} ({error.strerror}); give the files that `scalelatent cluster up "
+                f"TLS: cannot read {file} ({reason}); give the files that `scalelatent cluster up "
                 "--tls` or `scalelatent cluster certificates` printed"
             ) from None
     if any("\n" in file for file in (ca, cert, key or "")):

@@ -1,0 +1,9 @@
+"""``python -m tests.faults``: inject every fault and print what came of it as a table."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([str(Path(__file__).parent), "-q", "-n", "0", *sys.argv[1:]]))

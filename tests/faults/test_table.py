@@ -1,0 +1,225 @@
+"""Faults of disks, each injected into a fit of each model: the same bits, or one line that names it.
+
+A row of the table is a fault, where it strikes, a function that damages the run folder or the dataset of a
+fit that was interrupted, and what comes of it: "same bits" after a resume, or words of the refusal.
+More of them, with real processes and clusters: `tests/cluster`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scalelatent as sl
+from scalelatent.data.store import LocalLocation
+from scalelatent.engine import cache, inprocess
+from scalelatent.errors import ScalelatentError
+from tests.helpers import InterruptAt
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "capsule": lambda: sl.CapsuleRegression(capsule_dim=2, max_iter=4, random_state=0, n_jobs=1),
+    "capsule stepwise": lambda: sl.CapsuleRegression(
+        capsule_dim=2, algorithm="stepwise", n_epochs=3, batch_rows=52, random_state=0, n_jobs=1
+    ),
+    "mbn": lambda: sl.MultilayerBootstrapNetwork(
+        n_clusterings=4, k1=20, n_components=2, random_state=0, n_jobs=1
+    ),
+    "crbm": lambda: sl.ConditionalRBM(n_hidden=3, n_epochs=3, batch_size=50, random_state=0, n_jobs=1),
+}
+# A Ctrl-C there leaves something behind it, and something before it.
+STOPS = {
+    "capsule": ("pass_end", 2),
+    "capsule stepwise": ("pass_end", 1),
+    "mbn": ("stage", 3),
+    "crbm": ("pass_end", 1),
+}
+OUTPUTS = {"capsule": "transform", "capsule stepwise": "transform", "mbn": "transform", "crbm": "predict"}
+
+
+class Place(SimpleNamespace):
+    """Where a fit lies: its dataset, its run folder, and the last record that it wrote."""
+
+    data: Path
+    run: Path
+
+    @property
+    def shard(self) -> Path:
+        return next(p for p in sorted((self.data / "x" / "c").rglob("*")) if p.is_file())
+
+    @property
+    def newest(self) -> Path:
+        records = [p for p in self.run.rglob("*.rec") if p.name.startswith(("state-", "result-"))]
+        return max(records, key=lambda p: p.stat().st_mtime_ns)
+
+
+def torn(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def looping(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def identity(place: Place) -> Path:
+    return next(place.run.rglob("identity.json"))
+
+
+Row = tuple[str, str, Callable[[Place], Any], str]
+FAULTS: list[Row] = [
+    ("none", "between two passes", lambda place: None, "same bits"),
+    ("torn file", "newest record", lambda place: torn(place.newest), "same bits"),
+    ("flipped bit", "newest record", lambda place: flipped(place.newest), "same bits"),
+    ("zero bytes", "newest record", lambda place: emptied(place.newest), "same bits"),
+    ("lost file", "newest record", lambda place: place.newest.unlink(), "same bits"),
+    ("moved", "run folder", lambda place: None, "same bits"),
+    ("zero bytes", "identity.json", lambda place: emptied(identity(place)), "identity.json is damaged"),
+    ("null", "identity.json", lambda place: identity(place).write_text("null"), "identity.json is damaged"),
+    ("lost file", "shard", lambda place: place.shard.unlink(), "x/c/"),
+    ("torn file", "shard", lambda place: torn(place.shard), "x/c/"),
+    ("flipped bit", "shard", lambda place: flipped(place.shard), "x/c/"),
+    ("zero bytes", "shard", lambda place: emptied(place.shard), "x/c/"),
+    ("FIFO", "shard", lambda place: fifo(place.shard), "x/c/"),
+    ("folder", "shard", lambda place: folder(place.shard), "x/c/"),
+    ("looping link", "shard", lambda place: looping(place.shard), "x/c/"),
+    ("lost folder", "dataset", lambda place: shutil.rmtree(place.data), "d.zarr"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rows() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(3)
+    y = np.arange(200) % 3
+    x = (rng.uniform(0, 1, (3, 12))[y] + rng.normal(0, 0.2, (200, 12)) > 0.5).astype(np.uint8)
+    return x, y
+
+
+@pytest.fixture
+def place(tmp_path: Path, rows: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setattr(inprocess, "shared_cache", lambda *_: cache.PieceCache(0))  # rows are read anew
+    return Place(data=tmp_path / "d.zarr", run=tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def whole(
+    rows: tuple[np.ndarray, np.ndarray], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Any]:
+    """Outputs of the undisturbed fit of a model, made once."""
+    made: dict[str, Any] = {}
+
+    def outputs(model: str) -> Any:
+        if model not in made:
+            place = Place(data=tmp_path_factory.mktemp("whole") / "d.zarr")
+            made[model] = _outputs(model, _fit(model, place, rows), rows)
+        return made[model]
+
+    return outputs
+
+
+def _fit(model: str, place: Place, rows: tuple[np.ndarray, np.ndarray], **options: Any) -> Any:
+    if not place.data.exists() and not options.get("resume"):
+        x, y = rows
+        sl.Dataset.from_arrays(x, x if model == "crbm" else y).save(place.data, chunk_rows=25, shard_rows=50)
+    return MODELS[model]().fit(sl.open_dataset(place.data), **options)
+
+
+def _outputs(model: str, fitted: Any, rows: tuple[np.ndarray, np.ndarray]) -> Any:
+    return getattr(fitted, OUTPUTS[model])(rows[0])
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("fault", "where", "strike", "outcome"), FAULTS, ids=[f"{r[0]}-{r[1]}" for r in FAULTS]
+)
+def test_after_an_interrupt(
+    fault: str, where: str, strike: Callable[[Place], Any], outcome: str, model: str, place: Place,
+    rows: tuple[np.ndarray, np.ndarray], whole: Callable[[str], Any], record_property: Any,
+) -> None:  # fmt: skip
+    for name, value in {"fault": fault, "model": model, "where": where}.items():
+        record_property(name, value)
+    hook, count = STOPS[model]
+    if where == "shard" and model == "mbn":
+        count = 0  # a network reads rows for its first layer alone
+    with pytest.raises(KeyboardInterrupt):
+        _fit(model, place, rows, run_dir=place.run, callbacks=[InterruptAt(count, hook)])
+    strike(place)
+    if fault == "moved":
+        place.run = place.run.rename(place.run.with_name("elsewhere"))
+    if outcome == "same bits":
+        resumed = _fit(model, place, rows, run_dir=place.run, resume=True)
+        np.testing.assert_array_equal(_outputs(model, resumed, rows), whole(model))
+        record_property("outcome", "same bits")
+        return
+    with pytest.raises(ScalelatentError) as refused:
+        _fit(model, place, rows, run_dir=place.run, resume=True)
+    message = str(refused.value)
+    assert outcome in message
+    assert str(place.data.parent) in message
+    assert "\n" not in message
+    record_property("outcome", f"refused: …{outcome}…")
+
+
+@contextmanager
+def full_disk(monkeypatch: pytest.MonkeyPatch, after: int) -> Iterator[None]:
+    """Every write of a small file fails from the given one on."""
+    written = 0
+    write = LocalLocation.write
+
+    def fail(self: Any, key: str, data: bytes, **how: Any) -> None:
+        nonlocal written
+        written += 1
+        if written > after:
+            raise OSError(errno.ENOSPC, "No space left on device", key)
+        write(self, key, data, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalLocation, "write", fail)
+        yield
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("after", [0, 2, 5])
+def test_a_disk_that_fills(
+    model: str, after: int, place: Place, rows: tuple[np.ndarray, np.ndarray], whole: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch, record_property: Any,
+) -> None:  # fmt: skip
+    for name, value in {"fault": "full disk", "model": model, "where": f"write {after + 1}"}.items():
+        record_property(name, value)
+    sl.Dataset.from_arrays(rows[0], rows[0] if model == "crbm" else rows[1]).save(
+        place.data, chunk_rows=25, shard_rows=50
+    )
+    ended = pytest.raises(ScalelatentError, match="[Nn]o space left|disk is full")
+    with full_disk(monkeypatch, after), ended:
+        _fit(model, place, rows, run_dir=place.run)
+    resumed = _fit(model, place, rows, run_dir=place.run, resume=True)
+    np.testing.assert_array_equal(_outputs(model, resumed, rows), whole(model))
+    record_property("outcome", "same bits")
