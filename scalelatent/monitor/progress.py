@@ -187,6 +187,7 @@ class Progress(Callback):
 
     def close(self) -> None:
         """Close the display; also done when the fit is broken off."""
+        self._info = {}  # there is no time left to tell
         if self._live is not None:
             self._live.stop()
             self._live = None
