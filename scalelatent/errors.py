@@ -111,6 +111,16 @@ class DivergenceError(RunError, FloatingPointError):
     """
 
 
+class LongFitWarning(UserWarning):
+    """A fit that begins now would take over an hour; the message says what would shorten it.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> warnings.simplefilter("ignore", LongFitWarning)  # it is known
+    """
+
+
 # scikit-learn wraps methods of estimators.
 _NOT_THE_USER = (f"{__package__}.", "sklearn.")
 

@@ -23,6 +23,10 @@ from .show import (
 if TYPE_CHECKING:
     from scalelatent.jobs.spec import Job
 
+# What of a plan is said in lines of its own.
+LINES = ("summary", "shorter")
+
+Measure = Annotated[bool, typer.Option("--measure", help="Measure the rates of this machine again.")]
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="A job file (TOML).")]
 Out = Annotated[str | None, typer.Option("--out", help="The run folder, whatever the job file says.")]
 
@@ -35,22 +39,31 @@ def _load(job: Path, settings: list[str] | None, out: str | None) -> Job:
 
 
 @verb
-def plan(job: JobFile, settings: Settings = None, out: Out = None, json: Json = False) -> None:
-    """Say what a job will need; refuse what cannot fit.
+def plan(
+    job: JobFile, settings: Settings = None, out: Out = None, measure: Measure = False, json: Json = False
+) -> None:
+    """Say what a job will need: time, memory, disk; refuse what cannot fit, as `fit` and `submit` do.
 
-    Nothing is written. Every value is printed with where it comes from, in this order of precedence:
-    command line, environment (SCALELATENT_SECTION__KEY), job file, default.
+    Nothing is written but rates of this machine, which are measured once and kept beside its compiled
+    kernels: for each version and processor, for ninety days, or until --measure. Every value is printed with
+    where it comes from, in this order of precedence: command line, environment
+    (SCALELATENT_SECTION__KEY), job file, default.
     """
-    from scalelatent.jobs.planning import plan_job
+    from scalelatent.engine.rates import rates
+    from scalelatent.jobs.planning import plan_job, plan_lines
 
     resolved = _load(job, settings, out)
     if not json:
         show_job(resolved)
+    if measure:
+        rates.measure_again()
     needs = plan_job(resolved, tell=say)
     if json:
         emit({"job": resolved.to_dict(), "plan": needs})
-    else:
-        show_values(needs, title="plan")
+        return
+    show_values({name: value for name, value in needs.items() if name not in LINES}, title="plan")
+    for line in plan_lines(needs):
+        typer.echo(line)
 
 
 def show_job(job: Job) -> None:
@@ -108,10 +121,14 @@ def demo(
 
 def _run(job: Job, folder: Any, json: bool, also: dict[str, Any] | None = None) -> None:
     """Run a new job, or resume one in its folder, with live progress; print what came of it."""
+    from scalelatent.jobs.planning import plan_job, plan_lines
     from scalelatent.jobs.runner import run_job, run_new_job
     from scalelatent.monitor.progress import Progress
 
     where = job.job.out if folder is None else folder.url
+    if folder is None:
+        for line in plan_lines(plan_job(job, tell=say)):
+            say(line)
     try:
         with in_run(where), Progress(stderr_console()) as progress:
             if folder is None:

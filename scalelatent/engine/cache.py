@@ -190,13 +190,15 @@ def shared_cache(asked: float | None = None) -> PieceCache:
 
 
 def limit_of(asked: float, memory: int) -> int:
-    """Bytes of a cache in a process that may use ``memory``.
+    """Bytes of a cache in a process that may use ``memory``; the small one is never above a tenth of it.
 
     Examples
     --------
     >>> limit_of(0.25, 400), limit_of(64, 400)
     (100, 64)
     """
+    if asked == SMALL_BYTES:
+        return min(SMALL_BYTES, memory // 10)
     return int(asked * memory if 0 < asked <= 1 else asked)
 
 

@@ -8,10 +8,15 @@ from typing import Any
 from .cache import DEFAULT_SHARE, SMALL_BYTES
 from .passes import Stage, seconds_per_row
 from .rates import rates
+from .speeds import scratch_rates
 
 
 def read_seconds(dataset: Any) -> float:
-    """Seconds that a thread takes to read and decode a row of a stored dataset, measured once."""
+    """Seconds that a thread takes to read and decode a row of a stored dataset, measured once; of one that
+    will be made as of any other.
+    """
+    if not hasattr(dataset, "pieces"):
+        return scratch_rates()[1] * dataset.nbytes / max(len(dataset), 1)
 
     def measure() -> float:
         start, stop = dataset.pieces()[0]

@@ -1,52 +1,65 @@
 """What a fit will need, before anything runs: tasks, bytes, seconds; and the refusal of what cannot fit.
 
 Peak memory is a function of block, statistic and model alone; rows enter through the block cache only, which
-is bounded. The terms are those of the code: each is named after what holds it.
+is bounded. The terms are those of the code: each is named after what holds it. Seconds are rows times rates
+that were measured on this machine (:mod:`.speeds`), or where nothing may be measured now, of that order.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+from dask.system import cpu_count
 
 from scalelatent.data.grid import FAN_IN
 from scalelatent.errors import PlanError
-from scalelatent.models.base import Block
-from scalelatent.models.stats import Stats
 
 from .ahead import AHEAD
-from .backend import make_backend
-from .cache import DEFAULT_SHARE, memory_limit
+from .cache import SMALL_BYTES, limit_of, memory_limit, parse_cache
+from .caching import choose_cache, read_seconds
 from .executor import KEEP_REPLICAS
 from .feeding import AHEAD as SLABS_AHEAD
 from .feeding import SLAB_BYTES
 from .order import RowOrder
-from .passes import Stage, choose_level, spans_of
-from .reading import Meter, Reader, rows_for
-from .threads import resolve_jobs, single_threaded
+from .passes import Stage, choose_level, given_grid, make_stage, seconds_per_row, spans_of
+from .speeds import GATHER_RATE, label_seconds
+from .threads import resolve_jobs
 
-# Resident size of a worker that has imported everything and compiled its kernels, rounded up.
-PROCESS_BYTES = 450 * 2**20
+# Resident size of a process, and of a worker, that has imported everything and loaded its kernels, and what
+# compiling them adds to it for good.
+PROCESS_BYTES, WORKER_BYTES, COMPILER_BYTES = 280 * 2**20, 240 * 2**20, 128 * 2**20
 # Freed memory that the allocator keeps for each thread, in workers so set (dask/allocator.py).
 KEPT_BYTES = 2**25
 ALLOWED_SHARE = 0.6
 MAX_TASKS = 10_000
-PROBE_ROWS = 8192
+# Seconds of a pass beside its rows, and of a task: in this process, and on a cluster, whose scheduler hands
+# out tasks while they compute.
+PASS_SECONDS, TASK_SECONDS = 1e-3, 2e-4
+CLUSTER_PASS_SECONDS, CLUSTER_TASK_SECONDS = 0.02, 2e-3
+# A fit that would take longer is told of before it begins.
+LONG_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
 class RowShape:
-    """Stands for rows that do not exist yet (projected ones): a length and a width."""
+    """Stands for rows that do not exist yet (projected ones): a length, a width, whether they will be on
+    disk.
+    """
 
     n_rows: int
     n_features: int
+    is_stored: bool = False
+    reads_at_once = 1
 
     def __len__(self) -> int:
         return self.n_rows
+
+    @property
+    def nbytes(self) -> int:
+        """Of float32 rows."""
+        return 4 * self.n_rows * self.n_features
 
 
 @dataclass(frozen=True)
@@ -59,11 +72,29 @@ class Resources:
         Processes, and threads of each.
     memory : int
         Bytes that each process may use.
+    cores : int
+        That they have together, which also read; 0: twice as many as there are threads.
+    on_cluster : bool
+        Whether a scheduler hands out the work.
+    warm : bool
+        Whether the kernels have been compiled on this machine.
     """
 
     workers: int
     threads: int
     memory: int
+    cores: int = 0
+    on_cluster: bool = False
+    warm: bool = True
+
+    @property
+    def slots(self) -> int:
+        """Threads that compute at once."""
+        return self.workers * self.threads
+
+    def to_dict(self) -> dict[str, int]:
+        """As a plan tells them."""
+        return {"workers": self.workers, "threads": self.threads, "memory": self.memory}
 
 
 def find_resources(client: Any, n_jobs: int | None, limit: str | int | float | None) -> Resources:
@@ -78,11 +109,15 @@ def find_resources(client: Any, n_jobs: int | None, limit: str | int | float | N
 
     given = None if limit in (None, "auto", 0) else int(parse_bytes(limit))  # type: ignore[arg-type]
     if client is None:
-        return Resources(1, resolve_jobs(n_jobs), given or memory_limit())
+        return Resources(1, resolve_jobs(n_jobs), given or memory_limit(), cpu_count())
     workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    # Workers of other machines are taken to have a core for each of their threads.
+    here = all(str(w.get("host", "127.0.0.1")).startswith("127.") for w in workers)
+    cores = cpu_count() if here else sum(int(w["nthreads"]) for w in workers)
     limits = [int(w["memory_limit"]) for w in workers if w["memory_limit"]]
     threads = max([int(w["nthreads"]) for w in workers], default=1)
-    return Resources(max(len(workers), 1), threads, given or min(limits, default=memory_limit()))
+    memory = given or min(limits, default=memory_limit())
+    return Resources(max(len(workers), 1), threads, memory, cores, True)
 
 
 def stage_memory(stage: Stage, resources: Resources, source: Any, constants: int) -> dict[str, int]:
@@ -105,7 +140,7 @@ def stage_memory(stage: Stage, resources: Resources, source: Any, constants: int
     ahead = max(AHEAD, 2 * getattr(source, "reads_at_once", 1))  # in flight, packed and unpacked
     blocks = grid.block_rows * (2 * p + min(width, 2**14)) * 8
     return {
-        "process": process_bytes(resources.threads),
+        "process": process_bytes(resources),
         "pieces read ahead": resources.threads * (ahead + 2) * piece,
         "blocks and buffers": resources.threads * blocks,
         "statistics in a span": resources.threads * (2 + (FAN_IN - 1) * level) * stat,
@@ -114,15 +149,19 @@ def stage_memory(stage: Stage, resources: Resources, source: Any, constants: int
     }
 
 
-def process_bytes(threads: int) -> int:
-    """What a process holds before any rows.
+def process_bytes(resources: Resources) -> int:
+    """What a process holds before any rows; workers keep what each of their threads frees.
 
     Examples
     --------
-    >>> process_bytes(2) - process_bytes(1) == KEPT_BYTES
+    >>> two, one = (process_bytes(Resources(1, n, 2**32, on_cluster=True)) for n in (2, 1))
+    >>> two - one == KEPT_BYTES
     True
     """
-    return PROCESS_BYTES + threads * KEPT_BYTES
+    compiler = 0 if resources.warm else COMPILER_BYTES
+    if resources.on_cluster:
+        return WORKER_BYTES + compiler + resources.threads * KEPT_BYTES
+    return PROCESS_BYTES + compiler
 
 
 def steps_memory(
@@ -163,7 +202,7 @@ def steps_memory(
     depth = chains.bit_length() + 1
     summed = min(chains, (depth if resources.workers == 1 else 2 * depth * resources.workers) * threads)
     return {
-        "process": process_bytes(resources.threads),
+        "process": process_bytes(resources),
         "pieces read ahead": 4 * _piece_bytes(source),
         "rows of the buffers": held * (row_bytes + 12),
         "rows of the next steps": (SLABS_AHEAD + 2) * slab,
@@ -242,92 +281,203 @@ def describe_steps(learner: Any, order: RowOrder) -> dict[str, Any]:
     }
 
 
-def probe(stage: Stage, state: Any, source: Any, codes: int) -> dict[str, float]:
-    """Seconds a row of reading and of computing on one thread, from a few thousand rows.
+class Forecast:
+    """What is planned of a fit so far: the stages in their order, bytes and seconds.
 
     Parameters
     ----------
-    stage : Stage
-        Its training reduction runs on noise of the right shape: time does not depend on the values.
-    state : object
-    source : Dataset
-        Rows that are read for the reading rate.
-    codes : int
-        Number of classes of the made labels.
+    kind : str
+        Name of the model, the first word of its stages' names.
+    train : Dataset
+    resources : Resources
+    options : mapping
+        Of ``[engine]``.
+    measure : bool
+        Measure rates that are not known; else they are taken to be of the usual order.
     """
-    reduction, p = stage.reductions["train"], stage.datasets["train"].n_features
-    n = min(PROBE_ROWS, len(source))
-    reading = seconds_of(lambda: source.read_x(0, n)) / n
-    block = _noise(min(stage.grids["train"].block_rows, n), p, codes)
-    with single_threaded():
-        prepared = reduction.prepare(state, make_backend("cpu"))
-        stats = Stats.zeros(reduction.layout())
-        computing = seconds_of(lambda: reduction.accumulate(prepared, block, stats), 0.2) / len(block.x)
-    return {"read_seconds_per_row": reading, "compute_seconds_per_row": computing}
 
+    def __init__(
+        self, kind: str, train: Any, resources: Resources, options: Mapping[str, Any], measure: bool
+    ) -> None:
+        self.kind, self.train, self.resources = kind, train, resources
+        self.measure = measure
+        self.out: dict[str, Any] = {"stages": {}, "resources": resources.to_dict()}
+        self.seconds: dict[str, float] = {}
+        self.least = self.most = 0.0
+        self._grid = given_grid(options)
+        self._asked = parse_cache(options.get("cache"))
+        self._cache = 0
 
-def probe_steps(
-    learner: Any, state: Any, order: RowOrder, source: Any, n_features: int, codes: int
-) -> dict[str, float]:
-    """Seconds a row of reading and of computing on one thread, and seconds a step beside its rows.
+    # -- memory ----------------------------------------------------------------------------------------------
 
-    Parameters
-    ----------
-    learner : OnlineLearner or LeafLearner
-    state : object
-        Its first.
-    order : RowOrder
-    source : Dataset
-        Rows that are read for the reading rate.
-    n_features, codes : int
-        Of the noise and its labels.
-    """
-    n = min(PROBE_ROWS, len(source))
-    reader = Reader(source, None, Meter(), **rows_for(learner))
-    reading = seconds_of(lambda: reader.read(0, n)) / n
-    block = _noise(min(order.chain_rows, n), n_features, codes)
-    if reader.targets is not None:
-        v = np.random.default_rng(1).integers(0, 2, (len(block.x), reader.target_width), dtype=np.uint8)
-        x = v if reader.targets.source == "x" else block.x
-        block = reader.block(x, v, None, 0, block.rows)
-    with single_threaded():
-        prepared = learner.prepare(state, make_backend("cpu"))
-        stats = Stats.zeros(learner.layout(), len(block.x))
-        if hasattr(learner, "visit"):
-            computing = seconds_of(lambda: learner.visit(prepared, block), 0.2)
-            learner.exchange(prepared, None, learner.visit(prepared, block), stats)
+    def stage(self, name: str, work: Any, parts: Mapping[str, Any], held: int, remedy: str) -> Stage:
+        """A stage of passes, ``held`` being the bytes of its constants and states.
+
+        Raises
+        ------
+        PlanError
+            It does not fit.
+        """
+        stage = make_stage(f"{self.kind}_{name}", work, parts, "cpu", **self._grid)
+        memory = stage_memory(stage, self.resources, self.train, held)
+        self.fits(name, describe_stage(stage, self.resources), memory, remedy)
+        self.caches(stage)
+        return stage
+
+    def fits(self, name: str, described: Mapping[str, Any], memory: dict[str, int], remedy: str) -> None:
+        """Add a stage, if it fits.
+
+        Raises
+        ------
+        PlanError
+            It does not fit.
+        """
+        peak = check_fits(f"{self.kind}_{name}", memory, self.resources, remedy)
+        self.out["stages"][name] = {**described, "memory_bytes": memory, "peak_bytes": peak}
+
+    def caches(self, stage: Stage | None, nbytes: int = 0) -> None:
+        """Count what rows that are read again and again may take of a process's cache: those of a stage, or
+        of work that reads ``nbytes`` of rows.
+        """
+        if stage is None:
+            allowed = float(SMALL_BYTES) if self._asked is None else self._asked
         else:
-            computing = seconds_of(lambda: learner.run_chain(prepared, block, stats), 0.2)
-        stepping = seconds_of(lambda: learner.step(state, stats, len(block.x)))
-    return {
-        "read_seconds_per_row": reading,
-        "compute_seconds_per_row": computing / len(block.x),
-        "seconds_per_step": stepping,
-    }
+            nbytes = sum(ds.nbytes for ds in stage.datasets.values() if ds.is_stored)
+            allowed = choose_cache(self._asked if self.measure else self._asked or SMALL_BYTES, stage)
+        kept = min(nbytes, limit_of(allowed, self.resources.memory))
+        self._cache = max(self._cache, kept)
+
+    # -- seconds ---------------------------------------------------------------------------------------------
+
+    def rate(self, measured: Any, nominal: float) -> float:
+        """Of the functions that measure, the value where anything may be measured, else ``nominal``."""
+        return float(measured()) if self.measure else nominal
+
+    def reading(self, dataset: Any) -> float:
+        """Seconds of reading a row."""
+        if not dataset.is_stored or not self.measure:
+            return 0.0
+        return read_seconds(dataset)
+
+    def row_seconds(self, computing: float, reading: float, slots: int | None = None) -> float:
+        """Seconds a row of threads that compute while others read ahead."""
+        slots = slots or self.resources.slots
+        cores = self.resources.cores or 2 * slots
+        return max(computing / slots, reading / slots, (computing + reading) / min(2 * slots, max(cores, 1)))
+
+    def a_pass(self, stage: Stage, computing: Mapping[str, float]) -> float:
+        """Seconds of a pass, given those of a row of each part on one thread."""
+        total = self.pass_overhead(len(spans_of(stage, self.resources.slots)))
+        for part, dataset in stage.datasets.items():
+            slots = min(self.resources.slots, stage.grids[part].n_leaves)
+            rate = computing.get(part, seconds_per_row(stage.reductions[part]))
+            total += len(dataset) * self.row_seconds(rate, self.reading(dataset), slots)
+        return total
+
+    def pass_overhead(self, tasks: int) -> float:
+        """Seconds of a pass of so many tasks beside its rows."""
+        if not self.resources.on_cluster:
+            return PASS_SECONDS + TASK_SECONDS * tasks
+        return CLUSTER_PASS_SECONDS + CLUSTER_TASK_SECONDS * tasks
+
+    def add(self, name: str, seconds: float, least: float | None = None, most: float | None = None) -> None:
+        """Add seconds of a stage, at the least and the most where its length is not settled."""
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        self.least += seconds if least is None else least
+        self.most += seconds if most is None else most
+
+    def labels(self, dataset: Any) -> None:
+        """Add the look at all labels that a fit begins with."""
+        if self.measure and dataset is not None and dataset.classes is not None:
+            self.add("looking at labels", label_seconds(dataset, dataset.classes))
+
+    def gathering(self, row_bytes: float) -> float:
+        """Seconds of a row that is picked out of others, twice."""
+        return 2 * row_bytes / GATHER_RATE
+
+    # -- the whole -------------------------------------------------------------------------------------------
+
+    def told(self, disk: int, shorter: str, peak: int | None = None) -> dict[str, Any]:
+        """The plan, once all stages are in.
+
+        Parameters
+        ----------
+        disk : int
+            Bytes of scratch and records at once.
+        shorter : str
+            What would shorten the fit.
+        peak : int or None
+            Bytes of the largest stage, where they are not those that :meth:`fits` knows.
+        """
+        if peak is None:
+            peak = max(stage["peak_bytes"] for stage in self.out["stages"].values())
+        self.out["cache_bytes"] = self._cache
+        self.out["peak_bytes_per_worker"] = peak + self._cache
+        self.out["disk_bytes"] = disk
+        self.out["shorter"] = shorter
+        self.out["seconds"] = self.seconds
+        return totalled(self.out, self.least, self.most)
 
 
-def _noise(rows: int, p: int, codes: int) -> Block:
-    x = np.random.default_rng(0).standard_normal((rows, p), dtype=np.float32)
-    y = (np.arange(rows) % max(codes, 1)).astype(np.int32)
-    return Block(x, y, None, 0, np.arange(rows))
+def totalled(out: dict[str, Any], least: float, most: float) -> dict[str, Any]:
+    """A plan with the sum of its seconds, and all in a line.
+
+    Parameters
+    ----------
+    out : dict
+        With ``seconds`` by stage; gets ``expected_seconds``, those at least and at most, and ``summary``.
+    least, most : float
+    """
+    expected = sum(out["seconds"].values())
+    out["expected_seconds"] = expected
+    out["expected_seconds_at_least"], out["expected_seconds_at_most"] = (
+        min(least, expected),
+        max(most, expected),
+    )
+    out["summary"] = summary_of(out)
+    return out
 
 
-def seconds_of(call: Callable[[], Any], least: float = 0.0) -> float:
-    """Of a call: the faster of two, or the mean of as many as ``least`` seconds take after the first.
+def summary_of(out: Mapping[str, Any]) -> str:
+    """Time, memory and disk of a plan as a line.
 
     Examples
     --------
-    >>> 0 <= seconds_of(lambda: None) < 1
-    True
+    >>> seconds = dict.fromkeys(["expected", "expected_at_least", "expected_at_most"], 350.0)
+    >>> seconds = {name.replace("expected", "expected_seconds"): s for name, s in seconds.items()}
+    >>> summary_of(seconds | {"peak_bytes_per_worker": 700 * 2**20, "disk_bytes": 41 * 10**8})
+    'about 6 min, 700 MiB a worker, 4.1 GB of disk'
     """
-    times: list[float] = []
-    while len(times) < 2 or sum(times[1:]) < least:
-        begin = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - begin)
-    return float(np.mean(times[1:])) if least else min(times)
+    least, most = out["expected_seconds_at_least"], out["expected_seconds_at_most"]
+    between = f" ({duration(least)} to {duration(most)})" if most > 1.25 * least + 2 else ""
+    memory = f"{out['peak_bytes_per_worker'] / 2**20:,.0f} MiB a worker"
+    disk = out["disk_bytes"]
+    size = f"{disk / 1e9:,.1f} GB" if disk >= 1e9 else f"{disk / 1e6:,.0f} MB" if disk >= 1e6 else "no"
+    return (
+        f"about {duration(out['expected_seconds'])}{between}, {memory}, {size}{' of' * (size != 'no')} disk"
+    )
 
 
-def cache_bytes(resources: Resources, dataset_bytes: int) -> int:
-    """Bytes the block cache may come to hold."""
-    return min(int(DEFAULT_SHARE * resources.memory), dataset_bytes)
+def duration(seconds: float) -> str:
+    """Seconds as people say them.
+
+    Examples
+    --------
+    >>> [duration(s) for s in (0.4, 42, 100, 4000, 90000, 400000)]
+    ['1 s', '42 s', '2 min', '1.1 h', '25 h', '4.6 days']
+    """
+    if seconds < 90:
+        return f"{max(seconds, 1):.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    hours = seconds / 3600
+    if hours < 48:
+        return f"{hours:.1f} h" if hours < 10 else f"{hours:.0f} h"
+    return f"{hours / 24:.1f} days"
+
+
+def long_fit(out: Mapping[str, Any]) -> str | None:
+    """What to say of a fit that would take over an hour; else None."""
+    if out["expected_seconds"] <= LONG_SECONDS:
+        return None
+    return f"this fit would take about {duration(out['expected_seconds'])}: to shorten it, {out['shorter']}"

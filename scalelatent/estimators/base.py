@@ -21,7 +21,8 @@ from scalelatent.data.store import Location, locate
 from scalelatent.engine.cache import memory_limit
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.companions import FitCall, accompanied
-from scalelatent.errors import DataError
+from scalelatent.engine.plan import LONG_SECONDS, long_fit
+from scalelatent.errors import DataError, LongFitWarning, warn_user
 
 from ._sklearn import check_weights
 from .learned import learned_table
@@ -255,6 +256,25 @@ class StreamedEstimator(BaseEstimator):
 
     def _check_params(self) -> None:
         """Refuse parameters out of range, by a ValueError, where a resume may change some."""
+
+    def _check_plan(self, plan: Callable[..., dict[str, Any]]) -> None:
+        """Refuse a fit that does not fit, by the plan's own check, and tell of one that takes long.
+
+        Parameters
+        ----------
+        plan : callable
+            The model's plan, with ``measure`` left open. Nothing is measured for a fit that is surely short.
+
+        Warns
+        -----
+        LongFitWarning
+            It would take over an hour.
+        """
+        told = plan(measure=False)
+        if told["expected_seconds"] > LONG_SECONDS / 10:
+            told = plan(measure=True)
+        if text := long_fit(told):
+            warn_user(text, LongFitWarning)
 
     def _fit_by_steps(
         self,

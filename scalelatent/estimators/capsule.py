@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from scalelatent.models.capsule.predict import CapsuleRows
 from scalelatent.models.capsule.running import RowSums, RunningCapsule
 
 from .base import StreamedEstimator, restore_params
-from .capsule_fit import CAPSULE_DIM, check_params, check_width, plain_dim, projected_width
+from .capsule_fit import CAPSULE_DIM, check_params, plain_dim
 from .capsule_online import ONLINE_PARAMETERS
 from .capsule_partial import PartialFit
 from .capsule_plan import plan
@@ -248,8 +249,15 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
             Rows or labels that cannot be used, naming dataset and row.
         ValueError
             A parameter out of range.
+        PlanError
+            What memory cannot hold.
         RunError
             The run folder holds another fit; the cluster has no workers.
+
+        Warns
+        -----
+        LongFitWarning
+            It would take over an hour: with the time, and what would shorten it.
 
         Examples
         --------
@@ -260,8 +268,9 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         held = self._validation_rows(validation)
         assert train.classes is not None
         resources = find_resources(client or current_client(), self.n_jobs, None)
-        width = projected_width(self.projection, train.n_features)
-        check_width(width, train, len(train.classes), resources.memory)
+        new = clone(self)
+        new.seed_ = 0  # orders of rows of all seeds need the same
+        self._check_plan(partial(plan, new, train, held, resources, dict(engine or {})))
         self._fit_by_steps(train, held, client, run_dir, resume, callbacks, engine, verbose)
         return self
 

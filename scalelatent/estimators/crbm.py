@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -272,11 +273,15 @@ class ConditionalRBM(
         DivergenceError
             Weights have grown beyond float32: naming the epoch and the learning rate to try. It is also a
             FloatingPointError.
+        PlanError
+            What memory cannot hold.
         RunError
             The run folder holds another fit; the cluster has no workers.
 
         Warns
         -----
+        LongFitWarning
+            It would take over an hour: with the time, and what would shorten it.
         UserWarning
             ``tol`` was not met by some of the rows.
 
@@ -290,6 +295,13 @@ class ConditionalRBM(
         check_params(self)
         train = self._pairs(X, y, reset=True)
         held = self._validation_pairs(validation)
+        check_rows(self, train)
+        check_batch(self, train)
+        check_patience(self, held)
+        resources = find_resources(client or current_client(), self.n_jobs, None)
+        new = clone(self)
+        new.seed_, new._source = 0, self._source  # orders of rows of all seeds need the same
+        self._check_plan(partial(plan, new, train, held, resources, dict(engine or {})))
         self._fit_by_steps(train, held, client, run_dir, resume, callbacks, engine, verbose)
         return self
 

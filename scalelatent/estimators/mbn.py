@@ -215,6 +215,8 @@ class MultilayerBootstrapNetwork(
 
         Warns
         -----
+        LongFitWarning
+            It would take over an hour: with the time, and what would shorten it.
         UserWarning
             Fewer than 50 clusterings.
 
@@ -233,10 +235,10 @@ class MultilayerBootstrapNetwork(
         resources = find_resources(client or current_client(), self.n_jobs, None)
         place = tempfile.gettempdir() if run_dir is None else run_dir
         places = None if resume else (place, (engine or {}).get("scratch"))
-        if self.decay == "auto":
-            plan(self, train, resources)  # what none of its decays has room for is refused at once
-        else:
+        if self.decay != "auto":
             check_room(self, train, resources, places, float(self.decay))
+        # Of decay="auto", what none of its decays has room for is refused at once.
+        self._check_plan(partial(plan, self, train, resources, engine))
         self._check_chosen = partial(check_room, self, train, resources, places)
         own = None if run_dir is not None else tempfile.mkdtemp(prefix="scalelatent-mbn-")
         try:
@@ -413,7 +415,7 @@ class MultilayerBootstrapNetwork(
         check_params(new)
         train = new._rows_without_labels(X)
         resources = find_resources(client or current_client(), self.n_jobs, memory_limit)
-        return plan(new, train, resources, measured=True)
+        return plan(new, train, resources, engine, measure=True)
 
     def schedule(self, n_rows: int) -> list[int]:
         """Centroids of each layer for a number of rows.

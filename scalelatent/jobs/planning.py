@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.engine.dask.workers import refuse_numbers
+from scalelatent.engine.plan import long_fit, totalled
 
 from .connection import check_certificates, connect
-from .datasets import open_job_data
+from .datasets import JobData, open_job_data
 from .refusals import as_job_error
 from .runner import build_estimator, engine_options
 from .searching import plan_candidates
@@ -18,7 +19,15 @@ from .spec import ClusterSection, Job
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["PlannedCluster", "plan_job"]
+__all__ = ["PlannedCluster", "plan_job", "plan_lines"]
+
+# Seconds beside the fit: starting Python and loading kernels; workers, together and each; writing a model; a
+# report's figures, by kind of model; k-means of a row of a network's output. Rows that a report looks at.
+START_SECONDS, WORKERS_SECONDS, WORKER_SECONDS, SAVE_SECONDS = 3.0, 2.5, 0.5, 0.2
+REPORT_SECONDS = {"capsule": 2.1, "mbn": 3.5, "crbm": 1.8}
+CLUSTER_SECONDS, REPORT_ROWS = 2e-4, {"mbn": 2000}
+# Bytes a second of copying what a run keeps into the model; of a report on disk, and of figures in memory.
+COPY_RATE, REPORT_BYTES, FIGURE_BYTES = 5e8, 2 * 10**6, 75 * 2**20
 
 
 class PlannedCluster:
@@ -101,10 +110,36 @@ def plan_job(
             planned = None if cluster.workers is None else PlannedCluster(cluster)
             limit = None if cluster.memory_limit is None else worker_bytes(cluster)
             options |= {"client": planned, "memory_limit": limit}
-            return _needs(job, estimator, lambda one: one.plan(data.train, **options))
+            return _whole_job(job, data, _needs(job, estimator, lambda one: one.plan(data.train, **options)))
         with connect(job, client, tell) as found:
             needs = _needs(job, estimator, lambda one: one.plan(data.train, client=found, **options))
-            return needs | _devices(job, found)
+            return _whole_job(job, data, needs) | _devices(job, found)
+
+
+def _whole_job(job: Job, data: JobData, needs: dict[str, Any]) -> dict[str, Any]:
+    """A fit's plan with what a job does before and after."""
+    if "seconds" not in needs:  # a model of another package, that tells no more
+        return needs
+    cluster = job.cluster.workers is not None or job.cluster.scheduler is not None
+    before = {"starting": START_SECONDS}
+    if job.cluster.workers is not None:
+        before["starting workers"] = WORKERS_SECONDS + WORKER_SECONDS * job.cluster.workers
+    kept = needs.get("run_bytes", 0)
+    after = {"saving": SAVE_SECONDS + 2 * kept / COPY_RATE}
+    shown = data.test or data.validation or data.train
+    once, of_a_row = (needs.get(f"predicting_seconds{what}", 0.0) for what in ("", "_per_row"))
+    if data.test is not None:
+        clusters = CLUSTER_SECONDS * (job.kind == "mbn")
+        after["scoring"] = once + len(data.test) * (of_a_row + clusters)
+    rows = min(len(shown), REPORT_ROWS.get(job.kind, len(shown)))
+    after["report"] = REPORT_SECONDS.get(job.kind, 2.0) + once + rows * of_a_row
+    beside = sum(before.values()) + sum(after.values())
+    least, most = (needs[f"expected_seconds_at_{end}"] + beside for end in ("least", "most"))
+    needs["seconds"] = {**before, **needs["seconds"], **after}
+    needs["disk_bytes"] += REPORT_BYTES + 2 * kept
+    if not cluster:
+        needs["peak_bytes_per_worker"] += FIGURE_BYTES
+    return totalled(needs, least, most)
 
 
 def _needs(job: Job, estimator: Any, plan: Callable[[Any], Any]) -> dict[str, Any]:
@@ -123,3 +158,11 @@ def _devices(job: Job, client: Any) -> dict[str, Any]:
         counts = {"gpu": cards} if device == "gpu" else {"cpu": len(workers)}
     told = devices_event({kind: count for kind, count in counts.items() if count})
     return {key: told[key] for key in ("devices", "message") if key in told}
+
+
+def plan_lines(needs: Mapping[str, Any]) -> list[str]:
+    """A plan in a line, and in another one what would shorten a fit of over an hour."""
+    if "summary" not in needs:
+        return []
+    text = long_fit(needs)
+    return [f"plan: {needs['summary']}", *([f"warning: {text}"] if text else [])]

@@ -58,7 +58,7 @@ def check_cluster(
     workers = _workers(client, wait, tell)
     _check_device(client, job, workers)
     _check_paths(client, job)
-    _check_plan(client, job)
+    _check_plan(client, job, tell)
 
 
 def _workers(client: Client, wait: float, tell: Callable[[str], None]) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def _writable(url: str) -> str:
     return ""
 
 
-def _check_plan(client: Client, job: Job) -> None:
+def _check_plan(client: Client, job: Job, tell: Callable[[str], None]) -> None:
     """Let one worker open the data at the rows the job names, and plan the fit for the workers there are."""
     from distributed import KilledWorker
 
@@ -211,7 +211,7 @@ def _check_plan(client: Client, job: Job) -> None:
         pure=False, priority=100,
     )  # fmt: skip
     try:
-        trouble = future.result(timeout=PLAN_SECONDS)
+        trouble, lines = future.result(timeout=PLAN_SECONDS)
     except TimeoutError:
         raise JobError(
             f"no worker of {address_of(client)} had time to look at the job within "
@@ -227,6 +227,8 @@ def _check_plan(client: Client, job: Job) -> None:
     if trouble is not None:
         kind, text = trouble
         raise (PlanError if kind == "PlanError" else JobError)(text)
+    for line in lines:
+        tell(line)
 
 
 def _capacity(client: Client) -> dict[str, Any]:
@@ -247,15 +249,19 @@ class _Planned:
         return {"workers": self._workers}
 
 
-def plan_on_worker(stored: dict[str, Any], workers: dict[str, Any]) -> tuple[str, str] | None:
-    """Open a job's data and plan it; returns the kind and the text of what refuses it, or None."""
-    from .planning import plan_job
+def plan_on_worker(
+    stored: dict[str, Any], workers: dict[str, Any]
+) -> tuple[tuple[str, str] | None, list[str]]:
+    """Open a job's data and plan it; returns the kind and the text of what refuses it, or None, and what to
+    say of the plan.
+    """
+    from .planning import plan_job, plan_lines
 
     try:
-        plan_job(Job.from_dict(stored), client=_Planned(workers))  # type: ignore[arg-type]
+        needs = plan_job(Job.from_dict(stored), client=_Planned(workers))  # type: ignore[arg-type]
     except ScalelatentError as error:
-        return type(error).__name__, str(error)
-    return None
+        return (type(error).__name__, str(error)), []
+    return None, plan_lines(needs)
 
 
 def check_folder(client: Client, folder: RunFolder) -> None:

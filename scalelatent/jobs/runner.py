@@ -7,6 +7,7 @@ import os
 import socket
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from scalelatent.data.store import is_local
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.dask.cluster import job_named
 from scalelatent.engine.loop import Progress
-from scalelatent.errors import JobError, RunError, ScalelatentError
+from scalelatent.errors import JobError, LongFitWarning, RunError, ScalelatentError
 from scalelatent.monitor.times import time_text
 
 from .connection import connect
@@ -278,7 +279,8 @@ def _steps(
     if job.search is not None:
         callbacks = Callbacks([*callbacks.callbacks, SearchNews(folder)])
     request.check()
-    with as_job_error(unless=lambda: folder.fit_began), job_named(folder.id):
+    with as_job_error(unless=lambda: folder.fit_began), job_named(folder.id), warnings.catch_warnings():
+        warnings.simplefilter("ignore", LongFitWarning)  # the plan has told it
         fitted.fit(
             data.train,
             validation=data.validation,

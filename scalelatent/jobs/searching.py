@@ -160,4 +160,6 @@ def plan_candidates(job: Job, estimator: Any, plan: Any) -> dict[str, Any]:
     for name in ("expected_seconds_at_least", "expected_seconds_at_most"):
         if all(name in needs for needs in plans):
             out[name] = sum(needs[name] for needs in plans) / len(plans) * fits
+    if "seconds" in most:
+        out["seconds"] = {name: seconds * fits for name, seconds in most["seconds"].items()}
     return out

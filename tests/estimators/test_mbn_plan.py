@@ -95,7 +95,9 @@ def test_disk_is_counted_where_it_is_used(rows: sl.Dataset, tmp_path: Path, monk
     assert told["run_bytes"] == told["disk_bytes"] - codes
     assert _network(keep_codes=True).plan(rows)["scratch_bytes"] == 0
     free = {"run": told["run_bytes"], "scratch": told["scratch_bytes"]}
-    monkeypatch.setattr(LocalLocation, "free_bytes", lambda self: free[self.url.rsplit("/", 1)[-1]])
+    monkeypatch.setattr(
+        LocalLocation, "free_bytes", lambda self: free.get(self.url.rsplit("/", 1)[-1], 2**60)
+    )
     places: dict[str, Any] = {"run_dir": tmp_path / "run", "engine": {"scratch": str(tmp_path / "scratch")}}
     _network(random_state=0).fit(rows, **places)
     with pytest.raises(PlanError, match="centroids and codes would take .*run has .*another run_dir"):
@@ -116,7 +118,7 @@ def test_a_share_that_is_not_reached(rows: sl.Dataset, monkeypatch: Any) -> None
     with pytest.warns(UserWarning, match=r"=0.9 is not reached: 5 components, .*, explain 0\.\d+ of") as told:
         model.fit(rows)
     reached = model.explained_variance_ratio_.sum()
-    assert f"explain {reached:.3f} of" in str(told[0].message)
+    assert any(f"explain {reached:.3f} of" in str(one.message) for one in told)
     assert len(model.components_) == 5
     with pytest.raises(
         PlanError, match=r"the output would need .*give n_components a number .*0.9 may take 5"

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import re
+
+import numpy as np
 import pytest
 from dask.system import CPU_COUNT
 from distributed.system import MEMORY_LIMIT
+from typer.testing import CliRunner
 
+from scalelatent import Dataset
+from scalelatent.cli import app
+from scalelatent.engine.rates import Rates, rates
 from scalelatent.errors import JobError, PlanError
 from scalelatent.jobs import planning
-from scalelatent.jobs.planning import plan_job, worker_bytes
+from scalelatent.jobs.datasets import open_job_data
+from scalelatent.jobs.planning import plan_job, plan_lines, worker_bytes
 from scalelatent.jobs.refusals import as_job_error
 from scalelatent.jobs.resolve import load_job
+from scalelatent.jobs.runner import build_estimator
 from scalelatent.jobs.spec import ClusterSection
 
 
@@ -74,3 +83,69 @@ def test_plan_tells_which_devices_compute(workplace, fake, monkeypatch, device, 
     told = plan_job(job, client=client)
     assert told["devices"] == words
     assert ("within 1e-05" in told.get("message", "")) == (device == "auto")
+
+
+@pytest.fixture
+def small_job(tmp_path):
+    """A job file of rows that are projected, and of the same rows as test rows."""
+    x = np.random.default_rng(0).normal(size=(300, 210)).astype("float32")
+    Dataset.from_arrays(x, np.arange(300) % 3).save(tmp_path / "rows.zarr")
+    data = "".join(f"{name} = '{tmp_path}/rows.zarr'\n" for name in ("train", "test"))
+    file = tmp_path / "job.toml"
+    model = "kind = 'capsule'\ncapsule_dim = 2\nmax_iter = 2\n"
+    file.write_text(f"[job]\nout = '{tmp_path}/run'\nseed = 0\n[data]\n{data}[model]\n{model}")
+    return file
+
+
+def test_a_job_is_planned_from_start_to_report(small_job):
+    job = load_job(small_job)
+    needs = plan_job(job)
+    stages = list(needs["seconds"])
+    assert stages[0] == "starting"
+    assert stages[-3:] == ["saving", "scoring", "report"]
+    assert {"svd", "project-train", "moments", "estep"} < set(stages)
+    assert needs["expected_seconds"] == pytest.approx(sum(needs["seconds"].values()))
+    fit = build_estimator(job).plan(open_job_data(job).train)
+    assert needs["expected_seconds"] > fit["expected_seconds"]
+    assert needs["peak_bytes_per_worker"] > fit["peak_bytes_per_worker"]  # figures of the report
+    workers = plan_job(load_job(small_job, settings=["cluster.workers=2", "cluster.memory_limit=2GiB"]))
+    assert workers["seconds"]["starting workers"] > 0
+
+
+def test_plan_ends_in_one_line_and_fit_says_the_same(small_job):
+    runner = CliRunner()
+    planned = runner.invoke(app, ["plan", str(small_job)])
+    assert planned.exit_code == 0, planned.output
+    last = planned.stdout.splitlines()[-1]
+    assert re.fullmatch(r"plan: about \d+ s, [\d,]+ MiB a worker, \d+ MB of disk", last)
+    done = runner.invoke(app, ["fit", str(small_job)])
+    assert done.exit_code == 0, done.output
+    assert last in done.output.splitlines()
+
+
+def test_fit_refuses_what_plan_refuses_and_leaves_no_folder(small_job):
+    runner, small = CliRunner(), ["--set", "cluster.memory_limit=300MB"]
+    told = [runner.invoke(app, [verb, str(small_job), *small]) for verb in ("plan", "fit")]
+    assert [one.exit_code for one in told] == [2, 2]
+    errors = [one.output.splitlines()[-1] for one in told]
+    assert errors[0] == errors[1]
+    assert "would need" in errors[0]
+    assert not (small_job.parent / "run").exists()
+
+
+def test_what_is_said_of_a_long_fit():
+    needs = {"summary": "about 3 h", "expected_seconds": 3 * 3600.0, "shorter": "lower k1"}
+    assert plan_lines(needs) == [
+        "plan: about 3 h",
+        "warning: this fit would take about 3.0 h: to shorten it, lower k1",
+    ]
+    assert plan_lines({**needs, "expected_seconds": 60.0}) == ["plan: about 3 h"]
+    assert plan_lines({}) == []  # a model of another package
+
+
+def test_rates_are_measured_again_when_asked(small_job, monkeypatch):
+    asked = []
+    monkeypatch.setattr(Rates, "measure_again", lambda self: asked.append(self))
+    for measure in ([], ["--measure"]):
+        assert CliRunner().invoke(app, ["plan", str(small_job), "--json", *measure]).exit_code == 0
+    assert asked == [rates]

@@ -1,0 +1,214 @@
+"""What `plan` tells of a job against what it takes: twelve jobs of all kinds, and the peak memory of a fit on
+50,000 and on 800,000 rows.
+
+    python benchmarks/plan_accuracy.py [--only NAME…] [--base MNIST.zarr]
+
+Each job runs as a command of its own: `scalelatent plan --json`, then `scalelatent fit --json`. Time is that
+of the whole command. Peak is the largest resident size of the process, or of any worker. Kernels and rates
+are warm: a first plan of each job has measured them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import parser, write
+
+import scalelatent as sl
+
+CLUSTER = "[cluster]\nworkers = 2\nthreads = 1\nmemory_limit = '3GiB'\n"
+# name -> (rows of training, kind of rows, [model] and other lines)
+JOBS: dict[str, tuple[int, str, str]] = {
+    "capsule em, d = 8": (50_000, "digits", "kind = 'capsule'\ncapsule_dim = 8\nmax_iter = 200"),
+    "capsule em, whole schedule": (20_000, "digits", "kind = 'capsule'\ncapsule_dim = 4"),
+    "capsule one_vs_all, d = 4": (
+        30_000,
+        "digits",
+        "kind = 'capsule'\ncapsule_dim = 4\narchitecture = 'one_vs_all'\nmax_iter = 150",
+    ),
+    "capsule em, 2 workers": (
+        200_000,
+        "digits",
+        f"kind = 'capsule'\ncapsule_dim = 8\nmax_iter = 80\n{CLUSTER}",
+    ),
+    "capsule stepwise": (
+        200_000,
+        "digits",
+        "kind = 'capsule'\ncapsule_dim = 8\nalgorithm = 'stepwise'\nn_epochs = 10",
+    ),
+    "capsule incremental": (
+        60_000,
+        "digits",
+        "kind = 'capsule'\ncapsule_dim = 4\nalgorithm = 'incremental'\nn_epochs = 10",
+    ),
+    "capsule passive_aggressive": (
+        60_000,
+        "digits",
+        "kind = 'capsule'\ncapsule_dim = 4\nalgorithm = 'passive_aggressive'\nn_epochs = 20",
+    ),
+    "network, V = 50": (
+        5_000,
+        "digits",
+        "kind = 'mbn'\nn_clusterings = 50\nk1 = 500\nn_components = 10\nn_classes = 10",
+    ),
+    "network, V = 200": (
+        20_000,
+        "digits",
+        "kind = 'mbn'\nn_clusterings = 200\nk1 = 2000\nn_components = 10\nn_classes = 10",
+    ),
+    "CRBM mle-bp": (
+        4_000,
+        "bits",
+        "kind = 'crbm'\nn_hidden = 64\nn_epochs = 3\ncorruption = {kind = 'flip', rate = 0.1}",
+    ),
+    "CRBM cd": (
+        20_000,
+        "bits",
+        "kind = 'crbm'\nlearner = 'cd'\nn_hidden = 128\nn_epochs = 4\nbatch_size = 40\n"
+        "corruption = {kind = 'flip', rate = 0.1}",
+    ),
+    "CRBM mle-bp, 2 workers": (
+        6_000,
+        "bits",
+        "kind = 'crbm'\nn_hidden = 64\nn_epochs = 3\nbatch_size = 160\n"
+        f"corruption = {{kind = 'flip', rate = 0.1}}\n{CLUSTER}",
+    ),
+}
+HELD = 2_000
+FEW, MOST = 50_000, 800_000
+
+
+def command(*arguments: str) -> tuple[dict[str, Any], float, int, float]:
+    """What a verb prints as JSON, its seconds, the peak of its process in bytes, its CPU seconds and those of
+    its workers.
+    """
+    begin = time.perf_counter()
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "scalelatent.cli", *arguments, "--json"], stdout=out, stderr=err
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - begin
+        out.seek(0)
+        err.seek(0)
+        if status:
+            raise RuntimeError(f"{' '.join(arguments)}: {err.read().decode()[-2000:]}")
+        return json.loads(out.read()), seconds, usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime
+
+
+def make_rows(folder: Path, base: str | None) -> dict[str, Path]:
+    """Digit images of 28 x 28 pixels, and clean bits of them."""
+    from sklearn.datasets import load_digits
+
+    if base is None:
+        x, y = load_digits(return_X_y=True)
+        large = np.kron(x.reshape(-1, 8, 8), np.ones((4, 4)))[:, 2:30, 2:30] * 15
+        base = str(folder / "base.zarr")
+        sl.Dataset.from_arrays(large.astype("uint8"), y).save(base)
+    made = {"digits": folder / "digits.zarr", "bits": folder / "bits.zarr"}
+    command("data", "make", "digits", str(made["digits"]), "--rows", str(MOST), "--base", base)
+    x = sl.open_dataset(made["digits"]).read_x(0, 30_000).reshape(30_000, -1)
+    sl.Dataset.from_arrays((x > x.max() / 2).astype("uint8")).save(made["bits"])
+    return made
+
+
+def job_file(folder: Path, name: str, rows: dict[str, Path]) -> Path:
+    """A job of :data:`JOBS`."""
+    count, kind, lines = JOBS[name]
+    place = str(rows[kind])
+    data = [f"train = '{place}'", f"train_rows = '0:{count}'"]
+    data += [f"test = '{place}'", f"test_rows = '{-HELD}:'"]
+    if "mbn" not in lines:
+        data += [f"validation = '{place}'", f"validation_rows = '{-2 * HELD}:{-HELD}'"]
+    file = folder / f"{name.replace(' ', '-').replace(',', '')}.toml"
+    out = folder / f"run-{len(list(folder.iterdir()))}"
+    file.write_text(f"[job]\nseed = 0\nout = '{out}'\n[data]\n" + "\n".join(data) + f"\n[model]\n{lines}\n")
+    return file
+
+
+def measured(file: Path) -> dict[str, Any]:
+    """What was told and what was taken."""
+    command("plan", str(file))
+    told = command("plan", str(file))[0]["plan"]
+    done, seconds, peak, cpu = command("fit", str(file))
+    peak = done.get("peak_worker_bytes") or peak
+    took = {
+        "told_seconds": told["expected_seconds"],
+        "told_least": told["expected_seconds_at_least"],
+        "told_most": told["expected_seconds_at_most"],
+        "seconds": seconds,
+        "cpu_seconds": cpu,
+        "time_ratio": told["expected_seconds"] / seconds,
+        "told_peak_bytes": told["peak_bytes_per_worker"],
+        "peak_bytes": peak,
+        "peak_ratio": told["peak_bytes_per_worker"] / peak,
+        "passes": done.get("pass"),
+    }
+    return took | {"stages": told["seconds"], "summary": told["summary"]}
+
+
+GROWTH = """
+import json, sys
+import scalelatent as sl
+from scalelatent.jobs.workers import peak_bytes
+ds = sl.open_dataset(sys.argv[1])[:int(sys.argv[2])]
+sl.CapsuleRegression(capsule_dim=8, max_iter=4, random_state=0, n_jobs=2).fit(ds)
+print(json.dumps(peak_bytes()))
+"""
+
+
+def growth(place: Path) -> dict[str, int]:
+    """Peak bytes of a fit in one process by the number of rows."""
+    found = {}
+    for rows in (FEW, MOST):
+        out = subprocess.run(
+            [sys.executable, "-c", GROWTH, str(place), str(rows)], capture_output=True, text=True, check=True
+        )
+        found[f"{rows:,} rows"] = int(out.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    """Run the jobs and print the table."""
+    arguments = parser(__doc__, "plan_accuracy")
+    arguments.add_argument("--only", nargs="*", help="parts of names of jobs; no growth then")
+    arguments.add_argument("--base", help="images to make digits from; scikit-learn's, enlarged, by default")
+    given = arguments.parse_args()
+    wanted = [name for name in JOBS if given.only is None or any(part in name for part in given.only)]
+    results: dict[str, Any] = {"jobs": {}}
+    with tempfile.TemporaryDirectory(prefix="plan-accuracy-") as temporary:
+        folder = Path(temporary)
+        rows = make_rows(folder, given.base)
+        print("| job | told | took | told / took | told peak | peak | told / peak |")
+        print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
+        for name in wanted:
+            try:
+                one = results["jobs"][name] = measured(job_file(folder, name, rows))
+            except (RuntimeError, KeyError, ValueError) as error:  # the others are worth having
+                results["jobs"][name] = {"error": str(error)}
+                print(f"| {name} | failed: {str(error)[-400:]} |", flush=True)
+                continue
+            mib = [f"{one[key] / 2**20:,.0f} MiB" for key in ("told_peak_bytes", "peak_bytes")]
+            took = f"{one['seconds']:.1f} s ({one['cpu_seconds']:.1f} s of CPU)"
+            times = f"{one['told_seconds']:.1f} s | {took} | {one['time_ratio']:.2f}"
+            print(f"| {name} | {times} | {mib[0]} | {mib[1]} | {one['peak_ratio']:.2f} |", flush=True)
+        if given.only is None:
+            results["peak_bytes_by_rows"] = growth(rows["digits"])
+            told = (
+                f"{name} {nbytes / 2**20:,.0f} MiB" for name, nbytes in results["peak_bytes_by_rows"].items()
+            )
+            print(f"peak of a fit of 784 pixels in one process: {', '.join(told)}")
+    if given.only is None:
+        write(given.out, given.seed, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""`fit` runs the check of `plan`: it refuses the same, and says before it begins that it will take long."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scalelatent as sl
+from scalelatent.engine import plan as engine_plan
+from scalelatent.engine.plan import ALLOWED_SHARE, Resources, find_resources
+from scalelatent.engine.rates import Rates
+from scalelatent.errors import LongFitWarning, PlanError
+from scalelatent.estimators import base, capsule, crbm, mbn
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(400, 20)).astype(np.float32)
+Y = np.arange(400) % 4
+V = (X > 0).astype(np.uint8)
+
+
+def _models() -> dict[str, tuple[Any, tuple[Any, ...], str]]:
+    """A model of each kind and algorithm, what it is fitted to, and what would shorten that."""
+    em = {"capsule_dim": 2, "max_iter": 2}
+    online = {"capsule_dim": 2, "n_epochs": 1}
+    return {
+        "capsule": (sl.CapsuleRegression(**em), (X, Y), "lower max_iter"),
+        "stepwise": (sl.CapsuleRegression(algorithm="stepwise", **online), (X, Y), "lower n_epochs"),
+        "incremental": (sl.CapsuleRegression(algorithm="incremental", **online), (X, Y), "lower n_epochs"),
+        "mbn": (sl.MultilayerBootstrapNetwork(n_clusterings=50, n_classes=40), (X,), "lower k1"),
+        "logistic": (sl.ConditionalRBM(learner="logistic", n_epochs=1), (V, V), "lower n_epochs"),
+        "crbm": (sl.ConditionalRBM(n_hidden=3, n_epochs=1), (V, V), "lower n_epochs"),
+    }
+
+
+KINDS = list(_models())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fit_refuses_exactly_what_plan_refuses(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows, _ = _models()[kind]
+    told = model.set_params(n_jobs=1).plan(*rows)
+    peak = told["peak_bytes_per_worker"] - told["cache_bytes"]
+    for share, fits in ((1.001, True), (0.999, False)):
+        small = find_resources(None, 1, int(share * peak / ALLOWED_SHARE))
+        for module in (capsule, crbm, mbn):
+            monkeypatch.setattr(module, "find_resources", lambda *_, small=small: small)
+        if fits:
+            model.plan(*rows)
+            model.fit(*rows)
+            continue
+        refused = []
+        for do in (model.plan, model.fit):
+            with pytest.raises(PlanError, match=r"would need [\d,]+ MiB a worker") as error:
+                do(*rows)
+            refused.append(str(error.value))
+        assert refused[0] == refused[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_long_fit_is_told_of_before_it_begins(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows, shorter = _models()[kind]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LongFitWarning)
+        model.fit(*rows)
+    for module in (base, engine_plan):
+        monkeypatch.setattr(module, "LONG_SECONDS", 1e-9)
+    monkeypatch.setattr(type(model), "_fit_by_steps", lambda self, *_: pytest.fail("it began"))
+    with (
+        warnings.catch_warnings(),
+        pytest.raises(LongFitWarning, match=rf"would take about .*: to .*{shorter}"),
+    ):
+        warnings.simplefilter("error", LongFitWarning)
+        model.fit(*rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_measured_for_a_short_fit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows, _ = _models()[kind]
+    monkeypatch.setattr(Rates, "get", lambda self, name, measure: pytest.fail(f"{name} was measured"))
+    model.fit(*rows)
+
+
+def test_a_network_of_half_of_many_rows_takes_long() -> None:
+    """A default network on the images of MNIST, as one thread would build it."""
+    from scalelatent.estimators.mbn_plan import plan
+
+    x = np.broadcast_to(np.zeros((1, 784), np.uint8), (60_000, 784))
+    model = sl.MultilayerBootstrapNetwork(n_classes=10)
+    told = plan(model, sl.Dataset.from_arrays(x), Resources(1, 1, 2**36))
+    assert told["expected_seconds"] > 3600
+    assert "lower k1 (it is 30000)" in (engine_plan.long_fit(told) or "")
+
+
+def test_all_stages_are_in_the_plan(tmp_path: Path) -> None:
+    x = RNG.normal(size=(3000, 300)).astype(np.float32)
+    ds = sl.Dataset.from_arrays(x, np.arange(3000) % 5).save(tmp_path / "rows.zarr")
+    told = sl.CapsuleRegression(capsule_dim=2, max_iter=9).plan(ds[:2500], validation=ds[2500:])
+    stages = {"looking at labels", "svd", "directions", "project-train", "project-validation"}
+    assert set(told["seconds"]) == stages | {"moments", "start", "estep"}
+    assert all(seconds > 0 for seconds in told["seconds"].values())
+    assert told["expected_seconds"] == pytest.approx(sum(told["seconds"].values()))
+    assert told["disk_bytes"] > told["scratch_bytes"] == 3000 * 196 * 4
+    assert told["passes"] == {"at_least": 9, "expected": 9, "at_most": 9}
+
+
+def test_a_schedule_without_a_fixed_number_of_passes_has_a_range() -> None:
+    told = sl.CapsuleRegression(capsule_dim=2).plan(X, Y)
+    least, most = told["expected_seconds_at_least"], told["expected_seconds_at_most"]
+    assert least < told["expected_seconds"] < most
+    assert told["passes"]["at_least"] < told["passes"]["expected"] < told["passes"]["at_most"]
+
+
+def test_the_cache_is_counted_as_it_is(tmp_path: Path) -> None:
+    ds = sl.Dataset.from_arrays(X, Y).save(tmp_path / "rows.zarr")
+    model = sl.CapsuleRegression(capsule_dim=2, max_iter=2)
+    cached = [model.plan(ds, engine={"cache": cache})["cache_bytes"] for cache in (0, "8KiB", "auto")]
+    assert cached == [0, 8192, ds.nbytes]
