@@ -92,7 +92,7 @@ CACHE = _cache()
 # Kernels of other versions that nobody has loaded for so long are removed.
 KEEP_DAYS = 30.0
 _TOUCHED_DAYS = 1.0
-_FOLDER, _OLD = re.compile(r"[a-z_]+-[0-9a-f]{10}"), re.compile(r"(numba-.+|scalelatent)-[0-9a-f]{10}")
+_FOLDER = r"[a-z_]+-[0-9a-f]{10}"
 
 
 @functools.cache
@@ -111,11 +111,12 @@ def remove_unused(days: float = KEEP_DAYS) -> list[str]:
     A process that runs with such a version finds none of them and compiles anew.
     """
     base, before, removed = Path(CACHE), time.time() - days * 86400, []
-    found = [(base, _FOLDER), (base.parent, _OLD)]
+    # Earlier versions had one folder for all kernels, beside this one.
+    found = [(base, _FOLDER), (base.parent, re.escape(base.name) + "-[0-9a-f]{10}")]
     for place, name in found:
         with contextlib.suppress(OSError):
             for folder in place.iterdir():
-                if not name.fullmatch(folder.name) or folder.is_symlink() or not folder.is_dir():
+                if not re.fullmatch(name, folder.name) or folder.is_symlink() or not folder.is_dir():
                     continue
                 if folder.stat().st_mtime < before:
                     aside = folder.with_name(f".{folder.name}.{os.getpid()}")

@@ -314,8 +314,8 @@ class DaskExecutor:
 
     def close(self) -> None:
         """The driver ends, well or not, but not by dying."""
-        listener(self.client).remove(KERNELS, self._hear_of_kernel)
         end_with_word(self.store)
+        listener(self.client).remove(KERNELS, self._hear_of_kernel)
 
     def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> DaskSteps:
         """Steps on the workers, in segments."""

@@ -89,13 +89,14 @@ def tell_cut(fit: Fit, what: str, rows: int, device: str) -> None:
 
 def tell_of_kernels() -> None:
     """Tell all drivers from now on when this worker compiles a kernel, since each of them may wait for it."""
-    worker = _worker()
-    if worker is not None:
-        observe(
-            lambda kernel, seconds: worker.log_event(
-                KERNELS, kernel_event(kernel, seconds, worker=worker.address)
-            )
-        )
+    first = _worker()
+
+    def tell_all(kernel: str, seconds: float | None) -> None:
+        worker = _worker() or first  # a thread of a task's own knows none
+        worker.log_event(KERNELS, kernel_event(kernel, seconds, worker=worker.address))
+
+    if first is not None:
+        observe(tell_all)
 
 
 def run_of(folder: str) -> str:
