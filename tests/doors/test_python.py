@@ -1,0 +1,132 @@
+"""Rows and labels from Python that cannot be learned from: one short line for each, of each model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scalelatent as sl
+from scalelatent.errors import DataError, DivergenceError, RunError
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.uniform(0, 1, (60, 8)).astype(np.float32), np.arange(60) % 3
+B = (X > 0.5).astype(np.uint8)
+
+MODELS: dict[str, Callable[[Any], Any]] = {
+    "capsule": lambda x: sl.CapsuleRegression(capsule_dim=2, max_iter=3, random_state=0, n_jobs=1).fit(x, Y),
+    "mbn": lambda x: sl.MultilayerBootstrapNetwork(n_clusterings=3, k1=10, random_state=0, n_jobs=1).fit(x),
+    "crbm": lambda x: sl.ConditionalRBM(n_hidden=3, n_epochs=1, batch_size=20, n_jobs=1).fit(x, B),
+}
+
+
+def value(row: int, feature: int, number: float) -> np.ndarray:
+    x = X.astype(np.float64)
+    x[row, feature] = number
+    return x
+
+
+# Rows: name, what is given, words of the message of each model.
+ROWS: list[tuple[str, Any, str]] = [
+    ("complex", X + 1j, "Complex data not supported: an array of shape (60, 8), complex64"),
+    ("complex lists", (X + 1j).tolist(), "Complex data not supported: an array of shape (60, 8), complex128"),
+    ("one axis", np.arange(1000.0), "got 1D array instead: an array of shape (1000,), float64. Reshape your"),
+    ("one number", np.float64(3), "got scalar array instead: an array of shape (), float64"),
+    ("three axes", np.zeros((60, 3, 3)), "Found array with dim 3"),
+    ("a record type", np.zeros(60, [("a", "f4")]), "got 1D array instead: an array of shape (60,)"),
+    ("a name", "rows.zarr", "got scalar array instead"),
+    ("a mapping", {"a": 1}, "got scalar array instead"),
+    ("words", X.astype(str), "is not compatible with arrays of bytes/strings"),
+    ("dates", np.zeros((60, 8), "M8[s]"), "dtype datetime64[s]"),
+    ("rows of two lengths", [[1, 2], [3]], "inhomogeneous"),
+    ("objects", np.full((60, 8), None), "row 0, feature 0 is nan"),
+    ("no rows", X[:0], "0 sample(s)"),
+    ("NaN", value(7, 5, np.nan), "row 7, feature 5 is nan"),
+    ("infinite", value(7, 5, -np.inf), "row 7, feature 5 is -inf"),
+    ("beyond float32", value(7, 5, 1e39), "row 7, feature 5 is 1e+39"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("rows", "told"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
+def test_rows_are_refused(model: str, rows: Any, told: str) -> None:
+    with pytest.raises((ValueError, TypeError)) as refused:
+        MODELS[model](rows)
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 400
+
+
+HUGE = value(5, 3, 1e38)
+ALGORITHMS = ("em", "stepwise", "incremental", "passive_aggressive")
+TOO_LARGE = "row 5, feature 3 is {:g}, too large for products in float32: scale the features below 1e+18"
+# Rows of a capsule model: name, what is given, options, words of the message.
+CAPSULE: list[tuple[str, np.ndarray, dict[str, Any], str]] = [
+    *((f"1e38, {name}", HUGE, {"algorithm": name}, TOO_LARGE.format(1e38)) for name in ALGORITHMS),
+    ("-1e20", value(5, 3, -1e20), {}, TOO_LARGE.format(-1e20)),
+    ("1e38, random start", HUGE, {"init": "random"}, TOO_LARGE.format(1e38)),
+    ("1e38, projected", HUGE, {"projection": 4}, TOO_LARGE.format(1e38)),
+    ("1e38, one against the rest", HUGE, {"architecture": "one_vs_all"}, TOO_LARGE.format(1e38)),
+    *((f"zeros, {name}", np.zeros_like(X), {"algorithm": name}, "every row is 0") for name in ALGORITHMS),
+    ("a class of zeros", np.where((Y == 1)[:, None], 0, X), {}, "every row of class 1 is 0, and nothing spa"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "told"), [row[1:] for row in CAPSULE], ids=[row[0] for row in CAPSULE]
+)
+def test_rows_that_a_capsule_cannot_learn_from(rows: np.ndarray, options: dict[str, Any], told: str) -> None:
+    model = sl.CapsuleRegression(capsule_dim=2, max_iter=3, random_state=0, n_jobs=1, **options)
+    with pytest.raises(DataError) as refused:
+        model.fit(rows, Y)
+    assert told in str(refused.value)
+    assert "momentum" not in str(refused.value)
+
+
+def test_a_batch_that_is_too_large_is_named_and_changes_nothing() -> None:
+    model = sl.CapsuleRegression(capsule_dim=2, random_state=0).partial_fit(X, Y, [0, 1, 2])
+    before = model.W_.copy()
+    with pytest.raises(DataError, match=r"row 5, feature 3 is 1e\+38"):
+        model.partial_fit(value(5, 3, 1e38), Y)
+    np.testing.assert_array_equal(model.W_, before)
+
+
+def test_divergence_is_an_error_of_its_own() -> None:
+    from scalelatent.models.finite import diverged
+
+    assert isinstance(diverged([0], "pass 3", "lower `momentum`"), DivergenceError | RunError)
+    assert "momentum" in str(diverged([0], "pass 3", "lower `momentum`"))
+    assert "momentum" not in str(diverged([0], "pass 1", "lower `momentum`"))
+
+
+# Labels: name, what is given, words of the message.
+LABELS: list[tuple[str, Any, str]] = [
+    ("None", [None] * 60, "The label of row 0 is None (NoneType)"),
+    ("some None", [0, None, 1] * 20, "The label of row 1 is None (NoneType)"),
+    ("None among words", np.array(["a", "b", None] * 20, object), "The label of row 2 is None (NoneType)"),
+    ("numbers and words", np.array([0, "a", 1] * 20, object), "The label of row 1 is 'a' (str), and row 0 i"),
+    ("words and numbers", np.array(["a", 0, "b"] * 20, object), "The label of row 1 is 0 (int), and row 0 i"),
+    ("mappings", [{}] * 60, "The label of row 0 is {} (dict)"),
+    ("complex", Y + 1j, "Complex data not supported: "),
+    ("two columns", np.c_[Y, Y], "(60, 2)"),
+    ("one word", "abc", "shape ()"),
+    ("a set", {1, 2}, "shape ()"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def fitted() -> Any:
+    return MODELS["capsule"](X)
+
+
+@pytest.mark.parametrize("what", ["fit", "score"])
+@pytest.mark.parametrize(("labels", "told"), [row[1:] for row in LABELS], ids=[row[0] for row in LABELS])
+def test_labels_are_refused(fitted: Any, what: str, labels: Any, told: str) -> None:
+    new = sl.CapsuleRegression(capsule_dim=2, max_iter=3, random_state=0, n_jobs=1)
+    with pytest.raises((ValueError, TypeError)) as refused:
+        new.fit(X, labels) if what == "fit" else fitted.score(X, labels)
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 300
