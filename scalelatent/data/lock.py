@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from scalelatent.errors import DataError
 
+from .plain_files import refuse_special
 from .store import Location
 
 if TYPE_CHECKING:
@@ -88,6 +89,11 @@ def _take(path: str, url: str) -> int:
     for _ in range(_TRIES):
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                refuse_special(os.fstat(descriptor).st_mode, path)
+            except BaseException:
+                os.close(descriptor)
+                raise
         except OSError as error:
             raise DataError(
                 f"{url} cannot be changed: {path}: {error.strerror}; put that right, then try again"

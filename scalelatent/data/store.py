@@ -196,7 +196,7 @@ class LocalLocation(Location):
 
     def sync(self, key: str) -> None:
         """Wait until a file that was written outlives a power failure."""
-        with open(self.path / key, "rb") as file:
+        with open(open_plain(self.path / key), "rb") as file:
             os.fsync(file.fileno())
         _sync_folder((self.path / key).parent)
 

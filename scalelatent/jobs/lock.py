@@ -18,6 +18,8 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalelatent.data.plain_files import open_plain, refuse_special
+
 if TYPE_CHECKING:
     from scalelatent.data.store import Location
 
@@ -87,6 +89,7 @@ class FolderLock:
         """
         descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o644)
         try:
+            refuse_special(os.fstat(descriptor).st_mode, self.file)
             _take(descriptor)
             if self._held_elsewhere():
                 raise BlockingIOError(f"{self.file} is held on another host")
@@ -145,7 +148,8 @@ class FolderLock:
 
     def _written(self) -> dict[str, Any] | None:
         try:
-            written = json.loads(self.file.read_text())
+            with open(open_plain(self.file)) as file:
+                written = json.load(file)
         except (OSError, ValueError):
             return None
         return written if isinstance(written, dict) else None

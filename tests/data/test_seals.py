@@ -202,3 +202,18 @@ def test_rows_packed_anew_by_zarr_are_read_and_said_to_be_unchecked(
     shutil.copytree(tmp_path / "b/digest", tmp_path / "a/digest", dirs_exist_ok=True)
     with pytest.raises(DataError, match="table of digests"):
         open_dataset(tmp_path / "a")
+
+
+def test_a_fifo_in_the_place_of_a_lock_is_not_waited_for(tmp_path: Path) -> None:
+    ds = _save("ints", 1, str(tmp_path / "a"))
+    os.mkfifo(tmp_path / "a/_append.lock")
+    with pytest.raises(DataError, match=r"_append\.lock: it is a FIFO .*no regular file"):
+        append_rows(tmp_path / "a", ds)
+
+
+def test_a_fifo_in_the_place_of_a_file_to_import(tmp_path: Path) -> None:
+    from scalelatent.data import import_npy
+
+    os.mkfifo(tmp_path / "x.npy")
+    with pytest.raises(DataError, match=r"x\.npy cannot be read: it is a FIFO"):
+        import_npy(tmp_path / "x.npy", tmp_path / "a")

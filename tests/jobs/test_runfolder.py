@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from scalelatent.errors import JobError, RunError
+from scalelatent.errors import JobError, RunError, ScalelatentError
 from scalelatent.jobs import lock as lock_module
 from scalelatent.jobs.lock import FolderLock
 from scalelatent.jobs.runfolder import RunFolder, is_run_folder
@@ -86,6 +86,21 @@ def test_damaged_files_are_named(folder):
     (folder.path / "job.json").unlink()
     with pytest.raises(JobError, match=r"has no job\.json"):
         folder.read_job()
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("job.json", lambda folder: folder.read_job()),
+        ("state.json", lambda folder: folder.read_state()),
+        ("lock", lambda folder: folder.lock().__enter__()),
+    ],
+)
+def test_a_fifo_in_the_place_of_a_file_is_not_waited_for(folder, name, use):
+    (folder.path / name).unlink(missing_ok=True)
+    os.mkfifo(folder.path / name)
+    with pytest.raises(ScalelatentError, match=rf"{name}.* a FIFO .*no regular file"):
+        use(folder)
 
 
 def test_records_survive_a_torn_line(folder):
