@@ -237,6 +237,7 @@ class Search(BestOfSearch, MetaEstimatorMixin, BaseEstimator):
             begun, scores = self._fit_together(base, params, watched, folds, scoring, run_dir, where)
         else:
             begun, scores = self._fit_apart(base, params, watched, splits, scoring, run_dir, where)
+        self._tell_failed(begun)
         self._gather(params, begun, scores)
         if splits is None:
             self.best_estimator_ = next(one.model for one in begun if one.number == self.best_index_)
@@ -347,7 +348,6 @@ class Search(BestOfSearch, MetaEstimatorMixin, BaseEstimator):
                 engine=where["engine"],
             )
             session.finish()
-        self._tell_failed(begun)
         self.n_passes_ = sum(one.passes for one in begun)
         return begun, scores
 
@@ -409,7 +409,6 @@ class Search(BestOfSearch, MetaEstimatorMixin, BaseEstimator):
     def _scores(
         self, shared: SharedFit, candidates: Sequence[Candidate], scoring: Scoring
     ) -> dict[str, float]:
-        self._tell_failed(candidates)
         sound, began = [one for one in candidates if one.error is None], time.perf_counter()
         if scoring.shared is None:
             scores = {one.key: scoring(one.model, one.held.pieces()[0]) for one in sound}

@@ -105,6 +105,8 @@ def fit_apart(
         if n_jobs is not None:
             one.model.set_params(n_jobs=n_jobs)
         if kept is None:
+            rows = {"rows": len(one.rows["train"].dataset)}
+            session.callbacks.on_stage({"stage": f"search: fit {place_of + 1} of {len(candidates)}", **rows})
             tell({"event": "candidate", **about, "params": _plain(one.model, one.number, candidates)})
             _fit(one, place, keeps_best, how, scoring, scores)
             kept = {

@@ -157,8 +157,8 @@ def plan_candidates(job: Job, estimator: Any, plan: Any) -> dict[str, Any]:
     most = max(plans, key=lambda needs: needs.get("peak_bytes_per_worker", 0))
     fits = len(params) * folds + (folds > 1)
     out = dict(most) | {"search": {"candidates": len(params), "folds": folds, "fits": fits}}
-    for name in ("expected_seconds_at_least", "expected_seconds_at_most"):
-        if all(name in needs for needs in plans):
+    for name in (name for name in most if name.startswith("expected_seconds")):
+        if all(isinstance(needs.get(name), float) for needs in plans):
             out[name] = sum(needs[name] for needs in plans) / len(plans) * fits
     if "seconds" in most:
         out["seconds"] = {name: seconds * fits for name, seconds in most["seconds"].items()}

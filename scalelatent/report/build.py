@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.errors import DataError, ScalelatentError
@@ -90,6 +91,8 @@ def build_report(
     """
     run = read_run(run_dir)
     model = _saved_model(run) if model is None else model
+    if run.search:
+        run.history = _history_of_best(run, model)
     if not run.history and getattr(model, "history_", None):
         run.history = [dict(record) for record in model.history_]
         run.notes = [note for note in run.notes if not note.startswith("metrics.jsonl")]
@@ -121,6 +124,17 @@ def build_report(
             )
     page.explained = _explained(run, model, evidence)
     return _written(page, run, model)
+
+
+def _history_of_best(run: RunFiles, model: Any) -> list[dict[str, Any]]:
+    """The passes of the model, among those of all candidates."""
+    if own := getattr(model, "history_", None):
+        return [dict(record) for record in own]
+    if run.search.get("folds", 1) > 1:  # the last fit was that of the best
+        starts = [i for i, (a, b) in enumerate(pairwise(run.history)) if b["pass"] <= a["pass"]]
+        return run.history[starts[-1] + 1 :] if starts else run.history
+    run.notes.append("metrics.jsonl has the passes of all candidates: the curves of the best are left out.")
+    return []
 
 
 def _written(page: Page, run: RunFiles, model: Any) -> str:
