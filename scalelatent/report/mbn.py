@@ -202,8 +202,9 @@ def network_words(run: RunFiles, evidence: NetworkEvidence | None) -> list[tuple
             )
         found.append(("NMI and clustering accuracy", text))
         interval = (
-            "Of the clustering accuracy: where that of another set of as many rows would lie, for these "
-            "clusters. It does not hold what another start of k-means changes; the spread over restarts does."
+            "These rows are a sample: the accuracy of these clusters on all rows of their kind lies within "
+            "it in 95 of 100 cases. What another start of k-means changes is not in it; that is the spread over "
+            "the restarts."
         )
         found.append(("95 % interval", interval))
     return found
@@ -267,9 +268,10 @@ def _layers(evidence: NetworkEvidence, rows: str) -> Picture:
 
 def _retrieval(evidence: NetworkEvidence, curve: RetrievalCurve, rows: str) -> Picture:
     by_cosine = evidence.ranked_by == "cosine"
+    which = _which(evidence, rows).replace("all ", "the ", 1)
     nearest = "by the cosine of the output" if by_cosine else "by the number of codes that two rows share"
     words = (
-        f"Each of {_which(evidence, rows)} asks for the others, nearest first {nearest}; "
+        f"Each of {which} asks for the others, nearest first {nearest}; "
         "drawn is the mean share of those that share its class or a topic with it among the first so many "
         "(section 5.5 of the paper). A row without topics is never found rightly."
     )
