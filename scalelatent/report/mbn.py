@@ -203,8 +203,8 @@ def network_words(run: RunFiles, evidence: NetworkEvidence | None) -> list[tuple
         found.append(("NMI and clustering accuracy", text))
         interval = (
             "These rows are a sample: the accuracy of these clusters on all rows of their kind lies within "
-            "it in 95 of 100 cases. What another start of k-means changes is not in it; that is the spread over "
-            "the restarts."
+            "it in 95 of 100 cases. What another start of k-means changes is not in it; that is the spread "
+            "over the restarts."
         )
         found.append(("95 % interval", interval))
     return found
