@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import scalelatent as sl
+from scalelatent.data import append_rows
 from scalelatent.data.store import LocalLocation
 from scalelatent.engine import cache, inprocess
 from scalelatent.errors import ScalelatentError
@@ -94,6 +95,19 @@ def identity(place: Place) -> Path:
     return next(place.run.rglob("identity.json"))
 
 
+def copied(place: Place, key: str) -> None:
+    """Files of a dataset of the same shape with other rows."""
+    ds = sl.open_dataset(place.data)
+    other = sl.Dataset.from_arrays(1 - ds.read_x(0, len(ds)), ds.read_y(0, len(ds)))
+    other.save(place.data.with_name("other"), chunk_rows=25, shard_rows=50)
+    shutil.copytree(place.data.with_name("other") / key, place.data / key, dirs_exist_ok=True)
+
+
+def appended(place: Place) -> None:
+    ds = sl.open_dataset(place.data)
+    append_rows(place.data, ds[:60])
+
+
 Row = tuple[str, str, Callable[[Place], Any], str]
 FAULTS: list[Row] = [
     ("none", "between two passes", lambda place: None, "same bits"),
@@ -111,6 +125,10 @@ FAULTS: list[Row] = [
     ("FIFO", "shard", lambda place: fifo(place.shard), "x/c/"),
     ("folder", "shard", lambda place: folder(place.shard), "x/c/"),
     ("looping link", "shard", lambda place: looping(place.shard), "x/c/"),
+    ("another dataset's", "shard", lambda place: copied(place, "x/c"), "not the one that was written"),
+    ("another dataset's", "table of digests", lambda place: copied(place, "digest"), "table of digests"),
+    ("another dataset's", "table of checksums", lambda place: copied(place, "crc"), "table of checksums"),
+    ("more rows", "dataset", lambda place: appended(place), "same bits"),
     ("lost folder", "dataset", lambda place: shutil.rmtree(place.data), "d.zarr"),
 ]  # fmt: skip
 
