@@ -45,10 +45,15 @@ class FitCall:
 
 
 class Passes(Callback):
-    """Keeps the records of the passes, for a fit that is interrupted."""
+    """Keeps the records of the passes, for a fit that is interrupted, and where a network is."""
 
     def __init__(self) -> None:
         self.records: list[dict[str, Any]] = []
+        self.layer = ""
+
+    def on_stage(self, info: dict[str, Any]) -> None:
+        """Take in which layer it is."""
+        self.layer = f"in layer {info['layer']} of {info['layers']}" if info.get("layer") else ""
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
         """Keep the record."""
@@ -93,7 +98,7 @@ def accompanied(call: FitCall) -> Iterator[Callbacks]:
                 call.model.history_ = passes.records
                 call.model.n_iter_ = int(passes.records[-1]["pass"])
             if not given.keeps_run_folder:  # else whoever records the run tells it
-                _explain(stop, passes.records, call.run_dir)
+                _explain(stop, passes, call.run_dir)
             raise
         finally:
             _WITHIN.reset(inside)
@@ -117,9 +122,12 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-def _explain(stop: KeyboardInterrupt, records: Sequence[Mapping[str, Any]], run_dir: Any) -> None:
+def _explain(stop: KeyboardInterrupt, passes: Passes, run_dir: Any) -> None:
     """Say in the exception what is kept, and how to go on."""
-    done = f"after pass {records[-1]['pass']}" if records else "before its first pass ended"
+    records = passes.records
+    done = passes.layer or "before its first pass ended"
+    if records:
+        done = f"after pass {records[-1]['pass']}"
     if run_dir is not None:
         rest = f"go on with the same fit(..., run_dir={str(run_dir)!r}, resume=True)"
     elif records:

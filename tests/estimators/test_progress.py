@@ -139,6 +139,16 @@ def test_ctrl_c_before_the_first_pass():
         fresh("capsule").fit(X, Y, callbacks=Stop())
 
 
+def test_ctrl_c_in_a_layer_of_a_network(tmp_path):
+    class Stop(sl.Callback):
+        def on_stage(self, info: dict[str, Any]) -> None:
+            if info.get("layer") == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt, match=r"stopped in layer 2 of 2; go on with the same fit\("):
+        fresh("mbn").fit(X, run_dir=tmp_path / "run", callbacks=Stop())
+
+
 @pytest.mark.parametrize("name", ["capsule", "crbm", "mbn"])
 def test_report_of_a_model(name, tmp_path):
     model = fresh(name).fit(*MODELS[name][1])
