@@ -1,6 +1,6 @@
 """What compiling costs: the first fit of each model with a fresh cache of kernels, and a later one.
 
-    python benchmarks/cold_kernels.py [--models capsule,mbn,...]
+    python benchmarks/cold_kernels.py [--models "capsule;mbn"]
 
 Each fit runs in a process of its own, on one thread. CPU seconds are those of the process, imports left out;
 wall seconds depend on what else the machine does. "bound" is what a cold fit may cost more than a warm one.
@@ -102,7 +102,9 @@ def main() -> None:
             f"{cold['wall_seconds'] - warm['wall_seconds']:6.2f} s of wall time",
             flush=True,
         )
-    common.write(options.out, options.seed, {"bound_seconds": BOUND_SECONDS, "models": results})
+    load = [round(value, 2) for value in os.getloadavg()]  # above the number of cores: other work ran beside
+    found = {"bound_seconds": BOUND_SECONDS, "load_average": load, "models": results}
+    common.write(options.out, options.seed, found)
 
 
 if __name__ == "__main__":
