@@ -37,6 +37,7 @@ from .learned import IN_PLACE, Learned
 from .registry import FREE_ON_RESUME
 from .steps import Rows, Steps
 
+OF_YOUR_OWN = f"{IN_PLACE}, or make a model of weights of your own: ConditionalRBM.from_weights"
 _FIELDS = ("W", "Wvx", "Whx", "bv", "bh")
 # Parameters that came later, with the values under which nothing is other than before.
 _LATER = {"conditional": True, "damping": 1.0}
@@ -154,11 +155,11 @@ class ConditionalRBM(
     """
 
     _kind = "crbm"
-    W_ = Learned(IN_PLACE, lambda model: model._shape.split(model._theta).W)
-    Wvx_ = Learned(IN_PLACE, lambda model: model._shape.split(model._theta).Wvx)
-    Whx_ = Learned(IN_PLACE, lambda model: model._shape.split(model._theta).Whx)
-    bv_ = Learned(IN_PLACE, lambda model: model._shape.split(model._theta).bv)
-    bh_ = Learned(IN_PLACE, lambda model: model._shape.split(model._theta).bh)
+    W_ = Learned(OF_YOUR_OWN, lambda model: model._shape.split(model._theta).W)
+    Wvx_ = Learned(OF_YOUR_OWN, lambda model: model._shape.split(model._theta).Wvx)
+    Whx_ = Learned(OF_YOUR_OWN, lambda model: model._shape.split(model._theta).Whx)
+    bv_ = Learned(OF_YOUR_OWN, lambda model: model._shape.split(model._theta).bv)
+    bh_ = Learned(OF_YOUR_OWN, lambda model: model._shape.split(model._theta).bh)
     _sign_of_fit = "_theta"
     # A job may name datasets of outputs beside those of the rows.
     takes_targets = True

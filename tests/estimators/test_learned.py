@@ -47,6 +47,11 @@ def test_a_fitted_parameter_is_not_replaced_in_silence(kind: str) -> None:
     np.testing.assert_array_equal(model.transform(x), before)
 
 
+def test_a_conditional_rbm_names_what_takes_weights() -> None:
+    with pytest.raises(AttributeError, match=r"or make .*: ConditionalRBM\.from_weights$"):
+        FITS["crbm"](_rows()).W_ = np.zeros((6, 3))
+
+
 @pytest.mark.parametrize(("kind", "name"), [("capsule", "W_"), ("crbm", "Whx_")])
 @pytest.mark.parametrize("how", ["fitted", "loaded", "pickled"])
 def test_values_written_in_place_are_taken(kind: str, name: str, how: str, tmp_path: Path) -> None:
