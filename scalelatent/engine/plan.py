@@ -27,9 +27,8 @@ from .passes import Stage, choose_level, given_grid, make_stage, seconds_per_row
 from .speeds import GATHER_RATE, label_seconds
 from .threads import resolve_jobs
 
-# Resident size of a process, and of a worker, that has imported everything and loaded its kernels, and what
-# compiling them adds to it for good.
-PROCESS_BYTES, WORKER_BYTES, COMPILER_BYTES = 280 * 2**20, 240 * 2**20, 128 * 2**20
+# Resident size of a process, and of a worker, that has imported everything and loaded its kernels.
+PROCESS_BYTES, WORKER_BYTES = 280 * 2**20, 240 * 2**20
 # Freed memory that the allocator keeps for each thread, in workers so set (dask/allocator.py).
 KEPT_BYTES = 2**25
 ALLOWED_SHARE = 0.6
@@ -76,8 +75,6 @@ class Resources:
         That they have together, which also read; 0: twice as many as there are threads.
     on_cluster : bool
         Whether a scheduler hands out the work.
-    warm : bool
-        Whether the kernels have been compiled on this machine.
     """
 
     workers: int
@@ -85,7 +82,6 @@ class Resources:
     memory: int
     cores: int = 0
     on_cluster: bool = False
-    warm: bool = True
 
     @property
     def slots(self) -> int:
@@ -158,10 +154,7 @@ def process_bytes(resources: Resources) -> int:
     >>> two - one == KEPT_BYTES
     True
     """
-    compiler = 0 if resources.warm else COMPILER_BYTES
-    if resources.on_cluster:
-        return WORKER_BYTES + compiler + resources.threads * KEPT_BYTES
-    return PROCESS_BYTES + compiler
+    return WORKER_BYTES + resources.threads * KEPT_BYTES if resources.on_cluster else PROCESS_BYTES
 
 
 def steps_memory(
@@ -463,8 +456,8 @@ def duration(seconds: float) -> str:
 
     Examples
     --------
-    >>> [duration(s) for s in (0.4, 42, 100, 4000, 90000, 400000)]
-    ['1 s', '42 s', '2 min', '1.1 h', '25 h', '4.6 days']
+    >>> [duration(s) for s in (0.4, 42, 100, 8000, 90000, 400000)]
+    ['1 s', '42 s', '2 min', '2.2 h', '25 h', '4.6 days']
     """
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
