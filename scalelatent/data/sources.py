@@ -130,9 +130,12 @@ class DaskRows:
 
 
 def _dask_scheduler() -> str | None:
-    client = sys.modules.get("distributed.client")
-    if client is not None and client._get_global_client() is not None:
-        return None
+    distributed = sys.modules.get("distributed")
+    try:
+        if distributed is not None and distributed.Client.current() is not None:
+            return None
+    except ValueError:  # nobody has made one
+        pass
     return "synchronous"
 
 

@@ -53,6 +53,7 @@ def drive(run: str, start: int) -> str:
     """
     from distributed import get_worker, secede
 
+    from scalelatent.engine.dask.hooks import scheduler_of
     from scalelatent.engine.dask.tasks import settle_process
 
     worker = get_worker()
@@ -64,7 +65,7 @@ def drive(run: str, start: int) -> str:
     # A thread of its own: Dask lets what a task submits go before what came after the task, so that the
     # oldest job would take the cluster. Submitted from another thread, jobs take turns.
     thread = threading.Thread(
-        target=_run, args=(worker.scheduler.address, worker.security, worker.address, run, start, outcome),
+        target=_run, args=(*scheduler_of(worker), worker.address, run, start, outcome),
         name=f"scalelatent-driver-{start}", daemon=True,
     )  # fmt: skip
     thread.start()

@@ -30,14 +30,9 @@ async def look_at_worker(folder: str | None, token: str | None, dask_worker: Any
     dict
         JSON-able: host, cores, memory, thread pools, devices, and the folder's trouble, if any.
     """
-    told = {
-        "name": str(dask_worker.name),
-        "threads": dask_worker.state.nthreads,
-        "memory_limit": dask_worker.memory_manager.memory_limit,
-        "nanny": dask_worker.nanny is not None,
-        "offers_gpu": bool(dask_worker.state.total_resources.get("GPU")),
-        "local_directory": dask_worker.local_directory,
-    }
+    from scalelatent.engine.dask.hooks import worker_settings
+
+    told = worker_settings(dask_worker)
     # In a thread: a file system that hangs, or an import of seconds, must not silence the worker.
     return told | await asyncio.to_thread(_look, folder, token)
 
@@ -127,14 +122,10 @@ def probe_folder(folder: str, token: str | None) -> str | None:
 
 def look_at_scheduler(dask_scheduler: Any) -> dict[str, Any]:
     """Tell what the scheduler was told, and what its dashboard shows."""
+    from scalelatent.engine.dask.hooks import scheduler_settings
+
     try:
         bokeh: str | None = metadata.version("bokeh")
     except metadata.PackageNotFoundError:
         bokeh = None
-    return {
-        "dashboard": "dashboard" in dask_scheduler.services,
-        "bokeh": bokeh,
-        "page": any("scalelatent" in str(name) for name in dask_scheduler.plugins),
-        "no_workers_timeout": dask_scheduler.no_workers_timeout,
-        "allowed_failures": dask_scheduler.allowed_failures,
-    }
+    return {"bokeh": bokeh, **scheduler_settings(dask_scheduler)}

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.engine.dask.cluster import close_cluster, deaf_to_ctrl_c, is_loopback, start_cluster
+from scalelatent.engine.dask.hooks import page_place
 from scalelatent.engine.dask.security import security_from, tls_files, tls_options
 from scalelatent.engine.dask.workers import patient
 from scalelatent.errors import JobError
@@ -202,7 +203,7 @@ def _page_of(scheduler: Any) -> str:
     """Where the dashboard listens; Dask's own link always names the scheduler's host."""
     from distributed.comm.addressing import get_address_host
 
-    host, port = scheduler.http_server.address, scheduler.http_server.port
+    host, port = page_place(scheduler)
     if host in ("0.0.0.0", "::"):
         host = get_address_host(scheduler.address)
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/status"

@@ -14,6 +14,8 @@ __all__ = ["dask_setup"]
 
 async def dask_setup(scheduler: Any) -> None:
     """Put the plugin on the scheduler that is starting."""
+    from scalelatent.engine.dask.hooks import add_plugin
+
     from .plugin import PLUGIN, ScalelatentPlugin
 
-    await scheduler.register_scheduler_plugin(ScalelatentPlugin(), name=PLUGIN, idempotent=True)
+    await add_plugin(scheduler, ScalelatentPlugin(), PLUGIN)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +21,7 @@ pytestmark = pytest.mark.cluster
 @pytest.fixture(autouse=True)
 def _anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hooks, "_said", set())
+    monkeypatch.setattr(hooks, "_tested", set())
 
 
 @pytest.fixture
@@ -190,17 +193,19 @@ CHANGED = {
     "past_events": (lambda: hooks.past_events(NOTHING, "a"), ()),
     "lost_worker": (lambda: hooks.lost_worker("all", {"action": "remove-worker", "worker": "w"}), None),
     "post_event": (lambda: hooks.post_event(NOTHING, "a", [{}]), False),
-    "worker_facts": (lambda: hooks.worker_facts(SimpleNamespace(workers={"a": NOTHING})), {}),
+    "worker_facts": (lambda: hooks.worker_facts(NOTHING), {}),
     "keep_task": (lambda: hooks.keep_task(NOTHING, "k"), False),
-    "forgive": (lambda: hooks.forgive(SimpleNamespace(tasks={"k": NOTHING}), "k"), False),
+    "forgive": (lambda: hooks.forgive(NOTHING, "k"), False),
     "spans_at": (lambda: hooks.spans_at(NOTHING), []),
     "loads": (lambda: hooks.loads(NOTHING), {}),
-    "last_chance": (lambda: hooks.last_chance(SimpleNamespace(tasks={"k": NOTHING}), ["k"]), None),
-    "bind": (lambda: hooks.bind(SimpleNamespace(tasks={"k": NOTHING}), ["k"], "a"), []),
+    "last_chance": (lambda: hooks.last_chance(NOTHING, ["k"]), None),
+    "bind": (lambda: hooks.bind(NOTHING, ["k"], "a"), []),
     "running_tasks": (lambda: hooks.running_tasks(NOTHING), []),
     "task_wanted": (lambda: hooks.task_wanted(NOTHING, "k"), True),
     "topic_handler": (lambda: hooks.topic_handler(NOTHING, "a"), None),
     "keep_still": (lambda: hooks.keep_still(NOTHING, "k"), False),
+    "offers_gpu": (lambda: hooks.offers_gpu(NOTHING), False),
+    "call_later": (lambda: hooks.call_later(NOTHING, 0.0, print), None),
     "task_state": (lambda: hooks.task_state(NOTHING, "k"), None),
 }
 
@@ -215,6 +220,36 @@ def test_a_missing_hook_is_said_once_and_gone_without(name: str, said: Any) -> N
     assert "going on without" in line
     assert call() == instead
     assert said() == [line]
+
+
+def test_what_classes_of_dask_lack_is_seen_before_the_first_use(
+    monkeypatch: pytest.MonkeyPatch, said: Any
+) -> None:
+    from distributed.scheduler import TaskState
+
+    tasks = SimpleNamespace(tasks={"k": SimpleNamespace(suspicious=3)})
+    with monkeypatch.context() as patch:
+        patch.delattr(TaskState, "suspicious")
+        assert hooks.forgive(tasks, "k") is False
+    assert tasks.tasks["k"].suspicious == 3
+    (line,) = said()
+    assert "lacks what forgive needs (AttributeError" in line
+
+
+def test_a_fault_of_ours_is_raised_not_taken_for_a_changed_dask(said: Any) -> None:
+    broken = SimpleNamespace(running=[SimpleNamespace(address="a", processing=None, nthreads=1)])
+    with pytest.raises(TypeError):
+        hooks.loads(broken)
+    with pytest.raises(ValueError, match="not enough"):
+        hooks.past_events(SimpleNamespace(get_events=lambda topic: [(1.0,)]), "topic")
+    assert said() == []
+
+
+def test_tasks_that_were_released_in_the_meantime_are_passed_over(said: Any) -> None:
+    scheduler = SimpleNamespace(tasks={}, allowed_failures=3)
+    assert hooks.bind(scheduler, ["gone"], "tcp://b:1") == []
+    hooks.last_chance(scheduler, ["gone"])
+    assert said() == []
 
 
 def test_all_hooks_are_tested_here() -> None:
@@ -235,3 +270,42 @@ def test_a_plugin_goes_on_without_any_of_them(monkeypatch: pytest.MonkeyPatch, s
     assert plugin.board.jobs["r"].record["objective"] == 0.5
     assert len(said()) >= 3
     asyncio.run(plugin.close())
+
+
+# What the documentation of Dask names: of a client, of a worker in a task, of a scheduler in a plugin.
+DOCUMENTED = {
+    "client": "address cancel close compute current dashboard_link get get_events get_metadata get_versions"
+    " log_event nthreads processing register_plugin run run_on_scheduler scheduler_info set_metadata submit"
+    " subscribe_topic unsubscribe_topic wait_for_workers",
+    "worker": "address get_current_task log_event name",
+    "scheduler": "address log_event plugins tasks workers",
+}
+# Not documented, and the same in every version: the state of a client, and how to wait for a coroutine.
+STEADY = {"client": "scheduler status sync", "worker": "", "scheduler": ""}
+# The engine of one process knows nothing of the Dask executor, and may run within a worker.
+ELSEWHERE = {("engine/cache.py", "worker", "memory_manager")}
+# Addresses, sockets and what `scheduler_info` returns go by these names too.
+PLAIN = "connect get items partition settimeout"
+
+
+def _owner(node: ast.expr) -> str | None:
+    """Which of Dask's objects an expression names: ``self._client``, ``dask_worker``, ``get_worker()``."""
+    if isinstance(node, ast.Call):
+        node = node.func
+    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    name = name.removeprefix("get_").removeprefix("_").removeprefix("dask_")
+    return name if name in DOCUMENTED else None
+
+
+def test_nothing_else_reaches_into_dask() -> None:
+    package, found = Path(hooks.__file__).parents[2], set()
+    for file in package.rglob("*.py"):
+        place = file.relative_to(package).as_posix()
+        # The page's own rows of workers; the tables of job files.
+        if place in ("engine/dask/hooks.py", "monitor/workers.py") or "distributed" not in file.read_text():
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            owner = _owner(node.value) if isinstance(node, ast.Attribute) else None
+            if owner and node.attr not in f"{DOCUMENTED[owner]} {STEADY[owner]} {PLAIN}".split():
+                found.add((place, owner, node.attr))
+    assert found == ELSEWHERE

@@ -1,14 +1,17 @@
-"""The semi-private parts of Dask that scalelatent uses, all of them, each behind a guard.
+"""The semi-private parts of Dask that scalelatent uses.
 
-They are no documented interface. Where a version of Dask lacks one, it is said once in the log and the
-program goes on without what hangs on it; ``tests/monitor/test_hooks.py`` tells when that happens. Nothing
-else in scalelatent reaches into a scheduler, a worker or a client beyond their documentation.
+They are no documented interface. Before its first call each guarded hook looks whether this Dask has what it
+needs; where it lacks something, that is said once in the log and the program goes on without what hangs on
+it. Whatever goes wrong after that is a fault of ours and is raised. ``tests/monitor/test_hooks.py`` tells
+when a new version lacks something, and when anything else in scalelatent reaches into a scheduler, a worker
+or a client beyond their documentation.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import importlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
@@ -18,48 +21,72 @@ from typing import Any, NamedTuple, TypeVar
 __all__ = [
     "LostWorker",
     "add_page",
+    "add_plugin",
     "add_routes",
     "bind",
+    "call_later",
     "forgive",
     "keep_still",
     "keep_task",
     "last_chance",
     "loads",
     "lost_worker",
+    "offers_gpu",
     "page_frame",
+    "page_place",
     "past_events",
     "post_event",
     "route_prefix",
     "running_tasks",
     "say_once",
+    "scheduler_of",
+    "scheduler_settings",
     "spans_at",
     "task_state",
     "task_wanted",
     "topic_handler",
     "worker_facts",
+    "worker_settings",
 ]
 
 logger = logging.getLogger("distributed.scalelatent")
 _said: set[str] = set()
+_tested: set[str] = set()
 _F = TypeVar("_F", bound=Callable[..., Any])
-_MISSING = (AttributeError, ImportError, KeyError, IndexError, TypeError, ValueError)
+_TASK, _WORKER = "distributed.scheduler:TaskState", "distributed.scheduler:WorkerState"
 
 
-def _guarded(without: str, default: Callable[[], Any]) -> Callable[[_F], _F]:
-    """Answer ``default()`` where Dask has changed, and say once what the program then goes without."""
+def _guarded(without: str, default: Callable[[], Any], *needs: str) -> Callable[[_F], _F]:
+    """Answer ``default()`` where Dask has changed, and say once what the program then goes without.
+
+    ``needs`` are attributes: of the first argument (``"tasks"``), or of what a module has
+    (``"distributed.scheduler:TaskState.state"``).
+    """
 
     def wrap(function: _F) -> _F:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return function(*args, **kwargs)
-            except _MISSING as error:
-                say_once(function.__name__, without, error)
-                return default()
+            if function.__name__ not in _tested:
+                try:
+                    for need in needs:
+                        _find(need, args[0])
+                except (AttributeError, ImportError) as error:
+                    say_once(function.__name__, without, error)
+                    return default()
+                _tested.add(function.__name__)
+            return function(*args, **kwargs)
 
+        call.needs = needs  # type: ignore[attr-defined]
         return call  # type: ignore[return-value]
 
     return wrap
+
+
+def _find(need: str, owner: Any) -> None:
+    module, _, path = need.rpartition(":")
+    found = importlib.import_module(module) if module else owner
+    for name in path.split("."):
+        found = getattr(found, name)
 
 
 def say_once(name: str, without: str, error: Exception) -> None:
@@ -80,20 +107,21 @@ def say_once(name: str, without: str, error: Exception) -> None:
 # -- the scheduler's web server ------------------------------------------------------------------------------
 
 
-@_guarded("a prefix of the dashboard's addresses", lambda: "/")
+@_guarded("a prefix of the dashboard's addresses", lambda: "/", "http_application.wildcard_router.rules")
 def route_prefix(scheduler: Any) -> str:
     """What the dashboard's addresses begin with: ``"/"``, or ``"/name/"`` (``--dashboard-prefix``).
 
     The scheduler does not keep it; the route of its health check, which every version has, tells.
     """
     for rule in scheduler.http_application.wildcard_router.rules:
-        pattern = rule.matcher.regex.pattern.lstrip("^").rstrip("$")
+        pattern = getattr(getattr(rule.matcher, "regex", None), "pattern", "").lstrip("^").rstrip("$")
         if pattern.endswith("/health"):
             return str(pattern[: -len("health")])
-    raise KeyError("no route /health")
+    say_once("route_prefix", "a prefix of the dashboard's addresses", LookupError("no route /health"))
+    return "/"
 
 
-@_guarded("the page /scalelatent and /scalelatent.json", lambda: False)
+@_guarded("the page /scalelatent and /scalelatent.json", lambda: False, "http_application.add_handlers")
 def add_routes(scheduler: Any, routes: Sequence[tuple[str, type, dict[str, Any]]]) -> bool:
     """Add routes to the scheduler's web server, once.
 
@@ -116,22 +144,37 @@ def add_routes(scheduler: Any, routes: Sequence[tuple[str, type, dict[str, Any]]
     return True
 
 
-@_guarded("an entry in the dashboard's navigation bar", lambda: False)
+@_guarded("an entry in the dashboard's navigation bar", lambda: False, "http_application")
 def add_page(scheduler: Any, page: str) -> bool:
     """Add a page to the dashboard's navigation bar; False where there is no dashboard (no bokeh)."""
     try:
         import bokeh  # noqa: F401
     except ImportError:
         return False
-    from distributed.dashboard.scheduler import template_variables
-
-    pages = template_variables(scheduler)["pages"]
+    pages = _page_variables(scheduler).get("pages")
+    if pages is None:
+        return False
     if page not in pages:
         pages.append(page)
     return True
 
 
-@_guarded("the dashboard's frame around the page", lambda: (None, {}))
+def _page_variables(scheduler: Any) -> dict[str, Any]:
+    """What the dashboard's templates are filled with; nothing where Dask has them elsewhere."""
+    try:
+        from distributed.dashboard.scheduler import template_variables
+    except ImportError as error:
+        say_once("template_variables", "an entry in the dashboard's navigation bar", error)
+        return {}
+    return dict(template_variables(scheduler))
+
+
+@_guarded(
+    "the dashboard's frame around the page",
+    lambda: (None, {}),
+    "http_application",
+    "distributed.http:__file__",
+)
 def page_frame(scheduler: Any) -> tuple[Path | None, dict[str, Any]]:
     """Folder of the dashboard's jinja2 templates (``base.html``), and what they show beside a page.
 
@@ -142,19 +185,20 @@ def page_frame(scheduler: Any) -> tuple[Path | None, dict[str, Any]]:
     except ImportError:
         return None, {}
     import distributed.http
-    from distributed.dashboard.scheduler import template_variables
 
     folder = Path(distributed.http.__file__).parent / "templates"
     text = (folder / "base.html").read_text(encoding="utf-8") if (folder / "base.html").exists() else ""
     if "{% block content %}" not in text:
-        raise KeyError("no base.html with a block of its content")
-    return folder, dict(template_variables(scheduler))
+        error = LookupError("no base.html with a block of its content")
+        say_once("page_frame", "the dashboard's frame around the page", error)
+        return None, {}
+    return folder, _page_variables(scheduler)
 
 
 # -- events --------------------------------------------------------------------------------------------------
 
 
-@_guarded("events of before the plugin was there", tuple)
+@_guarded("events of before the plugin was there", tuple, "get_events")
 def past_events(scheduler: Any, topic: str) -> tuple[tuple[float, Any], ...]:
     """(seconds since the epoch, message) of a topic, as far as the scheduler has kept them."""
     return tuple((float(when), message) for when, message in scheduler.get_events(topic))
@@ -180,7 +224,6 @@ class LostWorker:
         self.keys = sorted(str(key) for key in keys)
 
 
-@_guarded("knowing which tasks a lost worker had", lambda: None)
 def lost_worker(topic: str, message: Any) -> LostWorker | None:
     """Read the scheduler's event of a removed worker (topic ``"all"``); None for any other event.
 
@@ -188,12 +231,16 @@ def lost_worker(topic: str, message: Any) -> LostWorker | None:
     """
     if topic != "all" or not isinstance(message, Mapping) or message.get("action") != "remove-worker":
         return None
+    if not {"worker", "processing-tasks"} <= message.keys():
+        error = LookupError(f"the event has {', '.join(map(str, message))}")
+        say_once("lost_worker", "knowing which tasks a lost worker had", error)
+        return None
     return LostWorker(
         str(message["worker"]), list(message["processing-tasks"]), bool(message.get("expected", False))
     )
 
 
-@_guarded("messages to the dashboard page", lambda: False)
+@_guarded("messages to the dashboard page", lambda: False, "status", "loop", "scheduler")
 def post_event(client: Any, topic: str, messages: Sequence[dict[str, Any]], pause: float = 0.0) -> Any:
     """Log events without waiting for the scheduler.
 
@@ -213,6 +260,8 @@ def post_event(client: Any, topic: str, messages: Sequence[dict[str, Any]], paus
     concurrent.futures.Future or False
         Done when all are sent; False where it cannot be done.
     """
+    if client.scheduler is None or client.loop is None or client.status not in ("running", "connecting"):
+        return False
     log_event = client.scheduler.log_event
 
     async def send() -> None:
@@ -220,15 +269,18 @@ def post_event(client: Any, topic: str, messages: Sequence[dict[str, Any]], paus
             await log_event(topic=topic, msg=message)
         await asyncio.sleep(pause)
 
-    if client.loop is None or client.status not in ("running", "connecting"):
-        return False
     return asyncio.run_coroutine_threadsafe(send(), client.loop.asyncio_loop)
 
 
 # -- workers and tasks ---------------------------------------------------------------------------------------
 
 
-@_guarded("memory and threads of workers on the page", dict)
+_FACTS = ("name", "nthreads", "memory", "memory_limit", "resources", "host")
+
+
+@_guarded(
+    "memory and threads of workers on the page", dict, "workers", *(f"{_WORKER}.{name}" for name in _FACTS)
+)
 def worker_facts(scheduler: Any) -> dict[str, dict[str, Any]]:
     """Address of each worker -> name, threads, memory and its limit (bytes), GPUs offered, host."""
     return {
@@ -244,7 +296,7 @@ def worker_facts(scheduler: Any) -> dict[str, dict[str, Any]]:
     }
 
 
-@_guarded("drivers that outlive any number of workers", lambda: False)
+@_guarded("drivers that outlive any number of workers", lambda: False, "tasks", f"{_TASK}.suspicious")
 def forgive(scheduler: Any, key: str) -> bool:
     """Let a task begin anew after its worker's death as if it were the first time.
 
@@ -259,8 +311,6 @@ def forgive(scheduler: Any, key: str) -> bool:
     task = scheduler.tasks.get(key)
     if task is None:
         return False
-    if not isinstance(task.suspicious, int):
-        raise TypeError("suspicious is no number")
     # One below none: with allowed-failures 0 the first death would be one too many.
     task.suspicious = -1
     return True
@@ -283,7 +333,13 @@ class SpanAt(NamedTuple):
     reads: tuple[str, int, int]
 
 
-@_guarded("finding the rows that workers die of before a fourth does", list)
+_DEADLY = "finding the rows that workers die of before a fourth does"
+
+
+@_guarded(
+    _DEADLY, list, "workers", "tasks", f"{_TASK}.annotations", f"{_TASK}.processing_on", f"{_TASK}.state",
+    f"{_WORKER}.processing", f"{_WORKER}.address",
+)  # fmt: skip
 def spans_at(scheduler: Any, keys: Iterable[str] | None = None) -> list[SpanAt]:
     """Spans that workers have; with ``keys``, which a lost worker had, those that are to be computed anew.
 
@@ -302,23 +358,25 @@ def spans_at(scheduler: Any, keys: Iterable[str] | None = None) -> list[SpanAt]:
     ]
 
 
-@_guarded("finding the rows that workers die of before a fourth does", lambda: None)
+@_guarded(_DEADLY, lambda: None, "tasks", "allowed_failures", f"{_TASK}.suspicious")
 def last_chance(scheduler: Any, keys: Iterable[str]) -> None:
     """Fail spans at the next death of a worker that has them, whatever Dask allows."""
-    for key in keys:
-        task = scheduler.tasks[key]
-        if not isinstance(task.suspicious, int):
-            raise TypeError("suspicious is no number")
+    for task in _known(scheduler, keys):
         task.suspicious = max(task.suspicious, int(scheduler.allowed_failures))
 
 
-@_guarded("finding the rows that workers die of before a fourth does", dict)
+def _known(scheduler: Any, keys: Iterable[str]) -> list[Any]:
+    """Tasks of these keys; one that was released in the meantime is none."""
+    return [task for key in keys if (task := scheduler.tasks.get(key)) is not None]
+
+
+@_guarded(_DEADLY, dict, "running", f"{_WORKER}.address", f"{_WORKER}.processing", f"{_WORKER}.nthreads")
 def loads(scheduler: Any) -> dict[str, float]:
     """Address of each worker that takes tasks -> tasks that it has for each of its threads."""
     return {str(worker.address): len(worker.processing) / worker.nthreads for worker in scheduler.running}
 
 
-@_guarded("finding the rows that workers die of before a fourth does", list)
+@_guarded(_DEADLY, list, "tasks", f"{_TASK}.loose_restrictions", f"{_TASK}.worker_restrictions")
 def bind(scheduler: Any, keys: Iterable[str], worker: str | None) -> list[str]:
     """Have tasks whose worker was lost computed by another one, and by no third; None: by any again.
 
@@ -327,21 +385,26 @@ def bind(scheduler: Any, keys: Iterable[str], worker: str | None) -> list[str]:
     list of str
         Those of them for which that is news.
     """
-    found = [key for key in keys if scheduler.tasks[key].loose_restrictions == (worker is not None)]
-    for key in found:
-        scheduler.tasks[key].loose_restrictions = worker is None
+    found = [t for t in _known(scheduler, keys) if t.loose_restrictions == (worker is not None)]
+    for task in found:
+        task.loose_restrictions = worker is None
         if worker is not None:
-            scheduler.tasks[key].worker_restrictions = {worker}
-    return found
+            task.worker_restrictions = {worker}
+    return [str(task.key) for task in found]
 
 
-@_guarded("waiting for tasks that are called off", list)
+@_guarded("waiting for tasks that are called off", list, "active_keys")
 def running_tasks(worker: Any) -> list[str]:
     """Keys of the tasks that a worker runs, wanted or not."""
     return [str(key) for key in worker.active_keys]
 
 
-@_guarded("slow workers that take no spans from fast ones", lambda: False)
+@_guarded(
+    "slow workers that take no spans from fast ones",
+    lambda: False,
+    "extensions",
+    "distributed.stealing:fast_tasks",
+)
 def keep_still(dask_scheduler: Any, name: str) -> bool:
     """Keep Dask's work stealing from tasks whose names begin so (see `distributed.utils.key_split`).
 
@@ -355,7 +418,7 @@ def keep_still(dask_scheduler: Any, name: str) -> bool:
     return True
 
 
-@_guarded("jobs that outlive the client that submits them", lambda: False)
+@_guarded("jobs that outlive the client that submits them", lambda: False, "tasks", "client_desires_keys")
 def keep_task(scheduler: Any, key: str) -> bool:
     """Let a task go on when the client that submitted it leaves, as `distributed.fire_and_forget` does.
 
@@ -373,21 +436,73 @@ def keep_task(scheduler: Any, key: str) -> bool:
     return True
 
 
-@_guarded("word of drivers that wait for a worker", lambda: None)
+@_guarded("word of drivers that wait for a worker", lambda: None, "tasks", f"{_TASK}.state")
 def task_state(scheduler: Any, key: str) -> str | None:
     """What the scheduler says of a task, such as ``"processing"``; None where it does not know it."""
     task = scheduler.tasks.get(key)
     return None if task is None else str(task.state)
 
 
-@_guarded("tasks that stop in their midst once they are not wanted", lambda: True)
+@_guarded("tasks that stop in their midst once they are not wanted", lambda: True, "state.tasks")
 def task_wanted(worker: Any, key: Any) -> bool:
     """Whether the scheduler still wants a task that runs on this worker."""
     task = worker.state.tasks.get(key)
     return task is not None and task.state != "cancelled"
 
 
-@_guarded("handlers of Dask events that a user has set before", lambda: None)
+@_guarded("handlers of Dask events that a user has set before", lambda: None, "_event_handlers")
 def topic_handler(client: Any, topic: str) -> Any:
     """What a client does with events of a topic; None where nobody asked for them."""
     return client._event_handlers.get(topic)
+
+
+@_guarded("workers with GPUs, which compute on their CPU", lambda: False, "state.total_resources")
+def offers_gpu(worker: Any) -> bool:
+    """Whether a worker offers the resource ``GPU``."""
+    return bool(worker.state.total_resources.get("GPU"))
+
+
+@_guarded("news of finished spans", lambda: None, "loop.add_callback", "loop.call_later")
+def call_later(worker: Any, seconds: float, function: Callable[..., Any], *args: Any) -> None:
+    """Call a function in a worker's event loop, from any of its threads."""
+    worker.loop.add_callback(worker.loop.call_later, seconds, function, *args)
+
+
+# -- what a cluster was told: without these there is no answer to give ---------------------------------------
+
+
+def worker_settings(worker: Any) -> dict[str, Any]:
+    """Name, threads, memory limit (bytes), nanny, GPU and folder of a worker."""
+    return {
+        "name": str(worker.name),
+        "threads": worker.state.nthreads,
+        "memory_limit": worker.memory_manager.memory_limit,
+        "nanny": worker.nanny is not None,
+        "offers_gpu": bool(worker.state.total_resources.get("GPU")),
+        "local_directory": worker.local_directory,
+    }
+
+
+def scheduler_settings(scheduler: Any) -> dict[str, Any]:
+    """Whether a scheduler has a dashboard and our page on it, and how long it waits for workers."""
+    return {
+        "dashboard": "dashboard" in scheduler.services,
+        "page": any("scalelatent" in str(name) for name in scheduler.plugins),
+        "no_workers_timeout": scheduler.no_workers_timeout,
+        "allowed_failures": scheduler.allowed_failures,
+    }
+
+
+def page_place(scheduler: Any) -> tuple[str, int]:
+    """Host and port where the dashboard listens."""
+    return str(scheduler.http_server.address), int(scheduler.http_server.port)
+
+
+def scheduler_of(worker: Any) -> tuple[str, Any]:
+    """Address of a worker's scheduler, and what a client needs to connect to it."""
+    return str(worker.scheduler.address), worker.security
+
+
+async def add_plugin(scheduler: Any, plugin: Any, name: str) -> None:
+    """Put a plugin on a scheduler that starts, unless it is there."""
+    await scheduler.register_scheduler_plugin(plugin, name=name, idempotent=True)

@@ -100,7 +100,7 @@ class Link:
         client = self.client
         found = self.call(
             "its workers were counted",
-            lambda: client.sync(client.scheduler.ncores, workers=None, callback_timeout=CALL_SECONDS),
+            lambda: within(CALL_SECONDS, client.nthreads),
         )
         return dict(sorted(found.items()))
 
@@ -109,7 +109,7 @@ class Link:
         client = self.client
         found = self.call(
             "its tasks were looked at",
-            lambda: client.sync(client.scheduler.processing, workers=None, callback_timeout=CALL_SECONDS),
+            lambda: within(CALL_SECONDS, client.processing),
         )
         return {address: [str(key) for key in keys] for address, keys in found.items()}
 
@@ -118,7 +118,7 @@ class Link:
         client = self.client
         found = self.call(
             "its workers were looked at",
-            lambda: client.sync(client.scheduler.identity, n_workers=-1, callback_timeout=CALL_SECONDS),
+            lambda: within(CALL_SECONDS, lambda: client.scheduler_info(n_workers=-1)),
         )
         return {address: _member(info) for address, info in sorted(found["workers"].items())}
 

@@ -29,6 +29,7 @@ from scalelatent.models.stats import merge_vectors
 
 from .aligned import aligned
 from .allocator import keep_pages
+from .hooks import offers_gpu
 from .news import as_message
 from .recent import RecentObjects
 from .worker_side import Fit, TaskStop, pace_news, run_of, span_news, tell, tell_cut, tell_of_kernels
@@ -100,9 +101,10 @@ def worker_device(device: str) -> str:
     if device != "auto":
         return device
     try:
-        return "gpu" if get_worker().state.total_resources.get("GPU") else "cpu"
-    except (ValueError, AttributeError):
+        worker = get_worker()
+    except ValueError:  # no task
         return "cpu"
+    return "gpu" if offers_gpu(worker) else "cpu"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from scalelatent._numba import observe
 from scalelatent.engine.compiling import kernel_event
 from scalelatent.engine.halving import cut_event
 
-from .hooks import task_wanted
+from .hooks import call_later, task_wanted
 from .news import KERNELS, TOPIC
 
 # (topic, token of the pass, token of the driver): by which a driver knows the news of its own tasks.
@@ -133,7 +133,7 @@ class SpanNews:
                 kept.update(sums)
             delay = self._sent + NEWS_SECONDS - time.monotonic()
         if first:
-            worker.loop.add_callback(worker.loop.call_later, max(delay, 0.0), self._flush, worker)
+            call_later(worker, max(delay, 0.0), self._flush, worker)
 
     def _flush(self, worker: Any) -> None:
         import psutil
