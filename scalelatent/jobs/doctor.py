@@ -94,7 +94,8 @@ def examine(folder: str | os.PathLike[str] = ".") -> list[Finding]:
         try:
             found.extend(check())
         except Exception as error:  # noqa: BLE001  the doctor must finish whatever a broken package raises
-            found.append(Finding(name, "fail", f"{type(error).__name__}: {error}", "reinstall scalelatent"))
+            fix = "choose another folder" if name == "folder" else "reinstall scalelatent"
+            found.append(Finding(name, "fail", f"{type(error).__name__}: {error}", fix))
     return found
 
 

@@ -83,3 +83,8 @@ def test_missing_and_old_packages(monkeypatch):
     assert finding.status == "fail"
     assert "is not >=999" in finding.found
     assert "no-such-package is missing" in finding.found
+
+
+def test_a_folder_that_cannot_be_named_is_no_broken_installation(tmp_path):
+    (found,) = (f for f in doctor.examine(tmp_path / ("a" * 300)) if f.check == "folder")
+    assert (found.status, found.fix) == ("fail", "choose another folder")
