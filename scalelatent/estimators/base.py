@@ -539,9 +539,9 @@ def check_finite(x: Any, what: str, first: int = 0, largest: float = float(FLOAT
     sparse = not isinstance(x, np.ndarray)
     values = x.data if sparse else x
     # A NaN anywhere is the smallest and the largest.
-    if not values.size or (values.min() >= -largest and values.max() <= largest):
+    if not values.size or (float(values.min()) >= -largest and float(values.max()) <= largest):
         return
-    bad = ~(np.abs(values) <= largest)
+    bad = ~(np.abs(values) <= np.float64(largest))  # of Python's type it would be rounded to the rows'
     if sparse:
         at = int(np.flatnonzero(bad)[0])
         row, feature = int(np.searchsorted(x.indptr, at, side="right")) - 1, int(x.indices[at])
