@@ -1,4 +1,4 @@
-"""The README's tables, from the files in results/: python benchmarks/readme_tables.py"""
+"""Tables of benchmarks/README.md, from the files in results/: python benchmarks/readme_tables.py"""
 
 from __future__ import annotations
 
