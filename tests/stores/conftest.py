@@ -117,3 +117,12 @@ def anywhere(request: pytest.FixtureRequest, tmp_path: object) -> str:
     if request.param == "gs":
         return f"{request.getfixturevalue('gs')}/place"
     return str(request.getfixturevalue("s3").at("place"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _new_workers() -> Iterator[None]:
+    """Workers find the store's address in the environment, which a forked one has of an earlier time."""
+    import dask
+
+    with dask.config.set({"distributed.worker.multiprocessing-method": "spawn"}):
+        yield
