@@ -184,7 +184,7 @@ def test_groups_and_scorers_of_ones_own(digits: Arrays, pair: Pair) -> None:
         (lambda x, y: Search(CAPSULE, {}, cv=[]).fit(x, y), "gives no fold"),
         (lambda x, y: Search(CAPSULE, {}, cv="five").fit(x, y), "cv='five': give a number of folds"),
     ],
-    ids=str,
+    ids=["no labels", "metric", "candidate", "halving", "twice", "no fold", "word"],
 )
 def test_what_cannot_be_is_refused(digits: Arrays, make: Any, message: str) -> None:
     with pytest.raises((ValueError, DataError), match=message):

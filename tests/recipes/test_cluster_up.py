@@ -168,7 +168,7 @@ def test_numbers_below_their_least(wrong):
 
 
 def test_a_size_that_is_none():
-    with pytest.raises(JobError, match="memory_limit = 'much': give a size such as '4GB'"):
+    with pytest.raises(JobError, match="memory_limit = 'much': 'much' is not an amount of memory"):
         clusters.start_cluster(workers=1, memory_limit="much")
 
 
