@@ -10,10 +10,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
+from numba import int64
 
+from scalelatent import _numba
 from scalelatent.engine.callbacks import Callback
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.models.csr import CsrRows
@@ -110,3 +113,9 @@ def csr_rows(x: np.ndarray) -> CsrRows:
     rows, columns = np.nonzero(x)
     pointers = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(x)))])
     return CsrRows(x[rows, columns], columns.astype(np.int32), pointers, x.shape)
+
+
+def fresh_kernel() -> Any:
+    """A kernel that is compiled by whoever calls it first: of a function in no file nothing is kept."""
+    code = (lambda x: x + 1).__code__.replace(co_filename="<nowhere>")
+    return _numba.entry(int64)(FunctionType(code, {"__name__": "nowhere"}))

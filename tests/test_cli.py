@@ -16,6 +16,9 @@ import scalelatent as sl
 from scalelatent import Dataset, __version__
 from scalelatent.cli import main
 from scalelatent.cli.show import DEBUG_VARIABLE, size, text_of
+from scalelatent.engine.compiling import COMPILING
+from scalelatent.errors import DataError
+from tests.helpers import fresh_kernel
 
 
 @pytest.fixture
@@ -208,6 +211,41 @@ def test_debug_shows_the_traceback(scalelatent, monkeypatch):
 def test_status_without_runs(scalelatent):
     assert scalelatent("status", "--json").json() == []
     assert "no run folder below" in scalelatent("status").out
+
+
+# Verbs that compute, and what of theirs is done first: it compiles two kernels, and ends the verb.
+COMPUTING = {
+    "plan job.toml": "jobs.planning.plan_job",
+    "fit job.toml": "jobs.planning.plan_job",
+    "demo --rows 1000": "jobs.demo.prepare",
+    "predict run a.zarr --out b.zarr": "jobs.runs.load_run",
+    "transform run a.zarr --out b.zarr": "jobs.runs.load_run",
+    "score run a.zarr": "jobs.datasets.open_rows",
+    "report run": "jobs.reporting.write_report",
+    "data import svmlight a.txt a.zarr": "data.import_svmlight",
+    "data import rcv1 a.zarr": "data.fetch_named",
+    "data make digits a.zarr --rows 10": "data.make_digits",
+    "data make documents a.zarr --rows 10 --base b.zarr": "data.make_documents",
+    "data make bars a.zarr --rows 10": "data.make_images",
+    "data make noisy-digits a.zarr --rows 10": "data.make_corrupted",
+}
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+@pytest.mark.parametrize("line", COMPUTING)
+def test_every_verb_that_computes_says_once_that_kernels_are_compiled(
+    scalelatent, monkeypatch, line, as_json
+):
+    def compute(*args, **kwargs):
+        assert fresh_kernel()(1) == fresh_kernel()(1) == 2
+        raise DataError("enough")
+
+    Path("job.toml").write_text('[job]\nout = "r"\n[data]\ntrain = "a.zarr"\n[model]\nkind = "capsule"\n')
+    monkeypatch.setattr(f"scalelatent.{COMPUTING[line]}", compute)
+    told = scalelatent(*line.split(), *(["--json"] if as_json else []), code=2)
+    assert COMPILING not in told.out
+    assert told.err.splitlines().count(COMPILING) == 1
+    assert "enough" in told.err.splitlines()[-1]
 
 
 def test_doctor(scalelatent):

@@ -20,6 +20,7 @@ from .show import (
     Overwrite,
     arguments_of_process,
     emit,
+    kernels_told,
     progress_bar,
     say,
     show_table,
@@ -77,6 +78,7 @@ def _options(
 
 @app.command()
 @verb
+@kernels_told()
 def predict(
     run: Run,
     data: Data,
@@ -91,6 +93,7 @@ def predict(
 
 @app.command()
 @verb
+@kernels_told()
 def transform(
     run: Run,
     data: Data,
@@ -135,6 +138,7 @@ def _map_rows(
 
 @app.command()
 @verb
+@kernels_told()
 def score(
     run: Run,
     data: Data,
@@ -171,6 +175,7 @@ def score(
 
 @app.command()
 @verb
+@kernels_told()
 def report(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder.")],
     json: Json = False,

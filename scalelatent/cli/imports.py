@@ -10,7 +10,7 @@ import typer
 from scalelatent.errors import DataError
 
 from .data import KeyOfLabels, KeyOfRows, tell
-from .show import Json, Overwrite, pixels_of, progress_bar, say, verb
+from .show import Json, Overwrite, kernels_told, pixels_of, progress_bar, say, verb
 
 app = typer.Typer(no_args_is_help=True, help="Import rows from files into a dataset, block by block.")
 
@@ -105,6 +105,7 @@ def import_csr(
 
 @app.command("svmlight")
 @verb
+@kernels_told()
 def import_svmlight(
     file: File,
     out: Out,
@@ -299,6 +300,7 @@ def import_fashion_mnist(
 
 @app.command("rcv1")
 @verb
+@kernels_told()
 def import_rcv1(
     out: Out,
     part: Part = "train",

@@ -9,7 +9,7 @@ import typer
 from scalelatent.errors import JobError
 
 from .data import describe, tell
-from .show import Jobs, Json, Overwrite, emit, pixels_of, progress_bar, run_of, verb
+from .show import Jobs, Json, Overwrite, emit, kernels_told, pixels_of, progress_bar, run_of, verb
 
 app = typer.Typer(no_args_is_help=True, help="Make datasets of any size.")
 
@@ -22,6 +22,7 @@ Out = Annotated[str, typer.Argument(metavar="OUT", help="The dataset to write, f
 
 @app.command("digits")
 @verb
+@kernels_told()
 def make_digits(
     out: Out,
     rows: Annotated[int, typer.Option(min=1, help="How many images.")],
@@ -59,6 +60,7 @@ def make_digits(
 
 @app.command("documents")
 @verb
+@kernels_told()
 def make_documents(
     out: Out,
     rows: Annotated[int, typer.Option(min=1, help="How many documents.")],
@@ -104,6 +106,7 @@ Size = Annotated[str | None, typer.Option(metavar="HEIGHTxWIDTH", help="Of an im
 
 @app.command("bars")
 @verb
+@kernels_told()
 def make_bars(
     out: Out,
     rows: Images,
@@ -126,6 +129,7 @@ def make_bars(
 
 @app.command("symbols")
 @verb
+@kernels_told()
 def make_symbols(
     out: Out,
     rows: Images,
@@ -145,6 +149,7 @@ def make_symbols(
 
 @app.command("letters")
 @verb
+@kernels_told()
 def make_letters(
     out: Out,
     rows: Images,
@@ -168,6 +173,7 @@ def make_letters(
 
 @app.command("text")
 @verb
+@kernels_told()
 def make_text(
     out: Out,
     rows: Images,
@@ -186,6 +192,7 @@ def make_text(
 
 @app.command("traits")
 @verb
+@kernels_told()
 def make_traits(
     out: Out,
     rows: Images,
@@ -229,6 +236,7 @@ Threshold = Annotated[int, typer.Option(min=0, max=255, help="A grey value above
 
 @app.command("noisy-digits")
 @verb
+@kernels_told()
 def make_noisy_digits(
     out: Out,
     base: Base = "digits",
@@ -253,6 +261,7 @@ def make_noisy_digits(
 
 @app.command("occluded-digits")
 @verb
+@kernels_told()
 def make_occluded_digits(
     out: Out,
     base: Base = "digits",

@@ -13,6 +13,7 @@ from .show import (
     Overwrite,
     Settings,
     emit,
+    kernels_told,
     say,
     show_values,
     stderr_console,
@@ -39,6 +40,7 @@ def _load(job: Path, settings: list[str] | None, out: str | None) -> Job:
 
 
 @verb
+@kernels_told()
 def plan(
     job: JobFile, settings: Settings = None, out: Out = None, measure: Measure = False, json: Json = False
 ) -> None:
@@ -113,7 +115,7 @@ def demo(
 
     from .show import progress_bar
 
-    with progress_bar("making digits") as progress:
+    with kernels_told(), progress_bar("making digits") as progress:
         resolved = prepare(out, rows=rows, workers=workers, overwrite=overwrite, progress=progress, tell=say)
     data = resolved.data
     _run(resolved, None, json, {"job": str(Path(out, "job.toml")), "train": data.train, "test": data.test})
@@ -127,7 +129,9 @@ def _run(job: Job, folder: Any, json: bool, also: dict[str, Any] | None = None) 
 
     where = job.job.out if folder is None else folder.url
     if folder is None:
-        for line in plan_lines(plan_job(job, tell=say)):
+        with kernels_told():  # of those that the fit needs its own progress tells
+            needs = plan_job(job, tell=say)
+        for line in plan_lines(needs):
             say(line)
     try:
         with in_run(where), Progress(stderr_console()) as progress:

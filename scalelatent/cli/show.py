@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -56,6 +56,22 @@ def verb(function: Function) -> Function:
 def say(message: str) -> None:
     """Print a line for the user to standard error, where it disturbs no JSON and no pipe."""
     typer.echo(message, err=True)
+
+
+@contextmanager
+def kernels_told() -> Iterator[None]:
+    """Say once that this process compiles kernels, while it lasts; also a decorator below `verb`."""
+    from scalelatent._numba import observed
+    from scalelatent.engine.compiling import COMPILING
+
+    unsaid = [COMPILING]
+
+    def tell(kernel: str, seconds: float | None) -> None:
+        with suppress(IndexError):
+            say(unsaid.pop())
+
+    with observed(tell):
+        yield
 
 
 def emit(value: Mapping[str, Any] | list[Any]) -> None:

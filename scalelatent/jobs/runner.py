@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalelatent.data.store import is_local
 from scalelatent.engine.callbacks import Callback, Callbacks
+from scalelatent.engine.compiling import telling_of_kernels
 from scalelatent.engine.dask.cluster import job_named
 from scalelatent.engine.loop import Progress
 from scalelatent.errors import JobError, LongFitWarning, RunError, ScalelatentError
@@ -310,12 +311,13 @@ def _steps(
     estimator.save(folder.model_url, overwrite=True)
     folder.event("model_saved", path=folder.model_url)
     request.check()
-    if data.test is not None:
-        told = _begin_stage(callbacks, "scoring", data.test)
-        found = _test_scores(estimator, data.test, told)
-        result.scores |= {key: found[key] for key in SCORES if key in found}
-        folder.event("scored", test_rows=len(data.test), **{**result.scores, **found})
-    _report(result, data, _begin_stage(callbacks, "report", data.shown))
+    with telling_of_kernels(callbacks):  # the fit has told of its own
+        if data.test is not None:
+            told = _begin_stage(callbacks, "scoring", data.test)
+            found = _test_scores(estimator, data.test, told)
+            result.scores |= {key: found[key] for key in SCORES if key in found}
+            folder.event("scored", test_rows=len(data.test), **{**result.scores, **found})
+        _report(result, data, _begin_stage(callbacks, "report", data.shown))
     request.check()
     return result
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import io
-from types import FunctionType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
-from numba import int64
 from rich.console import Console
 
 from scalelatent import _numba
@@ -16,6 +15,7 @@ from scalelatent.engine.dask import worker_side
 from scalelatent.engine.dask.news import KERNELS
 from scalelatent.estimators.session import FitSession
 from scalelatent.monitor.progress import Progress
+from tests.helpers import fresh_kernel
 
 
 class Heard(Callback):
@@ -26,18 +26,12 @@ class Heard(Callback):
         self.events.append(info)
 
 
-def _fresh() -> Any:
-    """A kernel that is compiled by whoever calls it first: of a function in no file nothing is kept."""
-    code = (lambda x: x + 1).__code__.replace(co_filename="<nowhere>")
-    return _numba.entry(int64)(FunctionType(code, {"__name__": "nowhere"}))
-
-
 def test_a_fit_hears_of_kernels_while_it_lasts() -> None:
     heard = Heard()
     with FitSession("test", device="cpu", n_jobs=1, callbacks=[heard]):
-        kernel = _fresh()
+        kernel = fresh_kernel()
         assert kernel(1) == kernel(1) == 2
-    _fresh()(1)
+    fresh_kernel()(1)
     assert [event["event"] for event in heard.events] == ["compiling_kernels", "kernel_compiled"]
     assert heard.events[0]["message"] == COMPILING
     assert heard.events[1]["seconds"] >= 0
@@ -79,7 +73,7 @@ def test_a_worker_tells_every_driver(monkeypatch) -> None:
     monkeypatch.setattr(worker_side, "_worker", lambda: worker)
     monkeypatch.setattr(_numba, "_observers", [])
     worker_side.tell_of_kernels()
-    _fresh()(1)
+    fresh_kernel()(1)
     assert [topic for topic, _ in told] == [KERNELS] * 2
     assert told[0][1]["worker"] == "tcp://w:1"
     assert [message["event"] for _, message in told] == ["compiling_kernels", "kernel_compiled"]

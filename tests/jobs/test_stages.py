@@ -14,6 +14,7 @@ from scalelatent.cli import app
 from scalelatent.jobs.resolve import load_job
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.runner import run_new_job
+from tests.helpers import Log, fresh_kernel
 
 JOBS = {
     "capsule": "capsule_dim = 2\nmax_iter = 3",
@@ -78,3 +79,14 @@ def test_scoring_can_be_cancelled_and_done_again(workplace: SimpleNamespace) -> 
         run_new_job(load_job(workplace.job), callbacks=[Stop()])
     assert CliRunner().invoke(app, ["resume", str(workplace.run)]).exit_code == 0
     assert RunFolder(workplace.run).has_report
+
+
+def test_kernels_of_scoring_are_told(fake: Any, workplace: SimpleNamespace) -> None:
+    def score(self: Any, rows: Any, **kwargs: Any) -> float:
+        return float(fresh_kernel()(0))
+
+    fake.score = score
+    log = Log()
+    run_new_job(load_job(workplace.job), callbacks=[log])
+    events = [info["event"] for info in log.of("event")]
+    assert events == ["compiling_kernels", "kernel_compiled"]
