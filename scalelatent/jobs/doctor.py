@@ -82,6 +82,7 @@ def examine(folder: str | os.PathLike[str] = ".") -> list[Finding]:
         ("malloc", _malloc),
         ("blas threads", _blas),
         ("numba", _numba),
+        ("kernels", _kernels),
         ("blosc threads", _blosc),
         ("zarr", _zarr),
         ("gpu", _gpu),
@@ -219,6 +220,22 @@ def _numba() -> Iterator[Finding]:
     else:
         text = f"{folder}: {problem}; kernels are compiled anew in every process"
         yield Finding("numba cache", "warn", text, "export NUMBA_CACHE_DIR=/a/folder/on/a/local/disk")
+
+
+def _kernels() -> Iterator[Finding]:
+    """Whether a first fit waits for the compiler; asked of the files, nothing is compiled."""
+    import numba
+
+    from .warm import cold_kernels
+
+    if vars(numba.config)["DISABLE_JIT"]:
+        return  # "numba" says so
+    count, cold = cold_kernels()
+    if cold:
+        text = f"{cold} of {count} are yet to be compiled: first fits wait some seconds for theirs, once"
+        yield Finding("kernels", "warn", text, "scalelatent warm")
+    else:
+        yield Finding("kernels", "ok", f"all {count} are compiled for this machine")
 
 
 def _llvm_cpu() -> str:

@@ -20,7 +20,7 @@ from scalelatent.errors import JobError
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["FAMILIES", "warm", "warm_cluster"]
+__all__ = ["FAMILIES", "cold_kernels", "warm", "warm_cluster"]
 
 # Families of kernels: those of a model compile what models share with them.
 _FOLDERS = {
@@ -61,6 +61,12 @@ def _missing(kinds: Iterable[str]) -> tuple[int, list[tuple[str, int, str]]]:
         count += len(found)
         missing += [(kind, number, name) for number, (name, saved) in enumerate(found) if not saved]
     return count, missing
+
+
+def cold_kernels() -> tuple[int, int]:
+    """How many kernels there are, and how many of them this machine has yet to compile; compiles none."""
+    count, missing = _missing(FAMILIES)
+    return count, len(missing)
 
 
 def warm(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from scalelatent.jobs import doctor
+from scalelatent.jobs import doctor, warm
 
 
 def by_check(findings):
@@ -42,6 +46,26 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch):
     finding = by_check(doctor.examine())["numba"]
     assert finding.status == "fail"
     assert "half installed" in finding.found
+
+
+@pytest.mark.slow
+def test_cold_kernels_are_counted_and_not_compiled(tmp_path):
+    command = [sys.executable, "-m", "scalelatent.cli", "doctor", str(tmp_path), "--json"]
+    env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=170, check=True)
+    (found,) = [found for found in json.loads(done.stdout)["findings"] if found["check"] == "kernels"]
+    cold, count = re.match(r"(\d+) of (\d+) are yet to be compiled", found["found"]).groups()
+    assert int(cold) == int(count) >= 20
+    assert (found["status"], found["fix"]) == ("warn", "scalelatent warm")
+    assert not list((tmp_path / "cache").rglob("*.nbc"))
+
+
+@pytest.mark.parametrize(("cold", "status"), [(0, "ok"), (3, "warn")])
+def test_kernels_are_warm_or_there_is_a_verb(monkeypatch, cold, status):
+    monkeypatch.setattr(warm, "_missing", lambda kinds: (40, [("mbn", n, "scan") for n in range(cold)]))
+    (finding,) = doctor._kernels()
+    assert finding.status == status
+    assert ("3 of 40" in finding.found) == (finding.fix == "scalelatent warm") == bool(cold)
 
 
 def test_cupy_twice(monkeypatch):
