@@ -21,6 +21,9 @@ class Callback:
     keeps_run_folder = False
     """Whether it writes the run folder: then no fit writes another record there."""
 
+    tells_cluster = False
+    """Whether it tells a scheduler's page of the run: then nobody else does."""
+
     shows_progress = False
     """Whether it is a display: then no fit opens another one."""
 
@@ -93,6 +96,7 @@ class Callbacks(Callback):
                     "scalelatent.Callback"
                 )
             self.keeps_run_folder |= callback.keeps_run_folder
+            self.tells_cluster |= callback.tells_cluster
             self.shows_progress |= callback.shows_progress
 
     def on_fit_start(self, info: dict[str, Any]) -> None:

@@ -33,6 +33,8 @@ class FitCall:
         The datasets by name: ``train``, ``validation``.
     run_dir, resume, callbacks, engine, verbose
         Of the call.
+    client
+        That the fit runs on: of the call, or of the enclosing ``sl.cluster``; None in this process.
     """
 
     model: Any
@@ -42,6 +44,7 @@ class FitCall:
     callbacks: Callback | Sequence[Callback] = ()
     engine: Mapping[str, Any] = field(default_factory=dict)
     verbose: bool | None = None
+    client: Any = None
 
 
 class Passes(Callback):

@@ -21,6 +21,7 @@ from scalelatent.data.store import Location, locate
 from scalelatent.engine.cache import memory_limit
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.companions import FitCall, accompanied
+from scalelatent.engine.dask.cluster import current_client
 from scalelatent.engine.plan import LONG_SECONDS, long_fit
 from scalelatent.errors import DataError, LongFitWarning, warn_user
 
@@ -295,7 +296,9 @@ class StreamedEstimator(BaseEstimator):
 
         watched = {"train": train} if held is None else {"train": train, "validation": held}
         watched = rows_as_begun(watched, run_dir if resume else None)
-        call = FitCall(self, watched, run_dir, resume, callbacks, engine or {}, verbose)
+        call = FitCall(
+            self, watched, run_dir, resume, callbacks, engine or {}, verbose, client or current_client()
+        )
         with accompanied(call) as everyone:
             self._serve_steps(watched, client, run_dir or records, resume, everyone, engine)
             self._fitted_rows = {name: ds.spec() for name, ds in watched.items() if ds.is_stored}

@@ -16,6 +16,7 @@ from scalelatent.data import Dataset
 from scalelatent.data.store import locate
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.companions import FitCall, accompanied
+from scalelatent.engine.dask.cluster import current_client
 from scalelatent.engine.plan import find_resources
 from scalelatent.engine.streams import resolve_seed
 from scalelatent.engine.tally import SCORERS
@@ -202,7 +203,9 @@ class Search(BestOfSearch, MetaEstimatorMixin, BaseEstimator):
         --------
         See the class.
         """
-        call = FitCall(self, {}, run_dir, resume, callbacks, engine or {}, verbose)
+        call = FitCall(
+            self, {}, run_dir, resume, callbacks, engine or {}, verbose, client or current_client()
+        )
         with accompanied(call) as everyone:
             return self._fit(X, y, validation, sample_weight, groups, client, call, everyone)
 

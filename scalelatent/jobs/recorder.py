@@ -24,7 +24,7 @@ from scalelatent.monitor.times import time_text
 
 from .interrupt import StopRequest, stop_on_cancel
 from .jsontext import plain
-from .news import ProgressFile
+from .news import ProgressFile, announce, cluster_log
 from .refusals import tell_os_error
 from .runfolder import RunFolder, is_run_folder
 from .runner import validation_scores
@@ -72,6 +72,7 @@ class _Record(Callbacks):
         self.exit = ExitStack()
         self._call = call
         self._folder: RunFolder | None = None
+        self._client: Any = None  # that is told of the run
         self._began = time.monotonic()
 
     def on_fit_start(self, info: dict[str, Any]) -> None:
@@ -91,12 +92,17 @@ class _Record(Callbacks):
             self.exit.enter_context(folder.lock())
         here = f"{socket.gethostname()}:{os.getpid()}"
         folder.begin("running")
-        folder.update_state(driver=here, began=time_text())
+        state = folder.update_state(driver=here, began=time_text())
         folder.event("state", state="running", resume=self._call.resume, driver=here, pid=os.getpid())
         request = StopRequest()
         self.exit.enter_context(stop_on_cancel(request, folder))
         self._log = RunLog(folder)
-        self.callbacks = [self._log, ProgressFile(folder), SearchNews(folder), request]
+        self._job = job
+        if not Callbacks(self._call.callbacks).tells_cluster:
+            self._client = self._call.client
+        announce(self._client, folder, job, state)
+        news = [ProgressFile(folder), *cluster_log(self._client, folder, job, state)]
+        self.callbacks = [self._log, *news, SearchNews(folder), request]
         return folder
 
     def done(self) -> None:
@@ -112,8 +118,9 @@ class _Record(Callbacks):
             model.save(folder.model_url, overwrite=True)
             folder.event("model_saved", path=folder.model_url)
         ended = {"seconds": round(time.monotonic() - self._began, 3)}
-        folder.update_state(state="done", error=None, **validation_scores(model), **ended)
+        told = folder.update_state(state="done", error=None, **validation_scores(model), **ended)
         folder.event("state", state="done", **ended)
+        announce(self._client, folder, self._job, told)
 
     def broken_off(self, error: BaseException) -> BaseException:
         """Note how the fit ended without a model; returns what to raise.
@@ -136,7 +143,7 @@ class _Record(Callbacks):
         with suppress(OSError, RunError):
             self._log.settle()
             folder.event("state", state=state, error=text, **more)
-            folder.update_state(state=state, error=text)
+            announce(self._client, folder, self._job, folder.update_state(state=state, error=text))
         return error
 
 

@@ -75,6 +75,8 @@ class ClusterLog(Callback):
     ...     estimator.fit(dataset, client=client, callbacks=[log])
     """
 
+    tells_cluster = True
+
     def __init__(
         self,
         client: Any,

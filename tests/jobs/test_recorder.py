@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,13 @@ from typer.testing import CliRunner
 
 import scalelatent as sl
 from scalelatent.cli import app
+from scalelatent.engine.companions import FitCall
 from scalelatent.errors import RunError
+from scalelatent.estimators import base
+from scalelatent.estimators import search as searching
+from scalelatent.jobs.recorder import recorded
 from scalelatent.jobs.runfolder import RunFolder
+from scalelatent.monitor import publish
 
 X, Y = np.random.default_rng(0).normal(size=(80, 6)), np.arange(80) % 2
 
@@ -172,3 +179,80 @@ def test_a_finished_search_holds_its_best_model(tmp_path, rows):
     search.fit(rows, run_dir=tmp_path / "run")
     np.testing.assert_array_equal(sl.load_model(tmp_path / "run").W_, search.best_estimator_.W_)
     assert not (tmp_path / "run" / "refit" / "job.json").exists()
+
+
+class _Client:
+    """Stands for a client whose scheduler has no page of ours: it takes events, as every scheduler does."""
+
+    status, loop = "running", None
+
+    def __init__(self) -> None:
+        self.heard: list[dict[str, Any]] = []
+        self.scheduler = SimpleNamespace(log_event=self.log_event)
+
+    def log_event(self, topic: str, msg: dict[str, Any]) -> None:
+        assert topic == "scalelatent"
+        self.heard.append(msg)
+
+    def sync(self, function: Any, *args: Any, callback_timeout: float, **more: Any) -> None:
+        function(*args, **more)
+
+    def states(self) -> list[str]:
+        return list(dict.fromkeys(message["state"] for message in self.heard if message["kind"] == "state"))
+
+
+@pytest.fixture
+def client(monkeypatch):
+    def post(client: _Client, topic: str, messages: list[dict[str, Any]], pause: float) -> bool:
+        client.heard += messages
+        return False
+
+    monkeypatch.setattr(publish.hooks, "post_event", post)
+    return _Client()
+
+
+@pytest.mark.parametrize("how", ["done", "failed", "cancelled"])
+def test_a_fit_on_a_cluster_is_told_to_its_dashboard(tmp_path, rows, client, how):
+    one = model(random_state=3).fit(rows)
+    error = {"done": None, "failed": OSError("no more"), "cancelled": KeyboardInterrupt()}[how]
+    call = FitCall(one, {"train": rows}, tmp_path / "run", client=client)
+    with nullcontext() if error is None else pytest.raises(type(error)), recorded(call) as record:
+        record.on_fit_start({"rows": 80, "seed": 3})
+        record.on_pass_end({"pass": 1, "objective": 0.5})
+        if error is not None:
+            raise error
+    assert client.states() == ["running", how]
+    assert {message["run"] for message in client.heard} == {RunFolder(tmp_path / "run").url}
+    assert [message["objective"] for message in client.heard if message["kind"] == "pass"] == [0.5]
+    assert client.heard[0]["job"] == RunFolder(tmp_path / "run").id
+
+
+def test_who_tells_the_dashboard_already_is_alone_with_it(tmp_path, rows, client):
+    log = sl.monitor.ClusterLog(client, "mine")
+    call = FitCall(model().fit(rows), {"train": rows}, tmp_path / "run", callbacks=[log], client=client)
+    with recorded(call) as record:
+        record.on_fit_start({"rows": 80, "seed": 3})
+    assert client.heard == []
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("search", [True, False])
+def test_the_client_of_a_fit_is_the_given_one_or_that_of_the_enclosing_cluster(
+    monkeypatch, rows, search, given
+):
+    seen = []
+
+    def stop(call: FitCall) -> Any:
+        seen.append(call.client)
+        raise StopIteration
+
+    workers = {"tcp://a:1": {"nthreads": 1, "memory_limit": 2**32, "resources": {}, "host": "a"}}
+    client = SimpleNamespace(scheduler_info=lambda n_workers: {"workers": workers})
+    for module in (base, searching):
+        monkeypatch.setattr(module, "accompanied", stop)
+        if not given:
+            monkeypatch.setattr(module, "current_client", lambda: client)
+    one: Any = sl.Search(model(), {"capsule_dim": [1, 2]}, cv=2) if search else model()
+    with pytest.raises(StopIteration):
+        one.fit(rows, **({"client": client} if given else {}))
+    assert seen == [client]
