@@ -101,7 +101,7 @@ def test_every_sparse_format_is_taken(kind: str) -> None:
     _same(ds.read_x(0, ROWS), X)
     assert ds.fingerprint() == Dataset.from_arrays(X, Y).fingerprint()
     assert ds.fingerprint() != Dataset.from_arrays(X.toarray(), Y).fingerprint()
-    assert repr(ds) == "<Dataset 300 CSR rows x (40,) float32>"
+    assert repr(ds) == "<Dataset 300 CSR rows x (40,) float32, labels>"
 
 
 def test_rows_in_memory_are_views() -> None:

@@ -280,7 +280,7 @@ def test_on_a_cluster(s3: S3, base: str, on_disk: Any, tmp_path: Path) -> None:
 
 
 def test_a_run_folder_that_cannot_be(s3: S3, tmp_path: Path) -> None:
-    sl.data.make_digits(s3.at("train.zarr"), 100)
+    sl.data.make_digits(s3.at("train.zarr"), 400)
     job = load_job(job_file(tmp_path, s3.url), settings=["job.out=s3://no-such-bucket/run"])
     with pytest.raises(DataError, match="there is no bucket 'no-such-bucket'"):
         run_new_job(job)

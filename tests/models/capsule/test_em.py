@@ -252,6 +252,10 @@ def test_weights_beyond_float32_are_an_error_that_names_the_way_out() -> None:
     with np.errstate(all="ignore"):
         stats = _pass(learner, huge, x.astype("f4"), y, None, device="cpu")
     with pytest.raises(
-        FloatingPointError, match=r"member\(s\) \[0\] is not finite in pass 1.*momentum.*ridge"
+        FloatingPointError, match=r"member\(s\) \[0\] is not finite in pass 1.*scale the features"
     ):
         learner.update(huge, {"train": stats})
+    with pytest.raises(
+        FloatingPointError, match=r"member\(s\) \[0\] is not finite in pass 2.*momentum.*ridge"
+    ):
+        learner.update(replace(huge, iteration=1), {"train": stats})
