@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from scalelatent.errors import ShardError
+
 from .cache import DEFAULT_SHARE, SMALL_BYTES
 from .passes import Stage, seconds_per_row
 from .rates import rates
@@ -19,12 +21,19 @@ def read_seconds(dataset: Any) -> float:
         return scratch_rates()[1] * dataset.nbytes / max(len(dataset), 1)
 
     def measure() -> float:
-        start, stop = dataset.pieces()[0]
-        times = []
-        for _ in range(2):  # the first one may wait for the disk, and finds out what is there
-            begin = time.perf_counter()
-            dataset.read_x(start, stop)
-            times.append(time.perf_counter() - begin)
+        pieces = dataset.pieces()
+        for number, (start, stop) in enumerate(pieces, 1):
+            times = []
+            try:
+                for _ in range(2):  # the first one may wait for the disk, and finds out what is there
+                    begin = time.perf_counter()
+                    dataset.read_x(start, stop)
+                    times.append(time.perf_counter() - begin)
+            except ShardError:  # the fit may leave it out
+                if number == len(pieces):
+                    raise
+            else:
+                break
         return min(times) / (stop - start)
 
     return rates.get(f"read {dataset.fingerprint()}", measure)

@@ -23,7 +23,7 @@ from .chains import ChainRunner, InProcessSteps
 from .executor import OnRows, StepResult
 from .halving import cut_event
 from .order import RowOrder
-from .passes import PassContext, Span, Stage, split_vector
+from .passes import PassContext, Span, Stage, split_vector, vector_length
 from .quarantine import Quarantine
 from .reading import StopFlag, Stopped
 from .reduce import TreeReducer
@@ -188,7 +188,9 @@ class InProcessExecutor:
                     self.callbacks.on_event(cut_event(what, rows, backend.device))
 
     def _kept(self, stage: Stage, iteration: int, span: Span) -> np.ndarray | None:
-        return None if self.store is None else self.store.load_node(stage.name, iteration, span)
+        if self.store is None:
+            return None
+        return self.store.load_node(stage.name, iteration, span, vector_length(stage.reductions[span.part]))
 
     def _backend(self, device: str, slot: int) -> Any:
         name = device if device == "reference" else resolve_device(device)

@@ -295,7 +295,7 @@ class PassContext:
         rows = iter_blocks(
             self._readers[span.part], [block for leaf in per_leaf for block in leaf], stop_event
         )
-        tree = _NodeTree(span.level, layout.size + COUNTERS)
+        tree = _NodeTree(span.level, vector_length(reduction))
         with naming(self.stage.datasets[span.part]), closing(rows):
             for leaf in per_leaf:
                 vector = tree.zeros()
@@ -357,6 +357,11 @@ class _NodeTree:
         root = self._sums[self._top]
         assert root is not None
         return root
+
+
+def vector_length(reduction: Reduction) -> int:
+    """Length of the vector of a span: its statistic and counters."""
+    return reduction.layout().size + COUNTERS
 
 
 def split_vector(stage: Stage, part: str, vector: np.ndarray) -> tuple[Stats, int, int]:

@@ -303,12 +303,15 @@ class EngineStore:
             if m["stage"] == stage and int(m["iteration"]) == iteration
         ]
 
-    def load_node(self, stage: str, iteration: int, span: Span) -> np.ndarray | None:
-        """Vector of a finished span; None where it cannot be read (it is then computed again)."""
+    def load_node(self, stage: str, iteration: int, span: Span, length: int) -> np.ndarray | None:
+        """Vector of a finished span; None where it cannot be read, or has another length, as another version
+        may have written it (it is then computed again).
+        """
         try:
-            return self.read(_node_name(stage, iteration, span))
+            vector = self.read(_node_name(stage, iteration, span))
         except RunError:
             return None
+        return vector if np.shape(vector) == (length,) else None
 
     def drop_nodes(self, upto: int | None = None) -> None:
         """Forget finished spans: their pass is done. The next one (``iteration > upto``) may have begun."""

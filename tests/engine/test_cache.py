@@ -195,6 +195,18 @@ def test_where_passes_would_wait_for_rows_more_are_kept(
     assert shared_cache().used > stored[1].nbytes
 
 
+def test_a_lost_shard_does_not_hinder_the_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_cache_yet: None
+) -> None:
+    """Whether a shard may be left out, the pass decides that misses it."""
+    monkeypatch.setattr(caching, "SMALL_BYTES", 64)
+    x = np.random.default_rng(0).normal(size=(500, 10)).astype(np.float32)
+    ds = Dataset.from_arrays(x, np.arange(500) % 3).save(tmp_path / "d.zarr", chunk_rows=50, shard_rows=50)
+    Path(ds.shards(0, 1)[0][0]).unlink()
+    assert 0 < caching.read_seconds(ds)
+    assert _fit(ds, on_bad_shard="skip").shape == (6, 10)
+
+
 def test_the_cache_is_a_setting_that_changes_no_bit(stored: list[Dataset], no_cache_yet: None) -> None:
     weights = []
     for cache, least, most in ((0, 0, 0), ("3MiB", 1, 3 * 2**20), (0.2, 2**22, 2**30)):

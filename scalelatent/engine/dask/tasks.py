@@ -19,7 +19,7 @@ import numpy as np
 from scalelatent.data.store import locate
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.cache import shared_cache
-from scalelatent.engine.passes import PassContext, Span, Stage, split_vector
+from scalelatent.engine.passes import PassContext, Span, Stage, split_vector, vector_length
 from scalelatent.engine.reading import Stopped
 from scalelatent.engine.spans import worth_saving
 from scalelatent.engine.store import EngineStore
@@ -154,12 +154,13 @@ def task_span(
     """
     if params is not None and params.state is None:
         return None
-    if kept:
-        vector = open_store(ref).load_node(stage_name, iteration, span)
-        if vector is not None:
-            return vector
     begin = time.perf_counter()
     context = context_of(ref, stage_name, iteration, None if params is None else params.state)
+    if kept:
+        length = vector_length(context.reductions[span.part])
+        vector = open_store(ref).load_node(stage_name, iteration, span, length)
+        if vector is not None:
+            return vector
     waited, limits = context.meter.wait_seconds, dict(context.backend.row_limits)
     with stopping():
         vector = context.run_span(span, TaskStop(fit))
