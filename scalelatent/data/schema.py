@@ -151,7 +151,20 @@ class DatasetAttrs:
             raise DataError(
                 f"{url}: attribute 'feature_shape' is missing or damaged; import the data again"
             ) from error
+        if not _is_crc(known.get("crc")):
+            raise DataError(f"{url}: attribute 'crc' is damaged; import the data again")
         return cls(feature_shape=shape, **known)
+
+
+def _is_crc(crc: Any) -> bool:
+    """Whether an attribute `crc` is one that seals.py can use."""
+    if crc is None:
+        return True
+    try:
+        sizes = [int(size) for size, _ in crc["columns"].values()]
+        return "hash" in crc and "x" in crc["columns"] and min(sizes) >= 0 and int(crc.get("shard_rows", 1)) > 0
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+        return False
 
 
 def software() -> str:

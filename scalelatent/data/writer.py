@@ -321,8 +321,10 @@ class DatasetWriter:
         """Enter the checksums of shards made again: another compressor may have packed the same rows."""
         columns = own_columns(self._location, replace(self.attrs, crc=None))
         parts = split_crcs(self._location, self.attrs.crc or {})
+        if parts is None:  # lost: then all shards were made again
+            parts = {name: np.zeros(column.n_crcs, np.uint32) for name, column in columns.items()}
         for name, column in columns.items():
-            if len(parts[name]) != column.n_crcs:
+            if len(parts.get(name, ())) != column.n_crcs:
                 return  # packed anew by somebody: nothing of the table fits
             for shard, crcs in self._resealed.items():
                 parts[name][column.crcs_of(shard)] = crcs[name]

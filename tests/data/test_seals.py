@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from scalelatent.data import Dataset, append_rows, create_dataset, open_dataset
+from scalelatent.data import Dataset, append_rows, check_dataset, create_dataset, open_dataset
 from scalelatent.data.store import locate
 from scalelatent.errors import DataError, ShardError
 
@@ -107,6 +107,42 @@ def test_a_changed_table_of_checksums(tmp_path: Path) -> None:
     shutil.copyfile(tmp_path / "b/crc/c/0", tmp_path / "a/crc/c/0")
     with pytest.raises(DataError, match=r"table of checksums, .*crc/c/0, .* is not the one"):
         open_dataset(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("crc", "what"),
+    [
+        ([], "attribute 'crc' is damaged"),
+        ("x", "attribute 'crc' is damaged"),
+        ({"hash": "0", "columns": []}, "attribute 'crc' is damaged"),
+        ({"hash": "0", "columns": {"y": [1, "1"]}}, "attribute 'crc' is damaged"),
+        ({"hash": "0", "columns": {"x": [-1, "1"]}}, "attribute 'crc' is damaged"),
+        ({"hash": "0", "columns": {"x": [1, "1"]}, "shard_rows": 0}, "attribute 'crc' is damaged"),
+        ({"hash": "0", "columns": {"x": [10**15, "1"]}}, "table of checksums, .*crc/c/0, is missing"),
+    ],
+)
+def test_an_attribute_that_belongs_to_no_table(tmp_path: Path, crc: Any, what: str) -> None:
+    _save("ints", 1, str(tmp_path / "a"))
+    meta = json.loads((tmp_path / "a/zarr.json").read_text())
+    meta["attributes"]["crc"] = crc
+    (tmp_path / "a/zarr.json").write_text(json.dumps(meta))
+    with pytest.raises(DataError, match=what):
+        open_dataset(tmp_path / "a")
+    if what.startswith("attribute"):
+        with pytest.raises(DataError, match=what):
+            check_dataset(tmp_path / "a")
+    else:
+        assert check_dataset(tmp_path / "a").bad[0].file.endswith("crc")
+
+
+def test_a_table_of_digests_of_another_length(tmp_path: Path) -> None:
+    _save("ints", 1, str(tmp_path / "a"))
+    Dataset.from_arrays(**_arrays("ints", 1)).save(str(tmp_path / "b"), chunk_rows=10, shard_rows=10)
+    shutil.rmtree(tmp_path / "a/digest")
+    shutil.copytree(tmp_path / "b/digest", tmp_path / "a/digest")
+    with pytest.raises(DataError, match=r"table of digests, .*a/digest, is not the one"):
+        open_dataset(tmp_path / "a")
+    assert check_dataset(tmp_path / "a").bad[0].file.endswith("digest")
 
 
 def test_a_dataset_without_the_table_opens_and_reads(tmp_path: Path) -> None:
