@@ -162,7 +162,9 @@ def _is_crc(crc: Any) -> bool:
         return True
     try:
         sizes = [int(size) for size, _ in crc["columns"].values()]
-        return "hash" in crc and "x" in crc["columns"] and min(sizes) >= 0 and int(crc.get("shard_rows", 1)) > 0
+        return (
+            "hash" in crc and "x" in crc["columns"] and min(sizes) >= 0 and int(crc.get("shard_rows", 1)) > 0
+        )
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         return False
 

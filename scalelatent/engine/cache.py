@@ -212,8 +212,8 @@ def parse_cache(value: Any) -> float | None:
 
     Examples
     --------
-    >>> parse_cache("64MiB"), parse_cache(0.2), parse_cache(0), parse_cache("auto")
-    (67108864.0, 0.2, 0.0, None)
+    >>> parse_cache("64MiB"), parse_cache(0.2), parse_cache("0.2"), parse_cache(0), parse_cache("auto")
+    (67108864.0, 0.2, 0.2, 0.0, None)
     """
     if value is None or value == "auto":
         return None
@@ -221,7 +221,8 @@ def parse_cache(value: Any) -> float | None:
         if isinstance(value, str):
             from dask.utils import parse_bytes
 
-            value = parse_bytes(value)
+            # Of "0.3" that would make no bytes.
+            value = value if value.replace(".", "", 1).isdecimal() else parse_bytes(value)
         found = float("nan") if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, KeyError):
         found = float("nan")

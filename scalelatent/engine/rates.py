@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ FORMAT = 1
 # A machine changes: its BLAS, its neighbours, its disk.
 STALE_SECONDS = 90 * 86400.0
 PROBE_SECONDS = 0.15
+# That threads wait for each other before they measure.
+WAIT_SECONDS = 60.0
 
 
 def machine() -> dict[str, Any]:
@@ -137,8 +140,13 @@ def cpu_seconds(make: Callable[[], Callable[[], Any]], threads: int, least: floa
     barrier = threading.Barrier(threads)
 
     def measure(call: Callable[[], Any]) -> float:
-        call()
-        barrier.wait()
+        try:
+            call()
+        except BaseException:
+            barrier.abort()
+            raise
+        with suppress(threading.BrokenBarrierError):  # of a thread that failed: its error is what is told
+            barrier.wait(WAIT_SECONDS)
         begin, clock, calls = time.thread_time(), time.perf_counter(), 0
         while not calls or (time.thread_time() - begin < least and time.perf_counter() - clock < 20 * least):
             call()

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from scalelatent.errors import DataError
 from scalelatent.models.base import Block
 from scalelatent.models.stats import Stats
 
@@ -22,6 +24,8 @@ SCRATCH_ROWS, SCRATCH_FEATURES = 32_768, 196
 EIGEN_SIZE = 400
 # Bytes a second that rows are gathered with out of others.
 GATHER_RATE = 1.5e9
+# Seconds a byte of writing and of reading, where neither can be measured.
+NOMINAL_SCRATCH = 5e-9, 2e-10
 
 
 def noise(rows: int, p: int, dtype: Any, codes: int) -> Block:
@@ -113,7 +117,12 @@ def scratch_rates() -> tuple[float, float]:
             measure()
         return found[name]
 
-    return rates.get("write scratch", lambda: rate("write")), rates.get("read scratch", lambda: rate("read"))
+    try:
+        names = ("write", "read")
+        write, read = (rates.get(f"{name} scratch", partial(rate, name)) for name in names)
+    except (OSError, DataError):  # no place for temporary files, which the fit may not need
+        return NOMINAL_SCRATCH
+    return write, read
 
 
 def eigen_seconds(p: int) -> float:

@@ -203,7 +203,7 @@ def test_a_lost_shard_does_not_hinder_the_choice(
     x = np.random.default_rng(0).normal(size=(500, 10)).astype(np.float32)
     ds = Dataset.from_arrays(x, np.arange(500) % 3).save(tmp_path / "d.zarr", chunk_rows=50, shard_rows=50)
     Path(ds.shards(0, 1)[0][0]).unlink()
-    assert 0 < caching.read_seconds(ds)
+    assert caching.read_seconds(ds) > 0
     assert _fit(ds, on_bad_shard="skip").shape == (6, 10)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from scalelatent.engine import rates as module
+from scalelatent.engine import speeds
 from scalelatent.engine.rates import Rates, cpu_seconds
 
 
@@ -58,3 +61,32 @@ def test_seconds_are_those_of_one_thread_beside_others() -> None:
         return lambda: time.sleep(0.002)  # waiting is no work
 
     assert cpu_seconds(make, 2, 0.001) < 0.0015
+
+
+def test_a_thread_that_fails_does_not_leave_the_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "cpu_count", lambda: 2)
+    calls = iter([lambda: None, lambda: 1 / 0])
+    found: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            cpu_seconds(lambda: next(calls), 2, 0.001)
+        except ZeroDivisionError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert found
+
+
+def test_where_there_is_no_place_for_temporary_files_a_plan_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speeds, "rates", Rates(tmp_path / "rates.json"))
+    monkeypatch.setattr(speeds.tempfile, "TemporaryDirectory", _no_place)
+    assert speeds.scratch_rates() == speeds.NOMINAL_SCRATCH
+
+
+def _no_place(**how: str) -> None:
+    raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
