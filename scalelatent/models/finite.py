@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from scalelatent.errors import DivergenceError
@@ -48,6 +50,23 @@ def find_nonfinite(block: Block, largest: float = np.inf) -> str | None:
     if np.isfinite(single[row, feature]):
         return f"{place}, too large for products in float32: scale the features below {largest:g}"
     return f"{place}, beyond float32"
+
+
+def find_too_large(block: Block, x: Any, xp: Any) -> str | None:
+    """Like :func:`find_nonfinite` with ``LARGEST``, of a block whose rows ``x`` are in float32 already: looks
+    for the place only where the sum of all squares says that there is one.
+
+    Examples
+    --------
+    >>> x = np.array([[0.0, 1e38]], dtype=np.float32)
+    >>> find_too_large(Block(x, None, None, 7), x, np)
+    'row 7, feature 1 is 1e+38, too large for products in float32: scale the features below 1e+18'
+    """
+    if block.x.dtype.kind != "f":
+        return None
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = float(xp.vdot(x, x))
+    return None if squares <= LARGEST**2 else find_nonfinite(block, LARGEST)
 
 
 def diverged(members: list[int], when: str, step: str) -> DivergenceError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -83,6 +85,56 @@ def test_rows_that_a_capsule_cannot_learn_from(rows: np.ndarray, options: dict[s
         model.fit(rows, Y)
     assert told in str(refused.value)
     assert "momentum" not in str(refused.value)
+
+
+def capsule() -> Any:
+    return sl.CapsuleRegression(capsule_dim=2, max_iter=3, random_state=0, n_jobs=1)
+
+
+def crbm() -> Any:
+    return sl.ConditionalRBM(n_hidden=3, n_epochs=1, batch_size=20, n_jobs=1)
+
+
+# What is done with rows of 1e38 by whom: other rows than those that a capsule model learns from.
+USES: dict[str, Callable[[Any], Any]] = {
+    "capsule, validation": lambda x: capsule().fit(X, Y, validation=(x, Y)),
+    "capsule, validation of stepwise": lambda x: (
+        capsule().set_params(algorithm="stepwise", n_epochs=1).fit(X, Y, validation=(x, Y))
+    ),
+    "capsule, validation of one against the rest": lambda x: (
+        capsule().set_params(architecture="one_vs_all").fit(X, Y, validation=(x, Y))
+    ),
+    "capsule, predict": lambda x: capsule().fit(X, Y).predict(x),
+    "capsule, transform": lambda x: capsule().fit(X, Y).transform(x),
+    "capsule, projected": lambda x: capsule().set_params(projection=4).fit(X, Y).predict(x),
+    "capsule, score": lambda x: capsule().fit(X, Y).score(x, Y),
+    "crbm, fit": lambda x: crbm().fit(x, B),
+    "crbm, validation": lambda x: crbm().fit(X, B, validation=(x, B)),
+    "crbm, predict": lambda x: crbm().fit(X, B).predict(x),
+    "crbm, score": lambda x: crbm().fit(X, B).score(x, B),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_rows_that_are_too_large_are_refused_wherever_they_come(use: str) -> None:
+    with pytest.raises(DataError) as refused:
+        USES[use](HUGE)
+    assert TOO_LARGE.format(1e38) in str(refused.value)
+
+
+@pytest.mark.parametrize("use", ["capsule, predict", "crbm, predict"])
+def test_stored_rows_that_are_too_large_are_refused(use: str, tmp_path: Path) -> None:
+    stored = sl.Dataset.from_arrays(HUGE.astype(np.float32)).save(
+        tmp_path / "x.zarr", chunk_rows=4, shard_rows=8
+    )
+    with pytest.raises(DataError, match=f"x.zarr.*{re.escape(TOO_LARGE.format(1e38))}"):
+        USES[use](stored)
+
+
+def test_stored_outputs_beside_rows_that_are_too_large(tmp_path: Path) -> None:
+    stored = sl.Dataset.from_arrays(HUGE, B).save(tmp_path / "x.zarr", chunk_rows=4, shard_rows=8)
+    with pytest.raises(DataError, match=f"x.zarr.*{re.escape(TOO_LARGE.format(1e38))}"):
+        crbm().fit(stored)
 
 
 def test_a_batch_that_is_too_large_is_named_and_changes_nothing() -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.models.base import Block
-from scalelatent.models.finite import diverged, find_nonfinite
+from scalelatent.models.finite import diverged, find_nonfinite, find_too_large
 from scalelatent.models.stats import Layout, Stats
 
 from .members import Members
@@ -177,6 +177,9 @@ class CapsulePass:
         assert block.y is not None
         with np.errstate(over="ignore"):  # what is beyond float32 is told below, by row and feature
             x = backend.asarray(block.x, np.float32, "x")
+        # Rows to learn from were measured before the first pass.
+        if not self.train and (place := find_too_large(block, x, backend.xp)):
+            raise NonFiniteError(place)
         weight = np.ones(len(block.y)) if block.weight is None else block.weight
         if self.class_weight is not None:
             weight = weight * self.class_weight[block.y]

@@ -145,7 +145,7 @@ class Project:
 
     def apply(self, prepared: Any, block: Block) -> np.ndarray:
         """Projected rows."""
-        if place := find_nonfinite(block):
+        if place := find_nonfinite(block, LARGEST):
             raise NonFiniteError(place)
         backend, basis = prepared
         return backend.to_host(backend.asarray(block.x, np.float32, "x") @ basis)

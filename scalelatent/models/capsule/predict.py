@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.models.base import Block
-from scalelatent.models.finite import find_nonfinite
+from scalelatent.models.finite import find_nonfinite, find_too_large
 
 from .members import Members
 from .moments import NonFiniteError
@@ -90,7 +90,10 @@ class CapsuleRows:
         """Scores or latents of a block."""
         backend, directions, w = prepared
         with np.errstate(invalid="ignore", over="ignore"):
-            x = backend.asarray(block.x, np.float32, "x").T
+            x = backend.asarray(block.x, np.float32, "x")
+            if place := find_too_large(block, x, backend.xp):
+                raise NonFiniteError(place)
+            x = x.T
             h = backend.matmul(w, x if directions is None else backend.matmul(directions, x, "z"), "h")
         if not bool(backend.xp.isfinite(h).all()):
             raise NonFiniteError(find_nonfinite(block) or f"rows from {block.start} on overflow float32")

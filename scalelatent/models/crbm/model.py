@@ -19,7 +19,7 @@ import numpy as np
 
 from scalelatent.models.base import Block
 from scalelatent.models.csr import CsrRows
-from scalelatent.models.finite import find_nonfinite
+from scalelatent.models.finite import find_nonfinite, find_too_large
 from scalelatent.models.stats import Layout
 
 from .cpu.units import log_loss
@@ -230,14 +230,17 @@ def block_biases(shape: CrbmShape, params: Params, block: Block, backend: Any) -
     Raises
     ------
     ValueError
-        A row that is not finite, by its number.
+        A row that is not finite or too large for products in float32, by its number.
     WeightError
         A row whose products with the parameters are not.
     """
     if not shape.n_observed:
         n_rows = len(block.x if block.y is None else block.y)
         return (None, *biases(params, None, n_rows, backend))
-    seen = observe(block.x, backend)
+    with np.errstate(over="ignore"):  # told below, by row and feature
+        seen = observe(block.x, backend)
+    if place := find_too_large(block, seen.x, backend.xp):
+        raise ValueError(place)
     with np.errstate(invalid="ignore", over="ignore"):
         b1, b2 = biases(params, seen, len(seen.x), backend)
         total = float(b1.sum() + b2.sum())  # asked once: a device has to wait for the answer
