@@ -154,10 +154,35 @@ def test_shuffle(scalelatent, digits):
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            ("up", "--workers", "0", "--dashboard", "127.0.0.1:99999"),
+            "dashboard '127.0.0.1:99999': '99999' is",
+        ),
+        (("up", "--workers", "0", "--dashboard", "127.0.0.1:http"), "'http' is no port; give HOST:PORT"),
+        (
+            ("join", "127.0.0.1:99999"),
+            "scheduler '127.0.0.1:99999' is not an address (its port 99999 is none",
+        ),
+        (("join", "tcp://127.0.0.1:0"), "its port 0 is none of 1 to 65535"),
+    ],
+)
+def test_ports_that_cannot_be(scalelatent, arguments, told):
+    said = scalelatent("cluster", *arguments, code=2).err
+    assert told in said
+    assert len(said.splitlines()) == 1
+
+
 def test_append(scalelatent, digits):
     scalelatent("data", "import", "npz", "a.npz", "a.zarr")
     assert scalelatent("data", "append", "a.zarr", "a.npz", "--json").json()["rows"] == 120
-    assert scalelatent("data", "append", "a.zarr", "a.zarr", "--json").json()["rows"] == 240
+    for itself in ("a.zarr", "./a.zarr/", str(digits / "a.zarr")):
+        told = scalelatent("data", "append", "a.zarr", itself, code=2).err
+        assert "appended to itself" in told
+        assert "data convert a.zarr COPY" in told
+    assert scalelatent("data", "info", "a.zarr", "--json").json()["rows"] == 120
     assert "labels None instead of numbers" in scalelatent("data", "append", "a.zarr", "x.npy", code=2).err
 
 

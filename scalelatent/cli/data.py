@@ -114,7 +114,14 @@ def append(
     Whatever goes wrong on the way, the dataset stays as it was.
     """
     from scalelatent.data import append_rows
+    from scalelatent.data.guard import clears_too
+    from scalelatent.data.store import locate
 
+    if clears_too(locate(url), locate(source)):
+        raise JobError(
+            f"{source} is appended to itself, {url}: name the rows to append; to have each row twice, append "
+            f"a copy: scalelatent data convert {url} COPY"
+        )
     with progress_bar("appending") as progress:
         dataset = append_rows(url, source, x=x, y=y, progress=progress)
     tell(dataset, json)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from scalelatent.errors import JobError
+
 from .exits import FAILED, INTERRUPTED
 from .run import JobFile, Out, _finish, _load, _run, _summary
 from .show import (
@@ -266,6 +268,11 @@ def resume(
         write_job_again(folder, job_file)
     state = folder.read_state()
     if state["state"] == "done":
+        if settings:
+            raise JobError(
+                f"run {folder.url} is done, and --set {', '.join(settings)} cannot change it any more; for "
+                "another fit choose another folder: scalelatent fit JOB --set … --out FOLDER"
+            )
         say(f"run {folder.url} is done; there is nothing to resume")
         _finish(_summary(folder), json)
         return

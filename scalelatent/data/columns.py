@@ -122,6 +122,7 @@ def label_source(y: Any) -> RowSource:
         return csr.CsrSource(y, "y")
     lazy = is_dask(y) or is_zarr(y)
     schema.refuse_masked(y, "y")
+    schema.refuse_mixed(y, "y")
     array = y if lazy or isinstance(y, np.ndarray) else np.asarray(y)
     if len(array.shape) == 1 and not lazy:
         return ArrayRows(schema.as_labels(array, "y"))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_room",
+    "check_rows_fit",
     "copy_rows",
     "create_dataset",
     "create_like",
@@ -172,9 +173,7 @@ def create_dataset(
     if resume and location.has("digest/zarr.json") and format_of(location) != REMOVED:
         return _resume(location, n_rows, attrs, kind, y_type, weighted, layout if shard_rows else None)
     check_room(location, overwrite, unfinished=resume)
-    numbers = schema.n_features(attrs.feature_shape) * n_rows if nnz is None else nnz
-    what = f"{n_rows:,} rows of shape {attrs.feature_shape} and dtype {kind}"
-    check_space(location, what, numbers * kind.itemsize, layout.least_bytes(numbers, kind))
+    check_rows_fit(location, n_rows, attrs.feature_shape, kind, nnz, compressor=layout.compressor)
     make_room(location, overwrite, unfinished=resume)
     keep = contextlib.nullcontext() if resume else cleared_on_failure(location)
     with explain_os_errors(location, "creating the dataset"), keep:
@@ -185,6 +184,25 @@ def create_dataset(
         n_shards = layout.n_shards(n_rows) * layout.n_tiles(schema.n_features(attrs.feature_shape))
         group.create_array("digest", shape=(n_shards, 16), dtype="u1", chunks=(n_shards, 16), fill_value=0)
     return DatasetWriter(location)
+
+
+def check_rows_fit(
+    location: Location,
+    n_rows: int,
+    feature_shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    nnz: int | None = None,
+    *,
+    compressor: str | None = "auto",
+    copies: int = 1,
+) -> None:
+    """Refuse rows, or several copies of them at a time, that the place cannot hold (see `check_space`)."""
+    numbers = schema.n_features(feature_shape) * n_rows if nnz is None else nnz
+    what = f"{n_rows:,} rows of shape {feature_shape} and dtype {dtype}"
+    if copies > 1:
+        what = f"{copies} copies of {what}"
+    least = Layout(1, 1, compressor).least_bytes(numbers, dtype)
+    check_space(location, what, copies * numbers * dtype.itemsize, copies * least)
 
 
 def _check_kinds(

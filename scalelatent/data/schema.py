@@ -37,6 +37,7 @@ __all__ = [
     "distinct_labels",
     "encode_labels",
     "refuse_masked",
+    "refuse_mixed",
     "shard_digest",
     "software",
 ]
@@ -232,6 +233,7 @@ def refuse_masked(values: Any, what: str, first_row: int = 0) -> None:
 def as_labels(y: Any, what: str, first_row: int = 0) -> np.ndarray:
     """Labels as a 1-D array of numbers or fixed-width strings; `y` itself where it is one already."""
     refuse_masked(y, what, first_row)
+    refuse_mixed(y, what, first_row)
     labels = y if isinstance(y, np.ndarray) else np.asarray(y)
     if labels.ndim != 1:
         raise DataError(
@@ -247,6 +249,32 @@ def as_labels(y: Any, what: str, first_row: int = 0) -> np.ndarray:
             f"{what} has dtype {labels.dtype}; labels have to be integers, floats, booleans or strings"
         )
     return labels if labels.dtype.isnative else labels.astype(labels.dtype.newbyteorder("="))
+
+
+def refuse_mixed(y: Any, what: str, first_row: int = 0) -> None:
+    """Refuse a list, or objects, of which only some are strings; numpy would make strings of all.
+
+    Raises
+    ------
+    DataError
+
+    Examples
+    --------
+    >>> refuse_mixed([0, "a"], "y")
+    Traceback (most recent call last):
+    scalelatent.errors.DataError: y is of mixed types. The label of row 1 is 'a' (str), and row 0 is 0 ...
+    """
+    if isinstance(y, np.ndarray) and y.ndim == 1 and y.dtype.kind == "O":
+        y = y.tolist()
+    if not isinstance(y, (list, tuple)) or len({issubclass(t, (str, bytes)) for t in set(map(type, y))}) < 2:
+        return
+    text = isinstance(y[0], (str, bytes))
+    row = next(i for i, label in enumerate(y) if isinstance(label, (str, bytes)) != text)
+    raise DataError(
+        f"{what} is of mixed types. The label of row {first_row + row} is {y[row]!r:.40} "
+        f"({type(y[row]).__name__}), and row {first_row} is {y[0]!r:.40} ({type(y[0]).__name__}); labels are "
+        "all numbers or all strings"
+    )
 
 
 def _decoded(labels: np.ndarray, what: str, first_row: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from scalelatent._above import ask
 from scalelatent.data import Dataset
-from scalelatent.data.schema import refuse_masked
+from scalelatent.data.schema import refuse_masked, refuse_mixed
 from scalelatent.data.store import Location, locate
 from scalelatent.engine.cache import memory_limit
 from scalelatent.engine.callbacks import Callback, Callbacks
@@ -142,6 +142,7 @@ class StreamedEstimator(BaseEstimator):
         elif is_plain(X):
             if y is None:
                 raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
+            refuse_mixed(y, "y")
             X, y = validated(self, X, y, reset=reset, **_CHECKS)
             check_finite(X, "X")
             check_labels(y)

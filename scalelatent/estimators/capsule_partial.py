@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from scalelatent.data.schema import refuse_mixed
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.streams import resolve_seed, stream
 from scalelatent.models.capsule.members import Members, build_members
@@ -227,6 +228,7 @@ class PartialFit:
             or type(y) is not np.ndarray
             or y.ndim != 1
         ):
+            refuse_mixed(y, "y")
             X, y = validated(self, X, y, reset=first, dtype="numeric", order="C", ensure_all_finite=False)
         elif len(y) != len(X):
             raise ValueError(f"X has {len(X)} rows, but y has {len(y)} labels: give one label a row")

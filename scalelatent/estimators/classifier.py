@@ -8,6 +8,7 @@ import numpy as np
 from sklearn.base import ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
+from scalelatent.data.schema import refuse_mixed
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.loop import Progress
 from scalelatent.errors import DataError
@@ -209,6 +210,7 @@ def _one_column(values: Any) -> Any:
     """One value a row; what is read in pieces (zarr, dask, memmap) stays what it is."""
     if values is None or not is_plain(values):
         return values
+    refuse_mixed(values, "y")
     kind = np.asarray(values).dtype.kind
     if kind == "c":
         raise ValueError(

@@ -184,6 +184,8 @@ def _parts(address: str) -> tuple[str, str, int]:
         if scheme not in ("tcp", "tls"):
             return scheme, place, 0
         host, port = parse_host_port(place, 8786)
+        if not 0 < port < 65536:
+            raise ValueError(f"its port {port} is none of 1 to 65535")
     except (ValueError, TypeError) as error:
         raise JobError(
             f"scheduler {address!r} is not an address ({error}); write for example tcp://head:8786, as the "

@@ -149,3 +149,17 @@ def test_overwriting_advises_what_there_is(capsys: pytest.CaptureFixture[str]) -
     message = refused(capsys, "npz", "file.npz", "out.zarr")
     assert "--overwrite" in message
     assert "--resume" not in message
+
+
+@pytest.mark.parametrize(("dtype", "least"), [("f4", 2 * 10**6 * 24), ("u1", 2 * 10**6 * 6 // 256)])
+def test_a_shuffle_needs_room_for_two_copies(
+    dtype: str, least: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from scalelatent.data.store import LocalLocation
+
+    np.save("rows.npy", np.zeros((10**6, 6), dtype))
+    monkeypatch.setattr(LocalLocation, "free_bytes", lambda self: least - 1)
+    told = refused(capsys, "npy", "rows.npy", "rows.zarr", "--shuffle", "1")
+    assert "2 copies of 1,000,000 rows of shape (6,)" in told
+    assert "free there; choose another place" in told
+    assert not [path for path in Path().iterdir() if path.name.startswith("rows.zarr")]

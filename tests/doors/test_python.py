@@ -145,6 +145,17 @@ def test_a_batch_that_is_too_large_is_named_and_changes_nothing() -> None:
     np.testing.assert_array_equal(model.W_, before)
 
 
+@pytest.mark.parametrize("algorithm", ["em", "stepwise", "passive_aggressive"])
+def test_a_batch_of_another_scale_is_told_and_changes_nothing(algorithm: str) -> None:
+    model = sl.CapsuleRegression(capsule_dim=2, algorithm=algorithm, random_state=0)
+    model.partial_fit(1e-18 * X, Y, [0, 1, 2])
+    before = model.W_.copy()
+    with pytest.raises(DivergenceError, match=r"left out: .* another scale .*; scale them to about 1, then"):
+        model.partial_fit(9e17 * X.astype(np.float64), Y)
+    np.testing.assert_array_equal(model.W_, before)
+    model.partial_fit(1e-18 * X, Y)
+
+
 def test_divergence_is_an_error_of_its_own() -> None:
     from scalelatent.models.finite import diverged
 
@@ -160,12 +171,30 @@ LABELS: list[tuple[str, Any, str]] = [
     ("None among words", np.array(["a", "b", None] * 20, object), "The label of row 2 is None (NoneType)"),
     ("numbers and words", np.array([0, "a", 1] * 20, object), "The label of row 1 is 'a' (str), and row 0 i"),
     ("words and numbers", np.array(["a", 0, "b"] * 20, object), "The label of row 1 is 0 (int), and row 0 i"),
+    ("a list of numbers and words", [0, 1, "a"] * 20, "The label of row 2 is 'a' (str), and row 0 is 0 (int"),
+    ("a list of words and numbers", ["a", "b", 1.5] * 20, "The label of row 2 is 1.5 (float), and row 0 is"),
+    ("a tuple of words and None", ("a", None) * 30, "The label of row 1 is None (NoneType)"),
     ("mappings", [{}] * 60, "The label of row 0 is {} (dict)"),
     ("complex", Y + 1j, "Complex data not supported: "),
     ("two columns", np.c_[Y, Y], "(60, 2)"),
     ("one word", "abc", "shape ()"),
     ("a set", {1, 2}, "shape ()"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("labels", [[0, 1, "a"] * 20, np.array([0, 1, "a"] * 20, object)])
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda y: sl.Dataset.from_arrays(X, y),
+        lambda y: capsule().partial_fit(X, y, classes=["0", "1", "a"]),
+        lambda y: capsule().fit(X, Y, validation=(X, y)),
+    ],
+    ids=["dataset", "partial_fit", "validation"],
+)
+def test_labels_of_mixed_types_are_refused_by_row(take: Callable[[Any], Any], labels: Any) -> None:
+    with pytest.raises(DataError, match=r"The label of row 2 is 'a' \(str\), and row 0 is 0 \(int\)"):
+        take(labels)
 
 
 @pytest.fixture(scope="module")

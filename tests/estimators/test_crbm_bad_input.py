@@ -251,12 +251,17 @@ def test_weights_of_scored_rows_that_count_nothing(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("learner", ["mle-bp", "cd", "logistic"])
-def test_products_beyond_float32_are_told_with_the_rate(learner: str, pair: Pair) -> None:
-    x = pair[0] * np.float32(1e25)
+def test_rows_too_large_for_products_are_told_by_row_and_feature(learner: str, pair: Pair) -> None:
+    with pytest.raises(DataError, match=r"row \d+, feature \d+ is .*: scale the features below 1e\+18"):
+        make(learner=learner).fit(pair[0] * np.float32(1e25), pair[1])
+
+
+def test_products_beyond_float32_are_told_with_the_rate(pair: Pair) -> None:
+    x = pair[0] * np.float32(1e17)
     with pytest.raises(
         DivergenceError, match=r"products of row \d+ .*scale X\) in epoch 1, step 2, at learn"
     ):
-        make(learner=learner).fit(x, pair[1])
+        make(learner="logistic", learning_rate=1e6).fit(x, pair[1])
 
 
 @pytest.mark.parametrize("n_sweeps", [0, 2.7, True, "9"])

@@ -145,6 +145,9 @@ def test_a_job_from_plan_to_report(digits):
     assert {"id", "state", "pass", "objective", "error", "run"} <= set(state)
     assert scalelatent("status", "--json", cwd=digits).json()[0]["id"] == state["id"]
     assert "nothing to resume" in scalelatent("resume", "run", cwd=digits).err
+    ignored = scalelatent("resume", "run", "--set", "cluster.workers=2", cwd=digits, code=2).err
+    assert "is done, and --set cluster.workers=2 cannot change it" in ignored
+    assert "scalelatent fit JOB --set" in ignored
 
     score = scalelatent(
         "score", "run", "test.zarr", "--metric", "error", "--metric", "log_loss", "--json", cwd=digits

@@ -304,13 +304,16 @@ def _write_shuffled(
 ) -> Dataset:
     """Write the rows in order to a dataset beside the wanted one, then shuffle them into place."""
     import scalelatent.data as data
-    from scalelatent.data.create import check_room
+    from scalelatent.data.create import check_room, check_rows_fit
 
     def half(first: int) -> Progress | None:
         """Each of the two steps is half of the way."""
         return None if progress is None else lambda done, n: progress((first * n + done) // 2, n)
 
-    check_room(location, overwrite, resumable=False)  # now, not after the rows were read
+    # Now, not after the rows were read: what they are shuffled from lies beside them until the end.
+    check_room(location, overwrite, resumable=False)
+    packed = {"compressor": layout["compressor"]} if "compressor" in layout else {}
+    check_rows_fit(location, x.n_rows, x.shape[1:], x.dtype, columns["nnz"], copies=2, **packed)
     aside = locate(f"{location.url}.unshuffled-{uuid.uuid4().hex[:8]}")
     with scratch(aside):
         ordered = _write(aside, x, y, columns | layout, False, half(0))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalelatent.errors import JobError
 
-from .workers import configured, first_cause, patient, refuse_numbers, worker_specs
+from .workers import configured, first_cause, patient, refuse_numbers, refuse_page, worker_specs
 
 if TYPE_CHECKING:
     from distributed import Security
@@ -186,6 +186,7 @@ def start_cluster(
     from distributed import Scheduler, SpecCluster
 
     refuse_numbers(workers, threads, gpus, port)
+    refuse_page(dashboard_address)
     protocol = "tcp://" if security is None else "tls://"
     common = {"host": host, "protocol": protocol, "security": security}
     scheduler = {

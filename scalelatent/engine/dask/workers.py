@@ -27,6 +27,7 @@ __all__ = [
     "first_cause",
     "patient",
     "refuse_numbers",
+    "refuse_page",
     "run_workers",
     "visible_gpus",
     "worker_specs",
@@ -269,6 +270,24 @@ def first_cause(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
     return error
+
+
+def refuse_page(address: str | None) -> None:
+    """Raise `JobError` for an address of the dashboard whose port is none.
+
+    Examples
+    --------
+    >>> refuse_page("127.0.0.1:0")
+    >>> refuse_page("127.0.0.1:99999")
+    Traceback (most recent call last):
+    ...
+    scalelatent.errors.JobError: dashboard '127.0.0.1:99999': '99999' is no port; give HOST:PORT with ...
+    """
+    _, colon, port = (address or "").rpartition(":")
+    if colon and not (port.isdecimal() and int(port) < 65536):
+        raise JobError(
+            f"dashboard {address!r}: {port!r} is no port; give HOST:PORT with a port from 0 (free) to 65535"
+        )
 
 
 def refuse_numbers(workers: int, threads: int, gpus: int, port: int) -> None:

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.errors import DivergenceError
 from scalelatent.models.base import Block
 from scalelatent.models.stats import Stats
 
@@ -198,8 +199,9 @@ class RunningCapsule:
         Raises
         ------
         FloatingPointError
-            Rows that are not finite in float32, or weights that have grown beyond it. The batch that does it
-            changes nothing.
+            Rows that are not finite in float32.
+        DivergenceError
+            Weights that have grown beyond it. The batch that does it changes nothing.
         """
         if not np.isfinite(x).all():
             row = int(np.flatnonzero(~np.isfinite(x).all(axis=1))[0])
@@ -324,6 +326,7 @@ def _count(codes: np.ndarray, weight: np.ndarray | None, n_classes: int) -> np.n
 
 def _check(values: np.ndarray) -> None:
     if not np.isfinite(values).all():
-        raise FloatingPointError(
-            "the weights are not finite after these rows: features are too large for float32; scale them"
+        raise DivergenceError(
+            "the weights are not finite after these rows, which are left out: their features are too large "
+            "for float32, or of another scale than those before; scale them to about 1, then go on"
         )
