@@ -26,12 +26,11 @@ from .search_apart import fit_apart, make_apart
 from .search_best import BestOfSearch
 from .search_candidates import (
     Split,
-    as_runs,
     candidate_params,
     check_candidate,
+    find_folds,
     make_candidates,
     score_table,
-    split_rows,
 )
 from .search_fit import Candidate, Memo, SharedFit
 from .search_scoring import Scoring
@@ -69,10 +68,11 @@ class Search(BestOfSearch, MetaEstimatorMixin, BaseEstimator):
         that shuffles. Where candidates share passes the rows of a fold weigh 0 for its fits.
     scoring : str, callable or None
         Greater is better: a name of ``sklearn.metrics.get_scorer_names()``, a scorer ``scoring(model, X, y)``
-        or a function ``scoring(model, dataset)``, called for each candidate and fold. "accuracy",
-        "balanced_accuracy", "f1_macro" and "neg_log_loss" of classifiers are computed in one shared pass. A
-        network's output is scored by "nmi", "accuracy" (of clusters) or "retrieval", for which rows have
-        labels. None: the accuracy of a classifier, ``score`` of a conditional RBM, "nmi" of a network.
+        or a function ``scoring(model, dataset)``, called for each candidate and fold. Rows count by their
+        weights where scikit-learn's metric takes such. "accuracy", "balanced_accuracy", "f1_macro" and
+        "neg_log_loss" of classifiers are computed in one shared pass. A network's output is scored by "nmi",
+        "accuracy" (of clusters) or "retrieval", for which rows have labels. None: the accuracy of a
+        classifier, ``score`` of a conditional RBM, "nmi" of a network.
     refit : bool
         After cross-validation, fit the best parameters on all rows. With validation rows the best candidate
         is fitted already.
@@ -222,6 +222,8 @@ class Search(BestOfSearch, MetaEstimatorMixin, BaseEstimator):
     ) -> Search:
         for name in _LEARNED:  # a search that is refused, or does not refit, has no model of another one
             self.__dict__.pop(name, None)
+        if isinstance(self.error_score, str) and self.error_score != "raise":
+            raise ValueError(f"error_score={self.error_score!r}: give 'raise' or a number")
         params, scoring = candidate_params(self.estimator, self.param_grid), self._scorer()
         base = clone(self.estimator)
         train = base._search_rows(X, y, sample_weight)
@@ -230,19 +232,20 @@ class Search(BestOfSearch, MetaEstimatorMixin, BaseEstimator):
         watched = rows_as_begun(watched, call.run_dir if call.resume else None)
         train, held = watched["train"], watched.get("validation")
         scoring.check(train if held is None else held)
-        splits = None if held is not None else split_rows(self.cv, train, groups)
-        folds = None if splits is None else as_runs(splits, len(train))
+        splits, folds = None, None
+        if held is None:
+            splits, folds = find_folds(self.cv, train, groups, shared=base._shares_passes)
         call.rows.update(watched)
-        self.n_splits_ = 1 if splits is None else len(splits)
+        self.n_splits_ = len(splits or folds or (held,))
         where = {"client": client, "resume": call.resume, "callbacks": callbacks, "engine": call.engine}
         run_dir = call.run_dir
-        if base._shares_passes and (splits is None or folds is not None):
+        if base._shares_passes and splits is None:
             begun, scores = self._fit_together(base, params, watched, folds, scoring, run_dir, where)
         else:
             begun, scores = self._fit_apart(base, params, watched, splits, scoring, run_dir, where)
         self._tell_failed(begun)
         self._gather(params, begun, scores)
-        if splits is None:
+        if held is not None:
             self.best_estimator_ = next(one.model for one in begun if one.number == self.best_index_)
         elif self.refit:
             best = clone(base).set_params(**self.best_params_)

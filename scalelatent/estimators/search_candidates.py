@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -61,8 +62,10 @@ def candidate_params(estimator: Any, given: Any) -> list[dict[str, Any]]:
 Split = tuple[np.ndarray, np.ndarray]
 
 
-def split_rows(cv: Any, rows: Dataset, groups: Any = None) -> list[Split]:
-    """(train, test) of each fold, row numbers, of whatever scikit-learn's searches take.
+def find_folds(
+    cv: Any, rows: Dataset, groups: Any, *, shared: bool
+) -> tuple[list[Split] | None, list[tuple[int, int]] | None]:
+    """The folds as row numbers or, where candidates share passes and every fold is a run, as runs alone.
 
     Raises
     ------
@@ -72,8 +75,8 @@ def split_rows(cv: Any, rows: Dataset, groups: Any = None) -> list[Split]:
 
     Examples
     --------
-    >>> [test.tolist() for _, test in split_rows(3, Dataset.from_arrays(np.zeros((4, 1))))]
-    [[0, 1], [2], [3]]
+    >>> find_folds(3, Dataset.from_arrays(np.zeros((4, 1))), None, shared=True)
+    (None, [(0, 2), (2, 3), (3, 4)])
     """
     n_rows, n = len(rows), 5 if cv is None else cv
     plain = isinstance(n, (int, np.integer)) and not isinstance(n, bool)
@@ -83,8 +86,28 @@ def split_rows(cv: Any, rows: Dataset, groups: Any = None) -> list[Split]:
             f"cv={cv!r}: give a number of folds from 2 to the number of rows (n_samples = {n_rows}), a "
             "splitter of sklearn.model_selection, or pairs (train, test) of row numbers"
         )
+    if plain and shared:  # without a number for each row of each fold
+        return None, _even_runs(int(n), n_rows)
+    splits = _split_rows(KFold(int(n)) if plain else n, rows, groups)
+    runs = _as_runs(splits, n_rows) if shared else None
+    return (splits, None) if runs is None else (None, runs)
+
+
+def _even_runs(n_folds: int, n_rows: int) -> list[tuple[int, int]]:
+    """(start, stop) of the folds of ``KFold``."""
+    size, longer = divmod(n_rows, n_folds)
+    return list(pairwise(k * size + min(k, longer) for k in range(n_folds + 1)))
+
+
+def _split_rows(cv: Any, rows: Dataset, groups: Any) -> list[Split]:
+    """(train, test) of each fold, row numbers, of whatever scikit-learn's searches take."""
+    n_rows = len(rows)
+    if not hasattr(cv, "split"):
+        cv = list(cv)
+        if odd := [pair for pair in cv if not hasattr(pair, "__len__") or len(pair) != 2]:
+            raise ValueError(f"cv: {odd[0]!r:.60} is no fold: give pairs (train, test) of row numbers")
     y = rows.read_y(0, n_rows) if rows.has_y and not rows.has_targets else None
-    found = check_cv(KFold(int(n)) if plain else n).split(np.zeros((n_rows, 1)), y, groups)
+    found = check_cv(cv).split(np.zeros((n_rows, 1)), y, groups)
     splits = [(_numbers(train, n_rows), _numbers(test, n_rows)) for train, test in found]
     if not splits:
         raise ValueError(f"cv={cv!r} gives no fold: give pairs (train, test) of row numbers")
@@ -93,7 +116,7 @@ def split_rows(cv: Any, rows: Dataset, groups: Any = None) -> list[Split]:
 
 def _numbers(given: Any, n_rows: int) -> np.ndarray:
     """Row numbers in rising order, also of a mask."""
-    numbers = np.asarray(given)
+    numbers = np.atleast_1d(given)
     numbers = np.flatnonzero(numbers) if numbers.dtype == bool else np.sort(numbers)
     if not len(numbers) or numbers[0] < 0 or numbers[-1] >= n_rows or not np.diff(numbers).all():
         raise ValueError(
@@ -103,14 +126,8 @@ def _numbers(given: Any, n_rows: int) -> np.ndarray:
     return numbers
 
 
-def as_runs(splits: Sequence[Split], n_rows: int) -> list[tuple[int, int]] | None:
-    """(start, stop) of each fold where all are runs that the other rows learn; else None.
-
-    Examples
-    --------
-    >>> as_runs([(np.array([0, 3]), np.array([1, 2]))], 4), as_runs([(np.array([0]), np.array([1, 2]))], 4)
-    ([(1, 3)], None)
-    """
+def _as_runs(splits: Sequence[Split], n_rows: int) -> list[tuple[int, int]] | None:
+    """(start, stop) of each fold where all are runs that the other rows learn; else None."""
     runs = []
     for train, test in splits:
         first, stop = int(test[0]), int(test[-1]) + 1
@@ -212,7 +229,7 @@ def score_table(
     for k in range(n_splits):
         out[f"split{k}_test_score"] = per_split[:, k]
     out["mean_test_score"], out["std_test_score"] = mean, per_split.std(axis=1)
-    # The first of equals has the better place, as in scikit-learn; what has no score is last.
+    # Equals share the better rank, as in scikit-learn; what has no score is last.
     filled = np.where(np.isnan(mean), -np.inf, mean)
     out["rank_test_score"] = np.array([1 + int((filled > value).sum()) for value in filled])
     of_number: list[list[Candidate]] = [[] for _ in params]

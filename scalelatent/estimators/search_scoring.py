@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -111,15 +112,29 @@ def _on_arrays(scorer: Callable[..., Any]) -> Callable[[Any, Dataset], float]:
                 f"{needed / 2**30:.1f} GiB: give fewer rows to score on, or scoring=a function of (model, "
                 "dataset), which may read a run at a time"
             )
-        x = rows.read_x(0, n)
+        x, model = rows.read_x(0, n), _without_names(model)
         if not rows.has_y and not rows.has_targets:
             return float(scorer(model, x))
         y = rows.read_targets(0, n) if rows.has_targets else rows.read_y(0, n)
-        weight = rows.read_weight(0, n)
-        weighs = weight is not None and hasattr(scorer, "_score_func")
-        return float(scorer(model, x, y, sample_weight=weight) if weighs else scorer(model, x, y))
+        weight = rows.read_weight(0, n) if _weighs(scorer) else None
+        return float(scorer(model, x, y) if weight is None else scorer(model, x, y, sample_weight=weight))
 
     return score
+
+
+def _weighs(scorer: Any) -> bool:
+    """Whether a scorer takes the weights of rows, which some metrics do not have."""
+    metric = getattr(scorer, "_score_func", None)
+    return metric is not None and "sample_weight" in inspect.signature(metric).parameters
+
+
+def _without_names(model: Any) -> Any:
+    """The model, for rows whose columns have no names any more: scikit-learn would warn of these."""
+    if not hasattr(model, "feature_names_in_"):
+        return model
+    model = copy.copy(model)
+    del model.feature_names_in_
+    return model
 
 
 def _tallied(name: str) -> Callable[[Any, Dataset], float]:

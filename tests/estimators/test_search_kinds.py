@@ -15,6 +15,7 @@ from scalelatent import CapsuleRegression, ConditionalRBM, Dataset, MultilayerBo
 from scalelatent.data.taken import take_rows
 from scalelatent.errors import DataError
 from scalelatent.estimators.registry import KINDS, NO_JOBS
+from scalelatent.estimators.search_candidates import find_folds
 from tests.estimators.crbm_cases import Pair
 from tests.helpers import InterruptAt, Log
 
@@ -232,3 +233,54 @@ def test_names_and_drawings(digits: Arrays) -> None:
     assert drawn["text/plain"].startswith("Search(")
     assert drawn["text/html"].count("n_clusterings=") >= 2
     assert f"{search.best_score_:.4g}" in drawn["text/html"]
+
+
+# -- what scikit-learn's scorers and splitters are given -----------------------------------------------------
+
+
+class _ManyRows:
+    has_y = has_targets = False
+
+    def __len__(self) -> int:
+        return 10**12
+
+
+def test_a_number_of_folds_needs_no_number_for_each_row() -> None:
+    splits, runs = find_folds(5, _ManyRows(), None, shared=True)  # type: ignore[arg-type]
+    assert splits is None
+    assert runs is not None
+    assert [runs[0], runs[-1]] == [(0, 2 * 10**11), (8 * 10**11, 10**12)]
+
+
+@pytest.mark.parametrize(("n_rows", "n_folds"), [(10, 3), (11, 4), (6, 6), (7, 2)])
+def test_folds_by_their_number_are_those_of_kfold(n_rows: int, n_folds: int) -> None:
+    rows = Dataset.from_arrays(np.zeros((n_rows, 1), "f4"))
+    theirs = [(int(test[0]), int(test[-1]) + 1) for _, test in KFold(n_folds).split(np.zeros(n_rows))]
+    assert find_folds(n_folds, rows, None, shared=True) == (None, theirs)
+
+
+@pytest.mark.parametrize("cv", [[1, 2], {1: 2}, [(1, 2, 3)]])
+def test_what_is_no_pair_of_row_numbers_is_refused(digits: Arrays, cv: Any) -> None:
+    with pytest.raises(ValueError, match=r"give pairs \(train, test\) of row numbers"):
+        Search(CAPSULE, {"capsule_dim": [1]}, cv=cv).fit(*digits)
+
+
+def test_an_error_score_that_is_no_word_of_it_is_refused(digits: Arrays) -> None:
+    with pytest.raises(ValueError, match="error_score='rasie': give 'raise' or a number"):
+        Search(CAPSULE, {"capsule_dim": [1]}, error_score="rasie").fit(*digits)
+
+
+def test_a_metric_without_weights_scores_weighted_rows(digits: Arrays) -> None:
+    x, y = digits
+    search = Search(CAPSULE, {"capsule_dim": [1]}, cv=2, scoring="adjusted_rand_score")
+    search.fit(x, y, sample_weight=np.linspace(1, 2, len(y)))
+    assert 0 < search.best_score_ <= 1
+
+
+@pytest.mark.filterwarnings("error:X does not have valid feature names")
+def test_scorers_do_not_warn_of_names_that_the_rows_had(digits: Arrays) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(digits[0]).rename(columns=str)
+    search = Search(CAPSULE, {"capsule_dim": [1]}, cv=2, scoring="f1_weighted").fit(frame, digits[1])
+    assert search.score(frame, digits[1]) > 0
+    assert search.best_estimator_.feature_names_in_[1] == "1"
