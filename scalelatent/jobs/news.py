@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -28,22 +29,42 @@ ANNOUNCE_SECONDS = 5.0
 
 @contextmanager
 def warnings_told(folder: RunFolder, tell: Callable[[str], None]) -> Iterator[None]:
-    """Warnings for users as a line and an event, without the place in the code."""
-    shown = warnings.showwarning
+    """Warnings for users as a line and an event, without the place in the code.
 
-    def show(message: Any, category: Any, *more: Any, **other: Any) -> None:
-        if not issubclass(category, UserWarning):
-            shown(message, category, *more, **other)
-            return
-        tell(f"warning: {message}")
-        with suppress(OSError, RunError):
-            folder.event("warning", message=str(message))
-
-    warnings.showwarning = show
+    A worker may drive several jobs, each in a thread of its own: each is told what its thread warns of, and
+    what other threads warn of where it is the only one.
+    """
+    global _shown
+    mine = threading.get_ident()
+    with _lock:
+        if warnings.showwarning is not _show:
+            _shown, warnings.showwarning = warnings.showwarning, _show
+        _listening[mine] = (folder, tell)
     try:
         yield
     finally:
-        warnings.showwarning = shown
+        with _lock:
+            del _listening[mine]
+            if not _listening and warnings.showwarning is _show:
+                warnings.showwarning = _shown
+
+
+_lock = threading.Lock()
+_listening: dict[int, tuple[RunFolder, Callable[[str], None]]] = {}
+_shown: Callable[..., Any] = warnings.showwarning
+
+
+def _show(message: Any, category: Any, *more: Any, **other: Any) -> None:
+    with _lock:
+        alone = next(iter(_listening.values())) if len(_listening) == 1 else None
+        found = _listening.get(threading.get_ident(), alone)
+    if found is None or not issubclass(category, UserWarning):
+        _shown(message, category, *more, **other)
+        return
+    folder, tell = found
+    tell(f"warning: {message}")
+    with suppress(OSError, RunError):
+        folder.event("warning", message=str(message))
 
 
 class ProgressFile(Callback):

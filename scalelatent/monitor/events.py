@@ -40,6 +40,7 @@ class RunLog(Callback):
         self._first = True
         self._written = float("-inf")
         self._last: Mapping[str, Any] = {}
+        self._fit: dict[str, Any] = {}  # which one of a search's
 
     def on_fit_start(self, info: dict[str, Any]) -> None:
         """Note that the fit begins (or goes on)."""
@@ -50,7 +51,7 @@ class RunLog(Callback):
         if self._first:
             self._first = False
             self._drop_repeated(record)
-        self.folder.append(METRICS, record)
+        self.folder.append(METRICS, {**record, **self._fit})
         now = time.monotonic()
         if now - self._written >= STATE_SECONDS:
             self._written = now
@@ -68,7 +69,9 @@ class RunLog(Callback):
             self._first = False
             self._last = info["record"]
             self._drop_repeated(self._last)
-            self.folder.append(METRICS, self._last)
+            self.folder.append(METRICS, {**self._last, **self._fit})
+        if info.get("event") in ("candidate", "candidate_scored"):
+            self._fit = {"fit": info["fit"]} if info["event"] == "candidate" else {}
         self.folder.event(str(info.get("event", "note")), **_scalars(info))
         if info.get("event") == "shard_quarantined":
             state = self.folder.read_state()
@@ -100,9 +103,9 @@ class RunLog(Callback):
     def _drop_repeated(self, record: Mapping[str, Any]) -> None:
         """Drop what an interrupted run had written from this pass on."""
         old = self.folder.records(METRICS)
-        here = (record.get("stage"), record.get("pass"))
+        here = (record.get("stage"), record.get("pass"), self._fit.get("fit"))
         for index, earlier in enumerate(old):
-            if (earlier.get("stage"), earlier.get("pass")) == here:
+            if (earlier.get("stage"), earlier.get("pass"), earlier.get("fit")) == here:
                 self.folder.keep_records(METRICS, index)
                 return
 

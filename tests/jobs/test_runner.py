@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import threading
+import warnings
 from contextlib import ExitStack
 
 import numpy as np
@@ -15,6 +16,7 @@ from scalelatent import Dataset
 from scalelatent.engine.callbacks import Callback
 from scalelatent.errors import DataError, JobError, RunError
 from scalelatent.jobs import runner
+from scalelatent.jobs.news import warnings_told
 from scalelatent.jobs.resolve import load_job, resolve
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.runner import run_job, run_new_job
@@ -91,6 +93,54 @@ def test_repeated_passes_replace_their_records(prepared, fake):
     fake.fail = None
     run_job(job, folder, resume=True)
     assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1, 2, 3, 4, 5]
+
+
+def test_a_resumed_fit_of_a_search_keeps_the_records_of_the_fits_before_it(prepared):
+    _, folder = prepared()
+    for resumed in (False, True):
+        log = RunLog(folder)
+        for fit in (1, 2) if not resumed else (2,):
+            log.on_event({"event": "candidate", "fit": fit})
+            if resumed:
+                log.on_event({"event": "resumed", "record": {"stage": "estep", "pass": 2}})
+            for number in (3, 4) if resumed else (1, 2, 3):
+                log.on_pass_end({"stage": "estep", "pass": number})
+            log.on_event({"event": "candidate_scored", "fit": fit})
+    log.on_pass_end({"stage": "estep", "pass": 1})  # of the best, on all rows
+    records = folder.records("metrics.jsonl")
+    assert [(record.get("fit"), record["pass"]) for record in records] == [
+        *((1, number) for number in (1, 2, 3)),
+        *((2, number) for number in (1, 2, 3, 4)),
+        (None, 1),
+    ]
+
+
+@pytest.mark.parametrize("last", ["first", "second"])
+def test_jobs_in_threads_of_one_process_are_told_their_own_warnings(prepared, tmp_path, last):
+    job, one = prepared()
+    other = RunFolder.create(tmp_path / "other", job)
+    before, said = warnings.showwarning, {"first": [], "second": []}
+    begun, gone = threading.Barrier(2), threading.Event()
+
+    def drive(name, folder):
+        with warnings_told(folder, said[name].append):
+            begun.wait(10)
+            warnings.showwarning(UserWarning(f"of the {name}"), UserWarning, "x.py", 1)
+            begun.wait(10)
+            if name == last:
+                gone.wait(10)
+        gone.set()
+
+    threads = [threading.Thread(target=drive, args=args) for args in (("first", one), ("second", other))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert said == {name: [f"warning: of the {name}"] for name in said}
+    for folder, name in ((one, "first"), (other, "second")):
+        (event,) = [e for e in folder.records("events.jsonl") if e["event"] == "warning"]
+        assert event["message"] == f"of the {name}"
+    assert warnings.showwarning is before
 
 
 def test_a_bug_is_told_with_its_type(prepared, fake):
