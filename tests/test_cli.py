@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -342,6 +343,24 @@ def test_the_traceback_of_a_run_lies_in_its_folder(scalelatent, monkeypatch, tmp
     (file,) = run.glob("traceback-*.txt")
     assert str(file) in said
     assert "ZeroDivisionError" in file.read_text()
+
+
+def test_a_traceback_takes_the_place_of_no_file(tmp_path, monkeypatch):
+    from scalelatent.cli import exits
+
+    class Clock:
+        @staticmethod
+        def now(zone):
+            return datetime(2026, 1, 2, tzinfo=zone)
+
+    monkeypatch.setattr(exits, "datetime", Clock)
+    monkeypatch.setattr(exits, "_folders", lambda run: [tmp_path, tmp_path / "next"])
+    private = tmp_path / "private"
+    private.write_text("mine")
+    (tmp_path / f"traceback-20260102T000000000000-{os.getpid()}.txt").symlink_to(private)
+    kept = exits._keep_traceback(ValueError("no"), None)
+    assert Path(kept).parent == tmp_path / "next"
+    assert private.read_text() == "mine"
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path):

@@ -175,11 +175,13 @@ def _keep_traceback(error: BaseException, run: Any) -> str | None:
 
     text = "".join(traceback.format_exception(error))
     head = f"scalelatent {__version__}, Python {sys.version.split()[0]}: {' '.join(sys.argv)}\n\n"
-    name = f"traceback-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}.txt"
+    name = f"traceback-{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{os.getpid()}.txt"
     for folder in _folders(getattr(error, _RUN, None) or run):
         with suppress(OSError, ValueError):
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(head + text, encoding="utf-8", errors="backslashreplace")
+            # A name that is there already, in the temporary folder of all users, is not ours.
+            with open(folder / name, "x", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(head + text)
             return str(folder / name)
     return None
 

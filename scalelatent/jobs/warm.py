@@ -107,13 +107,16 @@ def warm(
 
     begin, (count, missing) = time.monotonic(), _missing(_chosen(kinds))
     todo, done, lock, failed = deque(missing), 0, threading.Lock(), list[str]()
+    children: list[subprocess.Popen[str]] = []
 
     def work() -> None:
         nonlocal done
-        # Errors go where those of this process go.
+        # Errors go where those of this process go. Ctrl-C comes to this process alone, which ends them.
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         with subprocess.Popen(
-            [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", __name__], **pipes, text=True, start_new_session=True
         ) as child:
+            children.append(child)
             assert child.stdin is not None
             assert child.stdout is not None
             while todo and not failed:
@@ -136,10 +139,16 @@ def warm(
         threading.Thread(target=work, name=f"scalelatent-warm-{n}")
         for n in range(min(resolve_jobs(processes), len(missing)))
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        todo.clear()
+        for child in children:
+            child.kill()
+        raise
     if failed:
         raise JobError(f"kernel {failed[0]} does not compile here: its process ended; see the lines above")
     seconds = round(time.monotonic() - begin, 1)

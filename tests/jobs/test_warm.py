@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,6 +51,34 @@ def test_a_kernel_that_does_not_compile_is_named(monkeypatch) -> None:
     monkeypatch.setattr(warming, "_missing", lambda kinds: (2, [("evaluation", 10**6, "no._such_kernel")]))
     with pytest.raises(JobError, match=r"kernel no\._such_kernel does not compile here"):
         warming.warm(["evaluation"])
+
+
+def test_ctrl_c_ends_the_children_without_a_traceback(tmp_path: Path, monkeypatch, capfd) -> None:
+    """A child that compiles on and on is ended, and hears nothing of the terminal's Ctrl-C itself."""
+    (tmp_path / "slow.py").write_text("import sys, time\nsys.stdin.readline()\ntime.sleep(60)\n")
+    monkeypatch.setattr(warming, "_missing", lambda kinds: (1, [("evaluation", 0, "no._such_kernel")]))
+    begin, children, started = time.monotonic(), [], threading.Event()
+
+    class Child(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, command: list[str], **how: Any) -> None:
+            super().__init__([sys.executable, str(tmp_path / "slow.py")], **how)
+            children.append((self, os.getpgid(self.pid)))
+            started.set()
+
+    def interrupt() -> None:
+        started.wait(10)
+        time.sleep(0.3)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    monkeypatch.setattr(warming.subprocess, "Popen", Child)
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        warming.warm(["evaluation"])
+    ((child, group),) = children
+    assert child.wait(10) < 0
+    assert group != os.getpgrp()
+    assert time.monotonic() - begin < 30
+    assert "Traceback" not in capfd.readouterr().err
 
 
 class _Client:
