@@ -14,6 +14,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from scalelatent.data.store import locate
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.claims import named_values
@@ -29,7 +31,7 @@ from .refusals import tell_os_error
 from .runfolder import RunFolder, is_run_folder
 from .runner import validation_scores
 from .searching import SearchNews, tell_search
-from .spec import IN_MEMORY, DataSection, EngineSection, Job, JobSection
+from .spec import IN_MEMORY, DataSection, EngineSection, Job, JobSection, SearchSection
 
 if TYPE_CHECKING:
     from scalelatent.data import Dataset
@@ -157,13 +159,17 @@ def job_of(call: FitCall, url: str, seed: int | None, earlier: Job | None) -> Jo
     origins |= {f"model.{key}": NOT_JSON for key, value in given.items() if not _is_json(value)}
     if drawn:
         params["random_state"], origins["model.random_state"] = None, "default"
-    origins["model.kind"] = PYTHON if model is call.model else SEARCH
+    search = None if model is call.model else _search_section(call)
+    origins["model.kind"] = PYTHON if model is call.model or search is not None else SEARCH
+    if search is not None and call.model.n_jobs is not None:
+        params["n_jobs"] = call.model.n_jobs
     data = _data_section(call.rows)
     engine = dict(call.engine)
     scratch = engine.pop("scratch", None)
     if earlier is None:
         head = JobSection(out=url, seed=seed if drawn else None, scratch=scratch and os.fspath(scratch))
-        return Job(head, DataSection(**data), kind, params, EngineSection(**engine), origins=origins)
+        rows, settings = DataSection(**data), EngineSection(**engine)
+        return Job(head, rows, kind, params, settings, origins=origins, search=search)
     if earlier.kind != kind:
         raise JobError(
             f"run folder {url} is a run of kind {earlier.kind!r}, not {kind!r}; choose another run_dir"
@@ -172,7 +178,35 @@ def job_of(call: FitCall, url: str, seed: int | None, earlier: Job | None) -> Jo
         params["random_state"] = earlier.params.get("random_state")
     changed = {key: value for key, value in params.items() if value != earlier.params.get(key)}
     told = earlier.origins | {f"model.{key}": origins[f"model.{key}"] for key in changed}
-    return replace(earlier, params=params, data=earlier.data.model_copy(update=data), origins=told)
+    if search is not None:
+        told["model.kind"] = PYTHON
+    rows, search = earlier.data.model_copy(update=data), search or earlier.search
+    return replace(earlier, params=params, data=rows, search=search, origins=told)
+
+
+def _search_section(call: FitCall) -> SearchSection | None:
+    """The ``[search]`` that says what a search in Python does; None where a job file cannot say it."""
+    search, held, grid = call.model, "validation" in call.rows, call.model.param_grid
+    seed, own = search.random_state, search.estimator.random_state
+    if not (
+        isinstance(grid, Mapping)
+        and all(_is_json(value) for values in grid.values() for value in values)
+        and (held or search.refit)
+        and (held or search.cv is None or isinstance(search.cv, int))
+        and (search.scoring is None or isinstance(search.scoring, str))
+        and search.error_score != search.error_score  # NaN, the default
+        and search.memory_limit is None
+        and (seed is None or own is None or seed is own or (isinstance(seed, int) and seed == own))
+    ):
+        return None
+    said = {name: getattr(search, name) for name in ("scoring", "halving", "min_passes")}
+    said |= {"grid": {name: plain(list(values)) for name, values in grid.items()}}
+    said |= {"cv": None if held else search.cv}  # validation rows come first
+    with suppress(ValidationError):
+        section = SearchSection(**said)
+        if section.model_dump(include=set(said)) == said:
+            return section
+    return None
 
 
 def _is_json(value: Any) -> bool:
@@ -206,7 +240,9 @@ def python_only(job: Job) -> str:
     if job.in_memory:
         return f"its rows ({', '.join(job.in_memory)}) lived in the memory of a Python process"
     if job.origins.get("model.kind") == SEARCH:
-        return "it is a search that Python code called"
+        return (
+            "it is a search with candidates, folds, scores or limits that no [search] of a job file can say"
+        )
     if job.kind in NO_JOBS:
         return f"models of kind {job.kind!r} are fitted by Python code alone"
     strange = [key.removeprefix("model.") for key, origin in job.origins.items() if origin == NOT_JSON]
