@@ -238,6 +238,22 @@ def _clean() -> None:
 DEFAULTS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "cache": True, "fastmath": {"contract"}}
 
 
+# numba has one setting of the place for all threads, and writes to the working folder where it is empty.
+_placing = threading.Lock()
+
+
+@contextlib.contextmanager
+def _placed(folder: str) -> Iterator[None]:
+    """Have functions that are decorated meanwhile keep what is compiled in a folder."""
+    config: Any = numba.config
+    with _placing:
+        before, config.CACHE_DIR = config.CACHE_DIR, folder
+        try:
+            yield
+        finally:
+            config.CACHE_DIR = before
+
+
 def kernel(function: Any, **options: Any) -> Any:
     """Compile a kernel with the package's settings, or with ``options`` of numba that differ.
 
@@ -250,15 +266,12 @@ def kernel(function: Any, **options: Any) -> Any:
     4
     """
     # The place is fixed when the function is decorated; other packages keep theirs.
-    config: Any = numba.config
     family = _family(function.__module__)
-    before, config.CACHE_DIR = config.CACHE_DIR, _folder(family)
     try:
-        dispatcher: Any = _saved_alone(numba.njit(**DEFAULTS | options)(function))
+        with _placed(_folder(family)):
+            dispatcher: Any = _saved_alone(numba.njit(**DEFAULTS | options)(function))
     except RuntimeError:  # numba knows no cache for functions that lie in no file
         return numba.njit(**DEFAULTS | options | {"cache": False})(function)
-    finally:
-        config.CACHE_DIR = before
     if family != "other":
         # The folder's name stands for what the file holds; numba would take another time of it for a change.
         with contextlib.suppress(AttributeError):

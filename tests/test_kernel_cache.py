@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import numba
 import pytest
 
 from scalelatent import _numba
@@ -17,8 +22,12 @@ from scalelatent import _numba
 KERNELS = """
 import random
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from numba.core.caching import IndexDataCacheFile
 
@@ -128,7 +137,10 @@ def test_a_part_of_kernels_is_not_called_from_python() -> None:
 TELLING = """
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from numba import int64
 
@@ -242,3 +254,29 @@ def test_kernels_that_nobody_has_loaded_for_a_month_are_removed(tmp_path, monkey
     removed = _numba.remove_unused()
     assert sorted(Path(folder).name for folder in removed) == [*old, earlier.name]
     assert sorted(path.name for path in base.iterdir()) == sorted(new)
+
+
+def test_threads_that_make_kernels_at_once_keep_them_in_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is done first must not leave the others without a place: that would be the working folder."""
+    places, before = [], numba.config.CACHE_DIR
+    begun = threading.Barrier(2)
+
+    def slowly(**options: Any) -> Any:
+        with suppress(threading.BrokenBarrierError):
+            begun.wait(0.2)
+        if options.pop("later"):
+            time.sleep(0.2)
+        places.append(numba.config.CACHE_DIR)
+        return lambda function: function
+
+    monkeypatch.setattr(_numba.numba, "njit", slowly)
+    monkeypatch.setattr(_numba, "_saved_alone", lambda dispatcher: dispatcher)
+    with ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(_numba.kernel, abs_of, later=later) for later in (False, True)]
+    assert [future.result()(-2) for future in made] == [2, 2]
+    assert places == [_numba._folder("other")] * 2
+    assert before == numba.config.CACHE_DIR
+
+
+def abs_of(x: int) -> int:
+    return abs(x)
