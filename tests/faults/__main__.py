@@ -6,4 +6,4 @@ from pathlib import Path
 import pytest
 
 if __name__ == "__main__":
-    sys.exit(pytest.main([str(Path(__file__).parent), "-q", "-n", "0", *sys.argv[1:]]))
+    sys.exit(pytest.main([str(Path(__file__).parent), "-q", "-n", "0", "-m", "not gpu", *sys.argv[1:]]))

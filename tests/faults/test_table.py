@@ -2,7 +2,7 @@
 
 A row of the table is a fault, where it strikes, a function that damages the run folder or the dataset of a
 fit that was interrupted, and what comes of it: "same bits" after a resume, or words of the refusal.
-More of them, with real processes and clusters: `tests/cluster`.
+Processes that are killed are rows of it, too (slow). More of them, and clusters: `tests/cluster`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,6 +111,45 @@ def appended(place: Place) -> None:
     append_rows(place.data, ds[:60])
 
 
+BETWEEN, AMID = "between two passes", "a record half in its place"
+OFTEN = {"checkpoint_seconds": 0.0}
+ROOT = Path(__file__).resolve().parents[2]
+CHILD = "import sys; from tests.faults.test_table import fit_and_die; fit_and_die(*sys.argv[1:])"
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class KillAt(InterruptAt):
+    """Kills its own process where the other would interrupt."""
+
+    def _count(self, info: dict[str, Any]) -> None:
+        try:
+            super()._count(info)
+        except KeyboardInterrupt:
+            _die()
+
+
+def fit_and_die(model: str, data: str, run: str, where: str) -> None:
+    """In a process of its own: a fit that is killed at a sign of life, or as it writes its second record."""
+    hook, count = STOPS[model]
+    callbacks, records, replace = [], [], os.replace
+
+    def strike(source: Any, place: Any) -> None:
+        if str(place).endswith(".rec"):
+            records.append(place)
+            if len(records) == 2:
+                _die()
+        replace(source, place)
+
+    if where == BETWEEN:
+        callbacks.append(KillAt(count, hook))
+    else:
+        os.replace = strike  # type: ignore[assignment]
+    MODELS[model]().fit(sl.open_dataset(data), run_dir=run, callbacks=callbacks, engine=OFTEN)
+
+
 Row = tuple[str, str, Callable[[Place], Any], str]
 FAULTS: list[Row] = [
     ("none", "between two passes", lambda place: None, "same bits"),
@@ -163,10 +205,14 @@ def whole(
     return outputs
 
 
+def _save(model: str, place: Place, rows: tuple[np.ndarray, np.ndarray]) -> None:
+    x, y = rows
+    sl.Dataset.from_arrays(x, x if model == "crbm" else y).save(place.data, chunk_rows=25, shard_rows=50)
+
+
 def _fit(model: str, place: Place, rows: tuple[np.ndarray, np.ndarray], **options: Any) -> Any:
     if not place.data.exists() and not options.get("resume"):
-        x, y = rows
-        sl.Dataset.from_arrays(x, x if model == "crbm" else y).save(place.data, chunk_rows=25, shard_rows=50)
+        _save(model, place, rows)
     return MODELS[model]().fit(sl.open_dataset(place.data), **options)
 
 
@@ -206,6 +252,25 @@ def test_after_an_interrupt(
     record_property("outcome", f"refused: …{outcome}…")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("where", [BETWEEN, AMID])
+def test_a_killed_process(
+    model: str, where: str, place: Place, rows: tuple[np.ndarray, np.ndarray], whole: Callable[[str], Any],
+    record_property: Any,
+) -> None:  # fmt: skip
+    for name, value in {"fault": "SIGKILL", "model": model, "where": where}.items():
+        record_property(name, value)
+    _save(model, place, rows)
+    child = [sys.executable, "-c", CHILD, model, str(place.data), str(place.run), where]
+    ended = subprocess.run(child, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert place.newest.exists()
+    resumed = _fit(model, place, rows, run_dir=place.run, resume=True, engine=OFTEN)
+    np.testing.assert_array_equal(_outputs(model, resumed, rows), whole(model))
+    record_property("outcome", "same bits")
+
+
 @contextmanager
 def full_disk(monkeypatch: pytest.MonkeyPatch, after: int) -> Iterator[None]:
     """Every write of a small file fails from the given one on."""
@@ -232,9 +297,7 @@ def test_a_disk_that_fills(
 ) -> None:  # fmt: skip
     for name, value in {"fault": "full disk", "model": model, "where": f"write {after + 1}"}.items():
         record_property(name, value)
-    sl.Dataset.from_arrays(rows[0], rows[0] if model == "crbm" else rows[1]).save(
-        place.data, chunk_rows=25, shard_rows=50
-    )
+    _save(model, place, rows)
     ended = pytest.raises(ScalelatentError, match="[Nn]o space left|disk is full")
     with full_disk(monkeypatch, after), ended:
         _fit(model, place, rows, run_dir=place.run)
