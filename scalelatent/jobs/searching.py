@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.engine.callbacks import Callback
+from scalelatent.engine.plan import ALLOWED_SHARE
 from scalelatent.errors import JobError, ScalelatentError
 
 from .jsontext import plain
@@ -22,6 +23,8 @@ SEARCH_FILE = "search.json"
 
 # Plans of more candidates take longer than they tell.
 PLANNED = 16
+# Of a pass's memory what each fit has for itself.
+OF_EACH_FIT = ("constants and states", "statistics in a span", "statistics waiting for their siblings")
 
 
 def candidates_of(job: Job) -> list[dict[str, Any]]:
@@ -137,8 +140,9 @@ def plan_candidates(job: Job, estimator: Any, plan: Any) -> dict[str, Any]:
     Returns
     -------
     dict
-        That of the candidate that needs most memory, with ``search`` (candidates, folds, fits) and the
-        seconds of all fits, one after the other; candidates that share passes need less.
+        That of the candidate that needs most memory, with ``search`` (candidates, folds, fits), the memory
+        of all that share a pass, and the seconds of all fits, one after the other; those that share passes
+        need less.
     """
     from sklearn.base import clone
 
@@ -160,6 +164,20 @@ def plan_candidates(job: Job, estimator: Any, plan: Any) -> dict[str, Any]:
     for name in (name for name in most if name.startswith("expected_seconds")):
         if all(isinstance(needs.get(name), float) for needs in plans):
             out[name] = sum(needs[name] for needs in plans) / len(plans) * fits
+    if estimator._shares_passes and "stages" in most:
+        out["peak_bytes_per_worker"] += _shared_bytes(most, len(params) * folds, folds)
     if "seconds" in most:
         out["seconds"] = {name: seconds * fits for name, seconds in most["seconds"].items()}
     return out
+
+
+def _shared_bytes(needs: Mapping[str, Any], fits: int, folds: int) -> int:
+    """What a shared pass takes beyond that of one fit; fits go in groups where that is too much."""
+    allowed, alone, together = int(ALLOWED_SHARE * needs["resources"]["memory"]), 0, 0
+    for name, stage in needs["stages"].items():
+        peak = stage["peak_bytes"]
+        own = sum(stage["memory_bytes"].get(part, 0) for part in OF_EACH_FIT)
+        others = {"estep": fits, "moments": folds, "svd": folds}.get(name, 1) - 1
+        alone = max(alone, peak)
+        together = max(together, min(peak + others * own, max(peak, allowed)))
+    return together - alone

@@ -12,6 +12,7 @@ import pytest
 from scalelatent import Dataset, Search, load_model
 from scalelatent.errors import JobError
 from scalelatent.jobs import runner
+from scalelatent.jobs.planning import plan_job
 from scalelatent.jobs.resolve import resolve
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.searching import candidates_of
@@ -117,6 +118,19 @@ def test_a_search_is_planned_fitted_told_and_reported_by_the_command_line(place:
     assert f"{found['best_score']:.4f}" in page
     assert (place / "run/report/candidates.png").exists()
     assert load_model(place / "run").capsule_dim == found["best_params"]["capsule_dim"]
+
+
+def test_a_plan_counts_the_memory_of_all_that_share_a_pass(place: Path) -> None:
+    def peak(values: int, cv: int, **cluster: str) -> int:
+        grid = {"momentum": [n / values for n in range(values)]}
+        raw = {"job": {"out": "run"}, "data": {"train": "rows.zarr"}, "cluster": cluster}
+        job = resolve({**raw, "model": {"kind": "capsule"}, "search": {"grid": grid, "cv": cv}})
+        return int(plan_job(job)["peak_bytes_per_worker"])
+
+    few, many, most = peak(1, 2), peak(100, 2), peak(100, 4)
+    assert few < many < most
+    # Those that do not fit together go in groups.
+    assert peak(1000, 4, memory_limit="700MiB") < 0.75 * 700 * 2**20 < peak(1000, 4)
 
 
 @pytest.mark.parametrize(
