@@ -130,9 +130,11 @@
     for (let t = Math.ceil(low / step) * step; t <= high + step * 1e-9; t += step) out.push(+t.toPrecision(12));
     return out;
   }
-  function chartWidth() {
+  // Width of a chart, and whether it has a row of its own: the last one of three, where there are two columns.
+  function chartPlace(last) {
     const wide = byId("charts").clientWidth || 1200, n = Math.max(1, Math.min(3, Math.floor((wide + 16) / 316)));
-    return Math.floor((wide - 16 * (n - 1)) / n) - 2;
+    const spans = Boolean(last) && n === 2;
+    return [(spans ? wide : Math.floor((wide - 16 * (n - 1)) / n)) - 2, spans];
   }
   function quantile(values, share) {
     const sorted = values.slice().sort((a, b) => a - b);
@@ -149,14 +151,16 @@
     });
     return rounds.length > 1 ? rounds : [];
   }
-  // Options: floor (lowest value of the axis), clip (share of the points that the axis has room for), rounds.
+  // Options: floor (lowest value of the axis), clip (share of the points that the axis has room for), rounds,
+  // last (of the charts).
   function chart(title, note, curve, series, say, tick, options = {}) {
     const floor = options.floor;
     series = series.filter((s) => curve && curve[s.key]);
     const keys = series.length > 1 ? series.map((s) => [el("i", { class: "key", style: `background:${s.color}` }), s.name]).flat() : [];
-    const card = el("section", { class: "card chart" }, el("h3", {}, title, el("small", {}, note || "", ...keys)));
+    const [W, spans] = chartPlace(options.last);
+    const card = el("section", { class: spans ? "card chart spans" : "card chart" }, el("h3", {}, title, el("small", {}, note || "", ...keys)));
     if (!series.length) { card.append(el("p", { class: "empty" }, "not measured yet")); return card; }
-    const W = chartWidth(), H = 220, L = 58, R = 18, T = 12, B = 30;
+    const H = 220, L = 58, R = 18, T = 12, B = 30;
     // The steep beginning of a long fit would press all that is of interest later into a straight line.
     const from = curve.x.length > 20 ? Math.floor(curve.x.length / 10) : 0;
     const values = series.flatMap((s) => curve[s.key].slice(from).filter(known));
@@ -275,7 +279,7 @@
         { key: "train_error", name: "training", color: GREY },
         { key: "mean_member_validation_error", name: "mean member, validation", color: AMBER },
         { key: "mean_member_train_error", name: "mean member, training", color: GREY }], percent, (value) => `${figure(+(100 * value).toPrecision(6))} %`, { rounds: true }),
-      chart("Rows per second", against, curve, [{ key: "rows_per_s", name: "rows/s", color: BLUE }], short, short, { floor: 0, clip: 0.95 }));
+      chart("Rows per second", against, curve, [{ key: "rows_per_s", name: "rows/s", color: BLUE }], short, short, { floor: 0, clip: 0.95, last: true }));
   }
   function short(value) {
     if (!known(value)) return "–";
