@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ SEGMENT_BYTES = 64 << 10
 
 
 class LineLog:
-    """A log of lines, with one writer.
+    """A log of lines, with one writer, whose threads may append at once.
 
     On a disk it is a file. A torn last line (a killed writer) is no line: it is not read, and is cut off at
     the next append. In an object store, which cannot append, it is `key`, `key.000001`, … of at most 64 KiB
@@ -43,10 +44,14 @@ class LineLog:
         self._place, self._key = place, key
         self._folder, _, self._name = key.rpartition("/")
         self._tail: tuple[int, bytes] | None = None  # number and content of the last segment
+        self._lock = threading.RLock()
 
     def append(self, line: bytes) -> None:
         """Append a line, given without its newline."""
-        line += b"\n"
+        with self._lock:
+            self._append(line + b"\n")
+
+    def _append(self, line: bytes) -> None:
         path = self._place.local_path(self._key)
         if path is not None:
             _append_to_file(path, line)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -103,6 +105,23 @@ def test_logs(anywhere: str, bytes_a_segment: int, monkeypatch: pytest.MonkeyPat
     assert LineLog(place, "log.jsonl").lines() == [*lines[:5], b"other"]
     log.rewrite([])
     assert LineLog(place, "log.jsonl").lines() == []
+
+
+def test_threads_that_log_at_once_lose_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those that compute do, when they tell of kernels that they compile."""
+    place = locate("memory://threads-of-a-log")
+    write = place.write
+
+    def slowly(key: str, data: bytes) -> None:
+        time.sleep(0.01)
+        write(key, data)
+
+    monkeypatch.setattr(place, "write", slowly)
+    log = LineLog(place, "log.jsonl")
+    log.append(b"first")
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(log.append, (b"%d" % i for i in range(12))))
+    assert sorted(LineLog(place, "log.jsonl").lines()) == sorted([b"first", *(b"%d" % i for i in range(12))])
 
 
 def test_one_of_many_creates(s3: S3) -> None:
