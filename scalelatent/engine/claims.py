@@ -42,6 +42,8 @@ def _text(value: Any) -> str:
         digest = hashlib.blake2b(little.tobytes(), digest_size=8).hexdigest()
         shown = f" {value.tolist()}" if value.size <= _FEW else ""
         return f"array {value.dtype.name} {value.shape}{shown} #{digest}"
+    if isinstance(value, np.ndarray):  # of objects, which numpy abbreviates, too
+        return f"array object {value.shape} {_text(value.tolist())}"
     if isinstance(value, np.generic):
         return repr(value.item())
     if isinstance(value, (list, tuple)):

@@ -389,3 +389,11 @@ def test_of_a_slot_only_the_newest_is_kept_and_a_run_is_forgotten() -> None:
     assert loads == [1, 2, 1, 7]
     get("a", 7)
     assert loads == [1, 2, 1, 7, 7]
+
+
+def test_large_arrays_of_objects_are_compared_whole() -> None:
+    given = np.arange(5000).astype(object)
+    other = given.copy()
+    other[2500] = "x"
+    assert same_form({"loss": given}, None) == same_form({"loss": given.copy()}, None)
+    assert same_form({"loss": given}, None) != same_form({"loss": other}, None)
