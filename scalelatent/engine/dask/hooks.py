@@ -68,8 +68,10 @@ def _guarded(without: str, default: Callable[[], Any], *needs: str) -> Callable[
         def call(*args: Any, **kwargs: Any) -> Any:
             if function.__name__ not in _tested:
                 try:
+                    # `run_on_scheduler` passes the scheduler by name.
+                    owner = args[0] if args else kwargs.get("dask_scheduler")
                     for need in needs:
-                        _find(need, args[0])
+                        _find(need, owner)
                 except (AttributeError, ImportError) as error:
                     say_once(function.__name__, without, error)
                     return default()
