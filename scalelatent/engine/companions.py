@@ -98,8 +98,8 @@ def accompanied(call: FitCall) -> Iterator[Callbacks]:
             yield Callbacks([*before, *given.callbacks])
         except KeyboardInterrupt as stop:
             if passes.records and hasattr(call.model, "_kind"):
+                # Not n_iter_, which belongs to the parameters: there are none, or those of the fit before.
                 call.model.history_ = passes.records
-                call.model.n_iter_ = int(passes.records[-1]["pass"])
             if not given.keeps_run_folder:  # else whoever records the run tells it
                 _explain(stop, passes, call.run_dir)
             raise

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.plan import ALLOWED_SHARE
 from scalelatent.errors import JobError, ScalelatentError
+from scalelatent.estimators.numbers import is_number
 
 from .jsontext import plain
 
@@ -149,9 +150,9 @@ def plan_candidates(job: Job, estimator: Any, plan: Any) -> dict[str, Any]:
     assert job.search is not None
     params = candidates_of(job)
     folds = 1 if job.data.validation is not None else job.search.cv or 5
-    step = -(-len(params) // PLANNED)
     plans: list[Mapping[str, Any]] = []
-    for number, own in list(enumerate(params))[::step]:
+    for number in _planned(params):
+        own = params[number]
         try:
             plans.append(plan(clone(estimator).set_params(**own)))
         except ScalelatentError as error:
@@ -169,6 +170,15 @@ def plan_candidates(job: Job, estimator: Any, plan: Any) -> dict[str, Any]:
     if "seconds" in most:
         out["seconds"] = {name: seconds * fits for name, seconds in most["seconds"].items()}
     return out
+
+
+def _planned(params: list[dict[str, Any]]) -> list[int]:
+    """Candidates that are planned: every so many, and those with the largest numbers, which set the peak."""
+    chosen = set(range(0, len(params), -(-len(params) // PLANNED)))
+    for name in params[0] if len(chosen) < len(params) else ():
+        if all(is_number(own.get(name)) for own in params):
+            chosen.add(max(range(len(params)), key=lambda number: params[number][name]))
+    return sorted(chosen)
 
 
 def _shared_bytes(needs: Mapping[str, Any], fits: int, folds: int) -> int:

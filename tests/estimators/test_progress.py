@@ -107,13 +107,17 @@ def test_ctrl_c_keeps_the_passes_that_were_done(name):
     with pytest.raises(KeyboardInterrupt, match=r"stopped after pass 2; .*no model was kept.*run_dir=FOLDER"):
         model.fit(*MODELS[name][1], callbacks=StopAfter(2))
     whole = fresh(name).fit(*MODELS[name][1])
-    assert model.n_iter_ == 2
+    assert [record["pass"] for record in model.history_] == [1, 2]
     told = ("pass", "objective", "train_error")
     assert [[r[k] for k in told] for r in model.history_] == [
         [r[k] for k in told] for r in whole.history_[: len(model.history_)]
     ]
     with pytest.raises(NotFittedError):
         model.predict(MODELS[name][1][0])
+    whole_passes = whole.n_iter_
+    with pytest.raises(KeyboardInterrupt):
+        whole.fit(*MODELS[name][1], callbacks=StopAfter(1))
+    assert whole.n_iter_ == whole_passes  # of the parameters that it still has
 
 
 @pytest.mark.parametrize("name", LEARNERS)

@@ -11,7 +11,7 @@ import pytest
 
 from scalelatent import Dataset, Search, load_model
 from scalelatent.errors import JobError
-from scalelatent.jobs import runner
+from scalelatent.jobs import runner, searching
 from scalelatent.jobs.planning import plan_job
 from scalelatent.jobs.resolve import resolve
 from scalelatent.jobs.runfolder import RunFolder
@@ -184,3 +184,10 @@ def test_a_job_without_a_search_is_written_as_before() -> None:
     searched = _job("mbn")
     assert Job.from_dict(json.loads(json.dumps(searched.to_dict()))) == searched
     assert searched.origins["search.grid"] == "job file"
+
+
+def test_the_plan_looks_at_the_largest_candidates():
+    """Of many only some are planned, and the largest one sets the peak."""
+    chosen = searching._planned([{"capsule_dim": dim, "tol": None} for dim in (1, 64, *[2] * 40)])
+    assert 1 in chosen
+    assert len(chosen) <= searching.PLANNED + 1
