@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from scalelatent.errors import DivergenceError
@@ -52,20 +50,20 @@ def find_nonfinite(block: Block, largest: float = np.inf) -> str | None:
     return f"{place}, beyond float32"
 
 
-def find_too_large(block: Block, x: Any, xp: Any) -> str | None:
-    """Like :func:`find_nonfinite` with ``LARGEST``, of a block whose rows ``x`` are in float32 already: looks
-    for the place only where the sum of all squares says that there is one.
+def find_too_large(block: Block) -> str | None:
+    """Like :func:`find_nonfinite` with ``LARGEST``: looks for the place only where the sum of squares says
+    that there is one. Rows that lie on a device are not asked, which would have to wait for the answer.
 
     Examples
     --------
-    >>> x = np.array([[0.0, 1e38]], dtype=np.float32)
-    >>> find_too_large(Block(x, None, None, 7), x, np)
+    >>> find_too_large(Block(np.array([[0.0, 1e38]], dtype=np.float32), None, None, 7))
     'row 7, feature 1 is 1e+38, too large for products in float32: scale the features below 1e+18'
     """
-    if block.x.dtype.kind != "f":
+    x = block.x.data if isinstance(block.x, CsrRows) else block.x
+    if x.dtype.kind != "f" or not isinstance(x, np.ndarray):
         return None
     with np.errstate(over="ignore", invalid="ignore"):
-        squares = float(xp.vdot(x, x))
+        squares = float(np.vdot(x, x))
     return None if squares <= LARGEST**2 else find_nonfinite(block, LARGEST)
 
 

@@ -165,7 +165,7 @@ def test_codes_against_other_classes() -> None:
         ([[1, 2], [3]], None, "rows of equal length"),
         (np.zeros((3, 2)), [1, 2], r"x has 3 rows, but y has 2 \(shape \(2,\)\)"),
         (np.zeros((3, 2)), [[1, 2, 3]], "one per row"),
-        (np.zeros((3, 2)), [1, "a", None], "row 2 is None|Python objects"),
+        (np.zeros((3, 2)), [1, "a", None], "row 1 is 'a' .str., and row 0 is 1 .int."),
         (np.zeros((3, 2)), [1j, 1, 1], "integers, floats, booleans or strings"),
     ],
 )

@@ -178,7 +178,7 @@ class CapsulePass:
         with np.errstate(over="ignore"):  # what is beyond float32 is told below, by row and feature
             x = backend.asarray(block.x, np.float32, "x")
         # Rows to learn from were measured before the first pass.
-        if not self.train and (place := find_too_large(block, x, backend.xp)):
+        if not self.train and (place := find_too_large(block)):
             raise NonFiniteError(place)
         weight = np.ones(len(block.y)) if block.weight is None else block.weight
         if self.class_weight is not None:

@@ -91,7 +91,7 @@ class CapsuleRows:
         backend, directions, w = prepared
         with np.errstate(invalid="ignore", over="ignore"):
             x = backend.asarray(block.x, np.float32, "x")
-            if place := find_too_large(block, x, backend.xp):
+            if place := find_too_large(block):
                 raise NonFiniteError(place)
             x = x.T
             h = backend.matmul(w, x if directions is None else backend.matmul(directions, x, "z"), "h")

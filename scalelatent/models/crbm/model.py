@@ -239,7 +239,7 @@ def block_biases(shape: CrbmShape, params: Params, block: Block, backend: Any) -
         return (None, *biases(params, None, n_rows, backend))
     with np.errstate(over="ignore"):  # told below, by row and feature
         seen = observe(block.x, backend)
-    if place := find_too_large(block, seen.x, backend.xp):
+    if place := find_too_large(block):
         raise ValueError(place)
     with np.errstate(invalid="ignore", over="ignore"):
         b1, b2 = biases(params, seen, len(seen.x), backend)
