@@ -46,9 +46,10 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         One model with a capsule a class; a binary model for each class; one for each pair of classes. All
         members share each pass.
     algorithm : {"em", "stepwise", "incremental", "passive_aggressive"}
-        Batch EM; stepwise EM, a step after each batch of rows (most often the fastest by far); incremental
-        EM, which exchanges the contributions of leaves of rows kept in the run folder; passive-aggressive
-        learning row by row. The last three make ``n_epochs`` passes at most.
+        Batch EM; stepwise EM, a step after each batch of rows (most often the fastest by far: on MNIST the
+        error of batch EM in a tenth of its time, benchmarks/choosing.py); incremental EM, which exchanges the
+        contributions of leaves of rows kept in the run folder; passive-aggressive learning row by row. The
+        last three make ``n_epochs`` passes at most.
     projection : "auto", None or int
         Reduce rows to so many uncentred principal directions of the training rows first. "auto": 196 where
         rows are wider, else None.
