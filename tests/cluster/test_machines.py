@@ -190,7 +190,7 @@ class Greedy(WorkerPlugin):
             if source._name == "x" and "/train" in str(source._location.url) and start < 3900 and stop > 3600:
                 while sum(a.nbytes for a in held) < 2 * LIMIT:
                     held.append(np.ones(2**22))
-                    time.sleep(0.1)  # slowly enough for its heartbeats to tell
+                    time.sleep(0.25)  # slowly enough for its heartbeats to tell
             return original(source, start, stop)
 
         StoredRows.read = read  # type: ignore[method-assign]
