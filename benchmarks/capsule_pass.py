@@ -18,11 +18,11 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import PassContext, Span, make_stage
 from scalelatent.engine.threads import single_threaded
-from scalelatent.models.capsule.members import build_members
-from scalelatent.models.capsule.model import CapsuleEM, initial_state
-from scalelatent.models.capsule.moments import SecondMoments, leading_eigenvectors
-from scalelatent.models.capsule.reference import posterior_ratios
-from scalelatent.models.capsule.start import subspace_start
+from scalelatent.models.capsule.kernels.reference import posterior_ratios
+from scalelatent.models.capsule.model.em import CapsuleEM, initial_state
+from scalelatent.models.capsule.model.members import build_members
+from scalelatent.models.capsule.model.start import subspace_start
+from scalelatent.reductions.moments import SecondMoments, leading_eigenvectors
 
 
 def rows(n: int, p: int, seed: int) -> tuple[np.ndarray, np.ndarray, str]:
@@ -136,7 +136,7 @@ def measure(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
     span = Span("train", estep.grids["train"].depth, 0)
     for _ in range(20):
         vector = PassContext(estep, state, backend, None).run_span(span, threading.Event())
-        from scalelatent.models.stats import Stats
+        from scalelatent.contract.stats import Stats
 
         state = learner.update(state, {"train": Stats(estep.reductions["train"].layout(), vector[:-2])})
     out["active_share_nu_0.8"] = round(float(state.active[0]), 4)

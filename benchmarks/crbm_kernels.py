@@ -30,8 +30,8 @@ import numpy as np
 from common import fastest, parser, write
 
 from scalelatent.engine.backend import find_kernel
-from scalelatent.models.crbm import reference
-from scalelatent.models.crbm.reference import sigmoid
+from scalelatent.models.crbm.kernels import reference
+from scalelatent.models.crbm.kernels.reference import sigmoid
 
 V, H, ROWS, SWEEPS = 784, 256, 20, 10
 PGMAX = """

@@ -29,8 +29,8 @@ import numpy as np
 from common import mnist, parser, write_part
 
 import scalelatent as sl
-from scalelatent.data.corruption import corrupt
 from scalelatent.engine.callbacks import Callback
+from scalelatent.kernels.corruption import corrupt
 
 SHAPE = (28, 28)
 TASKS: dict[str, dict[str, Any]] = {
@@ -211,7 +211,7 @@ def full(task: str, learner: str, args: Any) -> dict[str, Any]:
 
 def draw(model: sl.ConditionalRBM, rows: dict[str, Any], levels: Any, place: Path) -> None:
     """Pictures beside the JSON (the paper's Figures 2 to 4)."""
-    from scalelatent.report.crbm_figures import (
+    from scalelatent.models.crbm.report_figures import (
         plot_convergence,
         plot_learning,
         plot_occlusion,

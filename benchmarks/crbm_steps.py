@@ -37,12 +37,12 @@ import numpy as np
 from common import mnist, parser, write_part
 
 import scalelatent as sl
-from scalelatent.data.corruption import corrupt
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.callbacks import Callback
-from scalelatent.models.crbm.products import affine, climb_outer
-from scalelatent.models.crbm.update import Pace, Way, climb
-from scalelatent.models.vectors import aligned
+from scalelatent.kernels.corruption import corrupt
+from scalelatent.kernels.vectors import aligned
+from scalelatent.models.crbm.kernels.products import affine, climb_outer
+from scalelatent.models.crbm.kernels.update import Pace, Way, climb
 
 MEAN_SWEEPS = 32
 LOCAL_STEPS = 16

@@ -54,11 +54,11 @@ def measure(client: Any, dataset: Any, speeds: tuple[float, ...], seconds: float
     """Seconds of each pass but the first two, in which speeds are not known yet, against the ideal."""
     from paced_learner import Paced, computed
 
+    from scalelatent.engine.batch_loop import fit_batches
     from scalelatent.engine.callbacks import Callbacks
+    from scalelatent.engine.checkpoints import EngineStore
     from scalelatent.engine.dask.executor import DaskExecutor
-    from scalelatent.engine.loop import fit_batches
     from scalelatent.engine.passes import make_stage
-    from scalelatent.engine.store import EngineStore
 
     row_seconds = seconds * sum(speeds) / len(dataset)
     learner = Paced(row_seconds, speeds, passes + 2)
@@ -103,8 +103,8 @@ def summary(passes: list[dict[str, Any]]) -> dict[str, float]:
 
 def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: float = 0.03) -> dict[str, Any]:
     """A pass in a loop of events: what `Shares` hands out, and how long that takes the driver."""
-    from scalelatent.data.grid import FAN_IN, RowGrid
     from scalelatent.engine.dask.shares import Shares, cut
+    from scalelatent.engine.grid import FAN_IN, RowGrid
     from scalelatent.engine.passes import MIN_TASK_SECONDS, Span
 
     grid = RowGrid(leaves, 1, 1)

@@ -46,10 +46,10 @@ from gpu_common import (
 from scalelatent.engine.backend import HostBackend
 from scalelatent.engine.device import CupyBackend
 from scalelatent.errors import RunError
-from scalelatent.models.capsule import reference
-from scalelatent.models.capsule.members import Members, build_members
-from scalelatent.models.capsule.model import CapsulePass
-from scalelatent.models.capsule.squash import squash_table
+from scalelatent.models.capsule.kernels import reference
+from scalelatent.models.capsule.kernels.squash import squash_table
+from scalelatent.models.capsule.model.em import CapsulePass
+from scalelatent.models.capsule.model.members import Members, build_members
 
 CAPSULE_DIMS = (2, 4, 8, 16, 32)
 SMALL_BLOCK = 2048  # the engine's choice for a processor

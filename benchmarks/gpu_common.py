@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Stats
 from scalelatent.engine.device import CupyBackend
-from scalelatent.models.base import Block
-from scalelatent.models.capsule.members import Members
-from scalelatent.models.capsule.model import CapsuleEM, initial_state
-from scalelatent.models.capsule.moments import SecondMoments
-from scalelatent.models.capsule.start import schedule_arrays, subspace_start
-from scalelatent.models.stats import Stats
+from scalelatent.models.capsule.model.em import CapsuleEM, initial_state
+from scalelatent.models.capsule.model.members import Members
+from scalelatent.models.capsule.model.start import schedule_arrays, subspace_start
+from scalelatent.reductions.moments import SecondMoments
 
 CLASSES = 10
 

@@ -31,8 +31,8 @@ import scalelatent as sl
 from scalelatent.engine.backend import find_kernel
 from scalelatent.engine.device import CupyBackend
 from scalelatent.errors import RunError
-from scalelatent.models.crbm import reference
-from scalelatent.models.crbm.reference import sigmoid
+from scalelatent.models.crbm.kernels import reference
+from scalelatent.models.crbm.kernels.reference import sigmoid
 
 METHODS = ("sum_product", "mixed_product", "max_product", "mean_field")
 PAPER_EPOCHS, PAPER_ROWS, MEAN_SWEEPS = 50, 50_000, 32
@@ -166,7 +166,7 @@ def rate(
     run = backend.kernel(f"crbm_{name}")
     seconds = device_seconds(backend, lambda step: run(coupling, *device, sweeps, None, *more), args.repeats)
     edges = v * h * rows * sweeps / seconds
-    from scalelatent.models.crbm import gpu
+    from scalelatent.models.crbm.kernels import gpu
 
     kernel, _, kept = gpu._way("sum_product", v, h)
     card = backend.xp.cuda.runtime.getDeviceProperties(backend.xp.cuda.runtime.getDevice())

@@ -30,8 +30,8 @@ from gpu_common import device_seconds, host_seconds, machine
 from scalelatent.engine.backend import find_kernel
 from scalelatent.engine.device import CupyBackend
 from scalelatent.errors import RunError
-from scalelatent.models.csr import CsrRows
-from scalelatent.models.mbn.reference import METRICS
+from scalelatent.kernels.sparse_rows import CsrRows
+from scalelatent.models.mbn.kernels.reference import METRICS
 
 FEATURES = 784
 
@@ -138,7 +138,7 @@ def documents(rng: np.random.Generator, n: int, p: int) -> CsrRows:
 
 def dense_rate(backend: CupyBackend, k: int, args: argparse.Namespace) -> dict[str, Any]:
     """Giga floating-point operations a second, argmin included, and of the products alone."""
-    from scalelatent.models.mbn import gpu
+    from scalelatent.models.mbn.kernels import gpu
 
     rng, cupy, n = np.random.default_rng(args.seed), backend.xp, args.rows
     columns = np.sort(rng.permutation(FEATURES)[: FEATURES // 2])

@@ -32,12 +32,12 @@ import numpy as np
 from common import RESULTS, data_folder, mnist, parser, write_part
 
 import scalelatent as sl
+from scalelatent.contract.learners import Block
 from scalelatent.engine.backend import make_backend
-from scalelatent.estimators.mbn_decay import code_rows
-from scalelatent.estimators.mbn_fit import layer_components, layers_of
 from scalelatent.evaluation import kmeans_scores, pca
-from scalelatent.models.base import Block
-from scalelatent.models.mbn.pca import CodeProjection
+from scalelatent.models.mbn.decay import code_rows
+from scalelatent.models.mbn.fit import layer_components, layers_of
+from scalelatent.models.mbn.model.pca import CodeProjection
 
 LONG_SECONDS, FEW_SEEDS = 60.0, 3
 DECAYS = tuple(round(0.1 * i, 1) for i in range(1, 10))
@@ -250,7 +250,7 @@ def keep(args: Any, name: str, found: dict[str, Any]) -> None:
 
 def choices(x: np.ndarray, classes: int, args: Any, seeds: int = 10) -> dict[str, Any]:
     """What "auto" chooses with each of some seeds, and its seconds, without the fit."""
-    from scalelatent.estimators.mbn_decay import choose_decay
+    from scalelatent.models.mbn.decay import choose_decay
 
     model = sl.MultilayerBootstrapNetwork(n_classes=classes, n_clusterings=args.clusterings, n_jobs=args.jobs)
     train = sl.Dataset.from_arrays(np.ascontiguousarray(x))
@@ -310,8 +310,8 @@ def first_layers_of_all(args: Any) -> dict[str, Any]:
 
 def figures(args: Any) -> dict[str, Any]:
     """Pictures from the parts that are there, beside the JSON."""
-    from scalelatent.report.mbn_figures import plot_densities, plot_outlier, plot_sweeps
-    from scalelatent.report.mbn_synthetic import SHAPES, outlier_example, synthetic_points
+    from scalelatent.models.mbn.report_figures import plot_densities, plot_outlier, plot_sweeps
+    from scalelatent.models.mbn.report_synthetic import SHAPES, outlier_example, synthetic_points
     from scalelatent.report.style import write_png
 
     parts = json.loads(args.out.read_text())["parts"] if args.out.exists() else {}
@@ -350,7 +350,7 @@ def figures(args: Any) -> dict[str, Any]:
 
 
 def _sweep(title: str, found: dict[str, Any], auto: dict[str, Any] | None = None) -> Any:
-    from scalelatent.report.mbn_figures import Sweep
+    from scalelatent.models.mbn.report_figures import Sweep
 
     found = dict(sorted(found.items(), key=lambda item: float(item[0])))
     columns = [

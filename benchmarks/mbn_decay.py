@@ -26,8 +26,8 @@ from mbn_clustering import load
 
 import scalelatent as sl
 from scalelatent.engine.threads import single_threaded
-from scalelatent.estimators import mbn_decay as choice
 from scalelatent.evaluation import nmi
+from scalelatent.models.mbn import decay as choice
 
 CRITERIA = ("outputs", "silhouette", "seeds", "halves", "auto")
 

@@ -24,8 +24,8 @@ import numpy as np
 from common import fastest, mnist, parser, write
 
 from scalelatent.engine.threads import single_threaded
-from scalelatent.models.csr import CsrRows
-from scalelatent.models.mbn.cpu import dense, lists, sparse
+from scalelatent.kernels.sparse_rows import CsrRows
+from scalelatent.models.mbn.kernels.cpu import dense, lists, sparse
 
 TILE_ROWS, TILE_CENTROIDS = 1024, 512
 SETS = 8

@@ -78,7 +78,7 @@ def main() -> None:
         tell(f"MBN, k1 = {k1:,}, {args.components} components, Euclidean", z, "euclidean")
         tell(f"MBN, k1 = {k1:,}, codes", model.codes(xt), "overlap")
     write(args.out, args.seed, results)
-    from scalelatent.report.mbn_figures import plot_retrieval
+    from scalelatent.models.mbn.report_figures import plot_retrieval
     from scalelatent.report.style import write_png
 
     shown = {

@@ -13,7 +13,7 @@ import numpy as np
 from common import parser, write
 
 import scalelatent as sl
-from scalelatent.estimators.capsule_partial import _backend
+from scalelatent.models.capsule.partial import _backend
 
 
 def measure(features: int, rows: int, calls: int, seed: int, **params: Any) -> dict[str, Any]:

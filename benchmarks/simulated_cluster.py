@@ -185,11 +185,11 @@ class Readings:
 def measure(dataset: Any, count: int, passes: int, seconds: float, numbers: int) -> dict[str, Any]:
     from simulated_learner import Counting
 
+    from scalelatent.engine.batch_loop import fit_batches
     from scalelatent.engine.callbacks import Callbacks
+    from scalelatent.engine.checkpoints import EngineStore
     from scalelatent.engine.dask.executor import DaskExecutor
-    from scalelatent.engine.loop import fit_batches
     from scalelatent.engine.passes import make_stage
-    from scalelatent.engine.store import EngineStore
 
     # Spans that sleep need threads of their own; others would only fight for the two cores.
     with simulated(count, 0 if seconds else 2) as client, tempfile.TemporaryDirectory() as folder:

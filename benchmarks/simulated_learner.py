@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.models.base import Block
-from scalelatent.models.stats import Layout, Stats
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Layout, Stats
 
 sys.modules.setdefault("scalelatent.simulated_learner", sys.modules[__name__])
 

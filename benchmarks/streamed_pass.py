@@ -25,7 +25,7 @@ import numpy as np
 from common import interleaved, parser, stored_rows, write_part
 
 import scalelatent as sl
-from scalelatent.data.recycled import Recycled
+from scalelatent.data.read.recycled import Recycled
 from scalelatent.engine.ahead import iter_blocks
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.cache import PieceCache
@@ -33,9 +33,9 @@ from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import PassContext, Span, make_stage, spans_of
 from scalelatent.engine.reading import Meter, Reader
 from scalelatent.engine.threads import single_threaded
-from scalelatent.jobs.workers import peak_bytes
-from scalelatent.models.capsule.members import build_members
-from scalelatent.models.capsule.model import CapsuleEM, initial_state
+from scalelatent.jobs.cluster_workers import peak_bytes
+from scalelatent.models.capsule.model.em import CapsuleEM, initial_state
+from scalelatent.models.capsule.model.members import build_members
 
 FEATURES = 196
 
@@ -195,7 +195,7 @@ def dask_overhead(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
 def _no_client() -> Any:
     from contextlib import contextmanager
 
-    from scalelatent.engine.dask import cluster
+    from scalelatent.deploy import clusters as cluster
 
     @contextmanager
     def inner() -> Any:

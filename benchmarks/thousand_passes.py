@@ -21,7 +21,7 @@ import psutil
 from distributed import Client
 
 import scalelatent as sl
-from scalelatent.engine.dask.cluster import close_cluster, start_cluster
+from scalelatent.deploy.clusters import close_cluster, start_cluster
 
 EVERY = 20
 

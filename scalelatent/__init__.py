@@ -17,10 +17,10 @@ from scalelatent._lazy import attach
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # what a type checker and an editor see; the same names as in _WHERE
-    from ._versions import show_versions
     from .data import Dataset, open_dataset
+    from .deploy.clusters import cluster
+    from .deploy.versions import show_versions
     from .engine.callbacks import Callback
-    from .engine.dask.cluster import cluster
     from .estimators import (
         CapsuleRegression,
         CompressiveMBN,
@@ -47,16 +47,16 @@ __all__ = [
 
 _WHERE = {
     "Callback": ".engine.callbacks",
-    "CapsuleRegression": ".estimators",
-    "CompressiveMBN": ".estimators",
-    "ConditionalRBM": ".estimators",
+    "CapsuleRegression": ".models.capsule.estimator",
+    "CompressiveMBN": ".models.mbn.compressive_estimator",
+    "ConditionalRBM": ".models.crbm.estimator",
     "Dataset": ".data",
-    "MultilayerBootstrapNetwork": ".estimators",
-    "Search": ".estimators",
-    "cluster": ".engine.dask.cluster",
-    "load_model": ".estimators",
+    "MultilayerBootstrapNetwork": ".models.mbn.estimator",
+    "Search": ".search.search",
+    "cluster": ".deploy.clusters",
+    "load_model": ".estimators.persist",
     "open_dataset": ".data",
-    "show_versions": "._versions",
+    "show_versions": ".deploy.versions",
 }
 
 __getattr__, __dir__ = attach(__name__, _WHERE)

@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if importlib.util.find_spec("torch") is None:
         skip = pytest.mark.skip(reason="needs PyTorch: the extra torch")
         for item in items:
-            if item.nodeid.startswith("scalelatent/estimators/compressive"):
+            if item.nodeid.startswith("scalelatent/models/mbn/compressive"):
                 item.add_marker(skip)
     if find_real_data() is None:
         skip = pytest.mark.skip(reason="real data: set SCALELATENT_DATA to the folder that holds mnist/")
@@ -72,12 +72,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 WORKER_IMPORTS = [
     "distributed.nanny",
     "distributed.worker",
-    "scalelatent.engine.dask.online_tasks",
+    "scalelatent.engine.dask.step_tasks",
     "scalelatent.engine.dask.tasks",
     "scalelatent.engine.dask.trial_tasks",
-    "scalelatent.estimators.capsule_steps",
-    "scalelatent.estimators.crbm_fit",
-    "scalelatent.estimators.mbn_fit",
+    "scalelatent.models.capsule.fit",
+    "scalelatent.models.crbm.fit",
+    "scalelatent.models.mbn.fit",
     "zarr",
 ]
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numba import int64
 
-from scalelatent import _numba
 from scalelatent.engine.callbacks import Callback
 from scalelatent.jobs.runfolder import RunFolder
-from scalelatent.models.csr import CsrRows
+from scalelatent.kernels import jit
+from scalelatent.kernels.sparse_rows import CsrRows
 
 HOOKS = ("fit_start", "stage", "progress", "pass_end", "report", "checkpoint", "event", "fit_end")
 
@@ -118,4 +118,4 @@ def csr_rows(x: np.ndarray) -> CsrRows:
 def fresh_kernel() -> Any:
     """A kernel that is compiled by whoever calls it first: of a function in no file nothing is kept."""
     code = (lambda x: x + 1).__code__.replace(co_filename="<nowhere>")
-    return _numba.entry(int64)(FunctionType(code, {"__name__": "nowhere"}))
+    return jit.entry(int64)(FunctionType(code, {"__name__": "nowhere"}))

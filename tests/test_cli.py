@@ -403,7 +403,7 @@ def test_entry_point_runs():
 
 def test_scores_and_outputs_of_a_saved_dataset_refuse_themselves(tmp_path):
     from scalelatent.errors import JobError
-    from scalelatent.jobs.outputs import write_rows
+    from scalelatent.jobs.predictions import write_rows
 
     url = str(tmp_path / "a.zarr")
     data = Dataset.from_arrays(np.eye(4), np.arange(4)).save(url)

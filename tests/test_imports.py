@@ -38,7 +38,7 @@ def test_numpy_is_not_needed_to_print_help():
 
 
 def test_models_import_neither_storage_nor_cluster():
-    loaded = loaded_after("import scalelatent.models.capsule.model")
+    loaded = loaded_after("import scalelatent.models.capsule.model.em")
     assert not loaded & {"zarr", "dask", "distributed", "sklearn", "scalelatent.data", "scalelatent.engine"}
 
 

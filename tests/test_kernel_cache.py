@@ -15,7 +15,7 @@ from typing import Any
 import numba
 import pytest
 
-from scalelatent import _numba
+from scalelatent.kernels import jit
 
 # Kernels of one function, told apart by what they enclose alone, as those of a factory are. An index that is
 # read takes its time, so that others come in between.
@@ -31,7 +31,7 @@ from typing import Any
 
 from numba.core.caching import IndexDataCacheFile
 
-from scalelatent._numba import kernel
+from scalelatent.kernels.jit import kernel
 
 load = IndexDataCacheFile._load_index
 
@@ -84,30 +84,30 @@ def test_processes_that_compile_at_once_leave_no_kernel_in_the_place_of_another(
 
 
 def test_a_process_that_does_not_let_go_of_the_lock_is_waited_for_once(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(_numba, "CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(_numba, "_patience", [0.1])
-    with _numba._alone() as first:
+    monkeypatch.setattr(jit, "CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(jit, "_patience", [0.1])
+    with jit._alone() as first:
         begin = time.monotonic()
         for _ in range(20):
-            with _numba._alone() as second:
+            with jit._alone() as second:
                 assert (first, second) == (True, False)
         assert time.monotonic() - begin < 1.0
-    with _numba._alone() as held:
+    with jit._alone() as held:
         assert held
 
 
 def test_a_process_forked_while_a_kernel_is_saved_does_not_keep_the_lock(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(_numba, "CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(_numba, "_patience", [0.1])
+    monkeypatch.setattr(jit, "CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(jit, "_patience", [0.1])
     files = []
-    with _numba._alone():
+    with jit._alone():
         # What a child of a fork has: the same open file.
         lock = (tmp_path / "cache" / "lock").resolve()
         same = [fd for fd in Path("/proc/self/fd").iterdir() if fd.exists() and fd.resolve() == lock]
         files = [os.dup(int(fd.name)) for fd in same]
     try:
         assert files
-        with _numba._alone() as held:
+        with jit._alone() as held:
             assert held
     finally:
         for file in files:
@@ -118,14 +118,14 @@ def test_a_file_system_without_locks_keeps_kernels(tmp_path, monkeypatch) -> Non
     def refuse(*args: object) -> None:
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(_numba, "CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(jit, "CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("fcntl.flock", refuse)
-    with _numba._alone() as held:
+    with jit._alone() as held:
         assert held
 
 
 def test_a_part_of_kernels_is_not_called_from_python() -> None:
-    @_numba.part
+    @jit.part
     def twice(x):
         return 2 * x
 
@@ -144,8 +144,8 @@ from typing import Any
 
 from numba import int64
 
-import scalelatent._numba as kernels
-from scalelatent._numba import entry, observed
+import scalelatent.kernels.jit as kernels
+from scalelatent.kernels.jit import entry, observed
 
 
 @entry(int64)
@@ -200,49 +200,55 @@ def test_one_process_compiles_a_kernel_and_the_others_wait_and_load_it(tmp_path:
 
 def test_kernels_of_a_model_stay_when_another_model_or_a_time_changes(tmp_path, monkeypatch) -> None:
     root = tmp_path / "scalelatent"
-    for name in ("models/tiles.py", "models/a/cpu.py", "models/b/cpu/dense.py", "data/k.py", "data/other.py"):
+    for name in (
+        "kernels/tiles.py",
+        "models/a/kernels/cpu.py",
+        "models/b/kernels/cpu/dense.py",
+        "importers/k.py",
+        "importers/other.py",
+    ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text("x = 1\n" if "other" in name else "from scalelatent._numba import kernel\n")
-    (root / "_numba.py").write_text("")
-    monkeypatch.setattr(_numba, "_ROOT", root)
-    monkeypatch.setattr(_numba, "__file__", str(root / "_numba.py"))
+        (root / name).write_text(
+            "x = 1\n" if "other" in name else "from scalelatent.kernels.jit import kernel\n"
+        )
+    monkeypatch.setattr(jit, "_ROOT", root)
 
     def digests() -> dict[str, str]:
-        _numba._digest.cache_clear()
-        return {family: _numba._digest(family) for family in ("a", "b", "data", "models")}
+        jit._digest.cache_clear()
+        return {family: jit._digest(family) for family in ("a", "b", "data", "kernels")}
 
     try:
         before = digests()
-        os.utime(root / "models/a/cpu.py", (1, 1))
-        (root / "data/other.py").write_text("x = 2\n")
+        os.utime(root / "models/a/kernels/cpu.py", (1, 1))
+        (root / "importers/other.py").write_text("x = 2\n")
         assert digests() == before
-        (root / "models/a/cpu.py").write_text("from scalelatent._numba import entry\n")
+        (root / "models/a/kernels/cpu.py").write_text("from scalelatent.kernels.jit import entry\n")
         changed = digests()
         assert {family for family in before if changed[family] != before[family]} == {"a"}
-        (root / "models/tiles.py").write_text("from scalelatent._numba import entry\n")
+        (root / "kernels/tiles.py").write_text("from scalelatent.kernels.jit import entry\n")
         assert {family for family, d in digests().items() if d == changed[family]} == set()
     finally:
-        _numba._digest.cache_clear()
+        jit._digest.cache_clear()
 
 
 @pytest.mark.parametrize(
     ("module", "family"),
     [
-        ("scalelatent.models.tiles", "models"),
-        ("scalelatent.models.capsule.cpu", "capsule"),
-        ("scalelatent.models.mbn.cpu.dense", "mbn"),
-        ("scalelatent.data.generators.kernels", "data"),
+        ("scalelatent.kernels.tiles", "kernels"),
+        ("scalelatent.models.capsule.kernels.cpu", "capsule"),
+        ("scalelatent.models.mbn.kernels.cpu.dense", "mbn"),
+        ("scalelatent.generators.image_kernels", "data"),
         ("somewhere.else", "other"),
         ("scalelatent", "other"),
     ],
 )
 def test_kernels_of_a_family_share_a_folder(module: str, family: str) -> None:
-    assert _numba._family(module) == family
+    assert jit._family(module) == family
 
 
 def test_kernels_that_nobody_has_loaded_for_a_month_are_removed(tmp_path, monkeypatch) -> None:
     base = tmp_path / "numba-host"
-    monkeypatch.setattr(_numba, "CACHE", str(base))
+    monkeypatch.setattr(jit, "CACHE", str(base))
     old, new = ("capsule-0123456789", "mbn-0123456789"), ("capsule-9876543210", "notes", "capsule-2")
     month = time.time() - 31 * 86400
     for name in (*old, *new):
@@ -251,7 +257,7 @@ def test_kernels_that_nobody_has_loaded_for_a_month_are_removed(tmp_path, monkey
     earlier.mkdir()
     for folder in (*(base / name for name in old), base / "notes", base / "capsule-2", earlier, base):
         os.utime(folder, (month, month))
-    removed = _numba.remove_unused()
+    removed = jit.remove_unused()
     assert sorted(Path(folder).name for folder in removed) == [*old, earlier.name]
     assert sorted(path.name for path in base.iterdir()) == sorted(new)
 
@@ -269,12 +275,12 @@ def test_threads_that_make_kernels_at_once_keep_them_in_their_place(monkeypatch:
         places.append(numba.config.CACHE_DIR)
         return lambda function: function
 
-    monkeypatch.setattr(_numba.numba, "njit", slowly)
-    monkeypatch.setattr(_numba, "_saved_alone", lambda dispatcher: dispatcher)
+    monkeypatch.setattr(jit.numba, "njit", slowly)
+    monkeypatch.setattr(jit, "_saved_alone", lambda dispatcher: dispatcher)
     with ThreadPoolExecutor(2) as pool:
-        made = [pool.submit(_numba.kernel, abs_of, later=later) for later in (False, True)]
+        made = [pool.submit(jit.kernel, abs_of, later=later) for later in (False, True)]
     assert [future.result()(-2) for future in made] == [2, 2]
-    assert places == [_numba._folder("other")] * 2
+    assert places == [jit._folder("other")] * 2
     assert before == numba.config.CACHE_DIR
 
 

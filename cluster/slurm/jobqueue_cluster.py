@@ -17,10 +17,10 @@ from typing import Any
 
 import dask
 
-from scalelatent.engine.dask.cluster import page_preload
-from scalelatent.engine.dask.security import tls_options
-from scalelatent.engine.dask.workers import PIN, configured
-from scalelatent.jobs.serving import own_certificates
+from scalelatent.deploy.clusters import page_preload
+from scalelatent.deploy.security import tls_options
+from scalelatent.deploy.serving import own_certificates
+from scalelatent.deploy.worker_processes import PIN, configured
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

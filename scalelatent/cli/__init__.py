@@ -124,7 +124,7 @@ def _map_rows(
     layer: int | None = None,
 ) -> None:
     from scalelatent.jobs.datasets import open_rows
-    from scalelatent.jobs.outputs import write_rows
+    from scalelatent.jobs.predictions import write_rows
     from scalelatent.jobs.runs import load_run
 
     estimator, _ = load_run(run)

@@ -62,8 +62,8 @@ def up(
     alone, for `scalelatent cluster join` on other machines. Ctrl-C (or SIGTERM) ends all of
     its processes; jobs that run then go on from their last checkpoint with `scalelatent resume RUN`.
     """
-    from scalelatent.engine.dask.security import security_from
-    from scalelatent.jobs.serving import own_certificates, serve, until_stopped
+    from scalelatent.deploy.security import security_from
+    from scalelatent.deploy.serving import own_certificates, serve, until_stopped
 
     security, client_files = None, None
     if tls:
@@ -137,10 +137,10 @@ def join(
     """Start the workers of this machine for a scheduler elsewhere, and stay until it ends, or Ctrl-C."""
     import asyncio
 
-    from scalelatent.engine.dask.security import security_from
-    from scalelatent.engine.dask.workers import run_workers
-    from scalelatent.jobs.connection import check_protocol
-    from scalelatent.jobs.serving import address_from, until_stopped
+    from scalelatent.deploy.connection import check_protocol
+    from scalelatent.deploy.security import security_from
+    from scalelatent.deploy.serving import address_from, until_stopped
+    from scalelatent.deploy.worker_processes import run_workers
 
     if tls_folder is not None:
         tls_ca, tls_cert, tls_key = (
@@ -177,7 +177,7 @@ def certificates(
 
     ca.pem goes everywhere, cluster-*.pem to the scheduler and the workers, client-*.pem to those who submit.
     """
-    from scalelatent.engine.dask.certificates import make_certificates
+    from scalelatent.deploy.certificates import make_certificates
 
     made = {name: str(file) for name, file in make_certificates(folder, hosts=host or (), days=days).items()}
     if json:
@@ -214,8 +214,8 @@ def warm(
             done = compile_here(kinds or (), processes=jobs, on_kernel=on_kernel)
         hosts = {"": done}
     else:
-        from scalelatent.engine.dask.security import security_from
-        from scalelatent.jobs.connection import open_client
+        from scalelatent.deploy.connection import open_client
+        from scalelatent.deploy.security import security_from
         from scalelatent.jobs.warm import warm_cluster
 
         if jobs is not None:
@@ -254,13 +254,13 @@ def doctor(
     clocks, the dashboard, and whether each can write to FOLDER. The exit code is 1 if a check failed.
     """
     if scheduler is None:
-        from scalelatent.jobs.doctor import examine
+        from scalelatent.deploy.doctor import examine
 
         findings = examine("." if folder is None else folder)
     else:
-        from scalelatent.engine.dask.security import security_from
-        from scalelatent.jobs.connection import open_client
-        from scalelatent.jobs.doctor_cluster import examine_cluster
+        from scalelatent.deploy.connection import open_client
+        from scalelatent.deploy.doctor_cluster import examine_cluster
+        from scalelatent.deploy.security import security_from
 
         with open_client(scheduler, security_from(tls_ca, tls_cert, tls_key)) as client:
             findings = examine_cluster(client, folder)

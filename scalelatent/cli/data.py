@@ -63,7 +63,7 @@ def convert(
     What is not asked for stays as it is.
     """
     from scalelatent.data import convert_dataset
-    from scalelatent.data.convert import open_source
+    from scalelatent.data.write.convert import open_source
 
     ds = open_source(source, x=x, y=y)
     run = None
@@ -114,8 +114,8 @@ def append(
     Whatever goes wrong on the way, the dataset stays as it was.
     """
     from scalelatent.data import append_rows
-    from scalelatent.data.guard import clears_too
-    from scalelatent.data.store import locate
+    from scalelatent.storage.disk import locate
+    from scalelatent.storage.guard import clears_too
 
     if clears_too(locate(url), locate(source)):
         raise JobError(

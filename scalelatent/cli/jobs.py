@@ -82,7 +82,7 @@ def _tls_settings(ca: Path | None, cert: Path | None, key: Path | None) -> list[
 
 
 def _security(ca: Path | None, cert: Path | None, key: Path | None) -> Any:
-    from scalelatent.jobs.connection import security_of
+    from scalelatent.deploy.connection import security_of
     from scalelatent.jobs.spec import ClusterSection
 
     given = {"tls_ca": ca, "tls_cert": cert, "tls_key": key}
@@ -116,7 +116,7 @@ def status(
 
     A run folder needs no scheduler. With --scheduler the jobs that it knows are listed, too.
     """
-    from scalelatent.jobs.connection import open_client
+    from scalelatent.deploy.connection import open_client
     from scalelatent.jobs.control import list_jobs
 
     if job is not None:

@@ -61,8 +61,8 @@ def say(message: str) -> None:
 @contextmanager
 def kernels_told() -> Iterator[None]:
     """Say once that this process compiles kernels, while it lasts; also a decorator below `verb`."""
-    from scalelatent._numba import observed
     from scalelatent.engine.compiling import COMPILING
+    from scalelatent.kernels.jit import observed
 
     unsaid = [COMPILING]
 

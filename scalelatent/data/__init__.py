@@ -10,17 +10,13 @@ from typing import TYPE_CHECKING
 from scalelatent._lazy import attach
 
 if TYPE_CHECKING:
-    from .append import append_rows
-    from .check import check_dataset
-    from .convert import convert_dataset
-    from .create import create_dataset
-    from .dataset import Dataset, open_dataset
-    from .digits import InfiniteDigits, make_digits
-    from .documents import ResampledDocuments, make_documents
-    from .generators.corrupted import make_corrupted
-    from .generators.images import ImageSet, image_set, image_set_of, make_images
-    from .grid import RowGrid
-    from .importers import (
+    from scalelatent.engine.grid import RowGrid
+    from scalelatent.generators.corrupted import make_corrupted
+    from scalelatent.generators.digits import InfiniteDigits, make_digits
+    from scalelatent.generators.documents import ResampledDocuments, make_documents
+    from scalelatent.generators.images import ImageSet, image_set, image_set_of, make_images
+    from scalelatent.generators.make import repair_dataset
+    from scalelatent.importers import (
         fetch_named,
         import_csr,
         import_hdf5,
@@ -34,9 +30,14 @@ if TYPE_CHECKING:
         import_tokens,
         leaf_topics,
     )
-    from .make import repair_dataset
-    from .shuffle import shuffle_dataset, shuffled_rows
-    from .writer import DatasetWriter
+
+    from .check import check_dataset
+    from .dataset import Dataset, open_dataset
+    from .write.append import append_rows
+    from .write.convert import convert_dataset
+    from .write.create import create_dataset
+    from .write.shuffle import shuffle_dataset, shuffled_rows
+    from .write.writer import DatasetWriter
 
 __all__ = [
     "Dataset",
@@ -75,37 +76,37 @@ __all__ = [
 
 _WHERE = {
     "Dataset": ".dataset",
-    "DatasetWriter": ".writer",
-    "ImageSet": ".generators.images",
-    "InfiniteDigits": ".digits",
-    "ResampledDocuments": ".documents",
-    "RowGrid": ".grid",
-    "append_rows": ".append",
+    "DatasetWriter": ".write.writer",
+    "ImageSet": "scalelatent.generators.images",
+    "InfiniteDigits": "scalelatent.generators.digits",
+    "ResampledDocuments": "scalelatent.generators.documents",
+    "RowGrid": "scalelatent.engine.grid",
+    "append_rows": ".write.append",
     "check_dataset": ".check",
-    "convert_dataset": ".convert",
-    "create_dataset": ".create",
-    "fetch_named": ".importers",
-    "image_set": ".generators.images",
-    "image_set_of": ".generators.images",
-    "import_csr": ".importers",
-    "import_hdf5": ".importers",
-    "import_idx": ".importers",
-    "import_images": ".importers",
-    "import_mat": ".importers",
-    "import_named": ".importers",
-    "import_npy": ".importers",
-    "import_npz": ".importers",
-    "import_svmlight": ".importers",
-    "import_tokens": ".importers",
-    "leaf_topics": ".importers",
-    "make_corrupted": ".generators.corrupted",
-    "make_digits": ".digits",
-    "make_documents": ".documents",
-    "make_images": ".generators.images",
+    "convert_dataset": ".write.convert",
+    "create_dataset": ".write.create",
+    "fetch_named": "scalelatent.importers",
+    "image_set": "scalelatent.generators.images",
+    "image_set_of": "scalelatent.generators.images",
+    "import_csr": "scalelatent.importers",
+    "import_hdf5": "scalelatent.importers",
+    "import_idx": "scalelatent.importers",
+    "import_images": "scalelatent.importers",
+    "import_mat": "scalelatent.importers",
+    "import_named": "scalelatent.importers",
+    "import_npy": "scalelatent.importers",
+    "import_npz": "scalelatent.importers",
+    "import_svmlight": "scalelatent.importers",
+    "import_tokens": "scalelatent.importers",
+    "leaf_topics": "scalelatent.importers",
+    "make_corrupted": "scalelatent.generators.corrupted",
+    "make_digits": "scalelatent.generators.digits",
+    "make_documents": "scalelatent.generators.documents",
+    "make_images": "scalelatent.generators.images",
     "open_dataset": ".dataset",
-    "repair_dataset": ".make",
-    "shuffle_dataset": ".shuffle",
-    "shuffled_rows": ".shuffle",
+    "repair_dataset": "scalelatent.generators.make",
+    "shuffle_dataset": ".write.shuffle",
+    "shuffled_rows": ".write.shuffle",
 }
 
 __getattr__, __dir__ = attach(__name__, _WHERE)

@@ -9,7 +9,7 @@ import numpy as np
 from scalelatent.errors import DataError
 
 from . import csr, schema
-from .sources import RowSource, is_csr
+from .read.sources import RowSource, is_csr
 
 __all__ = ["CastRows", "cast", "cast_rows"]
 

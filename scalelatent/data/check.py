@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.errors import DataError, ShardError
+from scalelatent.storage.disk import Location, locate
 
-from .joined import segment_location
-from .pipeline import MAX_THREADS
+from .read.joined import segment_location
+from .read.stored import open_group, own_columns, read_attrs, unfinished
 from .schema import DatasetAttrs, shard_digest
 from .seals import check_digests, read_digests
-from .store import Location, locate
-from .stored import open_group, own_columns, read_attrs, unfinished
+from .write.pipeline import MAX_THREADS
 
 if TYPE_CHECKING:
-    from .chunks import StoredRows
     from .csr_store import StoredCsr
+    from .read.chunks import StoredRows
 
 __all__ = ["BadFile", "DatasetCheck", "check_dataset"]
 

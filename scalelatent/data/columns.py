@@ -11,8 +11,8 @@ import numpy as np
 from scalelatent.errors import DataError
 
 from . import csr, schema
-from .sources import ArrayRows, RowSource, as_source, is_csr, is_dask, is_zarr
-from .targets import PairedRows
+from .binary_targets import PairedRows
+from .read.sources import ArrayRows, RowSource, as_source, is_csr, is_dask, is_zarr
 
 __all__ = ["Columns", "Shifted", "label_source"]
 

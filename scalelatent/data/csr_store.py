@@ -17,15 +17,15 @@ import numpy as np
 from scalelatent.errors import DataError, ShardError
 
 from . import csr
-from .chunks import StoredRows
+from .read.chunks import StoredRows
 from .seals import chunk_crcs
-from .shard_file import GROUP_JSON, array_json, shard_bytes, template
+from .write.shard_file import GROUP_JSON, array_json, shard_bytes, template
 
 if TYPE_CHECKING:
     import zarr
     from scipy.sparse import csr_array
 
-    from .store import Location
+    from scalelatent.storage.disk import Location
 
 __all__ = ["CsrGroups", "StoredCsr", "create_csr"]
 

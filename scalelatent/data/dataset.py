@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.errors import DataError
+from scalelatent.storage.disk import locate
 
 from . import labels, schema
+from .binary_targets import PairedRows, as_binary
 from .columns import Columns, Shifted, label_source
 from .described import Described
-from .earlier import earlier_columns
 from .hashing import hash_rows, hash_weight
-from .sources import ArrayRows, DaskRows, as_source
-from .store import locate
-from .targets import PairedRows, as_binary
+from .read.earlier import earlier_columns
+from .read.sources import ArrayRows, DaskRows, as_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -363,7 +363,7 @@ class Dataset(Described):
         Dataset
             The stored rows.
         """
-        from .create import copy_rows
+        from .write.create import copy_rows
 
         return copy_rows(self, url, overwrite=overwrite, progress=progress, **layout)
 
@@ -399,7 +399,7 @@ def open_dataset(url: str | os.PathLike[str]) -> Dataset:
     >>> open_dataset("memory://doc-open")
     <Dataset 4 rows x (3,) uint8, 2 classes, 'memory://doc-open'>
     """
-    from .stored import open_columns
+    from .read.stored import open_columns
 
     return Dataset(Columns(**open_columns(locate(url))))
 

@@ -10,7 +10,7 @@ from . import labels, schema
 from .columns import Columns
 from .csr import index_dtype
 from .preview import as_html
-from .sources import is_csr
+from .read.sources import is_csr
 
 __all__ = ["Described"]
 

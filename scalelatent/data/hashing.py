@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .csr import parts_of
-from .sources import DaskRows
+from .read.sources import DaskRows
 
 if TYPE_CHECKING:
     from .dataset import Dataset

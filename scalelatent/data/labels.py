@@ -9,12 +9,12 @@ import numpy as np
 from scalelatent.errors import DataError
 
 from . import schema
-from .sources import ArrayRows
-from .targets import as_binary
+from .binary_targets import as_binary
+from .read.sources import ArrayRows
 
 if TYPE_CHECKING:
     from .columns import Columns
-    from .sources import RowSource
+    from .read.sources import RowSource
 
 __all__ = ["column", "read_codes", "read_targets", "read_y", "y_options"]
 

@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.errors import DataError
-
-from .location import REMOVED
+from scalelatent.storage.location import REMOVED
 
 __all__ = [
     "FORMAT",

@@ -21,8 +21,9 @@ from scalelatent.errors import DataError
 if TYPE_CHECKING:
     import zarr
 
+    from scalelatent.storage.disk import Location
+
     from .schema import DatasetAttrs
-    from .store import Location
 
 __all__ = [
     "check_digests",
@@ -108,7 +109,7 @@ def chunk_crcs(data: Any, n_chunks: int | None) -> list[int]:
 
     Examples
     --------
-    >>> from scalelatent.data.shard_file import shard_bytes
+    >>> from scalelatent.data.write.shard_file import shard_bytes
     >>> from crc32c import crc32c
     >>> found = chunk_crcs(shard_bytes(np.arange(4, dtype="u1"), 2, None), 2)
     >>> found == [crc32c(bytes([0, 1])), crc32c(bytes([2, 3]))]

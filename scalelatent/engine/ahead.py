@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
-from scalelatent.models.base import Block
+from scalelatent.contract.learners import Block
 
 from .cache import Piece
 from .reading import Reader, StopFlag, Stopped, cut

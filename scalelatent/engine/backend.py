@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.errors import RunError
-from scalelatent.models.vectors import aligned
+from scalelatent.kernels.vectors import aligned
 
 DEVICES = ("auto", "cpu", "gpu")
 

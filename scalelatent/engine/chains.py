@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from scalelatent.models.base import Block, OnlineLearner
-from scalelatent.models.stats import Stats
+from scalelatent.contract.learners import Block, OnlineLearner
+from scalelatent.contract.stats import Stats
 
 from .cache import PieceCache
 from .callbacks import Callback
@@ -75,7 +75,7 @@ def run_chains(
     With :func:`advance` a whole step, as ``partial_fit`` takes it:
 
     >>> import numpy as np
-    >>> from scalelatent.models.stats import Layout
+    >>> from scalelatent.contract.stats import Layout
     >>> class Mean:
     ...     def layout(self):
     ...         return Layout((("total", (2,)),))

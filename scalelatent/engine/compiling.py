@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from scalelatent._numba import observed
+from scalelatent.kernels.jit import observed
 
 from .callbacks import Callback
 

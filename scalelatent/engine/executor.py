@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from scalelatent.models.stats import Stats
+from scalelatent.contract.stats import Stats
 
 from .callbacks import Callback
 from .order import RowOrder

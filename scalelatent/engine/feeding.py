@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.models.base import Block
-from scalelatent.models.csr import CsrRows
+from scalelatent.contract.learners import Block
+from scalelatent.kernels.sparse_rows import CsrRows
 
 from .order import Permutations, RowOrder
 from .reading import Reader, Stopped

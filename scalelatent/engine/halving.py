@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.models.base import Block, Reduction
-from scalelatent.models.stats import Stats
+from scalelatent.contract.learners import Block, Reduction
+from scalelatent.contract.stats import Stats
 
 LEAST_ROWS = 64
 """Blocks this short are not cut: what does not fit then is the model."""
@@ -128,7 +128,7 @@ def apply_block(backend: Any, what: str, row_map: Any, prepared: Any, block: Blo
 def fill_block(
     backend: Any, what: str, row_map: Any, prepared: Any, block: Block, out: np.ndarray
 ) -> Iterator[None]:
-    """Write the output rows of a block by a :class:`~scalelatent.models.base.PartedMap`; hands over as that
+    """Write the output rows of a block by a ``PartedMap``; hands over as that
     does.
 
     Rows before those in which memory ended are not computed again; of those some columns are.

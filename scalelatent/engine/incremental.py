@@ -1,9 +1,9 @@
 """Incremental learning: what each leaf contributed at its last visit lies in the run folder.
 
 An incremental learner keeps a total over *leaves*, fixed runs of rows, and exchanges a leaf's old
-contribution for a new one. :class:`KeptLeaves` makes an :class:`~scalelatent.models.base.OnlineLearner` of
-it, so that :func:`~.online.fit_online` runs it like any other: a chain of a step is a leaf, rows are visited
-as they are stored (:func:`leaf_order`), and leaves of one step are computed in parallel from one state.
+contribution for a new one. :class:`KeptLeaves` makes an :class:`OnlineLearner` of it, so that
+:func:`~.online_loop.fit_online` runs it like any other: a chain of a step is a leaf, rows are visited as they
+are stored (:func:`leaf_order`), and leaves of one step are computed in parallel from one state.
 
 A contribution is written under the epoch of its visit and read in the next one, never replaced: a task that
 runs twice, or a resume in mid-epoch, finds what the first run found. :class:`DropLeaves` removes those that
@@ -16,15 +16,15 @@ import re
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from scalelatent.data.store import locate
+from scalelatent.contract.learners import Block, OnlineLearner, Reduction
+from scalelatent.contract.stats import Layout, Stats
 from scalelatent.errors import RunError
-from scalelatent.models.base import Block, OnlineLearner, Reduction
-from scalelatent.models.stats import Layout, Stats
+from scalelatent.storage.disk import locate
+from scalelatent.storage.record import read_record
 
 from .callbacks import Callback
+from .checkpoints import KEEP_STATES, EngineStore
 from .order import RowOrder
-from .record import read_record
-from .store import KEEP_STATES, EngineStore
 
 # Steps of an epoch, where rows allow: more leaves gain little, for a leaf's contribution is always an epoch
 # old. A leaf is one block in memory.
@@ -33,9 +33,7 @@ _LEAF = re.compile(r"leaf-(?P<stage>.+)-(?P<epoch>\d{6,})-(?P<row>\d+)\.rec")
 
 
 class LeafLearner(OnlineLearner, Protocol):
-    """An :class:`~scalelatent.models.base.OnlineLearner` whose chains are leaves; in place of ``run_chain``
-    it has two methods.
-    """
+    """An online learner whose chains are leaves; in place of ``run_chain`` it has two methods."""
 
     def visit(self, prepared: Any, block: Block) -> Any:
         """Contribution of a leaf under the state of the moment: a tree of arrays, which is kept."""

@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.contract.stats import Stats
 from scalelatent.errors import ShardError
-from scalelatent.models.stats import Stats
 
 from .backend import make_backend, resolve_device
 from .cache import PieceCache, shared_cache
 from .caching import choose_cache, map_cache
 from .callbacks import Callback
 from .chains import ChainRunner, InProcessSteps
+from .checkpoints import EngineStore
 from .executor import OnRows, StepResult
 from .halving import cut_event
 from .order import RowOrder
@@ -28,7 +29,6 @@ from .quarantine import Quarantine
 from .reading import StopFlag, Stopped
 from .reduce import TreeReducer
 from .spans import plan_spans, worth_saving
-from .store import EngineStore
 from .threads import resolve_jobs
 
 _POLL_SECONDS = 0.2

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.models.base import Block
+from scalelatent.contract.learners import Block
 
 from .ahead import iter_blocks
 from .backend import make_backend
 from .cache import shared_cache
 from .halving import apply_block, fill_block
-from .outputs import OutputTask, common_fields
+from .output_shards import OutputTask, common_fields
 from .passes import BLOCK_BYTES, BLOCK_ROWS
 from .reading import Meter, Reader, StopFlag, Stopped, naming, rows_for
 from .threads import resolve_jobs, single_threaded
@@ -109,7 +109,7 @@ def fill_rows(
     Raises
     ------
     Stopped
-        The work was called off, between two parts of a :class:`~scalelatent.models.base.PartedMap`.
+        The work was called off, between two parts of a :class:`~scalelatent.contract.learners.PartedMap`.
     """
     if not hasattr(row_map, "fill"):
         out[...] = apply_block(backend, name, row_map, prepared, block)
@@ -129,7 +129,7 @@ def block_rows(n_features: int) -> int:
 
 
 def parted_rows(row_bytes: int, row_map: Any) -> int:
-    """Rows of a block of a :class:`~scalelatent.models.base.PartedMap`: what memory holds of rows of so many
+    """Rows of a block of a ``PartedMap``: what memory holds of rows of so many
     bytes, and what they become.
     """
     return max(1, min(PARTED_ROWS, PARTED_BYTES // (row_bytes + row_map.row_bytes())))

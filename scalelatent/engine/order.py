@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.data.grid import spaced
+from scalelatent.kernels.streams import stream
 
-from .streams import stream
+from .grid import spaced
 
 # Labels looked at by :func:`sortedness`: this many places of this many neighbours.
 SAMPLED_PLACES, SAMPLED_ROWS = 64, 256

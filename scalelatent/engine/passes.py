@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.data.grid import FAN_IN, RowGrid
+from scalelatent.contract.learners import Reduction
+from scalelatent.contract.stats import Stats
 from scalelatent.errors import JobError
-from scalelatent.models.base import Reduction
-from scalelatent.models.stats import Stats
 
 from .ahead import iter_blocks
 from .cache import PieceCache
+from .grid import FAN_IN, RowGrid
 from .halving import accumulate_leaf
 from .quarantine import Ranges
 from .reading import Meter, Reader, StopFlag, naming, rows_for

@@ -13,7 +13,6 @@ from typing import Any
 
 from dask.system import cpu_count
 
-from scalelatent.data.grid import FAN_IN
 from scalelatent.errors import PlanError
 
 from .ahead import AHEAD
@@ -22,6 +21,7 @@ from .caching import choose_cache, read_seconds
 from .executor import KEEP_REPLICAS
 from .feeding import AHEAD as SLABS_AHEAD
 from .feeding import SLAB_BYTES
+from .grid import FAN_IN
 from .order import RowOrder
 from .passes import Stage, choose_level, given_grid, make_stage, seconds_per_row, spans_of
 from .speeds import GATHER_RATE, label_seconds

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from scalelatent.errors import RunError, ShardError
 
 if TYPE_CHECKING:
+    from .checkpoints import EngineStore
     from .passes import Stage
-    from .store import EngineStore
 
 CHOICES = ("stop", "skip")
 FILE = "quarantine.json"

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 from dask.system import cpu_count
 
-from scalelatent import __version__, _numba
+from scalelatent import __version__
+from scalelatent.kernels import jit
 
 from .threads import single_threaded
 
@@ -116,7 +117,7 @@ class Rates:
             pass
 
 
-rates = Rates(Path(_numba.CACHE) / "rates.json")
+rates = Rates(Path(jit.CACHE) / "rates.json")
 """Those of this machine."""
 
 

@@ -14,11 +14,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from scalelatent.contract.learners import Block
+from scalelatent.contract.targets import Targets
 from scalelatent.data.csr import index_dtype
 from scalelatent.errors import DataError, RunError, ScalelatentError, ShardError
-from scalelatent.models.base import Block
-from scalelatent.models.csr import CsrRows
-from scalelatent.models.targets import Targets
+from scalelatent.kernels.sparse_rows import CsrRows
 
 from .cache import Piece, PieceCache
 from .quarantine import Ranges
@@ -120,7 +120,7 @@ class Reader:
     classes : ndarray or None
         The model's classes: labels become their positions here. None leaves labels unread.
     csr : bool
-        Whether blocks of a CSR dataset stay CSR (:class:`~scalelatent.models.csr.CsrRows`); else each is
+        Whether blocks of a CSR dataset stay CSR (:class:`.CsrRows`); else each is
         made dense when its turn comes, so never more than a block is dense at a time.
     skipped : tuple of (start, stop)
         Rows that are not to be read: they are zeros of class 0 and weight 0, all others have a weight.
@@ -246,7 +246,7 @@ def _observed(v: np.ndarray, targets: Targets, start: int, rows: np.ndarray | No
     how = targets.corruption
     if how is None:
         return np.empty((len(v), 0), np.uint8)
-    from scalelatent.data.corruption import corrupt
+    from scalelatent.kernels.corruption import corrupt
 
     rows = np.arange(start, start + len(v)) if rows is None else rows
     return corrupt(

@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from scalelatent.models.stats import merge_vectors
+from scalelatent.contract.stats import merge_vectors
 
 
 class Tree(Protocol):
@@ -56,11 +56,11 @@ class TreeReducer:
     ----------
     tree : RowGrid or PairTree
     size : int, optional
-        Of what is summed, see :func:`~scalelatent.models.stats.merge_vectors`; None: all.
+        Of what is summed, see :func:`~scalelatent.contract.stats.merge_vectors`; None: all.
 
     Examples
     --------
-    >>> from scalelatent.data.grid import RowGrid
+    >>> from scalelatent.engine.grid import RowGrid
     >>> reducer = TreeReducer(RowGrid(30, 1, 1))
     >>> for leaf in reversed(range(30)):
     ...     reducer.add(0, leaf, np.array([float(leaf)]))

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.data.store import Location
-from scalelatent.models.csr import CsrRows
+from scalelatent.kernels.sparse_rows import CsrRows
+from scalelatent.storage.disk import Location
 
 from .cache import shared_cache
-from .outputs import OutputTask, common_fields, open_spec
+from .output_shards import OutputTask, common_fields, open_spec
 from .reading import Meter, Reader, StopFlag, Stopped, as_rows, naming
 
 # Of a shard: the rows are read once for all its sets, which are in memory meanwhile. As many shards as are
@@ -52,7 +52,7 @@ class StoredSets:
         return open_spec(json.loads(self.spec))
 
     def read(self, which: int) -> Any:
-        """Rows of a set: ndarray, or :class:`~scalelatent.models.csr.CsrRows`."""
+        """Rows of a set: ndarray, or :class:`~scalelatent.kernels.sparse_rows.CsrRows`."""
         return as_rows(self.dataset.read_x(which * self.rows, (which + 1) * self.rows))
 
 
@@ -172,7 +172,7 @@ def write_sets(source: Any, sets: Any, place: Location) -> str:
     place : Location
     """
     from scalelatent.data import create_dataset
-    from scalelatent.data.linking import link_dataset
+    from scalelatent.data.write.linking import link_dataset
 
     if isinstance(source, StoredSets):
         return link_dataset(source.dataset, place)

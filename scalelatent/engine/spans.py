@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scalelatent.data.grid import FAN_IN, RowGrid
-
+from .checkpoints import EngineStore
+from .grid import FAN_IN, RowGrid
 from .passes import Span, Stage, spans_of
-from .store import EngineStore
 
 # A finished span is worth keeping where writing it costs under a twentieth of computing it: a file, and its
 # bytes.

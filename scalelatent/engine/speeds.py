@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Stats
 from scalelatent.errors import DataError
-from scalelatent.models.base import Block
-from scalelatent.models.stats import Stats
 
 from .backend import make_backend
 from .rates import cpu_seconds, rates

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from scalelatent._lazy import attach
 
 if TYPE_CHECKING:
-    from .capsule import CapsuleRegression
-    from .compressive import CompressiveMBN
-    from .crbm import ConditionalRBM
-    from .mbn import MultilayerBootstrapNetwork
+    from scalelatent.models.capsule.estimator import CapsuleRegression
+    from scalelatent.models.crbm.estimator import ConditionalRBM
+    from scalelatent.models.mbn.compressive_estimator import CompressiveMBN
+    from scalelatent.models.mbn.estimator import MultilayerBootstrapNetwork
+    from scalelatent.search.search import Search
+
     from .persist import load_model
-    from .search import Search
 
 __all__ = [
     "CapsuleRegression",
@@ -24,11 +25,11 @@ __all__ = [
 ]
 
 _WHERE = {
-    "CapsuleRegression": ".capsule",
-    "CompressiveMBN": ".compressive",
-    "ConditionalRBM": ".crbm",
-    "MultilayerBootstrapNetwork": ".mbn",
-    "Search": ".search",
+    "CapsuleRegression": "scalelatent.models.capsule.estimator",
+    "CompressiveMBN": "scalelatent.models.mbn.compressive_estimator",
+    "ConditionalRBM": "scalelatent.models.crbm.estimator",
+    "MultilayerBootstrapNetwork": "scalelatent.models.mbn.estimator",
+    "Search": "scalelatent.search.search",
     "load_model": ".persist",
 }
 

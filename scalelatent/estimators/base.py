@@ -17,13 +17,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from scalelatent._above import ask
 from scalelatent.data import Dataset
 from scalelatent.data.schema import refuse_masked, refuse_mixed
-from scalelatent.data.store import Location, locate
+from scalelatent.deploy.clusters import current_client
 from scalelatent.engine.cache import memory_limit
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.companions import FitCall, accompanied
-from scalelatent.engine.dask.cluster import current_client
 from scalelatent.engine.plan import LONG_SECONDS, long_fit
 from scalelatent.errors import DataError, LongFitWarning, warn_user
+from scalelatent.storage.disk import Location, locate
 
 from ._sklearn import check_weights
 from .learned import learned_table
@@ -371,7 +371,7 @@ class StreamedEstimator(BaseEstimator):
             return self._map_stored(ds, row_map, out, client, overwrite, callbacks)
         shape, dtype = row_map.output()
         self._check_room(len(ds) * int(np.prod(shape)) * np.dtype(dtype).itemsize, len(ds))
-        from scalelatent.engine.loop import Progress
+        from scalelatent.engine.batch_loop import Progress
         from scalelatent.engine.mapwrite import map_to_array
 
         told = Progress(Callbacks(callbacks), f"{self._kind}_{row_map.what}", 0)
@@ -401,7 +401,7 @@ class StreamedEstimator(BaseEstimator):
     def _map_stored(
         self, ds: Dataset, row_map: Any, out: Any, client: Any, overwrite: bool, callbacks: Any
     ) -> Dataset:
-        from scalelatent.engine.loop import Progress
+        from scalelatent.engine.batch_loop import Progress
         from scalelatent.engine.mapwrite import map_rows, parted_layout, start_map
 
         from .session import FitSession

@@ -9,8 +9,8 @@ from sklearn.base import ClassifierMixin, ClassNamePrefixFeaturesOutMixin, Trans
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from scalelatent.data.schema import refuse_mixed
+from scalelatent.engine.batch_loop import Progress
 from scalelatent.engine.callbacks import Callback, Callbacks
-from scalelatent.engine.loop import Progress
 from scalelatent.errors import DataError
 
 from ._sklearn import wrap_output

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scalelatent.data import Dataset
+from scalelatent.engine.batch_loop import LoopResult
 from scalelatent.engine.callbacks import Callbacks
 from scalelatent.engine.incremental import DropLeaves, KeptLeaves
-from scalelatent.engine.loop import LoopResult
-from scalelatent.engine.online import fit_online
+from scalelatent.engine.online_loop import fit_online
 from scalelatent.engine.order import warn_if_sorted
 
 from .steps import LearnOnline, Rows

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.data.guard import format_of
-from scalelatent.data.store import REMOVED, Location, locate
 from scalelatent.errors import DataError, JobError, ScalelatentError
+from scalelatent.storage.disk import REMOVED, Location, locate
+from scalelatent.storage.guard import format_of
 
 FORMAT, FORMAT_VERSION = "scalelatent-model", 1
 UNFINISHED = "scalelatent-model-unfinished"
@@ -237,7 +237,7 @@ def load_model(url: str | Path) -> Any:
     >>> bool((sl.load_model(place).predict(x) == m.predict(x)).all())
     True
     """
-    from .registry import KINDS, get_estimator
+    from scalelatent.contract.kinds import KINDS, get_estimator
 
     place, run = locate(url), None
     if place.has("model.zarr/zarr.json"):

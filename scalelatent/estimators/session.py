@@ -18,23 +18,23 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.contract.stats import Layout, Stats
 from scalelatent.data import Dataset
-from scalelatent.data.earlier import earlier_rows
-from scalelatent.data.store import Location, locate
+from scalelatent.data.read.earlier import earlier_rows
+from scalelatent.deploy.clusters import current_client
+from scalelatent.engine.batch_loop import LoopResult, Progress, fit_batches
 from scalelatent.engine.cache import parse_cache
 from scalelatent.engine.callbacks import Callbacks
+from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.claims import same_form
 from scalelatent.engine.compiling import telling_of_kernels
-from scalelatent.engine.dask.cluster import current_client
-from scalelatent.engine.loop import LoopResult, Progress, fit_batches
 from scalelatent.engine.mapwrite import map_rows, map_to_array, start_map
 from scalelatent.engine.passes import Stage, choose_block, given_grid, make_stage
 from scalelatent.engine.quarantine import Quarantine, check_choice
-from scalelatent.engine.store import EngineStore
-from scalelatent.engine.streams import resolve_seed
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError
-from scalelatent.models.stats import Layout, Stats
+from scalelatent.kernels.streams import resolve_seed
+from scalelatent.storage.disk import Location, locate
 
 from .layer_steps import LayerSteps
 from .online_steps import OnlineSteps

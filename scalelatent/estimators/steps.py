@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from scalelatent.data import Dataset
-from scalelatent.engine.joint import RowMask
 from scalelatent.engine.order import RowOrder
+from scalelatent.search.joint import RowMask
 
 __all__ = [
     "Begin",

@@ -11,7 +11,7 @@ from scalelatent._lazy import attach
 if TYPE_CHECKING:
     from .baselines import lsa, pca
     from .clustering import KMeansScores, clustering_accuracy, kmeans_scores, nmi
-    from .outputs import METRICS, score_clusters, score_output
+    from .output_scores import METRICS, score_clusters, score_output
     from .ranking import RETRIEVAL_METRICS
     from .retrieval import RetrievalCurve, retrieval_accuracy, retrieval_levels
     from .structured import OutputErrors, all_error, changed_error, occlusion_errors, output_errors
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _WHERE = {
-    "METRICS": ".outputs",
+    "METRICS": ".output_scores",
     "RETRIEVAL_METRICS": ".ranking",
     "KMeansScores": ".clustering",
     "OutputErrors": ".structured",
@@ -54,8 +54,8 @@ _WHERE = {
     "pca": ".baselines",
     "retrieval_accuracy": ".retrieval",
     "retrieval_levels": ".retrieval",
-    "score_clusters": ".outputs",
-    "score_output": ".outputs",
+    "score_clusters": ".output_scores",
+    "score_output": ".output_scores",
 }
 
 __getattr__, __dir__ = attach(__name__, _WHERE)

@@ -14,9 +14,9 @@ import numpy as np
 
 from scalelatent.data import Dataset
 from scalelatent.engine.cache import memory_limit
-from scalelatent.engine.streams import resolve_seed, stream
 from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.errors import DataError, JobError
+from scalelatent.kernels.streams import resolve_seed, stream
 
 __all__ = ["KMeansScores", "clustering_accuracy", "kmeans_scores", "nmi"]
 

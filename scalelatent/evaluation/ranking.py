@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from scalelatent.errors import DataError
-from scalelatent.models.mbn.cpu.onehot import count_matches
+from scalelatent.kernels.onehot_compiled import count_matches
 
 __all__ = ["RETRIEVAL_METRICS", "Scores", "scores_of"]
 

@@ -12,11 +12,11 @@ from typing import Any
 import numba
 import numpy as np
 
-from scalelatent._numba import entry, filled, given
 from scalelatent.data import Dataset
-from scalelatent.engine.streams import resolve_seed, stream
 from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.errors import DataError
+from scalelatent.kernels.jit import entry, filled, given
+from scalelatent.kernels.streams import resolve_seed, stream
 
 from .ranking import Scores, scores_of
 

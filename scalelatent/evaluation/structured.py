@@ -157,7 +157,7 @@ def output_errors(
     data : Dataset
         With targets; or with a ``corruption`` rows of zeros and ones, which are the outputs.
     corruption : dict, optional
-        Make the inputs of the outputs: the arguments of `scalelatent.data.corruption.corrupt`.
+        Make the inputs of the outputs: the arguments of `scalelatent.kernels.corruption.corrupt`.
     batch_rows : int
 
     Returns
@@ -189,7 +189,7 @@ def output_errors(
 
 
 def _batches(data: Dataset, corruption: dict[str, Any] | None, batch_rows: int) -> Iterable[tuple[Any, Any]]:
-    from scalelatent.data.corruption import corrupt
+    from scalelatent.kernels.corruption import corrupt
 
     for start in range(0, data.n_rows, batch_rows):
         stop = min(start + batch_rows, data.n_rows)

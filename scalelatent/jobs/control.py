@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.data.store import is_local
+from scalelatent.deploy.asking import ask_scheduler
+from scalelatent.deploy.connection import default_scheduler, open_client
 from scalelatent.errors import JobError, RunError
 from scalelatent.monitor.times import epoch_seconds
+from scalelatent.storage.disk import is_local
 
-from .asking import ask_scheduler
 from .clusterdriver import key_of
-from .connection import default_scheduler, open_client
 from .interrupt import ask_cancel
 from .resolve import load_job
 from .runfolder import RunFolder, is_run_folder

@@ -75,7 +75,7 @@ def data_as_begun(data: JobData, run_dir: str) -> JobData:
 
     Test rows of the dataset that it trains on are those of the same time.
     """
-    from scalelatent.data.earlier import rows_at_same_time
+    from scalelatent.data.read.earlier import rows_at_same_time
     from scalelatent.estimators.session import rows_as_begun
 
     given = {"train": data.train, "validation": data.validation}
@@ -92,7 +92,7 @@ def _check_targets(job: Job) -> None:
     given = {key: url for key, url in given.items() if url is not None}
     if not given:
         return
-    from scalelatent.estimators.registry import get_estimator
+    from scalelatent.contract.kinds import get_estimator
 
     if not getattr(get_estimator(job.kind), "takes_targets", False):
         key, url = next(iter(given.items()))

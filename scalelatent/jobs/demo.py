@@ -12,8 +12,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from scalelatent.data.store import is_local
 from scalelatent.errors import JobError
+from scalelatent.storage.disk import is_local
 
 from .resolve import load_job
 from .runfolder import is_run_folder

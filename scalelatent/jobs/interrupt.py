@@ -12,10 +12,10 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.data.store import is_local
 from scalelatent.engine.callbacks import Callback
 from scalelatent.errors import JobError
 from scalelatent.monitor.times import time_text
+from scalelatent.storage.disk import is_local
 
 if TYPE_CHECKING:
     from .runfolder import RunFolder

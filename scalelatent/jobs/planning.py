@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.engine.dask.workers import refuse_numbers
+from scalelatent.deploy.connection import check_certificates, connect
+from scalelatent.deploy.worker_processes import refuse_numbers
 from scalelatent.engine.plan import long_fit, totalled
 
-from .connection import check_certificates, connect
 from .datasets import JobData, open_job_data
 from .refusals import as_job_error
 from .runner import build_estimator, engine_options

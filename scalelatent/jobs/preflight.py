@@ -13,10 +13,10 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.data.store import is_local, locate
+from scalelatent.deploy.asking import address_of, ask_workers
 from scalelatent.errors import JobError, PlanError, ScalelatentError
+from scalelatent.storage.disk import is_local, locate
 
-from .asking import address_of, ask_workers
 from .spec import Job
 
 if TYPE_CHECKING:

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from scalelatent.data.store import locate
+from scalelatent.contract.kinds import NO_JOBS
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.claims import named_values
 from scalelatent.errors import JobError, RunError, ScalelatentError
-from scalelatent.estimators.registry import NO_JOBS
 from scalelatent.monitor.events import RunLog
 from scalelatent.monitor.times import time_text
+from scalelatent.storage.disk import locate
 
+from .driver_news import ProgressFile, announce, cluster_log
 from .interrupt import StopRequest, stop_on_cancel
 from .jsontext import plain
-from .news import ProgressFile, announce, cluster_log
 from .refusals import tell_os_error
 from .runfolder import RunFolder, is_run_folder
 from .runner import validation_scores

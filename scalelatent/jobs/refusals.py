@@ -6,8 +6,8 @@ import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from scalelatent.data.store import Location
 from scalelatent.errors import JobError, RunError, ScalelatentError
+from scalelatent.storage.disk import Location
 
 __all__ = ["as_job_error", "tell_os_error"]
 

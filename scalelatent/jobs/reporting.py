@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.data.store import locate
 from scalelatent.errors import JobError, ScalelatentError
+from scalelatent.storage.disk import locate
 
 from .datasets import data_as_begun, open_job_data
 from .runfolder import RunFolder, is_run_folder

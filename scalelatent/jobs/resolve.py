@@ -18,9 +18,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from scalelatent.data.store import FROM_ENVIRONMENT, check_address
+from scalelatent.contract.kinds import FREE_ON_RESUME, NOT_SEARCHED, constructor_parameters
 from scalelatent.errors import JobError, StoreError
-from scalelatent.estimators.registry import FREE_ON_RESUME, NOT_SEARCHED, constructor_parameters
+from scalelatent.storage.disk import FROM_ENVIRONMENT, check_address
 
 from .spec import SECTIONS, Job, nearest
 
@@ -169,7 +169,7 @@ def override(job: Job, settings: Iterable[str]) -> Job:
         ``"cluster.key=value"``; where the computing happens, and how many rows stay in memory
         (``"engine.cache=value"``), never changes a result. And
         ``"engine.on_bad_shard=value"``, since a run may have to be resumed without rows that cannot be read;
-        and what :data:`~scalelatent.estimators.registry.FREE_ON_RESUME` says of the kind of model.
+        and what :data:`~scalelatent.contract.kinds.FREE_ON_RESUME` says of the kind of model.
 
     Returns
     -------

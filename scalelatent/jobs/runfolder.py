@@ -16,7 +16,7 @@
 It lies on a disk or in an object store. JSON files appear whole (written aside, synced and renamed, or put at
 once): a reader, or a power cut, finds the old or the new one, never half of one. A torn last line of a
 ``.jsonl`` file (a killed writer) is dropped when it is read and cut off when it is next appended to; in an
-object store a long one is several objects (see `scalelatent.data.linelog`).
+object store a long one is several objects (see `scalelatent.storage.linelog`).
 
 Times are ISO 8601 in UTC. ``seconds`` is the wall-clock time of what a record tells of, from its beginning to
 its end: of a pass in metrics.jsonl, of a checkpoint or a layer in its event, of the last execution of the
@@ -37,17 +37,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.data.linelog import LineLog
-from scalelatent.data.store import locate
 from scalelatent.errors import JobError, RunError
 from scalelatent.monitor.times import time_text
+from scalelatent.storage.disk import locate
+from scalelatent.storage.linelog import LineLog
+from scalelatent.storage.run_lock import FolderLock, folder_lock
 
 from .jsontext import as_json, plain
-from .lock import FolderLock, folder_lock
 from .spec import FORMAT, Job
 
 if TYPE_CHECKING:
-    from .lease import ObjectLock
+    from scalelatent.storage.lease import ObjectLock
 
 __all__ = ["STATES", "RunFolder", "is_run_folder"]
 

@@ -13,20 +13,20 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.data.store import is_local
+from scalelatent.deploy.clusters import job_named
+from scalelatent.deploy.connection import connect
+from scalelatent.deploy.handshake import check_versions
+from scalelatent.engine.batch_loop import Progress
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.compiling import telling_of_kernels
-from scalelatent.engine.dask.cluster import job_named
-from scalelatent.engine.loop import Progress
 from scalelatent.errors import JobError, LongFitWarning, RunError, ScalelatentError
 from scalelatent.monitor.times import time_text
+from scalelatent.storage.disk import is_local
 
-from .connection import connect
 from .datasets import JobData, data_as_begun, open_job_data
 from .devices import DevicesSeen
-from .handshake import check_versions
+from .driver_news import ProgressFile, announce, cluster_log, install_page, warnings_told
 from .interrupt import StopRequest, stop_on_cancel, stop_on_signals
-from .news import ProgressFile, announce, cluster_log, install_page, warnings_told
 from .refusals import as_job_error, tell_os_error
 from .runfolder import RunFolder
 from .searching import SearchNews, make_search, tell_search
@@ -242,7 +242,7 @@ def build_estimator(job: Job) -> Any:
     JobError
         If a parameter's value is refused.
     """
-    from scalelatent.estimators.registry import get_estimator
+    from scalelatent.contract.kinds import get_estimator
 
     with as_job_error():
         return get_estimator(job.kind)(**job.estimator_params())
@@ -296,7 +296,7 @@ def _steps(
         estimator = fitted.best_estimator_
     peak = None
     if client is not None:
-        from .workers import peak_of_workers
+        from .cluster_workers import peak_of_workers
 
         peak = peak_of_workers(client)
     result = RunResult(folder, estimator, peak_worker_bytes=peak)

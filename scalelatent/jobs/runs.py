@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from scalelatent.data.store import is_local, locate
 from scalelatent.errors import JobError, StoreError
+from scalelatent.storage.disk import is_local, locate
 
 from .runfolder import RunFolder, is_run_folder
 

@@ -136,7 +136,7 @@ def _score_output(
 ) -> dict[str, Any]:
     from scalelatent.evaluation import METRICS as OF_OUTPUTS
     from scalelatent.evaluation import score_output
-    from scalelatent.evaluation.outputs import OF_CLUSTERS, check_clusters, score_clusters
+    from scalelatent.evaluation.output_scores import OF_CLUSTERS, check_clusters, score_clusters
 
     codes = gives_codes(model)
     if metrics is None:

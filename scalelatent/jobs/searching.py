@@ -59,7 +59,7 @@ def make_search(job: Job, estimator: Any) -> Any:
     estimator : estimator
         Of the job.
     """
-    from scalelatent.estimators.search import Search
+    from scalelatent.search.search import Search
 
     assert job.search is not None
     own = {key: getattr(job.search, key) for key in ("cv", "scoring", "halving", "min_passes")}

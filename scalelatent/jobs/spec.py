@@ -143,7 +143,7 @@ def _number(value: Any) -> Any:
 
 def _memory(value: str | int | float | None) -> str | int | float | None:
     """Accept what Dask accepts: '2GiB', a number of bytes, a share of the machine, 'auto'."""
-    from scalelatent.engine.dask.workers import check_memory
+    from scalelatent.deploy.worker_processes import check_memory
 
     return None if value is None else check_memory(value)
 
@@ -274,7 +274,7 @@ class Job:
     search : pydantic model or None
         Where the job has a ``[search]``.
     kind : str
-        Which model; a key of `scalelatent.estimators.registry`.
+        Which model; a key of `scalelatent.contract.kinds`.
     params : dict
         Every parameter of the estimator, defaults included, so that a later default changes no old job.
     origins : dict of str to str

@@ -14,16 +14,16 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from scalelatent.data.store import is_local
+from scalelatent.deploy.asking import address_of, ask_scheduler
+from scalelatent.deploy.connection import connect, default_scheduler
+from scalelatent.deploy.handshake import check_versions
 from scalelatent.errors import JobError, RunError
 from scalelatent.monitor.times import time_text
+from scalelatent.storage.disk import is_local
 
-from .asking import address_of, ask_scheduler
 from .clusterdriver import drive, key_of
-from .connection import connect, default_scheduler
 from .control import METADATA
-from .handshake import check_versions
-from .news import announce, install_page
+from .driver_news import announce, install_page
 from .preflight import check_cluster, check_folder
 from .resolve import override
 from .runfolder import RunFolder

@@ -27,7 +27,7 @@ _FOLDERS = {
     "capsule": "scalelatent.models.capsule",
     "crbm": "scalelatent.models.crbm",
     "mbn": "scalelatent.models.mbn",
-    "data": "scalelatent.data",
+    "data": "scalelatent.generators",
     "evaluation": "scalelatent.evaluation",
 }
 FAMILIES = tuple(_FOLDERS)
@@ -48,7 +48,7 @@ def _chosen(kinds: Iterable[str]) -> list[str]:
 
 def _missing(kinds: Iterable[str]) -> tuple[int, list[tuple[str, int, str]]]:
     """How many kernels there are, and (family, number, name) of those that are not compiled here."""
-    from scalelatent import _numba
+    from scalelatent.kernels import jit
 
     count, missing = 0, []
     for kind in kinds:
@@ -57,7 +57,7 @@ def _missing(kinds: Iterable[str]) -> tuple[int, list[tuple[str, int, str]]]:
             # What needs CuPy, or a package that is not there, has no kernels for the CPU.
             if "gpu" not in module.name:
                 importlib.import_module(module.name)
-        found = _numba.entries(kind)
+        found = jit.entries(kind)
         count += len(found)
         missing += [(kind, number, name) for number, (name, saved) in enumerate(found) if not saved]
     return count, missing
@@ -102,8 +102,8 @@ def warm(
     ...
     scalelatent.errors.JobError: there are no kernels 'capsules' (did you mean 'capsule'?); there are ...
     """
-    from scalelatent._numba import CACHE
     from scalelatent.engine.threads import resolve_jobs
+    from scalelatent.kernels.jit import CACHE
 
     begin, (count, missing) = time.monotonic(), _missing(_chosen(kinds))
     todo, done, lock, failed = deque(missing), 0, threading.Lock(), list[str]()
@@ -195,7 +195,7 @@ async def _warm_here(kinds: list[str]) -> dict[str, Any]:
 
 
 def _compile_what_is_asked_for() -> None:
-    from scalelatent import _numba
+    from scalelatent.kernels import jit
 
     imported = set()
     for line in sys.stdin:
@@ -203,7 +203,7 @@ def _compile_what_is_asked_for() -> None:
         if kind not in imported:
             imported.add(kind)
             _missing([kind])
-        _numba.compile_entry(kind, number)
+        jit.compile_entry(kind, number)
         sys.stdout.write("done\n")
         sys.stdout.flush()
 

@@ -1,6 +1,6 @@
-"""The mathematics: one folder per model, no Dask, no zarr, no files.
+"""The models: one folder each, with everything that is its own.
 
-Every folder has the same files: ``model.py`` (parameters, statistics, E- and M-step), ``reference.py``
-(kernels in plain numpy, the oracle), ``cpu.py`` (numba) and ``gpu.py`` (CuPy). The contract that the engine
-runs is in :mod:`.base`.
+``model/`` is the mathematics (no Dask, no zarr, no files), ``kernels/`` its bodies (`reference`, the oracle;
+numba; CuPy), the files beside them are the shell. The contract that the engine runs is in
+:mod:`scalelatent.contract.learners`.
 """

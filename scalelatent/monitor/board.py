@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .job import ENDED, JobView
-from .workers import clip
+from .worker_stats import clip
 
 __all__ = ["TOPIC", "Board"]
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from tornado.web import HTTPError, RequestHandler
 
-from scalelatent.data.store import is_local, locate
 from scalelatent.engine.dask import hooks
 from scalelatent.errors import ScalelatentError
+from scalelatent.storage.disk import is_local, locate
 
 from .board import Board
 from .times import time_text
-from .workers import natural
+from .worker_stats import natural
 
 __all__ = ["ROUTES", "snapshot"]
 

@@ -9,7 +9,7 @@ from typing import Any
 from .parts import AFTER_FIT, ERRORS, part_of
 from .series import Curve, Rate
 from .times import time_text
-from .workers import Workers, clip, number, number_or_none, pool_of
+from .worker_stats import Workers, clip, number, number_or_none, pool_of
 
 __all__ = ["JobView"]
 

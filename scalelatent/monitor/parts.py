@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .workers import number
+from .worker_stats import number
 
 __all__ = ["AFTER_FIT", "ERRORS", "part_of"]
 

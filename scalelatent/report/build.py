@@ -20,9 +20,8 @@ from .style import percent
 
 if TYPE_CHECKING:
     from scalelatent.data import Dataset
-
-    from .collect import Evidence
-    from .tallies import Confusion
+    from scalelatent.models.capsule.report_collect import Evidence
+    from scalelatent.models.capsule.report_tallies import Confusion
 
 __all__ = ["build_report"]
 
@@ -114,7 +113,7 @@ def build_report(
     page.headline, page.numbers = _numbers(run, model, evidence, rows)
     page.pictures = _history_pictures(run, model)
     if evidence is not None:
-        from .showing import evidence_pictures
+        from scalelatent.models.capsule.report import evidence_pictures
 
         page.pictures = evidence_pictures(evidence, rows) + page.pictures
         if not evidence.labelled:
@@ -172,7 +171,13 @@ def _confusion_text(confusion: Confusion) -> str:
 
 
 def _network_report(run: RunFiles, model: Any, data: Dataset | None, rows: str, progress: Told) -> str:
-    from .mbn import collect_network, network_numbers, network_pictures, network_subtitle, network_words
+    from scalelatent.models.mbn.report import (
+        collect_network,
+        network_numbers,
+        network_pictures,
+        network_subtitle,
+        network_words,
+    )
 
     page, evidence = Page(title=_title(run), subtitle=network_subtitle(model)), None
     # Its history is that of EM-PCA, which small networks have none of.
@@ -202,7 +207,13 @@ def _recorded_scores(run: RunFiles) -> dict[str, float] | None:
 
 
 def _rbm_report(run: RunFiles, model: Any, data: Dataset | None, rows: str, progress: Told) -> str:
-    from .crbm import collect_rbm, rbm_numbers, rbm_pictures, rbm_subtitle, rbm_words
+    from scalelatent.models.crbm.report import (
+        collect_rbm,
+        rbm_numbers,
+        rbm_pictures,
+        rbm_subtitle,
+        rbm_words,
+    )
 
     page, evidence = Page(title=_title(run), subtitle=rbm_subtitle(model)), None
     if data is None:
@@ -237,7 +248,7 @@ def _evidence(run: RunFiles, model: Any, data: Dataset | None, progress: Told) -
             "No rows were at hand: the figures of latent vectors, prototypes and errors are left out."
         )
         return None
-    from .collect import collect_evidence
+    from scalelatent.models.capsule.report_collect import collect_evidence
 
     try:
         return collect_evidence(model, data, progress=progress)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from scalelatent.data.store import is_local
+from scalelatent.storage.disk import is_local
 
 from .page import count
 from .runfiles import RunFiles

@@ -10,7 +10,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.data.store import Location, locate
+from scalelatent.storage.disk import Location, locate
 
 from .style import png_bytes
 

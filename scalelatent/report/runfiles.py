@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from scalelatent.data.linelog import LineLog
-from scalelatent.data.store import Location, locate
 from scalelatent.errors import DataError
+from scalelatent.storage.disk import Location, locate
+from scalelatent.storage.linelog import LineLog
 
 __all__ = ["RunFiles", "read_run"]
 

@@ -38,7 +38,7 @@ class Poison(WorkerPlugin):
         self.mark, self.rows = mark, rows
 
     def setup(self, worker: Any) -> None:
-        from scalelatent.data.chunks import StoredRows
+        from scalelatent.data.read.chunks import StoredRows
 
         mark, (first, last), original = self.mark, self.rows, StoredRows.read
 

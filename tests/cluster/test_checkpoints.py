@@ -10,11 +10,11 @@ import pytest
 
 from scalelatent.data import Dataset
 from scalelatent.engine.callbacks import Callback, Callbacks
+from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.dask.executor import DaskExecutor
-from scalelatent.engine.online import fit_online
+from scalelatent.engine.online_loop import fit_online
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import make_stage
-from scalelatent.engine.store import EngineStore
 from tests.helpers import load_online_toys
 
 toys = load_online_toys()

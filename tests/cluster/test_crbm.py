@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from scalelatent import ConditionalRBM, Dataset
-from scalelatent.engine.dask.online import DaskSteps
+from scalelatent.contract.stats import Stats
+from scalelatent.engine.dask.steps import DaskSteps
 from scalelatent.errors import DivergenceError
-from scalelatent.models.crbm.online import CrbmLearner
-from scalelatent.models.crbm.state import CrbmState
-from scalelatent.models.stats import Stats
+from scalelatent.models.crbm.model.online import CrbmLearner
+from scalelatent.models.crbm.model.state import CrbmState
 from tests.estimators.test_crbm import patterns
 
 FIELDS = ("W_", "Wvx_", "Whx_", "bv_", "bh_")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from scalelatent import Callback, CapsuleRegression
-from scalelatent.engine import loop
+from scalelatent.engine import batch_loop as loop
 from scalelatent.engine.dask import executor
 from scalelatent.errors import DataError, RunError
 

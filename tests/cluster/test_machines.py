@@ -182,7 +182,7 @@ class Greedy(WorkerPlugin):
     def setup(self, worker: Any) -> None:
         import numpy as np
 
-        from scalelatent.data.chunks import StoredRows
+        from scalelatent.data.read.chunks import StoredRows
 
         original, held = StoredRows.read, []
 

@@ -13,7 +13,8 @@ import scipy.sparse as sp
 
 import scalelatent as sl
 from scalelatent.engine import mapwrite, rowsets
-from scalelatent.estimators import layer_steps, mbn_fit
+from scalelatent.estimators import layer_steps
+from scalelatent.models.mbn import fit as mbn_fit
 
 OPTIONS: dict[str, Any] = {"n_clusterings": 6, "k1": 200, "n_components": 4, "n_classes": 10}
 

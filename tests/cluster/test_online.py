@@ -14,17 +14,18 @@ import numpy as np
 import pytest
 
 from scalelatent.data import Dataset, open_dataset
-from scalelatent.engine import loop, online
+from scalelatent.engine import batch_loop as loop
+from scalelatent.engine import online_loop as online
+from scalelatent.engine.batch_loop import LoopResult
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.callbacks import Callback, Callbacks
-from scalelatent.engine.dask import online as dask_online
+from scalelatent.engine.checkpoints import EngineStore
+from scalelatent.engine.dask import steps as dask_online
 from scalelatent.engine.dask.executor import DaskExecutor
 from scalelatent.engine.inprocess import InProcessExecutor
-from scalelatent.engine.loop import LoopResult
-from scalelatent.engine.online import fit_online
+from scalelatent.engine.online_loop import fit_online
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import make_stage
-from scalelatent.engine.store import EngineStore
 from scalelatent.errors import DataError
 from tests.helpers import load_online_toys
 
@@ -251,7 +252,7 @@ def test_a_worker_without_a_replica_has_the_segment_done_again(
         elif len(set(lost)) < 2:
 
             def forget() -> None:
-                from scalelatent.engine.dask import online_sites
+                from scalelatent.engine.dask import step_sites as online_sites
 
                 original = online_sites.Site.follow
 
@@ -319,7 +320,8 @@ def test_tasks_are_small_and_named_for_people(
 def _sizes() -> tuple[int, int, int]:
     import threading
 
-    from scalelatent.engine.dask import online_sites, tasks
+    from scalelatent.engine.dask import step_sites as online_sites
+    from scalelatent.engine.dask import tasks
 
     feeds = sum(t.name == "scalelatent-feed" for t in threading.enumerate())
     return len(tasks._recent._kept), len(online_sites.sites), feeds

@@ -17,13 +17,13 @@ import pytest
 from scalelatent.data import Dataset
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.callbacks import Callback, Callbacks
-from scalelatent.engine.dask import online
+from scalelatent.engine.checkpoints import EngineStore
+from scalelatent.engine.dask import steps as online
 from scalelatent.engine.dask.executor import DaskExecutor
 from scalelatent.engine.inprocess import InProcessExecutor
-from scalelatent.engine.online import fit_online
+from scalelatent.engine.online_loop import fit_online
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import make_stage
-from scalelatent.engine.store import EngineStore
 from scalelatent.errors import RunError
 from tests.helpers import load_online_toys
 
@@ -150,7 +150,8 @@ def test_several_fits_at_once(workers: Any, run: Any, tmp_path: Path) -> None:
 
 
 def _left() -> tuple[int, int, list[str]]:
-    from scalelatent.engine.dask import online_sites, tasks
+    from scalelatent.engine.dask import step_sites as online_sites
+    from scalelatent.engine.dask import tasks
 
     threads = [
         t.name for t in threading.enumerate() if t.name.startswith(("scalelatent-feed", "scalelatent-chain"))
@@ -168,7 +169,7 @@ def test_a_fit_that_is_over_leaves_nothing_on_the_workers(
 
 def _hang(over: str) -> None:
     """On a worker: the next task that begins a segment hangs until a file is there."""
-    from scalelatent.engine.dask import online_sites
+    from scalelatent.engine.dask import step_sites as online_sites
 
     original = online_sites.Site.state
 

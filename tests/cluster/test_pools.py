@@ -19,13 +19,13 @@ import pytest
 
 import scalelatent as sl
 from scalelatent import CapsuleRegression, Dataset
+from scalelatent.engine.batch_loop import fit_batches
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.callbacks import Callback
+from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.dask.executor import DaskExecutor
 from scalelatent.engine.inprocess import InProcessExecutor
-from scalelatent.engine.loop import fit_batches
 from scalelatent.engine.passes import make_stage
-from scalelatent.engine.store import EngineStore
 from scalelatent.errors import RunError
 from tests.helpers import Log
 

@@ -240,7 +240,7 @@ def test_nothing_grows_over_200_passes(client: Any, fit: Any, scheduler_tasks: A
 
         return {"recent": len(tasks._recent._kept)}
 
-    from scalelatent.engine.dask.passes import CHAIN_PASSES
+    from scalelatent.engine.dask.cluster_pass import CHAIN_PASSES
 
     seen: list[tuple[int, int, int, int]] = []
 

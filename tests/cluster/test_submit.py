@@ -194,14 +194,13 @@ def test_a_failed_job_says_why(cluster: Any, make: Any) -> None:
     folder = RunFolder.open(submit_job(make("run", *LONG), client=cluster).run)
     until(lambda: passes(folder) > 2)
     driver = folder.read_state()["driver"]
-    broken = "from scalelatent.engine import loop\ndef broken(*a, **k): raise ZeroDivisionError('oops')\n"
+    loop = "from scalelatent.engine import batch_loop as loop\n"
+    broken = loop + "def broken(*a, **k): raise ZeroDivisionError('oops')\n"
     cluster.run(exec, broken + "loop.make_record, loop._true = broken, loop.make_record", workers=[driver])
     try:
         state = settled(folder)
     finally:
-        cluster.run(
-            exec, "from scalelatent.engine import loop; loop.make_record = loop._true", workers=[driver]
-        )
+        cluster.run(exec, loop + "loop.make_record = loop._true", workers=[driver])
     assert (state["state"], state["error"]) == ("failed", "ZeroDivisionError: oops")
     last = folder.records("events.jsonl")[-1]
     assert "in broken" in last["traceback"]

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from scalelatent.deploy import handshake
+from scalelatent.deploy.connection import open_client
 from scalelatent.errors import JobError, PlanError, RunError
-from scalelatent.jobs import control, handshake
-from scalelatent.jobs.connection import open_client
+from scalelatent.jobs import control
 from scalelatent.jobs.resolve import resolve
 from scalelatent.jobs.submit import submit_job
 
@@ -193,7 +194,7 @@ def schedulers() -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    from scalelatent.jobs import connection
+    from scalelatent.deploy import connection
 
     monkeypatch.setattr(connection, "SPEAK_SECONDS", 0.3)
 
@@ -237,7 +238,7 @@ def test_something_that_is_silent_or_talks_otherwise(
 ) -> None:
     import threading
 
-    from scalelatent.jobs import connection
+    from scalelatent.deploy import connection
 
     monkeypatch.setattr(connection, "CLIENT_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -264,7 +265,7 @@ def test_something_that_is_silent_or_talks_otherwise(
 def test_a_worker_that_hangs(rows: Any, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import signal
 
-    from scalelatent.jobs import asking
+    from scalelatent.deploy import asking
 
     monkeypatch.setattr(asking, "ASK_SECONDS", 6.0)
     with start(2) as cluster, open_client(cluster.scheduler_address) as client:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from scalelatent.data import make_digits
+from scalelatent.deploy.connection import open_client
 from scalelatent.errors import JobError
 from scalelatent.jobs import control
-from scalelatent.jobs.connection import open_client
 from scalelatent.jobs.resolve import load_job, override
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.submit import resubmit, submit_job

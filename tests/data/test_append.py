@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelatent.data import Dataset, append_rows, open_dataset
-from scalelatent.data import append as module
-from scalelatent.data.store import LocalLocation, locate
+from scalelatent.data.write import append as module
 from scalelatent.errors import DataError
+from scalelatent.storage.disk import LocalLocation, locate
 
 N = 120
 X = np.arange(N * 4).reshape(N, 2, 2).astype("i4")
@@ -179,7 +179,7 @@ def test_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         patch.setattr(module, "_commit", full)
         with pytest.raises(OSError):
             append_rows(tmp_path / "ds", _part("numbers", 60, N))
-    from scalelatent.data.writer import DatasetWriter
+    from scalelatent.data.write.writer import DatasetWriter
 
     with monkeypatch.context() as patch:
         patch.setattr(DatasetWriter, "_files", full)
@@ -220,7 +220,7 @@ def test_two_appends_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 _APPENDS = """
 import sys, time
-from scalelatent.data import append
+from scalelatent.data.write import append
 def slow(*arguments):
     print("writing", flush=True)
     time.sleep(60)

@@ -11,7 +11,7 @@ import pytest
 import zarr
 
 from scalelatent.data import Dataset, append_rows, convert_dataset, open_dataset
-from scalelatent.data.convert import open_source
+from scalelatent.data.write.convert import open_source
 from scalelatent.errors import DataError
 
 N = 95
@@ -163,7 +163,7 @@ def test_bad_requests(stored: Dataset, tmp_path: Path) -> None:
 
 def test_dense_rows_are_read_twice_to_become_sparse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once to count the entries, by which row groups are sized, and once to write them."""
-    from scalelatent.data.chunks import StoredRows
+    from scalelatent.data.read.chunks import StoredRows
 
     x = np.eye(40, dtype="f4")
     ds = Dataset.from_arrays(x, np.arange(40) % 3).save(tmp_path / "dense", chunk_rows=10, shard_rows=10)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelatent.data import make_corrupted
-from scalelatent.data.corruption import check_corruption, corrupt
 from scalelatent.errors import DataError
+from scalelatent.kernels.corruption import check_corruption, corrupt
 
 FLIP: dict[str, Any] = {"kind": "flip", "rate": 0.2, "seed": 5, "stage": "test"}
 HIDE: dict[str, Any] = {"kind": "occlude", "size": (2, 3), "shape": (4, 5), "seed": 5, "stage": "test"}

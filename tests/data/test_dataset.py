@@ -125,7 +125,7 @@ def test_importing_the_package_imports_no_heavy_library() -> None:
     import sys
 
     code = (
-        "import sys, scalelatent.data, scalelatent.data.dataset, scalelatent.data.digits;"
+        "import sys, scalelatent.data, scalelatent.data.dataset, scalelatent.generators.digits;"
         "print([m for m in ('zarr', 'dask', 'numba', 'sklearn', 'numcodecs') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

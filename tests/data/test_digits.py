@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelatent.data import Dataset, InfiniteDigits, make_digits, open_dataset
-from scalelatent.data.digit_fields import N_FIELDS, seeded_fields
-from scalelatent.data.digit_kernels import gaussian_taps, render, render_reference
-from scalelatent.data.digits import N_TEST, base_digits
-from scalelatent.data.make import make_shard as make_digits_shard
 from scalelatent.errors import DataError
+from scalelatent.generators.digit_fields import N_FIELDS, seeded_fields
+from scalelatent.generators.digit_kernels import gaussian_taps, render, render_reference
+from scalelatent.generators.digits import N_TEST, base_digits
+from scalelatent.generators.make import make_shard as make_digits_shard
 
 
 def test_compiled_kernel_equals_the_plain_one() -> None:
@@ -127,7 +127,7 @@ def test_same_bits_whatever_the_shards_threads_and_processes(tmp_path: Path) -> 
     provenance = {k: v for k, v in one.attrs["provenance"].items() if k != "scalelatent"}
     options: dict[str, Any] = {"y_dtype": "u1", "shard_rows": 500, "provenance": provenance}
     create_dataset(tmp_path / "3", 3000, (8, 8), "u1", **options)
-    code = "import sys; from scalelatent.data.make import make_shard as make\n"
+    code = "import sys; from scalelatent.generators.make import make_shard as make\n"
     code += "for i in (4, 2, 0): make(sys.argv[1], i)"
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "3")], timeout=120, check=True)
     for shard in (1, 3, 5, 0):
@@ -137,8 +137,8 @@ def test_same_bits_whatever_the_shards_threads_and_processes(tmp_path: Path) -> 
 
 _SLOW = """
 import sys, time
-import scalelatent.data.digits as digits
-import scalelatent.data.make as make
+import scalelatent.generators.digits as digits
+import scalelatent.generators.make as make
 write = make._write_shard
 def slow(writer, shard):
     write(writer, shard)

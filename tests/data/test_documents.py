@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 
 from scalelatent.cli import app
 from scalelatent.data import Dataset, ResampledDocuments, make_documents, open_dataset
-from scalelatent.data.make import make_shard
-from scalelatent.engine.streams import stream
 from scalelatent.errors import DataError
+from scalelatent.generators.make import make_shard
+from scalelatent.kernels.streams import stream
 
 N, TERMS = 37, 20
 BASE = sp.random_array((N, TERMS), density=0.3, rng=np.random.default_rng(0), format="csr")
@@ -131,7 +131,7 @@ def test_same_files_whatever_the_threads_and_processes(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "two" / "x" / "000003")
     with pytest.raises(DataError, match=r"data repair .*` makes the lost shards again"):
         two.read_x(0, 500)
-    code = "import sys; from scalelatent.data.make import make_shard as m; m(sys.argv[1], 3)"
+    code = "import sys; from scalelatent.generators.make import make_shard as m; m(sys.argv[1], 3)"
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "two")], check=True, timeout=120)
     _same(open_dataset(tmp_path / "two").read_x(0, 500), one.read_x(0, 500))
     assert make_documents(tmp_path / "two", 500, resume=True, **options).fingerprint() == one.fingerprint()
@@ -140,7 +140,7 @@ def test_same_files_whatever_the_threads_and_processes(tmp_path: Path) -> None:
 def test_resume_after_kill(tmp_path: Path) -> None:
     base, target = _base(tmp_path), tmp_path / "ds"
     code = (
-        "import sys, time; import scalelatent.data.writer as w; real = w.DatasetWriter.write_shard\n"
+        "import sys, time; import scalelatent.data.write.writer as w; real = w.DatasetWriter.write_shard\n"
         "def slow(*a): real(*a); time.sleep(0.2)\n"
         "w.DatasetWriter.write_shard = slow\n"
         "from scalelatent.data import make_documents\n"
@@ -170,7 +170,7 @@ def test_a_changed_base_is_noticed(tmp_path: Path) -> None:
     make_documents(tmp_path / "ds", 200, base=base, shard_rows=50)
     shutil.rmtree(tmp_path / "ds" / "x" / "000001")
     Dataset.from_arrays(BASE[::-1]).save(base, overwrite=True)
-    from scalelatent.data import make
+    from scalelatent.generators import make
 
     make._generator.cache_clear()
     with pytest.raises(DataError, match=r"its base \.\./base\.zarr has changed since the first shard"):

@@ -11,7 +11,7 @@ import pytest
 from scipy.sparse import csr_array
 
 from scalelatent.data import Dataset, append_rows, open_dataset
-from scalelatent.data.earlier import earlier_rows, rows_at_same_time
+from scalelatent.data.read.earlier import earlier_rows, rows_at_same_time
 from scalelatent.errors import DataError
 
 SIZES = (40, 10, 15, 80, 5)  # the second and third are merged by later appends

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelatent.data import RowGrid
-from scalelatent.data.grid import FAN_IN
+from scalelatent.engine.grid import FAN_IN
 
 grids = st.builds(
     RowGrid,

@@ -10,15 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalelatent.data import (
-    Dataset,
-    convert_dataset,
-    create_dataset,
-    open_dataset,
-    shuffle_dataset,
-)
-from scalelatent.data.store import LocalLocation, locate
+from scalelatent.data import Dataset, convert_dataset, create_dataset, open_dataset, shuffle_dataset
 from scalelatent.errors import DataError
+from scalelatent.storage.disk import LocalLocation, locate
 
 X = np.arange(60.0).reshape(15, 4)
 
@@ -152,7 +146,7 @@ def test_what_cannot_be_removed_does_not_hide_the_error(
 
 
 def test_a_full_disk_names_a_next_step_that_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scalelatent.data.markers import Markers
+    from scalelatent.data.write.markers import Markers
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")

@@ -24,10 +24,10 @@ from scalelatent.data import (
     repair_dataset,
     shuffle_dataset,
 )
-from scalelatent.data import digit_fields as fields
-from scalelatent.data.digits import base_digits
-from scalelatent.data.make import make_rows
 from scalelatent.errors import DataError
+from scalelatent.generators import digit_fields as fields
+from scalelatent.generators.digits import base_digits
+from scalelatent.generators.make import make_rows
 
 IMAGES, LABELS = base_digits()
 COUNTS = sp.csr_array(np.random.default_rng(0).integers(0, 4, (40, 12)))
@@ -112,7 +112,7 @@ def test_clean_images_that_others_share_are_kept_also_with_overwrite(tmp_path: P
 def test_corrupting_decodes_each_chunk_of_the_base_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from scalelatent.data.chunks import StoredRows
+    from scalelatent.data.read.chunks import StoredRows
 
     big = np.tile(IMAGES, (3, 1, 1))
     Dataset.from_arrays(big, np.tile(LABELS, 3)).save(tmp_path / "base", chunk_rows=4096)
@@ -144,7 +144,7 @@ def test_threads_are_at_least_one(tmp_path: Path, n_jobs: int) -> None:
 
 
 def test_threads_are_as_many_as_cores_may_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scalelatent.data import make
+    from scalelatent.generators import make
 
     pools: list[int] = []
 

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalelatent.data.philox import mulhi, words
-from scalelatent.data.random_words import stage_word
-from scalelatent.engine.streams import stream
+from scalelatent.kernels.philox import mulhi, words
+from scalelatent.kernels.random_words import stage_word
+from scalelatent.kernels.streams import stream
 
 U64 = st.integers(0, 2**64 - 1)
 

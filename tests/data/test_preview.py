@@ -12,8 +12,8 @@ from scipy.sparse import csr_array
 
 from scalelatent.cli import main
 from scalelatent.data import Dataset, append_rows, make_digits, open_dataset
-from scalelatent.data.convert import convert_dataset
 from scalelatent.data.preview import first_rows, thumbnail
+from scalelatent.data.write.convert import convert_dataset
 
 X = np.arange(60, dtype="f4").reshape(20, 3)
 Y = np.array(["a", "b<", "a", "c"] * 5)
@@ -83,8 +83,8 @@ def test_what_a_dataset_says_of_itself_reads_no_rows(tmp_path: Path) -> None:
 def test_reshaped_rows_are_not_counted_for_it(tmp_path: Path) -> None:
     from scalelatent.data.columns import Columns
     from scalelatent.data.csr import CsrSource
-    from scalelatent.data.reshaped import DenseRows, SparseRows
-    from scalelatent.data.sources import ArrayRows
+    from scalelatent.data.read.reshaped import DenseRows, SparseRows
+    from scalelatent.data.read.sources import ArrayRows
 
     sparse = Dataset(Columns(SparseRows(_Unreadable(ArrayRows(X)))))  # type: ignore[arg-type]
     dense = Dataset(Columns(DenseRows(_Unreadable(CsrSource(csr_array(X))))))  # type: ignore[arg-type]

@@ -13,8 +13,8 @@ import pytest
 from scipy.sparse import csr_array
 
 from scalelatent.data import Dataset, append_rows, check_dataset, create_dataset, open_dataset
-from scalelatent.data.store import locate
 from scalelatent.errors import DataError, ShardError
+from scalelatent.storage.disk import locate
 
 N, P = 60, 6
 

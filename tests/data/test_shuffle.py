@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelatent.data import Dataset, open_dataset, shuffle_dataset, shuffled_rows
-from scalelatent.data import shuffle as module
+from scalelatent.data.write import shuffle as module
 from scalelatent.errors import DataError
 
 N = 95
@@ -130,7 +130,8 @@ def test_nothing_is_left_behind(
 
 _CHILD = """
 import sys, time
-from scalelatent.data import shuffle, shuffle_dataset
+from scalelatent.data import shuffle_dataset
+from scalelatent.data.write import shuffle
 cut = shuffle._cut
 def slow(*arguments):
     print("half", flush=True)

@@ -64,8 +64,8 @@ def test_damaged_shard(stored: Dataset, column: str, how: str) -> None:
 
 @pytest.mark.parametrize("through", ["ours", "zarr"])
 def test_missing_and_damaged_objects(through: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scalelatent.data import chunks
-    from scalelatent.data.store import locate
+    from scalelatent.data.read import chunks
+    from scalelatent.storage.disk import locate
 
     if through == "zarr":
         monkeypatch.setattr(chunks, "find_decoder", lambda array: None)
@@ -231,7 +231,7 @@ def test_our_own_codecs_are_read_straight_from_the_files(
     compressor: str | None, shard_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With every zarr: its classes describe a codec in other ways in each release."""
-    from scalelatent.data.chunks import StoredRows
+    from scalelatent.data.read.chunks import StoredRows
 
     Dataset.from_arrays(X, Y).save(
         tmp_path / "ds", compressor=compressor, chunk_rows=20, shard_rows=shard_rows

@@ -10,9 +10,9 @@ import pytest
 import zarr
 
 from scalelatent.data import DatasetWriter, create_dataset, open_dataset
-from scalelatent.data.linking import link_dataset
-from scalelatent.data.store import locate
+from scalelatent.data.write.linking import link_dataset
 from scalelatent.errors import DataError
+from scalelatent.storage.disk import locate
 
 N, P = 103, 17
 

@@ -315,7 +315,7 @@ def test_a_wrong_weight_is_named_by_its_row_in_the_dataset(tmp_path: Path) -> No
 
 def test_markers_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """In an object store each alone is a round trip: ten thousand take minutes."""
-    from scalelatent.data.objects import ObjectLocation
+    from scalelatent.storage.objects import ObjectLocation
 
     writer = _create("memory://markers", overwrite=True)
     for shard in range(5):
@@ -345,7 +345,7 @@ def test_what_the_disk_cannot_hold_does_not_cost_what_lies_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that pack are refused only where they could not fit in any case."""
-    from scalelatent.data.store import LocalLocation
+    from scalelatent.storage.disk import LocalLocation
 
     old = Dataset.from_arrays(np.ones((1000, 100), "f4")).save(tmp_path / "a")
     monkeypatch.setattr(LocalLocation, "free_bytes", lambda self: 1000)

@@ -155,7 +155,7 @@ def test_overwriting_advises_what_there_is(capsys: pytest.CaptureFixture[str]) -
 def test_a_shuffle_needs_room_for_two_copies(
     dtype: str, least: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from scalelatent.data.store import LocalLocation
+    from scalelatent.storage.disk import LocalLocation
 
     np.save("rows.npy", np.zeros((10**6, 6), dtype))
     monkeypatch.setattr(LocalLocation, "free_bytes", lambda self: least - 1)

@@ -157,7 +157,7 @@ def test_a_batch_of_another_scale_is_told_and_changes_nothing(algorithm: str) ->
 
 
 def test_divergence_is_an_error_of_its_own() -> None:
-    from scalelatent.models.finite import diverged
+    from scalelatent.contract.finite import diverged
 
     assert isinstance(diverged([0], "pass 3", "lower `momentum`"), DivergenceError | RunError)
     assert "momentum" in str(diverged([0], "pass 3", "lower `momentum`"))

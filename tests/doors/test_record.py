@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalelatent.engine.record import read_record, write_record
 from scalelatent.errors import JobError, RunError, ScalelatentError
 from scalelatent.jobs.control import write_job_again
 from scalelatent.jobs.runfolder import STATES, RunFolder, is_run_folder
 from scalelatent.jobs.spec import DataSection, Job, JobSection
+from scalelatent.storage.record import read_record, write_record
 
 JOB = Job(
     JobSection(name="small", out="run", seed=3), DataSection(train="a.zarr"), "capsule", {"max_iter": 5}
@@ -52,7 +52,7 @@ RECORDS: list[tuple[str, bytes, str]] = [
     ("a type that is a number", sealed({"!type": 3, "fields": {}}), "none of scalelatent's"),
     ("a type of others", sealed({"!type": "os:path", "fields": {}}), "none of scalelatent's"),
     ("a type nobody has", sealed({"!type": "scalelatent.x:Y", "fields": {}}), "does not know"),
-    ("no fields", sealed({"!type": "scalelatent.models.base:Block"}), "no tree of values (KeyError"),
+    ("no fields", sealed({"!type": "scalelatent.contract.learners:Block"}), "no tree of values (KeyError"),
     ("an array that lacks", sealed({"!array": "a7"}), "no tree of values (KeyError: 'a7')"),
     ("an array that is a list", sealed({"!array": []}), "no tree of values (TypeError"),
     ("a tuple of a number", sealed({"!tuple": 3}), "no tree of values (TypeError"),
@@ -171,7 +171,7 @@ def test_a_lock_that_is_a_folder_is_named(folder: RunFolder) -> None:
 @pytest.mark.parametrize("name", ["identity.json", "quarantine.json"])
 def test_what_checkpoints_belong_to_is_not_guessed(tmp_path: Path, name: str, content: str) -> None:
     from scalelatent.engine import quarantine
-    from scalelatent.engine.store import EngineStore
+    from scalelatent.engine.checkpoints import EngineStore
 
     assert quarantine.FILE == "quarantine.json"
     store = EngineStore(tmp_path)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Layout, Stats
 from scalelatent.data import Dataset
 from scalelatent.engine.passes import Stage, make_stage
-from scalelatent.models.base import Block
-from scalelatent.models.stats import Layout, Stats
 from tests.helpers import load_online_toys
 
 

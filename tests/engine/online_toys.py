@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.engine.streams import stream
-from scalelatent.models.base import Block
-from scalelatent.models.stats import Layout, Stats
-from scalelatent.models.targets import Targets
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Layout, Stats
+from scalelatent.contract.targets import Targets
+from scalelatent.kernels.streams import stream
 
 if __name__ == "online_toys":  # sent to a worker
     sys.modules.setdefault("scalelatent.online_toys", sys.modules[__name__])

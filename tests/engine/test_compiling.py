@@ -8,12 +8,12 @@ from typing import Any
 
 from rich.console import Console
 
-from scalelatent import _numba
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.compiling import COMPILING, kernel_event
 from scalelatent.engine.dask import worker_side
-from scalelatent.engine.dask.news import KERNELS
+from scalelatent.engine.dask.scheduler_news import KERNELS
 from scalelatent.estimators.session import FitSession
+from scalelatent.kernels import jit
 from scalelatent.monitor.progress import Progress
 from tests.helpers import fresh_kernel
 
@@ -71,7 +71,7 @@ def test_a_worker_tells_every_driver(monkeypatch) -> None:
         address="tcp://w:1", log_event=lambda topic, message: told.append((topic, message))
     )
     monkeypatch.setattr(worker_side, "_worker", lambda: worker)
-    monkeypatch.setattr(_numba, "_observers", [])
+    monkeypatch.setattr(jit, "_observers", [])
     worker_side.tell_of_kernels()
     fresh_kernel()(1)
     assert [topic for topic, _ in told] == [KERNELS] * 2

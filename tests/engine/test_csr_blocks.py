@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Layout, Stats
 from scalelatent.data import Dataset
-from scalelatent.data.grid import RowGrid
 from scalelatent.engine.ahead import iter_blocks
 from scalelatent.engine.cache import PieceCache
+from scalelatent.engine.grid import RowGrid
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import Stage
 from scalelatent.engine.reading import Meter, Reader
-from scalelatent.models.base import Block
-from scalelatent.models.csr import CsrRows
-from scalelatent.models.stats import Layout, Stats
+from scalelatent.kernels.sparse_rows import CsrRows
 
 X = sp.random_array((500, 30), density=0.1, rng=np.random.default_rng(0), format="csr").astype("f4")
 DENSE = X.toarray()

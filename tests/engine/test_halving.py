@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scalelatent.contract.learners import Block
 from scalelatent.engine import inprocess
 from scalelatent.engine.backend import DeviceMemoryError, HostBackend
 from scalelatent.engine.cache import PieceCache
@@ -19,8 +20,7 @@ from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.mapwrite import map_to_array
 from scalelatent.engine.passes import Span, make_stage
 from scalelatent.errors import RunError
-from scalelatent.models.base import Block
-from scalelatent.models.csr import CsrRows
+from scalelatent.kernels.sparse_rows import CsrRows
 from tests.helpers import Log
 
 

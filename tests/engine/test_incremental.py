@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Layout, Stats
 from scalelatent.data import Dataset
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.callbacks import Callback, Callbacks
+from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.incremental import DropLeaves, KeptLeaves, count_leaves, leaf_order
 from scalelatent.engine.inprocess import InProcessExecutor
-from scalelatent.engine.online import fit_online
+from scalelatent.engine.online_loop import fit_online
 from scalelatent.engine.passes import make_stage
-from scalelatent.engine.store import EngineStore
 from scalelatent.errors import RunError
-from scalelatent.models.base import Block
-from scalelatent.models.stats import Layout, Stats
 from tests.helpers import InterruptAt
 
 
@@ -135,7 +135,7 @@ def test_the_size_of_leaves() -> None:
 @pytest.mark.parametrize("at", [1, 3, 4, 6, 9])
 def test_resume_is_exact(tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted in any epoch, and killed, so that the last steps are done again over their own records."""
-    monkeypatch.setattr("scalelatent.engine.loop.Progress.__call__", _every_step)
+    monkeypatch.setattr("scalelatent.engine.batch_loop.Progress.__call__", _every_step)
     whole, _ = fit(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path / "run", callback=InterruptAt(at * 2 - 1, "progress"), checkpoint_steps=5)

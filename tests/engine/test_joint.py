@@ -12,17 +12,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalelatent.contract.learners import Block
+from scalelatent.engine.batch_loop import fit_batches
 from scalelatent.engine.callbacks import Callback, Callbacks
+from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.inprocess import InProcessExecutor
-from scalelatent.engine.joint import JointReduction, Part, RowMask, Slot, joint_collection, joint_stage
-from scalelatent.engine.joint_loop import Member, fit_joint, joint_groups, stage_peak, tree_bytes
-from scalelatent.engine.loop import fit_batches
 from scalelatent.engine.passes import make_stage
 from scalelatent.engine.plan import PROCESS_BYTES, Resources
-from scalelatent.engine.store import EngineStore
 from scalelatent.errors import PlanError
-from scalelatent.models.base import Block
-from scalelatent.models.capsule.moments import SecondMoments
+from scalelatent.reductions.moments import SecondMoments
+from scalelatent.search.joint import (
+    JointReduction,
+    Part,
+    RowMask,
+    Slot,
+    joint_collection,
+    joint_stage,
+)
+from scalelatent.search.joint_loop import Member, fit_joint, joint_groups, stage_peak, tree_bytes
 from tests.helpers import InterruptAt
 
 SIGNS = ("stage", "pass_end", "checkpoint")
@@ -206,7 +213,7 @@ def test_exact_integers_are_converted_once() -> None:
 
     class Looks:
         def layout(self) -> Any:
-            from scalelatent.models.stats import Layout
+            from scalelatent.contract.stats import Layout
 
             return Layout((("n", ()),))
 
@@ -216,7 +223,7 @@ def test_exact_integers_are_converted_once() -> None:
         def accumulate(self, prepared: Any, block: Block, stats: Any) -> None:
             calls.append(block.x.dtype)
 
-    from scalelatent.models.stats import Stats
+    from scalelatent.contract.stats import Stats
 
     joint = JointReduction(tuple(Slot(str(i), "train", Looks(), None) for i in range(2)))
     for dtype, seen in ((np.uint8, np.float32), (np.float64, np.float64), (np.int32, np.int32)):

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalelatent.engine import loop
+from scalelatent.engine import batch_loop as loop
+from scalelatent.engine.batch_loop import LoopResult, Progress, fit_batches
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.callbacks import Callback, Callbacks
+from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.inprocess import InProcessExecutor, run_threads
-from scalelatent.engine.loop import LoopResult, Progress, fit_batches
 from scalelatent.engine.reading import Stopped
-from scalelatent.engine.store import EngineStore
 from tests.helpers import Log
 
 

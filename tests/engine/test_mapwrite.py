@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scalelatent.contract.learners import Block
 from scalelatent.data import open_dataset
 from scalelatent.engine import mapwrite
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.mapwrite import map_rows, start_map
 from scalelatent.errors import DataError
-from scalelatent.models.base import Block
 
 
 @dataclass(frozen=True)

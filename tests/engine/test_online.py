@@ -13,14 +13,14 @@ import pytest
 
 from scalelatent.data import Dataset
 from scalelatent.engine import feeding
+from scalelatent.engine.batch_loop import LoopResult
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.callbacks import Callback, Callbacks
+from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.inprocess import InProcessExecutor
-from scalelatent.engine.loop import LoopResult
-from scalelatent.engine.online import fit_online
+from scalelatent.engine.online_loop import fit_online
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import make_stage
-from scalelatent.engine.store import EngineStore
 from scalelatent.errors import DataError, RunError
 from tests.helpers import Log
 
@@ -85,8 +85,8 @@ def learners(online: Any) -> dict[str, Callable[[], Any]]:
 @pytest.mark.parametrize("chains", [1, 3])
 def test_against_a_loop_over_rows(learners: Any, kind: str, chains: int) -> None:
     """The engine does what these lines say, and nothing else."""
-    from scalelatent.models.base import Block
-    from scalelatent.models.stats import Stats
+    from scalelatent.contract.learners import Block
+    from scalelatent.contract.stats import Stats
 
     x, y = blobs(130)
     learner = learners[kind]()
@@ -127,7 +127,7 @@ def test_csr_rows(online: Any, tmp_path: Path, stored: bool) -> None:
     """As dense blocks, with the bits of dense rows; or as they are, where the learner takes them."""
     from scipy.sparse import csr_array
 
-    from scalelatent.models.csr import CsrRows
+    from scalelatent.kernels.sparse_rows import CsrRows
 
     x, y = blobs(300)
     x[np.abs(x) < 0.8] = 0

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from scalelatent.data import Dataset
-from scalelatent.engine import loop
+from scalelatent.engine import batch_loop as loop
+from scalelatent.engine.batch_loop import LoopResult
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.chains import ChainRunner
-from scalelatent.engine.loop import LoopResult
 from scalelatent.errors import ScalelatentError
 from tests.helpers import InterruptAt
 
@@ -75,7 +75,7 @@ def test_interrupt_in_every_hook(
 ) -> None:
     """Between steps, within validation, after a record and around a checkpoint."""
     monkeypatch.setattr(loop, "Progress", Often)
-    monkeypatch.setattr("scalelatent.engine.online.Progress", Often)
+    monkeypatch.setattr("scalelatent.engine.online_loop.Progress", Often)
     learner = online.Logistic(P, K)
     whole = run(learner, None)
     count = InterruptAt(10**9)

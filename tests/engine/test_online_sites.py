@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from scalelatent.data import Dataset
-from scalelatent.engine.dask import online_sites
-from scalelatent.engine.dask.online_sites import Site, Sites
+from scalelatent.engine.checkpoints import EngineStore
+from scalelatent.engine.dask import step_sites as online_sites
+from scalelatent.engine.dask.step_sites import Site, Sites
 from scalelatent.engine.executor import Place
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import make_stage
 from scalelatent.engine.reading import Stopped
-from scalelatent.engine.store import EngineStore
 from scalelatent.errors import RunError
 
 P, CHAINS = 4, 6

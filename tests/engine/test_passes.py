@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalelatent.contract.stats import Layout
 from scalelatent.data import Dataset
-from scalelatent.data.grid import RowGrid
 from scalelatent.engine import passes
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.cache import PieceCache
+from scalelatent.engine.grid import RowGrid
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import (
     PassContext,
@@ -28,7 +29,6 @@ from scalelatent.engine.passes import (
 )
 from scalelatent.engine.reduce import TreeReducer
 from scalelatent.errors import DataError, JobError
-from scalelatent.models.stats import Layout
 
 
 def _by_spans(stage: Any, level: int) -> np.ndarray:

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalelatent.data.grid import RowGrid
+from scalelatent.engine.dask.cluster_pass import key_of
 from scalelatent.engine.dask.link import Member
-from scalelatent.engine.dask.passes import key_of
 from scalelatent.engine.dask.pools import (
     GPU_GUESS,
     POOLED,
@@ -22,6 +21,7 @@ from scalelatent.engine.dask.pools import (
     pool_window,
 )
 from scalelatent.engine.dask.worker_side import PaceNews
+from scalelatent.engine.grid import RowGrid
 from scalelatent.engine.passes import Span
 from scalelatent.errors import RunError
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 from scalelatent.data import Dataset, open_dataset
-from scalelatent.data.append import append_rows
+from scalelatent.data.write.append import append_rows
+from scalelatent.engine.batch_loop import fit_batches
 from scalelatent.engine.callbacks import Callback
+from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.inprocess import InProcessExecutor
-from scalelatent.engine.loop import fit_batches
 from scalelatent.engine.quarantine import BadShard, Quarantine
 from scalelatent.engine.reading import Meter, Reader
-from scalelatent.engine.store import EngineStore
 from scalelatent.errors import RunError, ShardError
 
 

@@ -19,12 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from scalelatent.data import store
-from scalelatent.data.grid import RowGrid
-from scalelatent.engine.record import dumps, loads, read_record, write_record
+from scalelatent.engine.grid import RowGrid
 from scalelatent.errors import RunError
-from scalelatent.models.capsule.members import build_members
-from scalelatent.models.capsule.model import CapsuleState, initial_state
+from scalelatent.models.capsule.model.em import CapsuleState, initial_state
+from scalelatent.models.capsule.model.members import build_members
+from scalelatent.storage import disk as store
+from scalelatent.storage.record import dumps, loads, read_record, write_record
 
 ARRAYS = hnp.arrays(
     dtype=st.sampled_from(["f4", "f8", "i4", "i8", "u1", "?", "U3", "c16"]),
@@ -134,11 +134,11 @@ def _forged(head: Any, **arrays: Any) -> bytes:
         "subprocess:Popen",
         "scalelatentx.evil:Thing",
         "builtins:eval",
-        "scalelatent.engine.store:os",
-        "scalelatent.engine.store:EngineStore",
-        "scalelatent.engine.record:dumps",
+        "scalelatent.engine.checkpoints:os",
+        "scalelatent.engine.checkpoints:EngineStore",
+        "scalelatent.storage.record:dumps",
         "scalelatent.nothing:Thing",
-        "scalelatent.data.grid:Gone",
+        "scalelatent.engine.grid:Gone",
     ],
 )
 def test_foreign_and_unknown_types_are_refused(name: str) -> None:
@@ -148,7 +148,7 @@ def test_foreign_and_unknown_types_are_refused(name: str) -> None:
 
 def test_fields_of_another_version_are_refused() -> None:
     with pytest.raises(RunError, match="RowGrid"):
-        loads(_forged({"!type": "scalelatent.data.grid:RowGrid", "fields": {"n_rows": 3, "colour": 1}}))
+        loads(_forged({"!type": "scalelatent.engine.grid:RowGrid", "fields": {"n_rows": 3, "colour": 1}}))
 
 
 def test_pickled_arrays_are_not_loaded() -> None:
@@ -260,7 +260,7 @@ def test_threads_parse_headers_one_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
     """Python's parser of some releases takes two at once for one too deep (python/cpython#106905)."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from scalelatent.engine import record
+    from scalelatent.storage import record
 
     inside, most = [], []
     true_load = np.load
@@ -283,12 +283,12 @@ def test_threads_parse_headers_one_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_record_of_an_earlier_version_lacks_what_has_a_default() -> None:
-    from scalelatent.engine.record import _build
-    from scalelatent.models.capsule.model import initial_state
+    from scalelatent.models.capsule.model.em import initial_state
+    from scalelatent.storage.record import _build
 
     state = initial_state(np.zeros((2, 3)), 1)
     fields = {name: value for name, value in vars(state).items() if name != "decision_error"}
-    head = {"!type": "scalelatent.models.capsule.model:CapsuleState", "fields": fields}
+    head = {"!type": "scalelatent.models.capsule.model.em:CapsuleState", "fields": fields}
     assert np.isnan(_build(head, {}).decision_error)
     with pytest.raises(RunError, match="does not know"):
         _build(head | {"fields": {k: v for k, v in fields.items() if k != "stale"}}, {})

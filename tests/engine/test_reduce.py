@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelatent.data.grid import FAN_IN, RowGrid
+from scalelatent.contract.stats import merge_vectors
+from scalelatent.engine.grid import FAN_IN, RowGrid
 from scalelatent.engine.passes import _NodeTree
 from scalelatent.engine.reduce import PairTree, TreeReducer
-from scalelatent.models.stats import merge_vectors
 
 
 def _leaves(n: int, seed: int) -> list[np.ndarray]:

@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalelatent.engine import loop, spans
+from scalelatent.engine import batch_loop as loop
+from scalelatent.engine import spans
+from scalelatent.engine.batch_loop import LoopResult, fit_batches
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.callbacks import Callback, Callbacks
+from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.inprocess import InProcessExecutor
-from scalelatent.engine.loop import LoopResult, fit_batches
 from scalelatent.engine.passes import PassContext, Span
 from scalelatent.engine.spans import worth_saving
-from scalelatent.engine.store import EngineStore
 from scalelatent.errors import ScalelatentError
 from tests.helpers import InterruptAt
 

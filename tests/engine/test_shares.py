@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelatent.data.grid import FAN_IN, RowGrid
 from scalelatent.engine.dask.shares import AT_ONCE, FINEST, Shares, cut
+from scalelatent.engine.grid import FAN_IN, RowGrid
 from scalelatent.engine.passes import Span
 
 SHORTEST = 0.03

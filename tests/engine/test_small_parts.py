@@ -14,11 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelatent.engine import backend as backends
-from scalelatent.engine.backend import HostBackend, find_kernel, kernel_table, make_backend, resolve_device
+from scalelatent.engine.backend import (
+    HostBackend,
+    find_kernel,
+    kernel_table,
+    make_backend,
+    resolve_device,
+)
 from scalelatent.engine.callbacks import Callback, Callbacks
-from scalelatent.engine.streams import draw_seed, resolve_seed, stream
 from scalelatent.engine.threads import resolve_jobs, single_threaded, within
 from scalelatent.errors import RunError
+from scalelatent.kernels.streams import draw_seed, resolve_seed, stream
 
 # -- streams -------------------------------------------------------------------------------------------------
 

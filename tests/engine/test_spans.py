@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelatent.data.grid import RowGrid
+from scalelatent.engine.checkpoints import EngineStore
+from scalelatent.engine.grid import RowGrid
 from scalelatent.engine.passes import Span
 from scalelatent.engine.spans import _cover, plan_spans
-from scalelatent.engine.store import EngineStore
 
 
 @st.composite

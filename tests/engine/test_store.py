@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scalelatent.engine.checkpoints import KEEP_STATES, EngineStore
 from scalelatent.engine.claims import same_form
 from scalelatent.engine.dask.recent import RecentObjects
 from scalelatent.engine.passes import Span
-from scalelatent.engine.store import KEEP_STATES, EngineStore
 from scalelatent.errors import DataError, RunError
 
 
@@ -222,9 +222,9 @@ def test_nodes(store: EngineStore) -> None:
 def test_stages_come_back_with_their_datasets(
     store: EngineStore, toy: SimpleNamespace, tmp_path: Path
 ) -> None:
-    from scalelatent.data.grid import RowGrid
+    from scalelatent.engine.grid import RowGrid
     from scalelatent.engine.passes import Stage
-    from scalelatent.models.capsule.moments import SecondMoments
+    from scalelatent.reductions.moments import SecondMoments
 
     train = toy.rows(50).save(tmp_path / "train")[5:45]
     stage = Stage(

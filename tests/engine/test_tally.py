@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics
 
+from scalelatent.contract.learners import Block
 from scalelatent.data import Dataset
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import make_stage
 from scalelatent.engine.tally import SCORERS, ScoreTally
-from scalelatent.models.base import Block
 
 
 @dataclass(frozen=True)

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 import scipy.sparse
 
+from scalelatent.contract.targets import Corruption, Targets
 from scalelatent.data import Dataset, create_dataset
-from scalelatent.data.corruption import corrupt
 from scalelatent.engine import reading
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.callbacks import Callbacks
+from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.mapwrite import map_rows, map_to_array, start_map
-from scalelatent.engine.online import fit_online
+from scalelatent.engine.online_loop import fit_online
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import make_stage
-from scalelatent.engine.store import EngineStore
 from scalelatent.errors import DataError
-from scalelatent.models.targets import Corruption, Targets
+from scalelatent.kernels.corruption import corrupt
 
 N, P, V = 150, 4, 6
 RNG = np.random.Generator(np.random.Philox(4))
@@ -77,8 +77,8 @@ def expected(online: Any) -> Any:
     """The fit by hand, out of blocks cut from the arrays."""
 
     def by_hand(learner: Any, x_of: Callable[[np.ndarray, int, bool], np.ndarray]) -> Any:
-        from scalelatent.models.base import Block
-        from scalelatent.models.stats import Stats
+        from scalelatent.contract.learners import Block
+        from scalelatent.contract.stats import Stats
 
         state, order = learner.start(), RowOrder(N, 5, 18, n_chains=3, run_rows=16, buffer_runs=3)
         for epoch in range(2):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scalelatent.engine.dask.workers import visible_gpus, worker_specs
+from scalelatent.deploy.worker_processes import visible_gpus, worker_specs
 from scalelatent.errors import JobError
 
 

@@ -12,8 +12,8 @@ from sklearn.base import clone
 
 import scalelatent as sl
 from scalelatent import ConditionalRBM, Dataset
-from scalelatent.data.corruption import corrupt
 from scalelatent.errors import DataError, RunError
+from scalelatent.kernels.corruption import corrupt
 from tests.estimators.crbm_cases import Pair, make, patterns, same
 from tests.helpers import InterruptAt
 

@@ -11,9 +11,9 @@ import pytest
 from scipy.sparse import csr_array
 
 from scalelatent import Dataset
-from scalelatent.data.store import locate
-from scalelatent.engine.store import EngineStore
+from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.errors import DataError, DivergenceError
+from scalelatent.storage.disk import locate
 from tests.estimators.crbm_cases import Pair, make, same
 
 

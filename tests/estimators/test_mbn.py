@@ -22,7 +22,9 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import scalelatent as sl
 from scalelatent.errors import DataError, PlanError, RunError
-from scalelatent.estimators import layer_steps, mbn, mbn_fit
+from scalelatent.estimators import layer_steps
+from scalelatent.models.mbn import estimator as mbn
+from scalelatent.models.mbn import fit as mbn_fit
 from tests.helpers import InterruptAt, Log, refuse_pickle
 
 SMALL: dict[str, Any] = {"n_clusterings": 12, "n_components": 3, "n_classes": 10, "random_state": 5}
@@ -156,7 +158,7 @@ def test_an_interrupted_fit_goes_on_at_every_point(digits: Any, tmp_path: Path) 
 def test_only_missing_tiles_are_computed_again(
     digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from scalelatent.models.mbn.model import LayerCoder
+    from scalelatent.models.mbn.model.network import LayerCoder
 
     done: list[int] = []
     fill = LayerCoder.fill
@@ -439,7 +441,7 @@ def test_a_plan_names_what_would_not_fit(digits: Any) -> None:
 def test_a_disk_without_room_is_told_before_anything_runs(
     digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from scalelatent.data.store import LocalLocation
+    from scalelatent.storage.disk import LocalLocation
 
     monkeypatch.setattr(LocalLocation, "free_bytes", lambda self: 10_000)
     with pytest.raises(PlanError, match="GiB of disk, and .*run has 0.0 GiB left: choose another"):
@@ -457,8 +459,8 @@ def test_a_disk_that_fills_up_loses_nothing(
     """ENOSPC in the third shard of a layer's centroids or codes, the rows of CSR centroids among them."""
     from zarr.storage import LocalStore
 
-    from scalelatent.data.store import LocalLocation
     from scalelatent.engine import rowsets
+    from scalelatent.storage.disk import LocalLocation
 
     put, write, shards = LocalStore.set, LocalLocation.write, [""]
     room = 3

@@ -11,8 +11,9 @@ import scipy.sparse as sp
 
 import scalelatent as sl
 from scalelatent.errors import DataError
-from scalelatent.estimators import mbn_decay, mbn_fit
-from scalelatent.estimators.mbn_decay import HalfLayer, agreement, decay_scores
+from scalelatent.models.mbn import decay as mbn_decay
+from scalelatent.models.mbn import fit as mbn_fit
+from scalelatent.models.mbn.decay import HalfLayer, agreement, decay_scores
 from tests.helpers import InterruptAt
 
 

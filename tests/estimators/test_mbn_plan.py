@@ -14,18 +14,20 @@ import scipy.sparse as sp
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
 import scalelatent as sl
-from scalelatent.data.store import LocalLocation
 from scalelatent.engine.mapwrite import PARTED_ROWS
 from scalelatent.engine.plan import ALLOWED_SHARE, find_resources
 from scalelatent.errors import PlanError
-from scalelatent.estimators import mbn, mbn_fit, mbn_plan
-from scalelatent.models.mbn.pca import StreamedPca
+from scalelatent.models.mbn import estimator as mbn
+from scalelatent.models.mbn import fit as mbn_fit
+from scalelatent.models.mbn import plan as mbn_plan
+from scalelatent.models.mbn.model.pca import StreamedPca
+from scalelatent.storage.disk import LocalLocation
 
 FIT = """
 import json, sys
 import scalelatent as sl
 from scalelatent.engine import mapwrite
-from scalelatent.jobs.workers import peak_bytes
+from scalelatent.jobs.cluster_workers import peak_bytes
 mapwrite.PARTED_ROWS = int(sys.argv[3])
 ds = sl.open_dataset(sys.argv[1])
 options = {"n_clusterings": 32, "k1": 400, "n_classes": 100, "n_components": 5}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scalelatent import CapsuleRegression
-from scalelatent.estimators.capsule_fit import AUTO_PROJECTION
+from scalelatent.models.capsule.settings import AUTO_PROJECTION
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -197,7 +197,7 @@ def test_dimensions_of_their_own(digits: Arrays) -> None:
     np.testing.assert_array_equal(model.predict(x), p.argmax(axis=1))
     assert model.score(x, y) > 0.95
     h = model.transform(x).astype(float)
-    from scalelatent.models.capsule.reference import probabilities
+    from scalelatent.models.capsule.kernels.reference import probabilities
 
     np.testing.assert_allclose(p, probabilities(h.T, np.array([1, 4, 2])).T, atol=1e-6)
     blank = np.zeros((1, 64), "u1")
@@ -284,7 +284,7 @@ def test_rows_of_weight_zero_are_no_rows_to_balanced_weights(digits: Any) -> Non
 def test_parameters_read_from_the_text_are_those_of_the_constructor():
     import inspect
 
-    from scalelatent.estimators import registry
+    from scalelatent.contract import kinds as registry
 
     for kind, (module, name) in registry.KINDS.items():
         signature = inspect.signature(registry.get_estimator(kind)).parameters
@@ -302,7 +302,7 @@ def test_parameters_read_from_the_text_are_those_of_the_constructor():
 
 
 def test_parameters_where_the_source_cannot_be_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from scalelatent.estimators import registry
+    from scalelatent.contract import kinds as registry
 
     wanted = registry.constructor_parameters("capsule")
 

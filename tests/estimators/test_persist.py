@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from scalelatent import CapsuleRegression, CompressiveMBN, load_model
+from scalelatent.contract.kinds import KINDS, get_estimator
 from scalelatent.errors import DataError
-from scalelatent.estimators.registry import KINDS, get_estimator
 from tests.helpers import refuse_pickle
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -187,7 +187,7 @@ def test_a_model_whose_writing_was_stopped_is_replaced(
     """In an object store, which knows no rename, a killed `save` leaves a part of a model."""
     import zarr
 
-    from scalelatent.data.store import locate
+    from scalelatent.storage.disk import locate
 
     class Killed(BaseException):
         pass

@@ -21,7 +21,7 @@ options = {"max_iter": 3, "n_epochs": 3, "projection": None, "random_state": 0, 
 model = sl.CapsuleRegression(capsule_dim=8, algorithm=sys.argv[2], **options)
 plan = model.plan(ds)
 model.fit(ds)
-from scalelatent.jobs.workers import peak_bytes
+from scalelatent.jobs.cluster_workers import peak_bytes
 peak = peak_bytes()
 print(json.dumps({"peak": peak, "plan": plan["peak_bytes_per_worker"], "passes": len(model.history_)}))
 """
@@ -99,9 +99,9 @@ def test_a_plan_changes_no_model() -> None:
 
 
 def test_a_plan_is_for_the_enclosing_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    from scalelatent.estimators import capsule
     from scalelatent.jobs.planning import PlannedCluster
     from scalelatent.jobs.spec import ClusterSection
+    from scalelatent.models.capsule import estimator as capsule
 
     cluster = PlannedCluster(ClusterSection(workers=3, threads=5, memory_limit="3GiB"))
     monkeypatch.setattr(capsule, "current_client", lambda: cluster)
@@ -130,7 +130,7 @@ def test_what_cannot_fit_is_refused_with_the_setting_that_would() -> None:
 def test_too_many_tasks_are_refused() -> None:
     from scalelatent.engine.passes import make_stage
     from scalelatent.engine.plan import Resources, RowShape, describe_stage
-    from scalelatent.models.capsule.moments import SecondMoments
+    from scalelatent.reductions.moments import SecondMoments
 
     stage = make_stage(
         "capsule_moments", {"train": SecondMoments(4)}, {"train": RowShape(10**8, 4)}, "cpu", leaf_rows=2048

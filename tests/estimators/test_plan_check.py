@@ -14,7 +14,10 @@ from scalelatent.engine import plan as engine_plan
 from scalelatent.engine.plan import ALLOWED_SHARE, Resources, find_resources
 from scalelatent.engine.rates import Rates
 from scalelatent.errors import LongFitWarning, PlanError
-from scalelatent.estimators import base, capsule, crbm, mbn
+from scalelatent.estimators import base
+from scalelatent.models.capsule import estimator as capsule
+from scalelatent.models.crbm import estimator as crbm
+from scalelatent.models.mbn import estimator as mbn
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(400, 20)).astype(np.float32)
@@ -86,7 +89,7 @@ def test_nothing_is_measured_for_a_short_fit(kind: str, monkeypatch: pytest.Monk
 
 def test_a_network_of_half_of_many_rows_takes_long() -> None:
     """A default network on the images of MNIST, as one thread would build it."""
-    from scalelatent.estimators.mbn_plan import plan
+    from scalelatent.models.mbn.plan import plan
 
     x = np.broadcast_to(np.zeros((1, 784), np.uint8), (60_000, 784))
     model = sl.MultilayerBootstrapNetwork(n_classes=10)

@@ -40,7 +40,7 @@ def _same(a: CapsuleRegression, b: CapsuleRegression) -> None:
 @pytest.fixture
 def models(monkeypatch: pytest.MonkeyPatch) -> dict[str, CapsuleRegression]:
     """Every candidate's model after a search, by key."""
-    from scalelatent.estimators import search
+    from scalelatent.search import search
 
     kept: dict[str, CapsuleRegression] = {}
     gather = search.Search._gather

@@ -11,11 +11,17 @@ from sklearn.base import clone
 from sklearn.metrics import f1_score, get_scorer, make_scorer
 from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, ShuffleSplit, StratifiedKFold
 
-from scalelatent import CapsuleRegression, ConditionalRBM, Dataset, MultilayerBootstrapNetwork, Search
-from scalelatent.data.taken import take_rows
+from scalelatent import (
+    CapsuleRegression,
+    ConditionalRBM,
+    Dataset,
+    MultilayerBootstrapNetwork,
+    Search,
+)
+from scalelatent.contract.kinds import KINDS, NO_JOBS
+from scalelatent.data.read.taken import take_rows
 from scalelatent.errors import DataError
-from scalelatent.estimators.registry import KINDS, NO_JOBS
-from scalelatent.estimators.search_candidates import find_folds
+from scalelatent.search.candidates import find_folds
 from tests.estimators.crbm_cases import Pair
 from tests.helpers import InterruptAt, Log
 
@@ -53,7 +59,7 @@ def test_a_search_is_the_fits_and_scores_alone(kind: str, rows: dict[str, Arrays
             train, test = np.sort(train), np.sort(test)
             alone = clone(base).set_params(**{name: value}).fit(x[train], y[train])
             if kind == "mbn":
-                from scalelatent.evaluation.outputs import score_clusters
+                from scalelatent.evaluation.output_scores import score_clusters
 
                 expected = score_clusters(alone, Dataset.from_arrays(x[test], y[test]))["nmi"]
             else:

@@ -73,7 +73,7 @@ def test_online_candidates_are_checked_before_any_work(digits: Arrays, tmp_path:
 def test_numbers_that_run_away_end_their_candidate_alone(
     digits: Arrays, held_out: Arrays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from scalelatent.models.capsule.online import CapsuleStepwise
+    from scalelatent.models.capsule.model.online import CapsuleStepwise
 
     def burst(self: Any, *given: Any) -> Any:
         raise FloatingPointError("the log-loss of member(s) [0] is not finite in step 1")

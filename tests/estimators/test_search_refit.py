@@ -11,8 +11,8 @@ import pytest
 from sklearn.base import clone
 
 from scalelatent import CapsuleRegression, Dataset, Search
-from scalelatent.data.store import locate
 from scalelatent.errors import DataError
+from scalelatent.storage.disk import locate
 
 Arrays = tuple[np.ndarray, np.ndarray]
 SMALL = {"block_rows": 32, "leaf_rows": 64}

@@ -12,7 +12,13 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from scalelatent import CapsuleRegression, ConditionalRBM, MultilayerBootstrapNetwork, Search, load_model
+from scalelatent import (
+    CapsuleRegression,
+    ConditionalRBM,
+    MultilayerBootstrapNetwork,
+    Search,
+    load_model,
+)
 from scalelatent.errors import DataError
 from scalelatent.estimators.numbers import tell_cut
 

@@ -24,9 +24,9 @@ import pytest
 
 import scalelatent as sl
 from scalelatent.data import append_rows
-from scalelatent.data.store import LocalLocation
 from scalelatent.engine import cache, inprocess
 from scalelatent.errors import ScalelatentError
+from scalelatent.storage.disk import LocalLocation
 from tests.helpers import InterruptAt
 
 MODELS: dict[str, Callable[[], Any]] = {

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.models.capsule import reference
-from scalelatent.models.capsule.members import build_members
-from scalelatent.models.capsule.squash import squash_table
+from scalelatent.models.capsule.kernels import reference
+from scalelatent.models.capsule.kernels.squash import squash_table
+from scalelatent.models.capsule.model.members import build_members
 
 # Largest error over the largest residual: the table is good to 1e-12, which 1/P magnifies; float32 h rounds
 # itself.

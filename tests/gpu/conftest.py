@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scalelatent.models._cuda import Kernels
+from scalelatent.kernels.cuda import Kernels
 
 HERE = Path(__file__).resolve().parent
 
@@ -39,7 +39,7 @@ def cases():
 
 @pytest.fixture(scope="session")
 def cuda_text() -> str:
-    return Kernels("scalelatent.models.capsule").text
+    return Kernels("scalelatent.models.capsule.kernels").text
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +51,7 @@ def emulate(tmp_path_factory):
 
     @cache
     def compiled(model: str):
-        text = Kernels(f"scalelatent.models.{model}").text
+        text = Kernels(f"scalelatent.models.{model}.kernels").text
         return emulation.Emulated(text, tmp_path_factory.mktemp(f"emulated_{model}"))
 
     return compiled
@@ -67,7 +67,7 @@ def _forget_bodies() -> None:
     from scalelatent.engine import backend
 
     backend.find_kernel.cache_clear()
-    bodies = [name for name in sys.modules if re.fullmatch(r"scalelatent\.models\.\w+\.gpu", name)]
+    bodies = [name for name in sys.modules if re.fullmatch(r"scalelatent\.models\.\w+\.kernels\.gpu", name)]
     for name in (*bodies, "scalelatent.engine.device"):
         module = sys.modules.pop(name, None)
         parent, _, child = name.rpartition(".")

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "benchmarks" / "gpu_capsule.py"
-CUDA_FILE = ROOT / "scalelatent" / "models" / "capsule" / "gpu.cu"
+CUDA_FILE = ROOT / "scalelatent" / "models" / "capsule" / "kernels" / "gpu.cu"
 # A bare GPU machine has numpy, scipy, numba and CuPy; anything else that is asked for fails there, and here.
 ABSENT = (
     "zarr dask distributed sklearn pydantic typer rich bokeh fsspec psutil threadpoolctl matplotlib jinja2"

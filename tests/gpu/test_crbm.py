@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from scalelatent.models._cuda import Kernels
-from scalelatent.models.crbm import reference
-from scalelatent.models.crbm.reference import sigmoid
+from scalelatent.kernels.cuda import Kernels
+from scalelatent.models.crbm.kernels import reference
+from scalelatent.models.crbm.kernels.reference import sigmoid
 
 METHODS = ("sum_product", "mixed_product", "max_product", "mean_field")
 KEPT = {"sum_product_kept", "max_product_kept"}
@@ -26,12 +26,12 @@ def emulated(emulate):
 
 @pytest.fixture
 def emulated_gpu(fake):
-    return importlib.import_module("scalelatent.models.crbm.gpu")
+    return importlib.import_module("scalelatent.models.crbm.kernels.gpu")
 
 
 @pytest.fixture
 def real_gpu(real):
-    return importlib.import_module("scalelatent.models.crbm.gpu")
+    return importlib.import_module("scalelatent.models.crbm.kernels.gpu")
 
 
 def draw(v: int, h: int, rows: int, scale: float) -> tuple[np.ndarray, ...]:
@@ -71,7 +71,7 @@ def check_pairs(gpu, v: int, h: int, rows: int, tol: float | None, dtype: str, s
 
 
 def test_the_text_names_its_kernels(load_helper) -> None:
-    text = Kernels("scalelatent.models.crbm", 256).text
+    text = Kernels("scalelatent.models.crbm.kernels", 256).text
     assert set(load_helper("emulation").kernel_names(text)) == {f"crbm_{name}" for name in NAMES}
 
 

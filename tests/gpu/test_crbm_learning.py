@@ -12,7 +12,7 @@ import scipy.sparse
 from numpy.testing import assert_allclose
 
 import scalelatent as sl
-from scalelatent.models.crbm.learners import LEARNERS
+from scalelatent.models.crbm.model.negative_phases import LEARNERS
 
 N_VISIBLE, ROWS = 9, 16
 
@@ -25,7 +25,7 @@ def emulated(emulate):
 @pytest.fixture
 def clustered(fake, monkeypatch):
     """Clusters of thread blocks work on these small graphs, too."""
-    monkeypatch.setattr(importlib.import_module("scalelatent.models.crbm.gpu"), "CLUSTER_EDGES", 0)
+    monkeypatch.setattr(importlib.import_module("scalelatent.models.crbm.kernels.gpu"), "CLUSTER_EDGES", 0)
 
 
 def rows(sparse: bool = False):

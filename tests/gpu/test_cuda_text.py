@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 import scalelatent.models
-from scalelatent.models._cuda import Kernels
+from scalelatent.kernels.cuda import Kernels
 
 ARCHITECTURES = ("sm_80", "sm_90")
 # What CuPy adds to our own options.
 OPTIONS = ["--std=c++17", "-ftz=true", "--device-as-default-execution-space"]
-MODELS = sorted(path.parent.name for path in Path(scalelatent.models.__path__[0]).glob("*/gpu.cu"))
+MODELS = sorted(
+    path.parents[1].name for path in Path(scalelatent.models.__path__[0]).glob("*/kernels/gpu.cu")
+)
 
 
 def find_nvrtc() -> ctypes.CDLL | None:
@@ -83,7 +85,7 @@ def kernels(load_helper, cuda_text) -> list[str]:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("model", MODELS)
 def test_nvrtc_compiles_it(nvrtc, load_helper, model, architecture):
-    text = Kernels(f"scalelatent.models.{model}").text
+    text = Kernels(f"scalelatent.models.{model}.kernels").text
     names = load_helper("emulation").kernel_names(text)
     assert len(names) > 1
     status, log, binary = compile_by_nvrtc(nvrtc, text, [f"--gpu-architecture={architecture}", *OPTIONS])

@@ -10,7 +10,7 @@ import pytest
 
 import scalelatent as sl
 from scalelatent.errors import RunError
-from scalelatent.models.capsule.squash import squash_table
+from scalelatent.models.capsule.kernels.squash import squash_table
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_tables_move_once(backend, fake):
 
 
 def test_all_work_runs_on_the_instances_own_stream(backend, fake):
-    from scalelatent.models.capsule.moments import SecondMoments
+    from scalelatent.reductions.moments import SecondMoments
 
     fake.Stream(null=True).use()
     fake.LAUNCHED.clear()
@@ -240,7 +240,7 @@ def test_without_cupy_or_device_it_says_what_to_do(fake, monkeypatch):
 
 
 def _block(rows, features, weighted=False, classes=2, seed=0):
-    from scalelatent.models.base import Block
+    from scalelatent.contract.learners import Block
 
     rng = np.random.default_rng(seed)
     y = np.arange(rows, dtype=np.int32) % classes
@@ -249,7 +249,7 @@ def _block(rows, features, weighted=False, classes=2, seed=0):
 
 
 def _accumulate(reduction, block, backend, state=None):
-    from scalelatent.models.stats import Stats
+    from scalelatent.contract.stats import Stats
 
     stats = Stats.zeros(reduction.layout())
     reduction.accumulate(reduction.prepare(state, backend), block, stats)
@@ -260,7 +260,7 @@ def _accumulate(reduction, block, backend, state=None):
 @pytest.mark.parametrize("classes", [0, 3])
 def test_second_moments(backend, weighted, classes):
     from scalelatent.engine.backend import HostBackend
-    from scalelatent.models.capsule.moments import SecondMoments
+    from scalelatent.reductions.moments import SecondMoments
 
     block = _block(70, 5, weighted, classes or 2)
     reduction = SecondMoments(5, classes, np.array([1.0, 2.0, 0.5]) if classes and weighted else None)
@@ -273,9 +273,9 @@ def test_second_moments(backend, weighted, classes):
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_pass_and_its_predictions_equal_the_hosts(backend, architecture, nu, weighted):
     from scalelatent.engine.backend import HostBackend
-    from scalelatent.models.capsule.members import build_members
-    from scalelatent.models.capsule.model import CapsulePass, initial_state
-    from scalelatent.models.capsule.predict import CapsuleRows
+    from scalelatent.models.capsule.model.em import CapsulePass, initial_state
+    from scalelatent.models.capsule.model.members import build_members
+    from scalelatent.models.capsule.model.predict import CapsuleRows
 
     members = build_members(architecture, 4, 3)
     rng = np.random.default_rng(5)
@@ -322,8 +322,8 @@ def test_a_full_card_computes_a_pass_in_halves(fake, room):
     from scalelatent.engine.dask.pools import TOLERANCE
     from scalelatent.engine.device import CupyBackend
     from scalelatent.engine.passes import PassContext, Span, make_stage
-    from scalelatent.models.capsule.members import build_members
-    from scalelatent.models.capsule.model import CapsulePass, initial_state
+    from scalelatent.models.capsule.model.em import CapsulePass, initial_state
+    from scalelatent.models.capsule.model.members import build_members
 
     members = build_members("multiclass", 4, 3)
     block = _block(20_000, 6, classes=4)

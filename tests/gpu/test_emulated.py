@@ -8,13 +8,13 @@ from itertools import product
 import numpy as np
 import pytest
 
-from scalelatent.models.capsule import reference
-from scalelatent.models.capsule.squash import squash_table
+from scalelatent.models.capsule.kernels import reference
+from scalelatent.models.capsule.kernels.squash import squash_table
 
 
 @pytest.fixture
 def gpu(fake):
-    return importlib.import_module("scalelatent.models.capsule.gpu")
+    return importlib.import_module("scalelatent.models.capsule.kernels.gpu")
 
 
 @pytest.mark.parametrize("nu", [0.0, 0.8])

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scalelatent.models._cuda import Kernels
-from scalelatent.models.csr import CsrRows
-from scalelatent.models.mbn import reference
-from scalelatent.models.mbn.cpu import dense
+from scalelatent.kernels.cuda import Kernels
+from scalelatent.kernels.sparse_rows import CsrRows
+from scalelatent.models.mbn.kernels import reference
+from scalelatent.models.mbn.kernels.cpu import dense
 from tests.helpers import csr_rows
 
 KERNELS = {"mbn_gather_f32", "mbn_gather_u8", "mbn_best", "mbn_decide", "mbn_sparse", "mbn_count"}
@@ -24,12 +24,12 @@ def emulated(emulate):
 
 @pytest.fixture(scope="session")
 def cuda_text() -> str:
-    return Kernels("scalelatent.models.mbn").text
+    return Kernels("scalelatent.models.mbn.kernels").text
 
 
 @pytest.fixture
 def gpu(fake):
-    return importlib.import_module("scalelatent.models.mbn.gpu")
+    return importlib.import_module("scalelatent.models.mbn.kernels.gpu")
 
 
 @pytest.mark.parametrize("metric", reference.METRICS)
@@ -132,11 +132,11 @@ def test_every_kernel_is_launched_with_what_it_declares(fake, gpu, emulated, cud
 @pytest.mark.parametrize("dtype", ["i1", "u1", "u2", "f4", "f8"])
 def test_a_block_is_moved_and_converted_once_for_all_clusterings(fake, dtype, csr):
     """Codes of two layers by the card's backend are those of the processor."""
+    from scalelatent.contract.learners import Block
     from scalelatent.engine.backend import HostBackend
     from scalelatent.engine.device import CupyBackend
-    from scalelatent.models.base import Block
-    from scalelatent.models.mbn.layers import ArraySets, make_layers
-    from scalelatent.models.mbn.model import LayerCoder, ready_rows
+    from scalelatent.models.mbn.model.layers import ArraySets, make_layers
+    from scalelatent.models.mbn.model.network import LayerCoder, ready_rows
 
     x = np.random.default_rng(1).integers(1, 99, (40, 9)).astype(dtype)
     options = {"n_features": 9, "n_clusterings": 4, "fraction": 0.6, "metric": "euclidean", "seed": 3}

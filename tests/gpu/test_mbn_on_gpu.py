@@ -8,17 +8,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scalelatent.models.csr import CsrRows
-from scalelatent.models.mbn import reference
-from scalelatent.models.mbn.cpu import dense, sparse
-from scalelatent.models.mbn.cpu import lists as by_lists
+from scalelatent.kernels.sparse_rows import CsrRows
+from scalelatent.models.mbn.kernels import reference
+from scalelatent.models.mbn.kernels.cpu import dense, sparse
+from scalelatent.models.mbn.kernels.cpu import lists as by_lists
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
 def gpu(real):
-    from scalelatent.models.mbn import gpu
+    from scalelatent.models.mbn.kernels import gpu
 
     return gpu
 

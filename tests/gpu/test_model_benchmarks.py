@@ -20,9 +20,9 @@ from pathlib import Path
 sys.path[:0] = [{str(ROOT / "benchmarks")!r}, {str(Path(__file__).parent)!r}]
 import emulation
 import fake_cupy
-from scalelatent.models._cuda import Kernels
+from scalelatent.kernels.cuda import Kernels
 model, folder = sys.argv.pop(), Path(sys.argv.pop())
-fake_cupy.install(emulation.Emulated(Kernels(f"scalelatent.models.{{model}}").text, folder))
+fake_cupy.install(emulation.Emulated(Kernels(f"scalelatent.models.{{model}}.kernels").text, folder))
 sys.argv[0] = f"gpu_{{model}}.py"
 runpy.run_path(f"{ROOT}/benchmarks/gpu_{{model}}.py", run_name='__main__')
 """

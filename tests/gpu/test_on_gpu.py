@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 import scalelatent as sl
-from scalelatent.models.capsule import reference
-from scalelatent.models.capsule.squash import squash_table
+from scalelatent.models.capsule.kernels import reference
+from scalelatent.models.capsule.kernels.squash import squash_table
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
 def gpu(real):
-    from scalelatent.models.capsule import gpu
+    from scalelatent.models.capsule.kernels import gpu
 
     return gpu
 

@@ -16,8 +16,8 @@ import scalelatent as sl
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.dask.pools import TOLERANCE
 from scalelatent.engine.passes import PassContext, Span, make_stage, split_vector
-from scalelatent.models.capsule.members import build_members
-from scalelatent.models.capsule.model import CapsulePass, initial_state
+from scalelatent.models.capsule.model.em import CapsulePass, initial_state
+from scalelatent.models.capsule.model.members import build_members
 from tests.helpers import Log
 
 pytestmark = pytest.mark.gpu

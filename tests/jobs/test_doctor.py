@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from scalelatent.jobs import doctor, warm
+from scalelatent.deploy import doctor
+from scalelatent.jobs import warm
 
 
 def by_check(findings):

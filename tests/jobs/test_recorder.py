@@ -17,12 +17,12 @@ from scalelatent.cli import app
 from scalelatent.engine.companions import FitCall
 from scalelatent.errors import RunError
 from scalelatent.estimators import base
-from scalelatent.estimators import search as searching
 from scalelatent.jobs.recorder import job_of, python_only, recorded
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.runner import build_estimator
 from scalelatent.jobs.searching import make_search
 from scalelatent.monitor import publish
+from scalelatent.search import search as searching
 
 X, Y = np.random.default_rng(0).normal(size=(80, 6)), np.arange(80) % 2
 

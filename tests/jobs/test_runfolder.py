@@ -11,10 +11,10 @@ import time
 import pytest
 
 from scalelatent.errors import JobError, RunError, ScalelatentError
-from scalelatent.jobs import lock as lock_module
-from scalelatent.jobs.lock import FolderLock
 from scalelatent.jobs.runfolder import RunFolder, is_run_folder
 from scalelatent.jobs.spec import DataSection, Job, JobSection
+from scalelatent.storage import run_lock as lock_module
+from scalelatent.storage.run_lock import FolderLock
 
 
 @pytest.fixture

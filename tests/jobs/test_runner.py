@@ -16,7 +16,7 @@ from scalelatent import Dataset
 from scalelatent.engine.callbacks import Callback
 from scalelatent.errors import DataError, JobError, RunError
 from scalelatent.jobs import runner
-from scalelatent.jobs.news import warnings_told
+from scalelatent.jobs.driver_news import warnings_told
 from scalelatent.jobs.resolve import load_job, resolve
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.runner import run_job, run_new_job
@@ -289,7 +289,8 @@ def test_a_folder_that_another_driver_has_taken_up_is_not_removed(workplace, fak
 
 @pytest.mark.parametrize("trouble", ["silence", "closed"])
 def test_workers_that_do_not_answer_do_not_hold_the_run(monkeypatch, trouble):
-    from scalelatent.jobs import asking, workers
+    from scalelatent.deploy import asking
+    from scalelatent.jobs import cluster_workers as workers
 
     monkeypatch.setattr(asking, "ASK_SECONDS", 0.05)
     never = threading.Event()

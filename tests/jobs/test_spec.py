@@ -143,7 +143,7 @@ def test_resume_may_change_what_a_model_leaves_free():
 
 
 def test_unknown_kind():
-    from scalelatent.estimators.registry import constructor_parameters
+    from scalelatent.contract.kinds import constructor_parameters
 
     with pytest.raises(JobError, match="capsul"):
         constructor_parameters("capsul")
@@ -152,7 +152,7 @@ def test_unknown_kind():
 
 
 def test_a_kind_that_only_python_fits():
-    from scalelatent.estimators.registry import constructor_parameters, get_estimator
+    from scalelatent.contract.kinds import constructor_parameters, get_estimator
 
     with pytest.raises(
         JobError, match=r"not fitted by jobs: in Python, scalelatent\.CompressiveMBN\(\)\.fit"

@@ -8,18 +8,19 @@ import time
 
 import pytest
 
-from scalelatent.data.store import locate
+from scalelatent.deploy.handshake import Difference, check_versions, differences
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.threads import within
 from scalelatent.errors import JobError, RunError
-from scalelatent.jobs import control, news
-from scalelatent.jobs.handshake import Difference, check_versions, differences
+from scalelatent.jobs import control
+from scalelatent.jobs import driver_news as news
 from scalelatent.jobs.interrupt import StopRequest, ask_cancel, cancel_asked, stop_on_cancel
 from scalelatent.jobs.preflight import _check_dataset
 from scalelatent.jobs.resolve import load_job
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.runner import run_job
 from scalelatent.monitor.times import epoch_seconds
+from scalelatent.storage.disk import locate
 
 
 @pytest.fixture
@@ -281,14 +282,14 @@ class Answers:
         return self._answers[0]
 
     def get_versions(self, packages):
-        from scalelatent._versions import versions
+        from scalelatent.deploy.versions import versions
 
         told = {"packages": versions() | {"scalelatent": "0.0"}}
         return {"scheduler": told, "workers": dict.fromkeys(self._answers[1], told), "client": told}
 
 
 def test_differences_of_versions():
-    from scalelatent._versions import versions
+    from scalelatent.deploy.versions import versions
 
     same = versions()
     assert differences(Answers(same, a=same, b=same)) == []

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelatent.models.stats import Layout, Stats
+from scalelatent.contract.stats import Layout, Stats
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 LAYOUTS = st.lists(SHAPES, min_size=1, max_size=4).map(

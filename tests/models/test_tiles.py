@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelatent._numba import kernel
-from scalelatent.models import tiles
+from scalelatent.kernels import tiles
+from scalelatent.kernels.jit import kernel
 
 ROWS = [1, 2, 7, 8, 9, 15, 16, 127, 128]
 WIDTHS = [1, 7, 8, 9, 11, 16, 23, 24, 25, 31, 32, 47, 48, 49, 55, 196]

@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from scalelatent._numba import kernel
 from scalelatent.engine.backend import make_backend
-from scalelatent.models import tiles
-from scalelatent.models.crbm.cpu.coupling import make_coupling
-from scalelatent.models.crbm.cpu.mean_field import mean_field
-from scalelatent.models.crbm.cpu.sum_product import sum_product_pairs
-from scalelatent.models.crbm.model import nll_of_units
-from scalelatent.models.crbm.products import add_outer_less, affine, climb_outer
-from scalelatent.models.crbm.update import Pace, Way
-from scalelatent.models.csr import CsrRows
-from scalelatent.models.mbn.cpu.dense import make_bank, nearest
-from scalelatent.models.mbn.cpu.sparse import make_sparse_bank, nearest_sparse
-from scalelatent.models.vectors import LANES
+from scalelatent.kernels import tiles
+from scalelatent.kernels.jit import kernel
+from scalelatent.kernels.sparse_rows import CsrRows
+from scalelatent.kernels.vectors import LANES
+from scalelatent.models.crbm.kernels.cpu.coupling import make_coupling
+from scalelatent.models.crbm.kernels.cpu.mean_field import mean_field
+from scalelatent.models.crbm.kernels.cpu.sum_product import sum_product_pairs
+from scalelatent.models.crbm.kernels.products import add_outer_less, affine, climb_outer
+from scalelatent.models.crbm.kernels.update import Pace, Way
+from scalelatent.models.crbm.model.energy import nll_of_units
+from scalelatent.models.mbn.kernels.cpu.dense import make_bank, nearest
+from scalelatent.models.mbn.kernels.cpu.sparse import make_sparse_bank, nearest_sparse
 
 WIDTHS = (1, 8, 15, 16, 17, 31, 33, 47, 48, 49, 97, 196)
 

@@ -64,7 +64,7 @@ def tls_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 def tls_client(tls_cluster: dict[str, Any]) -> Iterator[Any]:
     from distributed import Client
 
-    from scalelatent.engine.dask.security import security_from
+    from scalelatent.deploy.security import security_from
 
     with Client(
         tls_cluster["scheduler"],

@@ -11,11 +11,10 @@ import time
 import psutil
 import pytest
 
-from scalelatent.engine.dask import cluster as clusters
-from scalelatent.engine.dask import workers
-from scalelatent.engine.dask.certificates import make_certificates
+from scalelatent.deploy import clusters, serving
+from scalelatent.deploy import worker_processes as workers
+from scalelatent.deploy.certificates import make_certificates
 from scalelatent.errors import JobError
-from scalelatent.jobs import serving
 
 pytestmark = pytest.mark.cluster
 
@@ -48,7 +47,7 @@ def test_pools_and_devices_of_workers(tls_client):
 
         import numba
 
-        from scalelatent.engine.dask.workers import PIN
+        from scalelatent.deploy.worker_processes import PIN
 
         return {name: os.environ.get(name) for name in (*PIN, "CUDA_VISIBLE_DEVICES")} | {
             "numba": str(numba.config.NUMBA_NUM_THREADS)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scalelatent.jobs import doctor_cluster as doctor
+from scalelatent.deploy import doctor_cluster as doctor
 
 GIB = 2**30
 SCHEDULER = {
@@ -167,7 +167,7 @@ def test_a_worker_that_hangs_is_named(tls_client, tls_cluster, monkeypatch):
 
 @pytest.mark.cluster
 def test_the_command(tls_cluster, tmp_path):
-    pytest.importorskip("scalelatent.jobs.connection")
+    pytest.importorskip("scalelatent.deploy.connection")
     import json
 
     from typer.testing import CliRunner

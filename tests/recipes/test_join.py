@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from scalelatent.engine.dask.workers import run_workers
+from scalelatent.deploy.serving import address_from
+from scalelatent.deploy.worker_processes import run_workers
 from scalelatent.errors import JobError
-from scalelatent.jobs.serving import address_from
 
 pytest.importorskip("cryptography")
 pytestmark = pytest.mark.cluster
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_workers_join_and_end_with_the_scheduler(up, tmp_path):
     from distributed import Client
 
-    from scalelatent.engine.dask.security import security_from
+    from scalelatent.deploy.security import security_from
 
     file, folder = tmp_path / "scheduler.json", tmp_path / "tls"
     join = [

@@ -14,7 +14,7 @@ import pytest
 import typer.main
 
 from scalelatent.cli import app
-from scalelatent.engine.dask import workers
+from scalelatent.deploy import worker_processes as workers
 
 yaml = pytest.importorskip("yaml")
 CLUSTER = Path(__file__).resolve().parents[2] / "cluster"
@@ -48,7 +48,7 @@ def test_dask_configuration_gives_every_role_a_certificate(tmp_path):
     import dask
     from distributed import Security
 
-    from scalelatent.engine.dask.certificates import make_certificates
+    from scalelatent.deploy.certificates import make_certificates
 
     made = make_certificates(tmp_path)
     text = (CLUSTER / "dask.yaml").read_text().replace("/tls/", f"{tmp_path}/")

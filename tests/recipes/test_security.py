@@ -8,11 +8,11 @@ import stat
 import dask
 import pytest
 
-from scalelatent.engine.dask.security import security_from, tls_files, tls_options
+from scalelatent.deploy.security import security_from, tls_files, tls_options
 from scalelatent.errors import JobError
 
 pytest.importorskip("cryptography")
-from scalelatent.engine.dask.certificates import FILES, make_certificates
+from scalelatent.deploy.certificates import FILES, make_certificates
 
 
 @pytest.fixture(scope="module")

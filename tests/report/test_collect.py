@@ -10,8 +10,8 @@ import pytest
 from scalelatent import CapsuleRegression, Dataset, open_dataset
 from scalelatent.data import create_dataset
 from scalelatent.errors import DataError
-from scalelatent.report.collect import BLOCK_BYTES, block_rows, collect_evidence
-from scalelatent.report.wiring import wiring_of
+from scalelatent.models.capsule.report_collect import BLOCK_BYTES, block_rows, collect_evidence
+from scalelatent.models.capsule.report_wiring import wiring_of
 
 SMALL_BLOCKS = 40_000  # bytes: a few dozen rows, so that blocks and their edges matter
 

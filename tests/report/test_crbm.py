@@ -11,15 +11,20 @@ import numpy as np
 import pytest
 
 from scalelatent import ConditionalRBM, Dataset
-from scalelatent.data.corruption import corrupt
-from scalelatent.data.digits import base_digits
-from scalelatent.data.store import locate
 from scalelatent.errors import DataError
 from scalelatent.evaluation import OutputErrors, all_error, changed_error, occlusion_errors
+from scalelatent.generators.digits import base_digits
+from scalelatent.kernels.corruption import corrupt
+from scalelatent.models.crbm.report import collect_rbm, rbm_numbers
+from scalelatent.models.crbm.report_figures import (
+    plot_convergence,
+    plot_learning,
+    plot_occlusion,
+    plot_restored,
+)
 from scalelatent.report import build_report
-from scalelatent.report.crbm import collect_rbm, rbm_numbers
-from scalelatent.report.crbm_figures import plot_convergence, plot_learning, plot_occlusion, plot_restored
 from scalelatent.report.runfiles import RunFiles
+from scalelatent.storage.disk import locate
 
 V = (base_digits()[0][:260] > 127).astype(np.uint8)
 NOISE: dict[str, Any] = {"kind": "flip", "rate": 0.1}
@@ -70,7 +75,7 @@ def test_the_page_of_a_model_that_restores(tmp_path: Path, source: str) -> None:
 def test_a_sample_is_told_and_the_exact_score_goes_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scalelatent.report.crbm._rows_worth", lambda model: 50)
+    monkeypatch.setattr("scalelatent.models.crbm.report._rows_worth", lambda model: 50)
     model, data = fitted("corruption"), Dataset.from_arrays(V)
     sampled = collect_rbm(model, data).errors
     run = RunFiles(locate(tmp_path), history=[])

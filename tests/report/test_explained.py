@@ -13,9 +13,10 @@ import scipy.stats
 from sklearn.datasets import load_digits
 
 from scalelatent import CapsuleRegression, ConditionalRBM, Dataset, MultilayerBootstrapNetwork
+from scalelatent.models.capsule.report_tallies import Confusion, Reliability
+from scalelatent.models.crbm.report import RbmEvidence, collect_rbm, rbm_numbers
 from scalelatent.report import build_report
 from scalelatent.report.build import _confusion_text
-from scalelatent.report.crbm import RbmEvidence, collect_rbm, rbm_numbers
 from scalelatent.report.explained import (
     calibration_text,
     error_text,
@@ -26,7 +27,6 @@ from scalelatent.report.explained import (
 )
 from scalelatent.report.figures import plot_history
 from scalelatent.report.runfiles import RunFiles, read_run
-from scalelatent.report.tallies import Confusion, Reliability
 
 
 def run_of(folder: Path, data: dict[str, Any], **event: Any) -> RunFiles:

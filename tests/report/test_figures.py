@@ -10,10 +10,22 @@ import pytest
 from matplotlib.colors import to_hex
 
 from scalelatent.errors import DataError
+from scalelatent.models.capsule.report_latents import leading_plane, plot_latents
 from scalelatent.report import error_by_dimension, plot_error_by_dimension
-from scalelatent.report.figures import plot_confusion, plot_history, plot_reliability, plot_votes, rounds_of
-from scalelatent.report.latents import leading_plane, plot_latents
-from scalelatent.report.pictures import classes_across, image_shape, plot_mistakes, plot_prototypes, tone_of
+from scalelatent.report.figures import (
+    plot_confusion,
+    plot_history,
+    plot_reliability,
+    plot_votes,
+    rounds_of,
+)
+from scalelatent.report.pictures import (
+    classes_across,
+    image_shape,
+    plot_mistakes,
+    plot_prototypes,
+    tone_of,
+)
 from scalelatent.report.style import class_style, png_bytes
 
 PNG = b"\x89PNG"

@@ -15,11 +15,12 @@ from sklearn.datasets import load_digits
 
 from scalelatent import Dataset, MultilayerBootstrapNetwork
 from scalelatent.errors import DataError
-from scalelatent.evaluation import outputs, retrieval_accuracy, score_clusters
+from scalelatent.evaluation import output_scores as outputs
+from scalelatent.evaluation import retrieval_accuracy, score_clusters
 from scalelatent.jobs.scoring import score_dataset
-from scalelatent.report import build_report, mbn
-from scalelatent.report.mbn import collect_network, network_numbers, network_pictures
-from scalelatent.report.mbn_figures import (
+from scalelatent.models.mbn import report as mbn
+from scalelatent.models.mbn.report import collect_network, network_numbers, network_pictures
+from scalelatent.models.mbn.report_figures import (
     Sweep,
     plot_layers,
     plot_outlier,
@@ -27,7 +28,8 @@ from scalelatent.report.mbn_figures import (
     plot_retrieval,
     plot_sweeps,
 )
-from scalelatent.report.mbn_synthetic import SHAPES, outlier_example, synthetic_points
+from scalelatent.models.mbn.report_synthetic import SHAPES, outlier_example, synthetic_points
+from scalelatent.report import build_report
 from scalelatent.report.runfiles import read_run
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from scalelatent.data.store import locate
 from scalelatent.report.build import _history_of_best
 from scalelatent.report.runfiles import RunFiles
 from scalelatent.report.searches import candidates_picture, candidates_table
+from scalelatent.storage.disk import locate
 
 
 def _candidate(rank: int, score: float | None, **more: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("moto")
 pytest.importorskip("s3fs")
 
-from scalelatent.data import objects
+from scalelatent.storage import objects
 
 from .server import Door, serving
 

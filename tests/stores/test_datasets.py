@@ -11,10 +11,10 @@ import pytest
 
 from scalelatent import Dataset
 from scalelatent.data import create_dataset, import_npz, make_digits, open_dataset
-from scalelatent.data.store import locate
 from scalelatent.engine.ahead import iter_blocks
 from scalelatent.engine.reading import Meter, Reader
 from scalelatent.errors import DataError
+from scalelatent.storage.disk import locate
 
 from .conftest import S3
 

@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 
 import scalelatent as sl
 from scalelatent.cli import app
-from scalelatent.data.store import locate
 from scalelatent.errors import DataError, JobError, RunError
 from scalelatent.jobs.resolve import load_job, resolve
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.runner import run_job, run_new_job
 from scalelatent.jobs.runs import find_runs
+from scalelatent.storage.disk import locate
 
 from .conftest import S3, SECRET
 
@@ -255,7 +255,7 @@ def test_an_object_lost_in_mid_run_is_named_and_the_run_kept(s3: S3, base: str, 
 
 LOSE_CREDENTIALS = """
 import os
-from scalelatent.data import objects
+from scalelatent.storage import objects
 for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
     del os.environ[name]
 objects.forget_connections()
@@ -296,7 +296,7 @@ def test_a_run_folder_that_cannot_be(s3: S3, tmp_path: Path) -> None:
 
 
 def test_the_doctor_looks_at_a_store(s3: S3) -> None:
-    from scalelatent.jobs.doctor import examine
+    from scalelatent.deploy.doctor import examine
 
     def folder(url: str) -> Any:
         return next(finding for finding in examine(url) if finding.check == "folder")

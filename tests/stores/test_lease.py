@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from scalelatent.data.store import locate
 from scalelatent.errors import RunError, StoreError
-from scalelatent.jobs import lease as lease_module
-from scalelatent.jobs.lease import ObjectLock
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.spec import DataSection, Job, JobSection
+from scalelatent.storage import lease as lease_module
+from scalelatent.storage.disk import locate
+from scalelatent.storage.lease import ObjectLock
 
 from .conftest import S3
 
@@ -107,8 +107,8 @@ def test_a_dead_process_of_this_machine_is_seen_at_once(s3: S3) -> None:
     url = s3.at("run")
     script = (
         "import os, signal\n"
-        "from scalelatent.data.store import locate\n"
-        "from scalelatent.jobs.lease import ObjectLock\n"
+        "from scalelatent.storage.disk import locate\n"
+        "from scalelatent.storage.lease import ObjectLock\n"
         f"ObjectLock(locate({url!r})).acquire()\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

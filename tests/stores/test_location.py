@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from scalelatent.data.linelog import LineLog
-from scalelatent.data.store import locate
 from scalelatent.errors import ScalelatentError, StoreError
+from scalelatent.storage.disk import locate
+from scalelatent.storage.linelog import LineLog
 
 from .conftest import S3, SECRET
 
@@ -85,7 +85,7 @@ def test_what_takes_over_is_whole_or_not_there(anywhere: str) -> None:
 
 @pytest.mark.parametrize("bytes_a_segment", [64 << 10, 30])
 def test_logs(anywhere: str, bytes_a_segment: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scalelatent.data.linelog.SEGMENT_BYTES", bytes_a_segment)
+    monkeypatch.setattr("scalelatent.storage.linelog.SEGMENT_BYTES", bytes_a_segment)
     place = locate(anywhere)
     place.make()
     log = LineLog(place, "log.jsonl")
@@ -162,7 +162,7 @@ def test_503_is_waited_out_and_told_when_it_lasts(s3: S3, monkeypatch: pytest.Mo
         assert [place.read(f"k{i}") for i in range(10)] == [bytes([i]) for i in range(10)]
         assert len(place.keys("")) == 10
     assert s3.door.turned_away > 3
-    monkeypatch.setattr("scalelatent.data.objects.RETRY_SECONDS", 0.3)
+    monkeypatch.setattr("scalelatent.storage.objects.RETRY_SECONDS", 0.3)
     with s3.door.turning_away(1.0), pytest.raises(StoreError) as error:
         place.read("k0")
     assert "x/k0: the store did not answer as it should in" in str(error.value)
@@ -170,7 +170,7 @@ def test_503_is_waited_out_and_told_when_it_lasts(s3: S3, monkeypatch: pytest.Mo
 
 
 def test_a_server_that_is_down(s3: S3, fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scalelatent.data import objects
+    from scalelatent.storage import objects
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setattr(objects, "RETRY_SECONDS", 0.2)
@@ -180,7 +180,7 @@ def test_a_server_that_is_down(s3: S3, fresh: None, monkeypatch: pytest.MonkeyPa
 
 
 def test_no_credentials(s3: S3, fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scalelatent.data import objects
+    from scalelatent.storage import objects
 
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -235,7 +235,7 @@ def test_a_package_that_is_not_installed_is_named(fresh: None, monkeypatch: pyte
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr(fsspec, "get_filesystem_class", absent)
-    from scalelatent.data import objects
+    from scalelatent.storage import objects
 
     objects.forget_connections()
     with pytest.raises(StoreError, match=r"pip install 'scalelatent\[s3\]'"):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import scalelatent as sl
-from scalelatent.data.store import locate
 from scalelatent.errors import DataError
+from scalelatent.storage.disk import locate
 
 from .conftest import S3
 

@@ -19,27 +19,27 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
+from scalelatent.contract.stats import Stats
+from scalelatent.deploy.clusters import current_job
 from scalelatent.engine.caching import choose_cache
 from scalelatent.engine.callbacks import Callback
+from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.executor import OnRows, StepResult
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import Span, Stage, spans_of, split_vector
 from scalelatent.engine.quarantine import Quarantine
 from scalelatent.engine.spans import plan_spans
-from scalelatent.engine.store import EngineStore
 from scalelatent.errors import RunError
-from scalelatent.models.stats import Stats
 
 from .attempts import run_to_end
-from .cluster import current_job
+from .cluster_pass import DaskPass
 from .failures import WAIT_SECONDS, error_of, guard_spans
 from .graph import Graph
 from .link import CALL_SECONDS, Link
 from .maps import run_map, save_lazy
-from .news import KERNELS, listener
-from .online import DaskSteps
-from .passes import DaskPass
 from .pools import Pools
+from .scheduler_news import KERNELS, listener
+from .steps import DaskSteps
 from .tasks import sees, task_merge
 from .trial import end_with_word
 from .watch import Watch

@@ -75,7 +75,7 @@ class Shards(Work):
 
 
 class MapShards(Shards):
-    """Shards of an :class:`~scalelatent.engine.outputs.OutputTask`.
+    """Shards of an :class:`~scalelatent.engine.output_shards.OutputTask`.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.data.grid import FAN_IN
+from scalelatent.engine.grid import FAN_IN
 from scalelatent.engine.passes import Span, Stage, cluster_task_seconds, seconds_per_row
 from scalelatent.errors import RunError, ScalelatentError
 

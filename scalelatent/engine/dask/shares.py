@@ -259,7 +259,7 @@ def cut(span: Any, grids: Mapping[str, Any], fan_in: int) -> list[Any]:
 
     Examples
     --------
-    >>> from scalelatent.data.grid import RowGrid
+    >>> from scalelatent.engine.grid import RowGrid
     >>> from scalelatent.engine.passes import Span
     >>> cut(Span("train", 1, 1), {"train": RowGrid(100, 10, 1)}, 8)
     [Span(part='train', level=0, index=8), Span(part='train', level=0, index=9)]

@@ -16,23 +16,32 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.data.store import locate
+from scalelatent.contract.stats import merge_vectors
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.cache import shared_cache
+from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.passes import PassContext, Span, Stage, split_vector, vector_length
 from scalelatent.engine.reading import Stopped
 from scalelatent.engine.spans import worth_saving
-from scalelatent.engine.store import EngineStore
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import RunError, ScalelatentError
-from scalelatent.models.stats import merge_vectors
+from scalelatent.storage.disk import locate
 
 from .aligned import aligned
 from .allocator import keep_pages
 from .hooks import offers_gpu
-from .news import as_message
 from .recent import RecentObjects
-from .worker_side import Fit, TaskStop, pace_news, run_of, span_news, tell, tell_cut, tell_of_kernels
+from .scheduler_news import as_message
+from .worker_side import (
+    Fit,
+    TaskStop,
+    pace_news,
+    run_of,
+    span_news,
+    tell,
+    tell_cut,
+    tell_of_kernels,
+)
 
 # (folder, id of the run, mark of the stage as it was last written): a folder that was removed and made again
 # is another run, and a stage may change when a run is resumed.
@@ -313,6 +322,6 @@ def load_map(ref: Ref, name: str) -> tuple[Any, Any]:
 
 
 def _read_map(ref: Ref, name: str) -> Any:
-    from scalelatent.engine.outputs import load_task
+    from scalelatent.engine.output_shards import load_task
 
     return load_task(EngineStore(*ref[:2]).read(f"result-{name}.rec"))

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.quarantine import BadShard
-from scalelatent.engine.store import EngineStore
 from scalelatent.errors import RunError
 
 from .failures import LeftOut, look_after

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.passes import Span
-from scalelatent.engine.store import EngineStore
 from scalelatent.errors import ScalelatentError
 
 from .tasks import Ref, context_of, load_map, open_store, stopping

@@ -7,12 +7,12 @@ import time
 from collections import OrderedDict
 from typing import Any
 
-from scalelatent._numba import observe
 from scalelatent.engine.compiling import kernel_event
 from scalelatent.engine.halving import cut_event
+from scalelatent.kernels.jit import observe
 
 from .hooks import call_later, task_wanted
-from .news import KERNELS, TOPIC
+from .scheduler_news import KERNELS, TOPIC
 
 # (topic, token of the pass, token of the driver): by which a driver knows the news of its own tasks.
 Fit = tuple[str, ...]

@@ -14,9 +14,9 @@ _MODULES = {
 }
 KERNELS = {
     f"crbm_{name}": {
-        "reference": f"scalelatent.models.crbm.reference:{name}",
-        "numba": f"scalelatent.models.crbm.cpu.{module}:{name}",
-        "cupy": f"scalelatent.models.crbm.gpu:{name}",
+        "reference": f"scalelatent.models.crbm.kernels.reference:{name}",
+        "numba": f"scalelatent.models.crbm.kernels.cpu.{module}:{name}",
+        "cupy": f"scalelatent.models.crbm.kernels.gpu:{name}",
     }
     for name, module in _MODULES.items()
 }

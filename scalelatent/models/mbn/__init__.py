@@ -14,16 +14,16 @@ _MODULES = {
 }
 KERNELS = {
     name: {
-        "reference": f"scalelatent.models.mbn.reference:{name.removeprefix('mbn_')}",
-        "numba": f"scalelatent.models.mbn.cpu.{module}:{name.removeprefix('mbn_')}",
-        "cupy": f"scalelatent.models.mbn.gpu:{name.removeprefix('mbn_')}",
+        "reference": f"scalelatent.models.mbn.kernels.reference:{name.removeprefix('mbn_')}",
+        "numba": f"scalelatent.models.mbn.kernels.cpu.{module}:{name.removeprefix('mbn_')}",
+        "cupy": f"scalelatent.models.mbn.kernels.gpu:{name.removeprefix('mbn_')}",
     }
     for name, module in _MODULES.items()
 }
 
 # Sums of a few numbers a code, bound by memory and under a hundredth of a fit: workers with a device compute
 # them on the host, where their order is fixed.
-_ONEHOT, _HOST = "scalelatent.models.mbn.onehot", "scalelatent.models.mbn.cpu.onehot"
+_ONEHOT, _HOST = "scalelatent.kernels.onehot", "scalelatent.kernels.onehot_compiled"
 
 KERNELS |= {
     f"mbn_{name}": {

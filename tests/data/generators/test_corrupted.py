@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from scalelatent.data import Dataset, make_corrupted, open_dataset
-from scalelatent.data.digits import base_digits
-from scalelatent.data.generators.corrupted import clean_url
-from scalelatent.data.generators.images import uniform
-from scalelatent.data.generators.kernels import flip_exactly, occlude
 from scalelatent.errors import DataError
+from scalelatent.generators.corrupted import clean_url
+from scalelatent.generators.digits import base_digits
+from scalelatent.generators.image_kernels import flip_exactly, occlude
+from scalelatent.generators.images import uniform
 
 IMAGES, LABELS = base_digits()
 BITS = (IMAGES > 127).astype("u1")

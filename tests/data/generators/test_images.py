@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelatent.data import DatasetWriter, image_set, image_set_of, make_images, open_dataset
-from scalelatent.data.generators import GENERATORS
-from scalelatent.data.generators.glyphs import LETTERS, SYMBOLS, TRAITS, bitmaps
-from scalelatent.data.generators.images import ImageSet
-from scalelatent.data.generators.options import DEFAULTS, VOCABULARY
-from scalelatent.data.make import generator_of, make_shard
 from scalelatent.errors import DataError
+from scalelatent.generators import GENERATORS
+from scalelatent.generators.glyphs import LETTERS, SYMBOLS, TRAITS, bitmaps
+from scalelatent.generators.images import ImageSet
+from scalelatent.generators.make import generator_of, make_shard
+from scalelatent.generators.options import DEFAULTS, VOCABULARY
 
 KINDS = sorted(DEFAULTS)
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -169,8 +169,8 @@ def test_traits_follow_their_network() -> None:
 
 
 def test_pixels_move_in_nine_ways_alike() -> None:
-    from scalelatent.data.generators.images import uniform
-    from scalelatent.data.generators.kernels import jitter_pixels
+    from scalelatent.generators.image_kernels import jitter_pixels
+    from scalelatent.generators.images import uniform
 
     images = np.zeros((9000, 5, 5), np.uint8)
     images[:, 2, 2] = 1

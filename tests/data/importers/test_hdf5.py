@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from scalelatent.data import import_hdf5, open_dataset
-from scalelatent.data.importers import hdf5
 from scalelatent.errors import DataError
+from scalelatent.importers import hdf5
 
 X = np.random.Generator(np.random.Philox(4)).integers(0, 256, (53, 5, 4)).astype("u1")
 Y = (np.arange(53) % 7).astype("i4")
@@ -243,7 +243,7 @@ def test_virtual_datasets_are_refused_unless_they_are_allowed_and_whole(tmp_path
 def test_sources_by_a_pattern_of_names_are_refused() -> None:
     from types import SimpleNamespace
 
-    from scalelatent.data.importers.hdf5_storage import check_storage
+    from scalelatent.importers.hdf5_storage import check_storage
 
     source = SimpleNamespace(file_name="day-%b.h5", dset_name="x")
     array: Any = SimpleNamespace(external=None, is_virtual=True, virtual_sources=lambda: [source])

@@ -18,8 +18,8 @@ from scipy.sparse import csr_array
 from sklearn.datasets import load_digits
 
 from scalelatent.data import fetch_named, import_named
-from scalelatent.data.importers.remote import ORIGINS, RemoteFile
 from scalelatent.errors import DataError
+from scalelatent.importers.remote import ORIGINS, RemoteFile
 
 RNG = np.random.Generator(np.random.Philox(8))
 

@@ -15,8 +15,8 @@ from scipy.io import savemat
 
 import scalelatent.data as data
 from scalelatent.data import Dataset, import_images, import_npy, open_dataset
-from scalelatent.data.importers.stream import ArrayRows, import_rows
 from scalelatent.errors import DataError
+from scalelatent.importers.stream import ArrayRows, import_rows
 
 ROWS = np.random.Generator(np.random.Philox(5)).integers(0, 256, (90, 6)).astype("u1")
 LABELS = np.array(["b", "a", "c"])[np.arange(90) % 3]

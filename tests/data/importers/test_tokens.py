@@ -154,7 +154,7 @@ def test_documents_without_any_stem_are_left_out_with_their_topics(
 
 
 def test_files_that_change_while_documents_are_left_out(with_empty, tmp_path: Path, monkeypatch) -> None:
-    from scalelatent.data.importers import tokens as module
+    from scalelatent.importers import tokens as module
 
     tokens, topics, _, _ = with_empty
     read, opened = module._documents_of, []

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.models.base import Block
-from scalelatent.models.capsule.members import build_members
-from scalelatent.models.capsule.model import CapsuleEM
+from scalelatent.contract.learners import Block
+from scalelatent.models.capsule.model.em import CapsuleEM
+from scalelatent.models.capsule.model.members import build_members
 
 ARCHITECTURES = ["multiclass", "one_vs_all", "all_vs_all"]
 P, CLASSES = 6, 3

@@ -8,14 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
-from scalelatent.models.base import Block
-from scalelatent.models.capsule.members import Members, build_members
-from scalelatent.models.capsule.model import RELATIVE_JITTER, CapsuleEM, CapsuleState, initial_state
-from scalelatent.models.capsule.moments import SecondMoments
-from scalelatent.models.capsule.reference import posterior_ratios, probabilities
-from scalelatent.models.capsule.start import random_start, schedule_arrays, subspace_start
-from scalelatent.models.stats import Stats
+from scalelatent.models.capsule.kernels.reference import posterior_ratios, probabilities
+from scalelatent.models.capsule.model.em import (
+    RELATIVE_JITTER,
+    CapsuleEM,
+    CapsuleState,
+    initial_state,
+)
+from scalelatent.models.capsule.model.members import Members, build_members
+from scalelatent.models.capsule.model.start import random_start, schedule_arrays, subspace_start
+from scalelatent.reductions.moments import SecondMoments
 
 P = 7
 

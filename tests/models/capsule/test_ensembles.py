@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
-from scalelatent.models.base import Block
-from scalelatent.models.capsule.members import Members, build_members
-from scalelatent.models.capsule.model import CapsuleEM, CapsuleState, initial_state
-from scalelatent.models.capsule.moments import SecondMoments
-from scalelatent.models.capsule.predict import CapsuleRows
-from scalelatent.models.capsule.start import schedule_arrays, subspace_start
-from scalelatent.models.stats import Stats
+from scalelatent.models.capsule.model.em import CapsuleEM, CapsuleState, initial_state
+from scalelatent.models.capsule.model.members import Members, build_members
+from scalelatent.models.capsule.model.predict import CapsuleRows
+from scalelatent.models.capsule.model.start import schedule_arrays, subspace_start
+from scalelatent.reductions.moments import SecondMoments
 
 X, Y = load_digits(return_X_y=True)
 X, Y = X[:400], Y[:400].astype(np.int32)
@@ -103,7 +103,7 @@ def _scores(
 @pytest.mark.parametrize("weights", ["fitted", "random"])
 @pytest.mark.parametrize("architecture", ["multiclass", "one_vs_all", "all_vs_all"])
 def test_scores_are_distributions_and_follow_the_rule_of_the_paper(architecture: str, weights: str) -> None:
-    from scalelatent.models.capsule.reference import probabilities
+    from scalelatent.models.capsule.kernels.reference import probabilities
 
     members = build_members(architecture, 10, 2)
     if weights == "fitted":

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelatent.engine.backend import make_backend
-from scalelatent.models import tiles
-from scalelatent.models.capsule.members import Members, build_members
-from scalelatent.models.capsule.squash import squash_table
+from scalelatent.kernels import tiles
+from scalelatent.models.capsule.kernels.squash import squash_table
+from scalelatent.models.capsule.model.members import Members, build_members
 
 ROWS = [0, 1, 7, 8, 127, 128, 129, 300]
 FEATURES = [3, 8, 11, 24, 25, 196]

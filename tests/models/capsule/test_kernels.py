@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelatent._numba import kernel
-from scalelatent.models.capsule import KERNELS, cpu, reference
-from scalelatent.models.capsule.members import Members, build_members
-from scalelatent.models.capsule.squash import squash_table
+from scalelatent.kernels.jit import kernel
+from scalelatent.models.capsule import KERNELS
+from scalelatent.models.capsule.kernels import cpu, reference
+from scalelatent.models.capsule.kernels.squash import squash_table
+from scalelatent.models.capsule.model.members import Members, build_members
 
 ROWS = [0, 1, 2, 255, 256, 257, 1000]
 CASES = {

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelatent.models.capsule.members import build_members
+from scalelatent.models.capsule.model.members import build_members
 
 ARCHITECTURE = st.sampled_from(["multiclass", "one_vs_all", "all_vs_all"])
 

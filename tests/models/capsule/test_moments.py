@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalelatent.contract.finite import find_nonfinite
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
-from scalelatent.models.base import Block
-from scalelatent.models.capsule.members import build_members
-from scalelatent.models.capsule.moments import (
+from scalelatent.models.capsule.model.members import build_members
+from scalelatent.models.capsule.model.start import random_start, subspace_start
+from scalelatent.reductions.moments import (
     NonFiniteError,
     Project,
     SecondMoments,
     leading_eigenvectors,
 )
-from scalelatent.models.capsule.start import random_start, subspace_start
-from scalelatent.models.finite import find_nonfinite
-from scalelatent.models.stats import Stats
 
 DTYPES = ["u1", "i2", "f4", "f8", "f2", "?"]
 

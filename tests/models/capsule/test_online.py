@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
-from scalelatent.models.base import Block
-from scalelatent.models.capsule import reference
-from scalelatent.models.capsule.incremental import CapsuleIncremental, incremental_state
-from scalelatent.models.capsule.model import initial_state
-from scalelatent.models.capsule.moments import NonFiniteError
-from scalelatent.models.capsule.online import AVERAGE_POWER, CapsuleStepwise, online_state
-from scalelatent.models.capsule.passive import CapsulePassiveAggressive
-from scalelatent.models.capsule.squash import squash_table
-from scalelatent.models.capsule.walk import walk
-from scalelatent.models.stats import Stats
+from scalelatent.models.capsule.kernels import reference
+from scalelatent.models.capsule.kernels.squash import squash_table
+from scalelatent.models.capsule.kernels.walk import walk
+from scalelatent.models.capsule.model.em import initial_state
+from scalelatent.models.capsule.model.incremental import CapsuleIncremental, incremental_state
+from scalelatent.models.capsule.model.online import AVERAGE_POWER, CapsuleStepwise, online_state
+from scalelatent.models.capsule.model.passive import CapsulePassiveAggressive
+from scalelatent.reductions.moments import NonFiniteError
 
 from .conftest import ARCHITECTURES, P, block, make
 
@@ -296,7 +296,7 @@ def test_a_leaf_of_many_kernel_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     whole, cut = (Stats.zeros(learner.layout()) for _ in range(2))
     visit(learner, state, block(data), None, whole)
-    monkeypatch.setattr("scalelatent.models.capsule.incremental.BLOCK_ROWS", 7)
+    monkeypatch.setattr("scalelatent.models.capsule.model.incremental.BLOCK_ROWS", 7)
     visit(learner, state, block(data), None, cut)
     np.testing.assert_allclose(cut.vector, whole.vector, rtol=1e-4, atol=1e-4)
 

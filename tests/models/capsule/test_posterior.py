@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelatent.models.capsule.reference import posterior_ratios, probabilities
-from scalelatent.models.capsule.squash import squash_table
+from scalelatent.models.capsule.kernels.reference import posterior_ratios, probabilities
+from scalelatent.models.capsule.kernels.squash import squash_table
 
 DRAWS = 200_000
 SIGMAS = 4.5  # of about 150 comparisons with fixed draws, none should lie further out by chance

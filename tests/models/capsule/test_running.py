@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scalelatent.contract.learners import Block
 from scalelatent.engine.backend import make_backend
-from scalelatent.models.base import Block
-from scalelatent.models.capsule import reference
-from scalelatent.models.capsule.members import build_members
-from scalelatent.models.capsule.running import RunningCapsule, StreamOptions
+from scalelatent.models.capsule.kernels import reference
+from scalelatent.models.capsule.model.members import build_members
+from scalelatent.models.capsule.model.running import RunningCapsule, StreamOptions
 
 from .conftest import ARCHITECTURES, CLASSES, P, make
 
@@ -76,7 +76,7 @@ def test_a_stream_learns(architecture: str, passive: bool) -> None:
     options, backend = replace(OPTIONS, passive=passive), make_backend("cpu")
     for i in range(600):
         running.learn(x[i : i + 1], y[i : i + 1], None, options, backend)
-    from scalelatent.models.capsule.predict import CapsuleRows
+    from scalelatent.models.capsule.model.predict import CapsuleRows
 
     scores = CapsuleRows(members, running.average, None, "probabilities")
     found = scores.apply(scores.prepare(backend), Block(x, None, None, 0)).argmax(axis=1)
@@ -85,7 +85,7 @@ def test_a_stream_learns(architecture: str, passive: bool) -> None:
 
 def test_the_start_is_of_subspaces_where_rows_suffice() -> None:
     data = make()
-    from scalelatent.models.capsule.start import subspace_start
+    from scalelatent.models.capsule.model.start import subspace_start
 
     counts = np.bincount(data.y).astype(float)
     x = data.x.astype(float)

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
-from scalelatent.models.base import Block
-from scalelatent.models.capsule.members import build_members
-from scalelatent.models.capsule.model import CapsuleEM, CapsuleState, initial_state
-from scalelatent.models.capsule.start import PAPER_SCHEDULE, schedule_arrays
-from scalelatent.models.stats import Stats
+from scalelatent.models.capsule.model.em import CapsuleEM, CapsuleState, initial_state
+from scalelatent.models.capsule.model.members import build_members
+from scalelatent.models.capsule.model.start import PAPER_SCHEDULE, schedule_arrays
 
 ROWS = 100.0
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.special import hyp1f1
 
-from scalelatent.models.capsule.squash import interpolating, squash_table
+from scalelatent.models.capsule.kernels.squash import interpolating, squash_table
 
 EXPONENTS = [0, 0.5, 1, 1.5, 2, 2.5, 5, 9.5, 10, 39, 64.5, 160, 320, 320.5, 1000]
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Stats
+from scalelatent.contract.targets import Targets
 from scalelatent.engine.backend import make_backend
-from scalelatent.models.base import Block
-from scalelatent.models.crbm.learners import LEARNERS
-from scalelatent.models.crbm.model import CrbmShape, Params
-from scalelatent.models.crbm.online import CrbmLearner
-from scalelatent.models.crbm.state import CrbmState
-from scalelatent.models.stats import Stats
-from scalelatent.models.targets import Targets
+from scalelatent.models.crbm.model.energy import CrbmShape, Params
+from scalelatent.models.crbm.model.negative_phases import LEARNERS
+from scalelatent.models.crbm.model.online import CrbmLearner
+from scalelatent.models.crbm.model.state import CrbmState
 
 
 def states(n: int) -> np.ndarray:

@@ -13,8 +13,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from scalelatent.engine.backend import find_kernel
 from scalelatent.models.crbm import KERNELS
-from scalelatent.models.crbm.inference import Inference, WeightError
-from scalelatent.models.crbm.reference import sigmoid
+from scalelatent.models.crbm.kernels.inference import Inference, WeightError
+from scalelatent.models.crbm.kernels.reference import sigmoid
 
 METHODS = ("sum_product", "mixed_product", "max_product", "mean_field")
 # One unit, not a whole vector, whole blocks, one more.

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
+from scalelatent.contract.learners import Block
 from scalelatent.engine.backend import make_backend
-from scalelatent.models.base import Block
-from scalelatent.models.crbm.gibbs import Uniforms, gibbs_marginals, gibbs_search, gibbs_steps
-from scalelatent.models.crbm.learners import LEARNERS
-from scalelatent.models.crbm.model import CrbmShape, Params
-from scalelatent.models.crbm.online import rows_of
-from scalelatent.models.csr import CsrRows
+from scalelatent.kernels.sparse_rows import CsrRows
+from scalelatent.models.crbm.model.energy import CrbmShape, Params
+from scalelatent.models.crbm.model.gibbs import Uniforms, gibbs_marginals, gibbs_search, gibbs_steps
+from scalelatent.models.crbm.model.negative_phases import LEARNERS
+from scalelatent.models.crbm.model.online import rows_of
 from tests.models.crbm.cases import (
     chain_stats,
     gradient,
@@ -111,7 +111,7 @@ def test_margin_learners_descend_their_loss(shape: CrbmShape, name: str, joint: 
     learner = make_learner(shape, name, cost=cost)
     np.testing.assert_allclose(gradient(learner, theta, rows), -slope(loss, theta), atol=1e-6)
     backend = make_backend("reference")
-    from scalelatent.models.stats import Stats
+    from scalelatent.contract.stats import Stats
 
     stats = Stats.zeros(learner.layout(), len(rows.x))
     learner.run_chain(learner.prepare(learner.start(theta), backend), rows, stats)

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from scalelatent.contract.stats import Stats
 from scalelatent.errors import DivergenceError
-from scalelatent.models.crbm.model import CrbmShape
-from scalelatent.models.crbm.online import CrbmLearner, rows_of
-from scalelatent.models.crbm.predict import CrbmScoring
-from scalelatent.models.crbm.state import CrbmState
-from scalelatent.models.stats import Stats
+from scalelatent.models.crbm.model.energy import CrbmShape
+from scalelatent.models.crbm.model.online import CrbmLearner, rows_of
+from scalelatent.models.crbm.model.predict import CrbmScoring
+from scalelatent.models.crbm.model.state import CrbmState
 from tests.models.crbm.cases import (
     chain_stats,
     gradient,

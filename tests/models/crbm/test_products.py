@@ -9,18 +9,19 @@ import pytest
 from numpy.testing import assert_allclose
 
 from scalelatent.engine.backend import make_backend
-from scalelatent.models.crbm import gradient, products
-from scalelatent.models.crbm.gradient import climb_factors, climb_phase, difference
-from scalelatent.models.crbm.learners import Phase
-from scalelatent.models.crbm.model import CrbmShape, Observed, nll_of_units, sigmoid
-from scalelatent.models.crbm.products import (
+from scalelatent.models.crbm.kernels import products
+from scalelatent.models.crbm.kernels.products import (
     add_outer_less,
     affine,
     climb_outer,
     climb_outer_less,
     outer_less,
 )
-from scalelatent.models.crbm.update import Pace, Way, climb
+from scalelatent.models.crbm.kernels.update import Pace, Way, climb
+from scalelatent.models.crbm.model import gradient
+from scalelatent.models.crbm.model.energy import CrbmShape, Observed, nll_of_units, sigmoid
+from scalelatent.models.crbm.model.gradient import climb_factors, climb_phase, difference
+from scalelatent.models.crbm.model.negative_phases import Phase
 from tests.models.crbm.cases import of_factors
 
 SHAPES = [

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from scalelatent.models.crbm import reference
-from scalelatent.models.crbm.reference import make_coupling, sigmoid
+from scalelatent.models.crbm.kernels import reference
+from scalelatent.models.crbm.kernels.reference import make_coupling, sigmoid
 
 
 def enumerate_states(w: np.ndarray, bv: np.ndarray, bh: np.ndarray) -> dict[str, np.ndarray]:

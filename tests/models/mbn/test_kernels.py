@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelatent.models.mbn import KERNELS, reference
-from scalelatent.models.mbn.cpu import dense, lists, sparse
+from scalelatent.models.mbn import KERNELS
+from scalelatent.models.mbn.kernels import reference
+from scalelatent.models.mbn.kernels.cpu import dense, lists, sparse
 from tests.helpers import csr_rows
 
 SHAPES = [(1, 1, 1, 1), (5, 3, 2, 2), (6, 7, 16, 7), (7, 9, 17, 4), (121, 30, 33, 15), (250, 196, 48, 98)]

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scalelatent.contract.learners import Block
 from scalelatent.engine.backend import HostBackend, make_backend
-from scalelatent.models.base import Block
-from scalelatent.models.csr import CsrRows
-from scalelatent.models.mbn.layers import (
+from scalelatent.kernels.sparse_rows import CsrRows
+from scalelatent.models.mbn.model.layers import (
     FLOAT32_MAX,
     ArraySets,
     Layer,
@@ -20,7 +20,7 @@ from scalelatent.models.mbn.layers import (
     schedule,
     share,
 )
-from scalelatent.models.mbn.model import LayerCoder, Network
+from scalelatent.models.mbn.model.network import LayerCoder, Network
 from tests.helpers import csr_rows
 
 OPTIONS: dict[str, Any] = {

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import find_kernel, make_backend
-from scalelatent.models.base import Block
-from scalelatent.models.mbn import pca
-from scalelatent.models.mbn.pca import (
+from scalelatent.models.mbn.model import pca
+from scalelatent.models.mbn.model.pca import (
     LANCZOS_ROWS,
     CodeCounts,
     CodeProjection,
@@ -20,7 +21,6 @@ from scalelatent.models.mbn.pca import (
     kernel_components,
     kernel_coordinates,
 )
-from scalelatent.models.stats import Stats
 
 V, K, N = 12, 7, 150
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelatent.models.mbn.sampling import choose, choose_mask, draw_bits
+from scalelatent.models.mbn.model.sampling import choose, choose_mask, draw_bits
 
 
 @given(st.integers(1, 5000), st.data())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scalelatent._numba import kernel
-from scalelatent.models.mbn import reference
-from scalelatent.models.mbn.cpu import dense, sparse
+from scalelatent.kernels.jit import kernel
+from scalelatent.models.mbn.kernels import reference
+from scalelatent.models.mbn.kernels.cpu import dense, sparse
 from tests.helpers import csr_rows
 
 SHAPES = [(5, 3, 2, 2), (6, 7, 16, 7), (7, 9, 17, 4), (121, 30, 33, 15), (250, 196, 48, 98)]

@@ -1,0 +1,84 @@
+"""Rows that are no numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scalelatent.errors import DivergenceError
+from scalelatent.kernels.sparse_rows import CsrRows
+
+from .learners import Block
+
+# As the first step says it, before the weights have moved.
+_FIRST = ("pass 1", "step 1")
+
+LARGEST = 1e18
+"""Squares of larger values, and their sums, are beyond float32."""
+
+
+def find_nonfinite(block: Block, largest: float = np.inf) -> str | None:
+    """Where the first value of a block that is not finite in float32 lies, or is beyond the largest, or None.
+
+    Examples
+    --------
+    >>> find_nonfinite(Block(np.array([[0.0, np.nan]]), None, None, 7))
+    'row 7, feature 1 is nan'
+    >>> find_nonfinite(Block(np.array([[0.0, 1e39]]), None, None, 7))
+    'row 7, feature 1 is 1e+39, beyond float32'
+    >>> find_nonfinite(Block(np.array([[0.0, 1e38]]), None, None, 7), LARGEST)
+    'row 7, feature 1 is 1e+38, too large for products in float32: scale the features below 1e+18'
+    """
+    x = block.x
+    if x.dtype.kind != "f":
+        return None
+    if isinstance(x, CsrRows):
+        x = x.to_dense()
+    elif not isinstance(x, np.ndarray):
+        x = x.get()  # rows that lie on a device
+    with np.errstate(over="ignore"):
+        single = x.astype(np.float32, copy=False)
+        bad = ~np.isfinite(single) | (np.abs(single) > largest)
+    if not bad.any():
+        return None
+    row, feature = map(int, np.argwhere(bad)[0])
+    number, value = block.number(row), x[row, feature]
+    place = f"row {number}, feature {feature} is {value:g}"
+    if not np.isfinite(value):
+        return place
+    if np.isfinite(single[row, feature]):
+        return f"{place}, too large for products in float32: scale the features below {largest:g}"
+    return f"{place}, beyond float32"
+
+
+def find_too_large(block: Block) -> str | None:
+    """Like :func:`find_nonfinite` with ``LARGEST``: looks for the place only where the sum of squares says
+    that there is one. Rows that lie on a device are not asked, which would have to wait for the answer.
+
+    Examples
+    --------
+    >>> find_too_large(Block(np.array([[0.0, 1e38]], dtype=np.float32), None, None, 7))
+    'row 7, feature 1 is 1e+38, too large for products in float32: scale the features below 1e+18'
+    """
+    x = block.x.data if isinstance(block.x, CsrRows) else block.x
+    if x.dtype.kind != "f" or not isinstance(x, np.ndarray):
+        return None
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = float(np.vdot(x, x))
+    return None if squares <= LARGEST**2 else find_nonfinite(block, LARGEST)
+
+
+def diverged(members: list[int], when: str, step: str) -> DivergenceError:
+    """The error of a fit whose objective is not finite any more; in the first step the settings had no part.
+
+    Examples
+    --------
+    >>> print(diverged([0], "pass 7", "lower it"))
+    the log-loss of member(s) [0] is not finite in pass 7: the weights have grown beyond float32; lower it
+    >>> print(diverged([0], "pass 1", "lower it"))
+    the log-loss of member(s) [0] is not finite in pass 1, with the first weights: scale the features...
+    """
+    if when in _FIRST:
+        why = ", with the first weights: scale the features to about 1"
+    else:
+        why = f": the weights have grown beyond float32; {step}"
+    return DivergenceError(f"the log-loss of member(s) {members} is not finite in {when}{why}")

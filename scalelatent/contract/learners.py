@@ -1,0 +1,249 @@
+"""The contract between the models and the engine.
+
+A model is pure mathematics over arrays; the engine decides where and when it runs. Three ways of learning
+cover the five models, and each is a small protocol here:
+
+=========================  ==========================================  ===================================
+protocol                   one unit of work                            used by
+=========================  ==========================================  ===================================
+:class:`BatchLearner`      rows -> additive ``Stats`` -> new state     capsule, linear_mixture (EM)
+:class:`OnlineLearner`     chains of a minibatch -> additive           conditional RBM, stepwise EM, online
+                           ``Stats`` -> step                           compositional networks
+:class:`RowMap`            rows -> rows, written out of core           projections, layers of an MBN
+:class:`RowSets`           some of the rows, written out of core       centroids of an MBN
+=========================  ==========================================  ===================================
+
+Everything additive is a :class:`Stats`: one float64 vector with named views. The engine merges vectors,
+whatever the model put into them, in one fixed order; so a model never writes a merge of its own and a
+statistic travels as one buffer. What a chain has to say of each of its rows alone may follow in the vector:
+records of rows are put one after another, where the rest is summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from .stats import Layout, Stats
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fixed run of rows, as a kernel sees it. Arrays are never changed in place.
+
+    ``x`` is (rows, features) in the dataset's own dtype: an ndarray, or :class:`.CsrRows` where the
+    dataset's rows are CSR and the work has ``accepts_csr = True``. ``y`` is int32 class codes or None;
+    where the work has ``targets`` (see :class:`~.targets.Targets`) uint8 (rows, v), outputs of 0 and 1.
+    ``weight`` is float64 or None, ``start`` the number of the first row in the dataset. In minibatches
+    rows are not contiguous: ``rows`` (int64) then has the number of each, ``epoch`` counts from 0, and
+    ``chain`` is the number of the chain in its step.
+    """
+
+    x: Any
+    y: np.ndarray | None
+    weight: np.ndarray | None
+    start: int
+    rows: np.ndarray | None = None
+    epoch: int = 0
+    chain: int = 0
+
+    def number(self, row: int) -> int:
+        """Number in the dataset of a row of the block, for messages.
+
+        Examples
+        --------
+        >>> x = np.zeros((2, 1))
+        >>> Block(x, None, None, 7).number(1), Block(x, None, None, 7, np.array([9, 3])).number(1)
+        (8, 3)
+        """
+        return self.start + row if self.rows is None else int(self.rows[row])
+
+
+class Reduction(Protocol):
+    """An additive pass over rows: what a task computes from its span."""
+
+    def layout(self) -> Layout:
+        """Shape of the statistic."""
+        ...
+
+    def flops_per_row(self) -> float:
+        """Floating point operations a row, for the size of leaves and spans."""
+        ...
+
+    def prepare(self, state: Any, backend: Any) -> Any:
+        """What every block of a span needs (for example parameters in float32 on the device)."""
+        ...
+
+    def accumulate(self, prepared: Any, block: Block, stats: Stats) -> None:
+        """Add the block's contribution to ``stats``."""
+        ...
+
+
+@runtime_checkable
+class BatchLearner(Protocol):
+    """Learning by passes: statistics of all rows under one state give the next state."""
+
+    kind: str
+
+    def reductions(self) -> Mapping[str, Reduction]:
+        """The parts of a pass: ``"train"`` and, where there are validation rows, ``"validation"``."""
+        ...
+
+    def update(self, state: Any, stats: Mapping[str, Stats]) -> Any:
+        """M-step and schedule: a new state; a pure function."""
+        ...
+
+    def summary(self, state: Any) -> dict[str, float | int | None]:
+        """The scalars of the last pass that the driver, the callbacks and the dashboard see."""
+        ...
+
+    def is_done(self, state: Any) -> bool:
+        """True where no member wants another pass."""
+        ...
+
+
+class RowMap(Protocol):
+    """A function of rows whose output is as large as the data: projections, predictions, codes of a layer."""
+
+    def output(self) -> tuple[tuple[int, ...], str]:
+        """(shape of one output row, dtype)."""
+        ...
+
+    def prepare(self, backend: Any) -> Any:
+        """What every block needs."""
+        ...
+
+    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+        """Output rows of the block, (rows, *shape)."""
+        ...
+
+
+class PartedMap(RowMap, Protocol):
+    """A :class:`RowMap` whose columns are computed one after the other, each over many rows: what it takes to
+    prepare a column is then done seldom. A block is a whole shard of the output.
+
+    It may be several such maps, one after the other (``stages``, each of which can be cut by columns), and
+    another map that follows (``last``, or None).
+    """
+
+    whole_shards: bool
+    last: RowMap | None
+
+    def stages(self) -> Sequence[PartedMap]:
+        """The maps that it is made of."""
+        ...
+
+    def row_bytes(self) -> int:
+        """Bytes of a row of its output, and of what it has in between."""
+        ...
+
+    def of_columns(self, first: int, stop: int) -> PartedMap:
+        """The map to some of the output's columns; of a map of one stage."""
+        ...
+
+    def fill(self, prepared: Any, block: Block, out: np.ndarray) -> Iterator[None]:
+        """Write the output rows of the block; hands over now and then, so that it can be called off."""
+        ...
+
+
+class RowSets(Protocol):
+    """Sets of some rows each, all of one size, that are kept."""
+
+    csr: bool
+
+    @property
+    def n_sets(self) -> int:
+        """How many."""
+        ...
+
+    @property
+    def set_rows(self) -> int:
+        """Rows of each."""
+        ...
+
+    def output(self) -> tuple[tuple[int, ...], str]:
+        """(shape of a row as it is kept, dtype)."""
+        ...
+
+    def rows(self, which: int) -> np.ndarray:
+        """Numbers of a set's rows, in rising order."""
+        ...
+
+    def take(self, which: int, x: Any, rows: np.ndarray) -> Any:
+        """Some rows of ``x`` as the set keeps them."""
+        ...
+
+    def check(self, x: Any, start: int) -> None:
+        """Raise ValueError where rows, of which the first is ``start``, cannot be used."""
+        ...
+
+
+class OnlineLearner(Protocol):
+    """Learning by minibatches: stats, gradients and evidence alike.
+
+    A *step* takes one batch, cut into a few *chains* of rows. Chains know nothing of each other: each starts
+    from the same state and adds what it found to a statistic of its own; the statistics are summed (records
+    of rows put one after another) in the order of the chains, whoever computed them, and give the next state.
+    How many chains there are belongs to the job, so it changes the result, and the number of workers never
+    does.
+
+    A learner with a part of rows to validate on has two methods more, ``validation() -> Reduction`` and
+    ``validated(state, stats) -> state`` (pure), see :class:`ValidatedLearner`.
+    """
+
+    kind: str
+
+    def layout(self) -> Layout:
+        """Shape of the statistic that a chain returns."""
+        ...
+
+    def flops_per_row(self) -> float:
+        """Floating point operations a row."""
+        ...
+
+    def prepare(self, state: Any, backend: Any) -> Any:
+        """What the chains of one step need (for example parameters in float32); once a step and thread."""
+        ...
+
+    def run_chain(self, prepared: Any, block: Block, stats: Stats) -> None:
+        """One chain of one step: add the gradient, statistics or evidence of these rows, in their order, to
+        ``stats``, and write its fields of rows: one record for each of the block's, in their order. A chain
+        that updates itself row by row keeps its own copy of the parameters; ``prepared`` belongs to other
+        chains too and is never changed. Random numbers are keyed by (seed, stage, ``block.epoch``, row of
+        ``block.rows``).
+        """
+        ...
+
+    def step(self, state: Any, stats: Stats, n_rows: int) -> Any:
+        """A new state after one batch of ``n_rows`` rows; a pure function."""
+        ...
+
+    def end_epoch(self, state: Any) -> Any:
+        """The state after an epoch (a schedule); a pure function. ``return state`` where there is none."""
+        ...
+
+    def summary(self, state: Any) -> dict[str, float | int | None]:
+        """The scalars that the driver, the callbacks and the dashboard see."""
+        ...
+
+    def is_done(self, state: Any) -> bool:
+        """True where no more steps are wanted; asked at the ends of epochs and after validations only."""
+        ...
+
+
+@runtime_checkable
+class ValidatedLearner(Protocol):
+    """What an :class:`OnlineLearner` has on top where rows are held out."""
+
+    def validation(self) -> Reduction:
+        """The pass over the validation rows under the state of the moment."""
+        ...
+
+    def validated(self, state: Any, stats: Stats) -> Any:
+        """A new state that knows what the pass measured (for ``summary``, ``is_done`` and schedules); a pure
+        function, called before ``end_epoch``.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Row sources: where the rows of a dataset are read from."""

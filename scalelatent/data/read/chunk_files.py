@@ -1,0 +1,258 @@
+"""Chunks as they lie in shard files and objects: their bytes, their checksums, and what unpacks them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from scalelatent.data.layout import codecs_of, named_codecs, tile_columns_of
+from scalelatent.storage.plain_files import open_plain
+
+if TYPE_CHECKING:
+    import zarr
+
+    from scalelatent.storage.disk import Location
+
+__all__ = [
+    "Chunks",
+    "Damage",
+    "Decoder",
+    "Fetched",
+    "Indexes",
+    "ShardFile",
+    "entry",
+    "find_decoder",
+    "has_our_keys",
+]
+
+_ABSENT = 2**64 - 1  # how a shard index marks a chunk that was never written
+_CRC_BYTES = 4
+_KEPT_INDEXES = 4096
+
+
+class Damage(Exception):
+    """A shard file is not what its writer left."""
+
+
+class Chunks(Protocol):
+    """Chunks as bytes."""
+
+    def extent(self, chunk: int, sharded: bool) -> tuple[int, int]:
+        """Offset and length of a chunk's bytes."""
+        ...
+
+    def read(self, offset: int, length: int) -> bytes:
+        """These bytes."""
+        ...
+
+    def read_into(self, target: np.ndarray, offset: int) -> bytes:
+        """Fill `target`; return the checksum that follows it."""
+        ...
+
+
+class Fetched:
+    """One chunk, fetched from an object store."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def extent(self, chunk: int, sharded: bool) -> tuple[int, int]:
+        """All of what was fetched."""
+        return 0, len(self._data)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """All of it."""
+        return self._data
+
+    def read_into(self, target: np.ndarray, offset: int) -> bytes:
+        """Fill `target`; return the checksum that follows it."""
+        flat = target.reshape(-1).view(np.uint8)
+        flat[...] = np.frombuffer(self._data, np.uint8, len(flat))
+        return self._data[len(flat) :]
+
+
+class Indexes:
+    """The indexes of shards in an object store, each fetched once; the last few thousand are kept."""
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        self._kept: dict[str, np.ndarray] = {}
+
+    def get(self, keys: list[str], n_chunks: int) -> dict[str, np.ndarray]:
+        """Those of some objects of `n_chunks` each; what is not at hand is fetched at once."""
+        found = {key: index for key in keys if (index := self._kept.get(key)) is not None}
+        missing = [key for key in keys if key not in found]
+        length = 16 * n_chunks + _CRC_BYTES
+        fetched = self._location.read_ranges([(key, -length, length) for key in missing])
+        for key, raw in zip(missing, fetched, strict=True):
+            try:
+                found[key] = _parse_index(raw, n_chunks)
+            except Damage as damage:
+                raise Damage(f"{damage} ({self._location.name_of(key)})") from damage
+        if len(self._kept) > _KEPT_INDEXES:
+            self._kept = {}
+        self._kept |= found
+        return found
+
+    def forget(self) -> None:
+        """Fetch all of them anew."""
+        self._kept = {}
+
+
+def _parse_index(raw: bytes, n_chunks: int) -> np.ndarray:
+    if len(raw) < 16 * n_chunks + _CRC_BYTES:
+        raise Damage(f"it has {len(raw)} bytes, not even its index of {16 * n_chunks + _CRC_BYTES}")
+    return np.frombuffer(_checked(raw, "its index")[0], "<u8").reshape(-1, 2)
+
+
+def entry(index: np.ndarray, chunk: int) -> tuple[int, int]:
+    """Offset and length of a chunk's bytes by its shard's index.
+
+    Raises
+    ------
+    Damage
+        It was never written.
+
+    Examples
+    --------
+    >>> entry(np.array([[0, 90], [90, 70]], dtype="<u8"), 1)
+    (90, 70)
+    """
+    offset, length = (int(v) for v in index[chunk])
+    if offset == _ABSENT:
+        raise Damage(f"its chunk {chunk} was never written")
+    return offset, length
+
+
+class ShardFile:
+    """An open shard file: where each of its chunks lies."""
+
+    def __init__(self, path: str, n_chunks: int) -> None:
+        self.n_chunks = n_chunks
+        self._fd = open_plain(path)
+        self.size = os.fstat(self._fd).st_size
+        self._index: np.ndarray | None = None
+
+    def __enter__(self) -> ShardFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def extent(self, chunk: int, sharded: bool) -> tuple[int, int]:
+        """Offset and length of a chunk's bytes."""
+        if not sharded:
+            return 0, self.size
+        if self._index is None:
+            length = min(self.size, 16 * self.n_chunks + _CRC_BYTES)
+            self._index = _parse_index(self.read(self.size - length, length), self.n_chunks)
+        offset, length = entry(self._index, chunk)
+        if offset + length > self.size:
+            raise Damage(f"its chunk {chunk} ends at byte {offset + length}, but the file at {self.size}")
+        return offset, length
+
+    def read(self, offset: int, length: int) -> bytes:
+        """These bytes of the file."""
+        data = os.pread(self._fd, length, offset)
+        if len(data) != length:
+            raise Damage(f"{length} bytes expected at byte {offset}, {len(data)} found")
+        return data
+
+    def read_into(self, target: np.ndarray, offset: int) -> bytes:
+        """Fill `target`; return the checksum that follows it."""
+        tail = bytearray(_CRC_BYTES)
+        view = target.reshape(-1).view(np.uint8).data
+        done = os.preadv(self._fd, [view, tail], offset)
+        while done < len(view) + _CRC_BYTES:  # a read may stop early: at 2 GiB, or after a signal
+            rest = (
+                [view[done:], memoryview(tail)]
+                if done < len(view)
+                else [memoryview(tail)[done - len(view) :]]
+            )
+            more = os.preadv(self._fd, rest, offset + done)
+            if not more:
+                raise Damage(f"{len(view) + _CRC_BYTES} bytes expected at byte {offset}, {done} found")
+            done += more
+        return bytes(tail)
+
+
+Decoder = Callable[[Chunks, int, np.ndarray], bytes]
+"""Fills an array from a chunk; returns the checksum that was found right."""
+
+
+def _checked(data: bytes, what: str) -> tuple[memoryview, bytes]:
+    """The bytes without their checksum, which has to be right, and that."""
+    import crc32c
+
+    if len(data) < _CRC_BYTES:
+        raise Damage(f"{what} has {len(data)} bytes")
+    body = np.frombuffer(data, np.uint8)[:-_CRC_BYTES]
+    checksum = data[-_CRC_BYTES:]
+    if crc32c.crc32c(body.data).to_bytes(4, "little") != checksum:
+        raise Damage(f"the checksum of {what} is wrong")
+    return body.data, checksum
+
+
+def find_decoder(array: zarr.Array) -> Decoder | None:
+    """A function that fills an array from a chunk of a shard file, or None where only zarr can decode it."""
+    shards, chain = codecs_of(array)
+    if shards is not None:
+        index = [name for name, _ in named_codecs(shards["index_codecs"])]
+        if shards.get("index_location", "end") != "end" or index != ["bytes", "crc32c"]:
+            return None
+    # Rows whole, or tiles that are a file each.
+    plain = all(c == s for c, s in zip(array.chunks[1:], array.shape[1:], strict=True))
+    plain = plain or (tile_columns_of(array) is not None and shards is None)
+    names = [name for name, _ in chain]
+    if not (plain and has_our_keys(array) and names[:1] == ["bytes"]):
+        return None
+    if chain[0][1].get("endian", "little") != "little":
+        return None
+    if names == ["bytes", "crc32c"]:
+        return _raw_decoder(shards is not None)
+    if names in (["bytes", "zstd", "crc32c"], ["bytes", "blosc", "crc32c"]):
+        return _packed_decoder(shards is not None, names[1])
+    return None
+
+
+def has_our_keys(array: zarr.Array) -> bool:
+    """Whether the files of an array are named `c/0/0`, as zarr does by default."""
+    keys = array.metadata.to_dict()["chunk_key_encoding"]
+    return keys["name"] == "default" and (keys.get("configuration") or {}).get("separator", "/") == "/"
+
+
+def _raw_decoder(sharded: bool) -> Decoder:
+    import crc32c
+
+    def decode(file: Chunks, chunk: int, out: np.ndarray) -> bytes:
+        offset, length = file.extent(chunk, sharded)
+        if length != out.nbytes + _CRC_BYTES:
+            raise Damage(f"chunk {chunk} has {length} bytes instead of {out.nbytes + _CRC_BYTES}")
+        checksum = file.read_into(out, offset)
+        if crc32c.crc32c(out.reshape(-1).view(np.uint8).data).to_bytes(4, "little") != checksum:
+            raise Damage(f"the checksum of chunk {chunk} is wrong")
+        return checksum
+
+    return decode
+
+
+def _packed_decoder(sharded: bool, codec: str) -> Decoder:
+    import numcodecs.blosc
+    import numcodecs.zstd
+
+    # Blosc decodes in the calling thread unless that is the main thread, so its pool and ours do not
+    # multiply.
+    unpack = {"zstd": numcodecs.zstd.decompress, "blosc": numcodecs.blosc.decompress}[codec]
+
+    def decode(file: Chunks, chunk: int, out: np.ndarray) -> bytes:
+        body, checksum = _checked(file.read(*file.extent(chunk, sharded)), f"chunk {chunk}")
+        try:
+            unpack(body, out.reshape(-1).view(np.uint8))
+        except (RuntimeError, ValueError) as error:
+            raise Damage(f"chunk {chunk} does not unpack: {error}") from error
+        return checksum
+
+    return decode

@@ -1,0 +1,306 @@
+"""Reading the rows of a stored dataset: straight from its shard files where possible, else through zarr.
+
+zarr's pipeline costs about a millisecond a call and hands out fill values for a chunk that is not there. The
+reader here knows the few codecs our writer uses, so a chunk is one `pread` (in an object store: one ranged
+request, several at once), one checksum and one decompression into the caller's array; and whatever is
+missing, cut short or damaged is a `DataError` that says where.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import functools
+import itertools
+import logging
+import os
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from scalelatent.data.layout import Layout, codecs_of, layout_of, packing_of, tile_columns_of
+from scalelatent.errors import DataError, ShardError
+from scalelatent.storage.plain_files import SpecialFileError
+
+from .chunk_files import (
+    Chunks,
+    Damage,
+    Fetched,
+    Indexes,
+    ShardFile,
+    entry,
+    find_decoder,
+    has_our_keys,
+)
+from .recycled import Recycled
+
+if TYPE_CHECKING:
+    import zarr
+
+    from scalelatent.storage.disk import Location
+
+__all__ = ["StoredRows"]
+
+logger = logging.getLogger("scalelatent")
+
+
+@functools.lru_cache(maxsize=256)
+def _tell_slow(url: str, name: str, how: str) -> None:
+    """Say once that an array needs zarr's own pipeline."""
+    logger.warning(
+        "dataset %s: '%s' is stored as %s, which zarr decodes, a call a shard and slower than the reader for "
+        "our own codecs; the rows are the same. `scalelatent data convert` writes it anew.",
+        url, name, how,
+    )  # fmt: skip
+
+
+class StoredRows:
+    """Rows of one array of a stored dataset, a row source (see sources.py).
+
+    Parameters
+    ----------
+    location : Location
+        The place of the dataset.
+    array : zarr.Array
+        An array (n, ...) of it, cut along its first axis, or (n, p) and cut into tiles along both.
+    repair : str
+        The next step to name when a chunk is lost.
+    """
+
+    def __init__(self, location: Location, array: zarr.Array, repair: str) -> None:
+        self.shape: tuple[int, ...] = array.shape
+        self.dtype: np.dtype[Any] = array.dtype
+        self.chunk_rows: int = array.chunks[0]
+        self.shard_rows: int = (array.shards or array.chunks)[0]
+        self._location = location
+        self._array: Any = array
+        self._name = array.name.strip("/")
+        self._repair = repair
+        self._sharded = array.shards is not None
+        self._tile = tile_columns_of(array)
+        self._where: str | None = None
+        self._holder: tuple[int, int] | None = None
+        self.reads_at_once = location.reads_at_once
+        self._has_files = location.local_path("") is not None
+        fast = hasattr(os, "preadv") or not self._has_files
+        self._decoder = find_decoder(array) if fast else None
+        self._has_our_keys = has_our_keys(array)
+        if fast and self._decoder is None:
+            shards, chain = codecs_of(array)
+            how = " + ".join(name for name, _ in chain)
+            _tell_slow(location.url, self._name, f"{how} in shards" if shards else how)
+        self._indexes = Indexes(location)
+        self._memory = Recycled()
+        self._crcs: np.ndarray | None = None
+        self._only: int | None = None  # tile that is read, where not all are
+
+    def sibling(self, name: str, length: int, chunk: int, where: str, rows: tuple[int, int]) -> StoredRows:
+        """The reader of another array (length,) of the same type and codecs, without a look at its metadata.
+
+        Parameters
+        ----------
+        name : str
+            Its path in the dataset.
+        length, chunk : int
+            Its numbers, and those of one of its chunks; all chunks lie in one shard.
+        where : str
+            What messages say of its rows.
+        rows : (int, int)
+            The rows that are lost with it.
+        """
+        other = copy.copy(self)
+        other.shape, other.chunk_rows, other.shard_rows = (length,), chunk, -(-length // chunk) * chunk
+        other._name, other._where, other._holder, other._array = name, where, rows, None
+        return other
+
+    @property
+    def n_tiles(self) -> int:
+        """Shards side by side that hold the columns of the same rows."""
+        return len(self._tiles())
+
+    @property
+    def packing(self) -> str:
+        """How the chunks are cut and packed."""
+        return packing_of(self._array)
+
+    @property
+    def n_crcs(self) -> int:
+        """Chunks that all shards have room for."""
+        return -(-self.shape[0] // self.shard_rows) * self.n_tiles * self._per_shard
+
+    def seal(self, crcs: np.ndarray) -> None:
+        """Refuse from now on each chunk whose checksum is not this one (n_crcs,); see seals.py."""
+        self._crcs = crcs.reshape(-1, self.n_tiles, self._per_shard)
+
+    def crcs_of(self, shard: int) -> slice:
+        """Which of the checksums are those of a shard's file; tiles count as shards."""
+        return slice(shard * self._per_shard, (shard + 1) * self._per_shard)
+
+    @property
+    def _per_shard(self) -> int:
+        return self.shard_rows // self.chunk_rows
+
+    def _opened(self) -> Any:
+        if self._array is None:
+            import zarr
+
+            store = self._location.zarr_store(read_only=True)
+            self._array = zarr.open_array(store, path=self._name, mode="r")
+        return self._array
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Rows `start:stop` in a new array of their stored dtype."""
+        out = self._memory.empty((stop - start, *self.shape[1:]), self.dtype)
+        if self._decoder is not None and not self._has_files:
+            self._read_objects(start, stop, out)
+            return out
+        row = start
+        while row < stop:
+            shard = row // self.shard_rows
+            end = min(stop, (shard + 1) * self.shard_rows)
+            target = out[row - start : end - start]
+            if self._decoder is None:
+                self._read_with_zarr(shard, row, end, target)
+            else:
+                self._read_shard(shard, row, end, target)
+            row = end
+        return out
+
+    def read_tile(self, start: int, stop: int, tile: int) -> np.ndarray:
+        """Of the rows `start:stop` only the columns of one tile; no other file is opened."""
+        other = copy.copy(self)
+        other._only = tile
+        return other.read(start, stop)[self._tiles()[tile][1]]
+
+    def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """The chunks of the rows `start:stop`, clipped."""
+        step = self.chunk_rows
+        edges = [start, *range((start // step + 1) * step, stop, step), stop]
+        return list(itertools.pairwise(edges))
+
+    def shards(self, start: int, stop: int) -> list[tuple[str, int, int]]:
+        """(file, first row, one past its last row) of the shards that hold the rows `start:stop`."""
+        size, n = self.shard_rows, self.shape[0]
+        return [
+            (self._location.name_of(self.shard_key(s)), s * size, min((s + 1) * size, n))
+            for s in range(start // size, -(-stop // size))
+        ]
+
+    @property
+    def layout(self) -> Layout:
+        """Chunks, shards and codec."""
+        return layout_of(self._array)
+
+    def shard_key(self, shard: int, tile: int = 0) -> str:
+        """Key of a shard's file."""
+        if not self._has_our_keys:
+            coords = (shard, *(tile for _ in self.shape[1:]))
+            return f"{self._name}/{self._array.metadata.encode_chunk_key(coords)}"
+        return "/".join([self._name, "c", str(shard), *(str(tile) for _ in self.shape[1:])])
+
+    def _tiles(self) -> list[tuple[int, Any]]:
+        """Number and columns of each tile of a row."""
+        if self._tile is None:
+            return [(0, ...)]
+        firsts = range(0, self.shape[1], self._tile)
+        tiles = [(i, (slice(None), slice(first, first + self._tile))) for i, first in enumerate(firsts)]
+        return tiles if self._only is None else [tiles[self._only]]
+
+    def _read_shard(self, shard: int, start: int, stop: int, out: np.ndarray) -> None:
+        """Rows `start:stop`, all in one shard, into `out`."""
+        assert self._decoder is not None
+        for tile, columns in self._tiles():
+            path = self._location.local_path(self.shard_key(shard, tile))
+            assert path is not None
+            try:
+                with ShardFile(path, self._per_shard) as file:
+                    for a, b in self.pieces(start, stop):
+                        self._decode(file, a, b, out[a - start : b - start][columns], tile)
+            except (Damage, OSError) as error:
+                self._raise(shard, error, tile)
+
+    def _decode(self, file: Chunks, start: int, stop: int, target: np.ndarray, tile: int = 0) -> None:
+        """Rows of one chunk; it is checked and decoded whole, also when only some of its rows are wanted."""
+        assert self._decoder is not None
+        chunk, first = divmod(start, self.chunk_rows)
+        shard, chunk = divmod(chunk, self._per_shard)
+        if stop - start == self.chunk_rows and self._tile is None:
+            self._compare(self._decoder(file, chunk, target), shard, tile, chunk)
+            return
+        width = self.shape[1:] if self._tile is None else (self._tile,)
+        whole = np.empty((self.chunk_rows, *width), self.dtype)
+        self._compare(self._decoder(file, chunk, whole), shard, tile, chunk)
+        rows = whole[first : first + stop - start]
+        target[...] = rows if self._tile is None else rows[:, : target.shape[1]]
+
+    def _compare(self, checksum: bytes, shard: int, tile: int, chunk: int) -> None:
+        """Refuse a chunk that is whole, but not the one that the dataset was finished with."""
+        if self._crcs is None:
+            return
+        found, written = int.from_bytes(checksum, "little"), int(self._crcs[shard, tile, chunk])
+        if found != written:
+            raise Damage(
+                f"its chunk {chunk} is whole, but not the one that was written there (checksum {found:08x}, "
+                f"the dataset's table says {written:08x}), as if the file came from another dataset"
+            )
+
+    def _read_objects(self, start: int, stop: int, out: np.ndarray) -> None:
+        """Rows `start:stop` from objects: a window of requests at a time, so that few packed bytes wait."""
+        pieces = [(*piece, *tile) for piece in self.pieces(start, stop) for tile in self._tiles()]
+        pieces = pieces if start < stop else []
+        window = 2 * self.reads_at_once
+        for i in range(0, len(pieces), window):
+            part = pieces[i : i + window]
+            shards = [(a // self.shard_rows, tile) for a, _, tile, _ in part]
+            keys = [self.shard_key(*shard) for shard in shards]
+            at = 0
+            try:
+                ranges = self._ranges([(a, b) for a, b, _, _ in part], keys)
+                for at, data in enumerate(self._location.read_ranges(ranges)):
+                    a, b, _, columns = part[at]
+                    self._decode(Fetched(data), a, b, out[a - start : b - start][columns], shards[at][1])
+            except (Damage, OSError) as error:
+                self._indexes.forget()  # whatever is wrong, the objects are not those they were read from
+                names = map(self._location.name_of, keys)
+                told = next((k for k, name in enumerate(names) if name in str(error)), at)
+                self._raise(shards[told][0], error, shards[told][1])
+
+    def _ranges(self, pieces: list[tuple[int, int]], keys: list[str]) -> list[tuple[str, int, int] | str]:
+        """Where the chunks of some pieces lie, each in its key's object."""
+        if not self._sharded:
+            return list(keys)
+        per_shard = self._per_shard
+        indexes = self._indexes.get(list(dict.fromkeys(keys)), per_shard)
+        return [
+            (key, *entry(indexes[key], a // self.chunk_rows % per_shard))
+            for key, (a, _) in zip(keys, pieces, strict=True)
+        ]
+
+    def _read_with_zarr(self, shard: int, start: int, stop: int, out: np.ndarray) -> None:
+        """The same through zarr, which hands out fill values for a shard that is not there: look first."""
+        for tile, _ in self._tiles():
+            if not self._location.has(self.shard_key(shard, tile)):
+                self._raise(shard, FileNotFoundError(), tile)
+        try:
+            out[...] = self._opened()[start:stop]
+        except Exception as error:  # noqa: BLE001 - each codec has errors of its own
+            self._raise(shard, error)
+
+    def _raise(self, shard: int, error: Exception, tile: int = 0) -> NoReturn:
+        first, last = shard * self.shard_rows, min((shard + 1) * self.shard_rows, self.shape[0])
+        if isinstance(error, FileNotFoundError):
+            what = "is missing"
+        elif isinstance(error, Damage):
+            what = f"is damaged: {error}"
+        elif isinstance(error, OSError):
+            what = f"cannot be read: {error.strerror or error}"
+        else:
+            what = f"cannot be decoded: {error}"
+        name = self._location.name_of(self.shard_key(shard, tile))
+        where = self._where or f"rows {first}:{last} of '{self._name}'"
+        words = f"dataset {self._location.url}: shard file {name} ({where}) {what}. {self._repair}"
+        lost = not isinstance(error, OSError) or error.errno == errno.EIO
+        if lost or isinstance(error, (FileNotFoundError, SpecialFileError)):
+            raise ShardError(words, name, *(self._holder or (first, last))) from error
+        # Whether the rows are still there, nobody knows: the place refuses, or is away.
+        raise DataError(words) from error

@@ -1,0 +1,88 @@
+"""Some rows of a dataset, by their numbers, as a dataset: read from the whole, never copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from scalelatent.data.columns import Columns, label_source
+from scalelatent.data.dataset import Dataset
+
+from .sources import ArrayRows
+
+__all__ = ["take_rows"]
+
+# Rows of the whole that are read at a time, for the few of them that are wanted.
+READ_ROWS = 8192
+
+
+def take_rows(dataset: Dataset, numbers: Any) -> Dataset:
+    """The rows of these numbers, in rising order; labels and weights are kept in memory.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    numbers : array-like of int
+        Each once, counted from the dataset's first row.
+
+    Examples
+    --------
+    >>> ds = Dataset.from_arrays(np.arange(10.0)[:, None], list("abababaaaa"))
+    >>> some = take_rows(ds, [7, 1, 2])
+    >>> some.read_x(0, 3).ravel().tolist(), some.classes.tolist()
+    ([1.0, 2.0, 7.0], ['a', 'b'])
+    """
+    rows = np.unique(np.asarray(numbers, dtype=np.int64))
+    x = _TakenRows(dataset.read_x, rows, dataset.feature_shape, dataset.dtype, dataset.is_sparse)
+    weight = dataset.read_weight(0, len(dataset))
+    kept = None if weight is None else ArrayRows(weight[rows])
+    if not dataset.has_targets:
+        y = label_source(dataset.read_y(0, len(dataset))[rows]) if dataset.has_y else None
+        return Dataset(Columns(x, y, kept))
+    outputs = _TakenRows(dataset.read_targets, rows, (int(dataset.n_targets or 0),), np.dtype("u1"), False)
+    return Dataset(Columns(x, None, kept)).with_target(Dataset(Columns(outputs)))
+
+
+class _TakenRows:
+    """A row source of rows of another."""
+
+    def __init__(
+        self,
+        read: Callable[[int, int], Any],
+        rows: np.ndarray,
+        feature_shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        sparse: bool,
+    ) -> None:
+        self.shape, self.dtype, self.sparse = (len(rows), *feature_shape), np.dtype(dtype), sparse
+        self._read, self._rows = read, rows
+
+    def entries(self, start: int, stop: int) -> int:
+        """Entries of CSR rows ``start:stop``, counted by reading them."""
+        return sum(int(self.read(a, b).nnz) for a, b in self.pieces(start, stop))
+
+    def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Rows ``start:stop``, cut where the whole is read anew."""
+        if stop <= start:
+            return []
+        whole = self._rows[start:stop]
+        first = np.arange(whole[0], whole[-1] + 1, READ_ROWS)
+        edges = np.unique(np.append(np.searchsorted(whole, first), len(whole))) + start
+        return list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
+
+    def read(self, start: int, stop: int) -> Any:
+        """Rows ``start:stop``."""
+        parts = []
+        for a, b in self.pieces(start, stop):
+            wanted = self._rows[a:b]
+            first, last = int(wanted[0]), int(wanted[-1]) + 1
+            rows = self._read(first, last)
+            parts.append(rows if len(wanted) == last - first else rows[wanted - first])
+        if self.sparse:
+            from scipy import sparse
+
+            return parts[0] if len(parts) == 1 else sparse.csr_array(sparse.vstack(parts, format="csr"))
+        found = np.concatenate(parts) if parts else np.empty((0, *self.shape[1:]), dtype=self.dtype)
+        return found.reshape(-1, *self.shape[1:])

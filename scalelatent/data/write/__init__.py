@@ -1,0 +1,1 @@
+"""Writing datasets: create, append, convert, shuffle."""

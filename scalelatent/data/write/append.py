@@ -1,0 +1,304 @@
+"""Appending rows to a stored dataset: whatever happens, the old rows stay as they are."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.data import schema
+from scalelatent.data.read.earlier import joined_fingerprint
+from scalelatent.data.read.joined import segment_location
+from scalelatent.data.read.stored import read_attrs, write_attrs
+from scalelatent.errors import DataError
+from scalelatent.storage.disk import Location, locate
+from scalelatent.storage.guard import clear_after, explain_os_errors, scratch
+from scalelatent.storage.writer_lock import alone
+
+from .batch import RowBatch
+from .create import create_like, derived_from
+from .pipeline import write_shards
+
+if TYPE_CHECKING:
+    from scalelatent.data.dataset import Dataset
+    from scalelatent.data.schema import DatasetAttrs
+
+__all__ = ["append_rows"]
+
+_PREFIX = "append-"
+_LOCK = "_append.lock"
+
+Progress = Callable[[int, int], None]
+
+
+def append_rows(
+    url: str | os.PathLike[str],
+    source: Dataset | str | os.PathLike[str],
+    *,
+    x: str | None = None,
+    y: str | None = None,
+    progress: Progress | None = None,
+    **layout: Any,
+) -> Dataset:
+    """Append rows to a stored dataset.
+
+    The rows go to a segment of their own inside the dataset's folder; the last thing written is the list of
+    segments, and only then do readers see them. Whatever stops an append, the dataset is as it was, and the
+    next append removes what was left. A segment that is not larger than the new rows is rewritten together
+    with them, so n appends make about log2(n) segments; `convert_dataset` makes one of all. Datasets that are
+    open already keep their old rows up to the next but one append. One append at a time: a second one is
+    refused while the first goes on.
+
+    Parameters
+    ----------
+    url : str
+        The dataset that grows.
+    source : Dataset, url or path
+        What is appended: a dataset, or an `.npz` or `.npy` file. Its rows need the same feature shape and
+        dtype; its labels the same kind and, where they are new, join the classes; weights both or none.
+    x, y : str, optional
+        Arrays of an `.npz` file that hold rows and labels; by default `x` and `y`, in either case. Where the
+        dataset has CSR rows, `x` is the prefix of the arrays of such (see `import_csr`).
+    progress : callable, optional
+        Called with (rows done, rows in all).
+    **layout
+        `chunk_rows`, `shard_rows`, `compressor` of `create_dataset`, for the new rows.
+
+    Returns
+    -------
+    Dataset
+        The dataset with all its rows, and with a new fingerprint.
+
+    Raises
+    ------
+    DataError
+        Rows or labels of another kind, a damaged source, a full disk, or another append at the same time. The
+        dataset is as it was.
+
+    Examples
+    --------
+    >>> from scalelatent.data import Dataset
+    >>> place = "memory://doc-append"
+    >>> _ = Dataset.from_arrays(np.zeros((3, 2)), ["a", "c", "c"]).save(place, overwrite=True)
+    >>> append_rows(place, Dataset.from_arrays(np.ones((2, 2)), ["b", "a"])).read_y(0, 5).tolist()
+    ['a', 'c', 'c', 'b', 'a']
+    """
+    from scalelatent.data.dataset import open_dataset
+
+    location = locate(url)
+    read_attrs(location)  # no lock where there is no dataset
+    with alone(location, _LOCK, "being appended to"):
+        _append(location, source, x, y, progress, layout)
+    return open_dataset(url)
+
+
+def _append(
+    location: Location,
+    source: Dataset | str | os.PathLike[str],
+    x: str | None,
+    y: str | None,
+    progress: Progress | None,
+    layout: dict[str, Any],
+) -> None:
+    from scalelatent.data.dataset import open_dataset
+
+    target, attrs = open_dataset(location.url), read_attrs(location)
+    _sweep(location, attrs)
+    with _opened(source, target, x, y) as rows:
+        classes = _common_classes(target, rows)
+        segments = attrs.segments or [_entry("", attrs, target.n_rows)]
+        kept = _kept(segments, rows.n_rows)
+        first = sum(segment["rows"] for segment in kept)
+        parts = [rows] if first == target.n_rows else [target[first:], rows]
+        place = segment_location(location, f"{_PREFIX}{uuid.uuid4().hex[:8]}")
+        try:
+            segment = _write_segment(parts, target, classes, place, progress, layout)
+            before = _state(attrs, classes, target.n_rows)
+            record = {"rows": rows.n_rows, **derived_from(rows, "append"), "before": before}
+            _commit(location, attrs, [*kept, segment], classes, record)
+        except BaseException as error:
+            if not _is_listed(location, place):  # an interrupt may come when all is done
+                clear_after(error, place)
+            if isinstance(error, DataError) and isinstance(error.__cause__, OSError):
+                raise DataError(
+                    f"{location.url}: appending failed: {error.__cause__}; the dataset is as it was. "
+                    "Put that right, then append again"
+                ) from error
+            raise
+
+
+def _sweep(location: Location, attrs: DatasetAttrs) -> None:
+    """Remove what broken appends, and appends before the last, left behind."""
+    listed = {segment["path"] for segment in attrs.segments or []}
+    for name in location.keys(""):
+        if name.startswith(_PREFIX) and name not in listed:
+            segment_location(location, name).clear()
+
+
+@contextmanager
+def _opened(
+    source: Dataset | str | os.PathLike[str], target: Dataset, x: str | None, y: str | None
+) -> Iterator[Dataset]:
+    """The rows to append; those of a file by way of a dataset beside the target, removed afterwards."""
+    from scalelatent import importers
+    from scalelatent.data.dataset import Dataset, open_dataset
+
+    kind = "" if isinstance(source, Dataset) else Path(os.fspath(source)).suffix.lower()
+    if (x is not None or y is not None) and kind != ".npz":
+        raise DataError(
+            f"x={x!r} and y={y!r} name arrays of an .npz file, which {source} is not; leave out --x and --y"
+        )
+    if isinstance(source, Dataset):
+        yield source
+        return
+    if kind not in (".npz", ".npy"):
+        yield open_dataset(source)
+        return
+    aside = locate(f"{target.url}.{_PREFIX}{uuid.uuid4().hex[:8]}")
+    with scratch(aside):
+        try:
+            if kind == ".npy":
+                rows = importers.import_npy(source, aside.url)
+            elif target.is_sparse:
+                rows = importers.import_csr(source, aside.url, csr_prefix=x, y=y)
+            else:
+                rows = importers.import_npz(source, aside.url, x=x, y=y)
+        except DataError as error:
+            if "--csr-prefix" in str(error):
+                error.add_note("(`data append` takes the prefix by --x, append_rows by x=)")
+            raise
+        yield rows
+
+
+def _kind_of(ds: Dataset) -> dict[str, Any]:
+    """What has to be the same in two datasets whose rows belong together."""
+    labels = None if ds.y_kind is None else str(ds.y_kind)
+    if ds.y_kind == "labels":
+        labels = "strings" if ds.read_y(0, 1).dtype.kind == "U" else "numbers"
+    elif ds.y_kind is not None:
+        labels = f"{ds.n_targets} {ds.y_kind} columns of {ds.read_y(0, 1).dtype}"
+    return {
+        "feature_shape": ds.feature_shape,
+        "dtype": str(ds.dtype),
+        "rows": "CSR" if ds.is_sparse else "dense",
+        "labels": labels,
+        "weights": "yes" if ds.has_weight else "no",
+    }
+
+
+def _common_classes(target: Dataset, rows: Dataset) -> np.ndarray | None:
+    """The classes of both; refuses rows that are not of the target's kind."""
+    ours, theirs = _kind_of(target), _kind_of(rows)
+    differing = [
+        f"{name} {theirs[name]} instead of {ours[name]}" for name in ours if ours[name] != theirs[name]
+    ]
+    if differing:
+        raise DataError(
+            f"the rows to append to {target.url} have {'; '.join(differing)}. Nothing was appended; "
+            "make them alike first, for example with `scalelatent data convert --dtype`"
+        )
+    if ours["labels"] == "strings" and rows.classes is None:
+        raise schema.too_many_strings("the rows to append. Nothing was appended")
+    if not target.has_y or target.classes is None or rows.classes is None:
+        return None
+    if ours["labels"] == "numbers":
+        stored = target.read_y(0, 1).dtype
+        bad = rows.classes[rows.classes.astype(stored) != rows.classes]
+        if bad.size:
+            raise DataError(
+                f"the rows to append to {target.url} have the label {bad[0].item()!r}, which does not "
+                f"fit into its labels, {stored}. Nothing was appended; convert the labels first"
+            )
+    classes = np.union1d(target.classes, rows.classes)
+    return schema.as_classes(classes, f"{target.url} with the rows to append. Nothing was appended")
+
+
+def _entry(path: str, attrs: DatasetAttrs, n_rows: int) -> dict[str, Any]:
+    """A segment as the list of segments has it."""
+    # What its codes mean; and of the first segment, whose attributes become those of the whole, what its
+    # fingerprint was made of.
+    classes = attrs.classes if attrs.codes or not path else None
+    return {"path": path, "rows": n_rows, "fingerprint": attrs.fingerprint, "classes": classes}
+
+
+def _state(attrs: DatasetAttrs, classes: np.ndarray | None, n_rows: int) -> dict[str, Any]:
+    """What the dataset is before an append (earlier.py); its classes where they are others afterwards."""
+    changed = attrs.classes != (None if classes is None else classes.tolist())
+    state = {"rows": n_rows, "fingerprint": attrs.fingerprint}
+    return {**state, "classes": attrs.classes} if changed else state
+
+
+def _kept(segments: list[dict[str, Any]], new_rows: int) -> list[dict[str, Any]]:
+    """The segments that stay: the first, and each that is larger than all that comes after it."""
+    kept = list(segments)
+    while len(kept) > 1 and kept[-1]["rows"] <= new_rows:
+        new_rows += kept.pop()["rows"]
+    return kept
+
+
+def _write_segment(
+    parts: list[Dataset],
+    target: Dataset,
+    classes: np.ndarray | None,
+    place: Location,
+    progress: Progress | None,
+    layout: dict[str, Any],
+) -> dict[str, Any]:
+    """Write the rows of one or two datasets, one after the other, to a dataset of their own."""
+    n_rows = sum(part.n_rows for part in parts)
+    how = {"importer": "append"}
+    nnz = None if target.nnz is None else sum(part.nnz or 0 for part in parts)
+    if target.y_kind == "labels":
+        layout = {**layout, "classes": classes}
+    writer = create_like(target, place.url, n_rows=n_rows, nnz=nnz, provenance=how, **layout)
+    edge = parts[0].n_rows
+
+    def batch(a: int, b: int) -> RowBatch:
+        runs = [(parts[0], a, min(b, edge)), (parts[-1], max(a, edge) - edge, b - edge)]
+        return RowBatch.concatenate([RowBatch.read(part, u, v) for part, u, v in runs if v > u])
+
+    bounds = map(writer.shard_bounds, range(writer.n_shards))
+    write_shards(writer, itertools.starmap(batch, bounds), progress)
+    written = writer.finalize()
+    return _entry(place.url.rsplit("/", 1)[-1], read_attrs(place), written.n_rows)
+
+
+def _commit(
+    location: Location,
+    attrs: DatasetAttrs,
+    segments: list[dict[str, Any]],
+    classes: np.ndarray | None,
+    record: dict[str, Any],
+) -> None:
+    """Enter the segments into the dataset's attributes: one write."""
+    if read_attrs(location).fingerprint != attrs.fingerprint:
+        raise DataError(
+            f"{location.url} was changed by somebody else while rows were written to be appended to it. "
+            "Nothing was appended; append again"
+        )
+    names = None if classes is None else classes.tolist()
+    done = replace(
+        attrs,
+        segments=segments,
+        classes=names,
+        fingerprint=joined_fingerprint(segments, names),
+        provenance={**attrs.provenance, "appended": [*attrs.provenance.get("appended", []), record]},
+    )
+    with explain_os_errors(location, "entering the new rows", "append again"):
+        write_attrs(location, done)
+
+
+def _is_listed(location: Location, place: Location) -> bool:
+    """Whether a segment has become part of its dataset, or may have."""
+    try:
+        segments = read_attrs(location).segments or []
+    except DataError:  # it is removed by the next append if it has not
+        return True
+    return any(segment["path"] == place.url.rsplit("/", 1)[-1] for segment in segments)

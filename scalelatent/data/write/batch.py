@@ -1,0 +1,122 @@
+"""A run of rows with all their columns, as what is moved from one dataset to another."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.data import csr
+
+if TYPE_CHECKING:
+    from scalelatent.data.dataset import Dataset
+
+__all__ = ["RowBatch", "row_bytes"]
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """Rows, labels and weights; each column an array whose first axis is the row, a CSR array, or None.
+
+    Examples
+    --------
+    >>> batch = RowBatch(np.arange(6.0).reshape(3, 2), np.array(["a", "b", "c"]))
+    >>> RowBatch.from_bytes(batch.take(np.array([2, 0])).to_bytes()).y.tolist()
+    ['c', 'a']
+    """
+
+    x: Any
+    """Rows (n, n_features), dense or CSR."""
+    y: Any = None
+    """Labels, targets or multi-labels, as `Dataset.read_y` gives them."""
+    weight: np.ndarray | None = None
+    """Weights (n,)."""
+
+    @classmethod
+    def read(cls, ds: Dataset, start: int, stop: int) -> RowBatch:
+        """Rows `start:stop` of a dataset."""
+        y = ds.read_y(start, stop) if ds.has_y else None
+        return cls(ds.read_x(start, stop), y, ds.read_weight(start, stop))
+
+    @classmethod
+    def concatenate(cls, batches: Iterable[RowBatch]) -> RowBatch:
+        """One batch of several, in order."""
+        columns = zip(*((b.x, b.y, b.weight) for b in batches), strict=True)
+        return cls(*(_concatenate(list(parts)) for parts in columns))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all columns."""
+        return sum(part.nbytes for column in (self.x, self.y, self.weight) for part in _parts(column))
+
+    def __len__(self) -> int:
+        return int(self.x.shape[0])
+
+    def take(self, rows: np.ndarray) -> RowBatch:
+        """Copies of the given rows, in the given order."""
+        return RowBatch(*(None if c is None else c[rows] for c in (self.x, self.y, self.weight)))
+
+    def split(self, edges: np.ndarray) -> list[RowBatch]:
+        """Cut before each of the given rows; views, not copies, where columns are dense."""
+        bounds = [0, *edges.tolist(), len(self)]
+        return [
+            RowBatch(*(None if c is None else c[a:b] for c in (self.x, self.y, self.weight)))
+            for a, b in itertools.pairwise(bounds)
+        ]
+
+    def to_bytes(self) -> bytes:
+        """The batch as npy arrays one after another; nothing is pickled."""
+        out = io.BytesIO()
+        for column in (self.x, self.y, self.weight):
+            parts = _parts(column)
+            shape = () if column is None or len(parts) < 3 else column.shape
+            np.save(out, np.array([len(parts), *shape]))
+            for part in parts:
+                np.save(out, part, allow_pickle=False)
+        return out.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> RowBatch:
+        """The batch that `to_bytes` wrote."""
+        source = io.BytesIO(data)
+        columns: list[Any] = []
+        for _ in range(3):
+            head = np.load(source, allow_pickle=False)
+            parts = [np.load(source, allow_pickle=False) for _ in range(head[0])]
+            columns.append(_join(parts, tuple(head[1:].tolist())))
+        return cls(*columns)
+
+
+def row_bytes(ds: Dataset) -> float:
+    """Bytes of a row of a dataset in memory, all columns, on average."""
+    sample = RowBatch.read(ds, 0, 1)
+    total = ds.nbytes / ds.n_rows + 8 * ds.has_weight
+    if ds.y_kind == "multilabel":
+        y: Any = ds._columns.y
+        return total + 8 + y.nnz / y.shape[0] * (y.dtype.itemsize + csr.index_dtype(y.shape[1]).itemsize)
+    return total + (0 if sample.y is None else sample.y.nbytes)
+
+
+def _parts(column: Any) -> list[np.ndarray]:
+    """The arrays a column is made of: none, one, or the three of CSR."""
+    if column is None:
+        return []
+    return [column] if isinstance(column, np.ndarray) else list(csr.parts_of(column))
+
+
+def _join(parts: list[np.ndarray], shape: tuple[int, ...]) -> Any:
+    if len(parts) < 3:
+        return parts[0] if parts else None
+    return csr.csr_of(parts[0], parts[1], parts[2], shape[1])
+
+
+def _concatenate(columns: list[Any]) -> Any:
+    if columns[0] is None:
+        return None
+    if isinstance(columns[0], np.ndarray):
+        return np.concatenate(columns)
+    return csr.stack(columns)

@@ -1,0 +1,238 @@
+"""Rows in another form: other chunks, shards, codec or dtype, fewer rows; and zarr arrays made elsewhere."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.data import schema
+from scalelatent.data.casting import cast_rows
+from scalelatent.data.columns import Columns
+from scalelatent.data.read.reshaped import DenseRows, SparseRows
+from scalelatent.errors import DataError
+from scalelatent.storage.disk import REMOVED, locate
+from scalelatent.storage.guard import format_of, refuse_onto
+
+from .create import copy_rows, derived_from
+
+if TYPE_CHECKING:
+    from scalelatent.data.dataset import Dataset
+    from scalelatent.data.layout import Layout
+    from scalelatent.data.read.sources import RowSource
+
+__all__ = ["convert_dataset", "open_source"]
+
+Progress = Callable[[int, int], None]
+
+
+def convert_dataset(
+    source: Dataset | str | os.PathLike[str],
+    out_url: str | os.PathLike[str],
+    *,
+    rows: tuple[int, int] | None = None,
+    dtype: Any = None,
+    lossy: bool = False,
+    sparse: bool | None = None,
+    x: str | None = None,
+    y: str | None = None,
+    chunk_rows: int | str | None = None,
+    shard_rows: int | str | None = None,
+    compressor: str | None = "keep",
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Dataset:
+    """Write the rows of a dataset, or of a zarr array made elsewhere, in another form.
+
+    What is not asked for stays as it is. The same rows in the same shards have the same fingerprint, whatever
+    the chunks and the codec.
+
+    Parameters
+    ----------
+    source : Dataset or url
+        A dataset; a zarr array (format 2 or 3) of rows; or a zarr group with arrays of rows and labels.
+    out_url : str
+        Where to.
+    rows : (int, int), optional
+        Only the rows `start:stop`.
+    dtype : dtype, optional
+        Type of the new rows. A value that it cannot hold exactly is an error unless `lossy`.
+    lossy : bool
+        Round to the nearest value of `dtype`, and what lies beyond its range to its ends.
+    sparse : bool, optional
+        Write CSR rows (True; the axes of a row become one) or dense ones (False).
+    x, y : str, optional
+        Arrays of a zarr group that hold rows and labels; by default `x` and, where it is there, `y`, in
+        either case.
+    chunk_rows, shard_rows : int or 'auto', optional
+        Rows of a chunk and of a shard; 'auto' and zarr arrays made elsewhere: chosen by measurement.
+    compressor : {'keep', 'auto', 'zstd', 'lz4', None}
+        Codec of the rows.
+    overwrite : bool
+        Replace a dataset that lies at `out_url`.
+    progress : callable, optional
+        Called with (rows done, rows in all).
+
+    Returns
+    -------
+    Dataset
+        The rows in their new form.
+
+    Raises
+    ------
+    DataError
+        No such source, array or rows; a value that does not fit (with its row and column); an output that
+        exists or is the source; a damaged source or a full disk. No dataset is left behind.
+
+    Examples
+    --------
+    >>> from scalelatent.data import Dataset
+    >>> ds = Dataset.from_arrays(np.array([[0.0, 1.0], [254.0, 255.0]]))
+    >>> convert_dataset(ds, "memory://doc-u", dtype="u1", rows=(1, 2), overwrite=True).read_x(0, 1)
+    array([[254, 255]], dtype=uint8)
+    """
+    from scalelatent.data.dataset import Dataset
+
+    if not isinstance(source, Dataset):
+        refuse_onto(out_url, source)
+    ds = source if isinstance(source, Dataset) else open_source(source, x=x, y=y)
+    parameters: dict[str, Any] = {}
+    if rows is not None:
+        a, b = rows
+        if not 0 <= a < b <= ds.n_rows:
+            raise DataError(f"rows {a}:{b} do not lie in 0:{ds.n_rows}, the rows of {ds.url or 'the source'}")
+        ds = ds[a:b]
+        parameters["rows"] = [a, b]
+    if dtype is not None and np.dtype(dtype) != ds.dtype:
+        parameters["dtype"] = str(np.dtype(dtype))
+    provenance = derived_from(ds, "convert", **parameters)
+    old: Layout | None = getattr(ds._columns.x, "layout", None)
+    layout = _layout(old, chunk_rows, shard_rows, compressor)
+    if "dtype" in parameters:
+        ds = _cast(ds, np.dtype(dtype), lossy)
+    if sparse is not None and sparse != ds.is_sparse:
+        ds = _with_rows(ds, (SparseRows if sparse else DenseRows)(ds._columns.x))
+        layout |= {"chunk_rows": chunk_rows, "shard_rows": shard_rows}  # rows of another size
+        layout = {k: None if v == "auto" and k != "compressor" else v for k, v in layout.items()}
+    elif ds.is_sparse and chunk_rows is None:
+        layout["chunk_rows"] = None  # row groups have none
+    return copy_rows(ds, out_url, provenance=provenance, overwrite=overwrite, progress=progress, **layout)
+
+
+def _layout(
+    old: Layout | None, chunk_rows: int | str | None, shard_rows: int | str | None, compressor: str | None
+) -> dict[str, Any]:
+    """The arguments of `create_dataset` for what was asked for; the rest as it was."""
+    out: dict[str, Any] = {}
+    for name, wanted in (("chunk_rows", chunk_rows), ("shard_rows", shard_rows)):
+        if isinstance(wanted, str) and wanted != "auto":
+            raise DataError(f"{name} is {wanted!r}, but it has to be a number of rows or 'auto'")
+        kept = getattr(old, name) if wanted is None and old is not None else None
+        out[name] = kept if wanted is None or wanted == "auto" else _whole(wanted, name)
+    if out["chunk_rows"] and out["shard_rows"] and out["shard_rows"] % out["chunk_rows"]:
+        if chunk_rows is None:  # the one that was asked for wins
+            out["chunk_rows"] = None
+        elif shard_rows is None:
+            out["shard_rows"] = None
+    keep = "auto" if old is None else old.compressor
+    return {**out, "compressor": keep if compressor == "keep" else compressor}
+
+
+def _whole(rows: Any, name: str) -> int:
+    try:
+        return operator.index(rows)
+    except TypeError as error:
+        raise DataError(f"{name} is {rows!r}, but it has to be a whole number of rows or 'auto'") from error
+
+
+def _cast(ds: Dataset, dtype: np.dtype[Any], lossy: bool) -> Dataset:
+    """The same dataset with rows of another dtype, converted when they are read."""
+    kind = schema.check_rows_dtype(dtype, "the dtype to convert to")
+    return _with_rows(ds, cast_rows(ds._columns.x, kind, lossy, ds.url or "the rows"))
+
+
+def _with_rows(ds: Dataset, x: RowSource) -> Dataset:
+    """The same dataset with other rows; labels and weights stay."""
+    from scalelatent.data.dataset import Dataset
+
+    old = ds._columns
+    columns = Columns(x, old.y, old.weight, url=old.url, attrs=old.attrs)
+    return Dataset(columns, ds._start, ds._stop)
+
+
+def open_source(url: str | os.PathLike[str], *, x: str | None = None, y: str | None = None) -> Dataset:
+    """Open a dataset, or zarr arrays made elsewhere as one.
+
+    Parameters
+    ----------
+    url : str
+        A dataset, a zarr array or a zarr group (format 2 or 3).
+    x, y : str, optional
+        Arrays of the group; see `convert_dataset`.
+
+    Returns
+    -------
+    Dataset
+        Its rows. Of foreign arrays a chunk that was never written reads as the array's fill value, as zarr
+        has it.
+
+    Raises
+    ------
+    DataError
+        Nothing there that zarr can open, or no such array in the group (the message lists those there are).
+
+    Examples
+    --------
+    >>> import tempfile, zarr
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     zarr.save(f"{folder}/a.zarr", X=np.eye(3), Y=np.arange(3))
+    ...     ds = open_source(f"{folder}/a.zarr")
+    ...     ds.read_x(1, 2), ds.read_y(0, 3)
+    (array([[0., 1., 0.]]), array([0, 1, 2]))
+    """
+    from scalelatent.data.dataset import Dataset, open_dataset
+
+    location = locate(url)
+    if format_of(location) in (schema.FORMAT, REMOVED) or location.is_empty():
+        if x is not None or y is not None:
+            raise DataError(f"{location.url} is a dataset: it has its own x and y; leave out --x and --y")
+        return open_dataset(url)
+    import zarr
+
+    try:
+        found = zarr.open(location.zarr_store(read_only=True), mode="r")
+    except Exception as error:  # zarr has errors of several kinds
+        raise DataError(
+            f"{location.url} is neither a dataset nor anything else that zarr can open ({error}); give a "
+            "dataset, or import the files in it with `scalelatent data import`"
+        ) from error
+    if isinstance(found, zarr.Array):
+        if x is not None or y is not None:
+            raise DataError(f"{location.url} is a single zarr array, in which there is no array {x or y!r}")
+        return Dataset.from_arrays(found)
+    rows = _member(found, location.url, "x", x)
+    labels = _member(found, location.url, "y", y)
+    if labels is not None and labels.dtype.kind not in "buif":
+        labels = np.asarray(labels[...]).astype(str)  # strings, of which zarr has several kinds
+    return Dataset.from_arrays(rows, labels)
+
+
+def _member(group: Any, url: str, role: str, key: str | None) -> Any:
+    """The array of a group that plays a role; labels may be absent."""
+    names = sorted(group.array_keys())
+    if key is not None:
+        found = [key] if key in group and hasattr(group[key], "dtype") else []
+    else:
+        found = [name for name in names if name.lower() == role]
+    if len(found) == 1:
+        return group[found[0]]
+    if key is None and role == "y" and not found:
+        return None
+    problem = f"{len(found)} arrays that could be {role!r}" if found else f"no array {key or role!r}"
+    raise DataError(
+        f"zarr group {url} has {problem}; it holds {', '.join(names) or 'no array'}: name one with "
+        f"--{role} KEY"
+    )

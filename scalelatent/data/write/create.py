@@ -1,0 +1,389 @@
+"""Creating a dataset, going on with one, and copying rows into one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.data import schema
+from scalelatent.data.csr import check_dtype
+from scalelatent.data.layout import Layout, choose_csr_layout, choose_layout, create_arrays
+from scalelatent.data.read.stored import read_attrs
+from scalelatent.data.schema import DatasetAttrs
+from scalelatent.errors import DataError
+from scalelatent.storage.disk import REMOVED, Location, locate
+from scalelatent.storage.guard import (
+    check_space,
+    cleared_on_failure,
+    explain_os_errors,
+    format_of,
+    refuse_onto,
+)
+
+from .batch import RowBatch
+from .pipeline import write_shards
+from .writer import DatasetWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from scalelatent.data.dataset import Dataset
+
+__all__ = [
+    "check_room",
+    "check_rows_fit",
+    "copy_rows",
+    "create_dataset",
+    "create_like",
+    "derived_from",
+    "make_room",
+    "removed_on_failure",
+]
+
+
+def create_dataset(
+    url: str | os.PathLike[str],
+    n_rows: int,
+    feature_shape: tuple[int, ...],
+    dtype: Any,
+    *,
+    y_dtype: Any = None,
+    y_kind: str = "labels",
+    n_targets: int | None = None,
+    classes: Any = None,
+    nnz: int | None = None,
+    weighted: bool = False,
+    chunk_rows: int | None = None,
+    shard_rows: int | None = None,
+    compressor: str | None = "auto",
+    tile_columns: int | None = None,
+    provenance: dict[str, Any] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> DatasetWriter:
+    """Create a dataset on disk (or in memory) and return the writer of its shards.
+
+    Parameters
+    ----------
+    url : str
+        Where to; see `locate`.
+    n_rows : int
+        Number of rows, at least 1.
+    feature_shape : tuple of int
+        Shape of one row.
+    dtype : dtype
+        Type of the rows: bool, integer or float.
+    y_dtype : dtype, optional
+        Type of the labels (targets, multi-labels); None means none. Not needed with string `classes`.
+    y_kind : {'labels', 'targets', 'multilabel'}
+        Labels (n,), targets (n, n_targets), or CSR multi-labels (n, n_targets).
+    n_targets : int, optional
+        Columns of targets and multi-labels.
+    classes : array-like, optional
+        The distinct labels. Needed for string labels, which are stored as codes; found while writing
+        otherwise.
+    nnz : int, optional
+        The rows are CSR of about so many stored entries in all, by which row groups are sized; rows are then
+        of one axis. None: dense rows.
+    weighted : bool
+        Whether each row has a weight.
+    chunk_rows, shard_rows : int, optional
+        Rows of a chunk and of a shard (a multiple of it); chosen by measurement if left open (layout.py). For
+        CSR rows `shard_rows` are the rows of a row group.
+    compressor : {'auto', 'zstd', 'lz4', None}
+        Codec of the rows. 'auto' compresses bytes (and the columns of CSR rows) and leaves floats alone.
+    tile_columns : int, optional
+        Cut dense rows of one axis across, too: a shard then holds so many columns of its rows, and has a
+        writer of its own. Such rows have neither labels nor weights.
+    provenance : dict, optional
+        Where the rows come from; JSON-able. The software version is added.
+    resume : bool
+        Go on with a dataset that was begun with the same arguments; a new one is made where there is none.
+    overwrite : bool
+        Replace a dataset that lies there.
+
+    Returns
+    -------
+    DatasetWriter
+        Write each shard, then `finalize`.
+
+    Raises
+    ------
+    DataError
+        Something lies there already, or an argument cannot be.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> place = "memory://doc-create"
+    >>> writer = create_dataset(place, 5, (2,), "f4", y_dtype="u1", shard_rows=3, overwrite=True)
+    >>> for i in range(writer.n_shards):
+    ...     a, b = writer.shard_bounds(i)
+    ...     writer.write_shard(i, np.ones((b - a, 2), "f4"), np.arange(a, b))
+    >>> writer.finalize().classes.tolist()
+    [0, 1, 2, 3, 4]
+    """
+    location = locate(url)
+    if n_rows < 1:
+        raise DataError(
+            f"{location.url}: a dataset of {n_rows} rows cannot be made; at least 1 row is needed"
+        )
+    check = schema.check_rows_dtype if nnz is None else check_dtype
+    kind = schema.check_stored_dtype(check(np.dtype(dtype), f"{location.url}: x"), f"{location.url}: x")
+    _check_kinds(location.url, feature_shape, nnz, y_dtype, y_kind, n_targets)
+    names = None if classes is None else np.unique(schema.as_labels(classes, "classes"))
+    names = None if names is None else schema.as_classes(names, f"{location.url}: y")
+    coded = names is not None and names.dtype.kind == "U"
+    if coded:
+        assert names is not None
+        y_type: np.dtype[Any] | None = np.min_scalar_type(len(names) - 1)
+    else:
+        y_type = None if y_dtype is None else np.dtype(y_dtype).newbyteorder("=")
+        if y_type is not None and y_kind == "multilabel":
+            y_type = check_dtype(y_type, f"{location.url}: y")
+        if y_type is not None:
+            schema.check_stored_dtype(y_type, f"{location.url}: y")
+        if y_type is not None and y_type.kind not in "buif":
+            raise DataError(
+                f"{location.url}: labels of dtype {y_type} need `classes`; they are stored as codes"
+            )
+    attrs = DatasetAttrs(
+        feature_shape=tuple(int(s) for s in feature_shape),
+        classes=None if names is None else names.tolist(),
+        codes=coded,
+        provenance={**(provenance or {}), "scalelatent": schema.software()},
+        x_kind="dense" if nnz is None else "csr",
+        y_kind=y_kind,
+        n_targets=n_targets,
+        columns=["x", *["y"] * (y_type is not None), *["weight"] * weighted],
+    )
+    sizes: dict[str, Any] = {"chunk_rows": chunk_rows, "shard_rows": shard_rows, "compressor": compressor}
+    if tile_columns is not None:
+        if nnz is not None or len(attrs.feature_shape) != 1 or y_type is not None or weighted:
+            raise DataError(
+                f"{location.url}: tile_columns={tile_columns} cuts dense rows of one axis without labels or "
+                "weights; leave it out for others"
+            )
+        sizes["tile_columns"] = tile_columns
+    if y_kind == "targets" and y_type is not None and n_targets is not None:
+        sizes["beside"] = n_targets * y_type.itemsize
+    if nnz is None:
+        layout = choose_layout(n_rows, attrs.feature_shape, kind, **sizes)
+    else:
+        layout = choose_csr_layout(n_rows, nnz, kind, **sizes)
+    # The table of digests is the last thing that creating a dataset writes.
+    if resume and location.has("digest/zarr.json") and format_of(location) != REMOVED:
+        return _resume(location, n_rows, attrs, kind, y_type, weighted, layout if shard_rows else None)
+    check_room(location, overwrite, unfinished=resume)
+    check_rows_fit(location, n_rows, attrs.feature_shape, kind, nnz, compressor=layout.compressor)
+    make_room(location, overwrite, unfinished=resume)
+    keep = contextlib.nullcontext() if resume else cleared_on_failure(location)
+    with explain_os_errors(location, "creating the dataset"), keep:
+        import zarr
+
+        group = zarr.create_group(location.zarr_store(read_only=False), attributes=attrs.to_json())
+        create_arrays(group, n_rows, attrs, kind, y_type, weighted, layout)
+        n_shards = layout.n_shards(n_rows) * layout.n_tiles(schema.n_features(attrs.feature_shape))
+        group.create_array("digest", shape=(n_shards, 16), dtype="u1", chunks=(n_shards, 16), fill_value=0)
+    return DatasetWriter(location)
+
+
+def check_rows_fit(
+    location: Location,
+    n_rows: int,
+    feature_shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    nnz: int | None = None,
+    *,
+    compressor: str | None = "auto",
+    copies: int = 1,
+) -> None:
+    """Refuse rows, or several copies of them at a time, that the place cannot hold (see `check_space`)."""
+    numbers = schema.n_features(feature_shape) * n_rows if nnz is None else nnz
+    what = f"{n_rows:,} rows of shape {feature_shape} and dtype {dtype}"
+    if copies > 1:
+        what = f"{copies} copies of {what}"
+    least = Layout(1, 1, compressor).least_bytes(numbers, dtype)
+    check_space(location, what, copies * numbers * dtype.itemsize, copies * least)
+
+
+def _check_kinds(
+    url: str,
+    feature_shape: tuple[int, ...],
+    nnz: int | None,
+    y_dtype: Any,
+    y_kind: str,
+    n_targets: int | None,
+) -> None:
+    if nnz is not None and (len(feature_shape) != 1 or nnz < 0):
+        raise DataError(
+            f"{url}: CSR rows have one axis and at least 0 entries, not feature_shape {feature_shape} and "
+            f"nnz={nnz}"
+        )
+    if y_kind not in schema.Y_KINDS:
+        raise DataError(f"{url}: y_kind is {y_kind!r}, but it has to be one of {schema.Y_KINDS}")
+    if (y_kind == "labels") != (n_targets is None) or (n_targets is not None and n_targets < 1):
+        raise DataError(
+            f"{url}: y_kind {y_kind!r} with n_targets={n_targets}: targets and multi-labels have at least "
+            "one column, labels have none"
+        )
+    if y_kind != "labels" and y_dtype is None:
+        raise DataError(f"{url}: y_kind {y_kind!r} needs y_dtype, the type of its values")
+
+
+def make_room(location: Location, overwrite: bool, *, unfinished: bool = False) -> None:
+    """Make sure that nothing lies at a place: what is there and may go is deleted; see `check_room`."""
+    check_room(location, overwrite, unfinished=unfinished)
+    if not location.is_empty():
+        with explain_os_errors(location, "removing what lies there"):
+            location.clear()
+
+
+def check_room(
+    location: Location, overwrite: bool, *, unfinished: bool = False, resumable: bool = True
+) -> None:
+    """Refuse a place where something lies that is no dataset, or one that may not go; nothing is deleted.
+
+    Parameters
+    ----------
+    location : Location
+    overwrite : bool
+        A dataset may go.
+    unfinished : bool
+        One that was never finished may go.
+    resumable : bool
+        Who asks could go on with one that was never finished, so that the message says how.
+
+    Raises
+    ------
+    DataError
+        What lies there may not go.
+    """
+    if location.is_empty() or (found := format_of(location)) == REMOVED:
+        return
+    if found != schema.FORMAT:
+        raise DataError(
+            f"{location.url} exists and is not a scalelatent dataset, so it is not replaced; choose another "
+            "output, or remove it yourself"
+        )
+    finished = _is_finished(location)
+    if not (overwrite or (unfinished and not finished)):
+        state = "exists" if finished else "exists (begun and not finished)"
+        choose, replace = "choose another output", "replace it with --overwrite (overwrite=True)"
+        if finished or not resumable:
+            raise DataError(f"{location.url} {state}; {choose}, or {replace}")
+        raise DataError(
+            f"{location.url} {state}; {choose}, {replace}, or, where it was begun with the same arguments, "
+            "go on with --resume (resume=True)"
+        )
+    path = location.local_path("")
+    if path is not None and os.path.islink(path):
+        raise DataError(
+            f"{location.url} is a link to the dataset {os.path.realpath(path)}, which is not replaced by way "
+            "of it; name that folder as the output, or remove the link"
+        )
+
+
+def _is_finished(location: Location) -> bool:
+    try:
+        return read_attrs(location).complete
+    except DataError:  # of a newer version, or damaged: then it may have been
+        return True
+
+
+def _resume(
+    location: Location,
+    n_rows: int,
+    attrs: DatasetAttrs,
+    dtype: np.dtype[Any],
+    y_dtype: np.dtype[Any] | None,
+    weighted: bool,
+    layout: Layout | None,
+) -> DatasetWriter:
+    """The writer of a dataset that was begun; every argument has to be what it was then."""
+    writer = DatasetWriter(location)
+    old = writer.attrs.provenance
+    then = {"rows": writer.n_rows, "feature_shape": writer.attrs.feature_shape, "dtype": str(writer.dtype)}
+    now = {"rows": n_rows, "feature_shape": attrs.feature_shape, "dtype": str(dtype)}
+    then |= {"labels": str(writer.y_dtype), "weights": writer.weighted, "shard_rows": writer.shard_rows}
+    now |= {"labels": str(y_dtype), "weights": weighted}
+    for name in ("x_kind", "y_kind", "n_targets"):
+        then[name], now[name] = getattr(writer.attrs, name), getattr(attrs, name)
+    now["shard_rows"] = writer.shard_rows if layout is None else layout.shard_rows
+    # The parameters decide the content; the version of the software that began it does not.
+    then |= {k: v for k, v in old.items() if k not in ("scalelatent", "appended")}
+    now |= {k: v for k, v in json.loads(json.dumps(attrs.provenance)).items() if k != "scalelatent"}
+    differing = [
+        f"{k} was {then.get(k)!r}, is {now.get(k)!r}" for k in then | now if then.get(k) != now.get(k)
+    ]
+    if differing:
+        raise DataError(
+            f"{location.url} was begun with other arguments ({'; '.join(differing)}); resume with the same "
+            f"ones, or begin anew with --overwrite"
+        )
+    return writer
+
+
+def create_like(
+    ds: Dataset,
+    url: str | os.PathLike[str],
+    *,
+    n_rows: int | None = None,
+    nnz: int | None = None,
+    provenance: dict[str, Any] | None = None,
+    overwrite: bool = False,
+    **changed: Any,
+) -> DatasetWriter:
+    """The writer of a new dataset whose rows are of the kind of another's: shape, types, classes, weights.
+
+    `changed` are arguments of `create_dataset`: the layout, and what is to differ.
+    """
+    refuse_onto(url, ds.url)
+    check_room(locate(url), overwrite, resumable=False)
+    return create_dataset(
+        url,
+        ds.n_rows if n_rows is None else n_rows,
+        ds.feature_shape,
+        ds.dtype,
+        nnz=ds.nnz if nnz is None else nnz,
+        weighted=ds.has_weight,
+        provenance=provenance,
+        overwrite=overwrite,
+        **{**ds.y_options(), **changed},
+    )
+
+
+def derived_from(ds: Dataset, how: str, **parameters: Any) -> dict[str, Any]:
+    """Provenance of a dataset made of another one."""
+    origin = {"of": ds.attrs.get("provenance", {}), "content": ds.fingerprint()} if ds.attrs else {}
+    return {"importer": how, **parameters, **origin}
+
+
+@contextlib.contextmanager
+def removed_on_failure(writer: DatasetWriter) -> Iterator[None]:
+    """Leave no half-written dataset behind, whatever goes wrong, Ctrl-C included; for its only writer."""
+    writer.then, writer.alone = "try again: nothing of it is left", True
+    with cleared_on_failure(locate(writer.url)):
+        yield
+
+
+def copy_rows(
+    ds: Dataset,
+    url: str | os.PathLike[str],
+    *,
+    provenance: dict[str, Any] | None = None,
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    **layout: Any,
+) -> Dataset:
+    """Write the rows of a dataset to another place; see `Dataset.save`."""
+    how = derived_from(ds, "save") if provenance is None else provenance
+    writer = create_like(ds, url, provenance=how, overwrite=overwrite, **layout)
+    with removed_on_failure(writer):
+        bounds = map(writer.shard_bounds, range(writer.n_shards))
+        write_shards(writer, (RowBatch.read(ds, a, b) for a, b in bounds), progress)
+        return writer.finalize()

@@ -1,0 +1,251 @@
+"""A global shuffle in bounded memory: two passes through temporary buckets beside the output.
+
+The permutation is that of sorting the rows by random keys, and the key of row `i` is word `i` of a Philox
+stream: a function of (seed, number of rows) alone. Memory decides the number of buckets only, that is, the
+route. A bucket holds the rows whose keys lie in one interval; so bucket after bucket, each sorted, is the
+whole in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.errors import DataError
+from scalelatent.kernels.random_words import check_seed, random_words
+from scalelatent.storage.disk import locate
+from scalelatent.storage.guard import clear_after, explain_os_errors
+
+from .batch import RowBatch, row_bytes
+from .create import create_like, derived_from, removed_on_failure
+from .pipeline import write_shards
+
+if TYPE_CHECKING:
+    from scalelatent.data.dataset import Dataset
+    from scalelatent.storage.disk import Location
+
+__all__ = ["shuffle_dataset", "shuffled_rows"]
+
+MEMORY = 1 << 30
+"""Bytes of rows held at a time where the caller names no limit."""
+MAX_BUCKETS = 1024
+"""More buckets would be written in parts too small for any disk; so memory is at least rows / 340."""
+
+Progress = Callable[[int, int], None]
+
+
+def shuffled_rows(seed: int, n_rows: int) -> np.ndarray:
+    """Which row of the source becomes row `j` of the shuffled dataset, int64 (n_rows,).
+
+    A uniformly random permutation, a pure function of its arguments; `shuffle_dataset` never holds it whole.
+
+    Examples
+    --------
+    >>> order = shuffled_rows(0, 1000)
+    >>> bool((np.sort(order) == np.arange(1000)).all())
+    True
+    """
+    return np.argsort(_keys(seed, 0, n_rows), kind="stable")
+
+
+def shuffle_dataset(
+    source: Dataset | str | os.PathLike[str],
+    out_url: str | os.PathLike[str],
+    *,
+    seed: int,
+    memory: int | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    **layout: Any,
+) -> Dataset:
+    """Write the rows of a dataset in a uniformly random order, with their labels and weights.
+
+    Parameters
+    ----------
+    source : Dataset or url
+        The rows to shuffle.
+    out_url : str
+        Where to. Buckets lie in `<out>.shuffle-<hex>` beside it while the work goes on (rows that fit into
+        `memory` need none) and are removed afterwards, also after a failure or Ctrl-C.
+    seed : int
+        Of the permutation, at least 0. The same seed and number of rows give the same order on any machine.
+    memory : int, optional
+        Bytes of rows held at a time, `MEMORY` by default; it changes the route, never the result.
+    overwrite : bool
+        Replace a dataset that lies at `out_url`.
+    progress : callable, optional
+        Called with (rows done, rows in all).
+    **layout
+        `chunk_rows`, `shard_rows`, `compressor` of `create_dataset`.
+
+    Returns
+    -------
+    Dataset
+        The shuffled rows.
+
+    Raises
+    ------
+    DataError
+        The output exists or is the source, a negative seed, too little memory for this number of rows (the
+        message names the least), a damaged source or a full disk. No dataset and no bucket is left behind.
+
+    Examples
+    --------
+    >>> from scalelatent.data import Dataset
+    >>> rows = Dataset.from_arrays(np.arange(6.0)[:, None], list("abcdef"))
+    >>> mixed = shuffle_dataset(rows, "memory://doc-shuffle", seed=1, overwrite=True)
+    >>> "".join(mixed.read_y(0, 6)), mixed.read_x(0, 6).ravel().tolist()
+    ('abedcf', [0.0, 1.0, 4.0, 3.0, 2.0, 5.0])
+    """
+    from scalelatent.data.dataset import Dataset, open_dataset
+
+    ds = source if isinstance(source, Dataset) else open_dataset(source)
+    check_seed(seed)
+    plan = _plan(ds, MEMORY if memory is None else memory)
+    say = progress or (lambda done, total: None)
+    provenance = derived_from(ds, "shuffle", seed=seed)
+    writer = create_like(ds, out_url, provenance=provenance, overwrite=overwrite, **layout)
+    buckets = _Buckets(locate(f"{writer.url}.shuffle-{uuid.uuid4().hex[:8]}"), plan)
+    with removed_on_failure(writer), buckets:
+        for start, batch in _runs(ds, plan.run_bytes):
+            buckets.add(batch, _keys(seed, start, len(batch)))
+            say((start + len(batch)) // 2, ds.n_rows)
+        bounds = [writer.shard_bounds(i) for i in range(writer.n_shards)]
+        write_shards(writer, _cut(buckets, bounds), lambda done, n: say((n + done) // 2, n))
+        return writer.finalize()
+
+
+def _keys(seed: int, start: int, count: int) -> np.ndarray:
+    """Sort keys of the rows `start:start + count`; that two of 10**9 rows have equal ones: chance 0.03."""
+    return random_words(seed, "shuffle", start, count)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How a memory limit is spent: a third on a bucket twice, the rest on what is being read or written."""
+
+    n_buckets: int
+    run_bytes: int
+    """Rows read at a time."""
+    flush_bytes: int
+    """Rows kept before they go to their buckets."""
+
+
+def _plan(ds: Dataset, memory: int) -> _Plan:
+    total = int(row_bytes(ds) * ds.n_rows)
+    least = -(-3 * total // MAX_BUCKETS)
+    if memory < max(1, least):
+        raise DataError(
+            f"memory is {memory:,} bytes, but shuffling {ds.n_rows:,} rows ({total / 1e6:,.0f} MB) needs at "
+            f"least {max(1, least):,}; give more"
+        )
+    return _Plan(-(-3 * total // memory), memory // 8, memory // 4)
+
+
+def _runs(ds: Dataset, run_bytes: int) -> Iterator[tuple[int, RowBatch]]:
+    """All rows in order, each run with its first row; a chunk is decoded once where it fits."""
+    step = max(1, int(run_bytes / row_bytes(ds)))
+    for a, b in ds.pieces():
+        for start in range(a, b, step):
+            yield start, RowBatch.read(ds, start, min(start + step, b))
+
+
+class _Buckets:
+    """Rows sorted roughly: each bucket holds an interval of keys, in memory or, if several, in files."""
+
+    def __init__(self, location: Location, plan: _Plan) -> None:
+        self._location, self._plan = location, plan
+        self._kept: list[list[tuple[np.ndarray, RowBatch]]] = [[] for _ in range(plan.n_buckets)]
+        self._kept_bytes = 0
+        self._n_flushed = 0
+
+    def __enter__(self) -> _Buckets:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._plan.n_buckets < 2:
+            return
+        if error is not None:
+            clear_after(error, self._location)
+            return
+        with contextlib.suppress(OSError):  # the rows are where they belong
+            self._location.clear()
+
+    def add(self, batch: RowBatch, keys: np.ndarray) -> None:
+        """Add rows; rows of a bucket stay in the order in which they come."""
+        bucket = (keys >> np.uint64(32)) * np.uint64(self._plan.n_buckets) >> np.uint64(32)
+        order = np.argsort(bucket, kind="stable")
+        edges = np.searchsorted(bucket[order], np.arange(1, self._plan.n_buckets, dtype=np.uint64))
+        sorted_keys = np.split(keys[order], edges)
+        for kept, its_keys, rows in zip(self._kept, sorted_keys, batch.take(order).split(edges), strict=True):
+            if len(rows):
+                kept.append((its_keys, rows))
+        self._kept_bytes += batch.nbytes
+        if self._plan.n_buckets > 1 and self._kept_bytes > self._plan.flush_bytes:
+            self._flush()
+
+    def sorted(self) -> Iterator[tuple[RowBatch, np.ndarray]]:
+        """Each bucket, and the order in which its rows go out; the caller lets go of one before the next."""
+        if self._n_flushed:
+            self._flush()
+        for bucket in range(self._plan.n_buckets):
+            parts = self._parts(bucket)
+            if parts:
+                yield self._joined(parts)
+
+    def _parts(self, bucket: int) -> list[tuple[np.ndarray, RowBatch]]:
+        if not self._n_flushed:
+            return self._kept[bucket]
+        return [self._read(f"{bucket}/{name}") for name in self._location.keys(str(bucket))]
+
+    @staticmethod
+    def _joined(parts: list[tuple[np.ndarray, RowBatch]]) -> tuple[RowBatch, np.ndarray]:
+        order = np.argsort(np.concatenate([keys for keys, _ in parts]), kind="stable")
+        batch = RowBatch.concatenate([rows for _, rows in parts])
+        parts.clear()
+        return batch, order
+
+    def _flush(self) -> None:
+        with explain_os_errors(self._location, "writing a bucket of rows", "shuffle again"):
+            for bucket, kept in enumerate(self._kept):
+                if kept:
+                    keys = np.concatenate([keys for keys, _ in kept])
+                    rows = RowBatch.concatenate([rows for _, rows in kept])
+                    data = len(keys).to_bytes(8, "little") + keys.tobytes() + rows.to_bytes()
+                    self._location.write(f"{bucket}/{self._n_flushed:08d}", data)
+                    kept.clear()
+        self._kept_bytes = 0
+        self._n_flushed += 1
+
+    def _read(self, key: str) -> tuple[np.ndarray, RowBatch]:
+        data = self._location.read(key)
+        if data is None:
+            raise DataError(
+                f"{self._location.name_of(key)}, a bucket of the shuffle, is gone; shuffle the rows again"
+            )
+        count = int.from_bytes(data[:8], "little")
+        return np.frombuffer(data, np.uint64, count, 8), RowBatch.from_bytes(data[8 + 8 * count :])
+
+
+def _cut(buckets: _Buckets, bounds: list[tuple[int, int]]) -> Iterator[RowBatch]:
+    """The rows of all buckets in order, cut into shards."""
+    wanted = iter(b - a for a, b in bounds)
+    room = next(wanted)
+    pending: list[RowBatch] = []
+    for batch, order in buckets.sorted():
+        at = 0
+        while at < len(order):
+            part = batch.take(order[at : at + room])
+            pending.append(part)
+            at, room = at + len(part), room - len(part)
+            if not room:
+                shard = RowBatch.concatenate(pending) if len(pending) > 1 else part
+                pending, room = [], next(wanted, 0)
+                yield shard
+        del batch, order  # before the next bucket is read

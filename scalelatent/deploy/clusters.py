@@ -1,0 +1,279 @@
+"""Clusters for people who have none at hand."""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from scalelatent.errors import JobError
+
+from .worker_processes import (
+    configured,
+    first_cause,
+    patient,
+    refuse_numbers,
+    refuse_page,
+    worker_specs,
+)
+
+if TYPE_CHECKING:
+    from distributed import Security
+
+__all__ = [
+    "close_cluster",
+    "cluster",
+    "current_client",
+    "current_job",
+    "deaf_to_ctrl_c",
+    "is_loopback",
+    "job_named",
+    "page_preload",
+    "start_cluster",
+]
+
+_current: ContextVar[Any] = ContextVar("scalelatent_client", default=None)
+_job: ContextVar[str] = ContextVar("scalelatent_job", default="")
+CLOSE_SECONDS = 60
+
+
+def current_client() -> Any:
+    """The client of the enclosing ``with sl.cluster(…)``, or None."""
+    return _current.get()
+
+
+def current_job() -> str:
+    """Id of the job whose driver runs here, see :func:`job_named`; empty where it is none."""
+    return _job.get()
+
+
+@contextmanager
+def job_named(identity: str) -> Iterator[None]:
+    """Put the id of a job into the names of the tasks of its fits: several share a cluster's dashboard.
+
+    Parameters
+    ----------
+    identity : str
+
+    Examples
+    --------
+    >>> with job_named("digits-0a1b2c3d"):
+    ...     current_job()
+    'digits-0a1b2c3d'
+    """
+    token = _job.set(identity)
+    try:
+        yield
+    finally:
+        _job.reset(token)
+
+
+@contextmanager
+def cluster(
+    kind: str = "local",
+    *,
+    workers: int = 2,
+    threads: int = 1,
+    memory_limit: str | int | float = "auto",
+    gpus: int = 0,
+    dashboard_address: str | None = "127.0.0.1:0",
+    host: str = "127.0.0.1",
+    port: int = 0,
+    security: Security | None = None,
+) -> Iterator[Any]:
+    """A Dask cluster for the fits inside.
+
+    Parameters
+    ----------
+    kind : {"local"} or str
+        ``"local"`` starts worker processes on this machine, on loopback; anything else is the address of a
+        scheduler, and of what follows only ``security`` counts.
+    workers, threads, memory_limit, gpus, dashboard_address, host, port, security
+        As in :func:`start_cluster`. For a scheduler's address, ``security`` None means what Dask's own
+        configuration names, see `scalelatent.deploy.security.security_from`.
+
+    Yields
+    ------
+    distributed.Client
+        Its ``dashboard_link`` is the page to watch.
+
+    Raises
+    ------
+    JobError
+        Fewer GPUs than asked for, a port that is taken, or a number below its least.
+
+    Examples
+    --------
+    >>> import scalelatent as sl
+    >>> with sl.cluster("local", workers=1, dashboard_address=None) as client:  # doctest: +SKIP
+    ...     sl.CapsuleRegression().fit(dataset)
+    """
+    from distributed import Client
+
+    if kind != "local":
+        from .security import security_from
+
+        with Client(kind, timeout=30, security=security or security_from()) as client:
+            yield from _entered(client)
+        return
+    if workers + gpus < 1:
+        raise JobError(f"workers = {workers}: give at least 1, or GPU workers")
+    local = start_cluster(
+        workers=workers, threads=threads, memory_limit=memory_limit, gpus=gpus,
+        dashboard_address=dashboard_address, host=host, port=port, security=security,
+    )  # fmt: skip
+    try:
+        with patient(), Client(local) as client:
+            client.register_plugin(deaf_to_ctrl_c())
+            yield from _entered(client)
+    finally:
+        close_cluster(local)
+
+
+def start_cluster(
+    *,
+    workers: int = 2,
+    threads: int = 1,
+    memory_limit: str | int | float = "auto",
+    gpus: int = 0,
+    dashboard_address: str | None = "127.0.0.1:0",
+    host: str = "127.0.0.1",
+    port: int = 0,
+    security: Security | None = None,
+    scheduler_file: str | os.PathLike[str] | None = None,
+) -> Any:
+    """Start a scheduler in this process and worker processes, each watched by a nanny that replaces it.
+
+    Pools of BLAS and numba have one thread in every worker and glibc gives freed pages back (`PIN`), all but
+    32 MiB a thread from a worker's first task on.
+
+    Parameters
+    ----------
+    workers : int
+        CPU workers; 0 where there are GPU workers, or where others join (`scalelatent cluster join`).
+    threads : int
+        Of each CPU worker.
+    memory_limit : str, int or float
+        Of each worker, for example ``"4GB"``, in bytes, or as a share of the machine; ``"auto"`` shares the
+        memory this process may use (its container's, not the machine's) among all workers.
+    gpus : int
+        Workers beside them with the resource ``GPU``: one process and one thread for each device, which is
+        the only one it sees. CPU workers then see none.
+    dashboard_address : str or None
+        Host and port of the dashboard; port 0 takes a free one, None none.
+    host, port : str, int
+        Where scheduler and workers listen, and the scheduler's port; 0 takes a free one.
+    security : distributed.Security, optional
+        Certificates for TLS, see `scalelatent.deploy.security`.
+    scheduler_file : path, optional
+        A file that tells the scheduler's address, for ``Client(scheduler_file=…)``; removed at the end.
+
+    Returns
+    -------
+    distributed.SpecCluster
+        Close it with :func:`close_cluster`.
+
+    Raises
+    ------
+    JobError
+        Fewer GPUs than asked for, a port that is taken, or a number below its least.
+
+    Examples
+    --------
+    >>> started = start_cluster(workers=1, dashboard_address=None)  # doctest: +SKIP
+    >>> started.scheduler_address, list(started.workers)  # doctest: +SKIP
+    ('tcp://127.0.0.1:41233', ['cpu-0'])
+    """
+    import dask
+    from distributed import Scheduler, SpecCluster
+
+    refuse_numbers(workers, threads, gpus, port)
+    refuse_page(dashboard_address)
+    protocol = "tcp://" if security is None else "tls://"
+    common = {"host": host, "protocol": protocol, "security": security}
+    scheduler = {
+        "cls": Scheduler,
+        "options": common | {
+            "port": port,
+            "dashboard": dashboard_address is not None,
+            "dashboard_address": dashboard_address or f"{host}:0",
+            "scheduler_file": None if scheduler_file is None else os.fspath(scheduler_file),
+            "preload": [*dask.config.get("distributed.scheduler.preload"), *page_preload()],
+        },
+    }  # fmt: skip
+    specs = worker_specs(workers, threads, gpus, memory_limit, common)
+    with configured():
+        try:
+            return SpecCluster(
+                workers=specs, scheduler=scheduler, worker=next(iter(specs.values()), None),
+                security=security, silence_logs=logging.WARNING, name="scalelatent",
+            )  # fmt: skip
+        except (OSError, RuntimeError) as error:
+            page = f", dashboard on {dashboard_address}" if dashboard_address else ""
+            raise JobError(
+                f"no cluster starts on {host}:{port}{page} ({first_cause(error)}); port 0 takes a free one, "
+                "hosts must be addresses of this machine, and a script starts its cluster below "
+                '`if __name__ == "__main__":`, since every worker imports the script anew'
+            ) from error
+
+
+def close_cluster(started: Any) -> None:
+    """End a cluster of :func:`start_cluster` and all its processes."""
+    # Closing stumbles over a worker that was replaced while the machine was too busy; it is closed all the
+    # same.
+    with suppress(KeyError):
+        started.close(timeout=CLOSE_SECONDS)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens on ``host``.
+
+    Examples
+    --------
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0"), is_loopback("head")
+    (True, True, False, False)
+    """
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def page_preload() -> list[str]:
+    """The preload that puts our page on the dashboard, by name: the engine imports no monitor."""
+    name = "scalelatent.monitor.preload"
+    return [name] if importlib.util.find_spec(name) else []
+
+
+def deaf_to_ctrl_c() -> Any:
+    """A worker plugin that keeps a terminal's Ctrl-C from the workers.
+
+    A terminal sends it to every process of a command; workers that die of it could not finish the pass whose
+    end the driver waits for. They end when the driver closes the cluster.
+    """
+    from distributed import WorkerPlugin
+
+    class DeafToCtrlC(WorkerPlugin):
+        name = "scalelatent-deaf-to-ctrl-c"
+
+        def setup(self, worker: Any) -> None:
+            import signal
+            import threading
+
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    return DeafToCtrlC()
+
+
+def _entered(client: Any) -> Iterator[Any]:
+    token = _current.set(client)
+    try:
+        yield client
+    finally:
+        _current.reset(token)

@@ -1,0 +1,306 @@
+"""From a scheduler's address to a client, within a bounded time, and in words where there is none.
+
+Dask tries an address until its time is up, whatever the reason, and then names only the time; at a web server
+it hangs for good. So the place is looked at first by a plain connection: a Dask scheduler speaks at once,
+where others wait to be spoken to.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from scalelatent.engine.threads import within
+from scalelatent.errors import JobError
+from scalelatent.jobs.spec import ClusterSection, Job
+
+if TYPE_CHECKING:
+    from distributed import Client, Security
+
+__all__ = ["check_protocol", "connect", "default_scheduler", "open_client", "security_of"]
+
+PROBE_SECONDS = 5.0
+SPEAK_SECONDS, TLS_SPEAK_SECONDS = 1.0, 0.3
+CLIENT_SECONDS = 10.0
+SCHEMES = ("tcp", "tls", "ws", "wss", "ucx", "inproc")
+SCHEDULER_VARIABLE = "SCALELATENT_CLUSTER__SCHEDULER"
+
+
+def default_scheduler() -> str | None:
+    """Return the scheduler that the environment names, or Dask's configuration; None where neither does.
+
+    Examples
+    --------
+    >>> import os
+    >>> from scalelatent.deploy.connection import default_scheduler
+    >>> os.environ["SCALELATENT_CLUSTER__SCHEDULER"] = "tcp://head:8786"
+    >>> default_scheduler(), os.environ.pop("SCALELATENT_CLUSTER__SCHEDULER")
+    ('tcp://head:8786', 'tcp://head:8786')
+    """
+    import dask
+
+    return os.environ.get(SCHEDULER_VARIABLE) or dask.config.get("scheduler-address", None)
+
+
+def security_of(cluster: ClusterSection) -> Security | None:
+    """Return what to show the scheduler: the job's certificates, or those of Dask's configuration.
+
+    Raises
+    ------
+    JobError
+        If a certificate cannot be read.
+    """
+    from .security import security_from
+
+    return security_from(ca=cluster.tls_ca, cert=cluster.tls_cert, key=cluster.tls_key)
+
+
+def check_certificates(cluster: ClusterSection) -> None:
+    """Look at the certificates that a job names, also where no scheduler is asked for them.
+
+    Raises
+    ------
+    JobError
+        As `security_of`.
+    """
+    if cluster.tls_ca is not None or cluster.tls_cert is not None or cluster.tls_key is not None:
+        security_of(cluster)
+
+
+@contextmanager
+def connect(
+    job: Job, client: Client | None = None, tell: Callable[[str], None] = lambda line: None
+) -> Iterator[Client | None]:
+    """Give the Dask client a job asks for: the one given, its scheduler's, a local cluster's, or None.
+
+    Raises
+    ------
+    JobError
+        If the scheduler does not answer in time.
+    """
+    wanted = job.cluster
+    check_certificates(wanted)
+    if client is not None:
+        yield client
+    elif wanted.scheduler is not None:
+        with open_client(wanted.scheduler, security_of(wanted)) as found:
+            tell(f"dashboard: {found.dashboard_link}")
+            yield found
+    elif wanted.workers is not None:
+        from .clusters import cluster
+
+        options = {"threads": wanted.threads, "memory_limit": wanted.memory_limit}
+        given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+        with cluster("local", workers=wanted.workers, **given) as started:
+            tell(f"dashboard: {started.dashboard_link}")
+            yield started
+    else:
+        yield None
+
+
+def open_client(address: str, security: Security | None = None, **options: Any) -> Client:
+    """Connect to a scheduler.
+
+    Parameters
+    ----------
+    address : str
+        For example ``"tcp://head:8786"`` or ``"tls://head:8786"``.
+    security : distributed.Security, optional
+        Certificates, for ``tls://``.
+    **options
+        Of `distributed.Client`.
+
+    Returns
+    -------
+    distributed.Client
+        Not the default client of this process; to be closed by the caller.
+
+    Raises
+    ------
+    JobError
+        If nothing that is a Dask scheduler answers there within 15 seconds; the message says what does.
+
+    Examples
+    --------
+    >>> from scalelatent.deploy.connection import open_client
+    >>> open_client("tcp://127.0.0.1:1")
+    Traceback (most recent call last):
+    ...
+    scalelatent.errors.JobError: scheduler 'tcp://127.0.0.1:1': nothing listens there ...
+    """
+    from distributed import Client
+
+    scheme, host, port = _parts(address)
+    if scheme == "tls" and security is None:
+        raise JobError(
+            f"scheduler {address!r} speaks TLS, and no certificates are named: give --tls-ca-file, "
+            "--tls-cert and --tls-key (in a job file: [cluster] tls_ca, tls_cert, tls_key)"
+        )
+    trouble = _trouble(scheme, host, port, security)
+    if trouble:
+        raise JobError(f"scheduler {address!r}: {trouble}")
+    options |= {"timeout": CLIENT_SECONDS, "security": security, "set_as_default": False}
+    try:
+        return within(CLIENT_SECONDS + 5, lambda: Client(address, **options))
+    except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
+        raise JobError(
+            f"scheduler {address!r} does not answer as a Dask scheduler within {CLIENT_SECONDS:.0f} s: "
+            f"{error}; check the address, and that Dask has the same version on both sides"
+        ) from error
+
+
+def check_protocol(address: str, security: Security | None) -> None:
+    """Refuse a scheduler that speaks another protocol than the address says; one that is not up yet may come.
+
+    Raises
+    ------
+    JobError
+        No address, or what listens there is no scheduler that could be talked to in this way.
+    """
+    scheme, host, port = _parts(address)
+    trouble = ""
+    with suppress(OSError):
+        if scheme == "tcp":
+            trouble = _trouble_tcp(host, port)
+        elif scheme == "tls" and security is not None:
+            trouble = _trouble_tls(host, port, security)
+    if trouble:
+        raise JobError(f"scheduler {address!r}: {trouble}")
+
+
+def _parts(address: str) -> tuple[str, str, int]:
+    """Scheme, host and port; no port but for tcp and tls."""
+    from distributed.comm.addressing import parse_address, parse_host_port
+
+    try:
+        scheme, place = parse_address(address, strict=False)
+        if scheme not in SCHEMES:
+            raise ValueError(f"{scheme!r} is none of {', '.join(SCHEMES)}")
+        if scheme not in ("tcp", "tls"):
+            return scheme, place, 0
+        host, port = parse_host_port(place, 8786)
+        if not 0 < port < 65536:
+            raise ValueError(f"its port {port} is none of 1 to 65535")
+    except (ValueError, TypeError) as error:
+        raise JobError(
+            f"scheduler {address!r} is not an address ({error}); write for example tcp://head:8786, as the "
+            "scheduler prints it when it starts"
+        ) from None
+    return scheme, host, port
+
+
+def _tell_os_error(host: str, port: int, error: OSError) -> str:
+    if isinstance(error, socket.gaierror):
+        return f"the host {host!r} is not known ({error.strerror}); check its name"
+    if isinstance(error, ConnectionRefusedError):
+        return (
+            f"nothing listens there (connection refused): is the scheduler running on {host}, and is {port} "
+            "its port? It prints its address when it starts; the dashboard's port is another one"
+        )
+    if isinstance(error, TimeoutError):
+        return f"{host} does not answer within {PROBE_SECONDS:.0f} s: check the address, and firewalls"
+    return f"{host} cannot be reached ({error.strerror or error})"
+
+
+def _trouble(scheme: str, host: str, port: int, security: Security | None) -> str:
+    """Why there is no scheduler to talk to in the way the address says; nothing where there may be one."""
+    try:
+        if scheme == "tcp":
+            return _trouble_tcp(host, port)
+        if scheme == "tls" and security is not None:
+            return _trouble_tls(host, port, security)
+    except OSError as error:
+        return _tell_os_error(host, port, error)
+    return ""
+
+
+def _trouble_tcp(host: str, port: int) -> str:
+    with socket.create_connection((host, port), timeout=PROBE_SECONDS) as connection:
+        said = _hear(connection, SPEAK_SECONDS)
+        if not said and _speaks_tls(host, port):
+            return (
+                f"it speaks TLS: write tls://{host}:{port}, and give --tls-ca-file, --tls-cert and --tls-key "
+                "(in a job file: [cluster] tls_ca, tls_cert, tls_key)"
+            )
+        if not said and _is_web_server(host, port):
+            return (
+                "a web server listens there, perhaps the dashboard; the scheduler has a port of its own "
+                "(8786 unless told otherwise), which it prints when it starts"
+            )
+        # A busy scheduler comes to speak when it has time.
+        said = said or _hear(connection, CLIENT_SECONDS)
+    if not said:
+        return (
+            f"something listens there and says nothing for {CLIENT_SECONDS:.0f} s: a scheduler that hangs, "
+            "or another program; check the address, and the scheduler's log"
+        )
+    # Dask's first word is a length of eight bytes, whose highest is nought.
+    return (
+        "" if said[-1:] == b"\0" else f"another program listens there (it says {said!r}); check the address"
+    )
+
+
+def _hear(connection: socket.socket, seconds: float) -> bytes:
+    """The first eight bytes that the other side sends by itself; none where it does not."""
+    connection.settimeout(seconds)
+    try:
+        return connection.recv(8, socket.MSG_WAITALL)
+    except OSError:
+        return b""
+
+
+def _trouble_tls(host: str, port: int, security: Security) -> str:
+    ours = security.get_connection_args("client")["ssl_context"]
+    connection = socket.create_connection((host, port), timeout=PROBE_SECONDS)
+    # Not a word of TLS to a scheduler without: it would take it for the length of a message.
+    if _hear(connection, TLS_SPEAK_SECONDS):
+        connection.close()
+        return f"it does not speak TLS: write tcp://{host}:{port} if the network may be trusted"
+    content, complaint = _shake_hands(ours, connection)
+    if content:
+        return ""
+    return (
+        f"TLS was refused ({complaint.lower().replace('_', ' ')}): the scheduler's certificate and ours must "
+        "be signed by one authority, and be valid today; check --tls-ca-file, --tls-cert and --tls-key"
+    )
+
+
+def _speaks_tls(host: str, port: int) -> bool:
+    """Whether TLS is spoken there, with whomever."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    connection = socket.create_connection((host, port), timeout=PROBE_SECONDS)
+    content, complaint = _shake_hands(context, connection)
+    # An alert is TLS's own word for "not you".
+    return content or "ALERT" in complaint
+
+
+def _shake_hands(context: ssl.SSLContext, plain: socket.socket) -> tuple[bool, str]:
+    """Whether both sides are content, and else the complaint; closes the connection."""
+    plain.settimeout(SPEAK_SECONDS)
+    try:
+        with context.wrap_socket(plain) as wrapped:
+            # Since TLS 1.3 a server refuses a client's certificate only after the client is content.
+            with suppress(TimeoutError):
+                wrapped.recv(1)
+            return True, ""
+    except ssl.SSLError as error:
+        return False, error.reason or str(error)
+    except OSError as error:
+        return False, str(error.strerror or error)
+    finally:
+        plain.close()
+
+
+def _is_web_server(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=PROBE_SECONDS) as connection:
+            connection.settimeout(SPEAK_SECONDS)
+            connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            return connection.recv(5) == b"HTTP/"
+    except OSError:
+        return False

@@ -1,0 +1,252 @@
+"""`cluster up`: a scheduler and its workers in the foreground, for others to send jobs to."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from scalelatent.engine.dask.hooks import page_place
+from scalelatent.errors import JobError
+
+from .clusters import close_cluster, deaf_to_ctrl_c, is_loopback, start_cluster
+from .security import security_from, tls_files, tls_options
+from .worker_processes import patient
+
+if TYPE_CHECKING:
+    from distributed import Security
+
+__all__ = ["address_from", "own_certificates", "serve", "until_stopped"]
+
+START_SECONDS = 120
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP] if hasattr(signal, "SIGHUP") else [signal.SIGINT]
+
+
+def own_certificates(folder: str | os.PathLike[str], host: str) -> tuple[Security, dict[str, str]]:
+    """Make a cluster's certificates, or take those of an earlier start from the same folder.
+
+    Parameters
+    ----------
+    folder : path
+    host : str
+        Where the scheduler will listen.
+
+    Returns
+    -------
+    distributed.Security, dict of str to str
+        What scheduler and workers show, and the files (``ca``, ``cert``, ``key``) a client names.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from scalelatent.deploy.serving import own_certificates
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     security, files = own_certificates(folder, "127.0.0.1")
+    >>> security.require_encryption, sorted(files)
+    (True, ['ca', 'cert', 'key'])
+    """
+    from .certificates import make_certificates
+
+    made = make_certificates(folder, hosts=[] if host in ("0.0.0.0", "::") else [host])
+    security = security_from(made["ca.pem"], made["cluster-cert.pem"], made["cluster-key.pem"])
+    assert security is not None
+    client = {"ca": "ca.pem", "cert": "client-cert.pem", "key": "client-key.pem"}
+    return security, {name: str(made[file]) for name, file in client.items()}
+
+
+@contextmanager
+def serve(
+    *, security: Security | None = None, client_files: dict[str, str] | None = None, **options: Any
+) -> Iterator[dict[str, Any]]:
+    """Run a cluster as long as the ``with`` block lasts.
+
+    Parameters
+    ----------
+    security : distributed.Security, optional
+        Certificates for TLS.
+    client_files : dict, optional
+        The files a client should name; those of ``security`` by default.
+    **options
+        Of `scalelatent.deploy.clusters.start_cluster`.
+
+    Yields
+    ------
+    dict
+        JSON-able: ``scheduler`` and ``dashboard`` (addresses), ``scheduler_file``, ``pid``, ``workers`` (list
+        of name, address, threads, memory_bytes, resources), ``tls`` (files or None), ``next`` (commands),
+        ``warnings``.
+
+    Raises
+    ------
+    JobError
+        The cluster cannot start, or its workers do not within two minutes.
+
+    Examples
+    --------
+    >>> from scalelatent.deploy.serving import serve
+    >>> with serve(workers=1) as told:  # doctest: +SKIP
+    ...     print(told["scheduler"])
+    tcp://127.0.0.1:39241
+    """
+    from distributed import Client
+
+    started = start_cluster(security=security, **options)
+    try:
+        with Client(started, set_as_default=False) as client:
+            count = len(started.worker_spec)
+            try:
+                if count:
+                    client.wait_for_workers(count, timeout=START_SECONDS)
+            except TimeoutError:
+                raise JobError(
+                    f"only {len(client.nthreads())} of {count} workers started within {START_SECONDS} s; ask "
+                    "for fewer --workers, or give each more --memory-limit"
+                ) from None
+            client.register_plugin(deaf_to_ctrl_c())
+            page = _page_of(started.scheduler) if options.get("dashboard_address", True) else None
+            told = _describe(client, client_files or tls_files(security), options, page)
+        with patient():
+            yield told
+    finally:
+        close_cluster(started)
+
+
+def address_from(address: str | None, file: Path | None, seconds: float) -> str:
+    """Return a scheduler's address, given or from the file that it writes when it starts.
+
+    Raises
+    ------
+    JobError
+        Neither or both are given, or no address is in the file within ``seconds``.
+
+    Examples
+    --------
+    >>> from scalelatent.deploy.serving import address_from
+    >>> address_from("tcp://head:8786", None, 1)
+    'tcp://head:8786'
+    """
+    if (address is None) == (file is None):
+        raise JobError("which scheduler? Give its address (tls://head:8786), or --scheduler-file")
+    if address is not None:
+        return address
+    assert file is not None
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return str(json.loads(file.read_text())["address"])
+        except (OSError, ValueError, KeyError):  # not there yet, or half written
+            if time.monotonic() > deadline:
+                raise JobError(
+                    f"no scheduler wrote its address to {file} within {seconds:.0f} s; is it running, and is "
+                    "the file on storage that this machine sees?"
+                ) from None
+        time.sleep(0.2)
+
+
+@contextmanager
+def until_stopped() -> Iterator[threading.Event]:
+    """Turn SIGINT, SIGTERM and SIGHUP into `KeyboardInterrupt`, once; the next one ends the process at once.
+
+    Inside, wait for the event: it is never set, but a signal interrupts the wait. At the end no process that
+    this one started is left.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for name in SIGNALS:
+            signal.signal(name, _leave)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in SIGNALS}
+    try:
+        yield threading.Event()
+    finally:
+        _end_children()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    _end_children(seconds=0)
+    os._exit(128 + number)
+
+
+def _end_children(seconds: float = 5) -> None:
+    """End what closing has left over: nobody else will."""
+    import psutil
+
+    children = [child for child in psutil.Process().children(recursive=True) if not _ends_itself(child)]
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for child in children:
+            with suppress(psutil.NoSuchProcess):
+                child.send_signal(number)
+        _, children = psutil.wait_procs(children, timeout=seconds)
+
+
+def _ends_itself(child: Any) -> bool:
+    """Python's tracker of shared memory ignores signals, and leaves when its parent does."""
+    import psutil
+
+    try:
+        return "resource_tracker" in " ".join(child.cmdline())
+    except psutil.Error:
+        return True
+
+
+def _page_of(scheduler: Any) -> str:
+    """Where the dashboard listens; Dask's own link always names the scheduler's host."""
+    from distributed.comm.addressing import get_address_host
+
+    host, port = page_place(scheduler)
+    if host in ("0.0.0.0", "::"):
+        host = get_address_host(scheduler.address)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/status"
+
+
+def _describe(
+    client: Any, files: dict[str, str] | None, options: dict[str, Any], page: str | None
+) -> dict[str, Any]:
+    address = client.scheduler.address
+    info = client.scheduler_info(n_workers=-1)["workers"]
+    workers = [
+        {
+            "name": str(worker["name"]), "address": where, "threads": worker["nthreads"],
+            "memory_bytes": worker["memory_limit"], "resources": worker["resources"],
+        }
+        for where, worker in info.items()
+    ]  # fmt: skip
+    reach = shlex.join(["--scheduler", address, *tls_options(files)])
+    file = options.get("scheduler_file")
+    joining = [] if workers else [f"scalelatent cluster join {address} --workers N   (on each machine)"]
+    return {
+        "scheduler": address,
+        "dashboard": page,
+        "scheduler_file": None if file is None else str(Path(file).absolute()),
+        "pid": os.getpid(),
+        "workers": sorted(workers, key=lambda worker: worker["name"]),
+        "tls": files,
+        "next": [*joining, f"scalelatent doctor {reach}", f"scalelatent submit JOB.toml {reach}"],
+        "warnings": list(_warnings(options, files)),
+    }
+
+
+def _warnings(options: dict[str, Any], files: dict[str, str] | None) -> Iterator[str]:
+    host = options.get("host", "127.0.0.1")
+    if not is_loopback(host) and files is None:
+        yield (
+            f"this scheduler listens on {host} WITHOUT TLS: whoever reaches it can run any code as you, "
+            "on every worker. Start it with --tls, or leave it on loopback (as by default) and use ssh -L"
+        )
+    page = (options.get("dashboard_address") or "127.0.0.1:0").rpartition(":")[0]
+    if not is_loopback(page or "0.0.0.0"):
+        yield (
+            f"the dashboard listens on {page or 'all addresses'} and asks nobody who he is: whoever reaches "
+            "it sees names of jobs, code on the stacks, and logs. Prefer ssh -L"
+        )

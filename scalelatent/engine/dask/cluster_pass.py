@@ -1,0 +1,353 @@
+"""One pass on its way through a Dask cluster: spans in a window, the tree behind them, the M-step at its end.
+
+Where the window holds all spans, the whole pass is one message to the scheduler; else spans go out in
+batches, and with the last batch the rest of the tree and the M-step. Behind the M-step goes the next pass at
+once. So the cluster goes on by itself where the driver would be waited for twice: once to hear that the last
+span is done, once that the parameters are.
+
+What depends on an M-step keeps the scheduler from forgetting the pass before. So every now and then a pass
+starts from the run folder instead (``…_params``); and where a lost parameter sends Dask back along that
+chain, passes whose parameters are in the run folder are not computed again (see :mod:`.tasks`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from scalelatent.engine.grid import FAN_IN
+from scalelatent.engine.passes import Span, Stage
+from scalelatent.engine.quarantine import whole_shards
+
+from .graph import Graph, Reads
+from .pools import POOLED, PoolWindow, pool_window
+from .tasks import task_info, task_merge, task_mstep, task_params, task_span
+from .trial_tasks import try_span
+from .window import Batch, TaskEnded, Window, depth_for
+from .work import Work
+
+# Tasks of earlier passes that the scheduler may have to remember, and passes in a chain.
+CHAIN_TASKS, CHAIN_PASSES = 2000, 32
+# Of passes that take less than this the driver hears at their end only: a future for each span would be two
+# more packets through the scheduler.
+QUIET_SECONDS = 0.8
+# The event that tells of a pass comes in one packet with the news that its task is done; where it does not,
+# a task is asked.
+EVENT_SECONDS = 1.0
+
+
+class DaskPass(Work):
+    """A pass of a learner, or of reductions where ``learns`` is False.
+
+    Parameters
+    ----------
+    executor : DaskExecutor
+    stage : Stage
+    iteration : int
+        Passes done before it.
+    spans : list of Span
+        To be computed.
+    kept : list of Span
+        Left finished by an interrupted run.
+    learns : bool
+        Whether an M-step follows.
+    behind : DaskPass or None
+        The pass whose M-step makes the parameters; None takes them from the run folder.
+    """
+
+    def __init__(
+        self,
+        executor: Any,
+        stage: Stage,
+        iteration: int,
+        spans: list[Span],
+        kept: Sequence[Span] = (),
+        *,
+        learns: bool = True,
+        behind: DaskPass | None = None,
+    ) -> None:
+        super().__init__(stage.name, iteration + 1, executor.pass_token, stage.rows)
+        self.executor, self.stage, self.iteration, self.learns = executor, stage, iteration, learns
+        self.ref = executor.ref_of(stage)
+        self.following: DaskPass | None = None
+        self.links: int = 0 if behind is None else behind.links + 1
+        self.tops: dict[str, list[Any]] = {}
+        self._n_spans, self._kept = len(spans) + len(kept), frozenset(kept)
+        self._params = None if behind is None else behind.mstep
+        self._levels = {
+            part: max(span.level for span in [*kept, *spans] if span.part == part) for part in stage.grids
+        }
+        self._graphs: list[tuple[Graph, list[Any]]] = []
+        self.todo = spans
+        self._mstep_seen: float | None = None
+        self._info: dict[str, Any] | None = None
+        self.mstep: Any = None
+        self._trees = {part: _Tree(self, part) for part in stage.grids}
+        seconds = executor.span_seconds(stage.name)
+        self._quiet = (
+            learns and seconds is not None and self._n_spans * seconds < QUIET_SECONDS * executor.workers
+        )
+        depth = depth_for(seconds, stage_nbytes(stage))
+        self.window = pool_window(executor, stage, [*kept, *spans], self._send, self._kept) or Window(
+            executor.threads, [*kept, *spans], self._send, depth
+        )
+        self._pooled = isinstance(self.window, PoolWindow)
+        if isinstance(self.window, PoolWindow):
+            self._quiet = learns and self.window.seconds < QUIET_SECONDS
+
+    def key(self, role: str | None, suffix: str = "") -> str:
+        """Name of a task of this pass."""
+        return key_of(self.stage, role, self.iteration, suffix, self.token)
+
+    def _span_key(self, span: Span) -> str:
+        level = "" if span.level == self._levels[span.part] else f"{span.level}-"
+        role = POOLED if self._pooled else None
+        return self.key(role, f"{_letter(span.part)}{level}{span.index:04d}")
+
+    # -- sending ---------------------------------------------------------------------------------------------
+
+    def _send(self, batch: Batch, last: bool) -> dict[Span, Any]:
+        graph = Graph()
+        if self.learns and self._params is None:
+            self._params = self.key("params")
+            graph.add(self._params, task_params, self.ref, self.stage.name, self.iteration)
+        params = None if self._params is None else graph.ref(self._params)
+        keys = {}
+        for span, worker in batch:
+            keys[span] = key = self._span_key(span)
+            graph.add(
+                key,
+                task_span,
+                self.ref,
+                self.stage.name,
+                self.iteration,
+                span,
+                params,
+                self.executor.fit,
+                self.executor.checkpoint_seconds,
+                span in self._kept,
+                worker=worker,
+                reads=self.reads(span),
+            )
+            self.items[key] = span
+            self._trees[span.part].add(graph, span.level, span.index, key)
+        quiet = self._quiet and last and self._params is not None and not self.window.pending
+        wanted = set() if quiet else {*keys.values()}
+        if not last:
+            wanted.update(*(tree.open_keys(graph) for tree in self._trees.values()))
+            wanted |= {self._params} if isinstance(self._params, str) else set()
+        else:
+            tops = {part: tree.tops() for part, tree in self._trees.items()}
+            if self.learns:
+                wanted.add(self._add_mstep(graph, tops, params))
+            else:
+                self.tops = tops
+                wanted.update(key for nodes in tops.values() for key in nodes if isinstance(key, str))
+        futures = graph.send(self.executor.client, wanted, self.executor.watch.only)
+        self._hold(futures)
+        # Nodes of earlier graphs that this one merges are let go of once the scheduler has it.
+        self._graphs = [(g, own) for g, own in self._graphs if all(f.status == "pending" for f in own)]
+        self._graphs.append((graph, list(futures.values())))
+        return {} if quiet else {span: futures[key] for span, key in keys.items()}
+
+    def _add_mstep(self, graph: Graph, tops: dict[str, list[Any]], params: Any) -> str:
+        key = self.key("mstep")
+        nodes = [[graph.hold(node) for node in nodes] for nodes in tops.values()]
+        graph.add(
+            key,
+            task_mstep,
+            self.ref,
+            self.stage.name,
+            self.iteration,
+            list(tops),
+            nodes,
+            params,
+            self.executor.fit,
+            priority=10,
+        )
+        return key
+
+    def _hold(self, futures: dict[str, Any]) -> None:
+        """Futures in the place of the keys of this graph, where later graphs or the driver need them."""
+        if isinstance(self._params, str):
+            self._params = futures.get(self._params)
+        self.mstep = futures.get(self.key("mstep"))
+        for tree in self._trees.values():
+            tree.hold(futures)
+        self.tops = {part: [futures.get(key, key) for key in keys] for part, keys in self.tops.items()}
+
+    def open_following(self) -> None:
+        """Send the next pass behind the M-step, unless the chain has become too long."""
+        if not self.learns or self.following is not None or not self.window.given:
+            return
+        links = self.links + 1
+        if links < CHAIN_PASSES and links * self._n_spans < CHAIN_TASKS:
+            spans = self.executor.spans(self.stage)
+            self.following = DaskPass(self.executor, self.stage, self.iteration + 1, spans, behind=self)
+            self.following.open()
+
+    # -- looking after ---------------------------------------------------------------------------------------
+
+    def look(self) -> bool:
+        """See :meth:`Work.look`; the next pass follows as soon as all spans are handed out."""
+        moved = super().look()
+        self.open_following()
+        return moved
+
+    def item_rows(self, item: Span) -> int:
+        """Rows of a span."""
+        a, b = self.stage.grids[item.part].node_rows(item.level, item.index)
+        return b - a
+
+    def about(self, item: Span) -> dict[str, Any]:
+        """A span in the words of the event log."""
+        a, b = self.stage.grids[item.part].node_rows(item.level, item.index)
+        return {"part": item.part, "span": item.index, "level": item.level, "rows": [a, b]}
+
+    def dataset_of(self, item: Span) -> Any:
+        """The rows of a span's part."""
+        return self.stage.datasets[item.part]
+
+    def label(self, item: Span) -> str:
+        """A span in names of tasks and files."""
+        return f"{_letter(item.part)}{item.level}-{item.index:04d}"
+
+    def shards_of(self, item: Span) -> list[tuple[str, int, int]]:
+        """Shards that a span reads."""
+        rows = self.stage.grids[item.part].node_rows(item.level, item.index)
+        return list(self.stage.datasets[item.part].shards(*rows))
+
+    def reads(self, item: Span) -> Reads:
+        """See :meth:`Work.reads`."""
+        rows = self.stage.grids[item.part].node_rows(item.level, item.index)
+        what = f"{self.executor.token}/{item.part}"
+        return (what, *whole_shards(self.stage.datasets[item.part], *rows))
+
+    def add_trial(self, graph: Graph, key: str, item: Span, note: str, worker: str) -> None:
+        """Add the task that computes a span alone."""
+        about = self.ref, self.stage.name, self.iteration, item, self.learns
+        graph.add(key, try_span, *about, self.executor.fit, note, worker=worker)
+
+    @property
+    def done(self) -> bool:
+        """Whether all spans are, and the driver knows what the M-step tells."""
+        if self.learns:
+            return self.result is not None
+        return self.window.given and not self.window.pending
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What the M-step tells: by an event, or where that got lost by a task.
+
+        Raises
+        ------
+        TaskEnded
+            It failed.
+        """
+        if self._info is None and self.mstep is not None:
+            told = self.executor.told(self)
+            status = self.mstep.status
+            if told is not None:
+                self._info = json.loads(told)
+            elif status in ("error", "cancelled"):
+                raise TaskEnded(None, self.mstep)
+            elif status == "finished":
+                self._mstep_seen = self._mstep_seen or time.monotonic()
+                if time.monotonic() - self._mstep_seen > EVENT_SECONDS:
+                    self._info = self._asked()
+        return self._info
+
+    def _asked(self) -> dict[str, Any]:
+        graph, key = Graph(), self.key("info")
+        graph.add(key, task_info, graph.ref(self.mstep), priority=10)
+        info = self.executor.result(graph.send(self.executor.client, [key])[key])
+        if info is not None:
+            return dict(info)
+        # Dask, having lost the result, went through the pass again, whose outcome was in the run folder.
+        state, work = self.executor.store.load_state(self.stage.name, self.iteration + 1), self.stage.work
+        return {
+            "summary": work.summary(state),
+            "done": work.is_done(state),
+            "rows": self.stage.rows,
+            "bytes_read": 0,
+        }
+
+    def release(self) -> None:
+        """Let go of all futures at once: the pass and its window hold each other, and would wait for a
+        collection of garbage, the scheduler with them.
+        """
+        super().release()
+        self._trees.clear()
+        self.tops.clear()
+        self._graphs.clear()
+        self._params = self.mstep = None
+
+
+def key_of(stage: Stage, role: str | None, iteration: int, suffix: str, token: str) -> str:
+    """Name of a task of a pass, read by people on the dashboard.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> stage = SimpleNamespace(name="capsule_estep")
+    >>> key_of(stage, None, 6, "s0042", "ab12cd"), key_of(stage, "mstep", 6, "", "ab12cd")
+    ('capsule_estep-it0007-s0042-ab12cd', 'capsule_mstep-it0007-ab12cd')
+    """
+    if role == POOLED:
+        return f"{stage.name}_{role}-it{iteration + 1:04d}-{suffix}-{token}"
+    # Beside the spans, ``capsule_estep``, stand ``capsule_params``, ``capsule_mstep``, … Other stages keep
+    # their whole name: a key that was used before would bring back the old result.
+    model = stage.name.split("_")[0] if stage.name.endswith("_estep") else stage.name
+    name = f"{model}_{role}" if role else stage.name
+    return f"{name}-it{iteration + 1:04d}{'-' + suffix if suffix else ''}-{token}"
+
+
+def _letter(part: str) -> str:
+    """A part in the names of its tasks; keys of two parts must differ."""
+    return {"train": "s", "validation": "v"}.get(part, f"{part}-")
+
+
+def stage_nbytes(stage: Stage) -> int:
+    """Bytes of the largest statistic of a stage."""
+    return max(reduction.layout().nbytes for reduction in stage.reductions.values())
+
+
+class _Tree:
+    """Keys and futures of one part's nodes; a complete family below the top becomes a merge task."""
+
+    def __init__(self, owner: DaskPass, part: str) -> None:
+        self._owner, self._part, self._grid = owner, part, owner.stage.grids[part]
+        self._nodes: dict[tuple[int, int], Any] = {}
+
+    def add(self, graph: Graph, level: int, index: int, node: Any) -> None:
+        """Take a node, and merge as far as families are complete."""
+        self._nodes[level, index] = node
+        while level < self._grid.depth - 1:
+            family, parent = [(level, i) for i in self._grid.family(level, index)], index // FAN_IN
+            if not all(node in self._nodes for node in family):
+                return
+            children = [self._nodes.pop(node) for node in family]
+            level, index = level + 1, parent
+            if len(children) == 1:
+                self._nodes[level, index] = children[0]
+                continue
+            key = self._owner.key("merge", f"{_letter(self._part)}{level}-{index:04d}")
+            graph.add(key, task_merge, [graph.hold(child) for child in children], priority=5)
+            self._nodes[level, index] = key
+
+    def open_keys(self, graph: Graph) -> set[str]:
+        """Nodes of this graph whose parent comes with a later one."""
+        return {node for node in self._nodes.values() if isinstance(node, str) and node in graph.tasks}
+
+    def hold(self, futures: dict[str, Any]) -> None:
+        """Keep the futures of nodes that are still to be merged."""
+        self._nodes = {
+            place: futures.get(node, node) if isinstance(node, str) else node
+            for place, node in self._nodes.items()
+        }
+
+    def tops(self) -> list[Any]:
+        """The last family, in order: the M-step merges it. All spans have been handed out."""
+        return [self._nodes.pop(node) for node in sorted(self._nodes)]

@@ -1,0 +1,348 @@
+"""Online learning: step after step over minibatches in the order of a :class:`~.order.RowOrder`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from scalelatent.contract.learners import Reduction
+from scalelatent.contract.stats import Stats
+from scalelatent.errors import RunError
+
+from .batch_loop import LoopResult, Progress, make_record, tell_unreadable, write_checkpoint
+from .callbacks import Callback
+from .checkpoints import EngineStore
+from .executor import Executor, OnlineSteps, Place
+from .order import RowOrder
+from .passes import Stage
+
+
+@dataclass(frozen=True)
+class ValidationPass:
+    """The validation of an online learner as one pass of a batch learner, for the batch machinery."""
+
+    learner: Any
+
+    @property
+    def kind(self) -> str:
+        """Of the learner."""
+        return str(self.learner.kind)
+
+    def reductions(self) -> Mapping[str, Reduction]:
+        """The validation rows."""
+        return {"validation": self.learner.validation()}
+
+    def update(self, state: Any, stats: Mapping[str, Stats]) -> Any:
+        """The learner's ``validated``."""
+        return self.learner.validated(state, stats["validation"])
+
+    def summary(self, state: Any) -> dict[str, Any]:
+        """Of the learner."""
+        return self.learner.summary(state)
+
+    def is_done(self, state: Any) -> bool:
+        """Of the learner."""
+        return self.learner.is_done(state)
+
+
+def fit_online(
+    executor: Executor,
+    stage: Stage,
+    state: Any,
+    *,
+    order: RowOrder,
+    n_epochs: int,
+    callbacks: Callback,
+    store: EngineStore | None = None,
+    checkpoint_seconds: float = 30.0,
+    checkpoint_steps: int | None = None,
+    report_steps: int | None = None,
+    validate_steps: int | None = None,
+) -> LoopResult:
+    """Run an :class:`~scalelatent.contract.learners.OnlineLearner` for some epochs, or until it is done.
+
+    The bits of the result depend on stage, state, order, ``n_epochs`` and ``validate_steps`` alone: not on
+    the executor, on checkpoints and reports, nor on where the fit was interrupted and resumed.
+
+    Parameters
+    ----------
+    executor : Executor
+    stage : Stage
+        Its ``work`` is the learner. Where it has a dataset ``"validation"``, these rows are measured at the
+        end of each epoch, by the batch machinery (the learner is a ``ValidatedLearner`` then).
+    state : object
+        The first state; a checkpoint in ``store`` goes before it.
+    order : RowOrder
+        Of the training rows.
+    n_epochs : int
+        Epochs in all, those before a resume included.
+    store : EngineStore or None
+        Where checkpoints lie; None keeps none.
+    checkpoint_seconds, checkpoint_steps : float, int or None
+        A checkpoint at least this often, in mid-epoch too. On an interrupt or an error the last finished step
+        that this process knows of is always saved.
+    report_steps : int or None
+        A record every so many steps of an epoch (``Callback.on_report``), besides the one of each epoch.
+    validate_steps : int or None
+        Validate every so many steps of an epoch too.
+
+    Returns
+    -------
+    LoopResult
+        Records have ``pass`` (the epoch, from 1), ``steps`` and ``rows_seen`` since the start, and of what
+        was done since the record before, as far as this process did it: ``rows``, ``seconds``,
+        ``bytes_read``; and the learner's summary.
+
+    Raises
+    ------
+    RunError
+        The checkpoint belongs to another order of rows, or cannot be written.
+    ValueError
+        The order is of another number of rows.
+
+    Examples
+    --------
+    The mean of the rows, by steps of a falling rate:
+
+    >>> import numpy as np
+    >>> from scalelatent.data import Dataset
+    >>> from scalelatent.engine.inprocess import InProcessExecutor
+    >>> from scalelatent.engine.passes import make_stage
+    >>> from scalelatent.contract.stats import Layout
+    >>> class Mean:
+    ...     kind = "mean"
+    ...     def layout(self):
+    ...         return Layout((("total", (2,)),))
+    ...     def flops_per_row(self):
+    ...         return 2.0
+    ...     def prepare(self, state, backend):
+    ...         return None
+    ...     def run_chain(self, prepared, block, stats):
+    ...         stats["total"][:] += block.x.sum(axis=0)
+    ...     def step(self, state, stats, n_rows):
+    ...         t = state["t"] + 1
+    ...         return {"t": t, "mean": state["mean"] + (stats["total"] / n_rows - state["mean"]) / t}
+    ...     def end_epoch(self, state):
+    ...         return state
+    ...     def summary(self, state):
+    ...         return {"objective": float(state["mean"].sum())}
+    ...     def is_done(self, state):
+    ...         return False
+    >>> rows = Dataset.from_arrays(np.arange(16.0).reshape(8, 2))
+    >>> fit = fit_online(
+    ...     InProcessExecutor(1), make_stage("mean_step", Mean(), {"train": rows}, "cpu"),
+    ...     {"t": 0, "mean": np.zeros(2)}, order=RowOrder(8, seed=0, batch_rows=2), n_epochs=1,
+    ...     callbacks=Callback(),
+    ... )
+    >>> fit.state["mean"], fit.history[0]["steps"], fit.history[0]["rows_seen"]
+    (array([7., 8.]), 4, 8)
+    """
+    if order.n_rows != len(stage.datasets["train"]):
+        raise ValueError(
+            f"the order is one of {order.n_rows} rows, but the stage trains on {len(stage.datasets['train'])}"
+        )
+    settings = _Settings(n_epochs, checkpoint_seconds, checkpoint_steps, report_steps, validate_steps)
+    fit = _OnlineFit(executor, stage, order, callbacks, store, settings)
+    state = fit.restore(state)
+    with executor.online_steps(stage, order, n_epochs) as run:
+        run.callbacks = callbacks
+        fit.begin(run, state)
+        try:
+            while not fit.done and fit.place.epoch < n_epochs:
+                fit.advance(fit.next_stop())
+                if fit.end_part():
+                    break
+        except BaseException:
+            fit.checkpoint()
+            raise
+        fit.checkpoint()
+        return LoopResult(run.get(*fit.at), fit.history)
+
+
+@dataclass(frozen=True)
+class _Settings:
+    n_epochs: int
+    checkpoint_seconds: float
+    checkpoint_steps: int | None
+    report_steps: int | None
+    validate_steps: int | None
+
+
+class _OnlineFit:
+    """What the loop knows between two steps."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        stage: Stage,
+        order: RowOrder,
+        callbacks: Callback,
+        store: EngineStore | None,
+        settings: _Settings,
+    ) -> None:
+        self.executor, self.stage, self.order = executor, stage, order
+        self.callbacks, self.store, self.settings = callbacks, store, settings
+        # One object, so that an interrupt never falls between a place and its state.
+        self.at: tuple[Place, Any] = (Place(), None)
+        self.done, self.history = False, list[dict[str, Any]]()
+        self._restored = False
+        self._pending = False  # the steps of a part are done, what follows on them is not
+        self._saved, self._saved_at = Place(), time.perf_counter()
+        self._since, self._rows, self._bytes = self._saved_at, 0, 0
+        self._validation: Stage | None = None
+        if "validation" in stage.datasets:
+            self._validation = replace(
+                stage,
+                name=f"{stage.name}_validation",
+                work=ValidationPass(stage.work),
+                datasets={"validation": stage.datasets["validation"]},
+                grids={"validation": stage.grids["validation"]},
+            )
+
+    # -- resume ----------------------------------------------------------------------------------------------
+
+    def restore(self, state: Any) -> Any:
+        """The state of the last checkpoint, or the given one."""
+        store, name, order = self.store, self.stage.name, self.order
+        if store is None or (found := store.latest_state(name)) is None:
+            return state
+        total, kept, messages = found
+        tell_unreadable(self.callbacks, messages)
+        if kept["order"] != order:
+            raise RunError(
+                f"{store.state_path(name, total)} was made with another order of rows ({kept['order']}, now "
+                f"{order}): resume with the same settings, or choose another run_dir"
+            )
+        place: Place = kept["place"]
+        self.at, self._saved, self._restored = (place, None), place, True
+        self.history = store.load_history(name, total, key="steps")
+        told = bool(self.history) and self.history[-1]["steps"] == total
+        if place.step == 0 and place.epoch > 0 and not told:
+            # Interrupted after the epoch's end and before its line was written.
+            self._append(self.stage.work.summary(kept["state"]), place.epoch)
+        elif place.step > 0:
+            due = self._validation_due(place)
+            self._pending = due or place.step == order.n_steps or (self._is_stop(place) and not told)
+            if self._pending and told:
+                self.history = store.load_history(name, total - 1, key="steps")
+        where = {"pass": place.epoch, "step": place.step, "history": list(self.history)}
+        self.callbacks.on_event({"event": "resumed", "stage": name, **where})
+        return kept["state"]
+
+    def begin(self, run: OnlineSteps, state: Any) -> None:
+        """Hand the first state over."""
+        self.run, place = run, self.place
+        self.at = (place, run.put(place, state, kept=self._restored))
+        # A learner is asked where it is asked in a fit that was never interrupted.
+        if not self._pending and (place.step == 0 or place.validated):
+            self.done = self.stage.work.is_done(state)
+        self._since = self._saved_at = time.perf_counter()
+
+    @property
+    def place(self) -> Place:
+        """How far the fit is."""
+        return self.at[0]
+
+    # -- steps -----------------------------------------------------------------------------------------------
+
+    def _is_stop(self, place: Place) -> bool:
+        every = (self.settings.report_steps, self.settings.validate_steps)
+        return place.step == self.order.n_steps or any(k and place.step % k == 0 for k in every)
+
+    def _validation_due(self, place: Place) -> bool:
+        if self._validation is None or place.validated:
+            return False
+        every = self.settings.validate_steps
+        return place.step == self.order.n_steps or bool(every and place.step % every == 0)
+
+    def next_stop(self) -> int:
+        """Where the part ends that comes next: validation, report or the end of the epoch."""
+        step = self.place.step
+        if self._pending:
+            return step
+        every = (self.settings.report_steps, self.settings.validate_steps)
+        return min([self.order.n_steps] + [(step // k + 1) * k for k in every if k])
+
+    def advance(self, stop: int) -> None:
+        """Do the steps up to ``stop`` of the epoch."""
+        if self.place.step >= stop:
+            return
+        order, epoch = self.order, self.place.epoch
+        progress = Progress(self.callbacks, self.stage.name, epoch + 1)
+        before = min(self.place.step * order.batch_rows, order.n_rows)
+        for done in self.run.steps(self.place, stop, self.at[1]):
+            self.at = (Place(epoch, done.step), done.state)
+            rows = min(done.step * order.batch_rows, order.n_rows)
+            self._rows, self._bytes, before = self._rows + rows - before, self._bytes + done.bytes_read, rows
+            progress(rows, order.n_rows)
+            if self._due():
+                self.checkpoint()
+
+    def end_part(self) -> bool:
+        """What follows on the steps of a part: validation, schedule, record; True where a callback stops."""
+        epoch, ended = self.place.epoch, self.place.step == self.order.n_steps
+        if self._validation_due(self.place):
+            self._validate()
+        if ended:
+            following = Place(epoch + 1)
+            self.at = (following, self.run.end_epoch(following, self.at[1]))
+        self._pending = False
+        summary, done = self.run.summary(*self.at)
+        self.done = done and (ended or self.place.validated)
+        record = self._append(summary, epoch + 1)
+        if self.done or self._due():
+            self.checkpoint()
+        stop = self.callbacks.on_pass_end(record) if ended else self.callbacks.on_report(record)
+        if stop:
+            self.callbacks.on_event(
+                {"event": "stopped_by_callback", "stage": self.stage.name, "pass": epoch + 1}
+            )
+        return bool(stop)
+
+    def _validate(self) -> None:
+        stage, total = self._validation, self.place.total(self.order)
+        assert stage is not None
+        handle = self.executor.put_state(stage, total, self.run.get(*self.at))
+        progress = Progress(self.callbacks, stage.name, self.place.epoch + 1)
+        result = self.executor.step(stage, total, handle, progress)
+        state = self.executor.get_state(stage, total + 1, result.state)
+        place = replace(self.place, validated=True)
+        self.at = (place, self.run.put(place, state))
+        self._bytes += result.bytes_read
+
+    def _append(self, summary: dict[str, Any], epoch: int) -> dict[str, Any]:
+        now = time.perf_counter()
+        record = make_record(self.stage, summary, now - self._since, self._rows, self._bytes)
+        record |= {"pass": epoch, "steps": self.place.total(self.order)}
+        record["rows_seen"] = self.place.rows_seen(self.order)
+        self.history.append(record)
+        if self.store is not None:
+            self.store.append_history(self.stage.name, record)
+        self._since, self._rows, self._bytes = now, 0, 0
+        return record
+
+    # -- checkpoints -----------------------------------------------------------------------------------------
+
+    def _due(self) -> bool:
+        if self.store is None:
+            return False
+        steps, seconds = self.settings.checkpoint_steps, self.settings.checkpoint_seconds
+        if steps and self.place.total(self.order) - self._saved.total(self.order) >= steps:
+            return True
+        return time.perf_counter() - self._saved_at >= seconds
+
+    def checkpoint(self) -> None:
+        """Make the state of the moment safe, unless it is."""
+        place, handle = self.at
+        if self.store is None or self._saved == place:
+            return
+
+        def tree() -> dict[str, Any]:
+            return {"state": self.run.get(place, handle), "place": place, "order": self.order}
+
+        total, kept = place.total(self.order), self.executor.keeps_states
+        where = {"pass": place.epoch, "step": place.step}
+        write_checkpoint(self.store, self.stage.name, total, tree, self.callbacks, where, kept=kept)
+        self._saved, self._saved_at = place, time.perf_counter()

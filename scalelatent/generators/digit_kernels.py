@@ -1,0 +1,170 @@
+"""Kernels of the infinite digits: tangent images and their addition to a base image, plain and compiled.
+
+Both bodies do the same float32 operations in the same order, so they agree bit for bit. Neither may use
+fastmath.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+__all__ = ["gaussian_taps", "render", "render_reference", "smooth_fields"]
+
+
+def gaussian_taps(sigma: float, radius: int) -> tuple[np.ndarray, np.ndarray]:
+    """A Gaussian and its derivative as correlation filters, float32 (2 * radius + 1).
+
+    The Gaussian sums to 1; the derivative of a ramp of slope 1 is 1.
+    """
+    offsets = range(-radius, radius + 1)
+    weights = [math.exp(-0.5 * (u / sigma) ** 2) for u in offsets]
+    total = math.fsum(weights)
+    slope = math.fsum(w * u * u for w, u in zip(weights, offsets, strict=True))
+    smooth = np.array([w / total for w in weights], np.float32)
+    derive = np.array([w * u / slope for w, u in zip(weights, offsets, strict=True)], np.float32)
+    return smooth, derive
+
+
+def smooth_fields(noise: np.ndarray, taps: np.ndarray) -> np.ndarray:
+    """Separable smoothing of float32 noise (n, h + 2 r, w + 2 r) to (n, h, w); no border effects.
+
+    Tap after tap in a fixed order, so that the sum has the same bits everywhere.
+    """
+    height, width = (s - len(taps) + 1 for s in noise.shape[1:])
+    across = np.zeros((*noise.shape[:2], width), np.float32)
+    for u, tap in enumerate(taps):
+        across += tap * noise[:, :, u : u + width]
+    out = np.zeros((len(noise), height, width), np.float32)
+    for v, tap in enumerate(taps):
+        out += tap * across[:, v : v + height]
+    return out
+
+
+def render_reference(
+    images: np.ndarray,
+    base: np.ndarray,
+    k1: np.ndarray,
+    k2: np.ndarray,
+    fields: np.ndarray,
+    smooth: np.ndarray,
+    derive: np.ndarray,
+    alpha: np.float32,
+    beta: np.float32,
+    out: np.ndarray,
+) -> None:
+    """Fill `out` with deformed base images; the oracle of the compiled body.
+
+    Parameters
+    ----------
+    images : uint8 (n_bases, h, w)
+        Base images.
+    base, k1, k2 : int64 (rows,)
+        Base image and the two displacement fields of each row; `k1 < 0` copies the base unchanged.
+    fields : float32 (n_fields, h, w)
+        Displacements in pixels: F[k1] along a row, F[k2] along a column.
+    smooth, derive : float32 (2 r + 1,)
+        Gaussian and its derivative.
+    alpha, beta : float32
+        Strength of the deformation and of the thickening.
+    out : uint8 (rows, h, w)
+        The result, clip(x + alpha * (F[k1] * t_x + F[k2] * t_y) + beta * sqrt(t_x**2 + t_y**2), 0, 255),
+        rounded.
+    """
+    height, width = images.shape[1:]
+    radius = len(smooth) // 2
+    half, top, zero = np.float32(0.5), np.float32(255), np.float32(0)
+    for i in range(len(out)):
+        image = images[base[i]]
+        if k1[i] < 0:
+            out[i] = image
+            continue
+        padded = np.pad(image.astype(np.float32), radius)
+        smoothed = np.zeros((height + 2 * radius, width), np.float32)
+        sloped = np.zeros((height + 2 * radius, width), np.float32)
+        for u in range(len(smooth)):
+            smoothed += smooth[u] * padded[:, u : u + width]
+            sloped += derive[u] * padded[:, u : u + width]
+        t_x = np.zeros((height, width), np.float32)
+        t_y = np.zeros((height, width), np.float32)
+        for v in range(len(smooth)):
+            t_x += smooth[v] * sloped[v : v + height]
+            t_y += derive[v] * smoothed[v : v + height]
+        value = image.astype(np.float32) + alpha * (fields[k1[i]] * t_x + fields[k2[i]] * t_y)
+        if beta != 0:
+            value = value + beta * np.sqrt(t_x * t_x + t_y * t_y)
+        out[i] = np.floor(np.minimum(np.maximum(value, zero), top) + half).astype(np.uint8)
+
+
+def _render_loops(
+    images: np.ndarray,
+    base: np.ndarray,
+    k1: np.ndarray,
+    k2: np.ndarray,
+    fields: np.ndarray,
+    smooth: np.ndarray,
+    derive: np.ndarray,
+    alpha: np.float32,
+    beta: np.float32,
+    out: np.ndarray,
+) -> None:
+    """`render_reference` as loops for numba."""
+    height, width = images.shape[1], images.shape[2]
+    n_taps = smooth.shape[0]
+    radius = n_taps // 2
+    half, top, zero = np.float32(0.5), np.float32(255), np.float32(0)
+    padded = np.zeros(width + 2 * radius, np.float32)
+    # Rows above and below the image stay zero, as its border does.
+    smoothed = np.zeros((height + 2 * radius, width), np.float32)
+    sloped = np.zeros((height + 2 * radius, width), np.float32)
+    t_x = np.zeros(width, np.float32)
+    t_y = np.zeros(width, np.float32)
+    for i in range(out.shape[0]):
+        image = images[base[i]]
+        if k1[i] < 0:
+            for y in range(height):
+                for x in range(width):
+                    out[i, y, x] = image[y, x]
+            continue
+        for y in range(height):
+            for x in range(width):
+                padded[radius + x] = image[y, x]
+                smoothed[radius + y, x] = zero
+                sloped[radius + y, x] = zero
+            for u in range(n_taps):
+                s, d = smooth[u], derive[u]
+                for x in range(width):
+                    smoothed[radius + y, x] += s * padded[u + x]
+                    sloped[radius + y, x] += d * padded[u + x]
+        along, across = fields[k1[i]], fields[k2[i]]
+        for y in range(height):
+            for x in range(width):
+                t_x[x] = zero
+                t_y[x] = zero
+            for v in range(n_taps):
+                s, d = smooth[v], derive[v]
+                for x in range(width):
+                    t_x[x] += s * sloped[y + v, x]
+                    t_y[x] += d * smoothed[y + v, x]
+            for x in range(width):
+                value = np.float32(image[y, x]) + alpha * (along[y, x] * t_x[x] + across[y, x] * t_y[x])
+                if beta != zero:
+                    value = value + beta * np.sqrt(t_x[x] * t_x[x] + t_y[x] * t_y[x])
+                out[i, y, x] = np.uint8(np.floor(min(max(value, zero), top) + half))
+
+
+@functools.cache
+def _compiled() -> Callable[..., Any]:
+    from scalelatent.kernels.jit import kernel
+
+    # No fused multiply-adds, which the package's defaults allow: rows have the same bits on every CPU.
+    return kernel(_render_loops, fastmath=False)
+
+
+def render(*arguments: Any) -> None:
+    """`render_reference`, compiled; releases the interpreter lock."""
+    _compiled()(*arguments)

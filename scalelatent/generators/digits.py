@@ -1,0 +1,311 @@
+"""Infinite digits: an endless, indexable set of images made from a finite one, and its writer.
+
+The scheme is that of Loosli, Canu and Bottou, "Training invariant support vector machines using selective
+sampling" (2007): image `i` is a base image plus its tangent images, weighted by two smooth random
+displacement fields, all chosen by `i` alone. The fields here are our own (seeded); the published ones can be
+read from their file.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.errors import DataError
+from scalelatent.kernels.random_words import check_seed
+from scalelatent.storage.disk import locate
+
+from .digit_fields import LEAST_SIGMA, TANGENT_SIGMA, read_fields, seeded_fields, shift_rows
+from .digit_kernels import gaussian_taps, render
+from .make import absolute, base_name, check_base_rows, make_rows, open_base, relative
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from scalelatent.data.dataset import Dataset
+
+__all__ = ["InfiniteDigits", "base_digits", "make_digits"]
+
+N_TEST = 10_000
+"""Indices below this are test originals in the published numbering; ours begins there."""
+
+
+class InfiniteDigits:
+    """An endless set of images; image `i` is a function of the seed and `i` alone.
+
+    Index `n_test` and the following `B - A` indices are the bases `A:B` unchanged; a later `i` deforms base
+    `A + (i - n_test) % (B - A)`.
+
+    Parameters
+    ----------
+    base_images : uint8 (n, h, w)
+        Base images.
+    base_labels : (n,)
+        Their labels.
+    seed : int
+        Seed of the displacement fields.
+    base_rows : (int, int), optional
+        Use only these bases, `A:B`; all by default. No other base is ever read.
+    n_test : int
+        First index; lower ones stand for test images, which are not made here.
+    alpha : float
+        Strength of the deformation.
+    beta : float
+        Strength of the thickening.
+    shift : bool
+        Also shift each image by up to one pixel, in one of nine ways.
+    fields : path, optional
+        File of the published displacement fields: float32, 1522 x h x w. Replaces the seeded ones.
+
+    Raises
+    ------
+    DataError
+        Images that are not uint8 (n, h, w), labels of another length, bases out of range, or a wrong field
+        file.
+
+    Examples
+    --------
+    >>> images, labels = base_digits()
+    >>> digits = InfiniteDigits(images, labels, base_rows=(0, 1000))
+    >>> x, y = digits.rows(1_000_000, 1_000_003)
+    >>> x.shape, bool((y == labels[digits.base_of(np.arange(1_000_000, 1_000_003))]).all())
+    ((3, 8, 8), True)
+    """
+
+    def __init__(
+        self,
+        base_images: np.ndarray,
+        base_labels: np.ndarray,
+        *,
+        seed: int = 0,
+        base_rows: tuple[int, int] | None = None,
+        n_test: int = N_TEST,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        shift: bool = False,
+        fields: str | os.PathLike[str] | None = None,
+    ) -> None:
+        images, labels = np.asarray(base_images), np.asarray(base_labels)
+        if images.ndim != 3 or images.dtype != np.uint8 or len(images) == 0:
+            raise DataError(
+                f"base images have shape {images.shape} and dtype {images.dtype}; uint8 (n, height, width) "
+                "is needed"
+            )
+        if labels.shape != (len(images),):
+            raise DataError(
+                f"{len(images)} base images, but labels of shape {labels.shape}: one label an image"
+            )
+        self.base_rows = check_base_rows(base_rows, len(images))
+        a, b = self.base_rows
+        self._images, self._labels = np.ascontiguousarray(images[a:b]), labels[a:b]
+        self.seed, self.n_test, self.shift = check_seed(seed), n_test, shift
+        self._alpha, self._beta = np.float32(alpha), np.float32(beta)
+        height, width = images.shape[1:]
+        self._fields = (
+            seeded_fields(seed, height, width) if fields is None else read_fields(fields, height, width)
+        )
+        sigma = max(LEAST_SIGMA, TANGENT_SIGMA * min(height, width) / 28)
+        self._smooth, self._derive = gaussian_taps(sigma, math.ceil(3 * sigma))
+
+    @property
+    def image_shape(self) -> tuple[int, int]:
+        """(height, width)."""
+        return self._images.shape[1], self._images.shape[2]
+
+    def base_of(self, index: Any) -> Any:
+        """Base row of an index or of each of an array of indices, counted in the whole base set."""
+        a, b = self.base_rows
+        return a + (np.asarray(index) - self.n_test) % (b - a)
+
+    def fields_of(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers (k1, k2) of the two displacement fields of each index, as published."""
+        i = np.asarray(index, dtype=np.uint64)
+        n_fields = np.uint64(len(self._fields))
+        k1 = (i * np.uint64(131_071)) % np.uint64(2**32) % (n_fields - np.uint64(1))
+        k2 = (k1 + np.uint64(1) + np.uint64(2) * i) % n_fields
+        return k1.astype(np.int64), k2.astype(np.int64)
+
+    def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Images and labels of the indices `start:stop`: uint8 (stop - start, h, w) and (stop - start,).
+
+        Raises
+        ------
+        DataError
+            An index below `n_test`.
+        """
+        if start < self.n_test or stop < start:
+            raise DataError(
+                f"infinite digits {start}:{stop}: indices begin at {self.n_test}; lower ones stand for the "
+                f"test images, which no training set may hold"
+            )
+        index = np.arange(start, stop)
+        base = self.base_of(index) - self.base_rows[0]
+        k1, k2 = self.fields_of(index)
+        n_originals = len(self._images)
+        out = np.empty((stop - start, *self.image_shape), np.uint8)
+        first = np.where(index < self.n_test + n_originals, -1, k1)
+        render(
+            self._images,
+            base,
+            first,
+            k2,
+            self._fields,
+            self._smooth,
+            self._derive,
+            self._alpha,
+            self._beta,
+            out,
+        )
+        if self.shift:
+            shift_rows(out, first)
+        return out, self._labels[base]
+
+
+@functools.lru_cache(maxsize=1)
+def base_digits() -> tuple[np.ndarray, np.ndarray]:
+    """scikit-learn's 1,797 digits: uint8 (1797, 8, 8), grey values 0 to 255, and labels uint8.
+
+    Read from the file that scikit-learn ships; nothing is downloaded.
+    """
+    spec = importlib.util.find_spec("sklearn")  # found, not imported: that would take a second
+    folders = [] if spec is None else list(spec.submodule_search_locations or [])
+    paths = [os.path.join(folder, "datasets", "data", "digits.csv.gz") for folder in folders]
+    path = next((p for p in paths if os.path.exists(p)), None)
+    if path is None:
+        raise DataError(
+            "scikit-learn's digits (datasets/data/digits.csv.gz) are not installed; install scikit-learn, or "
+            "give another base: a dataset of uint8 images"
+        )
+    rows = np.loadtxt(path, delimiter=",", dtype=np.uint8)
+    images = np.rint(rows[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    labels = np.ascontiguousarray(rows[:, -1])
+    images.flags.writeable = labels.flags.writeable = False
+    return images, labels
+
+
+def make_digits(
+    url: str | os.PathLike[str],
+    rows: int,
+    *,
+    base: str | os.PathLike[str] = "digits",
+    base_rows: tuple[int, int] | None = None,
+    start: int | None = None,
+    seed: int = 0,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    shift: bool = False,
+    fields: str | os.PathLike[str] | None = None,
+    n_jobs: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    shard_rows: int | None = None,
+) -> Dataset:
+    """Write infinite digits to a dataset, several shards at a time.
+
+    Parameters
+    ----------
+    url : str
+        Where to.
+    rows : int
+        Number of images.
+    base : str
+        'digits' (scikit-learn's) or the url of a dataset of uint8 images with labels.
+    base_rows : (int, int), optional
+        Bases `A:B` to make images from; no written row derives from another.
+    start : int, optional
+        First index; `N_TEST` by default, so the first rows are the bases unchanged.
+    seed, alpha, beta, shift, fields
+        See `InfiniteDigits`.
+    n_jobs : int, optional
+        Threads, each writing shards of its own; all cores by default.
+    resume : bool
+        Leave shards that are written already; the arguments have to be the same.
+    overwrite : bool
+        Replace a dataset that lies there.
+    progress : callable, optional
+        Called with (rows done, rows in all).
+    shard_rows : int, optional
+        Rows of a shard.
+
+    Returns
+    -------
+    Dataset
+        The images, uint8, and their labels.
+
+    Raises
+    ------
+    DataError
+        The output exists, the base is not what it has to be, or the disk is full.
+
+    Examples
+    --------
+    >>> make_digits("memory://doc-digits", 500, base_rows=(0, 100), overwrite=True)
+    <Dataset 500 rows x (8, 8) uint8, 10 classes, 'memory://doc-digits'>
+    """
+    if start is not None and start < N_TEST:
+        raise DataError(
+            f"start is {start}, but infinite digits begin at index {N_TEST}; lower ones stand for the test "
+            f"images, which no training set may hold"
+        )
+    place = locate(url).url
+    ds = open_base(base_name(base, place), place)
+    parameters: dict[str, Any] = {
+        "importer": "digits",
+        "base": base_name(base, place),
+        "start": N_TEST if start is None else start,
+        "seed": seed,
+        "alpha": alpha,
+        "beta": beta,
+        "shift": shift,
+        "base_fingerprint": ds.fingerprint(),
+        "base_rows": list(check_base_rows(base_rows, ds.n_rows)),
+    }
+    if fields is not None:
+        parameters["fields"] = relative(fields, place)
+    return make_rows(
+        url,
+        rows,
+        parameters,
+        n_jobs=n_jobs,
+        resume=resume,
+        overwrite=overwrite,
+        progress=progress,
+        shard_rows=shard_rows,
+    )
+
+
+class _FromIndex:
+    """The images from an index on, as rows of a dataset from 0 on; see `make.Generator`."""
+
+    def __init__(self, digits: InfiniteDigits, first: int, y_dtype: Any) -> None:
+        self._digits, self._first = digits, first
+        self.columns = {"feature_shape": digits.image_shape, "dtype": np.uint8, "y_dtype": y_dtype}
+
+    def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Images and labels of the rows `start:stop`."""
+        return self._digits.rows(self._first + start, self._first + stop)
+
+
+def from_provenance(p: dict[str, Any], url: str) -> _FromIndex:
+    """The generator of a dataset of infinite digits."""
+    ds = open_base(p["base"], url, p["base_fingerprint"])
+    if not ds.has_y:
+        raise DataError(f"base {ds.url} has no labels; infinite digits need images with labels")
+    a, b = p["base_rows"]
+    labels = ds.read_y(a, b)
+    digits = InfiniteDigits(
+        ds.read_x(a, b).reshape(b - a, *ds.feature_shape),
+        labels,
+        seed=p["seed"],
+        alpha=p["alpha"],
+        beta=p["beta"],
+        shift=p["shift"],
+        fields=absolute(p["fields"], url) if "fields" in p else None,
+    )
+    return _FromIndex(digits, p["start"], labels.dtype)

@@ -1,0 +1,288 @@
+"""Documents without end: rows of counts, each drawn anew from the word counts of a base document.
+
+Row `i` has as many words as its base row, drawn independently with the base's frequencies: a multinomial
+resampling (the bootstrap of a document's words). Base and draws are functions of the seed and `i` alone.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.data import csr
+from scalelatent.errors import DataError
+from scalelatent.kernels.random_words import check_seed, stage_word
+from scalelatent.storage.disk import locate
+
+from .make import base_name, check_base_rows, generator_of, make_rows, open_stored_base, unchanged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from scipy.sparse import csr_array
+
+    from scalelatent.data.dataset import Dataset
+
+__all__ = ["ResampledDocuments", "make_documents"]
+
+STAGE = "documents"
+_PROBED = 1024  # rows made to size row groups
+
+
+class ResampledDocuments:
+    """An endless set of documents; document `i` is a function of the seed and `i` alone.
+
+    Document `i` derives from base row `A + i % (B - A)`. Word `k` of it is drawn with word `k` of the Philox
+    stream of (seed, "documents", 0, i).
+
+    Parameters
+    ----------
+    base : Dataset
+        CSR rows of counts: whole numbers of at least 0, of any type. Looked through once.
+    seed : int
+        At least 0.
+    base_rows : (int, int), optional
+        Use only these base rows, `A:B`; all by default. No other base row is ever read.
+
+    Raises
+    ------
+    DataError
+        Rows that are not CSR or no counts (with row and column), or base rows out of range.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp
+    >>> from scalelatent.data import Dataset
+    >>> counts = sp.csr_array(np.array([[3, 0, 1], [0, 5, 0]]))
+    >>> documents = ResampledDocuments(Dataset.from_arrays(counts, ["a", "b"]), seed=1)
+    >>> x, y = documents.rows(1_000_000, 1_000_003)
+    >>> x.toarray().tolist(), y.tolist()
+    ([[2, 0, 2], [0, 5, 0], [4, 0, 0]], ['a', 'b', 'a'])
+    """
+
+    def __init__(self, base: Dataset, *, seed: int = 0, base_rows: tuple[int, int] | None = None) -> None:
+        self.name = f"base {base.url}" if base.url else "the base"
+        if not base.is_sparse:
+            raise DataError(
+                f"{self.name} has dense rows; documents are made from CSR rows of counts: import them with "
+                "`scalelatent data import csr` or svmlight"
+            )
+        self.seed = check_seed(seed)
+        self.base_rows = check_base_rows(base_rows, base.n_rows)
+        self._base = base
+        self._longest = self._look_through()
+        self.dtype = np.min_scalar_type(self._longest)
+
+    @property
+    def n_features(self) -> int:
+        """Number of columns."""
+        return self._base.n_features
+
+    def base_of(self, index: Any) -> Any:
+        """Base row of an index or of each of an array of indices, counted in the whole base set."""
+        a, b = self.base_rows
+        return a + np.asarray(index) % (b - a)
+
+    def rows(self, start: int, stop: int) -> tuple[csr_array, Any]:
+        """Documents `start:stop` and what the base says of them.
+
+        Parameters
+        ----------
+        start, stop : int
+            Indices, 0 <= start <= stop < 2**63.
+
+        Returns
+        -------
+        x : csr_array (stop - start, n_features)
+            Counts, unsigned integers.
+        y : ndarray, csr_array or None
+            Labels, targets or multi-labels of the base rows.
+
+        Raises
+        ------
+        DataError
+            An index out of range.
+        """
+        if not 0 <= start <= stop < 2**63:
+            raise DataError(f"documents {start}:{stop}: indices are 0 to 2**63 - 1, in rising order")
+        a, b = self.base_rows
+        parts, labels, row = [], [], start
+        while row < stop:  # runs of base rows, each read once: memory is bounded by the documents asked for
+            first = a + row % (b - a)
+            whole = stop - row >= b - a
+            count = stop - row if whole else min(stop - row, b - first)
+            low, high = (a, b) if whole else (first, first + count)
+            local = (first - low + np.arange(count)) % (high - low)
+            parts.append(self._draw(self._base.read_x(low, high), local, row))
+            if self._base.has_y:
+                labels.append(self._base.read_y(low, high)[local])
+            row += count
+        if not parts:
+            empty = self._base.read_x(a, a).astype(self.dtype)
+            return empty, self._base.read_y(a, a) if self._base.has_y else None
+        y: Any = None
+        if labels:
+            join = np.concatenate if isinstance(labels[0], np.ndarray) else csr.stack
+            y = labels[0] if len(labels) == 1 else join(labels)
+        return csr.stack(parts), y
+
+    def _draw(self, base: csr_array, local: np.ndarray, first: int) -> csr_array:
+        """A document for each base row in `local`; the first is document `first`."""
+        from .document_kernels import resample
+
+        size = int(np.diff(base.indptr)[local].sum())
+        counts, columns = np.empty(size, np.uint64), np.empty(size, csr.index_dtype(self.n_features))
+        kept = np.empty(len(local), np.int64)
+        key = np.uint64(self.seed), np.uint64(stage_word(STAGE))
+        pointers = base.indptr.astype(np.int64, copy=False)
+        used = resample(
+            base.data.astype(np.int64, copy=False), pointers, local, np.uint64(first), *key, counts, kept
+        )
+        # The kernel says which entries of the base each document keeps, in their order.
+        places = _places(pointers, local)
+        drawn = counts[: len(places)]
+        np.take(base.indices, places, out=columns, mode="clip")
+        alive = drawn > 0
+        assert int(alive.sum()) == used
+        indptr = np.concatenate([[0], np.cumsum(kept)])
+        return csr.csr_of(drawn[alive].astype(self.dtype), columns[alive], indptr, self.n_features)
+
+    def _look_through(self) -> int:
+        """Check that all base rows are counts; words of the longest."""
+        a, b = self.base_rows
+        longest = 0
+        for first, last in self._base.pieces(a, b):
+            x = self._base.read_x(first, last)
+            values = x.data
+            wrong = (values < 0) | (values != np.floor(values)) if values.dtype.kind == "f" else values < 0
+            if values.dtype.kind in "fi" and wrong.any():
+                entry = int(np.flatnonzero(wrong)[0])
+                row = first + int(np.searchsorted(x.indptr, entry, side="right")) - 1
+                raise DataError(
+                    f"{self.name}: row {row}, column {int(x.indices[entry])} is {values[entry]}, which is no "
+                    "count; documents are drawn from whole numbers of at least 0 (word counts, not weights): "
+                    "import those, for example with `data import csr --values tf`"
+                )
+            totals = np.add.reduceat(np.append(values.astype(np.float64), 0), x.indptr[:-1])
+            totals[np.diff(x.indptr) == 0] = 0
+            longest = max(longest, int(totals.max()))
+        if longest >= 2**53:
+            raise DataError(f"{self.name} has a row of {longest} words; at most 2**53 can be drawn")
+        return longest
+
+
+def _places(pointers: np.ndarray, local: np.ndarray) -> np.ndarray:
+    """Entries of the base rows `local`, one row after the other."""
+    counts = np.diff(pointers)[local]
+    ends = np.cumsum(counts)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(pointers[local] - (ends - counts), counts)
+
+
+def make_documents(
+    url: str | os.PathLike[str],
+    rows: int,
+    *,
+    base: str | os.PathLike[str],
+    base_rows: tuple[int, int] | None = None,
+    start: int = 0,
+    seed: int = 0,
+    n_jobs: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    shard_rows: int | None = None,
+) -> Dataset:
+    """Write resampled documents to a CSR dataset, several row groups at a time.
+
+    Parameters
+    ----------
+    url : str
+        Where to.
+    rows : int
+        Number of documents.
+    base : str
+        Url of a dataset of CSR counts; its labels, targets or multi-labels are carried over.
+    base_rows : (int, int), optional
+        Base rows `A:B` to draw from; no document derives from another.
+    start : int
+        Index of the first document.
+    seed
+        See `ResampledDocuments`.
+    n_jobs : int, optional
+        Threads, each writing row groups of its own; all cores by default.
+    resume : bool
+        Leave row groups that are written already; the arguments have to be the same.
+    overwrite : bool
+        Replace a dataset that lies there.
+    progress : callable, optional
+        Called with (rows done, rows in all).
+    shard_rows : int, optional
+        Rows of a row group.
+
+    Returns
+    -------
+    Dataset
+        Counts, unsigned integers of the smallest type that holds the longest document.
+
+    Raises
+    ------
+    DataError
+        The output exists, the base is not what it has to be, or the disk is full.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp
+    >>> from scalelatent.data import Dataset
+    >>> counts = sp.csr_array(np.array([[3, 0, 1], [0, 5, 0]]))
+    >>> _ = Dataset.from_arrays(counts, [0, 1]).save("memory://doc-base", overwrite=True)
+    >>> make_documents("memory://doc-documents", 500, base="memory://doc-base", overwrite=True)
+    <Dataset 500 CSR rows x (3,) uint8, 2 classes, 'memory://doc-documents'>
+    """
+    place = locate(url).url
+    if start < 0:
+        raise DataError(f"start is {start}, but documents begin at index 0")
+    name = base_name(base, place)
+    source = open_stored_base(name, place)
+    parameters: dict[str, Any] = {
+        "importer": "documents",
+        "base": name,
+        "start": start,
+        "seed": seed,
+        "base_fingerprint": source.fingerprint(),
+        "base_rows": list(check_base_rows(base_rows, source.n_rows)),
+    }
+    probed = min(rows, _PROBED)
+    entries = generator_of(parameters, place).rows(0, probed)[0].nnz
+    return make_rows(
+        url,
+        rows,
+        parameters,
+        nnz=entries * rows // max(probed, 1),
+        shard_rows=shard_rows,
+        n_jobs=n_jobs,
+        resume=resume,
+        overwrite=overwrite,
+        progress=progress,
+    )
+
+
+class _FromIndex:
+    """The documents from an index on, as rows of a dataset from 0 on; see `make.Generator`."""
+
+    def __init__(self, documents: ResampledDocuments, first: int, y_options: dict[str, Any]) -> None:
+        self._documents, self._first = documents, first
+        shape = (documents.n_features,)
+        self.columns = {"feature_shape": shape, "dtype": documents.dtype, **y_options}
+
+    def rows(self, start: int, stop: int) -> tuple[csr_array, Any]:
+        """Documents of the rows `start:stop`, and what the base says of them."""
+        return self._documents.rows(self._first + start, self._first + stop)
+
+
+def from_provenance(p: dict[str, Any], url: str) -> _FromIndex:
+    """The generator of a dataset of documents."""
+    base = unchanged(open_stored_base(p["base"], url), p["base"], url, p["base_fingerprint"])
+    documents = ResampledDocuments(base, seed=p["seed"], base_rows=p["base_rows"])
+    return _FromIndex(documents, p["start"], base.y_options())

@@ -1,0 +1,379 @@
+"""The binary image sets of hierarchical compositional networks: features at places, joined by OR, with noise.
+
+After Lázaro-Gredilla, Liu, Phoenix and George, "Hierarchical compositional feature learning" (2016), sections
+4.1 to 4.3: two bars (25 crossings of them), symbols, letters (clean or noisy), a page of text, and the set of
+two traits. The paper gives no sizes; those here are ours. Each image is a function of (seed, row) alone, and
+so is the truth behind it: what was placed where.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.errors import DataError
+from scalelatent.kernels.random_words import random_words
+
+from . import glyphs
+from .options import VOCABULARY, parameters_of
+
+if TYPE_CHECKING:
+    import os
+
+    from scalelatent.data.dataset import Dataset
+
+    from .make import Progress
+
+__all__ = ["ImageSet", "from_provenance", "image_set", "image_set_of", "make_images"]
+
+_ROWS = 1024  # rows made at a time
+
+
+class ImageSet:
+    """An endless set of binary images; row `i` is a function of the parameters and `i` alone.
+
+    Made by `image_set`, or from a dataset by `image_set_of`.
+
+    Examples
+    --------
+    >>> letters = image_set("letters", alphabet="HI", noise=0.0)
+    >>> x, _ = letters.rows(1000, 1002)
+    >>> x.shape, letters.names, letters.features.shape
+    ((2, 24, 24), ['H', 'I'], (2, 7, 5))
+    >>> letters.truth(1000, 1002).shape  # feature, top and left of five letters in each image
+    (2, 5, 3)
+    """
+
+    image_shape: tuple[int, int]
+    """(height, width)."""
+
+    def __init__(self, parameters: dict[str, Any]) -> None:
+        self.kind: str = parameters["importer"]
+        self.parameters = parameters
+        self.seed, self.noise = int(parameters["seed"]), float(parameters["noise"])
+        self.names: list[str] = list(parameters["features"])
+        shapes = glyphs.bitmaps(parameters["features"])
+        self._sizes = np.array([b.shape for b in shapes], dtype=np.int64)
+        self.features = np.zeros((len(shapes), *self._sizes.max(axis=0)), np.uint8)
+        """The building blocks, uint8 (n_features, h, w), smaller ones filled up with zeros."""
+        for feature, bits in zip(self.features, shapes, strict=True):
+            feature[: bits.shape[0], : bits.shape[1]] = bits
+        self._n_draws = 0
+        """Draws of a row, before those of the noise."""
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Arguments of `create_dataset`."""
+        return {"feature_shape": self.image_shape, "dtype": np.uint8}
+
+    @property
+    def n_pixels(self) -> int:
+        """Pixels of an image."""
+        return math.prod(self.image_shape)
+
+    def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Images of the rows `start:stop`, uint8 (stop - start, h, w) of 0 and 1, and labels or None."""
+        return self._make(start, stop, self.noise)
+
+    def clean(self, start: int, stop: int) -> np.ndarray:
+        """The same images without noise."""
+        return self._make(start, stop, 0.0)[0]
+
+    def truth(self, start: int, stop: int) -> np.ndarray:
+        """What was placed where: int16 (stop - start, count, 3), feature, top and left; -1 for none."""
+        return np.concatenate([self._place(self._draws(a, b)) for a, b in _spans(start, stop)])
+
+    def _make(self, start: int, stop: int, noise: float) -> tuple[np.ndarray, np.ndarray | None]:
+        from .image_kernels import flip
+
+        out = np.empty((stop - start, *self.image_shape), np.uint8)
+        labels = np.empty(stop - start, np.uint8) if "y_dtype" in self.columns else None
+        threshold = np.array([round(noise * 2**32)], np.uint64)
+        for a, b in _spans(start, stop):
+            draws, images = self._draws(a, b), out[a - start : b - start]
+            self._render(draws, images)
+            if noise:
+                flip(np.ascontiguousarray(draws[:, -self.n_pixels :]), threshold, images.reshape(b - a, -1))
+            if labels is not None:
+                labels[a - start : b - start] = self._label(draws)
+        return out, labels
+
+    def _render(self, draws: np.ndarray, out: np.ndarray) -> None:
+        from .image_kernels import draw_features
+
+        draw_features(self._place(draws), self.features, out)
+
+    def _draws(self, start: int, stop: int) -> np.ndarray:
+        """Uniform uint32 of the rows, (rows, n_draws + pixels where there is noise)."""
+        count = self._n_draws + (self.n_pixels if self.noise else 0)
+        return uniform(self.seed, self.kind, start, stop, count)
+
+    def _place(self, draws: np.ndarray) -> np.ndarray:
+        """What lies where, from the draws of each row; see `truth`."""
+        raise NotImplementedError
+
+    def _label(self, draws: np.ndarray) -> np.ndarray:
+        """Labels, of sets that have any."""
+        raise NotImplementedError
+
+
+def uniform(seed: int, purpose: str, start: int, stop: int, count: int) -> np.ndarray:
+    """`count` draws of each of the rows `start:stop`, uint32 (rows, count)."""
+    words = -(-count // 2)
+    flat = random_words(seed, purpose, start * words, (stop - start) * words)
+    halves = flat.astype("<u8", copy=False).view("<u4").astype(np.uint32, copy=False)
+    return np.ascontiguousarray(halves.reshape(stop - start, 2 * words)[:, :count])
+
+
+def _spans(start: int, stop: int) -> list[tuple[int, int]]:
+    return [(a, min(a + _ROWS, stop)) for a in range(start, stop, _ROWS)]
+
+
+def _below(draws: np.ndarray, n: Any) -> np.ndarray:
+    """Uniform numbers in 0:n, int64."""
+    return ((draws.astype(np.uint64) * np.asarray(n, np.uint64)) >> np.uint64(32)).astype(np.int64)
+
+
+class Scattered(ImageSet):
+    """Features chosen and placed at random, whole within the image: symbols and letters."""
+
+    def __init__(self, parameters: dict[str, Any]) -> None:
+        super().__init__(parameters)
+        self.image_shape = _shape(parameters["size"], self._sizes.max(axis=0), self.kind)
+        self._count = int(parameters["count"])
+        self._n_draws = 3 * self._count
+
+    def _place(self, draws: np.ndarray) -> np.ndarray:
+        feature, top, left = np.moveaxis(draws[:, : self._n_draws].reshape(len(draws), self._count, 3), 2, 0)
+        chosen = _below(feature, len(self.names))
+        room = np.array(self.image_shape) - self._sizes[chosen] + 1
+        return np.stack([chosen, _below(top, room[..., 0]), _below(left, room[..., 1])], axis=2).astype("i2")
+
+
+class Crosses(ImageSet):
+    """A grid of crossings of two bars, each at one of `length` places: all combinations in random order."""
+
+    def __init__(self, parameters: dict[str, Any]) -> None:
+        super().__init__(parameters)
+        self._side, self._length = int(parameters["crosses"]), int(parameters["length"])
+        self.image_shape = (self._side * (self._length + 2),) * 2
+        self._n_draws = -(-(self._side**2) // self._length**2) * self._length**2
+
+    def _place(self, draws: np.ndarray) -> np.ndarray:
+        kinds = self._length**2
+        # Sorting the draws of a deal of all combinations shuffles it; ties are broken by place.
+        deals = draws[:, : self._n_draws].reshape(len(draws), -1, kinds)
+        pattern = np.argsort(deals, axis=2, kind="stable").reshape(len(draws), -1)[:, : self._side**2]
+        cell = np.arange(self._side**2)
+        top, left = (1 + (self._length + 2) * at for at in divmod(cell, self._side))
+        across, down = divmod(pattern, self._length)
+        ones = np.ones_like(pattern)
+        horizontal = np.stack([0 * ones, top + across, left * ones], axis=2)
+        vertical = np.stack([ones, top * ones, left + down], axis=2)
+        return np.concatenate([horizontal, vertical], axis=1).astype("i2")
+
+
+class Pages(ImageSet):
+    """Words set in lines: common English words, by Zipf's law."""
+
+    def __init__(self, parameters: dict[str, Any]) -> None:
+        super().__init__(parameters)
+        self.image_shape = _shape(parameters["size"], self._sizes.max(axis=0) + 2, self.kind)
+        number = {name: i for i, name in enumerate(self.names)}
+        weights = np.array([2**40 // rank for rank in range(1, len(VOCABULARY) + 1)], dtype=object)
+        cumulative = np.cumsum(weights)
+        # Whole numbers: the same on every machine. The last is 2**32 - 1, which no draw reaches but one.
+        self._likelihood = np.array([c * (2**32 - 1) // cumulative[-1] for c in cumulative], np.uint32)[:-1]
+        self._letters = np.array([number[c] for word in VOCABULARY for c in word], np.int64)
+        self._starts = np.cumsum([0, *map(len, VOCABULARY)]).astype(np.int64)
+        lines = -(-self.image_shape[0] // self._pitch)
+        self._capacity = lines * (self.image_shape[1] // 4 + 1)
+        self._n_draws = lines * (self.image_shape[1] // 7 + 2)
+
+    @property
+    def _pitch(self) -> int:
+        return int(self._sizes[:, 0].max()) + 2
+
+    def _place(self, draws: np.ndarray) -> np.ndarray:
+        from .image_kernels import typeset
+
+        out = np.empty((len(draws), self._capacity, 3), np.int16)
+        page = np.array([*self.image_shape, self._pitch])
+        drawn = np.ascontiguousarray(draws[:, : self._n_draws])
+        typeset(drawn, self._likelihood, self._starts, self._letters, self._sizes, page, out)
+        return out
+
+
+class Traits(ImageSet):
+    """A square or a circle, and a forward or a backward diagonal: a sample of a network of two layers.
+
+    Each trait is moved by up to one pixel, then each pixel, then bits are flipped. By default the traits lie
+    side by side; `together` puts them on one place, which is much harder to learn.
+    """
+
+    _CLASSES = ("category", "pattern")
+
+    def __init__(self, parameters: dict[str, Any]) -> None:
+        super().__init__(parameters)
+        size = int(self._sizes.max())
+        self._left = 0 if parameters["together"] else size + int(parameters["gap"])
+        self.image_shape = (size + 4, size + 4 + self._left)
+        self._by_pattern = parameters["labels"] == "pattern"
+        if parameters["labels"] not in self._CLASSES:
+            raise DataError(f"labels is {parameters['labels']!r}, but it has to be one of {self._CLASSES}")
+        self._n_draws = 4 + self.n_pixels
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Arguments of `create_dataset`."""
+        return {**super().columns, "y_dtype": np.uint8}
+
+    def _label(self, draws: np.ndarray) -> np.ndarray:
+        """Category (0 or 1: neither trait alone tells it) or pattern (0 to 3) of each row."""
+        shape, diagonal = _below(draws[:, :2], 2).T
+        return 2 * shape + diagonal if self._by_pattern else shape ^ diagonal
+
+    def _place(self, draws: np.ndarray) -> np.ndarray:
+        which = _below(draws[:, :2], 2) + np.array([0, 2])
+        way = _below(draws[:, 2:4], 9)
+        left = np.array([0, self._left]) + 1 + way % 3
+        return np.stack([which, 1 + way // 3, left], axis=2).astype("i2")
+
+    def _render(self, draws: np.ndarray, out: np.ndarray) -> None:
+        from .image_kernels import jitter_pixels
+
+        whole = np.empty_like(out)
+        super()._render(draws, whole)
+        jitter_pixels(np.ascontiguousarray(draws[:, 4 : 4 + self.n_pixels]), whole, out)
+
+
+_SETS: dict[str, type[ImageSet]] = {
+    "bars": Crosses,
+    "symbols": Scattered,
+    "letters": Scattered,
+    "text": Pages,
+    "traits": Traits,
+}
+
+
+def make_images(
+    url: str | os.PathLike[str],
+    kind: str,
+    rows: int,
+    *,
+    seed: int = 0,
+    n_jobs: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    shard_rows: int | None = None,
+    **options: Any,
+) -> Dataset:
+    """Write a binary image set to a dataset: uint8 images of 0 and 1; only traits have labels.
+
+    Parameters
+    ----------
+    url : str
+        Where to.
+    kind, seed, **options
+        See `image_set`.
+    rows : int
+        Number of images; a longer set begins with the same ones.
+    n_jobs, resume, overwrite, progress, shard_rows
+        See `make.make_rows`.
+
+    Returns
+    -------
+    Dataset
+        The images. `image_set_of` gives their features and what was placed where.
+
+    Raises
+    ------
+    DataError
+        As `image_set`; the output exists, or the disk is full.
+
+    Examples
+    --------
+    >>> make_images("memory://doc-letters", "letters", 1000, alphabet="ABC", overwrite=True)
+    <Dataset 1,000 rows x (24, 24) uint8, 'memory://doc-letters'>
+    """
+    from .make import make_rows
+
+    parameters = parameters_of(kind, seed, options)
+    how: dict[str, Any] = {"n_jobs": n_jobs, "resume": resume, "overwrite": overwrite, "progress": progress}
+    return make_rows(url, rows, parameters, **how, shard_rows=shard_rows)
+
+
+def _shape(size: Any, least: np.ndarray, kind: str) -> tuple[int, int]:
+    height, width = (int(s) for s in size)
+    if height < least[0] or width < least[1]:
+        raise DataError(
+            f"{kind} of size {height} x {width}: its features need at least {least[0]} x {least[1]} pixels"
+        )
+    if max(height, width) > 8192:
+        raise DataError(f"{kind} of size {height} x {width}: at most 8192 pixels a side can be made")
+    return height, width
+
+
+def image_set(kind: str, *, seed: int = 0, **options: Any) -> ImageSet:
+    """An endless set of binary images.
+
+    Parameters
+    ----------
+    kind : {'bars', 'symbols', 'letters', 'text', 'traits'}
+        Which set.
+    seed : int
+        At least 0.
+    **options
+        Of the set, see `options.DEFAULTS`. For all: `noise`, the chance of a flipped pixel. bars: `crosses` a
+        side, `length`. symbols, letters: `size` (height, width), `count` in an image; letters: `alphabet`.
+        text: `size`. traits: `gap` between the traits, `together` (on one place), `labels` 'category' or
+        'pattern'.
+
+    Raises
+    ------
+    DataError
+        No such set or option, or a value that cannot be.
+
+    Examples
+    --------
+    >>> for line in image_set("bars", crosses=1, noise=0).rows(4, 5)[0][0, 1:-1, 1:-1]:
+    ...     print("".join("-#"[bit] for bit in line))
+    ---#-
+    ---#-
+    #####
+    ---#-
+    ---#-
+    """
+    return from_provenance(parameters_of(kind, seed, options), "")
+
+
+def from_provenance(provenance: dict[str, Any], url: str) -> ImageSet:
+    """The image set with these parameters."""
+    return _SETS[provenance["importer"]](provenance)
+
+
+def image_set_of(ds: Dataset) -> ImageSet:
+    """The image set of which a dataset holds the first rows: its features, its truth, more rows.
+
+    Raises
+    ------
+    DataError
+        The dataset is not one that `make_images` made.
+
+    Examples
+    --------
+    >>> from scalelatent.data import make_images
+    >>> ds = make_images("memory://doc-truth", "traits", 20, overwrite=True)
+    >>> image_set_of(ds).names
+    ['square', 'circle', 'forward', 'backward']
+    """
+    provenance = ds.attrs.get("provenance", {})
+    if provenance.get("importer") not in _SETS:
+        raise DataError(
+            f"{ds.url or 'the dataset'} holds no binary image set (its provenance says "
+            f"{provenance.get('importer')!r}); make one with `scalelatent data make letters`"
+        )
+    return from_provenance(provenance, str(ds.url))

@@ -1,0 +1,329 @@
+"""Making a dataset from a generator: several shards at a time, resumable, any shard in any process."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import TYPE_CHECKING, Any, Protocol
+
+from scalelatent.errors import DataError
+from scalelatent.storage.disk import locate
+from scalelatent.storage.guard import refuse_onto
+
+from . import GENERATORS
+
+if TYPE_CHECKING:
+    from scalelatent.data.dataset import Dataset
+    from scalelatent.data.write.writer import DatasetWriter
+
+__all__ = [
+    "Generator",
+    "absolute",
+    "base_name",
+    "check_base_rows",
+    "generator_of",
+    "make_rows",
+    "make_shard",
+    "open_base",
+    "open_stored_base",
+    "relative",
+    "repair_dataset",
+    "unchanged",
+]
+
+Progress = Callable[[int, int], None]
+
+
+class Generator(Protocol):
+    """Rows that are a pure function of parameters and row number."""
+
+    columns: dict[str, Any]
+    """Arguments of `create_dataset` that describe a row: feature_shape, dtype, y_dtype, ..."""
+
+    def rows(self, start: int, stop: int) -> tuple[Any, Any]:
+        """Rows `start:stop`, and their labels or None."""
+        ...
+
+
+def make_rows(
+    url: str | os.PathLike[str],
+    rows: int,
+    parameters: dict[str, Any],
+    *,
+    n_jobs: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    **layout: Any,
+) -> Dataset:
+    """Write the first rows of a generator to a dataset.
+
+    Parameters
+    ----------
+    url : str
+        Where to.
+    rows : int
+        Number of rows.
+    parameters : dict
+        All that decides the rows, JSON-able; `importer` is a name of `GENERATORS`. It becomes the dataset's
+        provenance, from which any process can make any shard.
+    n_jobs : int, optional
+        Threads, at least 1, each writing shards of its own; all cores by default.
+    resume : bool
+        Leave shards that are written already; the parameters have to be the same.
+    overwrite : bool
+        Replace a dataset that lies there.
+    progress : callable, optional
+        Called with (rows done, rows in all).
+    **layout
+        `chunk_rows`, `shard_rows`, `compressor` of `create_dataset`.
+
+    Raises
+    ------
+    DataError
+        The output exists, a parameter cannot be, or the disk is full. Wrong parameters are found before
+        anything is written; shards that are written stay, to be resumed.
+
+    Examples
+    --------
+    >>> from scalelatent.data import image_set
+    >>> bars = image_set("bars", crosses=2)
+    >>> make_rows("memory://doc-make", 3, bars.parameters, overwrite=True)
+    <Dataset 3 rows x (14, 14) uint8, 'memory://doc-make'>
+    """
+    from scalelatent.data.write.create import create_dataset
+
+    threads = _threads(n_jobs)
+    # Made before anything is written: wrong parameters leave nothing behind, and threads find it ready.
+    generator = generator_of(parameters, locate(url).url)
+    writer = create_dataset(
+        url,
+        rows,
+        **generator.columns,
+        provenance=parameters,
+        resume=resume,
+        overwrite=overwrite,
+        **layout,
+    )
+    return _fill(writer, threads, progress)
+
+
+def repair_dataset(
+    url: str | os.PathLike[str], *, n_jobs: int | None = None, progress: Progress | None = None
+) -> Dataset:
+    """Make those shards of a generated dataset that are missing or damaged, and leave the others.
+
+    All parameters come from the dataset's provenance, so that nothing has to be said again. A dataset that
+    was broken off is finished.
+
+    Parameters
+    ----------
+    url : str
+        A dataset that a generator made or began.
+    n_jobs : int, optional
+        Threads, at least 1; all cores by default.
+    progress : callable, optional
+        Called with (rows done, rows in all).
+
+    Returns
+    -------
+    Dataset
+        The whole dataset.
+
+    Raises
+    ------
+    DataError
+        No dataset, one that was imported (nobody can make its rows again), or one whose base has changed.
+
+    Examples
+    --------
+    >>> from scalelatent.data import make_images, open_dataset
+    >>> from scalelatent.storage.disk import locate
+    >>> ds = make_images("memory://doc-repair", "bars", 3, overwrite=True)
+    >>> locate("memory://doc-repair").delete("x/c/0/0/0")  # a lost file
+    >>> repair_dataset("memory://doc-repair").fingerprint() == ds.fingerprint()
+    True
+    """
+    from scalelatent.data.write.writer import DatasetWriter
+
+    threads, writer = _threads(n_jobs), DatasetWriter.attach(url)
+    generator_of(writer.attrs.provenance, writer.url)
+    return _fill(writer, threads, progress)
+
+
+def _threads(n_jobs: int | None) -> int:
+    if n_jobs is not None and n_jobs < 1:
+        raise DataError(f"n_jobs is {n_jobs}, but it has to be at least 1 thread; leave it out for all cores")
+    from dask.system import cpu_count
+
+    return cpu_count() if n_jobs is None else int(n_jobs)
+
+
+def _fill(writer: DatasetWriter, threads: int, progress: Progress | None) -> Dataset:
+    """Make all shards that are not there, several at a time, and finish the dataset."""
+    done = 0
+    with ThreadPoolExecutor(threads) as pool:
+        shards = {pool.submit(_write_shard, writer, i): i for i in range(writer.n_shards)}
+        try:
+            for future in as_completed(shards):
+                future.result()
+                a, b = writer.shard_bounds(shards[future])
+                done += b - a
+                if progress is not None:
+                    progress(done, writer.n_rows)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return writer.finalize()
+
+
+def make_shard(url: str | os.PathLike[str], shard: int) -> None:
+    """Make one shard of a dataset that `make_rows` began; for tasks on other machines.
+
+    All parameters come from the dataset's provenance. A shard that is written already is left alone.
+
+    Raises
+    ------
+    DataError
+        No such dataset, or its base has changed since.
+    """
+    from scalelatent.data.write.writer import DatasetWriter
+
+    _write_shard(DatasetWriter.attach(url), shard)
+
+
+def _write_shard(writer: DatasetWriter, shard: int) -> None:
+    if not writer.is_done(shard):
+        generator = generator_of(writer.attrs.provenance, writer.url)
+        writer.write_shard(shard, *generator.rows(*writer.shard_bounds(shard)))
+
+
+def generator_of(provenance: dict[str, Any], url: str) -> Generator:
+    """The generator of a dataset with this provenance, made once per process.
+
+    Parameters
+    ----------
+    provenance : dict
+        Of a dataset that `make_rows` made, or its parameters.
+    url : str
+        Where the dataset lies; paths in the provenance are relative to it.
+
+    Raises
+    ------
+    DataError
+        It was not made by a generator, or a parameter cannot be.
+
+    Examples
+    --------
+    >>> from scalelatent.data import make_images
+    >>> ds = make_images("memory://doc-generator", "bars", 3, overwrite=True)
+    >>> generator_of(ds.attrs["provenance"], ds.url).rows(5, 7)[0].shape
+    (2, 35, 35)
+    """
+    if provenance.get("importer") not in GENERATORS:
+        raise DataError(
+            f"{url} was not made by a generator (its provenance says {provenance.get('importer')!r}); there "
+            f"are {', '.join(GENERATORS)}"
+        )
+    known = {k: v for k, v in provenance.items() if k not in ("scalelatent", "appended")}
+    return _generator(json.dumps(known), url)
+
+
+@functools.lru_cache(maxsize=4)
+def _generator(provenance: str, url: str) -> Generator:
+    parameters = json.loads(provenance)
+    module, function = GENERATORS[parameters["importer"]].split(":")
+    made: Generator = getattr(importlib.import_module(module), function)(parameters, url)
+    return made
+
+
+def relative(path: str | os.PathLike[str], url: str) -> str:
+    """A path as provenance keeps it: relative to the dataset, so that both may move together."""
+    return os.path.abspath(path) if "://" in url else os.path.relpath(path, url)
+
+
+def absolute(path: str, url: str) -> str:
+    """The path that `relative` was given."""
+    return path if "://" in url else os.path.normpath(os.path.join(url, path))
+
+
+def base_name(base: str | os.PathLike[str], url: str) -> str:
+    """A base set as provenance keeps it: 'digits', a url with a scheme, or a relative path."""
+    text = os.fspath(base)
+    if text == "digits":
+        return text
+    place = locate(text).url
+    return place if "://" in place else relative(place, url)
+
+
+def open_stored_base(name: str, url: str) -> Dataset:
+    """The dataset that `base_name` named.
+
+    Raises
+    ------
+    DataError
+        No dataset, or the very one that is to be made.
+    """
+    from scalelatent.data.dataset import open_dataset
+
+    place = name if "://" in name else absolute(name, url)
+    refuse_onto(url, place)
+    return open_dataset(place)
+
+
+def open_base(name: str, url: str, fingerprint: str | None = None) -> Dataset:
+    """The base set that `base_name` named: uint8 images, with or without labels.
+
+    Raises
+    ------
+    DataError
+        Not such images, others than those of the fingerprint, or the dataset that is to be made.
+    """
+    from scalelatent.data.dataset import Dataset
+
+    from .digits import base_digits
+
+    ds = Dataset.from_arrays(*base_digits()) if name == "digits" else open_stored_base(name, url)
+    if ds.dtype != "u1" or len(ds.feature_shape) != 2 or ds.is_sparse:
+        raise DataError(
+            f"base {ds.url} holds rows of shape {ds.feature_shape} and dtype {ds.dtype}; uint8 images "
+            "(height, width) are needed"
+        )
+    return ds if fingerprint is None else unchanged(ds, name, url, fingerprint)
+
+
+def check_base_rows(base_rows: tuple[int, int] | None, n: int) -> tuple[int, int]:
+    """The rows A:B of a base of n rows that are used.
+
+    Raises
+    ------
+    DataError
+        They do not lie in the base.
+    """
+    a, b = (0, n) if base_rows is None else (int(base_rows[0]), int(base_rows[1]))
+    if not 0 <= a < b <= n:
+        raise DataError(
+            f"base rows {a}:{b} do not lie in 0:{n}, the rows of the base set; give --base-rows A:B within"
+        )
+    return a, b
+
+
+def unchanged(base: Dataset, name: str, url: str, fingerprint: str) -> Dataset:
+    """The base set of a dataset, if it is what it was.
+
+    Raises
+    ------
+    DataError
+        Naming both fingerprints.
+    """
+    found = base.fingerprint()
+    if found != fingerprint:
+        raise DataError(
+            f"{url}: its base {name} has changed since the first shard was made (fingerprint {found[:12]}, "
+            f"was {fingerprint[:12]}); restore the base, or begin anew with --overwrite"
+        )
+    return base

@@ -1,0 +1,28 @@
+"""Importers: files of other programs become datasets, a shard at a time, whatever their size."""
+
+from __future__ import annotations
+
+from .csr_archive import import_csr
+from .hdf5 import import_hdf5
+from .idx import import_idx
+from .image_folder import import_images
+from .mat import import_mat
+from .named import fetch_named, import_named
+from .npy import import_npy, import_npz
+from .svmlight import import_svmlight
+from .tokens import import_tokens, leaf_topics
+
+__all__ = [
+    "fetch_named",
+    "import_csr",
+    "import_hdf5",
+    "import_idx",
+    "import_images",
+    "import_mat",
+    "import_named",
+    "import_npy",
+    "import_npz",
+    "import_svmlight",
+    "import_tokens",
+    "leaf_topics",
+]

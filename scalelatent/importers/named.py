@@ -1,0 +1,260 @@
+"""Public datasets by name: downloaded once, checked, kept in a cache folder, imported."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.errors import DataError
+
+from .idx import open_idx
+from .rcv1 import import_rcv1
+from .remote import ORIGINS, RemoteFile
+from .stream import ArrayRows, Progress, Rows, write_rows
+
+if TYPE_CHECKING:
+    from scalelatent.data.dataset import Dataset
+
+__all__ = ["NAMES", "ORIGINS", "PARTS", "fetch_named", "import_named"]
+
+PARTS = ("train", "test", "all")
+_TIMEOUT_SECONDS = 30
+
+
+NAMES = ("digits", *ORIGINS)
+"""Datasets that `import_named` knows."""
+
+
+def import_named(
+    name: str,
+    url: str | os.PathLike[str],
+    *,
+    part: str = "train",
+    cache: str | os.PathLike[str] | None = None,
+    mirror: str | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    shuffle: int | None = None,
+    **layout: Any,
+) -> Dataset:
+    """Import a public dataset by its name; what is not in the cache is downloaded and checked.
+
+    Parameters
+    ----------
+    name : {'digits', 'mnist', 'fashion-mnist', 'rcv1'}
+        scikit-learn's 1,797 digits 8 x 8, enlarged to gray values 0 to 255 (nothing is downloaded); MNIST and
+        Fashion-MNIST, 70,000 images 28 x 28 of 10 classes, uint8; RCV1-v2, 804,414 news stories as weights of
+        47,236 terms (CSR float64), with 103 topics as multi-labels.
+    url : str
+        Where the dataset goes.
+    part : {'train', 'test', 'all'}
+        60,000 rows, 10,000 rows, or both one after the other; of RCV1 23,149, 781,265, or both; digits have
+        no parts and ignore it.
+    cache : path, optional
+        Folder of the downloads; by default that of the variable SCALELATENT_CACHE, else the user's cache.
+    mirror : str, optional
+        Address of a folder that holds the files, instead of the known ones.
+    overwrite, progress, shuffle, **layout
+        See `import_hdf5`.
+
+    Returns
+    -------
+    Dataset
+        Images (n, h, w) and labels; or CSR rows and multi-labels, the names of the topics in the provenance.
+
+    Raises
+    ------
+    DataError
+        A name that is not known; no mirror could be reached, or none had the right file (the message says how
+        to go on without a network); an output that exists. No dataset is left behind.
+
+    Examples
+    --------
+    >>> import_named("digits", "memory://doc-named", overwrite=True)
+    <Dataset 1,797 rows x (8, 8) uint8, 10 classes, 'memory://doc-named'>
+    """
+    common: dict[str, Any] = {"overwrite": overwrite, "progress": progress, "shuffle": shuffle, **layout}
+    if name == "digits":
+        return _import_digits(url, common)
+    paths = fetch_named(name, part=part, cache=cache, mirror=mirror)
+    if name == "rcv1":
+        return import_rcv1(paths, url, options={"part": part}, **common)
+    with contextlib.ExitStack() as opened:
+        streams = []
+        for path in paths:
+            stream = open_idx(path, f"file of {name}")
+            opened.callback(stream.close)
+            streams.append(stream)
+        x, y = _Chain(streams[::2]), _Chain(streams[1::2])
+        return write_rows(url, x, y, importer=name, sources=list(paths), options={"part": part}, **common)
+
+
+def fetch_named(
+    name: str,
+    *,
+    part: str = "train",
+    cache: str | os.PathLike[str] | None = None,
+    mirror: str | None = None,
+    progress: Progress | None = None,
+) -> list[Path]:
+    """Paths of a dataset's files in the cache; those that are not there are downloaded.
+
+    Parameters
+    ----------
+    name : {'mnist', 'fashion-mnist', 'rcv1'}
+        The dataset.
+    part, cache, mirror
+        See `import_named`.
+    progress : callable, optional
+        Called with (bytes done, bytes in all) of the file that is being downloaded.
+
+    Raises
+    ------
+    DataError
+        See `import_named`. What could not be downloaded whole is not kept.
+
+    Examples
+    --------
+    >>> fetch_named("mnits")
+    Traceback (most recent call last):
+    scalelatent.errors.DataError: no dataset 'mnits' is known by name; ... digits, mnist, fashion-mnist, rcv1
+    """
+    import pooch
+
+    if name not in ORIGINS:
+        raise DataError(f"no dataset {name!r} is known by name; the known ones are {', '.join(NAMES)}")
+    if part not in PARTS:
+        raise DataError(f"{name} has no part {part!r}; the parts are {', '.join(PARTS)}")
+    folder = Path(cache or os.environ.get("SCALELATENT_CACHE") or pooch.os_cache("scalelatent"), name)
+    parts = [ORIGINS[name][p] for p in (("train", "test") if part == "all" else (part,))]
+    files = list(dict.fromkeys(file for files in parts for file in files))
+    with _quiet_pooch():
+        return [_fetch(name, folder, file, mirror, progress) for file in files]
+
+
+def _fetch(name: str, folder: Path, file: RemoteFile, mirror: str | None, progress: Progress | None) -> Path:
+    """One file, from the first place that has it as it should be."""
+    import pooch
+
+    problems = []
+    for url in file.urls if mirror is None else (f"{mirror.rstrip('/')}/{file.title}",):
+        # pooch writes aside, compares the checksum and renames: a torn download is never kept.
+        download = pooch.HTTPDownloader(
+            progressbar=_Bytes(progress) if progress else False, timeout=_TIMEOUT_SECONDS
+        )
+        try:
+            return Path(pooch.retrieve(url, file.checksum, file.title, folder, downloader=download))
+        except (OSError, ValueError) as error:  # of the network (requests); of the checksum
+            problems.append(f"{url} ({_reason(error)})")
+    raise DataError(
+        f"{name}: {file.title} is not in the cache and could not be downloaded: {'; '.join(problems)}. "
+        f"Without a network, download it elsewhere and put it into {folder}, then try again"
+        f"{_by_hand(name, file)}. Another place that has it: --mirror URL (mirror=)"
+    )
+
+
+def _by_hand(name: str, file: RemoteFile) -> str:
+    """The command that imports the files of the part, where there is one."""
+    pair = next(files for files in ORIGINS[name].values() if file in files)
+    if not all("idx" in each.title for each in pair):
+        return ""
+    return f", or scalelatent data import idx {' '.join(each.title for each in pair)} OUT.zarr"
+
+
+def _reason(error: Exception) -> str:
+    from requests import exceptions
+
+    if isinstance(error, exceptions.HTTPError) and error.response is not None:
+        return f"the server answered {error.response.status_code} {error.response.reason}"
+    if isinstance(error, exceptions.Timeout):
+        return f"no answer within {_TIMEOUT_SECONDS} s"
+    if isinstance(error, exceptions.ChunkedEncodingError):
+        return "the connection broke off in the middle"
+    if isinstance(error, exceptions.ConnectionError):
+        return "no connection"
+    if isinstance(error, ValueError):
+        return "another file: its checksum is wrong"
+    return str(error)
+
+
+class _Bytes:
+    """What pooch shows progress with."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._done = self.total = 0
+
+    def update(self, count: int) -> None:
+        """So many bytes more."""
+        self._done = min(self._done + count, self.total)
+        self._progress(self._done, self.total)
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self._done = 0
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+@contextlib.contextmanager
+def _quiet_pooch() -> Iterator[None]:
+    """No log lines between ours."""
+    import pooch
+
+    logger = pooch.get_logger()
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+class _Chain:
+    """Rows of several streams of one shape and type, one after another."""
+
+    def __init__(self, streams: list[Rows] | list[Any]) -> None:
+        self._streams = streams
+        self._at = self._taken = 0
+        self.name = " and ".join(stream.name for stream in streams)
+        self.dtype = streams[0].dtype
+        self.n_rows = sum(stream.n_rows for stream in streams)
+        self.shape = (self.n_rows, *streams[0].shape[1:])
+
+    def read(self, rows: int) -> np.ndarray:
+        """The next rows."""
+        parts = []
+        while rows:
+            stream = self._streams[self._at]
+            part = stream.read(min(rows, stream.n_rows - self._taken))
+            parts.append(part)
+            rows -= len(part)
+            self._taken += len(part)
+            if self._taken == stream.n_rows and self._at + 1 < len(self._streams):
+                self._at, self._taken = self._at + 1, 0
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def finish(self) -> None:
+        """Check the end of each."""
+        for stream in self._streams:
+            stream.finish()
+
+    def close(self) -> None:
+        """Close all."""
+        for stream in self._streams:
+            stream.close()
+
+
+def _import_digits(url: str | os.PathLike[str], common: dict[str, Any]) -> Dataset:
+    from scalelatent.generators.digits import base_digits
+
+    images, labels = base_digits()
+    x, y = ArrayRows(images, "scikit-learn's digits"), ArrayRows(labels, "scikit-learn's digits")
+    return write_rows(url, x, y, importer="digits", sources=["digits.csv.gz"], **common)

@@ -1,0 +1,393 @@
+"""What all importers share: rows read in order from a file, and their way into a dataset."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from scalelatent.data.csr import check_values
+from scalelatent.data.schema import (
+    as_classes,
+    as_labels,
+    check_finite,
+    check_rows_dtype,
+    n_features,
+)
+from scalelatent.data.write.batch import RowBatch
+from scalelatent.data.write.pipeline import MAX_THREADS, write_shards
+from scalelatent.errors import DataError
+from scalelatent.storage.disk import Location, locate
+from scalelatent.storage.guard import scratch
+
+if TYPE_CHECKING:
+    from scalelatent.data.dataset import Dataset
+    from scalelatent.data.write.writer import DatasetWriter
+
+__all__ = [
+    "ArrayRows",
+    "Progress",
+    "RowStream",
+    "Rows",
+    "import_rows",
+    "string_classes",
+    "write_rows",
+]
+
+Progress = Callable[[int, int], None]
+"""Called with (rows done, rows in all)."""
+
+_READ_BYTES = 1 << 20
+_MAX_ROW_BYTES = 1 << 30
+_WAITING_BYTES = 64 << 20
+LABEL_ROWS = 65_536  # labels looked through at a time
+
+
+class Rows(Protocol):
+    """What an importer reads from: an array (n, ...) handed out in order; `RowStream` is one.
+
+    CSR rows also have `nnz`, the number of their entries. What one says in `notes` (a dict), where it has
+    that, is kept in the provenance after `finish`.
+    """
+
+    name: str
+    """What to call it in messages."""
+    dtype: np.dtype[Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(n_rows, *feature_shape)."""
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows that are promised."""
+
+    def read(self, rows: int) -> Any:
+        """The next rows, an ndarray or scipy CSR; fewer only at the end of a source that leaves some out."""
+
+    def finish(self) -> None:
+        """Check that nothing is left."""
+
+    def close(self) -> None:
+        """Close the file."""
+
+
+class RowStream:
+    """Rows of one dtype and shape, read in order from an open file; memory is bounded by one `read`.
+
+    Parameters
+    ----------
+    file : file
+        Positioned at the first row; `close` closes it.
+    name : str
+        What to call it in messages.
+    shape : tuple of int
+        (n_rows, *feature_shape).
+    dtype : dtype
+        Type of the numbers in the file, in the file's byte order.
+    offset : int
+        Bytes before the first row.
+    """
+
+    def __init__(
+        self, file: IO[bytes], name: str, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int
+    ) -> None:
+        self.name, self.shape, self.dtype = name, shape, dtype
+        self._file = file
+        self._start = self._offset = offset
+        self._row_bytes = n_features(shape[1:]) * dtype.itemsize
+        if shape[0] < 1 or self._row_bytes < 1:
+            raise DataError(
+                f"{name}: its header says shape {shape}, which holds no numbers; nothing to import"
+            )
+        if self._row_bytes > _MAX_ROW_BYTES:
+            raise DataError(
+                f"{name}: its header says shape {shape}, that is {self._row_bytes:,} bytes a row; the "
+                f"header is damaged, or each row has to be cut into several (limit {_MAX_ROW_BYTES:,})"
+            )
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows the header promises."""
+        return self.shape[0]
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the whole file, header included."""
+        return self._start + self.n_rows * self._row_bytes
+
+    def check_size(self, found: int) -> None:
+        """Compare the size of the file with what its header promises, before anything is written."""
+        if found < self.total_bytes:
+            self._truncated(found)
+        if found > self.total_bytes:
+            self._trailing(found - self.total_bytes)
+
+    def read(self, rows: int) -> np.ndarray:
+        """The next rows, in native byte order."""
+        raw = np.empty(rows * self._row_bytes, np.uint8)
+        filled = 0
+        while filled < len(raw):
+            part = self._bytes(min(_READ_BYTES, len(raw) - filled))
+            if not part:
+                self._truncated(self._offset)
+            raw[filled : filled + len(part)] = np.frombuffer(part, np.uint8)
+            filled += len(part)
+        values = raw.view(self.dtype).reshape(rows, *self.shape[1:])
+        return values.astype(self.dtype.newbyteorder("="), copy=False)
+
+    def finish(self) -> None:
+        """Check that the file ends after its last row; a compressed file then checks its checksum, too."""
+        rest = self._bytes(_READ_BYTES)
+        if rest:
+            self._trailing(len(rest))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _bytes(self, count: int) -> bytes:
+        try:
+            part = self._file.read(count)
+        except EOFError:
+            self._truncated(self._offset)
+        except (OSError, zlib.error, zipfile.BadZipFile) as error:
+            raise DataError(
+                f"{self.name} is damaged after byte {self._offset:,} of its content: {error}; "
+                f"download or copy it again"
+            ) from error
+        self._offset += len(part)
+        return part
+
+    def _truncated(self, found: int) -> Any:
+        raise DataError(
+            f"{self.name} is truncated: shape {self.shape} of {self.dtype} needs {self.total_bytes:,} bytes "
+            f"with its header, but it ends at byte {found:,} (in row "
+            f"{max(0, found - self._start) // self._row_bytes:,}); download or copy it again"
+        )
+
+    def _trailing(self, count: int) -> None:
+        raise DataError(
+            f"{self.name} goes on after its last row: its header promises shape {self.shape} and an end at "
+            f"byte {self.total_bytes:,}, but at least {count:,} bytes follow; the header is wrong, or it is "
+            "another kind of file"
+        )
+
+
+class ArrayRows:
+    """Rows of an array in memory, as `Rows`."""
+
+    def __init__(self, values: np.ndarray, name: str) -> None:
+        self.name, self.shape, self.dtype = name, values.shape, values.dtype
+        if 0 in values.shape:
+            raise DataError(f"{name} has shape {values.shape}, which holds no numbers; nothing to import")
+        self._values = values
+        self._next = 0
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return self.shape[0]
+
+    def read(self, rows: int) -> np.ndarray:
+        """The next rows, in native byte order."""
+        part = np.ascontiguousarray(self._values[self._next : self._next + rows])
+        self._next += len(part)
+        return part.astype(part.dtype.newbyteorder("="), copy=False)
+
+    def finish(self) -> None:
+        """Nothing is left to check."""
+
+    def close(self) -> None:
+        """Forget the array."""
+        self._values = self._values[:0]
+
+
+def import_rows(
+    open_x: Callable[[], Rows],
+    open_y: Callable[[], Rows] | None,
+    url: str | os.PathLike[str],
+    **options: Any,
+) -> Dataset:
+    """Check the arrays, look through string labels for their classes, then `write_rows`."""
+    with contextlib.ExitStack() as opened:
+        x = open_x()
+        opened.callback(x.close)
+        check_rows_dtype(x.dtype, x.name)
+        if len(x.shape) < 2:
+            raise DataError(f"{x.name} has shape {x.shape}; rows x features are needed: at least two axes")
+        if open_y is None:
+            return write_rows(url, x, None, **options)
+        y = open_y()
+        opened.callback(y.close)
+        if len(y.shape) > 2:
+            raise DataError(
+                f"{y.name} has shape {y.shape}; labels have to be one per row, shape (n,), or targets of "
+                "shape (n, v)"
+            )
+        if len(y.shape) == 2 and y.shape[1] > 1:
+            check_rows_dtype(y.dtype, y.name)
+        if y.dtype.kind not in "US":
+            return write_rows(url, x, y, **options)
+        classes = string_classes(y)
+        again = open_y()
+        opened.callback(again.close)
+        return write_rows(url, x, again, classes=classes, **options)
+
+
+def string_classes(y: Rows) -> np.ndarray:
+    """The distinct labels of a stream, read to its end."""
+    found: set[str] = set()
+    for a in range(0, y.n_rows, LABEL_ROWS):
+        part = y.read(min(LABEL_ROWS, y.n_rows - a)).reshape(-1)
+        found.update(as_labels(part, y.name, a).tolist())
+        as_classes(np.array(sorted(found)), y.name)
+    return np.array(sorted(found))
+
+
+def write_rows(
+    url: str | os.PathLike[str],
+    x: Rows,
+    y: Rows | None,
+    *,
+    importer: str,
+    sources: list[str | os.PathLike[str]],
+    classes: np.ndarray | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    options: dict[str, Any] | None = None,
+    shuffle: int | None = None,
+    **layout: Any,
+) -> Dataset:
+    """Write the rows of a stream `x`, and labels of a stream `y` or None, to a dataset.
+
+    A stream `y` of one axis, or of one column, holds labels; a wider one targets, a CSR one multi-labels.
+    Whatever goes wrong on the way, no dataset is left at `url`. With a seed `shuffle` the rows are written in
+    their own order to a dataset beside `url` first, which goes when they are shuffled.
+    """
+    if y is not None and y.n_rows != x.n_rows:
+        raise DataError(
+            f"{x.name} holds {x.n_rows} rows, but {y.name} holds {y.n_rows} labels; give the two files (or "
+            f"arrays) that belong together"
+        )
+    # Names only: the folders of the machine that imported are nobody's business later on.
+    provenance = {"importer": importer, "source": [Path(s).name for s in sources], **(options or {})}
+    columns = {"dtype": x.dtype.newbyteorder("="), "nnz": getattr(x, "nnz", None), "provenance": provenance}
+    columns |= _y_options(y, classes)
+    if shuffle is None:
+        return _write(locate(url), x, y, columns | layout, overwrite, progress)
+    return _write_shuffled(locate(url), shuffle, x, y, columns, layout, overwrite, progress)
+
+
+def _y_options(y: Rows | None, classes: np.ndarray | None) -> dict[str, Any]:
+    """Arguments of `create_dataset` for what a stream `y` holds."""
+    if y is None:
+        return {}
+    dtype = y.dtype.newbyteorder("=")
+    if hasattr(y, "nnz"):
+        return {"y_dtype": dtype, "y_kind": "multilabel", "n_targets": y.shape[1]}
+    if len(y.shape) == 2 and y.shape[1] > 1:
+        return {"y_dtype": dtype, "y_kind": "targets", "n_targets": y.shape[1]}
+    return {"y_dtype": None if dtype.kind in "US" else dtype, "classes": classes}
+
+
+def _write_shuffled(
+    location: Location,
+    seed: int,
+    x: Rows,
+    y: Rows | None,
+    columns: dict[str, Any],
+    layout: dict[str, Any],
+    overwrite: bool,
+    progress: Progress | None,
+) -> Dataset:
+    """Write the rows in order to a dataset beside the wanted one, then shuffle them into place."""
+    import scalelatent.data as data
+    from scalelatent.data.write.create import check_room, check_rows_fit
+
+    def half(first: int) -> Progress | None:
+        """Each of the two steps is half of the way."""
+        return None if progress is None else lambda done, n: progress((first * n + done) // 2, n)
+
+    # Now, not after the rows were read: what they are shuffled from lies beside them until the end.
+    check_room(location, overwrite, resumable=False)
+    packed = {"compressor": layout["compressor"]} if "compressor" in layout else {}
+    check_rows_fit(location, x.n_rows, x.shape[1:], x.dtype, columns["nnz"], copies=2, **packed)
+    aside = locate(f"{location.url}.unshuffled-{uuid.uuid4().hex[:8]}")
+    with scratch(aside):
+        ordered = _write(aside, x, y, columns | layout, False, half(0))
+        return data.shuffle_dataset(
+            ordered, location.url, seed=seed, overwrite=overwrite, progress=half(1), **layout
+        )
+
+
+def _write(
+    location: Location,
+    x: Rows,
+    y: Rows | None,
+    arguments: dict[str, Any],
+    overwrite: bool,
+    progress: Progress | None,
+) -> Dataset:
+    """Write the rows to a dataset; on any failure, Ctrl-C as well, nothing stays."""
+    from scalelatent.data.write.create import check_room, create_dataset, removed_on_failure
+
+    check_room(location, overwrite, resumable=False)
+    writer = create_dataset(location.url, x.n_rows, x.shape[1:], overwrite=overwrite, **arguments)
+    with removed_on_failure(writer):
+        _copy(writer, x, y, progress)
+        for stream in (x, y):
+            if stream is not None:
+                stream.finish()
+                writer.note(getattr(stream, "notes", {}))
+        return writer.finalize()
+
+
+def _row_bytes(x: Rows) -> int:
+    """Bytes of a row, of a CSR row on the average."""
+    nnz = getattr(x, "nnz", None)
+    if nnz is None:
+        return max(1, n_features(x.shape[1:]) * x.dtype.itemsize)
+    return max(1, nnz * (x.dtype.itemsize + 4) // x.n_rows)
+
+
+def _copy(writer: DatasetWriter, x: Rows, y: Rows | None, progress: Progress | None) -> None:
+    """Read shards in this thread while others hash, pack and write those before; a few are in memory."""
+    shard_bytes = writer.shard_rows * _row_bytes(x)
+    from dask.system import cpu_count
+
+    threads = min(cpu_count(), MAX_THREADS, max(1, _WAITING_BYTES // shard_bytes))
+    # One shard more than cores waits to be written, so that no core waits for one to be read.
+    write_shards(writer, _shards(writer, x, y), progress, threads=threads + 1)
+
+
+def _shards(writer: DatasetWriter, x: Rows, y: Rows | None) -> Iterator[RowBatch]:
+    """The rows of each shard; fewer than promised where the source left some out."""
+    i = 0
+    while i < writer.n_shards:
+        a, b = writer.shard_bounds(i)
+        batch = [_next_rows(x, y, a, b, writer.attrs.y_kind)]
+        if len(batch[0]) < b - a:
+            writer.shrink(a + len(batch[0]))
+            if not len(batch[0]):
+                return
+        yield batch.pop()  # and hold it no longer: the thread that writes it does, as long as it is needed
+        i += 1
+
+
+def _next_rows(x: Rows, y: Rows | None, start: int, stop: int, y_kind: str | None) -> RowBatch:
+    """The next rows and as many labels, checked; `start` is the number of the first."""
+    rows = x.read(stop - start)
+    (check_finite if isinstance(rows, np.ndarray) else check_values)(rows, start, x.name)
+    n = rows.shape[0]
+    if y is None or n == 0:
+        return RowBatch(rows)
+    labels = y.read(n)
+    return RowBatch(rows, labels.reshape(n) if y_kind == "labels" else labels)

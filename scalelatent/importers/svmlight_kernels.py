@@ -1,0 +1,357 @@
+"""Compiled reading of svmlight text: lines to CSR, decimal numbers to the nearest float64.
+
+Numbers are read as Python's `float` reads them, to the last bit, by the method of Lemire, "Number parsing at
+a gigabyte per second" (2021): exact products of small powers of ten, else one or two products with a 128-bit
+power of five. The few numbers of more than 19 digits that this cannot decide are listed for the caller.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from scalelatent.kernels.jit import entry, filled, given, kernel
+from scalelatent.kernels.philox import mulhi
+
+__all__ = [
+    "BAD_COLUMN",
+    "BAD_LABEL",
+    "BAD_VALUE",
+    "FULL",
+    "NO_VALUE",
+    "N_STATE",
+    "STATE",
+    "new_state",
+    "parse_lines",
+]
+
+STATE = (
+    "rows", "entries", "labels", "slow", "lines", "lowest", "highest", "commas", "bare", "fractions", "error",
+    "at", "lowest_label", "highest_label",
+)  # fmt: skip
+"""Names of the counters of `parse_lines`. bare: rows without a label; fractions: labels that are no integers;
+slow: numbers left to the caller; at: byte of the error, or of the last line."""
+N_STATE = len(STATE)
+ROWS, ENTRIES, LABELS, SLOW, LINES, LOWEST, HIGHEST, COMMAS, BARE, FRACTIONS, ERROR = range(N_STATE - 3)
+AT, LOWEST_LABEL, HIGHEST_LABEL = N_STATE - 3, N_STATE - 2, N_STATE - 1
+BAD_LABEL, BAD_COLUMN, NO_VALUE, BAD_VALUE, FULL = 1, 2, 3, 4, 5
+"""What may be wrong with a line. FULL: the arrays of the caller are too short."""
+
+_LEAST, _MOST = -342, 308
+
+
+def _powers_of_five() -> np.ndarray:
+    """The first 128 bits of 5**q for q from -342 to 308, as (high, low) uint64."""
+    out = np.empty((_MOST - _LEAST + 1, 2), np.uint64)
+    for q in range(_LEAST, _MOST + 1):
+        if q < 0:
+            power = 5**-q
+            bits = (power - 1).bit_length()
+            value = 2 ** (bits + 127 if q >= -27 else 2 * bits + 128) // power + 1
+        else:
+            value = 5**q << 128
+        value >>= value.bit_length() - 128
+        out[q - _LEAST] = value >> 64, value & (2**64 - 1)
+    return out
+
+
+def new_state() -> np.ndarray:
+    """Counters for `parse_lines`."""
+    state = np.zeros(N_STATE, np.int64)
+    limits = np.iinfo(np.int64)
+    state[[LOWEST, LOWEST_LABEL]] = limits.max
+    state[[HIGHEST, HIGHEST_LABEL]] = limits.min
+    return state
+
+
+FIVES = _powers_of_five()
+TENS = np.array([float(10**k) for k in range(23)])
+TWOS = np.array([np.ldexp(1.0, k) for k in range(-1074, 1024)])
+_ONE, _TEN = np.uint64(1), np.uint64(10)
+_MASK = np.uint64(0x1FF)  # 64 - 55 bits
+_TOP = np.uint64(1 << 63)
+
+
+@kernel
+def _leading_zeros(w: Any) -> Any:
+    count = 0
+    while not w & _TOP:
+        w = w << _ONE
+        count += 1
+    return count
+
+
+@kernel
+def _to_float(w: Any, q: Any) -> Any:
+    """w * 10**q, rounded to the nearest float64; w uint64 above 0."""
+    if -22 <= q <= 22 and w <= np.uint64(1 << 53):
+        exact = np.float64(w)
+        return exact * TENS[q] if q >= 0 else exact / TENS[-q]
+    if q < _LEAST:
+        return 0.0
+    if q > _MOST:
+        return np.inf
+    zeros = _leading_zeros(w)
+    w = w << np.uint64(zeros)
+    five, rest = FIVES[q - _LEAST, 0], FIVES[q - _LEAST, 1]
+    high, low = mulhi(w, five), w * five
+    if high & _MASK == _MASK:
+        more = mulhi(w, rest)
+        low += more
+        if more > low:
+            high += _ONE
+    upper = np.int64(high >> np.uint64(63))
+    shift = np.uint64(upper + 64 - 52 - 3)
+    mantissa = high >> shift
+    power = ((217706 * q) >> 16) + 63 + upper - zeros + 1023
+    if power <= 0:  # below the smallest normal number
+        if -power + 1 >= 64:
+            return 0.0
+        mantissa = mantissa >> np.uint64(-power + 1)
+        mantissa = (mantissa + (mantissa & _ONE)) >> _ONE
+        return np.float64(mantissa) * TWOS[0]
+    if low <= _ONE and -4 <= q <= 23 and mantissa & np.uint64(3) == _ONE and mantissa << shift == high:
+        mantissa = mantissa & ~_ONE  # exactly halfway: to even
+    mantissa = (mantissa + (mantissa & _ONE)) >> _ONE
+    if mantissa >= np.uint64(1 << 53):
+        mantissa = np.uint64(1 << 52)
+        power += 1
+    if power >= 0x7FF:
+        return np.inf
+    return np.float64(mantissa) * TWOS[power - 1075 + 1074]
+
+
+@kernel
+def _word(text: np.ndarray, at: int, stop: int, lower: bytes) -> bool:
+    if at + len(lower) > stop:
+        return False
+    for k in range(len(lower)):  # noqa: SIM110  numba has no all()
+        if text[at + k] | 32 != lower[k]:
+            return False
+    return True
+
+
+_INF, _INFINITY, _NAN, _QID = b"inf", b"infinity", b"nan", b"qid:"
+
+
+@kernel
+def _number(text: np.ndarray, at: Any, stop: Any) -> tuple[Any, Any, bool]:
+    """(value, byte after it, whether it is certain) of the number at a place; no number: the place itself."""
+    first, negative = at, False
+    if at < stop and (text[at] == 43 or text[at] == 45):
+        negative = text[at] == 45
+        at += 1
+    for name, value in ((_INFINITY, np.inf), (_INF, np.inf), (_NAN, np.nan)):
+        if _word(text, at, stop, name):
+            return -value if negative else value, at + len(name), True
+    w, digits, kept, scale, more = np.uint64(0), 0, 0, 0, False
+    point: bool = False
+    while at < stop:
+        c = text[at]
+        if 48 <= c <= 57:
+            digits += 1
+            if kept < 19:
+                w = w * _TEN + np.uint64(c - 48)
+                kept += 1 if w else 0
+                scale -= 1 if point else 0
+            else:
+                more = more or c != 48
+                scale += 0 if point else 1
+        elif c == 46 and not point:
+            point = True
+        else:
+            break
+        at += 1
+    if digits == 0:
+        return 0.0, first, True
+    if at < stop and text[at] | 32 == 101:  # e
+        after, sign, power, some = at + 1, 1, 0, False
+        if after < stop and (text[after] == 43 or text[after] == 45):
+            sign = -1 if text[after] == 45 else 1
+            after += 1
+        while after < stop and 48 <= text[after] <= 57:
+            power = min(power * 10 + (np.int64(text[after]) - 48), 99999)  # type: ignore[assignment]
+            some = True
+            after += 1
+        if some:
+            at = after
+            scale += sign * power
+    if w == 0:
+        return -0.0 if negative else 0.0, at, True
+    value = _to_float(w, scale)
+    certain = not more or value == _to_float(w + _ONE, scale)
+    return -value if negative else value, at, certain
+
+
+@kernel
+def _is_space(c: int) -> bool:
+    return c <= 32 and c != 10  # whatever else is no character parts words, too
+
+
+@kernel
+def _is_end(text: np.ndarray, at: int, stop: int) -> bool:
+    """Whether the content of a line ends here: newline, comment, end of the text."""
+    return at >= stop or text[at] == 10 or text[at] == 35
+
+
+@kernel
+def _skip(text: np.ndarray, at: int, stop: int) -> int:
+    while at < stop and _is_space(text[at]):
+        at += 1
+    return at
+
+
+@kernel
+def _word_end(text: np.ndarray, at: int, stop: int) -> int:
+    while at < stop and text[at] > 32 and text[at] != 35:
+        at += 1
+    return at
+
+
+@kernel
+def _read_labels(
+    text: np.ndarray,
+    place: int,
+    stop: int,
+    keep: bool,
+    labels: np.ndarray,
+    slow: np.ndarray,
+    state: np.ndarray,
+) -> tuple[int, int]:
+    """(byte after the labels, how many): the first word, unless that is an entry already."""
+    count, end = 0, _word_end(text, place, stop)
+    for k in range(place, end):
+        if text[k] == 58:
+            state[BARE] += 1
+            return place, 0
+    while place < end:
+        value, after, certain = _number(text, place, end)
+        if after == place or (after < end and (text[after] != 44 or after + 1 == end)):
+            state[ERROR], state[AT] = BAD_LABEL, place
+            return place, 0
+        if keep:
+            if not certain:
+                slow[2 * state[SLOW]] = -1 - state[LABELS]
+                slow[2 * state[SLOW] + 1] = place
+                state[SLOW] += 1
+            labels[state[LABELS]] = value
+        state[LABELS] += 1
+        count += 1
+        if value == np.floor(value) and abs(value) < 9e15:
+            state[LOWEST_LABEL] = min(state[LOWEST_LABEL], np.int64(value))
+            state[HIGHEST_LABEL] = max(state[HIGHEST_LABEL], np.int64(value))
+        else:
+            state[FRACTIONS] += 1
+        place = after
+        if place < end:
+            state[COMMAS] += 1
+            place += 1
+    return end, count
+
+
+@entry(
+    given("u1", 1),
+    numba.int64,
+    numba.boolean,
+    filled("f8", 1),
+    filled("i8", 1),
+    filled("i8", 1),
+    filled("f8", 1),
+    filled("i8", 1),
+    filled("i8", 1),
+    filled("i8", 1),
+)
+def parse_lines(
+    text: np.ndarray,
+    stop: int,
+    keep: bool,
+    data: np.ndarray,
+    columns: np.ndarray,
+    counts: np.ndarray,
+    labels: np.ndarray,
+    label_counts: np.ndarray,
+    slow: np.ndarray,
+    state: np.ndarray,
+) -> None:
+    """Read whole lines; blank ones, comments after '#', and 'qid:' are passed over.
+
+    Parameters
+    ----------
+    text : uint8
+        Lines; the last one may lack its newline.
+    stop : int
+        Bytes to read.
+    keep : bool
+        Whether to fill the arrays; else lines are only looked through.
+    data, columns : float64, int64 (entries,)
+        Values and columns as they are written.
+    counts, label_counts : int64 (rows,)
+        Entries and labels of each row.
+    labels : float64
+    slow : int64
+        Pairs: entry, byte where its value begins (entry -1 - i for label i).
+    state : int64 (N_STATE,)
+        Counters, see `STATE`; the lowest and highest have to be set before (`new_state`).
+    """
+    at = 0
+    while at < stop:
+        state[AT] = at
+        place = _skip(text, at, stop)
+        row_labels, row_entries, empty = 0, 0, _is_end(text, place, stop)
+        if not empty:
+            if keep and state[ROWS] >= counts.shape[0]:
+                state[ERROR] = FULL
+                return
+            place, row_labels = _read_labels(text, place, stop, keep, labels, slow, state)
+            if state[ERROR]:
+                return
+        while True:
+            place = _skip(text, place, stop)
+            if _is_end(text, place, stop):
+                break
+            if text[place] == 113 and _word(text, place, stop, _QID):
+                place = _word_end(text, place, stop)
+                continue
+            first, column = place, 0
+            while place < stop and 48 <= text[place] <= 57 and place - first < 18:
+                column = column * 10 + (np.int64(text[place]) - 48)  # type: ignore[assignment]
+                place += 1
+            if place == first or place >= stop or text[place] != 58:
+                state[ERROR], state[AT] = BAD_COLUMN, first
+                return
+            place += 1
+            if _is_end(text, place, stop) or _is_space(text[place]):
+                state[ERROR], state[AT] = NO_VALUE, first
+                return
+            if keep:
+                value, after, certain = _number(text, place, stop)
+                if after == place or not (_is_end(text, after, stop) or _is_space(text[after])):
+                    state[ERROR], state[AT] = BAD_VALUE, first
+                    return
+                if state[ENTRIES] >= data.shape[0]:
+                    state[ERROR] = FULL
+                    return
+                if not certain:
+                    slow[2 * state[SLOW]] = state[ENTRIES]
+                    slow[2 * state[SLOW] + 1] = place
+                    state[SLOW] += 1
+                data[state[ENTRIES]] = value
+                columns[state[ENTRIES]] = column
+                place = after
+            else:
+                place = _word_end(text, place, stop)
+            state[LOWEST] = min(state[LOWEST], column)
+            state[HIGHEST] = max(state[HIGHEST], column)
+            state[ENTRIES] += 1
+            row_entries += 1
+        while place < stop and text[place] != 10:  # a comment
+            place += 1
+        at = place + 1
+        state[LINES] += 1
+        if not empty:
+            if keep:
+                counts[state[ROWS]] = row_entries
+                label_counts[state[ROWS]] = row_labels
+            state[ROWS] += 1

@@ -1,0 +1,1 @@
+"""What kernels of several models share: compilation, vectors, product tiles, random numbers, CUDA text."""

@@ -1,0 +1,139 @@
+"""Corrupted rows of zeros and ones: flipped bits, or a patch of an image that is gone.
+
+After Ping and Ihler, "Belief propagation in conditional RBMs for structured prediction" (2017), section 6: of
+noisy images 10 % or 20 % of the pixels are flipped, in occluded ones a patch of 8 x 8 or 12 x 12 pixels is
+set to 0. What becomes of a row is a pure function of (seed, stage, epoch, row), whoever asks for which rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from scalelatent.errors import DataError
+
+from .random_words import stage_word
+
+__all__ = ["KINDS", "check_corruption", "corrupt", "corrupt_in_place"]
+
+KINDS = ("flip", "occlude")
+
+
+def check_corruption(
+    kind: str, n_features: int, *, rate: float = 0.0, size: Any = (0, 0), shape: Any = (0, 0), value: int = 0
+) -> None:
+    """Refuse a corruption that cannot be, for rows of so many features; see `corrupt`.
+
+    Raises
+    ------
+    DataError
+        Naming the parameter and its limits.
+
+    Examples
+    --------
+    >>> check_corruption("flip", 784, rate=1.5)
+    Traceback (most recent call last):
+    scalelatent.errors.DataError: the share of flipped pixels (rate) is 1.5, but it lies in 0 to 1
+    """
+    if kind not in KINDS:
+        raise DataError(f"there is no corruption {kind!r}; there are {', '.join(KINDS)}")
+    if kind == "flip":
+        if not 0 <= rate <= 1:
+            raise DataError(f"the share of flipped pixels (rate) is {rate}, but it lies in 0 to 1")
+        if rate and not round(rate * n_features):
+            raise DataError(
+                f"the share of flipped pixels (rate) is {rate}, which is none of the {n_features} of a row: "
+                f"give at least {1 / n_features:.2g}"
+            )
+        return
+    height, width = (int(s) for s in shape)
+    if height * width != n_features:
+        raise DataError(
+            f"a patch lies in an image, and {height} x {width} pixels are not the {n_features} numbers of a "
+            "row: give the height and width of the images, shape=(h, w)"
+        )
+    if not all(1 <= p <= s for p, s in zip(size, (height, width), strict=True)):
+        raise DataError(
+            f"patch is {size[0]} x {size[1]}, but it has to lie in images of {height} x {width} pixels"
+        )
+    if value not in (0, 1):
+        raise DataError(f"value is {value}, but a pixel is 0 or 1")
+
+
+def corrupt(v: np.ndarray, rows: np.ndarray, epoch: int = 0, *, kind: str, **how: Any) -> np.ndarray:
+    """A corrupted copy of rows of zeros and ones.
+
+    Parameters
+    ----------
+    v : ndarray of uint8, shape (n, p)
+        Zeros and ones.
+    rows : ndarray of int, shape (n,)
+        Number of each row in its dataset.
+    epoch : int
+        Counted from 0: other bits each epoch.
+    kind : {'flip', 'occlude'}
+        Flip bits, or set a patch of an image to one value.
+    rate : float
+        Of 'flip': share of the bits that are flipped, in each row exactly so many.
+    size, shape : (int, int)
+        Of 'occlude': height and width of the patch and of the images; it lies whole within them.
+    value : {0, 1}
+        Of 'occlude': what the patch is set to, 0 if not given.
+    seed : int
+    stage : str
+        What the random numbers are for.
+
+    Returns
+    -------
+    ndarray of uint8, shape (n, p)
+
+    Examples
+    --------
+    >>> v = np.zeros((2, 20), np.uint8)
+    >>> x = corrupt(v, np.array([5, 9]), kind="flip", rate=0.1, seed=0, stage="train")
+    >>> x.sum(axis=1).tolist()
+    [2, 2]
+    >>> again = corrupt(v[1:], np.array([9]), kind="flip", rate=0.1, seed=0, stage="train")
+    >>> bool((again == x[1:]).all())
+    True
+    """
+    out = np.array(v, np.uint8, order="C")
+    corrupt_in_place(out, rows, epoch, kind=kind, **how)
+    return out
+
+
+def corrupt_in_place(
+    out: np.ndarray,
+    rows: np.ndarray,
+    epoch: int = 0,
+    *,
+    kind: str,
+    seed: int,
+    stage: str,
+    rate: float = 0.0,
+    size: tuple[int, int] = (0, 0),
+    shape: tuple[int, int] = (0, 0),
+    value: int = 0,
+) -> None:
+    """What `corrupt` does, to `out` itself, which is C-contiguous.
+
+    Examples
+    --------
+    >>> images = np.ones((1, 16), np.uint8)
+    >>> corrupt_in_place(
+    ...     images, np.array([0]), kind="occlude", size=(2, 3), shape=(4, 4), seed=0, stage="train"
+    ... )
+    >>> int(images.sum())
+    10
+    """
+    from scalelatent.generators.image_kernels import flip_exactly, occlude, row_draws
+
+    n, p = out.shape
+    draws = np.empty((n, 2 if kind == "occlude" else round(rate * p)), np.uint32)
+    key = np.array([seed % 2**64, stage_word(stage), epoch], np.uint64)
+    row_draws(key, np.ascontiguousarray(rows, np.int64), draws)
+    if kind == "flip":
+        flip_exactly(draws, out)
+    else:
+        occlude(draws, np.array([*size, value], np.int64), out.reshape(n, *shape))

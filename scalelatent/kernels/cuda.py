@@ -1,0 +1,89 @@
+"""A model's CUDA text, compiled at its first launch.
+
+CuPy is imported by that launch: this module, and the text, can be had without it.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from importlib.resources import files
+from typing import Any
+
+_OPTIONS = ("--std=c++17",)
+
+
+class Kernels:
+    """The kernels of ``gpu.cu`` in a package.
+
+    Parameters
+    ----------
+    package : str
+        Where ``gpu.cu`` lies; ``__package__`` in the module that launches.
+    threads : int
+        Of a thread block, as the text has it: ``constexpr int THREADS``.
+
+    Attributes
+    ----------
+    text : str
+        The CUDA text.
+
+    Examples
+    --------
+    >>> "mbn_count" in Kernels("scalelatent.models.mbn.kernels").text
+    True
+    """
+
+    def __init__(self, package: str, threads: int = 128) -> None:
+        self._package, self.threads = package, threads
+        self._functions: dict[str, Any] = {}
+        self._roomy: set[str] = set()
+
+    @cached_property
+    def text(self) -> str:
+        """The text of ``gpu.cu``."""
+        return (files(self._package) / "gpu.cu").read_text(encoding="utf-8")
+
+    @cached_property
+    def _module(self) -> Any:
+        import cupy
+
+        # Compiled once a process and device; CuPy keeps the binary on disk for the next process.
+        return cupy.RawModule(code=self.text, options=_OPTIONS)
+
+    def launch(self, name: str, grid: tuple[int, ...], *arguments: Any, shared_bytes: int = 0) -> None:
+        """Start a kernel on CuPy's current stream, in blocks of ``threads`` threads.
+
+        Parameters
+        ----------
+        name : str
+        grid : tuple of int
+            Thread blocks along x, y and z.
+        *arguments : cupy.ndarray or numpy scalar
+            In the order and of the types that the kernel declares.
+        shared_bytes : int
+            Of dynamic shared memory, for each thread block.
+
+        Examples
+        --------
+        >>> kernels = Kernels("scalelatent.models.mbn.kernels")
+        >>> kernels.launch("mbn_nothing", (1,))  # doctest: +SKIP
+        """
+        function = self._functions.get(name)
+        if function is None:
+            function = self._functions[name] = self._module.get_function(name)
+        if shared_bytes and name not in self._roomy:
+            _give_room(function)
+            self._roomy.add(name)
+        function(grid, (self.threads,), arguments, shared_mem=shared_bytes)
+
+
+def _give_room(function: Any) -> None:
+    """Let a kernel have all the shared memory that a thread block can have: unless it says so, what it
+    declares and what a launch gives it are 48 KiB together.
+    """
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    most = runtime.getDeviceProperties(runtime.getDevice())["sharedMemPerBlockOptin"]
+    function.max_dynamic_shared_size_bytes = most - function.shared_size_bytes
+    function.preferred_shared_memory_carveout = 100  # percent: blocks beside each other, if they fit

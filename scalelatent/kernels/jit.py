@@ -1,0 +1,406 @@
+"""numba's settings, once for the whole package.
+
+Kernels release the GIL and are serial: parallelism is Dask's, or ``n_jobs`` threads over spans.
+``error_model="numpy"`` and the ``contract`` flag let LLVM vectorise divisions and form fused multiply-adds;
+sums keep the order in which they are written, so that a kernel gives the same bits on every worker of one
+kind of CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import platform
+import re
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding
+import numba
+import numpy as np
+
+# float32 in this machine's widest vectors. No sum runs over lanes, so no bit of a result depends on it.
+# SCALELATENT_LANES is for tests: it runs the kernels of other machines, in vectors that LLVM puts together.
+LANES = int(
+    os.environ.get("SCALELATENT_LANES", 16 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 8)
+)
+
+
+_ROOT = Path(__file__).parent.parent
+
+
+# One family: whoever brings rows in needs few of either.
+_MAKERS_OF_ROWS = ("generators", "importers")
+
+
+def _family(module: str) -> str:
+    """Which kernels share a folder: those of a model, of what models share, of another package."""
+    package, *names = module.split(".")
+    if package != _ROOT.name or not names:
+        return "other"
+    if names[0] == "models" and len(names) > 1:
+        return names[1]
+    return "data" if names[0] in _MAKERS_OF_ROWS else names[0]
+
+
+def _sources(family: str) -> list[Path]:
+    """The files that kernels of a family can come from. Of other folders only some files hold kernels."""
+    shared = [*_ROOT.glob("kernels/*.py")]
+    if (_ROOT / "models" / family).is_dir():
+        rooms = [_ROOT / "models" / family / room for room in ("kernels", "model")]
+        return [*shared, *(f for room in rooms for f in room.glob("**/*.py"))]
+    folders = _MAKERS_OF_ROWS if family == "data" else (family,) if (_ROOT / family).is_dir() else ("",)
+    here = (f for folder in folders for f in (_ROOT / folder).glob("**/*.py"))
+    return [*shared, *(f for f in here if b"kernels.jit" in f.read_bytes())]
+
+
+@functools.cache
+def _digest(family: str) -> str:
+    # numba looks at the file of the outer function only: a kernel inlined from another file would stay as it
+    # was. Contents, not times: the same version installed again has the same kernels.
+    digest = hashlib.blake2b(digest_size=5)
+    for file in sorted(set(_sources(family))):
+        digest.update(repr((str(file.relative_to(_ROOT)), file.read_bytes())).encode())
+    # numba's own key has the target of the compiler, and not what SCALELATENT_LANES says. Another version of
+    # it would write over files of an index that it does not read.
+    digest.update(repr((LANES, numba.__version__)).encode())
+    return digest.hexdigest()
+
+
+def _cache() -> str:
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    if given:
+        return str(Path(given) / "scalelatent")
+    name = f"numba-{platform.node() or 'host'}"
+    # Compiled kernels in a folder of this host: caches on shared file systems race and are slow (numba issues
+    # 4807, 10128).
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder = Path(base) / "scalelatent" / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        user = os.getuid() if hasattr(os, "getuid") else 0
+        folder = Path(tempfile.gettempdir()) / f"scalelatent-{user}" / name
+    return str(folder)
+
+
+CACHE = _cache()
+
+# Kernels of other versions that nobody has loaded for so long are removed.
+KEEP_DAYS = 30.0
+_TOUCHED_DAYS = 1.0
+_FOLDER = r"[a-z_]+-[0-9a-f]{10}"
+
+
+@functools.cache
+def _folder(family: str) -> str:
+    """Where the kernels of a family lie; that they are in use is noted once a day."""
+    folder = Path(CACHE) / f"{family}-{_digest(family)}"
+    with contextlib.suppress(OSError):
+        if time.time() - folder.stat().st_mtime > _TOUCHED_DAYS * 86400:
+            os.utime(folder)
+    return str(folder)
+
+
+def remove_unused(days: float = KEEP_DAYS) -> list[str]:
+    """Remove kernels of other versions that were not loaded for some days; returns their folders.
+
+    A process that runs with such a version finds none of them and compiles anew.
+    """
+    base, before, removed = Path(CACHE), time.time() - days * 86400, []
+    # Earlier versions had one folder for all kernels, beside this one.
+    found = [(base, _FOLDER), (base.parent, re.escape(base.name) + "-[0-9a-f]{10}")]
+    for place, name in found:
+        with contextlib.suppress(OSError):
+            for folder in place.iterdir():
+                if not re.fullmatch(name, folder.name) or folder.is_symlink() or not folder.is_dir():
+                    continue
+                if folder.stat().st_mtime < before:
+                    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
+                    folder.rename(aside)  # at once, so that nobody finds half of it
+                    shutil.rmtree(aside, ignore_errors=True)
+                    removed.append(str(folder))
+    return removed
+
+
+# Seconds that a process waits to save kernels, until it has once waited in vain; the next process compiles
+# anew what was not saved.
+_patience = [10.0]
+# Seconds that it waits for another process to compile what it needs; then it compiles that itself.
+_compile_patience = [120.0]
+_POLL_SECONDS = 0.01
+
+Observer = Callable[[str, float | None], None]
+_observers: list[Observer] = []
+
+
+def observe(observer: Observer) -> None:
+    """Have a function called with the name of each kernel that is compiled, not loaded, in this process: with
+    None before, with the seconds that it took after. It is called by the thread that compiles.
+    """
+    _observers.append(observer)
+
+
+@contextlib.contextmanager
+def observed(observer: Observer) -> Iterator[None]:
+    """See :func:`observe`, for a while.
+
+    Examples
+    --------
+    >>> told = []
+    >>> with observed(lambda name, seconds: told.append(seconds is None)):
+    ...     entry(numba.int64)(lambda x: x + 1)(1), told
+    (2, [True, False])
+    """
+    observe(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
+
+
+@contextlib.contextmanager
+def _told(name: str) -> Iterator[None]:
+    begin, observers = time.perf_counter(), tuple(_observers)
+    for observer in observers:
+        observer(name, None)
+    try:
+        yield
+    finally:
+        for observer in observers:
+            observer(name, time.perf_counter() - begin)
+
+
+def _take(lock: Any, patience: list[float]) -> bool:
+    """Lock a file that other processes lock too; False where one of them does not let go of it."""
+    import fcntl
+
+    begin = time.monotonic()
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() - begin >= patience[0]:
+                patience[0] = 0.0
+                return False
+            time.sleep(_POLL_SECONDS)
+        else:
+            return True
+
+
+@contextlib.contextmanager
+def _alone(name: str = "lock", patience: list[float] | None = None) -> Iterator[bool]:
+    """Whether to save a kernel, or to compile that of the name: False while another process does. Where the
+    system or the file system has no locks on files nobody is kept out.
+    """
+    held = True
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+
+            Path(CACHE).mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(open(Path(CACHE) / name, "ab"))
+            held = _take(lock, _patience if patience is None else patience)
+            if held:  # closing the file would not do: a process forked in the meantime has it open too
+                stack.callback(fcntl.flock, lock, fcntl.LOCK_UN)
+        yield held
+
+
+def _saved_alone(dispatcher: Any) -> Any:
+    """A dispatcher that takes turns with other processes at saving what it compiled.
+
+    numba numbers the files of a function's specialisations in the order in which they are saved: of two
+    processes at it at once one may write its code into the file that the other one's is listed with, and who
+    loads it has another kernel, in silence.
+    """
+    save = dispatcher._cache.save_overload
+
+    @functools.wraps(save)
+    def alone(sig: Any, data: Any) -> None:
+        with _alone() as held:
+            if held:
+                save(sig, data)
+                _clean()
+
+    dispatcher._cache.save_overload = alone
+    return dispatcher
+
+
+@functools.cache
+def _clean() -> None:
+    """Remove what is not used, once a process."""
+    remove_unused()
+
+
+DEFAULTS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "cache": True, "fastmath": {"contract"}}
+
+
+# numba has one setting of the place for all threads, and writes to the working folder where it is empty.
+_placing = threading.Lock()
+
+
+@contextlib.contextmanager
+def _placed(folder: str) -> Iterator[None]:
+    """Have functions that are decorated meanwhile keep what is compiled in a folder."""
+    config: Any = numba.config
+    with _placing:
+        before, config.CACHE_DIR = config.CACHE_DIR, folder
+        try:
+            yield
+        finally:
+            config.CACHE_DIR = before
+
+
+def kernel(function: Any, **options: Any) -> Any:
+    """Compile a kernel with the package's settings, or with ``options`` of numba that differ.
+
+    Examples
+    --------
+    >>> @kernel
+    ... def twice(x):
+    ...     return 2 * x
+    >>> twice(2)
+    4
+    """
+    # The place is fixed when the function is decorated; other packages keep theirs.
+    family = _family(function.__module__)
+    try:
+        with _placed(_folder(family)):
+            dispatcher: Any = _saved_alone(numba.njit(**DEFAULTS | options)(function))
+    except RuntimeError:  # numba knows no cache for functions that lie in no file
+        return numba.njit(**DEFAULTS | options | {"cache": False})(function)
+    if family != "other":
+        # The folder's name stands for what the file holds; numba would take another time of it for a change.
+        with contextlib.suppress(AttributeError):
+            dispatcher._cache._cache_file._source_stamp = _digest(family)
+    return dispatcher
+
+
+class part:
+    """A piece of other kernels: nothing is compiled, or kept on disk, for calls of it from Python.
+
+    Examples
+    --------
+    >>> @part
+    ... def plus_one(x):
+    ...     return x + 1
+    >>> kernel(lambda x: plus_one(x))(2)
+    3
+    """
+
+    def __init__(self, function: Any) -> None:
+        options = {"cache": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+        self._dispatcher: Any = numba.njit(**DEFAULTS | options)(function)
+        functools.update_wrapper(self, function)
+
+    @property
+    def _numba_type_(self) -> Any:
+        return self._dispatcher._numba_type_
+
+    def __call__(self, *args: Any) -> Any:
+        """Refused: only kernels call it."""
+        raise TypeError(f"{self._dispatcher.__name__} is a part of other kernels, which alone can call it")
+
+
+# All entries of the modules that were imported, by family.
+_entries: dict[str, list[tuple[Any, tuple[Any, ...]]]] = {}
+
+
+def entries(family: str) -> list[tuple[str, bool]]:
+    """Name of each entry of a family whose modules were imported, and whether it lies on disk compiled."""
+    return [
+        (_name(dispatcher), _is_saved(dispatcher, types)) for dispatcher, types in _entries.get(family, [])
+    ]
+
+
+def compile_entry(family: str, number: int) -> None:
+    """Have one of :func:`entries` on disk."""
+    _load_or_compile(*_entries[family][number])
+
+
+def _is_saved(dispatcher: Any, arguments: tuple[Any, ...]) -> bool:
+    cache = dispatcher._cache
+    file = getattr(cache, "_cache_file", None)
+    if file is None:  # nothing of it is kept
+        return False
+    data = file._load_index().get(cache._index_key(tuple(arguments), dispatcher.targetctx.codegen()))
+    return data is not None and os.path.exists(file._data_path(data))
+
+
+def _name(dispatcher: Any) -> str:
+    function = dispatcher.py_func
+    return f"{function.__module__.removeprefix(_ROOT.name + '.')}.{function.__qualname__}"
+
+
+def _load_or_compile(dispatcher: Any, arguments: tuple[Any, ...]) -> None:
+    """Have a kernel ready. One process of a machine compiles it, while the others wait and load it."""
+    cache, name = dispatcher._cache, _name(dispatcher)
+    load = cache.load_overload
+    with contextlib.ExitStack() as stack:
+
+        @functools.wraps(load)
+        def wait_and_load(sig: Any, context: Any) -> Any:
+            found = load(sig, context)
+            if found is None:
+                stack.enter_context(_told(name))
+                key = hashlib.blake2b(repr((name, cache.cache_path, sig)).encode(), digest_size=5)
+                stack.enter_context(_alone(f"{key.hexdigest()}.lock", _compile_patience))
+                found = load(sig, context)
+            return found
+
+        cache.load_overload = wait_and_load
+        stack.callback(setattr, cache, "load_overload", load)
+        dispatcher.compile(tuple(arguments))
+
+
+def entry(*arguments: Any) -> Callable[[Any], Any]:
+    """A kernel called from Python: compiled once, at its first call, for the given argument types.
+
+    Left to itself numba compiles anew for read-only arrays (memmaps, cached rows) and for each memory layout,
+    seconds each time. Arrays that a kernel does not write are declared by :func:`given`.
+
+    Examples
+    --------
+    >>> @entry(given("f8", 1))
+    ... def total(x):
+    ...     return x.sum()
+    >>> import numpy as np
+    >>> float(total(np.frombuffer(np.ones(3).tobytes())))
+    3.0
+    """
+
+    def wrap(function: Any) -> Any:
+        dispatcher, lock = kernel(function), threading.Lock()
+        done: list[bool] = []
+
+        @functools.wraps(function)
+        def call(*args: Any) -> Any:
+            if not done:
+                with lock:
+                    if not done:
+                        _load_or_compile(dispatcher, arguments)
+                        dispatcher.disable_compile()
+                        done.append(True)
+            return dispatcher(*args)
+
+        _entries.setdefault(_family(function.__module__), []).append((dispatcher, arguments))
+        return call
+
+    return wrap
+
+
+def given(dtype: str, ndim: int) -> Any:
+    """Type of a C-contiguous array that the kernel only reads; writable arrays are taken too."""
+    return numba.types.Array(numba.from_dtype(np.dtype(dtype)), ndim, "C", readonly=True)
+
+
+def filled(dtype: str, ndim: int) -> Any:
+    """Type of a C-contiguous array that the kernel writes."""
+    return numba.types.Array(numba.from_dtype(np.dtype(dtype)), ndim, "C")

@@ -1,0 +1,97 @@
+"""Products with one-hot rows given as codes: sums of rows of a table, see :mod:`..onehot`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .jit import entry, filled, given
+
+
+def gather_sum(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """H C, see :func:`..onehot.gather_sum`.
+
+    Examples
+    --------
+    >>> table = np.arange(4.0).reshape(2, 2, 1)
+    >>> gather_sum(np.array([[0, 1], [1, 1]], dtype=np.uint16), table).ravel().tolist()
+    [3.0, 4.0]
+    """
+    out = np.zeros((len(codes), table.shape[2]))
+    (_gather_long if codes.dtype.itemsize > 2 else _gather_short)(*_ready(codes), table, out)
+    return out
+
+
+def scatter_add(codes: np.ndarray, y: np.ndarray, total: np.ndarray) -> None:
+    """total += H' Y, see :func:`..onehot.scatter_add`.
+
+    Examples
+    --------
+    >>> total = np.zeros((2, 2, 1))
+    >>> scatter_add(np.array([[0, 1], [1, 1]], dtype=np.uint16), np.array([[1.0], [2.0]]), total)
+    >>> total.ravel().tolist()
+    [1.0, 2.0, 0.0, 3.0]
+    """
+    (_scatter_long if codes.dtype.itemsize > 2 else _scatter_short)(*_ready(codes), y, total)
+
+
+def count_matches(codes: np.ndarray, others: np.ndarray | None = None) -> np.ndarray:
+    """H G', see :func:`..onehot.count_matches`.
+
+    Examples
+    --------
+    >>> count_matches(np.array([[0, 1], [1, 1]], dtype=np.uint16)).tolist()
+    [[2.0, 1.0], [1.0, 2.0]]
+    """
+    others = codes if others is None else others
+    out = np.empty((len(codes), len(others)), dtype=np.float32)
+    long = max(codes.dtype.itemsize, others.dtype.itemsize) > 2 or codes.shape[1] >= 2**16
+    dtype = np.uint32 if long else np.uint16
+    (_match_long if long else _match_short)(
+        np.ascontiguousarray(codes, dtype=dtype), np.ascontiguousarray(others, dtype=dtype), out
+    )
+    return out
+
+
+def _ready(codes: np.ndarray) -> tuple[np.ndarray]:
+    return (np.ascontiguousarray(codes, dtype=np.uint32 if codes.dtype.itemsize > 2 else np.uint16),)
+
+
+def _gather(codes, table, out):  # type: ignore[no-untyped-def]
+    for i in range(len(codes)):
+        row = out[i]
+        for v in range(codes.shape[1]):
+            # A slice of a slice: the loop over the width is the one that vectorises.
+            add = table[v, codes[i, v]]
+            for j in range(row.shape[0]):
+                row[j] += add[j]
+
+
+def _scatter(codes, y, total):  # type: ignore[no-untyped-def]
+    for i in range(len(codes)):
+        row = y[i]
+        for v in range(codes.shape[1]):
+            place = total[v, codes[i, v]]
+            for j in range(row.shape[0]):
+                place[j] += row[j]
+
+
+def _match(codes, others, out):  # type: ignore[no-untyped-def]
+    one, none = codes.dtype.type(1), codes.dtype.type(0)
+    for i in range(len(codes)):
+        for j in range(len(others)):
+            # A count as wide as a code: as many of either fit a vector.
+            same = none
+            for v in range(codes.shape[1]):
+                same += one if codes[i, v] == others[j, v] else none
+            out[i, j] = same
+
+
+_gather_short, _gather_long = (
+    entry(given(code, 2), given("f8", 3), filled("f8", 2))(_gather) for code in ("u2", "u4")
+)
+_scatter_short, _scatter_long = (
+    entry(given(code, 2), given("f8", 2), filled("f8", 3))(_scatter) for code in ("u2", "u4")
+)
+_match_short, _match_long = (
+    entry(given(code, 2), given(code, 2), filled("f4", 2))(_match) for code in ("u2", "u4")
+)

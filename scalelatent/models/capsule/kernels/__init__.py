@@ -1,0 +1,1 @@
+"""The E-step and the walk of capsule regression: reference, numba, CuPy."""

@@ -1,0 +1,420 @@
+"""The E-step between the two matrix products, in numba: one serial kernel a block.
+
+The latent means lie transposed, (dimensions, rows), so that every inner loop runs over rows in contiguous
+memory and vectorises; a strip of rows stays in the first-level cache through all three steps. Sums are
+written in row order: no lane order is left to the compiler.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import boolean, float64
+
+from scalelatent.kernels import tiles
+from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.vectors import copy
+
+from .estep import estep_by_products
+
+STRIP = 256
+_MANTISSA, _ONE, _SHIFT = np.int64(0x000FFFFFFFFFFFFF), np.int64(0x3FF0000000000000), np.int64(52)
+_LN2, _SQRT2 = 0.6931471805599453, 1.4142135623730951
+# Fields of a strip's workspace. One flat array: between arrays LLVM would need a check for overlap for each
+# pair, and beyond a few it does not vectorise.
+_FIELDS = 14
+(
+    _TOTAL,
+    _RIGHT,
+    _SIZE,
+    _PLACE,
+    _LAM0,
+    _LAM1,
+    _SLOPE,
+    _FLOOR,
+    _OWN,
+    _OTHER,
+    _BEFORE,
+    _BEHIND,
+    _EXPONENT,
+    _LOG,
+) = (STRIP * field for field in range(_FIELDS))
+
+
+def residuals(
+    h: np.ndarray,
+    y: np.ndarray,
+    weight: np.ndarray,
+    dims: np.ndarray,
+    labels: np.ndarray,
+    nu: np.ndarray,
+    table: Any,
+) -> tuple[np.ndarray | None, np.ndarray]:
+    """Residuals of all members for one block, see :func:`..reference.residuals`; ``h`` is float32.
+
+    Examples
+    --------
+    >>> from scalelatent.models.capsule.kernels.squash import squash_table
+    >>> h = np.ones((2, 3), dtype=np.float32)
+    >>> active, sums = residuals(h, np.zeros(3, np.int32), np.ones(3), np.array([[1, 1]]), np.array([[0, 1]]),
+    ...                          np.zeros(1), squash_table(2))
+    >>> active is None, sums.shape
+    (True, (1, 3))
+    """
+    thresholded = bool((nu > 0).any())
+    factors = np.empty((2 * len(dims), h.shape[1]), dtype=np.float32)
+    sums = np.zeros((len(dims), 3))
+    active = _residuals(
+        h,
+        *_contiguous(y, weight),
+        dims,
+        labels,
+        nu,
+        table.coefficients,
+        table.scale,
+        thresholded,
+        factors,
+        sums,
+    )
+    return active if thresholded else None, sums
+
+
+def _contiguous(y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.ascontiguousarray(y, dtype=np.int32), np.ascontiguousarray(weight, dtype=np.float64)
+
+
+def estep(
+    backend: Any,
+    w: np.ndarray,
+    x: np.ndarray,
+    y: np.ndarray,
+    weight: np.ndarray,
+    dims: np.ndarray,
+    labels: np.ndarray,
+    nu: np.ndarray,
+    table: Any,
+    train: bool,
+) -> tuple[np.ndarray | None, np.ndarray]:
+    """E-step of a block, see :func:`..estep.estep_by_products`; few dimensions take one fused kernel.
+
+    Examples
+    --------
+    See :func:`..estep.estep_by_products`.
+    """
+    if not tiles.fits(len(w), x):
+        return estep_by_products(backend, w, x, y, weight, dims, labels, nu, table, train)
+    n, p = x.shape
+    dense = not (nu > 0).any()
+    delta = backend.buffer("delta", w.shape, np.float32)
+    delta[...] = 0.0
+    sums = np.zeros((len(dims), 3))
+    kept = n if train and not dense else 0
+    rows, g = backend.buffer("active", (kept, p), np.float32), backend.buffer("g", (len(w), kept), np.float32)
+    _tiled_estep(
+        w, x, y, weight, dims, labels, nu, table.coefficients, table.scale, train, dense, rows, g, delta, sums
+    )
+    return delta if train else None, sums
+
+
+_READ = (
+    given("i4", 1),
+    given("f8", 1),
+    given("i8", 2),
+    given("i8", 2),
+    given("f8", 1),
+    given("f8", 2),
+    float64,
+)
+
+
+@entry(filled("f4", 2), *_READ, boolean, filled("f4", 2), filled("f8", 2))
+def _residuals(h, y, weight, dims, labels, nu, coefficients, scale, thresholded, factors, sums):  # type: ignore[no-untyped-def]
+    """Factors, then residuals in the place of h; returns the active rows (none where all are)."""
+    moved = np.zeros(len(y), dtype=np.bool_)
+    _factors(h, y, weight, dims, labels, nu, coefficients, scale, factors, moved, sums)
+    if not thresholded:
+        _scale_all(h, y, dims, labels, factors)
+        return np.empty(0, dtype=np.int32)
+    active = _active(moved)
+    _scale_active(h, y, dims, labels, factors, active)
+    return active.view(np.int32)
+
+
+@entry(
+    given("f4", 2),
+    given("f4", 2),
+    *_READ,
+    boolean,
+    boolean,
+    filled("f4", 2),
+    filled("f4", 2),
+    filled("f4", 2),
+    filled("f8", 2),
+)
+def _tiled_estep(w, x, y, weight, dims, labels, nu, coefficients, scale, train, dense, rows, g, delta, sums):  # type: ignore[no-untyped-def]
+    """Strip by strip: latents, factors, residual moment. X comes from memory once.
+
+    Below the threshold the active rows of the block are put aside, with their residuals, and multiplied at
+    its end.
+    """
+    n, width = len(x), tiles.STRIP
+    packed = tiles.pack(w)
+    h = np.empty((tiles.padded(len(w)), width), dtype=np.float32)
+    factors = np.empty((2 * len(dims), width), dtype=np.float32)
+    moved = np.empty(width, dtype=np.bool_)
+    taken = 0
+    for i in range(0, n, width):
+        count = min(width, n - i)
+        strip, codes = x[i : i + count], y[i : i + count]
+        tiles.latents(packed, strip, h)
+        moved[:] = False
+        _factors(h, codes, weight[i : i + count], dims, labels, nu, coefficients, scale, factors, moved, sums)
+        if not train:
+            continue
+        if dense:
+            _scale_all(h, codes, dims, labels, factors)
+            tiles.add_moment(h[:, 0:], count, strip, delta)
+            continue
+        active = _active(moved[:count])
+        _scale_active(h, codes, dims, labels, factors, active)
+        _put_aside(strip, active, rows[taken:])
+        for k in range(len(w)):
+            copy(h[k], g[k, taken : taken + len(active)])
+        taken += len(active)
+    for i in range(0, taken, width):
+        aside: Any = tiles.read_only(rows[i:])  # type: ignore[call-arg]
+        tiles.add_moment(g[:, i:], min(width, taken - i), aside, delta)
+
+
+@part
+def _active(moved):  # type: ignore[no-untyped-def]
+    """Numbers of the rows that count."""
+    out, count = np.empty(len(moved), dtype=np.uint32), 0
+    for j in range(len(moved)):
+        if moved[j]:
+            out[count] = j
+            count += 1
+    return out[:count]
+
+
+@part
+def _put_aside(strip, active, rows):  # type: ignore[no-untyped-def]
+    for j in range(len(active)):
+        copy(strip[active[j]], rows[j])
+
+
+@part
+def _factors(h, y, weight, dims, labels, nu, coefficients, scale, factors, moved, sums):  # type: ignore[no-untyped-def]
+    """weight (r - 1) of the right capsule (row 2r) and of the others (row 2r + 1) of every member r.
+
+    The first ``len(y)`` columns of h count.
+    """
+    n_members, k = dims.shape
+    n = len(y)
+    q, target = np.empty(k * STRIP, dtype=np.float32), np.empty(STRIP, dtype=np.int32)
+    work = np.empty(_FIELDS * STRIP)
+    for first in range(0, n, STRIP):
+        stop = min(first + STRIP, n)
+        row = np.int64(0)  # not the literal, for which another kernel would be compiled
+        for r in range(n_members):
+            _targets(labels[r], y[first:stop], target)
+            before = row
+            for i in range(k):
+                _squares(h, row, dims[r, i], first, stop - first, q[i * STRIP :])
+                row += dims[r, i]
+            _sum_lengths(q, target, dims[r], stop - first, work)
+            _look_up(coefficients, scale, stop - first, work)
+            _posterior(row - before, stop - first, work)
+            _ranks(q, target, dims[r], stop - first, work)
+            _log_right(stop - first, work)
+            _collect(weight[first:stop], nu[r], work, moved[first:stop], sums[r])
+            _weigh(
+                weight[first:stop], nu[r], work, factors[2 * r, first:stop], factors[2 * r + 1, first:stop]
+            )
+
+
+@part
+def _targets(label, y, target):  # type: ignore[no-untyped-def]
+    for j in range(len(y)):
+        target[j] = label[y[j]]
+
+
+@part
+def _squares(h, row, size, first, width, q):  # type: ignore[no-untyped-def]
+    # One-dimensional slices: with two indices numba's wrap-around checks keep LLVM from vectorising.
+    strip = h[row, first : first + width]
+    for j in range(width):
+        q[j] = strip[j] * strip[j]
+    for a in range(1, size):
+        strip = h[row + a, first : first + width]
+        for j in range(width):
+            q[j] += strip[j] * strip[j]
+
+
+@part
+def _sum_lengths(q, target, dims, width, work):  # type: ignore[no-untyped-def]
+    """q, and q and dimension of the right capsule."""
+    for j in range(width):
+        work[_TOTAL + j] = 0.0
+        work[_RIGHT + j] = 0.0
+        work[_SIZE + j] = 0.0
+    for i in range(len(dims)):
+        row, size = q[i * STRIP : (i + 1) * STRIP], float(dims[i])
+        for j in range(width):
+            value = float(row[j])
+            own = 1.0 if target[j] == i else 0.0
+            work[_TOTAL + j] += value
+            work[_RIGHT + j] += own * value
+            work[_SIZE + j] += own * size
+
+
+@part
+def _look_up(coefficients, scale, width, work):  # type: ignore[no-untyped-def]
+    cells = len(coefficients)
+    for j in range(width):
+        beta = 0.5 * work[_TOTAL + j]
+        work[_PLACE + j] = beta / (beta + scale) * cells
+    for j in range(width):
+        t = work[_PLACE + j]
+        # A NaN or infinite row must not read outside the table; it still gives NaN below, and the pass stops
+        # on it.
+        cell = max(min(int(t), cells - 1), 0)
+        u = t - cell
+        c = coefficients[cell]
+        work[_LAM0 + j] = ((c[3] * u + c[2]) * u + c[1]) * u + c[0]
+        work[_LAM1 + j] = ((c[7] * u + c[6]) * u + c[5]) * u + c[4]
+
+
+@part
+def _posterior(total_dim, width, work):  # type: ignore[no-untyped-def]
+    """r - 1 of the right capsule and of the others, and P_i = slope q_i + floor d_i."""
+    inv_d, inv_d2 = 1.0 / total_dim, 1.0 / (total_dim + 2.0)
+    for j in range(width):
+        lam0, lam1, size = work[_LAM0 + j], work[_LAM1 + j], work[_SIZE + j]
+        inverse = 1.0 / max(work[_TOTAL + j], 1e-300)
+        fraction = work[_RIGHT + j] * inverse
+        floor, rest = (1.0 - lam0) * inv_d, (1.0 - lam1) * inv_d2
+        inv_p = 1.0 / (lam0 * fraction + floor * size)
+        common = ((lam1 - lam0) * fraction + (rest - floor) * size) * inv_p
+        work[_SLOPE + j] = lam0 * inverse
+        work[_FLOOR + j] = floor
+        work[_OTHER + j] = common
+        work[_OWN + j] = common + 2.0 * rest * inv_p
+
+
+@part
+def _ranks(q, target, dims, width, work):  # type: ignore[no-untyped-def]
+    """P of the right capsule, and the largest before and behind it: all by one expression, so that ties are
+    ties.
+    """
+    for j in range(width):
+        work[_RIGHT + j] = 0.0
+        work[_BEFORE + j] = -1.0
+        work[_BEHIND + j] = -1.0
+    for i in range(len(dims)):
+        row, size = q[i * STRIP : (i + 1) * STRIP], float(dims[i])
+        for j in range(width):
+            p = work[_SLOPE + j] * row[j] + work[_FLOOR + j] * size
+            work[_RIGHT + j] = p if target[j] == i else work[_RIGHT + j]
+            work[_BEFORE + j] = max(work[_BEFORE + j], p if i < target[j] else -1.0)
+            work[_BEHIND + j] = max(work[_BEHIND + j], p if i > target[j] else -1.0)
+
+
+@part
+def _log_right(width, work):  # type: ignore[no-untyped-def]
+    """Natural logarithm of P: split by bits, then an odd series of (m-1)/(m+1); vectorises, error under
+    1e-15.
+    """
+    bits = work.view(np.int64)
+    for j in range(width):
+        work[_EXPONENT + j] = float((bits[_RIGHT + j] >> _SHIFT) - 1023)
+    for j in range(width):
+        bits[_PLACE + j] = (bits[_RIGHT + j] & _MANTISSA) | _ONE
+    for j in range(width):
+        m, e, p = work[_PLACE + j], work[_EXPONENT + j], work[_RIGHT + j]
+        big = m > _SQRT2
+        m = 0.5 * m if big else m
+        e = e + 1.0 if big else e
+        z = (m - 1.0) / (m + 1.0)
+        s = z * z
+        series = 1 / 19 + s / 21
+        series = series * s + 1 / 17
+        series = series * s + 1 / 15
+        series = series * s + 1 / 13
+        series = series * s + 1 / 11
+        series = series * s + 1 / 9
+        series = series * s + 1 / 7
+        series = series * s + 1 / 5
+        series = series * s + 1 / 3
+        # p - p is 0, or NaN where the row is not finite.
+        work[_LOG + j] = e * _LN2 + 2.0 * z * (1.0 + s * series) + (p - p)
+
+
+@part
+def _collect(weight, nu, work, moved, sums):  # type: ignore[no-untyped-def]
+    loglik, errors, active = 0.0, 0.0, 0
+    for j in range(len(weight)):
+        right, before, behind = work[_RIGHT + j], work[_BEFORE + j], work[_BEHIND + j]
+        use = nu <= 0.0 or max(before, behind) > nu * right
+        loglik += weight[j] * work[_LOG + j]
+        # A tie goes to the first class: one before the right one wins with the same probability.
+        errors += weight[j] if before >= right or behind > right else 0.0
+        moved[j] |= use
+        active += use
+    sums[0] += loglik
+    sums[1] += errors
+    sums[2] += active
+
+
+@part
+def _weigh(weight, nu, work, own, other):  # type: ignore[no-untyped-def]
+    for j in range(len(weight)):
+        wrong = max(work[_BEFORE + j], work[_BEHIND + j])
+        factor = weight[j] if nu <= 0.0 or wrong > nu * work[_RIGHT + j] else 0.0
+        own[j] = work[_OWN + j] * factor
+        other[j] = work[_OTHER + j] * factor
+
+
+@part
+def _scale_all(h, y, dims, labels, factors):  # type: ignore[no-untyped-def]
+    """h times its factors over the first ``len(y)`` columns."""
+    n = len(y)
+    factor, target = np.empty(STRIP, dtype=np.float32), np.empty(STRIP, dtype=np.int32)
+    for first in range(0, n, STRIP):
+        width = min(STRIP, n - first)
+        stop = first + width
+        row = 0
+        for r in range(dims.shape[0]):
+            _targets(labels[r], y[first:stop], target)
+            own, other = factors[2 * r, first:stop], factors[2 * r + 1, first:stop]
+            for i in range(dims.shape[1]):
+                for j in range(width):
+                    factor[j] = own[j] if target[j] == i else other[j]
+                for _ in range(dims[r, i]):
+                    strip = h[row, first:stop]
+                    for j in range(width):
+                        strip[j] *= factor[j]
+                    row += 1
+
+
+@part
+def _scale_active(h, y, dims, labels, factors, active):  # type: ignore[no-untyped-def]
+    """The same for the active rows, moved to the front: column j only ever reads columns at or behind it.
+
+    Row numbers are unsigned: for signed ones numba checks each for counting from the end.
+    """
+    n = len(active)
+    factor = np.empty(n, dtype=np.float32)
+    row = 0
+    for r in range(dims.shape[0]):
+        label, own, other = labels[r], factors[2 * r], factors[2 * r + 1]
+        for i in range(dims.shape[1]):
+            for j in range(n):
+                at = active[j]
+                factor[j] = own[at] if label[y[at]] == i else other[at]
+            for _ in range(dims[r, i]):
+                strip = h[row]
+                for j in range(n):
+                    strip[j] = strip[active[j]] * factor[j]
+                row += 1

@@ -1,0 +1,270 @@
+"""The E-step between the two matrix products, in CuPy: launches of the kernels of ``gpu.cu``.
+
+Memory is the bound. Without a threshold one kernel reads a row's latent means, forms its factors and scales
+them in place: h is read twice and written once, 12 bytes a number in float32 (8 where the second read still
+finds it in the second-level cache), so a card of B bytes/s can do B / (12 D) rows/s: 3 TB/s and D = 20 give
+12 G rows/s. With a threshold h is read once for the factors, 8 bytes a row and member are written, and the
+active rows alone are read, scaled, written side by side and moved to the front. The arithmetic behind the
+lengths is float64, some 150 operations a row and member. One copy of 3 numbers a member comes back to the
+host: the only wait.
+
+Every sum has one order, fixed in ``gpu.cu``: the same bits in every run on one kind of card. Work goes to
+CuPy's current stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import cupy
+import numpy as np
+
+from scalelatent.kernels.cuda import Kernels
+
+from .squash import SquashTable, squash_table
+
+_kernels = Kernels(__package__)
+_launch, THREADS = _kernels.launch, _kernels.threads
+_SUFFIX = {"float32": "f32", "float64": "f64"}
+_MAX_GRID_Y = 65535
+_NULL = np.uint64(0)  # a null pointer
+
+
+def residuals(
+    h: Any,
+    y: Any,
+    weight: Any,
+    dims: np.ndarray,
+    labels: np.ndarray,
+    nu: np.ndarray,
+    table: Any,
+) -> tuple[Any | None, np.ndarray]:
+    """Residuals of all members for one block, see :func:`..reference.residuals`.
+
+    Parameters
+    ----------
+    h : cupy.ndarray of float32 or float64, shape (sum of all dims, rows)
+        Latent means, C-contiguous. Scratch: becomes the residuals as in the reference.
+    y, weight : array of int32 and of float64, shape (rows,)
+        On the host or on the device. A class that a member has no label for gives NaN.
+    dims, labels, nu : ndarray
+        On the host; their device copies are kept.
+    table : SquashTable
+        For the total dimension of a member; on the device (``CupyBackend.table``) or on the host, then its
+        copy is kept.
+
+    Returns
+    -------
+    active : cupy.ndarray of int32, or None
+    sums : ndarray of float64, shape (members, 3)
+        On the host.
+
+    Raises
+    ------
+    ValueError
+        ``h`` is no C-contiguous device array of float32 or float64.
+
+    Examples
+    --------
+    >>> import cupy
+    >>> h = cupy.ones((2, 3), dtype="float32")
+    >>> active, sums = residuals(h, np.zeros(3, np.int32), np.ones(3), np.array([[1, 1]]), np.array([[0, 1]]),
+    ...                          np.zeros(1), squash_table(2))
+    >>> active is None, sums.shape
+    (True, (1, 3))
+    """
+    suffix, n, members = _check(h), h.shape[1], len(dims)
+    thresholded = bool((nu > 0).any())
+    if n == 0:
+        return (cupy.empty(0, dtype=np.int32) if thresholded else None), np.zeros((members, 3))
+    wiring, table = _wiring(dims, labels, nu), _on_device(table, int(dims[0].sum()))
+    y, weight = cupy.asarray(y, dtype=np.int32), cupy.asarray(weight, dtype=np.float64)
+    blocks, sums = _ceil(n, THREADS), 3 * members
+    partial = cupy.empty((sums, blocks), dtype=np.float64)
+    result = cupy.empty(sums + 1, dtype=np.float64)
+    counts, before = (cupy.empty(blocks, dtype=np.int32) for _ in range(2)) if thresholded else (_NULL, _NULL)
+    rows = (h, np.int32(n), y)
+    inputs = (
+        *rows,
+        weight,
+        *wiring.arguments,
+        np.int32(wiring.equal_dim),
+        wiring.nu,
+        *_table_arguments(table),
+        partial,
+    )
+    if thresholded:
+        factors, moved = cupy.empty((2 * members, n), dtype=h.dtype), cupy.empty(n, dtype=np.uint8)
+        _launch(f"capsule_factors_{suffix}", (blocks,), *inputs, factors, moved, counts)
+    else:
+        _launch(f"capsule_dense_{suffix}", (blocks,), *inputs)
+    _launch(
+        "capsule_finish_f64",
+        (sums + thresholded,),
+        partial,
+        np.int32(sums),
+        np.int32(blocks),
+        counts,
+        before,
+        result,
+    )
+    host = result.get()
+    totals = host[:sums].reshape(members, 3)
+    if not thresholded:
+        return None, totals
+    active = cupy.empty(int(host[sums]), dtype=np.int32)
+    if len(active):
+        _launch("capsule_compact_i32", (blocks,), moved, np.int32(n), before, active)
+        _gather(suffix, rows, wiring, factors, active)
+    return active, totals
+
+
+def _gather(suffix: str, rows: tuple[Any, ...], wiring: _Wiring, factors: Any, active: Any) -> None:
+    """Residuals of the active rows to the front of h.
+
+    Not in place: a thread would overwrite what another has yet to read.
+    """
+    h, count = rows[0], len(active)
+    # As large as h whatever the count, so that the memory pool hands out the same piece for every block.
+    moved = cupy.empty(h.size, dtype=h.dtype)[: len(h) * count].reshape(len(h), count)
+    grid = (_ceil(count, THREADS), min(wiring.capsules, _MAX_GRID_Y))
+    _launch(
+        f"capsule_gather_{suffix}", grid, *rows, *wiring.arguments, factors, active, np.int32(count), moved
+    )
+    h[:, :count] = moved
+
+
+def probabilities(h: Any, dims: np.ndarray, table: Any = None) -> Any:
+    """P(y | x) of one member, see :func:`..reference.probabilities`.
+
+    Parameters
+    ----------
+    h : cupy.ndarray of float32 or float64, shape (sum of dims, rows)
+        C-contiguous.
+    dims : ndarray of int, shape (capsules,)
+        On the host.
+    table : SquashTable or None
+        On the device or on the host; None takes the one for ``dims``.
+
+    Returns
+    -------
+    cupy.ndarray of float64, shape (capsules, rows)
+
+    Raises
+    ------
+    ValueError
+        ``h`` is no C-contiguous device array of float32 or float64.
+
+    Examples
+    --------
+    >>> import cupy
+    >>> probabilities(cupy.zeros((2, 1), dtype="float32"), np.array([1, 1])).ravel().tolist()
+    [0.5, 0.5]
+    """
+    suffix, n, total = _check(h), h.shape[1], int(dims.sum())
+    out = cupy.empty((len(dims), n), dtype=np.float64)
+    if n:
+        wiring = _wiring(dims[None], np.zeros((1, 0), dtype=np.int64), np.zeros(1))
+        table = _on_device(squash_table(total) if table is None else table, total)
+        shape = (np.int32(n), wiring.dims, np.int32(len(dims)), np.int32(total))
+        _launch(
+            f"capsule_probabilities_{suffix}", (_ceil(n, THREADS),), h, *shape, *_table_arguments(table), out
+        )
+    return out
+
+
+# -- the small arrays that every launch needs
+# -------------------------------------------
+
+
+def _device() -> int:
+    return int(cupy.cuda.runtime.getDevice())
+
+
+@dataclass(frozen=True)
+class _Wiring:
+    """Device copies of dims, labels and nu, in the layout of ``Members`` in gpu.cu."""
+
+    dims: Any
+    shape: tuple[np.int32, np.int32, np.int32]
+    nu: Any
+    capsules: int
+    equal_dim: int
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        return (self.dims, *self.shape)
+
+
+def _wiring(dims: np.ndarray, labels: np.ndarray, nu: np.ndarray) -> _Wiring:
+    arrays = (
+        np.ascontiguousarray(dims, np.int32),
+        np.ascontiguousarray(labels, np.int32),
+        np.ascontiguousarray(nu, np.float64),
+    )
+    # The stream is part of the key: memory of the pool may only be used again in the stream that it was
+    # used in.
+    return _kept_wiring(
+        _device(), cupy.cuda.get_current_stream().ptr, arrays[0].shape, *(a.tobytes() for a in arrays)
+    )
+
+
+@lru_cache(maxsize=256)
+def _kept_wiring(
+    device: int, stream: int, shape: tuple[int, int], dims_bytes: bytes, labels_bytes: bytes, nu_bytes: bytes
+) -> _Wiring:
+    dims, labels = np.frombuffer(dims_bytes, np.int32).reshape(shape), np.frombuffer(labels_bytes, np.int32)
+    starts = np.concatenate([[0], np.cumsum(dims.ravel())[:-1]])
+    packed = np.concatenate([dims.ravel(), starts, dims.sum(axis=1), labels]).astype(np.int32)
+    counts = (np.int32(shape[0]), np.int32(shape[1]), np.int32(len(labels) // shape[0]))
+    equal = int(dims.flat[0]) if (dims == dims.flat[0]).all() else 0
+    return _Wiring(
+        cupy.asarray(packed), counts, cupy.asarray(np.frombuffer(nu_bytes, np.float64)), dims.size, equal
+    )
+
+
+_tables: dict[tuple[int, int], tuple[SquashTable, SquashTable]] = {}
+
+
+def _on_device(table: SquashTable, total_dim: int) -> SquashTable:
+    if table.scale != total_dim / 2 + 1.0:
+        raise ValueError(
+            f"the table is for another dimension than {total_dim}: pass squash_table({total_dim})"
+        )
+    if isinstance(table.coefficients, cupy.ndarray):
+        return table
+    key = (id(table), _device())
+    kept = _tables.get(key)
+    if kept is None:
+        if len(_tables) >= 64:
+            _tables.clear()
+        # The host table is kept too: its id stays taken.
+        kept = _tables[key] = table, replace(table, coefficients=cupy.asarray(table.coefficients))
+        # Other streams will read it, and they do not wait for this one.
+        cupy.cuda.get_current_stream().synchronize()
+    return kept[1]
+
+
+def _table_arguments(table: SquashTable) -> tuple[Any, np.int32, np.float64]:
+    return table.coefficients, np.int32(len(table.coefficients)), np.float64(table.scale)
+
+
+def _check(h: Any) -> str:
+    if (
+        not isinstance(h, cupy.ndarray)
+        or h.ndim != 2
+        or h.dtype.name not in _SUFFIX
+        or not h.flags.c_contiguous
+    ):
+        what = f"{h.dtype} {h.shape}" if hasattr(h, "dtype") else type(h).__name__
+        raise ValueError(
+            f"h is {what}: the kernel takes a C-contiguous device array (dimensions, rows) of float32 or "
+            "float64"
+        )
+    return _SUFFIX[h.dtype.name]
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)

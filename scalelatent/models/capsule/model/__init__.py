@@ -1,0 +1,1 @@
+"""Capsule regression as mathematics: EM, stepwise, incremental and passive-aggressive learning."""

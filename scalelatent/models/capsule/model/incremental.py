@@ -1,0 +1,186 @@
+r"""Incremental EM of capsule regression (Neal and Hinton, 1998): leaves exchange old contributions for new.
+
+A *leaf* is a fixed run of rows. Each keeps what its last visit gave: the residual moment
+:math:`\Delta_l = \sum (r - 1) h x^T` and :math:`H_l = \sum h x^T`, both under the weights of that visit; the
+totals G and H are kept up to date by exchange. Exact incremental EM is :math:`W \leftarrow (G + H) S^{-1}`.
+Residuals must not be added to W again and again while they are stale: it is H, stale as well, that prevents
+it. Written so that nothing large cancels, and with momentum:
+
+.. math::  W \leftarrow W + [G + (1 - \gamma) (H - W S)] S^{-1}
+
+gamma = 0 is Neal and Hinton's. Where the gradient is constant, W drifts at 2 / (1 - gamma) steps of batch EM
+a pass, the gain that momentum has in batch EM, and twice that. All leaves at once are one step of batch EM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Layout, Stats
+
+from .online import OnlineCapsule, OnlineState, first_fields
+
+BLOCK_ROWS = 2048
+
+
+@dataclass(frozen=True)
+class IncrementalState(OnlineState):
+    """State of incremental EM; ``delta`` is the total G.
+
+    Attributes
+    ----------
+    moment : ndarray of float64, shape (D, p)
+        The total H.
+    leaves : ndarray of int64, shape (M,)
+        Leaves that the totals hold; W moves once these are all.
+    """
+
+    moment: np.ndarray
+    leaves: np.ndarray
+
+
+def incremental_state(w: np.ndarray, n_members: int) -> IncrementalState:
+    """State before the first step.
+
+    Parameters
+    ----------
+    w : ndarray of float64, shape (D, p)
+    n_members : int
+
+    Examples
+    --------
+    >>> incremental_state(np.zeros((4, 3)), 1).leaves
+    array([0])
+    """
+    leaves = np.zeros(n_members, dtype=np.int64)
+    return IncrementalState(**first_fields(w, n_members), moment=np.zeros_like(w), leaves=leaves)
+
+
+@dataclass(frozen=True)
+class CapsuleIncremental(OnlineCapsule):
+    """Incremental EM (an :class:`~...engine.incremental.LeafLearner`).
+
+    Attributes
+    ----------
+    n_leaves : int
+    """
+
+    kind = "scalelatent.models.capsule.model.incremental:CapsuleIncremental"
+
+    n_leaves: int
+
+    def layout(self) -> Layout:
+        """The E-step of batch EM, ``moment`` (D, p) and ``leaves`` (M,)."""
+        members, p = self.em.members, self.em.moment.shape[1]
+        more = (("moment", (members.total_dim, p)), ("leaves", (members.n_members,)))
+        return Layout(self.train_pass.layout().fields + more)
+
+    def prepare(self, state: IncrementalState, backend: Any) -> Any:
+        """The E-step and its weights, and the state."""
+        train = self.train_pass
+        return train, train.prepare(state, backend), state  # type: ignore[arg-type]
+
+    def visit(self, prepared: Any, block: Block) -> dict[str, np.ndarray]:
+        """What a leaf has to keep: an E-step of its rows, kernel block by kernel block.
+
+        Returns
+        -------
+        dict
+            ``vector``: the statistic, float64; ``round``: of each member, int64.
+        """
+        train, weights, state = prepared
+        stats = Stats.zeros(self.layout())
+        part = Stats(train.layout(), stats.vector[: train.layout().size])
+        for a in range(0, len(block.x), BLOCK_ROWS):
+            rows = slice(a, a + BLOCK_ROWS)
+            cut = replace(
+                block,
+                x=block.x[rows],
+                y=None if block.y is None else block.y[rows],
+                weight=None if block.weight is None else block.weight[rows],
+                start=block.start + a,
+                rows=None if block.rows is None else block.rows[rows],
+            )
+            train.accumulate(weights, cut, part)
+            self._add_moment(state, cut, stats["moment"])
+        return {"vector": stats.vector, "round": state.round}
+
+    def _add_moment(self, state: IncrementalState, block: Block, moment: np.ndarray) -> None:
+        """sum h x^T in float64: it stands against W S, whose small directions float32 would drown."""
+        members, x = self.em.members, np.asarray(block.x, dtype=np.float64)
+        assert block.y is not None
+        weight = np.ones(len(x)) if block.weight is None else block.weight
+        if self.em.class_weight is not None:
+            weight = weight * self.em.class_weight[block.y]
+        for label, group in members.groups:
+            live = group[state.finished[group] == 0]
+            if not len(live):
+                continue
+            part = x if label is None else x[block.y == label]
+            own = weight if label is None else weight[block.y == label]
+            rows = members.rows(live)
+            moment[rows] += (part @ state.w[rows].T * own[:, None]).T @ part
+
+    def exchange(
+        self, prepared: Any, old: dict[str, np.ndarray] | None, new: dict[str, np.ndarray], stats: Stats
+    ) -> None:
+        """Add what a leaf's new contribution changes in the totals.
+
+        Parameters
+        ----------
+        old, new : dict
+            Of :meth:`visit`; ``old`` of the last epoch. Members that began a new round since then have none.
+        """
+        state: IncrementalState = prepared[2]
+        layout = self.layout()
+        fresh = Stats(layout, new["vector"])
+        kept = np.zeros(self.em.members.n_members, dtype=bool)
+        if old is not None:
+            kept = old["round"] == state.round
+        for name in ("sums", "rows", "delta", "moment"):
+            stats[name][...] += fresh[name]
+        stats["leaves"][...] += ~kept
+        if old is not None and kept.any():
+            stale = Stats(layout, old["vector"])
+            for r in map(int, np.flatnonzero(kept)):
+                rows = self.rows_of(r)
+                stats["delta"][rows] -= stale["delta"][rows]
+                stats["moment"][rows] -= stale["moment"][rows]
+
+    def step(self, state: IncrementalState, stats: Stats, n_rows: int) -> IncrementalState:
+        """M-step of the members whose totals hold all leaves; a pure function."""
+        sums = self.measured(state, stats)
+        live = state.finished == 0
+        leaves = state.leaves + np.where(live, stats["leaves"], 0).astype(np.int64)
+        delta, moment, w = state.delta + stats["delta"], state.moment + stats["moment"], state.w.copy()
+        for r in map(int, np.flatnonzero(live & (leaves >= self.n_leaves))):
+            rows = self.rows_of(r)
+            stale = moment[rows] - state.w[rows] @ self.em.second_moment(r)
+            total = delta[rows] + (1.0 - self.em.momentum) * stale
+            w[rows] = self.em.em_step(state.w[rows], total, r)
+        return replace(
+            state,
+            w=w,
+            previous=state.w,
+            average=w,
+            delta=delta,
+            moment=moment,
+            leaves=leaves,
+            sums=sums,
+            since=state.since + live,
+            steps=state.steps + 1,
+        )
+
+    def _restarted(self, state: IncrementalState, ended: np.ndarray) -> IncrementalState:  # type: ignore[override]
+        """Contributions of another threshold are void: the totals of these members are gathered anew."""
+        state = super()._restarted(state, ended)
+        rows = np.repeat(ended, self.em.members.dims.sum(axis=1))[:, None]
+        return replace(
+            state,
+            moment=np.where(rows, 0.0, state.moment),
+            leaves=np.where(ended, 0, state.leaves),
+        )

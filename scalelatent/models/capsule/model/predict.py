@@ -1,0 +1,112 @@
+"""From rows to probabilities, classes and latent means, for all three architectures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scalelatent.contract.finite import find_nonfinite, find_too_large
+from scalelatent.contract.learners import Block
+from scalelatent.models.capsule.kernels.squash import squash_table
+from scalelatent.reductions.moments import NonFiniteError
+
+from .members import Members
+
+
+def class_scores(backend: Any, members: Members, h: Any) -> np.ndarray:
+    """What all members together say of rows: the largest score is the predicted class.
+
+    Parameters
+    ----------
+    backend : object
+    members : Members
+    h : array of float32, shape (D, rows)
+        Latent means, on the device.
+
+    Returns
+    -------
+    ndarray of float64, shape (rows, classes)
+        See :class:`CapsuleRows`.
+    """
+    kernel = backend.kernel("capsule_probabilities")
+    # All members have the same sum of dimensions.
+    table = backend.table(squash_table(int(members.dims[0].sum())))
+    if members.architecture == "multiclass":
+        return backend.to_host(kernel(h, members.dims[0], table)).T
+    scores = np.zeros((members.n_classes, h.shape[1]))
+    for r, dims in enumerate(members.dims):
+        p = backend.to_host(kernel(h[members.offsets[r] : members.offsets[r + 1]], dims, table))
+        if members.architecture == "one_vs_all":
+            scores[r] = p[0]
+            continue
+        a, b = (int(np.flatnonzero(members.labels[r] == i)[0]) for i in (0, 1))
+        # A vote counts 1; the probabilities of all m - 1 members of a class together count less than one
+        # vote.
+        wins = p[0] >= p[1]
+        scores[a] += wins + p[0] / members.n_classes
+        scores[b] += ~wins + p[1] / members.n_classes
+    return (scores / scores.sum(axis=0)).T
+
+
+@dataclass(frozen=True)
+class CapsuleRows:
+    """Class scores or latent means of rows (a :class:`~..base.RowMap`).
+
+    Attributes
+    ----------
+    members : Members
+    w : ndarray of float64, shape (D, p)
+    projection : ndarray of float64, shape (features, p), or None
+    what : {"probabilities", "classes", "latents"}
+        ``"classes"`` are probabilities whose dataset gets the predicted classes as labels.
+        ``"latents"``: h = W x, float32 (rows, D). ``"probabilities"``: float64 (rows, classes), rows sum to
+        1. Multiclass: P(y | x). One-versus-all: each member's P(its class | x), normalised. All-versus-all:
+        votes, ties broken by the sum of the members' probabilities, normalised; so the largest is always the
+        predicted class.
+    """
+
+    members: Members
+    w: np.ndarray
+    projection: np.ndarray | None
+    what: str
+
+    def output(self) -> tuple[tuple[int, ...], str]:
+        """(shape of a row, dtype)."""
+        if self.what == "latents":
+            return (self.members.total_dim,), "float32"
+        return (self.members.n_classes,), "float64"
+
+    def prepare(self, backend: Any) -> Any:
+        """Weights in float32; projection and W are one matrix where one product is cheaper than two."""
+        w, basis = self.w, self.projection
+        if basis is not None and len(w) * len(basis) <= basis.size + w.size:
+            w, basis = w @ basis.T, None
+        directions = None if basis is None else backend.asarray(basis.T, np.float32)
+        return backend, directions, backend.asarray(w, np.float32)
+
+    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+        """Scores or latents of a block."""
+        backend, directions, w = prepared
+        with np.errstate(invalid="ignore", over="ignore"):
+            x = backend.asarray(block.x, np.float32, "x")
+            if place := find_too_large(block):
+                raise NonFiniteError(place)
+            x = x.T
+            h = backend.matmul(w, x if directions is None else backend.matmul(directions, x, "z"), "h")
+        if not bool(backend.xp.isfinite(h).all()):
+            raise NonFiniteError(find_nonfinite(block) or f"rows from {block.start} on overflow float32")
+        if self.what == "latents":
+            return np.ascontiguousarray(backend.to_host(h).T)
+        return class_scores(backend, self.members, h)
+
+    @property
+    def gives_labels(self) -> bool:
+        """The output dataset's labels are predicted, not copied."""
+        return self.what == "classes"
+
+    @staticmethod
+    def labels(scores: np.ndarray) -> np.ndarray:
+        """Class codes of scores: the largest, the first of equals."""
+        return scores.argmax(axis=1)

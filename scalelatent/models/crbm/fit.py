@@ -1,0 +1,485 @@
+"""What the fit of a conditional RBM is told, and the fit as steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from scalelatent.contract.targets import Corruption, Targets
+from scalelatent.data import Dataset
+from scalelatent.engine.backend import DEVICES
+from scalelatent.engine.order import RowOrder
+from scalelatent.errors import DataError, warn_user
+from scalelatent.estimators.numbers import is_number, is_whole, tell_cut
+from scalelatent.estimators.steps import Begin, LearnOnline, Remember, Rows, Steps
+from scalelatent.kernels.corruption import check_corruption
+from scalelatent.kernels.streams import stream
+from scalelatent.models.crbm.kernels.inference import MAX_WEIGHT, check_weights, magnitude
+from scalelatent.models.crbm.model.beliefs import DAMPED, INFERENCES
+from scalelatent.models.crbm.model.energy import CrbmShape
+from scalelatent.models.crbm.model.negative_phases import LEARNERS
+from scalelatent.models.crbm.model.online import CrbmLearner
+
+# Of few rows a chain reads parameters more than it computes; of a small batch two threads want a chain each.
+CHAIN_ROWS, LEAST_CHAIN_ROWS, MOST_CHAINS, LOCAL_CHAINS = 20, 10, 8, 4
+RUN_ROWS, BUFFER_RUNS = 1024, 16
+# Rows of a gradient where none are asked for.
+BATCH_SIZE = 20
+# Of first weights: eight deviations are what messages bear.
+MOST_SCALE = MAX_WEIGHT / 8
+# Whose random numbers corrupt rows that are scored, or shown in the report.
+TEST_STAGE = "corruption-test"
+# Why a fit leaves out no rows.
+ALL_ROWS = "a conditional RBM takes each row in an order of its own and cannot leave some out in its midst"
+# What helps where a tolerance is not met.
+REMEDY = "give more sweeps (n_sweeps), a larger tol, or a damping below 1, such as 0.5"
+_COUNTS = ("n_hidden", "n_epochs")
+_OPTIONAL_COUNTS = ("batch_size", "n_sweeps", "gibbs_steps", "n_chains", "local_steps", "patience")
+
+
+def check_params(model: Any) -> None:
+    """Refuse parameters out of range.
+
+    Raises
+    ------
+    ValueError
+        Naming the parameter and what it may be.
+    """
+    inferences = (None, *(name for name in INFERENCES if name != "independent"))
+    choices = {
+        "learner": tuple(LEARNERS),
+        "inference": inferences,
+        "device": (*DEVICES, "reference"),
+    }
+    for name, allowed in choices.items():
+        if getattr(model, name) not in allowed:
+            names = ", ".join(map(repr, allowed))
+            raise ValueError(f"{name}={getattr(model, name)!r} is not one of {names}")
+    for name in (*_COUNTS, *_OPTIONAL_COUNTS):
+        value = getattr(model, name)
+        if not is_whole(value) and not (value is None and name in _OPTIONAL_COUNTS):
+            raise ValueError(f"{name}={value!r}: give a whole number of at least 1")
+    if not (is_number(model.momentum) and 0 <= model.momentum < 1):
+        raise ValueError(f"momentum={model.momentum!r}: give a number in [0, 1)")
+    if not (is_number(model.weight_decay) and model.weight_decay >= 0):
+        raise ValueError(f"weight_decay={model.weight_decay!r}: give a finite number of at least 0")
+    if not (is_number(model.init_scale) and 0 <= model.init_scale <= MOST_SCALE):
+        raise ValueError(
+            f"init_scale={model.init_scale!r}: give a number from 0 to {MOST_SCALE:g}; messages in float32 "
+            "do not bear larger first weights"
+        )
+    if model.tol is not None and not (is_number(model.tol) and model.tol > 0):
+        raise ValueError(f"tol={model.tol!r}: give a number above 0, or None for a fixed number of sweeps")
+    if not isinstance(model.conditional, bool):
+        raise ValueError(f"conditional={model.conditional!r}: give True, or False for a plain RBM")
+    if model.corruption is not None and not model.conditional:
+        raise ValueError(
+            "conditional=False has no x to corrupt, but corruption is set: leave one of the two out"
+        )
+    if not (is_number(model.damping) and 0 < model.damping <= 1):
+        raise ValueError(
+            f"damping={model.damping!r}: give a number in (0, 1], the weight of new messages; 1 is none"
+        )
+    _check_used(model)
+    epoch_rates(model)
+    size, chains = batch_size(model), n_chains(model)
+    if not model.local_steps and size % chains:
+        raise ValueError(
+            f"batch_size={size} is no multiple of n_chains={chains}: set batch_size to "
+            f"{max(size // chains, 1) * chains}"
+        )
+
+
+def given_parameters(W: Any, bv: Any, bh: Any, Wvx: Any, Whx: Any) -> tuple[CrbmShape, np.ndarray]:
+    """The flat vector of parameters that come as arrays, and its shape.
+
+    Raises
+    ------
+    DataError
+        Naming the array, its shape and the one that is wanted.
+    """
+    given = {"W": W, "Wvx": Wvx, "Whx": Whx, "bv": bv, "bh": bh}
+    arrays: dict[str, np.ndarray] = {}
+    for name, value in given.items():
+        try:
+            arrays[name] = np.zeros((0, 0)) if value is None else np.asarray(value, dtype=np.float32)
+        except (TypeError, ValueError):
+            raise DataError(f"{name}: give an array of real numbers, not {type(value).__name__}") from None
+    if arrays["W"].ndim != 2:
+        raise DataError(f"W has shape {arrays['W'].shape}: give couplings of shape (v, h)")
+    (v, h), x = arrays["W"].shape, max(a.shape[-1] if a.ndim else 0 for a in (arrays["Wvx"], arrays["Whx"]))
+    shape = CrbmShape(v, h, x)
+    flat = np.zeros(shape.n_parameters, dtype=np.float32)
+    for name, (place, wanted) in shape.layout.slices.items():
+        if given[name] is None and name in ("Wvx", "Whx"):
+            continue
+        if arrays[name].shape != wanted:
+            raise DataError(
+                f"{name} has shape {arrays[name].shape}, but with W of shape {(v, h)} it is {wanted}"
+                + (f" (x = {x})" if name in ("Wvx", "Whx") else "")
+            )
+        if not np.isfinite(arrays[name]).all():
+            raise DataError(f"{name} has non-finite values (NaN or inf, in float32)")
+        flat[place] = arrays[name].reshape(-1)
+    check_weights(magnitude(arrays["W"]))
+    return shape, flat
+
+
+def _check_used(model: Any) -> None:
+    """Refuse what is set for other learners: it would change nothing."""
+    hamming = isinstance(model.loss, str) and model.loss == "hamming"
+    for name, is_set, users in (
+        ("loss", not hamming, [key for key, one in LEARNERS.items() if one.costs]),
+        ("gibbs_steps", model.gibbs_steps is not None, [k for k, one in LEARNERS.items() if one.gibbs_steps]),
+    ):
+        if is_set and model.learner not in users:
+            raise ValueError(
+                f"{name} is set, but learner={model.learner!r} does not use it: leave {name} out, or choose "
+                f"one of {', '.join(map(repr, users))}"
+            )
+    learner = LEARNERS[model.learner]
+    runs = {learner.trained_by, model.inference or learner.inference}
+    if model.damping != 1 and not runs & set(DAMPED):
+        raise ValueError(
+            f"damping is set, but learner={model.learner!r} with inference={model.inference!r} does not use "
+            f"it: leave it out, or choose inference={' or '.join(map(repr, DAMPED))}"
+        )
+
+
+def epoch_rates(model: Any) -> np.ndarray:
+    """Learning rate of each epoch of the schedule; the last one goes on.
+
+    Raises
+    ------
+    ValueError
+        Neither a number above 0 nor pairs (rate, epochs).
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> epoch_rates(SimpleNamespace(learning_rate=[(0.05, 2), (0.01, 1)])).tolist()
+    [0.05, 0.05, 0.01]
+    """
+    given = model.learning_rate
+    pairs = [(given, 1)] if is_number(given) else given
+    try:
+        pairs = [(rate, epochs) for rate, epochs in pairs]
+    except (TypeError, ValueError):
+        pairs = []
+    if not pairs or not all(is_number(rate) and rate > 0 and is_whole(n) for rate, n in pairs):
+        raise ValueError(
+            f"learning_rate={given!r}: give a number above 0, or a schedule of pairs (rate, epochs) such as "
+            "[(0.05, 30), (0.01, 20)]"
+        )
+    return np.repeat([float(rate) for rate, _ in pairs], [int(n) for _, n in pairs])
+
+
+def batch_size(model: Any, n_rows: int | None = None) -> int:
+    """Rows of a gradient: the parameter, or twenty, cut to what ``n_rows`` and ``n_chains`` allow.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> model = SimpleNamespace(batch_size=None, local_steps=None, n_chains=8)
+    >>> batch_size(model), batch_size(model, 12)
+    (16, 8)
+    """
+    if model.batch_size is not None:
+        return int(model.batch_size)
+    unit = 1 if model.local_steps else int(model.n_chains or 1)
+    parts = int(model.local_steps) * int(model.n_chains or LOCAL_CHAINS) if model.local_steps else 1
+    size = BATCH_SIZE if n_rows is None else min(BATCH_SIZE, n_rows // parts)
+    return max(size // unit, 1) * unit
+
+
+def n_chains(model: Any, n_rows: int | None = None) -> int:
+    """Chains of a step: the parameter, or about one for twenty rows of a batch (of local steps 4)."""
+    if model.n_chains is not None:
+        return int(model.n_chains)
+    if model.local_steps:
+        return LOCAL_CHAINS
+    size = batch_size(model, n_rows)
+    most = min(max(size // CHAIN_ROWS, min(size // LEAST_CHAIN_ROWS, 2), 1), MOST_CHAINS)
+    return next(chains for chains in range(most, 0, -1) if size % chains == 0)
+
+
+def step_rows(model: Any, n_rows: int) -> int:
+    """Rows of a step over all chains."""
+    size = batch_size(model, n_rows)
+    return size * int(model.local_steps) * n_chains(model, n_rows) if model.local_steps else size
+
+
+def unit_costs(loss: Any, n_visible: int) -> np.ndarray:
+    """Loss of units that are wrongly 1, and wrongly 0: float32 (2, v).
+
+    Raises
+    ------
+    ValueError
+        Neither "hamming" nor weights of a fitting shape.
+
+    Examples
+    --------
+    >>> unit_costs("hamming", 3).tolist(), unit_costs([1, 2], 2).tolist()
+    ([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]], [[1.0, 2.0], [1.0, 2.0]])
+    """
+    if isinstance(loss, str) and loss == "hamming":
+        return np.ones((2, n_visible), dtype=np.float32)
+    try:
+        cost = np.asarray(loss, dtype=np.float32)
+    except (TypeError, ValueError):
+        cost = np.zeros(0, dtype=np.float32)
+    if cost.shape not in ((n_visible,), (2, n_visible)) or not (
+        np.isfinite(cost).all() and (cost >= 0).all()
+    ):
+        raise ValueError(
+            f"loss={loss!r}: give 'hamming', weights of the {n_visible} outputs, or two rows of them (of "
+            "outputs that are wrongly 1, and wrongly 0), finite and at least 0"
+        )
+    return np.ascontiguousarray(np.broadcast_to(cost, (2, n_visible)))
+
+
+def make_corruption(given: Any, ds: Dataset, seed: int, stage: str = "corruption") -> Corruption:
+    """The corruption that a parameter asks for, of clean rows.
+
+    Raises
+    ------
+    ValueError
+        Not a dict of ``kind`` and what belongs to it.
+    DataError
+        A rate or a size that these rows cannot have.
+    """
+    keys = {"flip": {"kind", "rate"}, "occlude": {"kind", "size", "shape"}}
+    kind = given.get("kind") if isinstance(given, Mapping) else None
+    if not isinstance(kind, str) or kind not in keys or set(given) - keys[kind]:
+        raise ValueError(
+            f'corruption={given!r}: give {{"kind": "flip", "rate": 0.1}} or {{"kind": "occlude", "size": 8}} '
+            "(with the images' shape where rows have none), or None"
+        )
+    if kind == "flip":
+        how: dict[str, Any] = {"rate": given.get("rate", 0.1)}
+        if not is_number(how["rate"]):
+            raise ValueError(f"corruption={given!r}: rate is a share from 0 to 1")
+    else:
+        side = round(ds.n_features**0.5)
+        shape = given.get("shape")
+        if shape is None:
+            shape = ds.feature_shape if len(ds.feature_shape) == 2 else (side, side)
+        how = {"size": _sides(given, "size", given.get("size", 8)), "shape": _sides(given, "shape", shape)}
+    check_corruption(kind, ds.n_features, **how)
+    return Corruption(kind, seed=seed, stage=stage, **how)
+
+
+def _sides(given: Any, name: str, value: Any) -> tuple[int, int]:
+    """(height, width) in pixels."""
+    both = (value, value) if is_whole(value) else tuple(value) if np.iterable(value) else ()
+    if len(both) != 2 or not all(map(is_whole, both)):
+        raise ValueError(
+            f"corruption={given!r}: {name} is a whole number of pixels, or two of them (height, width)"
+        )
+    return int(both[0]), int(both[1])
+
+
+def check_rows(model: Any, train: Dataset) -> None:
+    """Refuse rows that the learner cannot use, before any work.
+
+    Raises
+    ------
+    DataError
+        Weights; a learner that needs x when there is none; outputs beside rows that are to be corrupted.
+    """
+    where = train.url or "the rows"
+    if model.corruption is not None and train.has_targets:
+        raise DataError(
+            f"{where}: the inputs are made from clean rows, but there are outputs beside X: leave y (the "
+            "targets) out, or set corruption=None"
+        )
+    if train.has_weight:
+        raise DataError(
+            f"{where}: rows are weighted, and a conditional RBM takes each row alike: leave the weights out"
+        )
+    if model._source == "plain" and train.has_targets:
+        raise DataError(
+            f"{where}: there are outputs beside the rows, and a plain RBM learns rows alone: leave the "
+            "target out, or set conditional=True"
+        )
+    if model._source == "plain" and model.learner in ("logistic", "cd-percloss"):
+        raise DataError(
+            f"learner={model.learner!r} starts from what x says of the outputs, and there is no x: pass X, "
+            "or choose learner='cd', 'pcd' or 'mle-bp' for a plain RBM"
+        )
+
+
+def check_batch(model: Any, train: Dataset) -> None:
+    """Refuse a step larger than the data, with a batch size that fits.
+
+    Raises
+    ------
+    DataError
+        Naming the batch size to set.
+    """
+    n = len(train)
+    rows = step_rows(model, n)
+    if rows <= n:
+        return
+    unit = n_chains(model, n) if model.local_steps or model.n_chains else 1
+    if model.local_steps:
+        local = f" (batch_size x local_steps x n_chains = {rows} rows)"
+        fits, lower = n // (unit * int(model.local_steps)), "local_steps or n_chains"
+    else:
+        local, fits, lower = "", n // unit * unit, "n_chains"
+    given = "" if model.batch_size is None else ", and batch_size"
+    remedy = f"set batch_size to {fits}" if fits and given else f"lower {lower}{given}"
+    raise DataError(
+        f"{train.url or 'the rows'}: a step of batch_size={batch_size(model, n)}{local} is larger than the "
+        f"data, {n} rows: {remedy}"
+    )
+
+
+def check_patience(model: Any, held: Dataset | None) -> None:
+    """Refuse a patience that has nothing to watch.
+
+    Raises
+    ------
+    ValueError
+        There are no validation rows.
+    """
+    if model.patience is not None and held is None:
+        raise ValueError(
+            f"patience={model.patience} waits for a better validation error, but there are no validation "
+            "rows: pass validation (in a job [data] validation), or leave patience out"
+        )
+
+
+def shape_of(model: Any, train: Dataset) -> CrbmShape:
+    """Units of v, h and x."""
+    hidden = 0 if model.learner == "logistic" else int(model.n_hidden)
+    if model._source == "pairs":
+        return CrbmShape(int(train.n_targets or 0), hidden, train.n_features)
+    v = train.n_features
+    return CrbmShape(v, hidden, v if model._source == "corruption" else 0)
+
+
+def targets_of(model: Any, ds: Dataset, seed: int, stage: str = "corruption") -> Targets:
+    """Where the outputs of rows come from; stored pairs go before a corruption on the fly."""
+    if model._source == "plain":
+        return Targets("x")
+    if model._source == "corruption" and not ds.has_targets:
+        return Targets("x", make_corruption(model.corruption, ds, seed, stage))
+    return Targets()
+
+
+def row_order(model: Any, n_rows: int, options: Mapping[str, Any]) -> RowOrder:
+    """Which rows each step gets: a function of the parameters, the seed and the ``[engine]`` options."""
+    chains = n_chains(model, n_rows)
+    buffer = int(options.get("buffer_runs") or BUFFER_RUNS)
+    run = int(options.get("run_rows") or min(RUN_ROWS, n_rows // (buffer * chains) + 1))
+    size = step_rows(model, n_rows)
+    return RowOrder(n_rows, model.seed_, size, n_chains=chains, run_rows=run, buffer_runs=buffer)
+
+
+def make_learner(model: Any, train: Dataset, held: Dataset | None, seed: int) -> CrbmLearner:
+    """The learner of a fit."""
+    shape, chains = shape_of(model, train), n_chains(model, len(train))
+    size = batch_size(model, len(train))
+    steps = LEARNERS[model.learner].gibbs_steps if model.gibbs_steps is None else int(model.gibbs_steps)
+    held_targets = Targets() if held is None else targets_of(model, held, seed, "corruption-validation")
+    return CrbmLearner(
+        shape=shape,
+        learner=model.learner,
+        rates=epoch_rates(model),
+        momentum=float(model.momentum),
+        weight_decay=float(model.weight_decay),
+        n_sweeps=None if model.n_sweeps is None else int(model.n_sweeps),
+        tol=None if model.tol is None else float(model.tol),
+        gibbs_steps=steps,
+        cost=unit_costs(model.loss, shape.n_visible),
+        n_chains=chains,
+        chain_rows=size if model.local_steps else size // chains,
+        local_steps=int(model.local_steps or 0),
+        seed=seed,
+        patience=int(model.patience or 0),
+        has_validation=held is not None,
+        targets=targets_of(model, train, seed),
+        validation_targets=held_targets,
+        validation_inference=model.inference or LEARNERS[model.learner].inference,
+        damping=float(model.damping),
+    )
+
+
+def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
+    """A whole fit, see :mod:`.steps`; sets the model's learned attributes."""
+    train = rows["train"].dataset
+    held = rows["validation"].dataset if "validation" in rows else None
+    check_params(model)
+    check_rows(model, train)
+    check_batch(model, train)
+    check_patience(model, held)
+    make_learner(model, train, held, 0)  # refuses what is wrong with loss and corruption
+    size = batch_size(model, len(train))
+    if size < batch_size(model):
+        tell_cut("batch_size", size, batch_size(model), f"{train.url or 'the data'} has {len(train)} rows")
+    info = {"max_iter": int(model.n_epochs), "batch_size": size}
+    model.seed_, rows = yield Begin(info, all_rows=ALL_ROWS)
+    model.batch_size_ = size
+    learner = make_learner(model, train, held, model.seed_)
+    theta = first_parameters(model, learner.shape)
+    start = yield Remember("start", {"theta": theta})
+
+    def order(options: Mapping[str, Any]) -> RowOrder:
+        return row_order(model, len(train), options)
+
+    state = learner.start(np.ascontiguousarray(start["theta"]))
+    result = yield LearnOnline("learn", learner, state, rows, None, order, int(model.n_epochs))
+    model._keep(learner, result.state, result.history)
+    warn_unconverged(model, result.history)
+
+
+def first_parameters(model: Any, shape: CrbmShape) -> np.ndarray:
+    """Those of the last fit for a warm start, else small random ones.
+
+    Raises
+    ------
+    ValueError
+        The last fit was of another shape.
+    """
+    if model.warm_start and hasattr(model, "W_"):
+        check_shape(model, shape, "warm_start", "fit with warm_start=False")
+        return model._theta
+    return shape.start(stream(model.seed_, "crbm-start"), float(model.init_scale))
+
+
+def check_shape(
+    model: Any,
+    shape: CrbmShape,
+    what: str = "partial_fit",
+    remedy: str = "set n_hidden and learner back, or start anew with fit",
+) -> None:
+    """Refuse to go on where parameters ask for other numbers of units than the model has.
+
+    Raises
+    ------
+    ValueError
+        Naming both shapes.
+    """
+    if model._shape != shape:
+        raise ValueError(f"{what}: the last fit was of another shape ({model._shape}, now {shape}): {remedy}")
+
+
+def warn_unconverged(model: Any, history: list[dict[str, Any]]) -> None:
+    """Warn where a tolerance was asked for and rows did not meet it.
+
+    Warns
+    -----
+    UserWarning
+        With the share of the last epoch's rows, and what helps.
+    """
+    if model.tol is None or not history or history[-1].get("converged") is None:
+        return
+    missed = 1.0 - float(history[-1]["converged"])
+    if missed > 0:
+        warn_user(
+            f"tol={model.tol:g} was not met by {missed:.1%} of the rows within {history[-1]['n_sweeps']} "
+            f"sweeps in the last epoch: {REMEDY}; or lower learning_rate"
+        )

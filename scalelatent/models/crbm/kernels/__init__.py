@@ -1,0 +1,1 @@
+"""Inference in RBMs: reference, numba, CuPy."""

@@ -1,0 +1,83 @@
+"""What all inference needs of the couplings, made once for many batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from scalelatent.kernels.tiles import pack
+from scalelatent.kernels.vectors import aligned
+from scalelatent.models.crbm.kernels.limits import limits_of
+
+from .lanes import whole
+
+# Visible units that are worked on together: their part of W and of the messages stays in the first-level
+# cache from one direction to the other.
+ROWS = 8
+
+
+@dataclass(frozen=True)
+class Coupling:
+    """Couplings, and their exponentials filled up to whole vectors and blocks of rows.
+
+    What is filled up has W = 0: its messages are 1, but for the last bit, and change no other unit.
+
+    Attributes
+    ----------
+    w : ndarray of float32, shape (v, h)
+        Not a copy.
+    factors, limit : int, float
+        Of :func:`..limits.limits_of`.
+    """
+
+    w: np.ndarray
+    factors: int
+    limit: float
+
+    @cached_property
+    def a(self) -> np.ndarray:
+        """exp(W), filled up with ones."""
+        return _filled_up(self.w, np.exp)
+
+    @cached_property
+    def padded(self) -> np.ndarray:
+        """W, filled up with zeros."""
+        return _filled_up(self.w, np.positive)
+
+    @cached_property
+    def row_products(self) -> np.ndarray:
+        """The product of each row of A, (2, rows): a mantissa, and the bits of its integer exponent."""
+        logs = np.zeros(self.a.shape[0])
+        self.w.sum(axis=1, dtype=np.float64, out=logs[: len(self.w)])
+        exponents = np.floor(logs / np.log(2.0))
+        out = np.empty((2, len(logs)), dtype=np.float32)
+        out[0], out[1].view(np.int32)[:] = np.exp(logs - exponents * np.log(2.0)), exponents
+        return out
+
+    @cached_property
+    def packed(self) -> tuple[np.ndarray, np.ndarray]:
+        """W and its transpose as :func:`scalelatent.kernels.tiles.pack` makes them."""
+        return pack(self.w), pack(np.ascontiguousarray(self.w.T))
+
+
+def _filled_up(w: np.ndarray, of: np.ufunc) -> np.ndarray:
+    v, h = w.shape
+    out = aligned((-(-v // ROWS) * ROWS, whole(h)))
+    of(w, out=out[:v, :h])
+    out[v:] = out[:, h:] = of(np.float32(0.0))
+    return out
+
+
+def make_coupling(w: np.ndarray) -> Coupling:
+    """See :func:`..reference.make_coupling`.
+
+    Examples
+    --------
+    >>> coupling = make_coupling(np.full((3, 2), -20.0))
+    >>> coupling.a.shape, coupling.factors
+    ((8, 16), 4)
+    """
+    w = np.asarray(w, dtype=np.float32)
+    return Coupling(w, *limits_of(w))

@@ -1,0 +1,215 @@
+"""Max-product belief propagation on log odds: m = max(w + s, 0) - max(s, 0), s the cavity's log odds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.vectors import aligned, copy, largest
+from scalelatent.models.crbm.kernels.inference import Inference
+
+from .coupling import ROWS, Coupling
+from .lanes import F32, I64, WIDE, Lanes, inline
+from .units import (
+    INPUTS,
+    LIMIT,
+    LOG_ODDS,
+    MOVED,
+    RESULTS,
+    UNIT_FIELDS,
+    checked,
+    small_of,
+    start,
+    unfilled,
+    update_by_sum,
+)
+
+_HALF = ROWS // 2
+
+
+def _message(lanes: Lanes, w: Any, cavity: Any) -> Any:
+    zero = lanes.constant(0.0)
+    return lanes.b.fsub(lanes.max(lanes.b.fadd(w, cavity), zero), lanes.max(cavity, zero))
+
+
+@inline
+def _gather(typingctx, w, m, row_step, lh, n, totals):  # type: ignore[no-untyped-def]
+    """Messages of the hidden units to four visible ones, in place of those they are made from; their sums."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        w, m, row_step, lh, n, totals = args
+        lanes, b = Lanes(builder), builder
+        steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
+
+        def edges(i: Any, sums: list[Any]) -> list[Any]:
+            lj, out = lanes.load(lh, i), []
+            for step, total in zip(steps, sums, strict=True):
+                at = b.add(i, step)
+                message = _message(lanes, lanes.load(w, at), b.fsub(lj, lanes.load(m, at)))
+                lanes.store(message, m, at)
+                out.append(b.fadd(total, message))
+            return out
+
+        for r, total in enumerate(lanes.loop(I64(0), n, I64(WIDE), [lanes.constant(0.0)] * _HALF, edges)):
+            lanes.store(lanes.fold(total, b.fadd), totals, 4 * r)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 6), codegen
+
+
+@inline
+def _scatter(typingctx, w, m, row_step, lv, n, totals):  # type: ignore[no-untyped-def]
+    """Messages of four visible units back, in place; added to the sums of each column."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        w, m, row_step, lv, n, totals = args
+        lanes, b = Lanes(builder), builder
+        steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
+        own = [lanes.spread(lanes.load(lv, 4 * r, F32)) for r in range(_HALF)]
+
+        def edges(i: Any, _: list[Any]) -> list[Any]:
+            total = lanes.load(totals, i)
+            for step, li in zip(steps, own, strict=True):
+                at = b.add(i, step)
+                message = _message(lanes, lanes.load(w, at), b.fsub(li, lanes.load(m, at)))
+                lanes.store(message, m, at)
+                total = b.fadd(total, message)
+            lanes.store(total, totals, i)
+            return []
+
+        lanes.loop(I64(0), n, I64(WIDE), [], edges)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 6), codegen
+
+
+@inline
+def _sum(typingctx, w, m, row_step, lh, n, totals):  # type: ignore[no-untyped-def]
+    """The sums of :func:`_gather`; messages to the visible units are made again by :func:`_damped`, so that
+    ``m`` keeps those to the hidden ones.
+    """
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        w, m, row_step, lh, n, totals = args
+        lanes, b = Lanes(builder), builder
+        steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
+
+        def edges(i: Any, sums: list[Any]) -> list[Any]:
+            lj, places = lanes.load(lh, i), [b.add(i, step) for step in steps]
+            return [
+                b.fadd(total, _message(lanes, lanes.load(w, at), b.fsub(lj, lanes.load(m, at))))
+                for at, total in zip(places, sums, strict=True)
+            ]
+
+        for r, total in enumerate(lanes.loop(I64(0), n, I64(WIDE), [lanes.constant(0.0)] * _HALF, edges)):
+            lanes.store(lanes.fold(total, b.fadd), totals, 4 * r)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 6), codegen
+
+
+@inline
+def _damped(typingctx, w, m, row_step, lv, lh, n, totals, weight):  # type: ignore[no-untyped-def]
+    """:func:`_scatter` of messages that have the ``weight``, the old ones the rest."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        w, m, row_step, lv, lh, n, totals, weight = args
+        lanes, b = Lanes(builder), builder
+        steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
+        own = [lanes.spread(lanes.load(lv, 4 * r, F32)) for r in range(_HALF)]
+        weights = lanes.spread(weight)
+
+        def edges(i: Any, _: list[Any]) -> list[Any]:
+            total, lj = lanes.load(totals, i), lanes.load(lh, i)
+            for step, li in zip(steps, own, strict=True):
+                at = b.add(i, step)
+                wij, old = lanes.load(w, at), lanes.load(m, at)
+                new = _message(lanes, wij, b.fsub(li, _message(lanes, wij, b.fsub(lj, old))))
+                message = lanes.fma(weights, b.fsub(new, old), old)
+                lanes.store(message, m, at)
+                total = b.fadd(total, message)
+            lanes.store(total, totals, i)
+            return []
+
+        lanes.loop(I64(0), n, I64(WIDE), [], edges)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 7, types.float32), codegen
+
+
+@part
+def _to_and_fro(w, m, v_units, h_units, small, damping):  # type: ignore[no-untyped-def]
+    row, unit = 4 * w.shape[1], 4 * v_units.shape[1]
+    w_at, m_at, v_at, h_at = w.ctypes.data, m.ctypes.data, v_units.ctypes.data, h_units.ctypes.data
+    totals = small.ctypes.data
+    moved, limit = totals + WIDE * MOVED, totals + WIDE * LIMIT
+    columns = h_at + UNIT_FIELDS * row
+    h_units[UNIT_FIELDS] = np.float32(0.0)
+    for i in range(len(w) // ROWS):
+        at, lv = i * ROWS * row, v_at + LOG_ODDS * unit + WIDE * i
+        for half in range(2):
+            here = at + half * _HALF * row
+            sums = totals + 4 * _HALF * half
+            if damping is not None:
+                _sum(w_at + here, m_at + here, row, h_at + LOG_ODDS * row, row, sums)
+            else:
+                _gather(w_at + here, m_at + here, row, h_at + LOG_ODDS * row, row, sums)
+        update_by_sum(v_at + WIDE * i, unit, totals, moved, limit)
+        for half in range(2):
+            here = at + half * _HALF * row
+            own = lv + 4 * _HALF * half
+            if damping is not None:
+                lh = h_at + LOG_ODDS * row
+                _damped(w_at + here, m_at + here, row, own, lh, row, columns, damping)
+            else:
+                _scatter(w_at + here, m_at + here, row, own, row, columns)
+    for j in range(0, row, WIDE):
+        update_by_sum(h_at + j, row, columns + j, moved, limit)
+
+
+def _infer_all(w, damping, bv, bh, n_sweeps, tol, lv, lh, sweeps, change, m, v_units, h_units, small):  # type: ignore[no-untyped-def]
+    for n in range(len(bv)):
+        start(v_units, bv[n], small)
+        start(h_units, bh[n], small)
+        m[:] = np.float32(0.0)
+        for sweep in range(n_sweeps):
+            small[MOVED] = np.float32(0.0)
+            _to_and_fro(w, m, v_units, h_units, small, damping)
+            sweeps[n], change[n] = sweep + 1, largest(small[MOVED])
+            if damping is not None:
+                change[n] /= damping
+            if change[n] <= tol:
+                break
+        copy(v_units[LOG_ODDS], lv[n])
+        copy(h_units[LOG_ODDS], lh[n])
+
+
+_INFER = {
+    damped: entry(
+        *(given("f4", 2), types.float32 if damped else types.none, *INPUTS, *RESULTS),
+        *[filled("f4", 2)] * 4,
+    )(_infer_all)
+    for damped in (False, True)
+}
+
+
+def max_product(
+    coupling: Coupling,
+    bv: np.ndarray,
+    bh: np.ndarray,
+    n_sweeps: int,
+    tol: float | None = None,
+    damping: float = 1.0,
+) -> Inference:
+    """See :func:`..reference.max_product`."""
+    bv, bh, limit = checked(coupling, bv, bh, n_sweeps, tol, damping)
+    found, w = unfilled(bv, bh), coupling.padded
+    scratch = aligned(w.shape), aligned((UNIT_FIELDS, len(w))), aligned((UNIT_FIELDS + 1, w.shape[1]))
+    small = small_of(coupling.limit)
+    damped, results = damping != 1, (found.lv, found.lh, found.sweeps, found.change)
+    weight = np.float32(damping) if damped else None
+    _INFER[damped](w, weight, bv, bh, n_sweeps, limit, *results, *scratch, small)
+    return found

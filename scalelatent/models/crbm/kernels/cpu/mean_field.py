@@ -1,0 +1,103 @@
+"""Mean field: two matrix products a sweep, in tiles whose sums run in order, so that a row's beliefs do not
+depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.tiles import STRIP, latents, padded
+from scalelatent.kernels.vectors import aligned, copy, largest
+from scalelatent.models.crbm.kernels.inference import Inference
+
+from .coupling import Coupling
+from .lanes import WIDE, whole
+from .units import (
+    INPUTS,
+    LIMIT,
+    LOG_ODDS,
+    MOVED,
+    ON,
+    RESULTS,
+    UNIT_FIELDS,
+    checked,
+    small_of,
+    start,
+    unfilled,
+    update_by_sum,
+)
+
+
+@part
+def _side(total, units, small, limit_moved):  # type: ignore[no-untyped-def]
+    """Units of one side of a graph from the products; the most that one of all its beliefs has moved."""
+    n, step, at, scratch = len(total), 4 * units.shape[1], units.ctypes.data, small.ctypes.data
+    for k in range(n):
+        units[UNIT_FIELDS, k] = total[k]
+    small[MOVED] = limit_moved
+    for k in range(0, step, WIDE):
+        sums = at + UNIT_FIELDS * step + k
+        update_by_sum(at + k, step, sums, scratch + WIDE * MOVED, scratch + WIDE * LIMIT)
+    return largest(small[MOVED])
+
+
+@entry(*[given("f4", 1)] * 2, *INPUTS, *RESULTS, *[filled("f4", 3)] * 2, *[filled("f4", 2)] * 5)
+def _infer(
+    to_v, to_h, bv, bh, n_sweeps, tol, lv, lh, sweeps, change, v_units, h_units, v_out, h_out, tv, th, small
+):  # type: ignore[no-untyped-def]
+    """A strip of graphs side by side; one that has met its tolerance stays as it is."""
+    rows, v, h = len(bv), bv.shape[1], bh.shape[1]
+    moved = np.empty(rows, dtype=np.float32)
+    for n in range(rows):
+        start(v_units[n], bv[n], small)
+        start(h_units[n], bh[n], small)
+        v_units[n, UNIT_FIELDS], h_units[n, UNIT_FIELDS] = np.float32(0.0), np.float32(0.0)
+        copy(h_units[n, ON], th[n])
+        change[n] = np.inf
+    for sweep in range(n_sweeps):
+        if largest(change) <= tol:
+            break
+        latents(to_v, th[:rows], v_out)
+        for n in range(rows):
+            moved[n] = np.float32(-1.0)
+            if change[n] > tol:
+                moved[n] = _side(v_out[:v, n], v_units[n], small, np.float32(0.0))
+                copy(v_units[n, ON], tv[n])
+        latents(to_h, tv[:rows], h_out)
+        for n in range(rows):
+            if moved[n] >= 0:
+                change[n] = _side(h_out[:h, n], h_units[n], small, moved[n])
+                copy(h_units[n, ON], th[n])
+                sweeps[n] = sweep + 1
+    for n in range(rows):
+        copy(v_units[n, LOG_ODDS], lv[n])
+        copy(h_units[n, LOG_ODDS], lh[n])
+
+
+def mean_field(
+    coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
+) -> Inference:
+    """See :func:`..reference.mean_field`."""
+    bv, bh, limit = checked(coupling, bv, bh, n_sweeps, tol)
+    found, (v, h), strip = unfilled(bv, bh), coupling.w.shape, min(STRIP, len(bv))
+    fields = UNIT_FIELDS + 1
+    units = aligned((strip, fields, whole(v))), aligned((strip, fields, whole(h)))
+    products = aligned((padded(v), whole(strip))), aligned((padded(h), whole(strip)))
+    beliefs, small = (aligned((strip, v)), aligned((strip, h))), small_of(coupling.limit)
+    for first in range(0, len(bv), STRIP):
+        part = slice(first, first + STRIP)
+        results = (a[part] for a in (found.lv, found.lh, found.sweeps, found.change))
+        _infer(
+            *coupling.packed,
+            bv[part],
+            bh[part],
+            n_sweeps,
+            limit,
+            *results,
+            *units,
+            *products,
+            *beliefs,
+            small,
+        )
+    return found

@@ -1,0 +1,154 @@
+"""Mixed-product belief propagation: no message is stored and nothing divided.
+
+A visible unit sends what it has decided, r = A^d with d = 1 where its log odds are above 0, so the messages
+to it are A t + u where d = 0 and A / (A u + t) where d = 1: the product of A x + y, with t and u changed
+about, and in the second case the product of a row of A beside it, which is known beforehand. What a hidden
+unit receives is the sum of W over the units that are on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.vectors import aligned, copy, largest
+from scalelatent.models.crbm.kernels.inference import Inference
+
+from .coupling import ROWS, Coupling
+from .lanes import BIAS, I64, WIDE, Lanes, inline
+from .units import (
+    EXPONENT,
+    INPUTS,
+    LIMIT,
+    LOG_ODDS,
+    MOVED,
+    OFF,
+    ON,
+    PRODUCT,
+    RESULTS,
+    UNIT_FIELDS,
+    checked,
+    small_of,
+    start,
+    unfilled,
+    update,
+    update_by_sum,
+)
+
+_HALF = ROWS // 2
+
+
+@inline
+def _gather(typingctx, a, row_step, x0, x1, x2, x3, swap, n, chunk, q, e):  # type: ignore[no-untyped-def]
+    """Of each of four rows the product of A x + y as q times 2^e; y lies at ``swap`` - x. Addresses, bytes
+    of a row, bytes between exponents' splits.
+    """
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        a, row_step, *xs, swap, n, chunk, q, e = args
+        lanes, b = Lanes(builder), builder
+        steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
+        ys = [b.sub(swap, x) for x in xs]
+
+        def edges(i: Any, products: list[Any]) -> list[Any]:
+            return [
+                b.fmul(product, lanes.fma(lanes.load(a, b.add(i, step)), lanes.load(x, i), lanes.load(y, i)))
+                for product, step, x, y in zip(products, steps, xs, ys, strict=True)
+            ]
+
+        def chunks(i: Any, state: list[Any]) -> list[Any]:
+            end = b.add(i, chunk)
+            end = b.select(b.icmp_signed("<", end, n), end, n)
+            split = [lanes.split(p) for p in lanes.loop(i, end, I64(WIDE), state[:_HALF], edges)]
+            return [m for m, _ in split] + [
+                b.add(old, b.sub(new, lanes.integer(BIAS)))
+                for old, (_, new) in zip(state[_HALF:], split, strict=True)
+            ]
+
+        start = [lanes.constant(1.0)] * _HALF + [lanes.integer(0)] * _HALF
+        state = lanes.loop(I64(0), n, chunk, start, chunks)
+        for r in range(_HALF):
+            lanes.store(lanes.fold(state[r], b.fmul), q, 4 * r)
+            lanes.store(lanes.fold(state[_HALF + r], b.add), e, 4 * r)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 11), codegen
+
+
+@part
+def _to_and_fro(a, w, row_products, v_units, h_units, small, factors):  # type: ignore[no-untyped-def]
+    row, unit = 4 * a.shape[1], 4 * v_units.shape[1]
+    a_at, v_at, h_at, q = a.ctypes.data, v_units.ctypes.data, h_units.ctypes.data, small.ctypes.data
+    e, moved, limit = q + WIDE * EXPONENT, q + WIDE * MOVED, q + WIDE * LIMIT
+    on, off, columns = h_at + ON * row, h_at + OFF * row, h_units[UNIT_FIELDS]
+    exponents, of_rows, decided = (
+        small.view(np.int32)[EXPONENT],
+        row_products.view(np.int32),
+        v_units[UNIT_FIELDS],
+    )
+    x = np.empty(ROWS, dtype=np.int64)
+    columns[:] = np.float32(0.0)
+    for i in range(0, len(a), ROWS):
+        for r in range(ROWS):
+            x[r] = off if decided[i + r] else on
+        for r in range(0, ROWS, _HALF):
+            here = a_at + (i + r) * row
+            _gather(
+                here,
+                row,
+                x[r],
+                x[r + 1],
+                x[r + 2],
+                x[r + 3],
+                on + off,
+                row,
+                WIDE * factors,
+                q + 4 * r,
+                e + 4 * r,
+            )
+        for r in range(ROWS):
+            if decided[i + r]:
+                small[PRODUCT, r] = row_products[0, i + r] / small[PRODUCT, r]
+                exponents[r] = of_rows[1, i + r] - exponents[r]
+        update(v_at + 4 * i, unit, q, e, 0, moved, limit)
+        for r in range(ROWS):
+            decided[i + r] = v_units[LOG_ODDS, i + r] > np.float32(0.0)
+            if decided[i + r]:
+                for j in range(len(columns)):
+                    columns[j] += w[i + r, j]
+    for j in range(0, row, WIDE):
+        update_by_sum(h_at + j, row, h_at + UNIT_FIELDS * row + j, moved, limit)
+
+
+@entry(*[given("f4", 2)] * 3, types.int64, *INPUTS, *RESULTS, *[filled("f4", 2)] * 3)
+def _infer(
+    a, w, row_products, factors, bv, bh, n_sweeps, tol, lv, lh, sweeps, change, v_units, h_units, small
+):  # type: ignore[no-untyped-def]
+    for n in range(len(bv)):
+        start(v_units, bv[n], small)
+        start(h_units, bh[n], small)
+        v_units[UNIT_FIELDS] = np.float32(0.0)
+        for sweep in range(n_sweeps):
+            small[MOVED] = np.float32(0.0)
+            _to_and_fro(a, w, row_products, v_units, h_units, small, factors)
+            sweeps[n], change[n] = sweep + 1, largest(small[MOVED])
+            if change[n] <= tol:
+                break
+        copy(v_units[LOG_ODDS], lv[n])
+        copy(h_units[LOG_ODDS], lh[n])
+
+
+def mixed_product(
+    coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
+) -> Inference:
+    """See :func:`..reference.mixed_product`."""
+    bv, bh, limit = checked(coupling, bv, bh, n_sweeps, tol)
+    found, a = unfilled(bv, bh), coupling.a
+    units = aligned((UNIT_FIELDS + 1, len(a))), aligned((UNIT_FIELDS + 1, a.shape[1]))
+    matrices = a, coupling.padded, coupling.row_products
+    results = found.lv, found.lh, found.sweeps, found.change
+    _infer(*matrices, coupling.factors, bv, bh, n_sweeps, limit, *results, *units, small_of(coupling.limit))
+    return found

@@ -1,0 +1,157 @@
+"""What every body of the inference kernels takes and returns.
+
+A batch of rows is a batch of graphs with shared couplings W (v, h) and biases of their own, bv (rows, v) and
+bh (rows, h): p(v, h) is proportional to exp(v'W h + bv'v + bh'h), all units 0 or 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scalelatent.kernels.jit import entry, given
+
+# Beyond this a message, e^|W|, times a belief leaves the range of float32.
+MAX_WEIGHT = 40.0
+# A row counts as converged when no belief moved by more than this in its last sweep (the paper's epsilon).
+CONVERGED = 1e-3
+# Beliefs in a unit's likelier state, at least a half each, that can be multiplied in float64 without
+# underflow, and fewer.
+PRODUCT_UNITS = 512
+
+
+class WeightError(ValueError):
+    """Couplings or biases that float32 messages cannot carry: too large, or not finite."""
+
+
+@dataclass(frozen=True)
+class Inference:
+    """Beliefs of a batch of graphs.
+
+    Attributes
+    ----------
+    lv, lh : array, shape (rows, v) and (rows, h)
+        Log odds of the units' beliefs: log P(unit = 1) - log P(unit = 0); the belief is their sigmoid.
+    sweeps : array of int, shape (rows,)
+        Sweeps done: from the hidden units to the visible ones and back.
+    change : array, shape (rows,)
+        How far the belief that moved most moved in the last sweep, divided by the damping; the first sweep
+        starts from sigmoid(biases).
+    log_z : array of float64, shape (rows,), or None
+        Bethe estimate of log Z, where the kernel makes one.
+    """
+
+    lv: Any
+    lh: Any
+    sweeps: Any
+    change: Any
+    log_z: Any = None
+
+    def converged(self, tol: float = CONVERGED) -> Any:
+        """Rows (bool) of whose beliefs none moved by more than ``tol`` in the last sweep."""
+        return self.change <= tol
+
+
+def magnitude(a: Any) -> float:
+    """Largest absolute value, of an array on host or device; NaN where there is one.
+
+    Examples
+    --------
+    >>> magnitude(np.float32([[1, -3]])), magnitude(np.float32([-np.inf, np.nan, 1]))
+    (3.0, nan)
+    """
+    if not a.size:
+        return 0.0
+    if not isinstance(a, np.ndarray):
+        return float(abs(a).max())  # a device is asked once
+    if a.dtype == np.float32 and a.flags.c_contiguous:
+        return float(np.int32(_largest_bits(a.reshape(-1).view(np.int32))).view(np.float32))
+    return max(float(a.max()), -float(a.min()))  # no temporary array, unlike abs
+
+
+@entry(given("i4", 1))
+def _largest_bits(bits: Any) -> Any:
+    """Of float32 numbers without their sign: as whole numbers they have the same order, NaN after infinity,
+    and are compared in vectors.
+    """
+    most = np.int32(0)
+    for i in range(len(bits)):
+        most = max(most, bits[i] & np.int32(0x7FFFFFFF))
+    return most
+
+
+def check_weights(largest: float) -> None:
+    """Raise :class:`WeightError` where float32 messages cannot carry couplings as large as ``largest``.
+
+    Examples
+    --------
+    >>> check_weights(20.0)
+    >>> check_weights(50.0)  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    WeightError: the largest coupling |W| is 50; beyond 40 its messages \
+leave the range of float32: lower the learning rate or raise the weight decay
+    """
+    if not math.isfinite(largest):
+        raise WeightError(
+            "the couplings W are not all finite: lower the learning rate or raise the weight decay"
+        )
+    if largest > MAX_WEIGHT:
+        raise WeightError(
+            f"the largest coupling |W| is {largest:g}; beyond {MAX_WEIGHT:g} its messages leave the range of "
+            "float32: lower the learning rate or raise the weight decay"
+        )
+
+
+def check_graphs(
+    shape: tuple[int, int],
+    bv: tuple[int, ...],
+    bh: tuple[int, ...],
+    n_sweeps: int,
+    tol: float | None,
+    damping: float = 1.0,
+) -> None:
+    """Raise ValueError unless biases of these shapes belong to couplings of ``shape``, and the sweeps, the
+    tolerance and the damping make sense.
+
+    Examples
+    --------
+    >>> check_graphs((3, 2), (5, 3), (5, 2), 10, None)
+    >>> check_graphs((3, 2), (5, 3), (4, 2), 10, None)
+    Traceback (most recent call last):
+    ValueError: biases of shape (5, 3) and (4, 2) do not belong to couplings of shape (3, 2): wanted are \
+(rows, 3) and (rows, 2)
+    """
+    v, h = shape
+    if len(bv) != 2 or len(bh) != 2 or bv[0] != bh[0] or bv[1] != v or bh[1] != h:
+        raise ValueError(
+            f"biases of shape {bv} and {bh} do not belong to couplings of shape {shape}: wanted are "
+            f"(rows, {v}) and (rows, {h})"
+        )
+    if n_sweeps < 1:
+        raise ValueError(f"n_sweeps={n_sweeps}: at least one sweep is needed")
+    if tol is not None and not tol >= 0:
+        raise ValueError(f"tol={tol!r} is not a number of at least 0, or None for all n_sweeps sweeps")
+    if not 0 < damping <= 1:
+        raise ValueError(f"damping={damping!r} is not a number in (0, 1], the weight of new messages")
+
+
+def check_biases(*biases: np.ndarray) -> None:
+    """Raise :class:`WeightError` where a bias is infinite or no number: messages would hide it.
+
+    Examples
+    --------
+    >>> check_biases(np.array([[0.0, np.nan]]))
+    Traceback (most recent call last):
+    scalelatent.models.crbm.kernels.inference.WeightError: the biases of row 0 are not all finite: lower the \
+learning rate, or look for NaN in the rows x
+    """
+    for b in biases:
+        if not math.isfinite(magnitude(b)):
+            row = int(np.flatnonzero(~np.isfinite(b).all(axis=1))[0])
+            raise WeightError(
+                f"the biases of row {row} are not all finite: lower the learning rate, or look for NaN in "
+                "the rows x"
+            )

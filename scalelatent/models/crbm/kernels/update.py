@@ -1,0 +1,146 @@
+"""Sums and steps over parameters: one reading and one writing of each, on host or device.
+
+A step of a small batch moves more bytes of parameters than of anything else; numpy would pass over them once
+an operation.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from scalelatent.kernels.jit import entry, filled, given
+from scalelatent.kernels.vectors import aligned
+
+_F4 = numba.float32
+
+
+class Way(NamedTuple):
+    """From old parameters to new ones: C-contiguous arrays of float32, all vectors or all matrices.
+
+    Both velocities are empty without momentum.
+    """
+
+    theta: Any
+    velocity: Any
+    new_theta: Any
+    new_velocity: Any
+
+    def part(self, place: slice, *shape: int) -> Way:
+        """Part of vectors, in the shape of a matrix if one is given."""
+        parts = (a[place] for a in self)
+        return Way(*((a.reshape(shape if a.size else (0, *shape[1:])) for a in parts) if shape else parts))
+
+
+class Pace(NamedTuple):
+    """Of one step: ``decay`` is the learning rate times the weight decay."""
+
+    rate: float
+    decay: float
+    momentum: float
+
+
+def _climb_signature(gradient: str) -> tuple[Any, ...]:
+    return (
+        given("f4", 1), given("f4", 1), filled("f4", 1), filled("f4", 1), given(gradient, 1), numba.int64,
+        _F4, _F4, _F4,
+    )  # fmt: skip
+
+
+def _climb(
+    theta: Any, velocity: Any, new_theta: Any, new_velocity: Any, gradient: Any, n_weights: Any, rate: Any,
+    decay: Any, momentum: Any,
+) -> None:  # fmt: skip
+    moving = len(velocity) > 0
+    for i in range(len(theta)):
+        move = rate * np.float32(gradient[i])
+        if i < n_weights:
+            move -= decay * theta[i]
+        if moving:
+            move += momentum * velocity[i]
+            new_velocity[i] = move
+        new_theta[i] = theta[i] + move
+
+
+_climb_host = {np.dtype(kind): entry(*_climb_signature(kind))(_climb) for kind in ("f4", "f8")}
+
+
+@entry(given("f4", 1), filled("f8", 1))
+def _add_f4(part: Any, total: Any) -> None:
+    for i in range(len(part)):
+        total[i] += part[i]
+
+
+@entry(given("f4", 1), given("f8", 1), _F4, filled("f4", 1))
+def _moved(array: Any, change: Any, factor: Any, out: Any) -> None:
+    for i in range(len(array)):
+        out[i] = array[i] + factor * np.float32(change[i])
+
+
+def climb(way: Way, gradient: Any, n_weights: int, pace: Pace) -> None:
+    """u = momentum * velocity + rate * gradient - decay * theta (the first ``n_weights``); theta + u.
+
+    Parameters
+    ----------
+    way : Way
+        Vectors; the new ones may lie where the old ones do.
+    gradient : array of float32 or float64
+    n_weights : int
+        Parameters that decay; biases come after them.
+    pace : Pace
+
+    Examples
+    --------
+    >>> theta, none = np.ones(3, np.float32), np.zeros(0, np.float32)
+    >>> climb(Way(theta, none, theta, none), np.array([1.0, 2.0, 3.0]), 2, Pace(0.5, 0.25, 0.0))
+    >>> theta.tolist()
+    [1.25, 1.75, 2.5]
+    """
+    theta, velocity, new_theta, new_velocity = way
+    if isinstance(theta, np.ndarray) and theta.dtype == np.float32 and gradient.dtype in _climb_host:
+        _climb_host[gradient.dtype](*way, gradient, n_weights, *map(np.float32, pace))
+        return
+    rate, decay, momentum = pace
+    move = gradient * theta.dtype.type(rate)
+    move[:n_weights] -= decay * theta[:n_weights]
+    if len(velocity):
+        move += momentum * velocity
+        new_velocity[...] = move
+    new_theta[...] = theta + move
+
+
+def add_to(total: np.ndarray, part: np.ndarray) -> None:
+    """Add a vector on the host to a float64 one in place.
+
+    Examples
+    --------
+    >>> total = np.ones(2)
+    >>> add_to(total, np.ones(2, np.float32))
+    >>> total.tolist()
+    [2.0, 2.0]
+    """
+    if part.dtype == np.float32:
+        _add_f4(part, total)
+    else:
+        total += part
+
+
+def moved(array: np.ndarray, change: np.ndarray, factor: float) -> np.ndarray:
+    """``array + factor * change``, float32.
+
+    Parameters
+    ----------
+    array : ndarray of float32, shape (n,)
+    change : ndarray of float64, shape (n,)
+    factor : float
+
+    Examples
+    --------
+    >>> moved(np.ones(2, np.float32), np.array([1.0, 2.0]), 0.5).tolist()
+    [1.5, 2.0]
+    """
+    out = aligned(array.shape)
+    _moved(array, change, np.float32(factor), out)
+    return out

@@ -1,0 +1,1 @@
+"""Conditional RBMs as mathematics: energies, gradients, learning by minibatches."""

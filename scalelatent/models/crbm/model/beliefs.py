@@ -1,0 +1,84 @@
+"""Inference on the RBMs of a batch of rows, by name: what stands between the model and its kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from scalelatent.models.crbm.kernels.inference import CONVERGED, Inference
+
+# Inference -> kernel; "independent" is that of a model without hidden units.
+INFERENCES = {
+    "sum-product": "crbm_sum_product",
+    "mixed-product": "crbm_mixed_product",
+    "max-product": "crbm_max_product",
+    "mean-field": "crbm_mean_field",
+    "independent": "",
+}
+# Those whose messages can be damped.
+DAMPED = ("sum-product", "max-product")
+
+
+def couple(weights: Any, backend: Any) -> Any:
+    """What every inference needs of W, (v, h), once for all rows that share it."""
+    return backend.kernel("crbm_make_coupling")(weights)
+
+
+def infer(
+    inference: str,
+    coupling: Any,
+    b1: Any,
+    b2: Any,
+    n_sweeps: int,
+    tol: float | None,
+    backend: Any,
+    pairs: Any = None,
+    damping: float = 1.0,
+) -> Inference:
+    """Run an inference on each row's own RBM.
+
+    Parameters
+    ----------
+    inference : str
+        A key of :data:`INFERENCES`.
+    coupling : object
+        Of :func:`couple`.
+    b1, b2 : array, shape (rows, v) and (rows, h)
+    n_sweeps : int
+        At most; exactly so many with ``tol=None``.
+    tol : float or None
+        A row ends when none of its beliefs moves by more.
+    backend : object
+    pairs : array, shape (v, h), or None
+        The sum over rows of the pairs' beliefs is added to it (sum-product only).
+    damping : float
+        Weight of a new message, of those in :data:`DAMPED`; others take no notice.
+
+    Examples
+    --------
+    >>> from scalelatent.engine.backend import make_backend
+    >>> backend = make_backend("reference")
+    >>> found = infer("sum-product", couple(np.ones((1, 1)), backend), np.zeros((1, 1)), np.zeros((1, 1)), 5,
+    ...               None, backend)
+    >>> bool(np.isclose(found.lv[0, 0], np.log((1 + np.e) / 2)))
+    True
+    """
+    if inference == "independent" or not b2.shape[1]:
+        return Inference(b1, b2, None, None)
+    damped = (damping,) if inference in DAMPED else ()
+    if pairs is not None:
+        kernel = backend.kernel(INFERENCES[inference] + "_pairs")
+        return kernel(coupling, b1, b2, n_sweeps, tol, pairs, *damped)
+    return backend.kernel(INFERENCES[inference])(coupling, b1, b2, n_sweeps, tol, *damped)
+
+
+def count_converged(change: np.ndarray, tol: float | None) -> int:
+    """Rows whose beliefs came to rest: by how much they moved in their last sweep.
+
+    Examples
+    --------
+    >>> count_converged(np.array([0.1, 1e-5]), None)
+    1
+    """
+    return int((change <= (CONVERGED if tol is None else tol)).sum())

@@ -1,0 +1,275 @@
+r"""The negative phases: what each way of learning puts in the place of the intractable expectation.
+
+All learners are gradient ascent, gradient = positive - negative (Ping and Ihler, 2017, equations 5 and 7):
+
+.. math::
+
+    \partial W = \sum_n v_n \mu_n^T - E[v h^T], \qquad \mu_n = \sigma(W^T v_n + W_{hx} x_n + b_h)
+
+and they differ in the second term alone (lssvm in both: its hidden units take their best state).
+
+=============  ==========================================================================================
+learner        negative term
+=============  ==========================================================================================
+mle-bp         beliefs of units and pairs by sum-product belief propagation
+mle-mf         mean field
+cd             a Gibbs chain of k steps from the training row (contrastive divergence, CD-k)
+pcd            Gibbs chains that go on from step to step: one for each place of a batch (Tieleman, 2008)
+cd-percloss    the state of lowest free energy that a search of k steps from the logistic part's prediction
+               met (h is drawn, v is the most probable one), where it is below the row's own: perceptron
+               loss, after Mnih, Larochelle and Hinton (2011)
+mssvm          loss-augmented marginal MAP by mixed-product belief propagation
+lssvm          loss-augmented joint MAP by max-product belief propagation
+logistic       the exact probabilities of a model without hidden units
+=============  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scalelatent.models.crbm.kernels.inference import Inference
+
+from .beliefs import infer
+from .energy import Params, hidden_logits, negative_free_energy, nll_of_units, sigmoid
+from .gibbs import Uniforms, gibbs_search, gibbs_steps
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The negative phase of some rows.
+
+    Attributes
+    ----------
+    visible, hidden : array, shape (rows, v) and (rows, h)
+        Expectations, samples or states.
+    positive : array, shape (rows, h)
+        Hidden units of the positive phase.
+    pairs : array, shape (v, h), or None
+        Sum over rows of the expectation of v h^T; None: visible^T hidden.
+    loss : array, shape (rows,)
+        What the learner's objective is made of: log-loss of the units' beliefs (nats, summed over units)
+        where there are beliefs, else how much the negative states beat the row, in energy.
+    wrong : array, shape (rows,)
+        Units that the negative phase has otherwise than the row.
+    inferred : Inference or None
+        Where there was an inference that may converge.
+    particles : array, shape (rows, h), or None
+        Hidden states that go on in the next step (pcd).
+    """
+
+    visible: Any
+    hidden: Any
+    positive: Any
+    pairs: Any
+    loss: Any
+    wrong: Any
+    inferred: Inference | None = None
+    particles: Any = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a negative phase works on: rows of one gradient, on one backend.
+
+    Attributes
+    ----------
+    backend : object
+    params : Params
+    coupling : object
+        See :func:`.beliefs.couple`; None where no inference is run.
+    v, b1, b2 : array
+        Targets as numbers, biases of the rows' RBMs.
+    n_sweeps : int
+    tol : float or None
+    seed, epoch, rows
+        Keys of the random numbers.
+    gibbs_steps : int
+    cost : array, shape (2, v)
+        Loss of a unit that is 1 where the row has 0, and 0 where it has 1.
+    particles : array, shape (rows, h), or None
+    damping : float
+        Weight of new messages.
+    """
+
+    backend: Any
+    params: Params
+    coupling: Any
+    v: Any
+    b1: Any
+    b2: Any
+    n_sweeps: int
+    tol: float | None
+    seed: int
+    epoch: int
+    rows: np.ndarray
+    gibbs_steps: int
+    cost: Any
+    particles: Any = None
+    damping: float = 1.0
+
+    @property
+    def xp(self) -> Any:
+        """numpy or CuPy."""
+        return self.backend.xp
+
+    @property
+    def numbers(self) -> Uniforms:
+        """Uniform numbers of each row, from the first."""
+        return Uniforms(
+            self.seed, self.epoch, self.rows, lambda a: self.backend.asarray(a, np.float32, "numbers")
+        )
+
+
+def _mle_bp(work: Work) -> Phase:
+    xp, backend = work.xp, work.backend
+    pairs = backend.buffer("pairs", work.params.W.shape, work.params.W.dtype)
+    pairs[...] = 0
+    args = work.coupling, work.b1, work.b2, work.n_sweeps, work.tol, backend, pairs
+    found = infer("sum-product", *args, work.damping)
+    return _of_beliefs(work, found, sigmoid(found.lh, xp), pairs)
+
+
+def _mle_mf(work: Work) -> Phase:
+    found = infer("mean-field", work.coupling, work.b1, work.b2, work.n_sweeps, work.tol, work.backend)
+    return _of_beliefs(work, found, sigmoid(found.lh, work.xp), None)
+
+
+def _logistic(work: Work) -> Phase:
+    found = Inference(work.b1, work.b2, None, None)
+    return _of_beliefs(work, found, work.b2, None, inferred=None)
+
+
+def _of_beliefs(work: Work, found: Inference, hidden: Any, pairs: Any, **more: Any) -> Phase:
+    xp, v = work.xp, work.v
+    visible = sigmoid(found.lv, xp)
+    positive = sigmoid(hidden_logits(work.params, v, work.b2), xp)
+    wrong = ((found.lv > 0) != (v > 0)).sum(axis=1)
+    loss = nll_of_units(found.lv, visible, v, xp)
+    return Phase(visible, hidden, positive, pairs, loss, wrong, **({"inferred": found} | more))
+
+
+def _cd(work: Work) -> Phase:
+    logits = hidden_logits(work.params, work.v, work.b2)
+    return _of_samples(work, logits, sigmoid(logits, work.xp))
+
+
+def _pcd(work: Work) -> Phase:
+    logits = hidden_logits(work.params, work.v, work.b2)
+    phase = _of_samples(work, logits, work.particles)
+    # The hidden state goes on; its own draw comes first in the next step.
+    return Phase(**(vars(phase) | {"particles": phase.hidden}))
+
+
+def _of_samples(work: Work, logits: Any, start: Any) -> Phase:
+    sample, hidden = gibbs_steps(
+        work.params, work.b1, work.b2, start, work.numbers, work.gibbs_steps, work.xp
+    )
+    loss = _advantage(work, logits, sample)
+    wrong = (sample != work.v).sum(axis=1)
+    return Phase(sample, hidden, sigmoid(logits, work.xp), None, loss, wrong)
+
+
+def _advantage(work: Work, logits: Any, other: Any) -> Any:
+    """-F of other visible states less -F of the rows' own."""
+    theirs = negative_free_energy(other, work.b1, hidden_logits(work.params, other, work.b2), work.xp)
+    return theirs - negative_free_energy(work.v, work.b1, logits, work.xp)
+
+
+def _cd_percloss(work: Work) -> Phase:
+    xp, v = work.xp, work.v
+    logits = hidden_logits(work.params, v, work.b2)
+    positive = sigmoid(logits, xp)
+    start = (work.b1 > 0).astype(v.dtype)
+    found, hidden, energy = gibbs_search(
+        work.params, work.b1, work.b2, start, work.numbers, work.gibbs_steps, xp
+    )
+    loss = energy - negative_free_energy(v, work.b1, logits, xp)
+    wrong = (found != v).sum(axis=1)
+    # The row itself is a candidate for the minimum: where nothing better was found the loss is 0, and flat.
+    better = (loss > 0)[:, None]
+    found, hidden = xp.where(better, found, v), xp.where(better, hidden, positive)
+    return Phase(found, hidden, positive, None, xp.maximum(loss, loss.dtype.type(0)), wrong)
+
+
+def _augmented(work: Work) -> Any:
+    """b1 with the loss of each unit: what loss-augmented inference runs on."""
+    return work.b1 + work.xp.where(work.v > 0, -work.cost[1], work.cost[0])
+
+
+def _loss_of(work: Work, states: Any) -> Any:
+    wrong = states != work.v
+    return (wrong * work.xp.where(work.v > 0, work.cost[1], work.cost[0])).sum(axis=1), wrong.sum(axis=1)
+
+
+def _mssvm(work: Work) -> Phase:
+    xp = work.xp
+    args = work.coupling, _augmented(work), work.b2, work.n_sweeps, work.tol, work.backend
+    found = infer("mixed-product", *args)
+    states = (found.lv > 0).astype(work.v.dtype)
+    hidden = sigmoid(hidden_logits(work.params, states, work.b2), xp)
+    logits = hidden_logits(work.params, work.v, work.b2)
+    delta, wrong = _loss_of(work, states)
+    loss = _advantage(work, logits, states) + delta
+    return Phase(states, hidden, sigmoid(logits, xp), None, loss, wrong, found)
+
+
+def _lssvm(work: Work) -> Phase:
+    v = work.v
+    args = work.coupling, _augmented(work), work.b2, work.n_sweeps, work.tol, work.backend
+    found = infer("max-product", *args, damping=work.damping)
+    states, hidden = (found.lv > 0).astype(v.dtype), (found.lh > 0).astype(v.dtype)
+    logits = hidden_logits(work.params, v, work.b2)
+    positive = (logits > 0).astype(v.dtype)
+    delta, wrong = _loss_of(work, states)
+    theirs = (states * work.b1).sum(axis=1) + (hidden * hidden_logits(work.params, states, work.b2)).sum(
+        axis=1
+    )
+    own = (v * work.b1).sum(axis=1) + (positive * logits).sum(axis=1)
+    return Phase(states, hidden, positive, None, theirs + delta - own, wrong, found)
+
+
+@dataclass(frozen=True)
+class Learner:
+    """One way of learning.
+
+    Attributes
+    ----------
+    negative : callable
+        :class:`Work` -> :class:`Phase`.
+    inference : str
+        What predicts with the weights that it learns: matched to training, as the paper asks for.
+    couples : bool
+        The negative phase runs an inference over the coupling of W.
+    gibbs_steps : int
+        Steps of its Gibbs chains unless asked otherwise; 0 where there are none.
+    costs : bool
+        It learns what wrong outputs cost.
+    """
+
+    negative: Callable[[Work], Phase]
+    inference: str
+    couples: bool = True
+    gibbs_steps: int = 0
+    costs: bool = False
+
+    @property
+    def trained_by(self) -> str:
+        """The inference of the negative phase; empty where there is none."""
+        return self.inference if self.couples else ""
+
+
+LEARNERS: dict[str, Learner] = {
+    "mle-bp": Learner(_mle_bp, "sum-product"),
+    "mle-mf": Learner(_mle_mf, "mean-field"),
+    "cd": Learner(_cd, "mean-field", couples=False, gibbs_steps=1),
+    "pcd": Learner(_pcd, "mean-field", couples=False, gibbs_steps=1),
+    "cd-percloss": Learner(_cd_percloss, "mean-field", couples=False, gibbs_steps=10),
+    "mssvm": Learner(_mssvm, "mixed-product", costs=True),
+    "lssvm": Learner(_lssvm, "max-product", costs=True),
+    "logistic": Learner(_logistic, "independent", couples=False),
+}

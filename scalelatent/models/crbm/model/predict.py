@@ -1,0 +1,194 @@
+"""From rows to beliefs, states and errors of a conditional RBM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Layout, Stats
+from scalelatent.contract.targets import Targets
+from scalelatent.kernels.sparse_rows import CsrRows
+from scalelatent.models.crbm.kernels.inference import Inference
+
+from .beliefs import couple, infer
+from .energy import CrbmShape, Observed, block_biases, observe, sigmoid
+
+FIRST_SWEEPS = 7
+
+
+def sweeps_in(n_sweeps: int | None, epoch: int) -> int:
+    """Sweeps of an inference in an epoch, counted from 1: 7 + epoch unless fixed (the paper's section 6).
+
+    Examples
+    --------
+    >>> sweeps_in(None, 10), sweeps_in(5, 10)
+    (17, 5)
+    """
+    return FIRST_SWEEPS + epoch if n_sweeps is None else n_sweeps
+
+
+def run_inference(
+    shape: CrbmShape,
+    theta: Any,
+    coupling: Any,
+    block: Block,
+    how: tuple[str, int, float | None, float],
+    backend: Any,
+) -> Inference:
+    """Beliefs of rows under parameters on the backend; ``how`` is (inference, sweeps, tol, damping)."""
+    _, b1, b2 = block_biases(shape, shape.split(theta), block, backend)
+    inference, n_sweeps, tol, damping = how
+    return infer(inference, coupling, b1, b2, n_sweeps, tol, backend, damping=damping)
+
+
+@dataclass(frozen=True)
+class CrbmScoring:
+    """Wrong units over rows with targets (a :class:`~..base.Reduction`).
+
+    The state is a :class:`.online.CrbmState`, or None where ``theta`` is given. Units that x has otherwise
+    than v are counted apart where x is as wide as v and of 0 and 1: the paper's Changed errors. A row counts
+    as much as its weight.
+    """
+
+    accepts_csr = True
+
+    shape: CrbmShape
+    inference: str
+    n_sweeps: int | None
+    tol: float | None
+    targets: Targets
+    theta: np.ndarray | None = None
+    damping: float = 1.0
+
+    def layout(self) -> Layout:
+        """Wrong and all units, wrong and all changed ones, rows that are not of 0 and 1."""
+        return Layout((("units", (4,)), ("strange", ())))
+
+    def flops_per_row(self) -> float:
+        """Products and messages."""
+        shape = self.shape
+        edges = shape.n_visible * shape.n_hidden
+        return 2.0 * shape.n_weights + 16.0 * edges * (self.n_sweeps or 16)
+
+    def prepare(self, state: Any, backend: Any) -> Any:
+        """Parameters, and what inference needs of W."""
+        epoch = 1 if state is None else state.iteration + 1
+        theta = backend.asarray(self.theta if state is None else state.theta, np.float32)
+        coupling = None
+        if self.shape.n_hidden and self.inference != "independent":
+            coupling = couple(self.shape.split(theta).W, backend)
+        return backend, theta, coupling, sweeps_in(self.n_sweeps, epoch)
+
+    def accumulate(self, prepared: Any, block: Block, stats: Stats) -> None:
+        """Count the wrong units of a block."""
+        backend, theta, coupling, n_sweeps = prepared
+        assert block.y is not None
+        how = self.inference, n_sweeps, self.tol, self.damping
+        found = run_inference(self.shape, theta, coupling, block, how, backend)
+        wrong = (backend.to_host(found.lv) > 0) != (block.y > 0)
+        weight = np.ones(len(wrong)) if block.weight is None else block.weight
+        x = block.x
+        if isinstance(x, CsrRows) and x.shape == block.y.shape:
+            x = x.to_dense()
+        changed = np.zeros((len(wrong), 0), dtype=bool)
+        if isinstance(x, np.ndarray) and x.shape == block.y.shape:
+            strange = (x != 0) & (x != 1)
+            stats["strange"][...] += strange.any()
+            changed = (x != block.y) & ~strange
+        of_changed = wrong & changed if changed.size else changed
+        every = weight.sum() * wrong.shape[1]
+        of_wrong, of_both, of_x = (weight @ units.sum(axis=1) for units in (wrong, of_changed, changed))
+        stats["units"][...] += [of_wrong, every, of_both, of_x]
+
+    @staticmethod
+    def errors(stats: Stats) -> tuple[float, float]:
+        """(share of wrong units, share among changed ones or NaN).
+
+        Examples
+        --------
+        >>> stats = Stats.zeros(Layout((("units", (4,)), ("strange", ()))))
+        >>> stats["units"][:] = [1, 10, 1, 4]
+        >>> CrbmScoring.errors(stats)
+        (0.1, 0.25)
+        """
+        wrong, units, of_changed, changed = stats["units"].tolist()
+        known = changed > 0 and not stats["strange"]
+        return wrong / (units or 1.0), of_changed / changed if known else float("nan")
+
+
+def _check_given(block: Block, v: Observed, xp: Any) -> None:
+    """Refuse rows v that are neither states nor probabilities."""
+    bad = ~((v.x >= 0) & (v.x <= 1))  # of NaN, too
+    if bool(bad.any()):
+        row, at = (int(i[0]) for i in xp.nonzero(bad))
+        unit = at if v.columns is None else int(v.columns[at])
+        raise ValueError(
+            f"row {block.number(row)}, unit {unit} is {float(v.x[row, at]):g}, but units are 0 or 1 (or "
+            "probabilities between)"
+        )
+
+
+@dataclass(frozen=True)
+class CrbmOutput:
+    """Outputs of rows (a :class:`~..base.RowMap`).
+
+    Attributes
+    ----------
+    shape : CrbmShape
+    theta : ndarray of float32, shape (parameters,)
+    inference : str
+    n_sweeps : int
+    tol : float or None
+    damping : float
+    what : {"marginals", "states", "hidden", "given"}
+        Beliefs of v, float32 (rows, v); their most probable states, uint8 (rows, v); beliefs of h under the
+        same inference, float32 (rows, h); or of h given v, of a plain RBM, whose rows are v.
+    """
+
+    accepts_csr = True
+
+    shape: CrbmShape
+    theta: np.ndarray
+    inference: str
+    n_sweeps: int
+    tol: float | None
+    what: str
+    damping: float = 1.0
+
+    def output(self) -> tuple[tuple[int, ...], str]:
+        """(shape of a row, dtype)."""
+        hidden = self.what in ("hidden", "given")
+        width = self.shape.n_hidden if hidden else self.shape.n_visible
+        return (width,), "uint8" if self.what == "states" else "float32"
+
+    def prepare(self, backend: Any) -> Any:
+        """Parameters, and what inference needs of W."""
+        theta = backend.asarray(self.theta, np.float32)
+        coupling = None
+        if self.shape.n_hidden and self.inference != "independent" and self.what != "given":
+            coupling = couple(self.shape.split(theta).W, backend)
+        return backend, theta, coupling
+
+    def infer(self, prepared: Any, block: Block) -> Inference:
+        """Beliefs of a block's rows."""
+        backend, theta, coupling = prepared
+        how = self.inference, self.n_sweeps, self.tol, self.damping
+        return run_inference(self.shape, theta, coupling, block, how, backend)
+
+    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+        """Output of a block's rows."""
+        backend, theta, _ = prepared
+        xp = backend.xp
+        if self.what == "given":
+            params = self.shape.split(theta)
+            v = observe(block.x, backend)
+            _check_given(block, v, xp)
+            logits = v.x @ (params.W if v.columns is None else params.W[v.columns]) + params.bh
+            return backend.to_host(sigmoid(logits, xp))
+        found = self.infer(prepared, block)
+        if self.what == "states":
+            return backend.to_host(found.lv > 0).astype(np.uint8)
+        return backend.to_host(sigmoid(found.lh if self.what == "hidden" else found.lv, xp))

@@ -1,0 +1,345 @@
+"""What the report of a conditional RBM shows: restored images, learning curves, convergence, occlusion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.data import Dataset
+from scalelatent.engine.grid import spaced
+from scalelatent.evaluation import OutputErrors, occlusion_errors
+from scalelatent.evaluation.output_scores import joined
+from scalelatent.models.crbm.kernels.inference import CONVERGED
+from scalelatent.report.explained import validation_rows, why_errors_differ
+from scalelatent.report.page import Picture, count, listing
+from scalelatent.report.pictures import image_shape
+from scalelatent.report.sampled import check_width
+from scalelatent.report.style import percent
+
+from .report_figures import plot_convergence, plot_learning, plot_occlusion, plot_restored
+
+if TYPE_CHECKING:
+    from scalelatent.report.runfiles import RunFiles
+
+__all__ = ["RbmEvidence", "collect_rbm", "rbm_numbers", "rbm_pictures", "rbm_subtitle"]
+
+# Messages that may be updated for the figures: some ten seconds of one core.
+EDGE_UPDATES = 1e10
+LEAST_ROWS, MOST_ROWS, PLACES = 50, 2000, 50
+SHOWN, LEVELS = 10, 8
+LEARNERS = {
+    "mle-bp": "maximum likelihood by belief propagation",
+    "mle-mf": "maximum likelihood by mean field",
+    "cd": "contrastive divergence",
+    "pcd": "persistent contrastive divergence",
+    "cd-percloss": "perceptron loss by contrastive divergence",
+    "mssvm": "marginal structured SVM",
+    "lssvm": "latent structured SVM",
+    "logistic": "logistic regression",
+}
+# What is run for each row in learning; other learners sample, or have no hidden units.
+INFERENCES = {
+    "mle-bp": "sum-product belief propagation",
+    "mle-mf": "mean field",
+    "mssvm": "loss-augmented mixed-product belief propagation",
+    "lssvm": "loss-augmented max-product belief propagation",
+}
+
+
+@dataclass(frozen=True)
+class RbmEvidence:
+    """What the figures are drawn from: some rows, and what the model makes of them.
+
+    Attributes
+    ----------
+    n_rows : int
+        Of the dataset.
+    v, predicted : ndarray of uint8, shape (n, outputs)
+        Outputs of the sampled rows, and what was predicted of them.
+    x : ndarray, shape (n, features), or None
+        What it was predicted from; None of a plain RBM.
+    corrupted : bool
+        Whether ``x`` was made of ``v``, as in training.
+    shape : tuple of int or None
+        Of an image, where outputs are pixels and inputs too.
+    errors : OutputErrors
+    occlusion : dict of int to OutputErrors
+        By the side of the square that is gone; empty where rows are no images.
+    """
+
+    n_rows: int
+    v: np.ndarray
+    predicted: np.ndarray
+    x: np.ndarray | None
+    corrupted: bool
+    shape: tuple[int, ...] | None
+    errors: OutputErrors
+    occlusion: dict[int, OutputErrors]
+
+
+def collect_rbm(
+    model: Any,
+    data: Dataset,
+    *,
+    sample_rows: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> RbmEvidence:
+    """Predict the outputs of evenly spaced rows with a fitted conditional RBM.
+
+    Parameters
+    ----------
+    model : ConditionalRBM
+        Fitted.
+    data : Dataset
+        With targets; of a model that learned to restore, or of a plain RBM, rows of zeros and ones.
+    sample_rows : int, optional
+        At most so many; by default what takes some ten seconds.
+    progress : callable, optional
+        Called with rows whose outputs are predicted, and rows in all.
+
+    Returns
+    -------
+    RbmEvidence
+
+    Raises
+    ------
+    DataError
+        Rows of another width, without outputs, or that cannot be read.
+
+    Examples
+    --------
+    >>> from scalelatent import ConditionalRBM
+    >>> v = np.random.default_rng(0).integers(0, 2, (60, 1)).repeat(64, axis=1).astype("u1")
+    >>> model = ConditionalRBM(n_hidden=4, n_epochs=2, random_state=0).fit(v, v)
+    >>> evidence = collect_rbm(model, Dataset.from_arrays(v, v))
+    >>> evidence.shape, sorted(evidence.occlusion)
+    ((8, 8), [0, 1, 2, 3, 4, 5, 6, 7, 8])
+    """
+    plain = model._source == "plain"
+    check_width(data, model.W_.shape[0] if plain else model.n_features_in_)
+    pieces = spaced(len(data), _rows_worth(model) if sample_rows is None else sample_rows, PLACES)
+    corrupted = model._source == "corruption" and not data.has_targets
+    read = data.read_binary if corrupted or plain else data.read_targets
+    v = np.concatenate([read(a, b) for a, b in pieces])
+    x = None if plain else _inputs(model, data, pieces, v, corrupted)
+    if progress is not None:
+        progress(0, len(v))
+    predicted = np.asarray(model.predict(np.zeros((len(v), 0), np.uint8) if x is None else x))
+    if progress is not None:
+        progress(len(v), len(v))
+    same = x is not None and isinstance(x, np.ndarray) and x.shape == v.shape
+    shape = image_shape(data.feature_shape) if same or plain else None
+    errors = OutputErrors().add(v, predicted, x if same else None)
+    occlusion = {}
+    if same and shape is not None and len(shape) == 2:
+        some = Dataset.from_arrays(v[:: LEVELS if len(v) > LEVELS * LEAST_ROWS else 1])
+        occlusion = occlusion_errors(model, some, _sides(shape), shape=(shape[0], shape[1]))
+    return RbmEvidence(len(data), v, predicted, x if same else None, corrupted, shape, errors, occlusion)
+
+
+def _inputs(model: Any, data: Dataset, pieces: list[tuple[int, int]], v: np.ndarray, corrupted: bool) -> Any:
+    """What the sampled rows are predicted from."""
+    if not corrupted:
+        return joined([data.read_x(a, b) for a, b in pieces])
+    from scalelatent.kernels.corruption import corrupt
+
+    rows = np.concatenate([np.arange(a, b) for a, b in pieces])
+    return corrupt(v, rows, **corruption_of(model, data))
+
+
+def corruption_of(model: Any, data: Dataset) -> dict[str, Any]:
+    """The corruption that a model was trained to undo, as arguments of `corrupt`; that of its `errors`."""
+    from .fit import TEST_STAGE, make_corruption
+
+    how = make_corruption(model.corruption, data, model.seed_, TEST_STAGE)
+    return {name: getattr(how, name) for name in ("kind", "rate", "size", "shape", "seed", "stage")}
+
+
+def _rows_worth(model: Any) -> int:
+    edges = max(1, model.W_.size) * max(1, model.n_sweeps_)
+    return int(np.clip(EDGE_UPDATES / (4 * edges), LEAST_ROWS, MOST_ROWS))
+
+
+def _sides(shape: tuple[int, ...]) -> list[int]:
+    """Sides of squares, from none to the whole image."""
+    return sorted({round(max(shape) * k / LEVELS) for k in range(LEVELS + 1)})
+
+
+def rbm_subtitle(model: Any) -> str:
+    """One line that says what the model is."""
+    n_visible, n_hidden = model.W_.shape
+    hidden = f" and {count(n_hidden, 'hidden unit')}" if n_hidden else ""
+    name = "Restricted Boltzmann machine" if model._source == "plain" else "Conditional RBM"
+    return f"{name}, {count(n_visible, 'output')}{hidden}, {LEARNERS.get(model.learner, model.learner)}"
+
+
+def rbm_numbers(
+    run: RunFiles, model: Any, evidence: RbmEvidence | None, rows: str
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """(headline, table)."""
+    head: list[tuple[str, str]] = []
+    table: list[tuple[str, str]] = []
+    if evidence is not None:
+        table.append((f"{rows} rows", f"{evidence.n_rows:,}"))
+        sampled = len(evidence.v) < evidence.n_rows
+        if sampled:
+            table.append(("of these predicted here", f"{len(evidence.v):,}, evenly spaced"))
+        part = f" of {count(len(evidence.v), 'row')}" if sampled else ""
+        if model._source != "plain":
+            error, of = evidence.errors.all_error, part
+            # The run has scored all test rows.
+            if sampled and rows == "test" and "test_error" in run.event("scored"):
+                error, of = run.event("scored")["test_error"], ""
+            head.append((f"{rows} error{of}", percent(error)))
+            spread = _interval(evidence, error, evidence.n_rows if of != part else len(evidence.v))
+            table.append((f"{rows} error{of}, all outputs", f"{percent(error)} ({spread})"))
+            name, wrong = _baseline(evidence)
+            head.append((name + part, percent(wrong)))
+            means = "x given back as it is" if evidence.x is not None else "each output's more frequent value"
+            table.append((f"error of {name}{part}: {means}", percent(wrong)))
+        if evidence.errors.changed:
+            head.append((f"error where changed{part}", percent(evidence.errors.changed_error)))
+            table.append(
+                (f"{rows} error{part}, outputs changed in x", percent(evidence.errors.changed_error))
+            )
+    if model.best_validation_error_ is not None:
+        held = validation_rows(run)
+        counted = f" (all outputs of {count(held, 'row')})" if held else ""
+        table.append(("best validation error", f"{percent(model.best_validation_error_)}{counted}"))
+        table.append(("epoch of these parameters", f"{model.best_epoch_:,}"))
+    head.append(("epochs", f"{model.n_iter_:,}"))
+    table.append(("epochs", f"{model.n_iter_:,}"))
+    if run.history and run.history[-1].get("converged") is not None:
+        table.append(("rows that converged in the last epoch", percent(run.history[-1]["converged"])))
+    seconds = sum(record.get("seconds") or 0.0 for record in run.history)
+    trained = sum(record.get("rows") or 0 for record in run.history)
+    if seconds > 0:
+        head.append(("rows a second", f"{trained / seconds:,.0f}"))
+        table.append(("rows a second", f"{trained / seconds:,.0f}"))
+    if run.event("fit_started").get("rows"):
+        table.append(("training rows", f"{run.event('fit_started')['rows']:,}"))
+    table.append(("predicts by", f"{model.inference_}, {count(model.n_sweeps_, 'sweep')}"))
+    table.append(("learned weights", f"{model.W_.size + model.Wvx_.size + model.Whx_.size:,}"))
+    table.append(("largest weight between outputs and hidden units", f"{_largest(model.W_):.2f}"))
+    table.append(("seed", str(model.seed_)))
+    return head, table
+
+
+def _interval(evidence: RbmEvidence, error: float, rows: int) -> str:
+    """95 %: from the spread of the rows' own errors, since the outputs of a row go wrong together."""
+    own = (evidence.predicted != evidence.v).mean(axis=1)
+    half = 1.96 * float(own.std(ddof=1)) / rows**0.5 if len(own) > 1 else float("nan")
+    if not half > 0:
+        return f"of {count(rows, 'row')}"
+    low, high = max(0.0, error - half), min(1.0, error + half)
+    return f"of {count(rows, 'row')}; 95 % interval {100 * low:.2f} to {100 * high:.2f} %"
+
+
+def _baseline(evidence: RbmEvidence) -> tuple[str, float]:
+    """What is wrong where nothing is learned: x given back, or each output's more frequent value."""
+    if evidence.x is not None:
+        return "doing nothing", float((evidence.x != evidence.v).mean())
+    ones = evidence.v.mean(axis=0)
+    return "knowing nothing of x", float(np.minimum(ones, 1 - ones).mean())
+
+
+def rbm_words(run: RunFiles, model: Any, evidence: RbmEvidence | None) -> list[tuple[str, str]]:
+    """What the numbers mean."""
+    found = []
+    if differ := why_errors_differ(run, model.n_iter_):
+        found.append(("Validation and test error", differ))
+    if evidence is None or model._source == "plain":
+        return found
+    if evidence.x is not None:
+        text = (
+            "The share of outputs in whose place x has another value: the error of a model that gives x back "
+            "as it is. A model is worth something where its error of all outputs is below this. The error "
+            "where changed looks at these outputs alone: doing nothing has 100 % of them wrong."
+        )
+        found.append(("Doing nothing", text))
+    text = (
+        "These rows are a sample. The model's error on all rows of their kind lies within the interval in 95 "
+        "of 100 cases, by how much the errors of single rows differ: the outputs of a row go wrong together, "
+        "so rows count and not outputs."
+    )
+    found.append(("95 % interval", text))
+    return found
+
+
+def _largest(w: np.ndarray) -> float:
+    return float(np.abs(w).max()) if w.size else 0.0
+
+
+def rbm_pictures(run: RunFiles, model: Any, evidence: RbmEvidence | None, rows: str) -> list[Picture]:
+    """All figures, in the order of the page."""
+    found = []
+    if evidence is not None and evidence.shape is not None and evidence.x is not None:
+        found.append(_restored(evidence, evidence.x, evidence.shape, rows))
+    if evidence is not None and evidence.occlusion:
+        found.append(_occlusion(evidence, rows))
+    if run.history:
+        found.append(_learning(run, model))
+    if any(record.get("converged") is not None for record in run.history):
+        found.append(_convergence(run, model))
+    return found
+
+
+def _restored(evidence: RbmEvidence, x: np.ndarray, shape: tuple[int, ...], rows: str) -> Picture:
+    some = np.linspace(0, len(x) - 1, min(SHOWN, len(x))).astype(int)
+    lines = {"original": evidence.v[some], "given": x[some], "restored": evidence.predicted[some]}
+    wrong = (lines["restored"] != lines["original"]).sum(axis=1)
+    words = (
+        f"Evenly spaced {rows} rows: the outputs as they are, what the model was given, and what it makes of "
+        "it (Figure 2 of the paper)."
+    )
+    if evidence.corrupted:
+        words += " The given images were corrupted as in training, by other random numbers."
+    alt = (
+        f"{count(len(some), 'image')} in three lines; restored with {int(wrong.min())} to {int(wrong.max())} "
+        f"wrong pixels of {lines['original'].shape[1]}."
+    )
+    return Picture("restored", "Restored images", words, alt, plot_restored(lines, shape), wide=True)
+
+
+def _occlusion(evidence: RbmEvidence, rows: str) -> Picture:
+    sides = sorted(evidence.occlusion)
+    told = [f"{percent(evidence.occlusion[s].all_error)} at {s}" for s in (sides[0], sides[-1])]
+    words = (
+        f"{rows.capitalize()} images of which a square at a random place is set to 0, by the side of the "
+        "square; at the right end nothing is left to go by (Figure 3 of the paper). It is this one model at "
+        "all sides, trained as its settings say."
+    )
+    alt = f"Error of all pixels against the side of the square: {listing(told)}."
+    return Picture("occlusion", "Error by occlusion", words, alt, plot_occlusion(evidence.occlusion))
+
+
+def _learning(run: RunFiles, model: Any) -> Picture:
+    beliefs = model.learner in ("mle-bp", "mle-mf", "logistic")
+    unit = "log-loss of the beliefs, nats an output" if beliefs else "energy gap an output"
+    held = any(record.get("validation_error") is not None for record in run.history)
+    words = (
+        f"Above: {unit}, measured on the way. Below: wrong outputs of the negative phase in training"
+        f"{', and of predictions of the validation rows' if held else ''}."
+    )
+    key = "validation_error" if held else "train_error"
+    errors = [percent(r[key]) for r in (run.history[0], run.history[-1]) if r.get(key) is not None]
+    epochs = len({record["pass"] for record in run.history})
+    alt = f"Two curves over {count(epochs, 'epoch')}"
+    alt += f"; error {errors[0]} first, {errors[-1]} last." if errors else "."
+    return Picture(
+        "learning", "Objective and error against epochs", words, alt, plot_learning(run.history, unit)
+    )
+
+
+def _convergence(run: RunFiles, model: Any) -> Picture:
+    shares = [record["converged"] for record in run.history if record.get("converged") is not None]
+    words = (
+        f"Share of the training rows of whose beliefs none moved by more than {model.tol or CONVERGED:g} in "
+        f"the last sweep of {INFERENCES[model.learner]} (Figure 4 of the paper). The rows "
+        "that did not converge are learned from too."
+    )
+    alt = f"From {percent(shares[0])} in the first epoch to {percent(shares[-1])} in the last."
+    return Picture("convergence", "Rows that converged", words, alt, plot_convergence(run.history))

@@ -1,0 +1,1 @@
+"""Clustering kernels: reference, numba, CuPy."""

@@ -1,0 +1,339 @@
+"""Nearest centroids of dense rows: a matrix product whose scores never leave the registers.
+
+A tile of 6 rows x 16 centroids (12 x 32 on AVX-512) is summed in registers as in
+:mod:`scalelatent.kernels.tiles`, and before it is given up its scores compete with the best of their lane: of
+each row and lane the best score, its index and the second best score are kept. So the scores, k times as many
+as rows, are never stored.
+
+The scan is float32, and its answer is certain only where the winner leads by more than rounding can do. The
+few other rows (about one in a hundred) are scanned again, and the centroids that rounding leaves in question
+are compared in float64, whose sums go over the columns in order; the first of equal scores wins. So the codes
+are the same on every machine: no vector width, order of float32 sums or device shows in them. On rows of
+integers (uint8 and the like) Euclidean scores in float64 are exact, and so are the codes: ties go to the
+lowest index. On floats, and under the cosine, float64 rounds: of centroids that are equally far but for its
+last digit (the same numbers in another order) any may win, the same one everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from scalelatent.kernels.jit import entry, filled, given, kernel, part
+from scalelatent.kernels.tiles import accumulate, make_tile
+from scalelatent.kernels.vectors import BYTES, LANES, at, spread
+from scalelatent.models.mbn.kernels.reference import score_terms, squared_lengths
+
+# Sums in three quarters of the registers, as many rows as leave no room for more loads than arithmetic.
+ROWS, VECS = (12 if LANES == 16 else 6), 2
+PANEL = VECS * LANES
+# Bytes of a panel that stay in the first-level cache while the rows of a strip go by; of wider ones a part of
+# the columns at a time.
+_PANEL_BYTES = 26_000
+# Rows of a strip: on 392 columns 190 kB of the second-level cache.
+STRIP = 120
+_BEST, _SECOND, _INDEX, _FIELDS = 0, 1, 2, 3
+_F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+_VEC, _INDICES = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
+
+
+@dataclass(frozen=True)
+class Bank:
+    """Centroids of one clustering, packed.
+
+    Attributes
+    ----------
+    packed : ndarray of float32
+        Panels of PANEL centroids, (columns, PANEL) each, the last filled up with zeros.
+    scale, bias : ndarray of float32, shape (k rounded up to whole panels,)
+        Of the scores, see :class:`..reference.Bank`; -inf for centroids that only fill up.
+    exact : ndarray of float64, shape (2, k)
+        Scale and bias once more.
+    error : (float, float)
+        A score of float32 is off by less than ``error[0] * |x| + error[1]``.
+    """
+
+    packed: np.ndarray
+    scale: np.ndarray
+    bias: np.ndarray
+    exact: np.ndarray
+    error: tuple[float, float]
+
+
+def make_bank(w: np.ndarray, metric: str) -> Bank:
+    """Pack centroids for :func:`nearest`; see :func:`..reference.make_bank`.
+
+    Examples
+    --------
+    >>> make_bank(np.ones((3, 5), dtype=np.uint8), "euclidean").packed.size == 5 * PANEL
+    True
+    """
+    w = np.ascontiguousarray(w, dtype=np.float32)
+    k, columns = w.shape
+    packed = np.zeros((-(-k // PANEL), columns, PANEL), dtype=np.float32)
+    _pack(w, packed)
+    squares = squared_lengths(w)
+    exact = np.stack(score_terms(squares, metric))
+    full = -(-k // PANEL) * PANEL
+    scale, bias = np.zeros(full, dtype=np.float32), np.full(full, -np.inf, dtype=np.float32)
+    scale[:k], bias[:k] = exact
+    # Rounding of a sum of so many products, of scale and bias, and of their sum, each at most 2^-24 of its
+    # terms (Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
+    rounding = (columns + 4) * 2.0**-24
+    lengths = np.sqrt(squares) * exact[0]
+    error = (rounding * float(lengths.max()), 4 * 2.0**-24 * float(np.abs(exact[1]).max()))
+    return Bank(packed.reshape(-1), scale, bias, exact, error)
+
+
+def nearest(x: np.ndarray, columns: np.ndarray, bank: Bank) -> np.ndarray:
+    """Index of each row's nearest centroid, see :func:`..reference.nearest`; uint8 and float32 rows are taken
+    as they are.
+
+    Examples
+    --------
+    >>> bank = make_bank(np.array([[0.0, 0.0], [1.0, 1.0]]), "euclidean")
+    >>> rows = np.array([[9.0, 0.2, 0.1], [9.0, 1.2, 0.9]], dtype=np.float32)
+    >>> nearest(rows, np.array([1, 2]), bank).tolist()
+    [0, 1]
+    """
+    out = np.empty(len(x), dtype=np.int32)
+    body = _nearest_bytes if x.dtype == np.uint8 else _nearest_floats
+    if x.dtype != np.uint8:
+        x = np.ascontiguousarray(x, dtype=np.float32)
+    columns = np.ascontiguousarray(columns, dtype=np.int32)
+    body(x, columns, bank.packed, bank.scale, bank.bias, bank.exact, *bank.error, out)
+    return out
+
+
+@intrinsic
+def _compete(typingctx, x, row_step, panel, n, begun, scale, bias, base, state):  # type: ignore[no-untyped-def]
+    """Scores of a tile against the best of their lanes; addresses and byte steps, all int64.
+
+    ``begun`` has the sums over earlier columns. The first of equal scores stays: indices rise from tile to
+    tile.
+    """
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        x, row_step, panel, n, begun, scale, bias, base, state = args
+        wide = BYTES * LANES
+        sums = accumulate(builder, ROWS, VECS, x, row_step, _I64(BYTES), panel, _I64(wide * VECS), n, False)
+        load = lambda address, v, kind: builder.load(at(builder, address, _I64(wide * v), kind), align=BYTES)  # noqa: E731
+        scales, biases = ([load(a, v, _VEC) for v in range(VECS)] for a in (scale, bias))
+        first = spread(builder, builder.trunc(base, _I32), LANES)
+        indices = [
+            builder.add(first, ir.Constant(_INDICES, [LANES * v + i for i in range(LANES)]))
+            for v in range(VECS)
+        ]
+        for r in range(ROWS):
+            row = builder.add(state, _I64(wide * _FIELDS * r))
+            best, second = load(row, _BEST, _VEC), load(row, _SECOND, _VEC)
+            index = load(row, _INDEX, _INDICES)
+            for v in range(VECS):
+                total = builder.fadd(load(begun, VECS * r + v, _VEC), sums[r][v])
+                score = builder.fadd(builder.fmul(total, scales[v]), biases[v])
+                wins = builder.fcmp_ordered(">", score, best)
+                loser = builder.select(wins, best, score)
+                second = builder.select(builder.fcmp_ordered(">", loser, second), loser, second)
+                best = builder.select(wins, score, best)
+                index = builder.select(wins, indices[v], index)
+            for field, value, kind in (
+                (_BEST, best, _VEC),
+                (_SECOND, second, _VEC),
+                (_INDEX, index, _INDICES),
+            ):
+                builder.store(value, at(builder, row, _I64(wide * field), kind), align=BYTES)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 9), codegen
+
+
+_sums = make_tile(ROWS, VECS, False)
+
+
+@kernel
+def _pack(w, packed):  # type: ignore[no-untyped-def]
+    for j in range(len(w)):
+        panel, lane = packed[j // PANEL], j % PANEL
+        for c in range(w.shape[1]):
+            panel[c, lane] = w[j, c]
+
+
+@part
+def _gather(x, rows, columns, strip):  # type: ignore[no-untyped-def]
+    """The columns of some rows as float32, filled up with zero rows to whole tiles; returns lengths."""
+    lengths = np.empty(len(rows))
+    for i in range(len(rows)):
+        row, out = x[rows[i]], strip[i]
+        for c in range(len(columns)):
+            out[c] = np.float32(row[columns[c]])
+        lengths[i] = length_at_most(_square(out), len(columns))
+    strip[len(rows) : -(-len(rows) // ROWS) * ROWS] = 0.0
+    return lengths
+
+
+@part
+def length_at_most(square, n):  # type: ignore[no-untyped-def]
+    """No less than the length of n numbers of float32, from the sum of their squares in float32: those of
+    numbers below 1e-23 are lost.
+    """
+    return np.sqrt(np.float64(square) + n * 2.0**-140) * (1.0 + 2.0**-20 * n)
+
+
+@part
+def _square(x):  # type: ignore[no-untyped-def]
+    """Sum of squares, in four sums: one alone would wait for each of its additions."""
+    a, b, c, d = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
+    whole = len(x) // 4 * 4
+    for i in range(0, whole, 4):
+        a += x[i] * x[i]
+        b += x[i + 1] * x[i + 1]
+        c += x[i + 2] * x[i + 2]
+        d += x[i + 3] * x[i + 3]
+    for i in range(whole, len(x)):
+        a += x[i] * x[i]
+    return (a + b) + (c + d)
+
+
+@part
+def _scan(strip, n, packed, scale, bias, begun, state):  # type: ignore[no-untyped-def]
+    """Best, second and index of each row and lane; ``begun`` holds the sums of a panel's parts, or zeros."""
+    q = strip.shape[1]
+    row, wide = BYTES * q, BYTES * PANEL
+    words = state.view(np.int32)
+    for i in range(n):
+        state[i, _BEST] = -np.inf
+        state[i, _SECOND] = -np.inf
+        words[i, _INDEX] = 0
+    width = -(-q // -(-q * wide // _PANEL_BYTES))
+    last = (q - 1) // width * width  # where the last part begins, which is not empty
+    for first in range(0, len(scale), PANEL):
+        panel = packed.ctypes.data + first * row
+        if last:
+            begun[:] = 0.0
+        for c in range(0, last, width):
+            for i in range(0, n, ROWS):
+                _sums(  # type: ignore[call-arg]
+                    strip.ctypes.data + i * row + BYTES * c,
+                    row,
+                    BYTES,
+                    panel + c * wide,
+                    wide,
+                    width,
+                    begun.ctypes.data + i * wide,
+                    wide,
+                )
+        for i in range(0, n, ROWS):
+            _compete(  # type: ignore[call-arg]
+                strip.ctypes.data + i * row + BYTES * last,
+                row,
+                panel + last * wide,
+                q - last,
+                begun.ctypes.data + i * wide,
+                scale.ctypes.data + BYTES * first,
+                bias.ctypes.data + BYTES * first,
+                first,
+                state.ctypes.data + i * BYTES * LANES * _FIELDS,
+            )
+
+
+@part
+def _winner(state, words):  # type: ignore[no-untyped-def]
+    """(index, score) of a row's best centroid, and the next best score."""
+    score, index, lane = state[_BEST, 0], words[_INDEX, 0], 0
+    for v in range(1, LANES):
+        s = state[_BEST, v]
+        if s > score or (s == score and words[_INDEX, v] < index):
+            score, index, lane = s, words[_INDEX, v], v
+    following = state[_SECOND, lane]
+    for v in range(LANES):
+        if v != lane:
+            following = max(following, state[_BEST, v])
+    return index, score, following
+
+
+@part
+def _decide(strip, n, floor, packed, scale, bias, exact, codes):  # type: ignore[no-untyped-def]
+    """Codes of rows whose scan left several centroids at or above ``floor``: by scores in float64."""
+    q, k = strip.shape[1], exact.shape[1]
+    row = BYTES * q
+    sums = np.empty((ROWS, PANEL), dtype=np.float32)
+    best = np.empty(n)
+    for i in range(n):
+        best[i], codes[i] = -np.inf, 0
+    for first in range(0, len(scale), PANEL):
+        panel = packed[first * q : (first + PANEL) * q].reshape(q, PANEL)
+        for i in range(0, n, ROWS):
+            sums[:] = 0.0
+            _sums(
+                strip.ctypes.data + i * row,
+                row,
+                BYTES,
+                panel.ctypes.data,
+                BYTES * PANEL,
+                q,
+                sums.ctypes.data,
+                BYTES * PANEL,
+            )
+            for r in range(i, min(i + ROWS, n)):
+                for j in range(first, min(first + PANEL, k)):
+                    if sums[r - i, j - first] * scale[j] + bias[j] >= floor[r]:
+                        total = 0.0
+                        for c in range(q):
+                            # np.float64: float() would leave a float32 what it is.
+                            total += np.float64(strip[r, c]) * np.float64(panel[c, j - first])
+                        score = total * exact[0, j] + exact[1, j]
+                        if score > best[r]:
+                            best[r], codes[r] = score, j
+
+
+def _nearest(x, columns, packed, scale, bias, exact, slope, floor, out):  # type: ignore[no-untyped-def]
+    n, q = len(x), len(columns)
+    strip = np.empty((STRIP, q), dtype=np.float32)
+    begun, state = (
+        np.zeros((STRIP, PANEL), dtype=np.float32),
+        np.empty((STRIP, _FIELDS, LANES), dtype=np.float32),
+    )
+    words = state.view(np.int32)
+    numbers, doubtful = np.empty(STRIP, dtype=np.int64), np.empty(n, dtype=np.int64)
+    floors, doubts = np.empty(n, dtype=np.float32), 0
+    for first in range(0, n, STRIP):
+        rows = numbers[: min(STRIP, n - first)]
+        for i in range(len(rows)):
+            rows[i] = first + i
+        lengths = _gather(x, rows, columns, strip)
+        _scan(strip, -(-len(rows) // ROWS) * ROWS, packed, scale, bias, begun, state)
+        for i in range(len(rows)):
+            index, score, following = _winner(state[i], words[i])
+            out[rows[i]] = index
+            least = score - 2.0 * (slope * lengths[i] + floor)
+            if following >= least:
+                doubtful[doubts] = rows[i]
+                # Rounded down: the floor is compared with float32 scores.
+                floors[doubts] = least - 1e-7 * abs(least)
+                doubts += 1
+    codes = np.empty(STRIP, dtype=np.int32)
+    for first in range(0, doubts, STRIP):
+        again = doubtful[first : min(first + STRIP, doubts)]
+        _gather(x, again, columns, strip)
+        _decide(strip, len(again), floors[first:], packed, scale, bias, exact, codes)
+        for i in range(len(again)):
+            out[again[i]] = codes[i]
+
+
+_ARGUMENTS = (
+    given("i4", 1),
+    given("f4", 1),
+    given("f4", 1),
+    given("f4", 1),
+    given("f8", 2),
+    types.float64,
+    types.float64,
+    filled("i4", 1),
+)
+
+
+_nearest_bytes, _nearest_floats = (entry(given(rows, 2), *_ARGUMENTS)(_nearest) for rows in ("u1", "f4"))

@@ -1,0 +1,280 @@
+"""Shared units counted through lists: for a clustering of the layer below and a code, the centroids that have
+it.
+
+A list holds a quarter of a centroid on average where a layer has half as many centroids as the one below and
+looks at half of its units: to look up one clustering's lists at a time would be to find most of them empty.
+So several clusterings are looked up at once. Their lists of a code lie one after the other, and one look-up
+copies the first sixteen numbers of them behind those that the row has met, all sixteen whatever there are,
+so that no branch depends on it. A strip of rows is looked up clustering below after clustering below, whose
+tables stay in the caches nearest to the core; at the end the centroids that each row has met are counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.vectors import at, shuffle
+
+# Rows of a strip: the more, the more often a table is used while it is near; the lines that they write to
+# should stay near too.
+_STRIP = 1024
+# Clusterings below that are transposed at a time: a line of codes.
+_GROUP = 32
+_COPIED = 16
+# Counters whose largest is found at once; so many are cleared in the time of one by itself.
+_RUN, _CLEARED = 128, 16
+# A row has room for twice what it meets if codes are even, up to so many a look-up; a row that meets more is
+# counted apart.
+_MAX_ROOM = 8
+_LANES = 8
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Centroids of some upper clusterings by what they share.
+
+    Attributes
+    ----------
+    start : ndarray of uint16 or uint32, shape (V, k below + 1)
+        Where the lists of each code begin.
+    members : ndarray of uint16 or uint32, shape (V, sets k + 16)
+        The lists, one after the other, in the order of clusterings and centroids; behind them what belongs to
+        units that its clustering does not look at. A number is ``clustering << shift | centroid``.
+    sets, k, shift : int
+        Upper clusterings, and centroids of each; the latter take so many bits.
+    """
+
+    start: np.ndarray
+    members: np.ndarray
+    sets: int
+    k: int
+    shift: int
+
+
+def make_lists(codes: np.ndarray, units: np.ndarray) -> Lists:
+    """Lists for :func:`nearest_codes`, see :func:`..reference.make_lists`.
+
+    Examples
+    --------
+    >>> lists = make_lists(np.array([[[0, 1], [1, 1]]]), np.ones((1, 2, 2), dtype=bool))
+    >>> lists.start.tolist(), lists.members[:, :2].tolist()
+    ([[0, 1, 2], [0, 0, 2]], [[0, 1], [0, 1]])
+    """
+    sets, k, v = codes.shape
+    below, shift = units.shape[2], max(_RUN.bit_length() - 1, (k - 1).bit_length())
+    short = max(sets << shift, sets * k + 1, v + 1, below + 1) <= 2**16
+    dtype = np.uint16 if short else np.uint32
+    start = np.zeros((v, below + 1), dtype=dtype)
+    members = np.zeros((v, sets * k + _COPIED), dtype=dtype)
+    codes = np.ascontiguousarray(codes, dtype=dtype)
+    (_list_short if short else _list_long)(codes, np.ascontiguousarray(units), shift, start, members)
+    return Lists(start, members, sets, k, shift)
+
+
+def nearest_codes(x: np.ndarray, lists: Lists) -> np.ndarray:
+    """Of each clustering the index of the centroid that shares most units with each row, see
+    :func:`..reference.nearest_codes`.
+
+    Examples
+    --------
+    >>> lists = make_lists(np.array([[[0, 1], [1, 1]]]), np.ones((1, 2, 2), dtype=bool))
+    >>> nearest_codes(np.array([[1, 1], [0, 0], [1, 0]], dtype=np.uint16), lists).ravel().tolist()
+    [1, 0, 1]
+    """
+    out = np.empty((len(x), lists.sets), dtype=np.int32)
+    x = np.ascontiguousarray(x, dtype=lists.start.dtype)
+    body = _count_short if x.itemsize == 2 else _count_long
+    body(x, lists.start, lists.members, lists.k, lists.shift, out)
+    return out
+
+
+@intrinsic
+def _turn(typingctx, source, down, target, across, like):  # type: ignore[no-untyped-def]
+    """8 x 8 numbers of the type of the array ``like`` transposed; addresses and byte steps, all int64."""
+    size = like.dtype.bitwidth // 8
+    kind = ir.VectorType(ir.IntType(8 * size), _LANES)
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        source, down, target, across, _ = args
+        place = lambda base, step, i: at(builder, base, builder.mul(step, _I64(i)), kind)  # noqa: E731
+        rows = [builder.load(place(source, down, i), align=size) for i in range(_LANES)]
+        low, high = [0, 8, 1, 9, 2, 10, 3, 11], [4, 12, 5, 13, 6, 14, 7, 15]
+        # Three perfect shuffles of the 64 numbers.
+        for _ in range(3):
+            pairs = [(rows[i // 2], rows[i // 2 + 4]) for i in range(_LANES)]
+            rows = [shuffle(builder, *pair, high if i % 2 else low) for i, pair in enumerate(pairs)]
+        for i, row in enumerate(rows):
+            builder.store(row, place(target, across, i), align=size)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4, like), codegen
+
+
+@intrinsic
+def _copy(typingctx, target, source, like):  # type: ignore[no-untyped-def]
+    """Sixteen numbers of the type of the array ``like``; addresses, int64."""
+    size = like.dtype.bitwidth // 8
+    kind = ir.VectorType(ir.IntType(8 * size), _COPIED)
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        some = builder.load(at(builder, args[1], _I64(0), kind), align=size)
+        builder.store(some, at(builder, args[0], _I64(0), kind), align=size)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, like), codegen
+
+
+@part
+def _transpose(x, first, last, begin, end, turned):  # type: ignore[no-untyped-def]
+    """Rows first to last of columns begin to end as (columns, rows)."""
+    size = x.itemsize
+    down, across = size * x.shape[1], size * turned.shape[1]
+    rows, columns = first + (last - first) // _LANES * _LANES, begin + (end - begin) // _LANES * _LANES
+    for i in range(first, rows, _LANES):
+        for v in range(begin, columns, _LANES):
+            source = x.ctypes.data + i * down + v * size
+            target = turned.ctypes.data + (v - begin) * across + (i - first) * size
+            _turn(source, down, target, across, x)  # type: ignore[call-arg]
+    for i in range(first, last):
+        for v in range(begin if i >= rows else columns, end):
+            turned[v - begin, i - first] = x[i, v]
+
+
+def _list(codes, units, shift, start, members):  # type: ignore[no-untyped-def]
+    sets, k, clusterings = codes.shape
+    below = units.shape[2]
+    flat = codes.reshape(sets * k, clusterings)
+    # An odd number of lines, lest what is written in one go meets in few sets of the cache.
+    turned = np.empty((_GROUP, (sets * k // 64 * 2 + 3) * 32), dtype=codes.dtype)
+    place = np.empty(below + 2, dtype=np.int64)
+    for begin in range(0, clusterings, _GROUP):
+        end = min(begin + _GROUP, clusterings)
+        _transpose(flat, np.int64(0), sets * k, begin, end, turned)
+        for v in range(begin, end):
+            mine = turned[v - begin]
+            place[:] = 0
+            for s in range(sets):
+                seen = units[s, v]
+                for j in range(s * k, s * k + k):
+                    # Behind the last code lies what the clustering does not look at.
+                    code = mine[j] if seen[mine[j]] else below
+                    mine[j] = code
+                    place[code + 1] += 1
+            for code in range(below):
+                place[code + 1] += place[code]
+                start[v, code + 1] = place[code + 1]
+            for s in range(sets):
+                for j in range(k):
+                    # What nobody looks at comes after the last list: a branch would go either way.
+                    code = mine[s * k + j]
+                    members[v, place[code]] = s << shift | j
+                    place[code] += 1
+
+
+@part
+def _meet(codes, n, start, members, ends, base, row, room, over):  # type: ignore[no-untyped-def]
+    """n rows write the centroids of their codes' lists where those that they have met end."""
+    size, lists, one = members.itemsize, members.ctypes.data, np.uint64(1)
+    for i in range(np.uint64(n)):
+        code = np.uint64(codes[i])
+        a, b = np.int64(start[code]), np.int64(start[code + one])
+        end = ends[i]
+        ends[i] = end + size * (b - a)
+        _copy(end, lists + size * a, members)  # type: ignore[call-arg]
+        if b - a > _COPIED:
+            begin = base + np.int64(i) * row
+            if ends[i] - begin > room:
+                over[i], ends[i] = True, begin
+            else:
+                for more in range(_COPIED, b - a, _COPIED):
+                    _copy(end + size * more, lists + size * (a + more), members)  # type: ignore[call-arg]
+
+
+@part
+def _most(met, length, k, shift, shared, out):  # type: ignore[no-untyped-def]
+    """Of each clustering the centroid met most often, the lowest of equals. ``shared`` is left as zeros."""
+    one = shared.dtype.type(1)
+    for m in range(np.uint64(length)):
+        shared[np.uint64(met[m])] += one
+    for s in range(len(out)):
+        # Runs of counters first: their maximum is a matter of a few vectors.
+        begin = s << shift
+        most, at = shared[begin], begin
+        for first in range(begin, begin + k, _RUN):
+            run = shared[first : first + _RUN]
+            here = run[0]
+            for j in range(_RUN):
+                here = run[j] if run[j] > here else here
+            if here > most:
+                most, at = here, first
+        while shared[at] != most:
+            at += 1
+        out[s] = at - begin
+    if length * _CLEARED < len(shared):
+        for m in range(np.uint64(length)):
+            shared[np.uint64(met[m])] = 0
+    else:
+        shared[:] = 0
+
+
+@part
+def _most_of_all(codes, start, members, k, shift, shared, out):  # type: ignore[no-untyped-def]
+    for v in range(len(codes)):
+        for m in range(start[v, codes[v]], start[v, codes[v] + 1]):
+            shared[members[v, m]] += 1
+    for s in range(len(out)):
+        begin = at = s << shift
+        for j in range(begin, begin + k):
+            at = j if shared[j] > shared[at] else at
+        out[s] = at - begin
+    shared[:] = 0
+
+
+def _count(x, start, members, k, shift, out):  # type: ignore[no-untyped-def]
+    n, clusterings = x.shape
+    sets, below = out.shape[1], start.shape[1] - 1
+    room = sets * min(2 * clusterings * k // below, _MAX_ROOM * clusterings) + 64
+    # Between two looks at its end a row writes sixteen numbers a clustering. Rows are of an odd number of
+    # lines, lest their ends meet in few sets of the cache.
+    line = 64 // members.itemsize
+    width = (room + _COPIED * (_GROUP + 1) + line - 1) // line | 1
+    met = np.empty((_STRIP, width * line), dtype=members.dtype)
+    base, row, room_bytes = met.ctypes.data, 64 * width, room * members.itemsize
+    turned = np.empty((_GROUP, _STRIP + line), dtype=x.dtype)
+    ends, over = np.empty(_STRIP, dtype=np.int64), np.empty(_STRIP, dtype=np.bool_)
+    shared = np.zeros(sets << shift, dtype=members.dtype)
+    for first in range(0, n, _STRIP):
+        last = min(first + _STRIP, n)
+        for i in range(last - first):
+            ends[i], over[i] = base + i * row, False
+        for begin in range(0, clusterings, _GROUP):
+            end = min(begin + _GROUP, clusterings)
+            _transpose(x, first, last, begin, end, turned)
+            for v in range(begin, end):
+                lists = (start[v], members[v])
+                _meet(turned[v - begin], last - first, *lists, ends, base, row, room_bytes, over)
+            for i in range(last - first):
+                if ends[i] - (base + i * row) > room_bytes:
+                    over[i], ends[i] = True, base + i * row
+        for i in range(last - first):
+            if over[i]:
+                _most_of_all(x[first + i], start, members, k, shift, shared, out[first + i])
+            else:
+                length = (ends[i] - (base + i * row)) // members.itemsize
+                _most(met[i], length, k, shift, shared, out[first + i])
+
+
+_list_short, _list_long = (
+    entry(given(code, 3), given("b1", 3), types.int64, filled(code, 2), filled(code, 2))(_list)
+    for code in ("u2", "u4")
+)
+_count_short, _count_long = (
+    entry(*[given(code, 2)] * 3, types.int64, types.int64, filled("i4", 2))(_count) for code in ("u2", "u4")
+)

@@ -1,0 +1,332 @@
+"""Nearest centroids of CSR rows: only what a row's own entries meet is multiplied.
+
+Few columns hold most entries (Zipf). A column in which more than one of 16 centroids has an entry lies dense:
+an entry of a row adds a multiple of it to the sums of 64 centroids at a time, eight vectors in registers. The
+other columns are postings, added to the sums one by one. The scan is float32, and the few rows whose winner
+leads by less than rounding can do are decided in float64, as over dense rows: sums there go over a row's
+entries from left to right, so a dataset has the same codes in either form.
+
+Counts are added in int16, 128 centroids at a time and nothing rounded, so that a column lies dense where one
+of 32 has an entry; a row whose sums could be beyond int16 is decided in float64, too. Centroids are rows of
+the same data: whether they are counts tells it of the rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.sparse_rows import CsrRows
+from scalelatent.kernels.vectors import aligned
+from scalelatent.models.mbn.kernels.reference import score_terms
+
+from .dense import length_at_most
+from .sparse_scan import LANES, PANEL_BYTES, SETS, leader, scan
+
+# A dense column costs a row some k / 10 steps (of counts k / 30), postings about two each.
+_DENSE_SHARE = {"float32": 16, "int16": 32}
+# Bytes of the sums of a strip: rows enough that a panel is read from the first- and second-level caches.
+_SUM_BYTES = 2**19
+_ABSENT = -1
+_COUNT_MAX = 2**15 - 1
+# One of so many centroids may have sums beyond int16: rows that do take some seven times as long.
+_FEW = 64
+
+
+@dataclass(frozen=True)
+class SparseBank:
+    """Centroids of one clustering by columns.
+
+    Attributes
+    ----------
+    slot : ndarray of int32, shape (p,)
+        Of a dense column its place; -2 - place of one with postings; -1 where no centroid has an entry or the
+        clustering does not look.
+    panels : ndarray of float32 or int16, shape (panels, dense columns, 64 or 128)
+        Flat: panels of that many centroids, the last filled up with zeros.
+    start : ndarray of int64, shape (columns with postings + 1,)
+    centroid : ndarray of int32, shape (postings,)
+    value : ndarray of float32 or int16, shape (postings,)
+    most : ndarray of int32, shape (p,)
+        Of counts the largest size in each column; empty of other values.
+    scale, bias : ndarray of float32, shape (k rounded up to whole panels,)
+        Of the scores, see :class:`..reference.Bank`; -inf for centroids that only fill up.
+    exact : ndarray of float64, shape (2, k)
+        Scale and bias once more.
+    rows : (ndarray of float32, ndarray of int32, ndarray of int64)
+        Values, columns and row pointers of the centroids, on the columns of the clustering alone.
+    error : (float, float)
+        A score from e entries is off by less than ``(e + 4) 2^-24 error[0] |x| + error[1]``; of counts by 4
+        in place of e + 4.
+    """
+
+    slot: np.ndarray
+    panels: np.ndarray
+    start: np.ndarray
+    centroid: np.ndarray
+    value: np.ndarray
+    most: np.ndarray
+    scale: np.ndarray
+    bias: np.ndarray
+    exact: np.ndarray
+    rows: tuple[np.ndarray, np.ndarray, np.ndarray]
+    error: tuple[float, float]
+
+
+def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> SparseBank:
+    """Columns of centroids for :func:`nearest_sparse`, see :func:`..reference.make_sparse_bank`.
+
+    Examples
+    --------
+    >>> rows = CsrRows(np.array([3.0, 4.0, 7.0]), np.array([0, 1, 2]), np.array([0, 3]), (1, 3))
+    >>> make_sparse_bank(rows, np.array([0, 2]), "euclidean").slot.tolist()
+    [0, -1, 1]
+    """
+    k, p = w.shape
+    inside = np.zeros(p, dtype=bool)
+    inside[columns] = True
+    kept = np.flatnonzero(inside[w.indices])
+    column, value = np.asarray(w.indices)[kept].astype(np.int32), np.asarray(w.data, dtype=np.float32)[kept]
+    centroid = (np.searchsorted(w.indptr, kept, side="right") - 1).astype(np.int32)
+    squares = np.bincount(centroid, weights=value.astype(np.float64) ** 2, minlength=k)
+    exact = np.stack(score_terms(squares, metric))
+    most = _largest_counts(column, value, centroid, k, p)
+    dtype = np.dtype(np.int16 if len(most) else np.float32)
+    width = PANEL_BYTES // dtype.itemsize
+    full = -(-k // width) * width
+    scale, bias = np.zeros(full, dtype=np.float32), np.full(full, -np.inf, dtype=np.float32)
+    scale[:k], bias[:k] = exact
+    counts = np.bincount(column, minlength=p)
+    many = counts * _DENSE_SHARE[dtype.name] > k
+    dense, thin = np.flatnonzero(many), np.flatnonzero((counts > 0) & ~many)
+    slot = np.full(p, _ABSENT, dtype=np.int32)
+    slot[dense], slot[thin] = np.arange(len(dense)), -2 - np.arange(len(thin))
+    place, typed = slot[column], value.astype(dtype)
+    panels = aligned((full // width, len(dense), width), dtype)
+    panels[:] = 0
+    here = place >= 0
+    panels[centroid[here] // width, place[here], centroid[here] % width] = typed[here]
+    order = np.flatnonzero(~here)
+    order = order[np.argsort(column[order], kind="stable")]
+    start = np.concatenate([[0], np.cumsum(counts[thin])]).astype(np.int64)
+    pointers = np.searchsorted(centroid, np.arange(k + 1)).astype(np.int64)
+    slope, largest = float((np.sqrt(squares) * exact[0]).max()), float(np.abs(exact[1]).max())
+    # Scores of counts are whole halves, which float32 holds up to 2^23. int16 holds the sums of one centroid
+    # at least, whose score with a row that it holds is -49,151 or more: those of centroids with squares so
+    # large that scores round are far below.
+    rounds = not len(most) or metric == "cosine"
+    error = (slope, 4 * 2.0**-24 * largest) if rounds else (0.0, 0.0)
+    postings = (start, centroid[order], typed[order])
+    return SparseBank(
+        slot, panels.reshape(-1), *postings, most, scale, bias, exact, (value, column, pointers), error
+    )
+
+
+def _largest_counts(
+    column: np.ndarray, value: np.ndarray, centroid: np.ndarray, k: int, p: int
+) -> np.ndarray:
+    """The largest sizes of the values in each column, if all are counts whose sums int16 holds, else none."""
+    none = np.empty(0, dtype=np.int32)
+    sizes = np.abs(value)
+    if len(value) and (sizes.max() > _COUNT_MAX or (value != np.rint(value)).any()):
+        return none
+    most = np.zeros(p, dtype=np.int32)
+    np.maximum.at(most, column, sizes.astype(np.int32))
+    # Of a centroid as a row: it stands for the rows.
+    sums = np.bincount(centroid, weights=sizes.astype(np.float64) * most[column], minlength=k)
+    return most if np.count_nonzero(sums > _COUNT_MAX) * _FEW <= k else none
+
+
+def nearest_sparse(x: CsrRows, bank: SparseBank) -> np.ndarray:
+    """Index of each CSR row's nearest centroid, see :func:`..reference.nearest_sparse`; float32 values and
+    int32 columns are taken as they are.
+
+    Examples
+    --------
+    >>> rows = CsrRows(np.array([1.0, 2.0]), np.array([0, 2]), np.array([0, 1, 2]), (2, 3))
+    >>> nearest_sparse(rows, make_sparse_bank(rows, np.array([0, 2]), "cosine")).tolist()
+    [0, 1]
+    """
+    out = np.empty(len(x), dtype=np.int32)
+    data = np.ascontiguousarray(x.data, dtype=np.float32)
+    indices = np.ascontiguousarray(x.indices, dtype=np.int32)
+    indptr = np.ascontiguousarray(x.indptr, dtype=np.int64)
+    postings = (bank.start, bank.centroid, bank.value)
+    terms = (bank.scale, bank.bias, bank.exact)
+    nearest = _nearest_counts if len(bank.most) else _nearest_floats
+    nearest(
+        *(data, indices, indptr, bank.slot, bank.panels, *postings, bank.most),
+        *(*terms, *bank.rows, *bank.error, out),
+    )
+    return out
+
+
+@part
+def _sort_out(data, indices, slot, most, size, i, places, values, thin, weights):  # type: ignore[no-untyped-def]
+    """Entries of row i of a strip: those of dense columns and those with postings; returns how many of each,
+    and the length of the row on both; of counts -1 if not all of these are counts, or their sums may be
+    beyond int16.
+    """
+    dense, posted, total = np.uint64(0), np.uint64(0), np.float32(0.0)
+    one, sign, beyond = np.uint64(1), np.uint64(63), np.float32(_COUNT_MAX + 1)
+    bound, fractions = np.int64(0), False
+    for e in range(np.uint64(len(data))):
+        value, column = data[e], np.uint64(indices[e])
+        place = np.int64(slot[column])
+        # Sign bits: of a comparison the compiler makes a branch, which goes either way.
+        seen = one - (np.uint64(place) >> sign)
+        low = np.uint64(place - _ABSENT) >> sign
+        if len(most):
+            count = np.int32(min(max(value, -beyond), beyond))
+            # What no sum meets may be anything.
+            fractions |= ((seen | low) != 0) & (np.float32(count) != value)
+            bound += abs(np.int64(count)) * most[column]
+            values[i, dense], weights[posted] = count, count
+        else:
+            values[i, dense], weights[posted] = value, value
+        places[i, dense], thin[posted] = place * size, -2 - place
+        total += value * value if seen | low else np.float32(0.0)
+        dense += seen
+        posted += low
+    length = length_at_most(total, len(data)) if dense + posted else 0.0
+    return dense, posted, -1.0 if fractions or bound > _COUNT_MAX else length
+
+
+@part
+def _add_postings(thin, weights, count, start, centroid, value, i, sums):  # type: ignore[no-untyped-def]
+    for c in range(np.uint64(count)):
+        weight, place = weights[c], np.uint64(thin[c])
+        for e in range(np.uint64(start[place]), np.uint64(start[place + np.uint64(1)])):
+            sums[i, np.uint64(centroid[e])] += weight * value[e]
+
+
+@part
+def _product(data, indices, values, columns):  # type: ignore[no-untyped-def]
+    """Of two sparse rows, in float64, from left to right."""
+    total, a, b = 0.0, 0, 0
+    while a < len(indices) and b < len(columns):
+        if indices[a] == columns[b]:
+            total += np.float64(data[a]) * np.float64(values[b])
+        left, right = indices[a], columns[b]
+        a += left <= right
+        b += right <= left
+    return total
+
+
+@part
+def _decide(data, indices, sums, scale, bias, least, exact, values, columns, pointers):  # type: ignore[no-untyped-def]
+    """The centroid of the largest score in float64 among those that have at least ``least`` in float32."""
+    best, code = -np.inf, 0
+    for j in range(exact.shape[1]):
+        if np.float32(sums[j]) * scale[j] + bias[j] >= least:
+            a, b = pointers[j], pointers[j + 1]
+            total = _product(data, indices, values[a:b], columns[a:b])
+            score = total * exact[0, j] + exact[1, j]
+            if score > best:
+                best, code = score, j
+    return code
+
+
+@part
+def _decide_among_all(data, indices, slot, panels, start, centroid, value, exact, sums):  # type: ignore[no-untyped-def]
+    """The centroid of the largest score in float64 among all, with the sums of :func:`_product`: columns are
+    taken in the order of the row's entries. ``sums`` is room for those.
+    """
+    full, k = len(sums), exact.shape[1]
+    width = PANEL_BYTES // panels.itemsize
+    step = len(panels) // (full // width)
+    sums[:] = 0.0
+    for e in range(len(data)):
+        weight, place = np.float64(data[e]), np.int64(slot[indices[e]])
+        if place >= 0:
+            for j in range(0, full, width):
+                begin = j // width * step + place * width
+                part, column = sums[j : j + width], panels[begin : begin + width]
+                for c in range(len(part)):
+                    part[c] += weight * np.float64(column[c])
+        elif place != _ABSENT:
+            for at in range(start[-2 - place], start[-1 - place]):
+                sums[centroid[at]] += weight * np.float64(value[at])
+    best, code = -np.inf, 0
+    for j in range(k):
+        score = sums[j] * exact[0, j] + exact[1, j]
+        if score > best:
+            best, code = score, j
+    return code
+
+
+def _nearest(  # type: ignore[no-untyped-def]
+    data,
+    indices,
+    indptr,
+    slot,
+    panels,
+    start,
+    centroid,
+    value,
+    most,
+    scale,
+    bias,
+    exact,
+    values_w,
+    columns_w,
+    pointers_w,
+    slope,
+    floor,
+    out,
+):
+    n, full = len(out), len(scale)
+    strip = max(8, min(128, _SUM_BYTES // (panels.itemsize * full)))
+    widest = 0
+    for i in range(n):
+        widest = max(widest, indptr[i + 1] - indptr[i])
+    sums = np.empty((strip, full), dtype=panels.dtype)
+    # Of each lane the best score, the second best, and where the best is: an integer, written by scan.
+    lanes = np.empty((strip, 3 * SETS * LANES), dtype=np.float32)
+    places, values = np.empty((strip, widest + 1), np.int64), np.empty((strip, widest + 1), panels.dtype)
+    thin, weights = np.empty(widest + 1, np.int64), np.empty(widest + 1, panels.dtype)
+    wide = np.empty(full)
+    dense, slack = np.empty(strip, np.int64), np.empty(strip)
+    for first in range(0, n, strip):
+        rows = min(strip, n - first)
+        sums[:rows], lanes[:] = 0, -np.inf
+        for i in range(rows):
+            a, b = indptr[first + i], indptr[first + i + 1]
+            at = np.uint64(i)
+            count, posted, length = _sort_out(
+                data[a:b], indices[a:b], slot, most, PANEL_BYTES, at, places, values, thin, weights
+            )
+            dense[i], slack[i] = count, -1.0
+            if length >= 0.0:
+                roundings = 4 if len(most) else b - a + 4
+                slack[i] = 2.0 * (roundings * 2.0**-24 * slope * length + floor)
+                _add_postings(thin, weights, posted, start, centroid, value, at, sums)
+        scan(rows, places, values, dense, panels, sums, scale, bias, lanes)
+        for i in range(rows):
+            count, code, least = leader(lanes[i], slack[i])
+            a, b = indptr[first + i], indptr[first + i + 1]
+            if slack[i] < 0.0:
+                columns = (slot, panels, start, centroid, value)
+                code = _decide_among_all(data[a:b], indices[a:b], *columns, exact, wide)
+            elif count > 1 and slack[i] > 0.0:
+                rest = (scale, bias, least, exact, values_w, columns_w, pointers_w)
+                code = _decide(data[a:b], indices[a:b], sums[i], *rest)
+            out[first + i] = code
+
+
+def _types(values: str) -> list[Any]:
+    """Of the arguments of :func:`_nearest`, by the type of the centroids' values."""
+    vectors = ("f4", "i4", "i8", "i4", values, "i8", "i4", values, "i4", "f4", "f4")
+    rows = (given("f4", 1), given("i4", 1), given("i8", 1))
+    return [
+        *(given(dtype, 1) for dtype in vectors),
+        *(given("f8", 2), *rows, types.float64, types.float64, filled("i4", 1)),
+    ]
+
+
+_nearest_floats = entry(*_types("f4"))(_nearest)
+_nearest_counts = entry(*_types("i2"))(_nearest)

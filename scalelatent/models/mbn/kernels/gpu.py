@@ -1,0 +1,260 @@
+"""The kernels of a clustering in CuPy: launches of the kernels of ``gpu.cu``.
+
+Dense rows are a product of cuBLAS (float32, never TF32) into a buffer of bounded size, and one pass over it
+that keeps the best and the next best score of each row; rows where they are nearer than rounding are decided
+in float64 by a third kernel, while the scores still lie there. The buffer costs 8 bytes of traffic a score
+beside 2 q operations. Rows of codes and CSR rows take a thread block each, with counts or sums in shared
+memory.
+
+Codes are those of the other bodies, to the last row. They come back to the host: 4 bytes a row. Work goes to
+CuPy's current stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cupy
+import numpy as np
+
+from scalelatent.kernels.cuda import Kernels
+from scalelatent.kernels.sparse_rows import CsrRows
+
+from .cpu import lists as by_lists
+from .reference import score_terms, squared_lengths
+
+_kernels = Kernels(__package__)
+_launch, THREADS = _kernels.launch, _kernels.threads
+_WARPS = THREADS // 32
+# Scores of a tile of rows: 256 MiB.
+SCORES = 2**26
+
+
+@dataclass(frozen=True)
+class Bank:
+    """Centroids of one clustering on the device; fields as in :class:`..cpu.dense.Bank`, not packed."""
+
+    w: Any
+    scale: Any
+    bias: Any
+    exact: Any
+    error: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Postings:
+    """Centroids of one clustering by columns, on the device.
+
+    Attributes
+    ----------
+    start : cupy.ndarray of int32, shape (p + 1,)
+        Where the entries of each column begin.
+    centroid : cupy.ndarray of int32, shape (entries,)
+    value : cupy.ndarray of float32, shape (entries,)
+    exact : cupy.ndarray of float64, shape (2, k)
+        Scale and bias of the scores.
+    """
+
+    start: Any
+    centroid: Any
+    value: Any
+    exact: Any
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Lists of :class:`..cpu.lists.Lists` on the device, int32."""
+
+    start: Any
+    members: Any
+    k: int
+
+
+def make_bank(w: np.ndarray, metric: str) -> Bank:
+    """Centroids on the device for :func:`nearest`, see :func:`..reference.make_bank`; ``w`` on the host.
+
+    Examples
+    --------
+    >>> make_bank(np.ones((3, 5), dtype=np.uint8), "euclidean").w.shape
+    (3, 5)
+    """
+    w = np.ascontiguousarray(w, dtype=np.float32)
+    squares = squared_lengths(w)
+    exact = np.stack(score_terms(squares, metric))
+    # As in cpu.dense: a sum of so many products, scale, bias and their sum, 2^-24 of its terms each.
+    rounding = (w.shape[1] + 4) * 2.0**-24
+    lengths = np.sqrt(squares) * exact[0]
+    error = (rounding * float(lengths.max()), 4 * 2.0**-24 * float(np.abs(exact[1]).max()))
+    scale, bias = (cupy.asarray(np.ascontiguousarray(part, dtype=np.float32)) for part in exact)
+    return Bank(cupy.asarray(w), scale, bias, cupy.asarray(exact), error)
+
+
+def nearest(x: Any, columns: np.ndarray, bank: Bank) -> np.ndarray:
+    """Index of each row's nearest centroid, see :func:`..reference.nearest`.
+
+    Parameters
+    ----------
+    x : array of uint8 or float32, shape (rows, p)
+        On the device, or on the host: then it is moved, so move a block once for all its clusterings. Other
+        types become float32.
+    columns : ndarray of int, shape (columns,)
+        On the host.
+    bank : Bank
+
+    Returns
+    -------
+    ndarray of int32, shape (rows,)
+        On the host.
+
+    Examples
+    --------
+    >>> bank = make_bank(np.array([[0.0, 0.0], [1.0, 1.0]]), "euclidean")
+    >>> rows = np.array([[9.0, 0.2, 0.1], [9.0, 1.2, 0.9]], dtype=np.float32)
+    >>> nearest(rows, np.array([1, 2]), bank).tolist()
+    [0, 1]
+    """
+    x = _device(x, np.uint8 if x.dtype == np.uint8 else np.float32)
+    columns, (k, q) = _device(columns, np.int32), bank.w.shape
+    codes = cupy.empty(len(x), dtype=np.int32)
+    tile = max(1, min(len(x), SCORES // k))
+    cut, lengths = cupy.empty((tile, q), dtype=np.float32), cupy.empty(tile, dtype=np.float32)
+    products, floors = cupy.empty((tile, k), dtype=np.float32), cupy.empty(tile, dtype=np.float32)
+    doubtful = cupy.empty(tile, dtype=np.uint8)
+    gather = "mbn_gather_u8" if x.dtype == np.uint8 else "mbn_gather_f32"
+    counts, terms = (np.int32(q), np.int32(k)), (bank.scale, bank.bias)
+    for first in range(0, len(x), tile):
+        rows, out = x[first : first + tile], codes[first : first + tile]
+        n = len(rows)
+        warps = (-(-n // _WARPS),)
+        _launch(gather, warps, rows, np.int32(x.shape[1]), np.int32(n), columns, counts[0], cut, lengths)
+        multiply(cut, n, bank.w, products)
+        bounds = (lengths, *(np.float64(part) for part in bank.error))
+        _launch("mbn_best", warps, products, np.int32(n), counts[1], *terms, *bounds, out, floors, doubtful)
+        _launch("mbn_decide", (n,), products, cut, bank.w, *counts, *terms, bank.exact, floors, doubtful, out)
+    return codes.get()
+
+
+def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> Postings:
+    """Postings on the device for :func:`nearest_sparse`, see :func:`..reference.make_sparse_bank`; ``w`` on
+    the host.
+
+    Examples
+    --------
+    >>> rows = CsrRows(np.array([3.0, 4.0, 7.0]), np.array([0, 1, 2]), np.array([0, 3]), (1, 3))
+    >>> make_sparse_bank(rows, np.array([0, 2]), "euclidean").start.tolist()
+    [0, 1, 1, 2]
+    """
+    k, p = w.shape
+    inside = np.zeros(p, dtype=bool)
+    inside[columns] = True
+    kept = np.flatnonzero(inside[w.indices])
+    column, value = np.asarray(w.indices)[kept], np.asarray(w.data, dtype=np.float32)[kept]
+    centroid = (np.searchsorted(w.indptr, kept, side="right") - 1).astype(np.int32)
+    squares = np.bincount(centroid, weights=value.astype(np.float64) ** 2, minlength=k)
+    exact = np.stack(score_terms(squares, metric))
+    order = np.argsort(column, kind="stable")
+    start = np.concatenate([[0], np.cumsum(np.bincount(column, minlength=p))]).astype(np.int32)
+    return Postings(*(cupy.asarray(part) for part in (start, centroid[order], value[order], exact)))
+
+
+def nearest_sparse(x: CsrRows, bank: Postings) -> np.ndarray:
+    """Index of each CSR row's nearest centroid, see :func:`..reference.nearest_sparse`.
+
+    Parameters
+    ----------
+    x : CsrRows
+        Its arrays on the device, or on the host: then they are moved.
+    bank : Postings
+
+    Returns
+    -------
+    ndarray of int32, shape (rows,)
+        On the host.
+
+    Examples
+    --------
+    >>> rows = CsrRows(np.array([1.0, 2.0]), np.array([0, 2]), np.array([0, 1, 2]), (2, 3))
+    >>> nearest_sparse(rows, make_sparse_bank(rows, np.array([0, 2]), "cosine")).tolist()
+    [0, 1]
+    """
+    codes = cupy.empty(len(x), dtype=np.int32)
+    rows = (_device(x.data, np.float32), _device(x.indices, np.int32), _device(x.indptr, np.int32))
+    if len(x):
+        postings = (bank.start, bank.centroid, bank.value, np.int32(bank.exact.shape[1]), bank.exact)
+        _launch("mbn_sparse", (len(x),), *rows, *postings, codes)
+    return codes.get()
+
+
+def make_lists(codes: np.ndarray, units: np.ndarray) -> tuple[Lists, ...]:
+    """Lists on the device for :func:`nearest_codes`, see :func:`..reference.make_lists`; made on the host,
+    for each clustering by itself.
+
+    Examples
+    --------
+    >>> made = make_lists(np.array([[[0, 1], [1, 1]]]), np.ones((1, 2, 2), dtype=bool))
+    >>> made[0].start.tolist()
+    [[0, 1, 2], [0, 0, 2]]
+    """
+    made = (by_lists.make_lists(codes[s : s + 1], units[s : s + 1]) for s in range(len(codes)))
+    return tuple(Lists(_device(m.start, np.int32), _device(m.members, np.int32), m.k) for m in made)
+
+
+def nearest_codes(x: Any, lists: tuple[Lists, ...]) -> np.ndarray:
+    """Of each clustering the index of the centroid that shares most units with each row, see
+    :func:`..reference.nearest_codes`.
+
+    Parameters
+    ----------
+    x : array of uint16, uint32 or int32, shape (rows, V)
+        On the device, best as int32, or on the host: then it is moved.
+    lists : tuple of Lists
+
+    Returns
+    -------
+    ndarray of int32, shape (rows, sets)
+        On the host.
+
+    Examples
+    --------
+    >>> lists = make_lists(np.array([[[0, 1], [1, 1]]]), np.ones((1, 2, 2), dtype=bool))
+    >>> nearest_codes(np.array([[1, 1], [0, 0], [1, 0]], dtype=np.uint16), lists).tolist()
+    [[1], [0], [1]]
+    """
+    x, codes = _device(x, np.int32), cupy.empty((len(lists), len(x)), dtype=np.int32)
+    for s, one in enumerate(lists if len(x) else ()):
+        sizes = (np.int32(x.shape[1]), np.int32(one.start.shape[1] - 1))
+        tables = (one.start, one.members, np.int32(one.members.shape[1]), np.int32(one.k))
+        _launch("mbn_count", (len(x),), x, *sizes, *tables, codes[s])
+    return np.ascontiguousarray(codes.get().T)
+
+
+def multiply(x: Any, n: int, w: Any, out: Any) -> None:
+    """out = x w^T over the first n rows, all C-contiguous float32, whatever CuPy is told of TF32: the bound
+    on rounding is that of float32.
+
+    Examples
+    --------
+    >>> import cupy
+    >>> x, out = cupy.ones((2, 3), dtype="float32"), cupy.empty((2, 1), dtype="float32")
+    >>> multiply(x, 2, cupy.ones((1, 3), dtype="float32"), out)
+    >>> out.ravel().tolist()
+    [3.0, 3.0]
+    """
+    from cupy_backends.cuda.libs import cublas
+
+    k, q = w.shape
+    one, zero, kind = np.ones((), np.float32), np.zeros((), np.float32), 0  # CUDA_R_32F
+    left, right = (w.data.ptr, kind, q), (x.data.ptr, kind, q)
+    # Column-major: the transpose of out is w times the transpose of x, and w lies transposed.
+    shape, result = (1, 0, k, n, q), (out.data.ptr, kind, k)
+    how = (cublas.CUBLAS_COMPUTE_32F, cublas.CUBLAS_GEMM_DEFAULT)
+    handle = cupy.cuda.device.get_cublas_handle()
+    cublas.gemmEx(handle, *shape, one.ctypes.data, *left, *right, zero.ctypes.data, *result, *how)
+
+
+def _device(a: Any, dtype: Any) -> Any:
+    """A contiguous array on the device; itself where it is one already."""
+    if isinstance(a, cupy.ndarray):
+        return cupy.ascontiguousarray(a, dtype=dtype)
+    return cupy.asarray(np.ascontiguousarray(a, dtype=dtype))

@@ -1,0 +1,1 @@
+"""Bootstrap networks as mathematics: layers, sampling, the output, the compressive network."""

@@ -1,0 +1,114 @@
+"""A feed-forward network of rectified linear units that stands in for a bootstrap network (section 5.6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scalelatent.contract.learners import Block
+
+
+@dataclass(frozen=True)
+class NetworkRows:
+    """Rows through a network (a :class:`~..base.RowMap`): h_{l+1} = max(0, h_l W_l + b_l), linear at the end.
+
+    Attributes
+    ----------
+    weights : tuple of ndarray of float32, shape (inputs, outputs) each
+    biases : tuple of ndarray of float32, shape (outputs,) each
+
+    Examples
+    --------
+    >>> from scalelatent.engine.backend import make_backend
+    >>> first, last = np.array([[1.0, -1.0]], np.float32), np.array([[1.0], [2.0]], np.float32)
+    >>> rows = NetworkRows((first, last), (np.zeros(2, np.float32), np.ones(1, np.float32)))
+    >>> block = Block(np.array([[3.0], [-3.0]]), None, None, 0)
+    >>> rows.apply(rows.prepare(make_backend("cpu")), block).tolist()
+    [[4.0], [7.0]]
+    """
+
+    weights: tuple[np.ndarray, ...]
+    biases: tuple[np.ndarray, ...]
+    what: str = "output"
+
+    def output(self) -> tuple[tuple[int, ...], str]:
+        """(shape of a row, dtype)."""
+        return (len(self.biases[-1]),), "float32"
+
+    def prepare(self, backend: Any) -> Any:
+        """The layers where the backend computes."""
+        layers = [
+            (backend.asarray(w, np.float32), backend.asarray(b, np.float32))
+            for w, b in zip(self.weights, self.biases, strict=True)
+        ]
+        return backend, layers
+
+    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+        """Outputs of a block, float32 (rows, outputs)."""
+        backend, layers = prepared
+        h = backend.asarray(block.x, np.float32, "x")
+        for layer, (w, b) in enumerate(layers):
+            h = backend.matmul(h, w, f"h{layer}")
+            h += b
+            if layer < len(layers) - 1:
+                backend.xp.maximum(h, 0, out=h)
+        out = np.array(backend.to_host(h), dtype=np.float32)
+        if not np.isfinite(out).all():
+            row = block.start + int(np.argwhere(~np.isfinite(out))[0, 0])
+            raise ValueError(f"row {row} holds NaN, infinity or numbers beyond float32")
+        return out
+
+
+def first_weights(sizes: list[int], streams: list[np.random.Generator]) -> list[np.ndarray]:
+    """Weights to begin with: normal of variance 2 / inputs (He et al., 2015), which keeps activations' size.
+
+    Parameters
+    ----------
+    sizes : list of int
+        Inputs, hidden units, outputs.
+    streams : list of Generator, one a layer
+
+    Returns
+    -------
+    list of ndarray of float32, shape (inputs, outputs) each
+
+    Examples
+    --------
+    >>> [w.shape for w in first_weights([4, 3, 2], [np.random.default_rng(i) for i in range(2)])]
+    [(4, 3), (3, 2)]
+    """
+    pairs = zip(sizes[:-1], sizes[1:], streams, strict=True)
+    return [(rng.standard_normal((a, b)) * np.sqrt(2 / a)).astype(np.float32) for a, b, rng in pairs]
+
+
+def unscaled(
+    weights: list[np.ndarray],
+    biases: list[np.ndarray],
+    of_rows: tuple[float, float],
+    of_output: tuple[np.ndarray, float],
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The same network for rows and outputs as they are, of one learned on scaled ones.
+
+    Parameters
+    ----------
+    weights, biases : list of ndarray
+        Of (x - shift) / scale -> (z - mean) / size.
+    of_rows : (shift, scale)
+    of_output : (mean, size)
+        ``mean`` of shape (outputs,).
+
+    Examples
+    --------
+    >>> w, b = unscaled([np.ones((1, 1))], [np.zeros(1)], (2.0, 4.0), (np.array([5.0]), 3.0))
+    >>> (np.array([[6.0]]) @ w[0] + b[0]).tolist()
+    [[8.0]]
+    """
+    (shift, scale), (mean, size) = of_rows, of_output
+    weights, biases = [w.astype(np.float64) for w in weights], [b.astype(np.float64) for b in biases]
+    biases[0] = biases[0] - shift / scale * weights[0].sum(axis=0)
+    weights[0] = weights[0] / scale
+    weights[-1] = weights[-1] * size
+    biases[-1] = biases[-1] * size + mean
+    return [w.astype(np.float32) for w in weights], [b.astype(np.float32) for b in biases]

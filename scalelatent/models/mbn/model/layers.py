@@ -1,0 +1,381 @@
+"""Layers of random clusterings: what each is made of, and which centroids it takes.
+
+A layer has V clusterings of k centroids, which are rows of what it sees: the data, or the codes of the layer
+below. A row's output is V codes, of each clustering the number of its nearest centroid. As a one-hot vector
+it would be V k wide; it is never written so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import Any, Protocol
+
+import numpy as np
+
+from scalelatent.kernels.sparse_rows import CsrRows
+
+from .sampling import choose, choose_mask, draw_bits
+
+# Codes of so many centroids fit into 16 bits.
+SHORT_CODES = 65_536
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+# A number that a message gives as large enough must be so as it is written.
+_ROUNDED_UP = Context(prec=6, rounding=ROUND_CEILING)
+# Clusterings of an upper layer that are looked up at once, and the bits that number a centroid among theirs.
+_TOGETHER, _TOGETHER_BITS = 8, 16
+# Look-ups cost so many multiply-adds' time, and putting centroids up so many look-ups each.
+_LOOKUP_FLOPS, _LIST_LOOKUPS = 90.0, 8.0
+
+
+def share(fraction: float, n: int) -> int:
+    """floor(fraction n), where a product that is whole but for rounding is whole: 0.29 of 100 is 29.
+
+    Examples
+    --------
+    >>> share(0.29, 100), share(0.5, 7)
+    (29, 3)
+    """
+    return math.floor(fraction * n * (1 + 2.0**-51))
+
+
+def schedule(n: int, k1: int | None, decay: float, k_last: int | None, n_classes: int | None) -> list[int]:
+    """Centroids of the clusterings of each layer: k_{l+1} = floor(decay k_l).
+
+    Parameters
+    ----------
+    n : int
+        Rows to draw centroids from.
+    k1 : int or None
+        Of the first layer; None is n // 2, the paper's choice for small data.
+    decay : float
+        In (0, 1).
+    k_last : int or None
+        The fewest that a layer may have. None: at least 1.5 times the classes, "stronger than random guess"
+        (section 5.1).
+    n_classes : int or None
+        None stands for 2.
+
+    Returns
+    -------
+    list of int
+        One number a layer, each at least 2.
+
+    Raises
+    ------
+    ValueError
+        k1 above n or below 2; a decay that is not between 0 and 1, or ends before one layer.
+
+    Examples
+    --------
+    >>> schedule(60_000, 8000, 0.5, None, 10)
+    [8000, 4000, 2000, 1000, 500, 250, 125, 62, 31, 15]
+    """
+    if not 0 < decay < 1:
+        raise ValueError(f"decay={decay!r}: give a number between 0 and 1 (0.5 is the paper's), or 'auto'")
+    k = n // 2 if k1 is None else int(k1)
+    told = f"k1={k1!r}" + (f" (half of {n} rows, {k})" if k1 is None else "")
+    if k > n:
+        raise ValueError(
+            f"k1={k} is above the {n} rows that centroids are drawn from: give at most {n}, or None for half "
+            "of them"
+        )
+    if k < 2:
+        raise ValueError(
+            f"{told}: a clustering needs at least 2 centroids: give k1 of 2 or more, or more rows"
+        )
+    least = max(2, math.ceil(1.5 * (n_classes or 2))) if k_last is None else k_last
+    if least < 2:
+        raise ValueError(f"k_last={k_last!r}: a clustering needs at least 2 centroids: give 2 or more")
+    if k < least:
+        why = f"k_last={k_last}" if k_last is not None else f"1.5 times n_classes={n_classes or 2} is {least}"
+        raise ValueError(
+            f"{told} ends before one layer, as {why}: raise k1, or lower "
+            f"{'k_last' if k_last is not None else 'n_classes'}"
+        )
+    ks = [k]
+    # Fewer each time, also where decay is 1 but for rounding.
+    while (following := min(share(decay, ks[-1]), ks[-1] - 1)) >= least:
+        ks.append(following)
+    return ks
+
+
+class Sets(Protocol):
+    """Where the centroids of a layer lie, set by set."""
+
+    def read(self, which: int) -> Any:
+        """Those of a clustering: ndarray (k, columns), or :class:`CsrRows`."""
+        ...
+
+
+@dataclass(frozen=True)
+class ArraySets:
+    """Centroids in memory.
+
+    Attributes
+    ----------
+    rows : ndarray, shape (V k, columns), or CsrRows
+    k : int
+
+    Examples
+    --------
+    >>> ArraySets(np.arange(6).reshape(6, 1), 2).read(1).tolist()
+    [[2], [3]]
+    """
+
+    rows: Any
+    k: int
+
+    def read(self, which: int) -> Any:
+        """Those of a clustering."""
+        return self.rows[which * self.k : (which + 1) * self.k]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer, but for its centroids: what is drawn follows from these numbers.
+
+    Attributes
+    ----------
+    number : int
+        From 1.
+    seed : int
+    n_rows : int
+        Rows that centroids are drawn from.
+    n_clusterings : int
+        V.
+    k : int
+    width : int
+        Columns of what it sees: features, or clusterings of the layer below.
+    k_below : int
+        Centroids of the layer below; 0 in the first layer.
+    fraction : float
+        Share of the columns (above the first layer: of the one-hot units) that a clustering looks at.
+    metric : str
+        Of the first layer; above it units that are shared count.
+    csr : bool
+        Whether the first layer sees CSR rows.
+    dtype : str
+        Of what it sees.
+    """
+
+    number: int
+    seed: int
+    n_rows: int
+    n_clusterings: int
+    k: int
+    width: int
+    k_below: int
+    fraction: float
+    metric: str
+    csr: bool
+    dtype: str
+
+    @property
+    def n_columns(self) -> int:
+        """Columns that a clustering of the first layer looks at."""
+        return share(self.fraction, self.width)
+
+    @property
+    def code_dtype(self) -> str:
+        """Type of the layer's codes."""
+        return "uint16" if self.k <= SHORT_CODES else "uint32"
+
+    def columns(self, which: int) -> np.ndarray:
+        """Columns of a clustering of the first layer, int64 in rising order."""
+        return choose(draw_bits(self.seed, "columns", 1, which), self.width, self.n_columns)
+
+    def units(self, which: int) -> np.ndarray:
+        """One-hot units of the layer below that a clustering looks at, bool (V, k below)."""
+        size = self.width * self.k_below
+        bits = draw_bits(self.seed, "units", self.number, which)
+        return choose_mask(bits, size, share(self.fraction, size)).reshape(self.width, self.k_below)
+
+    # -- the rows that become centroids: see RowSets
+
+    @property
+    def n_sets(self) -> int:
+        """Clusterings."""
+        return self.n_clusterings
+
+    @property
+    def set_rows(self) -> int:
+        """Centroids of each."""
+        return self.k
+
+    def output(self) -> tuple[tuple[int, ...], str]:
+        """(shape of a centroid as it is kept, dtype)."""
+        return (self.n_columns if self.number == 1 and not self.csr else self.width,), self.dtype
+
+    def rows(self, which: int) -> np.ndarray:
+        """Numbers of the rows that are a clustering's centroids, in rising order."""
+        return choose(draw_bits(self.seed, "rows", self.number, which), self.n_rows, self.k)
+
+    def take(self, which: int, x: Any, rows: np.ndarray) -> Any:
+        """Some rows of ``x`` as centroids are kept: on the columns of the clustering."""
+        if self.number > 1:
+            return x[rows]
+        if not isinstance(x, CsrRows):
+            return np.take(x[rows], self.columns(which), axis=1)
+        taken, inside = x.take(rows), np.zeros(self.width, dtype=bool)
+        inside[self.columns(which)] = True
+        kept = inside[taken.indices]
+        pointers = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[taken.indptr]
+        return CsrRows(taken.data[kept], taken.indices[kept], pointers, taken.shape)
+
+    # -- codes ----------------------------------------------------------------------------------------------
+
+    def flops_per_row(self) -> float:
+        """What one clustering costs a row, in operations of a matrix product."""
+        if self.number > 1:
+            return _LOOKUP_FLOPS * self.width
+        return 2.0 * self.k * self.n_columns
+
+    def set_flops(self) -> float:
+        """What it costs to put a clustering's centroids up."""
+        if self.number > 1:
+            return _LOOKUP_FLOPS * _LIST_LOOKUPS * self.width * self.k
+        return 60.0 * self.k * self.n_columns
+
+    @property
+    def together(self) -> int:
+        """Clusterings that :meth:`codes` takes best at once."""
+        if self.number == 1:
+            return 1
+        return max(1, min(_TOGETHER, 2**_TOGETHER_BITS >> (self.k - 1).bit_length()))
+
+    def codes(self, backend: Any, x: Any, centroids: Sequence[Any], first: int) -> np.ndarray:
+        """Codes of rows by the clusterings from ``first`` on, which have these centroids: (rows, sets)."""
+        if self.number == 1:
+            found = [self._nearest(backend, x, part, first + i) for i, part in enumerate(centroids)]
+            return np.stack(found, axis=1)
+        units = np.empty((len(centroids), self.width, self.k_below), dtype=np.bool_)
+        for i in range(len(centroids)):
+            units[i] = self.units(first + i)
+        lists = backend.kernel("mbn_make_lists")(np.stack(centroids), units)
+        return np.asarray(backend.kernel("mbn_nearest_codes")(x, lists))
+
+    def _nearest(self, backend: Any, x: Any, centroids: Any, which: int) -> np.ndarray:
+        kernel, columns = backend.kernel, self.columns(which)
+        if self.csr:
+            bank = kernel("mbn_make_sparse_bank")(centroids, columns, self.metric)
+            return np.asarray(kernel("mbn_nearest_sparse")(x, bank))
+        bank = kernel("mbn_make_bank")(centroids, self.metric)
+        return np.asarray(kernel("mbn_nearest")(x, columns, bank))
+
+    def check(self, x: Any, start: int) -> None:
+        """Refuse rows that have no place: NaN, infinite or huge values, under the cosine rows of zeros.
+
+        Raises
+        ------
+        ValueError
+            Naming the row.
+        """
+        if self.number > 1:
+            return
+        values = x.data if isinstance(x, CsrRows) else x
+        # Shorter integers never come near the limit.
+        if values.size and (values.dtype.kind == "f" or values.dtype.itemsize == 8):
+            limit = _largest_value(self.width)
+            # A NaN anywhere is the smallest and the largest.
+            with np.errstate(invalid="ignore"):
+                fine = -limit <= float(values.min()) and float(values.max()) <= limit
+            if not fine:
+                _tell_bad_value(x, values, start, limit)
+        if self.metric == "cosine":
+            empty = np.flatnonzero(_row_counts(x) == 0)
+            if len(empty):
+                raise ValueError(
+                    f"row {start + empty[0]} is all zeros, and has no cosine: leave out empty rows (of token "
+                    "files: scalelatent data import rcv1 … --drop-empty), or use metric='euclidean'"
+                )
+
+
+def _row_counts(x: Any) -> np.ndarray:
+    """Entries of each row that are not zero."""
+    if not isinstance(x, CsrRows):
+        return np.count_nonzero(x, axis=1)
+    before = np.concatenate([[0], np.cumsum(x.data != 0)])
+    return before[x.indptr[1:]] - before[x.indptr[:-1]]
+
+
+def _largest_value(width: int) -> float:
+    """Of a row of so many columns, a power of ten: products and squared lengths stay well within float32."""
+    return float(10 ** math.floor(math.log10(FLOAT32_MAX / (4 * width)) / 2))
+
+
+def _tell_bad_value(x: Any, values: np.ndarray, start: int, limit: float) -> None:
+    bad = ~(np.abs(values, dtype=np.float64) <= limit)
+    if isinstance(x, CsrRows):
+        at = int(np.flatnonzero(bad)[0])
+        row, column = int(np.searchsorted(x.indptr, at, side="right")) - 1, int(x.indices[at])
+        value = values[at]
+    else:
+        row, column = (int(i) for i in np.argwhere(bad)[0])
+        value = values[row, column]
+    told = f"row {start + row}, feature {column} is {value:g}"
+    if not np.isfinite(value):
+        raise ValueError(f"{told} ({'NaN' if np.isnan(value) else 'infinite'})")
+    raise ValueError(
+        f"{told}, too large for distances in float32: scale the features, so that none is beyond {limit:g}"
+    )
+
+
+def make_layers(
+    ks: list[int],
+    *,
+    n_rows: int,
+    n_features: int,
+    n_clusterings: int,
+    fraction: float,
+    metric: str,
+    csr: bool,
+    dtype: str,
+    seed: int,
+) -> tuple[Layer, ...]:
+    """The layers of a network.
+
+    Raises
+    ------
+    ValueError
+        A fraction that is not in (0, 1], or selects nothing.
+
+    Examples
+    --------
+    >>> layers = make_layers([6, 3], n_rows=20, n_features=5, n_clusterings=4, fraction=0.5,
+    ...     metric="euclidean", csr=False, dtype="uint8", seed=0)
+    >>> layers[0].n_columns, layers[1].units(0).shape
+    (2, (4, 6))
+    """
+    if not 0 < fraction <= 1:
+        raise ValueError(f"feature_fraction={fraction!r}: give a number above 0 and up to 1")
+    sizes = [n_features, *(n_clusterings * k for k in ks[:-1])]
+    least = min(sizes)
+    if share(fraction, least) < 1:
+        number = sizes.index(least) + 1
+        raise ValueError(
+            f"layer {number}: feature_fraction={fraction!r} of {least} "
+            f"{'feature(s)' if number == 1 else 'one-hot units of the layer below'} selects nothing: give at "
+            f"least {float(_ROUNDED_UP.divide(Decimal(1), least)):g}"
+        )
+    layers: list[Layer] = []
+    for i, k in enumerate(ks):
+        below = layers[-1] if layers else None
+        layers.append(
+            Layer(
+                number=i + 1,
+                seed=seed,
+                n_rows=n_rows,
+                n_clusterings=n_clusterings,
+                k=k,
+                width=n_features if below is None else n_clusterings,
+                k_below=0 if below is None else below.k,
+                fraction=fraction,
+                metric=metric,
+                csr=csr and below is None,
+                dtype=dtype if below is None else below.code_dtype,
+            )
+        )
+    return tuple(layers)

@@ -1,0 +1,212 @@
+"""Rows through layers: the codes of one, or what a whole network makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from scalelatent.contract.learners import Block
+from scalelatent.kernels.sparse_rows import CsrRows
+
+from .layers import Layer
+
+
+@dataclass(frozen=True)
+class LayerCoder:
+    """Rows -> codes of some clusterings of a layer, a :class:`~scalelatent.contract.learners.RowMap`.
+
+    Clusterings come one after the other (above the first layer a few at once), each over all rows of a block:
+    centroids are put up once for all of them, and few clusterings' are in memory at a time.
+
+    Attributes
+    ----------
+    layer : Layer
+    centroids : Sets
+    first, stop : int
+        Clusterings.
+    """
+
+    layer: Layer
+    centroids: Any
+    first: int
+    stop: int
+
+    whole_shards = True
+    last = None
+
+    def stages(self) -> tuple[LayerCoder]:
+        """Itself."""
+        return (self,)
+
+    @property
+    def accepts_csr(self) -> bool:
+        """Whether blocks of CSR rows come as they are."""
+        return self.layer.csr
+
+    def output(self) -> tuple[tuple[int, ...], str]:
+        """(shape of one output row, dtype)."""
+        return (self.stop - self.first,), self.layer.code_dtype
+
+    def of_columns(self, first: int, stop: int) -> LayerCoder:
+        """The map to some of the output's columns."""
+        return replace(self, first=self.first + first, stop=self.first + stop)
+
+    def row_bytes(self) -> int:
+        """Bytes of a row of codes; of those of a tile only, which are few."""
+        return np.dtype(self.layer.code_dtype).itemsize
+
+    def flops_per_row(self) -> float:
+        """What a column costs a row, in operations of a matrix product."""
+        return self.layer.flops_per_row()
+
+    def column_flops(self) -> float:
+        """What it costs to prepare a column."""
+        return self.layer.set_flops()
+
+    def prepare(self, backend: Any) -> Any:
+        """Centroids are prepared clustering by clustering."""
+        return backend
+
+    def fill(self, prepared: Any, block: Block, out: np.ndarray) -> Iterator[None]:
+        """Write the block's output rows; hands over after each few clusterings."""
+        self.layer.check(block.x, block.start)
+        x = ready_rows(self.layer, prepared, block.x)
+        for first in range(self.first, self.stop, self.layer.together):
+            stop = min(first + self.layer.together, self.stop)
+            centroids = [self.centroids.read(which) for which in range(first, stop)]
+            out[:, first - self.first : stop - self.first] = self.layer.codes(prepared, x, centroids, first)
+            yield
+
+    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+        """Codes of the block, (rows, clusterings)."""
+        out = np.empty((len(block.x), self.stop - self.first), dtype=self.layer.code_dtype)
+        for _ in self.fill(prepared, block, out):
+            pass
+        return out
+
+
+def ready_rows(layer: Layer, backend: Any, x: Any) -> Any:
+    """Rows where and as the kernels of a layer take them: converted once for all its clusterings.
+
+    Parameters
+    ----------
+    layer : Layer
+    backend : object
+    x : ndarray or CsrRows
+        On the host.
+
+    Examples
+    --------
+    >>> from scalelatent.engine.backend import HostBackend
+    >>> from scalelatent.models.mbn.model.layers import make_layers
+    >>> (layer,) = make_layers([2], n_rows=9, n_features=3, n_clusterings=4, fraction=0.5, csr=False,
+    ...     metric="euclidean", dtype="int8", seed=0)
+    >>> ready_rows(layer, HostBackend(), np.ones((9, 3), np.int8)).dtype
+    dtype('float32')
+    """
+    on_host = backend.xp is np
+    if layer.csr:
+        x = x if isinstance(x, CsrRows) else _sparse(x)
+        if backend.name == "reference":  # which makes them dense
+            return x
+        return CsrRows(
+            backend.asarray(x.data, np.float32),
+            backend.asarray(x.indices, np.int32),
+            backend.asarray(x.indptr, np.int64 if on_host else np.int32),
+            x.shape,
+        )
+    if layer.number > 1:
+        return x if on_host else _moved(backend, x, np.int32)
+    return _moved(backend, x, np.uint8 if x.dtype == np.uint8 else np.float32)
+
+
+def _moved(backend: Any, x: np.ndarray, dtype: Any) -> Any:
+    """A card converts what has been moved: few bytes travel."""
+    return backend.asarray(backend.asarray(x, x.dtype), dtype)
+
+
+def _sparse(x: np.ndarray) -> CsrRows:
+    """Dense rows for centroids that are CSR."""
+    row, column = np.nonzero(x)
+    pointers = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(x)), dtype=np.int64)])
+    return CsrRows(x[row, column], column, pointers, (len(x), x.shape[1]))
+
+
+@dataclass(frozen=True)
+class Network:
+    """Rows -> codes of the last of some layers, or what :class:`.pca.CodeProjection` makes of them.
+
+    Attributes
+    ----------
+    layers : tuple of Layer
+    centroids : tuple of Sets
+    projection : CodeProjection or None
+    """
+
+    layers: tuple[Layer, ...]
+    centroids: tuple[Any, ...]
+    projection: Any = None
+
+    whole_shards = True
+
+    @property
+    def last(self) -> Any:
+        """The projection."""
+        return self.projection
+
+    def stages(self) -> tuple[LayerCoder, ...]:
+        """Layer by layer."""
+        return tuple(
+            LayerCoder(layer, centroids, 0, layer.n_clusterings)
+            for layer, centroids in zip(self.layers, self.centroids, strict=True)
+        )
+
+    @property
+    def what(self) -> str:
+        """Of which stage it is in task names."""
+        return "transform" if self.projection is not None else "codes"
+
+    @property
+    def accepts_csr(self) -> bool:
+        """Whether blocks of CSR rows come as they are."""
+        return self.layers[0].csr
+
+    def output(self) -> tuple[tuple[int, ...], str]:
+        """(shape of one output row, dtype)."""
+        if self.projection is not None:
+            return self.projection.output()
+        return (self.layers[-1].n_clusterings,), self.layers[-1].code_dtype
+
+    def row_bytes(self) -> int:
+        """Bytes of a row of codes, of two layers."""
+        return 2 * max(layer.n_clusterings * np.dtype(layer.code_dtype).itemsize for layer in self.layers)
+
+    def flops_per_row(self) -> float:
+        """What a row costs, in operations of a matrix product."""
+        return sum(layer.n_clusterings * layer.flops_per_row() for layer in self.layers)
+
+    def prepare(self, backend: Any) -> Any:
+        """What every block needs."""
+        return backend, None if self.projection is None else self.projection.prepare(backend)
+
+    def fill(self, prepared: Any, block: Block, out: np.ndarray) -> Iterator[None]:
+        """Write the block's output rows; hands over after each clustering."""
+        backend, projected = prepared
+        for coder in self.stages():
+            last = coder.layer is self.layers[-1] and self.projection is None
+            codes = out if last else np.empty((len(block.x), coder.stop), dtype=coder.layer.code_dtype)
+            yield from coder.fill(backend, block, codes)
+            block = Block(codes, None, None, block.start)
+        if self.projection is not None:
+            out[:] = self.projection.apply(projected, block)
+
+    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+        """Output rows of the block."""
+        (width,), dtype = self.output()
+        out = np.empty((len(block.x), width), dtype=dtype)
+        for _ in self.fill(prepared, block, out):
+            pass
+        return out

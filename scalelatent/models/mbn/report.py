@@ -1,0 +1,283 @@
+"""What the report of a bootstrap network shows: its output, its layers, its clusters, and retrieval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.data import Dataset
+from scalelatent.engine.backend import make_backend
+from scalelatent.engine.mapwrite import map_to_array
+from scalelatent.evaluation import RetrievalCurve, retrieval_accuracy
+from scalelatent.evaluation.output_scores import read_spaced, score_clusters
+from scalelatent.models.mbn.model.network import Network
+from scalelatent.models.mbn.model.pca import kernel_coordinates
+from scalelatent.report.explained import wilson
+from scalelatent.report.page import Picture, count, listing
+from scalelatent.report.sampled import check_width
+from scalelatent.report.style import percent
+
+from .report_figures import LEGEND_CLASSES, plot_layers, plot_output, plot_retrieval
+
+if TYPE_CHECKING:
+    from scalelatent.report.runfiles import RunFiles
+
+__all__ = ["NetworkEvidence", "collect_network", "network_numbers", "network_pictures", "network_subtitle"]
+
+SAMPLE_ROWS = 2000
+
+
+@dataclass(frozen=True)
+class NetworkEvidence:
+    """What the figures of a network are drawn from: some rows through all its layers.
+
+    Attributes
+    ----------
+    n_rows : int
+        Of the dataset.
+    output : ndarray of float32, shape (n, components)
+        Of the sampled rows; of an output of codes their first two principal components, to draw.
+    ranked_by : str
+        What the retrieval curve ranks by: the cosine of components, or the codes that rows share.
+    layers : list of ndarray of float64, shape (n, 2)
+        First two principal components of these rows at each layer.
+    ks : list of int
+    codes : ndarray of int, shape (n,), or None
+        Classes; None without labels, or with several a row.
+    class_names : list of str
+    clusters : dict or None
+        See :func:`.score_clusters`; None also of codes, which have no mean.
+    retrieval : RetrievalCurve or None
+    """
+
+    n_rows: int
+    output: np.ndarray
+    layers: list[np.ndarray]
+    ks: list[int]
+    codes: np.ndarray | None
+    class_names: list[str]
+    clusters: Mapping[str, float] | None
+    retrieval: RetrievalCurve | None
+    ranked_by: str = "cosine"
+
+
+def collect_network(
+    model: Any,
+    data: Dataset,
+    *,
+    sample_rows: int = SAMPLE_ROWS,
+    scores: Mapping[str, float] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> NetworkEvidence:
+    """Take evenly spaced rows through all layers of a fitted network.
+
+    Parameters
+    ----------
+    model : MultilayerBootstrapNetwork
+        Fitted.
+    data : Dataset
+        Of the model's width, with or without labels or topics.
+    sample_rows : int
+        At most so many rows for the figures.
+    scores : mapping, optional
+        What `score_clusters` has found of these rows before; computed where it is not given.
+    progress : callable, optional
+        Called after each layer, with the rows that went through all of them so far, as a share of the
+        layers, and the rows in all.
+
+    Returns
+    -------
+    NetworkEvidence
+
+    Raises
+    ------
+    DataError
+        Rows of another width, or that cannot be read.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from scalelatent import MultilayerBootstrapNetwork
+    >>> x, y = load_iris(return_X_y=True)
+    >>> model = MultilayerBootstrapNetwork(n_clusterings=50, n_classes=3, random_state=0).fit(x)
+    >>> evidence = collect_network(model, Dataset.from_arrays(x, y))
+    >>> len(evidence.layers) == len(model.ks_), evidence.output.shape
+    (True, (150, 3))
+    """
+    check_width(data, model.n_features_in_)
+    rows, labels = read_spaced(data, sample_rows)
+    planes, codes, kernel = [], Dataset.from_arrays(rows), make_backend("cpu").kernel
+    for number, (layer, centroids) in enumerate(zip(model._layers, model._centroids, strict=True), 1):
+        found = map_to_array(Network((layer,), (centroids,)), codes, model.device, model.n_jobs)
+        planes.append(kernel_coordinates(found, 2, kernel))
+        codes = Dataset.from_arrays(found)
+        if progress is not None:
+            progress(len(found) * number // len(model._layers), len(found))
+    projection, metric = model._row_map("output").projection, "cosine"
+    if projection is None:
+        output, ranked, metric = planes[-1].astype(np.float32), found, "overlap"
+    else:
+        output = ranked = map_to_array(projection, codes, model.device, model.n_jobs)
+    classes, names, clusters, curve = None, [], None, None
+    if labels is not None and data.y_kind == "labels":
+        values, classes = np.unique(labels, return_inverse=True)
+        names = [str(value) for value in values.tolist()]
+        if len(values) <= len(output) and projection is not None:
+            clusters = scores or score_clusters(model, data)
+    if labels is not None and data.y_kind != "targets" and len(output) > 1:
+        curve = retrieval_accuracy(ranked, labels, metric=metric, n_jobs=model.n_jobs)
+    ks = [int(k) for k in model.ks_]
+    return NetworkEvidence(data.n_rows, output, planes, ks, classes, names, clusters, curve, metric)
+
+
+def network_subtitle(model: Any) -> str:
+    """One line that says what the model is."""
+    ks = " → ".join(f"{k:,}" for k in model.ks_)
+    return (
+        f"Multilayer bootstrap network, {count(len(model.ks_), 'layer')} of "
+        f"{count(model.n_clusterings, 'clustering')}, k = {ks}"
+    )
+
+
+def network_numbers(
+    run: RunFiles, model: Any, evidence: NetworkEvidence | None, rows: str
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """(headline, table)."""
+    head: list[tuple[str, str]] = []
+    table: list[tuple[str, str]] = []
+    if evidence is not None:
+        table.append((f"{rows} rows", f"{evidence.n_rows:,}"))
+        shown = len(evidence.output)
+        table.append(("rows in the figures", _of_all(shown, evidence)))
+        if (scores := evidence.clusters) is not None:
+            head += [("NMI", percent(scores["nmi"])), ("clustering accuracy", percent(scores["accuracy"]))]
+            for name, label in (("nmi", "NMI"), ("accuracy", "clustering accuracy")):
+                value = f"{percent(scores[name])}, that of the clusters of smallest inertia"
+                spread = f"{percent(scores[f'{name}_mean'])} ± {percent(scores[f'{name}_spread'])}"
+                table.append((label, f"{value}; mean of {int(scores['restarts'])} restarts {spread}"))
+            low, high = wilson(scores["accuracy"], scores["clustered_rows"])
+            table.append(("clustering accuracy, 95 % interval", f"{100 * low:.2f} to {100 * high:.2f} %"))
+            table.append(
+                ("rows that k-means has clustered", _of_all(int(scores["clustered_rows"]), evidence))
+            )
+        if (curve := evidence.retrieval) is not None:
+            at = [f"{percent(a)} at {k:,}" for k, a in zip(curve.levels, curve.accuracy, strict=True)]
+            table.append(("retrieval accuracy", listing(at[:4])))
+    head.append(("layers", str(len(model.ks_))))
+    table.append(("centroids of each layer", ", ".join(f"{k:,}" for k in model.ks_)))
+    table.append(("clusterings of a layer", f"{model.n_clusterings:,}"))
+    table.append(("share of the columns that a clustering sees", f"{model.feature_fraction:g}"))
+    decay = getattr(model, "decay_", model.decay)
+    chosen = " (chosen without labels)" if model.decay == "auto" else ""
+    table.append(("decay", f"{decay:g}{chosen}"))
+    ratio = getattr(model, "explained_variance_ratio_", None)
+    if ratio is not None:
+        table.append((f"variance in {count(len(ratio), 'component')}", percent(float(ratio.sum()))))
+    if run.event("fit_started").get("rows"):
+        table.append(("training rows", f"{run.event('fit_started')['rows']:,}"))
+    table.append(("features of a row", f"{model.n_features_in_:,}"))
+    table.append(("seed", str(model.seed_)))
+    return head, table
+
+
+def network_words(run: RunFiles, evidence: NetworkEvidence | None) -> list[tuple[str, str]]:
+    """What the numbers mean."""
+    found = []
+    if evidence is not None and evidence.clusters is not None:
+        restarts = int(evidence.clusters["restarts"])
+        text = (
+            f"k-means clusters the network's components {restarts} times, from new starts, into as many "
+            "clusters as there are classes; what counts is the clustering of the smallest inertia, "
+            "whatever its scores. NMI (normalized mutual information) is 0 % where clusters tell nothing of "
+            "the classes and 100 % where both are the same. Clustering accuracy is the share of rows whose "
+            "cluster stands for their class, under the best one-to-one pairing. The network has seen no "
+            "class. `scalelatent score` tells the same of these rows."
+        )
+        if int(evidence.clusters["clustered_rows"]) < evidence.n_rows:
+            text += (
+                " Evenly spaced rows stand for all of them, which takes seconds where all would take minutes."
+            )
+        found.append(("NMI and clustering accuracy", text))
+        interval = (
+            "These rows are a sample: the accuracy of these clusters on all rows of their kind lies within "
+            "it in 95 of 100 cases. What another start of k-means changes is not in it; that is the spread "
+            "over the restarts."
+        )
+        found.append(("95 % interval", interval))
+    return found
+
+
+def _of_all(rows: int, evidence: NetworkEvidence) -> str:
+    return f"{rows:,}, evenly spaced" if rows < evidence.n_rows else f"all {rows:,}"
+
+
+def network_pictures(evidence: NetworkEvidence, rows: str) -> list[Picture]:
+    """All figures, in the order of the page."""
+    found = [_output(evidence, rows), _layers(evidence, rows)]
+    if evidence.retrieval is not None:
+        found.append(_retrieval(evidence, evidence.retrieval, rows))
+    return found
+
+
+def _which(evidence: NetworkEvidence, rows: str) -> str:
+    n = len(evidence.output)
+    if n == evidence.n_rows:
+        return f"all {n:,} {rows} rows"
+    return f"{n:,} evenly spaced of {evidence.n_rows:,} {rows} rows"
+
+
+def _coloured(evidence: NetworkEvidence) -> str:
+    if evidence.codes is None:
+        return "The rows have no classes to colour them by."
+    if len(evidence.class_names) > LEGEND_CLASSES:
+        return f"Colours and markers are the {len(evidence.class_names)} classes, ten colours by marker."
+    return "Colours are classes, which the network has not seen."
+
+
+def _output(evidence: NetworkEvidence, rows: str) -> Picture:
+    what = "output" if evidence.ranked_by == "cosine" else "codes"
+    words = (
+        f"The first two components of the {what} of {_which(evidence, rows)} (Figures 8 and 9 of the paper). "
+        f"{_coloured(evidence)}"
+    )
+    alt = f"A scatter of {len(evidence.output):,} points"
+    if evidence.clusters is not None:
+        alt += (
+            f" in {count(len(evidence.class_names), 'class', 'classes')}; k-means on all components reaches "
+            f"an accuracy of {percent(evidence.clusters['accuracy'])}"
+        )
+    figure = plot_output(evidence.output, evidence.codes, evidence.class_names)
+    return Picture("output", "Output", words, alt + ".", figure)
+
+
+def _layers(evidence: NetworkEvidence, rows: str) -> Picture:
+    titles = [f"layer {i}: k = {k:,}" for i, k in enumerate(evidence.ks, 1)]
+    words = (
+        f"{_which(evidence, rows).capitalize()} at each layer: the first two principal components of these "
+        "rows' codes (Figure 16 of the paper). From layer to layer small variations within a group are "
+        "dropped, until k is near the number of classes."
+    )
+    of = f"from k = {evidence.ks[0]:,} to {evidence.ks[-1]:,}"
+    alt = f"{count(len(titles), 'scatter plot')} of the same points, {of}."
+    figure = plot_layers(evidence.layers, titles, evidence.codes, evidence.class_names)
+    return Picture("layers", "Output of each layer", words, alt, figure, wide=True)
+
+
+def _retrieval(evidence: NetworkEvidence, curve: RetrievalCurve, rows: str) -> Picture:
+    by_cosine = evidence.ranked_by == "cosine"
+    which = _which(evidence, rows).replace("all ", "the ", 1)
+    nearest = "by the cosine of the output" if by_cosine else "by the number of codes that two rows share"
+    words = (
+        f"Each of {which} asks for the others, nearest first {nearest}; "
+        "drawn is the mean share of those that share its class or a topic with it among the first so many "
+        "(section 5.5 of the paper). A row without topics is never found rightly."
+    )
+    alt = (
+        f"A falling curve from {percent(float(curve.accuracy[0]))} of the first to "
+        f"{percent(float(curve.accuracy[-1]))} of the first {int(curve.levels[-1]):,}."
+    )
+    curves = {"output": (curve.levels.tolist(), curve.accuracy.tolist())}
+    return Picture("retrieval", "Retrieval accuracy", words, alt, plot_retrieval(curves))

@@ -1,0 +1,357 @@
+"""Figures of a bootstrap network: arrays in, a matplotlib figure out. No reading, no model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.lines import Line2D
+from matplotlib.ticker import PercentFormatter
+
+from scalelatent.errors import DataError
+from scalelatent.report.style import (
+    ACCENT,
+    COLORS,
+    INK,
+    MUTED,
+    WARN,
+    class_style,
+    new_figure,
+    quiet_axes,
+    short_name,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "Sweep",
+    "plot_densities",
+    "plot_layers",
+    "plot_outlier",
+    "plot_output",
+    "plot_retrieval",
+    "plot_sweeps",
+]
+
+LEGEND_CLASSES = 30
+_ACROSS = 4
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Scores against the values of one parameter.
+
+    Attributes
+    ----------
+    title : str
+        For example the data set.
+    values : sequence of float, n
+    nmi, accuracy : sequence of float, n
+        Means, as shares.
+    nmi_spread, accuracy_spread : sequence of float, n
+        Standard deviations over seeds.
+    marked : float or None
+        The value that was chosen without labels.
+    """
+
+    title: str
+    values: Sequence[float]
+    nmi: Sequence[float]
+    accuracy: Sequence[float]
+    nmi_spread: Sequence[float]
+    accuracy_spread: Sequence[float]
+    marked: float | None = None
+
+
+def scatter(axes: Axes, points: np.ndarray, codes: np.ndarray | None, size: float = 7.0) -> None:
+    """Points of two dimensions by class; classes are drawn mixed, so that none covers the others."""
+    if codes is None:
+        axes.scatter(points[:, 0], points[:, 1], s=size, color=ACCENT, alpha=0.6, linewidths=0)
+    else:
+        # One call a marker; within it in an order that has nothing to do with the class.
+        order = np.random.Generator(np.random.Philox(0)).permutation(len(points))
+        styles = [class_style(int(code)) for code in codes[order]]
+        for marker in dict.fromkeys(marker for _, marker in styles):
+            own = [i for i, (_, m) in enumerate(styles) if m == marker]
+            at, colors = points[order[own]], [styles[i][0] for i in own]
+            axes.scatter(at[:, 0], at[:, 1], s=size, c=colors, marker=marker, alpha=0.65, linewidths=0)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for side in axes.spines.values():
+        side.set_color("#c9ced4")
+    axes.margins(0.04)
+
+
+def plot_output(points: np.ndarray, codes: np.ndarray | None, names: Sequence[str]) -> Figure:
+    """The first two components of the output, coloured by class (the paper's Figures 8 and 9).
+
+    Parameters
+    ----------
+    points : ndarray, shape (n, 1 or more)
+        Further components are not drawn; one is drawn against its rank.
+    codes : ndarray of int, shape (n,), or None
+        Class of each row.
+    names : sequence of str
+
+    Returns
+    -------
+    Figure
+
+    Examples
+    --------
+    >>> figure = plot_output(np.eye(2), np.array([0, 1]), ["a", "b"])
+    >>> [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    ['a', 'b']
+    """
+    figure = new_figure(7.4, 5.6)
+    axes = figure.subplots()
+    scatter(axes, plane_of(points), codes, 9.0)
+    axes.set_xlabel("first component", color=INK, fontsize=10)
+    axes.set_ylabel("second component" if points.shape[1] > 1 else "rank", color=INK, fontsize=10)
+    if codes is not None and 1 < len(names) <= LEGEND_CLASSES:
+        _class_legend(axes, names)
+    return figure
+
+
+def plane_of(points: np.ndarray) -> np.ndarray:
+    """Two columns to draw: the first two, or the only one against its rank.
+
+    Examples
+    --------
+    >>> plane_of(np.array([[5.0], [2.0]])).tolist()
+    [[5.0, 1.0], [2.0, 0.0]]
+    """
+    if points.shape[1] > 1:
+        return points[:, :2]
+    return np.column_stack([points[:, 0], points[:, 0].argsort(kind="stable").argsort(kind="stable")])
+
+
+def _class_legend(axes: Axes, names: Sequence[str]) -> None:
+    handles = [
+        Line2D([], [], color=color, marker=marker, linestyle="", markersize=6)
+        for color, marker in map(class_style, range(len(names)))
+    ]
+    axes.legend(
+        handles, [short_name(name) for name in names], loc="center left", bbox_to_anchor=(1.01, 0.5),
+        frameon=False, fontsize=9, labelcolor=INK, ncols=1 + (len(names) > 15),
+    )  # fmt: skip
+
+
+def plot_layers(
+    layers: Sequence[np.ndarray], titles: Sequence[str], codes: np.ndarray | None, names: Sequence[str]
+) -> Figure:
+    """The first two components at each layer: small variations go, classes stay (the paper's Figure 16).
+
+    Parameters
+    ----------
+    layers : sequence of ndarray, each of shape (n, 2)
+        Of the same rows, bottom to top.
+    titles : sequence of str
+        One a layer.
+    codes : ndarray of int, shape (n,), or None
+    names : sequence of str
+
+    Returns
+    -------
+    Figure
+        A panel a layer.
+
+    Examples
+    --------
+    >>> figure = plot_layers([np.eye(2), np.eye(2)], ["k = 4", "k = 2"], np.array([0, 1]), ["a", "b"])
+    >>> [axes.get_title() for axes in figure.axes]
+    ['k = 4', 'k = 2']
+    """
+    columns = min(_ACROSS, len(layers))
+    rows = -(-len(layers) // columns)
+    figure = new_figure(2.35 * columns, 2.45 * rows)
+    panels = np.ravel(figure.subplots(rows, columns, squeeze=False))
+    for axes, points, title in zip(panels, layers, titles, strict=False):
+        scatter(axes, points, codes, 4.0)
+        axes.set_title(title, fontsize=9.5, color=INK)
+    for axes in panels[len(layers) :]:
+        axes.remove()
+    return figure
+
+
+def plot_sweeps(sweeps: Sequence[Sweep], name: str, *, logarithmic: bool = False) -> Figure:
+    """NMI and accuracy against a parameter, with their spread over seeds (the paper's Figures 10 and 11).
+
+    Parameters
+    ----------
+    sweeps : sequence of Sweep
+        A panel each.
+    name : str
+        Of the parameter.
+    logarithmic : bool
+        Of the parameter's axis.
+
+    Returns
+    -------
+    Figure
+
+    Raises
+    ------
+    DataError
+        Nothing to draw.
+
+    Examples
+    --------
+    >>> sweep = Sweep("wine", [0.1, 0.5], [0.8, 0.5], [0.9, 0.8], [0.0, 0.0], [0.0, 0.0], 0.1)
+    >>> [line.get_label() for line in plot_sweeps([sweep], "decay").axes[0].lines[:2]]
+    ['NMI', 'accuracy']
+    """
+    if not sweeps:
+        raise DataError("there are no scores to draw: give at least one sweep")
+    columns = min(3, len(sweeps))
+    rows = -(-len(sweeps) // columns)
+    figure = new_figure(max(3.1 * columns, 4.2), 2.7 * rows)
+    panels = np.ravel(figure.subplots(rows, columns, squeeze=False))
+    for axes, sweep in zip(panels, sweeps, strict=False):
+        _sweep(axes, sweep)
+        axes.set_title(sweep.title)
+        axes.set_xlabel(name)
+        if logarithmic:
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(list(sweep.values), [f"{value:g}" for value in sweep.values])
+            axes.minorticks_off()
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        quiet_axes(axes)
+    for axes in panels[len(sweeps) :]:
+        axes.remove()
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9, labelcolor=INK
+    )
+    return figure
+
+
+def _sweep(axes: Axes, sweep: Sweep) -> None:
+    values = np.asarray(sweep.values, dtype=float)
+    lines: list[tuple[str, str, Any, Any]] = [
+        ("NMI", ACCENT, sweep.nmi, sweep.nmi_spread),
+        ("accuracy", COLORS[1], sweep.accuracy, sweep.accuracy_spread),
+    ]
+    for label, color, mean, spread in lines:
+        mean, spread = np.asarray(mean, dtype=float), np.asarray(spread, dtype=float)
+        axes.plot(values, mean, color=color, marker="o", markersize=3.5, linewidth=1.6, label=label)
+        axes.fill_between(values, mean - spread, mean + spread, color=color, alpha=0.2, linewidth=0)
+    if sweep.marked is not None:
+        axes.axvline(sweep.marked, color=MUTED, linewidth=1, linestyle="--", label="chosen without labels")
+
+
+def plot_retrieval(
+    curves: Mapping[str, tuple[Sequence[int], Sequence[float]]], *, floor: float | None = None
+) -> Figure:
+    """Mean accuracy of the first so many retrieved documents (the paper's Figures 12 and 14).
+
+    Parameters
+    ----------
+    curves : mapping
+        Name -> (levels, accuracies).
+    floor : float, optional
+        What chance gives.
+
+    Returns
+    -------
+    Figure
+
+    Raises
+    ------
+    DataError
+        No curve.
+
+    Examples
+    --------
+    >>> figure = plot_retrieval({"MBN": ([1, 3, 7], [0.6, 0.5, 0.4]), "LSA": ([1, 3, 7], [0.5, 0.4, 0.3])})
+    >>> len(figure.axes[0].lines)
+    2
+    """
+    if not curves:
+        raise DataError("there is no retrieval curve to draw")
+    figure = new_figure(6.6, 4.2)
+    axes = figure.subplots()
+    for i, (name, (levels, accuracy)) in enumerate(curves.items()):
+        color, marker = COLORS[i % len(COLORS)], "os^Dv"[i % 5]
+        axes.plot(levels, accuracy, color=color, marker=marker, markersize=4, linewidth=1.6, label=name)
+    if floor is not None:
+        axes.axhline(floor, color=MUTED, linewidth=1, linestyle=":", label="chance")
+    longest = max((levels for levels, _ in curves.values()), key=len)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(
+        list(longest), [f"{level:,}" for level in longest], rotation=45 if len(longest) > 8 else 0
+    )
+    axes.minorticks_off()
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("retrieved documents")
+    axes.set_ylabel("accuracy")
+    quiet_axes(axes)
+    if len(curves) > 1 or floor is not None:
+        axes.legend(frameon=False, fontsize=9, labelcolor=INK)
+    return figure
+
+
+def plot_densities(examples: Sequence[tuple[str, np.ndarray, np.ndarray, np.ndarray]]) -> Figure:
+    """Data of uneven density above, the output below (the paper's Figure 5).
+
+    Parameters
+    ----------
+    examples : sequence of (title, rows (n, 2), output (n, 2), classes (n,))
+
+    Returns
+    -------
+    Figure
+        A column an example.
+
+    Examples
+    --------
+    >>> plot_densities([("pair", np.eye(2), np.eye(2), np.array([0, 1]))]).axes[0].get_title()
+    'pair'
+    """
+    figure = new_figure(2.5 * len(examples) + 0.3, 5.2)
+    panels = figure.subplots(2, len(examples), squeeze=False)
+    for column, (title, rows, output, codes) in enumerate(examples):
+        scatter(panels[0, column], rows, codes, 8.0)
+        scatter(panels[1, column], output, codes, 8.0)
+        panels[0, column].set_title(title, fontsize=10.5, color=INK)
+    for axes, name in zip(panels[:, 0], ("data", "output of the network"), strict=True):
+        axes.set_ylabel(name, color=INK, fontsize=10)
+    return figure
+
+
+def plot_outlier(
+    rows: np.ndarray, pca: np.ndarray, output: np.ndarray, codes: np.ndarray, outlier: int
+) -> Figure:
+    """Two classes and one far point: data, PCA and the network (the paper's Figure 6).
+
+    Parameters
+    ----------
+    rows, pca, output : ndarray, shape (n, 2)
+    codes : ndarray of int, shape (n,)
+    outlier : int
+        Its row, drawn as a red cross.
+
+    Returns
+    -------
+    Figure
+
+    Examples
+    --------
+    >>> figure = plot_outlier(*[np.eye(3)[:, :2]] * 3, np.array([0, 1, 1]), 2)
+    >>> [axes.get_title() for axes in figure.axes]
+    ['data', 'PCA', 'network']
+    """
+    figure = new_figure(8.4, 2.9)
+    kept = np.arange(len(rows)) != outlier
+    for axes, points, title in zip(
+        figure.subplots(1, 3), (rows, pca, output), ("data", "PCA", "network"), strict=True
+    ):
+        scatter(axes, points[kept], codes[kept], 8.0)
+        axes.plot(*points[outlier], marker="x", color=WARN, markersize=9, markeredgewidth=2, linestyle="")
+        axes.set_title(title, fontsize=10.5, color=INK)
+    return figure

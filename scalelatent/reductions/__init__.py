@@ -1,0 +1,1 @@
+"""Reductions and linear algebra that several models use."""

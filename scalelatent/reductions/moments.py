@@ -1,0 +1,151 @@
+"""Second moments of the rows: what EM needs once, before its first pass.
+
+The E-step sums of the paper use S = sum x x^T; every member's S is a sum over classes, so one moment matrix a
+class serves all architectures, the subspace start (equation 2.28) and the class counts. float64 throughout: S
+is factorised, and its small eigenvalues would drown in float32 sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scalelatent.contract.finite import LARGEST, find_nonfinite
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Layout, Stats
+
+
+class NonFiniteError(ValueError):
+    """A row holds NaN or an infinite value; the engine adds the dataset's name."""
+
+
+@dataclass(frozen=True)
+class SecondMoments:
+    """Sum of w x x^T over rows, for each class or for all rows together.
+
+    Parameters
+    ----------
+    n_features : int
+    n_classes : int
+        0: one matrix for all rows, labels unused.
+    class_weight : ndarray of float64, shape (n_classes,) or None
+
+    Statistics: ``moment`` (classes, p, p), ``weight`` (classes,) and ``count`` (classes,), the rows whose
+    weight is above 0.
+    """
+
+    n_features: int
+    n_classes: int = 0
+    class_weight: np.ndarray | None = None
+
+    def layout(self) -> Layout:
+        """Fields of the statistic."""
+        m, p = max(self.n_classes, 1), self.n_features
+        return Layout((("moment", (m, p, p)), ("weight", (m,)), ("count", (m,))))
+
+    def flops_per_row(self) -> float:
+        """A symmetric rank-one update in float64, counted as if in float32."""
+        return 2.0 * self.n_features**2
+
+    def prepare(self, state: Any, backend: Any) -> Any:
+        """The backend itself: there are no parameters."""
+        return backend
+
+    def accumulate(self, prepared: Any, block: Block, stats: Stats) -> None:
+        """Add a block, class by class.
+
+        Raises
+        ------
+        NonFiniteError
+            Naming the row and the feature.
+        """
+        x = prepared.asarray(block.x, np.float64, "x64")
+        weight = np.ones(len(block.x)) if block.weight is None else block.weight
+        codes = block.y if self.n_classes else np.zeros(len(block.x), dtype=np.int32)
+        assert codes is not None
+        if self.class_weight is not None:
+            weight = weight * self.class_weight[codes]
+        # One group at a time: x[rows] is a copy, and A.T @ A runs as a symmetric update.
+        order = np.argsort(codes, kind="stable")
+        starts = np.searchsorted(codes[order], np.arange(max(self.n_classes, 1) + 1))
+        root = np.sqrt(weight)
+        plain = block.weight is None and self.class_weight is None
+        for c in range(len(starts) - 1):
+            rows = order[starts[c] : starts[c + 1]]
+            if not len(rows):
+                continue
+            part = x if len(rows) == len(x) else x[rows]
+            if not plain:
+                part = part * prepared.asarray(root[rows], np.float64)[:, None]
+            with np.errstate(invalid="ignore", over="ignore"):
+                moment = prepared.to_host(part.T @ part)
+            # A NaN or a value too large, wherever it is in a row, reaches the diagonal.
+            if not (length := np.trace(moment)) <= LARGEST**2:
+                place = find_nonfinite(block, LARGEST)
+                if place or not np.isfinite(length):
+                    raise NonFiniteError(
+                        place or f"the second moments of rows {block.start} and on overflow float64"
+                    )
+            stats["moment"][c] += moment
+            stats["weight"][c] += weight[rows].sum()
+            stats["count"][c] += np.count_nonzero(weight[rows])
+
+
+def leading_eigenvectors(moment: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The n largest eigenpairs of a symmetric matrix, with a fixed sign.
+
+    Parameters
+    ----------
+    moment : ndarray of float64, shape (p, p)
+    n : int
+
+    Returns
+    -------
+    values : ndarray of float64, shape (n,)
+        Decreasing.
+    vectors : ndarray of float64, shape (p, n)
+        The entry of largest magnitude of each is positive.
+
+    Examples
+    --------
+    >>> values, vectors = leading_eigenvectors(np.diag([1.0, 4.0]), 1)
+    >>> values.tolist(), vectors.ravel().tolist()
+    ([4.0], [0.0, 1.0])
+    """
+    from scipy.linalg import eigh
+
+    p = len(moment)
+    values, vectors = eigh(moment, subset_by_index=[p - n, p - 1])
+    values, vectors = values[::-1], vectors[:, ::-1]
+    signs = np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(n)])
+    return values.copy(), vectors * np.where(signs == 0, 1.0, signs)
+
+
+@dataclass(frozen=True)
+class Project:
+    """Rows times a matrix: x V, float32 (a :class:`~..base.RowMap`).
+
+    Parameters
+    ----------
+    basis : ndarray of float64, shape (p, q)
+        Leading right singular vectors of the uncentred training rows.
+    """
+
+    basis: np.ndarray
+
+    def output(self) -> tuple[tuple[int, ...], str]:
+        """((q,), "float32")."""
+        return (self.basis.shape[1],), "float32"
+
+    def prepare(self, backend: Any) -> Any:
+        """Basis in float32 on the device."""
+        return backend, backend.asarray(self.basis, np.float32)
+
+    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+        """Projected rows."""
+        if place := find_nonfinite(block, LARGEST):
+            raise NonFiniteError(place)
+        backend, basis = prepared
+        return backend.to_host(backend.asarray(block.x, np.float32, "x") @ basis)

@@ -1,0 +1,1 @@
+"""Searches over parameters whose candidates share each pass over the rows."""

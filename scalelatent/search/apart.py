@@ -1,0 +1,193 @@
+"""Candidates of a search fitted one by one: of kinds that share no pass, and of folds that are no runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+
+from scalelatent.data import Dataset
+from scalelatent.data.read.taken import take_rows
+from scalelatent.errors import DataError
+from scalelatent.estimators.session import FitSession
+from scalelatent.estimators.steps import Rows, Steps
+from scalelatent.storage.disk import Location, locate
+
+from .comparing_by import Scoring
+from .joint_fit import Candidate
+
+__all__ = ["fit_apart", "make_apart"]
+
+Split = tuple[np.ndarray, np.ndarray]
+
+
+def make_apart(
+    base: Any,
+    params: Sequence[Mapping[str, Any]],
+    train: Dataset,
+    held: Dataset | None,
+    splits: Sequence[Split] | None,
+) -> list[Candidate]:
+    """Every candidate on every set of rows, its parameters checked.
+
+    Raises
+    ------
+    ValueError
+        A parameter out of range, naming the candidate.
+    """
+    sets: list[tuple[Dataset, Dataset | None]] = [(train, held)]
+    if splits is not None:
+        sets = [(take_rows(train, learned), take_rows(train, scored)) for learned, scored in splits]
+    out = []
+    for number, own in enumerate(params):
+        model = clone(base).set_params(**own)
+        try:
+            model._check_params()
+        except ValueError as error:
+            raise ValueError(f"candidate {number} {dict(own)!r}: {error}") from error
+        for k, (rows, scored) in enumerate(sets):
+            key = f"{number:03d}" if splits is None else f"{number:03d}-f{k}"
+            assert scored is not None
+            out.append(Candidate(key, number, clone(model), _no_steps(), {"train": Rows(rows)}, Rows(scored)))
+    return out
+
+
+def _no_steps() -> Steps:
+    yield from ()
+
+
+def fit_apart(
+    candidates: Sequence[Candidate],
+    session: FitSession,
+    scoring: Scoring,
+    seed: int,
+    *,
+    keeps_best: bool,
+    client: Any,
+    run_dir: Any,
+    n_jobs: int | None,
+    engine: Any,
+) -> dict[str, float]:
+    """Fit and score them; what a resumed search has done is read again.
+
+    Parameters
+    ----------
+    candidates : sequence of Candidate
+    session : FitSession
+        Begun, in this process: it remembers the scores.
+    scoring : Scoring
+    seed : int
+        Of candidates whose own is None.
+    keeps_best : bool
+        The fits are on all rows, and the best of them is the result.
+    client, run_dir, n_jobs, engine
+        Of the fits.
+
+    Returns
+    -------
+    dict of str to float
+        Scores by key, without those of candidates whose numbers ran away (their ``error`` says so).
+    """
+    scores: dict[str, float] = {}
+    best: Candidate | None = None
+    tell = session.callbacks.on_event
+    how = {"client": client, "engine": engine, "callbacks": session.callbacks}
+    for place_of, one in enumerate(candidates):
+        kept = session.store.load_result(f"candidate-{one.key}") if session.store else None
+        place = None if run_dir is None else locate(run_dir).at("candidates").at(one.key)
+        about = {"candidate": one.number, "fit": place_of + 1, "fits": len(candidates)}
+        if one.model.random_state is None:
+            one.model.set_params(random_state=seed)
+        if n_jobs is not None:
+            one.model.set_params(n_jobs=n_jobs)
+        if kept is None:
+            rows = {"rows": len(one.rows["train"].dataset)}
+            session.callbacks.on_stage({"stage": f"search: fit {place_of + 1} of {len(candidates)}", **rows})
+            tell({"event": "candidate", **about, "params": _plain(one.model, one.number, candidates)})
+            _fit(one, place, keeps_best, how, scoring, scores)
+            kept = {
+                "score": scores.get(one.key, float("nan")),
+                "error": one.error,
+                "passes": one.passes,
+                "seconds": one.seconds,
+                "score_seconds": one.score_seconds,
+            }
+            if session.store:
+                session.store.save_result(f"candidate-{one.key}", kept)
+            tell({"event": "candidate_scored", **about, "score": kept["score"], "seconds": one.seconds})
+        else:
+            one.error, one.passes = kept["error"], int(kept["passes"])
+            one.seconds, one.score_seconds = float(kept["seconds"]), float(kept["score_seconds"])
+            if one.error is None:
+                scores[one.key] = float(kept["score"])
+        loser: Candidate | None = one
+        if keeps_best and one.key in scores and (best is None or scores[one.key] > scores[best.key]):
+            best, loser = one, best
+        if loser is not None:
+            _forget(loser, run_dir)
+    if best is not None and not _is_fitted(best.model):  # a resumed search: its folder has it all
+        assert run_dir is not None
+        _fit_model(best, locate(run_dir).at("candidates").at(best.key), keeps_best, how)
+    return scores
+
+
+def _plain(model: Any, number: int, candidates: Sequence[Candidate]) -> dict[str, Any]:
+    """Parameters in which a candidate differs from another, as text where they are no plain values."""
+    told = {}
+    for name, value in model.get_params(deep=False).items():
+        others = (one.model.get_params(deep=False)[name] for one in candidates if one.number != number)
+        if any(repr(value) != repr(other) for other in others) and name != "random_state":
+            told[name] = value if isinstance(value, (bool, int, float, str, type(None))) else repr(value)
+    return told
+
+
+def _fit(
+    one: Candidate,
+    place: Location | None,
+    watched: bool,
+    how: Mapping[str, Any],
+    scoring: Scoring,
+    scores: dict[str, float],
+) -> None:
+    began = time.perf_counter()
+    try:
+        _fit_model(one, place, watched, how)
+    except (FloatingPointError, np.linalg.LinAlgError) as error:
+        one.error, one.seconds = str(error), time.perf_counter() - began
+        return
+    except (ValueError, DataError) as error:
+        raise type(error)(f"candidate {one.number} ({one.key}): {error}") from error
+    one.passes, one.seconds = int(one.model.n_iter_), time.perf_counter() - began
+    began = time.perf_counter()
+    scores[one.key] = scoring(one.model, one.held.dataset)
+    one.score_seconds = time.perf_counter() - began
+
+
+def _fit_model(one: Candidate, place: Location | None, watched: bool, how: Mapping[str, Any]) -> None:
+    own = dict(how)
+    if watched and one.model._validates:
+        own["validation"] = one.held.dataset
+    if place is not None:
+        own |= {"run_dir": place.url, "resume": True}
+    one.model._search_fit(one.rows["train"].dataset, **own)
+
+
+def _is_fitted(model: Any) -> bool:
+    from sklearn.utils.validation import check_is_fitted
+
+    try:
+        check_is_fitted(model)
+    except NotFittedError:
+        return False
+    return True
+
+
+def _forget(one: Candidate, run_dir: Any) -> None:
+    """Let go of a model that nobody wants any more, and of its folder."""
+    one.model = clone(one.model)
+    if run_dir is not None:
+        locate(run_dir).at("candidates").at(one.key).clear()

@@ -1,0 +1,240 @@
+"""Candidates of a search: what they are, which rows they see, and the table of their scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from sklearn.base import clone
+from sklearn.model_selection import KFold, ParameterGrid, check_cv
+
+from scalelatent.contract.kinds import NO_JOBS, NOT_SEARCHED
+from scalelatent.data import Dataset
+from scalelatent.errors import DataError
+from scalelatent.estimators.base import StreamedEstimator
+from scalelatent.estimators.steps import Begin, Rows, first_step
+
+from .joint import RowMask
+from .joint_fit import Candidate, Memo
+
+
+def candidate_params(estimator: Any, given: Any) -> list[dict[str, Any]]:
+    """The parameters of each candidate, from a grid or as they are.
+
+    Raises
+    ------
+    TypeError
+        An estimator of another package.
+    ValueError
+        A parameter that the estimator has not, or that no search may vary; no candidate.
+
+    Examples
+    --------
+    >>> import scalelatent as sl
+    >>> candidate_params(sl.CapsuleRegression(), {"capsule_dim": [1, 2]})
+    [{'capsule_dim': 1}, {'capsule_dim': 2}]
+    """
+    if not isinstance(estimator, StreamedEstimator) or estimator._kind in NO_JOBS:
+        raise TypeError(
+            "Search is for estimators of scalelatent that job files know; for "
+            f"{type(estimator).__name__} use sklearn.model_selection.GridSearchCV"
+        )
+    params = [dict(p) for p in (ParameterGrid(given) if isinstance(given, Mapping) else given)]
+    if not params:
+        raise ValueError("param_grid holds no candidate: give a dict of lists, or dicts of parameters")
+    known = estimator.get_params(deep=False)
+    for candidate in params:
+        for name in candidate:
+            if name not in known or name in NOT_SEARCHED:
+                raise ValueError(
+                    f"param_grid names {name!r}, which "
+                    + (
+                        "says where a fit runs: set it on the estimator or the search"
+                        if name in NOT_SEARCHED
+                        else f"{type(estimator).__name__} has not; it has {', '.join(sorted(known))}"
+                    )
+                )
+    return params
+
+
+Split = tuple[np.ndarray, np.ndarray]
+
+
+def find_folds(
+    cv: Any, rows: Dataset, groups: Any, *, shared: bool
+) -> tuple[list[Split] | None, list[tuple[int, int]] | None]:
+    """The folds as row numbers or, where candidates share passes and every fold is a run, as runs alone.
+
+    Raises
+    ------
+    ValueError
+        Neither a number of folds, a splitter, pairs of row numbers nor None (5); row numbers that are not
+        there, or twice.
+
+    Examples
+    --------
+    >>> find_folds(3, Dataset.from_arrays(np.zeros((4, 1))), None, shared=True)
+    (None, [(0, 2), (2, 3), (3, 4)])
+    """
+    n_rows, n = len(rows), 5 if cv is None else cv
+    plain = isinstance(n, (int, np.integer)) and not isinstance(n, bool)
+    splittable = not isinstance(n, str) and (hasattr(n, "split") or np.iterable(n))
+    if (plain and not 2 <= n <= n_rows) or not (plain or splittable):
+        raise ValueError(
+            f"cv={cv!r}: give a number of folds from 2 to the number of rows (n_samples = {n_rows}), a "
+            "splitter of sklearn.model_selection, or pairs (train, test) of row numbers"
+        )
+    if plain and shared:  # without a number for each row of each fold
+        return None, _even_runs(int(n), n_rows)
+    splits = _split_rows(KFold(int(n)) if plain else n, rows, groups)
+    runs = _as_runs(splits, n_rows) if shared else None
+    return (splits, None) if runs is None else (None, runs)
+
+
+def _even_runs(n_folds: int, n_rows: int) -> list[tuple[int, int]]:
+    """(start, stop) of the folds of ``KFold``."""
+    size, longer = divmod(n_rows, n_folds)
+    return list(pairwise(k * size + min(k, longer) for k in range(n_folds + 1)))
+
+
+def _split_rows(cv: Any, rows: Dataset, groups: Any) -> list[Split]:
+    """(train, test) of each fold, row numbers, of whatever scikit-learn's searches take."""
+    n_rows = len(rows)
+    if not hasattr(cv, "split"):
+        cv = list(cv)
+        if odd := [pair for pair in cv if not hasattr(pair, "__len__") or len(pair) != 2]:
+            raise ValueError(f"cv: {odd[0]!r:.60} is no fold: give pairs (train, test) of row numbers")
+    y = rows.read_y(0, n_rows) if rows.has_y and not rows.has_targets else None
+    found = check_cv(cv).split(np.zeros((n_rows, 1)), y, groups)
+    splits = [(_numbers(train, n_rows), _numbers(test, n_rows)) for train, test in found]
+    if not splits:
+        raise ValueError(f"cv={cv!r} gives no fold: give pairs (train, test) of row numbers")
+    return splits
+
+
+def _numbers(given: Any, n_rows: int) -> np.ndarray:
+    """Row numbers in rising order, also of a mask."""
+    numbers = np.atleast_1d(given)
+    numbers = np.flatnonzero(numbers) if numbers.dtype == bool else np.sort(numbers)
+    if not len(numbers) or numbers[0] < 0 or numbers[-1] >= n_rows or not np.diff(numbers).all():
+        raise ValueError(
+            f"cv: a fold has {len(numbers)} rows, {numbers[:1].tolist()} to {numbers[-1:].tolist()}: give "
+            f"some of the rows 0 to {n_rows - 1}, each once"
+        )
+    return numbers
+
+
+def _as_runs(splits: Sequence[Split], n_rows: int) -> list[tuple[int, int]] | None:
+    """(start, stop) of each fold where all are runs that the other rows learn; else None."""
+    runs = []
+    for train, test in splits:
+        first, stop = int(test[0]), int(test[-1]) + 1
+        others = np.concatenate([np.arange(first), np.arange(stop, n_rows)])
+        if stop - first != len(test) or not np.array_equal(train, others):
+            return None
+        runs.append((first, stop))
+    return runs
+
+
+def make_candidates(
+    base: Any,
+    params: Iterable[dict[str, Any]],
+    watched: Mapping[str, Dataset],
+    folds: Sequence[tuple[int, int]] | None,
+) -> list[Candidate]:
+    """Every candidate on every set of rows, folds of a candidate beside each other.
+
+    Examples
+    --------
+    See :class:`.Search`.
+    """
+    out = []
+    # Candidates share the rows of a fold, and with them what is derived from these.
+    whole = {name: Rows(ds) for name, ds in watched.items()}
+    sets: list[tuple[Any, Any]] = (
+        [(whole, whole.get("validation"))]
+        if folds is None
+        else [
+            (
+                {"train": Rows(watched["train"], mask=RowMask(a, b, 0))},
+                Rows(watched["train"], mask=RowMask(a, b, 1)),
+            )
+            for a, b in folds
+        ]
+    )
+    for number, own in enumerate(params):
+        for k, (rows, held) in enumerate(sets):
+            model = clone(base).set_params(**own)
+            for name in ("n_features_in_", "feature_names_in_"):
+                if hasattr(base, name):
+                    setattr(model, name, getattr(base, name))
+            key = f"{number:03d}" if folds is None else f"{number:03d}-f{k}"
+            out.append(Candidate(key, number, model, model._fit_steps(rows), rows, held))
+    return out
+
+
+def check_candidate(one: Candidate, params: Mapping[str, Any], memo: Memo) -> Begin:
+    """What the candidate says before work begins; its errors name it.
+
+    Examples
+    --------
+    See :class:`.Search`.
+    """
+    try:
+        return first_step(one.steps, memo)
+    except (ValueError, DataError) as error:
+        where = f"candidate {one.number} {dict(params)!r}"
+        if one.held.mask is not None:
+            where += (
+                f" without rows {one.held.mask.start} to {one.held.mask.stop - 1} (a fold; rows sorted by "
+                "class must be shuffled first)"
+            )
+        raise type(error)(f"{where}: {error}") from error
+
+
+def score_table(
+    params: Sequence[dict[str, Any]],
+    candidates: Sequence[Candidate],
+    scores: Mapping[str, float],
+    n_splits: int,
+    error_score: Any,
+) -> dict[str, Any]:
+    """``cv_results_`` of a search.
+
+    Parameters
+    ----------
+    scores : dict of str to float
+        By key of the candidate; one that is missing gets ``error_score``.
+
+    Examples
+    --------
+    See :class:`.Search`.
+    """
+    failed = np.nan if isinstance(error_score, str) else error_score
+    per_split = np.array([scores.get(one.key, failed) for one in candidates], dtype=float)
+    per_split = per_split.reshape(len(params), n_splits)
+    mean = per_split.mean(axis=1)
+    out: dict[str, Any] = {"params": list(params)}
+    for name, column in ("fit_time", "seconds"), ("score_time", "score_seconds"):
+        times = np.array([getattr(one, column) for one in candidates]).reshape(len(params), n_splits)
+        out[f"mean_{name}"], out[f"std_{name}"] = times.mean(axis=1), times.std(axis=1)
+    for name in sorted({name for p in params for name in p}):
+        column = np.ma.masked_all(len(params), dtype=object)
+        for i, p in enumerate(params):
+            if name in p:
+                column[i] = p[name]
+        out[f"param_{name}"] = column
+    for k in range(n_splits):
+        out[f"split{k}_test_score"] = per_split[:, k]
+    out["mean_test_score"], out["std_test_score"] = mean, per_split.std(axis=1)
+    # Equals share the better rank, as in scikit-learn; what has no score is last.
+    filled = np.where(np.isnan(mean), -np.inf, mean)
+    out["rank_test_score"] = np.array([1 + int((filled > value).sum()) for value in filled])
+    of_number: list[list[Candidate]] = [[] for _ in params]
+    for one in candidates:
+        of_number[one.number].append(one)
+    out["n_passes"] = np.array([max(one.passes for one in own) for own in of_number])
+    out["error"] = [next((one.error for one in own if one.error), None) for own in of_number]
+    return out

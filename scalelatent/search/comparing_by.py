@@ -1,0 +1,158 @@
+"""What a search compares its candidates by: one number of a model and rows, greater is better."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from sklearn.base import is_classifier
+from sklearn.metrics import get_scorer, get_scorer_names
+
+from scalelatent.data import Dataset
+from scalelatent.engine.cache import memory_limit
+from scalelatent.engine.tally import SCORERS, ScoreTally
+from scalelatent.errors import DataError
+from scalelatent.estimators.base import OUTPUT_SHARE
+from scalelatent.evaluation.output_scores import METRICS, OF_CLUSTERS, score_clusters, score_output
+
+__all__ = ["Scoring"]
+
+
+class Scoring:
+    """A scorer by name or function, of a kind of estimator.
+
+    Parameters
+    ----------
+    estimator : estimator
+        Unfitted.
+    scoring : str, callable or None
+
+    Attributes
+    ----------
+    given : str or callable
+        What the search says of it.
+    shared : str or None
+        A name of :data:`~scalelatent.engine.tally.SCORERS`, which one pass computes for many candidates.
+
+    Raises
+    ------
+    ValueError
+        A name that the estimator's output has not.
+    """
+
+    def __init__(self, estimator: Any, scoring: Any) -> None:
+        self.shared: str | None = None
+        self.clusters = False
+        if is_classifier(estimator):
+            self.given = "accuracy" if scoring is None else scoring
+            known: tuple[str, ...] = tuple(SCORERS)
+            if isinstance(self.given, str) and self.given in SCORERS:
+                self.shared, self._score = self.given, _tallied(self.given)
+                return
+        elif hasattr(estimator, "score"):
+            self.given, known = "score" if scoring is None else scoring, ("score",)
+            if isinstance(self.given, str) and self.given == "score":
+                self._score = lambda model, rows: float(model.score(rows))
+                return
+        else:
+            self.given, known = "nmi" if scoring is None else scoring, METRICS
+            if isinstance(self.given, str):
+                if self.given not in METRICS:
+                    raise ValueError(
+                        f"scoring={self.given!r} is not one of {', '.join(METRICS)}, nor a function of "
+                        "(model, dataset) or (model, X, y)"
+                    )
+                self.clusters, self._score = True, _clustered(self.given)
+                return
+        if callable(self.given):
+            self._score = _on_arrays(self.given) if _takes_arrays(self.given) else self.given
+        elif isinstance(self.given, str) and self.given in get_scorer_names():
+            self._score = _on_arrays(get_scorer(self.given))
+        else:
+            raise ValueError(
+                f"scoring={self.given!r} is not one of {', '.join(known)}, no name of sklearn.metrics."
+                "get_scorer_names(), nor a function of (model, dataset) or (model, X, y)"
+            )
+
+    def check(self, rows: Dataset) -> None:
+        """Refuse rows that cannot be scored, before any work."""
+        if self.clusters and (not rows.has_y or rows.y_kind != "labels"):
+            raise DataError(
+                f"{rows.url or 'the rows'}: scoring={self.given!r} compares clusters with labels, and there "
+                "are none: give y (labels that are only scored on), or scoring=a function of (model, dataset)"
+            )
+
+    def __call__(self, model: Any, rows: Dataset) -> float:
+        """The score."""
+        return float(self._score(model, rows))
+
+
+def _takes_arrays(function: Callable[..., Any]) -> bool:
+    """Whether a scorer is scikit-learn's (model, X, y), not one of (model, dataset)."""
+    if not inspect.isfunction(function) and hasattr(function, "_score_func"):
+        return True
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(one.kind in places for one in parameters) >= 3
+
+
+def _on_arrays(scorer: Callable[..., Any]) -> Callable[[Any, Dataset], float]:
+    def score(model: Any, rows: Dataset) -> float:
+        n = len(rows)
+        needed = rows.nbytes + 8 * n
+        if needed > OUTPUT_SHARE * memory_limit():
+            raise DataError(
+                f"{rows.url or 'the rows'}: scikit-learn's scorer takes them as an array of "
+                f"{needed / 2**30:.1f} GiB: give fewer rows to score on, or scoring=a function of (model, "
+                "dataset), which may read a run at a time"
+            )
+        x, model = rows.read_x(0, n), _without_names(model)
+        if not rows.has_y and not rows.has_targets:
+            return float(scorer(model, x))
+        y = rows.read_targets(0, n) if rows.has_targets else rows.read_y(0, n)
+        weight = rows.read_weight(0, n) if _weighs(scorer) else None
+        return float(scorer(model, x, y) if weight is None else scorer(model, x, y, sample_weight=weight))
+
+    return score
+
+
+def _weighs(scorer: Any) -> bool:
+    """Whether a scorer takes the weights of rows, which some metrics do not have."""
+    metric = getattr(scorer, "_score_func", None)
+    return metric is not None and "sample_weight" in inspect.signature(metric).parameters
+
+
+def _without_names(model: Any) -> Any:
+    """The model, for rows whose columns have no names any more: scikit-learn would warn of these."""
+    if not hasattr(model, "feature_names_in_"):
+        return model
+    model = copy.copy(model)
+    del model.feature_names_in_
+    return model
+
+
+def _tallied(name: str) -> Callable[[Any, Dataset], float]:
+    def score(model: Any, rows: Dataset) -> float:
+        from scalelatent.estimators.session import FitSession
+
+        with FitSession("search", device=model.device, n_jobs=model.n_jobs, in_process=True) as session:
+            session.begin(0, {}, {})
+            tally = ScoreTally(model._row_map("probabilities"), len(model.classes_))
+            return SCORERS[name](session.collect("score", tally, rows, model.classes_))
+
+    return score
+
+
+def _clustered(name: str) -> Callable[[Any, Dataset], float]:
+    def score(model: Any, rows: Dataset) -> float:
+        if name in OF_CLUSTERS:
+            return float(score_clusters(model, rows)[name])
+        metric = "overlap" if model.output == "codes" else "cosine"
+        return float(score_output(model.transform(rows), rows, (name,), metric=metric)[name])
+
+    return score

@@ -1,0 +1,366 @@
+"""Several learners over one pass: reading is what costs, so rows are read and decoded once for all of them.
+
+A joint statistic is the members' statistics one after the other. Each member sees the blocks and leaves that
+it would see alone, in the same order, so its sums have the same bits. Members whose rows are cut into other
+blocks or leaves go into a part of their own: the same pass, another reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from scalelatent.contract.learners import BatchLearner, Block, Reduction
+from scalelatent.contract.stats import Layout, Stats
+from scalelatent.contract.targets import Targets
+from scalelatent.engine.grid import RowGrid
+from scalelatent.engine.passes import Stage, make_stage
+
+__all__ = [
+    "JointLearner",
+    "JointReduction",
+    "JointState",
+    "Part",
+    "RowMask",
+    "Slot",
+    "joint_collection",
+    "joint_stage",
+]
+
+# Integers that float32 holds exactly: such rows are converted once for all members.
+_EXACT = ("?", "b", "B", "h", "H", "e")
+
+
+@dataclass(frozen=True)
+class RowMask:
+    """A run of rows of a dataset: the only ones (``inside`` 1), or the ones that are left out (``inside`` 0).
+
+    Rows that are left out keep their places and weigh 0, as in a fit with ``sample_weight`` 0 there; blocks
+    that lie wholly in the run are not computed at all.
+
+    Examples
+    --------
+    >>> block = Block(np.zeros((4, 1)), None, None, 10)
+    >>> RowMask(12, 20, 0).apply(block).weight.tolist()
+    [1.0, 1.0, 0.0, 0.0]
+    >>> RowMask(12, 20, 1).apply(block).start, RowMask(0, 14, 0).apply(block)
+    (12, None)
+    """
+
+    start: int
+    stop: int
+    inside: int
+
+    def apply(self, block: Block) -> Block | None:
+        """What a member sees of a block; None where it sees nothing."""
+        n = len(block.x)
+        first, last = max(self.start - block.start, 0), min(self.stop - block.start, n)
+        if first >= last:
+            return None if self.inside else block
+        if first == 0 and last == n:
+            return block if self.inside else None
+        if not self.inside:
+            weight = np.ones(n) if block.weight is None else block.weight.copy()
+            weight[first:last] = 0.0
+            return replace(block, weight=weight)
+        return replace(
+            block,
+            x=block.x[first:last],
+            y=None if block.y is None else block.y[first:last],
+            weight=None if block.weight is None else block.weight[first:last],
+            start=block.start + first,
+        )
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of one part of a member: a dataset, perhaps without a run of it."""
+
+    dataset: Any
+    mask: RowMask | None = None
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A member's reduction in a joint one; ``part`` is its name among the member's own."""
+
+    member: str
+    part: str
+    reduction: Any
+    mask: RowMask | None
+
+
+@dataclass(frozen=True)
+class JointReduction:
+    """Reductions that share the blocks of one grid: the ``Reduction`` of all.
+
+    Examples
+    --------
+    >>> from scalelatent.reductions.moments import SecondMoments
+    >>> joint = JointReduction((Slot("a", "train", SecondMoments(2), None),) * 2)
+    >>> joint.layout().size
+    12
+    """
+
+    slots: tuple[Slot, ...]
+
+    @cached_property
+    def _layouts(self) -> list[tuple[Layout, slice]]:
+        out, start = [], 0
+        for slot in self.slots:
+            layout = slot.reduction.layout()
+            out.append((layout, slice(start, start + layout.size)))
+            start += layout.size
+        return out
+
+    @cached_property
+    def _layout(self) -> Layout:
+        return Layout(
+            tuple(
+                (f"{i}.{name}", shape)
+                for i, (layout, _) in enumerate(self._layouts)
+                for name, shape in layout.fields
+            )
+        )
+
+    @property
+    def accepts_csr(self) -> bool:
+        """Whether its members take CSR rows; they are of one mind (see :func:`joint_stage`)."""
+        return all(_takes_csr(slot.reduction) for slot in self.slots)
+
+    @property
+    def targets(self) -> Targets | None:
+        """Which outputs its members take; they are of one mind in this too."""
+        return getattr(self.slots[0].reduction, "targets", None)
+
+    def layout(self) -> Layout:
+        """Fields of all members, one after the other."""
+        return self._layout
+
+    def flops_per_row(self) -> float:
+        """Sum over members."""
+        return sum(slot.reduction.flops_per_row() for slot in self.slots)
+
+    def prepare(self, state: JointState | None, backend: Any) -> Any:
+        """What each member needs."""
+        states = {} if state is None else state.members
+        return backend, [slot.reduction.prepare(states.get(slot.member), backend) for slot in self.slots]
+
+    def accumulate(self, prepared: Any, block: Block, stats: Stats) -> None:
+        """Add the block to every member that sees any of it."""
+        backend, of_slots = prepared
+        if len(self.slots) > 1 and isinstance(block.x, np.ndarray) and block.x.dtype.char in _EXACT:
+            block = replace(block, x=backend.asarray(block.x, np.float32, "joint rows"))
+        for slot, own, (layout, place) in zip(self.slots, of_slots, self._layouts, strict=True):
+            seen = block if slot.mask is None else slot.mask.apply(block)
+            if seen is not None:
+                slot.reduction.accumulate(own, seen, Stats(layout, stats.vector[place]))
+
+    def split(self, stats: Stats) -> list[Stats]:
+        """The statistic of each slot, as views."""
+        return [Stats(layout, stats.vector[place]) for layout, place in self._layouts]
+
+
+@dataclass(frozen=True)
+class JointState:
+    """States of the members that still learn.
+
+    Attributes
+    ----------
+    members : dict of str to state
+    failed : dict of str to str
+        What ended a member before its time.
+    iteration : int
+        Passes done; all members began together.
+    """
+
+    members: dict[str, Any]
+    failed: dict[str, str] = field(default_factory=dict)
+    iteration: int = 0
+
+
+@dataclass(frozen=True)
+class JointLearner:
+    """Batch learners that learn from the same passes.
+
+    Attributes
+    ----------
+    members : dict of str to BatchLearner
+    parts : dict of str to tuple of (member, its part, RowMask or None)
+        Part of the joint pass -> who looks at it.
+    until : int
+        Stop after so many passes; 0 goes on until a member is done.
+    """
+
+    kind = "scalelatent.search.joint:JointLearner"
+
+    members: dict[str, Any]
+    parts: dict[str, tuple[tuple[str, str, RowMask | None], ...]]
+    until: int = 0
+
+    @cached_property
+    def _reductions(self) -> dict[str, JointReduction]:
+        own = {name: learner.reductions() for name, learner in self.members.items()}
+        return {
+            part: JointReduction(tuple(Slot(name, its, own[name][its], mask) for name, its, mask in wanted))
+            for part, wanted in self.parts.items()
+        }
+
+    def reductions(self) -> Mapping[str, Reduction]:
+        """Parts of the joint pass."""
+        return self._reductions
+
+    def update(self, state: JointState, stats: Mapping[str, Stats]) -> JointState:
+        """One update of every member. A member whose numbers have run away is marked, not the others' end."""
+        own: dict[str, dict[str, Stats]] = {name: {} for name in self.members}
+        for part, reduction in self._reductions.items():
+            for slot, piece in zip(reduction.slots, reduction.split(stats[part]), strict=True):
+                own[slot.member][slot.part] = piece
+        members, failed = {}, dict(state.failed)
+        for name, learner in self.members.items():
+            try:
+                members[name] = learner.update(state.members[name], own[name])
+            except (FloatingPointError, np.linalg.LinAlgError) as error:
+                members[name], failed[name] = state.members[name], str(error)
+        return JointState(members, failed, state.iteration + 1)
+
+    def summary(self, state: JointState) -> dict[str, Any]:
+        """Scalars of the member that is best so far, and all members' under ``members``."""
+        own = {
+            name: learner.summary(state.members[name])
+            for name, learner in self.members.items()
+            if name not in state.failed
+        }
+        best: dict[str, Any] = min(own.values(), key=watched_error, default={})
+        return {**best, "pass": state.iteration, "candidates": len(self.members), "members": own}
+
+    def ended(self, state: JointState) -> list[str]:
+        """Members that want no other pass."""
+        return [
+            name
+            for name, learner in self.members.items()
+            if name in state.failed or learner.is_done(state.members[name])
+        ]
+
+    def is_done(self, state: JointState) -> bool:
+        """A member has ended, so that the others go on with a smaller statistic; or ``until`` is reached."""
+        return bool(self.ended(state)) or (self.until > 0 and state.iteration >= self.until)
+
+
+def _takes_csr(reduction: Any) -> bool:
+    return bool(getattr(reduction, "accepts_csr", False))
+
+
+def watched_error(summary: Mapping[str, Any]) -> float:
+    """What a summary says of how good the member is; lower is better.
+
+    Examples
+    --------
+    >>> watched_error({"objective": 2.0, "best_error": 0.1}), watched_error({"objective": float("nan")})
+    (0.1, inf)
+    """
+    value = summary.get("best_error", summary.get("objective"))
+    return float(value) if value is not None and np.isfinite(value) else float("inf")
+
+
+def _grids(
+    name: str,
+    work: Any,
+    rows: Mapping[str, Part],
+    device: str,
+    grid: Mapping[str, int | None],
+) -> dict[str, RowGrid]:
+    """The grids that a member would have alone. Rows seen inside a run are cut as the rows around them."""
+    made = make_stage(name, work, {p: part.dataset for p, part in rows.items()}, device, None, **grid).grids
+    for part, seen in rows.items():
+        if seen.mask is not None and seen.mask.inside and seen.dataset is rows["train"].dataset:
+            made = {**made, part: made["train"]}
+    return dict(made)
+
+
+class _Parts:
+    """Parts of a joint pass as they come to light: one for each dataset, grid and form of rows."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[Any, ...], str] = {}
+        self.datasets: dict[str, Any] = {}
+        self.grids: dict[str, RowGrid] = {}
+
+    def name(self, wanted: str, dataset: Any, grid: RowGrid, reduction: Any) -> str:
+        """The part of these rows: named as wanted, or so with a number."""
+        key = id(dataset), grid, _takes_csr(reduction), getattr(reduction, "targets", None)
+        if key not in self._names:
+            name, n = wanted, 1
+            while name in self.datasets:
+                n += 1
+                name = f"{wanted}{n}"
+            self._names[key], self.datasets[name], self.grids[name] = name, dataset, grid
+        return self._names[key]
+
+
+def joint_stage(
+    name: str,
+    members: Mapping[str, tuple[BatchLearner, Mapping[str, Part]]],
+    device: str,
+    classes: np.ndarray | None,
+    *,
+    until: int = 0,
+    **grid: Any,
+) -> Stage:
+    """A stage whose learner is all members.
+
+    Parameters
+    ----------
+    name : str
+    members : dict of str to (learner, rows of its parts)
+        Rows that are the same object are read once.
+    device, classes, **grid
+        As in :func:`~.passes.make_stage`.
+    until : int
+        Of :class:`JointLearner`.
+
+    Examples
+    --------
+    See :class:`JointLearner`.
+    """
+    found, parts = _Parts(), {}  # type: ignore[var-annotated]
+    for key, (learner, rows) in members.items():
+        own, reductions = _grids(name, learner, rows, device, grid), learner.reductions()
+        for part in own:
+            joint = found.name(part, rows[part].dataset, own[part], reductions[part])
+            parts.setdefault(joint, []).append((key, part, rows[part].mask))
+    learner_of_all = JointLearner(
+        {key: learner for key, (learner, _) in members.items()},
+        {part: tuple(wanted) for part, wanted in parts.items()},
+        until,
+    )
+    return Stage(name, learner_of_all, found.datasets, found.grids, device, classes)
+
+
+def joint_collection(
+    name: str,
+    wanted: Sequence[tuple[Reduction, Part]],
+    device: str,
+    classes: np.ndarray | None,
+    **grid: Any,
+) -> tuple[Stage, list[tuple[str, int]]]:
+    """A stage of one pass for many reductions.
+
+    Returns
+    -------
+    Stage
+    list of (part, slot)
+        Where each reduction's statistic will be: ``stage.reductions[part].split(stats)[slot]``.
+    """
+    found, slots, places = _Parts(), {}, []  # type: ignore[var-annotated]
+    for i, (reduction, part) in enumerate(wanted):
+        own = _grids(name, {"train": reduction}, {"train": part}, device, grid)["train"]
+        joint = found.name("train", part.dataset, own, reduction)
+        slots.setdefault(joint, []).append(Slot(str(i), "train", reduction, part.mask))
+        places.append((joint, len(slots[joint]) - 1))
+    work = {part: JointReduction(tuple(own)) for part, own in slots.items()}
+    return Stage(name, work, found.datasets, found.grids, device, classes), places

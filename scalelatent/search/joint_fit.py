@@ -1,0 +1,373 @@
+"""The candidates of a search, fitted together: what several want at the same time is one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from scalelatent.contract.stats import Stats
+from scalelatent.engine.batch_loop import LoopResult, Progress
+from scalelatent.engine.passes import given_grid
+from scalelatent.engine.plan import ALLOWED_SHARE, Resources, check_fits
+from scalelatent.engine.tally import ScoreTally
+from scalelatent.estimators.online_steps import OnlineSteps
+from scalelatent.estimators.session import FitSession
+from scalelatent.estimators.steps import (
+    Collect,
+    Derive,
+    Learn,
+    LearnOnline,
+    Map,
+    Remember,
+    Rows,
+    Steps,
+)
+from scalelatent.storage.record import same_array
+
+from .joint import Part, joint_collection
+from .joint_loop import Member, Outcome, fit_joint, joint_groups, kept_outcomes, stage_peak
+
+__all__ = ["Candidate", "Memo", "SharedFit"]
+
+SMALLER, NARROWER = "search over smaller candidates", "set projection lower"
+
+
+@dataclass
+class Candidate:
+    """One fit among many: parameters on one set of rows.
+
+    Attributes
+    ----------
+    key : str
+        ``"003"``, or ``"003-f1"`` for a fold: part of names in the run folder.
+    number : int
+        Of its parameters.
+    model : estimator
+    steps : generator
+        Of the model's fit, waiting for the answer to its ``Begin``.
+    rows : dict of str to Rows
+        What it learns from.
+    held : Rows
+        What it is scored on, as they were given.
+    step : object
+        What it waits for now; None where it is done.
+    passes : int
+        Passes of learning that it took.
+    error : str or None
+        What ended it before its time.
+    seconds, score_seconds : float
+        Of its fit, and of scoring: of passes that candidates share its share.
+    """
+
+    key: str
+    number: int
+    model: Any
+    steps: Steps
+    rows: Mapping[str, Rows]
+    held: Rows
+    step: Any = None
+    passes: int = 0
+    error: str | None = None
+    seconds: float = 0.0
+    score_seconds: float = 0.0
+
+
+class Memo:
+    """Results of results, computed once for all who ask the same.
+
+    Examples
+    --------
+    >>> memo, calls = Memo(), []
+    >>> [memo(Derive(lambda x: calls.append(x), (1,))) for _ in range(3)], calls
+    ([None, None, None], [1])
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[Any, tuple[Any, Any]] = {}
+
+    def __call__(self, step: Derive) -> Any:
+        """The value of a step."""
+        key = step.function.__module__, step.function.__qualname__, *map(identity, step.arguments)
+        if key not in self._kept:
+            # The arguments stay alive with the value: their addresses are part of the key.
+            self._kept[key] = step.value(), step.arguments
+        return self._kept[key][0]
+
+
+def identity(value: Any) -> Any:
+    """A key that is equal for equal plain values and for the same arrays, while these exist.
+
+    Examples
+    --------
+    >>> a = np.zeros(100)
+    >>> identity((a, [1])) == identity((a, [1])), identity(a) == identity(a.copy())
+    (True, False)
+    """
+    if isinstance(value, np.ndarray):
+        return same_array(value) if value.size > 64 else (value.tobytes(), value.shape, value.dtype.str)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return type(value).__name__, value
+    if is_dataclass(value) and not isinstance(value, type):
+        own = (identity(getattr(value, f.name)) for f in fields(value))
+        return type(value).__module__, type(value).__qualname__, *own
+    if isinstance(value, (tuple, list)):
+        return type(value).__name__, *map(identity, value)
+    return "object", id(value)
+
+
+class SharedFit:
+    """Serves the steps of many candidates.
+
+    Parameters
+    ----------
+    session : FitSession
+        Begun.
+    resources : Resources
+        Candidates that do not fit into memory together go in groups, one after the other.
+    scorer : callable
+        Stats of a :class:`~scalelatent.engine.tally.ScoreTally` -> score, greater is better.
+    rungs : sequence of int
+        Successive halving: passes after which the worse half stops. Empty: nobody is stopped.
+    memo : Memo
+
+    Attributes
+    ----------
+    n_passes : int
+        Passes over the rows so far, of any kind.
+    """
+
+    def __init__(
+        self,
+        session: FitSession,
+        resources: Resources,
+        scorer: Callable[[Stats], float],
+        rungs: Sequence[int],
+        memo: Memo,
+    ) -> None:
+        self.session, self.resources = session, resources
+        self.scorer, self.rungs, self.memo = scorer, list(rungs), memo
+        self.n_passes = 0
+        self._grid = given_grid(session.options)
+        self._names: dict[Any, tuple[str, Any]] = {}
+        self._learned = 0
+
+    # -- steps -------------------------------------------------------------------------------------------
+
+    def run(self, candidates: Sequence[Candidate], answers: Mapping[str, Any]) -> None:
+        """All fits, from the answers to their ``Begin`` to their ends."""
+        for one in candidates:
+            self._go_on(one, answers[one.key])
+        while waiting := [one for one in candidates if one.step is not None]:
+            # Passes of learning begin when nobody has anything left to do before.
+            if collecting := [one for one in waiting if isinstance(one.step, Collect)]:
+                names = {one.key: self._name(one.step) for one in collecting}
+                found = self.collect({names[one.key]: one.step for one in collecting})
+                for one in collecting:
+                    self._go_on(one, found[names[one.key]])
+            elif online := [one for one in waiting if isinstance(one.step, LearnOnline)]:
+                for one in online:
+                    self._learn_online(one)
+            else:
+                self._learn(waiting)
+
+    def _go_on(self, one: Candidate, answer: Any) -> None:
+        try:
+            one.step = one.steps.send(answer)
+            while isinstance(one.step, (Remember, Derive, Map)):
+                if isinstance(one.step, Remember):
+                    answer = one.step.value()  # candidates are new: no fit came before
+                else:
+                    answer = self.memo(one.step) if isinstance(one.step, Derive) else self._mapped(one.step)
+                one.step = one.steps.send(answer)
+        except StopIteration:
+            one.step = None
+
+    def _name(self, step: Collect | Map) -> str:
+        """One name for one thing, whoever asks; numbered as they come, so that a resumed search finds it."""
+        work = step.reduction if isinstance(step, Collect) else step.row_map
+        rows = id(step.rows.dataset), *(name for name, _ in step.rows.maps)
+        # A map is made of all rows, whatever a candidate may see of them.
+        key = *rows, step.rows.mask if isinstance(step, Collect) else None, identity(work)
+        return self._names.setdefault(key, (f"{step.name}-{len(self._names) + 1}", work))[0]
+
+    def _mapped(self, step: Map) -> Rows:
+        return self.session.mapped(self._name(step), step)
+
+    def _part(self, rows: Rows) -> Part:
+        return Part(self.session.rows(rows), rows.mask)
+
+    # -- passes that count ---------------------------------------------------------------------------------
+
+    def collect(self, wanted: Mapping[str, Collect]) -> dict[str, Stats]:
+        """Reductions by name, in as few passes as memory allows; remembered."""
+        store, kind = self.session.store, self.session.kind
+        out: dict[str, Stats] = {}
+        for name, step in wanted.items():
+            kept = store.load_result(f"{kind}_{name}") if store else None
+            if kept is not None:
+                out[name] = Stats(step.reduction.layout(), kept["vector"])
+        for group in self._groups([name for name in wanted if name not in out], wanted):
+            stage, places = self._stage(f"{group[0]}-{len(group)}", [wanted[name] for name in group])
+            self.session.callbacks.on_stage({"stage": stage.name, "rows": stage.rows})
+            found = self.session.executor.collect(stage, Progress(self.session.callbacks, stage.name, 0))
+            self.n_passes += 1
+            for name, (part, slot) in zip(group, places, strict=True):
+                out[name] = stage.reductions[part].split(found[part])[slot]  # type: ignore[attr-defined]
+                if store:
+                    store.save_result(f"{kind}_{name}", {"vector": np.array(out[name].vector)})
+        return out
+
+    def _stage(self, name: str, steps: Sequence[Collect]) -> Any:
+        parts = [(step.reduction, self._part(step.rows)) for step in steps]
+        session = self.session
+        return joint_collection(
+            f"{session.kind}_{name}", parts, session.device, steps[0].classes, **self._grid
+        )
+
+    def _groups(self, names: Sequence[str], wanted: Mapping[str, Collect]) -> list[list[str]]:
+        """Reductions of the same classes that fit into memory together."""
+
+        def peak(tried: Sequence[str]) -> dict[str, int]:
+            return stage_peak(self._stage(tried[0], [wanted[n] for n in tried])[0], self.resources, 0)
+
+        groups: list[list[str]] = []
+        for name in names:
+            tried = [*groups[-1], name] if groups else [name]
+            alike = identity(wanted[tried[0]].classes) == identity(wanted[name].classes)
+            if groups and alike and sum(peak(tried).values()) <= ALLOWED_SHARE * self.resources.memory:
+                groups[-1].append(name)
+            else:
+                check_fits(f"search_{name}", peak([name]), self.resources, NARROWER)
+                groups.append([name])
+        return groups
+
+    def scores(self, candidates: Sequence[Candidate], name: str, maps: Mapping[str, Any]) -> dict[str, float]:
+        """Scores by key, of row maps of class probabilities on the rows that each candidate is scored on."""
+        wanted = {}
+        for one in candidates:
+            classes = one.held.classes
+            assert classes is not None
+            tally = ScoreTally(maps[one.key], len(classes))
+            wanted[f"{name}-{one.key}"] = Collect("score", tally, one.held, classes)
+        found = self.collect(wanted)
+        return {one.key: self.scorer(found[f"{name}-{one.key}"]) for one in candidates}
+
+    # -- passes that learn ---------------------------------------------------------------------------------
+
+    def _learn(self, waiting: Sequence[Candidate]) -> None:
+        self._learned += 1
+        base = self.session.kind + (str(self._learned) if self._learned > 1 else "")
+        race, outcomes = list(waiting), dict[str, Outcome]()
+        for rung, until in enumerate([*self.rungs, 0]):
+            running = [one for one in race if not _ended(outcomes.get(one.key))]
+            if not running:
+                break
+            name = f"{base}-r{rung}" if self.rungs else base
+            first = self.rungs[rung - 1] if rung else 0
+            found = self._rung(name, running, outcomes, first, until)
+            if until and any(not _ended(o) and o.history[-1]["pass"] < until for o in found.values()):
+                break  # stopped by a callback
+            if until:
+                race = self._better_half(name, race, outcomes)
+        for one in waiting:
+            outcome = outcomes[one.key]
+            one.passes = len(outcome.history)
+            one.seconds = sum(r["seconds"] / r["candidates"] for r in outcome.history)
+            if outcome.error is None:
+                self._go_on(one, LoopResult(outcome.state, outcome.history))
+            else:
+                self._ended_early(one, outcome.error)
+
+    def _learn_online(self, one: Candidate) -> None:
+        """A learner that goes its own way through the rows shares what comes before its epochs."""
+        step: LearnOnline = one.step
+        try:
+            result = OnlineSteps(self.session).learn(f"{step.name}-{one.key}", step)
+        except (FloatingPointError, np.linalg.LinAlgError) as error:
+            self._ended_early(one, str(error))
+            return
+        one.passes = len({record["pass"] for record in result.history})
+        one.seconds = sum(record["seconds"] for record in result.history)
+        self.n_passes += one.passes
+        self._go_on(one, result)
+
+    @staticmethod
+    def _ended_early(one: Candidate, error: str) -> None:
+        one.steps.close()
+        one.step, one.error = None, error
+
+    def _rung(
+        self, name: str, running: Sequence[Candidate], outcomes: dict[str, Outcome], first: int, until: int
+    ) -> dict[str, Outcome]:
+        """Passes from ``first`` to ``until`` of all who still run; ``outcomes`` are brought up to date."""
+        steps: dict[str, Learn] = {one.key: one.step for one in running}
+        session, store = self.session, self.session.store
+        kept = store.load_result(f"{name}-groups") if store else None
+        out: dict[str, Outcome] = {}
+        if store and kept:
+            for part_of, keys in _named(name, kept["groups"]):
+                out.update(kept_outcomes(store, part_of, keys))
+        if len(out) < len(steps):  # else nothing is left to do, and no row need be projected again
+            members = {
+                key: Member(
+                    step.learner,
+                    outcomes[key].state if key in outcomes else step.state,
+                    {part: self._part(rows) for part, rows in step.rows.items()},
+                )
+                for key, step in steps.items()
+            }
+            groups = (
+                joint_groups(f"{name}_estep", members, self.resources, session.device, SMALLER, **self._grid)
+                if kept is None
+                else kept["groups"]
+            )
+            if store and kept is None:  # another machine's memory must not change who shares a checkpoint
+                store.save_result(f"{name}-groups", {"groups": groups})
+            for part_of, keys in _named(name, groups):
+                found = fit_joint(
+                    session.executor,
+                    part_of,
+                    {key: members[key] for key in keys},
+                    callbacks=session.callbacks,
+                    device=session.device,
+                    classes=steps[keys[0]].classes,
+                    first=first,
+                    until=until,
+                    store=store,
+                    grid=self._grid,
+                    checkpoint_seconds=session.options.get("checkpoint_seconds", 30.0),
+                    checkpoint_passes=session.options.get("checkpoint_passes"),
+                )
+                self.n_passes += max(len(o.history) for o in found.values())
+                out.update(found)
+        for key, outcome in out.items():
+            before = outcomes[key].history if key in outcomes else []
+            outcomes[key] = replace(outcome, history=[*before, *outcome.history])
+        return out
+
+    def _better_half(
+        self, name: str, race: Sequence[Candidate], outcomes: Mapping[str, Outcome]
+    ) -> list[Candidate]:
+        """Candidates whose scores, averaged over folds, are above the others': the larger half."""
+        sound = [one for one in race if outcomes[one.key].error is None]
+        maps = {one.key: one.step.predictor(outcomes[one.key].state) for one in sound}
+        scores = self.scores(sound, f"{name}-score", maps)
+        means = {
+            n: float(np.mean([scores.get(one.key, -np.inf) for one in race if one.number == n]))
+            for n in {one.number for one in race}
+        }
+        better = sorted(means, key=lambda n: (-means[n], n))[: -(-len(means) // 2)]
+        self.session.callbacks.on_event({"event": "halved", "stage": name, "candidates": len(better)})
+        return [one for one in race if one.number in better]
+
+
+def _named(name: str, groups: Sequence[list[str]]) -> list[tuple[str, list[str]]]:
+    """Groups with the names of their joint passes."""
+    return [(f"{name}-g{n}" if len(groups) > 1 else name, group) for n, group in enumerate(groups)]
+
+
+def _ended(outcome: Outcome | None) -> bool:
+    return outcome is not None and (outcome.done or outcome.error is not None)

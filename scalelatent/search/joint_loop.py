@@ -1,0 +1,266 @@
+"""Joint learning to its end: whoever is done leaves, and the others go on with a smaller statistic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from scalelatent.contract.learners import BatchLearner
+from scalelatent.engine.batch_loop import fit_batches
+from scalelatent.engine.callbacks import Callback
+from scalelatent.engine.checkpoints import EngineStore
+from scalelatent.engine.executor import Executor
+from scalelatent.engine.passes import Stage
+from scalelatent.engine.plan import ALLOWED_SHARE, Resources, check_fits, stage_memory
+from scalelatent.storage.record import same_array
+
+from .joint import JointState, Part, joint_stage
+
+# A worker may hold the states of two passes that follow each other, a third that it loaded itself, and one
+# twice more while it writes it (see dask/tasks.py and record.py).
+_STATES_HELD = 5
+
+
+@dataclass(frozen=True)
+class Member:
+    """A learner, the state it begins with, and its rows."""
+
+    learner: BatchLearner
+    state: Any
+    rows: Mapping[str, Part]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a member ended.
+
+    Attributes
+    ----------
+    state : object
+    history : list of dict
+        One record a pass, as the member alone would have; ``seconds`` and ``bytes_read`` are those of the
+        joint pass, ``candidates`` how many shared it.
+    error : str or None
+        What ended it before its time.
+    done : bool
+        It wants no other pass (False: ``until``, or a callback, stopped it).
+    """
+
+    state: Any
+    history: list[dict[str, Any]]
+    error: str | None
+    done: bool
+
+
+def fit_joint(
+    executor: Executor,
+    name: str,
+    members: Mapping[str, Member],
+    *,
+    callbacks: Callback,
+    device: str = "auto",
+    classes: np.ndarray | None = None,
+    first: int = 0,
+    until: int = 0,
+    store: EngineStore | None = None,
+    grid: Mapping[str, int | None] | None = None,
+    **checkpoint: Any,
+) -> dict[str, Outcome]:
+    """Run batch learners jointly, each to its own end.
+
+    Parameters
+    ----------
+    executor : Executor
+    name : str
+        Task names begin so; with the number of members that share the pass: ``search-16_estep``.
+    members : dict of str to Member
+    callbacks : Callback
+        A stop asked for by a callback stops all members.
+    first, until : int
+        Passes that led to the members' states, and the pass to stop before; 0: none.
+    store : EngineStore or None
+        Members that are done are kept there at once; the others' states as in
+        :func:`~.loop.fit_batches`. Going on needs no more than calling this again.
+    grid : dict
+        ``block_rows`` and ``leaf_rows``, where they are given.
+    **checkpoint
+        ``checkpoint_seconds`` and ``checkpoint_passes``.
+
+    Returns
+    -------
+    dict of str to Outcome
+        In the order of ``members``.
+    """
+    outcomes = {} if store is None else kept_outcomes(store, name, members)
+    state = JointState({k: m.state for k, m in members.items() if k not in outcomes}, {}, first)
+    history, stage_name = [], ""  # type: ignore[var-annotated]
+    if store is not None:
+        stage_name, state, history = _resume(store, name, members, state)
+    stopped = False
+    while state.members:
+        live = {key: members[key] for key in state.members}
+        segment = f"{name}-{len(live)}_estep"
+        stage = joint_stage(
+            segment,
+            {key: (m.learner, m.rows) for key, m in live.items()},
+            device,
+            classes,
+            until=until,
+            **(grid or {}),
+        )
+        if not stage.work.is_done(state):
+            callbacks.on_stage({"stage": segment, "rows": stage.rows})
+            result = fit_batches(
+                executor, stage, state, callbacks=callbacks, store=store, first=state.iteration, **checkpoint
+            )
+            if stage_name not in ("", segment) and store is not None:
+                store.drop_stage(stage_name)
+            stage_name, state, history = segment, result.state, _joined(history, result.history)
+            stopped = not stage.work.is_done(state)
+        ended = stage.work.ended(state)
+        leaving = list(state.members) if stopped or (until and state.iteration >= until) else ended
+        for key in leaving:
+            outcomes[key] = Outcome(
+                state.members[key], _own(history, key), state.failed.get(key), key in ended
+            )
+            _keep(store, name, key, outcomes[key])
+        rest = {k: v for k, v in state.members.items() if k not in leaving}
+        state = JointState(rest, {}, state.iteration)
+    if store is not None:  # those too that an interrupted run left
+        for n in range(1, len(members) + 1):
+            store.drop_stage(f"{name}-{n}_estep")
+    return {key: outcomes[key] for key in members}
+
+
+def kept_outcomes(store: EngineStore, name: str, keys: Iterable[str]) -> dict[str, Outcome]:
+    """Members that an earlier :func:`fit_joint` of this name brought to their end.
+
+    Examples
+    --------
+    See :func:`fit_joint`.
+    """
+    out = {}
+    for key in keys:
+        kept = store.load_result(f"{name}-member-{key}")
+        if kept is not None:
+            out[key] = Outcome(kept["state"], kept["history"], kept["error"], bool(kept["done"]))
+    return out
+
+
+def _keep(store: EngineStore | None, name: str, key: str, outcome: Outcome) -> None:
+    if store is not None:
+        tree = {k: getattr(outcome, k) for k in ("state", "history", "error", "done")}
+        store.save_result(f"{name}-member-{key}", tree)
+
+
+def _resume(
+    store: EngineStore, name: str, members: Mapping[str, Member], state: JointState
+) -> tuple[str, JointState, list[dict[str, Any]]]:
+    """(stage, state, history) of an interrupted loop; the fewer members share a pass, the later it was."""
+    if not state.members:
+        return "", state, []
+    stages = [f"{name}-{n}_estep" for n in range(len(members), 0, -1)]
+    found = next(((s, f) for s in reversed(stages) if (f := store.latest_state(s)) is not None), None)
+    if found is None:
+        return "", state, []
+    stage, (iteration, kept, _) = found
+    history: list[dict[str, Any]] = []
+    for earlier in stages[: stages.index(stage) + 1]:
+        history = _joined(history, store.load_history(earlier, iteration))
+    # A member that had ended when the run was cut short is in its own record, if that was written in time.
+    rest = {k: v for k, v in kept.members.items() if k in state.members}
+    return stage, replace(kept, members=rest), history
+
+
+def _joined(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Records by pass; where both have one (a line written again), the first."""
+    by_pass = {record["pass"]: record for record in (*after, *before)}
+    return [by_pass[k] for k in sorted(by_pass)]
+
+
+def _own(history: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    shared = ("stage", "seconds", "rows", "bytes_read", "candidates")
+    return [
+        {**record["members"][key], **{k: record[k] for k in shared}}
+        for record in history
+        if key in record["members"]
+    ]
+
+
+def tree_bytes(tree: Any, seen: set[Any] | None = None) -> int:
+    """Bytes of all arrays in dataclasses, dicts and sequences; an array in several places counts once.
+
+    Examples
+    --------
+    >>> a = np.zeros(4)
+    >>> tree_bytes({"x": a, "y": (a, np.ones(2))})
+    48
+    """
+    seen = set() if seen is None else seen
+    if isinstance(tree, np.ndarray):
+        key = same_array(tree)
+        fresh = key not in seen
+        seen.add(key)
+        return tree.nbytes if fresh else 0
+    if isinstance(tree, Mapping):
+        return sum(tree_bytes(v, seen) for v in tree.values())
+    if isinstance(tree, (list, tuple)):
+        return sum(tree_bytes(v, seen) for v in tree)
+    return sum(tree_bytes(v, seen) for v in vars(tree).values()) if hasattr(tree, "__dict__") else 0
+
+
+def stage_peak(stage: Stage, resources: Resources, constants: int) -> dict[str, int]:
+    """Bytes of a worker in a joint pass, by what holds them: of several parts the largest, where they take
+    turns.
+    """
+    total: dict[str, int] = {}
+    for part, grid in stage.grids.items():
+        alone = replace(
+            stage,
+            work={"train": stage.reductions[part]},
+            datasets={"train": stage.datasets[part]},
+            grids={"train": grid},
+        )
+        for what, size in stage_memory(alone, resources, stage.datasets[part], constants).items():
+            waits = what.startswith("statistics waiting")
+            total[what] = total.get(what, 0) + size if waits else max(total.get(what, 0), size)
+    return total
+
+
+def joint_groups(
+    name: str,
+    members: Mapping[str, Member],
+    resources: Resources,
+    device: str,
+    remedy: str,
+    **grid: Any,
+) -> list[list[str]]:
+    """Members that fit into memory together: as few groups as their order allows.
+
+    Raises
+    ------
+    PlanError
+        One alone does not fit: naming the setting that would.
+
+    Examples
+    --------
+    See :func:`fit_joint`.
+    """
+
+    def peak(keys: Sequence[str]) -> dict[str, int]:
+        wanted = {k: (members[k].learner, members[k].rows) for k in keys}
+        constants = tree_bytes([members[k].learner for k in keys])
+        constants += _STATES_HELD * tree_bytes([members[k].state for k in keys])
+        return stage_peak(joint_stage(name, wanted, device, None, **grid), resources, constants)
+
+    groups: list[list[str]] = []
+    for key in members:
+        if groups and sum(peak([*groups[-1], key]).values()) <= ALLOWED_SHARE * resources.memory:
+            groups[-1].append(key)
+        else:
+            check_fits(name, peak([key]), resources, remedy)
+            groups.append([key])
+    return groups

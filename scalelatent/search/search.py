@@ -1,0 +1,455 @@
+"""Search over parameters whose candidates share each pass over the rows."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
+
+from scalelatent.data import Dataset
+from scalelatent.deploy.clusters import current_client
+from scalelatent.engine.callbacks import Callback
+from scalelatent.engine.companions import FitCall, accompanied
+from scalelatent.engine.plan import find_resources
+from scalelatent.engine.tally import SCORERS
+from scalelatent.errors import ScalelatentError
+from scalelatent.estimators.session import FitSession, rows_as_begun
+from scalelatent.estimators.steps import Rows
+from scalelatent.kernels.streams import resolve_seed
+from scalelatent.storage.disk import locate
+
+from .apart import fit_apart, make_apart
+from .best import BestOfSearch
+from .candidates import (
+    Split,
+    candidate_params,
+    check_candidate,
+    find_folds,
+    make_candidates,
+    score_table,
+)
+from .comparing_by import Scoring
+from .joint_fit import Candidate, Memo, SharedFit
+
+_LEARNED = (
+    "cv_results_", "best_index_", "best_params_", "best_score_", "best_estimator_", "n_splits_", "n_passes_",
+    "seed_", "scoring_", "n_features_in_", "feature_names_in_", "refit_time_",
+)  # fmt: skip
+
+
+class Search(BestOfSearch, MetaEstimatorMixin, BaseEstimator):
+    """Search over parameters of an estimator, as scikit-learn's `GridSearchCV`, over rows of any number.
+
+    Candidates of :class:`CapsuleRegression` share each pass: reading is what costs where rows lie on disk, so
+    a block is read and decoded once and given to all candidates (and, in cross-validation, all folds that are
+    runs of rows) that still learn; each stops on its own schedule and costs nothing from then on. Candidates
+    of the other kinds, and of folds that are no runs, are fitted one after the other, each by all cores or
+    the whole cluster. A candidate's model has the same bits as a fit of its parameters alone.
+
+    Candidates with different projections learn from different rows: each projection is made once for the
+    whole search, and candidates of the same projection share its rows.
+
+    Parameters
+    ----------
+    estimator : estimator
+        Of a kind that job files know; never changed.
+    param_grid : dict of str to sequence, or iterable of dict
+        A grid (every combination), or the candidates themselves, each a dict of parameters
+        (`sklearn.model_selection.ParameterGrid` and `ParameterSampler` are such iterables).
+    cv : int, splitter, iterable of (train, test) or None
+        Folds where ``fit`` gets no validation rows, as in scikit-learn. A number (None: 5) is that of
+        ``KFold(n)``, contiguous runs of rows, for every kind: rows that are sorted by class need a splitter
+        that shuffles. Where candidates share passes the rows of a fold weigh 0 for its fits.
+    scoring : str, callable or None
+        Greater is better: a name of ``sklearn.metrics.get_scorer_names()``, a scorer ``scoring(model, X, y)``
+        or a function ``scoring(model, dataset)``, called for each candidate and fold. Rows count by their
+        weights where scikit-learn's metric takes such. "accuracy", "balanced_accuracy", "f1_macro" and
+        "neg_log_loss" of classifiers are computed in one shared pass. A network's output is scored by "nmi",
+        "accuracy" (of clusters) or "retrieval", for which rows have labels. None: the accuracy of a
+        classifier, ``score`` of a conditional RBM, "nmi" of a network.
+    refit : bool
+        After cross-validation, fit the best parameters on all rows. With validation rows the best candidate
+        is fitted already.
+    halving : bool
+        Successive halving: after ``min_passes`` passes the worse half of the candidates stops, after twice as
+        many half of the rest, and so on. Candidates share passes, and are compared by ``scoring``, a name
+        that one pass computes. Candidates with online algorithms, which have few passes, are not stopped.
+    min_passes : int
+        Passes of the first rung of halving.
+    error_score : "raise" or float
+        Score of a candidate whose numbers have run away.
+    memory_limit : str, int or None
+        Of a process, for example ``"4GB"``; None asks the cluster or this process. Candidates whose
+        statistics do not fit together learn in groups.
+    n_jobs : int or None
+        Threads in this process, of the refit too; None is what ``joblib.parallel_config`` says, else all
+        cores, and the estimator's own for the refit.
+    random_state : int, Generator, RandomState or None
+        For candidates whose own is None.
+
+    Attributes
+    ----------
+    cv_results_ : dict
+        As in scikit-learn: ``params``, ``param_*``, ``split*_test_score``, ``mean_test_score``,
+        ``std_test_score``, ``rank_test_score``, ``mean_fit_time``, ``std_fit_time``, ``mean_score_time``,
+        ``std_score_time`` (seconds; of passes that candidates share its share); and ``n_passes`` and
+        ``error`` of each candidate. ``results_`` is another name of it.
+    best_index_, best_params_, best_score_ : int, dict, float
+    best_estimator_ : estimator
+    n_splits_ : int
+    n_passes_ : int
+        Passes over the rows that the search took, without the refit.
+    refit_time_ : float
+        Seconds; after a refit.
+    seed_ : int
+    scoring_ : str or callable
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str, shape (n_features_in_,)
+        Where ``X`` names its columns.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> import scalelatent as sl
+    >>> x, y = load_digits(return_X_y=True)
+    >>> search = sl.Search(sl.CapsuleRegression(max_iter=10, random_state=0), {"capsule_dim": [1, 4]}, cv=3)
+    >>> search = search.fit(x[:600], y[:600])
+    >>> search.best_params_, len(search.cv_results_["mean_test_score"])
+    ({'capsule_dim': 4}, 2)
+    """
+
+    def __init__(
+        self,
+        estimator: Any,
+        param_grid: Any,
+        *,
+        cv: Any = None,
+        scoring: str | Callable[..., float] | None = None,
+        refit: bool = True,
+        halving: bool = False,
+        min_passes: int = 8,
+        error_score: Any = np.nan,
+        memory_limit: str | int | None = None,
+        n_jobs: int | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.estimator = estimator
+        self.param_grid = param_grid
+        self.cv = cv
+        self.scoring = scoring
+        self.refit = refit
+        self.halving = halving
+        self.min_passes = min_passes
+        self.error_score = error_score
+        self.memory_limit = memory_limit
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+
+    # -- fit ---------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        validation: Any = None,
+        sample_weight: Any = None,
+        groups: Any = None,
+        client: Any = None,
+        run_dir: Any = None,
+        resume: bool = False,
+        callbacks: Callback | Sequence[Callback] = (),
+        engine: Mapping[str, Any] | None = None,
+        verbose: bool | None = None,
+    ) -> Search:
+        """Fit all candidates, and the best on all rows after cross-validation.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, features)
+        y : array-like, shape (n,), or (n, v) for a conditional RBM, or None
+            A Dataset brings its own. A network is scored on labels, and learns without.
+        validation : Dataset or (X, y) or None
+            Rows for early stopping and for the scores; None: ``cv``.
+        sample_weight : array-like, shape (n,), or None
+        groups : array-like, shape (n,), or None
+            For splitters that ask for them.
+        client, run_dir, resume, callbacks, engine, verbose
+            As in the estimator's ``fit``. A record of ``on_pass_end`` is that of the best candidate so far,
+            with ``candidates`` (how many share the pass) and ``members`` (all records).
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        DataError
+            Rows or labels that cannot be used; a class with all its rows in one fold.
+        ValueError
+            A parameter out of range, naming the candidate.
+        RunError
+            The run folder holds another search.
+        PlanError
+            A candidate does not fit into memory even alone.
+
+        Examples
+        --------
+        See the class.
+        """
+        call = FitCall(
+            self, {}, run_dir, resume, callbacks, engine or {}, verbose, client or current_client()
+        )
+        with accompanied(call) as everyone:
+            return self._fit(X, y, validation, sample_weight, groups, client, call, everyone)
+
+    def _fit(
+        self,
+        X: Any,
+        y: Any,
+        validation: Any,
+        sample_weight: Any,
+        groups: Any,
+        client: Any,
+        call: FitCall,
+        callbacks: Callback,
+    ) -> Search:
+        for name in _LEARNED:  # a search that is refused, or does not refit, has no model of another one
+            self.__dict__.pop(name, None)
+        if isinstance(self.error_score, str) and self.error_score != "raise":
+            raise ValueError(f"error_score={self.error_score!r}: give 'raise' or a number")
+        params, scoring = candidate_params(self.estimator, self.param_grid), self._scorer()
+        base = clone(self.estimator)
+        train = base._search_rows(X, y, sample_weight)
+        held = base._validation_rows(validation)
+        watched = {"train": train} if held is None else {"train": train, "validation": held}
+        watched = rows_as_begun(watched, call.run_dir if call.resume else None)
+        train, held = watched["train"], watched.get("validation")
+        scoring.check(train if held is None else held)
+        splits, folds = None, None
+        if held is None:
+            splits, folds = find_folds(self.cv, train, groups, shared=base._shares_passes)
+        call.rows.update(watched)
+        self.n_splits_ = len(splits or folds or (held,))
+        where = {"client": client, "resume": call.resume, "callbacks": callbacks, "engine": call.engine}
+        run_dir = call.run_dir
+        if base._shares_passes and splits is None:
+            begun, scores = self._fit_together(base, params, watched, folds, scoring, run_dir, where)
+        else:
+            begun, scores = self._fit_apart(base, params, watched, splits, scoring, run_dir, where)
+        self._tell_failed(begun)
+        self._gather(params, begun, scores)
+        if held is not None:
+            self.best_estimator_ = next(one.model for one in begun if one.number == self.best_index_)
+        elif self.refit:
+            best = clone(base).set_params(**self.best_params_)
+            if self.n_jobs is not None:
+                best.set_params(n_jobs=self.n_jobs)
+            if best.random_state is None:
+                best.set_params(random_state=self.seed_)
+            place = locate(run_dir).at("refit").url if run_dir is not None else None
+            began = time.perf_counter()
+            self.best_estimator_ = best._search_fit(train, run_dir=place, **where)
+            self.refit_time_ = time.perf_counter() - began
+        # Last: a search that was interrupted is not fitted.
+        self.n_features_in_ = base.n_features_in_
+        if hasattr(base, "feature_names_in_"):
+            self.feature_names_in_ = base.feature_names_in_
+            if hasattr(self, "best_estimator_"):
+                self.best_estimator_.feature_names_in_ = base.feature_names_in_
+        return self
+
+    def _fit_together(
+        self,
+        base: Any,
+        params: Sequence[dict[str, Any]],
+        watched: Mapping[str, Dataset],
+        folds: Sequence[tuple[int, int]] | None,
+        scoring: Scoring,
+        run_dir: Any,
+        where: Mapping[str, Any],
+    ) -> tuple[list[Candidate], dict[str, float]]:
+        """Candidates that share each pass, and their scores."""
+        memo = Memo()
+        # Refuse what cannot work before anything is written.
+        begun = make_candidates(base, params, watched, folds)
+        begins = [check_candidate(one, params[one.number], memo) for one in begun]
+        rungs = self._rungs(len(params))
+        with FitSession(
+            "search",
+            run_dir=run_dir,
+            device=base.device,
+            n_jobs=self.n_jobs,
+            **where,
+        ) as session:
+            for begin in begins:
+                session.check_skipping(begin.all_rows)
+            if any(begin.keeps_records for begin in begins):
+                session.keep_records()
+            self.seed_ = session.begin(self._random_state(base), self._what_decides(base, params), watched)
+            session.announce(
+                watched["train"],
+                candidates=len(params),
+                splits=self.n_splits_,
+                seed=self.seed_,
+                **begins[0].info,
+            )
+            visible = {name: session.visible(name, ds) for name, ds in watched.items()}
+            shared = SharedFit(
+                session,
+                find_resources(session.client, self.n_jobs, self.memory_limit),
+                SCORERS[scoring.shared or "accuracy"],
+                rungs,
+                memo,
+            )
+            self._fit_candidates(shared, begun, visible)
+            scores = self._scores(shared, begun, scoring)
+            session.finish()
+        self.n_passes_ = shared.n_passes
+        return begun, scores
+
+    def _fit_apart(
+        self,
+        base: Any,
+        params: Sequence[dict[str, Any]],
+        watched: Mapping[str, Dataset],
+        splits: Sequence[Split] | None,
+        scoring: Scoring,
+        run_dir: Any,
+        where: Mapping[str, Any],
+    ) -> tuple[list[Candidate], dict[str, float]]:
+        """Candidates one after the other, and their scores."""
+        if self.halving:
+            raise ValueError(
+                "halving=True compares candidates after passes that they share, and these "
+                f"{'folds are no runs of rows' if base._shares_passes else 'models are fitted one by one'}: "
+                "set halving=False"
+            )
+        begun = make_apart(base, params, watched["train"], watched.get("validation"), splits)
+        decides = self._what_decides(base, params)
+        if splits is not None:
+            digest = hashlib.sha256(b"".join(rows.tobytes() for split in splits for rows in split))
+            decides["folds"] = digest.hexdigest()
+        own = {**where, "client": None, "engine": None}
+        with FitSession(
+            "search", in_process=True, run_dir=run_dir, device=base.device, n_jobs=self.n_jobs, **own
+        ) as session:
+            self.seed_ = session.begin(self._random_state(base), decides, watched)
+            session.announce(watched["train"], candidates=len(params), splits=self.n_splits_, seed=self.seed_)
+            scores = fit_apart(
+                begun,
+                session,
+                scoring,
+                self.seed_,
+                keeps_best=splits is None,
+                client=where["client"],
+                run_dir=run_dir,
+                n_jobs=self.n_jobs,
+                engine=where["engine"],
+            )
+            session.finish()
+        self.n_passes_ = sum(one.passes for one in begun)
+        return begun, scores
+
+    def _random_state(self, base: Any) -> Any:
+        return base.random_state if self.random_state is None else self.random_state
+
+    def fit_transform(self, X: Any, y: Any = None, **fit: Any) -> Any:
+        """Fit, then ``best_estimator_.transform`` of the same rows.
+
+        Examples
+        --------
+        See the class.
+        """
+        return self.fit(X, y, **fit).transform(X)
+
+    def _scorer(self) -> Scoring:
+        scoring = Scoring(self.estimator, self.scoring)
+        self.scoring_ = scoring.given
+        if self.halving and scoring.shared is None and self.estimator._shares_passes:
+            raise ValueError(
+                "halving=True compares candidates on their way, where there is no model yet that a "
+                f"function could score: give scoring as one of {', '.join(SCORERS)}, or set halving=False"
+            )
+        return scoring
+
+    def _rungs(self, n: int) -> list[int]:
+        if not self.halving:
+            return []
+        if not isinstance(self.min_passes, (int, np.integer)) or self.min_passes < 1:
+            raise ValueError(f"min_passes={self.min_passes!r}: give a whole number of passes, at least 1")
+        return [int(self.min_passes) * 2**i for i in range(max(0, math.ceil(math.log2(n))))]
+
+    def _what_decides(self, base: Any, params: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """What a resumed search must have in common with the one that began."""
+        own = {name: getattr(self, name) for name in ("halving", "min_passes", "error_score")}
+        scoring = getattr(self.scoring_, "__qualname__", self.scoring_)
+        of_base = base._what_decides()
+        return {
+            **own,
+            "scoring": scoring,
+            "splits": self.n_splits_,
+            "estimator": of_base,
+            "candidates": params,
+        }
+
+    def _fit_candidates(
+        self, shared: SharedFit, candidates: Sequence[Candidate], visible: Mapping[str, Dataset]
+    ) -> None:
+        answers = {}
+        for one in candidates:
+            one.rows = {name: Rows(visible[name], mask=rows.mask) for name, rows in one.rows.items()}
+            one.held = Rows(
+                visible["train" if one.held.mask is not None else "validation"], mask=one.held.mask
+            )
+            own = one.model.random_state
+            answers[one.key] = (self.seed_ if own is None else resolve_seed(own), one.rows)
+        shared.run(candidates, answers)
+
+    def _scores(
+        self, shared: SharedFit, candidates: Sequence[Candidate], scoring: Scoring
+    ) -> dict[str, float]:
+        sound, began = [one for one in candidates if one.error is None], time.perf_counter()
+        if scoring.shared is None:
+            scores = {one.key: scoring(one.model, one.held.pieces()[0]) for one in sound}
+        else:
+            maps = {one.key: one.model._row_map("probabilities") for one in sound}
+            scores = shared.scores(sound, "score", maps)
+        for one in sound:
+            one.score_seconds = (time.perf_counter() - began) / len(sound)
+        return scores
+
+    def _tell_failed(self, candidates: Sequence[Candidate]) -> None:
+        for one in candidates:
+            if one.error is not None:
+                told = f"candidate {one.number} ({one.key}) ended after {one.passes} passes: {one.error}"
+                if isinstance(self.error_score, str):
+                    raise ScalelatentError(told)
+                warnings.warn(f"{told}; its score is {self.error_score}", UserWarning, stacklevel=4)
+
+    def _gather(
+        self, params: Sequence[dict[str, Any]], candidates: Sequence[Candidate], scores: Mapping[str, float]
+    ) -> None:
+        self.cv_results_ = score_table(params, candidates, scores, self.n_splits_, self.error_score)
+        mean = self.cv_results_["mean_test_score"]
+        if not np.isfinite(mean).any():
+            raise ScalelatentError(
+                f"no candidate of {len(params)} has a score; the first ended so: "
+                f"{self.cv_results_['error'][0]}"
+            )
+        self.best_index_ = int(np.where(np.isnan(mean), -np.inf, mean).argmax())
+        self.best_params_, self.best_score_ = params[self.best_index_], float(mean[self.best_index_])
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        own = self.estimator.__sklearn_tags__()
+        tags.estimator_type, tags.classifier_tags = own.estimator_type, own.classifier_tags
+        tags.target_tags, tags.input_tags = own.target_tags, own.input_tags
+        tags.transformer_tags = own.transformer_tags
+        return tags

@@ -1,0 +1,1 @@
+"""Places on disk and in object stores, locks, logs of lines, records."""

@@ -1,0 +1,168 @@
+"""What keeps rows from being lost: whose a place is, whether two are one, and what a failure leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Iterator
+
+from scalelatent.errors import DataError
+
+from .disk import Location, locate
+
+__all__ = [
+    "check_space",
+    "clear_after",
+    "cleared_on_failure",
+    "clears_too",
+    "explain_os_errors",
+    "format_of",
+    "refuse_onto",
+    "scratch",
+]
+
+
+def format_of(location: Location) -> str | None:
+    """What a place says it is: the attribute 'format' of its zarr group, None where it says nothing.
+
+    Examples
+    --------
+    >>> from scalelatent.storage.disk import locate
+    >>> place = locate("memory://doc-format")
+    >>> place.write("zarr.json", b'{"attributes": {"format": "scalelatent-dataset"}}')
+    >>> format_of(place)
+    'scalelatent-dataset'
+    """
+    raw = location.read("zarr.json") or b"{}"
+    try:
+        found = json.loads(raw).get("attributes", {}).get("format")
+    except (ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def clears_too(location: Location, other: Location) -> bool:
+    """Whether clearing a place takes another one with it: the same one under whatever name, or one inside.
+
+    Examples
+    --------
+    >>> from scalelatent.storage.disk import locate
+    >>> whole, part = locate("a.zarr"), locate("./a.zarr/part")
+    >>> clears_too(whole, part), clears_too(part, whole)
+    (True, False)
+    """
+    outer, inner = _real(location), _real(other)
+    return inner == outer or inner.startswith(f"{outer.rstrip('/')}/")
+
+
+def refuse_onto(url: str | os.PathLike[str], source: str | os.PathLike[str] | None) -> None:
+    """Refuse an output that would replace what is read for it, under whatever name.
+
+    Raises
+    ------
+    DataError
+        The source is the output, or lies in it.
+    """
+    if source is not None and clears_too(locate(url), locate(source)):
+        raise DataError(
+            f"{locate(source).url}: a dataset cannot be written onto itself (the output is "
+            f"{locate(url).url}); choose another output"
+        )
+
+
+def _real(location: Location) -> str:
+    path = location.local_path("")
+    return location.url if path is None else os.path.realpath(path)
+
+
+def check_space(location: Location, what: str, nbytes: int, least: int) -> None:
+    """Refuse to write what cannot fit, before anything is written, or removed to make room for it.
+
+    Parameters
+    ----------
+    location : Location
+        Where to; what lies there would go.
+    what : str
+        The rows, for the message.
+    nbytes, least : int
+        Bytes that they say they have, and that they take if they pack as well as rows can.
+
+    Raises
+    ------
+    DataError
+        Naming both sizes.
+    """
+    free, path = location.free_bytes(), location.local_path("")
+    if free is None or least <= free:
+        return
+    if path is not None:
+        free += sum(
+            os.lstat(os.path.join(at, name)).st_size for at, _, names in os.walk(path) for name in names
+        )
+    if least > free:
+        packed = "" if least == nbytes else f" ({least / 1e9:,.1f} GB at the very least, packed)"
+        raise DataError(
+            f"{location.url}: {what} are {nbytes / 1e9:,.1f} GB{packed}, but only {free / 1e9:,.1f} GB are "
+            "free there; choose another place, free some space, or check who counts so many rows"
+        )
+
+
+@contextlib.contextmanager
+def cleared_on_failure(location: Location) -> Iterator[None]:
+    """Leave nothing half-written at a place, whatever goes wrong, Ctrl-C included.
+
+    What cannot be removed is named in a note to the error, which stays the one that began it.
+    """
+    try:
+        yield
+    except BaseException as error:
+        clear_after(error, location)
+        raise
+
+
+@contextlib.contextmanager
+def scratch(location: Location) -> Iterator[Location]:
+    """A place for what is needed for a while only; it is cleared at the end, however that comes.
+
+    Examples
+    --------
+    >>> from scalelatent.storage.disk import locate
+    >>> with scratch(locate("memory://doc-scratch")) as place:
+    ...     place.write("a", b"1")
+    >>> locate("memory://doc-scratch").is_empty()
+    True
+    """
+    with cleared_on_failure(location):
+        yield location
+    with contextlib.suppress(OSError):  # the work is done, and what it gave is whole
+        location.clear(whole=False)
+
+
+def clear_after(error: BaseException, location: Location) -> None:
+    """Clear a place of what is unfinished because of an error; if that fails too, a note to it says so."""
+    try:
+        location.clear(whole=False)
+    except OSError as second:
+        error.add_note(f"What was written could not be removed ({second}): remove {location.url} yourself")
+
+
+@contextlib.contextmanager
+def explain_os_errors(location: Location, doing: str, then: str = "try again") -> Iterator[None]:
+    """Turn an error of the file system into one that says what to do: put it right, `then` ...
+
+    Raises
+    ------
+    DataError
+        In place of an `OSError`.
+    """
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        free = location.free_bytes()
+        room = "" if free is None else f" ({free / 1e6:,.0f} MB free)"
+        reason = f"the disk is full or a quota is reached{room}" if full else f"{error.strerror or error}"
+        step = "free some space" if full else "put that right"
+        raise DataError(f"dataset {location.url}: {doing} failed: {reason}; {step}, then {then}") from error

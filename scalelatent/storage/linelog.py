@@ -1,0 +1,142 @@
+"""Logs: files of lines that are appended to, on a disk or in an object store, and read after a kill."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from .disk import Location
+
+__all__ = ["LineLog"]
+
+SEGMENT_BYTES = 64 << 10
+
+
+class LineLog:
+    """A log of lines, with one writer, whose threads may append at once.
+
+    On a disk it is a file. A torn last line (a killed writer) is no line: it is not read, and is cut off at
+    the next append. In an object store, which cannot append, it is `key`, `key.000001`, … of at most 64 KiB
+    each: a line costs one request, which puts the last of them anew.
+
+    Parameters
+    ----------
+    place : Location
+    key : str
+        Its file.
+
+    Examples
+    --------
+    >>> from scalelatent.storage.disk import locate
+    >>> place = locate("memory://doc-linelog")
+    >>> log = LineLog(place, "events.jsonl")
+    >>> log.rewrite([])
+    >>> log.append(b"one")
+    >>> log.append(b"two")
+    >>> LineLog(place, "events.jsonl").lines()
+    [b'one', b'two']
+    """
+
+    def __init__(self, place: Location, key: str) -> None:
+        self._place, self._key = place, key
+        self._folder, _, self._name = key.rpartition("/")
+        self._tail: tuple[int, bytes] | None = None  # number and content of the last segment
+        self._lock = threading.RLock()
+
+    def append(self, line: bytes) -> None:
+        """Append a line, given without its newline."""
+        with self._lock:
+            self._append(line + b"\n")
+
+    def _append(self, line: bytes) -> None:
+        path = self._place.local_path(self._key)
+        if path is not None:
+            _append_to_file(path, line)
+            return
+        if self._tail is None:
+            number = self._segments() - 1
+            held = self._place.read(self._segment(number)) if number >= 0 else None
+            self._tail = (max(number, 0), held or b"")
+        number, content = self._tail
+        if content and len(content) + len(line) > SEGMENT_BYTES:
+            number, content = number + 1, b""
+        self._place.write(self._segment(number), content + line)
+        self._tail = (number, content + line)
+
+    def lines(self) -> list[bytes]:
+        """The whole lines, without their newlines; none where there is no log."""
+        if self._place.local_path(self._key) is not None:
+            content = self._place.read(self._key) or b""
+        else:
+            parts = [self._segment(number) for number in range(self._segments())]
+            content = b"".join(self._place.read_ranges(parts))
+        return [line for line in content.split(b"\n")[:-1] if line]
+
+    def exists(self) -> bool:
+        """Whether there is a log, if only an empty one."""
+        return self._place.has(self._key)
+
+    def rewrite(self, lines: Sequence[bytes]) -> None:
+        """Put other lines in the place of all; meant for dropping the last ones.
+
+        A reader, or a kill, finds the old lines, the new ones, or (in an object store) a beginning of the
+        old ones that holds the new.
+        """
+        content = b"".join(line + b"\n" for line in lines)
+        if self._place.local_path(self._key) is not None:
+            self._place.write(self._key, content, durable=True)
+            return
+        parts = _cut(lines)
+        for number in reversed(range(len(parts), self._segments())):
+            self._place.delete(self._segment(number))
+        for number, part in reversed(list(enumerate(parts))):
+            if self._place.read(self._segment(number)) != part:
+                self._place.write(self._segment(number), part)
+        self._tail = (len(parts) - 1, parts[-1])
+
+    def _segment(self, number: int) -> str:
+        return self._key if number == 0 else f"{self._key}.{number:06d}"
+
+    def _segments(self) -> int:
+        """How many there are without a gap."""
+        names = set(self._place.keys(self._folder))
+        numbers = {0} if self._name in names else set()
+        found = (re.fullmatch(re.escape(self._name) + r"\.(\d{6,})", name) for name in names)
+        numbers |= {int(m[1]) for m in found if m}
+        count = 0
+        while count in numbers:
+            count += 1
+        return count
+
+
+def _cut(lines: Sequence[bytes]) -> list[bytes]:
+    """Lines as the segments that appending them one by one makes."""
+    parts = [b""]
+    for line in lines:
+        if parts[-1] and len(parts[-1]) + len(line) + 1 > SEGMENT_BYTES:
+            parts.append(b"")
+        parts[-1] += line + b"\n"
+    return parts
+
+
+def _append_to_file(path: str, line: bytes) -> None:
+    with open(path, "a+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        if end and _byte_before(file, end) != b"\n":
+            file.truncate(_last_line_end(file, end))
+        file.write(line)
+
+
+def _byte_before(file: Any, position: int) -> bytes:
+    file.seek(position - 1)
+    return bytes(file.read(1))
+
+
+def _last_line_end(file: Any, end: int) -> int:
+    """Offset behind the last newline; lines are short, so the last MiB surely holds one."""
+    start = max(0, end - (1 << 20))
+    file.seek(start)
+    return start + file.read(end - start).rfind(b"\n") + 1

@@ -1,0 +1,402 @@
+"""Object stores (`s3://`, `gs://`, …) and memory (`memory://`), through fsspec.
+
+What an object store gives, and what is built on it here:
+
+- An object is put whole or not at all, and there is no rename. So a record that is one object (a checkpoint)
+  carries its checksum; and what is many objects counts only with the last one put, which holds the checksums
+  of the others: `zarr.json` of a dataset or model, the marker of a shard.
+- Any request may be told to come again later (503, 429) or be lost. Every request here is repeated, with
+  growing pauses, until `RETRY_SECONDS` have gone by. The S3 library's own repeating is turned off, so that
+  the limit is one and is ours. Google's library repeats a request up to six times before it tells, which it
+  does not let one turn off; each of these is bounded by `_CONNECT_SECONDS` and `_READ_SECONDS`, as with S3.
+  Other protocols of fsspec wait and repeat as their libraries do. Every request may be repeated: the same
+  bytes are put under the same name.
+- A read waits for a network: several are in flight at once.
+- Credentials are found by the library (environment, usual files); an address never carries them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from scalelatent.errors import StoreError
+
+from .disk import FROM_ENVIRONMENT, Location
+
+if TYPE_CHECKING:
+    from zarr.abc.store import Store
+
+__all__ = ["ObjectLocation"]
+
+RETRY_SECONDS = 60.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+READS_AT_ONCE = 8
+_CONNECT_SECONDS, _READ_SECONDS = 10, 60
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
+_TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+# By name: the libraries that raise them may not be installed.
+_TRANSIENT_NAMES = frozenset(
+    {
+        "ClientConnectionError",
+        "ClientOSError",
+        "ClientPayloadError",
+        "ConnectTimeoutError",
+        "ConnectionClosedError",
+        "EndpointConnectionError",
+        "HTTPClientError",
+        "IncompleteRead",
+        "IncompleteReadError",
+        "ProxyConnectionError",
+        "ReadTimeoutError",
+        "ResponseParserError",
+        "ResponseStreamingError",
+        "ServerDisconnectedError",
+    }
+)
+_NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"})
+_T = TypeVar("_T")
+
+
+class _OutOfRange(StoreError):
+    """Bytes were asked for that an object does not have."""
+
+
+class ObjectLocation(Location):
+    """A prefix of an object store, or of this process's memory (`memory://name`, for tests and trials)."""
+
+    def __init__(self, url: str) -> None:
+        protocol, _, rest = url.partition("://")
+        self.protocol = protocol.lower()
+        rest = rest.strip("/")
+        if not rest:
+            example = "memory://trial" if self.protocol == "memory" else f"{self.protocol}://bucket/name"
+            raise StoreError(f"{url!r} needs a name: write for example {example!r}")
+        super().__init__(f"{self.protocol}://{rest}")
+        self._fs = _filesystem(self.protocol, os.getpid())
+        self._root = str(self._fs._strip_protocol(self.url)).rstrip("/")
+        self.shared = self.protocol != "memory"
+        self.reads_at_once = READS_AT_ONCE if self.shared else 1
+
+    def at(self, key: str) -> ObjectLocation:
+        """The prefix of a key below this one."""
+        return ObjectLocation(f"{self.url}/{key}")
+
+    def zarr_store(self, *, read_only: bool) -> Store:
+        """The zarr store of this place: zarr reads and writes through it, with the same patience."""
+        from .zarrstore import LocationStore
+
+        return LocationStore(self, read_only=read_only)
+
+    def make(self) -> None:
+        """Do nothing: an object store knows no folders."""
+
+    def remove_folders(self) -> None:
+        """Do nothing: an object store knows no folders."""
+
+    def read(self, key: str) -> bytes | None:
+        """An object whole, or None where there is none."""
+        try:
+            return bytes(self._patient(key, lambda path: self._fs.cat_file(path)))
+        except FileNotFoundError:
+            return None
+
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        """`length` bytes from `start` on (less than 0: from the end), fewer where the object is shorter."""
+        stop = None if start < 0 else start + length
+
+        def get(path: str) -> bytes:
+            return bytes(self._fs.cat_file(path, start=start, end=stop))
+
+        got = self._patient(key, get)
+        # Not every store knows of ranges from the end: some send all.
+        return got[:length] if start >= 0 else got[start:][:length]
+
+    def read_ranges(self, wanted: Sequence[tuple[str, int, int] | str]) -> list[bytes]:
+        """Several ranges `(key, start, length)`, or whole files `key`, at once; see `read_range`."""
+        if len(wanted) < 2 or self.reads_at_once == 1:
+            return super().read_ranges(wanted)
+        return list(_threads(os.getpid()).map(self._one, wanted))
+
+    def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
+        """Put an object."""
+        self._patient(key, lambda path: self._fs.pipe_file(path, data))
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Put an object where none lies; False where one does. Of several at once, one succeeds.
+
+        S3 does it by `If-None-Match: *`, Google by a generation of 0. After a lost answer False may mean that
+        this very request had succeeded: put something of one's own into `data`, and look.
+        """
+        try:
+            self._patient(key, lambda path: self._fs.pipe_file(path, data, mode="create"))
+        except FileExistsError:
+            return False
+        return True
+
+    def delete(self, key: str) -> None:
+        """Delete an object; none there is no error."""
+        with contextlib.suppress(FileNotFoundError):
+            self._patient(key, self._fs.rm_file)
+
+    def delete_tree(self, prefix: str) -> None:
+        """Delete everything below a prefix; nothing there is no error."""
+
+        def remove(path: str) -> None:
+            if found := self._fs.find(path):
+                self._fs.rm(found)
+
+        with contextlib.suppress(FileNotFoundError):
+            self._patient(prefix, remove)
+
+    def keys(self, prefix: str) -> list[str]:
+        """Names of the objects and prefixes directly below a prefix, sorted."""
+        try:
+            paths = self._patient(prefix, lambda path: self._fs.ls(path, detail=False))
+        except FileNotFoundError:
+            return []
+        own = self._path(prefix).strip("/")
+        return sorted({p.rstrip("/").rsplit("/", 1)[-1] for p in paths if p.strip("/") != own})
+
+    def all_keys(self) -> list[str]:
+        """Keys of all objects here, however deep."""
+        paths = self._patient("", lambda path: self._fs.find(path))
+        head = len(self._root.strip("/")) + 1
+        return [p.strip("/")[head:] for p in paths]
+
+    def has(self, key: str) -> bool:
+        """Whether there is an object with this key."""
+        try:
+            # One request; asking for its description costs a listing where there is none.
+            self._patient(key, lambda path: self._fs.cat_file(path, start=0, end=1))
+        except FileNotFoundError:
+            return False
+        except _OutOfRange:
+            return True
+        return True
+
+    def is_empty(self) -> bool:
+        """Whether nothing at all lies here."""
+        return not self.keys("")
+
+    def stamp(self, key: str) -> Any:
+        """Something hashable that changes when the object is put anew."""
+        try:
+            info = self._patient(key, lambda path: self._fs.info(path))
+        except FileNotFoundError:
+            return None
+        mark = info.get("ETag") or info.get("etag") or info.get("created") or info.get("mtime")
+        return str(mark), info.get("size")
+
+    def age(self, key: str) -> float | None:
+        """Seconds since an object was put, by this machine's clock; None where there is none."""
+        try:
+            put = self._patient(key, lambda path: self._fs.modified(path))
+        except FileNotFoundError:
+            return None
+        return time.time() - float(put.timestamp())
+
+    @contextlib.contextmanager
+    def replacing(self) -> Iterator[Location]:
+        """This very place, emptied; what fails on the way is taken back."""
+        self.clear()
+        try:
+            yield self
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.clear(whole=False)
+            raise
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}" if key else self._root
+
+    def _patient(self, key: str, request: Callable[[str], _T]) -> _T:
+        """One request, repeated while the store asks for patience; every failure in words."""
+        path, begin, tries = self._path(key), time.monotonic(), 0
+        while True:
+            tries += 1
+            try:
+                return request(path)
+            except Exception as error:  # each library has errors of its own
+                spent = time.monotonic() - begin
+                pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(tries - 1, 9))
+                pause *= random.uniform(0.5, 1.0)  # many workers that were sent away must not return as one
+                if _is_transient(error) and spent + pause < RETRY_SECONDS:
+                    time.sleep(pause)
+                    continue
+                told = _told(error, self.name_of(key) if key else self.url, self, tries, spent)
+                if told is error:
+                    raise
+                raise told from error
+
+
+@functools.lru_cache(maxsize=32)
+def _filesystem(protocol: str, pid: int) -> Any:
+    """The file system of a protocol, one a process: its connections and threads do not survive a fork."""
+    import fsspec
+
+    extra = _EXTRAS.get(protocol)
+    try:
+        kind = fsspec.get_filesystem_class(protocol)
+    except ImportError as error:
+        install = f"pip install 'scalelatent[{extra}]'" if extra else f"install what it needs ({error})"
+        raise StoreError(
+            f"addresses with '{protocol}://' need a package that is not installed "
+            f"({error.name or error}): {install}"
+        ) from error
+    except ValueError as error:
+        raise StoreError(
+            f"addresses with '{protocol}://' are not known here; use a local path, s3://, gs://, memory:// "
+            "or another protocol of fsspec"
+        ) from error
+    options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
+    if extra == "s3":
+        options["config_kwargs"] = _s3_settings()
+        options["max_concurrency"] = 1  # more would ask for an object's size before each read
+    elif extra == "gs":
+        from aiohttp import ClientTimeout
+
+        limits = ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_READ_SECONDS)
+        options["session_kwargs"] = {"timeout": limits}
+    try:
+        inspect.signature(kind.__init__).bind(None, **options)
+    except TypeError as error:  # one that wants a host, a user: ftp, sftp, webhdfs
+        raise StoreError(
+            f"addresses with '{protocol}://' are not known here ({error}); copy what lies there to a disk, "
+            "or to s3:// or gs://"
+        ) from error
+    made = kind(**options)
+    if extra == "s3":
+        made.retries = 1
+    return made
+
+
+def _s3_settings() -> dict[str, Any]:
+    # One attempt each: `_patient` is who repeats, and who knows when to stop.
+    settings: dict[str, Any] = {
+        "retries": {"total_max_attempts": 1, "mode": "standard"},
+        "connect_timeout": _CONNECT_SECONDS,
+        "read_timeout": _READ_SECONDS,
+        "max_pool_connections": 4 * READS_AT_ONCE,
+    }
+    try:
+        from botocore.config import Config
+
+        # Every chunk and record has a checksum of ours; a second one costs a tenth of a read, and not every
+        # store that speaks S3 knows it. Before botocore 1.36 there was none, and no such setting.
+        own = dict.fromkeys(("request_checksum_calculation", "response_checksum_validation"), "when_required")
+        Config(**own)
+        settings |= own
+    except (ImportError, TypeError):
+        pass
+    return settings
+
+
+@functools.lru_cache(maxsize=4)
+def _threads(pid: int) -> ThreadPoolExecutor:
+    """Threads that wait for answers, shared by all places of this process."""
+    return ThreadPoolExecutor(2 * READS_AT_ONCE, thread_name_prefix="scalelatent-objects")
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
+        yield found
+        found = found.__cause__ or found.__context__
+
+
+def _answer(error: BaseException) -> tuple[int | None, str]:
+    """(HTTP status, code word) of what the store answered, where it did."""
+    for e in _chain(error):
+        response = getattr(e, "response", None)
+        if isinstance(response, dict):
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            return status, str(response.get("Error", {}).get("Code", ""))
+        for name in ("status", "code"):
+            if isinstance(value := getattr(e, name, None), int):
+                return value, ""
+    return None, ""
+
+
+def _is_transient(error: BaseException) -> bool:
+    status, code = _answer(error)
+    if status is not None:
+        return status in _TRANSIENT_STATUS or code in ("RequestTimeout", "SlowDown", "InternalError")
+    if isinstance(error, (FileNotFoundError, FileExistsError, PermissionError)):
+        return False
+    return any(
+        isinstance(e, (TimeoutError, ConnectionError)) or type(e).__name__ in _TRANSIENT_NAMES
+        for e in _chain(error)
+    )
+
+
+def _told(error: Exception, what: str, place: ObjectLocation, tries: int, spent: float) -> Exception:
+    """The error in words; absence and presence stay what they are, for the caller to judge."""
+    status, code = _answer(error)
+    names = {type(e).__name__ for e in _chain(error)}
+    root = place.url.split("/")[2]
+    if isinstance(error, StoreError):
+        return error
+    if code in ("NoSuchBucket", "InvalidBucketName") or "bucket does not exist" in str(error):
+        return StoreError(
+            f"{what}: there is no bucket {root!r} at this store; create it, or put right the address (or the "
+            "endpoint: AWS_ENDPOINT_URL)"
+        )
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(what)
+    if isinstance(error, FileExistsError):
+        return error
+    if status == 416 or code == "InvalidRange":
+        return _OutOfRange(f"{what} is shorter than it should be")
+    if names & _NO_CREDENTIALS:
+        return StoreError(
+            f"{what}: no credentials were found for {place.protocol}://{root}; {FROM_ENVIRONMENT}. For a "
+            "public bucket: FSSPEC_S3_ANON=true"
+        )
+    if _is_transient(error):
+        said = f"{status} {code}".strip() if status else scrub(error)
+        return StoreError(
+            f"{what}: the store did not answer as it should in {tries} attempts over {spent:.0f} s (the "
+            f"last: {said}); look whether it is up and reachable from here, then go on"
+        )
+    if isinstance(error, PermissionError) or status in (401, 403):
+        return StoreError(
+            f"{what}: permission denied ({code or status or scrub(error)}): the credentials in use may "
+            f"not do this in {root!r}; let them read, write, list and delete there, or use others"
+        )
+    return StoreError(f"{what}: {type(error).__name__}: {scrub(error)}")
+
+
+def scrub(error: BaseException | str) -> str:
+    """A text without what the environment holds as a secret, and without users in addresses.
+
+    Examples
+    --------
+    >>> scrub("cannot reach https://me:word@host/bucket")
+    'cannot reach https://…@host/bucket'
+    """
+    text = re.sub(r"//[^/@\s]+@", "//…@", str(error))
+    for name, value in os.environ.items():
+        if re.search(r"SECRET|TOKEN|ACCESS_KEY|PASSWORD", name) and len(value) >= 8:
+            text = text.replace(value, "…")
+    return text
+
+
+def forget_connections() -> None:
+    """Look at environment and credentials anew from the next `locate` on.
+
+    Examples
+    --------
+    >>> forget_connections()
+    """
+    _filesystem.cache_clear()

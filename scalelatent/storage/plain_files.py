@@ -1,0 +1,63 @@
+"""Opening what should be a file, without waiting for the other end of what is none."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+__all__ = ["SpecialFileError", "open_plain", "refuse_special"]
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO (named pipe)",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class SpecialFileError(OSError):
+    """What lies there is no regular file."""
+
+
+def open_plain(path: str | os.PathLike[str]) -> int:
+    """Descriptor of a regular file, to read.
+
+    A FIFO whose other end nobody opens would make an ordinary `open` wait for ever.
+
+    Raises
+    ------
+    OSError
+        As of `os.open`; a `SpecialFileError` where it is no regular file.
+    """
+    flags = getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+    descriptor = os.open(path, os.O_RDONLY | flags)
+    try:
+        refuse_special(os.fstat(descriptor).st_mode, path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def refuse_special(mode: int, path: str | os.PathLike[str]) -> None:
+    """Refuse the mode of what is no regular file.
+
+    Raises
+    ------
+    SpecialFileError
+        Saying what it is instead.
+
+    Examples
+    --------
+    >>> refuse_special(os.stat(os.devnull).st_mode, "x/c/0")
+    Traceback (most recent call last):
+    ...
+    scalelatent.storage.plain_files.SpecialFileError: [Errno 22] it is a device, no regular file: 'x/c/0'
+    """
+    kind = stat.S_IFMT(mode)
+    if kind != stat.S_IFREG:
+        number = errno.EISDIR if kind == stat.S_IFDIR else errno.EINVAL
+        words = f"it is {_KINDS.get(kind, 'something else')}, no regular file"
+        raise SpecialFileError(number, words, os.fspath(path))

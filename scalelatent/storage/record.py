@@ -1,0 +1,198 @@
+"""Records: small trees of dataclasses and arrays as one checksummed file. No pickle.
+
+A record is numpy's npz (no compression) with one member of JSON, followed by its SHA-256. It appears whole
+(renamed on a disk, put at once in an object store), and a torn or changed one never reads as a good one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import io
+import json
+import threading
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scalelatent.errors import RunError
+
+from .disk import Location, locate
+from .old_names import MOVED
+
+_DIGEST = 32
+_TYPES_FROM = "scalelatent."
+# numpy parses an array's header by Python's own parser, which counts its depth once for all threads in some
+# releases: two at a time may end in "SystemError: AST constructor recursion depth mismatch" (gh-106905).
+_reading = threading.Lock()
+
+
+def dumps(tree: Any) -> bytes:
+    """Bytes of a tree of dataclasses, dicts, lists, tuples, numpy arrays, numbers, strings and None.
+
+    An array that the tree holds in several places is written once, and is one array again when it is read.
+
+    Raises
+    ------
+    TypeError
+        Anything else in the tree.
+
+    Examples
+    --------
+    >>> loads(dumps({"a": np.arange(3), "b": (1, None)}))
+    {'a': array([0, 1, 2]), 'b': (1, None)}
+    """
+    arrays: dict[str, np.ndarray] = {}
+    head = _flatten(tree, arrays, {})
+    text = np.frombuffer(json.dumps(head).encode(), dtype=np.uint8)
+    buffer = io.BytesIO()
+    members: dict[str, Any] = {"head": text, **arrays}
+    np.savez(buffer, **members)  # allow_pickle would be an array's name to numpy before 2.2
+    body = buffer.getvalue()
+    return body + hashlib.sha256(body).digest()
+
+
+def loads(data: bytes) -> Any:
+    """The tree of :func:`dumps`.
+
+    Raises
+    ------
+    RunError
+        The bytes are torn or changed.
+    """
+    body, digest = data[:-_DIGEST], data[-_DIGEST:]
+    if len(data) <= _DIGEST or hashlib.sha256(body).digest() != digest:
+        raise RunError("the record is torn or changed: its checksum does not fit")
+    with _reading, _open(body) as arrays:
+        # Each look into an npz file reads anew: an array of several places would become several.
+        try:
+            return _build(json.loads(arrays["head"].tobytes()), {name: arrays[name] for name in arrays.files})
+        except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise RunError(
+                f"the record is no tree of values ({type(error).__name__}: {error}): resume with the version "
+                "that wrote it, or start anew"
+            ) from None
+
+
+def write_record(place: str | Path | Location, name: str, tree: Any, *, durable: bool = True) -> int:
+    """Write a record whole; returns its bytes.
+
+    Parameters
+    ----------
+    place : path, url or Location
+    name : str
+        Of the record's file there.
+    tree : object
+        See :func:`dumps`.
+    durable : bool
+        Wait until it is on the disk (a power failure, not only a killed process).
+
+    Raises
+    ------
+    RunError
+        The disk is full or the place cannot be written; nothing of an older record is lost.
+    """
+    place, data = locate(place), dumps(tree)
+    try:
+        place.write(name, data, durable=durable)
+    except OSError as error:
+        raise RunError(
+            f"cannot write {place.name_of(name)} ({len(data)} bytes): {error}. Free space or put the place "
+            "right, then resume the run; earlier checkpoints are kept"
+        ) from error
+    return len(data)
+
+
+def read_record(place: str | Path | Location, name: str) -> Any:
+    """Read a record.
+
+    Raises
+    ------
+    RunError
+        Missing, torn or changed: naming the file.
+    """
+    place = locate(place)
+    try:
+        data = place.read(name)
+        if data is None:
+            raise RunError("there is no such file")
+        return loads(data)
+    except (RunError, OSError) as error:
+        raise RunError(f"{place.name_of(name)}: {error}") from error
+
+
+def same_array(array: np.ndarray) -> tuple[Any, ...]:
+    """What tells two views of one array from two arrays, while both exist.
+
+    Examples
+    --------
+    >>> a = np.zeros((2, 3))
+    >>> same_array(a[:1]) == same_array(a[:1]), same_array(a[:1]) == same_array(a.copy()[:1])
+    (True, False)
+    """
+    return array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.str
+
+
+def _open(body: bytes) -> Any:
+    try:
+        return np.load(io.BytesIO(body), allow_pickle=False)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise RunError(f"the record holds no arrays ({error}): start anew") from None
+
+
+def _flatten(value: Any, arrays: dict[str, np.ndarray], names: dict[Any, str]) -> Any:
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            raise TypeError("a record holds arrays of numbers and strings, not of Python objects")
+        name = names.setdefault(same_array(value), f"a{len(arrays)}")
+        arrays[name] = value
+        return {"!array": name}
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: _flatten(getattr(value, f.name), arrays, names) for f in dataclasses.fields(value)}
+        return {"!type": f"{type(value).__module__}:{type(value).__qualname__}", "fields": fields}
+    if isinstance(value, tuple):
+        return {"!tuple": [_flatten(v, arrays, names) for v in value]}
+    if isinstance(value, list):
+        return [_flatten(v, arrays, names) for v in value]
+    if isinstance(value, dict) and all(isinstance(k, str) for k in value):
+        return {"!dict": {k: _flatten(v, arrays, names) for k, v in value.items()}}
+    raise TypeError(f"a record holds dataclasses, arrays and plain values, not {type(value).__name__}")
+
+
+def _build(head: Any, arrays: Any) -> Any:
+    if isinstance(head, list):
+        return [_build(v, arrays) for v in head]
+    if not isinstance(head, dict):
+        return head
+    if "!array" in head:
+        return arrays[head["!array"]]
+    if "!tuple" in head:
+        return tuple(_build(v, arrays) for v in head["!tuple"])
+    if "!dict" in head:
+        return {k: _build(v, arrays) for k, v in head["!dict"].items()}
+    module, _, name = str(head["!type"]).partition(":")
+    if not module.startswith(_TYPES_FROM):
+        raise RunError(f"the record names the type {head['!type']!r}, which is none of scalelatent's")
+    try:
+        cls = getattr(importlib.import_module(MOVED.get(module, module)), name)
+    except (ImportError, AttributeError):
+        cls = None
+    fields = {k: _build(v, arrays) for k, v in head["fields"].items()}
+    known = {f.name: f for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
+    # Records of earlier versions lack fields that came later, which have defaults.
+    lacking = [f for name, f in known.items() if name not in fields]
+    defaults = all(f.default is not dataclasses.MISSING for f in lacking)
+    if not isinstance(cls, type) or not known or not set(fields) <= set(known) or not defaults:
+        raise RunError(
+            f"the record holds {head['!type']!r} with the fields {', '.join(fields)}, which this version "
+            "of scalelatent "
+            "does not know: resume with the version that wrote it, or start anew"
+        )
+    return cls(**fields)

@@ -1,0 +1,139 @@
+"""Places as zarr sees them, and what it writes there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+from collections.abc import AsyncIterator, Iterable
+from typing import TYPE_CHECKING, Any
+
+from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
+from zarr.storage import LocalStore, WrapperStore
+
+from scalelatent.data.seals import chunk_crcs
+
+from .plain_files import refuse_special
+
+if TYPE_CHECKING:
+    from zarr.core.buffer import Buffer, BufferPrototype
+
+    from .objects import ObjectLocation
+
+__all__ = ["LocationStore", "NotedStore", "PlainStore"]
+
+
+class PlainStore(LocalStore):
+    """A folder, in which what is no regular file is refused instead of waited for."""
+
+    async def get(
+        self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        """A file, or a part of it; None where there is none."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if not stat.S_ISDIR(mode := os.stat(self.root / key).st_mode):
+                refuse_special(mode, self.root / key)
+        return await super().get(key, prototype, byte_range)
+
+
+class NotedStore(WrapperStore[Store]):
+    """A store that notes the checksums in those files that it is told of, as they are written."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.wanted: dict[str, int | None] = {}
+        """Key of a file -> its chunks, None for one that is no shard."""
+        self.crcs: dict[str, list[int]] = {}
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Write a file."""
+        if key in self.wanted:
+            self.crcs[key] = chunk_crcs(value.as_numpy_array(), self.wanted.pop(key))
+        await self._store.set(key, value)
+
+
+class LocationStore(Store):
+    """Keys of one place; each request is the place's own, in a thread: repeated, and told in its words."""
+
+    supports_writes = True
+    supports_deletes = True
+    supports_listing = True
+    supports_partial_writes = False  # type: ignore[assignment]
+
+    def __init__(self, place: ObjectLocation, *, read_only: bool = False) -> None:
+        super().__init__(read_only=read_only)
+        self._place = place
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, LocationStore) and self._place.url == other._place.url
+        return same and self.read_only == other.read_only  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash((self._place.url, self.read_only))
+
+    def __repr__(self) -> str:
+        return f"LocationStore({self._place.url!r})"
+
+    def with_read_only(self, read_only: bool = False) -> LocationStore:
+        """The same keys, writable or not."""
+        return LocationStore(self._place, read_only=read_only)
+
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        """An object, or a part of it; None where there is none."""
+        data = await asyncio.to_thread(self._get, key, byte_range)
+        return None if data is None else prototype.buffer.from_bytes(data)
+
+    def _get(self, key: str, wanted: ByteRequest | None) -> bytes | None:
+        try:
+            if isinstance(wanted, RangeByteRequest):
+                return self._place.read_range(key, wanted.start, wanted.end - wanted.start)
+            if isinstance(wanted, SuffixByteRequest):
+                return self._place.read_range(key, -wanted.suffix, wanted.suffix)
+        except FileNotFoundError:
+            return None
+        data = self._place.read(key)
+        offset = wanted.offset if isinstance(wanted, OffsetByteRequest) else 0
+        return None if data is None else data[offset:]
+
+    async def get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
+    ) -> list[Buffer | None]:
+        """Several parts at once."""
+        return list(await asyncio.gather(*(self.get(key, prototype, part) for key, part in key_ranges)))
+
+    async def exists(self, key: str) -> bool:
+        """Whether there is an object."""
+        return await asyncio.to_thread(self._place.has, key)
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Put an object."""
+        self._check_writable()
+        await asyncio.to_thread(self._place.write, key, value.to_bytes())
+
+    async def set_partial_values(self, key_start_values: Iterable[tuple[str, int, Any]]) -> None:
+        """Objects are put whole."""
+        raise NotImplementedError
+
+    async def delete(self, key: str) -> None:
+        """Delete an object; nothing there is no error."""
+        self._check_writable()
+        await asyncio.to_thread(self._place.delete, key)
+
+    async def list(self) -> AsyncIterator[str]:
+        """All keys."""
+        async for key in self.list_prefix(""):
+            yield key
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        """All keys that begin so."""
+        for key in await asyncio.to_thread(self._place.all_keys):
+            if key.startswith(prefix):
+                yield key
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        """Names directly below a prefix."""
+        for name in await asyncio.to_thread(self._place.keys, prefix.rstrip("/")):
+            yield name
