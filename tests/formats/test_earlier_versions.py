@@ -1,0 +1,66 @@
+"""What earlier versions left on disk still opens, and interrupted fits go on."""
+
+from __future__ import annotations
+
+import importlib
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import scalelatent as sl
+from scalelatent.storage.old_names import MOVED
+
+from .write import fits, learned, pairs, rows
+
+VERSIONS = sorted(file.name for file in Path(__file__).parent.glob("version_*.zip"))
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("earlier")
+    with zipfile.ZipFile(Path(__file__).parent / request.param) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def test_there_are_earlier_versions() -> None:
+    assert VERSIONS
+
+
+def test_datasets_open(left: Path) -> None:
+    ds = sl.open_dataset(left / "rows.zarr")
+    x, y = rows()
+    assert_array_equal(ds.read_x(0, len(ds)), x)
+    assert_array_equal(ds.read_y(0, len(ds)), y)
+
+
+@pytest.mark.parametrize("name", list(fits()))
+def test_models_load(left: Path, name: str) -> None:
+    assert_allclose(learned(sl.load_model(left / f"{name}.model")), np.load(left / f"{name}.npy"), rtol=1e-6)
+
+
+def test_networks_load_with_their_centroids(left: Path) -> None:
+    found = sl.load_model(left / "network.model").transform(rows()[0])
+    assert_allclose(found, np.load(left / "network.npy"), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", list(fits()))
+def test_interrupted_fits_go_on(left: Path, name: str) -> None:
+    model, paired = fits()[name]
+    told: list[int] = []
+
+    class Told(sl.Callback):
+        def on_pass_end(self, record: dict[str, int]) -> None:
+            told.append(record["pass"])
+
+    model.fit(*(pairs() if paired else rows()), run_dir=left / f"{name}.run", resume=True, callbacks=[Told()])
+    assert told[0] == 3  # what was done is not done again
+    assert_allclose(learned(model), np.load(left / f"{name}.npy"), rtol=1e-5, atol=1e-6)
+
+
+def test_old_names_lead_somewhere() -> None:
+    for module in MOVED.values():
+        importlib.import_module(module)

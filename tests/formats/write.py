@@ -1,0 +1,80 @@
+"""Writes what a version leaves on disk, for later versions to open: ``python -m tests.formats.write FOLDER``.
+
+A dataset, a saved model of each kind, and run folders of fits that were interrupted, with what the fits would
+have ended with. ``version_0_1_0.zip`` was written by 0.1.0 before modules moved to their present places.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+import scalelatent as sl
+
+ROWS, FEATURES = 240, 12
+
+
+def rows() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, ROWS)
+    return (rng.random((ROWS, FEATURES)) + 0.3 * np.eye(FEATURES)[4 * y]).astype(np.float32), y
+
+
+def pairs() -> tuple[np.ndarray, np.ndarray]:
+    bits = (rows()[0] > 0.5).astype(np.uint8)
+    return bits[:, :8], bits[:, 8:]
+
+
+def fits() -> dict[str, tuple[object, bool]]:
+    """Name -> (estimator, whether it learns pairs)."""
+    capsule = {"capsule_dim": 2, "random_state": 0, "projection": None}
+    return {
+        "batch": (sl.CapsuleRegression(max_iter=6, **capsule), False),
+        "incremental": (sl.CapsuleRegression(algorithm="incremental", n_epochs=3, **capsule), False),
+        "stepwise": (sl.CapsuleRegression(algorithm="stepwise", n_epochs=3, **capsule), False),
+        "crbm": (sl.ConditionalRBM(n_hidden=4, n_epochs=4, random_state=0), True),
+    }
+
+
+def learned(model: object) -> np.ndarray:
+    return model.W_  # type: ignore[attr-defined]
+
+
+class Interrupt(sl.Callback):
+    """Ends a fit after two passes."""
+
+    passes = 0
+
+    def on_pass_end(self, record: dict[str, object]) -> None:
+        self.passes += 1
+        if self.passes == 2:
+            raise KeyboardInterrupt
+
+
+def write(folder: Path) -> None:
+    x, y = rows()
+    sl.Dataset.from_arrays(x, y).save(folder / "rows.zarr")
+    network = sl.MultilayerBootstrapNetwork(n_clusterings=50, k1=8, random_state=0).fit(x)
+    network.save(folder / "network.model")
+    np.save(folder / "network.npy", network.transform(x))
+    for name, (model, paired) in fits().items():
+        given = pairs() if paired else (x, y)
+        np.save(folder / f"{name}.npy", learned(model.fit(*given)))
+        model.save(folder / f"{name}.model")
+        try:
+            fits()[name][0].fit(*given, run_dir=folder / f"{name}.run", callbacks=[Interrupt()])
+        except KeyboardInterrupt:
+            continue
+        raise SystemExit(f"{name} was not interrupted")
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as place:
+        write(Path(place))
+        shutil.make_archive(
+            str(Path(sys.argv[1]) / f"version_{sl.__version__.replace('.', '_')}"), "zip", place
+        )
