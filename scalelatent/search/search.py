@@ -110,7 +110,7 @@ class Search(BestOfSearch, MetaEstimatorMixin, BaseEstimator):
     seed_ : int
     scoring_ : str or callable
     n_features_in_ : int
-    feature_names_in_ : ndarray of str, shape (n_features_in_,)
+    feature_names_in_ : ndarray of str, shape (features,)
         Where ``X`` names its columns.
 
     Examples

@@ -79,7 +79,7 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         Stepwise EM: step sizes (1 + t / t0) ** -kappa in step t.
     aggressiveness : float, default 1.0
         Passive-aggressive learning: C of PA-I, the cap on the change that one row makes, of a residual of
-        length |g| by at most C.
+        length ``g`` by at most C.
     tol : float or None
         End a round when the mean log-loss (nats) falls by less than this in a pass; None or 0 never does.
     ridge : float, default 0
@@ -105,7 +105,7 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
     capsule_dim_ : int or list of int
         Of all capsules, or one for each class.
     capsule_dims_ : ndarray of int, shape (members, capsules)
-    projection_ : ndarray of float64, shape (n_features_in_, p), or None
+    projection_ : ndarray of float64, shape (features, p), or None
     n_iter_ : int
         Passes.
     history_ : list of dict

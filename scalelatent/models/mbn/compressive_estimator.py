@@ -335,7 +335,7 @@ class CompressiveMBN(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Streamed
         Returns
         -------
         float
-            1 - sum |z - f(x)|^2 / sum |z - mean|^2; at most 1.
+            ``1 - sum |z - f(x)|^2 / sum |z - mean|^2``; at most 1.
 
         Raises
         ------

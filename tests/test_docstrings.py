@@ -1,0 +1,44 @@
+"""Public names say what they take and give, with an example."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import scalelatent as sl
+
+API = (Path(__file__).parents[1] / ".docs" / "api.rst").read_text(encoding="utf-8")
+FUNCTIONS = [name for name in sl.__all__ if inspect.isroutine(getattr(sl, name))]
+ESTIMATORS = [name for name in sl.__all__ if hasattr(getattr(sl, name), "get_params")]
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    told = set(re.findall(r"auto(?:class|function):: (\w+)", API))
+    assert set(sl.__all__) - {"__version__"} <= told
+
+
+@pytest.mark.parametrize("name", FUNCTIONS + ESTIMATORS)
+def test_public_names_have_parameters_and_an_example(name: str) -> None:
+    text = inspect.getdoc(getattr(sl, name)) or ""
+    assert ">>>" in text
+    takes = inspect.signature(getattr(sl, name)).parameters
+    assert not takes or "Parameters\n---------" in text
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_every_parameter_is_explained_in_the_docstring_of_its_class(name: str) -> None:
+    text = inspect.getdoc(getattr(sl, name)) or ""
+    section = text.split("Parameters\n----------\n")[1].split("\n\nAttributes")[0]
+    heads = " ".join(re.findall(r"^(\w[\w, ]*) :", section, re.MULTILINE))
+    explained = {word.strip() for word in heads.replace(",", " ").split()}
+    assert set(inspect.signature(getattr(sl, name)).parameters) <= explained
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_public_methods_have_a_docstring(name: str) -> None:
+    cls = getattr(sl, name)
+    methods = [m for m in dir(cls) if not m.startswith("_") and inspect.isfunction(getattr(cls, m))]
+    assert [m for m in methods if not inspect.getdoc(getattr(cls, m))] == []
