@@ -1,88 +1,206 @@
-"""Model kinds by the name that job files and saved models use."""
+"""The table of kinds: what each model tells the rest of the package, found by folder and by entry point."""
 
 from __future__ import annotations
 
 import ast
 import difflib
+import importlib
 import importlib.util
 import inspect
 import threading
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalelatent.errors import JobError
 
-KINDS = {
-    "capsule": ("scalelatent.models.capsule.estimator", "CapsuleRegression"),
-    "compressive": ("scalelatent.models.mbn.compressive_estimator", "CompressiveMBN"),
-    "crbm": ("scalelatent.models.crbm.estimator", "ConditionalRBM"),
-    "mbn": ("scalelatent.models.mbn.estimator", "MultilayerBootstrapNetwork"),
-}
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
-# Parameters that a resumed fit may change: what is done stays, what follows has the new values.
-FREE_ON_RESUME = {"crbm": ("learning_rate", "n_epochs")}
-# They say where or how a fit runs, which a search says for all its candidates.
-NOT_SEARCHED = ("n_jobs", "device", "warm_start")
-# Only Python code fits these: a job file has no place for the outputs of another model, which they learn.
-NO_JOBS = ("compressive",)
-
-# Python 3.11 counts the depth of all threads' trees in one place: where two parse at once one of them may get
-# a SystemError (cpython issue 106905).
-_PARSING = threading.Lock()
+GROUP = "scalelatent.models"
+OWN = "scalelatent.models:KINDS"
 
 
-def get_estimator(kind: str) -> Any:
-    """The estimator class of a kind.
+@dataclass(frozen=True)
+class Kind:
+    """What a model tells the rest of the package.
+
+    A package of models declares its kinds by an entry point of the group ``scalelatent.models``, whose value
+    is a `Kind` or an iterable of some. The module that holds them is imported to list them, so it should
+    import little; what is given as ``"module:name"`` is imported when it is first used.
+
+    Attributes
+    ----------
+    name : str
+        In job files, saved models and the names of tasks.
+    estimator : str
+        ``"module:Class"``, a subclass of `scalelatent.estimators.base.StreamedEstimator`.
+    kernels : mapping
+        Kernel -> backend (``"reference"``, ``"numba"``, ``"cupy"``) -> ``"module:function"``.
+    warm : str
+        Package whose compiled kernels ``scalelatent cluster warm`` compiles ahead; "" has none.
+    python_only : str
+        How Python code fits this kind, where a job cannot; "" where jobs fit it.
+    changeable : tuple of str
+        Parameters that a resumed fit may change: what is done stays, what follows has the new values.
+    not_searched : tuple of str
+        Parameters that a search does not vary: they say where or how a fit runs.
+    takes_targets : bool
+        Whether it learns outputs, which a job may name as a dataset (``[data] target``).
+    report_seconds, report_rows : float, int or None
+        What a report takes beside predictions, and the most rows that it looks at (None: all).
+    scoring_seconds : float
+        What scoring takes for a row beside its prediction.
+
+    Examples
+    --------
+    >>> Kind("means", estimator="sklearn.cluster:KMeans").estimator_class().__name__
+    'KMeans'
+    """
+
+    name: str
+    estimator: str
+    kernels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    warm: str = ""
+    python_only: str = ""
+    changeable: tuple[str, ...] = ()
+    not_searched: tuple[str, ...] = ("n_jobs", "device", "warm_start")
+    takes_targets: bool = False
+    report_seconds: float = 2.0
+    report_rows: int | None = None
+    scoring_seconds: float = 0.0
+
+    def estimator_class(self) -> Any:
+        """Import the class of the estimator."""
+        return load(self.estimator)
+
+    def defaults(self) -> dict[str, Any]:
+        """Return the constructor's parameters with their defaults, in its own order.
+
+        Returns
+        -------
+        dict
+            A parameter without a default maps to `inspect.Parameter.empty`.
+        """
+        # Of the source text: to import an estimator takes seconds (scikit-learn, numba).
+        module, _, name = self.estimator.partition(":")
+        spec = importlib.util.find_spec(module)
+        if spec is not None and spec.origin is not None and Path(spec.origin).suffix == ".py":
+            found = _parse(Path(spec.origin).read_text(encoding="utf-8"), name)
+            if found is not None:
+                return found
+        parameters = inspect.signature(self.estimator_class()).parameters
+        return {name: parameter.default for name, parameter in parameters.items()}
+
+
+def load(place: str) -> Any:
+    """What ``"module:name"`` names."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def find_kind(name: str) -> Kind:
+    """The kind of a name; other packages are asked only for a name that is none of ours.
 
     Raises
     ------
     JobError
         An unknown kind: naming the nearest.
-
-    Examples
-    --------
-    >>> get_estimator("capsule").__name__
-    'CapsuleRegression'
     """
-    module, name = _place(kind)
-    return getattr(importlib.import_module(module), name)
+    kind = own_kinds().get(name) or known_kinds().get(name)
+    if kind is None:
+        known = [name for name, kind in known_kinds().items() if not kind.python_only]
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(sorted(known))}"
+        raise JobError(f"[model] kind = {name!r} is no model{hint}")
+    return kind
 
 
-def constructor_parameters(kind: str) -> dict[str, Any]:
-    """The parameters of the constructor of a job's estimator with their defaults, in its own order.
-
-    They are read from its source text. To import an estimator takes seconds (scikit-learn, numba), which
-    whoever hands a job to a cluster need not spend.
-
-    Returns
-    -------
-    dict
-        A parameter without a default maps to `inspect.Parameter.empty`.
+def job_kind(name: str) -> Kind:
+    """The kind of a name that a job gives.
 
     Raises
     ------
     JobError
         An unknown kind, or one that jobs do not fit.
-
-    Examples
-    --------
-    >>> constructor_parameters("capsule")["momentum"]
-    0.9
     """
-    module, name = _place(kind)
-    if kind in NO_JOBS:
-        raise JobError(
-            f"[model] kind = {kind!r} is not fitted by jobs: in Python, "
-            f"scalelatent.{name}().fit(X, network.transform(X)) learns the output of a network that a job of "
-            'kind = "mbn" has fitted'
-        )
-    spec = importlib.util.find_spec(module)
-    if spec is not None and spec.origin is not None and Path(spec.origin).suffix == ".py":
-        found = _parse(Path(spec.origin).read_text(encoding="utf-8"), name)
-        if found is not None:
-            return found
-    parameters = inspect.signature(get_estimator(kind)).parameters
-    return {name: parameter.default for name, parameter in parameters.items()}
+    kind = find_kind(name)
+    if kind.python_only:
+        raise JobError(f"[model] kind = {name!r} is not fitted by jobs: in Python, {kind.python_only}")
+    return kind
+
+
+def kind_of(model: Any) -> Kind:
+    """The kind of an estimator."""
+    return find_kind(model._kind)
+
+
+def find_kernels(name: str) -> Mapping[str, str] | None:
+    """Backend -> ``"module:function"`` of a kernel; None where there is no such kernel."""
+    for kinds in (own_kinds, known_kinds):
+        for kind in kinds().values():
+            if name in kind.kernels:
+                return kind.kernels[name]
+    return None
+
+
+def kernel_names() -> list[str]:
+    """The names of all kernels."""
+    return sorted({name for kind in known_kinds().values() for name in kind.kernels})
+
+
+@cache
+def own_kinds() -> dict[str, Kind]:
+    """The kinds of this package, by name."""
+    return {kind.name: kind for kind in load(OWN)}
+
+
+@cache
+def known_kinds() -> dict[str, Kind]:
+    """All kinds, by name: ours, and those of the entry points of other packages."""
+    from importlib.metadata import entry_points  # takes a third of `import scalelatent`
+
+    found = dict(own_kinds())
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        if point.value == OWN:
+            continue
+        for kind in _kinds_of(point):
+            if kind.name in found:
+                _warn(point, f"there is a kind {kind.name!r} already")
+            else:
+                found[kind.name] = kind
+    return found
+
+
+def _kinds_of(point: EntryPoint) -> Iterable[Kind]:
+    """The kinds of an entry point; none, with a warning, where it is broken."""
+    try:
+        given = point.load()
+        kinds = [given] if isinstance(given, Kind) else list(given)
+    except Exception as error:  # noqa: BLE001  another package's code may raise anything
+        _warn(point, f"{type(error).__name__}: {error}")
+        return []
+    if odd := [kind for kind in kinds if not isinstance(kind, Kind)]:
+        _warn(point, f"{odd[0]!r:.80} is no scalelatent.contract.kinds.Kind")
+        return []
+    return kinds
+
+
+def _warn(point: EntryPoint, why: str) -> None:
+    package = f"package {point.dist.name} {point.dist.version}" if point.dist is not None else "a package"
+    warnings.warn(
+        f"{package}: its models are left out: entry point {point.name} = {point.value!r} of {GROUP}: {why}",
+        UserWarning,
+        stacklevel=2,
+    )
+
+
+# Python 3.11 counts the depth of all threads' trees in one place: where two parse at once one of them may get
+# a SystemError (cpython issue 106905).
+_PARSING = threading.Lock()
 
 
 def _parse(text: str, name: str) -> dict[str, Any] | None:
@@ -105,13 +223,3 @@ def _parse(text: str, name: str) -> dict[str, Any] | None:
         }
     except ValueError:  # a default that is computed
         return None
-
-
-def _place(kind: str) -> tuple[str, str]:
-    """Module and class of a kind."""
-    if kind not in KINDS:
-        known = [name for name in KINDS if name not in NO_JOBS]
-        near = difflib.get_close_matches(kind, known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(known)}"
-        raise JobError(f"[model] kind = {kind!r} is no model{hint}")
-    return KINDS[kind]

@@ -7,15 +7,14 @@ was asked for and is not there is an error.
 
 from __future__ import annotations
 
-import importlib
 import math
-import pkgutil
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
 
+from scalelatent.contract.kinds import find_kernels, kernel_names, load
 from scalelatent.errors import RunError
 from scalelatent.kernels.vectors import aligned
 
@@ -24,25 +23,6 @@ DEVICES = ("auto", "cpu", "gpu")
 
 class DeviceMemoryError(RunError):
     """The memory of a card has ended: naming the card, what was wanted, and what to set."""
-
-
-@lru_cache(maxsize=1)
-def kernel_table() -> dict[str, dict[str, str]]:
-    """Kernel name -> backend -> "module:function", collected from the ``KERNELS`` of every folder in
-    ``scalelatent.models``.
-
-    Examples
-    --------
-    >>> sorted(kernel_table()["capsule_residuals"])
-    ['cupy', 'numba', 'reference']
-    """
-    import scalelatent.models as models
-
-    table: dict[str, dict[str, str]] = {}
-    for info in pkgutil.iter_modules(models.__path__):
-        if info.ispkg:
-            table.update(getattr(importlib.import_module(f"{models.__name__}.{info.name}"), "KERNELS", {}))
-    return table
 
 
 @cache
@@ -59,12 +39,11 @@ def find_kernel(name: str, backend: str) -> Callable[..., Any]:
     >>> find_kernel("capsule_residuals", "reference").__name__
     'residuals'
     """
-    bodies = kernel_table().get(name)
+    bodies = find_kernels(name)
     if bodies is None or backend not in bodies:
-        there = sorted(kernel_table()) if bodies is None else sorted(bodies)
+        there = kernel_names() if bodies is None else sorted(bodies)
         raise RunError(f"kernel {name!r} has no body for backend {backend!r}; there are: {', '.join(there)}")
-    module, function = bodies[backend].split(":")
-    return getattr(importlib.import_module(module), function)
+    return load(bodies[backend])
 
 
 class HostBackend:

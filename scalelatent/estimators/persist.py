@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.contract.kinds import find_kind, known_kinds
 from scalelatent.errors import DataError, JobError, ScalelatentError
 from scalelatent.storage.disk import REMOVED, Location, locate
 from scalelatent.storage.guard import format_of
@@ -237,18 +238,16 @@ def load_model(url: str | Path) -> Any:
     >>> bool((sl.load_model(place).predict(x) == m.predict(x)).all())
     True
     """
-    from scalelatent.contract.kinds import KINDS, get_estimator
-
     place, run = locate(url), None
     if place.has("model.zarr/zarr.json"):
         place, run = place.at("model.zarr"), place
     kind, params, values, arrays = read_model(place)
     try:
-        estimator = get_estimator(kind)
+        estimator = find_kind(kind).estimator_class()
     except JobError:
         raise DataError(
             f"{place.url} holds a model of kind {_brief(kind)}, which this scalelatent does not know (it "
-            f"knows {', '.join(KINDS)}): upgrade scalelatent, or save the model again"
+            f"knows {', '.join(known_kinds())}): upgrade scalelatent, or save the model again"
         ) from None
     beside = {"place": place, "run": run} if getattr(estimator, "_saves_datasets", False) else {}
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from scalelatent.contract.kinds import find_kind
 from scalelatent.errors import JobError
 
 from .spec import Job, parse_rows
@@ -92,9 +93,7 @@ def _check_targets(job: Job) -> None:
     given = {key: url for key, url in given.items() if url is not None}
     if not given:
         return
-    from scalelatent.contract.kinds import get_estimator
-
-    if not getattr(get_estimator(job.kind), "takes_targets", False):
+    if not find_kind(job.kind).takes_targets:
         key, url = next(iter(given.items()))
         raise JobError(
             f"[data] {key} = {url!r}: a model of kind {job.kind!r} takes labels, no target dataset"

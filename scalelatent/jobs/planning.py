@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from scalelatent.contract.kinds import find_kind
 from scalelatent.deploy.connection import check_certificates, connect
 from scalelatent.deploy.worker_processes import refuse_numbers
 from scalelatent.engine.plan import long_fit, totalled
@@ -21,11 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PlannedCluster", "plan_job", "plan_lines"]
 
-# Seconds beside the fit: starting Python and loading kernels; workers, together and each; writing a model; a
-# report's figures, by kind of model; k-means of a row of a network's output. Rows that a report looks at.
+# Seconds beside the fit: starting Python and loading kernels; workers, together and each; writing a model.
 START_SECONDS, WORKERS_SECONDS, WORKER_SECONDS, SAVE_SECONDS = 3.0, 2.5, 0.5, 0.2
-REPORT_SECONDS = {"capsule": 2.1, "mbn": 3.5, "crbm": 1.8}
-CLUSTER_SECONDS, REPORT_ROWS = 2e-4, {"mbn": 2000}
 # Bytes a second of copying what a run keeps into the model; of a report on disk, and of figures in memory.
 COPY_RATE, REPORT_BYTES, FIGURE_BYTES = 5e8, 2 * 10**6, 75 * 2**20
 
@@ -126,13 +124,12 @@ def _whole_job(job: Job, data: JobData, needs: dict[str, Any]) -> dict[str, Any]
         before["starting workers"] = WORKERS_SECONDS + WORKER_SECONDS * job.cluster.workers
     kept = needs.get("run_bytes", 0)
     after = {"saving": SAVE_SECONDS + 2 * kept / COPY_RATE}
-    shown = data.test or data.validation or data.train
+    kind, shown = find_kind(job.kind), data.test or data.validation or data.train
     once, of_a_row = (needs.get(f"predicting_seconds{what}", 0.0) for what in ("", "_per_row"))
     if data.test is not None:
-        clusters = CLUSTER_SECONDS * (job.kind == "mbn")
-        after["scoring"] = once + len(data.test) * (of_a_row + clusters)
-    rows = min(len(shown), REPORT_ROWS.get(job.kind, len(shown)))
-    after["report"] = REPORT_SECONDS.get(job.kind, 2.0) + once + rows * of_a_row
+        after["scoring"] = once + len(data.test) * (of_a_row + kind.scoring_seconds)
+    rows = len(shown) if kind.report_rows is None else min(len(shown), kind.report_rows)
+    after["report"] = kind.report_seconds + once + rows * of_a_row
     beside = sum(before.values()) + sum(after.values())
     least, most = (needs[f"expected_seconds_at_{end}"] + beside for end in ("least", "most"))
     needs["seconds"] = {**before, **needs["seconds"], **after}

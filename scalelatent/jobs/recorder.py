@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from scalelatent.contract.kinds import NO_JOBS
+from scalelatent.contract.kinds import find_kind
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.claims import named_values
 from scalelatent.errors import JobError, RunError, ScalelatentError
@@ -243,7 +243,7 @@ def python_only(job: Job) -> str:
         return (
             "it is a search with candidates, folds, scores or limits that no [search] of a job file can say"
         )
-    if job.kind in NO_JOBS:
+    if find_kind(job.kind).python_only:
         return f"models of kind {job.kind!r} are fitted by Python code alone"
     strange = [key.removeprefix("model.") for key, origin in job.origins.items() if origin == NOT_JSON]
     return (

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from scalelatent.contract.kinds import FREE_ON_RESUME, NOT_SEARCHED, constructor_parameters
+from scalelatent.contract.kinds import find_kind, job_kind
 from scalelatent.errors import JobError, StoreError
 from scalelatent.storage.disk import FROM_ENVIRONMENT, check_address
 
@@ -169,7 +169,7 @@ def override(job: Job, settings: Iterable[str]) -> Job:
         ``"cluster.key=value"``; where the computing happens, and how many rows stay in memory
         (``"engine.cache=value"``), never changes a result. And
         ``"engine.on_bad_shard=value"``, since a run may have to be resumed without rows that cannot be read;
-        and what :data:`~scalelatent.contract.kinds.FREE_ON_RESUME` says of the kind of model.
+        and what its kind leaves :attr:`~scalelatent.contract.kinds.Kind.changeable`.
 
     Returns
     -------
@@ -189,7 +189,7 @@ def override(job: Job, settings: Iterable[str]) -> Job:
         }
         for name, section in sections.items()
     }
-    free = [*_ALSO_CHANGEABLE, *(f"model.{key}" for key in FREE_ON_RESUME.get(job.kind, ()))]
+    free = [*_ALSO_CHANGEABLE, *(f"model.{key}" for key in find_kind(job.kind).changeable)]
     params = dict(job.params)
     for setting in settings:
         section, key, value = parse_setting(setting)
@@ -288,7 +288,7 @@ def _model(
     kind, origins["model.kind"], place = values.pop("kind")
     if not isinstance(kind, str):
         raise JobError(f'{place}: [model] kind must be a word such as "capsule", not {kind!r}')
-    known = constructor_parameters(kind)
+    known = job_kind(kind).defaults()
     for key, (_, _, place) in values.items():
         if key not in known:
             raise JobError(f"{place}: unknown key {key!r} in [model] (kind {kind!r}); {nearest(key, known)}")
@@ -354,9 +354,10 @@ def _check_search(job: Job) -> None:
     """Refuse a search over what the model has not, or of rows that are given twice."""
     if job.search is None:
         return
-    known = [name for name in constructor_parameters(job.kind) if name not in NOT_SEARCHED]
+    kind = job_kind(job.kind)
+    known = [name for name in kind.defaults() if name not in kind.not_searched]
     for name in job.search.grid:
-        if name in NOT_SEARCHED:
+        if name in kind.not_searched:
             raise JobError(f"[search] grid: {name} says where or how a fit runs; give it in [model]")
         if name not in known:
             raise JobError(

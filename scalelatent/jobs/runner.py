@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from scalelatent.contract.kinds import find_kind
 from scalelatent.deploy.clusters import job_named
 from scalelatent.deploy.connection import connect
 from scalelatent.deploy.handshake import check_versions
@@ -242,10 +243,8 @@ def build_estimator(job: Job) -> Any:
     JobError
         If a parameter's value is refused.
     """
-    from scalelatent.contract.kinds import get_estimator
-
     with as_job_error():
-        return get_estimator(job.kind)(**job.estimator_params())
+        return find_kind(job.kind).estimator_class()(**job.estimator_params())
 
 
 def check_changes(job: Job, folder: RunFolder) -> bool:

@@ -15,57 +15,72 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from scalelatent.contract.kinds import known_kinds
 from scalelatent.errors import JobError
 
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["FAMILIES", "cold_kernels", "warm", "warm_cluster"]
+__all__ = ["cold_kernels", "families", "warm", "warm_cluster"]
 
-# Families of kernels: those of a model compile what models share with them.
-_FOLDERS = {
-    "capsule": "scalelatent.models.capsule",
-    "crbm": "scalelatent.models.crbm",
-    "mbn": "scalelatent.models.mbn",
-    "data": "scalelatent.generators",
-    "evaluation": "scalelatent.evaluation",
-}
-FAMILIES = tuple(_FOLDERS)
 WARM_SECONDS = 600.0
 
 OnKernel = Callable[[int, int], None]
 
 
+def families() -> dict[str, str]:
+    """Families of kernels and the package of each; those of a model compile what models share with them."""
+    of_models = (kind.warm for kind in known_kinds().values() if kind.warm)
+    return {package.rpartition(".")[2]: package for package in of_models} | {
+        "data": "scalelatent.generators",
+        "evaluation": "scalelatent.evaluation",
+    }
+
+
 def _chosen(kinds: Iterable[str]) -> list[str]:
-    chosen = list(dict.fromkeys(kinds)) or list(FAMILIES)
+    known = families()
+    chosen = list(dict.fromkeys(kinds)) or list(known)
     for kind in chosen:
-        if kind not in _FOLDERS:
-            near = difflib.get_close_matches(kind, FAMILIES, n=1)
+        if kind not in known:
+            near = difflib.get_close_matches(kind, known, n=1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise JobError(f"there are no kernels {kind!r}{hint}; there are {', '.join(FAMILIES)}")
+            raise JobError(f"there are no kernels {kind!r}{hint}; there are {', '.join(known)}")
     return chosen
 
 
 def _missing(kinds: Iterable[str]) -> tuple[int, list[tuple[str, int, str]]]:
     """How many kernels there are, and (family, number, name) of those that are not compiled here."""
-    from scalelatent.kernels import jit
-
     count, missing = 0, []
     for kind in kinds:
-        package = importlib.import_module(_FOLDERS[kind])
+        package = importlib.import_module(families()[kind])
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             # What needs CuPy, or a package that is not there, has no kernels for the CPU.
             if "gpu" not in module.name:
                 importlib.import_module(module.name)
-        found = jit.entries(kind)
-        count += len(found)
-        missing += [(kind, number, name) for number, (name, saved) in enumerate(found) if not saved]
+        of_kind = _of_family(kind)
+        count += len(of_kind)
+        missing += [(kind, number, name) for number, name, saved in of_kind if not saved]
     return count, missing
+
+
+def _jit_family(kind: str) -> str:
+    """What `scalelatent.kernels.jit` calls a family: other packages share one."""
+    return kind if families()[kind].startswith("scalelatent.") else "other"
+
+
+def _of_family(kind: str) -> list[tuple[int, str, bool]]:
+    """(number, name, whether it lies on disk compiled) of the kernels of a family that were imported."""
+    from scalelatent.kernels import jit
+
+    family = _jit_family(kind)
+    prefix = f"{families()[kind]}." if family == "other" else ""
+    found = enumerate(jit.entries(family))
+    return [(number, name, saved) for number, (name, saved) in found if name.startswith(prefix)]
 
 
 def cold_kernels() -> tuple[int, int]:
     """How many kernels there are, and how many of them this machine has yet to compile; compiles none."""
-    count, missing = _missing(FAMILIES)
+    count, missing = _missing(families())
     return count, len(missing)
 
 
@@ -77,7 +92,7 @@ def warm(
     Parameters
     ----------
     kinds : iterable of str
-        Of `FAMILIES`; all by default.
+        Of `families()`; all by default.
     processes : int, optional
         All cores by default.
     on_kernel : callable, optional
@@ -203,7 +218,7 @@ def _compile_what_is_asked_for() -> None:
         if kind not in imported:
             imported.add(kind)
             _missing([kind])
-        jit.compile_entry(kind, number)
+        jit.compile_entry(_jit_family(kind), number)
         sys.stdout.write("done\n")
         sys.stdout.flush()
 

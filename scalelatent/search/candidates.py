@@ -10,7 +10,7 @@ import numpy as np
 from sklearn.base import clone
 from sklearn.model_selection import KFold, ParameterGrid, check_cv
 
-from scalelatent.contract.kinds import NO_JOBS, NOT_SEARCHED
+from scalelatent.contract.kinds import kind_of
 from scalelatent.data import Dataset
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import StreamedEstimator
@@ -36,7 +36,7 @@ def candidate_params(estimator: Any, given: Any) -> list[dict[str, Any]]:
     >>> candidate_params(sl.CapsuleRegression(), {"capsule_dim": [1, 2]})
     [{'capsule_dim': 1}, {'capsule_dim': 2}]
     """
-    if not isinstance(estimator, StreamedEstimator) or estimator._kind in NO_JOBS:
+    if not isinstance(estimator, StreamedEstimator) or kind_of(estimator).python_only:
         raise TypeError(
             "Search is for estimators of scalelatent that job files know; for "
             f"{type(estimator).__name__} use sklearn.model_selection.GridSearchCV"
@@ -44,15 +44,15 @@ def candidate_params(estimator: Any, given: Any) -> list[dict[str, Any]]:
     params = [dict(p) for p in (ParameterGrid(given) if isinstance(given, Mapping) else given)]
     if not params:
         raise ValueError("param_grid holds no candidate: give a dict of lists, or dicts of parameters")
-    known = estimator.get_params(deep=False)
+    known, not_searched = estimator.get_params(deep=False), kind_of(estimator).not_searched
     for candidate in params:
         for name in candidate:
-            if name not in known or name in NOT_SEARCHED:
+            if name not in known or name in not_searched:
                 raise ValueError(
                     f"param_grid names {name!r}, which "
                     + (
                         "says where a fit runs: set it on the estimator or the search"
-                        if name in NOT_SEARCHED
+                        if name in not_searched
                         else f"{type(estimator).__name__} has not; it has {', '.join(sorted(known))}"
                     )
                 )

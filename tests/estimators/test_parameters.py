@@ -286,13 +286,13 @@ def test_parameters_read_from_the_text_are_those_of_the_constructor():
 
     from scalelatent.contract import kinds as registry
 
-    for kind, (module, name) in registry.KINDS.items():
-        signature = inspect.signature(registry.get_estimator(kind)).parameters
+    for kind in registry.own_kinds().values():
+        estimator = kind.estimator_class()
+        signature = inspect.signature(estimator).parameters
         true = {parameter.name: parameter.default for parameter in signature.values()}
-        text = inspect.getsource(sys.modules[module])
-        assert registry._parse(text, name) == true
-        if kind not in registry.NO_JOBS:
-            assert registry.constructor_parameters(kind) == true
+        text = inspect.getsource(sys.modules[estimator.__module__])
+        assert registry._parse(text, estimator.__name__) == true
+        assert kind.defaults() == true
     assert registry._parse("class A:\n    def __init__(self, *, a=1, b): ...", "A") == {
         "a": 1,
         "b": inspect.Parameter.empty,
@@ -304,10 +304,11 @@ def test_parameters_read_from_the_text_are_those_of_the_constructor():
 def test_parameters_where_the_source_cannot_be_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     from scalelatent.contract import kinds as registry
 
-    wanted = registry.constructor_parameters("capsule")
+    kind = registry.find_kind("capsule")
+    wanted = kind.defaults()
 
     def broken(text: str) -> Any:
         raise SystemError("AST constructor recursion depth mismatch (before=33, after=29)")
 
     monkeypatch.setattr(registry.ast, "parse", broken)
-    assert registry.constructor_parameters("capsule") == wanted
+    assert kind.defaults() == wanted

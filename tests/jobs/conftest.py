@@ -95,7 +95,8 @@ class FakeEstimator:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeEstimator]:
     """Put `FakeEstimator` in the place of every model, and a report that is one file."""
-    from scalelatent.jobs import resolve, runner
+    from scalelatent.contract.kinds import Kind
+    from scalelatent.jobs import runner
 
     class Fresh(FakeEstimator):
         pass
@@ -107,7 +108,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeEstimator]:
         result.folder.place.write("report/index.html", b"<html></html>")
         result.report = result.folder.report_url
 
-    monkeypatch.setattr(resolve, "constructor_parameters", lambda kind: dict(PARAMETERS))
+    monkeypatch.setattr(Kind, "defaults", lambda kind: dict(PARAMETERS))
     monkeypatch.setattr(runner, "build_estimator", build)
     monkeypatch.setattr(runner, "_report", report)
     return Fresh

@@ -143,22 +143,22 @@ def test_resume_may_change_what_a_model_leaves_free():
 
 
 def test_unknown_kind():
-    from scalelatent.contract.kinds import constructor_parameters
+    from scalelatent.contract.kinds import find_kind
 
     with pytest.raises(JobError, match="capsul"):
-        constructor_parameters("capsul")
+        find_kind("capsul")
     with pytest.raises(JobError, match=r"there are: capsule, crbm, mbn$"):
-        constructor_parameters("xyz")
+        find_kind("xyz")
 
 
 def test_a_kind_that_only_python_fits():
-    from scalelatent.contract.kinds import constructor_parameters, get_estimator
+    from scalelatent.contract.kinds import find_kind, job_kind
 
     with pytest.raises(
         JobError, match=r"not fitted by jobs: in Python, scalelatent\.CompressiveMBN\(\)\.fit"
     ):
-        constructor_parameters("compressive")
-    assert get_estimator("compressive").__name__ == "CompressiveMBN"  # a saved one is loaded
+        job_kind("compressive")
+    assert find_kind("compressive").estimator_class().__name__ == "CompressiveMBN"  # a saved one is loaded
 
 
 @given(st.text(min_size=1))

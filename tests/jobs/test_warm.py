@@ -44,7 +44,7 @@ def test_kernels_that_there_are_not_are_named() -> None:
 
 def test_every_model_has_its_kernels() -> None:
     folder = Path(warming.__file__).parents[1] / "models"
-    assert {path.parent.name for path in folder.glob("*/__init__.py")} <= set(warming.FAMILIES)
+    assert {path.parent.name for path in folder.glob("*/__init__.py")} <= set(warming.families())
 
 
 def test_a_kernel_that_does_not_compile_is_named(monkeypatch) -> None:

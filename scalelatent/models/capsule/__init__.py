@@ -1,28 +1,17 @@
-"""Capsule regression (Saul, 2021): latent vectors of competing length, fitted by EM.
+"""Capsule regression (Saul, 2021): latent vectors of competing length, fitted by EM."""
 
-Names of the kernels and where their bodies are, read by the engine's backend table.
-"""
+from __future__ import annotations
 
-KERNELS = {
-    "capsule_estep": {
-        "reference": "scalelatent.models.capsule.kernels.estep:estep_by_products",
-        "numba": "scalelatent.models.capsule.kernels.cpu:estep",
-        "cupy": "scalelatent.models.capsule.kernels.estep:estep_by_products",
-    },
-    "capsule_residuals": {
-        "reference": "scalelatent.models.capsule.kernels.reference:residuals",
-        "numba": "scalelatent.models.capsule.kernels.cpu:residuals",
-        "cupy": "scalelatent.models.capsule.kernels.gpu:residuals",
-    },
-    "capsule_walk": {
-        # Row after row: a device has nothing to do in parallel, so the walk stays on the host.
-        "reference": "scalelatent.models.capsule.kernels.reference:walk",
-        "numba": "scalelatent.models.capsule.kernels.walk:walk",
-        "cupy": "scalelatent.models.capsule.kernels.walk:walk",
-    },
-    "capsule_probabilities": {
-        "reference": "scalelatent.models.capsule.kernels.reference:probabilities",
-        "numba": "scalelatent.models.capsule.kernels.reference:probabilities",
-        "cupy": "scalelatent.models.capsule.kernels.gpu:probabilities",
-    },
-}
+from scalelatent.contract.kinds import Kind
+
+from .kernels import KERNELS
+
+KINDS = (
+    Kind(
+        "capsule",
+        estimator="scalelatent.models.capsule.estimator:CapsuleRegression",
+        kernels=KERNELS,
+        warm="scalelatent.models.capsule",
+        report_seconds=2.1,
+    ),
+)

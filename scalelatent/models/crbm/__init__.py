@@ -1,22 +1,18 @@
-"""Conditional RBMs (Ping and Ihler, 2017): inference by belief propagation, each row a graph of its own.
+"""Conditional RBMs (Ping and Ihler, 2017): inference by belief propagation, each row a graph of its own."""
 
-Names of the kernels and where their bodies are, read by the engine's backend table.
-"""
+from __future__ import annotations
 
-_MODULES = {
-    "make_coupling": "coupling",
-    "sum_product": "sum_product",
-    "sum_product_pairs": "sum_product",
-    "bethe": "sum_product",
-    "mixed_product": "mixed_product",
-    "max_product": "max_product",
-    "mean_field": "mean_field",
-}
-KERNELS = {
-    f"crbm_{name}": {
-        "reference": f"scalelatent.models.crbm.kernels.reference:{name}",
-        "numba": f"scalelatent.models.crbm.kernels.cpu.{module}:{name}",
-        "cupy": f"scalelatent.models.crbm.kernels.gpu:{name}",
-    }
-    for name, module in _MODULES.items()
-}
+from scalelatent.contract.kinds import Kind
+
+from .kernels import KERNELS
+
+CRBM = Kind(
+    "crbm",
+    estimator="scalelatent.models.crbm.estimator:ConditionalRBM",
+    kernels=KERNELS,
+    warm="scalelatent.models.crbm",
+    changeable=("learning_rate", "n_epochs"),
+    takes_targets=True,
+    report_seconds=1.8,
+)
+KINDS = (CRBM,)

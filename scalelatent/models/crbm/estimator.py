@@ -10,7 +10,6 @@ import numpy as np
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
 from sklearn.utils import ClassifierTags
 
-from scalelatent.contract.kinds import FREE_ON_RESUME
 from scalelatent.deploy.clusters import current_client
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.plan import find_resources
@@ -23,6 +22,7 @@ from scalelatent.models.crbm.model.online import CrbmLearner
 from scalelatent.models.crbm.model.predict import sweeps_in
 from scalelatent.models.crbm.model.state import CrbmState
 
+from . import CRBM
 from .fit import (
     batch_size,
     check_batch,
@@ -311,7 +311,7 @@ class ConditionalRBM(
 
     def _what_decides(self) -> dict[str, Any]:
         """The parameters that decide the result: a resumed fit must have the same ones."""
-        free = {"n_jobs", "device", "random_state", "warm_start", *FREE_ON_RESUME["crbm"]}
+        free = {"n_jobs", "device", "random_state", "warm_start", *CRBM.changeable}
         given = {k: v for k, v in self.get_params(deep=False).items() if k not in free}
         # Left out where they say nothing: run folders of before keep the identity they had.
         given |= {"batch_size": batch_size(self)}

@@ -1,35 +1,28 @@
-"""Multilayer bootstrap networks (Zhang, 2018): layers of random clusterings whose outputs are integer codes.
+"""Multilayer bootstrap networks (Zhang, 2018): layers of random clusterings with integer codes."""
 
-Names of the kernels and where their bodies are, read by the engine's backend table. All bodies give the same
-codes.
-"""
+from __future__ import annotations
 
-_MODULES = {
-    "mbn_make_bank": "dense",
-    "mbn_nearest": "dense",
-    "mbn_make_sparse_bank": "sparse",
-    "mbn_nearest_sparse": "sparse",
-    "mbn_make_lists": "lists",
-    "mbn_nearest_codes": "lists",
-}
-KERNELS = {
-    name: {
-        "reference": f"scalelatent.models.mbn.kernels.reference:{name.removeprefix('mbn_')}",
-        "numba": f"scalelatent.models.mbn.kernels.cpu.{module}:{name.removeprefix('mbn_')}",
-        "cupy": f"scalelatent.models.mbn.kernels.gpu:{name.removeprefix('mbn_')}",
-    }
-    for name, module in _MODULES.items()
-}
+from scalelatent.contract.kinds import Kind
 
-# Sums of a few numbers a code, bound by memory and under a hundredth of a fit: workers with a device compute
-# them on the host, where their order is fixed.
-_ONEHOT, _HOST = "scalelatent.kernels.onehot", "scalelatent.kernels.onehot_compiled"
+from .kernels import KERNELS
 
-KERNELS |= {
-    f"mbn_{name}": {
-        "reference": f"{_ONEHOT}:{name}",
-        "numba": f"{_HOST}:{name}",
-        "cupy": f"{_HOST}:{name}",
-    }
-    for name in ("gather_sum", "scatter_add", "count_matches")
-}
+KINDS = (
+    Kind(
+        "mbn",
+        estimator="scalelatent.models.mbn.estimator:MultilayerBootstrapNetwork",
+        kernels=KERNELS,
+        warm="scalelatent.models.mbn",
+        report_seconds=3.5,
+        report_rows=2000,
+        scoring_seconds=2e-4,  # k-means of a row's output
+    ),
+    Kind(
+        "compressive",
+        estimator="scalelatent.models.mbn.compressive_estimator:CompressiveMBN",
+        # A job file has no place for the outputs of another model, which it learns.
+        python_only=(
+            "scalelatent.CompressiveMBN().fit(X, network.transform(X)) learns the output of a network that a "
+            'job of kind = "mbn" has fitted'
+        ),
+    ),
+)

@@ -1,1 +1,19 @@
 """Inference in RBMs: reference, numba, CuPy."""
+
+_MODULES = {
+    "make_coupling": "coupling",
+    "sum_product": "sum_product",
+    "sum_product_pairs": "sum_product",
+    "bethe": "sum_product",
+    "mixed_product": "mixed_product",
+    "max_product": "max_product",
+    "mean_field": "mean_field",
+}
+KERNELS = {
+    f"crbm_{name}": {
+        "reference": f"scalelatent.models.crbm.kernels.reference:{name}",
+        "numba": f"scalelatent.models.crbm.kernels.cpu.{module}:{name}",
+        "cupy": f"scalelatent.models.crbm.kernels.gpu:{name}",
+    }
+    for name, module in _MODULES.items()
+}

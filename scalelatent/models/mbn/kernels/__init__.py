@@ -1,1 +1,31 @@
 """Clustering kernels: reference, numba, CuPy."""
+
+_MODULES = {
+    "mbn_make_bank": "dense",
+    "mbn_nearest": "dense",
+    "mbn_make_sparse_bank": "sparse",
+    "mbn_nearest_sparse": "sparse",
+    "mbn_make_lists": "lists",
+    "mbn_nearest_codes": "lists",
+}
+KERNELS = {
+    name: {
+        "reference": f"scalelatent.models.mbn.kernels.reference:{name.removeprefix('mbn_')}",
+        "numba": f"scalelatent.models.mbn.kernels.cpu.{module}:{name.removeprefix('mbn_')}",
+        "cupy": f"scalelatent.models.mbn.kernels.gpu:{name.removeprefix('mbn_')}",
+    }
+    for name, module in _MODULES.items()
+}
+
+# Sums of a few numbers a code, bound by memory and under a hundredth of a fit: workers with a device compute
+# them on the host, where their order is fixed.
+_ONEHOT, _HOST = "scalelatent.kernels.onehot", "scalelatent.kernels.onehot_compiled"
+
+KERNELS |= {
+    f"mbn_{name}": {
+        "reference": f"{_ONEHOT}:{name}",
+        "numba": f"{_HOST}:{name}",
+        "cupy": f"{_HOST}:{name}",
+    }
+    for name in ("gather_sum", "scatter_add", "count_matches")
+}

@@ -1,0 +1,99 @@
+"""The table of kinds: ours, those of other packages, and what becomes of broken ones."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from scalelatent.contract import kinds
+from scalelatent.contract.kinds import Kind, find_kernels, find_kind, known_kinds, own_kinds
+from scalelatent.errors import JobError
+
+MEANS = Kind("means", estimator="means_of_others:Means", kernels={"means_step": {"numba": "a:b"}})
+
+
+@pytest.fixture
+def others(monkeypatch):
+    """Declare entry points of other packages: value by name."""
+
+    def declare(**values):
+        points = [EntryPoint(name, value, kinds.GROUP) for name, value in values.items()]
+        monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
+        known_kinds.cache_clear()
+
+    yield declare
+    monkeypatch.undo()
+    known_kinds.cache_clear()
+
+
+def test_every_folder_of_models_is_found():
+    folders = {path.parent.name for path in Path(kinds.__file__).parents[1].glob("models/*/__init__.py")}
+    assert {kind.estimator.split(".")[2] for kind in own_kinds().values()} == folders
+
+
+def test_ours_are_declared_as_others_declare_theirs():
+    import tomllib
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"] == {kinds.GROUP: {"scalelatent": kinds.OWN}}
+
+
+def test_a_kind_of_another_package(others):
+    others(scalelatent=kinds.OWN, means=f"{__name__}:MEANS")
+    assert find_kind("means") is MEANS
+    assert find_kernels("means_step") == {"numba": "a:b"}
+    assert set(known_kinds()) == {*own_kinds(), "means"}
+    with pytest.raises(JobError, match=r"did you mean 'means'"):
+        find_kind("mean")
+
+
+def test_others_are_not_asked_for_ours(others):
+    others(broken="no_such_module:KIND")
+    assert find_kind("capsule").name == "capsule"
+    assert find_kernels("capsule_estep")
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("no_such_module:KIND", "ModuleNotFoundError: No module named 'no_such_module'"),
+        (f"{__name__}:NOWHERE", "AttributeError"),
+        ("sys:path", "is no scalelatent.contract.kinds.Kind"),
+        ("sys:maxsize", "TypeError"),
+        (f"{__name__}:AGAIN", "there is a kind 'capsule' already"),
+    ],
+)
+def test_a_broken_entry_point_is_a_warning(others, value, why):
+    others(broken=value)
+    with pytest.warns(UserWarning, match=f"entry point broken = '{value}' of scalelatent.models: .*{why}"):
+        assert set(known_kinds()) == set(own_kinds())
+
+
+AGAIN = Kind("capsule", estimator="a:B")
+
+
+def test_a_broken_package_is_named(tmp_path):
+    info = tmp_path / "broken_models-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-models\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text(f"[{kinds.GROUP}]\nbroken = no_such_module:KIND\n")
+    code = f"import sys; sys.path.append({str(tmp_path)!r}); from scalelatent.contract import kinds; "
+    done = subprocess.run(
+        [sys.executable, "-c", code + "print(sorted(kinds.known_kinds()))"],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == str(sorted(own_kinds()))
+    assert "package broken-models 1.2: its models are left out" in done.stderr
+
+
+def test_listing_ours_imports_little():
+    code = "import sys; from scalelatent.contract.kinds import own_kinds; own_kinds()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert not {"numpy", "numba", "sklearn", "zarr", "dask"} & set(done.stdout.split())
