@@ -1,0 +1,398 @@
+"""The tables of benchmarks/README.md, from the files in results/: python benchmarks/tables.py [--check]
+
+A table of the page follows a line ``<!-- table: NAME -->``; this rewrites it. ``--check`` writes nothing and
+fails where the page has another figure than the file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from common import RESULTS
+
+PAGE = RESULTS.parent / "README.md"
+_MARKED = re.compile(r"(<!-- table: (\w+) -->\n)(?:\|.*\n)*")
+
+TABLES: dict[str, Callable[[], str]] = {}
+
+
+def shown(head: str) -> Callable[[Callable[[], Iterable[Iterable[Any]]]], Callable[[], str]]:
+    """A table with these column names, of the rows that a function gives."""
+
+    def wrap(rows: Callable[[], Iterable[Iterable[Any]]]) -> Callable[[], str]:
+        def text() -> str:
+            names = head.split("|")
+            lines = [[name.strip() for name in names], ["---"] * len(names), *rows()]
+            cells = (" | ".join(str(cell) for cell in line) for line in lines)
+            return "".join(re.sub(" +", " ", f"| {line} |") + "\n" for line in cells)
+
+        TABLES[rows.__name__] = text
+        return text
+
+    return wrap
+
+
+def read(name: str) -> Any:
+    """What a file in results/ has measured."""
+    content = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    if "parts" in content:
+        return {part: found["result"] for part, found in content["parts"].items()}
+    return content["results"]
+
+
+def percent(share: float, digits: int = 2) -> str:
+    """A share as per cent."""
+    return f"{100 * share:.{digits}f} %"
+
+
+def mib(size: float) -> str:
+    """Bytes in MiB."""
+    return f"{size / 2**20:.0f} MiB"
+
+
+def rounded(number: float) -> str:
+    """Three figures, with commas."""
+    size = 10 ** max(0, len(str(int(number))) - 3)
+    return f"{round(number / size) * size:,.0f}"
+
+
+def million_of(rows: float) -> str:
+    """A count of rows."""
+    return f"{rows / 1e6:.0f} million"
+
+
+@shown("architecture|d|test error|validation error|passes")
+def capsule_dims() -> Iterable[Iterable[Any]]:
+    found = read("paper_capsule_dims") + read("paper_capsule_architectures")
+    # multiclass, d = 4 is in both files, by the same fit
+    fits = {(r["architecture"], r["capsule_dim"]): r for r in reversed(found)}
+    kinds = list(dict.fromkeys(r["architecture"] for r in found))
+    for (kind, d), r in sorted(fits.items(), key=lambda fit: (kinds.index(fit[0][0]), fit[0][1])):
+        yield kind, d, percent(r["test_error"]), percent(r["validation_error"]), r["passes"]
+    r = read("million")
+    name = f"all_vs_all, {r['rows']:,} infinite digits"
+    yield name, 4, percent(r["test_error"]), percent(r["validation_error"]), r["passes"]
+
+
+@shown("momentum|nu|log-loss / log 10 after 10, 100, 1,000 passes|training error after 10, 100, 1,000")
+def convergence() -> Iterable[Iterable[Any]]:
+    for r in read("paper_capsule_convergence"):
+        losses = ", ".join(f"{r['log_loss'][i]:.4f}" for i in (9, 99, -1))
+        yield (
+            f"{r['momentum']:g}",
+            f"{r['nu']:g}",
+            losses,
+            ", ".join(percent(r["train_error"][i]) for i in (9, 99, -1)),
+        )
+
+
+@shown("start|lowest, median, highest of the 20")
+def starts() -> Iterable[Iterable[Any]]:
+    found = read("paper_capsule_starts")
+    groups = {"subspace": [r["lowest_train_error"] for r in found if r["init"] == "subspace"]}
+    for r in found:
+        if r["init"] == "random":
+            groups.setdefault(f"random, {r['init_scale']:g}", []).append(r["lowest_train_error"])
+    for name, errors in groups.items():
+        of = min(errors), statistics.median(errors), max(errors)
+        yield name, ", ".join(percent(error) for error in dict.fromkeys(of))
+
+
+@shown("algorithm|test error|rows read|of batch EM's rows|fit, beside other work")
+def online() -> Iterable[Iterable[Any]]:
+    found = read("online_capsule")
+    for key, name in {
+        "em": "batch EM, the paper's schedule",
+        "stepwise": "stepwise EM",
+        "passive_aggressive": "passive-aggressive",
+        "incremental": "incremental EM",
+    }.items():
+        fit, share = found["fits"][key], found["comparison"][key]["share_of_em_rows"]
+        yield (
+            name,
+            percent(fit["test_error"]),
+            million_of(fit["rows_read"]),
+            "1" if key == "em" else percent(share, 1),
+            f"{fit['seconds']:.0f} s",
+        )
+
+
+@shown("|test error|validation error|passes|seconds")
+def beside_sklearn() -> Iterable[Iterable[Any]]:
+    found = read("choosing")["algorithms"]
+    for key, name in {
+        "em": "batch EM, the paper's schedule",
+        "stepwise": "stepwise EM",
+        "MLP, 64 units, to the error of stepwise": (
+            "MLPClassifier, 64 units, until it is as good as both on validation"
+        ),
+    }.items():
+        r = found[key]
+        yield name, percent(r["test_error"]), percent(r["validation_error"]), r["passes"], r["seconds"]
+
+
+@shown(
+    "D|pass / products, nu = 0|pass / products, nu = .8|active rows at nu = .8|plain numpy / pass"
+    "|the paper's form in numpy / pass, both 2 threads"
+)
+def capsule_pass() -> Iterable[Iterable[Any]]:
+    found = read("capsule_pass")
+    for r, both in zip(found["table"], found["two threads"], strict=True):
+        ratios = (f"{r[f'ratio nu={nu}']:.2f}" for nu in ("0", "0.8"))
+        active = percent(r["active_share_nu_0.8"], 0)
+        yield r["D"], *ratios, active, r["times faster than numpy"], both["times faster"]
+
+
+@shown(
+    "D|read only|compute only, 1 thread|both|both, rows into fresh pages|both / larger|waited for rows"
+    "|CPU of the computing thread"
+)
+def overlap() -> Iterable[Iterable[Any]]:
+    for r in read("streamed_pass")["overlap"]:
+        keys = ("read_only_s", "compute_only_s", "pass_s", "pass_fresh_pages_s")
+        seconds = (f"{r[key]:.2f} s" for key in keys)
+        waited, cpu = f"{r['waited_for_rows_s']:.3f} s", f"{r['computing_thread_cpu_s']:.2f} s"
+        yield r["D"], *seconds, f"{r['ratio']:.2f}", waited, cpu
+
+
+@shown(
+    "D|spans|in process, 2 threads|LocalCluster 2 x 1|difference|of the fastest passes|allowed"
+    "|of the cluster's pass not computing|CPU of driver and scheduler"
+)
+def on_dask() -> Iterable[Iterable[Any]]:
+    for r in read("streamed_pass")["dask"]:
+        keys = ("difference_s", "fastest_difference_s", "allowed_difference_s", "not_computing_s")
+        ms = (f"{1e3 * r[key]:.0f} ms" for key in (*keys, "driver_cpu_s"))
+        yield r["D"], r["spans"], f"{r['in_process_s']:.3f} s", f"{r['cluster_s']:.3f} s", *ms
+
+
+def _pair(found: dict[str, Any] | None, *, spread: bool = True, decays: Iterable[float] = ()) -> str:
+    if found is None:
+        return ""
+    of = " / ".join(
+        f"{found[key]:.1f}" + (f" ± {found[f'{key}_spread']:.1f}" if spread else "")
+        for key in ("nmi", "accuracy")
+    )
+    chosen = ", ".join(f"{decay:g}".lstrip("0") for decay in sorted(set(decays)))
+    return of + (f" ({chosen})" if chosen else "")
+
+
+def _paper(found: dict[str, Any] | None, what: str) -> str:
+    """A pair of the paper's tables."""
+    if found is None or what not in found["nmi"]:
+        return ""
+    keys = {"nmi": found["nmi"], "accuracy": found["accuracy"]}
+    return _pair(
+        {key: of[what] for key, of in keys.items()}
+        | {f"{key}_spread": of[f"{what}_spread"] for key, of in keys.items()}
+    )
+
+
+@shown(
+    "set (seeds; of the best)|raw features|PCA, 98 % of the variance|decay .5|paper|best decay|paper's best"
+    '|`decay="auto"`'
+)
+def clustering() -> Iterable[Iterable[Any]]:
+    found = read("mbn_clustering")
+    for key, name in {
+        "wine": "Wine",
+        "thyroid": "New-Thyroid",
+        "umist": "UMIST",
+        "isolet1": "Isolet1",
+        "coil20": "COIL20",
+        "mnist5000": "MNIST (small), 5,000 images",
+        "mnist": "MNIST, 70,000 images, k1 = 8,000",
+    }.items():
+        r = found[key]
+        best, auto, seeds = r["best"], r["auto"], r["default"]["seeds"]
+        several = seeds > 1
+        yield (
+            f"{name} ({seeds}" + (f"; {best['seeds']})" if best["seeds"] != seeds else ")"),
+            _pair(r["raw"], spread=False),
+            _pair(r["pca"], spread=False),
+            _pair(r["default"], spread=several),
+            _paper(r.get("paper"), "mbn"),
+            _pair(best, spread=several, decays=[best["decay"]]),
+            _paper(r.get("paper"), "best"),
+            _pair(auto, spread=several, decays=auto["chosen"][:seeds]),
+        )
+
+
+@shown("clusterings V|5|10|25|50|100|200|400|LSA, 28 components")
+def few_clusterings() -> Iterable[Iterable[Any]]:
+    nmi = read("choosing")["clusterings"]["nmi"]
+    pairs = (
+        ", ".join(f"{100 * nmi[f'V = {v}, seed {seed}']:.1f}" for seed in (0, 1))
+        for v in (5, 10, 25, 50, 100, 200, 400)
+    )
+    yield "NMI, %", *pairs, f"{100 * nmi['LSA']:.1f}"
+
+
+@shown("output|1|15|255")
+def retrieval() -> Iterable[Iterable[Any]]:
+    curves = read("mbn_retrieval")["curves"]
+    for name in (
+        "LSA, 5 components",
+        "MBN, k1 = 500, 5 components",
+        "MBN, k1 = 2,000, 5 components",
+        "MBN, k1 = 2,000, codes",
+        "counts, cosine",
+        "LSA, 125 components",
+    ):
+        at = dict(zip(curves[name]["levels"], curves[name]["accuracy"], strict=True))
+        yield name, *(f"{at[level]:.1f}" for level in (1, 15, 255))
+
+
+@shown("nearest of k centroids|share of sgemm of the same shapes|times faiss `IndexFlatL2.search(x, 1)`")
+def nearest() -> Iterable[Iterable[Any]]:
+    for r in read("mbn_kernels")["dense"]:
+        yield f"{r['k']:,}", f"{r['share of sgemm']:.2f}", f"{r['times faiss']:.2f}"
+
+
+def _layers() -> list[dict[str, Any]]:
+    wanted = ("clusterings below", 400), ("clusterings at once", 8)
+    found = [r for r in read("mbn_kernels")["codes"] if all(r[key] == value for key, value in wanted)]
+    return [r for r in found if r["k below"] in (8000, 4000, 2000, 1000, 500, 250, 125, 62)]
+
+
+@shown("upper layer, k below to k|8,000 to 4,000|4,000|2,000|1,000|500|250|125|62 to 31")
+def upper_layers() -> Iterable[Iterable[Any]]:
+    yield "ns a look-up", *(f"{r['ns a look-up']:.1f}" for r in _layers())
+    name = "times faster than one-hot products"
+    yield "times one-hot products in sgemm", *(rounded(r[name]) for r in _layers())
+
+
+@shown("rows|V, k1|layers|seconds|time a row, against one process|peak a worker")
+def network_million() -> Iterable[Iterable[Any]]:
+    found = read("mbn_million")
+    for key, name in {"digits": "infinite digits", "documents": "documents, CSR"}.items():
+        r = found[key]
+        yield (
+            f"{r['rows']:,} {name} ({r['dataset_mib']} MiB)",
+            f"32, {r['ks'][0]:,}",
+            len(r["ks"]),
+            f"{r['seconds']:.0f}",
+            f"{r['times_one_process']:.2f}",
+            f"{r['peak_worker_mib']:,} MiB",
+        )
+
+
+@shown("|edge updates/s|")
+def propagation() -> Iterable[Iterable[Any]]:
+    found = read("crbm_kernels")
+    edges, pgmax = found["edges"], found["pgmax"]
+    rate = {name: f"{value / 1e9:.1f}e9" for name, value in edges["edges_per_second"].items()}
+    threads = f"two threads {rate['two threads']} ({edges['two threads over one']:.2f} times)"
+    yield (
+        "sum-product",
+        f"{rate['sum_product']}; {threads}",
+        f"{edges['times the matrix form']:.0f} times the paper's matrix form in numpy with AVX-512, "
+        f"{pgmax['the kernel, times faster']:.0f} times PGMax {pgmax['pgmax']} ({pgmax['threads']})",
+    )
+    cost = f"the last sweep leaves them behind: they cost {edges['pair beliefs cost, in sweeps']:.1f} sweeps"
+    yield "sum-product and pair beliefs", rate["sum_product and pairs"], cost
+    yield (
+        "the two divisions an edge alone",
+        rate["bare divisions"],
+        f"{edges['time over that of the bare divisions']:.2f} times as fast as the whole of sum-product, "
+        "which needs half of one",
+    )
+    others = "; ".join(rate[name] for name in ("mixed_product", "max_product", "mean_field"))
+    yield "mixed-product; max-product; mean field", others, ""
+
+
+_TASKS = {
+    "noisy10": "10 % flipped",
+    "noisy20": "20 % flipped",
+    "occluded8": "8 x 8 occluded",
+    "occluded12": "12 x 12 occluded",
+}
+
+
+def _errors(found: dict[str, Any] | None) -> str:
+    if found is None or "failed" in found:
+        return ""
+    paper = found.get("paper")
+    own = f"{found['all']:.2f} / {found['changed']:.1f}"
+    return own + (f" ({paper['all']:.2f} / {paper['changed']:.1f})" if paper else "")
+
+
+@shown("learner|" + "|".join(_TASKS.values()))
+def learners() -> Iterable[Iterable[Any]]:
+    found = {name: r for name, r in read("crbm_mnist").items() if not name.startswith("full/")}
+    for learner in dict.fromkeys(name.split("/")[1] for name in found):
+        yield learner, *(_errors(found.get(f"{task}/{learner}")) for task in _TASKS)
+
+
+@shown(
+    "rows a step|default chains|one chain|one chain, `local_steps=16`"
+    "|the three at 32 sweeps, the mean of 50 epochs|2 threads against 1, default chains"
+)
+def steps() -> Iterable[Iterable[Any]]:
+    found = read("crbm_steps")
+    share = {
+        (r["batch"], r["sweeps"], str(r["chains"]), r["local_steps"]): 100 * r["share_outside"]
+        for r in found["share"]
+    }
+    ways = ("default", None), ("1", None), ("1", 16)
+    for r in found["threads"]:
+        at = {sweeps: [f"{share[r['batch'], sweeps, *way]:.0f}" for way in ways] for sweeps in (10, 32)}
+        yield r["batch"], *(f"{s} %" for s in at[10]), ", ".join(at[32]) + " %", f"{r['speedup']:.2f}"
+
+
+@shown("job|told|took|told / took|told peak|peak|told / peak")
+def plans() -> Iterable[Iterable[Any]]:
+    for name, r in read("plan_accuracy")["jobs"].items():
+        took = f"{r['seconds']:.1f} s ({r['cpu_seconds']:.1f} s of CPU)"
+        told, peaks = f"{r['told_seconds']:.1f} s", (mib(r["told_peak_bytes"]), mib(r["peak_bytes"]))
+        yield name, told, took, f"{r['time_ratio']:.2f}", *peaks, f"{r['peak_ratio']:.2f}"
+
+
+@shown("file|reading its source alone|packed|import|peak, MiB")
+def importers() -> Iterable[Iterable[Any]]:
+    found = {r["kind"]: r for r in read("import_rates")}
+    for name, kinds in {
+        "idx; gzip": ("idx", "idx gzip"),
+        "npy uint8; float32": ("npy", "npy float32"),
+        "npz; packed": ("npz", "npz packed"),
+        "hdf5; gzip; float32": ("hdf5", "hdf5 gzip", "hdf5 float32"),
+        "mat 5; 7; 7.3": ("mat 5", "mat 7", "mat 7.3"),
+        "png 28 x 28; jpg 256 x 256; jpg to 64 x 64": ("images png", "images jpg", "images jpg 64"),
+        "csr; svmlight": ("csr", "svmlight"),
+    }.items():
+        of = [found[kind] for kind in kinds]
+        keys = ("read_mb_s", "read_hash_pack_mb_s", "import_mb_s")
+        rates = ("; ".join(f"{r[key]:,.0f}" for r in of) for key in keys)
+        peaks = (f"{r['peak_mib']:.0f}, {r['peak_mib_4_times_larger']:.0f}" for r in of)
+        yield name, *rates, "; ".join(peaks)
+
+
+def rewritten(page: str) -> str:
+    """The page with its tables as the files have them.
+
+    Raises
+    ------
+    SystemExit
+        A table without a marker, or a marker without a table.
+    """
+    marked = _MARKED.findall(page)
+    names = [name for _, name in marked]
+    if sorted(names) != sorted(TABLES):
+        raise SystemExit(f"marked in the page, or made here, alone: {sorted(set(names) ^ set(TABLES))}")
+    if loose := re.findall(r"\n\n(\|.*\n)", page):
+        raise SystemExit(f"no marker stands before the table that begins with {loose[0]!r}")
+    return _MARKED.sub(lambda found: found[1] + TABLES[found[2]](), page)
+
+
+if __name__ == "__main__":
+    before = PAGE.read_text(encoding="utf-8")
+    after = rewritten(before)
+    if "--check" not in sys.argv[1:]:
+        PAGE.write_text(after, encoding="utf-8")
+    elif before != after:
+        raise SystemExit("benchmarks/README.md and results/ differ: run `python benchmarks/tables.py`")
