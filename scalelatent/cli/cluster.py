@@ -208,7 +208,7 @@ def warm(
     Once for a machine and version; kernels that are there already are left as they are.
     """
     if scheduler is None:
-        from scalelatent.jobs.warm import warm as compile_here
+        from scalelatent.deploy.warm import warm as compile_here
 
         with progress_bar("compiling kernels (once for this machine)", "kernels") as on_kernel:
             done = compile_here(kinds or (), processes=jobs, on_kernel=on_kernel)
@@ -216,7 +216,7 @@ def warm(
     else:
         from scalelatent.deploy.connection import open_client
         from scalelatent.deploy.security import security_from
-        from scalelatent.jobs.warm import warm_cluster
+        from scalelatent.deploy.warm import warm_cluster
 
         if jobs is not None:
             raise typer.BadParameter("--jobs is for this machine; with --scheduler hosts use all their cores")

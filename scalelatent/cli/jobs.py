@@ -82,7 +82,7 @@ def _tls_settings(ca: Path | None, cert: Path | None, key: Path | None) -> list[
 
 
 def _security(ca: Path | None, cert: Path | None, key: Path | None) -> Any:
-    from scalelatent.deploy.connection import security_of
+    from scalelatent.jobs.job_cluster import security_of
     from scalelatent.jobs.spec import ClusterSection
 
     given = {"tls_ca": ca, "tls_cert": cert, "tls_key": key}

@@ -10,18 +10,16 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.engine.threads import within
 from scalelatent.errors import JobError
-from scalelatent.jobs.spec import ClusterSection, Job
 
 if TYPE_CHECKING:
     from distributed import Client, Security
 
-__all__ = ["check_protocol", "connect", "default_scheduler", "open_client", "security_of"]
+__all__ = ["check_protocol", "default_scheduler", "open_client"]
 
 PROBE_SECONDS = 5.0
 SPEAK_SECONDS, TLS_SPEAK_SECONDS = 1.0, 0.3
@@ -44,62 +42,6 @@ def default_scheduler() -> str | None:
     import dask
 
     return os.environ.get(SCHEDULER_VARIABLE) or dask.config.get("scheduler-address", None)
-
-
-def security_of(cluster: ClusterSection) -> Security | None:
-    """Return what to show the scheduler: the job's certificates, or those of Dask's configuration.
-
-    Raises
-    ------
-    JobError
-        If a certificate cannot be read.
-    """
-    from .security import security_from
-
-    return security_from(ca=cluster.tls_ca, cert=cluster.tls_cert, key=cluster.tls_key)
-
-
-def check_certificates(cluster: ClusterSection) -> None:
-    """Look at the certificates that a job names, also where no scheduler is asked for them.
-
-    Raises
-    ------
-    JobError
-        As `security_of`.
-    """
-    if cluster.tls_ca is not None or cluster.tls_cert is not None or cluster.tls_key is not None:
-        security_of(cluster)
-
-
-@contextmanager
-def connect(
-    job: Job, client: Client | None = None, tell: Callable[[str], None] = lambda line: None
-) -> Iterator[Client | None]:
-    """Give the Dask client a job asks for: the one given, its scheduler's, a local cluster's, or None.
-
-    Raises
-    ------
-    JobError
-        If the scheduler does not answer in time.
-    """
-    wanted = job.cluster
-    check_certificates(wanted)
-    if client is not None:
-        yield client
-    elif wanted.scheduler is not None:
-        with open_client(wanted.scheduler, security_of(wanted)) as found:
-            tell(f"dashboard: {found.dashboard_link}")
-            yield found
-    elif wanted.workers is not None:
-        from .clusters import cluster
-
-        options = {"threads": wanted.threads, "memory_limit": wanted.memory_limit}
-        given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
-        with cluster("local", workers=wanted.workers, **given) as started:
-            tell(f"dashboard: {started.dashboard_link}")
-            yield started
-    else:
-        yield None
 
 
 def open_client(address: str, security: Security | None = None, **options: Any) -> Client:

@@ -24,6 +24,8 @@ from scalelatent.engine.cache import machine_memory as memory_limit
 from scalelatent.errors import ScalelatentError
 from scalelatent.storage.disk import is_local, locate
 
+from .warm import cold_kernels
+
 __all__ = ["Finding", "examine", "is_cupy", "memory_limit", "write_problem"]
 
 MIB = 2**20
@@ -225,8 +227,6 @@ def _numba() -> Iterator[Finding]:
 def _kernels() -> Iterator[Finding]:
     """Whether a first fit waits for the compiler; asked of the files, nothing is compiled."""
     import numba
-
-    from scalelatent.jobs.warm import cold_kernels
 
     if vars(numba.config)["DISABLE_JIT"]:
         return  # "numba" says so

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.contract.kinds import find_kind
-from scalelatent.deploy.connection import check_certificates, connect
 from scalelatent.deploy.worker_processes import refuse_numbers
 from scalelatent.engine.plan import long_fit, totalled
 
 from .datasets import JobData, open_job_data
+from .job_cluster import check_certificates, connect
 from .refusals import as_job_error
 from .runner import build_estimator, engine_options
 from .searching import plan_candidates

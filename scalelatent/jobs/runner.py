@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from scalelatent.contract.kinds import find_kind
 from scalelatent.deploy.clusters import job_named
-from scalelatent.deploy.connection import connect
 from scalelatent.deploy.handshake import check_versions
 from scalelatent.engine.batch_loop import Progress
 from scalelatent.engine.callbacks import Callback, Callbacks
@@ -28,6 +27,7 @@ from .datasets import JobData, data_as_begun, open_job_data
 from .devices import DevicesSeen
 from .driver_news import ProgressFile, announce, cluster_log, install_page, warnings_told
 from .interrupt import StopRequest, stop_on_cancel, stop_on_signals
+from .job_cluster import connect
 from .refusals import as_job_error, tell_os_error
 from .runfolder import RunFolder
 from .searching import SearchNews, make_search, tell_search

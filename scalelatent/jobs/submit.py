@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from scalelatent.deploy.asking import address_of, ask_scheduler
-from scalelatent.deploy.connection import connect, default_scheduler
+from scalelatent.deploy.connection import default_scheduler
 from scalelatent.deploy.handshake import check_versions
 from scalelatent.errors import JobError, RunError
 from scalelatent.monitor.times import time_text
@@ -24,6 +24,7 @@ from scalelatent.storage.disk import is_local
 from .clusterdriver import drive, key_of
 from .control import METADATA
 from .driver_news import announce, install_page
+from .job_cluster import connect
 from .preflight import check_cluster, check_folder
 from .resolve import override
 from .runfolder import RunFolder

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from scalelatent.deploy import warm as warming
 from scalelatent.errors import JobError
-from scalelatent.jobs import warm as warming
 
 
 @pytest.mark.slow

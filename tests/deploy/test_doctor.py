@@ -11,8 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from scalelatent.deploy import doctor
-from scalelatent.jobs import warm
+from scalelatent.deploy import doctor, warm
 
 
 def by_check(findings):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.contract.kinds import known_kinds
+from scalelatent.engine.threads import resolve_jobs
 from scalelatent.errors import JobError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def _chosen(kinds: Iterable[str]) -> list[str]:
 
 
 def _missing(kinds: Iterable[str]) -> tuple[int, list[tuple[str, int, str]]]:
-    """How many kernels there are, and (family, number, name) of those that are not compiled here."""
+    """Number of kernels, and (family, number, name) of those that are not compiled here."""
     count, missing = 0, []
     for kind in kinds:
         package = importlib.import_module(families()[kind])
@@ -79,7 +80,7 @@ def _of_family(kind: str) -> list[tuple[int, str, bool]]:
 
 
 def cold_kernels() -> tuple[int, int]:
-    """How many kernels there are, and how many of them this machine has yet to compile; compiles none."""
+    """Number of kernels, and of those that this machine has yet to compile; compiles none."""
     count, missing = _missing(families())
     return count, len(missing)
 
@@ -87,37 +88,11 @@ def cold_kernels() -> tuple[int, int]:
 def warm(
     kinds: Iterable[str] = (), *, processes: int | None = None, on_kernel: OnKernel | None = None
 ) -> dict[str, Any]:
-    """Compile kernels ahead, those that this machine does not have yet, in several processes.
+    """Compile the kernels that this machine does not have yet, in several processes (default: all cores).
 
-    Parameters
-    ----------
-    kinds : iterable of str
-        Of `families()`; all by default.
-    processes : int, optional
-        All cores by default.
-    on_kernel : callable, optional
-        Called with (kernels done, kernels to compile).
-
-    Returns
-    -------
-    dict
-        ``kernels`` (how many there are), ``compiled`` (names of those that were missing), ``seconds``,
-        ``folder``.
-
-    Raises
-    ------
-    JobError
-        There are no such kernels, or one does not compile.
-
-    Examples
-    --------
-    >>> from scalelatent.jobs.warm import warm
-    >>> warm(["capsules"])
-    Traceback (most recent call last):
-    ...
-    scalelatent.errors.JobError: there are no kernels 'capsules' (did you mean 'capsule'?); there are ...
+    `on_kernel` is called with (kernels done, kernels to compile). Returns ``kernels`` (how many there are),
+    ``compiled`` (names of those that were missing), ``seconds`` and ``folder``.
     """
-    from scalelatent.engine.threads import resolve_jobs
     from scalelatent.kernels.jit import CACHE
 
     begin, (count, missing) = time.monotonic(), _missing(_chosen(kinds))
@@ -126,7 +101,7 @@ def warm(
 
     def work() -> None:
         nonlocal done
-        # Errors go where those of this process go. Ctrl-C comes to this process alone, which ends them.
+        # Errors go where those of this process go. Ctrl-C reaches this process alone; it ends the others.
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         with subprocess.Popen(
             [sys.executable, "-m", __name__], **pipes, text=True, start_new_session=True
@@ -171,24 +146,7 @@ def warm(
 
 
 def warm_cluster(client: Client, kinds: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
-    """The same on every host of a cluster, by one of its workers.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    kinds : iterable of str
-        As :func:`warm`.
-
-    Returns
-    -------
-    dict of str to dict
-        Host to what :func:`warm` returns there.
-
-    Raises
-    ------
-    JobError
-        There are no such kernels, no workers, or a host that does not answer in time.
-    """
+    """Do as `warm` on every host of a cluster, by one of its workers; host -> what `warm` returns there."""
     chosen = _chosen(kinds)
     workers = client.scheduler_info(n_workers=-1)["workers"]
     if not workers:

@@ -1,0 +1,52 @@
+"""The cluster that a job names, and the memory that its workers took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from scalelatent.deploy.clusters import cluster
+from scalelatent.deploy.connection import open_client
+from scalelatent.deploy.security import security_from
+
+from .spec import ClusterSection, Job
+
+if TYPE_CHECKING:
+    from distributed import Client, Security
+
+__all__ = ["check_certificates", "connect", "security_of"]
+
+
+def security_of(section: ClusterSection) -> Security | None:
+    """What to show the scheduler: the job's certificates, or those of Dask's configuration."""
+    return security_from(ca=section.tls_ca, cert=section.tls_cert, key=section.tls_key)
+
+
+def check_certificates(section: ClusterSection) -> None:
+    """Refuse certificates that a job names and that cannot be used, also where no scheduler asks for them."""
+    if any(file is not None for file in (section.tls_ca, section.tls_cert, section.tls_key)):
+        security_of(section)
+
+
+@contextmanager
+def connect(
+    job: Job, client: Client | None = None, tell: Callable[[str], None] = lambda line: None
+) -> Iterator[Client | None]:
+    """The client a job asks for: the one given, its scheduler's, that of a local cluster, or None."""
+    wanted = job.cluster
+    check_certificates(wanted)
+    if client is not None:
+        yield client
+    elif wanted.scheduler is not None:
+        with open_client(wanted.scheduler, security_of(wanted)) as found:
+            tell(f"dashboard: {found.dashboard_link}")
+            yield found
+    elif wanted.workers is not None:
+        options = {"threads": wanted.threads, "memory_limit": wanted.memory_limit}
+        given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+        with cluster("local", workers=wanted.workers, **given) as started:
+            tell(f"dashboard: {started.dashboard_link}")
+            yield started
+    else:
+        yield None
