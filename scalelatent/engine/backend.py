@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from scalelatent.contract.kinds import find_kernels, kernel_names, load
+from scalelatent.contract.parameters import DEVICES
 from scalelatent.errors import RunError
 from scalelatent.kernels.vectors import aligned
-
-DEVICES = ("auto", "cpu", "gpu")
 
 
 class DeviceMemoryError(RunError):

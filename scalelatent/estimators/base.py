@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from scalelatent._above import ask
+from scalelatent.contract.parameters import Parameters
 from scalelatent.data import Dataset
 from scalelatent.data.schema import refuse_masked, refuse_mixed
 from scalelatent.deploy.clusters import current_client
@@ -28,6 +31,7 @@ from scalelatent.storage.disk import Location, locate
 from ._sklearn import check_weights
 from .learned import learned_table
 
+logger = logging.getLogger("scalelatent")
 OUTPUT_SHARE = 0.3
 FLOAT32_MAX = np.finfo(np.float32).max
 _CHECKS: dict[str, Any] = {
@@ -121,6 +125,7 @@ class StreamedEstimator(BaseEstimator):
     """
 
     _kind = ""
+    _parameters: Parameters
     # Learned by every fit that came to its end, and by no other.
     _sign_of_fit = ""
 
@@ -252,12 +257,13 @@ class StreamedEstimator(BaseEstimator):
         """The fit as steps (see :mod:`.steps`) over rows ``"train"`` and ``"validation"``."""
         raise NotImplementedError
 
+    def _check_params(self) -> None:
+        """Refuse parameters out of range, by a ValueError."""
+        self._parameters.check(self)
+
     def _what_decides(self) -> dict[str, Any]:
         """The parameters that decide the result: a resumed fit must have the same ones."""
-        raise NotImplementedError
-
-    def _check_params(self) -> None:
-        """Refuse parameters out of range, by a ValueError, where a resume may change some."""
+        return self._parameters.deciding(self.get_params(deep=False))
 
     def _check_plan(self, plan: Callable[..., dict[str, Any]]) -> None:
         """Refuse a fit that does not fit, by the plan's own check, and tell of one that takes long.
@@ -512,6 +518,14 @@ class StreamedEstimator(BaseEstimator):
             values["feature_names_in"] = [str(name) for name in self.feature_names_in_]
         params, beside = _plain_params(self.get_params(deep=False)), self._beside_saved()
         save_model(url, self._kind, params, values, arrays, overwrite=overwrite, beside=beside)
+
+
+@lru_cache(maxsize=256)
+def tell_cut(name: str, value: int, default: int, why: str) -> None:
+    """Say, once, that a default was cut to what the rows allow."""
+    logger.warning(
+        "%s=None is %d here, not %d: %s; a number that you give is never cut", name, value, default, why
+    )
 
 
 def _weighed(ds: Dataset, y: Any, sample_weight: Any) -> Dataset:

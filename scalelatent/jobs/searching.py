@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from scalelatent.contract.parameters import is_number
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.plan import ALLOWED_SHARE
 from scalelatent.errors import JobError, ScalelatentError
-from scalelatent.estimators.numbers import is_number
 
 from .jsontext import plain
 

@@ -44,15 +44,15 @@ def candidate_params(estimator: Any, given: Any) -> list[dict[str, Any]]:
     params = [dict(p) for p in (ParameterGrid(given) if isinstance(given, Mapping) else given)]
     if not params:
         raise ValueError("param_grid holds no candidate: give a dict of lists, or dicts of parameters")
-    known, not_searched = estimator.get_params(deep=False), kind_of(estimator).not_searched
+    known = {entry.name: entry for entry in estimator._parameters}
     for candidate in params:
         for name in candidate:
-            if name not in known or name in not_searched:
+            if name not in known or not known[name].searched:
                 raise ValueError(
                     f"param_grid names {name!r}, which "
                     + (
                         "says where a fit runs: set it on the estimator or the search"
-                        if name in not_searched
+                        if name in known
                         else f"{type(estimator).__name__} has not; it has {', '.join(sorted(known))}"
                     )
                 )

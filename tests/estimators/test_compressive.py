@@ -122,7 +122,7 @@ BAD: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = [
     ({}, (np.zeros((4, 2)), np.zeros(4)), DataError, r"the output has shape \(4,\)"),
     ({}, (np.zeros((4, 2)), np.full((4, 1), np.nan)), DataError, "the output contains NaN"),
     ({}, (np.full((4, 2), np.inf), np.zeros((4, 1))), DataError, "X contains an infinite value"),
-    ({"hidden": (0,)}, (np.zeros((4, 2)), np.zeros((4, 1))), ValueError, "hidden=0"),
+    ({"hidden": (0,)}, (np.zeros((4, 2)), np.zeros((4, 1))), ValueError, r"hidden=\(0,\)"),
     ({"n_epochs": 1.5}, (np.zeros((4, 2)), np.zeros((4, 1))), ValueError, r"n_epochs=1\.5"),
     ({"learning_rate": 0}, (np.zeros((4, 2)), np.zeros((4, 1))), ValueError, "learning_rate=0"),
     ({"device": "tpu"}, (np.zeros((4, 2)), np.zeros((4, 1))), ValueError, "device='tpu'"),

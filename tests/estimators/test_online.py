@@ -161,7 +161,7 @@ def test_weights_and_repeats(digits: Arrays) -> None:
         ({"kappa": 1.5}, r"kappa=1.5: give a number in \[0, 1\]"),
         ({"kappa": float("nan")}, "kappa=nan: give a finite"),
         ({"t0": 0}, "t0=0"),
-        ({"aggressiveness": -1.0}, "aggressiveness=-1.0: both are numbers above 0"),
+        ({"aggressiveness": -1.0}, "aggressiveness=-1.0: give a number above 0"),
         ({"algorithm": "passive_aggressive", "device": "gpu"}, "goes row by row"),
     ],
 )
@@ -352,7 +352,7 @@ def test_parameters_are_checked_once(digits: Arrays, monkeypatch: pytest.MonkeyP
     def never(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("checked again")
 
-    monkeypatch.setattr(module, "check_params", never)
+    monkeypatch.setattr(type(model), "_check_params", never)
     monkeypatch.setattr(module, "validated", never)
     model.partial_fit(x[:1], y[:1])
     monkeypatch.undo()

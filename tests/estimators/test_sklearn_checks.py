@@ -20,7 +20,7 @@ from scalelatent import (
     load_model,
 )
 from scalelatent.errors import DataError
-from scalelatent.estimators.numbers import tell_cut
+from scalelatent.estimators.base import tell_cut
 
 # Each with the reason why it cannot hold; nothing that a fix would cure stands here.
 _WEIGHTS = (

@@ -24,9 +24,10 @@ from scalelatent.models.capsule.model.running import RowSums, RunningCapsule
 
 from .fit import fit_steps
 from .online_fit import ONLINE_PARAMETERS
+from .parameters import PARAMETERS
 from .partial import PartialFit
 from .plan import plan
-from .settings import CAPSULE_DIM, check_params, plain_dim
+from .settings import CAPSULE_DIM, plain_dim
 
 
 class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
@@ -137,6 +138,7 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
     """
 
     _kind = "capsule"
+    _parameters = PARAMETERS
     _shares_passes = True
     classes_ = Learned(FIT_AGAIN)
     W_ = Learned(IN_PLACE)
@@ -264,7 +266,7 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         --------
         See the class.
         """
-        check_params(self)
+        self._check_params()
         train = self._training_rows(X, y, sample_weight)
         held = self._validation_rows(validation)
         assert train.classes is not None
@@ -275,17 +277,13 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         self._fit_by_steps(train, held, client, run_dir, resume, callbacks, engine, verbose)
         return self
 
-    def _check_params(self) -> None:
-        check_params(self)
-
     def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
         return fit_steps(self, rows)
 
     def _what_decides(self) -> dict[str, Any]:
         """The parameters that decide the result: a resumed fit must have the same ones."""
-        free = {"n_jobs", "device", "warm_start", "random_state"}
-        free |= set(ONLINE_PARAMETERS if self.algorithm == "em" else ("max_iter",))
-        given = {k: v for k, v in self.get_params(deep=False).items() if k not in free}
+        unused = ONLINE_PARAMETERS if self.algorithm == "em" else ("max_iter",)
+        given = {name: value for name, value in super()._what_decides().items() if name not in unused}
         return given | {"capsule_dim": CAPSULE_DIM if self.capsule_dim is None else self.capsule_dim}
 
     def _keep(

@@ -22,7 +22,6 @@ from .online_fit import ALL_ROWS, online_step
 from .settings import (
     check_classes,
     check_labels,
-    check_params,
     choose_dim,
     class_counts,
     class_weights,
@@ -39,7 +38,7 @@ def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
     DataError, ValueError
         Before the first pass: what :meth:`.CapsuleRegression.fit` says of them.
     """
-    check_params(model)
+    model._check_params()
     train, classes = rows["train"], rows["train"].classes
     assert classes is not None
     build_members(model.architecture, len(classes), 1 if model.capsule_dim is None else model.capsule_dim)

@@ -9,7 +9,6 @@ import numpy as np
 
 from scalelatent.engine.incremental import count_leaves, leaf_order
 from scalelatent.engine.order import RowOrder
-from scalelatent.estimators.numbers import is_number, is_whole
 from scalelatent.estimators.steps import LearnOnline, Rows
 from scalelatent.models.capsule.model.em import CapsuleEM
 from scalelatent.models.capsule.model.incremental import CapsuleIncremental, incremental_state
@@ -22,7 +21,6 @@ from scalelatent.models.capsule.model.online import (
 )
 from scalelatent.models.capsule.model.passive import CapsulePassiveAggressive
 
-ONLINE = ("stepwise", "incremental", "passive_aggressive")
 ONLINE_PARAMETERS = ("n_epochs", "batch_rows", "n_chains", "kappa", "t0", "aggressiveness")
 BATCH_ROWS, RUN_ROWS, BUFFER_RUNS = 1024, 1024, 16
 # Incremental EM: fewer rows in a leaf than this many for each row of W would be exchanged at more cost than
@@ -33,39 +31,6 @@ ALL_ROWS = (
     "an online fit takes each row in an order of its own and cannot leave some out in its midst; choose "
     "algorithm = 'em'"
 )
-
-
-def check_online_params(model: Any) -> None:
-    """Refuse parameters of the online algorithms out of range.
-
-    Raises
-    ------
-    ValueError
-        Naming the parameter and what it may be.
-    """
-    for name in ("n_epochs", "n_chains", "batch_rows"):
-        value = getattr(model, name)
-        if not is_whole(value) and not (name == "batch_rows" and value is None):
-            raise ValueError(f"{name}={value!r}: give a whole number of at least 1")
-    for name in ("kappa", "t0", "aggressiveness"):
-        if not is_number(getattr(model, name)):
-            raise ValueError(f"{name}={getattr(model, name)!r}: give a finite number")
-    if not 0 <= model.kappa <= 1:
-        raise ValueError(f"kappa={model.kappa!r}: give a number in [0, 1]; 0 keeps the step size")
-    if not model.t0 > 0 or not model.aggressiveness > 0:
-        raise ValueError(
-            f"t0={model.t0!r}, aggressiveness={model.aggressiveness!r}: both are numbers above 0"
-        )
-    if model.batch_rows is not None and model.batch_rows % model.n_chains:
-        raise ValueError(
-            f"batch_rows={model.batch_rows} is no multiple of n_chains={model.n_chains}: set batch_rows to "
-            f"{-(-model.batch_rows // model.n_chains) * model.n_chains}"
-        )
-    if model.algorithm == "passive_aggressive" and model.device == "gpu":
-        raise ValueError(
-            "device='gpu': algorithm='passive_aggressive' goes row by row and runs on the processor; leave "
-            "device='auto', or use algorithm='stepwise'"
-        )
 
 
 def row_order(model: Any, n_rows: int, members: Members, options: Mapping[str, Any]) -> RowOrder:

@@ -17,7 +17,7 @@ from scalelatent.models.capsule.model.running import RowSums, RunningCapsule, St
 from scalelatent.models.capsule.model.start import schedule_arrays
 
 from .online_fit import batch_rows
-from .settings import CAPSULE_DIM, check_params, class_weights
+from .settings import CAPSULE_DIM, class_weights
 
 READ_ROWS = 8192
 # Parameters that a step reads: checked again where one has changed.
@@ -178,7 +178,7 @@ class PartialFit:
         kept = self.__dict__.get("_stream_kept")
         if kept is not None and kept[0] == given:
             return kept[1]
-        check_params(self)
+        self._check_params()  # type: ignore[attr-defined]
         if self.device == "gpu":
             raise ValueError(
                 "device='gpu': partial_fit runs on the processor, for batches of a few rows; leave device="

@@ -26,7 +26,6 @@ from .online_fit import online_step
 from .settings import (
     CAPSULE_DIM,
     check_classes,
-    check_params,
     check_width,
     choose_dim,
     class_counts,
@@ -60,7 +59,7 @@ def plan(
     measure : bool
         Look at the labels, and measure what is not known of this machine.
     """
-    check_params(model)
+    model._check_params()
     classes = train.classes
     assert classes is not None
     width = projected_width(model.projection, train.n_features)

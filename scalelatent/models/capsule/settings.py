@@ -8,54 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.contract.parameters import is_number
 from scalelatent.data import Dataset
-from scalelatent.engine.backend import DEVICES
 from scalelatent.engine.plan import ALLOWED_SHARE
 from scalelatent.errors import DataError, PlanError
-from scalelatent.estimators.numbers import is_number, is_whole, tell_cut
+from scalelatent.estimators.base import tell_cut
 from scalelatent.estimators.steps import Rows
 from scalelatent.models.capsule.model.members import Members, build_members
-from scalelatent.models.capsule.model.start import schedule_arrays
-
-from .online_fit import ONLINE, check_online_params
 
 AUTO_PROJECTION = 196
 CAPSULE_DIM = 8
 COUNT_ROWS = 2**20
-CHOICES = {
-    "algorithm": ("em", *ONLINE),
-    "init": ("subspace", "random"),
-    "device": (*DEVICES, "reference"),
-}
-
-
-def check_params(model: Any) -> None:
-    """Refuse parameters out of range.
-
-    Raises
-    ------
-    ValueError
-        Naming the parameter and what it may be.
-    """
-    for name, allowed in CHOICES.items():
-        if getattr(model, name) not in allowed:
-            names = ", ".join(map(repr, allowed))
-            raise ValueError(f"{name}={getattr(model, name)!r} is not one of {names}")
-    for name in ("momentum", "ridge", "init_scale", "tol"):
-        value = getattr(model, name)
-        if not (is_number(value) or (name == "tol" and value is None)):
-            raise ValueError(f"{name}={value!r}: give a finite number")
-    if not 0 <= model.momentum < 1:
-        raise ValueError(f"momentum={model.momentum!r}: give a number in [0, 1)")
-    if not is_whole(model.max_iter):
-        raise ValueError(f"max_iter={model.max_iter!r}: give a whole number of passes, at least 1")
-    if model.ridge < 0 or (model.tol is not None and model.tol < 0) or model.init_scale <= 0:
-        raise ValueError(
-            f"ridge={model.ridge!r}, tol={model.tol!r}, init_scale={model.init_scale!r}: ridge and tol "
-            "are at least 0, init_scale above 0"
-        )
-    schedule_arrays(model.nu_schedule)
-    check_online_params(model)
 
 
 def projected_width(projection: str | int | None, n_features: int) -> int | None:
@@ -64,7 +27,7 @@ def projected_width(projection: str | int | None, n_features: int) -> int | None
     Raises
     ------
     ValueError
-        Neither "auto", None nor a whole number of at most ``n_features``.
+        Above ``n_features``.
 
     Examples
     --------
@@ -75,10 +38,6 @@ def projected_width(projection: str | int | None, n_features: int) -> int | None
         return None
     if isinstance(projection, str) and projection == "auto":
         return AUTO_PROJECTION if n_features > AUTO_PROJECTION else None
-    if not is_whole(projection):
-        raise ValueError(
-            f"projection={projection!r}: give 'auto', None or a number of directions, at least 1"
-        )
     if int(projection) > n_features:
         raise ValueError(
             f"projection={projection} is above the {n_features} features of the rows: give at most "

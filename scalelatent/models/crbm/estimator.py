@@ -22,25 +22,21 @@ from scalelatent.models.crbm.model.online import CrbmLearner
 from scalelatent.models.crbm.model.predict import sweeps_in
 from scalelatent.models.crbm.model.state import CrbmState
 
-from . import CRBM
 from .fit import (
-    batch_size,
     check_batch,
-    check_params,
     check_patience,
     check_rows,
     fit_steps,
     given_parameters,
 )
 from .output import CrbmOutputs
+from .parameters import PARAMETERS, batch_size
 from .partial import CrbmPartial
 from .plan import plan
 from .rows import CrbmRows
 
 OF_YOUR_OWN = f"{IN_PLACE}, or make a model of weights of your own: ConditionalRBM.from_weights"
 _FIELDS = ("W", "Wvx", "Whx", "bv", "bh")
-# Parameters that came later, with the values under which nothing is other than before.
-_LATER = {"conditional": True, "damping": 1.0}
 
 
 class ConditionalRBM(
@@ -155,6 +151,7 @@ class ConditionalRBM(
     """
 
     _kind = "crbm"
+    _parameters = PARAMETERS
     W_ = Learned(OF_YOUR_OWN, lambda model: model._shape.split(model._theta).W)
     Wvx_ = Learned(OF_YOUR_OWN, lambda model: model._shape.split(model._theta).Wvx)
     Whx_ = Learned(OF_YOUR_OWN, lambda model: model._shape.split(model._theta).Whx)
@@ -293,7 +290,7 @@ class ConditionalRBM(
         >>> m.n_iter_, m.W_.shape, m.Wvx_.shape
         (3, (6, 2), (6, 6))
         """
-        check_params(self)
+        self._check_params()
         train = self._pairs(X, y, reset=True)
         held = self._validation_pairs(validation)
         check_rows(self, train)
@@ -311,14 +308,7 @@ class ConditionalRBM(
 
     def _what_decides(self) -> dict[str, Any]:
         """The parameters that decide the result: a resumed fit must have the same ones."""
-        free = {"n_jobs", "device", "random_state", "warm_start", *CRBM.changeable}
-        given = {k: v for k, v in self.get_params(deep=False).items() if k not in free}
-        # Left out where they say nothing: run folders of before keep the identity they had.
-        given |= {"batch_size": batch_size(self)}
-        return {k: v for k, v in given.items() if k not in _LATER or v != _LATER[k]}
-
-    def _check_params(self) -> None:
-        check_params(self)
+        return super()._what_decides() | {"batch_size": batch_size(self)}
 
     def _keep(self, learner: CrbmLearner, state: CrbmState, history: list[dict[str, Any]]) -> None:
         theta, epoch = learner.weights(state)
@@ -372,7 +362,7 @@ class ConditionalRBM(
         """
         new = clone(self)  # rows of another width leave this model as it is
         new.seed_ = 0  # orders of rows of all seeds need the same
-        check_params(new)
+        self._check_params()
         train = new._pairs(X, y, reset=True)
         held = new._validation_pairs(validation)
         check_rows(new, train)
@@ -441,7 +431,7 @@ class ConditionalRBM(
         params = {"n_hidden": max(np.shape(W)[-1:] or (1,))} | params
         plain = Wvx is None and Whx is None
         model = cls(inference=inference, n_sweeps=n_sweeps, conditional=not plain, **params)
-        check_params(model)
+        model._check_params()
         shape, theta = given_parameters(W, bv, bh, Wvx, Whx)
         model._source, model._n_outputs = "plain" if plain else "pairs", shape.n_visible
         model.n_features_in_ = shape.n_visible if plain else shape.n_observed

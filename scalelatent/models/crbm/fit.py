@@ -7,89 +7,29 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.contract.parameters import is_number, is_whole
 from scalelatent.contract.targets import Corruption, Targets
 from scalelatent.data import Dataset
-from scalelatent.engine.backend import DEVICES
 from scalelatent.engine.order import RowOrder
 from scalelatent.errors import DataError, warn_user
-from scalelatent.estimators.numbers import is_number, is_whole, tell_cut
+from scalelatent.estimators.base import tell_cut
 from scalelatent.estimators.steps import Begin, LearnOnline, Remember, Rows, Steps
 from scalelatent.kernels.corruption import check_corruption
 from scalelatent.kernels.streams import stream
-from scalelatent.models.crbm.kernels.inference import MAX_WEIGHT, check_weights, magnitude
-from scalelatent.models.crbm.model.beliefs import DAMPED, INFERENCES
+from scalelatent.models.crbm.kernels.inference import check_weights, magnitude
 from scalelatent.models.crbm.model.energy import CrbmShape
 from scalelatent.models.crbm.model.negative_phases import LEARNERS
 from scalelatent.models.crbm.model.online import CrbmLearner
 
-# Of few rows a chain reads parameters more than it computes; of a small batch two threads want a chain each.
-CHAIN_ROWS, LEAST_CHAIN_ROWS, MOST_CHAINS, LOCAL_CHAINS = 20, 10, 8, 4
+from .parameters import batch_size, n_chains, step_rows
+
 RUN_ROWS, BUFFER_RUNS = 1024, 16
-# Rows of a gradient where none are asked for.
-BATCH_SIZE = 20
-# Of first weights: eight deviations are what messages bear.
-MOST_SCALE = MAX_WEIGHT / 8
 # Whose random numbers corrupt rows that are scored, or shown in the report.
 TEST_STAGE = "corruption-test"
 # Why a fit leaves out no rows.
 ALL_ROWS = "a conditional RBM takes each row in an order of its own and cannot leave some out in its midst"
 # What helps where a tolerance is not met.
 REMEDY = "give more sweeps (n_sweeps), a larger tol, or a damping below 1, such as 0.5"
-_COUNTS = ("n_hidden", "n_epochs")
-_OPTIONAL_COUNTS = ("batch_size", "n_sweeps", "gibbs_steps", "n_chains", "local_steps", "patience")
-
-
-def check_params(model: Any) -> None:
-    """Refuse parameters out of range.
-
-    Raises
-    ------
-    ValueError
-        Naming the parameter and what it may be.
-    """
-    inferences = (None, *(name for name in INFERENCES if name != "independent"))
-    choices = {
-        "learner": tuple(LEARNERS),
-        "inference": inferences,
-        "device": (*DEVICES, "reference"),
-    }
-    for name, allowed in choices.items():
-        if getattr(model, name) not in allowed:
-            names = ", ".join(map(repr, allowed))
-            raise ValueError(f"{name}={getattr(model, name)!r} is not one of {names}")
-    for name in (*_COUNTS, *_OPTIONAL_COUNTS):
-        value = getattr(model, name)
-        if not is_whole(value) and not (value is None and name in _OPTIONAL_COUNTS):
-            raise ValueError(f"{name}={value!r}: give a whole number of at least 1")
-    if not (is_number(model.momentum) and 0 <= model.momentum < 1):
-        raise ValueError(f"momentum={model.momentum!r}: give a number in [0, 1)")
-    if not (is_number(model.weight_decay) and model.weight_decay >= 0):
-        raise ValueError(f"weight_decay={model.weight_decay!r}: give a finite number of at least 0")
-    if not (is_number(model.init_scale) and 0 <= model.init_scale <= MOST_SCALE):
-        raise ValueError(
-            f"init_scale={model.init_scale!r}: give a number from 0 to {MOST_SCALE:g}; messages in float32 "
-            "do not bear larger first weights"
-        )
-    if model.tol is not None and not (is_number(model.tol) and model.tol > 0):
-        raise ValueError(f"tol={model.tol!r}: give a number above 0, or None for a fixed number of sweeps")
-    if not isinstance(model.conditional, bool):
-        raise ValueError(f"conditional={model.conditional!r}: give True, or False for a plain RBM")
-    if model.corruption is not None and not model.conditional:
-        raise ValueError(
-            "conditional=False has no x to corrupt, but corruption is set: leave one of the two out"
-        )
-    if not (is_number(model.damping) and 0 < model.damping <= 1):
-        raise ValueError(
-            f"damping={model.damping!r}: give a number in (0, 1], the weight of new messages; 1 is none"
-        )
-    _check_used(model)
-    epoch_rates(model)
-    size, chains = batch_size(model), n_chains(model)
-    if not model.local_steps and size % chains:
-        raise ValueError(
-            f"batch_size={size} is no multiple of n_chains={chains}: set batch_size to "
-            f"{max(size // chains, 1) * chains}"
-        )
 
 
 def given_parameters(W: Any, bv: Any, bh: Any, Wvx: Any, Whx: Any) -> tuple[CrbmShape, np.ndarray]:
@@ -127,88 +67,11 @@ def given_parameters(W: Any, bv: Any, bh: Any, Wvx: Any, Whx: Any) -> tuple[Crbm
     return shape, flat
 
 
-def _check_used(model: Any) -> None:
-    """Refuse what is set for other learners: it would change nothing."""
-    hamming = isinstance(model.loss, str) and model.loss == "hamming"
-    for name, is_set, users in (
-        ("loss", not hamming, [key for key, one in LEARNERS.items() if one.costs]),
-        ("gibbs_steps", model.gibbs_steps is not None, [k for k, one in LEARNERS.items() if one.gibbs_steps]),
-    ):
-        if is_set and model.learner not in users:
-            raise ValueError(
-                f"{name} is set, but learner={model.learner!r} does not use it: leave {name} out, or choose "
-                f"one of {', '.join(map(repr, users))}"
-            )
-    learner = LEARNERS[model.learner]
-    runs = {learner.trained_by, model.inference or learner.inference}
-    if model.damping != 1 and not runs & set(DAMPED):
-        raise ValueError(
-            f"damping is set, but learner={model.learner!r} with inference={model.inference!r} does not use "
-            f"it: leave it out, or choose inference={' or '.join(map(repr, DAMPED))}"
-        )
-
-
 def epoch_rates(model: Any) -> np.ndarray:
-    """Learning rate of each epoch of the schedule; the last one goes on.
-
-    Raises
-    ------
-    ValueError
-        Neither a number above 0 nor pairs (rate, epochs).
-
-    Examples
-    --------
-    >>> from types import SimpleNamespace
-    >>> epoch_rates(SimpleNamespace(learning_rate=[(0.05, 2), (0.01, 1)])).tolist()
-    [0.05, 0.05, 0.01]
-    """
+    """Learning rate of each epoch of the schedule; the last one goes on."""
     given = model.learning_rate
     pairs = [(given, 1)] if is_number(given) else given
-    try:
-        pairs = [(rate, epochs) for rate, epochs in pairs]
-    except (TypeError, ValueError):
-        pairs = []
-    if not pairs or not all(is_number(rate) and rate > 0 and is_whole(n) for rate, n in pairs):
-        raise ValueError(
-            f"learning_rate={given!r}: give a number above 0, or a schedule of pairs (rate, epochs) such as "
-            "[(0.05, 30), (0.01, 20)]"
-        )
     return np.repeat([float(rate) for rate, _ in pairs], [int(n) for _, n in pairs])
-
-
-def batch_size(model: Any, n_rows: int | None = None) -> int:
-    """Rows of a gradient: the parameter, or twenty, cut to what ``n_rows`` and ``n_chains`` allow.
-
-    Examples
-    --------
-    >>> from types import SimpleNamespace
-    >>> model = SimpleNamespace(batch_size=None, local_steps=None, n_chains=8)
-    >>> batch_size(model), batch_size(model, 12)
-    (16, 8)
-    """
-    if model.batch_size is not None:
-        return int(model.batch_size)
-    unit = 1 if model.local_steps else int(model.n_chains or 1)
-    parts = int(model.local_steps) * int(model.n_chains or LOCAL_CHAINS) if model.local_steps else 1
-    size = BATCH_SIZE if n_rows is None else min(BATCH_SIZE, n_rows // parts)
-    return max(size // unit, 1) * unit
-
-
-def n_chains(model: Any, n_rows: int | None = None) -> int:
-    """Chains of a step: the parameter, or about one for twenty rows of a batch (of local steps 4)."""
-    if model.n_chains is not None:
-        return int(model.n_chains)
-    if model.local_steps:
-        return LOCAL_CHAINS
-    size = batch_size(model, n_rows)
-    most = min(max(size // CHAIN_ROWS, min(size // LEAST_CHAIN_ROWS, 2), 1), MOST_CHAINS)
-    return next(chains for chains in range(most, 0, -1) if size % chains == 0)
-
-
-def step_rows(model: Any, n_rows: int) -> int:
-    """Rows of a step over all chains."""
-    size = batch_size(model, n_rows)
-    return size * int(model.local_steps) * n_chains(model, n_rows) if model.local_steps else size
 
 
 def unit_costs(loss: Any, n_visible: int) -> np.ndarray:
@@ -412,7 +275,7 @@ def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
     """A whole fit, see :mod:`.steps`; sets the model's learned attributes."""
     train = rows["train"].dataset
     held = rows["validation"].dataset if "validation" in rows else None
-    check_params(model)
+    model._check_params()
     check_rows(model, train)
     check_batch(model, train)
     check_patience(model, held)

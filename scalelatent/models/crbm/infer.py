@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from scalelatent.contract.learners import Block
+from scalelatent.contract.parameters import is_number, is_whole
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.reading import as_rows, naming
 from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.errors import warn_user
-from scalelatent.estimators.numbers import is_number, is_whole
 from scalelatent.models.crbm.kernels.inference import CONVERGED, Inference
 from scalelatent.models.crbm.model.beliefs import INFERENCES, couple, infer
 from scalelatent.models.crbm.model.energy import block_biases, sigmoid

@@ -16,7 +16,8 @@ from scalelatent.models.crbm.model.energy import CrbmShape
 from scalelatent.models.crbm.model.online import CrbmLearner
 from scalelatent.models.crbm.model.state import CrbmState
 
-from .fit import batch_size, check_params, check_rows, check_shape, make_learner, shape_of
+from .fit import check_rows, check_shape, make_learner, shape_of
+from .parameters import batch_size
 
 
 class CrbmPartial:
@@ -73,7 +74,7 @@ class CrbmPartial:
         >>> bool(m.score(x, 1 - x) > 0.9)
         True
         """
-        check_params(self)
+        self._check_params()  # type: ignore[attr-defined]
         first = not hasattr(self, "W_")
         ds = self._pairs(X, y, reset=first)
         check_rows(self, ds)

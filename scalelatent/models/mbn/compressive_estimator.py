@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
+from scalelatent.contract.parameters import is_list
 from scalelatent.data import Dataset
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.companions import FitCall, accompanied
@@ -27,6 +27,7 @@ from scalelatent.estimators.base import (
 from scalelatent.models.mbn.model.compressive import NetworkRows
 
 from .compressive_scales import check_rows, surely_fine
+from .parameters import COMPRESSIVE
 
 __all__ = ["CompressiveMBN"]
 
@@ -89,6 +90,7 @@ class CompressiveMBN(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Streamed
     """
 
     _kind = "compressive"
+    _parameters = COMPRESSIVE
     _sign_of_fit = "coefs_"
 
     def __init__(
@@ -170,7 +172,9 @@ class CompressiveMBN(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Streamed
 
         from .compressive_fit import import_torch, torch_device
 
-        hidden = self._check_parameters()
+        self._check_params()
+        sizes: Any = self.hidden
+        hidden = tuple(int(size) for size in (sizes if is_list(sizes) else [sizes]))
         torch = import_torch()
         torch_device(torch, self.device)
         rows, outputs = self._pairs(X, y, "X", reset=True)
@@ -220,7 +224,9 @@ class CompressiveMBN(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Streamed
             }
             seed = session.begin(self.random_state, decides, watched)
             session.announce(rows, seed=seed, max_iter=self.n_epochs)
-            training = Training(hidden, self.n_epochs, self.batch_size, float(self.learning_rate), seed)
+            training = Training(
+                hidden, int(self.n_epochs), int(self.batch_size), float(self.learning_rate), seed
+            )
             with torch_threads(torch, resolve_jobs(self.n_jobs)):
                 trainer = Trainer(training, rows, outputs, self.device)
                 store = session.store if run_dir is not None else None
@@ -230,24 +236,6 @@ class CompressiveMBN(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Streamed
         self.seed_, self.history_, self.n_iter_ = seed, history, len(history)
         seconds = sum(record["seconds"] for record in history)
         session.callbacks.on_fit_end({"passes": self.n_iter_, "pass_seconds": seconds})
-
-    def _check_parameters(self) -> tuple[int, ...]:
-        """The hidden sizes.
-
-        Raises
-        ------
-        ValueError
-        """
-        hidden: tuple[Any, ...] = tuple(self.hidden) if isinstance(self.hidden, Iterable) else (self.hidden,)
-        for name, value in [("hidden", size) for size in hidden] + [
-            ("n_epochs", self.n_epochs),
-            ("batch_size", self.batch_size),
-        ]:
-            if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}={value!r}: give whole numbers of at least 1")
-        if not 0 < float(self.learning_rate) < float("inf"):
-            raise ValueError(f"learning_rate={self.learning_rate!r}: give a number above 0")
-        return tuple(int(size) for size in hidden)
 
     def _pairs(self, X: Any, y: Any, what: str, *, reset: bool) -> tuple[Dataset, Dataset]:
         """Rows, and the outputs that belong to them, as datasets."""

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.contract.parameters import DEVICES
 from scalelatent.data import Dataset
-from scalelatent.engine.backend import DEVICES
 from scalelatent.engine.batch_loop import Progress, tell_unreadable, write_checkpoint
 from scalelatent.engine.cache import shared_cache
 from scalelatent.engine.callbacks import Callback

@@ -31,8 +31,9 @@ from scalelatent.models.mbn.model.layers import Layer, schedule
 from scalelatent.models.mbn.model.pca import Components
 from scalelatent.storage.disk import Location
 
-from .fit import check_params, fit_steps, warn_few_clusterings
+from .fit import fit_steps, warn_few_clusterings
 from .output import NetworkOutput
+from .parameters import PARAMETERS
 from .plan import check_room, plan
 from .saved import into_memory, load_network, network_to_saved, write_centroids
 
@@ -123,6 +124,7 @@ class MultilayerBootstrapNetwork(
     """
 
     _kind = "mbn"
+    _parameters = PARAMETERS
     _sign_of_fit = "_layers"
     _saves_datasets = True
     _folder: Any = None
@@ -230,7 +232,7 @@ class MultilayerBootstrapNetwork(
         --------
         See the class.
         """
-        check_params(self)
+        self._check_params()
         warn_few_clusterings(self)
         train = self._rows_without_labels(X)
         if validation is not None:
@@ -315,16 +317,8 @@ class MultilayerBootstrapNetwork(
             ) from None
         return self._labelled_rows(X, y, reset=False)
 
-    def _check_params(self) -> None:
-        check_params(self)
-
     def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
         return fit_steps(self, rows)
-
-    def _what_decides(self) -> dict[str, Any]:
-        """The parameters that decide the result: a resumed fit must have the same ones."""
-        free = {"n_jobs", "device", "random_state"}
-        return {k: v for k, v in self.get_params(deep=False).items() if k not in free}
 
     def _keep(
         self,
@@ -418,7 +412,7 @@ class MultilayerBootstrapNetwork(
         [25, 12, 6, 3]
         """
         new = clone(self)  # rows of another width leave this model as it is
-        check_params(new)
+        self._check_params()
         train = new._rows_without_labels(X)
         resources = find_resources(client or current_client(), self.n_jobs, memory_limit)
         return plan(new, train, resources, engine, measure=True)

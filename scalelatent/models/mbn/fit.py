@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
+from scalelatent.contract.parameters import is_number
 from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
-from scalelatent.engine.backend import DEVICES, make_backend
+from scalelatent.engine.backend import make_backend
 from scalelatent.errors import warn_user
-from scalelatent.estimators.numbers import is_number, is_whole
 from scalelatent.estimators.steps import (
     Begin,
     Collect,
@@ -26,7 +26,6 @@ from scalelatent.estimators.steps import (
     Steps,
 )
 from scalelatent.kernels.streams import stream
-from scalelatent.models.mbn.kernels.reference import METRICS
 from scalelatent.models.mbn.model.layers import Layer, make_layers, schedule
 from scalelatent.models.mbn.model.network import LayerCoder
 from scalelatent.models.mbn.model.pca import (
@@ -39,7 +38,6 @@ from scalelatent.models.mbn.model.pca import (
 
 from .decay import GRID, SAMPLE_ROWS, choose_decay
 
-OUTPUTS = ("pca", "codes")
 # Up to so many rows the matrix of their inner products gives all components at once.
 KERNEL_ROWS = 1024
 # Components that a share of the variance is first looked for in, and at most.
@@ -48,39 +46,6 @@ FIRST_COMPONENTS, MOST_COMPONENTS = 32, 1024
 SHARE_BYTES = 2**25
 # Below so many clusterings NMI falls, on images and text alike.
 FEW_CLUSTERINGS = 50
-
-
-def check_params(model: Any) -> None:
-    """Refuse parameters out of range.
-
-    Raises
-    ------
-    ValueError
-        Naming the parameter and what it may be.
-    """
-    choices = {"metric": METRICS, "output": OUTPUTS, "device": (*DEVICES, "reference")}
-    for name, allowed in choices.items():
-        if getattr(model, name) not in allowed:
-            raise ValueError(f"{name}={getattr(model, name)!r} is not one of {', '.join(map(repr, allowed))}")
-    for name in ("n_clusterings", "k1", "k_last", "n_classes"):
-        value = getattr(model, name)
-        if not (is_whole(value) or (value is None and name != "n_clusterings")):
-            raise ValueError(f"{name}={value!r}: give a whole number of at least 1")
-    if model.decay != "auto" and not is_number(model.decay):
-        raise ValueError(
-            f"decay={model.decay!r}: give a number between 0 and 1 (0.5 is the paper's), or 'auto'"
-        )
-    if not (is_number(model.feature_fraction) and 0 < model.feature_fraction <= 1):
-        raise ValueError(
-            f"feature_fraction={model.feature_fraction!r}: give a number above 0 and up to 1 (0.5 is the "
-            "paper's)"
-        )
-    wanted = model.n_components
-    if not (wanted is None or is_whole(wanted) or (is_number(wanted) and 0 < wanted < 1)):
-        raise ValueError(
-            f"n_components={wanted!r}: give a number of components, a share of the variance between 0 and 1, "
-            "or None for n_classes"
-        )
 
 
 def layers_of(model: Any, train: Dataset, decay: float, seed: int) -> tuple[Layer, ...]:

@@ -1,0 +1,90 @@
+"""Parameters of bootstrap networks, and of the compressive network that takes the place of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scalelatent.contract.parameters import (
+    DEVICE,
+    DEVICES,
+    N_JOBS,
+    RANDOM_STATE,
+    Choice,
+    Flag,
+    Items,
+    Number,
+    Parameter,
+    Parameters,
+    Where,
+    Whole,
+    is_number,
+    is_whole,
+)
+
+
+def is_components(value: Any) -> bool:
+    """Whether this is a number of components, a share of the variance, or None."""
+    return value is None or is_whole(value) or (is_number(value) and 0 < value < 1)
+
+
+def _optional(name: str, doc: str) -> Parameter:
+    return Parameter(name, None, Whole(also=(None,)), doc)
+
+
+PARAMETERS = Parameters(
+    (
+        Parameter("n_clusterings", 400, Whole(), "clusterings of each layer"),
+        _optional("k1", "centroids of the first layer's clusterings; None: half of the rows"),
+        Parameter(
+            "decay",
+            0.5,
+            Number(
+                "give a number between 0 and 1 (0.5 is the paper's), or 'auto'",
+                above=0,
+                below=1,
+                also=("auto",),
+            ),
+            "share of the centroids that the next layer has",
+        ),
+        _optional("k_last", "fewest centroids that a layer may have"),
+        Parameter(
+            "feature_fraction",
+            0.5,
+            Number("give a number above 0 and up to 1 (0.5 is the paper's)", above=0, most=1),
+            "share of the columns that a clustering looks at",
+        ),
+        Parameter("metric", "euclidean", Choice(("euclidean", "cosine")), "of the first layer"),
+        Parameter(
+            "n_components",
+            None,
+            Where(
+                is_components,
+                "give a number of components, a share of the variance between 0 and 1, or None for n_classes",
+            ),
+            "components of the output, or the share of the variance that they explain",
+        ),
+        _optional("n_classes", "expected number of clusters"),
+        Parameter("output", "pca", Choice(("pca", "codes")), "what transform gives"),
+        Parameter("keep_codes", False, Flag(), "keep the codes of all layers"),
+        RANDOM_STATE,
+        DEVICE,
+        N_JOBS,
+    )
+)
+
+COMPRESSIVE = Parameters(
+    (
+        Parameter(
+            "hidden",
+            (2048, 2048),
+            Items(Whole(), "give whole numbers of at least 1", one=True),
+            "units of each hidden layer",
+        ),
+        Parameter("n_epochs", 30, Whole(), "passes over the rows"),
+        Parameter("batch_size", 256, Whole(), "rows of a step"),
+        Parameter("learning_rate", 1e-3, Number("give a number above 0", above=0), "of Adam"),
+        RANDOM_STATE,
+        Parameter("device", "auto", Choice(DEVICES), "'auto' is the GPU where there is one", decides=False),
+        N_JOBS,
+    )
+)
