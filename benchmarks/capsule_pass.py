@@ -8,8 +8,6 @@ real rounds. "numpy" is the pass as one would write it in numpy, on the same thr
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 from common import data_folder, interleaved, mnist, parser, write
 
@@ -17,6 +15,7 @@ from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import PassContext, Span, make_stage
+from scalelatent.engine.reading import StopEvent
 from scalelatent.engine.threads import single_threaded
 from scalelatent.models.capsule.kernels.reference import posterior_ratios
 from scalelatent.models.capsule.model.em import CapsuleEM, initial_state
@@ -126,7 +125,7 @@ def measure(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
     backend = make_backend("cpu")
     stage = make_stage("capsule_moments", {"train": moments}, {"train": dataset}, "cpu", dataset.classes)
     depth = stage.grids["train"].depth
-    stats = PassContext(stage, None, backend, None).run_span(Span("train", depth, 0), threading.Event())
+    stats = PassContext(stage, None, backend, None).run_span(Span("train", depth, 0), StopEvent())
     moment = stats[: 10 * x.shape[1] ** 2].reshape(10, x.shape[1], x.shape[1])
     weight = np.bincount(y, minlength=10).astype(float)
     out: dict[str, float] = {"D": members.total_dim}
@@ -135,7 +134,7 @@ def measure(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
     estep = make_stage("capsule_estep", learner, {"train": dataset}, "cpu", dataset.classes)
     span = Span("train", estep.grids["train"].depth, 0)
     for _ in range(20):
-        vector = PassContext(estep, state, backend, None).run_span(span, threading.Event())
+        vector = PassContext(estep, state, backend, None).run_span(span, StopEvent())
         from scalelatent.contract.stats import Stats
 
         state = learner.update(state, {"train": Stats(estep.reductions["train"].layout(), vector[:-2])})
@@ -144,7 +143,7 @@ def measure(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
     def a_pass(nu: float):
         one = CapsuleEM(members, moment, np.array([nu]), np.array([10**9]), 1, 0.9, 0.0, 0.0, 10**9, None, 0)
         fixed = make_stage("capsule_estep", one, {"train": dataset}, "cpu", dataset.classes)
-        return lambda: PassContext(fixed, state, backend, None).run_span(span, threading.Event())
+        return lambda: PassContext(fixed, state, backend, None).run_span(span, StopEvent())
 
     w = state.w.astype(np.float32)
     candidates = {f"products {b}": products(x, w, b) for b in (512, 1024, 2048, 4096)}

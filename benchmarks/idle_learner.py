@@ -11,6 +11,7 @@ import numpy as np
 
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
+from scalelatent.contract.wants import Wants
 
 sys.modules.setdefault("scalelatent.idle_learner", sys.modules[__name__])
 
@@ -21,7 +22,7 @@ class Idle:
 
     numbers: int
     seconds: float = 0.0
-    kind = "idle"
+    wants = Wants()
 
     def layout(self) -> Layout:
         return Layout((("gradient", (self.numbers,)),))

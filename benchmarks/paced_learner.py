@@ -13,6 +13,7 @@ import numpy as np
 
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
+from scalelatent.contract.wants import Wants
 
 sys.modules.setdefault("scalelatent.paced_learner", sys.modules[__name__])
 
@@ -34,6 +35,8 @@ def speed_here(speeds: tuple[float, ...]) -> float | None:
 @dataclass(frozen=True)
 class PacedSums:
     """Sums whose last bits show every change of order."""
+
+    wants = Wants()
 
     row_seconds: float
     speeds: tuple[float, ...]
@@ -67,7 +70,6 @@ class Paced:
     row_seconds: float
     speeds: tuple[float, ...]
     passes: int
-    kind = "paced"
 
     def reductions(self) -> dict[str, PacedSums]:
         return {"train": PacedSums(self.row_seconds, self.speeds)}

@@ -18,7 +18,6 @@ import http.client
 import multiprocessing
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +33,7 @@ from scalelatent.engine.ahead import iter_blocks
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import make_stage
-from scalelatent.engine.reading import Meter, Reader
+from scalelatent.engine.reading import Meter, Reader, StopEvent
 from scalelatent.engine.threads import single_threaded
 from scalelatent.storage.objects import forget_connections
 
@@ -108,7 +107,7 @@ def read_all(dataset: sl.Dataset) -> Callable[[], Any]:
     blocks = [(a, min(a + 4096, len(dataset))) for a in range(0, len(dataset), 4096)]
 
     def read() -> None:
-        for _ in iter_blocks(Reader(dataset, None, Meter()), blocks, threading.Event()):
+        for _ in iter_blocks(Reader(dataset, None, Meter()), blocks, StopEvent()):
             pass
 
     return read

@@ -11,6 +11,7 @@ import numpy as np
 
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
+from scalelatent.contract.wants import Wants
 
 sys.modules.setdefault("scalelatent.simulated_learner", sys.modules[__name__])
 
@@ -18,6 +19,8 @@ sys.modules.setdefault("scalelatent.simulated_learner", sys.modules[__name__])
 @dataclass(frozen=True)
 class Count:
     """A reduction whose blocks take a given time and whose statistic has a given size."""
+
+    wants = Wants()
 
     numbers: int
     seconds: float
@@ -44,7 +47,6 @@ class Counting:
     numbers: int
     passes: int
     seconds: float = 0.0
-    kind = "simulated"
 
     def reductions(self) -> dict[str, Count]:
         return {"train": Count(self.numbers, self.seconds)}

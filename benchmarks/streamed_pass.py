@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -31,7 +30,7 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import PassContext, Span, make_stage, spans_of
-from scalelatent.engine.reading import Meter, Reader
+from scalelatent.engine.reading import Meter, Reader, StopEvent
 from scalelatent.engine.threads import single_threaded
 from scalelatent.jobs.cluster_workers import peak_bytes
 from scalelatent.models.capsule.model.em import CapsuleEM, initial_state
@@ -51,7 +50,7 @@ def learner(d: int, seed: int, architecture: str = "multiclass") -> tuple[Capsul
 
 def read_all(dataset: sl.Dataset, blocks: list[tuple[int, int]]) -> None:
     """Read all rows by one thread, nothing else."""
-    for _ in iter_blocks(Reader(dataset, None, Meter()), blocks, threading.Event()):
+    for _ in iter_blocks(Reader(dataset, None, Meter()), blocks, StopEvent()):
         pass
 
 
@@ -65,7 +64,7 @@ def computing(context: PassContext) -> tuple[float, float]:
     """Processor seconds of the thread that computes, and seconds that it waits for rows, of a pass."""
     (grid,) = context.stage.grids.values()
     begin = time.thread_time()
-    context.run_span(Span("train", grid.depth, 0), threading.Event())
+    context.run_span(Span("train", grid.depth, 0), StopEvent())
     return time.thread_time() - begin, context.meter.wait_seconds
 
 

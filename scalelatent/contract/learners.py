@@ -28,6 +28,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from .stats import Layout, Stats
+from .wants import Wants
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class Block:
     """A fixed run of rows, as a kernel sees it. Arrays are never changed in place.
 
     ``x`` is (rows, features) in the dataset's own dtype: an ndarray, or :class:`.CsrRows` where the
-    dataset's rows are CSR and the work has ``accepts_csr = True``. ``y`` is int32 class codes or None;
-    where the work has ``targets`` (see :class:`~.targets.Targets`) uint8 (rows, v), outputs of 0 and 1.
+    dataset's rows are CSR and the work wants ``csr``. ``y`` is int32 class codes or None; where the work
+    wants ``targets`` (see :class:`~.wants.Targets`) uint8 (rows, v), outputs of 0 and 1.
     ``weight`` is float64 or None, ``start`` the number of the first row in the dataset. In minibatches
     rows are not contiguous: ``rows`` (int64) then has the number of each, ``epoch`` counts from 0, and
     ``chain`` is the number of the chain in its step.
@@ -65,6 +66,11 @@ class Block:
 class Reduction(Protocol):
     """An additive pass over rows: what a task computes from its span."""
 
+    @property
+    def wants(self) -> Wants:
+        """Its optional wishes."""
+        ...
+
     def layout(self) -> Layout:
         """Shape of the statistic."""
         ...
@@ -86,8 +92,6 @@ class Reduction(Protocol):
 class BatchLearner(Protocol):
     """Learning by passes: statistics of all rows under one state give the next state."""
 
-    kind: str
-
     def reductions(self) -> Mapping[str, Reduction]:
         """The parts of a pass: ``"train"`` and, where there are validation rows, ``"validation"``."""
         ...
@@ -108,6 +112,11 @@ class BatchLearner(Protocol):
 class RowMap(Protocol):
     """A function of rows whose output is as large as the data: projections, predictions, codes of a layer."""
 
+    @property
+    def wants(self) -> Wants:
+        """Its optional wishes."""
+        ...
+
     def output(self) -> tuple[tuple[int, ...], str]:
         """(shape of one output row, dtype)."""
         ...
@@ -121,16 +130,27 @@ class RowMap(Protocol):
         ...
 
 
+class LabelMap(RowMap, Protocol):
+    """A :class:`RowMap` that may want ``labels``: it makes those of its output itself."""
+
+    def labels(self, out: np.ndarray) -> np.ndarray:
+        """Class codes of output rows."""
+        ...
+
+
+@runtime_checkable
 class PartedMap(RowMap, Protocol):
     """A :class:`RowMap` whose columns are computed one after the other, each over many rows: what it takes to
     prepare a column is then done seldom. A block is a whole shard of the output.
 
     It may be several such maps, one after the other (``stages``, each of which can be cut by columns), and
-    another map that follows (``last``, or None).
+    another map that follows.
     """
 
-    whole_shards: bool
-    last: RowMap | None
+    @property
+    def last(self) -> RowMap | None:
+        """The map that follows."""
+        ...
 
     def stages(self) -> Sequence[PartedMap]:
         """The maps that it is made of."""
@@ -150,9 +170,12 @@ class PartedMap(RowMap, Protocol):
 
 
 class RowSets(Protocol):
-    """Sets of some rows each, all of one size, that are kept."""
+    """Sets of some rows each, all of one size, that are kept; as CSR rows where they want ``csr``."""
 
-    csr: bool
+    @property
+    def wants(self) -> Wants:
+        """Its optional wishes."""
+        ...
 
     @property
     def n_sets(self) -> int:
@@ -181,20 +204,13 @@ class RowSets(Protocol):
         ...
 
 
-class OnlineLearner(Protocol):
-    """Learning by minibatches: stats, gradients and evidence alike.
+class StepLearner(Protocol):
+    """What learners by steps have in common, see :class:`OnlineLearner`."""
 
-    A *step* takes one batch, cut into a few *chains* of rows. Chains know nothing of each other: each starts
-    from the same state and adds what it found to a statistic of its own; the statistics are summed (records
-    of rows put one after another) in the order of the chains, whoever computed them, and give the next state.
-    How many chains there are belongs to the job, so it changes the result, and the number of workers never
-    does.
-
-    A learner with a part of rows to validate on has two methods more, ``validation() -> Reduction`` and
-    ``validated(state, stats) -> state`` (pure), see :class:`ValidatedLearner`.
-    """
-
-    kind: str
+    @property
+    def wants(self) -> Wants:
+        """Its optional wishes."""
+        ...
 
     def layout(self) -> Layout:
         """Shape of the statistic that a chain returns."""
@@ -206,15 +222,6 @@ class OnlineLearner(Protocol):
 
     def prepare(self, state: Any, backend: Any) -> Any:
         """What the chains of one step need (for example parameters in float32); once a step and thread."""
-        ...
-
-    def run_chain(self, prepared: Any, block: Block, stats: Stats) -> None:
-        """One chain of one step: add the gradient, statistics or evidence of these rows, in their order, to
-        ``stats``, and write its fields of rows: one record for each of the block's, in their order. A chain
-        that updates itself row by row keeps its own copy of the parameters; ``prepared`` belongs to other
-        chains too and is never changed. Random numbers are keyed by (seed, stage, ``block.epoch``, row of
-        ``block.rows``).
-        """
         ...
 
     def step(self, state: Any, stats: Stats, n_rows: int) -> Any:
@@ -234,9 +241,31 @@ class OnlineLearner(Protocol):
         ...
 
 
+class OnlineLearner(StepLearner, Protocol):
+    """Learning by minibatches: stats, gradients and evidence alike.
+
+    A *step* takes one batch, cut into a few *chains* of rows. Chains know nothing of each other: each starts
+    from the same state and adds what it found to a statistic of its own; the statistics are summed (records
+    of rows put one after another) in the order of the chains, whoever computed them, and give the next state.
+    How many chains there are belongs to the job, so it changes the result, and the number of workers never
+    does.
+
+    A learner that measures rows which are held out is a :class:`ValidatedLearner` too.
+    """
+
+    def run_chain(self, prepared: Any, block: Block, stats: Stats) -> None:
+        """One chain of one step: add the gradient, statistics or evidence of these rows, in their order, to
+        ``stats``, and write its fields of rows: one record for each of the block's, in their order. A chain
+        that updates itself row by row keeps its own copy of the parameters; ``prepared`` belongs to other
+        chains too and is never changed. Random numbers are keyed by (seed, stage, ``block.epoch``, row of
+        ``block.rows``).
+        """
+        ...
+
+
 @runtime_checkable
-class ValidatedLearner(Protocol):
-    """What an :class:`OnlineLearner` has on top where rows are held out."""
+class ValidatedLearner(StepLearner, Protocol):
+    """A learner by steps that also measures rows which are held out."""
 
     def validation(self) -> Reduction:
         """The pass over the validation rows under the state of the moment."""
@@ -247,3 +276,21 @@ class ValidatedLearner(Protocol):
         function, called before ``end_epoch``.
         """
         ...
+
+
+class LeafLearner(ValidatedLearner, Protocol):
+    """A learner whose chains are *leaves*: fixed runs of rows, of which it keeps something between visits."""
+
+    def visit(self, prepared: Any, block: Block, kept: Any) -> Any:
+        """What is to be kept of a leaf under the state of the moment, a tree of arrays; ``kept`` is what its
+        visit in the epoch before left, or None.
+        """
+        ...
+
+    def exchange(self, prepared: Any, kept: Any, new: Any, stats: Stats) -> None:
+        """Add to ``stats`` what a visit changes: what was kept, and what is kept from now on."""
+        ...
+
+
+Work = BatchLearner | StepLearner | Mapping[str, Reduction]
+"""What a stage runs: many passes, steps over minibatches, or one pass of reductions."""

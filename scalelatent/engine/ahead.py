@@ -19,14 +19,14 @@ from typing import Any
 from scalelatent.contract.learners import Block
 
 from .cache import Piece
-from .reading import Reader, StopFlag, Stopped, cut
+from .reading import Reader, StopEvent, Stopped, cut
 
 AHEAD, AHEAD_BYTES = 3, 2**25
 _POLL_SECONDS = 0.2
 
 
 def iter_blocks(
-    reader: Reader, blocks: list[tuple[int, int]], stop_event: StopFlag
+    reader: Reader, blocks: list[tuple[int, int]], stop_event: StopEvent
 ) -> Generator[Block, None, None]:
     """The blocks of a run of rows, in order.
 
@@ -35,7 +35,7 @@ def iter_blocks(
     reader : Reader
     blocks : list of (start, stop)
         Adjacent.
-    stop_event : StopFlag
+    stop_event : StopEvent
         Set to call the pass off: the iterator raises :class:`~.reading.Stopped` at the next block.
     """
     if not blocks:
@@ -46,26 +46,20 @@ def iter_blocks(
     several = getattr(reader.dataset, "reads_at_once", 1) > 1
     ahead = _read_several if several else _read_ahead
     source: Generator[Any, None, None] = at_once if at_hand else ahead(reader, pieces, stop_event)
-    # A suspect is read step by step, each noted before it is taken (see :mod:`.dask.trial`).
-    note = getattr(stop_event, "note", None)
-    if note is not None:
-        source = _read_noted(reader, pieces, note)
-    # A task tells its driver that it gets on; threads of one process need not.
-    moved = getattr(stop_event, "moved", None)
+    if stop_event.notes:
+        source = _read_noted(reader, pieces, stop_event.note)
     try:
         held: list[tuple[tuple[int, int], Piece]] = []
         for start, stop in blocks:
             if stop_event.is_set():
                 raise Stopped
-            if moved is not None:
-                moved()
+            stop_event.moved()
             while not held or held[-1][0][1] < stop:
                 held.append(next(source))
             held = [entry for entry in held if entry[0][1] > start]
             x, y, weight = (cut(held, column, start, stop) for column in range(3))
             assert x is not None
-            if note is not None:
-                note("computing on", start, stop)
+            stop_event.note("computing on", start, stop)
             yield reader.block(x, y, weight, start)
     finally:
         source.close()
@@ -80,7 +74,7 @@ def _read_noted(
 
 
 def _read_ahead(
-    reader: Reader, pieces: list[tuple[int, int]], stop_event: StopFlag
+    reader: Reader, pieces: list[tuple[int, int]], stop_event: StopEvent
 ) -> Generator[Any, None, None]:
     """Read by a thread, at most ``AHEAD`` pieces in front of the consumer, of large ones fewer."""
     ready: queue.Queue[Any] = queue.Queue(maxsize=_how_far(reader.dataset, pieces, reader.target_width))
@@ -128,7 +122,7 @@ def _how_far(dataset: Any, pieces: list[tuple[int, int]], beside: int = 0) -> in
     return max(1, min(AHEAD, AHEAD_BYTES // max(largest, 1)))
 
 
-def _got(get: Callable[[], Any], not_yet: type[Exception], stop_event: StopFlag) -> Any:
+def _got(get: Callable[[], Any], not_yet: type[Exception], stop_event: StopEvent) -> Any:
     """What ``get`` brings, asked for until it is there or the pass is called off."""
     while True:
         try:
@@ -148,7 +142,7 @@ def _done(future: Any) -> None:
 
 
 def _read_several(
-    reader: Reader, pieces: list[tuple[int, int]], stop_event: StopFlag
+    reader: Reader, pieces: list[tuple[int, int]], stop_event: StopEvent
 ) -> Generator[Any, None, None]:
     """Read by several threads, each waiting for a network; the pieces come in order, and as many are held."""
     at_once = reader.dataset.reads_at_once

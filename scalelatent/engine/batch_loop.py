@@ -93,7 +93,7 @@ def fit_batches(
         # With its record: who logs records may have been killed before it logged this one.
         last = {"record": history[-1], "history": list(history)} if history else {}
         callbacks.on_event({"event": "resumed", "stage": stage.name, "pass": iteration, **last})
-    done = stage.work.is_done(state)
+    done = stage.batch.is_done(state)
     handle = executor.put_state(stage, iteration, state)
     saved, saved_at = iteration, time.perf_counter()
     try:
@@ -136,7 +136,7 @@ def full_history(store: EngineStore, stage: Stage, first: int, iteration: int) -
     missing = set(range(first + 1, iteration + 1)).difference(record["pass"] for record in history)
     for number in sorted(missing.intersection(store.iterations(stage.name))):
         try:
-            summary = stage.work.summary(store.load_state(stage.name, number))
+            summary = stage.batch.summary(store.load_state(stage.name, number))
         except RunError:  # torn: the fit goes on from a later one
             continue
         record = make_record(stage, summary, 0.0, stage.rows, 0)

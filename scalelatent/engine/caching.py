@@ -61,7 +61,7 @@ def choose_cache(asked: float | None, stage: Stage) -> float:
     stored = {part: ds for part, ds in stage.datasets.items() if ds.is_stored}
     if sum(ds.nbytes for ds in stored.values()) > SMALL_BYTES:
         for part, dataset in stored.items():
-            if is_slow(dataset, seconds_per_row(stage.reductions.get(part, stage.work))):
+            if is_slow(dataset, seconds_per_row(stage.reductions.get(part, stage.online))):
                 return DEFAULT_SHARE
     return float(SMALL_BYTES)
 

@@ -17,7 +17,7 @@ from .executor import Advance, Place
 from .feeding import Feed
 from .order import RowOrder
 from .passes import Stage
-from .reading import Meter, Reader, Stopped, naming, rows_for
+from .reading import Meter, Reader, Stopped, naming
 from .reduce import PairTree, TreeReducer
 
 # How often whoever computes looks whether to go on.
@@ -137,9 +137,9 @@ class ChainRunner:
     ) -> None:
         self.meter = Meter()
         self.order = order
-        self.learner: OnlineLearner = stage.work
+        self.learner: OnlineLearner = stage.online
         self._dataset = stage.datasets["train"]
-        reader = Reader(self._dataset, cache, self.meter, stage.classes, **rows_for(self.learner))
+        reader = Reader(self._dataset, cache, self.meter, stage.classes, wants=self.learner.wants)
         self._feed = Feed(reader, order, chains, n_epochs)
         n = min(len(backends), len(chains))
         edges = [len(chains) * i // n for i in range(n + 1)]

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from scalelatent.contract.learners import Block, OnlineLearner, Reduction
+from scalelatent.contract.learners import Block, LeafLearner, Reduction
 from scalelatent.contract.stats import Layout, Stats
+from scalelatent.contract.wants import Wants
 from scalelatent.errors import RunError
 from scalelatent.storage.disk import locate
 from scalelatent.storage.record import read_record
@@ -30,18 +31,6 @@ from .order import RowOrder
 # old. A leaf is one block in memory.
 STEPS, LEAF_ROWS, MIN_LEAF_ROWS = 32, 65536, 256
 _LEAF = re.compile(r"leaf-(?P<stage>.+)-(?P<epoch>\d{6,})-(?P<row>\d+)\.rec")
-
-
-class LeafLearner(OnlineLearner, Protocol):
-    """An online learner whose chains are leaves; in place of ``run_chain`` it has two methods."""
-
-    def visit(self, prepared: Any, block: Block) -> Any:
-        """Contribution of a leaf under the state of the moment: a tree of arrays, which is kept."""
-        ...
-
-    def exchange(self, prepared: Any, old: Any, new: Any, stats: Stats) -> None:
-        """Add to ``stats`` what a new contribution changes; ``old`` is that of the epoch before, or None."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -58,12 +47,15 @@ class KeptLeaves:
         run writes nothing into another one's.
     """
 
-    kind = "scalelatent.engine.incremental:KeptLeaves"
-
-    learner: Any
+    learner: LeafLearner
     folder: str
     stage: str
     run: str | None = None
+
+    @property
+    def wants(self) -> Wants:
+        """Of the learner."""
+        return self.learner.wants
 
     def layout(self) -> Layout:
         """Of the learner."""
@@ -90,7 +82,6 @@ class KeptLeaves:
             The contribution of the epoch before is gone or torn; the new one cannot be written, or the folder
             belongs to another run by now.
         """
-        new = self.learner.visit(prepared, block)
         old = None
         if block.epoch > 0:
             try:
@@ -100,6 +91,7 @@ class KeptLeaves:
                     f"{error}. Incremental learning needs what each leaf contributed before: start the fit "
                     "anew in another run_dir"
                 ) from error
+        new = self.learner.visit(prepared, block, old)
         EngineStore(self.folder, self.run).write(self.name(block.epoch, block.start), new, durable=False)
         self.learner.exchange(prepared, old, new, stats)
 

@@ -26,7 +26,7 @@ from .halving import cut_event
 from .order import RowOrder
 from .passes import PassContext, Span, Stage, split_vector, vector_length
 from .quarantine import Quarantine
-from .reading import StopFlag, Stopped
+from .reading import StopEvent, Stopped
 from .reduce import TreeReducer
 from .spans import plan_spans, worth_saving
 from .threads import resolve_jobs
@@ -97,10 +97,10 @@ class InProcessExecutor:
     def step(self, stage: Stage, iteration: int, handle: Any, on_rows: OnRows) -> StepResult:
         """One pass and its M-step."""
         stats, rows, nbytes = self._reduce(stage, iteration, handle, on_rows)
-        state = stage.work.update(handle, stats)
+        state = stage.batch.update(handle, stats)
         if self.store is not None:
             self.store.drop_nodes()
-        return StepResult(stage.work.summary(state), stage.work.is_done(state), rows, nbytes, state)
+        return StepResult(stage.batch.summary(state), stage.batch.is_done(state), rows, nbytes, state)
 
     def end(self) -> None:
         """Nothing begins before it is asked for."""
@@ -158,7 +158,7 @@ class InProcessExecutor:
             done += int(vector[-2])
             on_rows(done, stage.rows)
 
-        def compute(slot: int, stop: StopFlag) -> Callable[[Span], np.ndarray]:
+        def compute(slot: int, stop: StopEvent) -> Callable[[Span], np.ndarray]:
             context = PassContext(stage, state, self._backend(stage.device, slot), self.cache)
 
             def run(span: Span) -> np.ndarray:
@@ -221,7 +221,7 @@ class InProcessExecutor:
             done += rows
             on_rows(done, task.rows)
 
-        def compute(slot: int, stop: StopFlag) -> Callable[[int], int]:
+        def compute(slot: int, stop: StopEvent) -> Callable[[int], int]:
             backend = self._backend(task.device, slot)
             return lambda shard: task.write_shard(shard, backend, stop)
 
@@ -229,10 +229,11 @@ class InProcessExecutor:
         self._tell_cuts()
 
 
-class Attention:
+class Attention(StopEvent):
     """The stop flag of the calling thread, which has callbacks to ask between two blocks."""
 
-    def __init__(self, stop: threading.Event, on_wait: Callable[[], None] | None) -> None:
+    def __init__(self, stop: StopEvent, on_wait: Callable[[], None] | None) -> None:
+        super().__init__()
         self._stop, self._on_wait, self._asked = stop, on_wait, 0.0
 
     def is_set(self) -> bool:
@@ -260,7 +261,7 @@ def run_threads(
     core from the threads that compute. The first error stops all threads and is raised here; so is an
     interrupt of the calling thread.
     """
-    stop, todo = threading.Event(), deque(items)
+    stop, todo = StopEvent(), deque(items)
     results: queue.SimpleQueue[tuple[Any, Any, BaseException | None]] = queue.SimpleQueue()
 
     def take() -> Any:
@@ -316,7 +317,7 @@ def _received(results: queue.SimpleQueue[Any]) -> tuple[Any, Any, BaseException 
 
 
 def _awaited(
-    results: queue.SimpleQueue[Any], threads: Sequence[threading.Thread], attention: StopFlag
+    results: queue.SimpleQueue[Any], threads: Sequence[threading.Thread], attention: StopEvent
 ) -> tuple[Any, Any, BaseException | None]:
     while True:
         try:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Block, LabelMap, PartedMap, RowMap
 
 from .ahead import iter_blocks
 from .backend import make_backend
@@ -19,7 +18,7 @@ from .cache import shared_cache
 from .halving import apply_block, fill_block
 from .output_shards import OutputTask, common_fields
 from .passes import BLOCK_BYTES, BLOCK_ROWS
-from .reading import Meter, Reader, StopFlag, Stopped, naming, rows_for
+from .reading import Meter, Reader, StopEvent, Stopped, naming
 from .threads import resolve_jobs, single_threaded
 
 # Of a block of a map whose columns come one after the other: rows as they are stored, and what they become.
@@ -37,27 +36,27 @@ class MapTask(OutputTask):
     with_labels : bool
         Copy labels and weights too.
     classes : ndarray or None
-        Of a map that gives labels itself (``gives_labels``): what its codes mean.
+        Of a map that wants ``labels``: what its codes mean.
     """
 
-    row_map: Any
+    row_map: RowMap
     with_labels: bool = True
     classes: np.ndarray | None = None
 
-    def write_shard(self, shard: int, backend: Any, stop_event: StopFlag) -> int:
+    def write_shard(self, shard: int, backend: Any, stop_event: StopEvent) -> int:
         """See :meth:`.OutputTask.write_shard`."""
         start, stop = self.writer.shard_bounds(shard)
         tiled = self.writer.n_tiles > 1
         # Rows that are read once are not kept: they would push out what is read again.
         cache = shared_cache(self.cache) if tiled else None
-        reader = Reader(self.dataset, cache, Meter(), skipped=self.skipped, **rows_for(self.row_map))
-        row_map = self.row_map.of_columns(*self.writer.shard_columns(shard)) if tiled else self.row_map
+        reader = Reader(self.dataset, cache, Meter(), skipped=self.skipped, wants=self.row_map.wants)
+        row_map = self.row_map
+        if tiled:
+            row_map = cast(PartedMap, row_map).of_columns(*self.writer.shard_columns(shard))
         shape, dtype = row_map.output()
         out = np.empty((stop - start, *shape), dtype=dtype)
         prepared = row_map.prepare(backend)
-        step = (
-            stop - start if getattr(row_map, "whole_shards", False) else block_rows(self.dataset.n_features)
-        )
+        step = stop - start if isinstance(row_map, PartedMap) else block_rows(self.dataset.n_features)
         blocks = [(a, min(a + step, stop)) for a in range(start, stop, step)]
         with naming(self.dataset):
             for block in iter_blocks(reader, blocks, stop_event):
@@ -78,9 +77,9 @@ class MapTask(OutputTask):
         weight = (
             self.dataset.read_weight(start, stop) if self.with_labels and self.dataset.has_weight else None
         )
-        if getattr(self.row_map, "gives_labels", False):
+        if self.row_map.wants.labels:
             assert self.classes is not None
-            return self.classes[self.row_map.labels(out)], weight
+            return self.classes[cast(LabelMap, self.row_map).labels(out)], weight
         return self.dataset.read_y(start, stop) if self.with_labels and self.dataset.has_y else None, weight
 
     def to_tree(self) -> dict[str, Any]:
@@ -98,11 +97,11 @@ class MapTask(OutputTask):
 def fill_rows(
     backend: Any,
     name: str,
-    row_map: Any,
+    row_map: RowMap,
     prepared: Any,
-    block: Any,
+    block: Block,
     out: np.ndarray,
-    stop_event: StopFlag,
+    stop_event: StopEvent,
 ) -> None:
     """Output rows of a block.
 
@@ -111,15 +110,13 @@ def fill_rows(
     Stopped
         The work was called off, between two parts of a :class:`~scalelatent.contract.learners.PartedMap`.
     """
-    if not hasattr(row_map, "fill"):
+    if not isinstance(row_map, PartedMap):
         out[...] = apply_block(backend, name, row_map, prepared, block)
         return
-    moved = getattr(stop_event, "moved", None)
     for _ in fill_block(backend, name, row_map, prepared, block, out):
         if stop_event.is_set():
             raise Stopped
-        if moved is not None:
-            moved()
+        stop_event.moved()
 
 
 def block_rows(n_features: int) -> int:
@@ -128,18 +125,18 @@ def block_rows(n_features: int) -> int:
     return max(1, min(wanted, 2**25 // (4 * n_features)))
 
 
-def parted_rows(row_bytes: int, row_map: Any) -> int:
+def parted_rows(row_bytes: int, row_map: PartedMap) -> int:
     """Rows of a block of a ``PartedMap``: what memory holds of rows of so many
     bytes, and what they become.
     """
     return max(1, min(PARTED_ROWS, PARTED_BYTES // (row_bytes + row_map.row_bytes())))
 
 
-def parted_layout(dataset: Any, row_map: Any) -> dict[str, Any]:
+def parted_layout(dataset: Any, row_map: RowMap) -> dict[str, Any]:
     """Rows of a shard of a map's output: of a map in parts fewer than memory holds where that gives more
     tasks, but enough to make up for preparing the columns.
     """
-    if not getattr(row_map, "whole_shards", False):
+    if not isinstance(row_map, PartedMap):
         return {}
     n = len(dataset)
     shards = max(-(-n // parted_rows(dataset.nbytes // n, row_map)), min(n // PARTED_LEAST, PARTED_SHARDS), 1)
@@ -149,7 +146,7 @@ def parted_layout(dataset: Any, row_map: Any) -> dict[str, Any]:
 def start_map(
     name: str,
     dataset: Any,
-    row_map: Any,
+    row_map: RowMap,
     url: str | Path,
     device: str,
     *,
@@ -169,7 +166,7 @@ def start_map(
     from scalelatent.data import create_dataset
 
     shape, dtype = row_map.output()
-    if getattr(row_map, "gives_labels", False):
+    if row_map.wants.labels:
         coded = classes is None or classes.dtype.kind == "U"
         y_options: dict[str, Any] = {
             "classes": classes,
@@ -220,7 +217,7 @@ def map_rows(executor: Any, task: OutputTask, on_rows: Callable[[int, int], None
 
 
 def map_to_array(
-    row_map: Any, dataset: Any, device: str, n_jobs: int | None, progress: Any = None
+    row_map: RowMap, dataset: Any, device: str, n_jobs: int | None, progress: Any = None
 ) -> np.ndarray:
     """A map over rows into one array in memory, by threads over runs of rows.
 
@@ -232,14 +229,14 @@ def map_to_array(
 
     shape, dtype = row_map.output()
     out = np.empty((len(dataset), *shape), dtype=dtype)
-    if getattr(row_map, "whole_shards", False):
+    if isinstance(row_map, PartedMap):
         _map_by_columns(row_map, dataset, out, device, n_jobs, progress)
         return out
     step = block_rows(dataset.n_features)
     run = 16 * step
     done = 0
 
-    def compute(slot: int, stop: StopFlag) -> Any:
+    def compute(slot: int, stop: StopEvent) -> Any:
         backend = make_backend(device)
         prepared = row_map.prepare(backend)
 
@@ -247,7 +244,7 @@ def map_to_array(
             last = min(first + run, len(dataset))
             blocks = [(a, min(a + step, last)) for a in range(first, last, step)]
             with naming(dataset):
-                for block in iter_blocks(Reader(dataset, None, Meter(), **rows_for(row_map)), blocks, stop):
+                for block in iter_blocks(Reader(dataset, None, Meter(), wants=row_map.wants), blocks, stop):
                     rows = slice(block.start, block.start + len(block.x))
                     fill_rows(backend, "map", row_map, prepared, block, out[rows], stop)
             return last - first
@@ -266,7 +263,7 @@ def map_to_array(
 
 
 def _map_by_columns(
-    row_map: Any, dataset: Any, out: np.ndarray, device: str, n_jobs: int | None, progress: Any
+    row_map: PartedMap, dataset: Any, out: np.ndarray, device: str, n_jobs: int | None, progress: Any
 ) -> None:
     """A map in parts over rows into ``out``, by threads over its columns: what prepares one serves all
     rows.
@@ -274,8 +271,8 @@ def _map_by_columns(
     from .inprocess import run_threads
 
     rows, threads = parted_rows(dataset.nbytes // len(dataset), row_map), resolve_jobs(n_jobs)
-    stop = threading.Event()
-    reader = Reader(dataset, None, Meter(), **rows_for(row_map))
+    stop = StopEvent()
+    reader = Reader(dataset, None, Meter(), wants=row_map.wants)
     blocks = [(a, min(a + rows, len(dataset))) for a in range(0, len(dataset), rows)]
     with single_threaded(), naming(dataset):
         for block in iter_blocks(reader, blocks, stop):
@@ -300,7 +297,7 @@ def _map_by_columns(
 
 
 def _columns_worker(
-    part: Any, block: Block, found: np.ndarray, device: str, slot: int, stop: StopFlag
+    part: PartedMap, block: Block, found: np.ndarray, device: str, slot: int, stop: StopEvent
 ) -> Callable[[tuple[int, int]], None]:
     backend = make_backend(device)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
-from scalelatent.contract.learners import Reduction
+from scalelatent.contract.learners import Reduction, ValidatedLearner
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import RunError
 
@@ -23,12 +23,7 @@ from .passes import Stage
 class ValidationPass:
     """The validation of an online learner as one pass of a batch learner, for the batch machinery."""
 
-    learner: Any
-
-    @property
-    def kind(self) -> str:
-        """Of the learner."""
-        return str(self.learner.kind)
+    learner: ValidatedLearner
 
     def reductions(self) -> Mapping[str, Reduction]:
         """The validation rows."""
@@ -111,8 +106,9 @@ def fit_online(
     >>> from scalelatent.engine.inprocess import InProcessExecutor
     >>> from scalelatent.engine.passes import make_stage
     >>> from scalelatent.contract.stats import Layout
+    >>> from scalelatent.contract.wants import Wants
     >>> class Mean:
-    ...     kind = "mean"
+    ...     wants = Wants()
     ...     def layout(self):
     ...         return Layout((("total", (2,)),))
     ...     def flops_per_row(self):
@@ -196,7 +192,7 @@ class _OnlineFit:
             self._validation = replace(
                 stage,
                 name=f"{stage.name}_validation",
-                work=ValidationPass(stage.work),
+                work=ValidationPass(cast(ValidatedLearner, stage.work)),
                 datasets={"validation": stage.datasets["validation"]},
                 grids={"validation": stage.grids["validation"]},
             )
@@ -221,7 +217,7 @@ class _OnlineFit:
         told = bool(self.history) and self.history[-1]["steps"] == total
         if place.step == 0 and place.epoch > 0 and not told:
             # Interrupted after the epoch's end and before its line was written.
-            self._append(self.stage.work.summary(kept["state"]), place.epoch)
+            self._append(self.stage.online.summary(kept["state"]), place.epoch)
         elif place.step > 0:
             due = self._validation_due(place)
             self._pending = due or place.step == order.n_steps or (self._is_stop(place) and not told)
@@ -237,7 +233,7 @@ class _OnlineFit:
         self.at = (place, run.put(place, state, kept=self._restored))
         # A learner is asked where it is asked in a fit that was never interrupted.
         if not self._pending and (place.step == 0 or place.validated):
-            self.done = self.stage.work.is_done(state)
+            self.done = self.stage.online.is_done(state)
         self._since = self._saved_at = time.perf_counter()
 
     @property

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from .quarantine import Ranges
-from .reading import StopFlag
+from .reading import StopEvent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class OutputTask:
         """The rows in that a shard may be made of."""
         raise NotImplementedError
 
-    def write_shard(self, shard: int, backend: Any, stop_event: StopFlag) -> int:
+    def write_shard(self, shard: int, backend: Any, stop_event: StopEvent) -> int:
         """Compute and write one shard; returns its rows. Running it twice writes the same file."""
         raise NotImplementedError
 

@@ -13,11 +13,18 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from scalelatent.contract.learners import Reduction
+from scalelatent.contract.learners import (
+    BatchLearner,
+    OnlineLearner,
+    Reduction,
+    StepLearner,
+    ValidatedLearner,
+    Work,
+)
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import JobError
 
@@ -26,7 +33,7 @@ from .cache import PieceCache
 from .grid import FAN_IN, RowGrid
 from .halving import accumulate_leaf
 from .quarantine import Ranges
-from .reading import Meter, Reader, StopFlag, naming, rows_for
+from .reading import Meter, Reader, StopEvent, naming
 
 COUNTERS = 2  # rows done, bytes read: appended to every vector
 # Kernels take a block strip by strip, so its size is not a cache's: what counts is that threads, which hand
@@ -73,7 +80,7 @@ class Stage:
     """
 
     name: str
-    work: Any
+    work: Work
     datasets: Mapping[str, Any]
     grids: Mapping[str, RowGrid]
     device: str = "auto"
@@ -87,22 +94,32 @@ class Stage:
         return _reductions(self.work)
 
     @property
+    def batch(self) -> BatchLearner:
+        """The learner of a stage of many passes."""
+        return cast(BatchLearner, self.work)
+
+    @property
+    def online(self) -> OnlineLearner:
+        """The learner of a stage of steps."""
+        return cast(OnlineLearner, self.work)
+
+    @property
     def rows(self) -> int:
         """Rows of a pass."""
         return sum(grid.n_rows for grid in self.grids.values())
 
 
-def _reductions(work: Any) -> Mapping[str, Reduction]:
-    if isinstance(work, dict):
+def _reductions(work: Work) -> Mapping[str, Reduction]:
+    if isinstance(work, Mapping):
         return work
-    if hasattr(work, "reductions"):
+    if isinstance(work, BatchLearner):
         return work.reductions()
-    return {"validation": work.validation()} if hasattr(work, "validation") else {}
+    return {"validation": work.validation()} if isinstance(work, ValidatedLearner) else {}
 
 
 def make_stage(
     name: str,
-    work: Any,
+    work: Work,
     datasets: Mapping[str, Any],
     device: str,
     classes: np.ndarray | None = None,
@@ -118,7 +135,7 @@ def make_stage(
         A size below 1, or ``leaf_rows`` that is no multiple of ``block_rows``.
     """
     reductions = dict(_reductions(work))
-    online = not isinstance(work, dict) and not hasattr(work, "reductions")
+    online = not isinstance(work, (Mapping, BatchLearner))
     if online and "validation" not in datasets:
         reductions.clear()
     if device == "gpu" and block_rows is None and leaf_rows is None:
@@ -180,7 +197,7 @@ def choose_block(n_features: int, block_rows: int | None = None, leaf_rows: int 
     return block_rows
 
 
-def seconds_per_row(reduction: Reduction) -> float:
+def seconds_per_row(reduction: Reduction | StepLearner) -> float:
     """Order of magnitude on one core, before anything was measured."""
     return max(reduction.flops_per_row(), 1.0) / _FLOP_RATE
 
@@ -261,17 +278,17 @@ class PassContext:
         self._prepared: dict[str, Any] = {}
         self._readers = {
             part: Reader(
-                dataset,
+                stage.datasets[part],
                 cache,
                 self.meter,
                 stage.classes,
+                wants=reduction.wants,
                 skipped=stage.skipped.get(part, ()),
-                **rows_for(self.reductions.get(part)),
             )
-            for part, dataset in stage.datasets.items()
+            for part, reduction in self.reductions.items()
         }
 
-    def run_span(self, span: Span, stop_event: StopFlag) -> np.ndarray:
+    def run_span(self, span: Span, stop_event: StopEvent) -> np.ndarray:
         """Read, compute and reduce one span: the statistic of its node, then the counters.
 
         Raises

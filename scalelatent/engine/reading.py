@@ -10,12 +10,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from scalelatent.contract.learners import Block
-from scalelatent.contract.targets import Targets
+from scalelatent.contract.wants import Targets, Wants
 from scalelatent.data.csr import index_dtype
 from scalelatent.errors import DataError, RunError, ScalelatentError, ShardError
 from scalelatent.kernels.sparse_rows import CsrRows
@@ -25,6 +25,7 @@ from .quarantine import Ranges
 
 # A piece of rows with outputs is cut where these would be more: outputs may be far wider than rows.
 TARGET_BYTES = 2**24
+_NO_WANTS = Wants()
 
 
 @contextmanager
@@ -55,17 +56,6 @@ def naming(dataset: Any) -> Iterator[None]:
         raise DataError(f"{where}: {error}. Clean these rows, or leave them out, and start again") from error
 
 
-def rows_for(work: Any) -> dict[str, Any]:
-    """What a learner, reduction or row map wants of its rows, as arguments of :class:`Reader`.
-
-    Examples
-    --------
-    >>> rows_for(object())
-    {'csr': False, 'targets': None}
-    """
-    return {"csr": getattr(work, "accepts_csr", False), "targets": getattr(work, "targets", None)}
-
-
 def as_rows(x: Any) -> Any:
     """Rows as kernels take them: an ndarray as it is, a scipy matrix as :class:`CsrRows`.
 
@@ -82,16 +72,20 @@ class Stopped(Exception):
     """The pass was called off."""
 
 
-class StopFlag(Protocol):
-    """Tells that work is to stop: an Event of the threads of a pass, or what stands for one in a task.
+class StopEvent(threading.Event):
+    """Tells a pass to stop, and hears how far it is; a task of a cluster has one of its own kind.
 
-    May have ``moved()``, called before each block, and ``note(doing, start, stop)``, called before each read
-    and each computation: then nothing is read ahead.
+    ``is_set`` is asked before each block, and while rows are waited for.
     """
 
-    def is_set(self) -> bool:
-        """Asked before each block, and while rows are waited for."""
-        ...
+    notes = False
+    """Each read and each computation is told to ``note`` before it is begun, so nothing is read ahead."""
+
+    def moved(self) -> None:
+        """Another block is about to be computed on."""
+
+    def note(self, doing: str, start: int, stop: int) -> None:
+        """The next step, with its rows."""
 
 
 @dataclass
@@ -119,13 +113,10 @@ class Reader:
     meter : Meter
     classes : ndarray or None
         The model's classes: labels become their positions here. None leaves labels unread.
-    csr : bool
-        Whether blocks of a CSR dataset stay CSR (:class:`.CsrRows`); else each is
-        made dense when its turn comes, so never more than a block is dense at a time.
+    wants : Wants
+        Of the work whose rows these are.
     skipped : tuple of (start, stop)
         Rows that are not to be read: they are zeros of class 0 and weight 0, all others have a weight.
-    targets : Targets or None
-        Outputs in place of class codes.
     """
 
     def __init__(
@@ -135,17 +126,16 @@ class Reader:
         meter: Meter,
         classes: np.ndarray | None = None,
         *,
-        csr: bool = False,
+        wants: Wants = _NO_WANTS,
         skipped: Ranges = (),
-        targets: Targets | None = None,
     ) -> None:
         self.dataset, self.skipped = dataset, skipped
-        self.csr, self.targets = csr, targets
-        self.classes = classes if dataset.has_y and targets is None else None
+        self.csr, self.targets = wants.csr, wants.targets
+        self.classes = classes if dataset.has_y and wants.targets is None else None
         self.cache = cache if dataset.is_stored else None
         self.meter = meter
         labels = None if self.classes is None else (str(self.classes.dtype), self.classes.tobytes())
-        form = labels if targets is None else targets.source
+        form = labels if wants.targets is None else wants.targets.source
         self._name = (dataset.fingerprint(), form, skipped) if self.cache is not None else None
 
     @property

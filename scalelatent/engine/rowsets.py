@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.contract.learners import RowSets
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.storage.disk import Location
 
 from .cache import shared_cache
 from .output_shards import OutputTask, common_fields, open_spec
-from .reading import Meter, Reader, StopFlag, Stopped, as_rows, naming
+from .reading import Meter, Reader, StopEvent, Stopped, as_rows, naming
 
 # Of a shard: the rows are read once for all its sets, which are in memory meanwhile. As many shards as are
 # wanted for tasks, unless they were small.
@@ -65,13 +66,13 @@ class SetsTask(OutputTask):
     sets : RowSets
     """
 
-    sets: Any
+    sets: RowSets
 
     def source_rows(self, shard: int) -> tuple[int, int]:
         """Any."""
         return 0, len(self.dataset)
 
-    def write_shard(self, shard: int, backend: Any, stop_event: StopFlag) -> int:
+    def write_shard(self, shard: int, backend: Any, stop_event: StopEvent) -> int:
         """See :meth:`.OutputTask.write_shard`."""
         start, stop = self.writer.shard_bounds(shard)
         numbers = range(start // self.sets.set_rows, stop // self.sets.set_rows)
@@ -87,23 +88,20 @@ class SetsTask(OutputTask):
         return int(stop - start)
 
     def _pieces(
-        self, wanted: list[np.ndarray], stop_event: StopFlag
+        self, wanted: list[np.ndarray], stop_event: StopEvent
     ) -> Iterator[tuple[int, Any, list[slice]]]:
         """(first row, rows, places of those in each set) of the pieces that hold some."""
         # Other shards read the same rows.
         cache = shared_cache(self.cache)
-        reader = Reader(self.dataset, cache, Meter(), csr=self.sets.csr, skipped=self.skipped)
-        moved, note = getattr(stop_event, "moved", None), getattr(stop_event, "note", None)
+        reader = Reader(self.dataset, cache, Meter(), wants=self.sets.wants, skipped=self.skipped)
         for first, last in self.dataset.pieces():
             places = [slice(*(int(i) for i in np.searchsorted(rows, [first, last]))) for rows in wanted]
             if all(place.start == place.stop for place in places):
                 continue
             if stop_event.is_set():
                 raise Stopped
-            if moved is not None:
-                moved()
-            if note is not None:
-                note("reading", first, last)
+            stop_event.moved()
+            stop_event.note("reading", first, last)
             x = reader.read(first, last)[0]
             if not self.dataset.known_finite:
                 self.sets.check(x, first)
@@ -128,7 +126,7 @@ def _joined(parts: list[Any]) -> Any:
     return csr_array((rows.data, rows.indices, rows.indptr), shape=rows.shape)
 
 
-def start_sets(name: str, dataset: Any, sets: Any, url: str | Path, device: str = "cpu") -> SetsTask:
+def start_sets(name: str, dataset: Any, sets: RowSets, url: str | Path, device: str = "cpu") -> SetsTask:
     """Make or find the dataset of the sets.
 
     Raises
@@ -142,7 +140,7 @@ def start_sets(name: str, dataset: Any, sets: Any, url: str | Path, device: str 
     k, n_rows = sets.set_rows, sets.n_sets * sets.set_rows
     row_bytes = max(1, int(np.prod(shape)) * np.dtype(dtype).itemsize)
     nnz = None
-    if sets.csr:
+    if sets.wants.csr:
         nnz = -(-dataset.nnz * n_rows // len(dataset))
         row_bytes = max(1, dataset.nbytes // len(dataset))
     together = _together(sets, row_bytes)
@@ -152,7 +150,7 @@ def start_sets(name: str, dataset: Any, sets: Any, url: str | Path, device: str 
         shape,
         dtype,
         nnz=nnz,
-        chunk_rows=None if sets.csr else k,
+        chunk_rows=None if sets.wants.csr else k,
         shard_rows=together * k,
         resume=True,
         provenance={"made_by": name, "rows_of": dataset.fingerprint()},
@@ -160,7 +158,7 @@ def start_sets(name: str, dataset: Any, sets: Any, url: str | Path, device: str 
     return SetsTask(name=name, dataset=dataset, url=str(url), device=device, sets=sets)
 
 
-def write_sets(source: Any, sets: Any, place: Location) -> str:
+def write_sets(source: Any, sets: RowSets, place: Location) -> str:
     """Put sets at a place: stored ones as they are, linked on one disk; returns the fingerprint.
 
     Parameters
@@ -195,7 +193,7 @@ def write_sets(source: Any, sets: Any, place: Location) -> str:
     return str(writer.finalize().fingerprint())
 
 
-def _together(sets: Any, row_bytes: int) -> int:
+def _together(sets: RowSets, row_bytes: int) -> int:
     """Sets of a shard."""
     each = sets.set_rows * row_bytes
     return max(1, min(SHARD_BYTES // each, max(-(-sets.n_sets // SHARDS), SMALL_BYTES // each), sets.n_sets))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Block, RowMap
 from scalelatent.contract.stats import Layout, Stats
+from scalelatent.contract.wants import Wants
 
 __all__ = ["CONFUSION_METRICS", "SCORERS", "ScoreTally"]
 
@@ -57,15 +58,15 @@ class ScoreTally:
     row_map : RowMap
         Rows -> probabilities of the classes, whose largest is the predicted class.
     n_classes : int
-
-    Examples
-    --------
-    >>> ScoreTally(None, 3).layout().size
-    10
     """
 
-    row_map: Any
+    row_map: RowMap
     n_classes: int
+
+    @property
+    def wants(self) -> Wants:
+        """Rows as the map wants them."""
+        return replace(self.row_map.wants, labels=False)
 
     def layout(self) -> Layout:
         """Fields of the statistic."""

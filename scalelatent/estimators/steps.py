@@ -232,7 +232,7 @@ class LearnOnline:
     n_epochs : int
         At most.
     keeps_leaves : bool
-        The learner is a :class:`~scalelatent.engine.incremental.LeafLearner`; ``Begin`` must have asked for
+        The learner is a :class:`~scalelatent.contract.learners.LeafLearner`; ``Begin`` must have asked for
         records.
     """
 

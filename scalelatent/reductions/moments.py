@@ -15,6 +15,7 @@ import numpy as np
 from scalelatent.contract.finite import LARGEST, find_nonfinite
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
+from scalelatent.contract.wants import Wants
 
 
 class NonFiniteError(ValueError):
@@ -35,6 +36,8 @@ class SecondMoments:
     Statistics: ``moment`` (classes, p, p), ``weight`` (classes,) and ``count`` (classes,), the rows whose
     weight is above 0.
     """
+
+    wants = Wants()
 
     n_features: int
     n_classes: int = 0
@@ -132,6 +135,8 @@ class Project:
     basis : ndarray of float64, shape (p, q)
         Leading right singular vectors of the uncentred training rows.
     """
+
+    wants = Wants()
 
     basis: np.ndarray
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from scalelatent.contract.learners import BatchLearner, Block, Reduction
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.contract.targets import Targets
+from scalelatent.contract.wants import Wants
 from scalelatent.engine.grid import RowGrid
 from scalelatent.engine.passes import Stage, make_stage
 
@@ -90,7 +90,7 @@ class Slot:
 
     member: str
     part: str
-    reduction: Any
+    reduction: Reduction
     mask: RowMask | None
 
 
@@ -128,14 +128,9 @@ class JointReduction:
         )
 
     @property
-    def accepts_csr(self) -> bool:
-        """Whether its members take CSR rows; they are of one mind (see :func:`joint_stage`)."""
-        return all(_takes_csr(slot.reduction) for slot in self.slots)
-
-    @property
-    def targets(self) -> Targets | None:
-        """Which outputs its members take; they are of one mind in this too."""
-        return getattr(self.slots[0].reduction, "targets", None)
+    def wants(self) -> Wants:
+        """Those of its members, which are the same (see :func:`joint_stage`)."""
+        return self.slots[0].reduction.wants
 
     def layout(self) -> Layout:
         """Fields of all members, one after the other."""
@@ -196,8 +191,6 @@ class JointLearner:
         Stop after so many passes; 0 goes on until a member is done.
     """
 
-    kind = "scalelatent.search.joint:JointLearner"
-
     members: dict[str, Any]
     parts: dict[str, tuple[tuple[str, str, RowMask | None], ...]]
     until: int = 0
@@ -251,10 +244,6 @@ class JointLearner:
         return bool(self.ended(state)) or (self.until > 0 and state.iteration >= self.until)
 
 
-def _takes_csr(reduction: Any) -> bool:
-    return bool(getattr(reduction, "accepts_csr", False))
-
-
 def watched_error(summary: Mapping[str, Any]) -> float:
     """What a summary says of how good the member is; lower is better.
 
@@ -290,9 +279,9 @@ class _Parts:
         self.datasets: dict[str, Any] = {}
         self.grids: dict[str, RowGrid] = {}
 
-    def name(self, wanted: str, dataset: Any, grid: RowGrid, reduction: Any) -> str:
+    def name(self, wanted: str, dataset: Any, grid: RowGrid, reduction: Reduction) -> str:
         """The part of these rows: named as wanted, or so with a number."""
-        key = id(dataset), grid, _takes_csr(reduction), getattr(reduction, "targets", None)
+        key = id(dataset), grid, reduction.wants
         if key not in self._names:
             name, n = wanted, 1
             while name in self.datasets:

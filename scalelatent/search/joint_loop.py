@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from scalelatent.engine.passes import Stage
 from scalelatent.engine.plan import ALLOWED_SHARE, Resources, check_fits, stage_memory
 from scalelatent.storage.record import same_array
 
-from .joint import JointState, Part, joint_stage
+from .joint import JointLearner, JointState, Part, joint_stage
 
 # A worker may hold the states of two passes that follow each other, a third that it loaded itself, and one
 # twice more while it writes it (see dask/tasks.py and record.py).
@@ -111,7 +111,8 @@ def fit_joint(
             until=until,
             **(grid or {}),
         )
-        if not stage.work.is_done(state):
+        learner = cast(JointLearner, stage.work)
+        if not learner.is_done(state):
             callbacks.on_stage({"stage": segment, "rows": stage.rows})
             result = fit_batches(
                 executor, stage, state, callbacks=callbacks, store=store, first=state.iteration, **checkpoint
@@ -119,8 +120,8 @@ def fit_joint(
             if stage_name not in ("", segment) and store is not None:
                 store.drop_stage(stage_name)
             stage_name, state, history = segment, result.state, _joined(history, result.history)
-            stopped = not stage.work.is_done(state)
-        ended = stage.work.ended(state)
+            stopped = not learner.is_done(state)
+        ended = learner.ended(state)
         leaving = list(state.members) if stopped or (until and state.iteration >= until) else ended
         for key in leaving:
             outcomes[key] = Outcome(

@@ -13,6 +13,7 @@ import pytest
 
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
+from scalelatent.contract.wants import Wants
 from scalelatent.data import Dataset
 from scalelatent.engine.passes import Stage, make_stage
 from tests.helpers import load_online_toys
@@ -23,6 +24,7 @@ class Sums:
     """A reduction whose float sums show every change of order in their last bits."""
 
     p: int
+    wants = Wants()
 
     def layout(self) -> Layout:
         return Layout((("total", (self.p,)), ("classes", (8,)), ("weight", ())))
@@ -51,7 +53,6 @@ class Wander:
     p: int
     passes: int
     validated: bool = False
-    kind = "toy"
 
     def reductions(self) -> dict[str, Sums]:
         return {"train": Sums(self.p), **({"validation": Sums(self.p)} if self.validated else {})}

@@ -14,7 +14,7 @@ import numpy as np
 
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.contract.targets import Targets
+from scalelatent.contract.wants import Targets, Wants
 from scalelatent.kernels.streams import stream
 
 if __name__ == "online_toys":  # sent to a worker
@@ -27,6 +27,7 @@ class Errors:
 
     p: int
     k: int
+    wants = Wants()
 
     def layout(self) -> Layout:
         return Layout((("errors", ()), ("loss", ()), ("rows", ())))
@@ -52,7 +53,7 @@ class Logistic:
     k: int
     rate: float = 0.5
     patience: int = 10**9
-    kind = "toy"
+    wants = Wants()
 
     def layout(self) -> Layout:
         return Layout((("gradient", (self.p + 1, self.k)), ("loss", ()), ("rows", ())))
@@ -113,7 +114,7 @@ class Walk:
     p: int
     k: int
     seed: int = 3
-    kind = "toy"
+    wants = Wants()
 
     def layout(self) -> Layout:
         return Layout((("moved", (self.p, self.k)), ("mistakes", ()), ("chains", ())))
@@ -163,7 +164,7 @@ class Evidence:
     p: int
     minibatch: int = 2
     forgetting: float = 0.9
-    kind = "toy"
+    wants = Wants()
 
     def layout(self) -> Layout:
         return Layout((("evidence", (self.p,)), ("minibatches", ())))
@@ -221,7 +222,10 @@ class Outputs:
     v: int
     targets: Targets
     validation_targets: Targets | None = None
-    kind = "toy"
+
+    @property
+    def wants(self) -> Wants:
+        return Wants(targets=self.targets)
 
     def layout(self) -> Layout:
         return Layout((("products", (self.p, self.v)), ("seen", (self.v,)), ("rows", ())))
@@ -275,6 +279,10 @@ class Beside:
     p: int
     v: int
     targets: Targets
+
+    @property
+    def wants(self) -> Wants:
+        return Wants(targets=self.targets)
 
     def output(self) -> tuple[tuple[int, ...], str]:
         return (self.p + self.v,), "uint8"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,14 @@ import scipy.sparse as sp
 
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
+from scalelatent.contract.wants import Wants
 from scalelatent.data import Dataset
 from scalelatent.engine.ahead import iter_blocks
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.grid import RowGrid
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import Stage
-from scalelatent.engine.reading import Meter, Reader
+from scalelatent.engine.reading import Meter, Reader, StopEvent
 from scalelatent.kernels.sparse_rows import CsrRows
 
 X = sp.random_array((500, 30), density=0.1, rng=np.random.default_rng(0), format="csr").astype("f4")
@@ -28,9 +28,8 @@ DENSE = X.toarray()
 class Sums:
     """Column sums, and what kind of block brought them."""
 
-    def __init__(self, accepts_csr: bool | None = None) -> None:
-        if accepts_csr is not None:
-            self.accepts_csr = accepts_csr
+    def __init__(self, csr: bool = False) -> None:
+        self.wants = Wants(csr=csr)
         self.kinds: set[type] = set()
         self.largest = 0
 
@@ -59,9 +58,9 @@ def _stored(tmp_path: Path, x: Any, **layout: Any) -> Dataset:
 @pytest.mark.parametrize("csr", [True, False])
 def test_blocks_are_the_rows_however_row_groups_lie(csr: bool, group: int | None, tmp_path: Path) -> None:
     ds = Dataset.from_arrays(X) if group is None else _stored(tmp_path, X, shard_rows=group)
-    reader = Reader(ds, None, Meter(), csr=csr)
+    reader = Reader(ds, None, Meter(), wants=Wants(csr=csr))
     blocks = [(a, min(a + 32, 500)) for a in range(0, 500, 32)]
-    for (a, b), block in zip(blocks, iter_blocks(reader, blocks, threading.Event()), strict=True):
+    for (a, b), block in zip(blocks, iter_blocks(reader, blocks, StopEvent()), strict=True):
         assert isinstance(block.x, CsrRows) == csr
         rows = block.x.to_dense() if csr else block.x
         np.testing.assert_array_equal(rows, DENSE[a:b])
@@ -69,8 +68,8 @@ def test_blocks_are_the_rows_however_row_groups_lie(csr: bool, group: int | None
         assert len(block.x) == b - a
 
 
-@pytest.mark.parametrize("accepts", [None, False, True])
-def test_a_pass_gives_the_bits_of_the_dense_twin(accepts: bool | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("accepts", [False, True])
+def test_a_pass_gives_the_bits_of_the_dense_twin(accepts: bool, tmp_path: Path) -> None:
     grid = {"train": RowGrid(500, 16, 2)}
     work = Sums(accepts)
     csr = _stored(tmp_path, X, shard_rows=64)

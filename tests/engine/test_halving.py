@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from scalelatent.contract.learners import Block
+from scalelatent.contract.wants import Wants
 from scalelatent.engine import inprocess
 from scalelatent.engine.backend import DeviceMemoryError, HostBackend
 from scalelatent.engine.cache import PieceCache
@@ -19,6 +20,7 @@ from scalelatent.engine.halving import LEAST_ROWS, apply_block, fill_block, piec
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.mapwrite import map_to_array
 from scalelatent.engine.passes import Span, make_stage
+from scalelatent.engine.reading import StopEvent
 from scalelatent.errors import RunError
 from scalelatent.kernels.sparse_rows import CsrRows
 from tests.helpers import Log
@@ -48,7 +50,7 @@ class Needy:
 
     def __init__(self, sums: Any) -> None:
         self.sums, self.seen = sums, list[int]()
-        self.layout, self.flops_per_row = sums.layout, sums.flops_per_row
+        self.wants, self.layout, self.flops_per_row = sums.wants, sums.layout, sums.flops_per_row
 
     def prepare(self, state: Any, backend: Any) -> Any:
         return backend, self.sums.prepare(state, backend)
@@ -151,6 +153,8 @@ def test_a_map_is_cut_too(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch)
     card = Card(100)
 
     class Doubled:
+        wants = Wants()
+
         def output(self) -> tuple[tuple[int, ...], str]:
             return (toy.rows(8).n_features,), "f8"
 
@@ -174,7 +178,7 @@ def test_a_map_is_cut_too(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch)
 class Coder:
     """A map in parts: rows -> multiples of their first number, column by column; memory ends in the last."""
 
-    whole_shards, last = True, None
+    wants, last = Wants(), None
 
     def __init__(self, width: int, first: int = 0) -> None:
         self.width, self.first, self.seen = width, first, list[tuple[int, int]]()
@@ -195,6 +199,9 @@ class Coder:
 
     def prepare(self, backend: Any) -> Any:
         return backend
+
+    def apply(self, backend: Any, block: Block) -> np.ndarray:
+        raise NotImplementedError
 
     def fill(self, backend: Any, block: Block, out: np.ndarray) -> Iterator[None]:
         self.seen.append((block.start, len(block.x)))
@@ -272,9 +279,8 @@ def test_the_span_reads_on_after_a_cut(toy: SimpleNamespace) -> None:
     work = Needy(toy.stage(toy.rows(8)).reductions["train"])
     data = toy.rows(1000)
     stage = make_stage("toy_sums", {"train": work}, {"train": data}, "cpu", block_rows=128, leaf_rows=256)
-    stop = SimpleNamespace(is_set=lambda: False, moved=lambda: None)
     whole, cut = (
-        PassContext(stage, None, backend, None).run_span(Span("train", 1, 0), stop)
+        PassContext(stage, None, backend, None).run_span(Span("train", 1, 0), StopEvent())
         for backend in (HostBackend(), Card(100))
     )
     np.testing.assert_allclose(cut[:-1], whole[:-1], rtol=1e-12)

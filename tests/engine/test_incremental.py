@@ -12,6 +12,7 @@ import pytest
 
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
+from scalelatent.contract.wants import Wants
 from scalelatent.data import Dataset
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.callbacks import Callback, Callbacks
@@ -28,7 +29,7 @@ from tests.helpers import InterruptAt
 class Means:
     """A total over leaves of rows times a factor that each step changes: stale leaves show."""
 
-    kind = "toy"
+    wants = Wants()
 
     def layout(self) -> Layout:
         return Layout((("total", (2,)), ("visits", ())))
@@ -39,7 +40,8 @@ class Means:
     def prepare(self, state: Any, backend: Any) -> Any:
         return state
 
-    def visit(self, state: Any, block: Any) -> Any:
+    def visit(self, state: Any, block: Any, kept: Any) -> Any:
+        assert (kept is None) == (block.epoch == 0)
         return {"sum": block.x.astype("f8").sum(axis=0) * np.cos(state["total"] + block.epoch)}
 
     def exchange(self, state: Any, old: Any, new: Any, stats: Stats) -> None:
@@ -88,7 +90,7 @@ def fit(folder: Path, jobs: int = 1, epochs: int = 3, callback: Any = (), **opti
 
 
 def by_hand(epochs: int = 3) -> np.ndarray:
-    order, learner = leaf_order(len(X), 2, 16), Means()
+    order = leaf_order(len(X), 2, 16)
     kept: dict[int, Any] = {}
     total = np.zeros(2)
     for epoch in range(epochs):
@@ -102,7 +104,6 @@ def by_hand(epochs: int = 3) -> np.ndarray:
                     kept[int(rows[0])] = new
             total = total + np.sum(changes, axis=0)
         assert len(kept) == count_leaves(order)
-    assert learner.kind
     return total
 
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelatent.contract.learners import Block
+from scalelatent.contract.wants import Wants
 from scalelatent.engine.batch_loop import fit_batches
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.checkpoints import EngineStore
@@ -212,6 +213,8 @@ def test_exact_integers_are_converted_once() -> None:
             return a.astype(dtype)
 
     class Looks:
+        wants = Wants()
+
         def layout(self) -> Any:
             from scalelatent.contract.stats import Layout
 

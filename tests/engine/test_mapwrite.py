@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from scalelatent.contract.learners import Block
+from scalelatent.contract.wants import Wants
 from scalelatent.data import open_dataset
 from scalelatent.engine import mapwrite
 from scalelatent.engine.inprocess import InProcessExecutor
@@ -20,6 +21,8 @@ from scalelatent.errors import DataError
 
 @dataclass(frozen=True)
 class Double:
+    wants = Wants()
+
     def output(self) -> tuple[tuple[int, ...], str]:
         return (2,), "float32"
 
@@ -31,7 +34,7 @@ class Double:
 
 
 class Vote(Double):
-    gives_labels = True
+    wants = Wants(labels=True)
 
     @staticmethod
     def labels(scores: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from scalelatent.contract.wants import Wants
 from scalelatent.data import Dataset
 from scalelatent.engine import feeding
 from scalelatent.engine.batch_loop import LoopResult
@@ -138,7 +139,7 @@ def test_csr_rows(online: Any, tmp_path: Path, stored: bool) -> None:
     same(fit(online.Walk(P, K), rows).state, whole.state)
 
     class Taker(online.Walk):
-        accepts_csr = True
+        wants = Wants(csr=True)
 
         def run_chain(self, prepared: Any, block: Any, stats: Any) -> None:
             assert isinstance(block.x, CsrRows)

@@ -27,17 +27,16 @@ from scalelatent.engine.passes import (
     make_stage,
     spans_of,
 )
+from scalelatent.engine.reading import StopEvent
 from scalelatent.engine.reduce import TreeReducer
 from scalelatent.errors import DataError, JobError
 
 
 def _by_spans(stage: Any, level: int) -> np.ndarray:
-    import threading
-
     context = PassContext(stage, None, make_backend("cpu"), PieceCache(0))
     reducer = TreeReducer(stage.grids["train"])
     for index in reversed(range(stage.grids["train"].n_nodes(level))):
-        reducer.add(level, index, context.run_span(Span("train", level, index), threading.Event()))
+        reducer.add(level, index, context.run_span(Span("train", level, index), StopEvent()))
     return reducer.root()
 
 

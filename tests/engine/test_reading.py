@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scalelatent.data import Dataset
 from scalelatent.engine.ahead import AHEAD, AHEAD_BYTES, _how_far, iter_blocks
 from scalelatent.engine.cache import PieceCache
-from scalelatent.engine.reading import Meter, Reader, Stopped, naming
+from scalelatent.engine.reading import Meter, Reader, StopEvent, Stopped, naming
 from scalelatent.errors import DataError, RunError
 
 
@@ -60,7 +60,7 @@ def _blocks(start: int, stop: int, size: int) -> list[tuple[int, int]]:
 
 def _check(reader: Reader, start: int, stop: int, size: int) -> None:
     blocks = _blocks(start, stop, size)
-    found = list(iter_blocks(reader, blocks, threading.Event()))
+    found = list(iter_blocks(reader, blocks, StopEvent()))
     assert [(b.start, b.start + len(b.x)) for b in found] == blocks
     for block, (a, b) in zip(found, blocks, strict=True):
         np.testing.assert_array_equal(block.x[:, 0], np.arange(a, b))
@@ -90,7 +90,7 @@ def test_blocks_are_the_rows_however_pieces_lie(
 
 def test_blocks_within_a_piece_are_views_and_others_are_copies() -> None:
     rows = Rows(40, [20])
-    found = list(iter_blocks(Reader(rows, None, Meter(), np.arange(3)), _blocks(0, 40, 8), threading.Event()))
+    found = list(iter_blocks(Reader(rows, None, Meter(), np.arange(3)), _blocks(0, 40, 8), StopEvent()))
     assert [b.x.base is not None for b in found] == [True, True, False, True, True]
 
 
@@ -98,7 +98,7 @@ def test_memory_is_read_in_place_and_costs_no_bytes() -> None:
     x = np.arange(40.0).reshape(20, 2)
     meter = Meter()
     reader = Reader(Dataset.from_arrays(x, np.zeros(20, int)), PieceCache(10**6), meter, np.arange(1))
-    for block in iter_blocks(reader, _blocks(0, 20, 6), threading.Event()):
+    for block in iter_blocks(reader, _blocks(0, 20, 6), StopEvent()):
         assert np.shares_memory(block.x, x)
     assert meter.bytes_read == 0
 
@@ -106,7 +106,7 @@ def test_memory_is_read_in_place_and_costs_no_bytes() -> None:
 def test_without_classes_labels_are_not_read() -> None:
     rows = Rows(10, [])
     rows.read_codes = None  # type: ignore[assignment]
-    (block,) = iter_blocks(Reader(rows, None, Meter()), [(0, 10)], threading.Event())
+    (block,) = iter_blocks(Reader(rows, None, Meter()), [(0, 10)], StopEvent())
     assert block.y is None
 
 
@@ -116,11 +116,11 @@ def test_labels_are_positions_in_the_models_classes(tmp_path: Path) -> None:
     stored = Dataset.from_arrays(np.zeros((6, 1), "f4"), y).save(tmp_path / "ds")
     cache = PieceCache(10**6)
     for classes in ([5, 7, 9], [1, 5, 7, 8, 9]):
-        (block,) = iter_blocks(Reader(stored, cache, Meter(), np.array(classes)), [(0, 6)], threading.Event())
+        (block,) = iter_blocks(Reader(stored, cache, Meter(), np.array(classes)), [(0, 6)], StopEvent())
         np.testing.assert_array_equal(np.array(classes)[block.y], y)
         assert block.y.dtype == np.int32
     with pytest.raises(DataError, match="label of row 4 is 7"):
-        list(iter_blocks(Reader(stored, cache, Meter(), np.array([5, 9])), [(0, 6)], threading.Event()))
+        list(iter_blocks(Reader(stored, cache, Meter(), np.array([5, 9])), [(0, 6)], StopEvent()))
 
 
 def test_bytes_are_counted_once_where_the_cache_holds_them() -> None:
@@ -138,7 +138,7 @@ def test_bytes_are_counted_once_where_the_cache_holds_them() -> None:
 
 def test_reads_ahead_but_not_far() -> None:
     rows = Rows(100, list(range(1, 100)))
-    source = iter_blocks(Reader(rows, None, Meter(), np.arange(3)), _blocks(0, 100, 1), threading.Event())
+    source = iter_blocks(Reader(rows, None, Meter(), np.arange(3)), _blocks(0, 100, 1), StopEvent())
     next(source)
     deadline = time.monotonic() + 5
     while len(rows.reads) < 1 + AHEAD and time.monotonic() < deadline:
@@ -161,7 +161,7 @@ def test_of_large_pieces_fewer_are_read_ahead() -> None:
 
 def test_reading_overlaps_computing() -> None:
     rows = Rows(30, [10, 20])
-    source = iter_blocks(Reader(rows, None, Meter(), np.arange(3)), _blocks(0, 30, 10), threading.Event())
+    source = iter_blocks(Reader(rows, None, Meter(), np.arange(3)), _blocks(0, 30, 10), StopEvent())
     next(source)
     deadline = time.monotonic() + 5
     while len(rows.reads) < 3 and time.monotonic() < deadline:
@@ -175,7 +175,7 @@ def test_an_error_of_the_reader_reaches_the_caller(fail_at: int) -> None:
     rows = Rows(30, [10, 20], fail_at)
     good = 0
     with pytest.raises(DataError, match=f"row {fail_at} is lost"):
-        for _ in iter_blocks(Reader(rows, None, Meter(), np.arange(3)), _blocks(0, 30, 5), threading.Event()):
+        for _ in iter_blocks(Reader(rows, None, Meter(), np.arange(3)), _blocks(0, 30, 5), StopEvent()):
             good += 1
     assert good == fail_at // 10 * 2
 
@@ -183,9 +183,7 @@ def test_an_error_of_the_reader_reaches_the_caller(fail_at: int) -> None:
 def test_an_error_of_the_consumer_ends_the_reader() -> None:
     rows = Rows(1000, list(range(1, 1000)))
     with pytest.raises(ZeroDivisionError):
-        for _ in iter_blocks(
-            Reader(rows, None, Meter(), np.arange(3)), _blocks(0, 1000, 1), threading.Event()
-        ):
+        for _ in iter_blocks(Reader(rows, None, Meter(), np.arange(3)), _blocks(0, 1000, 1), StopEvent()):
             1 / 0  # noqa: B018
     import gc
 
@@ -195,7 +193,7 @@ def test_an_error_of_the_consumer_ends_the_reader() -> None:
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_stopped_at_the_next_block(cached: bool) -> None:
-    rows, stop = Rows(100, [50]), threading.Event()
+    rows, stop = Rows(100, [50]), StopEvent()
     source = iter_blocks(
         Reader(rows, PieceCache(10**6) if cached else None, Meter(), np.arange(3)), _blocks(0, 100, 10), stop
     )
@@ -207,7 +205,7 @@ def test_stopped_at_the_next_block(cached: bool) -> None:
 
 def test_no_blocks_no_reading() -> None:
     rows = Rows(10, [])
-    assert list(iter_blocks(Reader(rows, None, Meter(), np.arange(3)), [], threading.Event())) == []
+    assert list(iter_blocks(Reader(rows, None, Meter(), np.arange(3)), [], StopEvent())) == []
     assert rows.reads == []
 
 
@@ -219,7 +217,7 @@ def test_threads_share_a_dataset(toy: SimpleNamespace, tmp_path: Path) -> None:
     def work() -> None:
         for _ in range(3):
             rows: Any = iter_blocks(
-                Reader(stored, cache, Meter(), np.arange(8)), _blocks(0, 400, 30), threading.Event()
+                Reader(stored, cache, Meter(), np.arange(8)), _blocks(0, 400, 30), StopEvent()
             )
             if not np.array_equal(np.concatenate([b.x for b in rows]), expected):
                 wrong.append(1)

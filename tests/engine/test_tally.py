@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sklearn import metrics
 
 from scalelatent.contract.learners import Block
+from scalelatent.contract.wants import Wants
 from scalelatent.data import Dataset
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import make_stage
@@ -21,6 +22,8 @@ from scalelatent.engine.tally import SCORERS, ScoreTally
 @dataclass(frozen=True)
 class AsTheyAre:
     """Rows are probabilities already."""
+
+    wants = Wants()
 
     def prepare(self, backend: Any) -> None:
         return None

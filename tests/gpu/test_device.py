@@ -322,6 +322,7 @@ def test_a_full_card_computes_a_pass_in_halves(fake, room):
     from scalelatent.engine.dask.pools import TOLERANCE
     from scalelatent.engine.device import CupyBackend
     from scalelatent.engine.passes import PassContext, Span, make_stage
+    from scalelatent.engine.reading import StopEvent
     from scalelatent.models.capsule.model.em import CapsulePass, initial_state
     from scalelatent.models.capsule.model.members import build_members
 
@@ -334,7 +335,7 @@ def test_a_full_card_computes_a_pass_in_halves(fake, room):
     state = initial_state(np.random.default_rng(5).normal(size=(members.total_dim, 6)) / 2, members.n_members)
 
     def sums(backend):
-        return PassContext(stage, state, backend, None).run_span(Span("train", 1, 0), _Never())
+        return PassContext(stage, state, backend, None).run_span(Span("train", 1, 0), StopEvent())
 
     want = sums(CupyBackend())
     small = CupyBackend()
@@ -344,11 +345,3 @@ def test_a_full_card_computes_a_pass_in_halves(fake, room):
     np.testing.assert_allclose(got[:-1], want[:-1], rtol=0, atol=TOLERANCE * np.abs(want[:-1]).max())
     assert got[-2] == want[-2] == 20_000
     np.testing.assert_array_equal(sums(small)[:-1], got[:-1])
-
-
-class _Never:
-    def is_set(self):
-        return False
-
-    def moved(self):
-        pass

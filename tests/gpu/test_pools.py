@@ -16,6 +16,7 @@ import scalelatent as sl
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.dask.pools import TOLERANCE
 from scalelatent.engine.passes import PassContext, Span, make_stage, split_vector
+from scalelatent.engine.reading import StopEvent
 from scalelatent.models.capsule.model.em import CapsulePass, initial_state
 from scalelatent.models.capsule.model.members import build_members
 from tests.helpers import Log
@@ -43,16 +44,8 @@ def _sums(data: Any, backend: Any, rows: int = 8192) -> dict[str, np.ndarray]:
     )
     context = PassContext(stage, initial_state(w, members.n_members), backend, None)
     grid = stage.grids["train"]
-    stats, _, _ = split_vector(stage, "train", context.run_span(Span("train", grid.depth, 0), _Never()))
+    stats, _, _ = split_vector(stage, "train", context.run_span(Span("train", grid.depth, 0), StopEvent()))
     return {name: np.array(stats[name]) for name in ("sums", "rows", "delta")}
-
-
-class _Never:
-    def is_set(self) -> bool:
-        return False
-
-    def moved(self) -> None:
-        pass
 
 
 def test_sums_of_a_pass_agree_within_the_stated_tolerance(real: Any, data: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 from scalelatent import Dataset
 from scalelatent.data import create_dataset, import_npz, make_digits, open_dataset
 from scalelatent.engine.ahead import iter_blocks
-from scalelatent.engine.reading import Meter, Reader
+from scalelatent.engine.reading import Meter, Reader, StopEvent
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import locate
 
@@ -77,7 +77,7 @@ def test_a_pass_has_several_chunks_in_flight_and_calm_order(s3: S3) -> None:
     s3.door.gate = threading.Barrier(3)  # each of three requests waits for the other two
     try:
         blocks = [(a, a + 50) for a in range(0, 600, 50)]
-        found = [block.x for block in iter_blocks(reader, blocks, threading.Event())]
+        found = [block.x for block in iter_blocks(reader, blocks, StopEvent())]
     finally:
         s3.door.gate = None
     np.testing.assert_array_equal(np.concatenate(found), X)
@@ -87,9 +87,7 @@ def test_a_pass_has_several_chunks_in_flight_and_calm_order(s3: S3) -> None:
 
 def test_a_reader_that_stops_early_leaves_no_thread(s3: S3) -> None:
     ds = save(s3.at("a.zarr"))
-    blocks = iter_blocks(
-        Reader(ds, None, Meter()), [(a, a + 20) for a in range(0, 600, 20)], threading.Event()
-    )
+    blocks = iter_blocks(Reader(ds, None, Meter()), [(a, a + 20) for a in range(0, 600, 20)], StopEvent())
     next(blocks)
     blocks.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("scalelatent-read")]

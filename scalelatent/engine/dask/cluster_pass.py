@@ -266,7 +266,7 @@ class DaskPass(Work):
         if info is not None:
             return dict(info)
         # Dask, having lost the result, went through the pass again, whose outcome was in the run folder.
-        state, work = self.executor.store.load_state(self.stage.name, self.iteration + 1), self.stage.work
+        state, work = self.executor.store.load_state(self.stage.name, self.iteration + 1), self.stage.batch
         return {
             "summary": work.summary(state),
             "done": work.is_done(state),

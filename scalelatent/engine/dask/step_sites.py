@@ -188,12 +188,12 @@ class Site:
             if place not in self._replicas:
                 if before not in self._replicas:
                     raise StateLost(f"no replica of the state at {before} on this worker")
-                sums = TreeReducer(PairTree(self.order.n_chains), self.stage.work.layout().size)
+                sums = TreeReducer(PairTree(self.order.n_chains), self.stage.online.layout().size)
                 for found in results:
                     for node, vector in zip(found.nodes, found.vectors, strict=True):
                         sums.add(*node, vector)
                 rows = self.order.step_rows(before.step)
-                self.keep(place, advance(self.stage.work, self._replicas[before], sums, rows))
+                self.keep(place, advance(self.stage.online, self._replicas[before], sums, rows))
             return self._replicas[place]
 
     def save(self, place: Place, state: Any) -> dict[str, Any]:
@@ -202,7 +202,7 @@ class Site:
         tree = {"state": state, "place": place, "order": self.order}
         begin = time.perf_counter()
         self.store.save_state(self.name, place.total(self.order), tree, durable=False)
-        learner = self.stage.work
+        learner = self.stage.online
         return {
             "step": place.step,
             "summary": learner.summary(state),

@@ -115,7 +115,7 @@ def task_end_epoch(ref: Ref, name: str, token: str, before: Place, place: Place)
     """The learner's schedule."""
     settle_process()
     with sites.use(ref, name, token) as site:
-        return site.save(place, site.stage.work.end_epoch(site.state(before)))
+        return site.save(place, site.stage.online.end_epoch(site.state(before)))
 
 
 def end_site(ref: Ref, name: str, token: str) -> None:

@@ -116,7 +116,7 @@ class DaskSteps:
         if not kept:
             tree = {"state": state, "place": place, "order": self._order}
             self._store.save_state(self._stage.name, place.total(self._order), tree, durable=False)
-        learner = self._stage.work
+        learner = self._stage.online
         self._known = (place, learner.summary(state), learner.is_done(state))
         return place
 

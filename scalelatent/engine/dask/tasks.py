@@ -261,10 +261,10 @@ def task_mstep(
         stats[part], part_rows, part_bytes = split_vector(stage, part, root)
         rows, nbytes = rows + part_rows, nbytes + part_bytes
     settle_process()
-    following = stage.work.update(params.state, stats)
+    following = stage.batch.update(params.state, stats)
     open_store(ref).save_state(stage_name, iteration + 1, following, durable=False)
-    done = stage.work.is_done(following)
-    info = {"summary": stage.work.summary(following), "done": done, "rows": rows, "bytes_read": nbytes}
+    done = stage.batch.is_done(following)
+    info = {"summary": stage.batch.summary(following), "done": done, "rows": rows, "bytes_read": nbytes}
     message = as_message(info)
     if message is not None:
         tell(fit, {"stage": stage_name, "pass": iteration + 1, "info": message})

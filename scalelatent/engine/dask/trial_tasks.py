@@ -26,7 +26,7 @@ SAMPLE_SECONDS = 0.25
 
 
 class NotedStop(TaskStop):
-    """The stop flag of a task that notes each of its steps.
+    """The stop flag of a task that notes each of its steps, so that the rows at fault are known if it dies.
 
     Parameters
     ----------
@@ -35,6 +35,8 @@ class NotedStop(TaskStop):
     name : str
         Of the file.
     """
+
+    notes = True
 
     def __init__(self, fit: Fit | None, store: EngineStore, name: str) -> None:
         super().__init__(fit)

@@ -9,6 +9,7 @@ from typing import Any
 
 from scalelatent.engine.compiling import kernel_event
 from scalelatent.engine.halving import cut_event
+from scalelatent.engine.reading import StopEvent
 from scalelatent.kernels.jit import observe
 
 from .hooks import call_later, task_wanted
@@ -36,7 +37,7 @@ def _worker() -> Any:
         return None
 
 
-class TaskStop:
+class TaskStop(StopEvent):
     """Whether the task of this thread is to stop: the scheduler wants it no more.
 
     Stands where threads of one process have an Event. As long as blocks go by, the driver hears of it.
@@ -52,6 +53,7 @@ class TaskStop:
     """
 
     def __init__(self, fit: Fit | None = None) -> None:
+        super().__init__()
         self._worker, self._fit = _worker(), fit
         self._key = None if self._worker is None else self._worker.get_current_task()
         now = time.monotonic()

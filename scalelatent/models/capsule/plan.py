@@ -249,7 +249,7 @@ def _epoch_seconds(
             block = noise(order.chain_rows, p, "float32", codes)
             stats = Stats.zeros(learner.layout(), order.chain_rows)
             if step.keeps_leaves:
-                return lambda: learner.exchange(prepared, None, learner.visit(prepared, block), stats)
+                return lambda: learner.exchange(prepared, None, learner.visit(prepared, block, None), stats)
             return lambda: learner.run_chain(prepared, block, stats)
 
         return cpu_seconds(make, threads) / order.chain_rows
@@ -261,7 +261,7 @@ def _epoch_seconds(
             stats = Stats.zeros(learner.layout(), order.chain_rows)
             prepared = learner.prepare(step.state, backend)
             if step.keeps_leaves:
-                learner.exchange(prepared, None, learner.visit(prepared, block), stats)
+                learner.exchange(prepared, None, learner.visit(prepared, block, None), stats)
             else:
                 learner.run_chain(prepared, block, stats)
 

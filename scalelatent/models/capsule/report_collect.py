@@ -6,7 +6,6 @@ latents and the few rows that are shown as pictures. Memory therefore does not g
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from scalelatent.contract.learners import Block
 from scalelatent.data import Dataset
 from scalelatent.engine.ahead import iter_blocks
 from scalelatent.engine.backend import make_backend
-from scalelatent.engine.reading import Meter, Reader
+from scalelatent.engine.reading import Meter, Reader, StopEvent
 from scalelatent.engine.threads import single_threaded
 from scalelatent.report.sampled import check_width
 
@@ -168,7 +167,7 @@ def _rows_seen(model: Any, data: Dataset, wiring: Wiring, block_bytes: int) -> A
     with single_threaded():
         prepared = latents.prepare(backend)
         reader = Reader(data, None, Meter(), model.classes_)
-        for block in iter_blocks(reader, blocks, threading.Event()):
+        for block in iter_blocks(reader, blocks, StopEvent()):
             yield _see(block, latents, scores, prepared)
 
 

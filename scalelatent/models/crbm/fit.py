@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.contract.parameters import is_number, is_whole
-from scalelatent.contract.targets import Corruption, Targets
+from scalelatent.contract.wants import Corruption, Targets
 from scalelatent.data import Dataset
 from scalelatent.engine.order import RowOrder
 from scalelatent.errors import DataError, warn_user

@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.contract.learners import Block
-from scalelatent.contract.targets import Targets
+from scalelatent.contract.wants import Targets, Wants
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.mapwrite import map_to_array
@@ -350,7 +350,7 @@ class CrbmOutputs:
         """
         check_is_fitted(self)
         ds, out, backend = self._pairs(X, y), [], make_backend("reference")
-        reader = Reader(ds, None, Meter(), csr=True, targets=self._test_targets(ds))
+        reader = Reader(ds, None, Meter(), wants=Wants(csr=True, targets=self._test_targets(ds)))
         params = self._shape.split(self._theta.astype(np.float64))
         with naming(ds):
             for a in range(0, len(ds), 4096):

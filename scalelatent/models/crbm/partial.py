@@ -9,7 +9,7 @@ import numpy as np
 
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.chains import advance, run_chains
-from scalelatent.engine.reading import Meter, Reader, rows_for
+from scalelatent.engine.reading import Meter, Reader
 from scalelatent.engine.threads import single_threaded
 from scalelatent.kernels.streams import resolve_seed, stream
 from scalelatent.models.crbm.model.energy import CrbmShape
@@ -103,7 +103,7 @@ class CrbmPartial:
 
     def _stream(self, learner: CrbmLearner, state: CrbmState, ds: Any) -> CrbmState:
         backend, size = make_backend(self.device), batch_size(self)
-        reader = Reader(ds, None, Meter(), **rows_for(learner))
+        reader = Reader(ds, None, Meter(), wants=learner.wants)
         seen = int(state.sums[2])
         with single_threaded():
             for a in range(0, len(ds), size):

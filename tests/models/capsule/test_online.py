@@ -183,7 +183,7 @@ def test_bad_rows_and_weights_are_told_apart() -> None:
 
 def visit(learner: Any, state: Any, leaf: Block, old: Any, stats: Stats) -> Any:
     prepared = learner.prepare(state, make_backend("cpu"))
-    new = learner.visit(prepared, leaf)
+    new = learner.visit(prepared, leaf, old)
     learner.exchange(prepared, old, new, stats)
     return new
 

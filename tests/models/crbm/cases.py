@@ -9,7 +9,7 @@ import numpy as np
 
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
-from scalelatent.contract.targets import Targets
+from scalelatent.contract.wants import Targets
 from scalelatent.engine.backend import make_backend
 from scalelatent.models.crbm.model.energy import CrbmShape, Params
 from scalelatent.models.crbm.model.negative_phases import LEARNERS

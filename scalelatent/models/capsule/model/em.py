@@ -24,6 +24,7 @@ import numpy as np
 from scalelatent.contract.finite import diverged, find_nonfinite, find_too_large
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
+from scalelatent.contract.wants import Wants
 from scalelatent.models.capsule.kernels.squash import squash_table
 from scalelatent.reductions.moments import NonFiniteError
 
@@ -124,6 +125,8 @@ class CapsulePass:
     E-step adds ``rows`` (M,) and ``delta`` (D, p), the residual moment; scoring of an ensemble ``decision``
     (2,), weighted errors of what its members decide together and total weight, both 0 where not measured.
     """
+
+    wants = Wants()
 
     members: Members
     n_features: int
@@ -252,8 +255,6 @@ class CapsuleEM:
     class_weight : ndarray of float64, shape (classes,) or None
     has_validation : int
     """
-
-    kind = "scalelatent.models.capsule.model.em:CapsuleEM"
 
     members: Members
     moment: np.ndarray

@@ -62,14 +62,12 @@ def incremental_state(w: np.ndarray, n_members: int) -> IncrementalState:
 
 @dataclass(frozen=True)
 class CapsuleIncremental(OnlineCapsule):
-    """Incremental EM (an :class:`~...engine.incremental.LeafLearner`).
+    """Incremental EM (a :class:`~scalelatent.contract.learners.LeafLearner`).
 
     Attributes
     ----------
     n_leaves : int
     """
-
-    kind = "scalelatent.models.capsule.model.incremental:CapsuleIncremental"
 
     n_leaves: int
 
@@ -84,7 +82,7 @@ class CapsuleIncremental(OnlineCapsule):
         train = self.train_pass
         return train, train.prepare(state, backend), state  # type: ignore[arg-type]
 
-    def visit(self, prepared: Any, block: Block) -> dict[str, np.ndarray]:
+    def visit(self, prepared: Any, block: Block, kept: Any) -> dict[str, np.ndarray]:
         """What a leaf has to keep: an E-step of its rows, kernel block by kernel block.
 
         Returns

@@ -26,6 +26,7 @@ import numpy as np
 from scalelatent.contract.finite import diverged
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
+from scalelatent.contract.wants import Wants
 
 from .em import CapsuleEM, CapsulePass, Prepared, decision_error, error_rates
 
@@ -160,7 +161,7 @@ class OnlineCapsule:
         Sum of the row weights of each class, and its rows of weight above 0.
     """
 
-    kind = "scalelatent.models.capsule.model.online:OnlineCapsule"
+    wants = Wants()
 
     em: CapsuleEM
     weight: np.ndarray
@@ -315,8 +316,6 @@ class CapsuleStepwise(OnlineCapsule):
     t0 : float
         Steps after which eta falls.
     """
-
-    kind = "scalelatent.models.capsule.model.online:CapsuleStepwise"
 
     kappa: float
     t0: float

@@ -44,8 +44,6 @@ class CapsulePassiveAggressive(OnlineCapsule):
         C, the largest length of a row's change, in units of |g| / (x^T z); a row of weight a has a C.
     """
 
-    kind = "scalelatent.models.capsule.model.passive:CapsulePassiveAggressive"
-
     aggressiveness: float
 
     def layout(self) -> Layout:

@@ -9,6 +9,7 @@ import numpy as np
 
 from scalelatent.contract.finite import find_nonfinite, find_too_large
 from scalelatent.contract.learners import Block
+from scalelatent.contract.wants import Wants
 from scalelatent.models.capsule.kernels.squash import squash_table
 from scalelatent.reductions.moments import NonFiniteError
 
@@ -102,9 +103,9 @@ class CapsuleRows:
         return class_scores(backend, self.members, h)
 
     @property
-    def gives_labels(self) -> bool:
-        """The output dataset's labels are predicted, not copied."""
-        return self.what == "classes"
+    def wants(self) -> Wants:
+        """Labels of the output are predicted, not copied, where it is classes."""
+        return Wants(labels=self.what == "classes")
 
     @staticmethod
     def labels(scores: np.ndarray) -> np.ndarray:

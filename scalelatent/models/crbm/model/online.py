@@ -23,7 +23,7 @@ import numpy as np
 
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.contract.targets import Targets
+from scalelatent.contract.wants import Targets, Wants
 from scalelatent.errors import DivergenceError
 from scalelatent.kernels.vectors import aligned, lined_up
 from scalelatent.models.crbm.kernels.inference import WeightError
@@ -73,9 +73,6 @@ class CrbmLearner:
         Weight of new messages.
     """
 
-    kind = "scalelatent.models.crbm.model.online:CrbmLearner"
-    accepts_csr = True
-
     shape: CrbmShape
     learner: str
     rates: np.ndarray
@@ -97,6 +94,11 @@ class CrbmLearner:
     damping: float = 1.0
 
     # -- the contract ----------------------------------------------------------------------------------------
+
+    @property
+    def wants(self) -> Wants:
+        """CSR rows as they are, and outputs."""
+        return Wants(csr=True, targets=self.targets)
 
     def layout(self) -> Layout:
         """Gradient (of local steps the displacement) by field, or its factors; then what is measured."""

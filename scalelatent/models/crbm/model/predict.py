@@ -9,7 +9,7 @@ import numpy as np
 
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.contract.targets import Targets
+from scalelatent.contract.wants import Targets, Wants
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.crbm.kernels.inference import Inference
 
@@ -53,8 +53,6 @@ class CrbmScoring:
     as much as its weight.
     """
 
-    accepts_csr = True
-
     shape: CrbmShape
     inference: str
     n_sweeps: int | None
@@ -62,6 +60,11 @@ class CrbmScoring:
     targets: Targets
     theta: np.ndarray | None = None
     damping: float = 1.0
+
+    @property
+    def wants(self) -> Wants:
+        """CSR rows as they are, and outputs."""
+        return Wants(csr=True, targets=self.targets)
 
     def layout(self) -> Layout:
         """Wrong and all units, wrong and all changed ones, rows that are not of 0 and 1."""
@@ -148,7 +151,7 @@ class CrbmOutput:
         same inference, float32 (rows, h); or of h given v, of a plain RBM, whose rows are v.
     """
 
-    accepts_csr = True
+    wants = Wants(csr=True)
 
     shape: CrbmShape
     theta: np.ndarray

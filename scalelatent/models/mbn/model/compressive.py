@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.contract.learners import Block
+from scalelatent.contract.wants import Wants
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class NetworkRows:
     >>> rows.apply(rows.prepare(make_backend("cpu")), block).tolist()
     [[4.0], [7.0]]
     """
+
+    wants = Wants()
 
     weights: tuple[np.ndarray, ...]
     biases: tuple[np.ndarray, ...]

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from scalelatent.contract.wants import Wants
 from scalelatent.kernels.sparse_rows import CsrRows
 
 from .sampling import choose, choose_mask, draw_bits
@@ -194,6 +195,11 @@ class Layer:
         return choose_mask(bits, size, share(self.fraction, size)).reshape(self.width, self.k_below)
 
     # -- the rows that become centroids: see RowSets
+
+    @property
+    def wants(self) -> Wants:
+        """CSR rows as they are, where it sees such."""
+        return Wants(csr=self.csr)
 
     @property
     def n_sets(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.contract.learners import Block
+from scalelatent.contract.wants import Wants
 from scalelatent.kernels.sparse_rows import CsrRows
 
 from .layers import Layer
@@ -34,7 +35,6 @@ class LayerCoder:
     first: int
     stop: int
 
-    whole_shards = True
     last = None
 
     def stages(self) -> tuple[LayerCoder]:
@@ -42,9 +42,9 @@ class LayerCoder:
         return (self,)
 
     @property
-    def accepts_csr(self) -> bool:
-        """Whether blocks of CSR rows come as they are."""
-        return self.layer.csr
+    def wants(self) -> Wants:
+        """Rows as its layer takes them."""
+        return self.layer.wants
 
     def output(self) -> tuple[tuple[int, ...], str]:
         """(shape of one output row, dtype)."""
@@ -150,8 +150,6 @@ class Network:
     centroids: tuple[Any, ...]
     projection: Any = None
 
-    whole_shards = True
-
     @property
     def last(self) -> Any:
         """The projection."""
@@ -170,9 +168,9 @@ class Network:
         return "transform" if self.projection is not None else "codes"
 
     @property
-    def accepts_csr(self) -> bool:
-        """Whether blocks of CSR rows come as they are."""
-        return self.layers[0].csr
+    def wants(self) -> Wants:
+        """Rows as the first layer takes them."""
+        return self.layers[0].wants
 
     def output(self) -> tuple[tuple[int, ...], str]:
         """(shape of one output row, dtype)."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
+from scalelatent.contract.wants import Wants
 
 # Components beyond those that are wanted: their number decides how fast the wanted ones settle.
 _SPARE = 8
@@ -214,6 +215,8 @@ def _signs(vectors: np.ndarray) -> np.ndarray:
 class CodeCounts:
     """How many rows have each code, a :class:`~scalelatent.contract.learners.Reduction`."""
 
+    wants = Wants()
+
     n_clusterings: int
     k: int
 
@@ -281,8 +284,6 @@ class StreamedPca:
     tol: float
     max_iter: int
 
-    kind = "mbn"
-
     @classmethod
     def of(
         cls, counts: np.ndarray, n_rows: int, n_components: int, tol: float = 1e-4, max_iter: int = 200
@@ -338,6 +339,8 @@ class StreamedPca:
 class CodeProducts:
     """H' (H - mean) C and the sum of (H - mean) C over rows: the pass of :class:`StreamedPca`."""
 
+    wants = Wants()
+
     mean: np.ndarray
     width: int
 
@@ -365,6 +368,8 @@ class CodeProducts:
 @dataclass(frozen=True)
 class CodeProjection:
     """Codes -> principal components, a :class:`~scalelatent.contract.learners.RowMap`."""
+
+    wants = Wants()
 
     table: np.ndarray
     offset: np.ndarray

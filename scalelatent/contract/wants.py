@@ -1,4 +1,4 @@
-"""What a model with binary outputs asks of the rows that it is given: who makes blocks reads it there."""
+"""What a work may ask of the engine; the engine reads it before it makes blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SOURCES = ("y", "x")
 
 @dataclass(frozen=True)
 class Corruption:
-    """Inputs made of outputs, anew in each epoch: a pure function of (seed, stage, epoch, row).
+    """Inputs made of outputs, new ones in each epoch: a pure function of (seed, stage, epoch, row).
 
     Attributes
     ----------
@@ -24,11 +24,6 @@ class Corruption:
     seed : int
     stage : str
         What the random numbers are for: training and validation rows have streams of their own.
-
-    Examples
-    --------
-    >>> Corruption("flip", rate=0.1, seed=7)
-    Corruption(kind='flip', rate=0.1, size=(0, 0), shape=(0, 0), seed=7, stage='corruption')
     """
 
     kind: str
@@ -41,10 +36,9 @@ class Corruption:
 
 @dataclass(frozen=True)
 class Targets:
-    """Where ``Block.y`` comes from, for work that learns outputs (rows, v) instead of classes.
+    """Where ``Block.y`` comes from, for a work that learns outputs (rows, v) instead of classes.
 
-    A learner, reduction or row map that has it as an attribute ``targets`` gets blocks whose ``y`` is uint8
-    (rows, v) of zeros and ones, checked as they are read.
+    Blocks then have uint8 ``y`` (rows, v) of zeros and ones, checked as they are read.
 
     Attributes
     ----------
@@ -53,11 +47,6 @@ class Targets:
         ``corruption`` makes of the outputs, or (rows, 0) without one (an RBM without inputs).
     corruption : Corruption or None
         Of source 'x'.
-
-    Examples
-    --------
-    >>> Targets("x").source
-    'x'
     """
 
     source: str = "y"
@@ -70,3 +59,23 @@ class Targets:
             raise ValueError(
                 "a corruption makes inputs of outputs, so rows have none of their own: source='x'"
             )
+
+
+@dataclass(frozen=True)
+class Wants:
+    """Optional wishes of a reduction, row map, set of rows or online learner: its attribute ``wants``.
+
+    Attributes
+    ----------
+    csr : bool
+        Blocks of a CSR dataset stay :class:`.CsrRows`; else each is made dense when its turn comes.
+    targets : Targets or None
+        Outputs in place of class codes.
+    labels : bool
+        Of a row map: the labels of its output are not copied but made by its method ``labels``
+        (:class:`~.learners.LabelMap`).
+    """
+
+    csr: bool = False
+    targets: Targets | None = None
+    labels: bool = False
