@@ -169,30 +169,43 @@ OptSeconds = Annotated[Annotated[float, Field(ge=0)] | None, BeforeValidator(_nu
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class JobSection(_Section):
     """``[job]``: what the run is called and where it goes."""
 
     name: OptText = None
+    """What the run is called; the last part of `out` by default."""
     seed: Annotated[Annotated[int, Field(ge=0, lt=2**32)] | None, BeforeValidator(_number)] = None
+    """Of all random numbers; drawn and written down where none is given."""
     out: Text
+    """The run folder: a path, or an address in an object store. It must not exist yet."""
     scratch: OptText = None
+    """Folder that every worker sees, for rows that the fit writes; `out` by default."""
 
 
 class DataSection(_Section):
     """``[data]``: the datasets and the rows of each that are used."""
 
     train: Text
+    """Dataset to fit."""
     train_rows: Rows = None
+    """Rows of it, such as `"0:50000"`; all by default."""
     validation: OptText = None
+    """Dataset to validate on."""
     validation_rows: Rows = None
+    """Rows of it."""
     test: OptText = None
+    """Dataset to score on at the end."""
     test_rows: Rows = None
+    """Rows of it."""
     target: OptText = None
+    """Dataset whose rows are the outputs of `train`, for models that learn outputs."""
     validation_target: OptText = None
+    """The outputs of `validation`, where it is another dataset than `train`."""
     test_target: OptText = None
+    """The outputs of `test`, where it is another dataset than `train`."""
 
 
 class EngineSection(_Section):
@@ -201,17 +214,29 @@ class EngineSection(_Section):
     """
 
     block_rows: OptCount = None
+    """Rows of one kernel call; chosen by their size."""
     leaf_rows: OptCount = None
+    """Rows that are summed in order, the unit of determinism; chosen by the size of a statistic."""
     checkpoint_passes: OptCount = None
+    """Passes between checkpoints."""
     checkpoint_seconds: OptSeconds = None
+    """Seconds between checkpoints."""
     checkpoint_steps: OptCount = None
+    """Steps between checkpoints of an online fit."""
     report_steps: OptCount = None
+    """Steps between reports of an online fit."""
     validate_steps: OptCount = None
+    """Steps between validations of an online fit; once an epoch by default."""
     run_rows: OptCount = None
+    """Rows that lie together in the shuffled order of an epoch."""
     buffer_runs: OptCount = None
+    """Runs of rows that are mixed at a time."""
     keep_scratch: bool | None = None
+    """Keep the rows that the fit wrote to `scratch`."""
     on_bad_shard: Annotated[str | None, BeforeValidator(_none_word), AfterValidator(_on_bad_shard)] = None
+    """`"stop"`, or `"skip"`: leave out rows that cannot be read, and say which."""
     cache: Annotated[Any, BeforeValidator(_none_word), AfterValidator(_cache)] = None
+    """Memory of a worker for rows between passes: a share of it, bytes such as `"2GiB"`, or `"auto"`."""
 
 
 def _grid(value: Any) -> Any:
@@ -230,27 +255,42 @@ class SearchSection(_Section):
     """
 
     grid: Annotated[dict[str, list[Any]], BeforeValidator(_grid)]
+    """Parameters of the model with lists of values: `{ capsule_dim = [4, 8] }`."""
     n_iter: OptCount = None
+    """Candidates drawn from the grid; all of it by default."""
     cv: Annotated[Annotated[int, Field(ge=2)] | None, BeforeValidator(_number)] = None
+    """Folds; without them candidates are compared on the validation rows."""
     scoring: OptText = None
+    """Metric to compare by; the score of the model by default."""
     halving: bool = False
+    """Stop the worse half of the candidates early, again and again."""
     min_passes: Annotated[int, Field(ge=1)] = 8
+    """Passes before the first candidates are stopped."""
 
 
 class ClusterSection(_Section):
     """``[cluster]``: a running Dask scheduler, or the workers to start; neither: this process alone."""
 
     scheduler: OptText = None
+    """Address of a running Dask scheduler."""
     workers: OptCount = None
+    """Worker processes to start on this machine."""
     threads: OptCount = None
+    """Threads of each worker; without workers those of this process."""
     memory_limit: Annotated[str | int | float | None, BeforeValidator(_number), AfterValidator(_memory)] = (
         None
     )
+    """Of each worker: `"4GiB"`, bytes, a share of the machine, or `"auto"`."""
     device: OptText = None
+    """`"cpu"`, `"gpu"`, or `"auto"`."""
     allow_mismatch: bool = False
+    """Run though versions differ between client, scheduler and workers."""
     tls_ca: OptText = None
+    """Certificate of the authority of a scheduler at `tls://`."""
     tls_cert: OptText = None
+    """Certificate that is shown to it."""
     tls_key: OptText = None
+    """Key of that certificate."""
 
 
 SECTIONS: dict[str, type[_Section] | None] = {
