@@ -31,7 +31,7 @@ from scalelatent.data import (
     make_images,
     shuffle_dataset,
 )
-from scalelatent.generators.options import DEFAULTS
+from scalelatent.generators.images import DEFAULTS
 
 
 def timed(function: Callable[[], Any], repeats: int = 3) -> tuple[float, float]:

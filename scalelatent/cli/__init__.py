@@ -180,10 +180,7 @@ def report(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder.")],
     json: Json = False,
 ) -> None:
-    """Write the report of a run again.
-
-    One self-contained HTML page, and its figures.
-    """
+    """Write the report of a run again."""
     from scalelatent.jobs.reporting import write_report
 
     with progress_bar("report") as progress:
@@ -204,10 +201,7 @@ def compare(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Put runs side by side: what their jobs have differently, errors, passes, seconds, rows.
-
-    Runs of different kinds, or scored on different rows, are in tables of their own.
-    """
+    """Put runs side by side: what their jobs have differently, errors, passes, seconds, rows."""
     from scalelatent.jobs.comparing import compare_runs
 
     compared = compare_runs(runs)
@@ -251,13 +245,7 @@ app.command("demo")(run.demo)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit.
-
-    Parameters
-    ----------
-    arguments : list of str, optional
-        Those of the process by default.
-    """
+    """Run the command line and exit."""
     given = strip_debug(arguments_of_process() if arguments is None else arguments)
     sys.exit(_run(given))
 

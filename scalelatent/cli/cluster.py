@@ -56,12 +56,7 @@ def up(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Start a scheduler and workers, and stay until Ctrl-C.
-
-    Everything listens on loopback and on free ports unless told otherwise; with --workers 0 it is a scheduler
-    alone, for `scalelatent cluster join` on other machines. Ctrl-C (or SIGTERM) ends all of
-    its processes; jobs that run then go on from their last checkpoint with `scalelatent resume RUN`.
-    """
+    """Start a scheduler and workers, and stay until Ctrl-C."""
     from scalelatent.deploy.security import security_from
     from scalelatent.deploy.serving import own_certificates, serve, until_stopped
 
@@ -173,10 +168,7 @@ def certificates(
     days: Annotated[int, typer.Option(min=1, help="How long they are valid.")] = 365,
     json: Json = False,
 ) -> None:
-    """Make the certificates of a cluster with TLS.
-
-    ca.pem goes everywhere, cluster-*.pem to the scheduler and the workers, client-*.pem to those who submit.
-    """
+    """Make the certificates of a cluster with TLS."""
     from scalelatent.deploy.certificates import make_certificates
 
     made = {name: str(file) for name, file in make_certificates(folder, hosts=host or (), days=days).items()}
@@ -203,10 +195,7 @@ def warm(
     tls_key: TlsKey = None,
     json: Json = False,
 ) -> None:
-    """Compile kernels ahead, so that no first fit waits for them.
-
-    Once for a machine and version; kernels that are there already are left as they are.
-    """
+    """Compile kernels ahead, so that no first fit waits for them."""
     if scheduler is None:
         from scalelatent.deploy.warm import warm as compile_here
 
@@ -248,11 +237,7 @@ def doctor(
     tls_key: TlsKey = None,
     json: Json = False,
 ) -> None:
-    """Check this machine, or a cluster, and name fixes.
-
-    Here: versions, threads, memory, GPU, ports and disk. With --scheduler: the same of every worker, their
-    clocks, the dashboard, and whether each can write to FOLDER. The exit code is 1 if a check failed.
-    """
+    """Check this machine, or a cluster, and name fixes."""
     if scheduler is None:
         from scalelatent.deploy.doctor import examine
 

@@ -58,10 +58,7 @@ def convert(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Write rows in another form: chunks, shards, codec, dtype, fewer rows.
-
-    What is not asked for stays as it is.
-    """
+    """Write rows in another form: chunks, shards, codec, dtype, fewer rows."""
     from scalelatent.data import convert_dataset
     from scalelatent.data.write.convert import open_source
 
@@ -109,10 +106,7 @@ def append(
     y: KeyOfLabels = None,
     json: Json = False,
 ) -> None:
-    """Append rows to a dataset.
-
-    Whatever goes wrong on the way, the dataset stays as it was.
-    """
+    """Append rows to a dataset."""
     from scalelatent.data import append_rows
     from scalelatent.storage.disk import locate
     from scalelatent.storage.guard import clears_too
@@ -134,10 +128,7 @@ def repair(
     jobs: Jobs = None,
     json: Json = False,
 ) -> None:
-    """Make lost or damaged parts of a made dataset again, or finish one that was broken off.
-
-    What is there and whole stays. Imported rows cannot be made again.
-    """
+    """Make lost or damaged parts of a made dataset again, or finish one that was broken off."""
     from scalelatent.data import repair_dataset
 
     with progress_bar("making what is missing") as progress:
@@ -210,10 +201,7 @@ def check(
     jobs: Jobs = None,
     json: Json = False,
 ) -> None:
-    """Read all of a dataset and name the files that are not what was written.
-
-    Exits with 1 where there are such.
-    """
+    """Read all of a dataset and name the files that are not what was written."""
     from scalelatent.data import check_dataset
 
     with progress_bar("checking") as progress:
@@ -249,10 +237,7 @@ def shuffle(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Write the rows in random order, in bounded memory.
-
-    Rows that do not fit into --memory pass through temporary buckets beside OUT.
-    """
+    """Write the rows in random order, in bounded memory."""
     from scalelatent.data import shuffle_dataset
 
     limit = None if memory is None else bytes_of(memory, "--memory")

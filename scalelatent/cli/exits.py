@@ -101,13 +101,7 @@ def tell_usage(error: Any, as_json: bool) -> int:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, without line breaks, and cut where it goes on and on.
-
-    Examples
-    --------
-    >>> one_line(ValueError("no good:\\n  x"))
-    'no good: x'
-    """
+    """What an error says, without line breaks, and cut where it goes on and on."""
     text = " ".join(" ".join([str(error), *getattr(error, "__notes__", [])]).split())
     return _cut(text, LONGEST)
 

@@ -329,11 +329,7 @@ def import_rcv1(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Import RCV1-v2, news stories with topics, as sparse rows.
-
-    Weights of 47,236 terms are downloaded once, checked and kept in a cache. With --tokens and --topics,
-    files of your own give counts of the commonest stems instead.
-    """
+    """Import RCV1-v2, news stories with topics, as sparse rows."""
     if tokens:
         if topics is None:
             raise DataError(

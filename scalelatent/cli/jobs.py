@@ -53,11 +53,7 @@ def submit(
     tls_key: TlsKey = None,
     json: Json = False,
 ) -> None:
-    """Hand a job to a Dask cluster, where it goes on without this machine.
-
-    Prints the job id. What the job would fail of (versions, workers, GPUs, paths that workers do not see) is
-    told before anything is sent. The run folder must be one that this machine and all workers see.
-    """
+    """Hand a job to a Dask cluster, where it goes on without this machine."""
     from scalelatent.jobs.submit import submit_job
 
     extra = _tls_settings(tls_ca, tls_cert, tls_key)
@@ -112,10 +108,7 @@ def status(
     tls_key: TlsKey = None,
     json: Json = False,
 ) -> None:
-    """Say how a job is getting on.
-
-    A run folder needs no scheduler. With --scheduler the jobs that it knows are listed, too.
-    """
+    """Say how a job is getting on."""
     from scalelatent.deploy.connection import open_client
     from scalelatent.jobs.control import list_jobs
 
@@ -183,11 +176,7 @@ def attach(
     tls_key: TlsKey = None,
     json: Json = False,
 ) -> None:
-    """Watch a job until it ends.
-
-    Ctrl-C stops watching; the job goes on. The exit code is 1 for a job that failed, 130 for one that was
-    cancelled.
-    """
+    """Watch a job until it ends."""
     from scalelatent.jobs.control import follow
     from scalelatent.monitor.progress import Progress
 
@@ -250,14 +239,7 @@ def resume(
     tls_key: TlsKey = None,
     json: Json = False,
 ) -> None:
-    """Go on with a run that was stopped, killed or failed.
-
-    The result has the bits of an undisturbed run. A run that was submitted is submitted again, to its own
-    scheduler or another one (--scheduler); any other goes on in this process.
-    --set may change values of the cluster section (workers, scheduler) and engine.cache: they never change a
-    result. And engine.on_bad_shard=skip leaves out a shard that cannot be read, or that workers die of. A
-    conditional RBM may go on with another model.learning_rate or model.n_epochs.
-    """
+    """Go on with a run that was stopped, killed or failed."""
     from scalelatent.jobs.control import write_job_again
     from scalelatent.jobs.recorder import check_resumable
     from scalelatent.jobs.resolve import override

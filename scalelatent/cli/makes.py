@@ -119,10 +119,7 @@ def make_bars(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Make images of two bars that cross in all ways.
-
-    By default 25 crossings an image and 3 % of flipped pixels.
-    """
+    """Make images of two bars that cross in all ways."""
     _make_images("bars", out, rows, seed, jobs, resume, overwrite, json,
                  noise=noise, crosses=crosses, length=length)  # fmt: skip
 
@@ -163,10 +160,7 @@ def make_letters(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Make images of letters at random places, 24x24 pixels by default.
-
-    3 % of the pixels are flipped; --noise 0 gives clean ones.
-    """
+    """Make images of letters at random places, 24x24 pixels by default."""
     _make_images("letters", out, rows, seed, jobs, resume, overwrite, json,
                  noise=noise, count=count, alphabet=alphabet, size=pixels_of(size, "--size"))  # fmt: skip
 
@@ -206,10 +200,7 @@ def make_traits(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Make images of two traits: square or circle, and one of two diagonals.
-
-    Traits and pixels are moved by up to one pixel; 0.1 % of the pixels are flipped.
-    """
+    """Make images of two traits: square or circle, and one of two diagonals."""
     _make_images("traits", out, rows, seed, jobs, resume, overwrite, json,
                  noise=noise, labels=labels, together=together, gap=gap)  # fmt: skip
 
@@ -251,10 +242,7 @@ def make_noisy_digits(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Make binary images with flipped pixels, and the clean ones as a second dataset.
-
-    A job file names the two as train and target.
-    """
+    """Make binary images with flipped pixels, and the clean ones as a second dataset."""
     _make_corrupted("noisy-digits", out, base, base_rows, rows, clean, threshold, seed, jobs, resume,
                     overwrite, json, share=share)  # fmt: skip
 
@@ -277,10 +265,7 @@ def make_occluded_digits(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Make binary images of which a patch is gone, and the whole ones as a second dataset.
-
-    A job file names the two as train and target.
-    """
+    """Make binary images of which a patch is gone, and the whole ones as a second dataset."""
     _make_corrupted("occluded-digits", out, base, base_rows, rows, clean, threshold, seed, jobs, resume,
                     overwrite, json, patch=pixels_of(patch, "--patch"), value=value)  # fmt: skip
 

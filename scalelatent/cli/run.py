@@ -44,13 +44,7 @@ def _load(job: Path, settings: list[str] | None, out: str | None) -> Job:
 def plan(
     job: JobFile, settings: Settings = None, out: Out = None, measure: Measure = False, json: Json = False
 ) -> None:
-    """Say what a job will need: time, memory, disk; refuse what cannot fit, as `fit` and `submit` do.
-
-    Nothing is written but rates of this machine, which are measured once and kept beside its compiled
-    kernels: for each version and processor, for ninety days, or until --measure. Every value is printed with
-    where it comes from, in this order of precedence: command line, environment
-    (SCALELATENT_SECTION__KEY), job file, default.
-    """
+    """Say what a job will need: time, memory, disk; refuse what cannot fit, as `fit` and `submit` do."""
     from scalelatent.engine.rates import rates
     from scalelatent.jobs.planning import plan_job, plan_lines
 
@@ -83,12 +77,7 @@ def show_job(job: Job) -> None:
 
 @verb
 def fit(job: JobFile, settings: Settings = None, out: Out = None, json: Json = False) -> None:
-    """Run a job: fit, score, save, report.
-
-    Everything is written into the run folder, which must not exist yet or be empty.
-    Relative paths in the job file count from the current folder. Ctrl-C stops at a checkpoint;
-    `scalelatent resume RUN` goes on and gives the same bits as an undisturbed run.
-    """
+    """Run a job: fit, score, save, report."""
     _run(_load(job, settings, out), None, json)
 
 
@@ -104,13 +93,7 @@ def demo(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Fit a million digits out of core: a first look.
-
-    Makes the digits, starts a local Dask cluster, fits capsule regression, scores it and writes a report.
-    Under three minutes on two cores.
-    The training images are varied from the digits that ship with scikit-learn; validation and test digits
-    are originals that no training image was made from.
-    """
+    """Fit a million digits out of core: a first look."""
     from scalelatent.jobs.demo import prepare
 
     from .show import progress_bar

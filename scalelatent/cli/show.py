@@ -127,16 +127,7 @@ def _rows(values: Mapping[str, Any], indent: str = "", unit: str = "") -> Iterat
 
 
 def text_of(value: Any, name: str = "") -> str:
-    """Say a value as people read it: thousands apart, bytes by size, shares in percent, names as they are.
-
-    Examples
-    --------
-    >>> from scalelatent.cli.show import text_of
-    >>> text_of(1234567), text_of(3 * 2**20, "peak_bytes"), text_of(0.0621, "test_error"), text_of(None)
-    ('1,234,567', '3.0 MiB', '6.21 %', 'none')
-    >>> text_of(1234567, "seed"), text_of(0.7739, "nmi_mean"), text_of([0.5, 0.25], "accuracy")
-    ('1234567', '77.39 %', '50.00 %, 25.00 %')
-    """
+    """Say a value as people read it: thousands apart, bytes by size, shares in percent, names as they are."""
     if value is None:
         return "none"
     if isinstance(value, bool):

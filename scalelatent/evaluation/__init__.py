@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from .baselines import lsa, pca
     from .clustering import KMeansScores, clustering_accuracy, kmeans_scores, nmi
     from .output_scores import METRICS, score_clusters, score_output
-    from .ranking import RETRIEVAL_METRICS
-    from .retrieval import RetrievalCurve, retrieval_accuracy, retrieval_levels
+    from .retrieval import RETRIEVAL_METRICS, RetrievalCurve, retrieval_accuracy, retrieval_levels
     from .structured import OutputErrors, all_error, changed_error, occlusion_errors, output_errors
 
 __all__ = [
@@ -39,7 +38,7 @@ __all__ = [
 
 _WHERE = {
     "METRICS": ".output_scores",
-    "RETRIEVAL_METRICS": ".ranking",
+    "RETRIEVAL_METRICS": ".retrieval",
     "KMeansScores": ".clustering",
     "OutputErrors": ".structured",
     "RetrievalCurve": ".retrieval",

@@ -258,18 +258,7 @@ def _rows_of(output: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def labels_of(dataset: Dataset) -> np.ndarray:
-    """The classes of a dataset.
-
-    Raises
-    ------
-    DataError
-        It has none, or targets or multi-labels in their place.
-
-    Examples
-    --------
-    >>> labels_of(Dataset.from_arrays(np.zeros((2, 1)), np.array([4, 2]))).tolist()
-    [4, 2]
-    """
+    """The classes of a dataset."""
     where = dataset.url or "the rows"
     if not dataset.has_y:
         raise DataError(

@@ -88,27 +88,14 @@ def score_clusters(
 
 
 def read_spaced(dataset: Dataset, rows: int) -> tuple[Any, Any]:
-    """(x, y) of at most so many rows of a dataset, from all over it; y is None where there is none.
-
-    Examples
-    --------
-    >>> x, y = read_spaced(Dataset.from_arrays(np.arange(1000.0)[:, None]), 200)
-    >>> x[:3].ravel().tolist(), y
-    ([0.0, 1.0, 10.0], None)
-    """
+    """(x, y) of at most so many rows of a dataset, from all over it; y is None where there is none."""
     pieces = spaced(len(dataset), rows, PLACES)
     y = joined([dataset.read_y(a, b) for a, b in pieces]) if dataset.has_y else None
     return joined([dataset.read_x(a, b) for a, b in pieces]), y
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """One array, or CSR array, of several.
-
-    Examples
-    --------
-    >>> joined([np.zeros((1, 2)), np.ones((2, 2))]).shape
-    (3, 2)
-    """
+    """One array, or CSR array, of several."""
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts)
     import scipy.sparse
@@ -202,13 +189,7 @@ def score_output(
 
 
 def check_clusters(metrics: Sequence[str], metric: str) -> None:
-    """Refuse clusters of codes: k-means would average numbers of centroids.
-
-    Raises
-    ------
-    JobError
-        Naming the metric.
-    """
+    """Refuse clusters of codes: k-means would average numbers of centroids."""
     wanted = [name for name in OF_CLUSTERS if name in metrics]
     if wanted and metric == "overlap":
         raise JobError(

@@ -216,13 +216,7 @@ def _check(kind: str, options: dict[str, Any], threshold: int, seed: int, shape:
 
 
 def clean_url(url: str) -> str:
-    """Where the clean images lie beside the corrupted ones.
-
-    Examples
-    --------
-    >>> clean_url("data/noisy.zarr")
-    'data/noisy.clean.zarr'
-    """
+    """Where the clean images lie beside the corrupted ones."""
     folder, slash, name = url.rstrip("/").rpartition("/")
     stem, dot, suffix = name.rpartition(".")
     return folder + slash + (f"{stem}.clean.{suffix}" if dot and stem else f"{name}.clean")

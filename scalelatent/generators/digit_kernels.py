@@ -17,10 +17,7 @@ __all__ = ["gaussian_taps", "render", "render_reference", "smooth_fields"]
 
 
 def gaussian_taps(sigma: float, radius: int) -> tuple[np.ndarray, np.ndarray]:
-    """A Gaussian and its derivative as correlation filters, float32 (2 * radius + 1).
-
-    The Gaussian sums to 1; the derivative of a ramp of slope 1 is 1.
-    """
+    """A Gaussian and its derivative as correlation filters, float32 (2 * radius + 1)."""
     offsets = range(-radius, radius + 1)
     weights = [math.exp(-0.5 * (u / sigma) ** 2) for u in offsets]
     total = math.fsum(weights)
@@ -31,10 +28,7 @@ def gaussian_taps(sigma: float, radius: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def smooth_fields(noise: np.ndarray, taps: np.ndarray) -> np.ndarray:
-    """Separable smoothing of float32 noise (n, h + 2 r, w + 2 r) to (n, h, w); no border effects.
-
-    Tap after tap in a fixed order, so that the sum has the same bits everywhere.
-    """
+    """Separable smoothing of float32 noise (n, h + 2 r, w + 2 r) to (n, h, w); no border effects."""
     height, width = (s - len(taps) + 1 for s in noise.shape[1:])
     across = np.zeros((*noise.shape[:2], width), np.float32)
     for u, tap in enumerate(taps):
@@ -57,24 +51,7 @@ def render_reference(
     beta: np.float32,
     out: np.ndarray,
 ) -> None:
-    """Fill `out` with deformed base images; the oracle of the compiled body.
-
-    Parameters
-    ----------
-    images : uint8 (n_bases, h, w)
-        Base images.
-    base, k1, k2 : int64 (rows,)
-        Base image and the two displacement fields of each row; `k1 < 0` copies the base unchanged.
-    fields : float32 (n_fields, h, w)
-        Displacements in pixels: F[k1] along a row, F[k2] along a column.
-    smooth, derive : float32 (2 r + 1,)
-        Gaussian and its derivative.
-    alpha, beta : float32
-        Strength of the deformation and of the thickening.
-    out : uint8 (rows, h, w)
-        The result, clip(x + alpha * (F[k1] * t_x + F[k2] * t_y) + beta * sqrt(t_x**2 + t_y**2), 0, 255),
-        rounded.
-    """
+    """Fill `out` with deformed base images; the oracle of the compiled body."""
     height, width = images.shape[1:]
     radius = len(smooth) // 2
     half, top, zero = np.float32(0.5), np.float32(255), np.float32(0)

@@ -35,27 +35,7 @@ def resample(
     out: np.ndarray,
     kept: np.ndarray,
 ) -> int:
-    """Draw a document for each base row.
-
-    Parameters
-    ----------
-    counts : int64 (entries,)
-        Counts of the base, in CSR order.
-    pointers : int64 (base rows + 1,)
-    local : int64 (rows,)
-        Base row of each document.
-    first, seed, word : uint64
-        Index of the first document; the two words of the Philox key.
-    out : uint64 (entries of all the base rows in `local`,)
-        Count of each entry of each document's base row, one document after the other; many are 0.
-    kept : int64 (rows,)
-        Entries of each document that are not 0.
-
-    Returns
-    -------
-    int
-        Entries that are not 0, in all.
-    """
+    """Draw a document for each base row."""
     place, total_kept = 0, 0
     longest = 0
     for i in range(local.shape[0]):

@@ -51,18 +51,7 @@ _TRAIT_ROWS = """
 
 
 def bitmaps(drawings: dict[str, list[str]]) -> list[np.ndarray]:
-    """Drawings, in which `#` is 1, as arrays uint8 (height, width).
-
-    Raises
-    ------
-    DataError
-        Lines of different lengths, or signs other than `#` and `.`.
-
-    Examples
-    --------
-    >>> bitmaps({"corner": ["##", "#."]})[0].tolist()
-    [[1, 1], [1, 0]]
-    """
+    """Drawings, in which `#` is 1, as arrays uint8 (height, width)."""
     for name, lines in drawings.items():
         if not lines or not lines[0] or {len(line) for line in lines} != {len(lines[0])}:
             raise DataError(f"the drawing of feature {name!r} has no lines, or lines of different lengths")

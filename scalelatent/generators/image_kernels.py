@@ -25,17 +25,7 @@ def below(draw: Any, n: Any) -> Any:
 
 @entry(given("u8", 1), given("i8", 1), filled("u4", 2))
 def row_draws(key: Any, rows: Any, out: Any) -> None:
-    """Draws of some rows: in epoch 0 those that `images.uniform` makes of a run of them.
-
-    Parameters
-    ----------
-    key : uint64 (3,)
-        Seed, word of the purpose, epoch.
-    rows : int64 (n,)
-        Numbers of the rows.
-    out : uint32 (n, count)
-        The result.
-    """
+    """Draws of some rows: in epoch 0 those that `images.uniform` makes of a run of them."""
     count, zero = out.shape[1], np.uint64(0)
     words = (count + 1) // 2  # of 64 bits a row; a step of the counter gives four
     for i in range(out.shape[0]):
@@ -55,17 +45,7 @@ def row_draws(key: Any, rows: Any, out: Any) -> None:
 
 @entry(given("i2", 3), given("u1", 3), filled("u1", 3))
 def draw_features(placements: Any, features: Any, out: Any) -> None:
-    """Images with features at places, joined by OR where they overlap.
-
-    Parameters
-    ----------
-    placements : int16 (rows, count, 3)
-        Feature, top and left; feature -1 for none.
-    features : uint8 (n_features, h, w)
-        0 or 1; smaller ones are filled up with zeros, which may lie outside the image.
-    out : uint8 (rows, height, width)
-        The result.
-    """
+    """Images with features at places, joined by OR where they overlap."""
     for i in range(out.shape[0]):
         image = out[i]
         for y in range(image.shape[0]):
@@ -119,10 +99,7 @@ def occlude(draws: Any, patch: Any, out: Any) -> None:
 
 @entry(given("u4", 2), given("u1", 3), filled("u1", 3))
 def jitter_pixels(draws: Any, images: Any, out: Any) -> None:
-    """Move each pixel that is 1 by up to one pixel in both directions; draws (rows, pixels).
-
-    A pixel that would leave the image stays away.
-    """
+    """Move each pixel that is 1 by up to one pixel in both directions; draws (rows, pixels)."""
     height, width = out.shape[1], out.shape[2]
     for i in range(out.shape[0]):
         for y in range(height):
@@ -147,25 +124,7 @@ def jitter_pixels(draws: Any, images: Any, out: Any) -> None:
     filled("i2", 3),
 )
 def typeset(draws: Any, likelihood: Any, starts: Any, letters: Any, glyphs: Any, page: Any, out: Any) -> None:
-    """Fill pages with random words, line after line.
-
-    Parameters
-    ----------
-    draws : uint32 (rows, words)
-        One a word; a page ends when they do.
-    likelihood : uint32 (vocabulary,)
-        Cumulative, of each word.
-    starts : int64 (vocabulary + 1,)
-        Where a word begins in `letters`.
-    letters : int64 (n,)
-        Glyph numbers of all words.
-    glyphs : int64 (n_glyphs, 2)
-        Height and width of each glyph.
-    page : int64 (3,)
-        Height, width, line pitch; the margin is one pixel.
-    out : int16 (rows, count, 3)
-        Glyph, top and left; what is not needed is -1.
-    """
+    """Fill pages with random words, line after line."""
     for i in range(out.shape[0]):
         out[i] = -1
         used, top, left = 0, 1, 1

@@ -60,41 +60,7 @@ def make_rows(
     progress: Progress | None = None,
     **layout: Any,
 ) -> Dataset:
-    """Write the first rows of a generator to a dataset.
-
-    Parameters
-    ----------
-    url : str
-        Where to.
-    rows : int
-        Number of rows.
-    parameters : dict
-        All that decides the rows, JSON-able; `importer` is a name of `GENERATORS`. It becomes the dataset's
-        provenance, from which any process can make any shard.
-    n_jobs : int, optional
-        Threads, at least 1, each writing shards of its own; all cores by default.
-    resume : bool
-        Leave shards that are written already; the parameters have to be the same.
-    overwrite : bool
-        Replace a dataset that lies there.
-    progress : callable, optional
-        Called with (rows done, rows in all).
-    **layout
-        `chunk_rows`, `shard_rows`, `compressor` of `create_dataset`.
-
-    Raises
-    ------
-    DataError
-        The output exists, a parameter cannot be, or the disk is full. Wrong parameters are found before
-        anything is written; shards that are written stay, to be resumed.
-
-    Examples
-    --------
-    >>> from scalelatent.data import image_set
-    >>> bars = image_set("bars", crosses=2)
-    >>> make_rows("memory://doc-make", 3, bars.parameters, overwrite=True)
-    <Dataset 3 rows x (14, 14) uint8, 'memory://doc-make'>
-    """
+    """Write the first rows of a generator to a dataset."""
     from scalelatent.data.write.create import create_dataset
 
     threads = _threads(n_jobs)
@@ -182,15 +148,7 @@ def _fill(writer: DatasetWriter, threads: int, progress: Progress | None) -> Dat
 
 
 def make_shard(url: str | os.PathLike[str], shard: int) -> None:
-    """Make one shard of a dataset that `make_rows` began; for tasks on other machines.
-
-    All parameters come from the dataset's provenance. A shard that is written already is left alone.
-
-    Raises
-    ------
-    DataError
-        No such dataset, or its base has changed since.
-    """
+    """Make one shard of a dataset that `make_rows` began; for tasks on other machines."""
     from scalelatent.data.write.writer import DatasetWriter
 
     _write_shard(DatasetWriter.attach(url), shard)
@@ -203,27 +161,7 @@ def _write_shard(writer: DatasetWriter, shard: int) -> None:
 
 
 def generator_of(provenance: dict[str, Any], url: str) -> Generator:
-    """The generator of a dataset with this provenance, made once per process.
-
-    Parameters
-    ----------
-    provenance : dict
-        Of a dataset that `make_rows` made, or its parameters.
-    url : str
-        Where the dataset lies; paths in the provenance are relative to it.
-
-    Raises
-    ------
-    DataError
-        It was not made by a generator, or a parameter cannot be.
-
-    Examples
-    --------
-    >>> from scalelatent.data import make_images
-    >>> ds = make_images("memory://doc-generator", "bars", 3, overwrite=True)
-    >>> generator_of(ds.attrs["provenance"], ds.url).rows(5, 7)[0].shape
-    (2, 35, 35)
-    """
+    """The generator of a dataset with this provenance, made once per process."""
     if provenance.get("importer") not in GENERATORS:
         raise DataError(
             f"{url} was not made by a generator (its provenance says {provenance.get('importer')!r}); there "
@@ -261,13 +199,7 @@ def base_name(base: str | os.PathLike[str], url: str) -> str:
 
 
 def open_stored_base(name: str, url: str) -> Dataset:
-    """The dataset that `base_name` named.
-
-    Raises
-    ------
-    DataError
-        No dataset, or the very one that is to be made.
-    """
+    """The dataset that `base_name` named."""
     from scalelatent.data.dataset import open_dataset
 
     place = name if "://" in name else absolute(name, url)
@@ -276,13 +208,7 @@ def open_stored_base(name: str, url: str) -> Dataset:
 
 
 def open_base(name: str, url: str, fingerprint: str | None = None) -> Dataset:
-    """The base set that `base_name` named: uint8 images, with or without labels.
-
-    Raises
-    ------
-    DataError
-        Not such images, others than those of the fingerprint, or the dataset that is to be made.
-    """
+    """The base set that `base_name` named: uint8 images, with or without labels."""
     from scalelatent.data.dataset import Dataset
 
     from .digits import base_digits
@@ -297,13 +223,7 @@ def open_base(name: str, url: str, fingerprint: str | None = None) -> Dataset:
 
 
 def check_base_rows(base_rows: tuple[int, int] | None, n: int) -> tuple[int, int]:
-    """The rows A:B of a base of n rows that are used.
-
-    Raises
-    ------
-    DataError
-        They do not lie in the base.
-    """
+    """The rows A:B of a base of n rows that are used."""
     a, b = (0, n) if base_rows is None else (int(base_rows[0]), int(base_rows[1]))
     if not 0 <= a < b <= n:
         raise DataError(
@@ -313,13 +233,7 @@ def check_base_rows(base_rows: tuple[int, int] | None, n: int) -> tuple[int, int
 
 
 def unchanged(base: Dataset, name: str, url: str, fingerprint: str) -> Dataset:
-    """The base set of a dataset, if it is what it was.
-
-    Raises
-    ------
-    DataError
-        Naming both fingerprints.
-    """
+    """The base set of a dataset, if it is what it was."""
     found = base.fingerprint()
     if found != fingerprint:
         raise DataError(

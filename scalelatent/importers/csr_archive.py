@@ -10,19 +10,255 @@ import os
 import zipfile
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from scalelatent.data.csr import canonical, check_dtype
+from scalelatent.data.layout import GROUP_BYTES, choose_csr_layout
 from scalelatent.errors import DataError
 
-from .csr_stream import CsrStream, check_format, keys_of, prefixes_of
-from .keys import find_key
-from .npy import open_member, open_npy, open_npz
+from .files import find_key
+from .npy import open_array, open_member, open_npy, open_npz, read_header, read_small
 from .stream import Progress, string_classes, write_rows
 
 if TYPE_CHECKING:
     import numpy as np
+    from scipy.sparse import csr_array
 
     from scalelatent.data.dataset import Dataset
 
-__all__ = ["CsrStream", "import_csr"]
+    from .stream import RowStream
+
+__all__ = [
+    "CsrStream",
+    "check_format",
+    "import_csr",
+    "keys_of",
+    "prefixes_of",
+]
+
+
+_SCAN = 1 << 20
+_PARTS = ("indices", "indptr")
+
+
+class CsrStream:
+    """CSR rows of an archive, read in order."""
+
+    def __init__(
+        self,
+        archive: zipfile.ZipFile,
+        path: str | os.PathLike[str],
+        prefix: str,
+        values: str | None = None,
+        *,
+        pattern: bool = False,
+    ) -> None:
+        self.name = f"npz file {os.fspath(path)}" + (f", CSR arrays {prefix!r}" if prefix else "")
+        self._archive, self._path, self._head = archive, path, f"{prefix}_" if prefix else ""
+        check_format(archive, path, self._head)
+        self._open_streams: list[Any] = []
+        self.values = self._find_values(values, pattern)
+        self._pointers = self._vector("indptr")
+        self._columns = self._vector("indices")
+        self._data = None if self.values is None else self._vector(self.values)
+        for part in (self._pointers, self._columns):
+            if part.dtype.kind not in "iu":
+                raise DataError(f"{part.name} has dtype {part.dtype}; integers are needed: save it anew")
+        self.dtype = np.dtype(np.uint8)
+        if self._data is not None:
+            self.dtype = check_dtype(self._data.dtype, self._data.name)
+            if self._data.length != self._columns.length:
+                raise DataError(
+                    f"{self._data.name} has {self._data.length} values, but {self._columns.name} has "
+                    f"{self._columns.length} columns; one value an entry is needed: name others with --values"
+                )
+        self.nnz = self._columns.length
+        self.n_rows = self._pointers.length - 1
+        self.shape = self._find_shape()
+        self.group_rows = 0
+        self._unsorted = self._added = self._row = 0
+
+    @property
+    def notes(self) -> dict[str, int]:
+        """What had to be put right, for the provenance."""
+        found = {"rows_sorted": self._unsorted, "entries_added": self._added}
+        return {name: count for name, count in found.items() if count}
+
+    def plan(self, group_rows: int | None) -> None:
+        """Look through the row pointers: check them, and choose row groups that are small everywhere."""
+        fixed = group_rows is not None
+        rows = choose_csr_layout(self.n_rows, self.nnz, self.dtype, shard_rows=group_rows).shard_rows
+        sizes = [rows >> k for k in range(rows.bit_length())] if not fixed else [rows]
+        most = dict.fromkeys(sizes, 0)
+        last = 0
+        for first in range(0, self.n_rows, rows):
+            count = min(rows, self.n_rows - first)
+            part = self._read_pointers(count, first)
+            for size in sizes:
+                edges = np.append(part[:-1:size], part[-1])
+                most[size] = max(most[size], int(np.diff(edges).max()))
+            last = int(part[-1])
+        if last != self.nnz:
+            raise DataError(
+                f"{self._pointers.name} ends at {last}, but there are {self.nnz} entries; the arrays do not "
+                "belong together"
+            )
+        self._pointers.finish()
+        entry = self.dtype.itemsize + 4
+        fits = [s for s in sizes if most[s] * entry <= 4 * GROUP_BYTES]
+        self.group_rows = max(fits, default=1 if not fixed else rows)
+        self._pointers = self._vector("indptr")
+        self._last = 0
+
+    def read(self, rows: int) -> csr_array:
+        """The next rows, in canonical form."""
+        pointers = self._read_pointers(rows, self._row)
+        count = int(pointers[-1] - pointers[0])
+        columns = self._columns.read(count)
+        if columns.dtype.kind == "u":
+            columns = columns.astype(np.int64)
+        data = np.ones(count, np.uint8) if self._data is None else self._data.read(count)
+        found, unsorted, added = canonical(
+            data, columns, pointers - pointers[0], self.shape[1], self._row, self.name
+        )
+        self._unsorted, self._added, self._row = (
+            self._unsorted + unsorted,
+            self._added + added,
+            self._row + rows,
+        )
+        return found
+
+    def finish(self) -> None:
+        """Check that the arrays end after the last entry."""
+        for stream in (self._columns, self._data):
+            if stream is not None:
+                stream.finish()
+
+    def close(self) -> None:
+        """Close the arrays; the archive stays open."""
+        for stream in self._open_streams:
+            stream.close()
+
+    def _read_pointers(self, rows: int, first: int) -> np.ndarray:
+        """The pointers of the next rows, the one before them included: int64 (rows + 1,)."""
+        if first == 0:
+            self._last = int(self._pointers.read(1)[0])
+            if self._last != 0:
+                raise DataError(f"{self._pointers.name} begins with {self._last}; row pointers begin with 0")
+        part = np.empty(rows + 1, np.int64)
+        part[0] = self._last
+        part[1:] = self._pointers.read(rows)
+        falls = np.flatnonzero(np.diff(part) < 0)
+        if falls.size:
+            i = int(falls[0])
+            raise DataError(
+                f"{self._pointers.name} falls from {part[i]} to {part[i + 1]} at row {first + i}; row "
+                "pointers have to rise. The array is damaged, or it is no indptr"
+            )
+        if part[-1] > self.nnz:
+            i = int(np.argmax(part > self.nnz)) - 1
+            raise DataError(
+                f"{self._pointers.name}: row {first + i} ends at entry {part[i + 1]}, but there are "
+                f"{self.nnz}; the arrays do not belong together"
+            )
+        self._last = int(part[-1])
+        return part
+
+    def _find_values(self, values: str | None, pattern: bool) -> str | None:
+        keys = keys_of(self._archive)
+        name = "data" if values is None else values
+        if self._head + name in keys:
+            return name
+        if pattern and values is None:
+            return None
+        others = [k.removeprefix(self._head) for k in keys if k.startswith(self._head) and self._head]
+        others = [k for k in others if k not in (*_PARTS, "shape", "format")]
+        hint = f"; with --values name one of {', '.join(others)}" if others else ""
+        raise DataError(
+            f"npz file {os.fspath(self._path)} has no array {self._head + name!r} of values{hint}"
+        )
+
+    def _find_shape(self) -> tuple[int, int]:
+        if self.n_rows < 1:
+            raise DataError(f"{self.name} holds no rows ({self._pointers.name} is too short)")
+        key = f"{self._head}shape"
+        if key not in keys_of(self._archive):
+            highest = -1
+            scan = self._vector("indices")
+            for first in range(0, self.nnz, _SCAN):
+                highest = max(highest, int(scan.read(min(_SCAN, self.nnz - first)).max()))
+            return self.n_rows, max(highest + 1, 1)
+        shape = read_small(self._archive, self._path, key)
+        if shape.shape != (2,) or shape.dtype.kind not in "iu" or (shape < 0).any():
+            raise DataError(
+                f"npz file {os.fspath(self._path)}, array {key!r} is {shape}; two numbers are needed"
+            )
+        rows, columns = (int(v) for v in shape)
+        if rows != self.n_rows:
+            raise DataError(
+                f"{self.name}: the shape says {rows} rows, but {self._pointers.name} has {self.n_rows}; the "
+                "arrays do not belong together"
+            )
+        if columns < 1:
+            raise DataError(f"{self.name}: the shape says {columns} columns; at least one is needed")
+        return rows, columns
+
+    def _vector(self, part: str) -> _Vector:
+        vector = _Vector(self._archive, self._path, self._head + part)
+        self._open_streams.append(vector)
+        return vector
+
+
+class _Vector:
+    """Numbers of a one-dimensional array of an archive, in order; it may be empty."""
+
+    def __init__(self, archive: zipfile.ZipFile, path: str | os.PathLike[str], key: str) -> None:
+        self.name = f"npz file {os.fspath(path)}, array {key!r}"
+        with open_array(archive, path, key) as file:
+            shape, _, dtype = read_header(file, self.name, scalar=True)
+        if len(shape) != 1:
+            raise DataError(f"{self.name} has shape {shape}; CSR rows are made of arrays of one axis")
+        self.dtype, self.length = dtype, shape[0]
+        self._stream: RowStream | None = open_member(archive, path, key) if self.length else None
+
+    def read(self, count: int) -> np.ndarray:
+        """The next numbers, in native byte order."""
+        if self._stream is None or count == 0:
+            return np.zeros(0, self.dtype.newbyteorder("="))
+        return self._stream.read(count)
+
+    def finish(self) -> None:
+        if self._stream is not None:
+            self._stream.finish()
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+
+def keys_of(archive: zipfile.ZipFile) -> list[str]:
+    """Names of the arrays of an npz archive."""
+    return [n.removesuffix(".npy") for n in archive.namelist()]
+
+
+def prefixes_of(archive: zipfile.ZipFile) -> list[str]:
+    """Prefixes under which there are CSR arrays; empty for scipy's own."""
+    keys = set(keys_of(archive))
+    heads = [k.removesuffix("indptr") for k in keys if k == "indptr" or k.endswith("_indptr")]
+    return sorted(h.rstrip("_") for h in heads if f"{h}indices" in keys)
+
+
+def check_format(archive: zipfile.ZipFile, path: str | os.PathLike[str], head: str) -> None:
+    """Refuse scipy's other formats, which cannot be read in rows."""
+    if f"{head}format" not in keys_of(archive):
+        return
+    kind = read_small(archive, path, f"{head}format").item()
+    kind = kind.decode("ascii", "replace") if isinstance(kind, bytes) else str(kind)
+    if kind != "csr":
+        raise DataError(
+            f"npz file {os.fspath(path)} holds a sparse matrix in format {kind!r}, which cannot be read in "
+            f"rows; save it anew with scipy.sparse.save_npz(path, matrix.tocsr())"
+        )
 
 
 def import_csr(

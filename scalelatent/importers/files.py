@@ -1,15 +1,61 @@
-"""Opening the files that importers read."""
+"""The files that importers read: opening them, and which array of one holds the rows and which the labels."""
 
 from __future__ import annotations
 
 import gzip
 import os
+from collections.abc import Mapping, Sequence
 from typing import IO, cast
 
 from scalelatent.errors import DataError
 from scalelatent.storage.plain_files import open_plain
 
-__all__ = ["is_packed", "open_file", "open_maybe_gzip"]
+__all__ = [
+    "find_key",
+    "find_keys",
+    "is_packed",
+    "open_file",
+    "open_maybe_gzip",
+]
+
+
+_MAX_SHOWN = 20
+
+
+def find_keys(
+    arrays: Sequence[str] | Mapping[str, str], x: str | None, y: str | None, where: str
+) -> tuple[str, str | None]:
+    """Names of the arrays that hold rows and labels; labels may be absent."""
+    rows = find_key(arrays, "x", x, where)
+    assert rows is not None
+    group = rows.rpartition("/")[0]
+    beside = [name for name in arrays if name.rpartition("/")[0] == group]
+    return rows, find_key(arrays if y else beside, "y", y, where)
+
+
+def find_key(arrays: Sequence[str] | Mapping[str, str], role: str, key: str | None, where: str) -> str | None:
+    """Name of the array that plays a role, "x" or "y"; labels may be absent. See `find_keys`."""
+    if key:
+        found = [name for name in arrays if name == key.strip("/")]
+    else:
+        found = [name for name in arrays if name.rpartition("/")[2].lower() == role]
+    if len(found) == 1:
+        return found[0]
+    if not key and not found and role == "y":
+        return None
+    if key:
+        problem = f"has no array {key!r}"
+    else:
+        problem = f"has {len(found)} arrays that could be {role!r}" if found else f"has no array {role!r}"
+    raise DataError(f"{where} {problem}; it holds {_list(arrays)}: name one with --{role} KEY ({role}='KEY')")
+
+
+def _list(arrays: Sequence[str] | Mapping[str, str]) -> str:
+    what = arrays if isinstance(arrays, Mapping) else {}
+    names = [f"{name} {what[name]}" if name in what else name for name in arrays]
+    rest = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
+    return (", ".join(names[:_MAX_SHOWN]) or "nothing") + rest
+
 
 _GZIP_MAGIC = b"\x1f\x8b"
 
@@ -27,18 +73,7 @@ def open_file(path: str | os.PathLike[str], what: str) -> IO[bytes]:
 
 
 def open_maybe_gzip(path: str | os.PathLike[str], what: str) -> IO[bytes]:
-    """Open a file to read that may be packed with gzip, which its content tells and not its name.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with gzip.open(f"{folder}/a", "wb") as file:
-    ...         _ = file.write(b"content")
-    ...     with open_maybe_gzip(f"{folder}/a", "file") as file:
-    ...         is_packed(file), file.read()
-    (True, b'content')
-    """
+    """Open a file to read that may be packed with gzip, which its content tells and not its name."""
     raw = open_file(path, what)
     try:
         packed = raw.read(2) == _GZIP_MAGIC

@@ -10,9 +10,7 @@ import numpy as np
 from scalelatent.data.schema import n_features
 from scalelatent.errors import DataError
 
-from .files import open_file
-from .hdf5_storage import check_storage
-from .keys import find_keys
+from .files import find_keys, open_file
 from .stream import Progress, import_rows
 
 if TYPE_CHECKING:
@@ -20,7 +18,106 @@ if TYPE_CHECKING:
 
     from scalelatent.data.dataset import Dataset
 
-__all__ = ["H5Rows", "describe_arrays", "import_hdf5", "open_h5"]
+__all__ = [
+    "H5Rows",
+    "check_storage",
+    "describe_arrays",
+    "import_hdf5",
+    "open_h5",
+]
+
+
+_SHOWN = 3
+
+
+def check_storage(
+    array: h5py.Dataset,
+    what: str,
+    allow_external: bool = False,
+    seen: frozenset[tuple[str, str]] = frozenset(),
+) -> None:
+    """Refuse an array whose numbers lie outside of its file, and parts of one that HDF5 would make up."""
+    raw = list(array.external or ())
+    sources = array.virtual_sources() if array.is_virtual else []
+    if (raw or sources) and not allow_external:
+        names = list(dict.fromkeys([name for name, _, _ in raw] + [s.file_name for s in sources]))
+        shown = ", ".join(map(repr, names[:_SHOWN])) + (
+            f" and {len(names) - _SHOWN} more" * (len(names) > _SHOWN)
+        )
+        kind = "by external raw storage" if raw else "as a virtual dataset"
+        raise DataError(
+            f"{what} does not hold its numbers: {kind} it takes them from {shown}. Look at what those are, "
+            "then import it with `scalelatent data import hdf5 --allow-external` (allow_external=True)"
+        )
+    if raw:
+        _check_raw(array, raw, what)
+    here = (os.path.realpath(array.file.filename), array.name)
+    if here in seen:
+        raise DataError(f"{what} is a virtual dataset of itself; nothing to import")
+    for source in sources:
+        _check_source(array, source, what, seen | {here})
+
+
+def _check_raw(array: h5py.Dataset, raw: list[Any], what: str) -> None:
+    left = array.nbytes
+    for name, offset, size in raw:
+        path = os.path.join(os.environ.get("HDF5_EXTFILE_PREFIX", ""), name)
+        wanted = min(size, left)
+        found = os.path.getsize(path) if os.path.isfile(path) else None
+        if found is None or found < offset + wanted:
+            there = "is missing" if found is None else f"has {found:,} bytes of {offset + wanted:,}"
+            raise DataError(
+                f"{what}: its raw storage {path!r} {there}, and HDF5 would read zeros instead; put that file "
+                "there (a relative name counts from the current folder)"
+            )
+        left -= wanted
+
+
+def _check_source(array: h5py.Dataset, source: Any, what: str, seen: frozenset[tuple[str, str]]) -> None:
+    import h5py
+
+    where = f"{what}: its source {source.dset_name!r} in {source.file_name!r}"
+    if "%" in source.file_name + source.dset_name:
+        raise DataError(
+            f"{where} is a pattern of names, of which nobody can tell whether one is missing; copy the array "
+            "to a file of its own first"
+        )
+    step = "put that file there, or copy the array to a file of its own where it is whole"
+    try:
+        if source.file_name == ".":
+            _check_found(array.file, source, where, step, seen)
+            return
+        with h5py.File(_found(array.file.filename, source.file_name), "r") as file:
+            _check_found(file, source, where, step, seen)
+    except OSError as error:
+        raise DataError(
+            f"{where} cannot be opened, and HDF5 would read fill values instead: {error}; {step}"
+        ) from error
+
+
+def _found(virtual: str, name: str) -> str:
+    """The file that HDF5 takes for a name: beside the virtual one, else from the current folder."""
+    beside = os.path.join(os.environ.get("HDF5_VDS_PREFIX") or os.path.dirname(virtual), name)
+    return beside if os.path.exists(beside) else name
+
+
+def _check_found(
+    file: h5py.File, source: Any, where: str, step: str, seen: frozenset[tuple[str, str]]
+) -> None:
+    import h5py
+
+    found = file.get(source.dset_name)
+    if not isinstance(found, h5py.Dataset):
+        raise DataError(f"{where} is not in that file, and HDF5 would read fill values instead; {step}")
+    declared = source.src_space.shape  # empty where all of the source is meant, whatever its shape
+    short = any(want > have for want, have in zip(declared, found.shape, strict=False))
+    if short or (not declared and found.size < source.vspace.get_select_npoints()):
+        raise DataError(
+            f"{where} has shape {found.shape}, which is less than the virtual dataset takes from it, and "
+            f"HDF5 would read fill values instead; {step}"
+        )
+    check_storage(found, where, True, seen)
+
 
 _BAND_BYTES = 2 << 20
 _MAX_BAND_BYTES = 64 << 20
@@ -145,19 +242,7 @@ def describe_arrays(file: h5py.File) -> dict[str, str]:
 
 
 class H5Rows:
-    """Rows of an HDF5 array, in order; `Rows` of the importers.
-
-    Parameters
-    ----------
-    array : h5py.Dataset
-        The array.
-    name : str
-        What to call it in messages.
-    matlab : bool
-        The array is one of MATLAB's, whose axes HDF5 holds in reverse order.
-    rows_last : bool
-        Rows lie along the last axis (in MATLAB's order if `matlab`), not the first.
-    """
+    """Rows of an HDF5 array, in order; `Rows` of the importers."""
 
     def __init__(
         self, array: h5py.Dataset, name: str, *, matlab: bool = False, rows_last: bool = False

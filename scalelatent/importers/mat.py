@@ -10,10 +10,8 @@ import numpy as np
 
 from scalelatent.errors import DataError
 
-from .files import open_file
-from .hdf5 import H5Rows, describe_arrays, open_h5
-from .hdf5_storage import check_storage
-from .keys import find_keys
+from .files import find_keys, open_file
+from .hdf5 import H5Rows, check_storage, describe_arrays, open_h5
 from .stream import LABEL_ROWS, ArrayRows, Progress, Rows, import_rows
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ import numpy as np
 
 from scalelatent.errors import DataError
 
-from .files import open_file
-from .keys import find_keys
+from .files import find_keys, open_file
 from .stream import ArrayRows, Progress, RowStream, import_rows
 
 if TYPE_CHECKING:
@@ -148,13 +147,7 @@ def import_npz(
 
 @contextlib.contextmanager
 def open_npz(file: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
-    """The archive, closed at the end.
-
-    Raises
-    ------
-    DataError
-        It is missing, or no archive.
-    """
+    """The archive, closed at the end."""
     with open_file(file, "npz file") as raw:
         try:
             archive = zipfile.ZipFile(raw)
@@ -216,13 +209,7 @@ def open_member(archive: zipfile.ZipFile, path: str | os.PathLike[str], key: str
 
 
 def open_array(archive: zipfile.ZipFile, path: str | os.PathLike[str], key: str) -> IO[bytes]:
-    """The file of one array of an npz archive.
-
-    Raises
-    ------
-    DataError
-        The archive is damaged where the array begins, or packed in a way that cannot be read.
-    """
+    """The file of one array of an npz archive."""
     try:
         return archive.open(_member(archive, key))
     except (OSError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:

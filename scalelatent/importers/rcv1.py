@@ -16,8 +16,7 @@ from scalelatent.errors import DataError
 
 from .files import open_maybe_gzip
 from .stream import write_rows
-from .svmlight import SvmRows
-from .svmlight_text import count_lines
+from .svmlight import SvmRows, count_lines
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -33,15 +32,7 @@ DOCUMENT_MAX = int(np.iinfo(np.int32).max)
 def import_rcv1(
     files: list[Path], url: str | os.PathLike[str], *, options: dict[str, Any], **how: Any
 ) -> Dataset:
-    """Import the vectors `files[1:]` with the topics in `files[0]`; see `import_named`.
-
-    The vectors are streamed; of the topics, document numbers and 2.6 million pairs are in memory (30 MB).
-
-    Raises
-    ------
-    DataError
-        A damaged file, or a document without topics.
-    """
+    """Import the vectors `files[1:]` with the topics in `files[0]`; see `import_named`."""
     topics = Topics(files[0])
     with contextlib.ExitStack() as opened:
         streams = []
@@ -57,11 +48,7 @@ def import_rcv1(
 
 
 class Topics:
-    """Topics of the documents: lines `TOPIC DOCUMENT 1`, in any order.
-
-    Topics are columns in the order of their names, as in scikit-learn; those alone that `choose` returns, of
-    all names, where it is given.
-    """
+    """Topics of the documents: lines `TOPIC DOCUMENT 1`, in any order."""
 
     def __init__(self, path: Path, choose: Callable[[list[str]], list[str]] | None = None) -> None:
         self.name = f"topics {path}"
@@ -131,13 +118,7 @@ class Topics:
 
 
 def _pair(line: bytes) -> tuple[str, int]:
-    """(topic, document) of a line.
-
-    Raises
-    ------
-    ValueError
-        Saying what the line holds and what it should.
-    """
+    """(topic, document) of a line."""
     told = f"{line.decode('latin-1').strip()[:40]!r} where 'TOPIC DOCUMENT 1' was expected"
     try:
         topic, document, _ = line.decode("ascii").split()

@@ -51,11 +51,7 @@ LABEL_ROWS = 65_536  # labels looked through at a time
 
 
 class Rows(Protocol):
-    """What an importer reads from: an array (n, ...) handed out in order; `RowStream` is one.
-
-    CSR rows also have `nnz`, the number of their entries. What one says in `notes` (a dict), where it has
-    that, is kept in the provenance after `finish`.
-    """
+    """What an importer reads from: an array (n, ...) handed out in order; `RowStream` is one."""
 
     name: str
     """What to call it in messages."""
@@ -80,21 +76,7 @@ class Rows(Protocol):
 
 
 class RowStream:
-    """Rows of one dtype and shape, read in order from an open file; memory is bounded by one `read`.
-
-    Parameters
-    ----------
-    file : file
-        Positioned at the first row; `close` closes it.
-    name : str
-        What to call it in messages.
-    shape : tuple of int
-        (n_rows, *feature_shape).
-    dtype : dtype
-        Type of the numbers in the file, in the file's byte order.
-    offset : int
-        Bytes before the first row.
-    """
+    """Rows of one dtype and shape, read in order from an open file; memory is bounded by one `read`."""
 
     def __init__(
         self, file: IO[bytes], name: str, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int
@@ -266,12 +248,7 @@ def write_rows(
     shuffle: int | None = None,
     **layout: Any,
 ) -> Dataset:
-    """Write the rows of a stream `x`, and labels of a stream `y` or None, to a dataset.
-
-    A stream `y` of one axis, or of one column, holds labels; a wider one targets, a CSR one multi-labels.
-    Whatever goes wrong on the way, no dataset is left at `url`. With a seed `shuffle` the rows are written in
-    their own order to a dataset beside `url` first, which goes when they are shuffled.
-    """
+    """Write the rows of a stream `x`, and labels of a stream `y` or None, to a dataset."""
     if y is not None and y.n_rows != x.n_rows:
         raise DataError(
             f"{x.name} holds {x.n_rows} rows, but {y.name} holds {y.n_rows} labels; give the two files (or "

@@ -275,26 +275,7 @@ def parse_lines(
     slow: np.ndarray,
     state: np.ndarray,
 ) -> None:
-    """Read whole lines; blank ones, comments after '#', and 'qid:' are passed over.
-
-    Parameters
-    ----------
-    text : uint8
-        Lines; the last one may lack its newline.
-    stop : int
-        Bytes to read.
-    keep : bool
-        Whether to fill the arrays; else lines are only looked through.
-    data, columns : float64, int64 (entries,)
-        Values and columns as they are written.
-    counts, label_counts : int64 (rows,)
-        Entries and labels of each row.
-    labels : float64
-    slow : int64
-        Pairs: entry, byte where its value begins (entry -1 - i for label i).
-    state : int64 (N_STATE,)
-        Counters, see `STATE`; the lowest and highest have to be set before (`new_state`).
-    """
+    """Read whole lines; blank ones, comments after '#', and 'qid:' are passed over."""
     at = 0
     while at < stop:
         state[AT] = at

@@ -145,7 +145,7 @@ def test_unsorted_and_double_entries_are_put_right_and_counted(tmp_path: Path) -
 
 
 def test_row_groups_are_small_where_rows_are_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scalelatent.importers.csr_stream.GROUP_BYTES", 200)
+    monkeypatch.setattr("scalelatent.importers.csr_archive.GROUP_BYTES", 200)
     monkeypatch.setattr("scalelatent.data.layout.GROUP_BYTES", 200)
     counts = np.r_[np.ones(256, int), np.full(8, 20)]  # 8 rows of 160 bytes after many short ones
     x = sp.csr_array(

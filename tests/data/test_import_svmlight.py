@@ -43,7 +43,7 @@ def _import(text: bytes | str, tmp_path: Path, **options: Any) -> Any:
 def test_the_rows_of_scikit_learn(
     zero_based: bool, packed: bool, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scalelatent.importers.svmlight_text._BLOCK_BYTES", block)
+    monkeypatch.setattr("scalelatent.importers.svmlight._BLOCK_BYTES", block)
     text = _text(zero_based=zero_based, comment="a comment: 1:2", query_id=np.arange(300))
     calls: list[tuple[int, int]] = []
     ds = _import(
@@ -119,7 +119,7 @@ def test_columns_count_as_they_are_told(tmp_path: Path) -> None:
 def test_row_groups_are_small_where_rows_are_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("data.layout", "importers.svmlight"):
         monkeypatch.setattr(f"scalelatent.{place}.GROUP_BYTES", 400)
-    monkeypatch.setattr("scalelatent.importers.svmlight_text._BLOCK_BYTES", 200)
+    monkeypatch.setattr("scalelatent.importers.svmlight._BLOCK_BYTES", 200)
     long = " ".join(f"{i}:1" for i in range(1, 41))
     ds = _import("1 1:1\n" * 300 + f"1 {long}\n" * 10, tmp_path)
     assert max(ds[a:b].nnz for a, b in ds.pieces()) * 12 <= 1600
@@ -188,12 +188,12 @@ def test_truncated_and_damaged_gzip(tmp_path: Path) -> None:
 
 
 def test_the_line_is_counted_over_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scalelatent.importers.svmlight_text._BLOCK_BYTES", 64)
+    monkeypatch.setattr("scalelatent.importers.svmlight._BLOCK_BYTES", 64)
     with pytest.raises(DataError, match="line 500: 'x' is no label"):
         _import("1 1:1\n" * 499 + "x 1:1\n" + "1 1:1\n" * 99, tmp_path)
     with pytest.raises(DataError, match="line 300: the value of entry '1:x'"):
         _import("1 1:1\n" * 299 + "1 1:x\n" + "1 1:1\n" * 99, tmp_path)
-    monkeypatch.setattr("scalelatent.importers.svmlight_text._MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr("scalelatent.importers.svmlight._MAX_LINE_BYTES", 1000)
     with pytest.raises(DataError, match="a line of more than 1,000 bytes"):
         _import("1 " + "1:1 " * 1000, tmp_path)
 

@@ -25,7 +25,7 @@ from scalelatent.data import (
     shuffle_dataset,
 )
 from scalelatent.errors import DataError
-from scalelatent.generators import digit_fields as fields
+from scalelatent.generators import digits as fields
 from scalelatent.generators.digits import base_digits
 from scalelatent.generators.make import make_rows
 

@@ -86,7 +86,7 @@ def test_neither_threads_nor_blocks_change_the_curve(monkeypatch: pytest.MonkeyP
 
 
 def test_scores_of_all_pairs_never_lie_in_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from scalelatent.evaluation import ranking
+    from scalelatent.evaluation import retrieval as ranking
 
     seen: list[int] = []
     before = ranking._Cosine.block

@@ -14,9 +14,8 @@ from scalelatent.data import DatasetWriter, image_set, image_set_of, make_images
 from scalelatent.errors import DataError
 from scalelatent.generators import GENERATORS
 from scalelatent.generators.glyphs import LETTERS, SYMBOLS, TRAITS, bitmaps
-from scalelatent.generators.images import ImageSet
+from scalelatent.generators.images import DEFAULTS, VOCABULARY, ImageSet
 from scalelatent.generators.make import generator_of, make_shard
-from scalelatent.generators.options import DEFAULTS, VOCABULARY
 
 KINDS = sorted(DEFAULTS)
 OPTIONS: dict[str, dict[str, Any]] = {

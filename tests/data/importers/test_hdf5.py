@@ -243,7 +243,7 @@ def test_virtual_datasets_are_refused_unless_they_are_allowed_and_whole(tmp_path
 def test_sources_by_a_pattern_of_names_are_refused() -> None:
     from types import SimpleNamespace
 
-    from scalelatent.importers.hdf5_storage import check_storage
+    from scalelatent.importers.hdf5 import check_storage
 
     source = SimpleNamespace(file_name="day-%b.h5", dset_name="x")
     array: Any = SimpleNamespace(external=None, is_virtual=True, virtual_sources=lambda: [source])

@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 
 from scalelatent.data import fetch_named, import_named
 from scalelatent.errors import DataError
-from scalelatent.importers.remote import ORIGINS, RemoteFile
+from scalelatent.importers.named import ORIGINS, RemoteFile
 
 RNG = np.random.Generator(np.random.Philox(8))
 
