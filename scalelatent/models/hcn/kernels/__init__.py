@@ -1,0 +1,1 @@
+"""Max-product over AND-OR trees: reference, numba."""

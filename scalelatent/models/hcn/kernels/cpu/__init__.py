@@ -1,0 +1,1 @@
+"""Bodies of the sweeps in numba, float32."""

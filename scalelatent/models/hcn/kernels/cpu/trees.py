@@ -1,0 +1,271 @@
+"""The two passes over the pairs of an AND-OR tree, in LLVM's own vectors.
+
+A tree is a few runs of equal length, the same in S and W. By the sign of the evidence b half of what the general
+rule asks for is not needed, and what is left is the same number on the grid:
+
+- b < 0: no bound binds, a pair gets g = min(0, b + what the others add up to). Each adds at most |b|, beyond which
+  nothing changes: so the sum is exact wherever it matters, however large the tree.
+- b > 0: what the others add up to does not matter, a pair gets g = min(b, max(0, -(the largest of the others))).
+
+The first pass finds that sum, or the largest two; the second gives each pair its messages. Where g is the same
+for all pairs (nothing lies over the pixel yet) no pair is asked for its own value again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from scalelatent.kernels.vectors import LANES, at, call, load, shuffle, spread, store
+
+F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+_VECTOR, _INTS, _SHORTS = (ir.VectorType(kind, LANES) for kind in (F32, I32, I16))
+_MASK = ir.VectorType(ir.IntType(1), LANES)
+LEAST = -1e30  # a pair that does not exist
+ROOM = 32  # int16 behind the last message: whole vectors are read and written there
+
+Values = list[Any]
+
+
+class _Code:
+    """Instructions on vectors, appended to an LLVM builder."""
+
+    def __init__(self, builder: Any) -> None:
+        self.b = builder
+
+    def constant(self, x: float) -> Any:
+        return ir.Constant(_VECTOR, [x] * LANES)
+
+    def spread(self, scalar: Any) -> Any:
+        return spread(self.b, scalar, LANES)
+
+    def min(self, x: Any, y: Any) -> Any:
+        return self.b.select(self.b.fcmp_ordered("<", x, y), x, y)
+
+    def max(self, x: Any, y: Any) -> Any:
+        return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)
+
+    def both(self, s: Any, w: Any) -> Any:
+        """t of a pair."""
+        return self.min(self.b.fadd(s, w), self.min(s, w))
+
+    def repeat(
+        self, start: Sequence[Any], lasts: Callable[[Values], Any], body: Callable[[Values], Values]
+    ) -> Values:
+        """while lasts(values): values = body(values)"""
+        b = self.b
+        entry, head = b.block, b.append_basic_block("head")
+        inside, done = b.append_basic_block("inside"), b.append_basic_block("done")
+        b.branch(head)
+        b.position_at_end(head)
+        values = [b.phi(value.type) for value in start]
+        b.cbranch(lasts(values), inside, done)
+        b.position_at_end(inside)
+        new = body(values)
+        last = b.block  # the body may hold loops
+        b.branch(head)
+        for phi, first, value in zip(values, start, new, strict=True):
+            phi.add_incoming(first, entry)
+            phi.add_incoming(value, last)
+        b.position_at_end(done)
+        return values
+
+    def where(self, condition: Any, before: Sequence[Any], body: Callable[[], Values]) -> Values:
+        """body() if condition, else what was before."""
+        b = self.b
+        entry, inside, done = b.block, b.append_basic_block("some"), b.append_basic_block("all")
+        b.cbranch(condition, inside, done)
+        b.position_at_end(inside)
+        new = body()
+        last = b.block
+        b.branch(done)
+        b.position_at_end(done)
+        out = [b.phi(value.type) for value in before]
+        for phi, old, value in zip(out, before, new, strict=True):
+            phi.add_incoming(old, entry)
+            phi.add_incoming(value, last)
+        return out
+
+    def fold(self, values: Values, join: Callable[[Values, Values], Values]) -> Values:
+        """Scalars out of the lanes: i with i + n / 2, and so on down to i + 1."""
+        step = LANES
+        while step > 1:
+            step //= 2
+            lanes = [(i + step) % LANES for i in range(LANES)]
+            values = join(values, [shuffle(self.b, x, x, lanes) for x in values])
+        return [self.b.extract_element(x, I32(0)) for x in values]
+
+
+class _Pairs:
+    """A vector of pairs of a tree: what they hold, and their new messages."""
+
+    def __init__(self, code: _Code, spots: Values, mask: Any) -> None:
+        self.code, self.spots, self.mask = code, spots, mask
+        self.beliefs = [self._belief(spot) for spot in spots[:2]]
+        self._raw = [code.b.load(at(code.b, spot, I64(0), _SHORTS), align=2) for spot in spots[2:]]
+        self.old = [code.b.sitofp(raw, _VECTOR) for raw in self._raw]
+
+    def _belief(self, spot: Any) -> Any:
+        b, found = self.code.b, load(self.code.b, spot, I64(0), _VECTOR, self.mask)
+        return found if self.mask is None else b.select(self.mask, found, self.code.constant(LEAST))
+
+    @property
+    def cavity(self) -> tuple[Any, Any]:
+        """Beliefs of place and weight without the messages of this tree."""
+        b, (s, w) = self.code.b, self.beliefs
+        rest = [b.fsub(x, m) for x, m in zip((s, w), self.old, strict=False)]
+        return (*rest, s, w)[0], (*rest, *(s, w)[len(rest) :])[1]
+
+    def send(self, which: int, new: Any, damping: Any) -> Any:
+        """Take in a new message; what has changed, where messages are kept."""
+        b, code, belief = self.code.b, self.code, self.beliefs[which]
+        if which >= len(self.old):
+            store(b, b.fadd(belief, new), self.spots[which], I64(0), self.mask)
+            return None
+        change = b.fsub(new, self.old[which])
+        if damping is not None:
+            change = call(b, f"llvm.rint.v{LANES}f32", _VECTOR, b.fmul(damping, change))
+        store(b, b.fadd(belief, change), self.spots[which], I64(0), self.mask)
+        units = b.fptosi(change, _INTS)
+        raw = b.add(self._raw[which], b.trunc(units, _SHORTS))
+        if self.mask is not None:
+            raw = b.select(self.mask, raw, self._raw[which])
+            units = b.select(self.mask, units, ir.Constant(_INTS, [0] * LANES))
+        b.store(raw, at(b, self.spots[2 + which], I64(0), _SHORTS), align=2)
+        return units
+
+
+def _walk(code: _Code, tree: Values, start: Values, body: Callable[[_Pairs, Values], Values]) -> Values:
+    """Over the vectors of a tree: (rows, pairs of a run, bytes from run to run of S and of W, where S, W and the
+    messages begin), with values that are carried along."""
+    b, (rows, n, s_step, w_step, *begins) = code.b, tree
+    sizes = [I64(4), I64(4), I64(2), I64(2)][: len(begins)]
+    steps = [s_step, w_step, *[b.mul(n, I64(2))] * 2][: len(begins)]
+    lanes = ir.Constant(_INTS, list(range(LANES)))
+    left = b.trunc(b.srem(n, I64(LANES)), I32)
+    mask, whole = b.icmp_signed("<", lanes, spread(b, left, LANES)), b.sub(n, b.srem(n, I64(LANES)))
+
+    def run(values: Values) -> Values:
+        row, spots, carried = values[0], values[1 : 1 + len(begins)], values[1 + len(begins) :]
+
+        def part(i: Any, mask: Any, carried: Values) -> Values:
+            here = [b.add(spot, b.mul(i, size)) for spot, size in zip(spots, sizes, strict=True)]
+            return body(_Pairs(code, here, mask), carried)
+
+        def inside(values: Values) -> Values:
+            return [b.add(values[0], I64(LANES)), *part(values[0], None, values[1:])]
+
+        found = code.repeat([I64(0), *carried], lambda v: b.icmp_signed("<", v[0], whole), inside)[1:]
+        some = b.icmp_signed("!=", left, I32(0))
+        found = code.where(some, found, lambda: part(whole, mask, found))
+        spots = [b.add(spot, step) for spot, step in zip(spots, steps, strict=True)]
+        return [b.add(row, I64(1)), *spots, *found]
+
+    found = code.repeat([I64(0), *begins, *start], lambda v: b.icmp_signed("<", v[0], rows), run)
+    return found[1 + len(begins) :]
+
+
+def _inline(
+    n_spots: int, n_numbers: int, result: Any, code_of: Callable[[_Code, Values, Values], Any]
+) -> Any:
+    """A function of a tree and some float32 numbers for numba's kernels."""
+    arguments = types.UniTuple(types.int64, 4 + n_spots), types.UniTuple(types.float32, n_numbers)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        values = [
+            [builder.extract_value(pack, i) for i in range(count)]
+            for pack, count in zip(args, (4 + n_spots, n_numbers), strict=True)
+        ]
+        found = code_of(_Code(builder), *values)
+        if isinstance(result, types.UniTuple):
+            return context.make_tuple(builder, result, found)
+        return context.get_dummy_value() if result is types.void else found
+
+    def typed(typingctx, tree, numbers):  # type: ignore[no-untyped-def]
+        return result(*arguments), codegen
+
+    return intrinsic(typed)
+
+
+def _look_off(code: _Code, tree: Values, numbers: Values) -> Any:
+    """What the pairs add up to, each at most -b."""
+    b, zero, most = code.b, code.constant(0.0), code.spread(numbers[0])
+
+    def body(pairs: _Pairs, carried: Values) -> Values:
+        t = code.both(*pairs.cavity)
+        return [b.fadd(carried[0], code.min(code.max(t, zero), most))]
+
+    found = _walk(code, tree, [zero], body)
+    return code.fold(found, lambda x, y: [b.fadd(x[0], y[0])])[0]
+
+
+def _look_on(code: _Code, tree: Values, numbers: Values) -> Values:
+    """The largest and second largest t; equal where two are."""
+
+    def join(x: Values, y: Values) -> Values:
+        second = code.max(code.min(x[0], y[0]), code.max(x[1], y[1]))
+        return [code.max(x[0], y[0]), second]
+
+    def body(pairs: _Pairs, carried: Values) -> Values:
+        t, (first, second) = code.both(*pairs.cavity), carried
+        return [code.max(first, t), code.max(second, code.min(first, t))]
+
+    least = code.constant(10 * LEAST)
+    return code.fold(_walk(code, tree, [least, least], body), join)
+
+
+def _tell(on: bool, even: bool, n_learned: int, damps: bool) -> Callable[[_Code, Values, Values], Any]:
+    """Messages to the places (and weights) of all pairs; whether one of those that are kept has changed."""
+
+    def code_of(code: _Code, tree: Values, numbers: Values) -> Any:
+        b, zero = code.b, code.constant(0.0)
+        x, y, z, damping = (code.spread(number) for number in numbers)
+        keeps = len(tree) > 6
+
+        def body(pairs: _Pairs, carried: Values) -> Values:
+            s, w = pairs.cavity
+            size = x  # |g|
+            if not even:
+                t = code.both(s, w)
+                if on:  # x for all but the largest, which get y
+                    size = b.select(b.fcmp_ordered("==", t, z), y, x)
+                else:  # x is -(b + sum), y is -b
+                    size = code.max(b.fadd(code.min(code.max(t, zero), y), x), zero)
+            moved = []
+            for which, other in ((0, w), (1, s))[:n_learned]:
+                if on:
+                    new = code.min(code.max(b.fadd(other, size), zero), size)
+                else:
+                    new = b.fneg(code.min(code.max(other, zero), size))
+                moved.append(pairs.send(which, new, damping if damps else None))
+            for bits in moved if keeps else []:
+                carried = [b.or_(carried[0], bits)]
+            return carried
+
+        found = _walk(code, tree, [ir.Constant(_INTS, [0] * LANES)] if keeps else [], body)
+        if not keeps:
+            return None
+        return call(b, f"llvm.vector.reduce.or.v{LANES}i32", I32, found[0])
+
+    return code_of
+
+
+def tree_of(n_kept: int, n_learned: int) -> tuple[Any, ...]:
+    """look_off, look_on, and of what to tell: off, off evenly, on, on evenly; for trees that keep so many of the
+    two messages of a pair and learn of so many."""
+    result = types.int32 if n_kept else types.void
+    spots = 2 + n_kept
+    tells = [
+        _inline(spots, 4, result, _tell(on, even, n_learned, n_kept == 2))
+        for on in (False, True)
+        for even in (False, True)
+    ]
+    return (
+        _inline(spots, 1, types.float32, _look_off),
+        _inline(spots, 1, types.UniTuple(types.float32, 2), _look_on),
+        *tells,
+    )

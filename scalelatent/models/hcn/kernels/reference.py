@@ -1,0 +1,264 @@
+"""Max-product messages of AND, OR and POOL factors, and sweeps over the AND-OR trees of images, in plain numpy.
+
+A message is one number, log m(1) - log m(0). R = min(1, conv(S, W)) is one tree a pixel: an OR over all pairs of
+a feature placed nearby (S) and its weight that falls on the pixel (W), an AND each. Arrays are
+S (image, HS, WS, F) and W (channel, h, w, F) with both window axes flipped, so that the pairs of a pixel are the
+same window of both.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .windows import starts, window
+
+FLOOR = 1e3
+"""Largest message, in nats."""
+
+
+def and_up(other: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """To an input of AND: max(0, other + below) - max(0, other), and its limits at infinity."""
+    other, below = np.broadcast_arrays(np.asarray(other, float), np.asarray(below, float))
+    with np.errstate(invalid="ignore"):
+        rising = np.minimum(np.maximum(other + below, 0), below)
+        falling = np.maximum(other + below, 0) - np.maximum(other, 0)
+        falling = np.where(np.isposinf(other), below, falling)
+    return np.where(np.isneginf(other), 0.0, np.where(below > 0, rising, falling))
+
+
+def and_down(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """To the output of AND."""
+    with np.errstate(invalid="ignore"):
+        both = np.minimum(a, b)
+        return np.where(np.isneginf(both), both, np.minimum(np.add(a, b), both))
+
+
+def or_up(t: np.ndarray, below: float) -> np.ndarray:
+    """To the inputs of OR, from messages of them all (M,) and that of the output."""
+    t = np.asarray(t, float)
+    positive, top = np.maximum(t, 0), int(t.argmax())
+    total, largest = positive.sum(), t[top]
+    second = np.delete(t, top).max(initial=-np.inf)
+    with np.errstate(invalid="ignore"):
+        others = total - positive
+        # Without infinities in the sum; one that is certain leaves the others' sum infinite.
+        finite = np.where(np.isinf(positive), 0.0, positive)
+        infinite = np.isinf(positive).sum() - np.isinf(positive)
+        others = np.where(np.isinf(total), np.where(infinite > 0, np.inf, finite.sum() - finite), others)
+        sums = np.where(np.isposinf(others), np.inf, below + others)
+    best = np.full(len(t), largest)
+    best[top] = second
+    return np.minimum(sums, np.maximum(0, -best))
+
+
+def or_down(t: np.ndarray) -> float:
+    """To the output of OR."""
+    t = np.asarray(t, float)
+    top = int(t.argmax())
+    return float(t[top] + np.maximum(np.delete(t, top), 0).sum())
+
+
+def pool_up(b: np.ndarray) -> float:
+    """To the switch of a POOL, from messages of its outputs (M,)."""
+    return float(np.max(b) - np.log(len(b)))
+
+
+def pool_down(b: np.ndarray, top: float) -> np.ndarray:
+    """To the outputs of a POOL."""
+    b = np.asarray(b, float)
+    best = np.array([np.delete(b, m).max(initial=-np.inf) for m in range(len(b))])
+    return np.minimum(top - np.log(len(b)), -best)
+
+
+def tree(s: np.ndarray, w: np.ndarray, below: float, floor: float = FLOOR) -> tuple[np.ndarray, np.ndarray]:
+    """Messages of an AND-OR tree to the places and weights of its pairs, from theirs, each (M,)."""
+    g = np.clip(or_up(and_down(s, w), below), -floor, floor)
+    return and_up(w, g), and_up(s, g)
+
+
+def windows(index: int, evidence: np.ndarray, s: np.ndarray, w: np.ndarray) -> tuple:
+    """(evidence of a pixel, its window of S, its window of W): views, of one chain."""
+    image, channel, y, x = np.unravel_index(index, evidence.shape)
+    of_s, of_w = zip(
+        window(int(y), w.shape[1], s.shape[1]), window(int(x), w.shape[2], s.shape[2]), strict=True
+    )
+    return evidence[image, channel, y, x], s[(image, *of_s)], w[(channel, *of_w)]
+
+
+def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray) -> None:
+    """All trees of some images once, in order; no message is kept.
+
+    Parameters
+    ----------
+    evidence : array of float, shape (chains, images, channels, height, width)
+        Bottom-up message of each pixel, 0 where it is unknown; in units, see :mod:`.exact`.
+    order : ndarray of int32, shape (chains, pixels)
+        Numbers of the pixels of a chain's images.
+    s : array of float, shape (chains, images, HS, WS, F)
+    w : array of float, shape (chains, channels, h, w, F)
+        Beliefs, which are changed in place; the window of w is flipped on both axes.
+    """
+    for k in range(len(order)):
+        for index in order[k]:
+            below, of_s, of_w = windows(index, evidence[k], s[k], w[k])
+            if below:
+                to_s, to_w = tree(of_s.ravel(), of_w.ravel(), below, np.inf)
+                of_s += to_s.reshape(of_s.shape)
+                of_w += to_w.reshape(of_w.shape)
+
+
+def sweep_messages(
+    evidence: np.ndarray,
+    order: np.ndarray,
+    s: np.ndarray,
+    w: np.ndarray,
+    to_s: np.ndarray,
+    to_w: np.ndarray,
+    damping: float,
+) -> np.ndarray:
+    """All trees of some images once, in order, with their messages of the sweep before.
+
+    Parameters
+    ----------
+    evidence, order, s, w
+        See :func:`sweep`.
+    to_s, to_w : ndarray of int16, shape (chains, images, channels, pairs)
+        Messages, changed in place; those of a pixel lie together, see :func:`~.windows.starts`.
+    damping : float
+        Weight of the new message.
+
+    Returns
+    -------
+    ndarray of int64, shape (chains,)
+        Trees of which a message has changed.
+    """
+    n_chains, _, n_channels, height, width = evidence.shape
+    image = height, width
+    begins = starts(image, w.shape[2:4], w.shape[4])
+    moved = np.zeros(n_chains, np.int64)
+    for k in range(n_chains):
+        for index in order[k]:
+            below, of_s, of_w = windows(index, evidence[k], s[k], w[k])
+            pixel = index % (image[0] * image[1])
+            run = slice(begins[pixel], begins[pixel + 1])
+            n, a = np.divmod(index // (image[0] * image[1]), n_channels)
+            olds = [m[k, n, a, run] for m in (to_s, to_w)]
+            beliefs = [of_s, of_w]
+            without = [b - old.reshape(b.shape) for b, old in zip(beliefs, olds, strict=True)]
+            news = (
+                tree(without[0].ravel(), without[1].ravel(), below, np.inf) if below else (0 * olds[0],) * 2
+            )
+            changed = False
+            for belief, rest, old, new in zip(beliefs, without, olds, news, strict=True):
+                new = damped(old, new, damping)
+                changed |= bool((new != old).any())
+                old[...] = new
+                belief[...] = rest + new.reshape(rest.shape)
+            moved[k] += changed
+    return moved
+
+
+def damped(old: np.ndarray, new: np.ndarray, damping: float) -> np.ndarray:
+    """old + damping (new - old) in whole units; the product is rounded to float32."""
+    step = np.float32(damping) * (new - old).astype(np.float32)
+    return old + np.rint(step).astype(np.float64)
+
+
+def decode(
+    evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, n_sweeps: int
+) -> np.ndarray:
+    """Beliefs of S under fixed weights: some sweeps, each row by itself, until no message changes.
+
+    Parameters
+    ----------
+    evidence : array of float, shape (rows, channels, height, width)
+    order : ndarray of int32, shape (rows, pixels)
+        That of a row's pixels in every sweep.
+    s : array of float, shape (rows, HS, WS, F)
+        Prior beliefs, which are changed in place.
+    w : ndarray of bool, shape (channels, h, w, F)
+        Weights; the window is flipped on both axes.
+    n_sweeps : int
+
+    Returns
+    -------
+    ndarray of int64, shape (rows,)
+        Trees of which a message has changed in the last sweep.
+    """
+    moved = np.zeros(len(evidence), np.int64)
+    hard = np.where(w, np.inf, -np.inf)
+    for n in range(len(evidence)):
+        kept: dict[int, np.ndarray] = {}
+        for _ in range(n_sweeps):
+            moved[n] = 0
+            for index in order[n]:
+                below, of_s, of_w = windows(index, evidence[None, n], s[n : n + 1], hard)
+                if below:
+                    old = kept.get(int(index), np.zeros(of_s.shape))
+                    new = tree((of_s - old).ravel(), of_w.ravel(), below, np.inf)[0].reshape(of_s.shape)
+                    of_s += new - old
+                    kept[int(index)] = new
+                    moved[n] += bool((new != old).any())
+            if not moved[n]:
+                break
+    return moved
+
+
+def cover(s: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """How many of the features placed lie over each pixel.
+
+    Parameters
+    ----------
+    s : ndarray of uint8, shape (rows, HS, WS, F)
+    w : ndarray of bool, shape (channels, h, w, F)
+        Weights; the window is flipped on both axes.
+
+    Returns
+    -------
+    ndarray of int32, shape (rows, channels, height, width)
+    """
+    rows, high, wide, _ = s.shape
+    n_channels, h, width, _ = w.shape
+    out = np.zeros((rows, n_channels, high + h - 1, wide + width - 1), np.int32)
+    for n, r, c, f in np.argwhere(s):
+        out[n, :, r : r + h, c : c + width] += w[:, ::-1, ::-1, f]
+    return out
+
+
+def prune(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> np.ndarray:
+    """Which of the features placed are kept: those that do not pay for their cost are taken away.
+
+    The one that pays least goes first (of equals the first), until each pays. A feature pays the evidence of
+    the pixels that lie under no other one.
+
+    Parameters
+    ----------
+    evidence : array of float32, shape (rows, channels, height, width)
+        In whole units.
+    s : ndarray of uint8, shape (rows, HS, WS, F)
+    w : ndarray of bool, shape (channels, h, w, F)
+        Weights; the window is flipped on both axes.
+    cost : float
+        Of a feature placed, in units.
+
+    Returns
+    -------
+    ndarray of uint8, shape (rows, HS, WS, F)
+    """
+    out, (_, h, width, _) = s.copy(), w.shape
+    for n in range(len(s)):
+        layers = cover(out[n : n + 1], w)[0]
+        placed = [tuple(at) for at in np.argwhere(out[n])]
+        while placed:
+            gains = []
+            for r, c, f in placed:
+                part = (slice(None), slice(r, r + h), slice(c, c + width))
+                alone = w[:, ::-1, ::-1, f] & (layers[part] == 1)
+                gains.append(float(evidence[n][part][alone].sum()) - cost)
+            least = int(np.argmin(gains))
+            if gains[least] >= 0:
+                break
+            r, c, f = placed.pop(least)
+            out[n, r, c, f] = 0
+            layers[:, r : r + h, c : c + width] -= w[:, ::-1, ::-1, f]
+    return out

@@ -1,0 +1,27 @@
+"""Which places and weights meet in a pixel."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def window(at: int, feature: int, places: int) -> tuple[slice, slice]:
+    """Of one axis: the places from which a feature reaches a pixel, and their weights, flipped."""
+    first, last = max(0, at - feature + 1), min(places - 1, at)
+    return slice(first, last + 1), slice(first - at + feature - 1, last - at + feature)
+
+
+def starts(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> np.ndarray:
+    """Where the pairs of each pixel of a channel begin, and their number; int64 (pixels + 1,)."""
+    counts = [
+        [at.stop - at.start for at, _ in (window(i, f, n - f + 1) for i in range(n))]
+        for n, f in zip(image, feature, strict=True)
+    ]
+    sizes = np.multiply.outer(*map(np.array, counts)).ravel() * n_features
+    return np.concatenate([[0], np.cumsum(sizes)])
+
+
+def pairs_of(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> int:
+    """Pairs of a place and a weight that both exist, of one channel of an image."""
+    (height, width), (h, w) = image, feature
+    return (height - h + 1) * h * (width - w + 1) * w * n_features

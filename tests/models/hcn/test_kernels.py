@@ -1,0 +1,141 @@
+"""The numba bodies give the reference's bits."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import get_ident
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from scalelatent.kernels.random_words import stage_word
+from scalelatent.models.hcn.kernels import reference
+from scalelatent.models.hcn.kernels.cpu import placements, sweeps
+from scalelatent.models.hcn.kernels.order import shuffled
+from scalelatent.models.hcn.kernels.windows import pairs_of, starts
+from tests.models.hcn.cases import draw_sweep, no_messages
+
+# chains, images, (channels, height, width), window, features
+SHAPES = [
+    (1, 1, (1, 5, 5), (2, 3), 1),
+    (2, 2, (1, 7, 6), (3, 2), 5),
+    (1, 2, (3, 6, 7), (6, 7), 19),
+    (1, 1, (16, 4, 5), (2, 2), 17),
+    (1, 3, (1, 9, 8), (1, 1), 33),
+    (1, 1, (1, 6, 9), (4, 5), 32),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sweep(shape) -> None:
+    evidence, order, s, w = draw_sweep(1, *shape)
+    for _ in range(3):
+        want_s, want_w = s.astype("f8"), w.astype("f8")
+        reference.sweep(evidence, order, want_s, want_w)
+        sweeps.sweep(evidence, order, s, w)
+        assert_array_equal(s, want_s)
+        assert_array_equal(w, want_w)
+
+
+@pytest.mark.parametrize("damping", [1.0, 0.8, 0.3])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sweep_with_messages(shape, damping) -> None:
+    evidence, order, s, w = draw_sweep(2, *shape)
+    want = [s.astype("f8"), w.astype("f8"), no_messages(evidence, w), no_messages(evidence, w)]
+    found = [s, w, no_messages(evidence, w), no_messages(evidence, w)]
+    for _ in range(5):
+        moved = sweeps.sweep_messages(evidence, order, *found, damping)
+        assert_array_equal(moved, reference.sweep_messages(evidence, order, *want, damping))
+        for a, b in zip(found, want, strict=True):
+            assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("n_sweeps", [1, 10])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_decode(shape, n_sweeps) -> None:
+    evidence, _, s, w = draw_sweep(3, *shape)
+    order = shuffled(0, "test", 0, np.arange(len(s[0])), evidence[0, 0].size)
+    want = s[0].astype("f8")
+    moved = reference.decode(evidence[0], order, want, w[0] > 0, n_sweeps)
+    assert_array_equal(sweeps.decode(evidence[0], order, s[0], w[0] > 0, n_sweeps), moved)
+    assert_array_equal(s[0], want)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_placements(shape) -> None:
+    evidence, _, s, w = draw_sweep(4, *shape)
+    placed, on = (s[0] > 200).astype("u1"), w[0] > 0
+    assert_array_equal(placements.cover(placed, on), reference.cover(placed, on))
+    for cost in (300.0, 3000.0):
+        found = placements.prune(evidence[0], placed, on, cost)
+        assert_array_equal(found, reference.prune(evidence[0], placed, on, cost))
+        assert found.sum() < placed.sum()
+
+
+def test_beliefs_are_priors_and_messages_after_many_updates() -> None:
+    evidence, _, s, w = draw_sweep(5, 1, 2, (2, 6, 7), (3, 2), 5)
+    priors, messages = (s.copy(), w.copy()), (no_messages(evidence, w), no_messages(evidence, w))
+    for epoch in range(1000):
+        order = shuffled(0, "test", epoch, np.zeros(1), evidence.size)
+        sweeps.sweep_messages(evidence, order, s, w, *messages, 0.7)
+    sums = [prior.astype("f8") for prior in priors]
+    begins = starts((6, 7), (3, 2), 5)
+    for index in range(evidence.size):
+        of = reference.windows(index, evidence[0], sums[0][0], sums[1][0])[1:]
+        n, a, y, x = np.unravel_index(index, evidence[0].shape)
+        for part, m in zip(of, messages, strict=True):
+            run = m[0, n, a, begins[y * 7 + x] : begins[y * 7 + x + 1]]
+            part += run.reshape(part.shape)
+    assert_array_equal(s, sums[0])
+    assert_array_equal(w, sums[1])
+    assert (messages[0] != 0).any()
+
+
+def test_pixels_without_evidence_say_nothing() -> None:
+    evidence, order, s, w = draw_sweep(6, 1, 1, (1, 6, 6), (3, 3), 4)
+    before = s.copy(), w.copy()
+    sweeps.sweep(0 * evidence, order, s, w)
+    assert_array_equal(s, before[0])
+    assert_array_equal(w, before[1])
+    to_s, to_w = reference.tree(s.ravel()[:9], w.ravel()[:9], 0.0)
+    assert not to_s.any()
+    assert not to_w.any()
+
+
+def test_pairs() -> None:
+    counts = starts((24, 24), (8, 6), 32)
+    assert counts[-1] == pairs_of((24, 24), (8, 6), 32)
+    assert np.diff(counts).max() == 1536
+
+
+def keyed_by_thread(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> np.ndarray:
+    return shuffled(seed + get_ident(), purpose, epoch, rows, n)
+
+
+def check_order(order) -> None:
+    first, second = (ThreadPoolExecutor(1) for _ in range(2))
+    given = (7, "sweep", 2, np.array([5, 11]), 300)
+    with first, second:
+        orders = [pool.submit(order, *given).result() for pool in (first, second)]
+    assert_array_equal(*orders)
+
+
+def test_orders_are_functions_of_seed_epoch_and_row() -> None:
+    check_order(shuffled)
+    with pytest.raises(AssertionError):
+        check_order(keyed_by_thread)
+    found = shuffled(7, "sweep", 2, np.array([5, 11]), 300)
+    assert_array_equal(np.sort(found, axis=1), np.tile(np.arange(300), (2, 1)))
+    for other in ((8, "sweep", 2), (7, "decode", 2), (7, "sweep", 3)):
+        assert (shuffled(*other, np.array([5]), 300)[0] != found[0]).any()
+
+
+def test_orders_are_a_shuffle_by_philox() -> None:
+    key = np.array([7, stage_word("sweep")], np.uint64)
+    drawn = np.random.Philox(key=key, counter=np.array([0, 0, 5, 2], np.uint64)).random_raw(9)
+    want = list(range(10))
+    for i, word in zip(range(9, 0, -1), drawn, strict=True):
+        j = ((int(word) >> 32) * (i + 1)) >> 32
+        want[i], want[j] = want[j], want[i]
+    assert shuffled(7, "sweep", 2, np.array([5]), 10)[0].tolist() == want

@@ -1,0 +1,164 @@
+"""Messages of factors and trees against max-marginals by enumeration; each test fails on its mutant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from scalelatent.models.hcn.kernels import reference
+from tests.models.hcn.cases import by_enumeration, draw_sweep, is_and, is_or, is_pool
+
+HUGE = 1e9
+Function = Callable[..., np.ndarray]
+
+
+def assert_limit(found: np.ndarray, near: np.ndarray) -> None:
+    """``near`` is what comes out where infinities are only huge."""
+    near = np.where(np.abs(near) > HUGE / 2, np.copysign(np.inf, near), near)
+    assert_allclose(found, near, atol=1e-5)
+
+
+def check_and(up: Function, down: Function) -> None:
+    rng = np.random.default_rng(0)
+    for a, b, below in rng.normal(0, 3, size=(200, 3)):
+        want = by_enumeration(is_and, np.array([a, b, below]))
+        assert_allclose([up(b, below), up(a, below), down(a, b)], want, atol=1e-12)
+    for a, b, below in [
+        (np.inf, 1, 2),
+        (-np.inf, 1, 2),
+        (np.inf, -1, -2),
+        (0.5, 1, np.inf),
+        (2, -1, -np.inf),
+    ]:
+        near = by_enumeration(is_and, np.clip([a, b, below], -HUGE, HUGE))
+        assert_limit(np.array([up(b, below), up(a, below), down(a, b)]), near)
+
+
+def check_or(up: Function, down: Function) -> None:
+    rng = np.random.default_rng(1)
+    for m in range(1, 9):
+        for _ in range(40):
+            t, below = rng.normal(0, 2, size=m), rng.normal(0, 4)
+            t[rng.random(m) < 0.3] = t[0]  # ties
+            want = by_enumeration(is_or, np.array([*t, below]))
+            assert_allclose(up(t, below), want[:-1], atol=1e-12)
+            assert_allclose(down(t), want[-1], atol=1e-12)
+    for t, below in [
+        ([np.inf, 1, -2], 3), ([np.inf, 1, -2], -3), ([np.inf, np.inf, 1], -3), ([-np.inf, -np.inf], 2),
+        ([-np.inf, 1], -2), ([1, -2, 0.5], np.inf), ([1, -2, 0.5], -np.inf), ([-1], np.inf),
+    ]:  # fmt: skip
+        near = by_enumeration(is_or, np.clip([*t, below], -HUGE, HUGE))
+        assert_limit(up(np.array(t), below), near[:-1])
+        assert_limit(np.array(down(np.array(t))), near[-1])
+
+
+def check_pool(up: Function, down: Function) -> None:
+    rng = np.random.default_rng(2)
+    for m in range(1, 9):
+        b, top = rng.normal(0, 2, size=m), rng.normal(0, 2)
+        want = by_enumeration(is_pool, np.array([*b, top]))
+        assert_allclose(up(b), want[-1], atol=1e-12)
+        assert_allclose(down(b, top), want[:-1], atol=1e-12)
+
+
+def check_tree(tree: Callable[..., tuple[np.ndarray, np.ndarray]]) -> None:
+    """Of a whole tree: OR of M ANDs, evidence below."""
+    rng = np.random.default_rng(3)
+    for m in range(1, 5):
+        for _ in range(10):
+            s, w, below = rng.normal(-1, 2, size=m), rng.normal(-1, 2, size=m), rng.normal(0, 4)
+
+            def score(*bits: int, m: int = m, below: float = below) -> float:
+                return below * max(a and b for a, b in zip(bits[:m], bits[m:], strict=True))
+
+            want = by_enumeration(score, np.concatenate([s, w]))
+            assert_allclose(np.concatenate(tree(s, w, below)), want, atol=1e-12)
+
+
+def check_floor(tree: Callable[..., tuple[np.ndarray, np.ndarray]]) -> None:
+    for below in (np.inf, -np.inf):
+        to_s, to_w = tree(np.array([1.0]), np.array([2.0]), below)
+        assert np.abs(np.concatenate([to_s, to_w])).max() <= reference.FLOOR
+
+
+def check_windows(windows: Callable[..., tuple]) -> None:
+    """A pixel's pairs are those whose places and offsets add up to it."""
+    evidence, _, s, w = draw_sweep(0, 1, 2, (2, 5, 6), (2, 3), 2)
+    for index in range(evidence[0].size):
+        n, a, y, x = np.unravel_index(index, evidence[0].shape)
+        want = [
+            (s[0, n, r, c, f], w[0, a, 1 - (y - r), 2 - (x - c), f])
+            for r in range(4) for c in range(4) for f in range(2)
+            if 0 <= y - r < 2 and 0 <= x - c < 3
+        ]  # fmt: skip
+        below, of_s, of_w = windows(index, evidence[0], s[0], w[0])
+        assert below == evidence[0, n, a, y, x]
+        assert_array_equal(np.stack([of_s.ravel(), of_w.ravel()], axis=1), want)
+
+
+def largest_for_second(t: np.ndarray, below: float) -> np.ndarray:
+    positive = np.maximum(t, 0)
+    return np.minimum(below + positive.sum() - positive, np.maximum(0, -t.max()))
+
+
+def without_log_m(b: np.ndarray) -> float:
+    return reference.pool_up(b) + np.log(len(b))
+
+
+def without_floor(s: np.ndarray, w: np.ndarray, below: float) -> tuple[np.ndarray, np.ndarray]:
+    return reference.tree(s, w, below, np.inf)
+
+
+def flipped_once(index: int, evidence: np.ndarray, s: np.ndarray, w: np.ndarray) -> tuple:
+    below, of_s, of_w = reference.windows(index, evidence, s, w)
+    return below, of_s, of_w[:, ::-1]
+
+
+def test_and() -> None:
+    check_and(reference.and_up, reference.and_down)
+
+
+def test_or() -> None:
+    check_or(reference.or_up, reference.or_down)
+
+
+def test_pool() -> None:
+    check_pool(reference.pool_up, reference.pool_down)
+
+
+def test_trees_are_exact() -> None:
+    check_tree(reference.tree)
+
+
+def test_messages_stay_above_the_floor() -> None:
+    check_floor(reference.tree)
+
+
+def test_the_window_of_a_pixel() -> None:
+    check_windows(reference.windows)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda: check_or(largest_for_second, reference.or_down),
+        lambda: check_pool(without_log_m, reference.pool_down),
+        lambda: check_floor(without_floor),
+        lambda: check_windows(flipped_once),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_mutants_are_found(check: Callable[[], None]) -> None:
+    with pytest.raises(AssertionError):
+        check()
+
+
+def test_no_message_is_larger_than_the_evidence() -> None:
+    rng = np.random.default_rng(4)
+    for _ in range(300):
+        s, w = rng.normal(0, 5, size=(2, rng.integers(1, 9)))
+        below = rng.normal(0, 4)
+        assert max(np.abs(m).max() for m in reference.tree(s, w, below)) <= abs(below) + 1e-12
