@@ -1,1 +1,19 @@
-"""Max-product over AND-OR trees: reference, numba."""
+"""Names of the kernels and where their bodies are; all bodies give the same bits."""
+
+from __future__ import annotations
+
+_HERE = __name__
+_MODULES = {
+    "sweep": "sweeps",
+    "sweep_messages": "sweeps",
+    "decode": "sweeps",
+    "cover": "placements",
+    "prune": "placements",
+}
+KERNELS = {
+    f"hcn_{name}": {
+        "reference": f"{_HERE}.reference:{name}",
+        "numba": f"{_HERE}.cpu.{module}:{name}",
+    }
+    for name, module in _MODULES.items()
+}

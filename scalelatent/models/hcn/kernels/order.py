@@ -32,9 +32,7 @@ def _shuffle(seed: Any, word: Any, epoch: Any, rows: np.ndarray, out: np.ndarray
 
 
 def shuffled(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> np.ndarray:
-    """An order of 0:n for each row, int32 (rows, n): Fisher and Yates's shuffle by the words of a Philox stream,
-    the same with every version of numpy.
-    """
+    """An order of 0:n for each row, int32 (rows, n): Fisher and Yates's shuffle by words of Philox."""
     out = np.empty((len(rows), n), np.int32)
     rows = np.ascontiguousarray(rows, np.int64)
     _shuffle(np.uint64(seed), np.uint64(stage_word(purpose)), np.uint64(epoch), rows, out)

@@ -1,9 +1,9 @@
-"""Max-product messages of AND, OR and POOL factors, and sweeps over the AND-OR trees of images, in plain numpy.
+"""Max-product messages of AND, OR and POOL factors, and sweeps over the AND-OR trees of images, in numpy.
 
-A message is one number, log m(1) - log m(0). R = min(1, conv(S, W)) is one tree a pixel: an OR over all pairs of
-a feature placed nearby (S) and its weight that falls on the pixel (W), an AND each. Arrays are
-S (image, HS, WS, F) and W (channel, h, w, F) with both window axes flipped, so that the pairs of a pixel are the
-same window of both.
+A message is one number, log m(1) - log m(0). R = min(1, conv(S, W)) is one tree a pixel: an OR over all pairs
+of a feature placed nearby (S) and its weight that falls on the pixel (W), an AND each. Arrays are
+S (image, HS, WS, F) and W (channel, h, w, F) with both window axes flipped, so that the pairs of a pixel are
+the same window of both.
 """
 
 from __future__ import annotations

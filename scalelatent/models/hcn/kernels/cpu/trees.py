@@ -1,11 +1,11 @@
 """The two passes over the pairs of an AND-OR tree, in LLVM's own vectors.
 
-A tree is a few runs of equal length, the same in S and W. By the sign of the evidence b half of what the general
-rule asks for is not needed, and what is left is the same number on the grid:
+A tree is a few runs of equal length, the same in S and W. By the sign of the evidence b, half of what the
+general rule asks for is not needed, and what is left gives the same number:
 
-- b < 0: no bound binds, a pair gets g = min(0, b + what the others add up to). Each adds at most |b|, beyond which
-  nothing changes: so the sum is exact wherever it matters, however large the tree.
-- b > 0: what the others add up to does not matter, a pair gets g = min(b, max(0, -(the largest of the others))).
+- b < 0: no bound binds, a pair gets g = min(0, b + what the others add up to). Each adds at most |b|, beyond
+  which nothing changes: so the sum is exact wherever it matters, however large the tree.
+- b > 0: the sum does not matter, a pair gets g = min(b, max(0, -largest other)).
 
 The first pass finds that sum, or the largest two; the second gives each pair its messages. Where g is the same
 for all pairs (nothing lies over the pixel yet) no pair is asked for its own value again.
@@ -114,15 +114,15 @@ class _Pairs:
         return found if self.mask is None else b.select(self.mask, found, self.code.constant(LEAST))
 
     @property
-    def cavity(self) -> tuple[Any, Any]:
+    def cavity(self) -> tuple[Any, ...]:
         """Beliefs of place and weight without the messages of this tree."""
-        b, (s, w) = self.code.b, self.beliefs
-        rest = [b.fsub(x, m) for x, m in zip((s, w), self.old, strict=False)]
-        return (*rest, s, w)[0], (*rest, *(s, w)[len(rest) :])[1]
+        b = self.code.b
+        rest = [b.fsub(x, m) for x, m in zip(self.beliefs, self.old, strict=False)]
+        return tuple(rest + self.beliefs[len(rest) :])
 
     def send(self, which: int, new: Any, damping: Any) -> Any:
         """Take in a new message; what has changed, where messages are kept."""
-        b, code, belief = self.code.b, self.code, self.beliefs[which]
+        b, belief = self.code.b, self.beliefs[which]
         if which >= len(self.old):
             store(b, b.fadd(belief, new), self.spots[which], I64(0), self.mask)
             return None
@@ -140,8 +140,10 @@ class _Pairs:
 
 
 def _walk(code: _Code, tree: Values, start: Values, body: Callable[[_Pairs, Values], Values]) -> Values:
-    """Over the vectors of a tree: (rows, pairs of a run, bytes from run to run of S and of W, where S, W and the
-    messages begin), with values that are carried along."""
+    """Over the vectors of a tree, with values that are carried along.
+
+    A tree is (runs, pairs of a run, bytes from run to run of S and of W, where S, W and the messages begin).
+    """
     b, (rows, n, s_step, w_step, *begins) = code.b, tree
     sizes = [I64(4), I64(4), I64(2), I64(2)][: len(begins)]
     steps = [s_step, w_step, *[b.mul(n, I64(2))] * 2][: len(begins)]
@@ -255,8 +257,10 @@ def _tell(on: bool, even: bool, n_learned: int, damps: bool) -> Callable[[_Code,
 
 
 def tree_of(n_kept: int, n_learned: int) -> tuple[Any, ...]:
-    """look_off, look_on, and of what to tell: off, off evenly, on, on evenly; for trees that keep so many of the
-    two messages of a pair and learn of so many."""
+    """Both first passes, and second ones: off, off evenly, on, on evenly.
+
+    Of trees that keep so many of a pair's two messages, and that send so many.
+    """
     result = types.int32 if n_kept else types.void
     spots = 2 + n_kept
     tells = [
