@@ -5,10 +5,10 @@ general rule asks for is not needed, and what is left gives the same number:
 
 - b < 0: no bound binds, a pair gets g = min(0, b + what the others add up to). Each adds at most |b|, beyond
   which nothing changes: so the sum is exact wherever it matters, however large the tree.
-- b > 0: the sum does not matter, a pair gets g = min(b, max(0, -largest other)).
+- b > 0: the sum does not matter, a pair gets g = min(b, max(0, -largest of the others)).
 
-The first pass finds that sum, or the largest two; the second gives each pair its messages. Where g is the same
-for all pairs (nothing lies over the pixel yet) no pair is asked for its own value again.
+The first pass finds that sum, or the largest two; the second gives each pair its messages. Where g is the
+same for all pairs (nothing lies over the pixel yet) no pair is asked for its own value again.
 """
 
 from __future__ import annotations
