@@ -74,8 +74,24 @@ class Wants:
     labels : bool
         Of a row map: the labels of its output are not copied but made by its method ``labels``
         (:class:`~.learners.LabelMap`).
+    block_rows : int or None
+        Of a reduction: rows of a block, where the user says none.
+    merge_share : float or None
+        Of a reduction: what merging may cost of computing, above the usual 2 %, where rows would else make
+        fewer than 16 leaves.
+    scratch : (int, int) or None
+        Bytes that a thread needs beside its block and statistic, and those for each row of the block (of a
+        chain). A plan guesses from the statistic where nothing is said.
     """
 
     csr: bool = False
     targets: Targets | None = None
     labels: bool = False
+    block_rows: int | None = None
+    merge_share: float | None = None
+    scratch: tuple[int, int] | None = None
+
+    @property
+    def form(self) -> tuple[bool, Targets | None]:
+        """What makes blocks of the same rows alike."""
+        return self.csr, self.targets

@@ -39,7 +39,7 @@ COUNTERS = 2  # rows done, bytes read: appended to every vector
 # Kernels take a block strip by strip, so its size is not a cache's: what counts is that threads, which hand
 # Python's lock to each other, do so seldom, and that a block is no larger than a chunk of the usual layout.
 BLOCK_BYTES, BLOCK_ROWS, GPU_BLOCK_BYTES, LEAST_BLOCK = 2**22, 4096, 2**26, 256
-MERGE_SHARE = 0.02
+MERGE_SHARE, FEW_LEAVES = 0.02, 16
 MIN_TASK_SECONDS = 0.03
 # What a task costs the one scheduler, and the share of its core that one job may take.
 SCHEDULER_SECONDS, SCHEDULER_SHARE = 1.5e-3, 0.5
@@ -141,7 +141,8 @@ def make_stage(
     if device == "gpu" and block_rows is None and leaf_rows is None:
         # A card wants few, large launches; "auto" keeps the processor's blocks, which a mixed cluster shares.
         width = max(dataset.n_features for dataset in datasets.values())
-        block_rows = _power_of_two(GPU_BLOCK_BYTES / (4 * width), 2048, 65536)
+        wished = max(reduction.wants.block_rows or 0 for reduction in reductions.values())
+        block_rows = max(_power_of_two(GPU_BLOCK_BYTES / (4 * width), 2048, 65536), wished)
     grids = {
         part: choose_grid(datasets[part], reduction, block_rows, leaf_rows)
         for part, reduction in reductions.items()
@@ -158,22 +159,26 @@ def given_grid(options: Mapping[str, Any]) -> dict[str, Any]:
 def choose_grid(
     dataset: Any, reduction: Reduction, block_rows: int | None = None, leaf_rows: int | None = None
 ) -> RowGrid:
-    """Blocks worth a call, and leaves so large that merging costs under 2 % of computing.
+    """Blocks worth a call, and leaves so large that merging costs under 2 % of computing, or what the
+    reduction wants where leaves would be few.
 
-    A function of rows, features and the statistic alone, so the same on any cluster.
+    A function of rows, features and the reduction alone, so the same on any cluster.
     """
-    n = len(dataset)
-    block_rows = choose_block(dataset.n_features, block_rows, leaf_rows)
+    n, wants = len(dataset), reduction.wants
+    block_rows = choose_block(dataset.n_features, block_rows, leaf_rows, wants.block_rows)
     if leaf_rows is None:
-        per_row = seconds_per_row(reduction)
-        merging = 3 * reduction.layout().nbytes / _MERGE_RATE
-        wanted = max(merging / (MERGE_SHARE * per_row), n / 1024)
+        least = 3 * reduction.layout().nbytes / _MERGE_RATE / seconds_per_row(reduction)
+        wanted = max(least / MERGE_SHARE, n / 1024)
+        if wants.merge_share is not None and n < FEW_LEAVES * wanted:
+            wanted = max(least / wants.merge_share, n / FEW_LEAVES)
         leaf_rows = block_rows * _power_of_two(wanted / block_rows, 1, 2**20)
     return RowGrid(n, min(block_rows, max(n, 1)), leaf_rows // block_rows)
 
 
-def choose_block(n_features: int, block_rows: int | None = None, leaf_rows: int | None = None) -> int:
-    """Rows of a block: what the user says, or what suits a call and divides the user's leaf.
+def choose_block(
+    n_features: int, block_rows: int | None = None, leaf_rows: int | None = None, wished: int | None = None
+) -> int:
+    """Rows of a block: what the user says, or what is wished or suits a call and divides the user's leaf.
 
     What passes here for one number of features passes for any.
 
@@ -186,7 +191,8 @@ def choose_block(n_features: int, block_rows: int | None = None, leaf_rows: int 
         if value is not None and value < 1:
             raise JobError(f"{name}={value}: set [engine] {name} to at least 1, or leave it out")
     if block_rows is None:
-        block_rows = _power_of_two(BLOCK_BYTES / (4 * max(n_features, 1)), LEAST_BLOCK, BLOCK_ROWS)
+        usual = _power_of_two(BLOCK_BYTES / (4 * max(n_features, 1)), LEAST_BLOCK, BLOCK_ROWS)
+        block_rows = wished or usual
         if leaf_rows is not None:
             block_rows = _fitting(block_rows, leaf_rows)
     if leaf_rows is not None and leaf_rows % block_rows:

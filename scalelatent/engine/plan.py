@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from dask.system import cpu_count
 
+from scalelatent.contract.learners import Reduction, StepLearner, Work
 from scalelatent.errors import PlanError
 
 from .ahead import AHEAD
@@ -51,6 +53,7 @@ class RowShape:
     n_features: int
     is_stored: bool = False
     reads_at_once = 1
+    dtype = np.dtype(np.float32)
 
     def __len__(self) -> int:
         return self.n_rows
@@ -130,11 +133,11 @@ def stage_memory(stage: Stage, resources: Resources, source: Any, constants: int
     """
     grid, reduction = stage.grids["train"], stage.reductions["train"]
     stat, p = reduction.layout().nbytes, stage.datasets["train"].n_features
-    width = max(1, reduction.layout().size // max(p, 1))
     level = choose_level(grid, reduction, resources.workers * resources.threads)
     piece = _piece_bytes(source)
     ahead = max(AHEAD, 2 * getattr(source, "reads_at_once", 1))  # in flight, packed and unpacked
-    blocks = grid.block_rows * (2 * p + min(width, 2**14)) * 8
+    row_bytes = p * stage.datasets["train"].dtype.itemsize
+    blocks = _block_bytes(reduction, grid.block_rows, p, row_bytes)
     return {
         "process": process_bytes(resources),
         "pieces read ahead": resources.threads * (ahead + 2) * piece,
@@ -158,7 +161,7 @@ def process_bytes(resources: Resources) -> int:
 
 
 def steps_memory(
-    learner: Any,
+    learner: StepLearner,
     order: RowOrder,
     n_features: int,
     resources: Resources,
@@ -190,7 +193,6 @@ def steps_memory(
     held = min(2 * order.n_rows, chains * runs * order.run_rows) if stored else 0
     slab = chains * max(SLAB_BYTES, order.chain_rows * row_bytes)
     threads = min(resources.threads, chains)
-    width = min(max(1, layout.size // n_features), 2**14)
     # A thread merges as it goes. On a cluster a step's come from all sides, and none waits for its sibling.
     depth = chains.bit_length() + 1
     summed = min(chains, (depth if resources.workers == 1 else 2 * depth * resources.workers) * threads)
@@ -199,11 +201,20 @@ def steps_memory(
         "pieces read ahead": 4 * _piece_bytes(source),
         "rows of the buffers": held * (row_bytes + 12),
         "rows of the next steps": (SLABS_AHEAD + 2) * slab,
-        "blocks and buffers": threads * order.chain_rows * (2 * n_features + width) * 8,
+        "blocks and buffers": threads * _block_bytes(learner, order.chain_rows, n_features, row_bytes),
         "statistics of the chains": (summed + 3 + 2 * threads * keeps_leaves) * layout.nbytes,
         "records of their rows": 4 * 8 * order.batch_rows * layout.row_width,
         "constants and states": constants + (KEEP_REPLICAS + 2) * state,
     }
+
+
+def _block_bytes(work: Reduction | StepLearner, rows: int, n_features: int, row_bytes: int) -> int:
+    """Of a block and what is made of it."""
+    if work.wants.scratch is not None:
+        fixed, each = work.wants.scratch
+        return fixed + rows * (row_bytes + each)
+    width = min(max(1, work.layout().size // max(n_features, 1)), 2**14)
+    return rows * (2 * n_features + width) * 8
 
 
 def _piece_bytes(source: Any) -> int:
@@ -262,7 +273,7 @@ def describe_stage(stage: Stage, resources: Resources) -> dict[str, Any]:
     }
 
 
-def describe_steps(learner: Any, order: RowOrder) -> dict[str, Any]:
+def describe_steps(learner: StepLearner, order: RowOrder) -> dict[str, Any]:
     """Steps of an epoch and statistic of a chain."""
     return {
         "rows": order.n_rows,
@@ -303,7 +314,7 @@ class Forecast:
 
     # -- memory ----------------------------------------------------------------------------------------------
 
-    def stage(self, name: str, work: Any, parts: Mapping[str, Any], held: int, remedy: str) -> Stage:
+    def stage(self, name: str, work: Work, parts: Mapping[str, Any], held: int, remedy: str) -> Stage:
         """A stage of passes, ``held`` being the bytes of its constants and states.
 
         Raises

@@ -129,8 +129,12 @@ class JointReduction:
 
     @property
     def wants(self) -> Wants:
-        """Those of its members, which are the same (see :func:`joint_stage`)."""
-        return self.slots[0].reduction.wants
+        """Rows in the form of all members (see :func:`joint_stage`), and the largest scratch."""
+        wants = [slot.reduction.wants for slot in self.slots]
+        csr, targets = wants[0].form
+        scratch = [want.scratch for want in wants if want.scratch is not None]
+        largest = (max(fixed for fixed, _ in scratch), max(each for _, each in scratch)) if scratch else None
+        return Wants(csr, targets, scratch=largest)
 
     def layout(self) -> Layout:
         """Fields of all members, one after the other."""
@@ -281,7 +285,7 @@ class _Parts:
 
     def name(self, wanted: str, dataset: Any, grid: RowGrid, reduction: Reduction) -> str:
         """The part of these rows: named as wanted, or so with a number."""
-        key = id(dataset), grid, reduction.wants
+        key = id(dataset), grid, reduction.wants.form
         if key not in self._names:
             name, n = wanted, 1
             while name in self.datasets:

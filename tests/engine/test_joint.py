@@ -255,3 +255,18 @@ def test_a_worker_keeps_one_stage_of_a_fit(toy: SimpleNamespace, tmp_path: Path)
     assert own == [(store.ref, "search-1_estep", ())]
     tasks._recent.forget(store.ref)
     assert not [key for key, _ in tasks._recent._kept.values() if key[0] == store.ref]
+
+
+def test_members_share_rows_whatever_they_want_beside_their_form(toy: SimpleNamespace) -> None:
+    """Blocks are read once for members of one form; what they need beside them is the most of each."""
+
+    class Needs(toy.Sums):
+        wants = Wants(scratch=(5, 1))
+
+    class NeedsMore(toy.Sums):
+        wants = Wants(scratch=(2, 3))
+
+    rows = Part(toy.rows(200))
+    wanted = [(work(3), rows) for work in (toy.Sums, Needs, NeedsMore)]
+    stage, _ = joint_collection("sums", wanted, "cpu", None, block_rows=8, leaf_rows=16)
+    assert [reduction.wants for reduction in stage.reductions.values()] == [Wants(scratch=(5, 3))]

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelatent.contract.stats import Layout
+from scalelatent.contract.wants import Wants
 from scalelatent.data import Dataset
 from scalelatent.engine import passes
 from scalelatent.engine.backend import make_backend
@@ -27,6 +28,7 @@ from scalelatent.engine.passes import (
     make_stage,
     spans_of,
 )
+from scalelatent.engine.plan import Resources, stage_memory
 from scalelatent.engine.reading import StopEvent
 from scalelatent.engine.reduce import TreeReducer
 from scalelatent.errors import DataError, JobError
@@ -114,7 +116,9 @@ def test_a_leaf_size_alone_is_enough(toy: SimpleNamespace, leaf: int, block: int
 @given(st.integers(1, 10**7), st.integers(1, 4000), st.floats(1, 1e7), st.integers(1, 10**7))
 def test_choose_grid(n: int, p: int, flops: float, size: int) -> None:
     ds = type("Rows", (), {"__len__": lambda self: n, "n_features": p})()
-    reduction: Any = SimpleNamespace(flops_per_row=lambda: flops, layout=lambda: Layout((("a", (size,)),)))
+    reduction: Any = SimpleNamespace(
+        wants=Wants(), flops_per_row=lambda: flops, layout=lambda: Layout((("a", (size,)),))
+    )
     grid = choose_grid(ds, reduction)
     assert grid.n_rows == n
     assert grid.block_rows == n if n < 256 else 256 <= grid.block_rows <= passes.BLOCK_ROWS
@@ -124,6 +128,26 @@ def test_choose_grid(n: int, p: int, flops: float, size: int) -> None:
     merge = 3 * 8 * size / passes._MERGE_RATE
     compute = grid.leaf_rows * flops / passes._FLOP_RATE
     assert merge <= passes.MERGE_SHARE * compute * (1 + 1e-9) or grid.n_leaves == 1
+
+
+@given(st.integers(1, 10**7), st.floats(1, 1e7), st.integers(1, 10**7), st.sampled_from([512, 2**15]))
+def test_what_a_reduction_wants_of_the_grid(n: int, flops: float, size: int, block: int) -> None:
+    ds = type("Rows", (), {"__len__": lambda self: n, "n_features": 256})()
+
+    def grid(wants: Wants) -> RowGrid:
+        reduction: Any = SimpleNamespace(
+            wants=wants, flops_per_row=lambda: flops, layout=lambda: Layout((("a", (size,)),))
+        )
+        return choose_grid(ds, reduction)
+
+    usual, wished = grid(Wants(block_rows=block)), grid(Wants(block_rows=block, merge_share=0.08))
+    assert usual.block_rows == wished.block_rows == min(block, n)
+    merging = 3 * 8 * size / passes._MERGE_RATE / (flops / passes._FLOP_RATE)
+    assert merging <= 0.08 * wished.leaf_rows * (1 + 1e-9) or wished.n_leaves == 1
+    if n / max(merging / passes.MERGE_SHARE, n / 1024) >= 16:
+        assert wished == usual
+    else:
+        assert usual.n_leaves <= wished.n_leaves <= 16
 
 
 @pytest.mark.parametrize(("block", "leaf", "advice"), [(8, 12, 16), (100, 50, 100), (7, 15, 21)])
@@ -201,3 +225,16 @@ def test_a_bad_row_names_the_dataset_and_the_next_step(
             make_stage("toy", {"train": toy.Sums(3)}, {"train": memory}, "cpu", block_rows=8, leaf_rows=8),
             lambda done, total: None,
         )
+
+
+def test_a_plan_takes_the_scratch_that_a_reduction_names(toy: SimpleNamespace) -> None:
+    class Needs(toy.Sums):
+        wants = Wants(scratch=(2**20, 100))
+
+    resources = Resources(1, 2, 2**32)
+    for work, bytes_of_a_thread in ((toy.Sums(3), 64 * (2 * 3 + 4) * 8), (Needs(3), 2**20 + 64 * (12 + 100))):
+        stage = make_stage(
+            "toy", {"train": work}, {"train": toy.rows(500)}, "cpu", block_rows=64, leaf_rows=64
+        )
+        parts = stage_memory(stage, resources, stage.datasets["train"], 0)
+        assert parts["blocks and buffers"] == 2 * bytes_of_a_thread
