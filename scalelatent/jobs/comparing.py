@@ -26,34 +26,7 @@ KIND = "model.kind"
 
 
 def compare_runs(runs: Sequence[str | os.PathLike[str]]) -> dict[str, Any]:
-    """Put runs side by side, finished or not.
-
-    Parameters
-    ----------
-    runs : sequence of path or str
-        Run folders, at least two.
-
-    Returns
-    -------
-    dict
-        ``runs``, of each ``run``, ``id``, ``kind``, ``architecture``, ``state``, ``rows`` (training),
-        ``passes``, ``seconds`` (wall-clock time of its last execution), ``pass_seconds`` (sum over passes),
-        its errors (shares; of a run that is not done the last ``validation_error``), ``group``, and
-        ``parameters``, the values of what differs; ``groups``, of each the ``kind``, what its runs were
-        scored on (``role``, ``data``, ``rows``) and ``differing``, the names of what the jobs of its kind
-        have differently; ``notes``, why groups do not compare.
-
-    Raises
-    ------
-    JobError
-        Fewer than two runs, one of them twice, or what is no run folder.
-
-    Examples
-    --------
-    >>> compare_runs(["run"])
-    Traceback (most recent call last):
-    scalelatent.errors.JobError: one run is nothing to compare: name two or more run folders
-    """
+    """Put runs side by side, finished or not."""
     if len(runs) < 2:
         raise JobError("one run is nothing to compare: name two or more run folders")
     folders = [_folder(run) for run in runs]

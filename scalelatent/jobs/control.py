@@ -58,36 +58,7 @@ def find_job(
     security: Security | None = None,
     below: str | os.PathLike[str] = ".",
 ) -> RunFolder:
-    """Return the run folder of a job.
-
-    Parameters
-    ----------
-    job : str
-        A run folder (path or address), or a job id: looked for among the run folders below a folder, then
-        asked of the scheduler.
-    scheduler : str, optional
-        Its address; the one that the environment or Dask's configuration names by default.
-    security : distributed.Security, optional
-    below : path
-        The current folder by default.
-
-    Returns
-    -------
-    RunFolder
-
-    Raises
-    ------
-    JobError
-        If there is none; the message says where it was looked for.
-
-    Examples
-    --------
-    >>> from scalelatent.jobs.control import find_job
-    >>> find_job("runs/none")
-    Traceback (most recent call last):
-    ...
-    scalelatent.errors.JobError: run folder ... does not exist
-    """
+    """Return the run folder of a job."""
     if "/" in job or os.sep in job or os.path.exists(job) or is_run_folder(job):
         return RunFolder.open(job)
     here = {folder.id: folder for folder in find_runs(below)}
@@ -113,20 +84,7 @@ def find_job(
 
 
 def write_job_again(folder: RunFolder, job_file: str | os.PathLike[str]) -> None:
-    """Write a damaged ``job.json`` anew from the job file that began the run.
-
-    The checkpoints still have to belong to it: a resume compares what they were made of.
-
-    Parameters
-    ----------
-    folder : RunFolder
-    job_file : path
-
-    Raises
-    ------
-    JobError
-        ``job.json`` is whole, so that nothing may take its place, or the job file is refused.
-    """
+    """Write a damaged ``job.json`` anew from the job file that began the run."""
     try:
         folder.read_job()
     except JobError:
@@ -145,33 +103,12 @@ def write_job_again(folder: RunFolder, job_file: str | os.PathLike[str]) -> None
 
 
 def known_jobs(client: Client) -> dict[str, dict[str, Any]]:
-    """Return the jobs that were submitted to a scheduler since it was started, by id.
-
-    Parameters
-    ----------
-    client : distributed.Client
-
-    Returns
-    -------
-    dict
-        Of each: ``run``, ``name``, ``kind``, ``submitted`` (seconds since the epoch).
-    """
+    """Return the jobs that were submitted to a scheduler since it was started, by id."""
     return dict(client.get_metadata([METADATA], default={}))
 
 
 def list_jobs(below: str | os.PathLike[str] = ".", client: Client | None = None) -> list[dict[str, Any]]:
-    """Return the states of the runs below a folder, and of those that a scheduler knows.
-
-    Parameters
-    ----------
-    below : path or str
-    client : distributed.Client, optional
-
-    Returns
-    -------
-    list of dict
-        As `RunFolder.read_state`; a run whose folder is not seen from here has state None.
-    """
+    """Return the states of the runs below a folder, and of those that a scheduler knows."""
     states = {state["run"]: state for state in (folder.read_state() for folder in find_runs(below))}
     for identity, known in known_jobs(client).items() if client is not None else ():
         if known["run"] in states:
@@ -197,30 +134,7 @@ def follow(
     tell: Callable[[str], None] = lambda line: None,
     poll: float = POLL_SECONDS,
 ) -> dict[str, Any]:
-    """Watch a run until it ends, from its folder.
-
-    Parameters
-    ----------
-    folder : RunFolder
-    callbacks : iterable of Callback
-        Told of passes and progress as the driver tells its own.
-    security : distributed.Security, optional
-        To ask the scheduler of a job that is queued for long.
-    tell : callable
-        Called with one line for the user.
-    poll : float
-        Seconds between looks.
-
-    Returns
-    -------
-    dict
-        The state in which it ended.
-
-    Raises
-    ------
-    RunError
-        If the job is queued on a scheduler that is gone, or does not have it any more.
-    """
+    """Watch a run until it ends, from its folder."""
     everyone = list(callbacks)
     watch = _Watch(folder, everyone)
     lost_since: float | None = None
@@ -305,21 +219,7 @@ class _Watch:
 def new_events(
     folder: RunFolder, *, follow: bool = False, poll: float = POLL_SECONDS
 ) -> Iterator[dict[str, Any]]:
-    """Give the events of a run, oldest first.
-
-    Parameters
-    ----------
-    folder : RunFolder
-    follow : bool
-        Go on until the run has ended.
-    poll : float
-        Seconds between looks.
-
-    Yields
-    ------
-    dict
-        ``time``, ``event`` and what belongs to it.
-    """
+    """Give the events of a run, oldest first."""
     seen = 0
     while True:
         ended = folder.read_state()["state"] in ENDED
@@ -332,24 +232,7 @@ def new_events(
 
 
 def cancel_job(folder: RunFolder, *, wait: float = CANCEL_SECONDS) -> dict[str, Any]:
-    """Stop a job at the next place where nothing is lost, wherever it is driven.
-
-    Parameters
-    ----------
-    folder : RunFolder
-    wait : float
-        Seconds to wait for the driver to stop.
-
-    Returns
-    -------
-    dict
-        The state; ``running`` where the driver has not stopped in time (it will: the request stays).
-
-    Raises
-    ------
-    JobError
-        If it has ended already.
-    """
+    """Stop a job at the next place where nothing is lost, wherever it is driven."""
     try:
         with folder.lock():  # nobody drives it: a driver that comes finds the verdict
             state = folder.read_state()

@@ -31,23 +31,7 @@ class JobData:
 
 
 def open_job_data(job: Job) -> JobData:
-    """Open what ``[data]`` names and check that it fits together.
-
-    Parameters
-    ----------
-    job : Job
-
-    Returns
-    -------
-    JobData
-
-    Raises
-    ------
-    JobError
-        If rows are asked for that a dataset does not have, or the datasets differ in their features.
-    DataError
-        If a dataset is missing or damaged.
-    """
+    """Open what ``[data]`` names and check that it fits together."""
     data = job.data
     _check_targets(job)
     train = open_rows(data.train, data.train_rows, key="train", target=data.target)
@@ -72,10 +56,7 @@ def open_job_data(job: Job) -> JobData:
 
 
 def data_as_begun(data: JobData, run_dir: str) -> JobData:
-    """The rows that a run began with, where more were appended to its datasets since.
-
-    Test rows of the dataset that it trains on are those of the same time.
-    """
+    """The rows that a run began with, where more were appended to its datasets since."""
     from scalelatent.data.read.earlier import rows_at_same_time
     from scalelatent.estimators.session import rows_as_begun
 
@@ -101,30 +82,7 @@ def _check_targets(job: Job) -> None:
 
 
 def open_rows(url: str, rows: str | None = None, *, key: str = "data", target: str | None = None) -> Dataset:
-    """Open a dataset, or a run of its rows.
-
-    Parameters
-    ----------
-    url : str
-        Path or URL of a dataset.
-    rows : str, optional
-        Such as ``"0:50000"``. Unlike a Python slice, rows that are not there are an error.
-    key : str
-        What messages call it.
-    target : str, optional
-        Path or URL of the dataset that has its outputs, row by row; ``rows`` are rows of both.
-
-    Returns
-    -------
-    Dataset
-
-    Raises
-    ------
-    JobError
-        If the dataset has fewer rows than asked for.
-    DataError
-        If the dataset and its target have different numbers of rows.
-    """
+    """Open a dataset, or a run of its rows."""
     from scalelatent.data import open_dataset
 
     dataset = open_dataset(url)

@@ -60,32 +60,7 @@ def prepare(
     progress: Callable[[int, int], None] | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Job:
-    """Make the demo's datasets and job file.
-
-    Parameters
-    ----------
-    out : path
-        A new folder; gets ``train.zarr``, ``validation.zarr``, ``test.zarr``, ``job.toml``, then ``run``.
-    rows : int
-        Training images to make.
-    workers : int
-        Dask workers the job asks for.
-    overwrite : bool
-        Replace an earlier demo (and nothing but a demo).
-    progress : callable, optional
-        Called with rows made and rows in all.
-    tell : callable
-        Called with one line for the user.
-
-    Returns
-    -------
-    Job
-
-    Raises
-    ------
-    JobError
-        If the folder is not empty.
-    """
+    """Make the demo's datasets and job file."""
     from scalelatent.data import make_digits
 
     if not is_local(out):

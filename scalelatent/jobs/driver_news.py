@@ -29,11 +29,7 @@ ANNOUNCE_SECONDS = 5.0
 
 @contextmanager
 def warnings_told(folder: RunFolder, tell: Callable[[str], None]) -> Iterator[None]:
-    """Warnings for users as a line and an event, without the place in the code.
-
-    A worker may drive several jobs, each in a thread of its own: each is told what its thread warns of, and
-    what other threads warn of where it is the only one.
-    """
+    """Warnings for users as a line and an event, without the place in the code."""
     global _shown
     mine = threading.get_ident()
     with _lock:
@@ -68,13 +64,7 @@ def _show(message: Any, category: Any, *more: Any, **other: Any) -> None:
 
 
 class ProgressFile(Callback):
-    """Keep ``progress.json`` fresh: what `scalelatent attach` shows within a pass.
-
-    Parameters
-    ----------
-    folder : RunFolder
-        On a disk it is written once a second at most, in an object store every five seconds.
-    """
+    """Keep ``progress.json`` fresh: what `scalelatent attach` shows within a pass."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -97,16 +87,7 @@ class ProgressFile(Callback):
 
 
 def announce(client: Client | None, folder: RunFolder, job: Job, state: Mapping[str, Any]) -> None:
-    """Tell the cluster the state of a run, for its dashboard page; silent where it does not listen.
-
-    Parameters
-    ----------
-    client : distributed.Client or None
-    folder : RunFolder
-    job : Job
-    state : mapping
-        Of ``state.json``.
-    """
+    """Tell the cluster the state of a run, for its dashboard page; silent where it does not listen."""
     if client is None or client.scheduler is None or client.status != "running":
         return
     news = {"kind": "state", "run": folder.url, "job": state["id"], "model": job.kind}

@@ -29,16 +29,7 @@ DISK_SECONDS, STORE_SECONDS = 0.5, 2.0
 
 
 class StopRequest(Callback):
-    """Leave the fit at the next place where nothing is lost, once a stop was asked for.
-
-    It leaves by `KeyboardInterrupt`, not by a true `on_pass_end`: that would mean "converged", and the run
-    would be finished rather than resumable.
-
-    Attributes
-    ----------
-    by : str or None
-        Who asked for it; None as long as nobody has.
-    """
+    """Leave the fit at the next place where nothing is lost, once a stop was asked for."""
 
     def __init__(self) -> None:
         self.by: str | None = None
@@ -48,13 +39,7 @@ class StopRequest(Callback):
         self.by = self.by or by
 
     def check(self) -> None:
-        """Leave if a stop was asked for.
-
-        Raises
-        ------
-        KeyboardInterrupt
-            It was.
-        """
+        """Leave if a stop was asked for."""
         if self.by is not None:
             raise KeyboardInterrupt(self.by)
 
@@ -72,27 +57,7 @@ class StopRequest(Callback):
 
 
 def ask_cancel(folder: RunFolder) -> None:
-    """Ask the driver of a run to stop, by a file in its folder: that reaches it wherever it runs.
-
-    Parameters
-    ----------
-    folder : RunFolder
-
-    Examples
-    --------
-    >>> import tempfile, pathlib
-    >>> from scalelatent.jobs.interrupt import ask_cancel, cancel_asked
-    >>> from scalelatent.jobs.runfolder import RunFolder
-    >>> from scalelatent.jobs.spec import DataSection, Job, JobSection
-    >>> job = Job(JobSection(name="first", out="run"), DataSection(train="a.zarr"), "capsule", {})
-    >>> with tempfile.TemporaryDirectory() as parent:
-    ...     folder = RunFolder.create(pathlib.Path(parent, "run"), job)
-    ...     ask_cancel(folder)
-    ...     asked = cancel_asked(folder)
-    ...     _ = folder.begin("queued")  # a later start is not meant
-    ...     asked is not None, cancel_asked(folder)
-    (True, None)
-    """
+    """Ask the driver of a run to stop, by a file in its folder: that reaches it wherever it runs."""
     start = folder.read_state().get("starts", 0)
     asked = {"who": _user(), "host": socket.gethostname(), "time": time_text(), "start": start}
     folder.place.write(CANCEL, json.dumps(asked).encode())
@@ -126,15 +91,7 @@ def _user() -> str:
 
 @contextmanager
 def stop_on_signals(request: StopRequest, tell: Callable[[str], None]) -> Iterator[None]:
-    """Turn the first SIGINT or SIGTERM into a request; a second SIGINT interrupts at once.
-
-    Parameters
-    ----------
-    request : StopRequest
-        Also among the callbacks of the fit.
-    tell : callable
-        Called with one line for the user.
-    """
+    """Turn the first SIGINT or SIGTERM into a request; a second SIGINT interrupts at once."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers; whoever runs us from another one stops us his way
         return
@@ -155,17 +112,7 @@ def stop_on_signals(request: StopRequest, tell: Callable[[str], None]) -> Iterat
 
 @contextmanager
 def stop_on_cancel(request: StopRequest, folder: RunFolder) -> Iterator[None]:
-    """Turn a request to cancel that someone writes into the run folder into a request to stop.
-
-    It is removed when it was obeyed.
-
-    Parameters
-    ----------
-    request : StopRequest
-        Also among the callbacks of the fit.
-    folder : RunFolder
-        Held by the caller.
-    """
+    """Turn a request to cancel that someone writes into the run folder into a request to stop."""
     ended = threading.Event()
 
     def watch() -> None:

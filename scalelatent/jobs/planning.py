@@ -29,20 +29,7 @@ COPY_RATE, REPORT_BYTES, FIGURE_BYTES = 5e8, 2 * 10**6, 75 * 2**20
 
 
 class PlannedCluster:
-    """Tells what a cluster that a job will start is going to have, as a client tells it of a running one.
-
-    Parameters
-    ----------
-    cluster : ClusterSection
-        With ``workers`` given.
-
-    Examples
-    --------
-    >>> from scalelatent.jobs.planning import PlannedCluster
-    >>> from scalelatent.jobs.spec import ClusterSection
-    >>> PlannedCluster(ClusterSection(workers=1, memory_limit="1GiB")).scheduler_info()["workers"]
-    {'worker-0': {'nthreads': 1, 'memory_limit': 1073741824}}
-    """
+    """Tells what a cluster that a job will start is going to have, as a client tells it of a running one."""
 
     def __init__(self, cluster: ClusterSection) -> None:
         self._workers = cluster.workers or 1
@@ -54,10 +41,7 @@ class PlannedCluster:
 
 
 def worker_bytes(cluster: ClusterSection) -> int:
-    """Return the memory limit of one worker in bytes, read as Dask reads it.
-
-    Without one, Dask gives a worker the machine's memory times its share of the cores.
-    """
+    """Return the memory limit of one worker in bytes, read as Dask reads it."""
     from dask.system import CPU_COUNT
     from dask.utils import parse_bytes
     from distributed.system import MEMORY_LIMIT
@@ -73,28 +57,7 @@ def worker_bytes(cluster: ClusterSection) -> int:
 def plan_job(
     job: Job, *, client: Client | None = None, tell: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
-    """Return what a job will need.
-
-    Parameters
-    ----------
-    job : Job
-    client : distributed.Client, optional
-        A cluster whose limits count; otherwise those of the scheduler, or of the workers, the job names.
-    tell : callable
-        Called with one line for the user.
-
-    Returns
-    -------
-    dict
-        Name to value, or to a dict of such. Names that end in ``bytes`` are bytes.
-
-    Raises
-    ------
-    PlanError
-        If the job cannot fit; the message names the setting that would make it fit.
-    JobError
-        If a parameter or a dataset is refused.
-    """
+    """Return what a job will need."""
     check_certificates(job.cluster)
     refuse_numbers(job.cluster.workers or 1, job.cluster.threads or 1, 0, 0)
     data = open_job_data(job)

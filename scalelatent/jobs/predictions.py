@@ -24,29 +24,7 @@ def write_rows(
     layer: int | None = None,
     overwrite: bool = False,
 ) -> Dataset:
-    """Apply a method of a fitted estimator to every row, block by block.
-
-    Parameters
-    ----------
-    estimator : fitted estimator
-    method : {"predict", "transform", "codes"}
-    dataset : Dataset
-    out : str
-        The dataset to write.
-    layer : int, optional
-        Of which layer, where the model has layers.
-    overwrite : bool
-        Replace a dataset that is there (and nothing but a dataset).
-
-    Returns
-    -------
-    Dataset
-
-    Raises
-    ------
-    JobError
-        If ``out`` exists, or is the dataset being read; if the model has no such method, or no layers.
-    """
+    """Apply a method of a fitted estimator to every row, block by block."""
     from scalelatent.data import open_dataset
 
     kind = type(estimator).__name__

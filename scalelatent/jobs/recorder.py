@@ -26,9 +26,8 @@ from scalelatent.storage.disk import locate
 
 from .driver_news import ProgressFile, announce, cluster_log
 from .interrupt import StopRequest, stop_on_cancel
-from .jsontext import plain
 from .refusals import tell_os_error
-from .runfolder import RunFolder, is_run_folder
+from .runfolder import RunFolder, is_run_folder, plain
 from .runner import validation_scores
 from .searching import SearchNews, tell_search
 from .spec import IN_MEMORY, DataSection, EngineSection, Job, JobSection, SearchSection
@@ -45,13 +44,7 @@ _ROWS = {"train": "train", "validation": "validation", "rows": "train", "validat
 
 @contextmanager
 def recorded(call: FitCall) -> Iterator[Callback]:
-    """Record a fit in its run folder: a callback for it, and how it ends.
-
-    Parameters
-    ----------
-    call : FitCall
-        With a ``run_dir``.
-    """
+    """Record a fit in its run folder: a callback for it, and how it ends."""
     record = _Record(call)
     with record.exit:
         try:
@@ -125,10 +118,7 @@ class _Record(Callbacks):
         announce(self._client, folder, self._job, told)
 
     def broken_off(self, error: BaseException) -> BaseException:
-        """Note how the fit ended without a model; returns what to raise.
-
-        What cannot be written must not hide the error.
-        """
+        """Note how the fit ended without a model; returns what to raise."""
         folder = self._folder
         if folder is None:
             return error
@@ -260,13 +250,7 @@ def how_to_resume(folder: RunFolder) -> str:
 
 
 def check_resumable(folder: RunFolder) -> None:
-    """Refuse to go on from the command line with a run of which only Python has all.
-
-    Raises
-    ------
-    JobError
-        Saying why, and how to go on in Python.
-    """
+    """Refuse to go on from the command line with a run of which only Python has all."""
     why = python_only(folder.read_job())
     if why:
         raise JobError(f"run {folder.url} cannot go on from the command line: {why}; {how_to_resume(folder)}")

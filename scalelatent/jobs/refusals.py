@@ -14,13 +14,7 @@ __all__ = ["as_job_error", "tell_os_error"]
 
 @contextmanager
 def as_job_error(unless: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Raise a TypeError or ValueError as a `JobError` about ``[model]``.
-
-    Parameters
-    ----------
-    unless : callable
-        True if work had begun: then it is no refusal but a bug, to be shown in full.
-    """
+    """Raise a TypeError or ValueError as a `JobError` about ``[model]``."""
     try:
         yield
     except (TypeError, ValueError) as error:

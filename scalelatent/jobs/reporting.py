@@ -26,27 +26,7 @@ def write_report(
     tell: Callable[[str], None] = lambda line: None,
     progress: Callable[[int, int], None] | None = None,
 ) -> str:
-    """Build the report of a finished run.
-
-    Parameters
-    ----------
-    run : path or str
-        A run folder with a model.
-    tell : callable
-        Called with one line for the user where no rows can be shown.
-    progress : callable, optional
-        Called with rows done and rows in all.
-
-    Returns
-    -------
-    str
-        Path or address of the page, ``report/index.html``.
-
-    Raises
-    ------
-    JobError
-        If ``run`` is a saved model rather than a run folder, or has no model yet.
-    """
+    """Build the report of a finished run."""
     from scalelatent.report import build_report
 
     estimator, folder = load_run(run)
@@ -57,18 +37,7 @@ def write_report(
 
 
 def report_model(model: Any, folder: str | os.PathLike[str], data: Any = None) -> str:
-    """Write the report of a fitted model into a folder; see :meth:`.StreamedEstimator.report`.
-
-    Parameters
-    ----------
-    model : fitted estimator
-    folder : path or str
-    data : Dataset, array or pair (X, y), optional
-
-    Returns
-    -------
-    str
-    """
+    """Write the report of a fitted model into a folder; see :meth:`.StreamedEstimator.report`."""
     from scalelatent.data import Dataset
     from scalelatent.report import build_report
 

@@ -44,45 +44,7 @@ def load_job(
     settings: Iterable[str] = (),
     environ: Mapping[str, str] | None = None,
 ) -> Job:
-    """Read a job file and settle every value.
-
-    Parameters
-    ----------
-    path : path
-        A TOML file; see `scalelatent.jobs.spec`.
-    settings : iterable of str
-        ``"section.key=value"``, as after ``--set``.
-    environ : mapping, optional
-        The environment; the process's own by default.
-
-    Returns
-    -------
-    Job
-
-    Raises
-    ------
-    JobError
-        For a missing or malformed file, an unknown key (the nearest valid one is named), a value of the
-        wrong kind, or a missing one.
-
-    Examples
-    --------
-    >>> import tempfile, pathlib
-    >>> from scalelatent.jobs.resolve import load_job
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = pathlib.Path(folder, "job.toml")
-    ...     _ = file.write_text('''
-    ... [job]
-    ... out = "run"
-    ... [data]
-    ... train = "a.zarr"
-    ... [model]
-    ... kind = "capsule"
-    ... ''')
-    ...     job = load_job(file, settings=["model.capsule_dim=4"])
-    >>> job.params["capsule_dim"], job.origins["model.capsule_dim"]
-    (4, 'command line')
-    """
+    """Read a job file and settle every value."""
     file = Path(path)
     try:
         text = file.read_text(encoding="utf-8-sig")  # editors of Windows write a byte order mark
@@ -114,26 +76,7 @@ def resolve(
     environ: Mapping[str, str] | None = None,
     where: str = "job",
 ) -> Job:
-    """Settle a job from nested values (as read from TOML), environment and command line.
-
-    Parameters
-    ----------
-    stored : mapping
-        ``{"job": {...}, "data": {...}, "model": {...}, ...}``.
-    settings, environ
-        As in `load_job`.
-    where : str
-        How messages call the source of ``stored``.
-
-    Returns
-    -------
-    Job
-
-    Raises
-    ------
-    JobError
-        As `load_job`.
-    """
+    """Settle a job from nested values (as read from TOML), environment and command line."""
     raw: dict[str, dict[str, tuple[Any, str, str]]] = {name: {} for name in SECTIONS}
     for section, table in stored.items():
         _check_section(section, where)
@@ -160,26 +103,7 @@ def resolve(
 
 
 def override(job: Job, settings: Iterable[str]) -> Job:
-    """Return a resolved job with some values changed, as a resume may do.
-
-    Parameters
-    ----------
-    job : Job
-    settings : iterable of str
-        ``"cluster.key=value"``; where the computing happens, and how many rows stay in memory
-        (``"engine.cache=value"``), never changes a result. And
-        ``"engine.on_bad_shard=value"``, since a run may have to be resumed without rows that cannot be read;
-        and what its kind leaves :attr:`~scalelatent.contract.kinds.Kind.changeable`.
-
-    Returns
-    -------
-    Job
-
-    Raises
-    ------
-    JobError
-        If a setting is another one, or its key or value is refused.
-    """
+    """Return a resolved job with some values changed, as a resume may do."""
     origins = dict(job.origins)
     sections = {"cluster": job.cluster.model_dump(), "engine": job.engine.model_dump()}
     values = {
@@ -212,19 +136,7 @@ def override(job: Job, settings: Iterable[str]) -> Job:
 
 
 def parse_setting(text: str) -> tuple[str, str, Any]:
-    """Split ``"section.key=value"`` and read the value.
-
-    Raises
-    ------
-    JobError
-        If the text has another form or names no known section.
-
-    Examples
-    --------
-    >>> from scalelatent.jobs.resolve import parse_setting
-    >>> parse_setting("model.capsule_dim=4")
-    ('model', 'capsule_dim', 4)
-    """
+    """Split ``"section.key=value"`` and read the value."""
     name, equals, value = text.partition("=")
     section, dot, key = name.strip().partition(".")
     if not equals or not dot or not key:
@@ -234,14 +146,7 @@ def parse_setting(text: str) -> tuple[str, str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """Read a value as TOML would, and as plain text where it is no TOML.
-
-    Examples
-    --------
-    >>> from scalelatent.jobs.resolve import parse_value
-    >>> parse_value("4"), parse_value("1e-3"), parse_value("[2, 3]"), parse_value("runs/a")
-    (4, 0.001, [2, 3], 'runs/a')
-    """
+    """Read a value as TOML would, and as plain text where it is no TOML."""
     text = text.strip()
     try:
         value = tomllib.loads(f"value = {text}")["value"]
@@ -333,13 +238,7 @@ def _tell(error: ValidationError, name: str, values: dict[str, tuple[Any, str, s
 
 
 def brief(text: str) -> str:
-    """A text, with its middle left out where it is long.
-
-    Examples
-    --------
-    >>> brief("9" * 5000)
-    '9999999999999999999999999999999999999999…9999999999999999999999999999999999999999'
-    """
+    """A text, with its middle left out where it is long."""
     return text if len(text) <= 200 else f"{text[:40]}…{text[-40:]}"
 
 

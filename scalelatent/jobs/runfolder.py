@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
@@ -43,26 +44,39 @@ from scalelatent.storage.disk import locate
 from scalelatent.storage.linelog import LineLog
 from scalelatent.storage.run_lock import FolderLock, folder_lock
 
-from .jsontext import as_json, plain
 from .spec import FORMAT, Job
 
 if TYPE_CHECKING:
     from scalelatent.storage.lease import ObjectLock
 
-__all__ = ["STATES", "RunFolder", "is_run_folder"]
+__all__ = ["STATES", "RunFolder", "as_json", "is_run_folder", "plain"]
+
+
+def as_json(value: Mapping[str, Any]) -> bytes:
+    """Write a mapping as JSON text that people can read."""
+    return (json.dumps(plain(value), indent=2) + "\n").encode()
+
+
+def plain(value: Any) -> Any:
+    """Turn numpy values and paths into what JSON knows, and NaN and infinity, which it lacks, into None."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value
+
 
 STATES = ("queued", "running", "done", "failed", "cancelled")
 
 
 def is_run_folder(path: str | os.PathLike[str]) -> bool:
-    """Tell whether a path or address is a run folder (and not, say, a saved model).
-
-    Examples
-    --------
-    >>> from scalelatent.jobs.runfolder import is_run_folder
-    >>> is_run_folder("/no/such/folder")
-    False
-    """
+    """Tell whether a path or address is a run folder (and not, say, a saved model)."""
     place = locate(path)
     if not place.has("job.json") or place.has("state.json"):
         return place.has("job.json")
@@ -73,32 +87,7 @@ def is_run_folder(path: str | os.PathLike[str]) -> bool:
 
 
 class RunFolder:
-    """One run folder; make it with `create` or `open`.
-
-    Parameters
-    ----------
-    path : path or str
-        A path, ``s3://bucket/run`` or another address.
-
-    Attributes
-    ----------
-    place : Location
-        The folder.
-    url : str
-        Its absolute path, or its address.
-
-    Examples
-    --------
-    >>> import tempfile, pathlib
-    >>> from scalelatent.jobs.runfolder import RunFolder
-    >>> from scalelatent.jobs.spec import DataSection, Job, JobSection
-    >>> job = Job(JobSection(name="first", out="run"), DataSection(train="a.zarr"), "capsule", {})
-    >>> with tempfile.TemporaryDirectory() as parent:
-    ...     folder = RunFolder.create(pathlib.Path(parent, "run"), job)
-    ...     _ = folder.update_state(objective=0.5)
-    ...     folder.read_state()["state"], folder.read_state()["objective"]
-    ('queued', 0.5)
-    """
+    """One run folder; make it with `create` or `open`."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.place = locate(path)
@@ -111,23 +100,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], job: Job) -> RunFolder:
-        """Make a new run folder and write the job into it.
-
-        Parameters
-        ----------
-        path : path or str
-            Must not exist, or be an empty folder.
-        job : Job
-
-        Returns
-        -------
-        RunFolder
-
-        Raises
-        ------
-        JobError
-            If the folder holds anything, or cannot be made or written to.
-        """
+        """Make a new run folder and write the job into it."""
         folder = cls(path)
         local = folder.place.local_path("")
         if local is not None and os.path.exists(local) and not os.path.isdir(local):
@@ -139,18 +112,7 @@ class RunFolder:
 
     @classmethod
     def adopt(cls, path: str | os.PathLike[str], job: Job) -> RunFolder:
-        """Make a run folder where a fit in Python has its records already, or open the one that is there.
-
-        Parameters
-        ----------
-        path : path or str
-        job : Job
-            What it is from now on; its seed, parameters and rows.
-
-        Returns
-        -------
-        RunFolder
-        """
+        """Make a run folder where a fit in Python has its records already, or open the one that is there."""
         folder = cls(path)
         if is_run_folder(path):
             folder.write_job(job)
@@ -190,13 +152,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:
-        """Open an existing run folder.
-
-        Raises
-        ------
-        JobError
-            If there is none at ``path``.
-        """
+        """Open an existing run folder."""
         folder = cls(path)
         if not is_run_folder(folder.url):
             local = folder.place.local_path("")
@@ -210,13 +166,7 @@ class RunFolder:
 
     @property
     def path(self) -> Path:
-        """Path of a folder on a disk.
-
-        Raises
-        ------
-        JobError
-            It lies in an object store.
-        """
+        """Path of a folder on a disk."""
         path = self.place.local_path("")
         if path is None:
             raise JobError(f"run folder {self.url} is in an object store, and a folder on a disk is needed")
@@ -253,13 +203,7 @@ class RunFolder:
         return str(self.read_state()["id"])
 
     def read_job(self) -> Job:
-        """Return the resolved job of this run.
-
-        Raises
-        ------
-        JobError
-            ``job.json`` is damaged.
-        """
+        """Return the resolved job of this run."""
         name = self.place.name_of("job.json")
         damaged = (
             f"{name} is damaged; what the run has done is intact: go on with the job file that began it, "
@@ -283,13 +227,7 @@ class RunFolder:
         self._write_json("job.json", job.to_dict())
 
     def read_state(self) -> dict[str, Any]:
-        """Return ``state.json``; a run whose driver is gone is told as failed.
-
-        Returns
-        -------
-        dict
-            At least ``id``, ``state`` (one of `STATES`), ``pass``, ``objective``, ``error``, ``run``.
-        """
+        """Return ``state.json``; a run whose driver is gone is told as failed."""
         state = self._read_state()
         state["run"] = self.url  # the folder may have moved since
         for key in ("submitted", "began"):
@@ -306,22 +244,13 @@ class RunFolder:
         return state
 
     def begin(self, state: str, **values: Any) -> int:
-        """Note that someone wants the run to start, as `state`; returns the number of this start.
-
-        The number tells a request to cancel, and a task that Dask runs again, which start they belong to.
-        """
+        """Note that someone wants the run to start, as `state`; returns the number of this start."""
         start = int(self._read_state().get("starts", 0)) + 1
         self.update_state(state=state, starts=start, error=None, **values)
         return start
 
     def update_state(self, **changes: Any) -> dict[str, Any]:
-        """Change some keys of ``state.json`` at once and return all of them.
-
-        Raises
-        ------
-        ValueError
-            If ``state`` is none of `STATES`.
-        """
+        """Change some keys of ``state.json`` at once and return all of them."""
         if "state" in changes and changes["state"] not in STATES:
             raise ValueError(f"state {changes['state']!r} is none of {', '.join(STATES)}")
         state = self._read_state() | changes | {"run": self.url, "updated": time_text()}
@@ -363,20 +292,7 @@ class RunFolder:
 
     @contextmanager
     def lock(self, patience: float = 0.0, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
-        """Hold the run folder: two drivers on one folder would overwrite each other.
-
-        Parameters
-        ----------
-        patience : float
-            Seconds to wait for another driver to end.
-        waiting : callable, optional
-            Told once, in a line, whom it waits for.
-
-        Raises
-        ------
-        RunError
-            If another process drives this run.
-        """
+        """Hold the run folder: two drivers on one folder would overwrite each other."""
         guard = folder_lock(self.place)
         deadline = time.monotonic() + patience
         while True:

@@ -55,24 +55,7 @@ SCORES = ("test_error", "test_accuracy", "test_nmi")
 
 @dataclass
 class RunResult:
-    """What a finished run gives.
-
-    Attributes
-    ----------
-    folder : RunFolder
-    estimator : fitted estimator
-    scores : dict
-        ``best_validation_error`` of the model that was saved, where there are validation rows, and of an
-        ensemble ``mean_member_validation_error``; ``test_error`` and ``test_accuracy`` if the job names a
-        test dataset.
-    report : str or None
-        Path or address of the report's page; None if it could not be made (``warnings`` says why).
-    seconds : float
-        Wall time of this execution.
-    peak_worker_bytes : int or None
-        Largest resident memory of any worker still there at the end; None without a cluster.
-    warnings : list of str
-    """
+    """What a finished run gives."""
 
     folder: RunFolder
     estimator: Any
@@ -92,34 +75,7 @@ def run_job(
     resume: bool = False,
     tell: Callable[[str], None] = lambda line: None,
 ) -> RunResult:
-    """Fit, score, save and report one job.
-
-    Parameters
-    ----------
-    job : Job
-        As written to the folder.
-    folder : RunFolder
-    callbacks : sequence of Callback
-        Told of the fit besides the run folder's own logs.
-    client : distributed.Client, optional
-        A cluster to use instead of what ``[cluster]`` names.
-    resume : bool
-        Go on from the checkpoints in the folder; the result has the bits of an undisturbed run.
-    tell : callable
-        Called with one line for the user (the dashboard's address, a stop that was asked for).
-
-    Returns
-    -------
-    RunResult
-
-    Raises
-    ------
-    KeyboardInterrupt
-        After Ctrl-C, SIGTERM or ``scalelatent cancel``, once what is complete lies in the folder (state
-        ``cancelled``).
-    ScalelatentError
-        What went wrong, also written to ``state.json`` (state ``failed``).
-    """
+    """Fit, score, save and report one job."""
     with folder.lock():
         if resume:
             changed = check_changes(job, folder)
@@ -142,15 +98,7 @@ def run_held(
     tell: Callable[[str], None] = lambda line: None,
     driver: str = "",
 ) -> RunResult:
-    """Do as `run_job`, in a folder whose lock the caller holds.
-
-    Parameters
-    ----------
-    job, folder, callbacks, client, resume, tell
-        As in `run_job`.
-    driver : str
-        Where it runs: a worker's address, or host and process number.
-    """
+    """Do as `run_job`, in a folder whose lock the caller holds."""
     from scalelatent.monitor.events import RunLog
 
     began = time.monotonic()
@@ -194,24 +142,7 @@ def run_held(
 def run_new_job(
     job: Job, *, callbacks: Sequence[Callback] = (), tell: Callable[[str], None] = lambda line: None
 ) -> RunResult:
-    """Make the run folder of a job and run it; a job that is refused before its fit began leaves no folder.
-
-    Parameters
-    ----------
-    job : Job
-        A seed is drawn and recorded if it has none.
-    callbacks, tell
-        As in `run_job`.
-
-    Returns
-    -------
-    RunResult
-
-    Raises
-    ------
-    JobError
-        If the run folder exists and is not empty, and whatever `run_job` raises.
-    """
+    """Make the run folder of a job and run it."""
     job = job.with_seed()
     existed = is_local(job.job.out) and os.path.isdir(job.job.out)
     folder = RunFolder.create(job.job.out, job)
@@ -224,10 +155,7 @@ def run_new_job(
 
 
 def take_back(folder: RunFolder, existed: bool) -> None:
-    """Remove a run folder whose fit never began: what is in it was written just now, for nothing.
-
-    Unless another driver has it, or its place does not answer: what was refused is told all the same.
-    """
+    """Remove a run folder whose fit never began: what is in it was written just now, for nothing."""
     with suppress(RunError, OSError), folder.lock():
         if not folder.fit_began:
             folder.remove()
@@ -236,25 +164,13 @@ def take_back(folder: RunFolder, existed: bool) -> None:
 
 
 def build_estimator(job: Job) -> Any:
-    """Make the unfitted estimator of a job.
-
-    Raises
-    ------
-    JobError
-        If a parameter's value is refused.
-    """
+    """Make the unfitted estimator of a job."""
     with as_job_error():
         return find_kind(job.kind).estimator_class()(**job.estimator_params())
 
 
 def check_changes(job: Job, folder: RunFolder) -> bool:
-    """Whether a resume changes parameters; refuses what the model does not take, before anything is written.
-
-    Raises
-    ------
-    JobError
-        Naming the parameter.
-    """
+    """Whether a resume changes parameters."""
     if job.params == folder.read_job().params:
         return False
     with as_job_error():
@@ -359,12 +275,8 @@ def _test_scores(estimator: Any, test: Dataset, told: Progress) -> dict[str, flo
 
 
 def engine_options(job: Job, estimator: Any) -> dict[str, Any]:
-    """Return the ``[engine]`` keys a job gives, and ``[job] scratch``, as the estimator's ``fit`` takes them.
-
-    Raises
-    ------
-    JobError
-        If some are given and this kind of model takes none.
+    """Return the ``[engine]`` keys a job gives, and ``[job] scratch``, as the estimator's ``fit`` takes
+    them.
     """
     given = {key: value for key, value in job.engine.model_dump().items() if value is not None}
     if job.job.scratch is not None:
@@ -395,10 +307,7 @@ def _report(result: RunResult, data: JobData, told: Progress) -> None:
 def _settle(
     job: Job, folder: RunFolder, client: Client | None, request: StopRequest, error: BaseException
 ) -> BaseException:
-    """Write how a run ended without success; returns what to raise.
-
-    On a full disk, or where another driver has taken over, even that fails, and must not hide the true error.
-    """
+    """Write how a run ended without success; returns what to raise."""
     go_on = f"go on with: scalelatent resume {folder.url}"
     told: BaseException = tell_os_error(error, folder.place, go_on) if isinstance(error, OSError) else error
     if isinstance(error, KeyboardInterrupt):

@@ -15,24 +15,7 @@ __all__ = ["find_runs", "load_run", "model_info"]
 
 
 def load_run(path: str | os.PathLike[str]) -> tuple[Any, RunFolder | None]:
-    """Load the fitted model that a run folder or a saved model holds.
-
-    Parameters
-    ----------
-    path : path or str
-        A run folder, or what an estimator's ``save`` wrote; a path or an address.
-
-    Returns
-    -------
-    estimator : fitted estimator
-    folder : RunFolder or None
-        None for a saved model.
-
-    Raises
-    ------
-    JobError
-        If nothing is there, or the run has no model yet.
-    """
+    """Load the fitted model that a run folder or a saved model holds."""
     from scalelatent.estimators import load_model
 
     place = locate(path)
@@ -53,26 +36,7 @@ def load_run(path: str | os.PathLike[str]) -> tuple[Any, RunFolder | None]:
 
 
 def find_runs(below: str | os.PathLike[str] = ".", *, depth: int = 3) -> list[RunFolder]:
-    """Return the run folders below a folder, by path.
-
-    Parameters
-    ----------
-    below : path or str
-    depth : int
-        How many folders deep to look; in an object store one at most.
-
-    Returns
-    -------
-    list of RunFolder
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from scalelatent.jobs.runs import find_runs
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     find_runs(folder)
-    []
-    """
+    """Return the run folders below a folder, by path."""
     try:
         if is_run_folder(below):
             return [RunFolder(below)]
@@ -96,17 +60,7 @@ def find_runs(below: str | os.PathLike[str] = ".", *, depth: int = 3) -> list[Ru
 
 
 def model_info(estimator: Any) -> dict[str, Any]:
-    """Return what is worth knowing of a fitted model, as JSON-able values.
-
-    Parameters
-    ----------
-    estimator : fitted estimator
-
-    Returns
-    -------
-    dict
-        ``model``, ``parameters``, ``learned`` (scalars, or shape and dtype of arrays).
-    """
+    """Return what is worth knowing of a fitted model, as JSON-able values."""
     from scalelatent.estimators.learned import brief, learned_of
 
     parameters = {key: brief(value) for key, value in estimator.get_params(deep=False).items()}

@@ -11,7 +11,7 @@ from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.plan import ALLOWED_SHARE
 from scalelatent.errors import JobError, ScalelatentError
 
-from .jsontext import plain
+from .runfolder import plain
 
 if TYPE_CHECKING:
     from .runfolder import RunFolder
@@ -29,15 +29,7 @@ OF_EACH_FIT = ("constants and states", "statistics in a span", "statistics waiti
 
 
 def candidates_of(job: Job) -> list[dict[str, Any]]:
-    """The parameters of each candidate: the whole grid, or ``n_iter`` of it, drawn by the job's seed.
-
-    Examples
-    --------
-    >>> from scalelatent.jobs.spec import DataSection, Job, JobSection, SearchSection
-    >>> search = SearchSection(grid={"capsule_dim": [2, 4]})
-    >>> candidates_of(Job(JobSection(out="run"), DataSection(train="a.zarr"), "capsule", {}, search=search))
-    [{'capsule_dim': 2}, {'capsule_dim': 4}]
-    """
+    """The parameters of each candidate: the whole grid, or ``n_iter`` of it, drawn by the job's seed."""
     from sklearn.model_selection import ParameterGrid, ParameterSampler
 
     search = job.search
@@ -50,15 +42,7 @@ def candidates_of(job: Job) -> list[dict[str, Any]]:
 
 
 def make_search(job: Job, estimator: Any) -> Any:
-    """The unfitted search of a job.
-
-    Parameters
-    ----------
-    job : Job
-        With a ``[search]``.
-    estimator : estimator
-        Of the job.
-    """
+    """The unfitted search of a job."""
     from scalelatent.search.search import Search
 
     assert job.search is not None
@@ -67,12 +51,7 @@ def make_search(job: Job, estimator: Any) -> Any:
 
 
 class SearchNews(Callback):
-    """Keeps in ``state.json`` how far a search is, which ``status`` tells.
-
-    Parameters
-    ----------
-    folder : RunFolder
-    """
+    """Keeps in ``state.json`` how far a search is, which ``status`` tells."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -129,22 +108,7 @@ def _number(value: Any) -> float | None:
 
 
 def plan_candidates(job: Job, estimator: Any, plan: Any) -> dict[str, Any]:
-    """What a search will need: the plans of its candidates, together.
-
-    Parameters
-    ----------
-    job : Job
-    estimator : estimator
-    plan : callable
-        Estimator -> its plan.
-
-    Returns
-    -------
-    dict
-        That of the candidate that needs most memory, with ``search`` (candidates, folds, fits), the memory
-        of all that share a pass, and the seconds of all fits, one after the other; those that share passes
-        need less.
-    """
+    """What a search will need: the plans of its candidates, together."""
     from sklearn.base import clone
 
     assert job.search is not None

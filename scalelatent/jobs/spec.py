@@ -68,16 +68,7 @@ _ROWS = re.compile(r"\s*(-?\d+)?\s*:\s*(-?\d+)?\s*")
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """Return a half sentence that names the nearest of ``words``, or all of them where none is near.
-
-    Examples
-    --------
-    >>> from scalelatent.jobs.spec import nearest
-    >>> nearest("capsul_dim", ["capsule_dim", "momentum"])
-    "did you mean 'capsule_dim'?"
-    >>> nearest("xyz", ["train", "test"])
-    'known are: test, train'
-    """
+    """Return a half sentence that names the nearest of ``words``, or all of them where none is near."""
     known = sorted(words)
     close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
     if close:
@@ -86,28 +77,7 @@ def nearest(word: str, words: Iterable[str]) -> str:
 
 
 def parse_rows(text: str) -> slice:
-    """Read a run of rows such as ``"0:50000"``, ``"50000:"`` or ``":-1000"``.
-
-    Parameters
-    ----------
-    text : str
-        Start and stop as in a Python slice, without a step.
-
-    Returns
-    -------
-    slice
-
-    Raises
-    ------
-    ValueError
-        If ``text`` has another form or surely holds no row.
-
-    Examples
-    --------
-    >>> from scalelatent.jobs.spec import parse_rows
-    >>> parse_rows("0:50000")
-    slice(0, 50000, None)
-    """
+    """Read a run of rows such as ``"0:50000"``, ``"50000:"`` or ``":-1000"``."""
     found = _ROWS.fullmatch(text)
     if not found:
         raise ValueError(f'{text!r} is not a run of rows; write "START:STOP", for example "0:50000"')
@@ -209,9 +179,7 @@ class DataSection(_Section):
 
 
 class EngineSection(_Section):
-    """``[engine]``: how rows are cut, how often a checkpoint is written, what becomes of a bad shard, and how
-    much of a worker's memory rows may take between passes; all optional.
-    """
+    """``[engine]``."""
 
     block_rows: OptCount = None
     """Rows of one kernel call; chosen by their size."""
@@ -250,9 +218,7 @@ def _grid(value: Any) -> Any:
 
 
 class SearchSection(_Section):
-    """``[search]``: values of the model's parameters, of which the best are found; its keys are those of
-    `scalelatent.Search`.
-    """
+    """``[search]``: values of the model's parameters, of which the best are found."""
 
     grid: Annotated[dict[str, list[Any]], BeforeValidator(_grid)]
     """Parameters of the model with lists of values: `{ capsule_dim = [4, 8] }`."""
@@ -305,22 +271,7 @@ SECTIONS: dict[str, type[_Section] | None] = {
 
 @dataclass(frozen=True)
 class Job:
-    """A job with every value settled.
-
-    Attributes
-    ----------
-    job, data, engine, cluster : pydantic models
-        The sections of the job file.
-    search : pydantic model or None
-        Where the job has a ``[search]``.
-    kind : str
-        Which model; a key of `scalelatent.contract.kinds`.
-    params : dict
-        Every parameter of the estimator, defaults included, so that a later default changes no old job.
-    origins : dict of str to str
-        ``"section.key"`` to where its value came from: ``"command line"``, ``"environment NAME"``,
-        ``"job file"`` or ``"default"``.
-    """
+    """A job with every value settled."""
 
     job: JobSection
     data: DataSection
@@ -332,15 +283,7 @@ class Job:
     search: SearchSection | None = None
 
     def values(self) -> dict[str, Any]:
-        """Return every value by its ``"section.key"``, in the order of the job file.
-
-        Examples
-        --------
-        >>> from scalelatent.jobs.spec import DataSection, Job, JobSection
-        >>> job = Job(JobSection(out="run"), DataSection(train="a.zarr"), "capsule", {"capsule_dim": 8})
-        >>> job.values()["model.capsule_dim"]
-        8
-        """
+        """Return every value by its ``"section.key"``, in the order of the job file."""
         found = {}
         for name, section in self._sections().items():
             found.update({f"{name}.{key}": value for key, value in section.items()})
@@ -359,10 +302,7 @@ class Job:
         return params
 
     def with_seed(self) -> Job:
-        """Return the job with a seed: its own, or one drawn now and recorded (origin ``"drawn"``).
-
-        A run needs the seed written down before work starts, or no resume could be exact.
-        """
+        """Return the job with a seed: its own, or one drawn now and recorded (origin ``"drawn"``)."""
         if self.job.seed is not None or self.params.get("random_state") is not None:
             return self
         seed = secrets.randbits(31)
@@ -381,13 +321,7 @@ class Job:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any], *, where: str = "job.json") -> Job:
-        """Read back what `to_dict` gave.
-
-        Raises
-        ------
-        JobError
-            If ``stored`` is not a job, or was written by a newer scalelatent.
-        """
+        """Read back what `to_dict` gave."""
         if stored.get("format") != FORMAT:
             raise JobError(f"{where} is not a scalelatent job (its 'format' is {stored.get('format')!r})")
         version = stored.get("format_version")

@@ -43,17 +43,7 @@ WORKER_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Submitted:
-    """What is known of a job that a cluster has taken.
-
-    Attributes
-    ----------
-    id : str
-        The job id; `scalelatent status`, `logs`, `attach` and `cancel` take it.
-    run : str
-        The run folder.
-    scheduler : str
-    dashboard : str
-    """
+    """What is known of a job that a cluster has taken."""
 
     id: str
     run: str
@@ -73,40 +63,7 @@ def submit_job(
     wait: float = WORKER_SECONDS,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Submitted:
-    """Submit a job to a running cluster, where it goes on without this process.
-
-    Parameters
-    ----------
-    job : Job
-        A seed is drawn and recorded if it has none.
-    scheduler : str, optional
-        Address of the scheduler, instead of ``[cluster] scheduler``, the environment's or Dask's own.
-    client : distributed.Client, optional
-        A client to use instead of connecting.
-    wait : float
-        Seconds to wait for the first worker.
-    tell : callable
-        Called with one line for the user.
-
-    Returns
-    -------
-    Submitted
-
-    Raises
-    ------
-    JobError
-        If the cluster cannot be reached, has no workers, other versions, not what the job needs, or does not
-        see the job's paths; if the run folder exists. Nothing is left behind then.
-    RunError
-        If the scheduler did not take the job within 30 seconds.
-
-    Examples
-    --------
-    >>> from scalelatent.jobs.resolve import load_job
-    >>> from scalelatent.jobs.submit import submit_job
-    >>> submit_job(load_job("job.toml"), scheduler="tcp://head:8786").id  # doctest: +SKIP
-    'mnist-d8-1f6c0a3e'
-    """
+    """Submit a job to a running cluster, where it goes on without this process."""
     job = _at_scheduler(job, scheduler, client).with_seed()
     with connect(job, client, tell) as found:
         assert found is not None
@@ -130,23 +87,7 @@ def resubmit(
     wait: float = WORKER_SECONDS,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Submitted:
-    """Submit a run that was broken off again; it goes on from its checkpoints.
-
-    Parameters
-    ----------
-    job : Job
-        As in the folder, perhaps with another ``[cluster] scheduler``.
-    folder : RunFolder
-    client, wait, tell
-        As in `submit_job`.
-
-    Raises
-    ------
-    RunError
-        If a driver is at work on it.
-    JobError
-        As `submit_job`.
-    """
+    """Submit a run that was broken off again; it goes on from its checkpoints."""
     from .runner import check_changes
 
     check_changes(job, folder)
