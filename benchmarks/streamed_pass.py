@@ -24,7 +24,7 @@ import numpy as np
 from common import interleaved, parser, stored_rows, write_part
 
 import scalelatent as sl
-from scalelatent.data.read.recycled import Recycled
+from scalelatent.data.read.chunks import Recycled
 from scalelatent.engine.ahead import iter_blocks
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.cache import PieceCache

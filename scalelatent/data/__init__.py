@@ -30,14 +30,13 @@ if TYPE_CHECKING:
         import_tokens,
         leaf_topics,
     )
+    from scalelatent.importers.append import append_rows
 
     from .check import check_dataset
     from .dataset import Dataset, open_dataset
-    from .write.append import append_rows
     from .write.convert import convert_dataset
-    from .write.create import create_dataset
     from .write.shuffle import shuffle_dataset, shuffled_rows
-    from .write.writer import DatasetWriter
+    from .write.writer import DatasetWriter, create_dataset
 
 __all__ = [
     "Dataset",
@@ -81,10 +80,10 @@ _WHERE = {
     "InfiniteDigits": "scalelatent.generators.digits",
     "ResampledDocuments": "scalelatent.generators.documents",
     "RowGrid": "scalelatent.engine.grid",
-    "append_rows": ".write.append",
+    "append_rows": "scalelatent.importers.append",
     "check_dataset": ".check",
     "convert_dataset": ".write.convert",
-    "create_dataset": ".write.create",
+    "create_dataset": ".write.writer",
     "fetch_named": "scalelatent.importers",
     "image_set": "scalelatent.generators.images",
     "image_set_of": "scalelatent.generators.images",

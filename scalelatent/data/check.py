@@ -16,15 +16,13 @@ import numpy as np
 from scalelatent.errors import DataError, ShardError
 from scalelatent.storage.disk import Location, locate
 
-from .read.joined import segment_location
-from .read.stored import open_group, own_columns, read_attrs, unfinished
-from .schema import DatasetAttrs, shard_digest
-from .seals import check_digests, read_digests
-from .write.pipeline import MAX_THREADS
+from .read.stored import open_group, own_columns, read_attrs, segment_location, unfinished
+from .schema import DatasetAttrs
+from .seals import check_digests, read_digests, shard_digest
+from .write.batches import MAX_THREADS
 
 if TYPE_CHECKING:
-    from .csr_store import StoredCsr
-    from .read.chunks import StoredRows
+    from .read.sources import StoredColumn
 
 __all__ = ["BadFile", "DatasetCheck", "check_dataset"]
 
@@ -58,9 +56,6 @@ class DatasetCheck:
     """Whether there is a table of checksums, so that a fit notices a shard of another dataset by itself."""
 
 
-Column = Any  # StoredRows or StoredCsr
-
-
 class _Part:
     """A dataset, or a segment of one, whose files are checked."""
 
@@ -69,7 +64,7 @@ class _Part:
         attrs, group = read_attrs(location), open_group(location)
         self.bad: list[BadFile] = []
         plain = replace(attrs, crc=None)
-        self.columns: dict[str, StoredRows | StoredCsr] = own_columns(location, plain, group)
+        self.columns: dict[str, StoredColumn] = own_columns(location, plain, group)
         x = self.columns["x"]
         self.n_rows, self.n_tiles = int(x.shape[0]), x.n_tiles
         self.shard_rows = x.shard_rows
@@ -115,7 +110,7 @@ class _Part:
             bad.append(self._bad(self.columns["x"].shards(a, b)[0][0], a, b, words))
         return size, bad
 
-    def _read(self, column: Column, a: int, b: int, tile: int) -> Any:
+    def _read(self, column: StoredColumn, a: int, b: int, tile: int) -> Any:
         if self.n_tiles == 1:
             return column.read(a, b)
         return np.ascontiguousarray(column.read_tile(a, b, tile))

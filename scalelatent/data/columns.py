@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelatent.errors import DataError
+from scalelatent.errors import DataError, ShardError
 
 from . import csr, schema
-from .binary_targets import PairedRows
-from .read.sources import ArrayRows, RowSource, as_source, is_csr, is_dask, is_zarr
+from .read.sources import ArrayRows, CsrSource, RowSource, as_source, is_dask, is_zarr
 
-__all__ = ["Columns", "Shifted", "label_source"]
+if TYPE_CHECKING:
+    from .dataset import Dataset
+
+__all__ = ["Columns", "PairedRows", "Shifted", "as_binary", "label_source"]
 
 
 class Columns:
@@ -53,7 +55,7 @@ class Columns:
             return self.attrs.y_kind
         if len(self.y.shape) == 1:
             return "labels"
-        return "multilabel" if is_csr(self.y) else "targets"
+        return "multilabel" if self.y.sparse else "targets"
 
     @property
     def classes_known(self) -> bool:
@@ -103,6 +105,86 @@ class Columns:
         other.weight_is_own = self.weight_is_own
         return other
 
+    def outputs(self, what: str) -> RowSource:
+        """The row source of labels, targets or multi-labels; `what` is what messages call the dataset."""
+        if self.y is None:
+            raise DataError(f"{what} has no labels; give y, or import the rows together with their labels")
+        return self.y
+
+    def read_y(self, start: int, stop: int, what: str) -> Any:
+        """What belongs to the rows `start:stop`; see `Dataset.read_y`."""
+        stored = self.outputs(what).read(start, stop)
+        if self.y_kind != "labels":
+            return stored
+        if not self.coded:
+            return schema.as_labels(stored, "y", start)
+        assert self.classes is not None
+        return self.classes[_check_codes(self.classes, stored, start, what)]
+
+    def read_codes(
+        self,
+        rows: tuple[int, int],
+        classes: np.ndarray | None,
+        what: str,
+        within: tuple[int, int],
+    ) -> np.ndarray:
+        """Codes of the rows `rows`, which lie in the rows `within` of a dataset; see `Dataset.read_codes`."""
+        stored, (start, stop) = self.outputs(what), rows
+        if self.y_kind != "labels":
+            raise DataError(
+                f"{what} has {stored.shape[1]} {self.y_kind} columns a row instead of one label, so its rows "
+                "have no classes; give rows with labels (n,), for example "
+                "Dataset.from_arrays(ds.read_x(0, n), labels)"
+            )
+        if self.coded and classes is None:
+            assert self.classes is not None
+            return _check_codes(self.classes, stored.read(start, stop), start, what)
+        known = self.classes if classes is None else np.asarray(classes)
+        if known is None:
+            raise DataError(f"{what} has more than {schema.MAX_CLASSES} distinct labels: they are no classes")
+
+        def encode(a: int, b: int) -> np.ndarray:
+            return schema.encode_labels(self.read_y(a, b, what), known, a, what)
+
+        if isinstance(stored, ArrayRows) and not self.coded:
+            # Labels in memory are looked up once, not every pass.
+            key = (known.dtype.str, known.tobytes(), *within)
+            return self.remembered(key, lambda: encode(*within))[start - within[0] : stop - within[0]]
+        return encode(start, stop)
+
+    def read_targets(self, start: int, stop: int, what: str) -> np.ndarray:
+        """Binary outputs of the rows `start:stop`; see `Dataset.read_targets`."""
+        if self.y_kind in (None, "labels"):
+            has = "no outputs" if self.y is None else "one label a row"
+            raise DataError(
+                f"{what} has {has}, and zeros and ones of shape (n, v) are needed: give them as y, or have "
+                "the rows of another dataset as outputs, Dataset.with_target(other) or [data] target"
+            )
+        stored = self.outputs(what).read(start, stop)
+        paired = self.paired
+        if paired is None:
+            return as_binary(stored, start, f"y of {what}")
+        named = f"dataset {paired.dataset.url}" if paired.dataset.url else f"the target of {what}"
+        return as_binary(stored, paired.number(start), named)
+
+    def y_options(self, what: str) -> dict[str, Any]:
+        """The arguments of `create_dataset` that make room for the same `y`."""
+        if self.y_kind is None:
+            return {}
+        if self.y_kind != "labels":
+            y = self.outputs(what)
+            return {
+                "y_dtype": y.dtype.newbyteorder("="),
+                "y_kind": self.y_kind,
+                "n_targets": int(y.shape[1]),
+            }
+        dtype = self.read_y(0, 1, what).dtype
+        if dtype.kind != "U":
+            return {"y_dtype": dtype, "classes": self.classes}
+        if self.classes is None:
+            raise schema.too_many_strings(what)
+        return {"classes": self.classes}
+
 
 class Shifted(ArrayRows):
     """A column that begins at row `first` of its dataset."""
@@ -119,7 +201,7 @@ class Shifted(ArrayRows):
 def label_source(y: Any) -> RowSource:
     """The row source of labels (n,), targets (n, v) or sparse multi-labels (n, v)."""
     if csr.is_sparse(y):
-        return csr.CsrSource(y, "y")
+        return CsrSource(y, "y")
     lazy = is_dask(y) or is_zarr(y)
     schema.refuse_masked(y, "y")
     schema.refuse_mixed(y, "y")
@@ -135,3 +217,84 @@ def label_source(y: Any) -> RowSource:
     if len(source.shape) == 2:
         schema.check_rows_dtype(source.dtype, "y")
     return source
+
+
+class PairedRows(RowSource):
+    """The rows of one dataset as the targets of another."""
+
+    def __init__(self, dataset: Dataset, first: int, n_rows: int) -> None:
+        self.dataset, self._first = dataset, first
+        self.shape = (n_rows, dataset.n_features)
+        self.dtype = dataset.dtype
+        self.sparse = dataset.is_sparse
+
+    @property
+    def nnz(self) -> int:
+        return self.dataset.nnz or 0
+
+    def entries(self, start: int, stop: int) -> int:
+        return int(self.part(start, stop).nnz or 0)
+
+    def part(self, start: int, stop: int) -> Dataset:
+        """The rows `start:stop` as a dataset."""
+        return self.dataset[start - self._first : stop - self._first]
+
+    def number(self, row: int) -> int:
+        """Which row of the whole other dataset belongs to one of this."""
+        return self.dataset.extent[0] + row - self._first
+
+    def read(self, start: int, stop: int) -> Any:
+        try:
+            return self.dataset.read_x(start - self._first, stop - self._first)
+        except ShardError as error:  # before it is taken for one of the rows beside it
+            raise error.moved(url=self.dataset.url) from error.__cause__
+
+    def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
+        cut = self.dataset.pieces(start - self._first, stop - self._first)
+        return [(a + self._first, b + self._first) for a, b in cut]
+
+
+def as_binary(rows: Any, first_row: int, what: str) -> np.ndarray:
+    """Rows of zeros and ones of any type as uint8, dense."""
+    if csr.is_sparse(rows):
+        values = _as_bits(rows.data, lambda i: _entry(rows, i), first_row, what)
+        out = np.zeros(rows.shape, np.uint8)
+        out[np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr)), rows.indices] = values
+        return out
+    width = rows.shape[1]
+    return _as_bits(rows, lambda i: divmod(i, width), first_row, what)
+
+
+def _as_bits(values: np.ndarray, place: Any, first_row: int, what: str) -> np.ndarray:
+    """Values as uint8; `place` gives (row, column) of the one with a number."""
+    if values.dtype == np.bool_:
+        return values.view(np.uint8)
+    if values.dtype == np.uint8:
+        if not values.size or values.max() <= 1:
+            return values
+        good = values <= 1
+    else:
+        one = values == 1
+        good = one | (values == 0)
+        if good.all():
+            return one.view(np.uint8)
+    at = int(np.flatnonzero(~good)[0])
+    row, column = place(at)
+    raise DataError(
+        f"{what}: column {column} of row {first_row + row} is {values.reshape(-1)[at]}, but an output is "
+        f"0 or 1; make the outputs binary first, for example Dataset.from_arrays((v > 127).astype('u1'))"
+    )
+
+
+def _entry(rows: Any, i: int) -> tuple[int, int]:
+    return int(np.searchsorted(rows.indptr, i, side="right")) - 1, int(rows.indices[i])
+
+
+def _check_codes(classes: np.ndarray, codes: np.ndarray, first_row: int, what: str) -> np.ndarray:
+    if codes.size and not (codes.min() >= 0 and codes.max() < len(classes)):
+        i = int(np.flatnonzero((codes < 0) | (codes >= len(classes)))[0])
+        raise DataError(
+            f"{what}: the label of row {first_row + i} is code {codes[i]}, but there are {len(classes)} "
+            "classes; import the data again"
+        )
+    return codes.astype(np.int32)

@@ -1,8 +1,4 @@
-"""CSR rows in memory: what is accepted, the one form in which they are kept, and their row source.
-
-Kept is scipy's canonical form: in each row the columns rise strictly. Unsorted columns are sorted and entries
-of the same place are added, which is what scipy means by them. Stored zeros stay.
-"""
+"""CSR rows in memory: what is accepted, and the one form in which they are kept."""
 
 from __future__ import annotations
 
@@ -13,11 +9,12 @@ import numpy as np
 
 from scalelatent.errors import DataError
 
+from .schema import check_rows_dtype
+
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 __all__ = [
-    "CsrSource",
     "canonical",
     "check_dtype",
     "check_values",
@@ -41,15 +38,7 @@ def index_dtype(n_features: int) -> np.dtype[Any]:
 
 
 def check_dtype(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
-    """Refuse values that CSR rows cannot have; return the dtype in native byte order.
-
-    Raises
-    ------
-    DataError
-        No real numbers, or floats that scipy knows no sparse rows of.
-    """
-    from .schema import check_rows_dtype
-
+    """Refuse values that CSR rows cannot have; return the dtype in native byte order."""
     native = check_rows_dtype(dtype, what)
     if native.kind == "f" and native.itemsize not in (4, 8):
         raise DataError(
@@ -99,41 +88,7 @@ def stack(parts: list[csr_array]) -> csr_array:
 def canonical(
     data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n_features: int, first_row: int, what: str
 ) -> tuple[csr_array, int, int]:
-    """CSR arrays of any order, checked, in the one form in which rows are kept.
-
-    Parameters
-    ----------
-    data, indices : ndarray (entries,)
-        Values and columns.
-    indptr : ndarray (rows + 1,)
-        Row pointers from 0; taken to rise.
-    n_features : int
-        Number of columns.
-    first_row : int
-        Number of the first row, for messages.
-    what : str
-        What messages call the rows.
-
-    Returns
-    -------
-    rows : csr_array
-        Columns rise strictly in each row.
-    unsorted : int
-        Rows that had to be sorted.
-    added : int
-        Entries that were added to another of the same place.
-
-    Raises
-    ------
-    DataError
-        A column out of range, or a sum of entries that the integer type cannot hold; with its row.
-
-    Examples
-    --------
-    >>> x, *counts = canonical(np.array([1, 2, 4]), np.array([1, 0, 1]), np.array([0, 3]), 2, 0, "x")
-    >>> x.toarray().tolist(), counts
-    ([[2, 5]], [1, 1])
-    """
+    """CSR arrays of any order, checked, in the one form in which rows are kept."""
 
     def row_of(entry: int) -> int:
         return first_row + int(np.searchsorted(indptr, entry, side="right")) - 1
@@ -197,55 +152,3 @@ def check_values(rows: csr_array, first_row: int, what: str) -> None:
             f"{what}: row {row}, column {int(rows.indices[bad[0]])} is {rows.data[bad[0]]}; rows have to be "
             f"finite numbers. Replace or drop such values, then try again"
         )
-
-
-class CsrSource:
-    """A row source (see sources.py) over a scipy sparse matrix or array; other formats become CSR first.
-
-    Parameters
-    ----------
-    matrix : scipy sparse matrix or array (n, p)
-        Not copied where it is CSR in canonical form.
-    what : str
-        What messages call it.
-    first_row : int
-        Number of its first row in messages.
-
-    Raises
-    ------
-    DataError
-        Columns out of range, or values of a type that rows cannot have.
-    """
-
-    sparse = True
-    knows_entries = True
-
-    def __init__(self, matrix: Any, what: str = "x", first_row: int = 0) -> None:
-        if len(matrix.shape) != 2:
-            raise DataError(
-                f"{what} is a sparse array of shape {matrix.shape}; rows x features are needed: two axes"
-            )
-        rows = matrix.tocsr()
-        self.shape: tuple[int, ...] = tuple(int(s) for s in rows.shape)
-        self.dtype: np.dtype[Any] = check_dtype(rows.dtype, what)
-        values = rows.data.astype(self.dtype, copy=False)
-        self._rows = canonical(values, rows.indices, rows.indptr, self.shape[1], first_row, what)[0]
-
-    @property
-    def nnz(self) -> int:
-        """Stored entries."""
-        return int(self._rows.indptr[-1])
-
-    def entries(self, start: int, stop: int) -> int:
-        """Stored entries of the rows `start:stop`."""
-        return int(self._rows.indptr[stop] - self._rows.indptr[start])
-
-    def read(self, start: int, stop: int) -> csr_array:
-        """Rows `start:stop`; values and columns are views."""
-        pointers = self._rows.indptr[start : stop + 1]
-        a, b = int(pointers[0]), int(pointers[-1])
-        return csr_of(self._rows.data[a:b], self._rows.indices[a:b], pointers - pointers[0], self.shape[1])
-
-    def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Rows `start:stop` cut where reading is cheapest."""
-        return [(start, stop)] if stop > start else []

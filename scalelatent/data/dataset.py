@@ -12,21 +12,25 @@ import numpy as np
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import locate
 
-from . import labels, schema
-from .binary_targets import PairedRows, as_binary
-from .columns import Columns, Shifted, label_source
-from .described import Described
-from .hashing import hash_rows, hash_weight
-from .read.earlier import earlier_columns
+from . import schema
+from .columns import Columns, PairedRows, Shifted, as_binary, label_source
+from .csr import index_dtype, parts_of
+from .preview import as_html
+from .read.segments import earlier_columns
 from .read.sources import ArrayRows, DaskRows, as_source
+from .read.stored import open_columns
+from .write.create import copy_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["Dataset", "open_dataset"]
 
+_SHOWN_CLASSES = 12
+_HASH_ROWS = 4096  # rows hashed at a time; fixed, because CSR rows are hashed run by run
 
-class Dataset(Described):
+
+class Dataset:
     """A run of rows with optional labels and weights.
 
     Make one with `Dataset.from_arrays` (in memory) or `open_dataset` (stored); the constructor is private.
@@ -44,6 +48,11 @@ class Dataset(Described):
     >>> ds[2:4].read_codes(0, 2)
     array([0, 1], dtype=int32)
     """
+
+    def __init__(self, columns: Columns, start: int = 0, stop: int | None = None) -> None:
+        self._columns = columns
+        self._start = start
+        self._stop = columns.x.shape[0] if stop is None else stop
 
     @classmethod
     def from_arrays(cls, x: Any, y: Any = None, *, sample_weight: Any = None) -> Dataset:
@@ -111,6 +120,104 @@ class Dataset(Described):
         ds = ds[spec["start"] : spec["stop"]]
         return ds.with_target(cls.from_spec(spec["target"])) if "target" in spec else ds
 
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return self._stop - self._start
+
+    @property
+    def n_features(self) -> int:
+        """Numbers in a row."""
+        return schema.n_features(self.feature_shape)
+
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        """Shape of one row as it is stored, for example (28, 28)."""
+        return self._columns.x.shape[1:]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the rows, in native byte order."""
+        return self._columns.x.dtype.newbyteorder("=")
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the rows are CSR: `read_x` then gives a `scipy.sparse.csr_array`."""
+        return self._columns.x.sparse
+
+    @property
+    def nnz(self) -> int | None:
+        """Stored entries of CSR rows, else None; for a slice of a stored dataset reads row pointers."""
+        return self._columns.x.entries(self._start, self._stop) if self.is_sparse else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows in memory: of CSR rows values, columns and row pointers."""
+        if self.nnz is None:
+            return self.n_rows * self.n_features * self.dtype.itemsize
+        entry = self.dtype.itemsize + index_dtype(self.n_features).itemsize
+        return self.nnz * entry + 8 * (self.n_rows + 1)
+
+    @property
+    def has_y(self) -> bool:
+        """Whether there are labels, targets or multi-labels."""
+        return self._columns.y is not None
+
+    @property
+    def y_kind(self) -> str | None:
+        """'labels' (n,), 'targets' (n, v), 'multilabel' (CSR, n x v), or None where there is no `y`."""
+        return self._columns.y_kind
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether a row has several outputs, targets or multi-labels, and `read_targets` reads them."""
+        return self.y_kind not in (None, "labels")
+
+    @property
+    def n_targets(self) -> int | None:
+        """Columns of targets or multi-labels, else None."""
+        return int(self._columns.outputs(self._what()).shape[1]) if self.has_targets else None
+
+    @property
+    def has_weight(self) -> bool:
+        """Whether the rows are weighted."""
+        return self._columns.weight is not None
+
+    @property
+    def classes(self) -> np.ndarray | None:
+        """Distinct labels in rising order, for a slice those of the whole dataset; None without labels, and
+        for targets and multi-labels.
+        """
+        return self._columns.classes
+
+    @property
+    def url(self) -> str | None:
+        """Where it is stored, or None."""
+        return self._columns.url
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """Attributes of a stored dataset (see `schema.DatasetAttrs`); empty for arrays."""
+        return {} if self._columns.attrs is None else self._columns.attrs.to_json()
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether another process can open it from its `spec`."""
+        return self._columns.shared
+
+    @property
+    def reads_at_once(self) -> int:
+        """How many pieces it pays to read at the same time: 1 from memory or a disk, more over a network."""
+        return self._columns.x.reads_at_once
+
+    @property
+    def known_finite(self) -> bool:
+        """Whether the rows hold no NaN or infinity for certain: integers, and all that our writer checked."""
+        return self.dtype.kind != "f" or self._columns.attrs is not None
+
+    def __len__(self) -> int:
+        return self.n_rows
+
     def __getitem__(self, rows: slice) -> Dataset:
         if not isinstance(rows, slice):
             raise TypeError(
@@ -139,8 +246,7 @@ class Dataset(Described):
 
         The rows of a shard are counted from the first row at `url`. Empty for rows in memory.
         """
-        shards = getattr(self._columns.x, "shards", None)
-        return [] if shards is None else shards(*self._rows(start, stop))
+        return self._columns.x.shards(*self._rows(start, stop))
 
     def read_x(self, start: int, stop: int) -> Any:
         """Rows `start:stop`, flattened.
@@ -183,7 +289,7 @@ class Dataset(Described):
         DataError
             There is no `y`, or it is damaged.
         """
-        return labels.read_y(self._columns, *self._rows(start, stop), self._what())
+        return self._columns.read_y(*self._rows(start, stop), self._what())
 
     def read_codes(self, start: int, stop: int, classes: np.ndarray | None = None) -> np.ndarray:
         """Index of each label in `classes` (by default the dataset's own), int32 (stop - start,).
@@ -194,7 +300,7 @@ class Dataset(Described):
             No labels, or a label that is none of the classes; the message names its row.
         """
         rows, whole = self._rows(start, stop), (self._start, self._stop)
-        return labels.read_codes(self._columns, rows, classes, self._what(), whole)
+        return self._columns.read_codes(rows, classes, self._what(), whole)
 
     def read_targets(self, start: int, stop: int) -> np.ndarray:
         """Binary outputs of the rows `start:stop`: dense targets, multi-labels, or rows of another dataset.
@@ -214,7 +320,7 @@ class Dataset(Described):
         DataError
             There are none, or a number is neither 0 nor 1; the message names its row and column.
         """
-        return labels.read_targets(self._columns, *self._rows(start, stop), self._what())
+        return self._columns.read_targets(*self._rows(start, stop), self._what())
 
     def read_binary(self, start: int, stop: int) -> np.ndarray:
         """The rows `start:stop` themselves as zeros and ones, like `read_targets`.
@@ -237,7 +343,7 @@ class Dataset(Described):
 
     def y_options(self) -> dict[str, Any]:
         """The arguments of `create_dataset` that make room for the same `y`."""
-        return labels.y_options(self._columns, self._what())
+        return self._columns.y_options(self._what())
 
     def lazy(self, start: int, stop: int) -> tuple[Any, Any] | None:
         """Rows and labels as dask arrays where `x` is one, else None; labels may be in memory, or absent."""
@@ -307,9 +413,9 @@ class Dataset(Described):
         """That of the rows without those of another dataset."""
         whole = self._columns.fingerprint
         if self._columns.attrs is None:
-            return hash_rows(self)
+            return _hash_rows(self)
         if self._columns.weight_is_own:
-            whole = hashlib.sha256(f"{whole}+{hash_weight(self)}".encode()).hexdigest()
+            whole = hashlib.sha256(f"{whole}+{_hash_weight(self)}".encode()).hexdigest()
         if (self._start, self._stop) == (0, self._columns.x.shape[0]):
             return whole
         return hashlib.sha256(f"{whole}[{self._start}:{self._stop}]".encode()).hexdigest()
@@ -363,9 +469,61 @@ class Dataset(Described):
         Dataset
             The stored rows.
         """
-        from .write.create import copy_rows
+        copy_rows(self, url, overwrite=overwrite, progress=progress, **layout)
+        return open_dataset(url)
 
-        return copy_rows(self, url, overwrite=overwrite, progress=progress, **layout)
+    def __repr__(self) -> str:
+        y = f", {found}" if (found := self._outputs()) else ""
+        weight = ", weighted" if self.has_weight else ""
+        part = "" if self._is_whole else f"rows {self._start:,}:{self._stop:,} of "
+        place = f", {part}{self.url!r}" if self.url else ""
+        rows = f"{self.n_rows:,} {'CSR ' if self.is_sparse else ''}rows"
+        return f"<Dataset {rows} x {self.feature_shape} {self.dtype}{y}{weight}{place}>"
+
+    def _repr_html_(self) -> str:
+        return as_html("Dataset", self._summary())
+
+    @property
+    def _is_whole(self) -> bool:
+        return (self._start, self._stop) == (0, self._columns.x.shape[0])
+
+    def _outputs(self) -> str:
+        """What `y` is, in a word or two; labels are not looked through for it."""
+        if self.n_targets is not None:
+            return f"{self.n_targets:,} {'targets' if self.y_kind == 'targets' else 'topics (multi-label)'}"
+        if self.has_y and self._columns.classes_known and self.classes is not None:
+            return f"{len(self.classes):,} classes"
+        return "labels" if self.has_y else ""
+
+    def _summary(self) -> dict[str, str]:
+        """Names and values for a notebook; no rows are read."""
+        from dask.utils import format_bytes
+
+        x = self._columns.x
+        shape = " x ".join(map(str, self.feature_shape))
+        out = {
+            "rows": f"{self.n_rows:,}" + ("" if self._is_whole else f" ({self._start:,}:{self._stop:,})"),
+            "features": f"{self.n_features:,}" + (f" ({shape})" if len(self.feature_shape) > 1 else ""),
+            "type": f"{self.dtype}{', CSR' if self.is_sparse else ''}",
+        }
+        if self.is_sparse and self._is_whole and x.knows_entries:
+            out["entries"] = f"{x.nnz:,} ({100 * x.nnz / (self.n_rows * self.n_features):.3g} %)"
+        elif not self.is_sparse:
+            out["size"] = f"{format_bytes(self.nbytes)} in memory"
+        if self.has_y:
+            out["y"] = self._outputs()
+        if self.y_kind == "labels" and self._columns.classes_known and self.classes is not None:
+            names = self.classes[:_SHOWN_CLASSES].tolist()
+            out["classes"] = ", ".join(map(str, names)) + (", …" if len(self.classes) > len(names) else "")
+        if self.has_weight:
+            out["weights"] = "one a row"
+        out["place"] = self.url or "in memory"
+        if self._columns.fingerprint and self._is_whole:
+            out["fingerprint"] = self._columns.fingerprint[:12]
+        return out
+
+    def _what(self) -> str:
+        return f"dataset {self.url}" if self.url else "the dataset"
 
     def _rows(self, start: int, stop: int) -> tuple[int, int]:
         if not 0 <= start <= stop <= self.n_rows:
@@ -399,8 +557,6 @@ def open_dataset(url: str | os.PathLike[str]) -> Dataset:
     >>> open_dataset("memory://doc-open")
     <Dataset 4 rows x (3,) uint8, 2 classes, 'memory://doc-open'>
     """
-    from .read.stored import open_columns
-
     return Dataset(Columns(**open_columns(locate(url))))
 
 
@@ -408,3 +564,36 @@ def open_dataset(url: str | os.PathLike[str]) -> Dataset:
 def _open_cached(url: str, stamp: Any) -> Dataset:
     """A dataset opened once per process and content of its metadata file; tasks ask for it many times."""
     return open_dataset(url)
+
+
+def _hash_rows(ds: Dataset) -> str:
+    """SHA-256 over the rows, labels and weights of a dataset in memory, in hexadecimal: one pass."""
+    digest = hashlib.sha256(f"{ds.n_rows} {ds.feature_shape} {ds.dtype.str}".encode())
+    source = ds._columns.x
+    if ds.is_sparse:
+        digest.update(b"csr")
+    if isinstance(source, DaskRows):
+        # Computing the array to hash it would cost as much as a pass; its name stands for its content.
+        digest.update(f"dask {source.token} {ds._start}".encode())
+    for a, b in [] if isinstance(source, DaskRows) else ds.pieces():
+        for u in range(a, b, _HASH_ROWS):
+            _hash_into(digest, ds.read_x(u, min(u + _HASH_ROWS, b)))
+    if ds.has_y and ds._columns.paired is None:
+        y = ds.read_y(0, ds.n_rows)
+        kind = "" if ds.y_kind == "labels" else f" {ds.y_kind} {ds.n_targets}"
+        digest.update(f"y {y.dtype.str}{kind}".encode())
+        _hash_into(digest, y)
+    if not ds.has_weight:
+        return digest.hexdigest()
+    return f"{digest.hexdigest()[:32]}{_hash_weight(ds)[:32]}"
+
+
+def _hash_weight(ds: Dataset) -> str:
+    """SHA-256 of the weights."""
+    return hashlib.sha256(np.ascontiguousarray(ds.read_weight(0, ds.n_rows)).tobytes()).hexdigest()
+
+
+def _hash_into(digest: Any, rows: Any) -> None:
+    parts = (rows,) if isinstance(rows, np.ndarray) else parts_of(rows)
+    for part in parts:
+        digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)

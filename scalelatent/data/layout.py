@@ -9,7 +9,7 @@ import numpy as np
 
 from scalelatent.errors import DataError
 
-from .schema import DatasetAttrs, n_features
+from .schema import n_features
 
 if TYPE_CHECKING:
     import zarr
@@ -20,7 +20,6 @@ __all__ = [
     "choose_csr_layout",
     "choose_layout",
     "codecs_of",
-    "create_arrays",
     "layout_of",
     "named_codecs",
     "packing_of",
@@ -49,8 +48,6 @@ _MOST_PACKED = 250  # times smaller that LZ4 makes rows of zeros
 
 WRITE_CONFIG: dict[str, Any] = {"write_empty_chunks": True}
 """zarr does not store this setting: whoever opens an array to write has to give it again."""
-# Chunks that equal the fill value are written too, so that an absent chunk always means a lost one.
-_COMMON: dict[str, Any] = {"fill_value": 0, "config": WRITE_CONFIG}
 
 
 @dataclass(frozen=True)
@@ -91,13 +88,7 @@ def choose_layout(
     tile_columns: int | None = None,
     beside: int = 0,
 ) -> Layout:
-    """Fill in what the caller left open; `beside` is the bytes of other columns in a row (dense targets).
-
-    Raises
-    ------
-    DataError
-        A size below 1, `shard_rows` that is no multiple of `chunk_rows`, or an unknown compressor.
-    """
+    """Fill in what the caller left open; `beside` is the bytes of other columns in a row (dense targets)."""
     if tile_columns is not None:
         # A tile is one chunk and one file.
         chunk_rows = shard_rows = shard_rows or chunk_rows
@@ -138,13 +129,7 @@ def choose_csr_layout(
     compressor: str | None = "auto",
     beside: int = 0,
 ) -> Layout:
-    """The layout of CSR rows: rows of a row group, by the mean bytes of a row.
-
-    Raises
-    ------
-    DataError
-        `chunk_rows` is given, `shard_rows` is below 1, or the compressor is unknown.
-    """
+    """The layout of CSR rows: rows of a row group, by the mean bytes of a row."""
     if compressor not in ("auto", *COMPRESSORS):
         raise DataError(f"compressor is {compressor!r}, but it has to be 'auto', 'zstd', 'lz4' or None")
     if chunk_rows is not None:
@@ -176,65 +161,6 @@ def _power_of_two(rows: int) -> int:
     return 1 << max(0, rows.bit_length() - 1)
 
 
-def create_arrays(
-    group: zarr.Group,
-    n_rows: int,
-    attrs: DatasetAttrs,
-    dtype: np.dtype[Any],
-    y_dtype: np.dtype[Any] | None,
-    weighted: bool,
-    layout: Layout,
-) -> None:
-    """Create the (unwritten) columns of a dataset in its group."""
-    from .csr_store import create_csr
-
-    if attrs.x_kind == "csr":
-        shape = (n_rows, attrs.feature_shape[0])
-        create_csr(group, "x", shape, dtype, layout.shard_rows, layout.compressor)
-    else:
-        _create_rows(group, "x", (n_rows, *attrs.feature_shape), dtype, layout)
-    if y_dtype is not None and attrs.y_kind == "multilabel":
-        assert attrs.n_targets is not None
-        create_csr(group, "y", (n_rows, attrs.n_targets), y_dtype, layout.shard_rows, "auto")
-        y_dtype = None
-    elif y_dtype is not None and attrs.y_kind == "targets":
-        assert attrs.n_targets is not None
-        packed = None if y_dtype.kind == "f" else "lz4"
-        how = Layout(layout.chunk_rows, layout.shard_rows, packed)
-        _create_rows(group, "y", (n_rows, attrs.n_targets), y_dtype, how)
-        y_dtype = None
-    # A column of one number a row: one chunk per shard of x, so that a shard has one writer in every array.
-    for name, kind in (("y", y_dtype), ("weight", np.dtype(np.float64) if weighted else None)):
-        if kind is not None:
-            group.create_array(
-                name,
-                shape=(n_rows,),
-                dtype=kind,
-                chunks=(layout.shard_rows,),
-                compressors=codecs("zstd", kind),
-                dimension_names=("row",),
-                **_COMMON,
-            )
-
-
-def _create_rows(
-    group: zarr.Group, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], layout: Layout
-) -> None:
-    rest = shape[1:]
-    sharded = layout.shard_rows > layout.chunk_rows
-    tiled = name == "x" and layout.tile_columns is not None
-    group.create_array(
-        name,
-        shape=shape,
-        dtype=dtype,
-        chunks=(layout.chunk_rows, *([min(layout.tile_columns or 1, *rest)] if tiled else rest)),
-        shards=(layout.shard_rows, *rest) if sharded else None,
-        compressors=codecs(layout.compressor, dtype),
-        dimension_names=("row", *(f"{'feature' if name == 'x' else 'target'}_{i}" for i in range(len(rest)))),
-        **_COMMON,
-    )
-
-
 def codecs(compressor: str | None, dtype: np.dtype[Any]) -> list[Any]:
     """The bytes-to-bytes codecs of a chunk; CRC-32C is outermost, so damage is found before decoding."""
     from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
@@ -262,10 +188,7 @@ Codecs = list[tuple[str, dict[str, Any]]]
 
 
 def codecs_of(array: zarr.Array) -> tuple[dict[str, Any] | None, Codecs]:
-    """The settings of the shards of an array, if it has any, and the codecs of its chunks.
-
-    From the stored form, which a specification fixes; zarr's classes have other attributes in each release.
-    """
+    """The settings of the shards of an array, if it has any, and the codecs of its chunks."""
     chain = named_codecs(array.metadata.to_dict().get("codecs", ()))
     if len(chain) == 1 and chain[0][0] == "sharding_indexed":
         shards = chain[0][1]

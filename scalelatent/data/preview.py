@@ -18,27 +18,7 @@ _WIDTH = 28
 
 
 def first_rows(ds: Dataset, n_rows: int = 5) -> list[dict[str, Any]]:
-    """The first rows of a dataset, with the first numbers of each, as JSON-able values.
-
-    Parameters
-    ----------
-    ds : Dataset
-    n_rows : int
-        So many, or all where there are fewer.
-
-    Returns
-    -------
-    list of dict
-        `row`; `label`, or `targets` (the first ones, of multi-labels the columns that are set); `weight`,
-        where there is one; `values`, of CSR rows those that are stored, with `columns` and `entries`; and
-        `image`, lines of text, where a row has the shape of one.
-
-    Examples
-    --------
-    >>> from scalelatent.data import Dataset
-    >>> first_rows(Dataset.from_arrays(np.arange(6.0).reshape(3, 2), ["a", "b", "a"]), 1)
-    [{'row': 0, 'label': 'a', 'values': [0.0, 1.0]}]
-    """
+    """The first rows of a dataset, with the first numbers of each, as JSON-able values."""
     n = min(n_rows, len(ds))
     x = ds.read_x(0, n)
     y = ds.read_y(0, n) if ds.has_y else None
@@ -76,13 +56,7 @@ def _is_image(shape: tuple[int, ...]) -> bool:
 
 
 def thumbnail(image: np.ndarray) -> list[str]:
-    """An image (height, width) or (height, width, channels) as lines of text, dark on light.
-
-    Examples
-    --------
-    >>> thumbnail(np.array([[0, 9], [0, 9], [9, 0], [9, 0]]))
-    [' @', '@ ']
-    """
+    """An image (height, width) or (height, width, channels) as lines of text, dark on light."""
     gray = image.reshape(*image.shape[:2], -1)[..., :3].astype(np.float64).mean(axis=2)
     width = min(gray.shape[1], _WIDTH)
     # A letter is about twice as high as wide.

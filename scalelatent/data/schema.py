@@ -1,18 +1,7 @@
-"""What a dataset is on disk and what its rows may be: attributes, versions, checks. No zarr in this file.
-
-A dataset is a zarr v3 group. Its columns: `x` (n, *feature_shape), an array, or a group of CSR row groups
-(csr_store.py); `y` (n), where there are labels, or (n, v), an array of targets or CSR multi-labels; `weight`
-(n), where rows are weighted; `digest` (shards, 16), a hash of each shard's content; `crc`, the checksum of
-each chunk as it was written (seals.py). Its attributes: `DatasetAttrs`. Of a dataset that grew these are the
-first segment (joined.py).
-
-Version 1 has dense rows and labels only; version 2 has the other kinds; version 3 has segments. A dataset
-gets the lowest version that says all of it.
-"""
+"""What a dataset is on disk and what its rows may be: attributes, versions, checks. No zarr in this file."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 import sys
 from dataclasses import asdict, dataclass, field, replace
@@ -37,7 +26,6 @@ __all__ = [
     "encode_labels",
     "refuse_masked",
     "refuse_mixed",
-    "shard_digest",
     "software",
 ]
 
@@ -203,15 +191,7 @@ def check_finite(x: np.ndarray, first_row: int, what: str) -> None:
 
 
 def refuse_masked(values: Any, what: str, first_row: int = 0) -> None:
-    """Raise a `DataError` that names row and feature of the first masked entry of a `numpy.ma` array.
-
-    Examples
-    --------
-    >>> refuse_masked(np.ma.masked_greater([[1, 2], [3, 9]], 8), "x")
-    Traceback (most recent call last):
-    ...
-    scalelatent.errors.DataError: x is a masked array: row 1, feature 1 is masked, and 1 of 4 entries are, ...
-    """
+    """Raise a `DataError` that names row and feature of the first masked entry of a `numpy.ma` array."""
     if isinstance(values, (list, tuple)):
         for row, value in enumerate(values, first_row):
             if isinstance(value, np.ma.MaskedArray):
@@ -251,18 +231,7 @@ def as_labels(y: Any, what: str, first_row: int = 0) -> np.ndarray:
 
 
 def refuse_mixed(y: Any, what: str, first_row: int = 0) -> None:
-    """Refuse a list, or objects, of which only some are strings; numpy would make strings of all.
-
-    Raises
-    ------
-    DataError
-
-    Examples
-    --------
-    >>> refuse_mixed([0, "a"], "y")
-    Traceback (most recent call last):
-    scalelatent.errors.DataError: y is of mixed types. The label of row 1 is 'a' (str), and row 0 is 0 ...
-    """
+    """Refuse a list, or objects, of which only some are strings; numpy would make strings of all."""
     if isinstance(y, np.ndarray) and y.ndim == 1 and y.dtype.kind == "O":
         y = y.tolist()
     if not isinstance(y, (list, tuple)) or len({issubclass(t, (str, bytes)) for t in set(map(type, y))}) < 2:
@@ -336,13 +305,7 @@ def distinct_labels(labels: np.ndarray, first_row: int, what: str) -> np.ndarray
 
 
 def as_classes(distinct: np.ndarray, what: str) -> np.ndarray | None:
-    """Sorted distinct labels as the classes of a dataset; None where there are too many numbers to be any.
-
-    Raises
-    ------
-    DataError
-        Too many strings, which are stored as codes of classes or not at all.
-    """
+    """Sorted distinct labels as the classes of a dataset; None where there are too many numbers to be any."""
     if len(distinct) <= MAX_CLASSES:
         return distinct
     if distinct.dtype.kind == "U":
@@ -393,18 +356,6 @@ def check_weight(weight: Any, n_rows: int, what: str, first_row: int = 0) -> np.
             "and >= 0"
         )
     return out
-
-
-def shard_digest(*columns: Any) -> bytes:
-    """16 bytes of SHA-256 over a shard's columns as they are stored; independent of codec and chunks."""
-    from .csr import parts_of
-
-    digest = hashlib.sha256()
-    for column in columns:
-        if column is not None:
-            for part in (column,) if isinstance(column, np.ndarray) else parts_of(column):
-                digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
-    return digest.digest()[:16]
 
 
 def n_features(feature_shape: tuple[int, ...]) -> int:

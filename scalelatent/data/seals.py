@@ -1,11 +1,4 @@
-"""What a finished dataset says its files are: the fingerprint of its digests, and the CRC-32C of each chunk.
-
-The array `digest` holds a hash of each shard's content, and the attribute `fingerprint` a hash of those. To
-compare rows with their digest costs as much as reading them; reading a chunk makes its CRC-32C anyway. So the
-array `crc` holds the CRC that each chunk was written with, and the attribute `crc` a hash of that array: a
-chunk that is whole but another one is found when it is first read, at no cost. Datasets that were written
-before have no such array; `check_dataset` compares their digests.
-"""
+"""What a finished dataset says its files are."""
 
 from __future__ import annotations
 
@@ -17,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.errors import DataError
+
+from .csr import parts_of
 
 if TYPE_CHECKING:
     import zarr
@@ -31,6 +26,7 @@ __all__ = [
     "fingerprint_of",
     "read_digests",
     "seal_columns",
+    "shard_digest",
     "split_crcs",
     "write_crcs",
 ]
@@ -55,6 +51,16 @@ def fingerprint_of(
     return hashlib.sha256(json.dumps(head).encode() + digests.tobytes()).hexdigest()
 
 
+def shard_digest(*columns: Any) -> bytes:
+    """16 bytes of SHA-256 over a shard's columns as they are stored; independent of codec and chunks."""
+    digest = hashlib.sha256()
+    for column in columns:
+        if column is not None:
+            for part in (column,) if isinstance(column, np.ndarray) else parts_of(column):
+                digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+    return digest.digest()[:16]
+
+
 def read_digests(group: zarr.Group, url: str) -> np.ndarray:
     """The digests of the shards (shards, 16)."""
     try:
@@ -69,13 +75,7 @@ def read_digests(group: zarr.Group, url: str) -> np.ndarray:
 def check_digests(
     location: Location, attrs: DatasetAttrs, columns: dict[str, Any], group: zarr.Group
 ) -> None:
-    """Compare the table of digests with the fingerprint.
-
-    Raises
-    ------
-    DataError
-        They do not belong together.
-    """
+    """Compare the table of digests with the fingerprint."""
     first = None if attrs.segments is None else attrs.segments[0]
     wanted = attrs.fingerprint if first is None else first["fingerprint"]
     x, y = columns["x"], columns.get("y")
@@ -98,23 +98,7 @@ def check_digests(
 
 
 def chunk_crcs(data: Any, n_chunks: int | None) -> list[int]:
-    """The CRC-32C at the end of each chunk of a file, 0 of a chunk that is not there.
-
-    Parameters
-    ----------
-    data : bytes or ndarray of uint8
-        The file whole.
-    n_chunks : int or None
-        Chunks of a shard; None: the file is one chunk.
-
-    Examples
-    --------
-    >>> from scalelatent.data.write.shard_file import shard_bytes
-    >>> from crc32c import crc32c
-    >>> found = chunk_crcs(shard_bytes(np.arange(4, dtype="u1"), 2, None), 2)
-    >>> found == [crc32c(bytes([0, 1])), crc32c(bytes([2, 3]))]
-    True
-    """
+    """The CRC-32C at the end of each chunk of a file, 0 of a chunk that is not there."""
     raw = np.frombuffer(data, np.uint8)
     if n_chunks is None:
         ends, there = np.array([len(raw)]), np.array([True])
@@ -151,13 +135,7 @@ def split_crcs(location: Location, crc: dict[str, Any]) -> dict[str, np.ndarray]
 
 
 def seal_columns(location: Location, attrs: DatasetAttrs, columns: dict[str, Any]) -> None:
-    """Have the readers of the columns compare each chunk with the table of CRCs, where there is one.
-
-    Raises
-    ------
-    DataError
-        The table is missing, or is not the one that was written.
-    """
+    """Have the readers of the columns compare each chunk with the table of CRCs, where there is one."""
     if attrs.crc is None:
         return
     parts = split_crcs(location, attrs.crc)

@@ -170,7 +170,7 @@ def write_sets(source: Any, sets: RowSets, place: Location) -> str:
     place : Location
     """
     from scalelatent.data import create_dataset
-    from scalelatent.data.write.linking import link_dataset
+    from scalelatent.data.write.create import link_dataset
 
     if isinstance(source, StoredSets):
         return link_dataset(source.dataset, place)

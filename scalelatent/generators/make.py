@@ -61,7 +61,7 @@ def make_rows(
     **layout: Any,
 ) -> Dataset:
     """Write the first rows of a generator to a dataset."""
-    from scalelatent.data.write.create import create_dataset
+    from scalelatent.data.write.writer import create_dataset
 
     threads = _threads(n_jobs)
     # Made before anything is written: wrong parameters leave nothing behind, and threads find it ready.

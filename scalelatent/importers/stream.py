@@ -21,8 +21,7 @@ from scalelatent.data.schema import (
     check_rows_dtype,
     n_features,
 )
-from scalelatent.data.write.batch import RowBatch
-from scalelatent.data.write.pipeline import MAX_THREADS, write_shards
+from scalelatent.data.write.batches import MAX_THREADS, RowBatch, write_shards
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import Location, locate
 from scalelatent.storage.guard import scratch
@@ -314,7 +313,8 @@ def _write(
     progress: Progress | None,
 ) -> Dataset:
     """Write the rows to a dataset; on any failure, Ctrl-C as well, nothing stays."""
-    from scalelatent.data.write.create import check_room, create_dataset, removed_on_failure
+    from scalelatent.data.write.create import check_room, removed_on_failure
+    from scalelatent.data.write.writer import create_dataset
 
     check_room(location, overwrite, resumable=False)
     writer = create_dataset(location.url, x.n_rows, x.shape[1:], overwrite=overwrite, **arguments)

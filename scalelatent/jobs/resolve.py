@@ -20,7 +20,8 @@ from pydantic import ValidationError
 
 from scalelatent.contract.kinds import find_kind, job_kind
 from scalelatent.errors import JobError, StoreError
-from scalelatent.storage.disk import FROM_ENVIRONMENT, check_address
+from scalelatent.storage.disk import check_address
+from scalelatent.storage.location import FROM_ENVIRONMENT
 
 from .spec import SECTIONS, Job, nearest
 

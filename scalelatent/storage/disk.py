@@ -1,9 +1,4 @@
-"""Where things lie: datasets, run folders and models, on a disk or in an object store.
-
-A `Location` is a folder by its url, whatever the url's scheme. Everything that scalelatent keeps goes through
-one: it hands zarr its store, and does what is needed beside zarr: read and write a small file whole, list,
-delete. Disks are here, object stores in objects.py.
-"""
+"""Where things lie: datasets, run folders and models, on a disk or in an object store."""
 
 from __future__ import annotations
 
@@ -21,7 +16,8 @@ from urllib.parse import unquote
 
 from scalelatent.errors import DataError, StoreError
 
-from .location import REMOVED, Location
+from .location import FROM_ENVIRONMENT, REMOVED, Location
+from .objects import ObjectLocation
 from .plain_files import open_plain
 
 if TYPE_CHECKING:
@@ -250,20 +246,14 @@ def _sync_folder(path: Path) -> None:
 
 
 def _path_of(url: str) -> str:
-    """The path that an address of a file or a plain path names."""
+    """The path of a plain path or a `file://` address."""
     if url[:7].lower() != "file://":
         return url
     return unquote(url[7:].removeprefix("localhost") if url[7:].startswith("localhost/") else url[7:])
 
 
 def is_local(url: str | os.PathLike[str]) -> bool:
-    """Whether an address is that of a local file or folder.
-
-    Examples
-    --------
-    >>> is_local("runs/a"), is_local("s3://bucket/a")
-    (True, False)
-    """
+    """Whether an address is that of a local file or folder."""
     text = os.fspath(url)
     return "://" not in text or text.lower().startswith("file://")
 
@@ -271,32 +261,10 @@ def is_local(url: str | os.PathLike[str]) -> bool:
 # `container@account` is how Azure writes an address; with a colon before the `@` it is user and password.
 _SECRETS = re.compile(r"key|secret|token|passw|credential|sig\b|signature|sas\b", re.IGNORECASE)
 _AZURE = ("abfs", "abfss", "az", "adl", "wasb", "wasbs")
-FROM_ENVIRONMENT = (
-    "credentials come from the environment (for s3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
-    "AWS_PROFILE with ~/.aws/credentials), never from an address or a job file"
-)
 
 
 def check_address(url: str) -> None:
-    """Refuse an address that carries credentials; the message does not repeat them.
-
-    Parameters
-    ----------
-    url : str
-
-    Raises
-    ------
-    StoreError
-        A user or password before the host, or a query or fragment.
-
-    Examples
-    --------
-    >>> check_address("s3://bucket/mnist.zarr")
-    >>> check_address("s3://me:my-password@bucket/mnist.zarr")
-    Traceback (most recent call last):
-    ...
-    scalelatent.errors.StoreError: the address 's3://…@bucket/mnist.zarr' carries credentials: ...
-    """
+    """Refuse an address that carries credentials; the message does not repeat them."""
     scheme, mark, rest = url.partition("://")
     if not mark or is_local(url):
         return
@@ -312,29 +280,7 @@ def check_address(url: str) -> None:
 
 
 def locate(url: str | os.PathLike[str] | Location) -> Location:
-    """The place a url names.
-
-    Parameters
-    ----------
-    url : str or path-like
-        A local path, `file:///path`, `s3://bucket/key`, `gs://bucket/key`, `memory://name`, or another
-        protocol that fsspec knows. A `Location` is given back as it is.
-
-    Returns
-    -------
-    Location
-        The place; nothing is opened or made.
-
-    Raises
-    ------
-    StoreError
-        No address, one that carries credentials, an unknown protocol, or one whose package is not installed.
-
-    Examples
-    --------
-    >>> locate("memory://trial").at("model.zarr").url
-    'memory://trial/model.zarr'
-    """
+    """The place a url names."""
     if isinstance(url, Location):
         return url
     text = os.fspath(url)
@@ -343,6 +289,4 @@ def locate(url: str | os.PathLike[str] | Location) -> Location:
     if is_local(text):
         return LocalLocation(text)
     check_address(text)
-    from .objects import ObjectLocation
-
     return ObjectLocation(text)

@@ -25,16 +25,7 @@ __all__ = [
 
 
 def format_of(location: Location) -> str | None:
-    """What a place says it is: the attribute 'format' of its zarr group, None where it says nothing.
-
-    Examples
-    --------
-    >>> from scalelatent.storage.disk import locate
-    >>> place = locate("memory://doc-format")
-    >>> place.write("zarr.json", b'{"attributes": {"format": "scalelatent-dataset"}}')
-    >>> format_of(place)
-    'scalelatent-dataset'
-    """
+    """What a place says it is: the attribute 'format' of its zarr group, None where it says nothing."""
     raw = location.read("zarr.json") or b"{}"
     try:
         found = json.loads(raw).get("attributes", {}).get("format")
@@ -44,27 +35,13 @@ def format_of(location: Location) -> str | None:
 
 
 def clears_too(location: Location, other: Location) -> bool:
-    """Whether clearing a place takes another one with it: the same one under whatever name, or one inside.
-
-    Examples
-    --------
-    >>> from scalelatent.storage.disk import locate
-    >>> whole, part = locate("a.zarr"), locate("./a.zarr/part")
-    >>> clears_too(whole, part), clears_too(part, whole)
-    (True, False)
-    """
+    """Whether clearing a place takes another one with it: the same one under whatever name, or one inside."""
     outer, inner = _real(location), _real(other)
     return inner == outer or inner.startswith(f"{outer.rstrip('/')}/")
 
 
 def refuse_onto(url: str | os.PathLike[str], source: str | os.PathLike[str] | None) -> None:
-    """Refuse an output that would replace what is read for it, under whatever name.
-
-    Raises
-    ------
-    DataError
-        The source is the output, or lies in it.
-    """
+    """Refuse an output that would replace what is read for it, under whatever name."""
     if source is not None and clears_too(locate(url), locate(source)):
         raise DataError(
             f"{locate(source).url}: a dataset cannot be written onto itself (the output is "
@@ -78,22 +55,7 @@ def _real(location: Location) -> str:
 
 
 def check_space(location: Location, what: str, nbytes: int, least: int) -> None:
-    """Refuse to write what cannot fit, before anything is written, or removed to make room for it.
-
-    Parameters
-    ----------
-    location : Location
-        Where to; what lies there would go.
-    what : str
-        The rows, for the message.
-    nbytes, least : int
-        Bytes that they say they have, and that they take if they pack as well as rows can.
-
-    Raises
-    ------
-    DataError
-        Naming both sizes.
-    """
+    """Refuse to write what cannot fit, before anything is written, or removed to make room for it."""
     free, path = location.free_bytes(), location.local_path("")
     if free is None or least <= free:
         return
@@ -111,10 +73,7 @@ def check_space(location: Location, what: str, nbytes: int, least: int) -> None:
 
 @contextlib.contextmanager
 def cleared_on_failure(location: Location) -> Iterator[None]:
-    """Leave nothing half-written at a place, whatever goes wrong, Ctrl-C included.
-
-    What cannot be removed is named in a note to the error, which stays the one that began it.
-    """
+    """Leave nothing half-written at a place, whatever goes wrong, Ctrl-C included."""
     try:
         yield
     except BaseException as error:
@@ -124,16 +83,7 @@ def cleared_on_failure(location: Location) -> Iterator[None]:
 
 @contextlib.contextmanager
 def scratch(location: Location) -> Iterator[Location]:
-    """A place for what is needed for a while only; it is cleared at the end, however that comes.
-
-    Examples
-    --------
-    >>> from scalelatent.storage.disk import locate
-    >>> with scratch(locate("memory://doc-scratch")) as place:
-    ...     place.write("a", b"1")
-    >>> locate("memory://doc-scratch").is_empty()
-    True
-    """
+    """A place for what is needed for a while only; it is cleared at the end, however that comes."""
     with cleared_on_failure(location):
         yield location
     with contextlib.suppress(OSError):  # the work is done, and what it gave is whole
@@ -150,13 +100,7 @@ def clear_after(error: BaseException, location: Location) -> None:
 
 @contextlib.contextmanager
 def explain_os_errors(location: Location, doing: str, then: str = "try again") -> Iterator[None]:
-    """Turn an error of the file system into one that says what to do: put it right, `then` ...
-
-    Raises
-    ------
-    DataError
-        In place of an `OSError`.
-    """
+    """Turn an error of the file system into one that says what to do: put it right, `then` ..."""
     try:
         yield
     except OSError as error:

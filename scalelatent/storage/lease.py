@@ -1,18 +1,4 @@
-"""One driver per run folder in an object store, where there is no file lock: a lease with a heartbeat.
-
-The lease is an object of its own, ``lock/000001.json``, then ``lock/000002.json``, …; the newest counts. It
-needs one thing of the store: putting an object *only where none lies*.
-
-- To take the lease is to put the next number. Of several that try, the store lets one in.
-- The holder puts its object anew every `HEARTBEAT_SECONDS`. One that was put longer ago than `STALE_SECONDS`
-  (by the clock of who looks; clocks have to agree to about a minute), or whose process is seen to be gone on
-  this very machine, is free: whoever comes puts the next number.
-- To give it back is to put "released" into it. Numbers only grow, so a driver that slept through its own
-  lease finds a newer number at its next heartbeat, and stops.
-
-Until that heartbeat two drivers may be at work. They write the same bits (a run is a pure function of its
-job), so nothing is damaged: the lease saves their work and keeps the logs in order.
-"""
+"""One driver per run folder in an object store, where there is no file lock: a lease with a heartbeat."""
 
 from __future__ import annotations
 
@@ -36,24 +22,7 @@ RELEASE_SECONDS = 10.0
 
 
 class ObjectLock:
-    """The lease of one run folder.
-
-    Parameters
-    ----------
-    place : ObjectLocation
-        The run folder.
-
-    Examples
-    --------
-    >>> from scalelatent.storage.disk import locate
-    >>> place = locate("memory://doc-lease")
-    >>> lock = ObjectLock(place)
-    >>> lock.acquire()
-    >>> held = ObjectLock(place).holder() is not None
-    >>> lock.release()
-    >>> held, ObjectLock(place).holder()
-    (True, None)
-    """
+    """The lease of one run folder."""
 
     def __init__(self, place: ObjectLocation) -> None:
         self._place = place
@@ -66,13 +35,7 @@ class ObjectLock:
         return self._hold is not None and self._hold.lost
 
     def acquire(self) -> None:
-        """Take the lease.
-
-        Raises
-        ------
-        BlockingIOError
-            A driver that seems alive holds it.
-        """
+        """Take the lease."""
         newest = self._newest()
         if self._holder_of(newest) is not None:
             raise BlockingIOError(f"{self._place.url} is held")
@@ -88,10 +51,7 @@ class ObjectLock:
                     self._place.delete(_key(old))
 
     def release(self) -> None:
-        """Give the lease back; safe to call when it is not held.
-
-        Where the store does not answer, the lease ends by itself.
-        """
+        """Give the lease back; safe to call when it is not held."""
         hold, self._hold = self._hold, None
         if hold is not None:
             hold.end()

@@ -16,29 +16,7 @@ SEGMENT_BYTES = 64 << 10
 
 
 class LineLog:
-    """A log of lines, with one writer, whose threads may append at once.
-
-    On a disk it is a file. A torn last line (a killed writer) is no line: it is not read, and is cut off at
-    the next append. In an object store, which cannot append, it is `key`, `key.000001`, … of at most 64 KiB
-    each: a line costs one request, which puts the last of them anew.
-
-    Parameters
-    ----------
-    place : Location
-    key : str
-        Its file.
-
-    Examples
-    --------
-    >>> from scalelatent.storage.disk import locate
-    >>> place = locate("memory://doc-linelog")
-    >>> log = LineLog(place, "events.jsonl")
-    >>> log.rewrite([])
-    >>> log.append(b"one")
-    >>> log.append(b"two")
-    >>> LineLog(place, "events.jsonl").lines()
-    [b'one', b'two']
-    """
+    """A log of lines, with one writer, whose threads may append at once."""
 
     def __init__(self, place: Location, key: str) -> None:
         self._place, self._key = place, key
@@ -80,11 +58,7 @@ class LineLog:
         return self._place.has(self._key)
 
     def rewrite(self, lines: Sequence[bytes]) -> None:
-        """Put other lines in the place of all; meant for dropping the last ones.
-
-        A reader, or a kill, finds the old lines, the new ones, or (in an object store) a beginning of the
-        old ones that holds the new.
-        """
+        """Put other lines in the place of all; meant for dropping the last ones."""
         content = b"".join(line + b"\n" for line in lines)
         if self._place.local_path(self._key) is not None:
             self._place.write(self._key, content, durable=True)

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zarr.abc.store import Store
 
-__all__ = ["REMOVED", "Location"]
+__all__ = ["FROM_ENVIRONMENT", "REMOVED", "Location"]
+
+FROM_ENVIRONMENT = (
+    "credentials come from the environment (for s3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+    "AWS_PROFILE with ~/.aws/credentials), never from an address or a job file"
+)
 
 REMOVED = "scalelatent-removed"
 """Attribute 'format' of what is being removed; there only while that lasts, or after it was stopped."""
@@ -21,17 +26,7 @@ _BEING_REMOVED = json.dumps(
 
 
 class Location(ABC):
-    """A folder, by its url; keys are relative to it, with `/` between parts.
-
-    Attributes
-    ----------
-    url : str
-        Its name for people and for `locate`.
-    shared : bool
-        Whether another process (on this machine or one that sees the same files) can open it.
-    reads_at_once : int
-        Reads in flight that pay: 1 for a disk, more where each read waits for a network.
-    """
+    """A folder, by its url; keys are relative to it, with `/` between parts."""
 
     shared: bool = True
     reads_at_once: int = 1
@@ -60,13 +55,7 @@ class Location(ABC):
 
     @abstractmethod
     def read_range(self, key: str, start: int, length: int) -> bytes:
-        """`length` bytes from `start` on (less than 0: from the end), fewer where the file is shorter.
-
-        Raises
-        ------
-        FileNotFoundError
-            There is no such file.
-        """
+        """`length` bytes from `start` on (less than 0: from the end), fewer where the file is shorter."""
 
     def read_ranges(self, wanted: Sequence[tuple[str, int, int] | str]) -> list[bytes]:
         """Several ranges `(key, start, length)`, or whole files `key`, as one call; see `read_range`."""
@@ -82,10 +71,7 @@ class Location(ABC):
 
     @abstractmethod
     def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
-        """Write a small file whole: a reader sees the old one or the new one, never a part.
-
-        `durable` waits until it outlives a power failure (object stores always do).
-        """
+        """Write a small file whole: a reader sees the old one or the new one, never a part."""
 
     @abstractmethod
     def create(self, key: str, data: bytes) -> bool:
@@ -117,19 +103,10 @@ class Location(ABC):
 
     @abstractmethod
     def replacing(self) -> contextlib.AbstractContextManager[Location]:
-        """Where to write what takes this place's content over; its `zarr.json` has to be written last.
-
-        A disk gives a folder aside, renamed at the end. An object store knows no rename: it gives the place
-        itself, emptied, and what is there counts only with its `zarr.json`.
-        """
+        """Where to write what takes this place's content over; its `zarr.json` has to be written last."""
 
     def clear(self, *, whole: bool = True) -> None:
-        """Delete everything here.
-
-        First `zarr.json` is made to say so: what a removal that was stopped leaves is then neither taken for
-        whole, nor for somebody else's files that no later writer may touch. With `whole` false it says
-        already that what lies here is not.
-        """
+        """Delete everything here."""
         if whole and self.has("zarr.json"):
             try:
                 self.write("zarr.json", _BEING_REMOVED)
@@ -154,13 +131,7 @@ class Location(ABC):
         return None
 
     def sync(self, key: str) -> None:
-        """Wait until a file that was written outlives a power failure (objects do once they are put).
-
-        Raises
-        ------
-        FileNotFoundError
-            There is no such file.
-        """
+        """Wait until a file that was written outlives a power failure (objects do once they are put)."""
         if not self.has(key):
             raise FileNotFoundError(self.name_of(key))
 

@@ -1,19 +1,4 @@
-"""Object stores (`s3://`, `gs://`, …) and memory (`memory://`), through fsspec.
-
-What an object store gives, and what is built on it here:
-
-- An object is put whole or not at all, and there is no rename. So a record that is one object (a checkpoint)
-  carries its checksum; and what is many objects counts only with the last one put, which holds the checksums
-  of the others: `zarr.json` of a dataset or model, the marker of a shard.
-- Any request may be told to come again later (503, 429) or be lost. Every request here is repeated, with
-  growing pauses, until `RETRY_SECONDS` have gone by. The S3 library's own repeating is turned off, so that
-  the limit is one and is ours. Google's library repeats a request up to six times before it tells, which it
-  does not let one turn off; each of these is bounded by `_CONNECT_SECONDS` and `_READ_SECONDS`, as with S3.
-  Other protocols of fsspec wait and repeat as their libraries do. Every request may be repeated: the same
-  bytes are put under the same name.
-- A read waits for a network: several are in flight at once.
-- Credentials are found by the library (environment, usual files); an address never carries them.
-"""
+"""Object stores (`s3://`, `gs://`, …) and memory (`memory://`), through fsspec."""
 
 from __future__ import annotations
 
@@ -30,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from scalelatent.errors import StoreError
 
-from .disk import FROM_ENVIRONMENT, Location
+from .location import FROM_ENVIRONMENT, Location
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
@@ -131,11 +116,7 @@ class ObjectLocation(Location):
         self._patient(key, lambda path: self._fs.pipe_file(path, data))
 
     def create(self, key: str, data: bytes) -> bool:
-        """Put an object where none lies; False where one does. Of several at once, one succeeds.
-
-        S3 does it by `If-None-Match: *`, Google by a generation of 0. After a lost answer False may mean that
-        this very request had succeeded: put something of one's own into `data`, and look.
-        """
+        """Put an object where none lies; False where one does. Of several at once, one succeeds."""
         try:
             self._patient(key, lambda path: self._fs.pipe_file(path, data, mode="create"))
         except FileExistsError:
@@ -378,13 +359,7 @@ def _told(error: Exception, what: str, place: ObjectLocation, tries: int, spent:
 
 
 def scrub(error: BaseException | str) -> str:
-    """A text without what the environment holds as a secret, and without users in addresses.
-
-    Examples
-    --------
-    >>> scrub("cannot reach https://me:word@host/bucket")
-    'cannot reach https://…@host/bucket'
-    """
+    """A text without what the environment holds as a secret, and without users in addresses."""
     text = re.sub(r"//[^/@\s]+@", "//…@", str(error))
     for name, value in os.environ.items():
         if re.search(r"SECRET|TOKEN|ACCESS_KEY|PASSWORD", name) and len(value) >= 8:
@@ -393,10 +368,5 @@ def scrub(error: BaseException | str) -> str:
 
 
 def forget_connections() -> None:
-    """Look at environment and credentials anew from the next `locate` on.
-
-    Examples
-    --------
-    >>> forget_connections()
-    """
+    """Look at environment and credentials anew from the next `locate` on."""
     _filesystem.cache_clear()

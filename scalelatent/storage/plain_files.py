@@ -22,15 +22,7 @@ class SpecialFileError(OSError):
 
 
 def open_plain(path: str | os.PathLike[str]) -> int:
-    """Descriptor of a regular file, to read.
-
-    A FIFO whose other end nobody opens would make an ordinary `open` wait for ever.
-
-    Raises
-    ------
-    OSError
-        As of `os.open`; a `SpecialFileError` where it is no regular file.
-    """
+    """Descriptor of a regular file, to read."""
     flags = getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
     descriptor = os.open(path, os.O_RDONLY | flags)
     try:
@@ -42,20 +34,7 @@ def open_plain(path: str | os.PathLike[str]) -> int:
 
 
 def refuse_special(mode: int, path: str | os.PathLike[str]) -> None:
-    """Refuse the mode of what is no regular file.
-
-    Raises
-    ------
-    SpecialFileError
-        Saying what it is instead.
-
-    Examples
-    --------
-    >>> refuse_special(os.stat(os.devnull).st_mode, "x/c/0")
-    Traceback (most recent call last):
-    ...
-    scalelatent.storage.plain_files.SpecialFileError: [Errno 22] it is a device, no regular file: 'x/c/0'
-    """
+    """Refuse the mode of what is no regular file."""
     kind = stat.S_IFMT(mode)
     if kind != stat.S_IFREG:
         number = errno.EISDIR if kind == stat.S_IFDIR else errno.EINVAL

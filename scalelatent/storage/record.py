@@ -1,8 +1,4 @@
-"""Records: small trees of dataclasses and arrays as one checksummed file. No pickle.
-
-A record is numpy's npz (no compression) with one member of JSON, followed by its SHA-256. It appears whole
-(renamed on a disk, put at once in an object store), and a torn or changed one never reads as a good one.
-"""
+"""Records: small trees of dataclasses and arrays as one checksummed file. No pickle."""
 
 from __future__ import annotations
 
@@ -31,20 +27,7 @@ _reading = threading.Lock()
 
 
 def dumps(tree: Any) -> bytes:
-    """Bytes of a tree of dataclasses, dicts, lists, tuples, numpy arrays, numbers, strings and None.
-
-    An array that the tree holds in several places is written once, and is one array again when it is read.
-
-    Raises
-    ------
-    TypeError
-        Anything else in the tree.
-
-    Examples
-    --------
-    >>> loads(dumps({"a": np.arange(3), "b": (1, None)}))
-    {'a': array([0, 1, 2]), 'b': (1, None)}
-    """
+    """Bytes of a tree of dataclasses, dicts, lists, tuples, numpy arrays, numbers, strings and None."""
     arrays: dict[str, np.ndarray] = {}
     head = _flatten(tree, arrays, {})
     text = np.frombuffer(json.dumps(head).encode(), dtype=np.uint8)
@@ -56,13 +39,7 @@ def dumps(tree: Any) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """The tree of :func:`dumps`.
-
-    Raises
-    ------
-    RunError
-        The bytes are torn or changed.
-    """
+    """The tree of :func:`dumps`."""
     body, digest = data[:-_DIGEST], data[-_DIGEST:]
     if len(data) <= _DIGEST or hashlib.sha256(body).digest() != digest:
         raise RunError("the record is torn or changed: its checksum does not fit")
@@ -78,23 +55,7 @@ def loads(data: bytes) -> Any:
 
 
 def write_record(place: str | Path | Location, name: str, tree: Any, *, durable: bool = True) -> int:
-    """Write a record whole; returns its bytes.
-
-    Parameters
-    ----------
-    place : path, url or Location
-    name : str
-        Of the record's file there.
-    tree : object
-        See :func:`dumps`.
-    durable : bool
-        Wait until it is on the disk (a power failure, not only a killed process).
-
-    Raises
-    ------
-    RunError
-        The disk is full or the place cannot be written; nothing of an older record is lost.
-    """
+    """Write a record whole; returns its bytes."""
     place, data = locate(place), dumps(tree)
     try:
         place.write(name, data, durable=durable)
@@ -107,13 +68,7 @@ def write_record(place: str | Path | Location, name: str, tree: Any, *, durable:
 
 
 def read_record(place: str | Path | Location, name: str) -> Any:
-    """Read a record.
-
-    Raises
-    ------
-    RunError
-        Missing, torn or changed: naming the file.
-    """
+    """Read a record."""
     place = locate(place)
     try:
         data = place.read(name)
@@ -125,14 +80,7 @@ def read_record(place: str | Path | Location, name: str) -> Any:
 
 
 def same_array(array: np.ndarray) -> tuple[Any, ...]:
-    """What tells two views of one array from two arrays, while both exist.
-
-    Examples
-    --------
-    >>> a = np.zeros((2, 3))
-    >>> same_array(a[:1]) == same_array(a[:1]), same_array(a[:1]) == same_array(a.copy()[:1])
-    (True, False)
-    """
+    """What tells two views of one array from two arrays, while both exist."""
     return array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.str
 
 

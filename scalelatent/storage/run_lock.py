@@ -1,10 +1,4 @@
-"""One driver per run folder: a lock that dies with its process.
-
-The kernel's file lock (flock) says at once, and without any clock, whether the holder lives, also after
-SIGKILL. On shared file systems whose locks do not reach other hosts, a heartbeat in the lock file's
-modification time stands in: a holder on another host counts as gone after `STALE_SECONDS` of silence.
-Object stores have neither: see lease.py.
-"""
+"""One driver per run folder: a lock that dies with its process."""
 
 from __future__ import annotations
 
@@ -31,14 +25,7 @@ STALE_SECONDS = 90.0
 
 
 def folder_lock(place: Location) -> FolderLock | ObjectLock:
-    """The lock of a run folder, of the kind its place has.
-
-    Examples
-    --------
-    >>> from scalelatent.storage.disk import locate
-    >>> type(folder_lock(locate("/tmp/run"))).__name__, type(folder_lock(locate("memory://run"))).__name__
-    ('FolderLock', 'ObjectLock')
-    """
+    """The lock of a run folder, of the kind its place has."""
     from .objects import ObjectLocation
 
     if isinstance(place, ObjectLocation):
@@ -49,26 +36,7 @@ def folder_lock(place: Location) -> FolderLock | ObjectLock:
 
 
 class FolderLock:
-    """The lock of one folder, in its file ``lock``.
-
-    Attributes
-    ----------
-    lost : bool
-        Whether another driver has taken over: the folder was made anew, or locks do not reach other hosts and
-        this one was silent for too long.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from scalelatent.storage.run_lock import FolderLock
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     lock = FolderLock(folder)
-    ...     lock.acquire()
-    ...     held = FolderLock(folder).holder() is not None
-    ...     lock.release()
-    ...     held, FolderLock(folder).holder()
-    (True, None)
-    """
+    """The lock of one folder, in its file ``lock``."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.file = Path(folder, "lock")
@@ -79,13 +47,7 @@ class FolderLock:
         self._beat: threading.Thread | None = None
 
     def acquire(self) -> None:
-        """Take the lock.
-
-        Raises
-        ------
-        BlockingIOError
-            If a living process holds it.
-        """
+        """Take the lock."""
         descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             refuse_special(os.fstat(descriptor).st_mode, self.file)

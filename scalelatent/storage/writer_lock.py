@@ -1,10 +1,4 @@
-"""One writer at a time for a stored dataset that changes.
-
-On a disk it is the kernel's file lock, which ends with its process, however that ends. An object store has no
-such thing: there it is an object that is put only where none lies, and one that a killed process left has to
-be removed by hand, as the message says. A file system whose locks do not reach other hosts does not keep
-those out: whoever changes a dataset still compares, before the last write, what it began with.
-"""
+"""One writer at a time for a stored dataset that changes."""
 
 from __future__ import annotations
 
@@ -34,28 +28,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # a file system with
 
 @contextlib.contextmanager
 def alone(location: Location, key: str, doing: str) -> Iterator[None]:
-    """Hold the lock `key` of a place.
-
-    Parameters
-    ----------
-    location : Location
-        The dataset that changes.
-    key : str
-        Name of the lock's file.
-    doing : str
-        What the holder does, for whoever is refused.
-
-    Raises
-    ------
-    DataError
-        Another holds it; names who, since when, and what to do.
-
-    Examples
-    --------
-    >>> from scalelatent.storage.disk import locate
-    >>> with alone(locate("memory://doc-alone"), "lock", "being tried"):
-    ...     pass
-    """
+    """Hold the lock `key` of a place."""
     path = location.local_path(key)
     me = {"doing": doing, "pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
     if path is None:

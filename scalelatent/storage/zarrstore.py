@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import os
 import stat
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.storage import LocalStore, WrapperStore
-
-from scalelatent.data.seals import chunk_crcs
 
 from .plain_files import refuse_special
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from .objects import ObjectLocation
 
-__all__ = ["LocationStore", "NotedStore", "PlainStore"]
+__all__ = ["LocationStore", "PlainStore", "WatchedStore"]
 
 
 class PlainStore(LocalStore):
@@ -37,19 +36,16 @@ class PlainStore(LocalStore):
         return await super().get(key, prototype, byte_range)
 
 
-class NotedStore(WrapperStore[Store]):
-    """A store that notes the checksums in those files that it is told of, as they are written."""
+class WatchedStore(WrapperStore[Store]):
+    """A store that hands each file to a function before it is written."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, watch: Callable[[str, np.ndarray], None] | None = None) -> None:
         super().__init__(store)
-        self.wanted: dict[str, int | None] = {}
-        """Key of a file -> its chunks, None for one that is no shard."""
-        self.crcs: dict[str, list[int]] = {}
+        self._watch = watch
 
     async def set(self, key: str, value: Buffer) -> None:
-        """Write a file."""
-        if key in self.wanted:
-            self.crcs[key] = chunk_crcs(value.as_numpy_array(), self.wanted.pop(key))
+        if self._watch is not None:
+            self._watch(key, np.asarray(value.as_numpy_array()))
         await self._store.set(key, value)
 
 

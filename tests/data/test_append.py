@@ -179,10 +179,10 @@ def test_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         patch.setattr(module, "_commit", full)
         with pytest.raises(OSError):
             append_rows(tmp_path / "ds", _part("numbers", 60, N))
-    from scalelatent.data.write.writer import DatasetWriter
+    from scalelatent.data.write.shards import ShardWriter
 
     with monkeypatch.context() as patch:
-        patch.setattr(DatasetWriter, "_files", full)
+        patch.setattr(ShardWriter, "_files", full)
         with pytest.raises(DataError, match=r"appending failed: .*No space left.*the dataset is as it was"):
             append_rows(tmp_path / "ds", _part("numbers", 60, N))
     assert sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*")) == before
@@ -225,7 +225,8 @@ def slow(*arguments):
     print("writing", flush=True)
     time.sleep(60)
 append._write_segment = slow
-append.append_rows(sys.argv[1], sys.argv[1])
+from scalelatent.data import append_rows
+append_rows(sys.argv[1], sys.argv[1])
 """
 
 

@@ -146,7 +146,7 @@ def test_what_cannot_be_removed_does_not_hide_the_error(
 
 
 def test_a_full_disk_names_a_next_step_that_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scalelatent.data.write.markers import Markers
+    from scalelatent.data.write.shards import Markers
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")

@@ -9,7 +9,7 @@ import numpy as np
 
 import scalelatent as sl
 from scalelatent.data import create_dataset
-from scalelatent.data.read.recycled import MOST_KEPT, Recycled
+from scalelatent.data.read.chunks import MOST_KEPT, Recycled
 
 ROWS, WIDTH, CHUNK = 8 * 1024, 64, 1024  # a chunk is 256 KiB
 F4 = np.dtype("f4")

@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 from scalelatent.data import DatasetWriter, create_dataset, open_dataset
-from scalelatent.data.write.linking import link_dataset
+from scalelatent.data.write.create import link_dataset
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import locate
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 from scalelatent.contract.wants import Wants
-from scalelatent.data import Dataset, open_dataset
-from scalelatent.data.write.append import append_rows
+from scalelatent.data import Dataset, append_rows, open_dataset
 from scalelatent.engine.batch_loop import fit_batches
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.checkpoints import EngineStore

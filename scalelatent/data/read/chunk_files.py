@@ -109,18 +109,7 @@ def _parse_index(raw: bytes, n_chunks: int) -> np.ndarray:
 
 
 def entry(index: np.ndarray, chunk: int) -> tuple[int, int]:
-    """Offset and length of a chunk's bytes by its shard's index.
-
-    Raises
-    ------
-    Damage
-        It was never written.
-
-    Examples
-    --------
-    >>> entry(np.array([[0, 90], [90, 70]], dtype="<u8"), 1)
-    (90, 70)
-    """
+    """Offset and length of a chunk's bytes by its shard's index."""
     offset, length = (int(v) for v in index[chunk])
     if offset == _ABSENT:
         raise Damage(f"its chunk {chunk} was never written")

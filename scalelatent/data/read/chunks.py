@@ -1,10 +1,4 @@
-"""Reading the rows of a stored dataset: straight from its shard files where possible, else through zarr.
-
-zarr's pipeline costs about a millisecond a call and hands out fill values for a chunk that is not there. The
-reader here knows the few codecs our writer uses, so a chunk is one `pread` (in an object store: one ranged
-request, several at once), one checksum and one decompression into the caller's array; and whatever is
-missing, cut short or damaged is a `DataError` that says where.
-"""
+"""Reading the rows of a stored dataset: straight from its shard files where possible, else through zarr."""
 
 from __future__ import annotations
 
@@ -14,6 +8,7 @@ import functools
 import itertools
 import logging
 import os
+from collections import deque
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -32,16 +27,22 @@ from .chunk_files import (
     find_decoder,
     has_our_keys,
 )
-from .recycled import Recycled
+from .sources import StoredColumn
 
 if TYPE_CHECKING:
     import zarr
 
     from scalelatent.storage.disk import Location
 
-__all__ = ["StoredRows"]
+__all__ = ["Recycled", "StoredRows"]
 
 logger = logging.getLogger("scalelatent")
+
+# Memory that comes fresh from the system costs a fault a page, and a call that stops other cores when it goes
+# back (benchmarks/streamed_pass.py), so that of rows which are read, used once and dropped is used again.
+# Smaller arrays come from memory that the allocator keeps anyhow; larger ones are read once.
+LEAST_BYTES, MOST_BYTES = 2**18, 2**24
+MOST_KEPT = 4
 
 
 @functools.lru_cache(maxsize=256)
@@ -54,24 +55,14 @@ def _tell_slow(url: str, name: str, how: str) -> None:
     )  # fmt: skip
 
 
-class StoredRows:
-    """Rows of one array of a stored dataset, a row source (see sources.py).
-
-    Parameters
-    ----------
-    location : Location
-        The place of the dataset.
-    array : zarr.Array
-        An array (n, ...) of it, cut along its first axis, or (n, p) and cut into tiles along both.
-    repair : str
-        The next step to name when a chunk is lost.
-    """
+class StoredRows(StoredColumn):
+    """Rows of one array of a stored dataset: cut along its first axis, or into tiles along both of two."""
 
     def __init__(self, location: Location, array: zarr.Array, repair: str) -> None:
-        self.shape: tuple[int, ...] = array.shape
-        self.dtype: np.dtype[Any] = array.dtype
+        self.shape = array.shape
+        self.dtype = array.dtype
         self.chunk_rows: int = array.chunks[0]
-        self.shard_rows: int = (array.shards or array.chunks)[0]
+        self.shard_rows = (array.shards or array.chunks)[0]
         self._location = location
         self._array: Any = array
         self._name = array.name.strip("/")
@@ -95,19 +86,7 @@ class StoredRows:
         self._only: int | None = None  # tile that is read, where not all are
 
     def sibling(self, name: str, length: int, chunk: int, where: str, rows: tuple[int, int]) -> StoredRows:
-        """The reader of another array (length,) of the same type and codecs, without a look at its metadata.
-
-        Parameters
-        ----------
-        name : str
-            Its path in the dataset.
-        length, chunk : int
-            Its numbers, and those of one of its chunks; all chunks lie in one shard.
-        where : str
-            What messages say of its rows.
-        rows : (int, int)
-            The rows that are lost with it.
-        """
+        """The reader of another array (length,) of the same codecs, without a look at its metadata."""
         other = copy.copy(self)
         other.shape, other.chunk_rows, other.shard_rows = (length,), chunk, -(-length // chunk) * chunk
         other._name, other._where, other._holder, other._array = name, where, rows, None
@@ -115,21 +94,17 @@ class StoredRows:
 
     @property
     def n_tiles(self) -> int:
-        """Shards side by side that hold the columns of the same rows."""
         return len(self._tiles())
 
     @property
     def packing(self) -> str:
-        """How the chunks are cut and packed."""
         return packing_of(self._array)
 
     @property
     def n_crcs(self) -> int:
-        """Chunks that all shards have room for."""
         return -(-self.shape[0] // self.shard_rows) * self.n_tiles * self._per_shard
 
     def seal(self, crcs: np.ndarray) -> None:
-        """Refuse from now on each chunk whose checksum is not this one (n_crcs,); see seals.py."""
         self._crcs = crcs.reshape(-1, self.n_tiles, self._per_shard)
 
     def crcs_of(self, shard: int) -> slice:
@@ -173,13 +148,11 @@ class StoredRows:
         return other.read(start, stop)[self._tiles()[tile][1]]
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The chunks of the rows `start:stop`, clipped."""
         step = self.chunk_rows
         edges = [start, *range((start // step + 1) * step, stop, step), stop]
         return list(itertools.pairwise(edges))
 
     def shards(self, start: int, stop: int) -> list[tuple[str, int, int]]:
-        """(file, first row, one past its last row) of the shards that hold the rows `start:stop`."""
         size, n = self.shard_rows, self.shape[0]
         return [
             (self._location.name_of(self.shard_key(s)), s * size, min((s + 1) * size, n))
@@ -188,7 +161,6 @@ class StoredRows:
 
     @property
     def layout(self) -> Layout:
-        """Chunks, shards and codec."""
         return layout_of(self._array)
 
     def shard_key(self, shard: int, tile: int = 0) -> str:
@@ -304,3 +276,43 @@ class StoredRows:
             raise ShardError(words, name, *(self._holder or (first, last))) from error
         # Whether the rows are still there, nobody knows: the place refuses, or is away.
         raise DataError(words) from error
+
+
+class Recycled:
+    """Uninitialized arrays whose memory comes back when they, and all views of them, are gone."""
+
+    def __init__(self) -> None:
+        self._free: deque[np.ndarray] = deque(maxlen=MOST_KEPT)
+
+    def __reduce__(self) -> Any:
+        return Recycled, ()
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        """An array as of `numpy.empty`."""
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if not LEAST_BYTES <= nbytes <= MOST_BYTES:
+            return np.empty(shape, dtype)
+        raw = self._taken(nbytes)
+        raw = np.empty(nbytes, np.uint8) if raw is None else raw
+        return np.asarray(_Lease(raw, self._free)).view(dtype).reshape(shape)
+
+    def _taken(self, nbytes: int) -> np.ndarray | None:
+        """A free piece of this size; others are of rows that are no longer read, and are let go."""
+        while True:
+            try:
+                raw = self._free.pop()
+            except IndexError:
+                return None
+            if raw.nbytes == nbytes:
+                return raw
+
+
+class _Lease:
+    """What all views of an array hold in the end: numpy stops there, since it is no array itself."""
+
+    def __init__(self, raw: np.ndarray, free: deque[np.ndarray]) -> None:
+        self.__array_interface__ = raw.__array_interface__
+        self._raw, self._free = raw, free
+
+    def __del__(self) -> None:
+        self._free.append(self._raw)

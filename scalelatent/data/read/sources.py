@@ -1,92 +1,166 @@
-"""Row sources: what a dataset's columns can be read from. One `read(start, stop)` for arrays, zarr and dask.
-
-A source has `shape`, `dtype`, `read(start, stop)` and `pieces(start, stop)`. Nothing here imports zarr or
-dask unless the caller already holds such an array.
-"""
+"""Row sources: what the columns of a dataset are read from, and those over arrays of other libraries."""
 
 from __future__ import annotations
 
 import itertools
 import sys
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelatent.data.csr import CsrSource, is_sparse
+from scalelatent.data import csr
 from scalelatent.data.schema import refuse_masked
 from scalelatent.errors import DataError
 
-__all__ = ["ArrayRows", "DaskRows", "RowSource", "ZarrRows", "as_source", "is_csr"]
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+    from scalelatent.data.layout import Layout
+
+__all__ = [
+    "ArrayRows",
+    "CsrSource",
+    "DaskRows",
+    "RowSource",
+    "StoredColumn",
+    "WrappedRows",
+    "ZarrRows",
+    "as_source",
+    "is_dask",
+    "is_zarr",
+]
 
 
-class RowSource(Protocol):
+class RowSource(ABC):
     """Rows that can be read in runs."""
 
     shape: tuple[int, ...]
     """(n_rows, *feature_shape)."""
     dtype: np.dtype[Any]
+    sparse: bool = False
+    """Whether the rows are CSR."""
+    knows_entries: bool = False
+    """Whether `nnz` costs nothing; some sources have to read all rows for it."""
+    reads_at_once: int = 1
+    """Reads in flight that pay: more than 1 where each waits for a network."""
 
+    @abstractmethod
     def read(self, start: int, stop: int) -> Any:
-        """Rows `start:stop`, (stop - start, *feature_shape); a view where the rows are in memory.
-
-        An ndarray; a `scipy.sparse.csr_array` of a source of CSR rows; see `is_csr`.
-        """
-        ...
-
-    def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Rows `start:stop` cut where reading is cheapest."""
-        ...
-
-
-def is_csr(source: Any) -> bool:
-    """Whether the rows of a source are CSR: it says so by an attribute `sparse`, and then has `nnz`.
-
-    Asking for `nnz` instead would count it, for which some have to read all rows.
-    """
-    return bool(getattr(source, "sparse", False))
-
-
-class ArrayRows:
-    """Rows of anything that slices like a numpy array: ndarray, memmap, h5py dataset."""
-
-    def __init__(self, array: Any) -> None:
-        self.shape: tuple[int, ...] = tuple(array.shape)
-        self.dtype: np.dtype[Any] = np.dtype(array.dtype)
-        self._array = array
-
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """Rows `start:stop`."""
-        return _native(np.asarray(self._array[start:stop]))
+        """Rows `start:stop`: an ndarray (a view where they are in memory), or a `csr_array` of CSR rows."""
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Rows `start:stop` cut where reading is cheapest."""
         return [(start, stop)] if stop > start else []
 
+    def shards(self, start: int, stop: int) -> list[tuple[str, int, int]]:
+        """(file, first row, one past its last row) of the shards of the rows `start:stop`."""
+        return []
 
-class ZarrRows:
+    @property
+    def layout(self) -> Layout | None:
+        """Chunks, shards and codec of stored rows."""
+        return None
+
+    def entries(self, start: int, stop: int) -> int:
+        """Stored entries of the CSR rows `start:stop`."""
+        raise TypeError(f"{type(self).__name__} holds dense rows")
+
+    @property
+    def nnz(self) -> int:
+        """Stored entries of all CSR rows."""
+        return self.entries(0, self.shape[0])
+
+
+class StoredColumn(RowSource):
+    """A column of a stored dataset, whose chunks have checksums (seals.py)."""
+
+    shard_rows: int
+
+    @property
+    @abstractmethod
+    def n_tiles(self) -> int:
+        """Shards side by side that hold the columns of the same rows."""
+
+    @property
+    @abstractmethod
+    def n_crcs(self) -> int:
+        """Chunks that all shards have room for."""
+
+    @property
+    @abstractmethod
+    def packing(self) -> str:
+        """How the chunks are cut and packed."""
+
+    @abstractmethod
+    def seal(self, crcs: np.ndarray) -> None:
+        """Refuse from now on each chunk whose checksum is not this one (n_crcs,)."""
+
+    @abstractmethod
+    def crcs_of(self, shard: int) -> slice:
+        """Which of the checksums are those of a shard."""
+
+    def read_tile(self, start: int, stop: int, tile: int) -> Any:
+        """Of the rows `start:stop` only the columns of one tile."""
+        return self.read(start, stop)
+
+
+class WrappedRows(RowSource):
+    """The rows of another source, changed when they are read; cut as they are there."""
+
+    def __init__(
+        self, source: RowSource, shape: tuple[int, ...] | None = None, dtype: np.dtype[Any] | None = None
+    ) -> None:
+        self._source = source
+        self.shape = source.shape if shape is None else shape
+        self.dtype = source.dtype if dtype is None else dtype
+        self.sparse, self.knows_entries = source.sparse, source.knows_entries
+        self.reads_at_once = source.reads_at_once
+
+    def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
+        return self._source.pieces(start, stop)
+
+    def shards(self, start: int, stop: int) -> list[tuple[str, int, int]]:
+        return self._source.shards(start, stop)
+
+    @property
+    def layout(self) -> Layout | None:
+        return self._source.layout
+
+    def entries(self, start: int, stop: int) -> int:
+        return self._source.entries(start, stop)
+
+
+class ArrayRows(RowSource):
+    """Rows of anything that slices like a numpy array: ndarray, memmap, h5py dataset."""
+
+    def __init__(self, array: Any) -> None:
+        self.shape = tuple(array.shape)
+        self.dtype = np.dtype(array.dtype)
+        self._array = array
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        return _native(np.asarray(self._array[start:stop]))
+
+
+class ZarrRows(RowSource):
     """Rows of a zarr array that is none of our datasets; an absent chunk reads as zarr's fill value."""
 
     def __init__(self, array: Any) -> None:
-        self.shape: tuple[int, ...] = tuple(array.shape)
-        self.dtype: np.dtype[Any] = np.dtype(array.dtype)
+        self.shape = tuple(array.shape)
+        self.dtype = np.dtype(array.dtype)
         self._array = array
         self._step = int(array.chunks[0])
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Rows `start:stop`."""
         return _native(np.asarray(self._array[start:stop]))
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Rows `start:stop` cut where reading is cheapest."""
         return _cut(start, stop, range((start // self._step + 1) * self._step, stop, self._step))
 
 
-class DaskRows:
-    """Rows of a dask array, computed block by block when they are read; nothing is kept.
-
-    With a default `distributed.Client` its workers compute the block (persisted blocks live there); else the
-    calling thread does, because the engine already runs one thread per core.
-    """
+class DaskRows(RowSource):
+    """Rows of a dask array, computed block by block when they are read; nothing is kept."""
 
     def __init__(self, array: Any, what: str = "x") -> None:
         self._what = what
@@ -100,8 +174,8 @@ class DaskRows:
                 f"the dask array has sparse blocks ({type(array._meta).__name__}), which cannot be read in "
                 "rows; compute it to a scipy CSR matrix, or write its blocks with create_dataset"
             )
-        self.shape: tuple[int, ...] = tuple(int(s) for s in array.shape)
-        self.dtype: np.dtype[Any] = np.dtype(array.dtype)
+        self.shape = tuple(int(s) for s in array.shape)
+        self.dtype = np.dtype(array.dtype)
         self._array = array
         self._edges = np.cumsum(array.chunks[0]).tolist()
 
@@ -115,7 +189,6 @@ class DaskRows:
         return str(self._array.name)
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Rows `start:stop`."""
         out = np.empty((stop - start, *self.shape[1:]), self.dtype.newbyteorder("="))
         for a, b in self.pieces(start, stop):  # one block at a time, so no more than one is in memory
             block = self._array[a:b].compute(scheduler=_dask_scheduler())
@@ -124,7 +197,6 @@ class DaskRows:
         return out
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Rows `start:stop` cut where reading is cheapest."""
         return _cut(start, stop, (e for e in self._edges if start < e < stop))
 
 
@@ -133,9 +205,9 @@ def _dask_scheduler() -> str | None:
     try:
         if distributed is not None and distributed.Client.current() is not None:
             return None
-    except ValueError:  # nobody has made one
+    except ValueError:  # there is none
         pass
-    return "synchronous"
+    return "synchronous"  # the engine runs a thread a core already
 
 
 def _cut(start: int, stop: int, inner: Any) -> list[tuple[int, int]]:
@@ -145,6 +217,34 @@ def _cut(start: int, stop: int, inner: Any) -> list[tuple[int, int]]:
 
 def _native(array: np.ndarray) -> np.ndarray:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+class CsrSource(RowSource):
+    """Rows of a scipy sparse matrix or array; other formats become CSR first."""
+
+    sparse = True
+    knows_entries = True
+
+    def __init__(self, matrix: Any, what: str = "x", first_row: int = 0) -> None:
+        if len(matrix.shape) != 2:
+            raise DataError(
+                f"{what} is a sparse array of shape {matrix.shape}; rows x features are needed: two axes"
+            )
+        rows = matrix.tocsr()
+        self.shape = tuple(int(s) for s in rows.shape)
+        self.dtype = csr.check_dtype(rows.dtype, what)
+        values = rows.data.astype(self.dtype, copy=False)
+        self._rows = csr.canonical(values, rows.indices, rows.indptr, self.shape[1], first_row, what)[0]
+
+    def entries(self, start: int, stop: int) -> int:
+        return int(self._rows.indptr[stop] - self._rows.indptr[start])
+
+    def read(self, start: int, stop: int) -> csr_array:
+        pointers = self._rows.indptr[start : stop + 1]
+        a, b = int(pointers[0]), int(pointers[-1])
+        return csr.csr_of(
+            self._rows.data[a:b], self._rows.indices[a:b], pointers - pointers[0], self.shape[1]
+        )
 
 
 def is_dask(x: Any) -> bool:
@@ -160,18 +260,12 @@ def is_zarr(x: Any) -> bool:
 
 
 def as_source(x: Any, what: str = "x") -> RowSource:
-    """The row source for an array-like.
-
-    Raises
-    ------
-    DataError
-        Dask arrays of sparse blocks, and whatever numpy cannot turn into an array.
-    """
+    """The row source for an array-like."""
     if is_dask(x):
         return DaskRows(x, what)
     if is_zarr(x):
         return ZarrRows(x)
-    if is_sparse(x):
+    if csr.is_sparse(x):
         return CsrSource(x, what)
     refuse_masked(x, what)
     if isinstance(x, np.ndarray) or (

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 from scalelatent.data.csr_store import StoredCsr
 from scalelatent.data.schema import DatasetAttrs
 from scalelatent.data.seals import check_digests, seal_columns
-from scalelatent.data.write.markers import MARKERS
 from scalelatent.errors import DataError
-from scalelatent.generators import GENERATORS
+from scalelatent.storage.disk import locate
 
 from .chunks import StoredRows
+from .segments import JoinedRows, RecodedRows
+from .sources import StoredColumn
 
 if TYPE_CHECKING:
     import zarr
@@ -20,15 +21,21 @@ if TYPE_CHECKING:
     from scalelatent.storage.disk import Location
 
 __all__ = [
+    "MARKERS",
+    "array",
     "has_column",
     "open_columns",
     "open_group",
     "own_columns",
     "read_attrs",
-    "repair_hint",
+    "segment_location",
     "unfinished",
     "write_attrs",
 ]
+
+
+MARKERS = "_shards"
+"""Folder of the markers of written shards; there only while a writer is at work."""
 
 
 def read_attrs(location: Location) -> DatasetAttrs:
@@ -69,9 +76,14 @@ def write_attrs(location: Location, attrs: DatasetAttrs) -> None:
     location.write("zarr.json", json.dumps({**meta, "attributes": attrs.to_json()}, indent=2).encode())
 
 
-def repair_hint(attrs: DatasetAttrs, url: str) -> str:
+def _is_made(attrs: DatasetAttrs) -> bool:
+    """Whether a generator made the rows: its parameters alone name the fingerprint of a base, or features."""
+    return bool(attrs.provenance.keys() & {"base_fingerprint", "features"})
+
+
+def _repair_hint(attrs: DatasetAttrs, url: str) -> str:
     """The next step when a shard of a dataset is lost."""
-    if attrs.provenance.get("importer") in GENERATORS:
+    if _is_made(attrs):
         return f"`scalelatent data repair {url}` makes the lost shards again and leaves the others"
     if attrs.provenance.get("importer"):
         return "Restore that file from a copy, or import the data again with --overwrite"
@@ -94,13 +106,7 @@ def array(group: zarr.Group, name: str, url: str) -> Any:
 
 
 def open_columns(location: Location) -> dict[str, Any]:
-    """The parts of a finished dataset.
-
-    Raises
-    ------
-    DataError
-        See `open_dataset`.
-    """
+    """The parts of a finished dataset."""
     attrs = read_attrs(location)
     if not attrs.complete:
         raise unfinished(location, attrs)
@@ -110,16 +116,14 @@ def open_columns(location: Location) -> dict[str, Any]:
     check_digests(location, attrs, own, group)
     columns |= own
     if attrs.segments is not None:
-        from .joined import join_segments
-
-        return join_segments(location, attrs, columns)
+        return _join_segments(location, attrs, columns)
     return columns
 
 
 def unfinished(location: Location, attrs: DatasetAttrs) -> DataError:
     """The refusal of a dataset that its writer did not finish."""
     done = len(location.keys(MARKERS))
-    generated = attrs.provenance.get("importer") in GENERATORS
+    generated = _is_made(attrs)
     repair = f"go on with `scalelatent data repair {location.url}`"
     step = repair if generated else "write it again with --overwrite"
     return DataError(
@@ -129,19 +133,11 @@ def unfinished(location: Location, attrs: DatasetAttrs) -> DataError:
 
 def own_columns(
     location: Location, attrs: DatasetAttrs, group: zarr.Group | None = None
-) -> dict[str, StoredRows | StoredCsr]:
-    """The columns `x`, `y` and `weight`, as far as there are, of the rows that lie right here.
-
-    Of a dataset that grew they are those of its first segment, codes as they are stored.
-
-    Raises
-    ------
-    DataError
-        A column is missing, damaged, or of another shape than it should be.
-    """
+) -> dict[str, StoredColumn]:
+    """The columns `x`, `y` and `weight`, as far as there are, of the rows that lie right here."""
     group = open_group(location) if group is None else group
-    columns: dict[str, StoredRows | StoredCsr] = {}
-    hint = repair_hint(attrs, location.url)
+    columns: dict[str, StoredColumn] = {}
+    hint = _repair_hint(attrs, location.url)
     x = columns["x"] = _rows(location, group, "x", attrs.x_kind == "csr", hint)
     if tuple(x.shape[1:]) != attrs.feature_shape:
         raise DataError(
@@ -163,13 +159,7 @@ def own_columns(
 
 
 def has_column(location: Location, attrs: DatasetAttrs, name: str) -> bool:
-    """Whether a dataset has a column, by its attributes; what they do not say, by its metadata.
-
-    Raises
-    ------
-    DataError
-        The attributes say that it has labels, and there are none.
-    """
+    """Whether a dataset has a column, by its attributes; what they do not say, by its metadata."""
     if attrs.columns is not None:
         return name in attrs.columns
     found = location.has(f"{name}/zarr.json")
@@ -181,7 +171,44 @@ def has_column(location: Location, attrs: DatasetAttrs, name: str) -> bool:
     return found
 
 
-def _rows(location: Location, group: zarr.Group, name: str, csr: bool, hint: str) -> StoredRows | StoredCsr:
+def _rows(location: Location, group: zarr.Group, name: str, csr: bool, hint: str) -> StoredColumn:
     if csr:
         return StoredCsr(location, group, name, hint)
     return StoredRows(location, array(group, name, location.url), hint)
+
+
+def segment_location(location: Location, path: str) -> Location:
+    """Where a segment of the dataset at a place lies."""
+    return locate(f"{location.url}/{path}")
+
+
+def _join_segments(location: Location, attrs: DatasetAttrs, base: dict[str, Any]) -> dict[str, Any]:
+    """The columns of a dataset that grew, from those of its first segment."""
+    assert attrs.segments is not None
+    opened = [base]
+    for segment in attrs.segments[1:]:
+        place = segment_location(location, segment["path"])
+        try:
+            columns = open_columns(place)
+        except DataError as error:
+            raise DataError(
+                f"dataset {location.url}: its appended rows in {segment['path']} cannot be opened: {error}"
+            ) from error
+        if columns["attrs"].fingerprint != segment["fingerprint"]:
+            raise DataError(
+                f"dataset {location.url}: {segment['path']} does not hold the rows that were appended; "
+                "restore it from a copy"
+            )
+        opened.append(columns)
+    joined = dict(base)
+    for name in ("x", "y", "weight"):
+        if name in base:
+            sources = [columns[name] for columns in opened]
+            if name == "y" and attrs.codes:
+                owned = [segment["classes"] for segment in attrs.segments]
+                sources = [
+                    s if old == attrs.classes else RecodedRows(s, old, attrs.classes or [])
+                    for s, old in zip(sources, owned, strict=True)
+                ]
+            joined[name] = JoinedRows(sources)
+    return joined

@@ -10,7 +10,7 @@ import numpy as np
 from scalelatent.data.columns import Columns, label_source
 from scalelatent.data.dataset import Dataset
 
-from .sources import ArrayRows
+from .sources import ArrayRows, RowSource
 
 __all__ = ["take_rows"]
 
@@ -19,21 +19,7 @@ READ_ROWS = 8192
 
 
 def take_rows(dataset: Dataset, numbers: Any) -> Dataset:
-    """The rows of these numbers, in rising order; labels and weights are kept in memory.
-
-    Parameters
-    ----------
-    dataset : Dataset
-    numbers : array-like of int
-        Each once, counted from the dataset's first row.
-
-    Examples
-    --------
-    >>> ds = Dataset.from_arrays(np.arange(10.0)[:, None], list("abababaaaa"))
-    >>> some = take_rows(ds, [7, 1, 2])
-    >>> some.read_x(0, 3).ravel().tolist(), some.classes.tolist()
-    ([1.0, 2.0, 7.0], ['a', 'b'])
-    """
+    """The rows of these numbers, in rising order; labels and weights are kept in memory."""
     rows = np.unique(np.asarray(numbers, dtype=np.int64))
     x = _TakenRows(dataset.read_x, rows, dataset.feature_shape, dataset.dtype, dataset.is_sparse)
     weight = dataset.read_weight(0, len(dataset))
@@ -45,7 +31,7 @@ def take_rows(dataset: Dataset, numbers: Any) -> Dataset:
     return Dataset(Columns(x, None, kept)).with_target(Dataset(Columns(outputs)))
 
 
-class _TakenRows:
+class _TakenRows(RowSource):
     """A row source of rows of another."""
 
     def __init__(

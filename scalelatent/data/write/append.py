@@ -5,119 +5,66 @@ from __future__ import annotations
 import itertools
 import os
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from scalelatent.data import schema
-from scalelatent.data.read.earlier import joined_fingerprint
-from scalelatent.data.read.joined import segment_location
-from scalelatent.data.read.stored import read_attrs, write_attrs
+from scalelatent.data.dataset import Dataset, open_dataset
+from scalelatent.data.read.segments import joined_fingerprint
+from scalelatent.data.read.stored import read_attrs, segment_location, write_attrs
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import Location, locate
-from scalelatent.storage.guard import clear_after, explain_os_errors, scratch
+from scalelatent.storage.guard import clear_after, explain_os_errors
 from scalelatent.storage.writer_lock import alone
 
-from .batch import RowBatch
+from .batches import RowBatch, write_shards
 from .create import create_like, derived_from
-from .pipeline import write_shards
 
 if TYPE_CHECKING:
-    from scalelatent.data.dataset import Dataset
     from scalelatent.data.schema import DatasetAttrs
 
-__all__ = ["append_rows"]
+__all__ = ["append_opened"]
 
-_PREFIX = "append-"
+PREFIX = "append-"
 _LOCK = "_append.lock"
 
 Progress = Callable[[int, int], None]
 
 
-def append_rows(
+def append_opened(
     url: str | os.PathLike[str],
-    source: Dataset | str | os.PathLike[str],
+    open_rows: Callable[[Dataset], AbstractContextManager[Dataset]],
     *,
-    x: str | None = None,
-    y: str | None = None,
     progress: Progress | None = None,
     **layout: Any,
 ) -> Dataset:
-    """Append rows to a stored dataset.
-
-    The rows go to a segment of their own inside the dataset's folder; the last thing written is the list of
-    segments, and only then do readers see them. Whatever stops an append, the dataset is as it was, and the
-    next append removes what was left. A segment that is not larger than the new rows is rewritten together
-    with them, so n appends make about log2(n) segments; `convert_dataset` makes one of all. Datasets that are
-    open already keep their old rows up to the next but one append. One append at a time: a second one is
-    refused while the first goes on.
-
-    Parameters
-    ----------
-    url : str
-        The dataset that grows.
-    source : Dataset, url or path
-        What is appended: a dataset, or an `.npz` or `.npy` file. Its rows need the same feature shape and
-        dtype; its labels the same kind and, where they are new, join the classes; weights both or none.
-    x, y : str, optional
-        Arrays of an `.npz` file that hold rows and labels; by default `x` and `y`, in either case. Where the
-        dataset has CSR rows, `x` is the prefix of the arrays of such (see `import_csr`).
-    progress : callable, optional
-        Called with (rows done, rows in all).
-    **layout
-        `chunk_rows`, `shard_rows`, `compressor` of `create_dataset`, for the new rows.
-
-    Returns
-    -------
-    Dataset
-        The dataset with all its rows, and with a new fingerprint.
-
-    Raises
-    ------
-    DataError
-        Rows or labels of another kind, a damaged source, a full disk, or another append at the same time. The
-        dataset is as it was.
-
-    Examples
-    --------
-    >>> from scalelatent.data import Dataset
-    >>> place = "memory://doc-append"
-    >>> _ = Dataset.from_arrays(np.zeros((3, 2)), ["a", "c", "c"]).save(place, overwrite=True)
-    >>> append_rows(place, Dataset.from_arrays(np.ones((2, 2)), ["b", "a"])).read_y(0, 5).tolist()
-    ['a', 'c', 'c', 'b', 'a']
-    """
-    from scalelatent.data.dataset import open_dataset
-
+    """Append the rows that `open_rows` gives for the dataset that grows; see `importers.append_rows`."""
     location = locate(url)
     read_attrs(location)  # no lock where there is no dataset
     with alone(location, _LOCK, "being appended to"):
-        _append(location, source, x, y, progress, layout)
+        _append(location, open_rows, progress, layout)
     return open_dataset(url)
 
 
 def _append(
     location: Location,
-    source: Dataset | str | os.PathLike[str],
-    x: str | None,
-    y: str | None,
+    open_rows: Callable[[Dataset], AbstractContextManager[Dataset]],
     progress: Progress | None,
     layout: dict[str, Any],
 ) -> None:
-    from scalelatent.data.dataset import open_dataset
-
     target, attrs = open_dataset(location.url), read_attrs(location)
     _sweep(location, attrs)
-    with _opened(source, target, x, y) as rows:
+    with open_rows(target) as rows:
         classes = _common_classes(target, rows)
         segments = attrs.segments or [_entry("", attrs, target.n_rows)]
         kept = _kept(segments, rows.n_rows)
         first = sum(segment["rows"] for segment in kept)
         parts = [rows] if first == target.n_rows else [target[first:], rows]
-        place = segment_location(location, f"{_PREFIX}{uuid.uuid4().hex[:8]}")
+        place = segment_location(location, f"{PREFIX}{uuid.uuid4().hex[:8]}")
         try:
             segment = _write_segment(parts, target, classes, place, progress, layout)
             before = _state(attrs, classes, target.n_rows)
@@ -138,43 +85,8 @@ def _sweep(location: Location, attrs: DatasetAttrs) -> None:
     """Remove what broken appends, and appends before the last, left behind."""
     listed = {segment["path"] for segment in attrs.segments or []}
     for name in location.keys(""):
-        if name.startswith(_PREFIX) and name not in listed:
+        if name.startswith(PREFIX) and name not in listed:
             segment_location(location, name).clear()
-
-
-@contextmanager
-def _opened(
-    source: Dataset | str | os.PathLike[str], target: Dataset, x: str | None, y: str | None
-) -> Iterator[Dataset]:
-    """The rows to append; those of a file by way of a dataset beside the target, removed afterwards."""
-    from scalelatent import importers
-    from scalelatent.data.dataset import Dataset, open_dataset
-
-    kind = "" if isinstance(source, Dataset) else Path(os.fspath(source)).suffix.lower()
-    if (x is not None or y is not None) and kind != ".npz":
-        raise DataError(
-            f"x={x!r} and y={y!r} name arrays of an .npz file, which {source} is not; leave out --x and --y"
-        )
-    if isinstance(source, Dataset):
-        yield source
-        return
-    if kind not in (".npz", ".npy"):
-        yield open_dataset(source)
-        return
-    aside = locate(f"{target.url}.{_PREFIX}{uuid.uuid4().hex[:8]}")
-    with scratch(aside):
-        try:
-            if kind == ".npy":
-                rows = importers.import_npy(source, aside.url)
-            elif target.is_sparse:
-                rows = importers.import_csr(source, aside.url, csr_prefix=x, y=y)
-            else:
-                rows = importers.import_npz(source, aside.url, x=x, y=y)
-        except DataError as error:
-            if "--csr-prefix" in str(error):
-                error.add_note("(`data append` takes the prefix by --x, append_rows by x=)")
-            raise
-        yield rows
 
 
 def _kind_of(ds: Dataset) -> dict[str, Any]:
@@ -266,8 +178,8 @@ def _write_segment(
 
     bounds = map(writer.shard_bounds, range(writer.n_shards))
     write_shards(writer, itertools.starmap(batch, bounds), progress)
-    written = writer.finalize()
-    return _entry(place.url.rsplit("/", 1)[-1], read_attrs(place), written.n_rows)
+    writer.finish()
+    return _entry(place.url.rsplit("/", 1)[-1], read_attrs(place), writer.n_rows)
 
 
 def _commit(

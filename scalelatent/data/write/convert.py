@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.data import schema
-from scalelatent.data.casting import cast_rows
 from scalelatent.data.columns import Columns
-from scalelatent.data.read.reshaped import DenseRows, SparseRows
+from scalelatent.data.dataset import Dataset, open_dataset
+from scalelatent.data.read.converted import CastRows, DenseRows, SparseRows
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import REMOVED, locate
 from scalelatent.storage.guard import format_of, refuse_onto
@@ -20,7 +20,6 @@ from scalelatent.storage.guard import format_of, refuse_onto
 from .create import copy_rows, derived_from
 
 if TYPE_CHECKING:
-    from scalelatent.data.dataset import Dataset
     from scalelatent.data.layout import Layout
     from scalelatent.data.read.sources import RowSource
 
@@ -94,8 +93,6 @@ def convert_dataset(
     >>> convert_dataset(ds, "memory://doc-u", dtype="u1", rows=(1, 2), overwrite=True).read_x(0, 1)
     array([[254, 255]], dtype=uint8)
     """
-    from scalelatent.data.dataset import Dataset
-
     if not isinstance(source, Dataset):
         refuse_onto(out_url, source)
     ds = source if isinstance(source, Dataset) else open_source(source, x=x, y=y)
@@ -109,7 +106,7 @@ def convert_dataset(
     if dtype is not None and np.dtype(dtype) != ds.dtype:
         parameters["dtype"] = str(np.dtype(dtype))
     provenance = derived_from(ds, "convert", **parameters)
-    old: Layout | None = getattr(ds._columns.x, "layout", None)
+    old = ds._columns.x.layout
     layout = _layout(old, chunk_rows, shard_rows, compressor)
     if "dtype" in parameters:
         ds = _cast(ds, np.dtype(dtype), lossy)
@@ -119,7 +116,8 @@ def convert_dataset(
         layout = {k: None if v == "auto" and k != "compressor" else v for k, v in layout.items()}
     elif ds.is_sparse and chunk_rows is None:
         layout["chunk_rows"] = None  # row groups have none
-    return copy_rows(ds, out_url, provenance=provenance, overwrite=overwrite, progress=progress, **layout)
+    copy_rows(ds, out_url, provenance=provenance, overwrite=overwrite, progress=progress, **layout)
+    return open_dataset(out_url)
 
 
 def _layout(
@@ -151,50 +149,18 @@ def _whole(rows: Any, name: str) -> int:
 def _cast(ds: Dataset, dtype: np.dtype[Any], lossy: bool) -> Dataset:
     """The same dataset with rows of another dtype, converted when they are read."""
     kind = schema.check_rows_dtype(dtype, "the dtype to convert to")
-    return _with_rows(ds, cast_rows(ds._columns.x, kind, lossy, ds.url or "the rows"))
+    return _with_rows(ds, CastRows(ds._columns.x, kind, lossy, ds.url or "the rows"))
 
 
 def _with_rows(ds: Dataset, x: RowSource) -> Dataset:
     """The same dataset with other rows; labels and weights stay."""
-    from scalelatent.data.dataset import Dataset
-
     old = ds._columns
     columns = Columns(x, old.y, old.weight, url=old.url, attrs=old.attrs)
     return Dataset(columns, ds._start, ds._stop)
 
 
 def open_source(url: str | os.PathLike[str], *, x: str | None = None, y: str | None = None) -> Dataset:
-    """Open a dataset, or zarr arrays made elsewhere as one.
-
-    Parameters
-    ----------
-    url : str
-        A dataset, a zarr array or a zarr group (format 2 or 3).
-    x, y : str, optional
-        Arrays of the group; see `convert_dataset`.
-
-    Returns
-    -------
-    Dataset
-        Its rows. Of foreign arrays a chunk that was never written reads as the array's fill value, as zarr
-        has it.
-
-    Raises
-    ------
-    DataError
-        Nothing there that zarr can open, or no such array in the group (the message lists those there are).
-
-    Examples
-    --------
-    >>> import tempfile, zarr
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     zarr.save(f"{folder}/a.zarr", X=np.eye(3), Y=np.arange(3))
-    ...     ds = open_source(f"{folder}/a.zarr")
-    ...     ds.read_x(1, 2), ds.read_y(0, 3)
-    (array([[0., 1., 0.]]), array([0, 1, 2]))
-    """
-    from scalelatent.data.dataset import Dataset, open_dataset
-
+    """Open a dataset, or zarr arrays made elsewhere as one."""
     location = locate(url)
     if format_of(location) in (schema.FORMAT, REMOVED) or location.is_empty():
         if x is not None or y is not None:

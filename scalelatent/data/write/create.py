@@ -1,17 +1,20 @@
-"""Creating a dataset, going on with one, and copying rows into one."""
+"""Creating a dataset on disk, going on with one, and copying rows into one."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from scalelatent.data import schema
 from scalelatent.data.csr import check_dtype
-from scalelatent.data.layout import Layout, choose_csr_layout, choose_layout, create_arrays
+from scalelatent.data.csr_store import create_csr
+from scalelatent.data.layout import WRITE_CONFIG, Layout, choose_csr_layout, choose_layout, codecs
 from scalelatent.data.read.stored import read_attrs
 from scalelatent.data.schema import DatasetAttrs
 from scalelatent.errors import DataError
@@ -24,28 +27,34 @@ from scalelatent.storage.guard import (
     refuse_onto,
 )
 
-from .batch import RowBatch
-from .pipeline import write_shards
-from .writer import DatasetWriter
+from .batches import RowBatch, write_shards
+from .shards import ShardWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import zarr
+
     from scalelatent.data.dataset import Dataset
 
 __all__ = [
+    "begin_dataset",
     "check_room",
     "check_rows_fit",
     "copy_rows",
-    "create_dataset",
     "create_like",
     "derived_from",
+    "link_dataset",
     "make_room",
     "removed_on_failure",
 ]
 
 
-def create_dataset(
+# Chunks that equal the fill value are written too, so that an absent chunk always means a lost one.
+_COMMON: dict[str, Any] = {"fill_value": 0, "config": WRITE_CONFIG}
+
+
+def begin_dataset(
     url: str | os.PathLike[str],
     n_rows: int,
     feature_shape: tuple[int, ...],
@@ -64,69 +73,8 @@ def create_dataset(
     provenance: dict[str, Any] | None = None,
     resume: bool = False,
     overwrite: bool = False,
-) -> DatasetWriter:
-    """Create a dataset on disk (or in memory) and return the writer of its shards.
-
-    Parameters
-    ----------
-    url : str
-        Where to; see `locate`.
-    n_rows : int
-        Number of rows, at least 1.
-    feature_shape : tuple of int
-        Shape of one row.
-    dtype : dtype
-        Type of the rows: bool, integer or float.
-    y_dtype : dtype, optional
-        Type of the labels (targets, multi-labels); None means none. Not needed with string `classes`.
-    y_kind : {'labels', 'targets', 'multilabel'}
-        Labels (n,), targets (n, n_targets), or CSR multi-labels (n, n_targets).
-    n_targets : int, optional
-        Columns of targets and multi-labels.
-    classes : array-like, optional
-        The distinct labels. Needed for string labels, which are stored as codes; found while writing
-        otherwise.
-    nnz : int, optional
-        The rows are CSR of about so many stored entries in all, by which row groups are sized; rows are then
-        of one axis. None: dense rows.
-    weighted : bool
-        Whether each row has a weight.
-    chunk_rows, shard_rows : int, optional
-        Rows of a chunk and of a shard (a multiple of it); chosen by measurement if left open (layout.py). For
-        CSR rows `shard_rows` are the rows of a row group.
-    compressor : {'auto', 'zstd', 'lz4', None}
-        Codec of the rows. 'auto' compresses bytes (and the columns of CSR rows) and leaves floats alone.
-    tile_columns : int, optional
-        Cut dense rows of one axis across, too: a shard then holds so many columns of its rows, and has a
-        writer of its own. Such rows have neither labels nor weights.
-    provenance : dict, optional
-        Where the rows come from; JSON-able. The software version is added.
-    resume : bool
-        Go on with a dataset that was begun with the same arguments; a new one is made where there is none.
-    overwrite : bool
-        Replace a dataset that lies there.
-
-    Returns
-    -------
-    DatasetWriter
-        Write each shard, then `finalize`.
-
-    Raises
-    ------
-    DataError
-        Something lies there already, or an argument cannot be.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> place = "memory://doc-create"
-    >>> writer = create_dataset(place, 5, (2,), "f4", y_dtype="u1", shard_rows=3, overwrite=True)
-    >>> for i in range(writer.n_shards):
-    ...     a, b = writer.shard_bounds(i)
-    ...     writer.write_shard(i, np.ones((b - a, 2), "f4"), np.arange(a, b))
-    >>> writer.finalize().classes.tolist()
-    [0, 1, 2, 3, 4]
-    """
+) -> Location:
+    """Create the arrays of a dataset, or find those of one that was begun; see `create_dataset`."""
     location = locate(url)
     if n_rows < 1:
         raise DataError(
@@ -177,7 +125,8 @@ def create_dataset(
         layout = choose_csr_layout(n_rows, nnz, kind, **sizes)
     # The table of digests is the last thing that creating a dataset writes.
     if resume and location.has("digest/zarr.json") and format_of(location) != REMOVED:
-        return _resume(location, n_rows, attrs, kind, y_type, weighted, layout if shard_rows else None)
+        _check_resumed(location, n_rows, attrs, kind, y_type, weighted, layout if shard_rows else None)
+        return location
     check_room(location, overwrite, unfinished=resume)
     check_rows_fit(location, n_rows, attrs.feature_shape, kind, nnz, compressor=layout.compressor)
     make_room(location, overwrite, unfinished=resume)
@@ -186,10 +135,67 @@ def create_dataset(
         import zarr
 
         group = zarr.create_group(location.zarr_store(read_only=False), attributes=attrs.to_json())
-        create_arrays(group, n_rows, attrs, kind, y_type, weighted, layout)
+        _create_arrays(group, n_rows, attrs, kind, y_type, weighted, layout)
         n_shards = layout.n_shards(n_rows) * layout.n_tiles(schema.n_features(attrs.feature_shape))
         group.create_array("digest", shape=(n_shards, 16), dtype="u1", chunks=(n_shards, 16), fill_value=0)
-    return DatasetWriter(location)
+    return location
+
+
+def _create_arrays(
+    group: zarr.Group,
+    n_rows: int,
+    attrs: DatasetAttrs,
+    dtype: np.dtype[Any],
+    y_dtype: np.dtype[Any] | None,
+    weighted: bool,
+    layout: Layout,
+) -> None:
+    """Create the (unwritten) columns of a dataset in its group."""
+    if attrs.x_kind == "csr":
+        shape = (n_rows, attrs.feature_shape[0])
+        create_csr(group, "x", shape, dtype, layout.shard_rows, layout.compressor)
+    else:
+        _create_rows(group, "x", (n_rows, *attrs.feature_shape), dtype, layout)
+    if y_dtype is not None and attrs.y_kind == "multilabel":
+        assert attrs.n_targets is not None
+        create_csr(group, "y", (n_rows, attrs.n_targets), y_dtype, layout.shard_rows, "auto")
+        y_dtype = None
+    elif y_dtype is not None and attrs.y_kind == "targets":
+        assert attrs.n_targets is not None
+        packed = None if y_dtype.kind == "f" else "lz4"
+        how = Layout(layout.chunk_rows, layout.shard_rows, packed)
+        _create_rows(group, "y", (n_rows, attrs.n_targets), y_dtype, how)
+        y_dtype = None
+    # A column of one number a row: one chunk per shard of x, so that a shard has one writer in every array.
+    for name, kind in (("y", y_dtype), ("weight", np.dtype(np.float64) if weighted else None)):
+        if kind is not None:
+            group.create_array(
+                name,
+                shape=(n_rows,),
+                dtype=kind,
+                chunks=(layout.shard_rows,),
+                compressors=codecs("zstd", kind),
+                dimension_names=("row",),
+                **_COMMON,
+            )
+
+
+def _create_rows(
+    group: zarr.Group, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], layout: Layout
+) -> None:
+    rest = shape[1:]
+    sharded = layout.shard_rows > layout.chunk_rows
+    tiled = name == "x" and layout.tile_columns is not None
+    group.create_array(
+        name,
+        shape=shape,
+        dtype=dtype,
+        chunks=(layout.chunk_rows, *([min(layout.tile_columns or 1, *rest)] if tiled else rest)),
+        shards=(layout.shard_rows, *rest) if sharded else None,
+        compressors=codecs(layout.compressor, dtype),
+        dimension_names=("row", *(f"{'feature' if name == 'x' else 'target'}_{i}" for i in range(len(rest)))),
+        **_COMMON,
+    )
 
 
 def check_rows_fit(
@@ -246,23 +252,7 @@ def make_room(location: Location, overwrite: bool, *, unfinished: bool = False) 
 def check_room(
     location: Location, overwrite: bool, *, unfinished: bool = False, resumable: bool = True
 ) -> None:
-    """Refuse a place where something lies that is no dataset, or one that may not go; nothing is deleted.
-
-    Parameters
-    ----------
-    location : Location
-    overwrite : bool
-        A dataset may go.
-    unfinished : bool
-        One that was never finished may go.
-    resumable : bool
-        Who asks could go on with one that was never finished, so that the message says how.
-
-    Raises
-    ------
-    DataError
-        What lies there may not go.
-    """
+    """Refuse a place where something lies that is no dataset, or one that may not go; nothing is deleted."""
     if location.is_empty() or (found := format_of(location)) == REMOVED:
         return
     if found != schema.FORMAT:
@@ -295,7 +285,7 @@ def _is_finished(location: Location) -> bool:
         return True
 
 
-def _resume(
+def _check_resumed(
     location: Location,
     n_rows: int,
     attrs: DatasetAttrs,
@@ -303,9 +293,9 @@ def _resume(
     y_dtype: np.dtype[Any] | None,
     weighted: bool,
     layout: Layout | None,
-) -> DatasetWriter:
-    """The writer of a dataset that was begun; every argument has to be what it was then."""
-    writer = DatasetWriter(location)
+) -> None:
+    """Refuse to go on with a dataset that was begun with other arguments."""
+    writer = ShardWriter(location)
     old = writer.attrs.provenance
     then = {"rows": writer.n_rows, "feature_shape": writer.attrs.feature_shape, "dtype": str(writer.dtype)}
     now = {"rows": n_rows, "feature_shape": attrs.feature_shape, "dtype": str(dtype)}
@@ -323,9 +313,8 @@ def _resume(
     if differing:
         raise DataError(
             f"{location.url} was begun with other arguments ({'; '.join(differing)}); resume with the same "
-            f"ones, or begin anew with --overwrite"
+            f"ones, or start again with --overwrite"
         )
-    return writer
 
 
 def create_like(
@@ -337,14 +326,11 @@ def create_like(
     provenance: dict[str, Any] | None = None,
     overwrite: bool = False,
     **changed: Any,
-) -> DatasetWriter:
-    """The writer of a new dataset whose rows are of the kind of another's: shape, types, classes, weights.
-
-    `changed` are arguments of `create_dataset`: the layout, and what is to differ.
-    """
+) -> ShardWriter:
+    """The writer of a new dataset whose rows are of the kind of another's: shape, types, classes, weights."""
     refuse_onto(url, ds.url)
     check_room(locate(url), overwrite, resumable=False)
-    return create_dataset(
+    place = begin_dataset(
         url,
         ds.n_rows if n_rows is None else n_rows,
         ds.feature_shape,
@@ -355,6 +341,7 @@ def create_like(
         overwrite=overwrite,
         **{**ds.y_options(), **changed},
     )
+    return ShardWriter(place)
 
 
 def derived_from(ds: Dataset, how: str, **parameters: Any) -> dict[str, Any]:
@@ -364,7 +351,7 @@ def derived_from(ds: Dataset, how: str, **parameters: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def removed_on_failure(writer: DatasetWriter) -> Iterator[None]:
+def removed_on_failure(writer: ShardWriter) -> Iterator[None]:
     """Leave no half-written dataset behind, whatever goes wrong, Ctrl-C included; for its only writer."""
     writer.then, writer.alone = "try again: nothing of it is left", True
     with cleared_on_failure(locate(writer.url)):
@@ -379,11 +366,45 @@ def copy_rows(
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
     **layout: Any,
-) -> Dataset:
+) -> None:
     """Write the rows of a dataset to another place; see `Dataset.save`."""
     how = derived_from(ds, "save") if provenance is None else provenance
     writer = create_like(ds, url, provenance=how, overwrite=overwrite, **layout)
     with removed_on_failure(writer):
         bounds = map(writer.shard_bounds, range(writer.n_shards))
         write_shards(writer, (RowBatch.read(ds, a, b) for a, b in bounds), progress)
-        return writer.finalize()
+        writer.finish()
+
+
+def link_dataset(ds: Dataset, place: Location) -> str:
+    """Have a finished dataset at another place, too, file by file; returns its fingerprint."""
+    if ds.url is None or not ds.is_stored:
+        raise DataError("rows in memory cannot be linked: write them with Dataset.save")
+    source = locate(ds.url)
+    with explain_os_errors(place, f"copying {ds.url}"):
+        here, there = source.local_path(""), place.local_path("")
+        if here is not None and there is not None:
+            _link_files(Path(here), Path(there))
+        else:
+            _copy_files(source, place, "")
+    return ds.fingerprint()
+
+
+def _link_files(source: Path, target: Path) -> None:
+    for file in sorted(p for p in source.rglob("*") if p.is_file()):
+        path = target / file.relative_to(source)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(file, path)
+        except OSError:  # another disk, or one without links
+            shutil.copyfile(file, path)
+
+
+def _copy_files(source: Location, target: Location, prefix: str) -> None:
+    for name in source.keys(prefix):
+        key = f"{prefix}/{name}" if prefix else name
+        data = source.read(key) if source.has(key) else None
+        if data is None:
+            _copy_files(source, target, key)
+        else:
+            target.write(key, data)

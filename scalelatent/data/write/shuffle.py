@@ -1,10 +1,4 @@
-"""A global shuffle in bounded memory: two passes through temporary buckets beside the output.
-
-The permutation is that of sorting the rows by random keys, and the key of row `i` is word `i` of a Philox
-stream: a function of (seed, number of rows) alone. Memory decides the number of buckets only, that is, the
-route. A bucket holds the rows whose keys lie in one interval; so bucket after bucket, each sorted, is the
-whole in order.
-"""
+"""A global shuffle in bounded memory: two passes through temporary buckets beside the output."""
 
 from __future__ import annotations
 
@@ -17,17 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalelatent.data.dataset import Dataset, open_dataset
 from scalelatent.errors import DataError
 from scalelatent.kernels.random_words import check_seed, random_words
 from scalelatent.storage.disk import locate
 from scalelatent.storage.guard import clear_after, explain_os_errors
 
-from .batch import RowBatch, row_bytes
+from .batches import RowBatch, row_bytes, write_shards
 from .create import create_like, derived_from, removed_on_failure
-from .pipeline import write_shards
 
 if TYPE_CHECKING:
-    from scalelatent.data.dataset import Dataset
     from scalelatent.storage.disk import Location
 
 __all__ = ["shuffle_dataset", "shuffled_rows"]
@@ -103,8 +96,6 @@ def shuffle_dataset(
     >>> "".join(mixed.read_y(0, 6)), mixed.read_x(0, 6).ravel().tolist()
     ('abedcf', [0.0, 1.0, 4.0, 3.0, 2.0, 5.0])
     """
-    from scalelatent.data.dataset import Dataset, open_dataset
-
     ds = source if isinstance(source, Dataset) else open_dataset(source)
     check_seed(seed)
     plan = _plan(ds, MEMORY if memory is None else memory)
@@ -118,7 +109,8 @@ def shuffle_dataset(
             say((start + len(batch)) // 2, ds.n_rows)
         bounds = [writer.shard_bounds(i) for i in range(writer.n_shards)]
         write_shards(writer, _cut(buckets, bounds), lambda done, n: say((n + done) // 2, n))
-        return writer.finalize()
+        writer.finish()
+    return open_dataset(writer.url)
 
 
 def _keys(seed: int, start: int, count: int) -> np.ndarray:

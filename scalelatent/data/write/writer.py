@@ -1,227 +1,24 @@
-"""Writing a dataset's shards: in any order, one writer each; complete only when the last one is there."""
+"""What `create_dataset` gives: the writer that opens the dataset when it has all shards."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
+from scalelatent.data.dataset import Dataset, open_dataset
 
-from scalelatent.data import schema
-from scalelatent.data.csr import is_sparse
-from scalelatent.data.csr_store import CsrGroups
-from scalelatent.data.layout import WRITE_CONFIG, packing_of, tile_columns_of
-from scalelatent.data.read.stored import array, has_column, own_columns, read_attrs, write_attrs
-from scalelatent.data.seals import fingerprint_of, split_crcs, write_crcs
-from scalelatent.errors import DataError
-from scalelatent.storage.disk import Location, locate
-from scalelatent.storage.guard import explain_os_errors
+from .create import begin_dataset
+from .shards import ShardWriter
 
-from .incoming import as_rows_of, as_weight_of, as_y_of
-from .markers import Markers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from scalelatent.data.dataset import Dataset
-
-__all__ = ["DatasetWriter"]
+__all__ = ["DatasetWriter", "create_dataset"]
 
 
-class DatasetWriter:
+class DatasetWriter(ShardWriter):
     """Writes the shards of one dataset; made by `create_dataset` or, in another process, by `attach`.
 
     Different shards may be written by different threads and processes at the same time. A shard that is
     written twice with the same rows is the same file.
     """
-
-    def __init__(self, location: Location) -> None:
-        self._location = location
-        self.attrs = read_attrs(location)
-        import zarr
-
-        from scalelatent.storage.zarrstore import NotedStore
-
-        self._noted = NotedStore(location.zarr_store(read_only=False))
-        group = zarr.open_group(self._noted, mode="r+", zarr_format=3)
-
-        kinds = {"x": self.attrs.x_kind == "csr", "y": self.attrs.y_kind == "multilabel"}
-
-        def column(name: str) -> Any:
-            if name != "x" and not has_column(location, self.attrs, name):
-                return None
-            if kinds.get(name):
-                return CsrGroups(location, group, name)
-            return array(group, name, location.url).with_config(WRITE_CONFIG)
-
-        self._x, self._y, self._weight = column("x"), column("y"), column("weight")
-        self._tile = None if kinds["x"] else tile_columns_of(self._x)
-        self._group, self._markers = group, Markers(location)
-        self._resealed: dict[int, dict[str, list[int]]] = {}
-        self.then = "go on with --resume (resume=True): the shards written before are intact"
-        """What messages name as the last step after a full disk; it depends on who writes."""
-        self.alone = False
-        """Whether no other writer ever wrote here, so that nothing has to be deleted before a shard."""
-
-    @classmethod
-    def attach(cls, url: str | os.PathLike[str]) -> DatasetWriter:
-        """The writer of a dataset that was created before, in this or another process."""
-        return cls(locate(url))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return DatasetWriter.attach, (self.url,)
-
-    @property
-    def url(self) -> str:
-        """Where the dataset lies."""
-        return self._location.url
-
-    @property
-    def n_rows(self) -> int:
-        """Rows of the whole dataset."""
-        return int(self._x.shape[0])
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of the rows."""
-        return np.dtype(self._x.dtype)
-
-    @property
-    def y_dtype(self) -> np.dtype[Any] | None:
-        """Type of the labels as they are stored."""
-        return None if self._y is None else np.dtype(self._y.dtype)
-
-    @property
-    def weighted(self) -> bool:
-        """Whether each row has a weight."""
-        return self._weight is not None
-
-    @property
-    def shard_rows(self) -> int:
-        """Rows of a shard."""
-        return int((self._x.shards or self._x.chunks)[0])
-
-    @property
-    def n_tiles(self) -> int:
-        """Shards side by side that hold the columns of the same rows; 1 where rows are not cut."""
-        return 1 if self._tile is None else -(-int(self._x.shape[1]) // self._tile)
-
-    @property
-    def n_shards(self) -> int:
-        """Number of shards: those of the first rows, side by side, then those of the next ones."""
-        return -(-self.n_rows // self.shard_rows) * self.n_tiles
-
-    def shard_bounds(self, shard: int) -> tuple[int, int]:
-        """Rows `(start, stop)` of a shard."""
-        if not 0 <= shard < self.n_shards:
-            raise IndexError(f"{self.url} has shards 0 to {self.n_shards - 1}, not {shard}")
-        first = shard // self.n_tiles * self.shard_rows
-        return first, min(first + self.shard_rows, self.n_rows)
-
-    def shard_columns(self, shard: int) -> tuple[int, int]:
-        """Columns `(start, stop)` of a shard: all, unless rows are cut into tiles."""
-        if self._tile is None:
-            return 0, schema.n_features(self.attrs.feature_shape)
-        first = shard % self.n_tiles * self._tile
-        return first, min(first + self._tile, int(self._x.shape[1]))
-
-    def is_done(self, shard: int) -> bool:
-        """Whether a shard is written; in a finished dataset, whether its content still has its digest."""
-        self.shard_bounds(shard)
-        if not self.attrs.complete:
-            marker = self._markers.read(shard)
-            return marker is not None and all(self._location.has(k) for k in self._files(shard, marker))
-        return self._verify(shard)
-
-    def missing(self) -> list[int]:
-        """Shards that are not written yet, see `is_done`."""
-        return [shard for shard in range(self.n_shards) if not self.is_done(shard)]
-
-    def write_shard(self, shard: int, x: Any, y: Any = None, weight: Any = None) -> None:
-        """Write one whole shard; what an earlier attempt left of it is deleted first.
-
-        Parameters
-        ----------
-        shard : int
-            Number of the shard.
-        x : ndarray (rows, *feature_shape) or (rows, n_features), or scipy sparse (rows, n_features)
-            All rows of the shard (of a tile its columns), of the dataset's dtype or one that fits into it;
-            sparse where the dataset is CSR, with columns in any order.
-        y : array-like (rows,), (rows, n_targets) or scipy sparse (rows, n_targets), optional
-            Labels, targets or multi-labels, where the dataset has them.
-        weight : array-like (rows,), optional
-            Weights, where the dataset has weights.
-
-        Raises
-        ------
-        DataError
-            Rows of another shape or type, NaN or infinity, an unknown label; or the disk is full, in which
-            case this shard is removed and the others stay. Other rows than there were, of a finished dataset.
-        """
-        start, stop = self.shard_bounds(shard)
-        first, last = self.shard_columns(shard)
-        width = None if self._tile is None else last - first
-        rows = as_rows_of(self._x, self.attrs, self.url, x, start, stop, width)
-        labels, distinct = as_y_of(self._y, self.attrs, self.url, y, start, stop)
-        weights = as_weight_of(self._weight, self.url, weight, start, stop)
-        digest = schema.shard_digest(rows, labels, weights)
-        if self.attrs.complete and digest != self._sealed(shard):
-            raise DataError(
-                f"dataset {self.url} is finished, and its rows {start}:{stop} are not those that were given; "
-                "a finished dataset does not change: write another one, or replace this one with --overwrite "
-                "(overwrite=True)"
-            )
-        with self._all_or_nothing(shard, start, stop), self._crcs_of(shard) as crcs:
-            for target, values in ((self._y, labels), (self._weight, weights), (self._x, rows)):
-                if target is not None and self._tile is None:
-                    target[start:stop] = values
-                elif target is not None:
-                    target[start:stop, first:last] = values
-            entries = {f"{name}_nnz": int(c.nnz) for name, c in (("x", rows), ("y", labels)) if is_sparse(c)}
-            found = crcs()
-            if self.attrs.complete:
-                self._resealed[shard] = found
-            else:
-                marker = {"digest": digest.hex(), "labels": distinct, "crc": found, **entries}
-                self._markers.write(shard, marker)
-
-    def shrink(self, n_rows: int) -> None:
-        """Promise fewer rows than at the start; the shards that lie whole below `n_rows` stay as they are.
-
-        Parameters
-        ----------
-        n_rows : int
-            Rows of the dataset from now on, at least 1. A shard that this cuts must not be written yet.
-
-        Raises
-        ------
-        DataError
-            More rows than before, none at all, or a cut through a shard that is written.
-        """
-        last = n_rows // self.shard_rows * self.n_tiles
-        if not 1 <= n_rows <= self.n_rows:
-            raise DataError(f"dataset {self.url} has {self.n_rows} rows; it cannot shrink to {n_rows}")
-        written = [i for i in range(last, self.n_shards) if self._markers.read(i) is not None]
-        if n_rows < self.n_rows and written:
-            raise DataError(
-                f"dataset {self.url} cannot shrink to {n_rows} rows: shard {written[0]}, which begins at row "
-                f"{written[0] * self.shard_rows}, is written already"
-            )
-        with explain_os_errors(self._location, f"shrinking it to {n_rows} rows", self.then):
-            for column in (self._x, self._y, self._weight):
-                if isinstance(column, CsrGroups):
-                    raise DataError(f"dataset {self.url} has CSR rows; only dense datasets can shrink")
-                if column is not None:
-                    column.resize((n_rows, *column.shape[1:]))
-            self._group["digest"].resize((self.n_shards, 16))
-
-    def note(self, values: dict[str, Any]) -> None:
-        """Add to the provenance, before `finalize`, what was only learned while writing."""
-        if values:
-            self.attrs = replace(self.attrs, provenance={**self.attrs.provenance, **values})
 
     def finalize(self) -> Dataset:
         """Check that every shard is there, seal the dataset and open it.
@@ -231,162 +28,109 @@ class DatasetWriter:
         DataError
             Shards are missing; the message counts them and names the first.
         """
-        from scalelatent.data.dataset import open_dataset
-
-        markers = self._all_markers()
-        if not self.attrs.complete:
-            digests = np.array([list(bytes.fromhex(m["digest"])) for m in markers], dtype=np.uint8)
-            classes = self._classes(markers)
-            with explain_os_errors(self._location, "finishing the dataset", self.then):
-                self._group["digest"][...] = digests
-                for name, column in (("x", self._x), ("y", self._y)):
-                    if isinstance(column, CsrGroups):
-                        column.seal([m[f"{name}_nnz"] for m in markers])
-                crc = self._seal([m.get("crc") for m in markers])
-                done = self.attrs.finished(self._fingerprint(digests, classes), classes, crc)
-                write_attrs(self._location, done)  # the last write: only now the dataset opens
-            self.attrs = done
-        elif self._resealed and self.attrs.crc is not None:
-            self._seal_again()
-        self._markers.clear()
+        self.finish()
         return open_dataset(self.url)
 
-    def _all_markers(self) -> list[dict[str, Any]]:
-        if self.attrs.complete:
-            return []
-        markers = self._markers.read_all(self.n_shards)
-        missing = [i for i, m in enumerate(markers) if m is None]
-        if missing:
-            a, b = self.shard_bounds(missing[0])
-            raise DataError(
-                f"dataset {self.url} cannot be finished: {len(missing)} of {self.n_shards} shards are not "
-                f"written, the first is shard {missing[0]} (rows {a}:{b}); write them, then finalize again"
-            )
-        return [m for m in markers if m is not None]
 
-    def _classes(self, markers: list[dict[str, Any]]) -> list[Any] | None:
-        if self._y is None or self.attrs.classes is not None or self.attrs.y_kind != "labels":
-            return self.attrs.classes
-        found: set[Any] = set()
-        for marker in markers:
-            if marker["labels"] is None:
-                return None
-            found.update(marker["labels"])
-        return sorted(found) if len(found) <= schema.MAX_CLASSES else None
+def create_dataset(
+    url: str | os.PathLike[str],
+    n_rows: int,
+    feature_shape: tuple[int, ...],
+    dtype: Any,
+    *,
+    y_dtype: Any = None,
+    y_kind: str = "labels",
+    n_targets: int | None = None,
+    classes: Any = None,
+    nnz: int | None = None,
+    weighted: bool = False,
+    chunk_rows: int | None = None,
+    shard_rows: int | None = None,
+    compressor: str | None = "auto",
+    tile_columns: int | None = None,
+    provenance: dict[str, Any] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> DatasetWriter:
+    """Create a dataset on disk (or in memory) and return the writer of its shards.
 
-    def _fingerprint(self, digests: np.ndarray, classes: list[Any] | None) -> str:
-        return fingerprint_of(
-            self.attrs, self.n_rows, self.dtype, self.y_dtype, self.shard_rows, classes, digests
-        )
+    Parameters
+    ----------
+    url : str
+        Where to; see `locate`.
+    n_rows : int
+        Number of rows, at least 1.
+    feature_shape : tuple of int
+        Shape of one row.
+    dtype : dtype
+        Type of the rows: bool, integer or float.
+    y_dtype : dtype, optional
+        Type of the labels (targets, multi-labels); None means none. Not needed with string `classes`.
+    y_kind : {'labels', 'targets', 'multilabel'}
+        Labels (n,), targets (n, n_targets), or CSR multi-labels (n, n_targets).
+    n_targets : int, optional
+        Columns of targets and multi-labels.
+    classes : array-like, optional
+        The distinct labels. Needed for string labels, which are stored as codes; found while writing
+        otherwise.
+    nnz : int, optional
+        The rows are CSR of about so many stored entries in all, by which row groups are sized; rows are then
+        of one axis. None: dense rows.
+    weighted : bool
+        Whether each row has a weight.
+    chunk_rows, shard_rows : int, optional
+        Rows of a chunk and of a shard (a multiple of it); chosen by measurement if left open (layout.py). For
+        CSR rows `shard_rows` are the rows of a row group.
+    compressor : {'auto', 'zstd', 'lz4', None}
+        Codec of the rows. 'auto' compresses bytes (and the columns of CSR rows) and leaves floats alone.
+    tile_columns : int, optional
+        Cut dense rows of one axis across, too: a shard then holds so many columns of its rows, and has a
+        writer of its own. Such rows have neither labels nor weights.
+    provenance : dict, optional
+        Where the rows come from; JSON-able. The software version is added.
+    resume : bool
+        Go on with a dataset that was begun with the same arguments; a new one is made where there is none.
+    overwrite : bool
+        Replace a dataset that lies there.
 
-    @contextlib.contextmanager
-    def _crcs_of(self, shard: int) -> Iterator[Callable[[], dict[str, list[int]]]]:
-        """While a shard is written: what tells the checksums of its chunks then, by column."""
-        arrays = {k: c for k, c in self._columns().items() if not isinstance(c, CsrGroups)}
-        chunks = {k: None if a.shards is None else a.shards[0] // a.chunks[0] for k, a in arrays.items()}
-        keys = {name: self._key(name, shard) for name in arrays}
-        self._noted.wanted |= {key: chunks[name] for name, key in keys.items()}
+    Returns
+    -------
+    DatasetWriter
+        Write each shard, then `finalize`.
 
-        def found() -> dict[str, list[int]]:
-            return {
-                name: c.crcs.pop(shard) if isinstance(c, CsrGroups) else self._noted.crcs[keys[name]]
-                for name, c in self._columns().items()
-            }
+    Raises
+    ------
+    DataError
+        Something lies there already, or an argument cannot be.
 
-        try:
-            yield found
-        finally:
-            for key in keys.values():
-                self._noted.wanted.pop(key, None)
-                self._noted.crcs.pop(key, None)
-
-    def _seal(self, found: list[dict[str, list[int]] | None]) -> dict[str, Any] | None:
-        """Write the table of checksums; None where a shard was written by a version that noted none."""
-        if any(crcs is None for crcs in found):
-            return None
-        parts = {
-            name: np.fromiter(itertools.chain.from_iterable(crcs[name] for crcs in found if crcs), np.uint32)
-            for name in self._columns()
-        }
-        return self._write_crcs(parts)
-
-    def _write_crcs(self, parts: dict[str, np.ndarray]) -> dict[str, Any]:
-        packing = {
-            name: column.packing if isinstance(column, CsrGroups) else packing_of(column)
-            for name, column in self._columns().items()
-        }
-        return write_crcs(self._group, parts, packing, self.shard_rows)
-
-    def _seal_again(self) -> None:
-        """Enter the checksums of shards made again: another compressor may have packed the same rows."""
-        columns = own_columns(self._location, replace(self.attrs, crc=None))
-        parts = split_crcs(self._location, self.attrs.crc or {})
-        if parts is None:  # lost: then all shards were made again
-            parts = {name: np.zeros(column.n_crcs, np.uint32) for name, column in columns.items()}
-        for name, column in columns.items():
-            if len(parts.get(name, ())) != column.n_crcs:
-                return  # packed anew by somebody: nothing of the table fits
-            for shard, crcs in self._resealed.items():
-                parts[name][column.crcs_of(shard)] = crcs[name]
-        self.attrs = replace(self.attrs, crc=self._write_crcs(parts))
-        write_attrs(self._location, self.attrs)
-
-    def _columns(self) -> dict[str, Any]:
-        columns = {"x": self._x, "y": self._y, "weight": self._weight}
-        return {name: column for name, column in columns.items() if column is not None}
-
-    def _files(self, shard: int, marker: dict[str, Any]) -> list[str]:
-        """Keys of the files of a written shard."""
-        keys: list[str] = []
-        for name, column in self._columns().items():
-            if isinstance(column, CsrGroups):
-                keys += column.keys(shard, marker.get(f"{name}_nnz", 0))
-            else:
-                keys.append(self._key(name, shard))
-        return keys
-
-    def _key(self, name: str, shard: int) -> str:
-        """Key of a shard's file of an array."""
-        row, tile = divmod(shard, self.n_tiles)
-        rest = self._columns()[name].shape[1:]
-        return "/".join([name, "c", str(row), *(str(tile) for _ in rest)])
-
-    def _places(self, shard: int) -> list[str]:
-        """What is deleted before a shard is written: row groups whole, files of arrays."""
-        groups = [c.folder(shard) for c in (self._x, self._y) if isinstance(c, CsrGroups)]
-        return groups + [key for key in self._files(shard, {}) if not key.startswith(tuple(groups))]
-
-    @contextlib.contextmanager
-    def _all_or_nothing(self, shard: int, start: int, stop: int) -> Any:
-        """Delete a shard's files before writing (never read-modify-write) and again if writing fails."""
-
-        def remove() -> None:
-            if not self.attrs.complete:
-                self._markers.delete(shard)
-            for key in self._places(shard):
-                self._location.delete_tree(key)
-
-        doing = f"writing shard {shard} (rows {start}:{stop})"
-        with explain_os_errors(self._location, doing, self.then):
-            if not self.alone:
-                remove()
-            try:
-                yield
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    remove()
-                raise
-
-    def _verify(self, shard: int) -> bool:
-        try:
-            columns = own_columns(self._location, self.attrs)
-            parts: list[Any] = [c.read(*self.shard_bounds(shard)) for c in columns.values()]
-            if self._tile is not None:
-                parts = [np.ascontiguousarray(part[:, slice(*self.shard_columns(shard))]) for part in parts]
-        except DataError:
-            return False
-        return schema.shard_digest(*parts) == self._sealed(shard)
-
-    def _sealed(self, shard: int) -> bytes:
-        """The digest that a shard of a finished dataset has to have."""
-        return bytes(self._group["digest"][shard].tobytes())
+    Examples
+    --------
+    >>> import numpy as np
+    >>> place = "memory://doc-create"
+    >>> writer = create_dataset(place, 5, (2,), "f4", y_dtype="u1", shard_rows=3, overwrite=True)
+    >>> for i in range(writer.n_shards):
+    ...     a, b = writer.shard_bounds(i)
+    ...     writer.write_shard(i, np.ones((b - a, 2), "f4"), np.arange(a, b))
+    >>> writer.finalize().classes.tolist()
+    [0, 1, 2, 3, 4]
+    """
+    place = begin_dataset(
+        url,
+        n_rows,
+        feature_shape,
+        dtype,
+        y_dtype=y_dtype,
+        y_kind=y_kind,
+        n_targets=n_targets,
+        classes=classes,
+        nnz=nnz,
+        weighted=weighted,
+        chunk_rows=chunk_rows,
+        shard_rows=shard_rows,
+        compressor=compressor,
+        tile_columns=tile_columns,
+        provenance=provenance,
+        resume=resume,
+        overwrite=overwrite,
+    )
+    return DatasetWriter(place)

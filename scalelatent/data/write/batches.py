@@ -1,10 +1,12 @@
-"""A run of rows with all their columns, as what is moved from one dataset to another."""
+"""Runs of rows on their way from one dataset to another, and the threads that write them as shards."""
 
 from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,19 +17,17 @@ from scalelatent.data import csr
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
 
-__all__ = ["RowBatch", "row_bytes"]
+    from .shards import ShardWriter
+
+__all__ = ["MAX_THREADS", "RowBatch", "row_bytes", "write_shards"]
+
+MAX_THREADS = 4
+"""Hashing, packing and writing a shard costs several times what reading it does; each holds a shard."""
 
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Rows, labels and weights; each column an array whose first axis is the row, a CSR array, or None.
-
-    Examples
-    --------
-    >>> batch = RowBatch(np.arange(6.0).reshape(3, 2), np.array(["a", "b", "c"]))
-    >>> RowBatch.from_bytes(batch.take(np.array([2, 0])).to_bytes()).y.tolist()
-    ['c', 'a']
-    """
+    """Rows, labels and weights; each column an array whose first axis is the row, a CSR array, or None."""
 
     x: Any
     """Rows (n, n_features), dense or CSR."""
@@ -91,12 +91,46 @@ class RowBatch:
         return cls(*columns)
 
 
+def write_shards(
+    writer: ShardWriter,
+    batches: Iterable[RowBatch],
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    threads: int | None = None,
+) -> None:
+    """Write the shards of a dataset, given in order."""
+    from dask.system import cpu_count
+
+    threads = min(threads or min(cpu_count(), MAX_THREADS), writer.n_shards)
+    waiting: deque[tuple[int, Future[None]]] = deque()
+
+    def wait_for(left: int) -> None:
+        while len(waiting) > left:
+            shard, future = waiting.popleft()
+            future.result()
+            if progress is not None:
+                progress(writer.shard_bounds(shard)[1], writer.n_rows)
+
+    with ThreadPoolExecutor(threads, "scalelatent-write") as pool:
+        try:
+            for shard, batch in enumerate(batches):
+                waiting.append(
+                    (shard, pool.submit(writer.write_shard, shard, batch.x, batch.y, batch.weight))
+                )
+                del batch
+                wait_for(threads - 1)
+            wait_for(0)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
 def row_bytes(ds: Dataset) -> float:
     """Bytes of a row of a dataset in memory, all columns, on average."""
     sample = RowBatch.read(ds, 0, 1)
     total = ds.nbytes / ds.n_rows + 8 * ds.has_weight
     if ds.y_kind == "multilabel":
-        y: Any = ds._columns.y
+        y = ds._columns.outputs("the rows")
         return total + 8 + y.nnz / y.shape[0] * (y.dtype.itemsize + csr.index_dtype(y.shape[1]).itemsize)
     return total + (0 if sample.y is None else sample.y.nbytes)
 

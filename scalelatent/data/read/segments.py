@@ -1,0 +1,181 @@
+"""A stored dataset that grew, as the rows of its segments, and as what it was before each append.
+
+`append_rows` never touches what is there. It writes the new rows to a dataset of their own inside the folder
+of the old one, enters it into the list of segments (an attribute of the group: one write, which readers see
+whole or not at all), and notes in the provenance how many rows there were, and with which fingerprint.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import itertools
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.data import csr
+from scalelatent.data.columns import Columns
+from scalelatent.errors import ShardError
+
+from .sources import RowSource, WrappedRows
+
+if TYPE_CHECKING:
+    from scalelatent.data.layout import Layout
+    from scalelatent.data.schema import DatasetAttrs
+
+__all__ = [
+    "EarlierState",
+    "JoinedRows",
+    "RecodedRows",
+    "columns_then",
+    "earlier_columns",
+    "earlier_states",
+    "joined_fingerprint",
+]
+
+
+class JoinedRows(RowSource):
+    """Several row sources one after another."""
+
+    def __init__(self, sources: list[RowSource]) -> None:
+        self._sources = sources
+        self._edges = [0, *itertools.accumulate(s.shape[0] for s in sources)]
+        self.shape = (self._edges[-1], *sources[0].shape[1:])
+        self.dtype = np.result_type(*(s.dtype for s in sources))
+        self.sparse = sources[0].sparse
+        self.knows_entries = all(s.knows_entries for s in sources)
+        self.reads_at_once = max(s.reads_at_once for s in sources)
+
+    @property
+    def layout(self) -> Layout | None:
+        """Of the first segment."""
+        return self._sources[0].layout
+
+    @property
+    def nnz(self) -> int:
+        return sum(source.nnz for source in self._sources)
+
+    def entries(self, start: int, stop: int) -> int:
+        return sum(source.entries(a, b) for source, a, b, _ in self._parts(start, stop))
+
+    def read(self, start: int, stop: int) -> Any:
+        parts = [_read(*part) for part in self._parts(start, stop)]
+        if self.sparse:
+            return csr.stack(parts)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
+        parts = self._parts(start, stop) if stop > start else []
+        return [(u + first, v + first) for source, a, b, first in parts for u, v in source.pieces(a, b)]
+
+    def shards(self, start: int, stop: int) -> list[tuple[str, int, int]]:
+        parts = self._parts(start, stop) if stop > start else []
+        return [(f, u + first, v + first) for source, a, b, first in parts for f, u, v in source.shards(a, b)]
+
+    def _parts(self, start: int, stop: int) -> list[tuple[RowSource, int, int, int]]:
+        """Each source in the rows, the rows in it, and the number of its first row."""
+        parts = []
+        i = min(bisect.bisect_right(self._edges, start) - 1, len(self._sources) - 1)
+        while True:
+            first, last = self._edges[i], self._edges[i + 1]
+            parts.append((self._sources[i], start - first, min(stop, last) - first, first))
+            if stop <= last:
+                return parts
+            start, i = last, i + 1
+
+
+def _read(source: RowSource, start: int, stop: int, first: int) -> Any:
+    try:
+        return source.read(start, stop)
+    except ShardError as error:
+        raise error.moved(first) from error.__cause__
+
+
+class RecodedRows(WrappedRows):
+    """Label codes of a segment as codes of the classes of the whole dataset."""
+
+    def __init__(self, source: RowSource, old: list[Any], new: list[Any]) -> None:
+        super().__init__(source, dtype=np.dtype(np.int32))
+        self._table = np.searchsorted(np.asarray(new), np.asarray(old)).astype(np.int32)
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Codes of the rows `start:stop`; one that is no code becomes -1."""
+        codes = self._source.read(start, stop).astype(np.int64)
+        known = (codes >= 0) & (codes < len(self._table))
+        return np.where(known, self._table[np.where(known, codes, 0)], -1).astype(np.int32)
+
+
+class FirstRows(WrappedRows):
+    """The first rows of a source."""
+
+    def __init__(self, source: RowSource, n_rows: int) -> None:
+        super().__init__(source, (n_rows, *source.shape[1:]))
+
+    def read(self, start: int, stop: int) -> Any:
+        return self._source.read(start, stop)
+
+
+@dataclass(frozen=True)
+class EarlierState:
+    """What a dataset was before an append."""
+
+    rows: int
+    fingerprint: str
+    classes: list[Any] | None
+
+
+def joined_fingerprint(segments: list[dict[str, Any]], classes: list[Any] | None) -> str:
+    """The fingerprint of a dataset of several segments."""
+    parts = [[segment["rows"], segment["fingerprint"]] for segment in segments]
+    return hashlib.sha256(json.dumps([parts, classes]).encode()).hexdigest()
+
+
+def earlier_states(attrs: DatasetAttrs) -> list[EarlierState]:
+    """What a dataset was before each append, as far as that is known."""
+    classes, found = attrs.classes, []
+    for record in reversed(attrs.provenance.get("appended", [])):
+        before = record.get("before")
+        if before is None:  # noted by no version before this one
+            break
+        classes = before.get("classes", classes)
+        found.append(EarlierState(before["rows"], before["fingerprint"], classes))
+    segments = attrs.segments or []
+    for k in range(1, len(segments)):
+        some, rows = segments[:k], sum(segment["rows"] for segment in segments[:k])
+        kept = some[0]["classes"] if k == 1 and some[0]["classes"] is not None else attrs.classes
+        fingerprint = some[0]["fingerprint"] if k == 1 else joined_fingerprint(some, attrs.classes)
+        found.append(EarlierState(rows, fingerprint, kept))
+    return found
+
+
+def earlier_columns(columns: Columns, fingerprint: str) -> Columns | None:
+    """The columns of a stored dataset as they were when it had this fingerprint, or None."""
+    if columns.attrs is None:
+        return None
+    state = next((s for s in earlier_states(columns.attrs) if s.fingerprint == fingerprint), None)
+    return None if state is None else columns_then(columns, state)
+
+
+def columns_then(columns: Columns, state: EarlierState) -> Columns:
+    """Those of a stored dataset as they were."""
+    attrs = columns.attrs
+    assert attrs is not None
+
+    def first(source: RowSource | None) -> RowSource | None:
+        return None if source is None else FirstRows(source, state.rows)
+
+    y = None if columns.paired is not None else columns.y
+    if y is not None and attrs.codes and state.classes != attrs.classes:
+        y = RecodedRows(y, attrs.classes or [], state.classes or [])
+    x = first(columns.x)
+    assert x is not None
+    then = replace(attrs, fingerprint=state.fingerprint, classes=state.classes)
+    weight = None if columns.weight_is_own else columns.weight
+    out = Columns(x, first(y), first(weight), url=columns.url, attrs=then, shared=columns.shared)
+    if columns.weight_is_own:
+        assert columns.weight is not None
+        out = out.reweighted(columns.weight)
+    return out

@@ -1,0 +1,533 @@
+"""Writing the shards of a dataset: in any order, one writer each."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+
+from scalelatent.data import schema
+from scalelatent.data.csr import check_values, is_sparse
+from scalelatent.data.csr_store import CsrGroups
+from scalelatent.data.layout import WRITE_CONFIG, packing_of, tile_columns_of
+from scalelatent.data.read.sources import CsrSource
+from scalelatent.data.read.stored import MARKERS, array, has_column, own_columns, read_attrs, write_attrs
+from scalelatent.data.seals import chunk_crcs, fingerprint_of, shard_digest, split_crcs, write_crcs
+from scalelatent.errors import DataError
+from scalelatent.storage.disk import Location, locate
+from scalelatent.storage.guard import explain_os_errors
+
+__all__ = ["Markers", "ShardWriter"]
+
+_MARKERS_AT_ONCE = 512
+
+
+class ShardWriter:
+    """Writes the shards of one dataset, whichever threads and processes are at work on others."""
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        self.attrs = read_attrs(location)
+        import zarr
+
+        from scalelatent.storage.zarrstore import WatchedStore
+
+        store = WatchedStore(location.zarr_store(read_only=False), self._note_crcs)
+        group = zarr.open_group(store, mode="r+", zarr_format=3)
+
+        kinds = {"x": self.attrs.x_kind == "csr", "y": self.attrs.y_kind == "multilabel"}
+
+        def column(name: str) -> Any:
+            if name != "x" and not has_column(location, self.attrs, name):
+                return None
+            if kinds.get(name):
+                return CsrGroups(location, group, name)
+            return array(group, name, location.url).with_config(WRITE_CONFIG)
+
+        self._x, self._y, self._weight = column("x"), column("y"), column("weight")
+        self._tile = None if kinds["x"] else tile_columns_of(self._x)
+        self._group, self._markers = group, Markers(location)
+        self._resealed: dict[int, dict[str, list[int]]] = {}
+        self._noted: dict[str, list[int]] = {}  # file -> checksums of its chunks
+        self._wanted: dict[str, int | None] = {}  # file -> its chunks, None for one that is no shard
+        self.then = "go on with --resume (resume=True): the shards written before are intact"
+        """What messages name as the last step after a full disk; it depends on who writes."""
+        self.alone = False
+        """Whether no other writer ever wrote here, so that nothing has to be deleted before a shard."""
+
+    @classmethod
+    def attach(cls, url: str | os.PathLike[str]) -> Self:
+        """The writer of a dataset that was created before, in this or another process."""
+        return cls(locate(url))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).attach, (self.url,)
+
+    @property
+    def url(self) -> str:
+        """Where the dataset lies."""
+        return self._location.url
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the whole dataset."""
+        return int(self._x.shape[0])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the rows."""
+        return np.dtype(self._x.dtype)
+
+    @property
+    def y_dtype(self) -> np.dtype[Any] | None:
+        """Type of the labels as they are stored."""
+        return None if self._y is None else np.dtype(self._y.dtype)
+
+    @property
+    def weighted(self) -> bool:
+        """Whether each row has a weight."""
+        return self._weight is not None
+
+    @property
+    def shard_rows(self) -> int:
+        """Rows of a shard."""
+        return int((self._x.shards or self._x.chunks)[0])
+
+    @property
+    def n_tiles(self) -> int:
+        """Shards side by side that hold the columns of the same rows; 1 where rows are not cut."""
+        return 1 if self._tile is None else -(-int(self._x.shape[1]) // self._tile)
+
+    @property
+    def n_shards(self) -> int:
+        """Number of shards: those of the first rows, side by side, then those of the next ones."""
+        return -(-self.n_rows // self.shard_rows) * self.n_tiles
+
+    def shard_bounds(self, shard: int) -> tuple[int, int]:
+        """Rows `(start, stop)` of a shard."""
+        if not 0 <= shard < self.n_shards:
+            raise IndexError(f"{self.url} has shards 0 to {self.n_shards - 1}, not {shard}")
+        first = shard // self.n_tiles * self.shard_rows
+        return first, min(first + self.shard_rows, self.n_rows)
+
+    def shard_columns(self, shard: int) -> tuple[int, int]:
+        """Columns `(start, stop)` of a shard: all, unless rows are cut into tiles."""
+        if self._tile is None:
+            return 0, schema.n_features(self.attrs.feature_shape)
+        first = shard % self.n_tiles * self._tile
+        return first, min(first + self._tile, int(self._x.shape[1]))
+
+    def is_done(self, shard: int) -> bool:
+        """Whether a shard is written; in a finished dataset, whether its content still has its digest."""
+        self.shard_bounds(shard)
+        if not self.attrs.complete:
+            marker = self._markers.read(shard)
+            return marker is not None and all(self._location.has(k) for k in self._files(shard, marker))
+        return self._verify(shard)
+
+    def missing(self) -> list[int]:
+        """Shards that are not written yet, see `is_done`."""
+        return [shard for shard in range(self.n_shards) if not self.is_done(shard)]
+
+    def write_shard(self, shard: int, x: Any, y: Any = None, weight: Any = None) -> None:
+        """Write one whole shard; what an earlier attempt left of it is deleted first.
+
+        Parameters
+        ----------
+        shard : int
+            Number of the shard.
+        x : ndarray (rows, *feature_shape) or (rows, n_features), or scipy sparse (rows, n_features)
+            All rows of the shard (of a tile its columns), of the dataset's dtype or one that fits into it;
+            sparse where the dataset is CSR, with columns in any order.
+        y : array-like (rows,), (rows, n_targets) or scipy sparse (rows, n_targets), optional
+            Labels, targets or multi-labels, where the dataset has them.
+        weight : array-like (rows,), optional
+            Weights, where the dataset has weights.
+
+        Raises
+        ------
+        DataError
+            Rows of another shape or type, NaN or infinity, an unknown label; or the disk is full, in which
+            case this shard is removed and the others stay. Other rows than there were, of a finished dataset.
+        """
+        start, stop = self.shard_bounds(shard)
+        first, last = self.shard_columns(shard)
+        width = None if self._tile is None else last - first
+        rows = _as_rows_of(self._x, self.attrs, self.url, x, start, stop, width)
+        labels, distinct = _as_y_of(self._y, self.attrs, self.url, y, start, stop)
+        weights = _as_weight_of(self._weight, self.url, weight, start, stop)
+        digest = shard_digest(rows, labels, weights)
+        if self.attrs.complete and digest != self._sealed(shard):
+            raise DataError(
+                f"dataset {self.url} is finished, and its rows {start}:{stop} are not those that were given; "
+                "a finished dataset does not change: write another one, or replace this one with --overwrite "
+                "(overwrite=True)"
+            )
+        with self._all_or_nothing(shard, start, stop), self._crcs_of(shard) as crcs:
+            for target, values in ((self._y, labels), (self._weight, weights), (self._x, rows)):
+                if target is not None and self._tile is None:
+                    target[start:stop] = values
+                elif target is not None:
+                    target[start:stop, first:last] = values
+            entries = {f"{name}_nnz": int(c.nnz) for name, c in (("x", rows), ("y", labels)) if is_sparse(c)}
+            found = crcs()
+            if self.attrs.complete:
+                self._resealed[shard] = found
+            else:
+                marker = {"digest": digest.hex(), "labels": distinct, "crc": found, **entries}
+                self._markers.write(shard, marker)
+
+    def shrink(self, n_rows: int) -> None:
+        """Promise fewer rows than at the start; the shards that lie whole below `n_rows` stay as they are.
+
+        Parameters
+        ----------
+        n_rows : int
+            Rows of the dataset from now on, at least 1. A shard that this cuts must not be written yet.
+
+        Raises
+        ------
+        DataError
+            More rows than before, none at all, or a cut through a shard that is written.
+        """
+        last = n_rows // self.shard_rows * self.n_tiles
+        if not 1 <= n_rows <= self.n_rows:
+            raise DataError(f"dataset {self.url} has {self.n_rows} rows; it cannot shrink to {n_rows}")
+        written = [i for i in range(last, self.n_shards) if self._markers.read(i) is not None]
+        if n_rows < self.n_rows and written:
+            raise DataError(
+                f"dataset {self.url} cannot shrink to {n_rows} rows: shard {written[0]}, which begins at row "
+                f"{written[0] * self.shard_rows}, is written already"
+            )
+        with explain_os_errors(self._location, f"shrinking it to {n_rows} rows", self.then):
+            for column in (self._x, self._y, self._weight):
+                if isinstance(column, CsrGroups):
+                    raise DataError(f"dataset {self.url} has CSR rows; only dense datasets can shrink")
+                if column is not None:
+                    column.resize((n_rows, *column.shape[1:]))
+            self._group["digest"].resize((self.n_shards, 16))
+
+    def note(self, values: dict[str, Any]) -> None:
+        """Add to the provenance, before `finalize`, what was only learned while writing."""
+        if values:
+            self.attrs = replace(self.attrs, provenance={**self.attrs.provenance, **values})
+
+    def finish(self) -> None:
+        """Check that every shard is there, and seal the dataset."""
+        markers = self._all_markers()
+        if not self.attrs.complete:
+            digests = np.array([list(bytes.fromhex(m["digest"])) for m in markers], dtype=np.uint8)
+            classes = self._classes(markers)
+            with explain_os_errors(self._location, "finishing the dataset", self.then):
+                self._group["digest"][...] = digests
+                for name, column in (("x", self._x), ("y", self._y)):
+                    if isinstance(column, CsrGroups):
+                        column.seal([m[f"{name}_nnz"] for m in markers])
+                crc = self._seal([m.get("crc") for m in markers])
+                done = self.attrs.finished(self._fingerprint(digests, classes), classes, crc)
+                write_attrs(self._location, done)  # the last write: only now the dataset opens
+            self.attrs = done
+        elif self._resealed and self.attrs.crc is not None:
+            self._seal_again()
+        self._markers.clear()
+
+    def _all_markers(self) -> list[dict[str, Any]]:
+        if self.attrs.complete:
+            return []
+        markers = self._markers.read_all(self.n_shards)
+        missing = [i for i, m in enumerate(markers) if m is None]
+        if missing:
+            a, b = self.shard_bounds(missing[0])
+            raise DataError(
+                f"dataset {self.url} cannot be finished: {len(missing)} of {self.n_shards} shards are not "
+                f"written, the first is shard {missing[0]} (rows {a}:{b}); write them, then finalize again"
+            )
+        return [m for m in markers if m is not None]
+
+    def _classes(self, markers: list[dict[str, Any]]) -> list[Any] | None:
+        if self._y is None or self.attrs.classes is not None or self.attrs.y_kind != "labels":
+            return self.attrs.classes
+        found: set[Any] = set()
+        for marker in markers:
+            if marker["labels"] is None:
+                return None
+            found.update(marker["labels"])
+        return sorted(found) if len(found) <= schema.MAX_CLASSES else None
+
+    def _fingerprint(self, digests: np.ndarray, classes: list[Any] | None) -> str:
+        return fingerprint_of(
+            self.attrs, self.n_rows, self.dtype, self.y_dtype, self.shard_rows, classes, digests
+        )
+
+    @contextlib.contextmanager
+    def _crcs_of(self, shard: int) -> Iterator[Callable[[], dict[str, list[int]]]]:
+        """While a shard is written: what tells the checksums of its chunks then, by column."""
+        arrays = {k: c for k, c in self._columns().items() if not isinstance(c, CsrGroups)}
+        chunks = {k: None if a.shards is None else a.shards[0] // a.chunks[0] for k, a in arrays.items()}
+        keys = {name: self._key(name, shard) for name in arrays}
+        self._wanted |= {key: chunks[name] for name, key in keys.items()}
+
+        def found() -> dict[str, list[int]]:
+            return {
+                name: c.crcs.pop(shard) if isinstance(c, CsrGroups) else self._noted[keys[name]]
+                for name, c in self._columns().items()
+            }
+
+        try:
+            yield found
+        finally:
+            for key in keys.values():
+                self._wanted.pop(key, None)
+                self._noted.pop(key, None)
+
+    def _note_crcs(self, key: str, data: np.ndarray) -> None:
+        if key in self._wanted:
+            self._noted[key] = chunk_crcs(data, self._wanted.pop(key))
+
+    def _seal(self, found: list[dict[str, list[int]] | None]) -> dict[str, Any] | None:
+        """Write the table of checksums; None where a shard was written by a version that noted none."""
+        if any(crcs is None for crcs in found):
+            return None
+        parts = {
+            name: np.fromiter(itertools.chain.from_iterable(crcs[name] for crcs in found if crcs), np.uint32)
+            for name in self._columns()
+        }
+        return self._write_crcs(parts)
+
+    def _write_crcs(self, parts: dict[str, np.ndarray]) -> dict[str, Any]:
+        packing = {
+            name: column.packing if isinstance(column, CsrGroups) else packing_of(column)
+            for name, column in self._columns().items()
+        }
+        return write_crcs(self._group, parts, packing, self.shard_rows)
+
+    def _seal_again(self) -> None:
+        """Enter the checksums of shards made again: another compressor may have packed the same rows."""
+        columns = own_columns(self._location, replace(self.attrs, crc=None))
+        parts = split_crcs(self._location, self.attrs.crc or {})
+        if parts is None:  # lost: then all shards were made again
+            parts = {name: np.zeros(column.n_crcs, np.uint32) for name, column in columns.items()}
+        for name, column in columns.items():
+            if len(parts.get(name, ())) != column.n_crcs:
+                return  # packed anew by somebody: nothing of the table fits
+            for shard, crcs in self._resealed.items():
+                parts[name][column.crcs_of(shard)] = crcs[name]
+        self.attrs = replace(self.attrs, crc=self._write_crcs(parts))
+        write_attrs(self._location, self.attrs)
+
+    def _columns(self) -> dict[str, Any]:
+        columns = {"x": self._x, "y": self._y, "weight": self._weight}
+        return {name: column for name, column in columns.items() if column is not None}
+
+    def _files(self, shard: int, marker: dict[str, Any]) -> list[str]:
+        """Keys of the files of a written shard."""
+        keys: list[str] = []
+        for name, column in self._columns().items():
+            if isinstance(column, CsrGroups):
+                keys += column.keys(shard, marker.get(f"{name}_nnz", 0))
+            else:
+                keys.append(self._key(name, shard))
+        return keys
+
+    def _key(self, name: str, shard: int) -> str:
+        """Key of a shard's file of an array."""
+        row, tile = divmod(shard, self.n_tiles)
+        rest = self._columns()[name].shape[1:]
+        return "/".join([name, "c", str(row), *(str(tile) for _ in rest)])
+
+    def _places(self, shard: int) -> list[str]:
+        """What is deleted before a shard is written: row groups whole, files of arrays."""
+        groups = [c.folder(shard) for c in (self._x, self._y) if isinstance(c, CsrGroups)]
+        return groups + [key for key in self._files(shard, {}) if not key.startswith(tuple(groups))]
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self, shard: int, start: int, stop: int) -> Any:
+        """Delete a shard's files before writing (never read-modify-write) and again if writing fails."""
+
+        def remove() -> None:
+            if not self.attrs.complete:
+                self._markers.delete(shard)
+            for key in self._places(shard):
+                self._location.delete_tree(key)
+
+        doing = f"writing shard {shard} (rows {start}:{stop})"
+        with explain_os_errors(self._location, doing, self.then):
+            if not self.alone:
+                remove()
+            try:
+                yield
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    remove()
+                raise
+
+    def _verify(self, shard: int) -> bool:
+        try:
+            columns = own_columns(self._location, self.attrs)
+            parts: list[Any] = [c.read(*self.shard_bounds(shard)) for c in columns.values()]
+            if self._tile is not None:
+                parts = [np.ascontiguousarray(part[:, slice(*self.shard_columns(shard))]) for part in parts]
+        except DataError:
+            return False
+        return shard_digest(*parts) == self._sealed(shard)
+
+    def _sealed(self, shard: int) -> bytes:
+        """The digest that a shard of a finished dataset has to have."""
+        return bytes(self._group["digest"][shard].tobytes())
+
+
+class Markers:
+    """Those of one dataset."""
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+
+    def read(self, shard: int) -> dict[str, Any] | None:
+        """What is known of a written shard; None of one that is not, or whose marker is torn."""
+        raw = self._location.read(_marker_key(shard))
+        return None if raw is None else _parse_marker(raw)
+
+    def read_all(self, n_shards: int) -> list[dict[str, Any] | None]:
+        """The markers of all shards, many at a time: over a network each alone is a round trip."""
+        names = set(self._location.keys(MARKERS))
+        found = [i for i in range(n_shards) if _marker_name(i) in names]
+        markers: list[dict[str, Any] | None] = [None] * n_shards
+        for first in range(0, len(found), _MARKERS_AT_ONCE):
+            some = found[first : first + _MARKERS_AT_ONCE]
+            for i, raw in zip(some, self._location.read_ranges([_marker_key(i) for i in some]), strict=True):
+                markers[i] = _parse_marker(raw)
+        return markers
+
+    def write(self, shard: int, marker: dict[str, Any]) -> None:
+        """Say that a shard is written, after its last file."""
+        self._location.write(_marker_key(shard), json.dumps(marker).encode())
+
+    def delete(self, shard: int) -> None:
+        """Say that a shard is not written."""
+        self._location.delete(_marker_key(shard))
+
+    def clear(self) -> None:
+        """Remove them all."""
+        self._location.delete_tree(MARKERS)
+
+
+def _marker_name(shard: int) -> str:
+    return f"{shard:06d}.json"
+
+
+def _marker_key(shard: int) -> str:
+    return f"{MARKERS}/{_marker_name(shard)}"
+
+
+def _parse_marker(raw: bytes) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads(raw))
+    except ValueError:
+        return None
+
+
+def _as_rows_of(
+    column: Any, attrs: schema.DatasetAttrs, url: str, x: Any, start: int, stop: int, tile_width: int | None
+) -> Any:
+    """Rows `start:stop` as the column `x` of a dataset stores them."""
+    what = f"{url}: rows {start}:{stop}"
+    if isinstance(column, CsrGroups):
+        return _as_csr_of(column, url, x, start, stop, what)
+    if is_sparse(x):
+        raise DataError(f"{what} are sparse, but the dataset is dense; pass x.toarray()")
+    schema.refuse_masked(x, what, start)
+    rows = np.asarray(x)
+    shape: tuple[int, ...] = (stop - start, *attrs.feature_shape)
+    flat = (stop - start, schema.n_features(attrs.feature_shape))
+    if tile_width is not None:
+        shape = flat = (stop - start, tile_width)
+    if rows.shape not in (shape, flat):
+        raise DataError(f"{what} were given with shape {rows.shape}, but this shard has shape {shape}")
+    if not np.can_cast(rows.dtype, column.dtype, "safe"):
+        raise DataError(
+            f"{what} are {rows.dtype}, which does not fit into the dataset's {column.dtype}; convert them"
+        )
+    schema.check_finite(rows, start, url)
+    return np.ascontiguousarray(rows, dtype=column.dtype).reshape(shape)
+
+
+def _as_y_of(
+    column: Any, attrs: schema.DatasetAttrs, url: str, y: Any, start: int, stop: int
+) -> tuple[Any, list[Any] | None]:
+    """Labels, targets or multi-labels of rows `start:stop` as the column `y` of a dataset stores them."""
+    what = f"{url}: labels of rows {start}:{stop}"
+    if (y is None) != (column is None):
+        raise DataError(
+            f"{what}: {'labels are needed' if y is None else 'the dataset was made without labels'}"
+        )
+    if y is None or column is None:
+        return None, None
+    if isinstance(column, CsrGroups):
+        return _as_csr_of(column, url, y, start, stop, what), None
+    if attrs.y_kind == "targets":
+        return _as_targets_of(column, attrs, url, y, start, stop, what), None
+    labels = schema.as_labels(y, what)
+    if len(labels) != stop - start:
+        raise DataError(f"{what}: {len(labels)} labels for {stop - start} rows; give one label a row")
+    distinct = schema.distinct_labels(labels, start, url)
+    known = attrs.own_classes
+    if known is not None:
+        codes = schema.encode_labels(labels, np.asarray(known), start, url)
+        if attrs.codes:
+            return codes.astype(column.dtype), None
+    stored = labels.astype(column.dtype)
+    if not np.array_equal(stored, labels):
+        i = int(np.flatnonzero(stored != labels)[0])
+        raise DataError(f"{what}: label {labels[i]!r} of row {start + i} does not fit into {column.dtype}")
+    few = len(distinct) <= schema.MAX_CLASSES
+    return stored, distinct.astype(column.dtype).tolist() if few else None
+
+
+def _as_weight_of(column: Any, url: str, weight: Any, start: int, stop: int) -> np.ndarray | None:
+    """Weights of rows `start:stop`, of a dataset that has some."""
+    what = f"{url}: rows {start}:{stop}"
+    if (weight is None) != (column is None):
+        raise DataError(f"{what}: {'weights are needed' if weight is None else 'the dataset has no weights'}")
+    return None if weight is None else schema.check_weight(weight, stop - start, what, start)
+
+
+def _as_csr_of(column: CsrGroups, url: str, x: Any, start: int, stop: int, what: str) -> Any:
+    if not is_sparse(x):
+        raise DataError(
+            f"{what} were given as {type(x).__name__}, but this column is CSR; pass a scipy sparse array"
+        )
+    source = CsrSource(x, url, start)
+    if source.shape != (stop - start, column.shape[1]):
+        raise DataError(
+            f"{what} were given with shape {source.shape}, but this shard has shape "
+            f"{(stop - start, column.shape[1])}"
+        )
+    if not np.can_cast(source.dtype, column.dtype, "safe"):
+        raise DataError(
+            f"{what} are {source.dtype}, which does not fit into the dataset's {column.dtype}; convert them"
+        )
+    rows = source.read(0, stop - start)
+    check_values(rows, start, url)
+    return rows if rows.dtype == column.dtype else rows.astype(column.dtype)
+
+
+def _as_targets_of(
+    column: Any, attrs: schema.DatasetAttrs, url: str, y: Any, start: int, stop: int, what: str
+) -> np.ndarray:
+    schema.refuse_masked(y, what, start)
+    targets = np.asarray(y)
+    shape = (stop - start, attrs.n_targets)
+    fits = targets.dtype.kind in "buif" and np.can_cast(targets.dtype, column.dtype, "safe")
+    if targets.shape != shape or not fits:
+        raise DataError(
+            f"{what}: targets of shape {targets.shape} and dtype {targets.dtype} were given, but the "
+            f"dataset's are {shape}, {column.dtype}"
+        )
+    schema.check_finite(targets, start, f"{url}: targets")
+    return np.ascontiguousarray(targets, dtype=column.dtype)
