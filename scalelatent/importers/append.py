@@ -69,6 +69,7 @@ def append_rows(
 
     Examples
     --------
+    >>> import numpy as np
     >>> from scalelatent.data import Dataset
     >>> place = "memory://doc-append"
     >>> _ = Dataset.from_arrays(np.zeros((3, 2)), ["a", "c", "c"]).save(place, overwrite=True)
