@@ -1,0 +1,89 @@
+"""What a mixture of linear models consists of, and the scores that follow from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from scalelatent.models.linear_mixture.kernels.reference import (
+    Scores,
+    code_cost_scores,
+    error_scores,
+    factor_scores,
+    ppca_scores,
+)
+
+LIKELIHOODS = ("error", "code-cost", "ppca", "factor-analysis")
+
+
+@dataclass(frozen=True)
+class Pancakes:
+    """K linear models, sub-classes of a class side by side.
+
+    Attributes
+    ----------
+    means : ndarray, shape (K, p)
+    bases : ndarray, shape (K, p, q)
+        Orthonormal; of factor analysis the loadings. The first ``n_dims`` directions are the model, others
+        are spare: they are carried along so that these settle sooner.
+    values : ndarray, shape (K, q)
+        Variances of the rows along the directions; unused by factor analysis.
+    noise : ndarray, shape (K,) or (K, p)
+        Variance in every other direction; of factor analysis of each feature.
+    weights : ndarray, shape (K,)
+        Share of the rows of its class; 0 of a sub-class that was dropped.
+    n_dims : int
+    """
+
+    means: np.ndarray
+    bases: np.ndarray
+    values: np.ndarray
+    noise: np.ndarray
+    weights: np.ndarray
+    n_dims: int
+
+    def cut(self, n_dims: int) -> Pancakes:
+        """The same with fewer (or more of its spare) directions in the model."""
+        return replace(self, n_dims=n_dims)
+
+
+def shared_noise(pancakes: Pancakes, alive: np.ndarray) -> float:
+    """Mean of the noise over all rows."""
+    weights = np.where(alive, pancakes.weights, 0.0)
+    return float((weights * pancakes.noise).sum() / max(weights.sum(), np.finfo(float).tiny))
+
+
+def scores_of(pancakes: Pancakes, likelihood: str, priors: np.ndarray | None = None) -> Scores:
+    """The score under a likelihood; ``priors`` (K,) of classes, or None where all rows have one class.
+
+    Dropped sub-classes have infinite scores.
+    """
+    h, means = pancakes.n_dims, pancakes.means
+    bases, values = pancakes.bases[:, :, :h], pancakes.values[:, :h]
+    alive = pancakes.weights > 0
+    centre = pancakes.weights @ means / max(pancakes.weights.sum(), np.finfo(float).tiny)
+    weights = np.where(alive, pancakes.weights, 1.0)
+    if priors is not None:
+        weights = weights * priors
+    if likelihood == "error":
+        scores = error_scores(means, bases, centre)
+    elif likelihood == "code-cost":
+        scores = code_cost_scores(means, bases, values, shared_noise(pancakes, alive), centre)
+    elif likelihood == "ppca":
+        scores = ppca_scores(means, bases, values, pancakes.noise, weights, centre)
+    elif likelihood == "factor-analysis":
+        scores = factor_scores(means, bases, pancakes.noise, weights, centre)
+    else:
+        raise ValueError(f"likelihood={likelihood!r} is not one of {', '.join(LIKELIHOODS)}")
+    return replace(scores, c=np.where(alive, scores.c, np.inf))
+
+
+def image_bases(pancakes: Pancakes, likelihood: str) -> np.ndarray:
+    """The maps (K, p, q) whose images an M-step needs: the bases, or the posterior means of factors."""
+    if likelihood != "factor-analysis":
+        return pancakes.bases
+    loadings, noise = pancakes.bases, pancakes.noise
+    scaled = loadings / noise[:, :, None]
+    m = np.eye(loadings.shape[2]) + np.swapaxes(loadings, 1, 2) @ scaled
+    return np.swapaxes(np.linalg.solve(m, np.swapaxes(scaled, 1, 2)), 1, 2)

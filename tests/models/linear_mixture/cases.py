@@ -1,0 +1,82 @@
+"""Rows made of a few pancakes, and fits without an engine."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Stats
+from scalelatent.engine.backend import make_backend
+from scalelatent.models.linear_mixture.kernels import reference
+from scalelatent.models.linear_mixture.kernels.reference import Scores
+from scalelatent.models.linear_mixture.model.em import MAIN, Mixture, MixtureEM, MixtureState, initial_state
+from scalelatent.models.linear_mixture.model.pancakes import Pancakes
+from scalelatent.models.linear_mixture.model.start import random_bases
+
+
+def draw(seed: int, *shape: int) -> np.ndarray:
+    return np.random.Generator(np.random.Philox(seed)).normal(size=shape)
+
+
+def made_rows(n: int, p: int, k: int, h: int, seed: int = 0, noise: float = 0.3) -> np.ndarray:
+    """Rows near k pancakes of h dimensions, in float32."""
+    rng = np.random.Generator(np.random.Philox(seed))
+    which = rng.integers(k, size=n)
+    means, bases = 2.0 * rng.normal(size=(k, p)), rng.normal(size=(k, p, h))
+    codes = rng.normal(size=(n, h)) * np.linspace(2.0, 1.0, h)
+    rows = means[which] + np.einsum("nph,nh->np", bases[which], codes) + noise * rng.normal(size=(n, p))
+    return (rows / np.abs(rows).max()).astype(np.float32)
+
+
+def a_start(x: np.ndarray, k: int, h: int, q: int, likelihood: str, seed: int = 0) -> Pancakes:
+    """Pancakes around some of the rows, from which any likelihood can go on."""
+    rng = np.random.Generator(np.random.Philox(seed))
+    p, variance = x.shape[1], float(x.var(axis=0, dtype=np.float64).mean())
+    means = x[rng.choice(len(x), k, replace=False)].astype(np.float64)
+    bases = random_bases(k, p, q, seed)
+    values, noise = np.full((k, q), 2 * variance), np.full(k, variance)
+    if likelihood == "factor-analysis":
+        bases, noise = bases * np.sqrt(variance), np.full((k, p), variance)
+        bases[:, :, h:] = 0.0
+    return Pancakes(means, bases, values, noise, np.full(k, 1.0 / k), h)
+
+
+def one_pass(
+    em: MixtureEM, state: MixtureState, x: np.ndarray, y=None, backend: str = "reference", rows: int = 0
+) -> Stats:
+    """The statistics of a pass, in blocks of so many rows."""
+    device, work = make_backend("cpu" if backend == "numba" else backend), em.reductions()["train"]
+    prepared, stats = work.prepare(state, device), Stats.zeros(work.layout())
+    for a in range(0, len(x), rows or max(len(x), 1)):
+        part = slice(a, a + (rows or len(x)))
+        work.accumulate(prepared, Block(x[part], None if y is None else y[part], None, a), stats)
+    return stats
+
+
+def passes(em, state, x, y=None, n: int = 10, backend: str = "reference") -> list[MixtureState]:
+    """The states after each of so many passes, or until it is done."""
+    states = []
+    while len(states) < n and not em.is_done(state):
+        state = em.update(state, {"train": one_pass(em, state, x, y, backend)})
+        states.append(state)
+    return states
+
+
+def main_em(x, k, h, likelihood="error", assignment="hard", statistics="images", q=0, start=None, **options):
+    """An EM of one class that begins with its main phase, and its state; it does not stop or refill."""
+    p = x.shape[1]
+    q = min(p, q or h)
+    mixture = Mixture(p, np.zeros(k, dtype=np.int64), 0, likelihood, assignment, statistics, **options)
+    em = MixtureEM(mixture, h, q, tol=-1.0, max_iter=10**6, most_refills=-1)
+    start = a_start(x, k, h, q, likelihood) if start is None else start
+    return em, initial_state(mixture, start, MAIN)
+
+
+def scored(scores: Scores, x: np.ndarray) -> np.ndarray:
+    """Scores of rows under all sub-classes."""
+    return reference.all_scores(reference.make_scorer(scores, np.array([0, len(scores.c)])), x, 0, 1)
+
+
+def nearest(scores: Scores, x: np.ndarray, first: int, stop: int) -> np.ndarray:
+    """The sub-class of each row, of those [first, stop)."""
+    return reference.nearest(reference.make_scorer(scores, np.array([first, stop])), x, 0, 1)[1][:, 0]

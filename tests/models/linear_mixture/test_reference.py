@@ -1,0 +1,222 @@
+"""The reference kernels against sums written out, and tangents against images that are really moved."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import ndimage
+
+from scalelatent.models.linear_mixture.kernels import reference
+from scalelatent.models.linear_mixture.kernels.reference import Frame, Groups
+from tests.models.linear_mixture.cases import draw, scored
+
+SHAPE = (17, 15)
+
+
+def pancakes(k: int, p: int, h: int, seed: int = 0):
+    bases, _ = np.linalg.qr(draw(seed, k, p, h)) if h else (np.zeros((k, p, 0)), None)
+    return draw(seed + 1, k, p), bases
+
+
+@pytest.mark.parametrize("h", [0, 1, 4])
+def test_the_error_is_the_squared_distance_from_the_pancake(h):
+    means, bases = pancakes(3, 7, h)
+    x = draw(5, 6, 7)
+    found = scored(reference.error_scores(means, bases, draw(6, 7)), x)
+    for q in range(3):
+        r = x - means[q]
+        expected = ((r - (r @ bases[q]) @ bases[q].T) ** 2).sum(axis=1)
+        np.testing.assert_allclose(found[:, q], expected, atol=1e-12)
+
+
+def test_code_cost_adds_the_cost_of_codes():
+    means, bases = pancakes(3, 7, 2)
+    values, noise = np.array([[4.0, 2.0], [3.0, 1.0], [5.0, 0.2]]), 0.5
+    x = draw(5, 6, 7)
+    found = scored(reference.code_cost_scores(means, bases, values, noise, np.zeros(7)), x)
+    for q in range(3):
+        r = x - means[q]
+        codes = r @ bases[q]
+        cost = noise * codes**2 / np.maximum(values[q], noise)  # under the noise a code costs its error
+        expected = (r * r).sum(axis=1) - (codes**2).sum(axis=1) + cost.sum(axis=1)
+        np.testing.assert_allclose(found[:, q], expected, atol=1e-12)
+
+
+def test_factor_scores_are_gaussian_densities():
+    loadings, noise, means = draw(1, 2, 6, 3), np.exp(draw(2, 2, 6)), draw(3, 2, 6)
+    x, weights = draw(4, 5, 6), np.array([0.3, 0.7])
+    found = scored(reference.factor_scores(means, loadings, noise, weights, draw(5, 6)), x)
+    for q in range(2):
+        covariance = loadings[q] @ loadings[q].T + np.diag(noise[q])
+        z = x - means[q]
+        expected = np.einsum("np,pr,nr->n", z, np.linalg.inv(covariance), z)
+        expected += np.linalg.slogdet(2 * np.pi * covariance)[1] - 2 * np.log(weights[q])
+        np.testing.assert_allclose(found[:, q], expected)
+
+
+def test_nearest_of_each_run_and_ties():
+    means, bases = pancakes(5, 4, 1)
+    means[3], bases[3] = means[2], bases[2]
+    scorer = reference.error_scores(means, bases, np.zeros(4))
+    x = draw(9, 11, 4)
+    whole = scored(scorer, x)
+    best, index = reference.nearest(reference.make_scorer(scorer, np.array([0, 2, 2, 5])), x, 0, 3)
+    np.testing.assert_array_equal(index[:, 0], whole[:, :2].argmin(axis=1))
+    assert (best[:, 1] == np.inf).all()
+    np.testing.assert_array_equal(index[:, 2], 2 + whole[:, 2:].argmin(axis=1))
+    assert 3 not in index
+
+
+@pytest.mark.parametrize("per_feature", [False, True])
+def test_statistics_by_hand(per_feature):
+    means, bases = pancakes(3, 5, 2)
+    x, r = draw(7, 4, 5), np.array([0.5, 0.25, 1.0, 0.75, 2.0])
+    groups = Groups(1, np.array([0, 2, 5]), np.array([0, 3, 0, 1, 2]), r)
+    total, square = np.zeros((3, 5)), np.zeros((3, 5) if per_feature else 3)
+    image, gram, moment = np.zeros((3, 2, 5)), np.zeros((3, 2, 2)), np.zeros((3, 15))
+    bank = reference.make_bank(means, bases, per_feature)
+    reference.add_images(bank, x, groups, total, square, image, gram)
+    reference.add_moments(means, x, groups, total, moment)
+    for q, rows, part in ((1, [0, 3], r[:2]), (2, [0, 1, 2], r[2:])):
+        residual = x[rows] - means[q]
+        s = sum(w * np.outer(v, v) for w, v in zip(part, residual, strict=True))
+        np.testing.assert_allclose(total[q], 2 * part @ residual)
+        np.testing.assert_allclose(square[q], np.diag(s) if per_feature else np.trace(s))
+        np.testing.assert_allclose(image[q], bases[q].T @ s)
+        np.testing.assert_allclose(gram[q], bases[q].T @ s @ bases[q])
+        np.testing.assert_allclose(reference.unpack(moment[q], 5), s)
+    assert not total[0].any()
+    assert not moment[0].any()
+
+
+def blob(shape=SHAPE) -> np.ndarray:
+    """A smooth image of one stroke, far from the border."""
+    v, u = np.meshgrid(*(np.arange(size) - (size - 1) / 2 for size in shape), indexing="ij")
+    return np.exp(-0.5 * ((u - 0.5 * v) / 1.5) ** 2 - 0.5 * (v / 2.0) ** 2)
+
+
+def moved(image: np.ndarray, by_u, by_v) -> np.ndarray:
+    """The image whose value at (v, u) is that at (v + by_v, u + by_u)."""
+    v, u = np.meshgrid(*(np.arange(size, dtype=float) for size in image.shape), indexing="ij")
+    return ndimage.map_coordinates(image, [v + by_v, u + by_u], order=5, mode="nearest")
+
+
+@pytest.mark.parametrize("name", [name for name in reference.TANGENTS if name != "thickness"])
+def test_tangents_are_derivatives_of_moved_images(name):
+    image, step = blob(), 1e-3
+    by_x, by_y = (field.reshape(SHAPE) for field in reference.velocity(name, SHAPE))
+    change = (moved(image, step * by_x, step * by_y) - moved(image, -step * by_x, -step * by_y)) / (2 * step)
+    found = reference.tangent_rows(image.reshape(1, -1), SHAPE, (name,), 0.0)[0, 0].reshape(SHAPE)
+    error = np.linalg.norm(found - change) / np.linalg.norm(change)
+    assert error < 0.15, error  # central differences of a blob 1.5 pixels wide
+    matrix = reference.tangent_matrix(name, SHAPE, 0.6)
+    with_matrix = reference.tangent_rows(image.reshape(1, -1), SHAPE, (name,), 0.6)[0, 0]
+    np.testing.assert_allclose(matrix @ image.ravel(), with_matrix, atol=1e-12)
+
+
+def test_the_velocity_fields_are_those_of_their_names():
+    half = max(SHAPE) / 2
+    v, u = np.meshgrid(*((np.arange(size) - (size - 1) / 2) / half for size in SHAPE), indexing="ij")
+    assert all(
+        (field == want.ravel()).all()
+        for field, want in zip(reference.velocity("scaling", SHAPE), (u, v), strict=True)
+    )
+    by_x, by_y = reference.velocity("rotation", SHAPE)
+    assert np.abs(by_x * u.ravel() + by_y * v.ravel()).max() < 1e-12  # across the radius
+
+
+def test_thickness_grows_strokes():
+    image = blob()
+    tangent = reference.tangent_rows(image.reshape(1, -1), SHAPE, ("thickness",), 0.6)[0, 0]
+    assert (tangent >= 0).all()
+    grown = ndimage.grey_dilation(image, size=3) - image
+    assert np.corrcoef(grown.ravel(), tangent)[0, 1] > 0.9
+
+
+def test_a_constant_image_has_no_tangents():
+    tangents = reference.tangent_rows(np.full((1, 17 * 15), 3.0), SHAPE, reference.TANGENTS, 0.7)
+    np.testing.assert_allclose(tangents, 0.0, atol=1e-12)
+
+
+def test_moments_of_tangents_are_those_of_made_rows():
+    x = np.random.default_rng(0).random((50, 17 * 15))
+    names = tuple(name for name in reference.TANGENTS if name != "thickness")
+    made = reference.tangent_rows(x, SHAPE, names, 0.6)
+    for i, name in enumerate(names):
+        matrix = reference.tangent_matrix(name, SHAPE, 0.6)
+        expected = made[:, i].T @ made[:, i]
+        np.testing.assert_allclose(
+            matrix @ (x.T @ x) @ matrix.T, expected, atol=1e-9 * np.abs(expected).max()
+        )
+
+
+def test_images_of_tangents():
+    means, bases = pancakes(2, 17 * 15, 3)
+    x, frame = np.random.default_rng(1).random((6, 17 * 15)), Frame(("shift-x", "thickness"), SHAPE, 0.6)
+    groups = Groups(0, np.array([0, 2, 6]), np.arange(6), np.linspace(0.5, 1.0, 6))
+    factors, image, trace = np.array([[0.1, 0.2], [0.3, 0.4]]), np.zeros((2, 3, 255)), np.zeros((2, 2))
+    bank = reference.make_bank(0 * means, bases, False)
+    reference.add_tangents(bank, x, groups, frame, factors, image, trace)
+    made = reference.tangent_rows(x, SHAPE, frame.names, 0.6)
+    for q, rows in ((0, slice(0, 2)), (1, slice(2, 6))):
+        t, r = made[rows], groups.weights[rows]
+        s = np.einsum("n,j,njp,njo->po", r, factors[q], t, t)
+        np.testing.assert_allclose(image[q], bases[q].T @ s)
+        np.testing.assert_allclose(trace[q], np.einsum("n,njp->j", r, t * t))
+
+
+@pytest.mark.parametrize("kind", ["error", "code-cost", "factors"])
+def test_tangent_distance_is_a_least_squares_problem(kind):
+    p, h, t = 12, 3, 2
+    means, bases = pancakes(4, p, h)
+    if kind == "factors":
+        noise = np.exp(draw(3, 4, p))
+        scorer = reference.factor_scores(means, bases, noise, np.full(4, 0.25), draw(2, p))
+    elif kind == "error":
+        scorer = reference.error_scores(means, bases, draw(2, p))
+    else:
+        values = np.abs(draw(4, 4, h)) + 1
+        scorer = reference.code_cost_scores(means, bases, values, 0.3, draw(2, p))
+    x, tangents = draw(5, 3, p), draw(6, 3, t, p)
+    candidates = np.array([[0, 1], [2, 3], [3, 0]], dtype=np.int32)
+    found = reference.tangent_distance(scorer, x, tangents, candidates, 1e-9)
+    whole = scored(scorer, x)
+    for i in range(3):
+        for j, q in enumerate(candidates[i]):
+            d = np.broadcast_to(scorer.d[q], (p,))
+            metric = np.diag(d) - scorer.w[q] @ scorer.w[q].T
+            plain = whole[i, q]
+            assert found[i, j] <= plain
+            root = np.linalg.cholesky(metric + 1e-9 * np.eye(p))
+            z = x[i] - scorer.centre + np.linalg.lstsq(metric, 0.5 * scorer.b[q], rcond=None)[0]
+            a = np.linalg.lstsq(root.T @ tangents[i].T, -root.T @ z, rcond=None)[0]
+            best = scored(scorer, (x[i] + a @ tangents[i])[None])[0, q]
+            np.testing.assert_allclose(found[i, j], best, rtol=1e-5, atol=1e-6)
+
+
+def test_one_and_two_sided_tangent_distance():
+    x, y, tx, ty = draw(1, 3, 20), draw(2, 4, 20), draw(3, 3, 2, 20), draw(4, 4, 2, 20)
+    plain = ((x[:, None] - y) ** 2).sum(axis=2)
+    np.testing.assert_allclose(reference.plane_distances(x, None, y, None), plain)
+    one = reference.plane_distances(x, tx, y, None, 0.0)
+    two = reference.plane_distances(x, tx, y, ty, 0.0)
+    assert (one <= plain).all()
+    assert (two <= one).all()
+    for i in range(3):
+        for j in range(4):
+            both = np.concatenate([tx[i], ty[j]])
+            left = x[i] - y[j]
+            left = left - both.T @ np.linalg.lstsq(both.T, left, rcond=None)[0]
+            np.testing.assert_allclose(two[i, j], left @ left)
+    assert (reference.plane_distances(x, tx, y, ty) >= two).all()
+
+
+def test_tangents_that_are_equal_or_zero_leave_the_distance_finite():
+    means, bases = pancakes(1, 6, 2)
+    scorer = reference.error_scores(means, bases, np.zeros(6))
+    t = draw(3, 1, 1, 6)
+    tangents = np.concatenate([t, t, 0 * t, bases[0].T[None, :1]], axis=1)  # the last lies in the pancake
+    x, candidates = draw(4, 1, 6), np.zeros((1, 1), dtype=np.int32)
+    found = reference.tangent_distance(scorer, x, tangents, candidates)[0, 0]
+    alone = reference.tangent_distance(scorer, x, t, candidates)[0, 0]
+    assert 0 <= found <= alone + 1e-9
