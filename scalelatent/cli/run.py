@@ -40,6 +40,27 @@ def _load(job: Path, settings: list[str] | None, out: str | None) -> Job:
 
 
 @verb
+def schema(
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write it there; print it by default.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """The JSON schema of job files, by which an editor completes and checks their keys."""
+    from json import dumps
+
+    from scalelatent.jobs.schema import job_schema
+
+    found = job_schema()
+    if out is None:
+        emit(found) if json else typer.echo(dumps(found, indent=2))
+        return
+    out.write_text(dumps(found, indent=2) + "\n", encoding="utf-8")
+    say_done = f"wrote {out}; begin a job file with `#:schema {out}`"
+    emit({"out": str(out)}) if json else typer.echo(say_done)
+
+
+@verb
 @kernels_told()
 def plan(
     job: JobFile, settings: Settings = None, out: Out = None, measure: Measure = False, json: Json = False

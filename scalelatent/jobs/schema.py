@@ -1,0 +1,203 @@
+"""The keys of job files for editors (a JSON schema) and for readers (JOB.md)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from scalelatent.contract.kinds import Kind, known_kinds
+from scalelatent.contract.parameters import (
+    Allowed,
+    Choice,
+    Flag,
+    Items,
+    Number,
+    Parameter,
+    Parameters,
+    Whole,
+)
+
+from .spec import SECTIONS
+
+NONE = "none"
+"""What a job file writes for None."""
+
+_HEAD = """\
+# Job files
+
+A job file is TOML. `[job] out`, `[data] train` and `[model] kind` have to be given; all else has a default.
+Where a parameter may be None a job file says "none". Relative paths are relative to the folder that a command
+is started in; datasets, `out` and `scratch` may be addresses in an object store. An unknown key is an error
+that names the nearest one.
+
+Command line (`--set model.capsule_dim=8`) goes before environment (`SCALELATENT_MODEL__CAPSULE_DIM=8`),
+before job file, before defaults; `scalelatent plan` prints where each value came from. For editors:
+`scalelatent schema --out job.schema.json`, and `#:schema job.schema.json` as the first line of the job file.
+
+This page is written by `python -m scalelatent.jobs.schema`.
+
+"""
+
+
+def parameters_of(kind: Kind) -> Parameters:
+    """The parameters of a kind, by the table of its estimator."""
+    found: Parameters = kind.estimator_class()._parameters
+    return found
+
+
+def job_schema() -> dict[str, Any]:
+    """The JSON schema (draft 2020-12) of a job file."""
+    sections = {name: section for name, section in SECTIONS.items() if section is not None}
+    properties = {name: _in_toml(section.model_json_schema()) for name, section in sections.items()}
+    properties["model"] = _model_schema()
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A job of scalelatent",
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["job", "data", "model"],
+        "properties": {name: properties[name] for name in SECTIONS},
+    }
+
+
+def job_page() -> str:
+    """JOB.md: all keys of job files."""
+    lines = _HEAD.splitlines()
+    for name, section in SECTIONS.items():
+        lines += [f"## [{name}]", ""]
+        if section is None:
+            lines += ["`kind` chooses the model; the other keys are its parameters.", ""]
+            for kind in _kinds():
+                lines += [f'### kind = "{kind.name}"', "", *_table(map(_parameter_row, parameters_of(kind)))]
+        else:
+            fields = section.model_json_schema()["properties"]
+            lines += _table(
+                (f"`{key}`", _type(field), _default(section.model_fields[key].default), field["description"])
+                for key, field in fields.items()
+            )
+    return "\n".join(lines)
+
+
+def _kinds() -> list[Kind]:
+    return [kind for _, kind in sorted(known_kinds().items()) if not kind.python_only]
+
+
+def _table(rows: Any) -> list[str]:
+    lines = ["| key | value | default | |", "| --- | --- | --- | --- |"]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return [*lines, ""]
+
+
+def _parameter_row(parameter: Parameter) -> tuple[str, str, str, str]:
+    doc = parameter.doc + ("; may change on resume" if parameter.changes_on_resume else "")
+    return f"`{parameter.name}`", _allowed_text(parameter.allowed), _default(parameter.default), doc
+
+
+def _default(value: Any) -> str:
+    if value is None:
+        return f'`"{NONE}"`'
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, str):
+        return f'`"{value}"`'
+    return "" if type(value).__name__ == "PydanticUndefinedType" else f"`{value}`"
+
+
+def _type(field: dict[str, Any]) -> str:
+    kinds = [of.get("type", "any") for of in field.get("anyOf", [field])]
+    names = {"integer": "whole number", "string": "text", "boolean": "true, false", "object": "table"}
+    return " or ".join(dict.fromkeys(names.get(kind, kind) for kind in kinds if kind != "null"))
+
+
+def _allowed_text(allowed: Allowed) -> str:
+    """What a parameter may be, as a cell of a table."""
+    if isinstance(allowed, Choice):
+        return ", ".join(_default(value) for value in allowed.values)
+    if isinstance(allowed, Flag):
+        return "`true`, `false`"
+    if isinstance(allowed, Items):
+        return ("number or " if allowed.one else "") + "list"
+    if not isinstance(allowed, (Number, Whole)):
+        return ""
+    whole = isinstance(allowed, Whole)
+    bounds = [f"at least {allowed.least:g}"] if math.isfinite(allowed.least) else []
+    if isinstance(allowed, Number):
+        bounds += [f"above {allowed.above:g}"] if math.isfinite(allowed.above) else []
+        bounds += [f"at most {allowed.most:g}"] if math.isfinite(allowed.most) else []
+        bounds += [f"below {allowed.below:g}"] if math.isfinite(allowed.below) else []
+    also = [_default(value) for value in allowed.also]
+    return ", ".join([" ".join(["whole number" if whole else "number", " and ".join(bounds)]).strip(), *also])
+
+
+def _in_toml(schema: Any) -> Any:
+    """A schema of pydantic's with the word for None in the place of null, and without titles."""
+    if isinstance(schema, list):
+        return [_in_toml(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema == {"type": "null"}:
+        return {"const": NONE}
+    return {
+        key: _in_toml(value)
+        for key, value in schema.items()
+        if not (key == "title" and isinstance(value, str)) and not (key == "default" and value is None)
+    }
+
+
+def _model_schema() -> dict[str, Any]:
+    """``[model]``: the kind decides which other keys there are."""
+    kinds = _kinds()
+    return {
+        "description": "Which model, and its parameters.",
+        "type": "object",
+        "required": ["kind"],
+        "properties": {"kind": {"enum": [kind.name for kind in kinds]}},
+        "oneOf": [
+            {
+                "properties": {
+                    "kind": {"const": kind.name},
+                    **{one.name: _parameter_schema(one) for one in parameters_of(kind)},
+                },
+                "additionalProperties": False,
+            }
+            for kind in kinds
+        ],
+    }
+
+
+def _parameter_schema(parameter: Parameter) -> dict[str, Any]:
+    found = _allowed_schema(parameter.allowed) | {"description": parameter.doc}
+    return found if parameter.default is None else found | {"default": parameter.default}
+
+
+def _allowed_schema(allowed: Allowed) -> dict[str, Any]:
+    """What an editor can check of a parameter; the estimator checks all of it."""
+    if isinstance(allowed, Choice):
+        return {"enum": [NONE if value is None else value for value in allowed.values]}
+    if isinstance(allowed, Flag):
+        return {"type": "boolean"}
+    if isinstance(allowed, Items):
+        item = _allowed_schema(allowed.item)
+        ways = [{"type": "array", "items": item, "minItems": 1}, *([item] if allowed.one else [])]
+        return {"anyOf": [*ways, *({"const": NONE} for _ in allowed.also)]}
+    if not isinstance(allowed, (Number, Whole)):
+        return {}
+    if isinstance(allowed, Whole):
+        number: dict[str, Any] = {"type": "integer", "minimum": allowed.least}
+    else:
+        bounds = {
+            "minimum": allowed.least,
+            "exclusiveMinimum": allowed.above,
+            "maximum": allowed.most,
+            "exclusiveMaximum": allowed.below,
+        }
+        number = {"type": "number"} | {key: bound for key, bound in bounds.items() if math.isfinite(bound)}
+    if not allowed.also:
+        return number
+    return {"anyOf": [number, *({"const": NONE if value is None else value} for value in allowed.also)]}
+
+
+if __name__ == "__main__":
+    from pathlib import Path
+
+    Path(__file__).with_name("JOB.md").write_text(job_page(), encoding="utf-8")
