@@ -31,7 +31,7 @@ import numpy as np
 from common import digit_images, fastest, parser, write
 
 import scalelatent.data as data
-from scalelatent.jobs.cluster_workers import peak_bytes
+from scalelatent.deploy.probes import peak_bytes
 
 SIDE = 28
 PHOTO = 256

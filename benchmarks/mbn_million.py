@@ -20,7 +20,7 @@ from typing import Any
 from common import infinite_digits, open_or, parser, rcv1_subset, write_part
 
 import scalelatent as sl
-from scalelatent.jobs.cluster_workers import peak_bytes
+from scalelatent.deploy.probes import peak_bytes
 
 
 def documents(folder: Path, rows: int, seed: int) -> sl.Dataset:

@@ -16,7 +16,7 @@ import numpy as np
 from common import infinite_digits, parser, write
 
 import scalelatent as sl
-from scalelatent.jobs.cluster_workers import peak_bytes
+from scalelatent.deploy.probes import peak_bytes
 
 
 class Tell(sl.Callback):

@@ -158,7 +158,7 @@ def measured(file: Path) -> dict[str, Any]:
 GROWTH = """
 import json, sys
 import scalelatent as sl
-from scalelatent.jobs.cluster_workers import peak_bytes
+from scalelatent.deploy.probes import peak_bytes
 ds = sl.open_dataset(sys.argv[1])[:int(sys.argv[2])]
 sl.CapsuleRegression(capsule_dim=8, max_iter=4, random_state=0, n_jobs=2).fit(ds)
 print(json.dumps(peak_bytes()))

@@ -239,12 +239,12 @@ def doctor(
 ) -> None:
     """Check this machine, or a cluster, and name fixes."""
     if scheduler is None:
-        from scalelatent.deploy.doctor import examine
+        from scalelatent.deploy.checks import examine
 
         findings = examine("." if folder is None else folder)
     else:
+        from scalelatent.deploy.checks import examine_cluster
         from scalelatent.deploy.connection import open_client
-        from scalelatent.deploy.doctor_cluster import examine_cluster
         from scalelatent.deploy.security import security_from
 
         with open_client(scheduler, security_from(tls_ca, tls_cert, tls_key)) as client:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scalelatent.engine.threads import within
@@ -12,64 +13,88 @@ from scalelatent.errors import RunError
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["ASK_SECONDS", "address_of", "ask_scheduler", "ask_workers"]
+__all__ = ["address_of", "ask_every_worker", "ask_scheduler", "ask_workers", "worker_infos"]
 
-ASK_SECONDS, SILENT_SECONDS = 30.0, 5.0
+ASK_SECONDS = 30.0
+# Beyond the time of each worker: an event loop that hangs too.
+LOOP_SECONDS = 5.0
 
 Answer = TypeVar("Answer")
 
 
 def address_of(client: Client) -> str:
-    """Return the address of a client's scheduler."""
+    """Address of a client's scheduler."""
     assert client.scheduler is not None
     return str(client.scheduler.address)
 
 
-def ask_scheduler(client: Client, function: Callable[..., Answer], *args: Any) -> Answer:
-    """Call a function with the scheduler as its first argument, on the scheduler, within a bounded time.
+def worker_infos(client: Client) -> dict[str, dict[str, Any]]:
+    """Address of each worker -> what the scheduler knows of it."""
+    return _bounded(client, ASK_SECONDS, lambda: dict(client.scheduler_info(n_workers=-1)["workers"]))
 
-    Raises
-    ------
-    RunError
-        The scheduler does not answer within 30 seconds.
-    """
-    try:
-        return within(ASK_SECONDS, lambda: client.run_on_scheduler(_on_scheduler, function, args))
-    except TimeoutError:
-        raise RunError(
-            f"the scheduler {address_of(client)} does not answer within {ASK_SECONDS:g} s: it hangs or is "
-            "overloaded; look at its log, and try again"
-        ) from None
+
+def ask_scheduler(client: Client, function: Callable[..., Answer], *args: Any) -> Answer:
+    """Call a function on the scheduler, which is its first argument; RunError without an answer in 30 s."""
+    return _bounded(client, ASK_SECONDS, lambda: client.run_on_scheduler(_on_scheduler, function, args))
 
 
 def _on_scheduler(function: Callable[..., Any], args: tuple[Any, ...], dask_scheduler: Any = None) -> Any:
     return function(dask_scheduler, *args)
 
 
-def ask_workers(client: Client, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
-    """Call a function on every worker, within a bounded time.
+def ask_workers(
+    client: Client,
+    function: Callable[..., Answer],
+    *args: Any,
+    workers: Iterable[str] | None = None,
+    seconds: float | None = None,
+) -> dict[str, Answer | Exception]:
+    """Call a function on workers, beside their tasks, each within its own time.
 
-    Returns
-    -------
-    dict
-        Address of the worker to its answer; to the exception where it raised one.
-
-    Raises
-    ------
-    RunError
-        Not all answer within 30 seconds; the message names those that were not heard of.
+    Returns the answer of each worker by its address, or the exception that it raised; a `TimeoutError` of one
+    that did not answer (30 s by default), which does not hide the others.
     """
+    limit = ASK_SECONDS if seconds is None else seconds
+    addresses = list(worker_infos(client) if workers is None else workers)
+
+    async def ask(address: str) -> Any:
+        answer = client.run(function, *args, workers=[address], on_error="return", asynchronous=True)
+        try:
+            return (await asyncio.wait_for(answer, limit))[address]  # type: ignore[arg-type]
+        except TimeoutError:
+            return TimeoutError(f"no answer within {limit:g} s")
+        except (OSError, KeyError) as error:  # it left meanwhile
+            return error
+
+    async def ask_all() -> list[Any]:
+        return list(await asyncio.gather(*map(ask, addresses)))
+
+    answers = _bounded(client, limit + LOOP_SECONDS, lambda: client.sync(ask_all))
+    return dict(zip(addresses, answers, strict=True))
+
+
+def ask_every_worker(
+    client: Client, function: Callable[..., Answer], *args: Any
+) -> dict[str, Answer | Exception]:
+    """Do as `ask_workers`; RunError, which names the silent ones, where not all answer."""
+    answers = ask_workers(client, function, *args)
+    silent = [address for address, answer in answers.items() if isinstance(answer, TimeoutError)]
+    if silent:
+        infos, now = worker_infos(client), time.time()
+        seen = {address: infos[address]["last_seen"] for address in silent if address in infos}
+        told = [f"{a} (last heard of {now - seen[a]:.0f} s ago)" for a in sorted(seen, key=seen.__getitem__)]
+        raise RunError(
+            f"not all workers of {address_of(client)} answer within {ASK_SECONDS:g} s; silent are: "
+            f"{', '.join(told[:5])}: stop those that hang, and try again"
+        )
+    return answers
+
+
+def _bounded(client: Client, seconds: float, call: Callable[[], Answer]) -> Answer:
     try:
-        return dict(within(ASK_SECONDS, lambda: client.run(function, *args, on_error="return")))
+        return within(seconds, call)
     except TimeoutError:
-        pass
-    workers = within(ASK_SECONDS, lambda: client.scheduler_info(n_workers=-1))["workers"]
-    silent = [
-        f"{address} (last heard of {time.time() - worker['last_seen']:.0f} s ago)"
-        for address, worker in sorted(workers.items(), key=lambda item: item[1]["last_seen"])
-        if time.time() - worker["last_seen"] > SILENT_SECONDS
-    ]
-    raise RunError(
-        f"not all workers of {address_of(client)} answer within {ASK_SECONDS:g} s; silent are: "
-        f"{', '.join(silent[:5]) or 'none, so they are busy'}: stop those that hang, and try again"
-    )
+        raise RunError(
+            f"the scheduler {address_of(client)} does not answer within {seconds:g} s: it hangs or is "
+            "overloaded; look at its log, and try again"
+        ) from None

@@ -1,35 +1,44 @@
-"""Versions and settings of everything that can change a result or a speed."""
+"""Versions and settings of everything that can change a result or a speed, and versions compared.
+
+Dask sends functions by name and arrays as bytes: with another version on the other side tasks fail late and
+obscurely, or compute other bits. So versions are compared before anything is sent.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib import metadata
 
-__all__ = ["environment", "show_versions", "versions"]
+__all__ = [
+    "COMPARED",
+    "CUPY",
+    "MISSING",
+    "Difference",
+    "differences",
+    "environment",
+    "show_versions",
+    "table_of",
+    "versions",
+]
 
 _PACKAGES = (
     "numpy", "numba", "llvmlite", "scipy", "scikit-learn", "zarr", "numcodecs", "dask", "distributed",
     "bokeh", "fsspec", "s3fs", "pydantic", "typer", "rich", "threadpoolctl", "psutil", "matplotlib", "pandas",
     "cupy-cuda12x", "cupy-cuda13x", "cupy",
 )  # fmt: skip
+COMPARED = ("scalelatent", "python", "numpy", "numba", "llvmlite", "zarr", "numcodecs", "dask", "distributed")
+CUPY = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
+MISSING = "missing"
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of scalelatent, Python and the packages it stands on.
+    """Versions of scalelatent, Python and the packages it stands on; None where one is not installed.
 
-    Returns
-    -------
-    dict of str to (str or None)
-        None where a package is not installed. Nothing is imported to find out.
-
-    Examples
-    --------
-    >>> from scalelatent.deploy.versions import versions
-    >>> sorted(versions())[:2]
-    ['bokeh', 'cupy']
+    Nothing is imported to find out.
     """
     from scalelatent import __version__
 
@@ -46,22 +55,72 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def environment() -> dict[str, str]:
-    """Return what else decides bits and speed: processor, thread pools, compiler, GPU, codecs, cluster.
+@dataclass(frozen=True)
+class Difference:
+    """A package whose versions differ: here, on the scheduler, and version -> workers that have it.
 
-    Unlike :func:`versions` this loads the libraries that it asks.
-
-    Returns
-    -------
-    dict of str to str
-        A probe that fails says so in its value.
-
-    Examples
-    --------
-    >>> from scalelatent.deploy.versions import environment
-    >>> sorted(environment())
-    ['blas', 'cluster', 'codecs', 'compiler', 'cpu', 'gpu', 'threads', 'zarr config']
+    ``here`` and ``scheduler`` are empty where theirs do not matter.
     """
+
+    package: str
+    here: str
+    scheduler: str
+    workers: dict[str, list[str]] = field(default_factory=dict)
+
+
+def differences(
+    here: Mapping[str, str | None],
+    scheduler: Mapping[str, str | None],
+    workers: Mapping[str, Mapping[str, str | None]],
+) -> list[Difference]:
+    """Compare versions here with those of a scheduler and of its workers by address.
+
+    Python is compared to its minor version. CuPy is compared among the workers that have it: one without a
+    GPU needs none.
+    """
+    ours, theirs = _relevant(here), _relevant(scheduler)
+    each = {address: _relevant(found) for address, found in sorted(workers.items())}
+    rows = []
+    for package in COMPARED:
+        there: dict[str, list[str]] = {}
+        for address, found in each.items():
+            there.setdefault(found[package], []).append(address)
+        if {theirs[package], *there} - {ours[package]}:
+            rows.append(Difference(package, ours[package], theirs[package], there))
+    with_cupy: dict[str, list[str]] = {}
+    for address, found in each.items():
+        if found["cupy"] != MISSING:
+            with_cupy.setdefault(found["cupy"], []).append(address)
+    if len(with_cupy) > 1:
+        rows.append(Difference("cupy", "", "", with_cupy))
+    return rows
+
+
+def _relevant(found: Mapping[str, str | None]) -> dict[str, str]:
+    kept = {name: found.get(name) or MISSING for name in COMPARED}
+    kept["python"] = ".".join(kept["python"].split(".")[:2])
+    kept["cupy"] = next((found[name] or MISSING for name in CUPY if found.get(name)), MISSING)
+    return kept
+
+
+def table_of(rows: list[Difference]) -> str:
+    """Differences as a table, a line for each package."""
+    lines = [("package", "here", "scheduler", "workers")]
+    for row in rows:
+        told = (
+            f"{version} ({addresses[0] if len(addresses) == 1 else f'{len(addresses)} workers'})"
+            for version, addresses in sorted(row.workers.items())
+        )
+        lines.append((row.package, row.here, row.scheduler, ", ".join(told)))
+    widths = [max(len(line[column]) for line in lines) for column in range(3)]
+    return "\n".join(
+        "  ".join(f"{text:<{width}}" for text, width in zip(line, [*widths, 0], strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def environment() -> dict[str, str]:
+    """What else decides bits and speed; loads the libraries that it asks. A probe that fails says so."""
     probes: dict[str, Callable[[], Iterator[str]]] = {
         "cpu": _cpu,
         "threads": _threads,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .runfolder import RunFolder
     from .spec import Job
 
-__all__ = ["TOPIC", "ProgressFile", "announce", "cluster_log", "install_page", "warnings_told"]
+__all__ = ["TOPIC", "DevicesSeen", "ProgressFile", "announce", "cluster_log", "install_page", "warnings_told"]
 
 TOPIC = "scalelatent"
 DISK_SECONDS, STORE_SECONDS = 1.0, 5.0
@@ -84,6 +84,24 @@ class ProgressFile(Callback):
             keys = ("stage", "layer", "layers", "k", "pass", "rows_done", "rows_total", "rows_per_s")
             with suppress(OSError):  # no news is no reason to end a fit
                 self._folder.tell_progress({key: info.get(key) for key in keys})
+
+
+class DevicesSeen(Callback):
+    """Keeps which devices computed, for the run's record; says it where the result depends on it.
+
+    ``told`` holds ``devices`` in words, such as ``"cpu 3 workers, gpu 1 worker"``.
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self.told: dict[str, Any] = {}
+
+    def on_event(self, info: dict[str, Any]) -> None:
+        """Take note of devices."""
+        if info.get("event") == "devices":
+            self.told = {"devices": info["devices"]}
+        if info.get("event") in ("devices", "blocks_cut") and "message" in info:
+            self._tell(info["message"])
 
 
 def announce(client: Client | None, folder: RunFolder, job: Job, state: Mapping[str, Any]) -> None:

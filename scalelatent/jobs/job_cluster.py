@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from scalelatent.deploy.asking import ask_workers
 from scalelatent.deploy.clusters import cluster
 from scalelatent.deploy.connection import open_client
+from scalelatent.deploy.probes import peak_bytes
 from scalelatent.deploy.security import security_from
 
 from .spec import ClusterSection, Job
@@ -15,7 +17,7 @@ from .spec import ClusterSection, Job
 if TYPE_CHECKING:
     from distributed import Client, Security
 
-__all__ = ["check_certificates", "connect", "security_of"]
+__all__ = ["check_certificates", "connect", "peak_of_workers", "security_of"]
 
 
 def security_of(section: ClusterSection) -> Security | None:
@@ -50,3 +52,12 @@ def connect(
             yield started
     else:
         yield None
+
+
+def peak_of_workers(client: Client) -> int | None:
+    """The largest peak memory of any worker, in bytes; None where none answers in time."""
+    try:
+        peaks = ask_workers(client, peak_bytes).values()
+    except Exception:  # noqa: BLE001  whatever Dask raises: the work is done
+        return None
+    return max((peak for peak in peaks if isinstance(peak, int)), default=None)

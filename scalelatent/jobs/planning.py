@@ -29,15 +29,20 @@ COPY_RATE, REPORT_BYTES, FIGURE_BYTES = 5e8, 2 * 10**6, 75 * 2**20
 
 
 class PlannedCluster:
-    """Tells what a cluster that a job will start is going to have, as a client tells it of a running one."""
+    """Stands for a client where only workers are asked for: those a job will start, or those of elsewhere."""
 
-    def __init__(self, cluster: ClusterSection) -> None:
-        self._workers = cluster.workers or 1
-        self._worker = {"nthreads": cluster.threads or 1, "memory_limit": worker_bytes(cluster)}
+    def __init__(self, workers: Mapping[str, Mapping[str, Any]]) -> None:
+        self._workers = workers
+
+    @classmethod
+    def of(cls, cluster: ClusterSection) -> PlannedCluster:
+        """The workers that a job will start."""
+        worker = {"nthreads": cluster.threads or 1, "memory_limit": worker_bytes(cluster)}
+        return cls({f"worker-{number}": worker for number in range(cluster.workers or 1)})
 
     def scheduler_info(self, n_workers: int = -1) -> dict[str, Any]:
-        """Return the workers to come."""
-        return {"workers": {f"worker-{number}": dict(self._worker) for number in range(self._workers)}}
+        """The workers to come."""
+        return {"workers": {address: dict(worker) for address, worker in self._workers.items()}}
 
 
 def worker_bytes(cluster: ClusterSection) -> int:
@@ -68,7 +73,7 @@ def plan_job(
     cluster = job.cluster
     with as_job_error():
         if client is None and cluster.scheduler is None:
-            planned = None if cluster.workers is None else PlannedCluster(cluster)
+            planned = None if cluster.workers is None else PlannedCluster.of(cluster)
             limit = None if cluster.memory_limit is None else worker_bytes(cluster)
             options |= {"client": planned, "memory_limit": limit}
             return _whole_job(job, data, _needs(job, estimator, lambda one: one.plan(data.train, **options)))

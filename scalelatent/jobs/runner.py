@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.contract.kinds import find_kind
+from scalelatent.deploy.checks import check_versions
 from scalelatent.deploy.clusters import job_named
-from scalelatent.deploy.handshake import check_versions
 from scalelatent.engine.batch_loop import Progress
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.compiling import telling_of_kernels
@@ -24,10 +24,9 @@ from scalelatent.monitor.times import time_text
 from scalelatent.storage.disk import is_local
 
 from .datasets import JobData, data_as_begun, open_job_data
-from .devices import DevicesSeen
-from .driver_news import ProgressFile, announce, cluster_log, install_page, warnings_told
+from .driver_news import DevicesSeen, ProgressFile, announce, cluster_log, install_page, warnings_told
 from .interrupt import StopRequest, stop_on_cancel, stop_on_signals
-from .job_cluster import connect
+from .job_cluster import connect, peak_of_workers
 from .refusals import as_job_error, tell_os_error
 from .runfolder import RunFolder
 from .searching import SearchNews, make_search, tell_search
@@ -211,8 +210,6 @@ def _steps(
         estimator = fitted.best_estimator_
     peak = None
     if client is not None:
-        from .cluster_workers import peak_of_workers
-
         peak = peak_of_workers(client)
     result = RunResult(folder, estimator, peak_worker_bytes=peak)
     result.scores |= validation_scores(estimator)

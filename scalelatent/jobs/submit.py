@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from scalelatent.deploy.asking import address_of, ask_scheduler
+from scalelatent.deploy.checks import check_versions
 from scalelatent.deploy.connection import default_scheduler
-from scalelatent.deploy.handshake import check_versions
 from scalelatent.errors import JobError, RunError
 from scalelatent.monitor.times import time_text
 from scalelatent.storage.disk import is_local

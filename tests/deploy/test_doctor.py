@@ -11,15 +11,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from scalelatent.deploy import doctor, warm
+from scalelatent.deploy import checks, probes, warm
+from scalelatent.storage.folder_probe import folder_trouble
 
 
 def by_check(findings):
     return {finding.check: finding for finding in findings}
 
 
+def only(check, folder="."):
+    (finding,) = checks.examine(folder, only=(check,))
+    return finding
+
+
 def test_a_healthy_machine(tmp_path):
-    findings = by_check(doctor.examine(tmp_path))
+    findings = by_check(checks.examine(tmp_path))
     expected = {
         "python",
         "packages",
@@ -38,12 +44,12 @@ def test_a_healthy_machine(tmp_path):
 
 
 def test_a_check_that_breaks_is_a_finding(monkeypatch):
-    def broken():
+    def broken(folder):
         raise RuntimeError("numba is half installed")
-        yield
 
-    monkeypatch.setattr(doctor, "_numba", broken)
-    finding = by_check(doctor.examine())["numba"]
+    broken_check = checks.Check("numba", "here", broken)
+    monkeypatch.setattr(checks, "CHECKS", (*checks.CHECKS[:2], broken_check))
+    finding = by_check(checks.examine())["numba"]
     assert finding.status == "fail"
     assert "half installed" in finding.found
 
@@ -63,15 +69,16 @@ def test_cold_kernels_are_counted_and_not_compiled(tmp_path):
 @pytest.mark.parametrize(("cold", "status"), [(0, "ok"), (3, "warn")])
 def test_kernels_are_warm_or_there_is_a_verb(monkeypatch, cold, status):
     monkeypatch.setattr(warm, "_missing", lambda kinds: (40, [("mbn", n, "scan") for n in range(cold)]))
-    (finding,) = doctor._kernels()
+    finding = only("kernels")
     assert finding.status == status
     assert ("3 of 40" in finding.found) == (finding.fix == "scalelatent warm") == bool(cold)
 
 
 def test_cupy_twice(monkeypatch):
-    wheels = [SimpleNamespace(metadata={"Name": name}) for name in ("cupy-cuda12x", "CuPy-CUDA13x", "cupydo")]
-    monkeypatch.setattr(doctor.metadata, "distributions", lambda: wheels)
-    (finding,) = doctor._gpu()
+    names = ("cupy-cuda12x", "CuPy-CUDA13x", "cupydo")
+    wheels = [SimpleNamespace(metadata={"Name": name}, version="13") for name in names]
+    monkeypatch.setattr(probes.metadata, "distributions", lambda: wheels)
+    finding = only("gpu")
     assert finding.status == "fail"
     assert "CuPy found twice: cupy-cuda12x, cupy-cuda13x" in finding.found
     assert finding.fix == "pip uninstall cupy-cuda13x"
@@ -80,13 +87,13 @@ def test_cupy_twice(monkeypatch):
 def test_folder_that_cannot_be_written(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    (finding,) = doctor._folder(blocked / "run")
+    finding = only("folder", blocked / "run")
     assert finding.status == "fail"
     assert str(blocked) in finding.found
 
 
 def test_folder_that_does_not_exist_yet(tmp_path):
-    (finding,) = doctor._folder(tmp_path / "a" / "b")
+    finding = only("folder", tmp_path / "a" / "b")
     assert finding.status in ("ok", "warn")
     assert not (tmp_path / "a").exists()
 
@@ -94,21 +101,34 @@ def test_folder_that_does_not_exist_yet(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no CPU affinity here")
 def test_bound_to_some_cpus(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    monkeypatch.setattr("psutil.cpu_count", lambda logical=True: 4)
-    (finding,) = doctor._cpu()
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    finding = only("cpu")
     assert finding.status == "warn"
     assert "1 of 4" in finding.found
 
 
 def test_missing_and_old_packages(monkeypatch):
     needs = ["numpy>=999", "no-such-package>=1", "pytest; extra == 'test'"]
-    monkeypatch.setattr(doctor.metadata, "requires", lambda _: needs)
-    (finding,) = doctor._packages()
+    monkeypatch.setattr(checks.metadata, "requires", lambda _: needs)
+    finding = only("packages")
     assert finding.status == "fail"
     assert "is not >=999" in finding.found
     assert "no-such-package is missing" in finding.found
 
 
 def test_a_folder_that_cannot_be_named_is_no_broken_installation(tmp_path):
-    (found,) = (f for f in doctor.examine(tmp_path / ("a" * 300)) if f.check == "folder")
-    assert (found.status, found.fix) == ("fail", "choose another folder")
+    found = only("folder", tmp_path / ("a" * 300))
+    assert (found.status, found.fix) == ("fail", "choose another folder, or ask for write access")
+    assert "File name too long" in found.found
+
+
+def test_a_mark_that_is_not_there(tmp_path):
+    (tmp_path / "mark").write_text("seen")
+    assert folder_trouble(str(tmp_path), "mark") == folder_trouble(str(tmp_path / "new")) == ""
+    assert "another folder of the same name" in folder_trouble(str(tmp_path), "left-by-the-laptop")
+    assert folder_trouble(str(tmp_path / "new"), "mark").startswith("it does not exist on host")
+    assert os.listdir(tmp_path) == ["mark"]
+
+
+def test_the_peak_of_this_process():
+    assert probes.peak_bytes() > 2**20

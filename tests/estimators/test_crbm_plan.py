@@ -15,7 +15,7 @@ import scalelatent as sl
 FIT = """
 import json, sys
 import scalelatent as sl
-from scalelatent.jobs.cluster_workers import peak_bytes
+from scalelatent.deploy.probes import peak_bytes
 ds = sl.open_dataset(sys.argv[1])
 options = {"learner": sys.argv[3], "n_epochs": 1, "n_sweeps": 2, "batch_size": 160, "momentum": 0.5}
 model = sl.ConditionalRBM(n_hidden=200, random_state=0, n_jobs=2, **options)

@@ -27,7 +27,7 @@ FIT = """
 import json, sys
 import scalelatent as sl
 from scalelatent.engine import mapwrite
-from scalelatent.jobs.cluster_workers import peak_bytes
+from scalelatent.deploy.probes import peak_bytes
 mapwrite.PARTED_ROWS = int(sys.argv[3])
 ds = sl.open_dataset(sys.argv[1])
 options = {"n_clusterings": 32, "k1": 400, "n_classes": 100, "n_components": 5}

@@ -21,7 +21,7 @@ options = {"max_iter": 3, "n_epochs": 3, "projection": None, "random_state": 0, 
 model = sl.CapsuleRegression(capsule_dim=8, algorithm=sys.argv[2], **options)
 plan = model.plan(ds)
 model.fit(ds)
-from scalelatent.jobs.cluster_workers import peak_bytes
+from scalelatent.deploy.probes import peak_bytes
 peak = peak_bytes()
 print(json.dumps({"peak": peak, "plan": plan["peak_bytes_per_worker"], "passes": len(model.history_)}))
 """
@@ -103,7 +103,7 @@ def test_a_plan_is_for_the_enclosing_cluster(monkeypatch: pytest.MonkeyPatch) ->
     from scalelatent.jobs.spec import ClusterSection
     from scalelatent.models.capsule import estimator as capsule
 
-    cluster = PlannedCluster(ClusterSection(workers=3, threads=5, memory_limit="3GiB"))
+    cluster = PlannedCluster.of(ClusterSection(workers=3, threads=5, memory_limit="3GiB"))
     monkeypatch.setattr(capsule, "current_client", lambda: cluster)
     assert CapsuleRegression().plan(_rows(600, 20))["resources"] == {
         "workers": 3, "threads": 5, "memory": 3 * 2**30,

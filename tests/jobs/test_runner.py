@@ -8,6 +8,7 @@ import signal
 import threading
 import warnings
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -290,18 +291,20 @@ def test_a_folder_that_another_driver_has_taken_up_is_not_removed(workplace, fak
 @pytest.mark.parametrize("trouble", ["silence", "closed"])
 def test_workers_that_do_not_answer_do_not_hold_the_run(monkeypatch, trouble):
     from scalelatent.deploy import asking
-    from scalelatent.jobs import cluster_workers as workers
+    from scalelatent.jobs.job_cluster import peak_of_workers
 
     monkeypatch.setattr(asking, "ASK_SECONDS", 0.05)
     never = threading.Event()
 
     class Client:
-        def run(self, function, *args, on_error):
+        scheduler = SimpleNamespace(address="tcp://head:8786")
+
+        def scheduler_info(self, n_workers):
             if trouble == "closed":
                 raise AttributeError("'NoneType' object has no attribute 'send_recv'")
             never.wait(30)
 
-    assert workers.peak_of_workers(Client()) is None
+    assert peak_of_workers(Client()) is None
     never.set()
 
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 
 import pytest
 
-from scalelatent.deploy.handshake import Difference, check_versions, differences
+from scalelatent.deploy import checks
+from scalelatent.deploy.probes import Wanted
+from scalelatent.deploy.versions import Difference, differences, table_of, versions
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.threads import within
 from scalelatent.errors import JobError, RunError
 from scalelatent.jobs import control
 from scalelatent.jobs import driver_news as news
 from scalelatent.jobs.interrupt import StopRequest, ask_cancel, cancel_asked, stop_on_cancel
-from scalelatent.jobs.preflight import _check_dataset
 from scalelatent.jobs.resolve import load_job
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.runner import run_job
@@ -266,53 +266,51 @@ def test_events_are_given_as_they_come(folder):
 # -- checks --------------------------------------------------------------------------------------------------
 
 
-class Answers:
-    """A cluster whose scheduler and workers have these versions."""
-
-    def __init__(self, scheduler, **workers):
-        self.scheduler = type("Scheduler", (), {"address": "tcp://head:8786"})
-        self._answers = scheduler, workers
-
-    def run(self, function, *args, on_error):
-        return self._answers[1]
-
-    def run_on_scheduler(self, function, *args):
-        if isinstance(self._answers[0], Exception):
-            raise self._answers[0]
-        return self._answers[0]
-
-    def get_versions(self, packages):
-        from scalelatent.deploy.versions import versions
-
-        told = {"packages": versions() | {"scalelatent": "0.0"}}
-        return {"scheduler": told, "workers": dict.fromkeys(self._answers[1], told), "client": told}
-
-
 def test_differences_of_versions():
-    from scalelatent.deploy.versions import versions
-
     same = versions()
-    assert differences(Answers(same, a=same, b=same)) == []
+    assert differences(same, same, {"a": same, "b": same}) == []
     micro = same | {"python": ".".join([*same["python"].split(".")[:2], "99"]), "cupy": None, "scipy": "0.1"}
-    assert differences(Answers(same, a=micro)) == []
+    assert differences(same, same, {"a": micro}) == []
     older = same | {"numpy": "1.0", "cupy-cuda12x": "13.4"}
-    found = differences(Answers(same, a=older, b=same, c=same | {"cupy": "13.6"}))
+    found = differences(same, same, {"a": older, "b": same, "c": same | {"cupy": "13.6"}})
     assert found == [
         Difference("numpy", same["numpy"], same["numpy"], {"1.0": ["a"], same["numpy"]: ["b", "c"]}),
         Difference("cupy", "", "", {"13.4": ["a"], "13.6": ["c"]}),
     ]
-    with pytest.raises(
-        JobError, match=r"cannot be imported by the scheduler, b of the cluster tcp://head:8786"
-    ):
-        check_versions(Answers(ImportError("no"), a=same, b=ImportError("no")), allow_mismatch=True)
-    assert json.loads(json.dumps(found[0].to_dict()))["workers"]["1.0"] == ["a"]
+
+
+def test_differences_are_a_table():
+    row = Difference("numba", "0.63.1", "0.63.1", {"0.62.0": ["tcp://a:40331"], "0.63.1": ["b", "c"]})
+    assert table_of([row]).splitlines() == [
+        "package  here    scheduler  workers",
+        "numba    0.63.1  0.63.1     0.62.0 (tcp://a:40331), 0.63.1 (2 workers)",
+    ]
+
+
+def judged(name, view):
+    (check,) = [check for check in checks.CHECKS if (check.where, check.name) == ("cluster", name)]
+    return list(check.judge(view))
+
+
+def test_a_cluster_without_the_package():
+    same, without = versions(), versions() | {"scalelatent": None}
+    told = {"a": same, "b": without}
+    (found,) = judged(
+        "versions", checks.ClusterView("tcp://head:8786", scheduler={"versions": without}, versions=told)
+    )
+    said = str(found.refusal())
+    assert found.check == "package"
+    assert "cannot be imported by the scheduler, b of the cluster tcp://head:8786:" in said
+    assert said.splitlines()[-1].startswith("Install it there")
 
 
 def test_one_name_for_two_datasets():
-    with pytest.raises(
-        JobError, match=r"\[data\] train = '/x' is not the same dataset on all workers \(a, c see"
-    ):
-        _check_dataset("train", "/x", {"a": ("", "1"), "b": ("", "1"), "c": ("", "2")})
+    seen = {
+        worker: {"datasets": {"[data] train": ("", mark)}} for worker, mark in zip("abc", "112", strict=True)
+    }
+    view = checks.ClusterView("tcp://head:8786", Wanted(datasets={"[data] train": "/x"}), workers=seen)
+    (found,) = judged("datasets", view)
+    assert "[data] train = '/x' is not the same dataset on all workers (a, c see" in found.found
 
 
 def test_what_hangs_is_left_behind():

@@ -4,33 +4,47 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from scalelatent.deploy import doctor_cluster as doctor
+from scalelatent.deploy import checks
+from scalelatent.deploy.probes import Wanted
 
 GIB = 2**30
 SCHEDULER = {
-    "dashboard": True, "bokeh": "3.9", "page": True, "no_workers_timeout": 300.0, "allowed_failures": 10
+    "dashboard": True, "versions": {"bokeh": "3.9"}, "page": True, "no_workers_timeout": 300.0,
+    "allowed_failures": 10,
 }  # fmt: skip
 WORKER = {
     "name": "w", "threads": 1, "memory_limit": 4 * GIB, "nanny": True, "offers_gpu": False, "host": "a",
     "cores": 4, "machine_bytes": 16 * GIB, "pools": {"BLAS": 1, "numba": 1, "Blosc": 4, "zarr": 0},
-    "trim": "65536", "glibc": True, "cupy": [], "gpus": 0, "cache_trouble": None, "folder_trouble": None,
-    "skew": 0.0, "local_directory": "/tmp",
+    "trim": "65536", "glibc": True, "cupy": [], "gpus": 0, "cache_trouble": "", "folder_trouble": "",
+    "local_directory": "/tmp",
 }  # fmt: skip
 
 
 def seen(
-    *workers: dict[str, Any], address: str = "tls://head:8786", silent: Any = (), **scheduler: Any
-) -> Any:
+    *workers: dict[str, Any],
+    address: str = "tls://head:8786",
+    silent: Any = (),
+    skews: Any = (),
+    **scheduler: Any,
+) -> checks.ClusterView:
     told = {f"tls://10.0.0.{i}:40000": WORKER | worker for i, worker in enumerate(workers)}
-    return doctor.Seen(address, SCHEDULER | scheduler, told, dict(silent))
+    off = {f"tls://10.0.0.{i}:40000": skew for i, skew in enumerate(skews)}
+    wanted = Wanted(folder="/runs")
+    return checks.ClusterView(address, wanted, SCHEDULER | scheduler, told, dict(silent), skews=off)
 
 
-def only(findings: Any, status: str) -> Any:
-    (finding,) = [finding for finding in findings if finding.status != "ok"]
+def judged(name: str, view: checks.ClusterView) -> list[checks.Finding]:
+    (check,) = [check for check in checks.CHECKS if (check.where, check.name) == ("cluster", name)]
+    return list(check.judge(view))
+
+
+def only(name: str, status: str, view: checks.ClusterView) -> checks.Finding:
+    (finding,) = [finding for finding in judged(name, view) if finding.status != "ok"]
     assert finding.status == status
     assert finding.fix
     return finding
@@ -38,34 +52,35 @@ def only(findings: Any, status: str) -> Any:
 
 def test_a_cluster_in_order():
     two = seen({}, {"host": "b", "offers_gpu": True, "gpus": 1, "cupy": ["cupy-cuda12x 13.6"]})
-    checks = [
-        doctor._workers, doctor._scheduler, doctor._dashboard, doctor._threads, doctor._memory,
-        doctor._malloc, doctor._clock, doctor._gpu, doctor._cache,
-        lambda s: doctor._folder(s, "s3://runs", None),
-    ]  # fmt: skip
-    findings = [finding for check in checks for finding in check(two)]
+    names = [check.name for check in checks.CHECKS if check.where == "cluster"]
+    findings = [
+        finding
+        for name in names
+        if name not in ("versions", "datasets", "scratch")
+        for finding in judged(name, two)
+    ]
     assert {finding.status for finding in findings} == {"ok"}
     assert all(finding.fix == "" for finding in findings)
     assert findings[0].found == "2 workers on 2 host(s), 2 threads, 1 of them offer a GPU"
 
 
 def test_workers_that_are_not_there():
-    assert "none" in only(doctor._workers(seen()), "fail").found
+    assert "has no workers" in only("workers", "fail", seen()).found
     lacking = seen({}, silent={"tcp://x:1": "ModuleNotFoundError: No module named 'scalelatent'"})
-    found = only(doctor._workers(lacking), "fail")
+    found = only("workers", "fail", lacking)
     assert "tcp://x:1" in found.found
     assert "install scalelatent" in found.fix
-    assert "without one" in only(doctor._workers(seen({"nanny": False})), "warn").found
+    assert "without one" in only("workers", "warn", seen({"nanny": False})).found
 
 
 def test_open_without_tls():
-    found = only(doctor._scheduler(seen({}, address="tcp://10.0.0.1:8786")), "warn")
+    found = only("trust", "warn", seen({}, address="tcp://10.0.0.1:8786"))
     assert "can run code" in found.found
-    assert next(doctor._scheduler(seen({}, address="tcp://127.0.0.1:8786"))).status == "ok"
+    assert judged("trust", seen({}, address="tcp://127.0.0.1:8786"))[0].status == "ok"
 
 
 def test_settings_of_the_scheduler():
-    found = only(doctor._scheduler(seen({}, no_workers_timeout=None, allowed_failures=3)), "warn")
+    found = only("scheduler", "warn", seen({}, no_workers_timeout=None, allowed_failures=3))
     assert "NO_WORKERS_TIMEOUT=5min" in found.fix
     assert "ALLOWED_FAILURES=10" in found.fix
 
@@ -73,63 +88,61 @@ def test_settings_of_the_scheduler():
 @pytest.mark.parametrize(
     ("scheduler", "fix"),
     [
-        ({"bokeh": None}, "bokeh>=3.4"),
+        ({"versions": {"bokeh": None}}, "bokeh>=3.4"),
         ({"dashboard": False}, "--dashboard-address"),
         ({"page": False}, "--preload"),
     ],
 )
 def test_dashboard(scheduler, fix):
-    assert fix in only(doctor._dashboard(seen({}, **scheduler)), "warn").fix
+    assert fix in only("dashboard", "warn", seen({}, **scheduler)).fix
 
 
 def test_threads():
     crowded = seen(*[{"threads": 2}] * 3, {"host": "b", "threads": 4})
-    found = only(doctor._threads(crowded), "warn")
+    found = only("threads", "warn", crowded)
     assert found.found == "a has 6 worker threads on 4 cores"
     pools = {"BLAS": 1, "numba": 64, "Blosc": 8, "zarr": 0}
-    found = only(doctor._threads(seen({}, {"pools": pools})), "warn")
-    assert found.found.startswith("numba keeps 64 threads in 1 worker(s) (tls://10.0.0.1:40000)")
+    found = only("threads", "warn", seen({}, {"pools": pools}))
+    assert found.found.startswith("numba keeps 64 threads in worker tls://10.0.0.1:40000")
     assert "NUMBA_NUM_THREADS=1" in found.fix
 
 
 def test_memory():
-    assert (
-        "has 16.0 GiB and its workers may use 20.0 GiB" in only(doctor._memory(seen(*[{}] * 5)), "warn").found
-    )
-    assert "without a limit" in only(doctor._memory(seen({}, {"memory_limit": None})), "warn").found
-    assert "MALLOC_TRIM" in only(doctor._malloc(seen({"trim": None})), "warn").found
-    assert next(doctor._malloc(seen({"trim": None, "glibc": False}))).status == "ok"
+    assert "has 16.0 GiB and its workers may use 20.0 GiB" in only("memory", "warn", seen(*[{}] * 5)).found
+    assert "no limit for worker" in only("memory", "warn", seen({}, {"memory_limit": None})).found
+    assert "MALLOC_TRIM" in only("malloc", "warn", seen({"trim": None})).found
+    assert judged("malloc", seen({"trim": None, "glibc": False}))[0].status == "ok"
 
 
 def test_clock():
-    found = only(doctor._clock(seen({}, {"skew": -7.25}, {"skew": 0.9})), "warn")
-    assert found.found.startswith("1 worker(s) (tls://10.0.0.1:40000) off by up to -7.2 s")
+    found = only("clock", "warn", seen({}, {}, {}, skews=(0.0, -7.25, 0.9)))
+    assert found.found.startswith("worker tls://10.0.0.1:40000 off by up to -7.2 s")
 
 
 @pytest.mark.parametrize(
     ("worker", "status", "found"),
     [
-        ({"offers_gpu": True}, "fail", "offer a GPU, but no CuPy"),
+        ({"offers_gpu": True}, "fail", "is offered by worker tls://10.0.0.1:40000, but no CuPy"),
         ({"offers_gpu": True, "cupy": ["cupy 13"]}, "fail", "but CuPy finds no device"),
         ({"offers_gpu": True, "cupy": ["cupy 13"], "gpus": 1, "threads": 4}, "warn", "several threads"),
         ({"cupy": ["cupy-cuda12x 13", "cupy-cuda13x 13"]}, "fail", "CuPy twice"),
-        ({"cupy": ["cupy 13"], "gpus": 1}, "warn", "that they do not offer"),
+        ({"cupy": ["cupy 13"], "gpus": 1}, "warn", "not offered"),
     ],
 )
 def test_gpu(worker, status, found):
-    assert found in only(doctor._gpu(seen({}, worker)), status).found
+    assert found in only("gpu", status, seen({}, worker)).found
 
 
 def test_folder():
-    found = only(doctor._folder(seen({}, {"folder_trouble": "Permission denied"}), "/runs", None), "fail")
-    assert found.found == "/runs: 1 worker(s) (tls://10.0.0.1:40000) cannot use it (Permission denied)"
-    assert "on this machine" in only(doctor._folder(seen({}), "/runs", "Read-only file system"), "fail").found
+    found = only("folder", "fail", seen({}, {"folder_trouble": "Permission denied"}))
+    assert found.found == "/runs: worker tls://10.0.0.1:40000 cannot use it (Permission denied)"
+    view = replace(seen({}), trouble="Read-only file system")
+    assert "on this machine" in only("folder", "fail", view).found
 
 
 @pytest.mark.cluster
-def test_a_live_cluster(tls_client, tmp_path, monkeypatch):
-    monkeypatch.setattr(doctor, "_versions", lambda client: iter(()))  # has tests of its own
-    findings = {finding.check: finding for finding in doctor.examine_cluster(tls_client, tmp_path / "runs")}
+def test_a_live_cluster(tls_client, tmp_path):
+    findings = {finding.check: finding for finding in checks.examine_cluster(tls_client, tmp_path / "runs")}
     assert findings["workers"].found == "2 workers on 1 host(s), 2 threads, 1 of them offer a GPU"
     for check in ("trust", "scheduler", "memory", "malloc", "clock", "numba cache", "folder"):
         assert findings[check].status == "ok", findings[check]
@@ -139,23 +152,21 @@ def test_a_live_cluster(tls_client, tmp_path, monkeypatch):
 
 
 @pytest.mark.cluster
-def test_a_folder_that_is_a_file(tls_client, tmp_path, monkeypatch):
-    monkeypatch.setattr(doctor, "_versions", lambda client: iter(()))
+def test_a_folder_that_is_a_file(tls_client, tmp_path):
     (tmp_path / "file").write_text("")
-    findings = doctor.examine_cluster(tls_client, tmp_path / "file" / "runs")
+    findings = checks.examine_cluster(tls_client, tmp_path / "file" / "runs")
     (folder,) = [finding for finding in findings if finding.check == "folder"]
     assert folder.status == "fail"
     assert "on this machine" in folder.found
 
 
 @pytest.mark.cluster
-def test_a_worker_that_hangs_is_named(tls_client, tls_cluster, monkeypatch):
-    monkeypatch.setattr(doctor, "_versions", lambda client: iter(()))
+def test_a_worker_that_hangs_is_named(tls_client, tls_cluster):
     pids = tls_client.run(os.getpid)
     address, pid = next(iter(pids.items()))
     os.kill(pid, signal.SIGSTOP)
     try:
-        (hung, *_), others = doctor.examine_cluster(tls_client, seconds=2), pids.keys() - {address}
+        (hung, *_), others = checks.examine_cluster(tls_client, seconds=2), pids.keys() - {address}
     finally:
         os.kill(pid, signal.SIGCONT)
     assert hung.check == "workers"

@@ -296,7 +296,7 @@ def test_a_run_folder_that_cannot_be(s3: S3, tmp_path: Path) -> None:
 
 
 def test_the_doctor_looks_at_a_store(s3: S3) -> None:
-    from scalelatent.deploy.doctor import examine
+    from scalelatent.deploy.checks import examine
 
     def folder(url: str) -> Any:
         return next(finding for finding in examine(url) if finding.check == "folder")

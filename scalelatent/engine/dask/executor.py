@@ -30,6 +30,7 @@ from scalelatent.engine.passes import Span, Stage, spans_of, split_vector
 from scalelatent.engine.quarantine import Quarantine
 from scalelatent.engine.spans import plan_spans
 from scalelatent.errors import RunError
+from scalelatent.storage.folder_probe import folder_trouble
 
 from .attempts import run_to_end
 from .cluster_pass import DaskPass
@@ -40,7 +41,7 @@ from .maps import run_map, save_lazy
 from .pools import Pools
 from .scheduler_news import KERNELS, listener
 from .steps import DaskSteps
-from .tasks import sees, task_merge
+from .tasks import task_merge
 from .trial import end_with_word
 from .watch import Watch
 from .work import Work
@@ -176,7 +177,7 @@ class DaskExecutor:
         place, mark = self.store.place, f".seen-{self.token}"
         place.write(mark, b"seen")
         try:
-            wrong = self.link.ask_workers("looking for the run folder", sees, place.url, mark)
+            wrong = self.link.ask_workers("looking for the run folder", folder_trouble, place.url, mark)
         finally:
             place.delete(mark)
         blind = {address: words for address, words in wrong.items() if words}

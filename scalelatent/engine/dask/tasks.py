@@ -24,8 +24,7 @@ from scalelatent.engine.passes import PassContext, Span, Stage, split_vector, ve
 from scalelatent.engine.reading import Stopped
 from scalelatent.engine.spans import worth_saving
 from scalelatent.engine.threads import single_threaded
-from scalelatent.errors import RunError, ScalelatentError
-from scalelatent.storage.disk import locate
+from scalelatent.errors import RunError
 
 from .aligned import aligned
 from .allocator import keep_pages
@@ -66,14 +65,6 @@ def settle_process() -> None:
             _limited.__enter__()
             keep_pages()
             tell_of_kernels()
-
-
-def sees(folder: str, mark: str) -> str:
-    """Nothing where this worker sees a file of the driver's, else what is wrong."""
-    try:
-        return "" if locate(folder).has(mark) else "they do not see it"
-    except (ScalelatentError, OSError) as error:
-        return str(error)
 
 
 def open_store(ref: Ref) -> EngineStore:
