@@ -19,7 +19,8 @@ import numpy as np
 from common import fastest, mnist, parser, write
 
 from scalelatent.data import Dataset, InfiniteDigits, make_digits
-from scalelatent.generators.digits import N_TEST, base_digits
+from scalelatent.generators.bases import base_digits
+from scalelatent.generators.digits import N_TEST
 
 
 def kernel_rate(digits: InfiniteDigits, rows: int = 16_384) -> float:

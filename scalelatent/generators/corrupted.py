@@ -135,7 +135,8 @@ def make_corrupted(
     from scalelatent.storage.disk import locate
     from scalelatent.storage.guard import clears_too
 
-    from .make import base_name, check_base_rows, make_rows, open_base
+    from .bases import base_name, check_base_rows, open_base
+    from .make import make_rows
 
     where = locate(url)
     place, pure = where.url, locate(clean_url(where.url) if clean is None else clean)
@@ -224,6 +225,6 @@ def clean_url(url: str) -> str:
 
 def from_provenance(provenance: dict[str, Any], url: str) -> CorruptedImages:
     """The generator of a dataset with this provenance."""
-    from .make import open_base
+    from .bases import open_base
 
     return CorruptedImages(open_base(provenance["base"], url, provenance["base_fingerprint"]), provenance)

@@ -9,7 +9,6 @@ read from their file.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import math
 import os
 from typing import TYPE_CHECKING, Any
@@ -20,8 +19,9 @@ from scalelatent.errors import DataError
 from scalelatent.kernels.random_words import check_seed
 from scalelatent.storage.disk import locate
 
+from .bases import absolute, base_name, check_base_rows, open_base, relative
 from .digit_kernels import gaussian_taps, render, smooth_fields
-from .make import absolute, base_name, check_base_rows, make_rows, open_base, relative
+from .make import make_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,6 @@ __all__ = [
     "N_FIELDS",
     "TANGENT_SIGMA",
     "InfiniteDigits",
-    "base_digits",
     "make_digits",
     "read_fields",
     "seeded_fields",
@@ -250,25 +249,6 @@ class InfiniteDigits:
         if self.shift:
             shift_rows(out, first)
         return out, self._labels[base]
-
-
-@functools.lru_cache(maxsize=1)
-def base_digits() -> tuple[np.ndarray, np.ndarray]:
-    """scikit-learn's 1,797 digits: uint8 (1797, 8, 8), grey values 0 to 255, and labels uint8."""
-    spec = importlib.util.find_spec("sklearn")  # found, not imported: that would take a second
-    folders = [] if spec is None else list(spec.submodule_search_locations or [])
-    paths = [os.path.join(folder, "datasets", "data", "digits.csv.gz") for folder in folders]
-    path = next((p for p in paths if os.path.exists(p)), None)
-    if path is None:
-        raise DataError(
-            "scikit-learn's digits (datasets/data/digits.csv.gz) are not installed; install scikit-learn, or "
-            "give another base: a dataset of uint8 images"
-        )
-    rows = np.loadtxt(path, delimiter=",", dtype=np.uint8)
-    images = np.rint(rows[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
-    labels = np.ascontiguousarray(rows[:, -1])
-    images.flags.writeable = labels.flags.writeable = False
-    return images, labels
 
 
 def make_digits(

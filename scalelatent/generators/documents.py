@@ -16,7 +16,8 @@ from scalelatent.errors import DataError
 from scalelatent.kernels.random_words import check_seed, stage_word
 from scalelatent.storage.disk import locate
 
-from .make import base_name, check_base_rows, generator_of, make_rows, open_stored_base, unchanged
+from .bases import base_name, check_base_rows, open_stored_base, unchanged
+from .make import generator_of, make_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable

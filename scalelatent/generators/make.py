@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import locate
-from scalelatent.storage.guard import refuse_onto
 
 from . import GENERATORS
 
@@ -22,17 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Generator",
-    "absolute",
-    "base_name",
-    "check_base_rows",
     "generator_of",
     "make_rows",
     "make_shard",
-    "open_base",
-    "open_stored_base",
-    "relative",
     "repair_dataset",
-    "unchanged",
 ]
 
 Progress = Callable[[int, int], None]
@@ -177,67 +169,3 @@ def _generator(provenance: str, url: str) -> Generator:
     module, function = GENERATORS[parameters["importer"]].split(":")
     made: Generator = getattr(importlib.import_module(module), function)(parameters, url)
     return made
-
-
-def relative(path: str | os.PathLike[str], url: str) -> str:
-    """A path as provenance keeps it: relative to the dataset, so that both may move together."""
-    return os.path.abspath(path) if "://" in url else os.path.relpath(path, url)
-
-
-def absolute(path: str, url: str) -> str:
-    """The path that `relative` was given."""
-    return path if "://" in url else os.path.normpath(os.path.join(url, path))
-
-
-def base_name(base: str | os.PathLike[str], url: str) -> str:
-    """A base set as provenance keeps it: 'digits', a url with a scheme, or a relative path."""
-    text = os.fspath(base)
-    if text == "digits":
-        return text
-    place = locate(text).url
-    return place if "://" in place else relative(place, url)
-
-
-def open_stored_base(name: str, url: str) -> Dataset:
-    """The dataset that `base_name` named."""
-    from scalelatent.data.dataset import open_dataset
-
-    place = name if "://" in name else absolute(name, url)
-    refuse_onto(url, place)
-    return open_dataset(place)
-
-
-def open_base(name: str, url: str, fingerprint: str | None = None) -> Dataset:
-    """The base set that `base_name` named: uint8 images, with or without labels."""
-    from scalelatent.data.dataset import Dataset
-
-    from .digits import base_digits
-
-    ds = Dataset.from_arrays(*base_digits()) if name == "digits" else open_stored_base(name, url)
-    if ds.dtype != "u1" or len(ds.feature_shape) != 2 or ds.is_sparse:
-        raise DataError(
-            f"base {ds.url} holds rows of shape {ds.feature_shape} and dtype {ds.dtype}; uint8 images "
-            "(height, width) are needed"
-        )
-    return ds if fingerprint is None else unchanged(ds, name, url, fingerprint)
-
-
-def check_base_rows(base_rows: tuple[int, int] | None, n: int) -> tuple[int, int]:
-    """The rows A:B of a base of n rows that are used."""
-    a, b = (0, n) if base_rows is None else (int(base_rows[0]), int(base_rows[1]))
-    if not 0 <= a < b <= n:
-        raise DataError(
-            f"base rows {a}:{b} do not lie in 0:{n}, the rows of the base set; give --base-rows A:B within"
-        )
-    return a, b
-
-
-def unchanged(base: Dataset, name: str, url: str, fingerprint: str) -> Dataset:
-    """The base set of a dataset, if it is what it was."""
-    found = base.fingerprint()
-    if found != fingerprint:
-        raise DataError(
-            f"{url}: its base {name} has changed since the first shard was made (fingerprint {found[:12]}, "
-            f"was {fingerprint[:12]}); restore the base, or begin anew with --overwrite"
-        )
-    return base

@@ -346,7 +346,7 @@ class _Chain:
 
 
 def _import_digits(url: str | os.PathLike[str], common: dict[str, Any]) -> Dataset:
-    from scalelatent.generators.digits import base_digits
+    from scalelatent.generators.bases import base_digits
 
     images, labels = base_digits()
     x, y = ArrayRows(images, "scikit-learn's digits"), ArrayRows(labels, "scikit-learn's digits")

@@ -26,7 +26,7 @@ from scalelatent.data import (
 )
 from scalelatent.errors import DataError
 from scalelatent.generators import digits as fields
-from scalelatent.generators.digits import base_digits
+from scalelatent.generators.bases import base_digits
 from scalelatent.generators.make import make_rows
 
 IMAGES, LABELS = base_digits()

@@ -13,7 +13,7 @@ import pytest
 from scalelatent import ConditionalRBM, Dataset
 from scalelatent.errors import DataError
 from scalelatent.evaluation import OutputErrors, all_error, changed_error, occlusion_errors
-from scalelatent.generators.digits import base_digits
+from scalelatent.generators.bases import base_digits
 from scalelatent.kernels.corruption import corrupt
 from scalelatent.models.crbm.report import collect_rbm, rbm_numbers
 from scalelatent.models.crbm.report_figures import (

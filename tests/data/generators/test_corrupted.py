@@ -10,8 +10,8 @@ import pytest
 
 from scalelatent.data import Dataset, make_corrupted, open_dataset
 from scalelatent.errors import DataError
+from scalelatent.generators.bases import base_digits
 from scalelatent.generators.corrupted import clean_url
-from scalelatent.generators.digits import base_digits
 from scalelatent.generators.image_kernels import flip_exactly, occlude
 from scalelatent.generators.images import uniform
 

@@ -1,0 +1,98 @@
+"""Base sets: the datasets, or scikit-learn's digits, that rows are made from."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from scalelatent.errors import DataError
+from scalelatent.storage.disk import locate
+from scalelatent.storage.guard import refuse_onto
+
+if TYPE_CHECKING:
+    from scalelatent.data.dataset import Dataset
+
+
+@functools.lru_cache(maxsize=1)
+def base_digits() -> tuple[np.ndarray, np.ndarray]:
+    """scikit-learn's 1,797 digits: uint8 (1797, 8, 8), grey values 0 to 255, and labels uint8."""
+    spec = importlib.util.find_spec("sklearn")  # found, not imported: that would take a second
+    folders = [] if spec is None else list(spec.submodule_search_locations or [])
+    paths = [os.path.join(folder, "datasets", "data", "digits.csv.gz") for folder in folders]
+    path = next((p for p in paths if os.path.exists(p)), None)
+    if path is None:
+        raise DataError(
+            "scikit-learn's digits (datasets/data/digits.csv.gz) are not installed; install scikit-learn, or "
+            "give another base: a dataset of uint8 images"
+        )
+    rows = np.loadtxt(path, delimiter=",", dtype=np.uint8)
+    images = np.rint(rows[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    labels = np.ascontiguousarray(rows[:, -1])
+    images.flags.writeable = labels.flags.writeable = False
+    return images, labels
+
+
+def relative(path: str | os.PathLike[str], url: str) -> str:
+    """A path as provenance keeps it: relative to the dataset, so that both may move together."""
+    return os.path.abspath(path) if "://" in url else os.path.relpath(path, url)
+
+
+def absolute(path: str, url: str) -> str:
+    """The path that `relative` was given."""
+    return path if "://" in url else os.path.normpath(os.path.join(url, path))
+
+
+def base_name(base: str | os.PathLike[str], url: str) -> str:
+    """A base set as provenance keeps it: 'digits', a url with a scheme, or a relative path."""
+    text = os.fspath(base)
+    if text == "digits":
+        return text
+    place = locate(text).url
+    return place if "://" in place else relative(place, url)
+
+
+def open_stored_base(name: str, url: str) -> Dataset:
+    """The dataset that `base_name` named."""
+    from scalelatent.data.dataset import open_dataset
+
+    place = name if "://" in name else absolute(name, url)
+    refuse_onto(url, place)
+    return open_dataset(place)
+
+
+def open_base(name: str, url: str, fingerprint: str | None = None) -> Dataset:
+    """The base set that `base_name` named: uint8 images, with or without labels."""
+    from scalelatent.data.dataset import Dataset
+
+    ds = Dataset.from_arrays(*base_digits()) if name == "digits" else open_stored_base(name, url)
+    if ds.dtype != "u1" or len(ds.feature_shape) != 2 or ds.is_sparse:
+        raise DataError(
+            f"base {ds.url} holds rows of shape {ds.feature_shape} and dtype {ds.dtype}; uint8 images "
+            "(height, width) are needed"
+        )
+    return ds if fingerprint is None else unchanged(ds, name, url, fingerprint)
+
+
+def check_base_rows(base_rows: tuple[int, int] | None, n: int) -> tuple[int, int]:
+    """The rows A:B of a base of n rows that are used."""
+    a, b = (0, n) if base_rows is None else (int(base_rows[0]), int(base_rows[1]))
+    if not 0 <= a < b <= n:
+        raise DataError(
+            f"base rows {a}:{b} do not lie in 0:{n}, the rows of the base set; give --base-rows A:B within"
+        )
+    return a, b
+
+
+def unchanged(base: Dataset, name: str, url: str, fingerprint: str) -> Dataset:
+    """The base set of a dataset, if it is what it was."""
+    found = base.fingerprint()
+    if found != fingerprint:
+        raise DataError(
+            f"{url}: its base {name} has changed since the first shard was made (fingerprint {found[:12]}, "
+            f"was {fingerprint[:12]}); restore the base, or begin anew with --overwrite"
+        )
+    return base
