@@ -178,11 +178,11 @@ def attach(
 ) -> None:
     """Watch a job until it ends."""
     from scalelatent.jobs.control import follow
-    from scalelatent.monitor.progress import Progress
+    from scalelatent.monitor.progress import ProgressDisplay
 
     folder = _find(job, scheduler, tls_ca, tls_cert, tls_key)
     try:
-        with Progress(stderr_console()) as progress:
+        with ProgressDisplay(stderr_console()) as progress:
             security = _security(tls_ca, tls_cert, tls_key)
             state = follow(folder, [progress], security=security, tell=say)
     except KeyboardInterrupt:

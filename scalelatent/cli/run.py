@@ -129,7 +129,7 @@ def _run(job: Job, folder: Any, json: bool, also: dict[str, Any] | None = None) 
     """Run a new job, or resume one in its folder, with live progress; print what came of it."""
     from scalelatent.jobs.planning import plan_job, plan_lines
     from scalelatent.jobs.runner import run_job, run_new_job
-    from scalelatent.monitor.progress import Progress
+    from scalelatent.monitor.progress import ProgressDisplay
 
     where = job.job.out if folder is None else folder.url
     if folder is None:
@@ -138,7 +138,7 @@ def _run(job: Job, folder: Any, json: bool, also: dict[str, Any] | None = None) 
         for line in plan_lines(needs):
             say(line)
     try:
-        with in_run(where), Progress(stderr_console()) as progress:
+        with in_run(where), ProgressDisplay(stderr_console()) as progress:
             if folder is None:
                 result = run_new_job(job, callbacks=[progress], tell=say)
             else:

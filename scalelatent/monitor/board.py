@@ -1,38 +1,519 @@
-"""All jobs that a scheduler has heard of, in bounded memory."""
+"""What a scheduler knows of jobs by their messages: their workers, curves and events, in bounded memory."""
 
 from __future__ import annotations
 
 import time
+from array import array
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .job import ENDED, JobView
-from .worker_stats import clip
+from .messages import AFTER_FIT, ERRORS, clip, number, number_or_none, part_of, pool_of, span_text
+from .times import time_text
 
-__all__ = ["TOPIC", "Board"]
+__all__ = ["Board", "Curve", "JobView", "Rate"]
 
-TOPIC = "scalelatent"
-JOBS, WHOLE_JOBS, LOST = 300, 20, 50
+COLUMNS = ("objective", *ERRORS, "rows_per_s", "mb_per_s", "nu", "round")
+ENDED = ("done", "failed", "cancelled")
+# A driver tells something every few seconds; after this time without a word a job counts as silent.
+SILENT_SECONDS = 60.0
+EVENTS, STAGES, POINTS, OLD_POINTS = 60, 8, 400, 100
+JOBS, WHOLE_JOBS, LOST, WORKERS = 300, 20, 50, 1000
+NAN, EARLY = float("nan"), 0.2
+_OWN = ("kind", "run", "name", "event", "time")
+
+
+class Curve:
+    """Columns of numbers against one growing axis; never more than ``limit`` points.
+
+    When the limit is reached every other point is dropped, and from then on only every second, fourth, …
+    new one is kept. The last point is always there.
+    """
+
+    __slots__ = ("_count", "_last_kept", "columns", "limit", "stride", "x")
+
+    def __init__(self, columns: Sequence[str], limit: int = 400) -> None:
+        self.limit = max(4, limit)
+        self.stride, self._count, self._last_kept = 1, 0, True
+        self.x = array("d")
+        self.columns = {name: array("d") for name in columns}
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def add(self, x: float, values: Mapping[str, float | None]) -> None:
+        """Append a point; what lies at ``x`` or behind it is dropped (a resumed run repeats passes)."""
+        if self.x and x <= self.x[-1]:
+            self._cut(x)
+        if not self._last_kept:
+            self._pop()
+        self._push(x, values)
+        self._last_kept = self._count % self.stride == 0
+        self._count += 1
+        if len(self.x) > self.limit:
+            self.thin()
+
+    def thin(self) -> None:
+        """Drop every other point but the last."""
+        for column in (self.x, *self.columns.values()):
+            last = column[-1]
+            even = len(column) % 2 == 0
+            column[:] = column[::2]
+            if even:
+                column.append(last)
+        self.stride *= 2
+        self._last_kept = self._last_kept and (self._count - 1) % self.stride == 0
+
+    def to_dict(self) -> dict[str, list[float | None]]:
+        """Columns as lists fit for JSON, ``x`` among them; those without a number are left out."""
+        out: dict[str, list[float | None]] = {"x": list(self.x)}
+        for name, column in self.columns.items():
+            if any(value == value for value in column):
+                out[name] = [value if value == value else None for value in column]
+        return out
+
+    def last(self, name: str) -> float | None:
+        """The last number of a column."""
+        return next((value for value in reversed(self.columns[name]) if value == value), None)
+
+    def _push(self, x: float, values: Mapping[str, float | None]) -> None:
+        self.x.append(x)
+        for name, column in self.columns.items():
+            value = values.get(name)
+            column.append(NAN if value is None else value)
+
+    def _pop(self) -> None:
+        for column in (self.x, *self.columns.values()):
+            column.pop()
+
+    def _cut(self, x: float) -> None:
+        keep = sum(1 for earlier in self.x if earlier < x)
+        for column in (self.x, *self.columns.values()):
+            del column[keep:]
+        self._count, self._last_kept = keep * self.stride, True
+
+
+class Rate:
+    """Something per second, over the last few seconds."""
+
+    __slots__ = ("_begin", "_last", "_sum", "value", "window")
+
+    def __init__(self, window: float = 3.0) -> None:
+        self.window = window
+        self._begin: float | None = None
+        self._last, self._sum, self.value = 0.0, 0.0, 0.0
+
+    def add(self, now: float, amount: float, seconds: float | None = None) -> None:
+        """Count an amount that was done by ``now``; ``seconds`` is what the first one took."""
+        if self._begin is None or now - self._last > 10 * self.window:
+            self._begin, self._sum = now - (seconds or 0.0), 0.0
+            self._last = now
+            if not seconds:
+                return
+        self._sum += amount
+        self._last = now
+        passed = now - self._begin
+        full = passed >= self.window
+        if full or (
+            not self.value and passed >= min(EARLY, self.window)
+        ):  # a first word before the window is full
+            fresh = self._sum / passed
+            self.value = 0.5 * (self.value + fresh) if self.value and full else fresh
+        if full:
+            self._begin, self._sum = now, 0.0
+
+    def at(self, now: float) -> float:
+        """The rate, 0 where nothing was heard of for ten windows."""
+        return self.value if now - self._last <= 10 * self.window else 0.0
+
+
+class WorkerShare:
+    """One worker's share of a job."""
+
+    __slots__ = ("address", "bytes", "last", "lost", "name", "pool", "rate", "rows", "rss", "seconds",
+                 "seen", "spans", "wait")  # fmt: skip
+
+    def __init__(self, address: str) -> None:
+        self.address, self.name, self.pool = address, address, "cpu"
+        self.rows = self.bytes = self.spans = self.rss = 0
+        self.seconds = self.wait = self.seen = 0.0
+        self.rate, self.last, self.lost = Rate(), "", False
+
+    def add(self, message: Mapping[str, Any], now: float) -> None:
+        """Take in a span."""
+        rows, seconds = int(number(message, "rows")), number(message, "seconds")
+        self.name = clip(message.get("name") or self.address, 80)
+        self.pool = pool_of(message)
+        self.rows += rows
+        self.bytes += int(number(message, "bytes"))
+        self.spans += int(number(message, "spans", 1))
+        self.seconds += seconds
+        self.wait += number(message, "wait_seconds")
+        self.rss = int(number(message, "rss")) or self.rss
+        self.rate.add(now, rows, seconds)
+        self.last, self.seen, self.lost = span_text(message), now, False
+
+    def to_dict(self, now: float) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "worker": self.address,
+            "name": self.name,
+            "pool": self.pool,
+            "rows": self.rows,
+            "rows_per_s": 0.0 if self.lost else self.rate.at(now),
+            "bytes": self.bytes,
+            "spans": self.spans,
+            "span_seconds": self.seconds / self.spans if self.spans else None,
+            "wait_share": self.wait / self.seconds if self.seconds else None,
+            "rss": self.rss or None,
+            "last_span": self.last,
+            "seconds_ago": round(now - self.seen, 1) if self.seen else None,
+            "lost": self.lost,
+        }
+
+
+class JobWorkers:
+    """Workers that a job was told of: at most a thousand, and sums that count those dropped too."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, WorkerShare] = {}
+        self.pool_rows: dict[str, int] = {}
+        self._lost: dict[str, None] = {}
+        self.lost_total = 0
+
+    def __len__(self) -> int:
+        return sum(1 for worker in self.rows.values() if not worker.lost)
+
+    def add(self, message: Mapping[str, Any], now: float) -> None:
+        """Take in a span that a worker has computed."""
+        address = clip(message.get("worker") or "?", 200)
+        worker = self.rows.get(address)
+        if worker is None:
+            self._make_room()
+            worker = self.rows[address] = WorkerShare(address)
+        worker.add(message, now)
+        self.pool_rows[worker.pool] = self.pool_rows.get(worker.pool, 0) + int(number(message, "rows"))
+
+    def lose(self, address: str) -> bool:
+        """A worker has gone; False where that was known."""
+        if address in self._lost:
+            return False
+        self._lost[address] = None
+        if len(self._lost) > WORKERS:
+            del self._lost[next(iter(self._lost))]
+        self.lost_total += 1
+        if address in self.rows:
+            self.rows[address].lost = True
+        return True
+
+    def clear(self) -> None:
+        """Forget single workers, of a job that has long ended; the sums stay."""
+        self.rows.clear()
+        self._lost.clear()
+
+    def pools(self, now: float) -> list[dict[str, Any]]:
+        """Sums by kind of device."""
+        out = {pool: {"pool": pool, "workers": 0, "rows": rows, "rows_per_s": 0.0}
+               for pool, rows in sorted(self.pool_rows.items())}  # fmt: skip
+        for worker in self.rows.values():
+            if not worker.lost and worker.pool in out:
+                out[worker.pool]["workers"] += 1  # type: ignore[operator]
+                out[worker.pool]["rows_per_s"] += worker.rate.at(now)  # type: ignore[operator]
+        return list(out.values())
+
+    def to_list(self, now: float) -> list[dict[str, Any]]:
+        """Each worker's share, in the order in which they came."""
+        return [worker.to_dict(now) for worker in self.rows.values()]
+
+    def _make_room(self) -> None:
+        if len(self.rows) >= WORKERS:
+            oldest = min(self.rows.values(), key=lambda w: (not w.lost, w.seen))
+            del self.rows[oldest.address]
+
+
+class JobView:
+    """One job by the URL of its run folder: takes in messages, gives a summary or everything."""
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self.id = self.name = run.rstrip("/").rsplit("/", 1)[-1] or run
+        self.model = self.driver = ""
+        self.state, self.error = "running", ""
+        self.report = ""
+        self.layers = (0.0, 0.0)  # which one of how many, of a network
+        self.submitted: float | None = None
+        self.began: float | None = None
+        self.ended: float | None = None
+        self.seen = 0.0
+        self.limit: float | None = None  # passes at most
+        self.info: dict[str, Any] = {}
+        self.stage = self.part = ""
+        self.record: dict[str, Any] = {}
+        self.curves: dict[str, Curve] = {}
+        self.axes: dict[str, str] = {}
+        self.workers = JobWorkers()
+        self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS)
+        self.rows_rate, self.byte_rate = Rate(), Rate()
+        self.rows = self.bytes = 0.0
+        self.spans_redone: dict[str, int] = {}
+        self.quarantined = 0
+        self.checkpoint: dict[str, Any] | None = None
+        self.pass_seconds: float | None = None
+        self._heard: dict[str, float] = {}
+        self._at: tuple[str, float] = ("", -1.0)
+        self.rows_done = self.rows_total = 0.0
+
+    # -- messages --------------------------------------------------------------------------------------------
+
+    def feed(self, message: Mapping[str, Any], now: float) -> None:
+        """Take in a message; unknown kinds are passed over."""
+        take = getattr(self, f"_on_{message.get('kind')}", None)
+        if take is not None:
+            self.seen = max(self.seen, now)
+            take(message, now)
+
+    def lose(self, worker: str, name: str, now: float, memory: float | None, keys: int) -> None:
+        """A worker of the cluster was lost while this job ran."""
+        known = worker in self.workers.rows
+        if self.state != "running" or not (known or not self.workers.rows):
+            return
+        if self.workers.lose(worker):
+            words = {"worker": name or worker, "tasks": keys}
+            if memory:
+                words["memory"] = f"{memory / 2**20:,.0f} MiB"
+            self._note("worker_lost", words, now)
+
+    def compact(self) -> None:
+        """Keep of an old job what its row of the table and a small curve need."""
+        self.workers.clear()
+        for curve in self.curves.values():
+            while len(curve) > OLD_POINTS:
+                curve.thin()
+
+    def _on_state(self, message: Mapping[str, Any], now: float) -> None:
+        for key, length in (("name", 120), ("model", 120), ("driver", 120), ("report", 1000)):
+            if message.get(key):
+                setattr(self, key, clip(message[key], length))
+        self.id = clip(message.get("job") or self.id, 120)
+        for key in ("submitted", "began"):
+            if number(message, key):
+                setattr(self, key, number(message, key))
+        if message.get("again") and self.state in ENDED:
+            return
+        state = clip(message.get("state") or self.state, 20)
+        if state != self.state or not self.events:
+            self._note(state, _some(message, ("error",)), now)
+        self.state, self.error = state, clip(message.get("error") or "", 2000)
+        if state in ENDED:
+            self.ended = self.ended or now
+        else:
+            self.ended = None
+            if state == "running":
+                self.began = self.began or now
+
+    def _on_progress(self, message: Mapping[str, Any], now: float) -> None:
+        self._place(message)
+        at = (self.stage, number(message, "pass"))
+        done = number(message, "rows_done")
+        if at != self._at:
+            self._at = at
+            # Rows that an interrupted pass had left are no part of the rate.
+            self.rows_done = 0.0 if number(message, "rows_per_s") else done
+        fresh, rate = max(0.0, done - self.rows_done), number(message, "rows_per_s")
+        self.rows_rate.add(now, fresh, fresh / rate if rate else None)
+        self.rows_done = done
+        self.rows_total = number(message, "rows_total")
+
+    def _place(self, message: Mapping[str, Any]) -> None:
+        """Take in which stage it is, and of a network which layer."""
+        self.stage, self.part = clip(message.get("stage") or self.stage, 80), clip(part_of(message), 80)
+        if number(message, "layer"):
+            self.layers = number(message, "layer"), number(message, "layers")
+
+    def _on_pass(self, message: Mapping[str, Any], now: float) -> None:
+        stage = self.stage = clip(message.get("stage") or self.stage, 80)
+        self.part = clip(part_of(message), 80)
+        rows, seconds, at = number(message, "rows"), number(message, "seconds"), number(message, "pass")
+        read = number(message, "bytes_read")
+        fresh_rows, fresh_bytes = self._count(message, "rows", rows), self._count(message, "bytes", read)
+        told = self.rows_done if (stage, at) == self._at else 0.0
+        self.rows_rate.add(now, max(0.0, fresh_rows - told), seconds or None)
+        # Bytes are told by passes alone; spread over their time, a long pass does not look like a burst.
+        self.byte_rate.add(now, fresh_bytes, seconds or None)
+        self._at = (stage, at)
+        self.rows_done = self.rows_total = max(self.rows_total, rows)
+        values = {key: number_or_none(message, key) for key in COLUMNS}
+        if seconds:
+            # The first pass is no measure of the others: kernels are compiled in it.
+            self.pass_seconds = 0.5 * ((self.pass_seconds or seconds) + seconds)
+            values["rows_per_s"], values["mb_per_s"] = rows / seconds, read / 1e6 / seconds
+        self.record = {key: value for key, value in values.items() if value is not None} | {"pass": int(at)}
+        axis = "steps" if number(message, "steps") else "pass"
+        curve = self._curve(stage, axis)
+        curve.add(number(message, axis), values)
+
+    def _on_span(self, message: Mapping[str, Any], now: float) -> None:
+        self.workers.add(message, now)
+
+    def _on_event(self, message: Mapping[str, Any], now: float) -> None:
+        name = clip(message.get("name") or message.get("event") or "note", 60)
+        values = {key: message[key] for key in list(message)[:20] if key not in _OWN}
+        if name == "fit_started":
+            self.info = {key: number(message, key) for key in ("rows", "features", "classes", "members")}
+            self.limit = number_or_none(message, "max_iter")
+        elif name == "stage":
+            self._place(message)
+            self.rows_done, self.rows_total = 0.0, number(message, "rows")
+            if self.stage in AFTER_FIT:  # their rows are of another kind than those of passes
+                self.rows_rate = Rate()
+        elif name == "checkpoint":
+            self.checkpoint = {"pass": number_or_none(message, "pass"), "time": now}
+            return  # one a pass would push everything else out of the list
+        elif name == "span_redone":
+            pool = pool_of(message, "all")
+            self.spans_redone[pool] = self.spans_redone.get(pool, 0) + int(number(message, "count", 1))
+        elif name == "shard_quarantined":
+            self.quarantined += 1
+        elif (
+            name == "worker_lost"
+            and message.get("worker")
+            and not self.workers.lose(clip(message["worker"], 200))
+        ):
+            return
+        self._note(name, values, now)
+
+    # -- what it looks like ----------------------------------------------------------------------------------
+
+    def summary(self, now: float) -> dict[str, Any]:
+        """One row of the table of jobs, fit for JSON."""
+        running = self.state == "running"
+        silent = now - self.seen if running and now - self.seen > SILENT_SECONDS else None
+        rate = self.rows_rate.at(now) if running and silent is None else 0.0
+        end = self.ended or now
+        return {
+            "id": self.id,
+            "name": self.name,
+            "model": self.model,
+            "run": self.run,
+            "state": self.state,
+            "error": self.error or None,
+            "silent_seconds": silent,
+            "driver": self.driver or None,
+            "stage": self.stage or None,
+            "part": self.part or None,
+            "pass": self.record.get("pass"),
+            "max_passes": self.limit,
+            **{key: self.record.get(key) for key in ("objective", *ERRORS, "nu")},
+            "rows_per_s": rate or (None if running else self.record.get("rows_per_s")),
+            "mb_per_s": (self.byte_rate.at(now) / 1e6 if rate else None) or None,
+            "rows_done": int(self.rows_done),
+            "rows_total": int(self.rows_total),
+            "progress": self.rows_done / self.rows_total if self.rows_total else None,
+            "overall": self._overall(),
+            "report": self.report or None,
+            **self._time_left(rate),
+            **{key: _time(getattr(self, key)) for key in ("submitted", "began", "ended")},
+            "seconds": max(0.0, end - self.began) if self.began else None,
+            "rows": int(self.rows),
+            "workers": len(self.workers),
+            "workers_lost": self.workers.lost_total,
+            "spans_redone": sum(self.spans_redone.values()),
+            "shards_quarantined": self.quarantined,
+            "checkpoint_pass": self.checkpoint and self.checkpoint["pass"],
+            "checkpoint_seconds_ago": now - self.checkpoint["time"] if self.checkpoint else None,
+        }
+
+    def detail(self, now: float) -> dict[str, Any]:
+        """The summary, curves, workers, pools and events."""
+        curves = [
+            {"stage": stage, "axis": self.axes[stage], **curve.to_dict()}
+            for stage, curve in self.curves.items()
+        ]
+        return {
+            **self.summary(now),
+            "data": self.info,
+            "curves": curves,
+            "pools": self.workers.pools(now),
+            "worker_rows": self.workers.to_list(now),
+            "events": [{**event, "time": time_text(event["time"])} for event in self.events],
+        }
+
+    def _overall(self) -> float | None:
+        """Share of the fit that is done, at least: convergence or patience may end it earlier."""
+        if self.state == "done" or self.stage in AFTER_FIT:
+            return 1.0
+        part = self.rows_done / self.rows_total if self.rows_total else 0.0
+        layer, layers = self.layers
+        if layers:
+            # Of the two parts of a layer, centroids and codes, the first one takes little.
+            within = part if "code" in self.stage else float("gather" not in self.stage)
+            return min(1.0, (layer - 1.0 + within) / layers)
+        if not self.limit:
+            return None
+        done = float(self.record.get("pass", 0.0))
+        within = part if self._at[1] > done else 0.0
+        return min(1.0, (done + within) / self.limit)
+
+    def _time_left(self, rate: float) -> dict[str, float | None]:
+        if self.state != "running":
+            return {"pass_seconds_left": None, "seconds_left": None}
+        rest = max(0.0, self.rows_total - self.rows_done)
+        in_pass = rest / rate if rate and rest else None
+        at_most = None
+        if self.stage in AFTER_FIT:
+            at_most = in_pass
+        elif self.limit is not None and self.pass_seconds is not None and "pass" in self.record:
+            passes = max(0.0, self.limit - self.record["pass"])
+            done = self.rows_done / self.rows_total if rest and self.rows_total else 0.0
+            at_most = max(0.0, passes - done) * self.pass_seconds
+        return {"pass_seconds_left": in_pass, "seconds_left": at_most}
+
+    def _count(self, message: Mapping[str, Any], key: str, told: float) -> float:
+        """Add to a sum; returns what was added."""
+        # ``run_rows`` counts the passes too that were not told one by one; a new driver begins again at 0.
+        total = number_or_none(message, f"run_{key}")
+        if total is not None:
+            before = self._heard.get(key, 0.0)
+            told, self._heard[key] = (total - before if total >= before else total), total
+        told = max(0.0, told)
+        setattr(self, key, getattr(self, key) + told)
+        return told
+
+    def _curve(self, stage: str, axis: str) -> Curve:
+        if stage not in self.curves:
+            if len(self.curves) >= STAGES:
+                oldest = next(iter(self.curves))
+                del self.curves[oldest], self.axes[oldest]
+            self.curves[stage], self.axes[stage] = Curve(COLUMNS, POINTS), axis
+        return self.curves[stage]
+
+    def _note(self, name: str, values: Mapping[str, Any], now: float) -> None:
+        said = ((key, value) for key, value in values.items() if value is not None and value != "")
+        text = ", ".join(
+            _say(value) if key == name else f"{clip(key, 40).replace('_', ' ')} {_say(value)}"
+            for key, value in said
+        )
+        self.events.append({"time": now, "name": name, "text": clip(text, 600)})
+
+
+def _some(message: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    return {key: message[key] for key in keys if message.get(key)}
+
+
+def _say(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return clip(value)
+
+
+def _time(seconds: float | None) -> str | None:
+    return None if seconds is None else time_text(seconds)
 
 
 class Board:
-    """Messages in, tables and curves out.
-
-    Parameters
-    ----------
-    jobs : int
-        Jobs kept; the one that ended first goes first.
-    whole_jobs : int
-        Ended jobs of which single workers and finer curves are kept too.
-
-    Examples
-    --------
-    >>> board = Board()
-    >>> board.feed({"kind": "pass", "run": "runs/a", "pass": 1, "objective": 0.25}, now=10.0)
-    >>> [(job["id"], job["objective"]) for job in board.summary(now=11.0)]
-    [('a', 0.25)]
-    """
+    """Jobs by run folder; the one that ended first makes room, and few ended ones keep their workers."""
 
     def __init__(self, jobs: int = JOBS, whole_jobs: int = WHOLE_JOBS) -> None:
         self.limit, self.whole_jobs = jobs, whole_jobs
@@ -41,15 +522,7 @@ class Board:
         self.lost_total = self.joined_total = 0
 
     def feed(self, message: Any, now: float | None = None) -> None:
-        """Take in a message of topic ``"scalelatent"``; what is none is passed over.
-
-        Parameters
-        ----------
-        message : dict
-            With ``kind`` and ``run``; see the contract in `scalelatent.monitor.publish`.
-        now : float, optional
-            Seconds since the epoch.
-        """
+        """Take in a message of the topic (see `scalelatent.monitor.publish`); any other is ignored."""
         now = time.time() if now is None else now
         if not isinstance(message, Mapping):
             return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalelatent.engine.callbacks import Callback
 
-from .parts import ERRORS
+from .messages import ERRORS
 
 if TYPE_CHECKING:
     from scalelatent.jobs.runfolder import RunFolder
@@ -22,15 +22,8 @@ METRICS = "metrics.jsonl"
 class RunLog(Callback):
     """Write one metrics record a pass, one event a happening, and keep ``state.json`` fresh.
 
-    Parameters
-    ----------
-    folder : RunFolder
-
-    Notes
-    -----
-    A resumed run repeats the passes behind its checkpoint; their old records are dropped, so that the file
-    reads as if nothing had happened. ``state.json`` is synced to disk, so it is written at most every
-    half second: a pass over a small dataset is shorter than a sync.
+    A resumed run repeats the passes behind its checkpoint; their old records are dropped. ``state.json`` is
+    synced to disk, so it is written at most every half second.
     """
 
     keeps_run_folder = True

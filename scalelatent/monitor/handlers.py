@@ -17,8 +17,8 @@ from scalelatent.errors import ScalelatentError
 from scalelatent.storage.disk import is_local, locate
 
 from .board import Board
+from .messages import natural
 from .times import time_text
-from .worker_stats import natural
 
 __all__ = ["ROUTES", "snapshot"]
 
@@ -115,28 +115,9 @@ ROUTES: list[tuple[str, type[RequestHandler]]] = [
 def snapshot(
     board: Board, workers: dict[str, dict[str, Any]], job: str | None = None, now: float | None = None
 ) -> dict[str, Any]:
-    """What ``/scalelatent.json`` answers.
+    """What ``/scalelatent.json`` answers: cluster, a summary of each job, and all of the job asked for.
 
-    Parameters
-    ----------
-    board : Board
-    workers : dict
-        Of :func:`scalelatent.engine.dask.hooks.worker_facts`.
-    job : str, optional
-        Id or run folder of a job to tell all of.
-    now : float, optional
-
-    Returns
-    -------
-    dict
-        ``format_version``, ``time`` (as all times ISO 8601 in UTC), ``cluster`` (workers, threads, GPUs,
-        workers lost), ``jobs`` (a summary each) and, where asked for, ``job``. Durations are in seconds,
-        memory in bytes; what is not known is null.
-
-    Examples
-    --------
-    >>> snapshot(Board(), {})["jobs"]
-    []
+    Times are ISO 8601 in UTC, durations seconds, memory bytes; what is not known is null.
     """
     now = time.time() if now is None else now
     out: dict[str, Any] = {
@@ -185,13 +166,7 @@ def _body(scheduler: Any, board: Board, job: str | None) -> str:
 
 
 def to_json(value: Any) -> str:
-    """JSON in which numbers are short and no NaN stands.
-
-    Examples
-    --------
-    >>> to_json({"a": 1 / 3, "b": float("nan")})
-    '{"a":0.3333333,"b":null}'
-    """
+    """JSON with short numbers, and null for NaN."""
     return json.dumps(_short(value), separators=(",", ":"), allow_nan=False)
 
 

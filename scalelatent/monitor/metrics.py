@@ -17,19 +17,9 @@ ALL = "all"
 
 
 class JobCollector:
-    """Makes the metrics when they are scraped, from the boards of this process's schedulers.
+    """Metrics made when they are scraped, from the boards of this process's schedulers.
 
-    A job that a board has forgotten is no longer told, so the number of series is bounded.
-
-    Examples
-    --------
-    >>> board = Board()
-    >>> board.feed({"kind": "pass", "run": "runs/a", "pass": 3, "objective": 0.5, "rows": 100})
-    >>> collector = JobCollector()
-    >>> collector.boards.add(board)
-    >>> sorted((s.name, s.value) for family in collector.collect() for s in family.samples)
-    [('scalelatent_objective', 0.5), ('scalelatent_pass', 3), ('scalelatent_rows_total', 100),
-     ('scalelatent_spans_redone_total', 0)]
+    A job that a board has forgotten is left out, so the number of series is bounded.
     """
 
     def __init__(self) -> None:

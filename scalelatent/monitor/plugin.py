@@ -8,7 +8,10 @@ from distributed import SchedulerPlugin
 
 from scalelatent.engine.dask import hooks
 
-from .board import TOPIC, Board
+from .board import Board
+from .handlers import ROUTES
+from .messages import TOPIC
+from .metrics import hide, show
 
 __all__ = ["DRIVER_PREFIX", "PLUGIN", "ScalelatentPlugin", "install"]
 
@@ -21,17 +24,6 @@ class ScalelatentPlugin(SchedulerPlugin):
     """Page ``/scalelatent``, ``/scalelatent.json`` and metrics of the jobs on a scheduler.
 
     Register it with `install`, or start the scheduler with ``--preload scalelatent.monitor.preload``.
-
-    Attributes
-    ----------
-    board : Board
-        What it has heard.
-
-    Examples
-    --------
-    >>> from scalelatent.monitor.plugin import ScalelatentPlugin
-    >>> ScalelatentPlugin().name
-    'scalelatent'
     """
 
     name = PLUGIN
@@ -46,9 +38,6 @@ class ScalelatentPlugin(SchedulerPlugin):
         """Begin to listen; a scheduler that is just starting calls this twice."""
         if self.scheduler is not None:
             return
-        from . import metrics
-        from .handlers import ROUTES
-
         self.scheduler, self.board = scheduler, Board()
         for when, message in hooks.past_events(scheduler, TOPIC):
             self.board.feed(message, when)
@@ -58,7 +47,7 @@ class ScalelatentPlugin(SchedulerPlugin):
             scheduler, [(path, handler, {"scheduler": scheduler}) for path, handler in ROUTES]
         ):
             hooks.add_page(scheduler, PLUGIN)
-        metrics.show(self.board)
+        show(self.board)
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Take in a message of a job, or the scheduler's word that a worker is gone."""
@@ -83,7 +72,7 @@ class ScalelatentPlugin(SchedulerPlugin):
         scheduler.log_event(TOPIC, {"kind": "joined", "worker": worker, "name": name})
 
     def remove_worker(self, scheduler: Any, worker: str, **kwargs: Any) -> None:
-        """Let drivers of jobs begin anew any number of times."""
+        """Let drivers of jobs start again any number of times."""
         self._workers.pop(worker, None)
         self._forgive(scheduler, scheduler.tasks)
 
@@ -93,10 +82,8 @@ class ScalelatentPlugin(SchedulerPlugin):
 
     async def close(self) -> None:
         """Take the metrics away with the scheduler."""
-        from . import metrics
-
         if self.board is not None:
-            metrics.hide(self.board)
+            hide(self.board)
 
     def _tell_lost(self, lost: hooks.LostWorker) -> None:
         state = self._workers.get(lost.worker)
@@ -115,23 +102,7 @@ class ScalelatentPlugin(SchedulerPlugin):
 
 
 def install(client: Any) -> str:
-    """Put the page, the JSON and the metrics on a scheduler; nothing happens where they are already.
-
-    Parameters
-    ----------
-    client : distributed.Client
-
-    Returns
-    -------
-    str
-        Empty where the scheduler has them, else why it has not: it cannot import scalelatent, it is gone.
-
-    Examples
-    --------
-    >>> from scalelatent import monitor
-    >>> monitor.install(client)  # doctest: +SKIP
-    ''
-    """
+    """Put the page, the JSON and the metrics on a scheduler, once; says why where it does not work."""
     try:
         client.register_plugin(ScalelatentPlugin(), name=PLUGIN)
     except ImportError as error:

@@ -1,9 +1,10 @@
-"""Live progress of a fit: a moving display on a terminal, a line now and then elsewhere."""
+"""Progress of a fit: a moving display on a terminal or in a notebook, lines elsewhere."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from html import escape
 from typing import Any, Protocol, Self
 
 from rich.console import Console, Group, RenderableType
@@ -13,22 +14,18 @@ from rich.table import Table
 from rich.text import Text
 
 from scalelatent.engine.callbacks import Callback
+from scalelatent.engine.companions import in_notebook
 from scalelatent.engine.compiling import COMPILING
 
-from .parts import AFTER_FIT, ERRORS, part_of
+from .messages import AFTER_FIT, ERRORS, part_of
 
-__all__ = ["Progress", "describe", "duration"]
+__all__ = ["ProgressDisplay", "describe", "duration", "fit_display"]
+
+REFRESH_SECONDS = 0.25
 
 
 def duration(seconds: float) -> str:
-    """Say a time as people do.
-
-    Examples
-    --------
-    >>> from scalelatent.monitor.progress import duration
-    >>> duration(4.21), duration(75), duration(7384)
-    ('4.2 s', '1 min 15 s', '2 h 03 min')
-    """
+    """A time as people say it: 4.2 s, 1 min 15 s, 2 h 03 min."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -41,14 +38,7 @@ def duration(seconds: float) -> str:
 
 
 def describe(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the (name, text) pairs of a pass record worth showing, in reading order.
-
-    Examples
-    --------
-    >>> from scalelatent.monitor.progress import describe
-    >>> describe({"pass": 3, "objective": 0.51234, "train_error": 0.125})
-    [('pass', '3'), ('objective', '0.51234'), ('train error', '12.50 %')]
-    """
+    """(name, text) of what a pass record has to show, in reading order."""
     shown = [("pass", f"{record['pass']}")] if record.get("pass") is not None else []
     if record.get("objective") is not None:
         shown.append(("objective", f"{record['objective']:.5f}"))
@@ -70,29 +60,10 @@ class Display(Protocol):
         """Leave it as it is."""
 
 
-class Progress(Callback):
-    """Show how a fit goes on.
+class ProgressDisplay(Callback):
+    """Show how a fit goes on; as a context also what follows it: saving, scoring, the report.
 
-    Parameters
-    ----------
-    console : rich.console.Console, optional
-        Where to show it; standard error by default.
-    every_passes, every_seconds : int, float
-        Where the console is no terminal: a line after so many passes, or so many seconds, whichever is
-        first, and one for the first and the last pass.
-
-    Examples
-    --------
-    >>> import io
-    >>> from rich.console import Console
-    >>> from scalelatent.monitor.progress import Progress
-    >>> show = Progress(Console(file=io.StringIO(), width=100))
-    >>> show.on_fit_start({"rows": 1000})
-    >>> show.on_pass_end({"pass": 1, "objective": 2.25, "rows": 1000, "seconds": 0.5})
-    >>> print(show.console.file.getvalue().strip())
-    pass 1  objective 2.25000  rows/s 2,000
-
-    As a context it stays open after the fit, for what follows on it: saving, scoring, the report.
+    Where the console is no terminal: a line after so many passes or seconds, and for the first and last pass.
     """
 
     shows_progress = True
@@ -263,3 +234,77 @@ class Progress(Callback):
         if limit is None or number is None or self._pass_seconds is None:
             return ""
         return f"at most {duration(max(0, limit - number) * self._pass_seconds)} left"
+
+
+class NotebookProgress(ProgressDisplay):
+    """Show how a fit goes on in the output of a notebook's cell.
+
+    It is renewed when something is told, four times a second at most; rows done in between are not drawn.
+    """
+
+    def __init__(self) -> None:
+        # What is said in lines elsewhere is in the display here.
+        super().__init__(Console(quiet=True))
+
+    def on_stage(self, info: dict[str, Any]) -> None:
+        """Show what begins."""
+        super().on_stage(info)
+        self._renew()
+
+    def on_progress(self, info: dict[str, Any]) -> None:
+        """Take in how far the pass is."""
+        super().on_progress(info)
+        self._renew()
+
+    def on_wait(self) -> None:
+        """Let the time go on."""
+        self._renew()
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        """Take in the numbers of a pass."""
+        super().on_pass_end(record)
+        self._renew()
+
+    def _open(self) -> Display:
+        return _Cell(self)
+
+    def _renew(self) -> None:
+        if isinstance(self._live, _Cell):
+            self._live.renew()
+
+    def bundle(self) -> dict[str, str]:
+        """The display as text and as HTML."""
+        done, total = self._rows()
+        words = [word for word in self._words() if word]
+        pairs = describe(self._record)
+        bar = f'<progress value="{done}" max="{total}" style="width:14em"></progress>' if total else ""
+        html = f"<div><b>{escape(self._where())}</b> {bar} {escape(' · '.join(words))}"
+        if pairs:
+            html += "<br><small>" + escape("   ".join(f"{name} {text}" for name, text in pairs)) + "</small>"
+        lines = ["  ".join([self._where(), *words]), "   ".join(f"{name} {text}" for name, text in pairs)]
+        return {"text/plain": "\n".join(filter(None, lines)), "text/html": html + "</div>"}
+
+
+class _Cell:
+    """The output of a cell that shows a display's text, renewed in its place."""
+
+    def __init__(self, shown: NotebookProgress) -> None:
+        from IPython.display import display
+
+        self._shown, self._at = shown, time.monotonic()
+        self._handle = display(shown.bundle(), raw=True, display_id=True)
+
+    def renew(self, *, now: bool = False) -> None:
+        """Show how it stands, unless it was shown just before."""
+        if now or time.monotonic() - self._at >= REFRESH_SECONDS:
+            self._at = time.monotonic()
+            self._handle.update(self._shown.bundle(), raw=True)
+
+    def stop(self) -> None:
+        """Show it for the last time."""
+        self.renew(now=True)
+
+
+def fit_display() -> ProgressDisplay:
+    """The display of a fit that Python code calls: for a notebook, or for standard error."""
+    return NotebookProgress() if in_notebook() else ProgressDisplay(Console(stderr=True))

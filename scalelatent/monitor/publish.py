@@ -1,4 +1,4 @@
-"""The callback that tells the scheduler how a run goes on, for whoever looks at the dashboard page.
+"""The callback that tells the scheduler how a run goes on, for the dashboard page.
 
 Messages are events of Dask on the topic ``"scalelatent"`` (`distributed.Client.log_event`): flat dicts with
 ``kind`` and ``run``, the URL of the run folder, and
@@ -37,42 +37,24 @@ from typing import Any
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.dask import hooks
 
-from .board import TOPIC
+from .messages import TOPIC, scalars
 
-__all__ = ["ClusterLog", "scalars"]
+__all__ = ["ClusterLog"]
 
 PROGRESS_SECONDS = 0.5
 BATCH_SECONDS, BATCH_PASSES = 0.1, 5
 CHECKPOINT_SECONDS = 1.0
-# A scheduler that was restarted, or has the page only now, hears within this time whose passes those are.
+# Within this time a scheduler that was restarted, or has just got the page, knows whose passes those are.
 INTRODUCE_SECONDS = 15.0
 WAITING = 200
 
 
 class ClusterLog(Callback):
-    """Publish a run on the scheduler, a few small messages a second, without ever waiting for it.
+    """Publish a run on the scheduler, a few small messages a second, without waiting for it.
 
-    Of very short passes five in 0.1 s are told; the numbers of the others are in the sums. While the
-    scheduler is away messages are dropped, the oldest first: the run folder is the truth.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    run : str
-        URL of the run folder.
-    job, model, name : str, optional
-        Id of the job, kind of the model, name of the job.
-    submitted : float, optional
-        Seconds since the epoch.
-    driver : str, optional
-        Who drives the run: a worker's address, or host and process id.
-
-    Examples
-    --------
-    As a context it tells the states too: running, and then done, failed or cancelled.
-
-    >>> with ClusterLog(client, folder.url, job=folder.id, model="capsule") as log:  # doctest: +SKIP
-    ...     estimator.fit(dataset, client=client, callbacks=[log])
+    As a context it tells the states too: running, and then done, failed or cancelled. Of very short passes
+    five in 0.1 s are told; the numbers of the others are in the sums. While the scheduler is away messages
+    are dropped, the oldest first: the run folder is the truth.
     """
 
     tells_cluster = True
@@ -118,15 +100,7 @@ class ClusterLog(Callback):
     # -- states ----------------------------------------------------------------------------------------------
 
     def state(self, state: str, error: str | None = None, **more: Any) -> None:
-        """Tell the state of the job: queued, running, done, failed or cancelled.
-
-        Parameters
-        ----------
-        state : str
-        error : str, optional
-        **more
-            Further scalars, for example the scores.
-        """
+        """Tell the state of the job: queued, running, done, failed or cancelled."""
         self._state |= {"state": state, "error": error, **scalars(more)}
         self._introduce()
 
@@ -196,7 +170,7 @@ class ClusterLog(Callback):
 
     def _introduce(self, again: bool = False) -> None:
         self._told["state"] = time.monotonic()
-        # Whoever ends the run may say so by another way, which overtakes this one.
+        # The end of the run may be told by another way, which overtakes this one.
         more = {"again": True} if again else {}
         self._send({"kind": "state", **self._known, **self._state, **more})
 
@@ -243,23 +217,3 @@ class ClusterLog(Callback):
                 sending.result()
             self._sending = None
             self._push()
-
-
-def scalars(info: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a record fits into a message: numbers, truths, words of bounded length.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> scalars({"pass": np.int64(3), "objective": float("nan"), "W": np.zeros(3)})
-    {'pass': 3}
-    """
-    found: dict[str, Any] = {}
-    for key, value in info.items():
-        if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
-            value = value.item()
-        if isinstance(value, str):
-            found[key] = value[:1000]
-        elif isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)):
-            found[key] = value
-    return found

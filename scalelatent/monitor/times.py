@@ -9,25 +9,13 @@ __all__ = ["epoch_seconds", "time_text"]
 
 
 def time_text(seconds: float | None = None) -> str:
-    """Write a time, now by default, as all records do: ISO 8601 in UTC.
-
-    Examples
-    --------
-    >>> time_text(0.25)
-    '1970-01-01T00:00:00.250+00:00'
-    """
+    """Write a time, by default now, as all records do: ISO 8601 in UTC."""
     when = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
     return when.isoformat(timespec="milliseconds")
 
 
 def epoch_seconds(value: Any) -> float | None:
-    """Read a time of a record as seconds since 1970; records of earlier versions hold these. None: no time.
-
-    Examples
-    --------
-    >>> epoch_seconds("1970-01-01T00:00:00.250+00:00"), epoch_seconds(0.25), epoch_seconds(None)
-    (0.25, 0.25, None)
-    """
+    """Read a time of a record as seconds since 1970, which records of earlier versions hold."""
     if isinstance(value, str):
         try:
             return datetime.fromisoformat(value).timestamp()

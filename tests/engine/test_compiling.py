@@ -14,7 +14,7 @@ from scalelatent.engine.dask import worker_side
 from scalelatent.engine.dask.scheduler_news import KERNELS
 from scalelatent.estimators.session import FitSession
 from scalelatent.kernels import jit
-from scalelatent.monitor.progress import Progress
+from scalelatent.monitor.progress import ProgressDisplay
 from tests.helpers import fresh_kernel
 
 
@@ -38,7 +38,7 @@ def test_a_fit_hears_of_kernels_while_it_lasts() -> None:
 
 
 def test_progress_says_once_that_kernels_are_compiled() -> None:
-    show = Progress(Console(file=io.StringIO(), width=100))
+    show = ProgressDisplay(Console(file=io.StringIO(), width=100))
     show.on_fit_start({"rows": 10})
     for kernel in ("a", "b"):
         show.on_event(kernel_event(kernel, None))
@@ -48,7 +48,7 @@ def test_progress_says_once_that_kernels_are_compiled() -> None:
 
 def test_a_terminal_shows_it_until_it_is_over() -> None:
     console = Console(file=io.StringIO(), width=100, force_terminal=True)
-    with Progress(console) as show:
+    with ProgressDisplay(console) as show:
         show.on_fit_start({"rows": 10})
 
         def shown() -> str:

@@ -8,7 +8,7 @@ import time
 import pytest
 from rich.console import Console
 
-from scalelatent.monitor.progress import Progress, describe, duration
+from scalelatent.monitor.progress import ProgressDisplay, describe, duration
 
 
 def console(**options):
@@ -21,7 +21,7 @@ def record(number, **more):
 
 
 def test_lines_where_there_is_no_terminal():
-    show = Progress(console(), every_passes=10)
+    show = ProgressDisplay(console(), every_passes=10)
     show.on_fit_start({"rows": 2000, "max_iter": 25})
     for number in range(1, 26):
         show.on_progress({"stage": "em", "pass": number, "rows_done": 10, "rows_total": 2000})
@@ -36,14 +36,14 @@ def test_lines_where_there_is_no_terminal():
 
 
 def test_long_passes_show_a_sign_of_life():
-    show = Progress(console(), every_seconds=0)
+    show = ProgressDisplay(console(), every_seconds=0)
     show.on_fit_start({})
     show.on_progress({"stage": "moments", "pass": 1, "rows_done": 10, "rows_total": 2000})
     assert show.console.file.getvalue() == "moments, pass 1: 10 of 2,000 rows\n"
 
 
 def test_a_terminal_shows_the_pass_and_the_time_left():
-    show = Progress(console(force_terminal=True))
+    show = ProgressDisplay(console(force_terminal=True))
     with show:
         show.on_fit_start({"max_iter": 21})
         show.on_progress(
@@ -64,7 +64,7 @@ LAYER = {"stage": "mbn_code-l3", "layer": 3, "layers": 7, "k": 250}
 
 
 def test_a_layer_is_shown_with_its_number_on_a_terminal():
-    with Progress(console(force_terminal=True)) as show:
+    with ProgressDisplay(console(force_terminal=True)) as show:
         show.on_fit_start({"began": time.time() - 90})
         show.on_stage({**LAYER, "rows": 60})
         plain = console()
@@ -78,7 +78,7 @@ def test_a_layer_is_shown_with_its_number_on_a_terminal():
 
 
 def test_a_layer_is_shown_with_its_number_in_lines():
-    show = Progress(console(), every_seconds=0)
+    show = ProgressDisplay(console(), every_seconds=0)
     show.on_fit_start({})
     show.on_stage({"stage": "mbn_decay", "rows": 1000, "tries": 9})
     show.on_stage({**LAYER, "rows": 60})
@@ -93,7 +93,7 @@ def test_a_layer_is_shown_with_its_number_in_lines():
 
 def test_nothing_to_show_yet():
     plain = console()
-    plain.print(Progress(plain)._render())
+    plain.print(ProgressDisplay(plain)._render())
     assert describe({}) == []
 
 
@@ -105,7 +105,7 @@ def test_durations(seconds, text):
 
 
 def test_what_follows_on_the_fit_has_its_own_time_left():
-    with Progress(console(force_terminal=True)) as show:
+    with ProgressDisplay(console(force_terminal=True)) as show:
         show.on_fit_start({"max_iter": 100, "began": time.time()})
         show.on_pass_end(record(3))
         plain = console()
@@ -129,7 +129,7 @@ def test_what_follows_on_the_fit_has_its_own_time_left():
 
 
 def test_what_follows_on_the_fit_is_told_in_lines():
-    with Progress(console()) as show:
+    with ProgressDisplay(console()) as show:
         show.on_fit_start({})
         show.on_pass_end(record(1))
         show.on_fit_end({})

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelatent.monitor.series import Curve, Rate
+from scalelatent.monitor.board import Curve, Rate
 
 
 @given(st.integers(1, 3000), st.integers(4, 60))

@@ -1,0 +1,35 @@
+"""Fields of messages, which anyone may have sent, and the words made of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scalelatent.monitor.messages import clip, natural, number, part_of, pool_of, scalars, span_text
+from scalelatent.monitor.progress import describe, duration
+from scalelatent.monitor.times import epoch_seconds, time_text
+
+
+def test_fields_are_read_with_care() -> None:
+    assert number({"rows": 5}, "rows") == 5.0
+    assert number({"rows": "many"}, "rows") == number({"rows": float("inf")}, "rows") == 0.0
+    assert clip("a long word", 6) == "a lon…"
+    assert [pool_of(told) for told in ({"device": "cupy"}, {"device": "cpu"}, {})] == ["gpu", "cpu", "cpu"]
+    assert scalars({"pass": np.int64(3), "objective": float("nan"), "W": np.zeros(3)}) == {"pass": 3}
+
+
+def test_words() -> None:
+    span = {"stage": "capsule_estep", "pass": 3, "part": "train", "span": 17}
+    assert span_text(span) == "capsule_estep, pass 3, span 17"
+    assert span_text(span | {"part": "validation"}).endswith("validation span 17")
+    assert part_of({"stage": "code-l3", "layer": 3, "layers": 7, "k": 250}) == "layer 3 of 7, k = 250"
+    assert part_of({"tries": 9}) == "9 values tried"
+    assert part_of({"stage": "em"}) == ""
+    assert sorted(["w-10", "w-2"], key=natural) == ["w-2", "w-10"]
+    assert [duration(s) for s in (4.21, 75, 7384)] == ["4.2 s", "1 min 15 s", "2 h 03 min"]
+    told = describe({"pass": 3, "objective": 0.51234, "train_error": 0.125})
+    assert told == [("pass", "3"), ("objective", "0.51234"), ("train error", "12.50 %")]
+
+
+def test_times_are_written_in_one_form_and_read_in_two() -> None:
+    assert time_text(0.25) == "1970-01-01T00:00:00.250+00:00"
+    assert [epoch_seconds(v) for v in (time_text(0.25), 0.25, None, "soon")] == [0.25, 0.25, None, None]
