@@ -14,12 +14,15 @@ from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalelatent.contract.learners import Block
 
 from .cache import Piece
 from .reading import Reader, StopEvent, Stopped, cut
+
+if TYPE_CHECKING:
+    from scalelatent.data.dataset import Dataset
 
 AHEAD, AHEAD_BYTES = 3, 2**25
 _POLL_SECONDS = 0.2
@@ -43,7 +46,7 @@ def iter_blocks(
     pieces = reader.pieces(blocks[0][0], blocks[-1][1])
     at_hand = not reader.dataset.is_stored or all(reader.cached(*piece) is not None for piece in pieces)
     at_once = ((piece, reader.read(*piece)) for piece in pieces)
-    several = getattr(reader.dataset, "reads_at_once", 1) > 1
+    several = reader.dataset.reads_at_once > 1
     ahead = _read_several if several else _read_ahead
     source: Generator[Any, None, None] = at_once if at_hand else ahead(reader, pieces, stop_event)
     if stop_event.notes:
@@ -113,9 +116,9 @@ def _read_ahead(
         thread.join(timeout=1.0 if stop_event.is_set() else None)
 
 
-def _how_far(dataset: Any, pieces: list[tuple[int, int]], beside: int = 0) -> int:
+def _how_far(dataset: Dataset, pieces: list[tuple[int, int]], beside: int = 0) -> int:
     # The bytes of sparse rows are not known without reading; their row groups are small.
-    if getattr(dataset, "is_sparse", True):
+    if dataset.is_sparse:
         return AHEAD
     width = dataset.n_features * dataset.dtype.itemsize + beside
     largest = max(stop - start for start, stop in pieces) * width

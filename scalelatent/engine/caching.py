@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalelatent.errors import ShardError
 
@@ -12,12 +12,15 @@ from .passes import Stage, seconds_per_row
 from .rates import rates
 from .speeds import scratch_rates
 
+if TYPE_CHECKING:
+    from .plan import PlannedRows
 
-def read_seconds(dataset: Any) -> float:
+
+def read_seconds(dataset: PlannedRows) -> float:
     """Seconds that a thread takes to read and decode a row of a stored dataset, measured once; of one that
     will be made as of any other.
     """
-    if not hasattr(dataset, "pieces"):
+    if not dataset.pieces(0, 1):  # rows that do not exist yet
         return scratch_rates()[1] * dataset.nbytes / max(len(dataset), 1)
 
     def measure() -> float:
@@ -39,11 +42,11 @@ def read_seconds(dataset: Any) -> float:
     return rates.get(f"read {dataset.fingerprint()}", measure)
 
 
-def is_slow(dataset: Any, seconds: float) -> bool:
+def is_slow(dataset: PlannedRows, seconds: float) -> bool:
     """Whether reading a row takes longer than the ``seconds`` that it is computed on; rows of an object store
     are worth keeping in any case.
     """
-    return getattr(dataset, "reads_at_once", 1) > 1 or read_seconds(dataset) > seconds
+    return dataset.reads_at_once > 1 or read_seconds(dataset) > seconds
 
 
 def choose_cache(asked: float | None, stage: Stage) -> float:
@@ -70,4 +73,4 @@ def map_cache(asked: float | None, task: Any) -> float:
     """The same for rows that tasks of a map read more than once, each time for seconds of work."""
     if asked is not None:
         return asked
-    return DEFAULT_SHARE if getattr(task.dataset, "reads_at_once", 1) > 1 else float(SMALL_BYTES)
+    return DEFAULT_SHARE if task.dataset.reads_at_once > 1 else float(SMALL_BYTES)

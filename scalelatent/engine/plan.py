@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from dask.system import cpu_count
@@ -43,11 +43,29 @@ CLUSTER_PASS_SECONDS, CLUSTER_TASK_SECONDS = 0.02, 2e-3
 LONG_SECONDS = 3600.0
 
 
+class PlannedRows(Protocol):
+    """What a plan asks of rows: a `Dataset`, or a `RowShape` in the place of one."""
+
+    @property
+    def n_features(self) -> int: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def is_stored(self) -> bool: ...
+    @property
+    def reads_at_once(self) -> int: ...
+
+    def __len__(self) -> int: ...
+    def pieces(self, start: int = 0, stop: int | None = None) -> list[tuple[int, int]]: ...
+    def fingerprint(self) -> str: ...
+    def read_x(self, start: int, stop: int) -> Any: ...
+
+
 @dataclass(frozen=True)
 class RowShape:
-    """Stands for rows that do not exist yet (projected ones): a length, a width, whether they will be on
-    disk.
-    """
+    """Stands for rows that do not exist yet (projected ones), which will be on disk or not."""
 
     n_rows: int
     n_features: int
@@ -62,6 +80,16 @@ class RowShape:
     def nbytes(self) -> int:
         """Of float32 rows."""
         return 4 * self.n_rows * self.n_features
+
+    def pieces(self, start: int = 0, stop: int | None = None) -> list[tuple[int, int]]:
+        """None: there is nothing to read yet."""
+        return []
+
+    def fingerprint(self) -> str:
+        raise TypeError("rows that do not exist have no fingerprint")
+
+    def read_x(self, start: int, stop: int) -> Any:
+        raise TypeError("rows that do not exist cannot be read")
 
 
 @dataclass(frozen=True)
@@ -119,7 +147,7 @@ def find_resources(client: Any, n_jobs: int | None, limit: str | int | float | N
     return Resources(max(len(workers), 1), threads, memory, cores, True)
 
 
-def stage_memory(stage: Stage, resources: Resources, source: Any, constants: int) -> dict[str, int]:
+def stage_memory(stage: Stage, resources: Resources, source: PlannedRows, constants: int) -> dict[str, int]:
     """Bytes of one worker while it runs a stage, by what holds them.
 
     Parameters
@@ -135,7 +163,7 @@ def stage_memory(stage: Stage, resources: Resources, source: Any, constants: int
     stat, p = reduction.layout().nbytes, stage.datasets["train"].n_features
     level = choose_level(grid, reduction, resources.workers * resources.threads)
     piece = _piece_bytes(source)
-    ahead = max(AHEAD, 2 * getattr(source, "reads_at_once", 1))  # in flight, packed and unpacked
+    ahead = max(AHEAD, 2 * source.reads_at_once)  # in flight, packed and unpacked
     row_bytes = p * stage.datasets["train"].dtype.itemsize
     blocks = _block_bytes(reduction, grid.block_rows, p, row_bytes)
     return {
@@ -165,7 +193,7 @@ def steps_memory(
     order: RowOrder,
     n_features: int,
     resources: Resources,
-    source: Any,
+    source: PlannedRows,
     row_bytes: int,
     constants: int,
     state: int,
@@ -187,7 +215,7 @@ def steps_memory(
         What a leaf contributed before is read, and what it does now written.
     """
     layout, chains = learner.layout(), order.n_chains
-    stored = getattr(source, "is_stored", False)
+    stored = source.is_stored
     # A chain holds the runs of the buffer in use and of the next; without shuffling a few runs.
     runs = 2 * order.buffer_runs if order.shuffle else 2 + -(-order.chain_rows // order.run_rows)
     held = min(2 * order.n_rows, chains * runs * order.run_rows) if stored else 0
@@ -217,9 +245,9 @@ def _block_bytes(work: Reduction | StepLearner, rows: int, n_features: int, row_
     return rows * (2 * n_features + width) * 8
 
 
-def _piece_bytes(source: Any) -> int:
+def _piece_bytes(source: PlannedRows) -> int:
     """Bytes of the largest piece of rows that is read at once."""
-    pieces = source.pieces(0, min(len(source), 10**6)) if getattr(source, "is_stored", False) else []
+    pieces = source.pieces(0, min(len(source), 10**6)) if source.is_stored else []
     return max((b - a for a, b in pieces), default=0) * (source.nbytes // len(source)) if pieces else 0
 
 
@@ -357,7 +385,7 @@ class Forecast:
         """Of the functions that measure, the value where anything may be measured, else ``nominal``."""
         return float(measured()) if self.measure else nominal
 
-    def reading(self, dataset: Any) -> float:
+    def reading(self, dataset: PlannedRows) -> float:
         """Seconds of reading a row."""
         if not dataset.is_stored or not self.measure:
             return 0.0

@@ -36,18 +36,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scalelatent.errors import JobError, RunError
 from scalelatent.monitor.times import time_text
 from scalelatent.storage.disk import locate
 from scalelatent.storage.linelog import LineLog
-from scalelatent.storage.run_lock import FolderLock, folder_lock
+from scalelatent.storage.locks import Lock, lock_of
 
 from .spec import FORMAT, Job
-
-if TYPE_CHECKING:
-    from scalelatent.storage.lease import ObjectLock
 
 __all__ = ["STATES", "RunFolder", "as_json", "is_run_folder", "plain"]
 
@@ -93,7 +90,7 @@ class RunFolder:
         self.place = locate(path)
         self.url = self.place.url
         self._logs: dict[str, LineLog] = {}
-        self._held: FolderLock | ObjectLock | None = None
+        self._held: Lock | None = None
 
     def __repr__(self) -> str:
         return f"RunFolder({self.url!r})"
@@ -234,7 +231,7 @@ class RunFolder:
             if isinstance(state.get(key), int | float):  # of an earlier version
                 state[key] = time_text(state[key])
         if state.get("state") == "running":
-            holder = folder_lock(self.place).holder()
+            holder = lock_of(self.place, "lock").holder()
             if holder is None:
                 state |= {"state": "failed", "driver_lost": True}
                 state["error"] = state.get("error") or (
@@ -293,7 +290,7 @@ class RunFolder:
     @contextmanager
     def lock(self, patience: float = 0.0, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
         """Hold the run folder: two drivers on one folder would overwrite each other."""
-        guard = folder_lock(self.place)
+        guard = lock_of(self.place, "lock")
         deadline = time.monotonic() + patience
         while True:
             try:
@@ -308,17 +305,13 @@ class RunFolder:
                     ) from error
                 if time.monotonic() < deadline:
                     if waiting is not None:
-                        waiting(f"waiting up to {patience:.0f} s for {guard.holder() or {}} to end")
+                        waiting(f"waiting up to {patience:.0f} s for {_who(guard)} to end")
                         waiting = None
                     time.sleep(0.5)
                     continue
-            who = guard.holder() or {}
-            left = who.get("seconds_left")
-            lease = "" if left is None else f" (if that one is gone, its lease ends in {left} s)"
             raise RunError(
-                f"run folder {self.url} is driven by process {who.get('pid', '?')} on host "
-                f"{who.get('host', '?')}{lease}; wait for it to end, or stop it first: scalelatent cancel "
-                f"{self.url}"
+                f"run folder {self.url} is driven by {_who(guard)}; wait for it to end, or stop it first: "
+                f"scalelatent cancel {self.url}"
             ) from None
         self._held = guard
         try:
@@ -414,3 +407,11 @@ def _place_of_driver(state: Mapping[str, Any]) -> str:
 
 def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "job"
+
+
+def _who(lock: Lock) -> str:
+    """Who holds a lock, in words."""
+    holder = lock.holder() or {}
+    left = holder.get("seconds_left")
+    lease = "" if left is None else f" (if that one is gone, its lease ends in {left} s)"
+    return f"process {holder.get('pid', '?')} on host {holder.get('host', '?')}{lease}"

@@ -26,6 +26,8 @@ import llvmlite.binding
 import numba
 import numpy as np
 
+from scalelatent import _file_locks
+
 # float32 in this machine's widest vectors. No sum runs over lanes, so no bit of a result depends on it.
 # SCALELATENT_LANES is for tests: it runs the kernels of other machines, in vectors that LLVM puts together.
 LANES = int(
@@ -135,7 +137,6 @@ def remove_unused(days: float = KEEP_DAYS) -> list[str]:
 _patience = [10.0]
 # Seconds that it waits for another process to compile what it needs; then it compiles that itself.
 _compile_patience = [120.0]
-_POLL_SECONDS = 0.01
 
 Observer = Callable[[str, float | None], None]
 _observers: list[Observer] = []
@@ -178,38 +179,19 @@ def _told(name: str) -> Iterator[None]:
             observer(name, time.perf_counter() - begin)
 
 
-def _take(lock: Any, patience: list[float]) -> bool:
-    """Lock a file that other processes lock too; False where one of them does not let go of it."""
-    import fcntl
-
-    begin = time.monotonic()
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() - begin >= patience[0]:
-                patience[0] = 0.0
-                return False
-            time.sleep(_POLL_SECONDS)
-        else:
-            return True
-
-
 @contextlib.contextmanager
 def _alone(name: str = "lock", patience: list[float] | None = None) -> Iterator[bool]:
-    """Whether to save a kernel, or to compile that of the name: False while another process does. Where the
-    system or the file system has no locks on files nobody is kept out.
-    """
-    held = True
+    """Whether to save a kernel, or to compile that of the name: False while another process does."""
+    held, patience = True, _patience if patience is None else patience
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(ImportError, OSError):
-            import fcntl
-
+        with contextlib.suppress(OSError):
             Path(CACHE).mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context(open(Path(CACHE) / name, "ab"))
-            held = _take(lock, _patience if patience is None else patience)
-            if held:  # closing the file would not do: a process forked in the meantime has it open too
-                stack.callback(fcntl.flock, lock, fcntl.LOCK_UN)
+            lock = stack.enter_context(open(Path(CACHE) / name, "ab")).fileno()
+            held = _file_locks.take(lock, patience[0]) is not False
+            if held:
+                stack.callback(_file_locks.give_back, lock)
+            else:
+                patience[0] = 0.0
         yield held
 
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from scalelatent.data import Dataset, append_rows, open_dataset
 from scalelatent.data.write import append as module
 from scalelatent.errors import DataError
+from scalelatent.storage import lease
 from scalelatent.storage.disk import LocalLocation, locate
 
 N = 120
@@ -242,17 +243,17 @@ def test_a_killed_append_locks_nobody_out(tmp_path: Path) -> None:
     _check(append_rows(tmp_path / "ds", _part("numbers", 60, N)), "numbers", N)
 
 
-def test_a_lock_that_was_left_in_an_object_store_is_told() -> None:
+def test_a_lock_that_was_left_in_an_object_store_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     _part("numbers", 0, 60).save("memory://left", overwrite=True)
     held = {"doing": "being appended to", "pid": 7, "host": "far", "since": 0}
-    locate("memory://left").write(module._LOCK, json.dumps(held).encode())
+    locate("memory://left").write(f"{module._LOCK}/000001.json", json.dumps(held).encode())
     expected = (
-        r"by process 7 on far since 1970-01-01 00:00:00 UTC; wait until that is done. If that process is "
-        rf"gone, remove memory://left/{module._LOCK}, then"
+        r"by process 7 on far since 1970-01-01 00:00:00 UTC; wait until that is done \(if that process is "
+        r"gone, its lease ends in \d+ s\), then"
     )
     with pytest.raises(DataError, match=expected):
         append_rows("memory://left", _part("numbers", 60, N))
-    locate("memory://left").delete(module._LOCK)
+    monkeypatch.setattr(lease, "STALE_SECONDS", -1.0)
     _check(append_rows("memory://left", _part("numbers", 60, N)), "numbers", N)
 
 

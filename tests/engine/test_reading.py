@@ -26,6 +26,7 @@ class Rows:
     """A stored dataset whose reads are counted, delayed or fail; pieces of any size."""
 
     is_stored, has_y, has_weight, n_features = True, True, True, 2
+    reads_at_once, is_sparse = 1, True
 
     def __init__(self, n: int, edges: list[int], fail_at: int | None = None) -> None:
         self.n, self.edges, self.fail_at = n, sorted({0, n, *edges}), fail_at

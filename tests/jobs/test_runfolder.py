@@ -13,8 +13,9 @@ import pytest
 from scalelatent.errors import JobError, RunError, ScalelatentError
 from scalelatent.jobs.runfolder import RunFolder, is_run_folder
 from scalelatent.jobs.spec import DataSection, Job, JobSection
-from scalelatent.storage import run_lock as lock_module
-from scalelatent.storage.run_lock import FolderLock
+from scalelatent.storage import lease as lease_module
+from scalelatent.storage import locks as lock_module
+from scalelatent.storage.locks import FileLock
 
 
 @pytest.fixture
@@ -151,7 +152,7 @@ with folder.lock():
     assert state["state"] == "failed"
     assert "scalelatent resume" in state["error"]
     with folder.lock():
-        assert FolderLock(folder.path).holder()["pid"] == os.getpid()
+        assert FileLock(folder.path / "lock").holder()["pid"] == os.getpid()
 
 
 def test_another_host_counts_until_its_heart_stops(folder):
@@ -161,7 +162,21 @@ def test_another_host_counts_until_its_heart_stops(folder):
         pass
     old = time.time() - 2 * lock_module.STALE_SECONDS
     os.utime(file, (old, old))
-    assert FolderLock(folder.path).holder() is None
+    assert FileLock(folder.path / "lock").holder() is None
+    with folder.lock():
+        pass
+
+
+def test_a_file_system_without_locks(folder, monkeypatch):
+    def refuse(*args):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    match = rf"driven by process {os.getpid()} on host"
+    with folder.lock(), pytest.raises(RunError, match=match), RunFolder.open(folder.path).lock():
+        pass
+    gone = lease_module.this_process() | {"started": 1.0}
+    (folder.path / "lock").write_text(json.dumps(gone))
     with folder.lock():
         pass
 

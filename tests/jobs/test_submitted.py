@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
@@ -96,7 +97,7 @@ def test_a_driver_waits_for_the_one_before_it(folder):
         assert release.is_set()
     thread.join(10)
     assert len(told) == 1
-    assert "waiting up to 20 s for {'pid'" in told[0]
+    assert f"waiting up to 20 s for process {os.getpid()} on host" in told[0]
 
 
 def test_progress_is_told_at_most_once_a_second(folder):

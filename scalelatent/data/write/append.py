@@ -19,7 +19,7 @@ from scalelatent.data.read.stored import read_attrs, segment_location, write_att
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import Location, locate
 from scalelatent.storage.guard import clear_after, explain_os_errors
-from scalelatent.storage.writer_lock import alone
+from scalelatent.storage.locks import alone
 
 from .batches import RowBatch, write_shards
 from .create import create_like, derived_from

@@ -174,7 +174,7 @@ def _rates(told: Forecast, stage: Stage, state: Any, codes: int) -> dict[str, fl
     found = {}
     for part, reduction in stage.reductions.items():
         dataset, rows = stage.datasets[part], stage.grids[part].block_rows
-        p, dtype = dataset.n_features, getattr(dataset, "dtype", "float32")
+        p, dtype = dataset.n_features, dataset.dtype
         threads = told.resources.slots
         found[part] = told.rate(
             lambda: reduction_rate(stage.name, reduction, state, rows, p, dtype, codes, threads),  # noqa: B023  called here

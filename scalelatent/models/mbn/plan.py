@@ -323,7 +323,7 @@ def _output(told: Forecast, model: Any, layer: Layer, n: int) -> int:
     learner = StreamedPca.of(np.zeros((layer.n_clusterings, layer.k)), n, count)
     codes = RowShape(n, layer.n_clusterings)
     stage = make_stage("mbn_pca", learner, {"train": codes}, "cpu")
-    memory = stage_memory(stage, resources, None, 6 * learner.reductions()["train"].layout().nbytes)
+    memory = stage_memory(stage, resources, codes, 6 * learner.reductions()["train"].layout().nbytes)
     piece = min(PARTED_BYTES, n * layer.n_clusterings * np.dtype(layer.code_dtype).itemsize)
     memory["codes read ahead"] = resources.threads * (2 * piece + max(piece, AHEAD_BYTES))
     share = f"give n_components a number (the share {wanted:g} may take {count})"
