@@ -10,9 +10,7 @@ import typer
 from .exits import FAILED
 from .show import (
     Json,
-    TlsCa,
-    TlsCert,
-    TlsKey,
+    TlsFiles,
     emit,
     progress_bar,
     say,
@@ -20,6 +18,7 @@ from .show import (
     size,
     text_of,
     verb,
+    with_tls,
 )
 
 app = typer.Typer(no_args_is_help=True, help="Start a cluster to send jobs to; make its certificates.")
@@ -32,6 +31,7 @@ Gpus = Annotated[int, typer.Option(min=0, help="GPU workers beside them, one for
 
 @app.command()
 @verb
+@with_tls
 def up(
     workers: Workers = 2,
     threads: Threads = 1,
@@ -48,25 +48,22 @@ def up(
     tls_folder: Annotated[
         Path, typer.Option(metavar="FOLDER", help="Where --tls makes certificates, or finds them.")
     ] = Path("scalelatent-tls"),
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
+    tls_files: TlsFiles = TlsFiles(),  # noqa: B008  no state in it
     scheduler_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the scheduler's address to FILE too.")
     ] = None,
     json: Json = False,
 ) -> None:
     """Start a scheduler and workers, and stay until Ctrl-C."""
-    from scalelatent.deploy.security import security_from
     from scalelatent.deploy.serving import own_certificates, serve, until_stopped
 
     security, client_files = None, None
     if tls:
-        if any(file is not None for file in (tls_ca, tls_cert, tls_key)):
+        if any(file is not None for file in tls_files):
             raise typer.BadParameter("give --tls (makes certificates) or your own files, not both")
         security, client_files = own_certificates(tls_folder, host)
     else:
-        security = security_from(tls_ca, tls_cert, tls_key)
+        security = tls_files.security()
     page = None if dashboard.lower() == "none" else dashboard
     with until_stopped() as never:
         try:
@@ -107,6 +104,7 @@ def _tell(told: dict[str, Any], json: bool) -> None:
 
 @app.command()
 @verb
+@with_tls
 def join(
     scheduler: Annotated[str | None, typer.Argument(metavar="[URL]", help="The scheduler's address.")] = None,
     scheduler_file: Annotated[
@@ -125,23 +123,18 @@ def join(
     tls_folder: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="What `cluster certificates` made.")
     ] = None,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
+    tls_files: TlsFiles = TlsFiles(),  # noqa: B008  no state in it
 ) -> None:
     """Start the workers of this machine for a scheduler elsewhere, and stay until it ends, or Ctrl-C."""
     import asyncio
 
     from scalelatent.deploy.connection import check_protocol
-    from scalelatent.deploy.security import security_from
     from scalelatent.deploy.serving import address_from, until_stopped
     from scalelatent.deploy.worker_processes import run_workers
 
     if tls_folder is not None:
-        tls_ca, tls_cert, tls_key = (
-            tls_folder / file for file in ("ca.pem", "cluster-cert.pem", "cluster-key.pem")
-        )
-    security = security_from(tls_ca, tls_cert, tls_key)
+        tls_files = TlsFiles(*(tls_folder / f"{name}.pem" for name in ("ca", "cluster-cert", "cluster-key")))
+    security = tls_files.security()
     with until_stopped():
         try:
             address = address_from(scheduler, scheduler_file, wait)
@@ -179,6 +172,7 @@ def certificates(
 
 
 @verb
+@with_tls
 def warm(
     kinds: Annotated[
         list[str] | None,
@@ -190,9 +184,7 @@ def warm(
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, help="Processes; all cores by default.")
     ] = None,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
+    tls_files: TlsFiles = TlsFiles(),  # noqa: B008  no state in it
     json: Json = False,
 ) -> None:
     """Compile kernels ahead, so that no first fit waits for them."""
@@ -204,12 +196,11 @@ def warm(
         hosts = {"": done}
     else:
         from scalelatent.deploy.connection import open_client
-        from scalelatent.deploy.security import security_from
         from scalelatent.deploy.warm import warm_cluster
 
         if jobs is not None:
             raise typer.BadParameter("--jobs is for this machine; with --scheduler hosts use all their cores")
-        with open_client(scheduler, security_from(tls_ca, tls_cert, tls_key)) as client:
+        with open_client(scheduler, tls_files.security()) as client:
             hosts = warm_cluster(client, kinds or ())
     if json:
         emit(hosts[""] if scheduler is None else {"hosts": hosts})
@@ -225,6 +216,7 @@ def warm(
 
 
 @verb
+@with_tls
 def doctor(
     folder: Annotated[
         str | None, typer.Argument(metavar="[FOLDER]", help="Where runs will be written; here by default.")
@@ -232,9 +224,7 @@ def doctor(
     scheduler: Annotated[
         str | None, typer.Option(metavar="URL", help="Look at this cluster instead of this machine.")
     ] = None,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
+    tls_files: TlsFiles = TlsFiles(),  # noqa: B008  no state in it
     json: Json = False,
 ) -> None:
     """Check this machine, or a cluster, and name fixes."""
@@ -245,9 +235,8 @@ def doctor(
     else:
         from scalelatent.deploy.checks import examine_cluster
         from scalelatent.deploy.connection import open_client
-        from scalelatent.deploy.security import security_from
 
-        with open_client(scheduler, security_from(tls_ca, tls_cert, tls_key)) as client:
+        with open_client(scheduler, tls_files.security()) as client:
             findings = examine_cluster(client, folder)
     failed = any(finding.status == "fail" for finding in findings)
     if json:

@@ -15,15 +15,14 @@ from .run import JobFile, Out, _finish, _load, _run, _summary
 from .show import (
     Json,
     Settings,
-    TlsCa,
-    TlsCert,
-    TlsKey,
+    TlsFiles,
     emit,
     say,
     show_values,
     stderr_console,
     text_of,
     verb,
+    with_tls,
 )
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ Wait = Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for 
 
 
 @verb
+@with_tls
 def submit(
     job: JobFile,
     scheduler: Scheduler = None,
@@ -48,15 +48,13 @@ def submit(
     out: Out = None,
     allow_mismatch: Mismatch = False,
     wait: Wait = 10.0,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
+    tls_files: TlsFiles = TlsFiles(),  # noqa: B008  no state in it
     json: Json = False,
 ) -> None:
     """Hand a job to a Dask cluster, where it goes on without this machine."""
     from scalelatent.jobs.submit import submit_job
 
-    extra = _tls_settings(tls_ca, tls_cert, tls_key)
+    extra = tls_files.settings()
     extra += ["cluster.allow_mismatch=true"] if allow_mismatch else []
     if scheduler is not None:  # takes the place of workers that the job file would start
         extra += [f'cluster.scheduler="{scheduler}"', "cluster.workers=none"]
@@ -72,29 +70,14 @@ def _say_submitted(submitted: Any, json: bool) -> None:
     say(f"run folder {submitted.run}; watch it with: scalelatent attach {submitted.run}")
 
 
-def _tls_settings(ca: Path | None, cert: Path | None, key: Path | None) -> list[str]:
-    given = {"tls_ca": ca, "tls_cert": cert, "tls_key": key}
-    return [f'cluster.{name}="{value}"' for name, value in given.items() if value is not None]
-
-
-def _security(ca: Path | None, cert: Path | None, key: Path | None) -> Any:
-    from scalelatent.jobs.job_cluster import security_of
-    from scalelatent.jobs.spec import ClusterSection
-
-    given = {"tls_ca": ca, "tls_cert": cert, "tls_key": key}
-    named = {name: str(value) for name, value in given.items() if value is not None}
-    return security_of(ClusterSection.model_validate(named))
-
-
-def _find(
-    job: str, scheduler: str | None, ca: Path | None = None, cert: Path | None = None, key: Path | None = None
-) -> RunFolder:
+def _find(job: str, scheduler: str | None, tls_files: TlsFiles) -> RunFolder:
     from scalelatent.jobs.control import find_job
 
-    return find_job(job, scheduler=scheduler, security=_security(ca, cert, key))
+    return find_job(job, scheduler=scheduler, security=tls_files.security())
 
 
 @verb
+@with_tls
 def status(
     job: Annotated[
         str | None,
@@ -103,9 +86,7 @@ def status(
         ),
     ] = None,
     scheduler: Scheduler = None,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
+    tls_files: TlsFiles = TlsFiles(),  # noqa: B008  no state in it
     json: Json = False,
 ) -> None:
     """Say how a job is getting on."""
@@ -113,7 +94,7 @@ def status(
     from scalelatent.jobs.control import list_jobs
 
     if job is not None:
-        folder = _find(job, scheduler, tls_ca, tls_cert, tls_key)
+        folder = _find(job, scheduler, tls_files)
         state = folder.read_state()
         if state["state"] == "running":
             state["progress"] = folder.read_progress()
@@ -126,9 +107,7 @@ def status(
                 told["rows of the stage"] = f"{now['rows_done'] or 0:,} of {now['rows_total']:,}"
             show_values(told, title=state["id"])
         return
-    asked = (
-        nullcontext() if scheduler is None else open_client(scheduler, _security(tls_ca, tls_cert, tls_key))
-    )
+    asked = nullcontext() if scheduler is None else open_client(scheduler, tls_files.security())
     with asked as client:
         states = list_jobs(client=client)
     if json:
@@ -142,13 +121,12 @@ def status(
 
 
 @verb
+@with_tls
 def logs(
     job: JobArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
     scheduler: Scheduler = None,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
+    tls_files: TlsFiles = TlsFiles(),  # noqa: B008  no state in it
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """Print the events of a job: states, stages, checkpoints, lost workers, errors."""
@@ -156,7 +134,7 @@ def logs(
 
     from scalelatent.jobs.control import new_events
 
-    for event in new_events(_find(job, scheduler, tls_ca, tls_cert, tls_key), follow=follow):
+    for event in new_events(_find(job, scheduler, tls_files), follow=follow):
         if json:
             typer.echo(encoder.dumps(event))
             continue
@@ -168,22 +146,21 @@ def logs(
 
 
 @verb
+@with_tls
 def attach(
     job: JobArgument,
     scheduler: Scheduler = None,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
+    tls_files: TlsFiles = TlsFiles(),  # noqa: B008  no state in it
     json: Json = False,
 ) -> None:
     """Watch a job until it ends."""
     from scalelatent.jobs.control import follow
     from scalelatent.monitor.progress import ProgressDisplay
 
-    folder = _find(job, scheduler, tls_ca, tls_cert, tls_key)
+    folder = _find(job, scheduler, tls_files)
     try:
         with ProgressDisplay(stderr_console()) as progress:
-            security = _security(tls_ca, tls_cert, tls_key)
+            security = tls_files.security()
             state = follow(folder, [progress], security=security, tell=say)
     except KeyboardInterrupt:
         told = f"stopped watching; the job goes on. Watch it again with: scalelatent attach {folder.url}"
@@ -196,19 +173,18 @@ def attach(
 
 
 @verb
+@with_tls
 def cancel(
     job: JobArgument,
     scheduler: Scheduler = None,
     wait: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for it to stop.")] = 30.0,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
+    tls_files: TlsFiles = TlsFiles(),  # noqa: B008  no state in it
     json: Json = False,
 ) -> None:
     """Stop a job at the next place where nothing is lost; `scalelatent resume` goes on from there."""
     from scalelatent.jobs.control import cancel_job
 
-    folder = _find(job, scheduler, tls_ca, tls_cert, tls_key)
+    folder = _find(job, scheduler, tls_files)
     state = cancel_job(folder, wait=wait)
     if state["state"] in ("queued", "running"):
         say(f"asked to stop; the driver has not in {wait:g} s, but will: scalelatent status {folder.url}")
@@ -219,6 +195,7 @@ def cancel(
 
 
 @verb
+@with_tls
 def resume(
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="The run folder (or job id) of a broken-off run.")
@@ -234,9 +211,7 @@ def resume(
     ] = False,
     allow_mismatch: Mismatch = False,
     wait: Wait = 10.0,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
+    tls_files: TlsFiles = TlsFiles(),  # noqa: B008  no state in it
     json: Json = False,
 ) -> None:
     """Go on with a run that was stopped, killed or failed."""
@@ -245,7 +220,7 @@ def resume(
     from scalelatent.jobs.resolve import override
     from scalelatent.jobs.submit import resubmit
 
-    folder = _find(run, scheduler, tls_ca, tls_cert, tls_key)
+    folder = _find(run, scheduler, tls_files)
     if job_file is not None:
         write_job_again(folder, job_file)
     state = folder.read_state()
@@ -259,7 +234,7 @@ def resume(
         _finish(_summary(folder), json)
         return
     check_resumable(folder)
-    extra = _tls_settings(tls_ca, tls_cert, tls_key)
+    extra = tls_files.settings()
     extra += ["cluster.allow_mismatch=true"] if allow_mismatch else []
     extra += [] if scheduler is None else [f'cluster.scheduler="{scheduler}"']
     job = override(folder.read_job(), [*(settings or []), *extra])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
@@ -18,6 +19,7 @@ from scalelatent.errors import JobError
 from .exits import DEBUG_VARIABLE, ended_in_one_line
 
 if TYPE_CHECKING:
+    from distributed import Security
     from rich.console import Console
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -34,11 +36,57 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a value of the job file; repeatable."),
 ]
-TlsCa = Annotated[
-    Path | None, typer.Option("--tls-ca-file", help="Certificate of the cluster's authority (PEM).")
-]
-TlsCert = Annotated[Path | None, typer.Option("--tls-cert", help="Your certificate (PEM).")]
-TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="Its private key (PEM).")]
+
+
+class TlsFiles(NamedTuple):
+    """The certificates that a command line names."""
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+    def security(self) -> Security | None:
+        """What to show a scheduler: these, or those of Dask's configuration."""
+        from scalelatent.deploy.security import security_from
+
+        return security_from(*self)
+
+    def settings(self) -> list[str]:
+        """As settings of a job."""
+        return [f'cluster.tls_{name}="{file}"' for name, file in self._asdict().items() if file is not None]
+
+
+_TLS = {
+    "ca": ("--tls-ca-file", "Certificate of the cluster's authority (PEM)."),
+    "cert": ("--tls-cert", "Your certificate (PEM)."),
+    "key": ("--tls-key", "Its private key (PEM)."),
+}
+
+
+def with_tls(function: Function) -> Function:
+    """Give a verb the options of TLS in place of its parameter ``tls_files``, which holds their values."""
+    options = {
+        f"tls_{name}": Annotated[Path | None, typer.Option(flag, help=text)]
+        for name, (flag, text) in _TLS.items()
+    }
+    signature = inspect.signature(function, eval_str=True)
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        if parameter.name != "tls_files":
+            parameters.append(parameter)
+            continue
+        for name, kind in options.items():
+            parameters.append(inspect.Parameter(name, parameter.kind, default=None, annotation=kind))
+
+    @functools.wraps(function)
+    def command(**kwargs: Any) -> Any:
+        files = TlsFiles(*(kwargs.pop(name) for name in options))
+        return function(**kwargs, tls_files=files)
+
+    kept = {name: hint for name, hint in function.__annotations__.items() if name != "tls_files"}
+    command.__annotations__ = kept | options
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return command  # type: ignore[return-value]
 
 
 def verb(function: Function) -> Function:
