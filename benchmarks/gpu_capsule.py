@@ -43,8 +43,7 @@ from gpu_common import (
     threaded_pass,
 )
 
-from scalelatent.engine.backend import HostBackend
-from scalelatent.engine.device import CupyBackend
+from scalelatent.engine.backend import CupyBackend, HostBackend
 from scalelatent.errors import RunError
 from scalelatent.models.capsule.kernels import reference
 from scalelatent.models.capsule.kernels.squash import squash_table

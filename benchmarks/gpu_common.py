@@ -14,7 +14,7 @@ import numpy as np
 
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
-from scalelatent.engine.device import CupyBackend
+from scalelatent.engine.backend import CupyBackend
 from scalelatent.models.capsule.model.em import CapsuleEM, initial_state
 from scalelatent.models.capsule.model.members import Members
 from scalelatent.models.capsule.model.start import schedule_arrays, subspace_start

@@ -28,8 +28,7 @@ import numpy as np
 from gpu_common import device_seconds, machine
 
 import scalelatent as sl
-from scalelatent.engine.backend import find_kernel
-from scalelatent.engine.device import CupyBackend
+from scalelatent.engine.backend import CupyBackend, find_kernel
 from scalelatent.errors import RunError
 from scalelatent.models.crbm.kernels import reference
 from scalelatent.models.crbm.kernels.reference import sigmoid

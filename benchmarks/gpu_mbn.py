@@ -27,8 +27,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import numpy as np
 from gpu_common import device_seconds, host_seconds, machine
 
-from scalelatent.engine.backend import find_kernel
-from scalelatent.engine.device import CupyBackend
+from scalelatent.engine.backend import CupyBackend, find_kernel
 from scalelatent.errors import RunError
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.mbn.kernels.reference import METRICS

@@ -29,11 +29,10 @@ from common import parser, stored_rows, write
 from streamed_pass import learner
 
 import scalelatent as sl
-from scalelatent.engine.ahead import iter_blocks
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import make_stage
-from scalelatent.engine.reading import Meter, Reader, StopEvent
+from scalelatent.engine.reading import Meter, Reader, StopEvent, iter_blocks
 from scalelatent.engine.threads import single_threaded
 from scalelatent.storage.objects import forget_connections
 

@@ -26,12 +26,11 @@ from common import interleaved, parser, stored_rows, write_part
 import scalelatent as sl
 from scalelatent.data.read.chunks import Recycled
 from scalelatent.deploy.probes import peak_bytes
-from scalelatent.engine.ahead import iter_blocks
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import PassContext, Span, make_stage, spans_of
-from scalelatent.engine.reading import Meter, Reader, StopEvent
+from scalelatent.engine.reading import Meter, Reader, StopEvent, iter_blocks
 from scalelatent.engine.threads import single_threaded
 from scalelatent.models.capsule.model.em import CapsuleEM, initial_state
 from scalelatent.models.capsule.model.members import build_members

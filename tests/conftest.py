@@ -74,7 +74,7 @@ WORKER_IMPORTS = [
     "distributed.worker",
     "scalelatent.engine.dask.step_tasks",
     "scalelatent.engine.dask.tasks",
-    "scalelatent.engine.dask.trial_tasks",
+    "scalelatent.engine.dask.trial",
     "scalelatent.models.capsule.fit",
     "scalelatent.models.crbm.fit",
     "scalelatent.models.mbn.fit",

@@ -17,7 +17,7 @@ import scalelatent as sl
 from scalelatent import Dataset, __version__
 from scalelatent.cli import main
 from scalelatent.cli.show import DEBUG_VARIABLE, size, text_of
-from scalelatent.engine.compiling import COMPILING
+from scalelatent.engine.callbacks import COMPILING
 from scalelatent.errors import DataError
 from tests.helpers import fresh_kernel
 

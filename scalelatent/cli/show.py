@@ -109,7 +109,7 @@ def say(message: str) -> None:
 @contextmanager
 def kernels_told() -> Iterator[None]:
     """Say once that this process compiles kernels, while it lasts; also a decorator below `verb`."""
-    from scalelatent.engine.compiling import COMPILING
+    from scalelatent.engine.callbacks import COMPILING
     from scalelatent.kernels.jit import observed
 
     unsaid = [COMPILING]

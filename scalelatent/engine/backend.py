@@ -8,7 +8,9 @@ was asked for and is not there is an error.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -159,7 +161,328 @@ def make_backend(device: str) -> Any:
     if device == "reference":
         return HostBackend("reference")
     if resolve_device(device) == "gpu":
-        from .device import CupyBackend
-
         return CupyBackend()
     return HostBackend()
+
+
+STAGED_BYTES = 2**16  # smaller copies are not worth page-locked memory
+_NO_MEMORY = 2  # cudaErrorMemoryAllocation: the card goes on, only this did not fit
+POOL_SHARE, POOL_SPARE = 0.9, 512 * 2**20
+_NATIVE = "?bhilqBHILQefd"
+
+
+class CupyBackend:
+    """CuPy arrays and CUDA kernels; the methods of :class:`~.backend.HostBackend`.
+
+    Parameters
+    ----------
+    tf32 : bool
+        Let the float32 products round their inputs to 10 bits of mantissa (relative error about 5e-4) for
+        speed. Off: they are float32.
+
+    Raises
+    ------
+    RunError
+        No CuPy, no driver or no device here; later, in any method, memory of the card at its end or an
+        error of the card.
+
+    Notes
+    -----
+    The memory pool of the process is limited to 90 % of the memory free at the start less 512 MiB, unless
+    ``CUPY_GPU_MEMORY_LIMIT`` or the caller has set a limit; contexts and libraries live outside the pool.
+
+    Examples
+    --------
+    >>> backend = CupyBackend()  # doctest: +SKIP
+    >>> backend.to_host(backend.asarray(np.arange(3, dtype=np.uint8), np.float32))  # doctest: +SKIP
+    array([0., 1., 2.], dtype=float32)
+    """
+
+    name = "cupy"
+
+    def __init__(self, tf32: bool = False) -> None:
+        self.xp = _import_cupy()
+        self.tf32 = tf32
+        self.stream = self.xp.cuda.Stream(non_blocking=True)
+        self.device = _device_name(self.xp)  # asked now: after an error the card may not answer
+        self._buffers: dict[str, Any] = {}
+        self._staging: dict[str, tuple[np.ndarray, Any]] = {}
+        self._tables: dict[int, tuple[Any, Any]] = {}
+        self._rows = 0
+        self.row_limits: dict[str, int] = {}
+        self.memory_errors: tuple[type[Exception], ...] = (
+            DeviceMemoryError,
+            self.xp.cuda.memory.OutOfMemoryError,
+        )
+        _limit_pool(self.xp)
+
+    # -- what the models call
+    # -------------------------------------------------------------------------------------------
+
+    def kernel(self, name: str) -> Callable[..., Any]:
+        """The kernel's CuPy body, on this backend's stream and with this backend's errors."""
+        body = find_kernel(name, self.name)
+
+        def call(*args: Any) -> Any:
+            with self._work(f"the kernel {name}"):
+                return body(*args)
+
+        return call
+
+    def buffer(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Scratch on the device of this shape, valid until the same name is asked for again."""
+        size = int(np.prod(shape))
+        kept = self._buffers.get(name)
+        if kept is None or kept.size < size or kept.dtype != dtype:
+            with self._work(f"the buffer {name!r} of {size * np.dtype(dtype).itemsize / 2**20:.1f} MiB"):
+                self._buffers.pop(name, None)
+                del kept  # its memory may serve the new one
+                kept = self._buffers[name] = self.xp.empty(size, dtype=dtype)
+        return kept[:size].reshape(shape)
+
+    def asarray(self, a: Any, dtype: Any, name: str | None = None) -> Any:
+        """``a`` on the device as a contiguous array of ``dtype``: itself where it is one already, else a copy
+        (in the named buffer).
+        """
+        dtype = np.dtype(dtype)
+        with self._work("moving an array to the card"):
+            if isinstance(a, self.xp.ndarray):
+                return self._convert(a, dtype, name)
+            if name is None:
+                return self.xp.asarray(np.ascontiguousarray(a, dtype=dtype))
+            self._rows = len(a)
+            moved = (
+                a.dtype
+                if a.dtype.char in _NATIVE and a.dtype.isnative and a.dtype.itemsize <= dtype.itemsize
+                else dtype
+            )
+            if moved == dtype:
+                return self._upload(a, dtype, name, self.buffer(name, a.shape, dtype))
+            stored = self._upload(a, moved, name, self.buffer(f"{name}.stored", a.shape, moved))
+            return self._convert(stored, dtype, name)
+
+    def take(self, a: Any, rows: Any, name: str) -> Any:
+        """Rows of ``a`` in a named buffer; ``rows`` on the host or on the device."""
+        out = self.buffer(name, (len(rows), *a.shape[1:]), a.dtype)
+        if out.size:
+            with self._work("gathering rows"):
+                self.xp.take(a, self.xp.asarray(rows), axis=0, out=out)
+        return out
+
+    def matmul(self, a: Any, b: Any, name: str) -> Any:
+        """Matrix product in a named buffer; float32 or float64.
+
+        Operands are read where they lie, also as the first columns of a wider array; others are copied first.
+        """
+        out = self.buffer(name, (a.shape[0], b.shape[1]), a.dtype)
+        with self._work("a matrix product"):
+            if not a.shape[1]:
+                out.fill(0)
+            elif out.size:
+                self._gemm(a, b, out)
+        return out
+
+    def table(self, table: Any) -> Any:
+        """A table with its arrays on the device; kept, so that a table is moved once."""
+        kept = self._tables.get(id(table))
+        if kept is None:
+            if len(self._tables) >= 64:
+                self._tables.clear()
+            arrays = {f.name: getattr(table, f.name) for f in fields(table)} if is_dataclass(table) else {}
+            with self._work("moving a table to the card"):
+                moved = {key: self.xp.asarray(a) for key, a in arrays.items() if isinstance(a, np.ndarray)}
+            # The table itself is kept too: its id stays taken.
+            kept = self._tables[id(table)] = table, replace(table, **moved) if moved else table
+        return kept[1]
+
+    def to_host(self, a: Any) -> np.ndarray:
+        """A numpy copy, after all work before it."""
+        if isinstance(a, np.ndarray):
+            return a
+        with self._work("work on the card"):
+            host = a.get()
+            self.stream.synchronize()
+        return host
+
+    def release_memory(self) -> None:
+        """Let go of scratch, and of what the pool keeps for later."""
+        self._buffers.clear()
+        self.stream.synchronize()
+        self.xp.get_default_memory_pool().free_all_blocks()
+
+    def memory_error(self, error: Exception) -> Exception:
+        """In our words: memory that ended in an expression of a model's own."""
+        return (
+            error
+            if isinstance(error, DeviceMemoryError)
+            else DeviceMemoryError(self._memory_message("a block"))
+        )
+
+    # -- how -------------------------------------------------------------------------------------------------
+
+    def _convert(self, a: Any, dtype: np.dtype, name: str | None) -> Any:
+        if a.dtype == dtype and a.flags.c_contiguous:
+            return a
+        if name is None:
+            return self.xp.ascontiguousarray(a.astype(dtype))
+        out = self.buffer(name, a.shape, dtype)
+        out[...] = a
+        return out
+
+    def _upload(self, a: np.ndarray, dtype: np.dtype, name: str, out: Any) -> Any:
+        """Copy a host array, converted to ``dtype``, to ``out`` on the device."""
+        if not out.size:
+            return out
+        if out.nbytes < STAGED_BYTES:
+            out.set(np.ascontiguousarray(a, dtype=dtype))
+            return out
+        pinned, done = self._pinned(name, out.nbytes)
+        view = pinned[: out.nbytes].view(dtype).reshape(a.shape)
+        np.copyto(view, a, casting="unsafe")
+        out.data.copy_from_host_async(view.ctypes.data, out.nbytes, self.stream)
+        done.record(self.stream)
+        return out
+
+    def _pinned(self, name: str, nbytes: int) -> tuple[np.ndarray, Any]:
+        """Page-locked bytes that no copy reads any more, and the event that tells so."""
+        kept = self._staging.get(name)
+        if kept is not None:
+            kept[1].synchronize()
+        if kept is None or kept[0].nbytes < nbytes:
+            memory = self.xp.cuda.alloc_pinned_memory(nbytes)
+            event = self.xp.cuda.Event(disable_timing=True)
+            kept = self._staging[name] = np.ndarray((nbytes,), np.uint8, buffer=memory), event
+        return kept
+
+    def _gemm(self, a: Any, b: Any, out: Any) -> None:
+        # CuPy's own matmul copies an operand that is the first columns of a wider array, as the active rows
+        # are; cuBLAS need not.
+        from cupy_backends.cuda.libs import cublas
+
+        a, b = (
+            m if matrix_layout(m.shape, m.strides, m.itemsize) else self.xp.ascontiguousarray(m)
+            for m in (a, b)
+        )
+        call = gemm_call(a, b, out)
+        double = out.dtype == np.float64
+        kind = 1 if double else 0  # CUDA_R_64F, CUDA_R_32F
+        single = cublas.CUBLAS_COMPUTE_32F_FAST_TF32 if self.tf32 else cublas.CUBLAS_COMPUTE_32F
+        compute = cublas.CUBLAS_COMPUTE_64F if double else single
+        one, zero = np.ones((), out.dtype), np.zeros((), out.dtype)
+        handle = self.xp.cuda.device.get_cublas_handle()
+        left, right = (b.data.ptr, kind, call[5]), (a.data.ptr, kind, call[6])
+        result = (out.data.ptr, kind, call[7], compute, cublas.CUBLAS_GEMM_DEFAULT)
+        cublas.gemmEx(handle, *call[:5], one.ctypes.data, *left, *right, zero.ctypes.data, *result)
+
+    @contextmanager
+    def _work(self, what: str) -> Iterator[None]:
+        """The stream is the thread's current one; errors of the card are named."""
+        cuda = self.xp.cuda
+        self.stream.use()
+        try:
+            yield
+        except cuda.memory.OutOfMemoryError as error:
+            raise DeviceMemoryError(self._memory_message(what)) from error
+        except (cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError) as error:
+            if getattr(error, "status", None) == _NO_MEMORY:
+                raise DeviceMemoryError(self._memory_message(what)) from error
+            raise RunError(
+                f"GPU {self.device}: {what} failed: {error}. After such an error the card's state in this "
+                "process is lost: start the worker again and resume; if it comes back, use device='cpu' and "
+                "report it"
+            ) from error
+        except cuda.compiler.CompileException as error:
+            raise RunError(
+                f"GPU {self.device}: the CUDA text of {what} does not compile here: {error}. Install a CuPy "
+                "whose CUDA knows this card (extras cuda12, cuda13), or use device='cpu'"
+            ) from error
+
+    def _memory_message(self, what: str) -> str:
+        pool = self.xp.get_default_memory_pool()
+        free, total = self.xp.cuda.runtime.memGetInfo()
+        gib = 2.0**30
+        now = (
+            f"GPU {self.device}: no memory for {what}: this process holds {pool.used_bytes() / gib:.2f} GiB "
+            f"of its limit of {pool.get_limit() / gib:.2f}, and {free / gib:.2f} of the card's "
+            f"{total / gib:.2f} GiB are free"
+        )
+        # A run's block_rows and model are fixed; where it computes is not.
+        now += (
+            ". End other work on this card, or use device='cpu' ([cluster] device), then resume the run; or "
+        )
+        if self._rows >= 512:
+            smaller = 2 ** (self._rows.bit_length() - 2)
+            return (
+                f"{now}start anew in another folder with [engine] block_rows = {smaller} (blocks have "
+                f"{self._rows} rows)"
+            )
+        return (
+            f"{now}start anew in another folder with fewer or smaller capsules (blocks are small already: "
+            f"{self._rows} rows)"
+        )
+
+
+def matrix_layout(shape: tuple[int, int], strides: tuple[int, int], itemsize: int) -> tuple[bool, int] | None:
+    """(rows lie contiguous, leading dimension) of a matrix that BLAS can read where it is, or None.
+
+    Examples
+    --------
+    >>> matrix_layout((2, 3), (40, 4), 4), matrix_layout((3, 2), (4, 40), 4)
+    ((True, 10), (False, 10))
+    """
+    (rows, cols), (down, across) = shape, (s // itemsize for s in strides)
+    if across == 1 and down >= cols:
+        return True, down
+    if down == 1 and across >= rows:
+        return False, across
+    return None
+
+
+def gemm_call(a: Any, b: Any, out: Any) -> tuple[int, int, int, int, int, int, int, int]:
+    """Arguments of a column-major BLAS for out = a b.
+
+    ``out`` is C-contiguous, so its transpose is what BLAS computes: out^T = b^T a^T. In order: operations on
+    b and on a (1 is a transpose), columns and rows of out, inner length, leading dimensions of b, a, out.
+
+    Examples
+    --------
+    >>> gemm_call(np.zeros((2, 3)), np.zeros((3, 4)), np.zeros((2, 4)))
+    (0, 0, 4, 2, 3, 4, 3, 4)
+    """
+    (a_rows, lda), (b_rows, ldb) = (matrix_layout(m.shape, m.strides, m.itemsize) for m in (a, b))  # type: ignore[misc]
+    return int(not b_rows), int(not a_rows), b.shape[1], a.shape[0], a.shape[1], ldb, lda, b.shape[1]
+
+
+def _import_cupy() -> Any:
+    try:
+        import cupy
+
+        count = cupy.cuda.runtime.getDeviceCount()
+    except ImportError as error:
+        raise RunError(
+            f"the GPU backend needs CuPy, which cannot be imported here ({error}): install the extra "
+            "scalelatent[cuda12] or [cuda13] that fits the driver, or use device='cpu'"
+        ) from error
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise RunError(
+            f"CuPy finds no CUDA device here ({error}): check nvidia-smi and CUDA_VISIBLE_DEVICES, or use "
+            "device='cpu'"
+        ) from error
+    if not count:
+        raise RunError(
+            "CuPy finds no CUDA device here: check nvidia-smi and CUDA_VISIBLE_DEVICES, or use device='cpu'"
+        )
+    return cupy
+
+
+def _limit_pool(cupy: Any) -> None:
+    pool = cupy.get_default_memory_pool()
+    if not pool.get_limit():
+        free, _ = cupy.cuda.runtime.memGetInfo()
+        pool.set_limit(size=max(int(POOL_SHARE * (free + pool.total_bytes())) - POOL_SPARE, 2**20))
+
+
+def _device_name(cupy: Any) -> str:
+    number = cupy.cuda.runtime.getDevice()
+    name = cupy.cuda.runtime.getDeviceProperties(number)["name"]
+    return f"{number} ({name.decode() if isinstance(name, bytes) else name})"

@@ -15,10 +15,10 @@ from .cache import PieceCache
 from .callbacks import Callback
 from .executor import Advance, Place
 from .feeding import Feed
+from .grid import PairTree, TreeReducer
 from .order import RowOrder
 from .passes import Stage
 from .reading import Meter, Reader, Stopped, naming
-from .reduce import PairTree, TreeReducer
 
 # How often whoever computes looks whether to go on.
 CHECK_SECONDS = 0.2

@@ -17,18 +17,17 @@ from scalelatent.errors import ShardError
 
 from .backend import make_backend, resolve_device
 from .cache import PieceCache, shared_cache
-from .caching import choose_cache, map_cache
 from .callbacks import Callback
 from .chains import ChainRunner, InProcessSteps
 from .checkpoints import EngineStore
 from .executor import OnRows, StepResult
+from .grid import TreeReducer
 from .halving import cut_event
 from .order import RowOrder
-from .passes import PassContext, Span, Stage, split_vector, vector_length
+from .passes import PassContext, Span, Stage, plan_spans, split_vector, vector_length, worth_saving
 from .quarantine import Quarantine
+from .rates import choose_cache, map_cache
 from .reading import StopEvent, Stopped
-from .reduce import TreeReducer
-from .spans import plan_spans, worth_saving
 from .threads import resolve_jobs
 
 _POLL_SECONDS = 0.2

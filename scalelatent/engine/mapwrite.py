@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,18 +13,95 @@ import numpy as np
 
 from scalelatent.contract.learners import Block, LabelMap, PartedMap, RowMap
 
-from .ahead import iter_blocks
 from .backend import make_backend
 from .cache import shared_cache
 from .halving import apply_block, fill_block
-from .output_shards import OutputTask, common_fields
 from .passes import BLOCK_BYTES, BLOCK_ROWS
-from .reading import Meter, Reader, StopEvent, Stopped, naming
+from .quarantine import Ranges
+from .reading import Meter, Reader, StopEvent, Stopped, iter_blocks, naming
 from .threads import resolve_jobs, single_threaded
 
 # Of a block of a map whose columns come one after the other: rows as they are stored, and what they become.
 PARTED_BYTES, PARTED_ROWS = 2**26, 2**17
 PARTED_LEAST, PARTED_SHARDS = 4096, 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputTask:
+    """Base of a map and of sets of rows.
+
+    Attributes
+    ----------
+    name : str
+        Read by people on the dashboard: ``"capsule_project"``.
+    dataset : Dataset
+        Rows in.
+    url : str
+        The dataset being written.
+    device : str
+    skipped : tuple of (start, stop)
+        Rows in that are not to be read (see :mod:`.quarantine`): zeros take their place.
+    cache : float or None
+        What rows that are read more than once may take of a process's cache.
+    """
+
+    name: str
+    dataset: Any
+    url: str
+    device: str = "cpu"
+    skipped: Ranges = ()
+    cache: float | None = None
+
+    @cached_property
+    def writer(self) -> Any:
+        """The writer of the output, attached in this process."""
+        from scalelatent.data import DatasetWriter
+
+        return DatasetWriter.attach(self.url)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the output's shards, together: those of tiles side by side count each."""
+        return int(self.writer.n_rows * self.writer.n_tiles)
+
+    def rows_done(self, missing: list[int]) -> int:
+        """Rows of the shards that are written, given those that are not."""
+        return self.rows - sum(b - a for a, b in map(self.writer.shard_bounds, missing))
+
+    def source_rows(self, shard: int) -> tuple[int, int]:
+        """The rows in that a shard may be made of."""
+        raise NotImplementedError
+
+    def write_shard(self, shard: int, backend: Any, stop_event: StopEvent) -> int:
+        """Compute and write one shard; returns its rows. Running it twice writes the same file."""
+        raise NotImplementedError
+
+    def to_tree(self) -> dict[str, Any]:
+        """What a record holds of it, for the workers."""
+        fields = {
+            "name": self.name,
+            "dataset": self.dataset.spec(),
+            "url": self.url,
+            "device": self.device,
+            "skipped": self.skipped,
+            "cache": self.cache,
+        }
+        return {"task": json.dumps(fields)}
+
+
+def common_fields(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes of :class:`OutputTask` out of its record."""
+    fields: dict[str, Any] = json.loads(tree["task"])
+    fields["dataset"] = open_spec(fields["dataset"])
+    fields["skipped"] = tuple(map(tuple, fields["skipped"]))
+    return fields
+
+
+def open_spec(spec: dict[str, Any]) -> Any:
+    """The dataset of a spec."""
+    from scalelatent.data import Dataset
+
+    return Dataset.from_spec(spec)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,10 +188,13 @@ def fill_rows(
     Stopped
         The work was called off, between two parts of a :class:`~scalelatent.contract.learners.PartedMap`.
     """
+    on_card = backend.memory_errors
     if not isinstance(row_map, PartedMap):
-        out[...] = apply_block(backend, name, row_map, prepared, block)
+        apply = partial(apply_block, backend, name, row_map) if on_card else row_map.apply
+        out[...] = apply(prepared, block)
         return
-    for _ in fill_block(backend, name, row_map, prepared, block, out):
+    fill = partial(fill_block, backend, name, row_map) if on_card else row_map.fill
+    for _ in fill(prepared, block, out):
         if stop_event.is_set():
             raise Stopped
         stop_event.moved()

@@ -8,12 +8,12 @@ the engine's own counters.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -28,12 +28,14 @@ from scalelatent.contract.learners import (
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import JobError
 
-from .ahead import iter_blocks
 from .cache import PieceCache
 from .grid import FAN_IN, RowGrid
 from .halving import accumulate_leaf
 from .quarantine import Ranges
-from .reading import Meter, Reader, StopEvent, naming
+from .reading import Meter, Reader, StopEvent, iter_blocks, naming
+
+if TYPE_CHECKING:
+    from .checkpoints import EngineStore
 
 COUNTERS = 2  # rows done, bytes read: appended to every vector
 # Kernels take a block strip by strip, so its size is not a cache's: what counts is that threads, which hand
@@ -323,9 +325,13 @@ class PassContext:
             for leaf in per_leaf:
                 vector = tree.zeros()
                 stats = Stats(layout, vector[: layout.size])
-                again = partial(iter_blocks, self._readers[span.part], leaf, stop_event)
                 blocks = islice(rows, len(leaf))
-                accumulate_leaf(self.backend, what, reduction, prepared, blocks, again, stats)
+                if self.backend.memory_errors:  # a card, whose memory may end
+                    again = partial(iter_blocks, self._readers[span.part], leaf, stop_event)
+                    accumulate_leaf(self.backend, what, reduction, prepared, blocks, again, stats)
+                else:
+                    for block in blocks:
+                        reduction.accumulate(prepared, block, stats)
                 tree.add(vector)
         total = tree.total()
         total[layout.size] = stop - start
@@ -335,7 +341,7 @@ class PassContext:
 
 class _NodeTree:
     """The tree below one span, fed leaf by leaf: the same families in the same order as
-    :class:`~.reduce.TreeReducer`.
+    :class:`~.grid.TreeReducer`.
 
     A node's sum grows in the vector of its first child, and vectors that were added are used again: fresh
     pages for each leaf would cost more than the additions.
@@ -391,3 +397,63 @@ def split_vector(stage: Stage, part: str, vector: np.ndarray) -> tuple[Stats, in
     """(statistic, rows, bytes read) of a part's root vector."""
     layout = stage.reductions[part].layout()
     return Stats(layout, vector[: layout.size]), int(vector[-COUNTERS]), int(vector[-COUNTERS + 1])
+
+
+# A finished span is worth keeping where writing it costs under a twentieth of computing it: a file, and its
+# bytes.
+_FILE_SECONDS, _DISK_RATE, _SAVE_SHARE = 2e-3, 5e8, 0.05
+
+
+def worth_saving(seconds: float, nbytes: int, checkpoint_seconds: float) -> bool:
+    """Whether a finished span is kept for a resume in mid-pass.
+
+    Examples
+    --------
+    >>> worth_saving(0.01, 1000, 30.0), worth_saving(10.0, 1000, 30.0), worth_saving(0.01, 1000, 0)
+    (False, True, True)
+    """
+    return checkpoint_seconds <= 0 or seconds * _SAVE_SHARE > _FILE_SECONDS + nbytes / _DISK_RATE
+
+
+def plan_spans(
+    stage: Stage,
+    iteration: int,
+    store: EngineStore | None,
+    workers: int,
+    task_seconds: float | None = None,
+) -> tuple[list[Span], list[Span]]:
+    """(spans to do, spans that an interrupted run left finished), which cover all leaves once.
+
+    Finished spans are known by name only; whoever reads one and cannot, computes it. ``task_seconds`` as of
+    :func:`.passes.choose_level`.
+    """
+    spans = spans_of(stage, workers, task_seconds)
+    left = set() if store is None else set(store.nodes(stage.name, iteration))
+    if not left:
+        return spans, []
+    todo: list[Span] = []
+    kept: list[Span] = []
+    for part, grid in stage.grids.items():
+        level = next(span.level for span in spans if span.part == part)
+        have = {(span.level, span.index) for span in left if span.part == part}
+        for node in _cover(grid, level, have):
+            (kept if node in have else todo).append(Span(part, *node))
+    return todo, kept
+
+
+def _cover(grid: RowGrid, level: int, have: set[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Nodes that cover all leaves: those at hand, and beside them nodes of ``level`` or below."""
+    # Nodes with something at hand under them.
+    above = {
+        (up, index // FAN_IN ** (up - low)) for low, index in have for up in range(low + 1, grid.depth + 1)
+    }
+
+    def walk(node: tuple[int, int]) -> Iterator[tuple[int, int]]:
+        if node in have or (node[0] <= level and node not in above):
+            yield node
+            return
+        first = node[1] * FAN_IN
+        for index in range(first, min(first + FAN_IN, grid.n_nodes(node[0] - 1))):
+            yield from walk((node[0] - 1, index))
+
+    return walk((grid.depth, 0))

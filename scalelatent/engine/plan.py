@@ -2,7 +2,7 @@
 
 Peak memory is a function of block, statistic and model alone; rows enter through the block cache only, which
 is bounded. The terms are those of the code: each is named after what holds it. Seconds are rows times rates
-that were measured on this machine (:mod:`.speeds`), or where nothing may be measured now, of that order.
+that were measured on this machine (:mod:`.rates`), or where nothing may be measured now, of that order.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ from dask.system import cpu_count
 from scalelatent.contract.learners import Reduction, StepLearner, Work
 from scalelatent.errors import PlanError
 
-from .ahead import AHEAD
 from .cache import SMALL_BYTES, limit_of, memory_limit, parse_cache
-from .caching import choose_cache, read_seconds
 from .executor import KEEP_REPLICAS
 from .feeding import AHEAD as SLABS_AHEAD
 from .feeding import SLAB_BYTES
 from .grid import FAN_IN
 from .order import RowOrder
 from .passes import Stage, choose_level, given_grid, make_stage, seconds_per_row, spans_of
-from .speeds import GATHER_RATE, label_seconds
+from .rates import GATHER_RATE, choose_cache, label_seconds, read_seconds
+from .reading import AHEAD
 from .threads import resolve_jobs
 
 # Resident size of a process, and of a worker, that has imported everything and loaded its kernels.
 PROCESS_BYTES, WORKER_BYTES = 280 * 2**20, 240 * 2**20
-# Freed memory that the allocator keeps for each thread, in workers so set (dask/allocator.py).
+# Freed memory that the allocator keeps for each thread, in workers so set (dask/worker_side.py).
 KEPT_BYTES = 2**25
 ALLOWED_SHARE = 0.6
 MAX_TASKS = 10_000

@@ -10,21 +10,32 @@ from __future__ import annotations
 import json
 import os
 import platform
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dask.system import cpu_count
 
 from scalelatent import __version__
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Stats
+from scalelatent.errors import DataError, ShardError
 from scalelatent.kernels import jit
 
+from .backend import make_backend
+from .cache import DEFAULT_SHARE, SMALL_BYTES
+from .passes import Stage, seconds_per_row
 from .threads import single_threaded
+
+if TYPE_CHECKING:
+    from .plan import PlannedRows
 
 FORMAT = 1
 # A machine changes: its BLAS, its neighbours, its disk.
@@ -156,3 +167,192 @@ def cpu_seconds(make: Callable[[], Callable[[], Any]], threads: int, least: floa
 
     with single_threaded(), ThreadPoolExecutor(threads) as pool:
         return float(np.mean(list(pool.map(measure, [make() for _ in range(threads)]))))
+
+
+# What scratch rows are probed with: a shard that no cache of the processor holds.
+SCRATCH_ROWS, SCRATCH_FEATURES = 32_768, 196
+EIGEN_SIZE = 400
+# Bytes a second that rows are gathered with out of others.
+GATHER_RATE = 1.5e9
+# Seconds a byte of writing and of reading, where neither can be measured.
+NOMINAL_SCRATCH = 5e-9, 2e-10
+
+
+def noise(rows: int, p: int, dtype: Any, codes: int) -> Block:
+    """A block of noise."""
+    rng, dtype = np.random.default_rng(0), np.dtype(dtype)
+    if dtype == np.float64:
+        x: Any = rng.standard_normal((rows, p))
+    elif dtype.kind == "f":
+        x = rng.standard_normal((rows, p), dtype=np.float32)
+    else:
+        x = rng.integers(0, 2 if dtype.kind == "b" else 100, (rows, p)).astype(dtype)
+    y = (np.arange(rows) % max(codes, 1)).astype(np.int32)
+    return Block(x, y, None, 0, np.arange(rows))
+
+
+def reduction_rate(
+    name: str,
+    reduction: Any,
+    state: Any,
+    rows: int,
+    p: int,
+    dtype: Any,
+    codes: int,
+    threads: int,
+    block: Block | None = None,
+) -> float:
+    """Seconds a row of a reduction on one thread of some.
+
+    Parameters
+    ----------
+    name : str
+        Of the work.
+    reduction : Reduction
+    state : object
+    rows, p : int
+        Of a block.
+    dtype : dtype
+        Of the rows.
+    codes : int
+        Classes of the made labels.
+    threads : int
+    block : Block or None
+        In place of noise.
+    """
+    layout = reduction.layout()
+
+    def make() -> Any:
+        prepared, stats = reduction.prepare(state, make_backend("cpu")), Stats.zeros(layout)
+        some = noise(rows, p, dtype, codes) if block is None else block
+        return lambda: reduction.accumulate(prepared, some, stats)
+
+    what = f"{name} {rows}x{p} {np.dtype(dtype)} {layout.size} {reduction.flops_per_row():.0f} {codes}"
+    return rates.get(f"{what} t{threads}", lambda: cpu_seconds(make, threads) / rows)
+
+
+def map_rate(name: str, row_map: Any, rows: int, p: int, dtype: Any, threads: int) -> float:
+    """Seconds a row of a map on one thread of some."""
+
+    def make() -> Any:
+        prepared, block = row_map.prepare(make_backend("cpu")), noise(rows, p, dtype, 0)
+        return lambda: row_map.apply(prepared, block)
+
+    what = f"{name} {rows}x{p} {np.dtype(dtype)} {row_map.output()}"
+    return rates.get(f"{what} t{threads}", lambda: cpu_seconds(make, threads) / rows)
+
+
+def scratch_rates() -> tuple[float, float]:
+    """Seconds a byte of writing a dataset of float32 rows, and of reading it."""
+    found: dict[str, float] = {}
+
+    def measure() -> None:
+        from scalelatent.data import Dataset
+
+        x = noise(SCRATCH_ROWS, SCRATCH_FEATURES, "float32", 0).x
+        with tempfile.TemporaryDirectory(prefix="scalelatent-") as folder:
+            begin = time.process_time()
+            stored = Dataset.from_arrays(x).save(Path(folder) / "rows.zarr")
+            found["write"] = (time.process_time() - begin) / x.nbytes
+            start, stop = stored.pieces()[0]
+            times = []
+            for _ in range(3):
+                begin = time.perf_counter()
+                stored.read_x(start, stop)
+                times.append(time.perf_counter() - begin)
+            found["read"] = min(times) / ((stop - start) * SCRATCH_FEATURES * 4)
+
+    def rate(name: str) -> float:
+        if not found:
+            measure()
+        return found[name]
+
+    try:
+        names = ("write", "read")
+        write, read = (rates.get(f"{name} scratch", partial(rate, name)) for name in names)
+    except (OSError, DataError):  # no place for temporary files, which the fit may not need
+        return NOMINAL_SCRATCH
+    return write, read
+
+
+def eigen_seconds(p: int) -> float:
+    """Seconds of the eigenvectors of a symmetric matrix of p columns, on one thread."""
+
+    def make() -> Any:
+        x = np.random.default_rng(0).standard_normal((EIGEN_SIZE, EIGEN_SIZE))
+        return lambda: np.linalg.eigh(x + x.T)
+
+    return rates.get("eigenvectors", lambda: cpu_seconds(make, 1) / EIGEN_SIZE**3) * p**3
+
+
+def label_seconds(dataset: Any, classes: np.ndarray) -> float:
+    """Seconds of reading all labels of a dataset once."""
+    n = min(len(dataset), 2**17)
+
+    def measure() -> float:
+        begin = time.process_time()
+        dataset.read_codes(0, n, classes)
+        return (time.process_time() - begin) / n
+
+    name = f"labels {dataset.fingerprint()}" if dataset.is_stored else f"labels in memory {classes.dtype}"
+    return rates.get(name, measure) * len(dataset)
+
+
+def read_seconds(dataset: PlannedRows) -> float:
+    """Seconds that a thread takes to read and decode a row of a stored dataset, measured once; of one that
+    will be made as of any other.
+    """
+    if not dataset.pieces(0, 1):  # rows that do not exist yet
+        return scratch_rates()[1] * dataset.nbytes / max(len(dataset), 1)
+
+    def measure() -> float:
+        pieces = dataset.pieces()
+        for number, (start, stop) in enumerate(pieces, 1):
+            times = []
+            try:
+                for _ in range(2):  # the first one may wait for the disk, and finds out what is there
+                    begin = time.perf_counter()
+                    dataset.read_x(start, stop)
+                    times.append(time.perf_counter() - begin)
+            except ShardError:  # the fit may leave it out
+                if number == len(pieces):
+                    raise
+            else:
+                break
+        return min(times) / (stop - start)
+
+    return rates.get(f"read {dataset.fingerprint()}", measure)
+
+
+def is_slow(dataset: PlannedRows, seconds: float) -> bool:
+    """Whether reading a row takes longer than the ``seconds`` that it is computed on; rows of an object store
+    are worth keeping in any case.
+    """
+    return dataset.reads_at_once > 1 or read_seconds(dataset) > seconds
+
+
+def choose_cache(asked: float | None, stage: Stage) -> float:
+    """What the rows of a stage may take of each process's cache, as :func:`~.cache.shared_cache` takes it.
+
+    Parameters
+    ----------
+    asked : float or None
+        What the user says (see :func:`~.cache.parse_cache`); None: a little, unless there are more rows and
+        passes would wait for them.
+    stage : Stage
+    """
+    if asked is not None:
+        return asked
+    stored = {part: ds for part, ds in stage.datasets.items() if ds.is_stored}
+    if sum(ds.nbytes for ds in stored.values()) > SMALL_BYTES:
+        for part, dataset in stored.items():
+            if is_slow(dataset, seconds_per_row(stage.reductions.get(part, stage.online))):
+                return DEFAULT_SHARE
+    return float(SMALL_BYTES)
+
+
+def map_cache(asked: float | None, task: Any) -> float:
+    """The same for rows that tasks of a map read more than once, each time for seconds of work."""
+    if asked is not None:
+        return asked
+    return DEFAULT_SHARE if task.dataset.reads_at_once > 1 else float(SMALL_BYTES)

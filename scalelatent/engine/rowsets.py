@@ -19,7 +19,7 @@ from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.storage.disk import Location
 
 from .cache import shared_cache
-from .output_shards import OutputTask, common_fields, open_spec
+from .mapwrite import OutputTask, common_fields, open_spec
 from .reading import Meter, Reader, StopEvent, Stopped, as_rows, naming
 
 # Of a shard: the rows are read once for all its sets, which are in memory meanwhile. As many shards as are

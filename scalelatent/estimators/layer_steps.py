@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalelatent.data import Dataset
 from scalelatent.engine.batch_loop import Progress
-from scalelatent.engine.mapwrite import map_rows, parted_rows, start_map
-from scalelatent.engine.output_shards import open_spec
+from scalelatent.engine.mapwrite import map_rows, open_spec, parted_rows, start_map
 from scalelatent.engine.rowsets import StoredSets, start_sets
 from scalelatent.errors import RunError
 from scalelatent.storage.disk import Location

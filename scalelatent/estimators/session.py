@@ -21,13 +21,12 @@ import numpy as np
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.data import Dataset
 from scalelatent.data.read.earlier import earlier_rows
-from scalelatent.deploy.clusters import current_client
+from scalelatent.deploy.clusters import current_client, current_job
 from scalelatent.engine.batch_loop import LoopResult, Progress, fit_batches
 from scalelatent.engine.cache import parse_cache
-from scalelatent.engine.callbacks import Callbacks
+from scalelatent.engine.callbacks import Callbacks, telling_of_kernels
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.claims import same_form
-from scalelatent.engine.compiling import telling_of_kernels
 from scalelatent.engine.mapwrite import map_rows, map_to_array, start_map
 from scalelatent.engine.passes import Stage, choose_block, given_grid, make_stage
 from scalelatent.engine.quarantine import Quarantine, check_choice
@@ -221,7 +220,7 @@ class FitSession:
         else:
             from scalelatent.engine.dask.executor import DaskExecutor
 
-            self.executor = DaskExecutor(self.client, self.store, seconds, **how)
+            self.executor = DaskExecutor(self.client, self.store, seconds, job=current_job(), **how)
             self._exit.callback(self.executor.close)
             self.executor.compute_on(self.device)
         return seed

@@ -18,7 +18,7 @@ import numpy as np
 
 from scalelatent.data import Dataset
 from scalelatent.engine.order import RowOrder
-from scalelatent.search.joint import RowMask
+from scalelatent.engine.reading import RowMask
 
 __all__ = [
     "Begin",

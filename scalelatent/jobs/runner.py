@@ -17,8 +17,7 @@ from scalelatent.contract.kinds import find_kind
 from scalelatent.deploy.checks import check_versions
 from scalelatent.deploy.clusters import job_named
 from scalelatent.engine.batch_loop import Progress
-from scalelatent.engine.callbacks import Callback, Callbacks
-from scalelatent.engine.compiling import telling_of_kernels
+from scalelatent.engine.callbacks import Callback, Callbacks, telling_of_kernels
 from scalelatent.errors import JobError, LongFitWarning, RunError, ScalelatentError
 from scalelatent.monitor.times import time_text
 from scalelatent.storage.disk import is_local

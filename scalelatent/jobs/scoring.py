@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelatent.engine.tally import CONFUSION_METRICS
 from scalelatent.errors import DataError, JobError
+from scalelatent.reductions.tally import CONFUSION_METRICS
 
 from .spec import nearest
 

@@ -12,11 +12,11 @@ from sklearn.model_selection import KFold, ParameterGrid, check_cv
 
 from scalelatent.contract.kinds import kind_of
 from scalelatent.data import Dataset
+from scalelatent.engine.reading import RowMask
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import StreamedEstimator
 from scalelatent.estimators.steps import Begin, Rows, first_step
 
-from .joint import RowMask
 from .joint_fit import Candidate, Memo
 
 

@@ -12,10 +12,10 @@ from sklearn.metrics import get_scorer, get_scorer_names
 
 from scalelatent.data import Dataset
 from scalelatent.engine.cache import memory_limit
-from scalelatent.engine.tally import SCORERS, ScoreTally
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import OUTPUT_SHARE
 from scalelatent.evaluation.output_scores import METRICS, OF_CLUSTERS, score_clusters, score_output
+from scalelatent.reductions.tally import SCORERS, ScoreTally
 
 __all__ = ["Scoring"]
 
@@ -34,7 +34,7 @@ class Scoring:
     given : str or callable
         What the search says of it.
     shared : str or None
-        A name of :data:`~scalelatent.engine.tally.SCORERS`, which one pass computes for many candidates.
+        A name of :data:`~scalelatent.reductions.tally.SCORERS`, which one pass computes for many candidates.
 
     Raises
     ------

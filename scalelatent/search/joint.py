@@ -19,13 +19,13 @@ from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.engine.grid import RowGrid
 from scalelatent.engine.passes import Stage, make_stage
+from scalelatent.engine.reading import RowMask
 
 __all__ = [
     "JointLearner",
     "JointReduction",
     "JointState",
     "Part",
-    "RowMask",
     "Slot",
     "joint_collection",
     "joint_stage",
@@ -33,47 +33,6 @@ __all__ = [
 
 # Integers that float32 holds exactly: such rows are converted once for all members.
 _EXACT = ("?", "b", "B", "h", "H", "e")
-
-
-@dataclass(frozen=True)
-class RowMask:
-    """A run of rows of a dataset: the only ones (``inside`` 1), or the ones that are left out (``inside`` 0).
-
-    Rows that are left out keep their places and weigh 0, as in a fit with ``sample_weight`` 0 there; blocks
-    that lie wholly in the run are not computed at all.
-
-    Examples
-    --------
-    >>> block = Block(np.zeros((4, 1)), None, None, 10)
-    >>> RowMask(12, 20, 0).apply(block).weight.tolist()
-    [1.0, 1.0, 0.0, 0.0]
-    >>> RowMask(12, 20, 1).apply(block).start, RowMask(0, 14, 0).apply(block)
-    (12, None)
-    """
-
-    start: int
-    stop: int
-    inside: int
-
-    def apply(self, block: Block) -> Block | None:
-        """What a member sees of a block; None where it sees nothing."""
-        n = len(block.x)
-        first, last = max(self.start - block.start, 0), min(self.stop - block.start, n)
-        if first >= last:
-            return None if self.inside else block
-        if first == 0 and last == n:
-            return block if self.inside else None
-        if not self.inside:
-            weight = np.ones(n) if block.weight is None else block.weight.copy()
-            weight[first:last] = 0.0
-            return replace(block, weight=weight)
-        return replace(
-            block,
-            x=block.x[first:last],
-            y=None if block.y is None else block.y[first:last],
-            weight=None if block.weight is None else block.weight[first:last],
-            start=block.start + first,
-        )
 
 
 @dataclass(frozen=True)

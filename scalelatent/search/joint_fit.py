@@ -12,7 +12,6 @@ from scalelatent.contract.stats import Stats
 from scalelatent.engine.batch_loop import LoopResult, Progress
 from scalelatent.engine.passes import given_grid
 from scalelatent.engine.plan import ALLOWED_SHARE, Resources, check_fits
-from scalelatent.engine.tally import ScoreTally
 from scalelatent.estimators.online_steps import OnlineSteps
 from scalelatent.estimators.session import FitSession
 from scalelatent.estimators.steps import (
@@ -25,6 +24,7 @@ from scalelatent.estimators.steps import (
     Rows,
     Steps,
 )
+from scalelatent.reductions.tally import ScoreTally
 from scalelatent.storage.record import same_array
 
 from .joint import Part, joint_collection
@@ -128,7 +128,7 @@ class SharedFit:
     resources : Resources
         Candidates that do not fit into memory together go in groups, one after the other.
     scorer : callable
-        Stats of a :class:`~scalelatent.engine.tally.ScoreTally` -> score, greater is better.
+        Stats of a :class:`~scalelatent.reductions.tally.ScoreTally` -> score, greater is better.
     rungs : sequence of int
         Successive halving: passes after which the worse half stops. Empty: nobody is stopped.
     memo : Memo

@@ -17,11 +17,11 @@ from scalelatent.deploy.clusters import current_client
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.companions import FitCall, accompanied
 from scalelatent.engine.plan import find_resources
-from scalelatent.engine.tally import SCORERS
 from scalelatent.errors import ScalelatentError
 from scalelatent.estimators.session import FitSession, rows_as_begun
 from scalelatent.estimators.steps import Rows
 from scalelatent.kernels.streams import resolve_seed
+from scalelatent.reductions.tally import SCORERS
 from scalelatent.storage.disk import locate
 
 from .apart import fit_apart, make_apart

@@ -13,6 +13,7 @@ MOVED = {
     "scalelatent.data.grid": "scalelatent.engine.grid",
     "scalelatent.engine.joint": "scalelatent.search.joint",
     "scalelatent.engine.loop": "scalelatent.engine.batch_loop",
+    "scalelatent.engine.tally": "scalelatent.reductions.tally",
     "scalelatent.engine.online": "scalelatent.engine.online_loop",
     f"{_CAPSULE}.moments": "scalelatent.reductions.moments",
     f"{_CAPSULE}.model": f"{_CAPSULE}.model.em",

@@ -55,9 +55,9 @@ class Processes:
 
 def slow_blocks(seconds: float) -> None:
     """In a worker: each block takes so long, as long as this process lives."""
-    from scalelatent.engine import ahead, passes
+    from scalelatent.engine import passes, reading
 
-    original = ahead.iter_blocks
+    original = reading.iter_blocks
 
     def slow(reader: Any, blocks: Any, stop: Any) -> Iterator[Any]:
         for block in original(reader, blocks, stop):

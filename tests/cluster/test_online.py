@@ -252,7 +252,7 @@ def test_a_worker_without_a_replica_has_the_segment_done_again(
         elif len(set(lost)) < 2:
 
             def forget() -> None:
-                from scalelatent.engine.dask import step_sites as online_sites
+                from scalelatent.engine.dask import step_tasks as online_sites
 
                 original = online_sites.Site.follow
 
@@ -320,7 +320,7 @@ def test_tasks_are_small_and_named_for_people(
 def _sizes() -> tuple[int, int, int]:
     import threading
 
-    from scalelatent.engine.dask import step_sites as online_sites
+    from scalelatent.engine.dask import step_tasks as online_sites
     from scalelatent.engine.dask import tasks
 
     feeds = sum(t.name == "scalelatent-feed" for t in threading.enumerate())

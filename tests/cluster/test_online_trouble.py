@@ -150,7 +150,7 @@ def test_several_fits_at_once(workers: Any, run: Any, tmp_path: Path) -> None:
 
 
 def _left() -> tuple[int, int, list[str]]:
-    from scalelatent.engine.dask import step_sites as online_sites
+    from scalelatent.engine.dask import step_tasks as online_sites
     from scalelatent.engine.dask import tasks
 
     threads = [
@@ -169,7 +169,7 @@ def test_a_fit_that_is_over_leaves_nothing_on_the_workers(
 
 def _hang(over: str) -> None:
     """On a worker: the next task that begins a segment hangs until a file is there."""
-    from scalelatent.engine.dask import step_sites as online_sites
+    from scalelatent.engine.dask import step_tasks as online_sites
 
     original = online_sites.Site.state
 

@@ -110,9 +110,9 @@ def test_a_worker_frozen_for_a_while(
 
 def hang_once(mark: str) -> None:
     """In a worker: the first block that anyone computes after ``mark`` was made hangs until ``mark.over``."""
-    from scalelatent.engine import ahead, passes
+    from scalelatent.engine import passes, reading
 
-    original = ahead.iter_blocks
+    original = reading.iter_blocks
 
     def hanging(reader: Any, blocks: Any, stop: Any) -> Iterator[Any]:
         for block in original(reader, blocks, stop):

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalelatent.engine.dask.aligned import aligned
-from scalelatent.engine.dask.tasks import Parameters
+from scalelatent.engine.dask.tasks import Parameters, aligned
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from scalelatent.engine.dask.allocator import keep_pages
+from scalelatent.engine.dask.worker_side import keep_pages
 
 # Prints the faults of a hundred arrays of 4 MB, one after another, before and after.
 FAULTS = """
 import resource, numpy as np
-from scalelatent.engine.dask.allocator import keep_pages
+from scalelatent.engine.dask.worker_side import keep_pages
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(100):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from scalelatent import CapsuleRegression, Dataset
 from scalelatent.engine import cache as module
-from scalelatent.engine import caching
+from scalelatent.engine import rates
 from scalelatent.engine.cache import PieceCache, memory_limit, shared_cache
 
 
@@ -177,8 +177,8 @@ def test_what_a_process_keeps_does_not_grow_with_the_rows(
 ) -> None:
     few, many = stored
     small = int(1.5 * few.nbytes)
-    monkeypatch.setattr(caching, "SMALL_BYTES", small)
-    monkeypatch.setattr(caching, "read_seconds", lambda dataset: 0.0)
+    monkeypatch.setattr(rates, "SMALL_BYTES", small)
+    monkeypatch.setattr(rates, "read_seconds", lambda dataset: 0.0)
     for ds in stored:
         _fit(ds)
         assert 0 < shared_cache().used <= small
@@ -188,8 +188,8 @@ def test_what_a_process_keeps_does_not_grow_with_the_rows(
 def test_where_passes_would_wait_for_rows_more_are_kept(
     stored: list[Dataset], monkeypatch: pytest.MonkeyPatch, no_cache_yet: None
 ) -> None:
-    monkeypatch.setattr(caching, "SMALL_BYTES", 2**20)
-    monkeypatch.setattr(caching, "read_seconds", lambda dataset: 1.0)
+    monkeypatch.setattr(rates, "SMALL_BYTES", 2**20)
+    monkeypatch.setattr(rates, "read_seconds", lambda dataset: 1.0)
     _fit(stored[1])
     assert shared_cache().limit == int(module.DEFAULT_SHARE * memory_limit())
     assert shared_cache().used > stored[1].nbytes
@@ -199,11 +199,11 @@ def test_a_lost_shard_does_not_hinder_the_choice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_cache_yet: None
 ) -> None:
     """Whether a shard may be left out, the pass decides that misses it."""
-    monkeypatch.setattr(caching, "SMALL_BYTES", 64)
+    monkeypatch.setattr(rates, "SMALL_BYTES", 64)
     x = np.random.default_rng(0).normal(size=(500, 10)).astype(np.float32)
     ds = Dataset.from_arrays(x, np.arange(500) % 3).save(tmp_path / "d.zarr", chunk_rows=50, shard_rows=50)
     Path(ds.shards(0, 1)[0][0]).unlink()
-    assert caching.read_seconds(ds) > 0
+    assert rates.read_seconds(ds) > 0
     assert _fit(ds, on_bad_shard="skip").shape == (6, 10)
 
 

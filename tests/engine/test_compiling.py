@@ -8,8 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from scalelatent.engine.callbacks import Callback
-from scalelatent.engine.compiling import COMPILING, kernel_event
+from scalelatent.engine.callbacks import COMPILING, Callback, kernel_event
 from scalelatent.engine.dask import worker_side
 from scalelatent.engine.dask.scheduler_news import KERNELS
 from scalelatent.estimators.session import FitSession

@@ -13,12 +13,11 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.data import Dataset
-from scalelatent.engine.ahead import iter_blocks
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.grid import RowGrid
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import Stage
-from scalelatent.engine.reading import Meter, Reader, StopEvent
+from scalelatent.engine.reading import Meter, Reader, StopEvent, iter_blocks
 from scalelatent.kernels.sparse_rows import CsrRows
 
 X = sp.random_array((500, 30), density=0.1, rng=np.random.default_rng(0), format="csr").astype("f4")

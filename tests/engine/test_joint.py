@@ -20,12 +20,12 @@ from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import make_stage
 from scalelatent.engine.plan import PROCESS_BYTES, Resources
+from scalelatent.engine.reading import RowMask
 from scalelatent.errors import PlanError
 from scalelatent.reductions.moments import SecondMoments
 from scalelatent.search.joint import (
     JointReduction,
     Part,
-    RowMask,
     Slot,
     joint_collection,
     joint_stage,

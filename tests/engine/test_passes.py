@@ -17,7 +17,7 @@ from scalelatent.data import Dataset
 from scalelatent.engine import passes
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.cache import PieceCache
-from scalelatent.engine.grid import RowGrid
+from scalelatent.engine.grid import RowGrid, TreeReducer
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import (
     PassContext,
@@ -30,7 +30,6 @@ from scalelatent.engine.passes import (
 )
 from scalelatent.engine.plan import Resources, stage_memory
 from scalelatent.engine.reading import StopEvent
-from scalelatent.engine.reduce import TreeReducer
 from scalelatent.errors import DataError, JobError
 
 

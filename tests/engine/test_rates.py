@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from scalelatent.engine import rates as module
-from scalelatent.engine import speeds
 from scalelatent.engine.rates import Rates, cpu_seconds
 
 
@@ -83,9 +82,9 @@ def test_a_thread_that_fails_does_not_leave_the_others_waiting(monkeypatch: pyte
 def test_where_there_is_no_place_for_temporary_files_a_plan_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(speeds, "rates", Rates(tmp_path / "rates.json"))
-    monkeypatch.setattr(speeds.tempfile, "TemporaryDirectory", _no_place)
-    assert speeds.scratch_rates() == speeds.NOMINAL_SCRATCH
+    monkeypatch.setattr(module, "rates", Rates(tmp_path / "rates.json"))
+    monkeypatch.setattr(module.tempfile, "TemporaryDirectory", _no_place)
+    assert module.scratch_rates() == module.NOMINAL_SCRATCH
 
 
 def _no_place(**how: str) -> None:

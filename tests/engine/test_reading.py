@@ -16,9 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelatent.data import Dataset
-from scalelatent.engine.ahead import AHEAD, AHEAD_BYTES, _how_far, iter_blocks
 from scalelatent.engine.cache import PieceCache
-from scalelatent.engine.reading import Meter, Reader, StopEvent, Stopped, naming
+from scalelatent.engine.reading import (
+    AHEAD,
+    AHEAD_BYTES,
+    Meter,
+    Reader,
+    StopEvent,
+    Stopped,
+    _how_far,
+    iter_blocks,
+    naming,
+)
 from scalelatent.errors import DataError, RunError
 
 

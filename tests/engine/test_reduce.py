@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelatent.contract.stats import merge_vectors
-from scalelatent.engine.grid import FAN_IN, RowGrid
+from scalelatent.engine.grid import FAN_IN, PairTree, RowGrid, TreeReducer
 from scalelatent.engine.passes import _NodeTree
-from scalelatent.engine.reduce import PairTree, TreeReducer
 
 
 def _leaves(n: int, seed: int) -> list[np.ndarray]:

@@ -16,14 +16,13 @@ import numpy as np
 import pytest
 
 from scalelatent.engine import batch_loop as loop
-from scalelatent.engine import spans
+from scalelatent.engine import passes
 from scalelatent.engine.batch_loop import LoopResult, fit_batches
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.inprocess import InProcessExecutor
-from scalelatent.engine.passes import PassContext, Span
-from scalelatent.engine.spans import worth_saving
+from scalelatent.engine.passes import PassContext, Span, worth_saving
 from scalelatent.errors import ScalelatentError
 from tests.helpers import InterruptAt
 
@@ -87,7 +86,7 @@ def test_interrupt_after_every_single_span(
 ) -> None:
     monkeypatch.setattr(loop, "Progress", Often)
     # Ten leaves and three, so at least one task a leaf: cut small so that a pass has many spans.
-    monkeypatch.setattr(spans, "spans_of", _leaf_spans)
+    monkeypatch.setattr(passes, "spans_of", _leaf_spans)
     _fit(toy, tmp_path / "count")
     total = len(computed)
     assert total == PASSES * 13
@@ -113,7 +112,7 @@ def test_interrupt_with_threads_and_another_number_of_them(
     toy: Toy, whole: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
     monkeypatch.setattr(loop, "Progress", Often)
-    monkeypatch.setattr(spans, "spans_of", _leaf_spans)
+    monkeypatch.setattr(passes, "spans_of", _leaf_spans)
     for after in range(1, 40, 5):
         with pytest.raises(KeyboardInterrupt):
             _fit(toy, tmp_path / str(after), InterruptAt(after, "progress"), jobs)
@@ -126,7 +125,7 @@ def test_finished_spans_of_another_level_are_used_or_done_again(
 ) -> None:
     """A resume with another number of workers would cut other spans: what is kept decides."""
     monkeypatch.setattr(loop, "Progress", Often)
-    monkeypatch.setattr(spans, "spans_of", _leaf_spans)
+    monkeypatch.setattr(passes, "spans_of", _leaf_spans)
     with pytest.raises(KeyboardInterrupt):
         _fit(toy, tmp_path, InterruptAt(6, "progress"))
     monkeypatch.undo()
@@ -138,7 +137,7 @@ def test_a_torn_span_is_computed_again(
     toy: Toy, whole: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, computed: list[Span]
 ) -> None:
     monkeypatch.setattr(loop, "Progress", Often)
-    monkeypatch.setattr(spans, "spans_of", _leaf_spans)
+    monkeypatch.setattr(passes, "spans_of", _leaf_spans)
     with pytest.raises(KeyboardInterrupt):
         _fit(toy, tmp_path, InterruptAt(6, "progress"))
     for i, path in enumerate(sorted(tmp_path.glob("node-*"))[:3]):

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.grid import RowGrid
-from scalelatent.engine.passes import Span
-from scalelatent.engine.spans import _cover, plan_spans
+from scalelatent.engine.passes import Span, _cover, plan_spans
 
 
 @st.composite

@@ -14,7 +14,7 @@ import pytest
 
 from scalelatent.engine.checkpoints import KEEP_STATES, EngineStore
 from scalelatent.engine.claims import same_form
-from scalelatent.engine.dask.recent import RecentObjects
+from scalelatent.engine.dask.tasks import RecentObjects
 from scalelatent.engine.passes import Span
 from scalelatent.errors import DataError, RunError
 

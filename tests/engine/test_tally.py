@@ -16,7 +16,7 @@ from scalelatent.contract.wants import Wants
 from scalelatent.data import Dataset
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import make_stage
-from scalelatent.engine.tally import SCORERS, ScoreTally
+from scalelatent.reductions.tally import SCORERS, ScoreTally
 
 
 @dataclass(frozen=True)

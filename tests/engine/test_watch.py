@@ -10,7 +10,7 @@ import pytest
 from scalelatent.engine.dask import watch
 from scalelatent.engine.dask.link import Link, Member
 from scalelatent.engine.dask.watch import Watch
-from scalelatent.engine.dask.work import Work
+from scalelatent.engine.dask.window import Work
 from scalelatent.engine.passes import Span
 from scalelatent.errors import RunError
 

@@ -68,7 +68,7 @@ def _forget_bodies() -> None:
 
     backend.find_kernel.cache_clear()
     bodies = [name for name in sys.modules if re.fullmatch(r"scalelatent\.models\.\w+\.kernels\.gpu", name)]
-    for name in (*bodies, "scalelatent.engine.device"):
+    for name in (*bodies, "scalelatent.engine.backend"):
         module = sys.modules.pop(name, None)
         parent, _, child = name.rpartition(".")
         if module is not None and parent in sys.modules:

@@ -15,7 +15,7 @@ from scalelatent.models.capsule.kernels.squash import squash_table
 
 @pytest.fixture
 def backend(fake):
-    from scalelatent.engine.device import CupyBackend
+    from scalelatent.engine.backend import CupyBackend
 
     return CupyBackend()
 
@@ -105,7 +105,7 @@ def test_gemm_call_is_what_blas_understands():
 
     from scipy.linalg import cython_blas
 
-    from scalelatent.engine.device import gemm_call
+    from scalelatent.engine.backend import gemm_call
 
     ctypes.pythonapi.PyCapsule_GetName.restype = ctypes.c_char_p
     ctypes.pythonapi.PyCapsule_GetName.argtypes = [ctypes.py_object]
@@ -208,7 +208,7 @@ def test_a_compiler_that_does_not_know_the_text_is_named(backend, fake, monkeypa
 
 
 def test_the_pool_has_a_limit_unless_one_is_set(fake):
-    from scalelatent.engine.device import CupyBackend
+    from scalelatent.engine.backend import CupyBackend
 
     CupyBackend()
     assert 6 * 2**30 < fake.POOL.limit < 7 * 2**30
@@ -218,7 +218,7 @@ def test_the_pool_has_a_limit_unless_one_is_set(fake):
 
 
 def test_without_cupy_or_device_it_says_what_to_do(fake, monkeypatch):
-    from scalelatent.engine.device import CupyBackend
+    from scalelatent.engine.backend import CupyBackend
 
     monkeypatch.setattr(fake.runtime, "getDeviceCount", lambda: 0)
     with pytest.raises(RunError, match="nvidia-smi"):
@@ -319,8 +319,8 @@ def test_a_whole_fit_equals_the_hosts(fake, stored):
 @pytest.mark.parametrize("room", [1, 3])
 def test_a_full_card_computes_a_pass_in_halves(fake, room):
     """The whole E-step: nothing is counted twice, and sums stay within the stated tolerance."""
+    from scalelatent.engine.backend import CupyBackend
     from scalelatent.engine.dask.pools import TOLERANCE
-    from scalelatent.engine.device import CupyBackend
     from scalelatent.engine.passes import PassContext, Span, make_stage
     from scalelatent.engine.reading import StopEvent
     from scalelatent.models.capsule.model.em import CapsulePass, initial_state

@@ -133,8 +133,7 @@ def test_every_kernel_is_launched_with_what_it_declares(fake, gpu, emulated, cud
 def test_a_block_is_moved_and_converted_once_for_all_clusterings(fake, dtype, csr):
     """Codes of two layers by the card's backend are those of the processor."""
     from scalelatent.contract.learners import Block
-    from scalelatent.engine.backend import HostBackend
-    from scalelatent.engine.device import CupyBackend
+    from scalelatent.engine.backend import CupyBackend, HostBackend
     from scalelatent.models.mbn.model.layers import ArraySets, make_layers
     from scalelatent.models.mbn.model.network import LayerCoder, ready_rows
 

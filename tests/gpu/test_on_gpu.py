@@ -24,7 +24,7 @@ def gpu(real):
 
 @pytest.fixture
 def backend(real):
-    from scalelatent.engine.device import CupyBackend
+    from scalelatent.engine.backend import CupyBackend
 
     return CupyBackend()
 
@@ -136,7 +136,7 @@ def test_two_fits_on_one_card_are_the_same_bits(real):
 
 
 def test_memory_at_its_end_is_named(real):
-    from scalelatent.engine.device import CupyBackend
+    from scalelatent.engine.backend import CupyBackend
     from scalelatent.errors import RunError
 
     backend, pool = CupyBackend(), real.get_default_memory_pool()

@@ -129,7 +129,7 @@ def test_a_span_has_a_last_chance(watched: SimpleNamespace, said: Any) -> None:
 
 
 def test_tasks_that_a_worker_runs(watched: SimpleNamespace, said: Any) -> None:
-    from scalelatent.engine.dask.trial_tasks import at_work
+    from scalelatent.engine.dask.trial import at_work
 
     def busy(dask_worker: Any = None) -> int:
         return at_work("busy", dask_worker)

@@ -11,8 +11,7 @@ import pytest
 
 from scalelatent import Dataset
 from scalelatent.data import create_dataset, import_npz, make_digits, open_dataset
-from scalelatent.engine.ahead import iter_blocks
-from scalelatent.engine.reading import Meter, Reader, StopEvent
+from scalelatent.engine.reading import Meter, Reader, StopEvent, iter_blocks
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import locate
 

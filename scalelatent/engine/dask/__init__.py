@@ -3,6 +3,6 @@
 The driver: :mod:`.executor` with :mod:`.passes`, :mod:`.maps` and :mod:`.online`, whose futures
 :mod:`.window` bounds, :mod:`.watch` looks after and :mod:`.trial` tries alone where workers died;
 :mod:`.pools` shares spans by device. The workers: :mod:`.tasks`, :mod:`.online_tasks`,
-:mod:`.trial_tasks`. The scheduler: :mod:`.scheduler_side`. Clusters of one's own: :mod:`.cluster`,
+:mod:`.trial`. The scheduler: :mod:`.scheduler_side`. Clusters of one's own: :mod:`.cluster`,
 :mod:`.workers`, :mod:`.security`.
 """

@@ -24,9 +24,8 @@ from scalelatent.engine.quarantine import whole_shards
 from .graph import Graph, Reads
 from .pools import POOLED, PoolWindow, pool_window
 from .tasks import task_info, task_merge, task_mstep, task_params, task_span
-from .trial_tasks import try_span
-from .window import Batch, TaskEnded, Window, depth_for
-from .work import Work
+from .trial import try_span
+from .window import Batch, TaskEnded, Window, Work, depth_for
 
 # Tasks of earlier passes that the scheduler may have to remember, and passes in a chain.
 CHAIN_TASKS, CHAIN_PASSES = 2000, 32

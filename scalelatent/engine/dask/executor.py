@@ -20,21 +20,18 @@ from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 from scalelatent.contract.stats import Stats
-from scalelatent.deploy.clusters import current_job
-from scalelatent.engine.caching import choose_cache
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.executor import OnRows, StepResult
 from scalelatent.engine.order import RowOrder
-from scalelatent.engine.passes import Span, Stage, spans_of, split_vector
+from scalelatent.engine.passes import Span, Stage, plan_spans, spans_of, split_vector
 from scalelatent.engine.quarantine import Quarantine
-from scalelatent.engine.spans import plan_spans
+from scalelatent.engine.rates import choose_cache
 from scalelatent.errors import RunError
 from scalelatent.storage.folder_probe import folder_trouble
 
-from .attempts import run_to_end
 from .cluster_pass import DaskPass
-from .failures import WAIT_SECONDS, error_of, guard_spans
+from .failures import WAIT_SECONDS, LeftOut, error_of, guard_spans, look_after
 from .graph import Graph
 from .link import CALL_SECONDS, Link
 from .maps import run_map, save_lazy
@@ -42,11 +39,13 @@ from .pools import Pools
 from .scheduler_news import KERNELS, listener
 from .steps import DaskSteps
 from .tasks import task_merge
-from .trial import end_with_word
-from .watch import Watch
-from .work import Work
+from .trial import end_with_word, look_back, try_alone
+from .watch import Again, Watch
+from .window import Work
 
 W = TypeVar("W", bound=Work)
+# Times that work is begun anew without one more item done in between.
+ATTEMPTS = 4
 # How long a fit waits for a cluster without workers.
 STALL_SECONDS = 300.0
 REFRESH_SECONDS = 1.0
@@ -71,6 +70,8 @@ class DaskExecutor:
     cache : float or None
         What rows may take of each worker's cache (see :func:`~scalelatent.engine.cache.parse_cache`); None
         chooses.
+    job : str
+        Id of the job whose driver this is, a part of the names of its tasks.
 
     Raises
     ------
@@ -88,6 +89,7 @@ class DaskExecutor:
         callbacks: Callback | None = None,
         quarantine: Quarantine | None = None,
         cache: float | None = None,
+        job: str = "",
     ) -> None:
         self.cache = cache
         self.client, self.link = client, Link(client)
@@ -97,7 +99,7 @@ class DaskExecutor:
         self.quarantine = quarantine or Quarantine("stop", store)
         self.spread, self._parts = "auto", 0
         # In the names of tasks and of records: of a long id the end, which is what tells jobs apart.
-        self.token = "-".join(filter(None, (current_job()[-JOB_CHARS:], uuid.uuid4().hex[:6])))
+        self.token = "-".join(filter(None, (job[-JOB_CHARS:], uuid.uuid4().hex[:6])))
         self.pass_token = self.token
         self.pulse = threading.Event()
         self._refs: dict[str, tuple[str, ...]] = {}
@@ -410,3 +412,63 @@ class DaskExecutor:
             except RunError:
                 if future.status == "finished":
                     raise
+
+
+def run_to_end(executor: DaskExecutor, make: Callable[[], W], on_rows: OnRows) -> W:
+    """Look after work to its end; returns what ended.
+
+    Parameters
+    ----------
+    executor : DaskExecutor
+    make : callable
+        Gives the work, each time as it is to be begun by then.
+    on_rows : callable
+
+    Raises
+    ------
+    RunError
+        It does not get on, or rows are found that workers die of.
+    """
+    tries, most = 0, -1
+    while True:
+        current = make()
+        try:
+            if _tried_first(executor, current):
+                continue
+            look_after(executor, current, on_rows)
+            return current
+        except LeftOut:
+            current.cancel()
+            # What is done of this pass was done of all rows.
+            executor.store.drop_nodes()
+            executor.rename()
+            tries, most = 0, -1
+        except Again as again:
+            try:
+                executor.watch.call_off(current)
+            finally:
+                current.cancel()
+            tries = 1 if current.rows_done > most else tries + 1
+            most = max(most, current.rows_done)
+            if tries > ATTEMPTS:
+                raise RunError(
+                    f"{current.name} (pass {current.number}) was begun {tries} times and did not get on: "
+                    f"{again}. Look at the logs of the workers, then resume the run"
+                ) from None
+            executor.rename()
+            executor.wait_for_workers()
+        except BaseException:
+            current.cancel()
+            raise
+
+
+def _tried_first(executor: DaskExecutor, current: Work) -> bool:
+    """Try what is suspect before the work begins; whether something was, and the work is to be made anew."""
+    if current.began is not None:  # behind the pass before it
+        if executor.watch.suspects(current):
+            raise Again("two workers have died of it")
+        return False
+    if not executor.looked_back:
+        executor.looked_back = True
+        look_back(executor, current)
+    return try_alone(executor, current)

@@ -10,8 +10,7 @@ from scalelatent.engine.threads import within
 from scalelatent.errors import RunError, ScalelatentError, ShardError
 
 from .watch import Again
-from .window import TaskEnded
-from .work import Work
+from .window import TaskEnded, Work
 
 if TYPE_CHECKING:
     from .executor import DaskExecutor

@@ -7,15 +7,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.engine.caching import map_cache
 from scalelatent.engine.executor import OnRows
 from scalelatent.engine.quarantine import whole_shards
+from scalelatent.engine.rates import map_cache
 
 from .graph import Graph, Reads
 from .tasks import task_map, task_write_rows
-from .trial_tasks import try_shard
-from .window import Batch, Window
-from .work import Work
+from .trial import try_shard
+from .window import Batch, Window, Work
 
 if TYPE_CHECKING:
     from .executor import DaskExecutor
@@ -75,7 +74,7 @@ class Shards(Work):
 
 
 class MapShards(Shards):
-    """Shards of an :class:`~scalelatent.engine.output_shards.OutputTask`.
+    """Shards of an :class:`~scalelatent.engine.mapwrite.OutputTask`.
 
     Parameters
     ----------

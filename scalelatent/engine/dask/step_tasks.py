@@ -8,17 +8,29 @@ segment done again from the state in the run folder where it began.
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from scalelatent.engine.chains import Check
-from scalelatent.engine.executor import Place
+import numpy as np
+
+from scalelatent.engine.backend import make_backend
+from scalelatent.engine.cache import shared_cache
+from scalelatent.engine.chains import CHECK_SECONDS, ChainRunner, Check, advance
+from scalelatent.engine.checkpoints import EngineStore
+from scalelatent.engine.executor import KEEP_REPLICAS, Place
+from scalelatent.engine.grid import PairTree, TreeReducer
+from scalelatent.engine.order import RowOrder
+from scalelatent.engine.passes import Stage
 from scalelatent.engine.reading import Stopped
+from scalelatent.errors import RunError
 
 from .hooks import task_wanted
-from .step_sites import Found, sites
-from .tasks import Ref, _recent, settle_process
+from .tasks import Ref, _recent, settle_process, worker_device
 
 
 def task_check() -> Check:
@@ -122,3 +134,251 @@ def end_site(ref: Ref, name: str, token: str) -> None:
     """Run on each worker when the fit is over."""
     sites.end(ref, name, token)
     _recent.forget(ref[:2])
+
+
+# Sites that nobody uses: this many, for this long.
+KEEP_IDLE, IDLE_SECONDS = 8, 300.0
+
+
+class Found(NamedTuple):
+    """What a task of some chains of a step returns."""
+
+    nodes: list[tuple[int, int]]
+    """Level and index in the tree of all chains."""
+    vectors: list[np.ndarray]
+    """Their statistics."""
+    bytes_read: int
+    """Since the segment began."""
+    seconds: float
+    """Of computing since the segment began."""
+
+
+class StateLost(RunError):
+    """This worker has no replica of the state that the task needs."""
+
+
+class _Runner:
+    """A runner, for one task at a time, that is closed once it is retired and nobody is at work with it."""
+
+    def __init__(self, runner: ChainRunner) -> None:
+        self.runner, self.lock, self.retired = runner, threading.Lock(), False
+
+    def retire(self) -> None:
+        """Close it now, or leave that to the task that has it."""
+        self.retired = True
+        if self.lock.acquire(blocking=False):
+            try:
+                self.runner.close()
+            finally:
+                self.lock.release()
+
+
+class Site:
+    """Replicas of the last few states of one online fit, and rows read ahead."""
+
+    def __init__(self, ref: Ref, name: str, token: str) -> None:
+        self.store, self.name, self.token = EngineStore(*ref[:2]), name, token
+        self.users, self.used, self.ended = 0, time.monotonic(), False
+        self.stage: Stage
+        self.order: RowOrder
+        self._n_epochs = 0
+        self._loaded = False
+        self._lock = threading.RLock()
+        self._replicas: OrderedDict[Place, Any] = OrderedDict()
+        self._runners: dict[tuple[int, int], _Runner] = {}
+        self._epoch = -1
+
+    def load(self) -> None:
+        """Read what the fit consists of, once.
+
+        Raises
+        ------
+        RunError
+            The fit has ended.
+        """
+        with self._lock:
+            if self._loaded:
+                return
+            fit = self.store.load_result(f"{self.name}-{self.token}")
+            if fit is None:
+                raise RunError(
+                    f"{self.store.place.url}: the order of rows of {self.name} is gone; resume the run"
+                )
+            self.stage = self.store.load_stage(self.name)
+            self.order, self._n_epochs = fit["order"], fit["n_epochs"]
+            self._loaded = True
+
+    # -- runners ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def runner(self, first: int, last: int, threads: int, check: Callable[[], None]) -> Iterator[ChainRunner]:
+        """The runner of some chains, for one task at a time; ``check`` is called while another has it."""
+        while True:
+            kept = self._runner(first, last, threads)
+            while not kept.lock.acquire(timeout=CHECK_SECONDS):
+                check()
+            if not kept.retired:
+                break
+            kept.lock.release()
+            kept.retire()
+        try:
+            yield kept.runner
+        finally:
+            kept.lock.release()
+            if kept.retired:
+                kept.retire()
+
+    def _runner(self, first: int, last: int, threads: int) -> _Runner:
+        with self._lock:
+            if (first, last) not in self._runners:
+                self._retire_others(first, last)
+                device = worker_device(self.stage.device)
+                runner = ChainRunner(
+                    self.stage,
+                    self.order,
+                    range(first, last),
+                    [make_backend(device) for _ in range(threads)],
+                    shared_cache(self.stage.cache),
+                    self._n_epochs,
+                )
+                self._runners[first, last] = _Runner(runner)
+            return self._runners[first, last]
+
+    def _retire_others(self, first: int, last: int) -> None:
+        """Chains are cut anew when workers come and go: of the cuts before, what overlaps goes.
+
+        The runner of all chains stays beside those of a cut: which of both a fit uses is tried out.
+        """
+        whole = 0, self.order.n_chains
+        if (first, last) == whole:
+            return
+        for a, b in list(self._runners):
+            if (a, b) != whole and a < last and first < b:
+                self._runners.pop((a, b)).retire()
+
+    # -- states ----------------------------------------------------------------------------------------------
+
+    def keep(self, place: Place, state: Any) -> None:
+        """Keep a replica; old ones go."""
+        with self._lock:
+            self._replicas[place] = state
+            while len(self._replicas) > KEEP_REPLICAS:
+                self._replicas.popitem(last=False)
+            if place.epoch > self._epoch:
+                self._epoch = place.epoch
+                shared_cache().start_pass()
+
+    def state(self, place: Place) -> Any:
+        """The state where a segment begins: a replica, or the record in the run folder."""
+        with self._lock:
+            if place not in self._replicas:
+                total = place.total(self.order)
+                tree = self.store.load_state(self.name, total)
+                if tree["place"] != place:
+                    raise RunError(
+                        f"{self.store.state_path(self.name, total)} holds the state of {tree['place']} where "
+                        f"{place} was expected: the run folder is not the same for all workers, or another "
+                        "fit writes to it; resume the run"
+                    )
+                self.keep(place, tree["state"])
+            return self._replicas[place]
+
+    def follow(self, before: Place, results: Sequence[Found]) -> Any:
+        """The state after the step at ``before``, given what the tasks of that step returned.
+
+        Raises
+        ------
+        StateLost
+            No replica of the state before.
+        """
+        place = Place(before.epoch, before.step + 1)
+        with self._lock:
+            if place not in self._replicas:
+                if before not in self._replicas:
+                    raise StateLost(f"no replica of the state at {before} on this worker")
+                sums = TreeReducer(PairTree(self.order.n_chains), self.stage.online.layout().size)
+                for found in results:
+                    for node, vector in zip(found.nodes, found.vectors, strict=True):
+                        sums.add(*node, vector)
+                rows = self.order.step_rows(before.step)
+                self.keep(place, advance(self.stage.online, self._replicas[before], sums, rows))
+            return self._replicas[place]
+
+    def save(self, place: Place, state: Any) -> dict[str, Any]:
+        """Write the state into the run folder; returns the learner's scalars."""
+        self.keep(place, state)
+        tree = {"state": state, "place": place, "order": self.order}
+        begin = time.perf_counter()
+        self.store.save_state(self.name, place.total(self.order), tree, durable=False)
+        learner = self.stage.online
+        return {
+            "step": place.step,
+            "summary": learner.summary(state),
+            "done": learner.is_done(state),
+            "save_seconds": time.perf_counter() - begin,
+        }
+
+    def close(self) -> None:
+        """Let go of everything."""
+        with self._lock:
+            runners, self._runners = list(self._runners.values()), {}
+            self._replicas.clear()
+        for runner in runners:
+            runner.retire()
+
+
+class Sites:
+    """The sites of a process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[Ref, str, str], Site] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @contextmanager
+    def use(self, ref: Ref, name: str, token: str) -> Iterator[Site]:
+        """The site of a fit, for the time of a task."""
+        key = ref, name, token
+        with self._lock:
+            site = self._kept.setdefault(key, Site(*key))
+            self._kept.move_to_end(key)
+            site.users += 1
+            idle = self._take_idle()
+        for other in idle:
+            other.close()
+        try:
+            site.load()
+            yield site
+        finally:
+            with self._lock:
+                site.users, site.used = site.users - 1, time.monotonic()
+                last = site.ended and not site.users
+            if last:
+                site.close()
+
+    def _take_idle(self) -> list[Site]:
+        """Sites that go: idle for long, or the oldest idle ones where there are many."""
+        idle = [key for key, site in self._kept.items() if not site.users]
+        now = time.monotonic()
+        return [
+            self._kept.pop(key)
+            for i, key in enumerate(idle)
+            if i < len(idle) - KEEP_IDLE or now - self._kept[key].used > IDLE_SECONDS
+        ]
+
+    def end(self, ref: Ref, name: str, token: str) -> None:
+        """The fit is over: its site goes, with the last task that uses it. Returns at once."""
+        with self._lock:
+            site = self._kept.pop((ref, name, token), None)
+            if site is None:
+                return
+            site.ended = True
+            unused = not site.users
+        if unused:
+            # Aside: who calls may be the worker's event loop, and threads are waited for.
+            threading.Thread(target=site.close, name="scalelatent-close", daemon=True).start()
+
+
+sites = Sites()

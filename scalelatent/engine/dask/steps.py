@@ -18,16 +18,15 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.engine.caching import choose_cache
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.executor import Advance, Place
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import Stage
+from scalelatent.engine.rates import choose_cache
 from scalelatent.engine.threads import within
 from scalelatent.errors import RunError
 
-from .step_sites import StateLost
-from .step_tasks import end_site, task_chains, task_close, task_end_epoch, task_steps
+from .step_tasks import StateLost, end_site, task_chains, task_close, task_end_epoch, task_steps
 
 if TYPE_CHECKING:
     from .executor import DaskExecutor

@@ -6,10 +6,12 @@ process and kept.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,20 +22,17 @@ from scalelatent.contract.stats import merge_vectors
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.cache import shared_cache
 from scalelatent.engine.checkpoints import EngineStore
-from scalelatent.engine.passes import PassContext, Span, Stage, split_vector, vector_length
+from scalelatent.engine.passes import PassContext, Span, Stage, split_vector, vector_length, worth_saving
 from scalelatent.engine.reading import Stopped
-from scalelatent.engine.spans import worth_saving
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import RunError
 
-from .aligned import aligned
-from .allocator import keep_pages
 from .hooks import offers_gpu
-from .recent import RecentObjects
 from .scheduler_news import as_message
 from .worker_side import (
     Fit,
     TaskStop,
+    keep_pages,
     pace_news,
     run_of,
     span_news,
@@ -41,6 +40,49 @@ from .worker_side import (
     tell_cut,
     tell_of_kernels,
 )
+
+
+class RecentObjects:
+    """The last few loaded stages and states of a process, so that its tasks read each file once.
+
+    Keys are tuples whose first entry tells the run.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        # Slot (the key itself where none is named) -> key, object.
+        self._kept: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Any, load: Callable[[], Any], slot: Any = None) -> Any:
+        """The object of a key, loaded by ``load()`` where it is not at hand.
+
+        Objects of one ``slot`` replace each other: states of a fit, of which only the newest is wanted.
+        """
+        with self._lock:
+            kept = self._kept.get(key if slot is None else slot)
+            if kept is not None and kept[0] == key:
+                self._kept.move_to_end(key if slot is None else slot)
+                return kept[1]
+        value = load()
+        self.put(key, value, slot)
+        return value
+
+    def put(self, key: Any, value: Any, slot: Any = None) -> None:
+        """Keep an object."""
+        slot = key if slot is None else slot
+        with self._lock:
+            self._kept[slot] = key, value
+            self._kept.move_to_end(slot)
+            while len(self._kept) > self._size:
+                self._kept.popitem(last=False)
+
+    def forget(self, run: Any) -> None:
+        """Let go of all objects of a run."""
+        with self._lock:
+            for slot in [slot for slot, (key, _) in self._kept.items() if key[0] == run]:
+                del self._kept[slot]
+
 
 # (folder, id of the run, mark of the stage as it was last written): a folder that was removed and made again
 # is another run, and a stage may change when a run is resumed.
@@ -313,6 +355,43 @@ def load_map(ref: Ref, name: str) -> tuple[Any, Any]:
 
 
 def _read_map(ref: Ref, name: str) -> Any:
-    from scalelatent.engine.output_shards import load_task
+    from scalelatent.engine.mapwrite import MapTask
+    from scalelatent.engine.rowsets import SetsTask
 
-    return load_task(EngineStore(*ref[:2]).read(f"result-{name}.rec"))
+    tree = EngineStore(*ref[:2]).read(f"result-{name}.rec")
+    return MapTask.from_tree(tree) if "row_map" in tree else SetsTask.from_tree(tree)
+
+
+def aligned(tree: Any) -> Any:
+    """A tree of dataclasses, dicts, lists and tuples, with arrays copied that do not lie at such an address.
+
+    An array that the tree holds in several places stays one.
+
+    Examples
+    --------
+    >>> odd = np.frombuffer(b"." + np.arange(3.0).tobytes(), dtype="f8", offset=1)
+    >>> odd.flags.aligned, aligned({"a": odd})["a"].flags.aligned
+    (False, True)
+    """
+    return _aligned(tree, {})
+
+
+def _aligned(tree: Any, seen: dict[int, np.ndarray]) -> Any:
+    if isinstance(tree, np.ndarray):
+        return seen.setdefault(id(tree), np.require(tree, requirements="A"))
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        old = {f.name: getattr(tree, f.name) for f in dataclasses.fields(tree)}
+        new = {name: _aligned(value, seen) for name, value in old.items()}
+        if all(new[name] is old[name] for name in old):
+            return tree
+        tree = copy.copy(tree)
+        for name, value in new.items():
+            object.__setattr__(tree, name, value)  # frozen ones too
+        return tree
+    if type(tree) is dict:
+        return {key: _aligned(value, seen) for key, value in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_make"):
+        return tree._make(_aligned(value, seen) for value in tree)
+    if type(tree) in (list, tuple):
+        return type(tree)(_aligned(value, seen) for value in tree)
+    return tree

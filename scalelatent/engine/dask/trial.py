@@ -1,7 +1,7 @@
 """Which rows do workers die of? Spans that were on two workers that died are tried, each alone on a worker.
 
 Workers die with all they have, so the first two deaths name a guilty span among innocent ones. The pass is
-then called off; each suspect runs alone, and notes each step before it takes it (see :mod:`.trial_tasks`).
+then called off; each suspect runs alone, and notes each step before it takes it (see :mod:`.trial`).
 Innocent ones end, and are kept for the pass that is begun anew. The guilty one ends a third worker, and its
 last note names the rows: the fit ends with them in its error, or leaves their shard out
 (see :mod:`scalelatent.engine.quarantine`).
@@ -10,21 +10,25 @@ last note names the rows: the fit ends with them in its error, or leaves their s
 from __future__ import annotations
 
 import json
+import os
+import socket
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from scalelatent.engine.checkpoints import EngineStore
+from scalelatent.engine.passes import Span
 from scalelatent.engine.quarantine import BadShard
-from scalelatent.errors import RunError
+from scalelatent.errors import RunError, ScalelatentError
 
 from .failures import LeftOut, look_after
 from .graph import Graph
-from .trial_tasks import at_work
+from .tasks import Ref, context_of, load_map, open_store, stopping
 from .watch import DEATHS, DRIVERS, Again
-from .window import Batch, Window
-from .work import Work
+from .window import Batch, Window, Work
+from .worker_side import Fit, TaskStop
 
 if TYPE_CHECKING:
     from .executor import DaskExecutor
@@ -256,3 +260,98 @@ def _advice(executor: DaskExecutor, workers: Sequence[str]) -> str:
     if full:
         return f"They ran out of memory: {memory}, or lower [engine] block_rows for another run; or {look}"
     return f"{look[0].upper()}{look[1:]}, {memory}"
+
+
+SAMPLE_SECONDS = 0.25
+
+
+class NotedStop(TaskStop):
+    """The stop flag of a task that notes each of its steps, so that the rows at fault are known if it dies.
+
+    Parameters
+    ----------
+    fit : Fit
+    store : EngineStore
+    name : str
+        Of the file.
+    """
+
+    notes = True
+
+    def __init__(self, fit: Fit | None, store: EngineStore, name: str) -> None:
+        super().__init__(fit)
+        self._store, self._name, self._lock = store, name, threading.Lock()
+        self._said: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid(), "peak": 0}
+
+    def note(self, doing: str, start: int, stop: int) -> None:
+        """The next step, with its rows."""
+        self._say(doing=doing, rows=[start, stop])
+
+    def sample(self) -> None:
+        """The memory of this process, where it has grown."""
+        memory = _memory()
+        if memory > 1.02 * self._said["peak"]:
+            self._say(peak=memory)
+
+    def _say(self, **news: Any) -> None:
+        with self._lock:
+            self._said |= {"peak": max(self._said["peak"], _memory()), **news}
+            self._store.write_bytes(self._name, json.dumps(self._said).encode())
+
+
+def _memory() -> int:
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+@contextmanager
+def _noted(store: EngineStore, name: str, fit: Fit) -> Iterator[NotedStop]:
+    stop, ended = NotedStop(fit, store, name), threading.Event()
+
+    def sample() -> None:
+        with suppress(ScalelatentError, OSError):
+            while not ended.wait(SAMPLE_SECONDS):
+                stop.sample()
+
+    thread = threading.Thread(target=sample, name="scalelatent-note", daemon=True)
+    thread.start()
+    try:
+        yield stop
+    finally:
+        ended.set()
+        thread.join()
+        store.remove(name)
+
+
+def try_span(
+    ref: Ref, stage_name: str, iteration: int, span: Span, learns: bool, fit: Fit, note: str
+) -> None:
+    """Compute a span, and keep it in the run folder for the pass that is begun anew.
+
+    Parameters
+    ----------
+    learns : bool
+        Whether the pass has parameters.
+    note : str
+        Name of the file in the run folder.
+    """
+    store = open_store(ref)
+    state = store.load_state(stage_name, iteration) if learns else None
+    with _noted(store, note, fit) as stop, stopping():
+        vector = context_of(ref, stage_name, iteration, state).run_span(span, stop)
+    store.save_node(stage_name, iteration, span, vector)
+
+
+def try_shard(ref: Ref, name: str, shard: int, fit: Fit, note: str) -> None:
+    """Compute and write one shard of a map."""
+    task, backend = load_map(ref, name)
+    with _noted(open_store(ref), note, fit) as stop, stopping():
+        task.write_shard(shard, backend, stop)
+
+
+def at_work(token: str, dask_worker: Any) -> int:
+    """Tasks of a driver that this worker runs, wanted or not."""
+    from .hooks import running_tasks
+
+    return sum(token in key for key in running_tasks(dask_worker))

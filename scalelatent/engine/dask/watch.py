@@ -19,7 +19,7 @@ from .scheduler_news import listener, pass_topic
 if TYPE_CHECKING:
     from .executor import DaskExecutor
     from .link import Member
-    from .work import Work
+    from .window import Work
 
 MEMBERS_SECONDS = 5.0
 # A pass that does not move is looked at after so many seconds, then at twice the time, and so on.

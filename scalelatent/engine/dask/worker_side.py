@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
-from scalelatent.engine.compiling import kernel_event
+from scalelatent.engine.callbacks import kernel_event
 from scalelatent.engine.halving import cut_event
+from scalelatent.engine.plan import KEPT_BYTES
 from scalelatent.engine.reading import StopEvent
 from scalelatent.kernels.jit import observe
 
@@ -201,3 +205,44 @@ class PaceNews:
 
 
 pace_news = PaceNews()
+
+
+__all__ = ["keep_pages"]
+
+# What Dask sets by default; other values are somebody's decision.
+OF_DASK = "65536"
+# Larger arrays go back at once: pieces of rows, which have a memory of their own (data/recycled.py).
+LARGEST_BYTES = 2**24
+# Numbers of glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+def keep_pages(environ: Mapping[str, str] = os.environ) -> bool:
+    """Let the allocator of this process keep what is freed, at most 32 MiB a thread, if Dask forbade it.
+
+    Whoever wants it otherwise sets another ``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_MMAP_THRESHOLD_``, or
+    ``glibc.malloc`` in ``GLIBC_TUNABLES``, before the worker starts.
+
+    Parameters
+    ----------
+    environ : mapping
+        What the process was started with.
+
+    Returns
+    -------
+    bool
+        Whether anything was changed: not where a user has set a threshold, and not without glibc.
+
+    Examples
+    --------
+    >>> keep_pages({"MALLOC_TRIM_THRESHOLD_": "1000000"})  # a user's own
+    False
+    """
+    decided = "MALLOC_MMAP_THRESHOLD_" in environ or "glibc.malloc." in environ.get("GLIBC_TUNABLES", "")
+    if decided or environ.get("MALLOC_TRIM_THRESHOLD_") != OF_DASK:
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):  # another C library
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, LARGEST_BYTES) and mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES))

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from scalelatent.contract.stats import Stats
-from scalelatent.engine.tally import CONFUSION_METRICS, ScoreTally
 from scalelatent.errors import DataError
 from scalelatent.estimators.steps import Begin, Collect, Derive, Learn, Map, Remember, Rows, Steps
 from scalelatent.kernels.streams import stream
@@ -17,6 +16,7 @@ from scalelatent.models.capsule.model.members import Members, build_members
 from scalelatent.models.capsule.model.predict import CapsuleRows
 from scalelatent.models.capsule.model.start import random_start, schedule_arrays, subspace_start
 from scalelatent.reductions.moments import Project, SecondMoments, leading_eigenvectors
+from scalelatent.reductions.tally import CONFUSION_METRICS, ScoreTally
 
 from .online_fit import ALL_ROWS, online_step
 from .settings import (

@@ -14,8 +14,15 @@ from scalelatent.engine.checkpoints import KEEP_STATES
 from scalelatent.engine.mapwrite import block_rows
 from scalelatent.engine.passes import Stage, seconds_per_row
 from scalelatent.engine.plan import Forecast, Resources, RowShape, describe_steps, steps_memory
-from scalelatent.engine.rates import cpu_seconds, rates
-from scalelatent.engine.speeds import eigen_seconds, map_rate, noise, reduction_rate, scratch_rates
+from scalelatent.engine.rates import (
+    cpu_seconds,
+    eigen_seconds,
+    map_rate,
+    noise,
+    rates,
+    reduction_rate,
+    scratch_rates,
+)
 from scalelatent.estimators.steps import LearnOnline, Rows
 from scalelatent.models.capsule.model.em import CapsuleEM, CapsulePass, initial_state
 from scalelatent.models.capsule.model.members import Members, build_members

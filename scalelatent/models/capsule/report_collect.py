@@ -14,9 +14,8 @@ import numpy as np
 
 from scalelatent.contract.learners import Block
 from scalelatent.data import Dataset
-from scalelatent.engine.ahead import iter_blocks
 from scalelatent.engine.backend import make_backend
-from scalelatent.engine.reading import Meter, Reader, StopEvent
+from scalelatent.engine.reading import Meter, Reader, StopEvent, iter_blocks
 from scalelatent.engine.threads import single_threaded
 from scalelatent.report.sampled import check_width
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from scalelatent.contract.learners import Block
 from scalelatent.data import Dataset
-from scalelatent.engine.ahead import AHEAD_BYTES
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.mapwrite import PARTED_BYTES, parted_rows
 from scalelatent.engine.passes import make_stage
@@ -23,10 +22,16 @@ from scalelatent.engine.plan import (
     process_bytes,
     stage_memory,
 )
-from scalelatent.engine.rates import cpu_seconds, rates
-from scalelatent.engine.reading import as_rows
+from scalelatent.engine.rates import (
+    GATHER_RATE,
+    cpu_seconds,
+    eigen_seconds,
+    rates,
+    reduction_rate,
+    scratch_rates,
+)
+from scalelatent.engine.reading import AHEAD_BYTES, as_rows
 from scalelatent.engine.rowsets import SHARD_BYTES
-from scalelatent.engine.speeds import GATHER_RATE, eigen_seconds, reduction_rate, scratch_rates
 from scalelatent.errors import PlanError
 from scalelatent.estimators.layer_steps import tile_layout
 from scalelatent.models.mbn.model.layers import SHORT_CODES, Layer
