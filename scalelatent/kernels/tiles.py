@@ -1,36 +1,36 @@
-"""Products with a strip of rows in register tiles: H = W X^T and Delta += G X, for up to some hundred rows of
-W and G.
+"""Products in register tiles: the generator of tiles, and H = W X^T and Delta += G X by strips of rows.
+
+A tile sums products of the numbers of one operand with vectors of the other, and hands the sums to a function
+that finishes them: they are stored, added, or folded into something smaller. Tiles are written in LLVM's
+vector types, because sums in local arrays would not stay in registers. Every sum runs over its index in
+order: a block gives the same bits each time, on any thread, whatever the width of the vectors.
 
 OpenBLAS packs both operands into panels made for square matrices, and reads X twice. Here W alone is packed,
 once a block; a strip of X is read in place, so that a kernel which does both products reads it from memory
 once. Tiles of 4 x 24 sums stay in registers (12 of 16 on AVX2; 8 x 48 in 24 of 32 on AVX-512): a step loads
 three vectors and broadcasts four numbers for twelve fused multiply-adds, so the arithmetic units are the
-limit. H is stored transposed, (dimensions, rows), as the E-step wants it. The tiles are written in LLVM's
-vector types, because sums in local arrays would not stay in registers.
-
-Every sum runs over its index in order: a block gives the same bits each time, on any thread, whatever the
-width of the vectors.
+limit. H is stored transposed, (dimensions, rows), as the E-step wants it.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
 from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 
 from .jit import kernel, part
-from .vectors import BYTES, LANES, at, call, fetch, load, shuffle, spread
+from .vectors import BYTES, F32, I64, LANES, Vectors, instructions
 
 # Rows of a strip: X (p = 196) and H stay in the second-level cache between the two products.
 STRIP = 128
 # Rows of X in a tile of one vector; a strip is filled up to whole ones.
 ROWS = 8
 # Rows of a tile of three vectors, with its sums in three quarters of the registers.
-_TALL = 8 if LANES == 16 else 4
+TALL = 8 if LANES == 16 else 4
 # Columns of a panel: three vectors.
 PANEL = 3 * LANES
 # Up to so many rows of W the tiles are ahead of OpenBLAS (benchmarks/capsule_pass.py).
@@ -40,13 +40,49 @@ MAX_FEATURES = 1024
 # How many rows of X ahead of those in work others are fetched.
 _AHEAD = 8
 
-_F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-_FMA = f"llvm.fma.v{LANES}f32"
-_VEC, _FOUR = ir.VectorType(_F32, LANES), ir.VectorType(_F32, 4)
+Sums = list[list[Any]]
+
+
+def add_products(v: Vectors, sums: Sums, left: Iterable[Any], right: Sequence[Any]) -> Sums:
+    """sums[r][c] + left[r] * right[c]; ``left`` may make its vectors as they are asked for."""
+    return [
+        [v.fma(one, x, s) for x, s in zip(right, row, strict=True)]
+        for one, row in zip(left, sums, strict=True)
+    ]
+
+
+def sum_products(
+    v: Vectors,
+    sums: Sums,
+    n: Any,
+    operands: Callable[[Any, list[Any]], tuple[Iterable[Any], Sequence[Any], Sequence[Any]]],
+    carried: Sequence[Any] = (),
+    step: int = 1,
+    may_be_empty: bool = False,
+) -> Sums:
+    """The sums plus left[r] * right[c] at each i in range(0, n, step), in registers; operands(i, carried)
+    gives (left, right, what the next round carries).
+    """
+    width, extra = len(sums[0]), len(carried)
+
+    def body(i: Any, values: list[Any]) -> list[Any]:
+        left, right, following = operands(i, values[:extra])
+        now = [values[k : k + width] for k in range(extra, len(values), width)]
+        new = add_products(v, now, left, right)
+        return [*following, *(s for row in new for s in row)]
+
+    start = [*carried, *(s for row in sums for s in row)]
+    new = v.loop(I64(0), n, I64(step), start, body, may_be_empty)
+    return [new[k : k + width] for k in range(extra, len(new), width)]
+
+
+def zeros(v: Vectors, rows: int, columns: int) -> Sums:
+    """Sums to begin with."""
+    return [[v.constant(0.0)] * columns] * rows
 
 
 def accumulate(
-    builder: Any,
+    v: Vectors,
     rows: int,
     vecs: int,
     a: Any,
@@ -57,92 +93,81 @@ def accumulate(
     n: Any,
     ahead: bool = False,
     mask: Any = None,
-) -> list[list[Any]]:
-    """acc[r][v] = sum over k < n of a[r, k] * b[k, v], in registers; n is at least 1. ``ahead``: rows of a
+) -> Sums:
+    """acc[r][c] = sum over k < n of a[r, k] * b[k, c], in registers; n is at least 1. ``ahead``: rows of a
     are fetched before they come; ``mask``: of lanes that b has.
     """
-    entry, loop, done = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("done")
-    offsets = [builder.mul(row_step, _I64(r)) for r in range(rows)]
-    builder.branch(loop)
-    builder.position_at_end(loop)
-    k, pa, pb = builder.phi(_I64), builder.phi(_I64), builder.phi(_I64)
-    sums = [[builder.phi(_VEC) for _ in range(vecs)] for _ in range(rows)]
-    vectors = [load(builder, pb, _I64(BYTES * LANES * v), _VEC, mask) for v in range(vecs)]
-    if ahead:
-        # Four bytes a row and step: the rows ahead arrive just in time. The hardware would start anew with
-        # every row.
-        far = builder.add(builder.mul(row_step, _I64(_AHEAD)), builder.mul(k, _I64(BYTES * rows)))
-        fetch(builder, a, far)
-    new = []
-    for r in range(rows):
-        one = builder.load(at(builder, pa, offsets[r], _F32), align=BYTES)
-        wide = spread(builder, one, LANES)
-        new.append([call(builder, _FMA, _VEC, wide, vectors[v], sums[r][v]) for v in range(vecs)])
-    following = [builder.add(k, _I64(1)), builder.add(pa, k_step), builder.add(pb, b_step)]
-    for phi, start, step in zip((k, pa, pb), (_I64(0), a, b), following, strict=True):
-        phi.add_incoming(start, entry)
-        phi.add_incoming(step, loop)
-    for r in range(rows):
-        for v in range(vecs):
-            sums[r][v].add_incoming(ir.Constant(_VEC, [0.0] * LANES), entry)
-            sums[r][v].add_incoming(new[r][v], loop)
-    builder.cbranch(builder.icmp_signed("<", following[0], n), loop, done)
-    builder.position_at_end(done)
-    return new
+    offsets = [v.b.mul(row_step, I64(r)) for r in range(rows)]
+
+    def operands(k: Any, places: list[Any]) -> tuple[Iterable[Any], Sequence[Any], Sequence[Any]]:
+        pa, pb = places
+        right = [v.load(pb, v.wide * c, mask=mask) for c in range(vecs)]
+        if ahead:
+            # Four bytes a row and step: the rows ahead arrive just in time. The hardware would start again
+            # with every row.
+            far = v.b.add(v.b.mul(row_step, I64(_AHEAD)), v.b.mul(k, I64(BYTES * rows)))
+            v.fetch(a, far)
+        # One at a time: a register for each would be too many.
+        left = (v.spread(v.load(pa, offset, F32)) for offset in offsets)
+        return left, right, (v.b.add(pa, k_step), v.b.add(pb, b_step))
+
+    return sum_products(v, zeros(v, rows, vecs), n, operands, (a, b))
 
 
-def _add(builder: Any, sums: list[list[Any]], c: Any, row_step: Any) -> None:
+def make_tile(
+    rows: int, vecs: int, finish: Any, ahead: bool = False, masked: bool = False, **kinds: Any
+) -> Any:
+    """tile(a, row_step, k_step, b, b_step, n, *rest): the sums of `accumulate`, then finish(vectors, sums,
+    *rest). Arguments are addresses, byte steps and counts, but for those of ``kinds``; see `instructions`.
+
+    A ``masked`` tile of one vector, tile(…, n, width, *rest), reads ``width`` columns of b and hands the mask
+    of them to ``finish``.
+    """
+    rest = [name for name in inspect.signature(finish).parameters if name != "mask"][2:]
+    names = ["v", "a", "row_step", "k_step", "b", "b_step", "n", *["width"] * masked, *rest]
+
+    def tile(v: Vectors, a: Any, row_step: Any, k_step: Any, b: Any, b_step: Any, n: Any, *rest: Any) -> None:
+        chosen = {}
+        if masked:
+            chosen["mask"], rest = v.first(rest[0]), rest[1:]
+        finish(
+            v, accumulate(v, rows, vecs, a, row_step, k_step, b, b_step, n, ahead, **chosen), *rest, **chosen
+        )
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    setattr(tile, "__signature__", inspect.Signature([inspect.Parameter(name, kind) for name in names]))  # noqa: B010
+    return instructions(**kinds)(tile)
+
+
+def add(v: Vectors, sums: Sums, c: Any, c_step: Any) -> None:
+    """Add the sums to what lies at c."""
     for r, row in enumerate(sums):
-        base = builder.add(c, builder.mul(row_step, _I64(r)))
-        for v, value in enumerate(row):
-            place = at(builder, base, _I64(BYTES * LANES * v), _VEC)
-            builder.store(builder.fadd(builder.load(place, align=BYTES), value), place, align=BYTES)
+        base = v.b.add(c, v.b.mul(c_step, I64(r)))
+        for k, value in enumerate(row):
+            v.store(v.b.fadd(v.load(base, v.wide * k), value), base, v.wide * k)
 
 
-def _store_transposed(builder: Any, sums: list[list[Any]], c: Any, row_step: Any) -> None:
-    """Four rows at a time: lane j of vector v goes to row LANES v + j, four columns side by side."""
+def store_transposed(v: Vectors, sums: Sums, c: Any, c_step: Any) -> None:
+    """Four rows at a time: lane j of vector k goes to row LANES k + j, four columns side by side."""
     fours = range(0, LANES, 4)
     pairs = [[f + j for f in fours for j in (i, LANES + i, i + 1, LANES + i + 1)] for i in (0, 2)]
     halves = [[f + j for f in fours for j in (i, i + 1, LANES + i, LANES + i + 1)] for i in (0, 2)]
     for first in range(0, len(sums), 4):
-        for v in range(len(sums[0])):
-            r0, r1, r2, r3 = (sums[first + r][v] for r in range(4))
-            zipped = [(shuffle(builder, r0, r1, p), shuffle(builder, r2, r3, p)) for p in pairs]
-            columns = [shuffle(builder, *both, lanes) for both in zipped for lanes in halves]
+        for k in range(len(sums[0])):
+            r0, r1, r2, r3 = (sums[first + r][k] for r in range(4))
+            zipped = [(v.shuffle(r0, r1, p), v.shuffle(r2, r3, p)) for p in pairs]
+            columns = [v.shuffle(*both, lanes) for both in zipped for lanes in halves]
             for j, several in enumerate(columns):
                 for f in fours:
-                    place = builder.add(c, builder.mul(row_step, _I64(LANES * v + f + j)))
-                    builder.store(
-                        shuffle(builder, several, several, list(range(f, f + 4))),
-                        at(builder, place, _I64(BYTES * first), _FOUR),
-                        align=BYTES,
-                    )
+                    place = v.b.add(c, v.b.mul(c_step, I64(LANES * k + f + j)))
+                    v.store(v.shuffle(several, several, range(f, f + 4)), place, BYTES * first)
 
 
-def make_tile(rows: int, vecs: int, transposed: bool, ahead: bool = False) -> Any:
-    """tile(a, row_step, k_step, b, b_step, n, c, c_step): addresses and byte steps, all int64.
-
-    Transposed sums are stored, others are added to what lies at ``c``.
-    """
-
-    @intrinsic
-    def tile(typingctx, a, row_step, k_step, b, b_step, n, c, c_step):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-            a, row_step, k_step, b, b_step, n, c, c_step = args
-            sums = accumulate(builder, rows, vecs, a, row_step, k_step, b, b_step, n, ahead)
-            (_store_transposed if transposed else _add)(builder, sums, c, c_step)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 8), codegen
-
-    return tile
-
-
-_H_TILES = ((_TALL, 3), (_TALL, 2), (ROWS, 1))
-_h3, _h2, _h1 = (make_tile(rows, vecs, True) for rows, vecs in _H_TILES)
-_h3_fetch, _h2_fetch, _h1_fetch = (make_tile(rows, vecs, True, True) for rows, vecs in _H_TILES)
-_d3, _d43, _d23, _d13 = (make_tile(rows, 3, False) for rows in (_TALL, 4, 2, 1))
-_d81, _d41, _d11 = (make_tile(rows, 1, False) for rows in (8, 4, 1))
+_H_TILES = ((TALL, 3), (TALL, 2), (ROWS, 1))
+_h3, _h2, _h1 = (make_tile(*shape, store_transposed) for shape in _H_TILES)
+_h3_fetch, _h2_fetch, _h1_fetch = (make_tile(*shape, store_transposed, ahead=True) for shape in _H_TILES)
+_d3, _d43, _d23, _d13 = (make_tile(rows, 3, add) for rows in (TALL, 4, 2, 1))
+_d81, _d41, _d11 = (make_tile(rows, 1, add) for rows in (8, 4, 1))
 
 
 @kernel
@@ -196,7 +221,7 @@ def latents(packed, x, out):  # type: ignore[no-untyped-def]
 def _panel_latents(rows, n, row, panel, vecs, p, target, step, fetch):  # type: ignore[no-untyped-def]
     """One panel of W with n rows of X, n a multiple of ROWS; only the first panel has to wait for memory."""
     wide = BYTES * LANES * vecs
-    for i in range(0, n, _TALL):
+    for i in range(0, n, TALL):
         place = target + BYTES * i
         if vecs == 3 and fetch:
             _h3_fetch(rows + i * row, row, BYTES, panel, wide, p, place, step)
@@ -232,9 +257,9 @@ def add_moment(g, n, x, out):  # type: ignore[no-untyped-def]
     whole = p // PANEL * PANEL
     for f in range(0, whole, PANEL):
         k, at = 0, BYTES * f
-        while dims - k >= _TALL:
+        while dims - k >= TALL:
             _d3(left + k * across, across, BYTES, rows + at, row, n, target + k * row + at, row)
-            k += _TALL
+            k += TALL
         if dims - k >= 4:
             _d43(left + k * across, across, BYTES, rows + at, row, n, target + k * row + at, row)
             k += 4
@@ -275,12 +300,6 @@ def _add_rest(g, n, x, first, out):  # type: ignore[no-untyped-def]
 
 
 def fits(dims: int, x: np.ndarray) -> bool:
-    """Whether these kernels serve a product of ``dims`` rows with ``x``.
-
-    Examples
-    --------
-    >>> fits(20, np.zeros((100, 196), dtype=np.float32)), fits(2000, np.zeros((100, 196), dtype=np.float32))
-    (True, False)
-    """
+    """Whether these kernels serve a product of ``dims`` rows with ``x``."""
     rows = x.dtype == np.float32 and x.flags.c_contiguous
     return bool(rows and 0 < dims <= MAX_DIMS and 0 < x.shape[1] <= MAX_FEATURES)

@@ -1,74 +1,294 @@
-"""Vectors of float32 in LLVM's own types, for kernels whose sums must stay in registers."""
+"""Vectors in LLVM's own types: for sums that must stay in registers, and lanes whose order must be ours.
+
+numba's loops leave the order of a sum over lanes to LLVM, and keep local arrays in memory. What is written
+here has one order: the same bits whatever the length of a row, the alignment of an array or the width of a
+machine's vectors.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
+from numba import types
 from numba.core import cgutils
+from numba.extending import intrinsic
 
 from .jit import LANES as LANES
 from .jit import part
 
 BYTES = 4
-_I32 = ir.IntType(32)
+F32, F64 = ir.FloatType(), ir.DoubleType()
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 
+_MANTISSA, _EXPONENT_OF_ONE, _MANTISSA_BITS = 0x007FFFFF, 0x3F800000, 23
+BIAS = 127
 
-def at(builder: Any, address: Any, offset: Any, kind: Any) -> Any:
-    """A pointer to a ``kind`` so many bytes behind an address; both int64."""
-    return builder.inttoptr(builder.add(address, offset), kind.as_pointer())
-
-
-def shuffle(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
-    """Lanes of two vectors, counted through both."""
-    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, len(lanes)), lanes))
-
-
-def spread(builder: Any, scalar: Any, lanes: int) -> Any:
-    """A scalar in all lanes of a vector of its type."""
-    first = builder.insert_element(
-        ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined), scalar, _I32(0)
-    )
-    return shuffle(builder, first, first, [0] * lanes)
-
-
-def call(builder: Any, name: str, result: Any, *args: Any) -> Any:
-    """An intrinsic of LLVM, which is declared where it is not yet."""
-    kind = ir.FunctionType(result, [a.type for a in args])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
-
-
-def fetch(builder: Any, address: Any, offset: Any) -> None:
-    """Begin to fetch the cache line so many bytes behind an address, which may be nobody's."""
-    read, near, data = _I32(0), _I32(3), _I32(1)
-    place = at(builder, address, offset, ir.IntType(8))
-    call(builder, "llvm.prefetch.p0", ir.VoidType(), place, read, near, data)
-
-
-def load(builder: Any, address: Any, offset: Any, kind: Any, mask: Any = None) -> Any:
-    """A vector so many bytes behind an address; zeros where a mask has none."""
-    place, size = at(builder, address, offset, kind), _size(kind)
-    if mask is None:
-        return builder.load(place, align=size)
-    zero = ir.Constant(kind, [0.0] * kind.count)
-    name = f"llvm.masked.load.v{kind.count}f{8 * size}.p0"
-    return call(builder, name, kind, place, _I32(size), mask, zero)
-
-
-def store(builder: Any, value: Any, address: Any, offset: Any, mask: Any = None) -> None:
-    """Store a vector so many bytes behind an address, or what a mask has of it."""
-    place, size = at(builder, address, offset, value.type), _size(value.type)
-    if mask is None:
-        builder.store(value, place, align=size)
-        return
-    name = f"llvm.masked.store.v{value.type.count}f{8 * size}.p0"
-    call(builder, name, ir.VoidType(), value, place, _I32(size), mask)
+# log(1 + z), z from sqrt(1/2) - 1 to sqrt(2) - 1, as z - z^2/2 + z^3 P(z); exp(x), |x| up to log(2)/2, as
+# 1 + x + x^2 Q(x): the polynomials of Cephes (Moshier, logf and expf), highest power first.
+_LOG = (
+    7.0376836292e-2,
+    -1.1514610310e-1,
+    1.1676998740e-1,
+    -1.2420140846e-1,
+    1.4249322787e-1,
+    -1.6668057665e-1,
+    2.0000714765e-1,
+    -2.4999993993e-1,
+    3.3333331174e-1,
+)
+_EXP = (
+    1.9875691500e-4,
+    1.3981999507e-3,
+    8.3334519073e-3,
+    4.1665795894e-2,
+    1.6666665459e-1,
+    5.0000001201e-1,
+)
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 
 
 def _size(kind: Any) -> int:
-    return BYTES if kind.element == ir.FloatType() else 2 * BYTES
+    """Bytes of an element."""
+    element = kind.element if isinstance(kind, ir.VectorType) else kind
+    return {F32: 4, F64: 8}[element] if element in (F32, F64) else element.width // 8
+
+
+class Vectors:
+    """Instructions on vectors of ``lanes`` float32 or integers, appended to an LLVM builder.
+
+    Addresses and offsets are bytes in int64.
+    """
+
+    def __init__(self, builder: Any, lanes: int = LANES) -> None:
+        self.b, self.lanes = builder, lanes
+        self.vec, self.ints = ir.VectorType(F32, lanes), ir.VectorType(I32, lanes)
+        self.wide = BYTES * lanes
+
+    def constant(self, x: float) -> Any:
+        """The same number in all lanes."""
+        return ir.Constant(self.vec, [float(np.float32(x))] * self.lanes)
+
+    def integer(self, x: int) -> Any:
+        """The same integer in all lanes."""
+        return ir.Constant(self.ints, [x] * self.lanes)
+
+    def counted(self, first: Any, offset: int = 0) -> Any:
+        """``first`` + offset + 0, 1, 2, … as int32."""
+        counts = ir.Constant(self.ints, [offset + i for i in range(self.lanes)])
+        return self.b.add(self.spread(self.b.trunc(first, I32)), counts)
+
+    def first(self, n: Any) -> Any:
+        """The mask of the first n lanes."""
+        return self.b.icmp_signed(
+            "<", ir.Constant(self.ints, list(range(self.lanes))), self.spread(self.b.trunc(n, I32))
+        )
+
+    def at(self, address: Any, offset: Any, kind: Any) -> Any:
+        """A pointer to a ``kind``."""
+        offset = I64(offset) if isinstance(offset, int) else offset
+        return self.b.inttoptr(self.b.add(address, offset), kind.as_pointer())
+
+    def load(self, address: Any, offset: Any = 0, kind: Any = None, mask: Any = None) -> Any:
+        """A vector, or a ``kind``; zeros where a mask has none."""
+        kind = kind or self.vec
+        place, size = self.at(address, offset, kind), _size(kind)
+        if mask is None:
+            return self.b.load(place, align=size)
+        zero = ir.Constant(kind, [0.0] * kind.count)
+        name = f"llvm.masked.load.v{kind.count}f{8 * size}.p0"
+        return self._call(name, kind, place, I32(size), mask, zero)
+
+    def store(self, value: Any, address: Any, offset: Any = 0, mask: Any = None) -> None:
+        """Store a vector or a number, or what a mask has of it."""
+        place, size = self.at(address, offset, value.type), _size(value.type)
+        if mask is None:
+            self.b.store(value, place, align=size)
+            return
+        name = f"llvm.masked.store.v{value.type.count}f{8 * size}.p0"
+        self._call(name, ir.VoidType(), value, place, I32(size), mask)
+
+    def fetch(self, address: Any, offset: Any) -> None:
+        """Begin to fetch a cache line, which need not be ours."""
+        read, near, data = I32(0), I32(3), I32(1)
+        self._call("llvm.prefetch.p0", ir.VoidType(), self.at(address, offset, I8), read, near, data)
+
+    def shuffle(self, a: Any, b: Any, lanes: Sequence[int]) -> Any:
+        """Lanes of two vectors, counted through both."""
+        return self.b.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes)))
+
+    def spread(self, scalar: Any, lanes: int | None = None) -> Any:
+        """A scalar in all lanes of a vector of its type."""
+        lanes = lanes or self.lanes
+        undefined = ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined)
+        first = self.b.insert_element(undefined, scalar, I32(0))
+        return self.shuffle(first, first, [0] * lanes)
+
+    def _call(self, name: str, result: Any, *args: Any) -> Any:
+        """An intrinsic of LLVM, which is declared where it is not yet."""
+        kind = ir.FunctionType(result, [a.type for a in args])
+        return self.b.call(cgutils.get_or_insert_function(self.b.module, kind, name), args)
+
+    def call(self, name: str, *values: Any) -> Any:
+        """An intrinsic of LLVM on vectors of float32."""
+        kind = values[0].type
+        return self._call(f"llvm.{name}.v{kind.count}f32", kind, *values)
+
+    def fma(self, x: Any, y: Any, z: Any) -> Any:
+        """X y + z, rounded once; integers wrap."""
+        if isinstance(x.type.element, ir.IntType):
+            return self.b.add(z, self.b.mul(x, y))
+        return self.call("fma", x, y, z)
+
+    def max(self, x: Any, y: Any) -> Any:
+        """The larger of two, lane by lane; no NaN."""
+        return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)
+
+    def min(self, x: Any, y: Any) -> Any:
+        """The smaller of two, lane by lane; no NaN."""
+        return self.b.select(self.b.fcmp_ordered("<", x, y), x, y)
+
+    def contend(self, score: Any, index: Any, best: Sequence[Any]) -> list[Any]:
+        """(best score, second best, index of the best) of each lane after one more; of equals the first
+        stays.
+        """
+        b, (top, second, where) = self.b, best
+        wins = b.fcmp_ordered(">", score, top)
+        loser = b.select(wins, top, score)
+        return [b.select(wins, score, top), self.max(loser, second), b.select(wins, index, where)]
+
+    def bits(self, x: Any) -> Any:
+        """The bits of floats as integers."""
+        return self.b.bitcast(x, self.ints)
+
+    def split(self, x: Any) -> tuple[Any, Any]:
+        """Positive x = mantissa in [1, 2) times 2^(exponent - BIAS)."""
+        bits = self.bits(x)
+        mantissa = self.b.or_(self.b.and_(bits, self.integer(_MANTISSA)), self.integer(_EXPONENT_OF_ONE))
+        return self.b.bitcast(mantissa, self.vec), self.b.lshr(bits, self.integer(_MANTISSA_BITS))
+
+    def fold(self, x: Any, join: Callable[[Any, Any], Any]) -> Any:
+        """One scalar out of the lanes: i with i + n / 2, and so on down to i + 1."""
+        return self.fold_together([x], lambda x, y: [join(x[0], y[0])])[0]
+
+    def fold_together(
+        self, values: list[Any], join: Callable[[list[Any], list[Any]], list[Any]]
+    ) -> list[Any]:
+        """The same of several vectors, whose lanes are joined together."""
+        step = self.lanes
+        while step > 1:
+            step //= 2
+            turned = [(i + step) % self.lanes for i in range(self.lanes)]
+            values = join(values, [self.shuffle(x, x, turned) for x in values])
+        return [self.b.extract_element(x, I32(0)) for x in values]
+
+    def polynomial(self, coefficients: Sequence[float], x: Any) -> Any:
+        """Horner's rule, highest power first."""
+        total = self.constant(coefficients[0])
+        for c in coefficients[1:]:
+            total = self.fma(total, x, self.constant(c))
+        return total
+
+    def log_plus(self, x: Any, exponent: Any, start: Any) -> Any:
+        """Start + log(x) + exponent log(2), of positive x and integer exponents."""
+        b = self.b
+        mantissa, own = self.split(x)
+        large = b.fcmp_ordered(">", mantissa, self.constant(math.sqrt(2)))
+        mantissa = b.select(large, b.fmul(mantissa, self.constant(0.5)), mantissa)
+        own = b.select(large, b.add(own, self.integer(1)), own)
+        power = b.sitofp(b.add(exponent, b.sub(own, self.integer(BIAS))), self.vec)
+        z = b.fsub(mantissa, self.constant(1.0))
+        square = b.fmul(z, z)
+        y = b.fmul(b.fmul(z, square), self.polynomial(_LOG, z))
+        y = b.fadd(z, self.fma(square, self.constant(-0.5), y))
+        # The high part times the power is exact: few bits each.
+        return b.fadd(
+            self.fma(power, self.constant(_LN2_HIGH), start), self.fma(power, self.constant(_LN2_LOW), y)
+        )
+
+    def exp(self, x: Any) -> Any:
+        """E^x for x from -87 to 0."""
+        b = self.b
+        power = self.call("rint", b.fmul(x, self.constant(1 / math.log(2))))
+        x = self.fma(power, self.constant(-_LN2_LOW), self.fma(power, self.constant(-_LN2_HIGH), x))
+        y = self.fma(b.fmul(x, x), self.polynomial(_EXP, x), b.fadd(x, self.constant(1.0)))
+        shift = b.shl(b.fptosi(power, self.ints), self.integer(_MANTISSA_BITS))
+        return b.bitcast(b.add(self.bits(y), shift), self.vec)
+
+    def sigmoids(self, log_odds: Any, limit: Any) -> tuple[Any, Any]:
+        """Sigmoid of log odds and of minus log odds, each to its own precision; |log odds| cut at limit."""
+        b = self.b
+        size = self.call("fabs", log_odds)
+        size = b.select(b.fcmp_ordered("<", size, limit), size, limit)
+        small = self.exp(b.fneg(size))
+        large = b.fdiv(self.constant(1.0), b.fadd(self.constant(1.0), small))
+        small = b.fmul(small, large)
+        positive = b.fcmp_ordered(">=", log_odds, self.constant(0.0))
+        return b.select(positive, large, small), b.select(positive, small, large)
+
+    def loop(
+        self,
+        begin: Any,
+        end: Any,
+        step: Any,
+        start: Sequence[Any],
+        body: Callable[[Any, list[Any]], Sequence[Any]],
+        may_be_empty: bool = False,
+    ) -> list[Any]:
+        """``for i in range(begin, end, step)`` with values that are carried from round to round: body(i,
+        values) -> values. At least one round is made unless it ``may_be_empty``.
+        """
+        b = self.b
+        entry, loop, done = b.block, b.append_basic_block("loop"), b.append_basic_block("done")
+        if may_be_empty:
+            b.cbranch(b.icmp_signed("<", begin, end), loop, done)
+        else:
+            b.branch(loop)
+        b.position_at_end(loop)
+        i = b.phi(I64)
+        carried = [b.phi(value.type) for value in start]
+        new = list(body(i, carried))
+        following = b.add(i, step)
+        last = b.block  # the body may hold loops
+        for phi, first, value in zip([i, *carried], [begin, *start], [following, *new], strict=True):
+            phi.add_incoming(first, entry)
+            phi.add_incoming(value, last)
+        b.cbranch(b.icmp_signed("<", following, end), loop, done)
+        b.position_at_end(done)
+        if not may_be_empty:
+            return new
+        ends = [b.phi(value.type) for value in start]
+        for phi, first, value in zip(ends, start, new, strict=True):
+            phi.add_incoming(first, entry)
+            phi.add_incoming(value, last)
+        return ends
+
+
+def instructions(lanes: int = LANES, **kinds: Any) -> Callable[[Any], Any]:
+    """A function that appends instructions, ``body(vectors, *arguments)``, as one that kernels call. Its
+    arguments are addresses, byte steps and counts in int64, but for those whose type ``kinds`` gives.
+    """
+
+    def wrap(body: Any) -> Any:
+        names = [*inspect.signature(body).parameters][1:]
+        signature = types.void(*(kinds.get(name, types.int64) for name in names))
+
+        @functools.wraps(body)  # numba asks for the names of the arguments
+        def typed(typingctx: Any, *args: Any) -> Any:
+            def append(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+                body(Vectors(builder, lanes), *values)
+                return context.get_dummy_value()
+
+            return signature, append
+
+        return intrinsic(typed)
+
+    return wrap
 
 
 @part
@@ -91,13 +311,7 @@ def largest(values: Any) -> Any:
 
 
 def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-    """An uninitialised array that begins at a cache line: half the vectors of another would lie across two.
-
-    Examples
-    --------
-    >>> aligned((3, 8)).ctypes.data % 64
-    0
-    """
+    """An empty array that begins at a cache line: half the vectors of another would lie across two."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     raw = np.empty(size + 64, dtype=np.uint8)
     first = -raw.ctypes.data % 64
@@ -105,13 +319,7 @@ def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
 
 
 def lined_up(a: np.ndarray) -> np.ndarray:
-    """An array that begins at a cache line: itself where it does, else a copy.
-
-    Examples
-    --------
-    >>> lined_up(np.arange(100.0)[1:]).ctypes.data % 64
-    0
-    """
+    """An array that begins at a cache line: itself where it does, else a copy."""
     if a.ctypes.data % 64 == 0:
         return a
     out = aligned(a.shape, a.dtype)

@@ -8,11 +8,13 @@ from functools import cached_property
 import numpy as np
 
 from scalelatent.kernels.tiles import pack
-from scalelatent.kernels.vectors import aligned
+from scalelatent.kernels.vectors import BYTES, aligned
 from scalelatent.models.crbm.kernels.limits import limits_of
 
-from .lanes import whole
-
+# Lanes are the same on every machine, since products and sums over a row run by lanes: eight units at a time,
+# and of sum-product sixteen edges, of which LLVM makes two vectors where a machine has narrower ones.
+UNITS, EDGES = 8, 16
+WIDE, LINE = BYTES * UNITS, BYTES * EDGES  # bytes; that of edges is also a cache line
 # Visible units that are worked on together: their part of W and of the messages stays in the first-level
 # cache from one direction to the other.
 ROWS = 8
@@ -62,9 +64,14 @@ class Coupling:
         return pack(self.w), pack(np.ascontiguousarray(self.w.T))
 
 
+def rounded_up(n: int) -> int:
+    """Up to whole vectors of edges."""
+    return -(-n // EDGES) * EDGES
+
+
 def _filled_up(w: np.ndarray, of: np.ufunc) -> np.ndarray:
     v, h = w.shape
-    out = aligned((-(-v // ROWS) * ROWS, whole(h)))
+    out = aligned((-(-v // ROWS) * ROWS, rounded_up(h)))
     of(w, out=out[:v, :h])
     out[v:] = out[:, h:] = of(np.float32(0.0))
     return out

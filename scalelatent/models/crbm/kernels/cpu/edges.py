@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 from numba import types
 
-from scalelatent.kernels.vectors import LANES
+from scalelatent.kernels.vectors import F32, I64, LANES, Vectors, instructions
 from scalelatent.models.crbm.kernels.inference import MAX_WEIGHT
 
-from .coupling import ROWS
-from .lanes import EDGES, F32, I64, LINE, Lanes, inline
+from .coupling import EDGES, LINE, ROWS
 
 HALF = ROWS // 2
 # Rows whose products are gathered at once: the two of each stay in registers.
@@ -19,51 +18,44 @@ GATHERED = HALF if LANES == EDGES else 2
 
 
 def _make_gather(rows: int) -> Any:
-    @inline
-    def gather(typingctx, a, m, row_step, t, u, n, chunk, q, e):  # type: ignore[no-untyped-def]
+    @instructions(EDGES)
+    def gather(lanes, a, m, row_step, t, u, n, chunk, q, e):  # type: ignore[no-untyped-def]
         """S into the place of the messages ``m``; of each row the product of all N / D as q times 2^e.
         Addresses, bytes of a row, bytes between exponents' splits.
         """
+        b = lanes.b
+        steps = [b.mul(row_step, I64(r)) for r in range(rows)]
 
-        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-            a, m, row_step, t, u, n, chunk, q, e = args
-            lanes, b = Lanes(builder, EDGES), builder
-            steps = [b.mul(row_step, I64(r)) for r in range(rows)]
-
-            def edges(i: Any, products: list[Any]) -> list[Any]:
-                tj, uj, out = lanes.load(t, i), lanes.load(u, i), []
-                places = [b.add(i, step) for step in steps]
-                # All loads come first: one after a store to the same place of another page waits for it.
-                loaded = [(lanes.load(a, at), lanes.load(m, at)) for at in places]
-                for r, (at, (ar, message)) in enumerate(zip(places, loaded, strict=True)):
-                    s = b.fmul(message, uj)
-                    lanes.store(s, m, at)
-                    out += [
-                        b.fmul(products[2 * r], lanes.fma(ar, tj, s)),
-                        b.fmul(products[2 * r + 1], b.fadd(tj, s)),
-                    ]
-                return out
-
-            def chunks(i: Any, state: list[Any]) -> list[Any]:
-                end = b.add(i, chunk)
-                end = b.select(b.icmp_signed("<", end, n), end, n)
-                products = lanes.loop(i, end, I64(LINE), state[: 2 * rows], edges)
-                split = [lanes.split(p) for p in products]
-                exponents = [
-                    b.add(state[2 * rows + r], b.sub(split[2 * r][1], split[2 * r + 1][1]))
-                    for r in range(rows)
+        def edges(i: Any, products: list[Any]) -> list[Any]:
+            tj, uj, out = lanes.load(t, i), lanes.load(u, i), []
+            places = [b.add(i, step) for step in steps]
+            # All loads come first: one after a store to the same place of another page waits for it.
+            loaded = [(lanes.load(a, at), lanes.load(m, at)) for at in places]
+            for r, (at, (ar, message)) in enumerate(zip(places, loaded, strict=True)):
+                s = b.fmul(message, uj)
+                lanes.store(s, m, at)
+                out += [
+                    b.fmul(products[2 * r], lanes.fma(ar, tj, s)),
+                    b.fmul(products[2 * r + 1], b.fadd(tj, s)),
                 ]
-                return [mantissa for mantissa, _ in split] + exponents
+            return out
 
-            start = [lanes.constant(1.0)] * (2 * rows) + [lanes.integer(0)] * rows
-            state = lanes.loop(I64(0), n, chunk, start, chunks)
-            for r in range(rows):
-                ratio = b.fdiv(state[2 * r], state[2 * r + 1])
-                lanes.store(lanes.fold(ratio, b.fmul), q, 4 * r)
-                lanes.store(lanes.fold(state[2 * rows + r], b.add), e, 4 * r)
-            return context.get_dummy_value()
+        def chunks(i: Any, state: list[Any]) -> list[Any]:
+            end = b.add(i, chunk)
+            end = b.select(b.icmp_signed("<", end, n), end, n)
+            products = lanes.loop(i, end, I64(LINE), state[: 2 * rows], edges)
+            split = [lanes.split(p) for p in products]
+            exponents = [
+                b.add(state[2 * rows + r], b.sub(split[2 * r][1], split[2 * r + 1][1])) for r in range(rows)
+            ]
+            return [mantissa for mantissa, _ in split] + exponents
 
-        return types.void(*[types.int64] * 9), codegen
+        start = [lanes.constant(1.0)] * (2 * rows) + [lanes.integer(0)] * rows
+        state = lanes.loop(I64(0), n, chunk, start, chunks)
+        for r in range(rows):
+            ratio = b.fdiv(state[2 * r], state[2 * r + 1])
+            lanes.store(lanes.fold(ratio, b.fmul), q, 4 * r)
+            lanes.store(lanes.fold(state[2 * rows + r], b.add), e, 4 * r)
 
     return gather
 
@@ -81,7 +73,7 @@ class _Edges(NamedTuple):
 _LEAST = math.exp(-MAX_WEIGHT)
 
 
-def _damped(lanes: Lanes, new: Any, s: Any, uh: Any, weight: Any) -> Any:
+def _damped(lanes: Vectors, new: Any, s: Any, uh: Any, weight: Any) -> Any:
     """``weight`` of the log of a new message and the rest of that of the old one, s / u."""
     old = lanes.max(lanes.b.fdiv(s, uh), lanes.constant(_LEAST))
     zero, none = lanes.constant(0.0), lanes.integer(0)
@@ -90,7 +82,7 @@ def _damped(lanes: Lanes, new: Any, s: Any, uh: Any, weight: Any) -> Any:
 
 
 def _send(
-    lanes: Lanes,
+    lanes: Vectors,
     a: Any,
     m: Any,
     places: list[Any],
@@ -121,40 +113,34 @@ def _send(
 
 
 def _make_scatter(rows: int, split: bool) -> Any:
-    @inline
-    def scatter(typingctx, a, m, step, th, tv, uv, n, p, e, a2, m2):  # type: ignore[no-untyped-def]
+    @instructions(EDGES)
+    def scatter(lanes, a, m, step, th, tv, uv, n, p, e, a2, m2):  # type: ignore[no-untyped-def]
         """Messages to the hidden units into ``m``, which holds s; the product of each column times them as
         p times 2^e, and with ``split`` p a mantissa. As many bytes of the next A and messages,
         ``a2`` and ``m2``, are fetched.
         """
+        b = lanes.b
+        steps = [b.mul(step, I64(r)) for r in range(rows)]
+        t, u = ([lanes.spread(lanes.load(x, 4 * r, F32)) for r in range(rows)] for x in (tv, uv))
 
-        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-            a, m, step, th, tv, uv, n, p, e, a2, m2 = args
-            lanes, b = Lanes(builder, EDGES), builder
-            steps = [b.mul(step, I64(r)) for r in range(rows)]
-            t, u = ([lanes.spread(lanes.load(x, 4 * r, F32)) for r in range(rows)] for x in (tv, uv))
+        def columns(i: Any, _: list[Any]) -> list[Any]:
+            tj, product = lanes.load(th, i), lanes.load(p, i)
+            for line in range(rows):
+                for following in (a2, m2):
+                    lanes.fetch(following, b.add(b.mul(i, I64(rows)), I64(LINE * line)))
+            for r in range(0, rows, 2):
+                two = slice(r, r + 2)
+                places = [b.add(i, far) for far in steps[two]]
+                product, _edges = _send(lanes, a, m, places, tj, t[two], u[two], product)
+            _keep(lanes, product, p, e, i, split)
+            return []
 
-            def columns(i: Any, _: list[Any]) -> list[Any]:
-                tj, product = lanes.load(th, i), lanes.load(p, i)
-                for line in range(rows):
-                    for following in (a2, m2):
-                        lanes.fetch(following, b.add(b.mul(i, I64(rows)), I64(LINE * line)))
-                for r in range(0, rows, 2):
-                    two = slice(r, r + 2)
-                    places = [b.add(i, far) for far in steps[two]]
-                    product, _edges = _send(lanes, a, m, places, tj, t[two], u[two], product)
-                _keep(lanes, product, p, e, i, split)
-                return []
-
-            lanes.loop(I64(0), n, I64(LINE), [], columns)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 11), codegen
+        lanes.loop(I64(0), n, I64(LINE), [], columns)
 
     return scatter
 
 
-def _keep(lanes: Lanes, product: Any, p: Any, e: Any, i: Any, split: bool) -> None:
+def _keep(lanes: Vectors, product: Any, p: Any, e: Any, i: Any, split: bool) -> None:
     if split:
         product, exponent = lanes.split(product)
         lanes.store(lanes.b.add(lanes.load(e, i, exponent.type), exponent), e, i)
@@ -162,7 +148,7 @@ def _keep(lanes: Lanes, product: Any, p: Any, e: Any, i: Any, split: bool) -> No
 
 
 def _pair_edges(
-    lanes: Lanes, a: Any, m: Any, row_step: Any, th: Any, tv: Any, uv: Any, n: Any, p: Any, e: Any, c: Any,
+    lanes: Vectors, a: Any, m: Any, row_step: Any, th: Any, tv: Any, uv: Any, n: Any, p: Any, e: Any, c: Any,
     z: Any, ez: Any, uh: Any = None, weight: Any = None,
 ) -> None:  # fmt: skip
     b = lanes.b
@@ -183,52 +169,36 @@ def _pair_edges(
     lanes.loop(I64(0), n, I64(LINE), [], edges)
 
 
-@inline
-def scatter_pairs(typingctx, a, m, row_step, th, tv, uv, n, p, e, c, z, ez):  # type: ignore[no-untyped-def]
+@instructions(EDGES)
+def scatter_pairs(lanes, a, m, row_step, th, tv, uv, n, p, e, c, z, ez):  # type: ignore[no-untyped-def]
     """Scatter of two rows that also stores P(v_i = 1 | h_j = 1) into ``c``, which may be ``m``, and
     multiplies each column's (x + y) / N into z times 2^ez.
     """
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        _pair_edges(Lanes(builder, EDGES), *args)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 12), codegen
+    _pair_edges(lanes, a, m, row_step, th, tv, uv, n, p, e, c, z, ez)
 
 
-@inline
-def damped_pairs(typingctx, a, m, step, th, tv, uv, n, p, e, c, z, ez, uh, weight):  # type: ignore[no-untyped-def]
+@instructions(EDGES, weight=types.float32)
+def damped_pairs(lanes, a, m, step, th, tv, uv, n, p, e, c, z, ez, uh, weight):  # type: ignore[no-untyped-def]
     """:func:`scatter_pairs` with damped messages, see :func:`damped_scatter`."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        _pair_edges(Lanes(builder, EDGES), *args)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 13, types.float32), codegen
+    _pair_edges(lanes, a, m, step, th, tv, uv, n, p, e, c, z, ez, uh, weight)
 
 
-@inline
-def damped_scatter(typingctx, a, m, step, th, tv, uv, n, p, e, uh, weight):  # type: ignore[no-untyped-def]
+@instructions(EDGES, weight=types.float32)
+def damped_scatter(lanes, a, m, step, th, tv, uv, n, p, e, uh, weight):  # type: ignore[no-untyped-def]
     """Scatter of two rows whose messages have the ``weight``, the old ones the rest; ``uh`` are the beliefs
     of the hidden units to be 0.
     """
+    b = lanes.b
+    t, u = ([lanes.spread(lanes.load(x, 4 * r, F32)) for r in range(2)] for x in (tv, uv))
+    weights = lanes.spread(weight)
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        a, m, step, th, tv, uv, n, p, e, uh, weight = args
-        lanes, b = Lanes(builder, EDGES), builder
-        t, u = ([lanes.spread(lanes.load(x, 4 * r, F32)) for r in range(2)] for x in (tv, uv))
-        weights = lanes.spread(weight)
+    def columns(i: Any, _: list[Any]) -> list[Any]:
+        tj, places, damping = lanes.load(th, i), [i, b.add(i, step)], (lanes.load(uh, i), weights)
+        product, _edges = _send(lanes, a, m, places, tj, t, u, lanes.load(p, i), damping)
+        _keep(lanes, product, p, e, i, True)
+        return []
 
-        def columns(i: Any, _: list[Any]) -> list[Any]:
-            tj, places, damping = lanes.load(th, i), [i, b.add(i, step)], (lanes.load(uh, i), weights)
-            product, _edges = _send(lanes, a, m, places, tj, t, u, lanes.load(p, i), damping)
-            _keep(lanes, product, p, e, i, True)
-            return []
-
-        lanes.loop(I64(0), n, I64(LINE), [], columns)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 10, types.float32), codegen
+    lanes.loop(I64(0), n, I64(LINE), [], columns)
 
 
 gather = _make_gather(GATHERED)

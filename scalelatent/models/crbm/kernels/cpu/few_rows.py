@@ -14,11 +14,10 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from scalelatent.kernels.jit import entry, filled, given, part
-from scalelatent.kernels.tiles import accumulate
-from scalelatent.kernels.vectors import BYTES, LANES, at, call, fetch, load, shuffle, spread, store
+from scalelatent.kernels.tiles import TALL, Sums, add_products, make_tile, sum_products, zeros
+from scalelatent.kernels.vectors import BYTES, F32, F64, I64, LANES, Vectors, instructions
 
 # Products side by side in a sum on every machine: bits do not depend on it.
 SIDE = 16
@@ -26,97 +25,66 @@ SIDE = 16
 _UNITS, _ROWS = (4, 5) if LANES == 16 else (4, 2)
 # Units whose parameters stay in the second-level cache from one reading to the next.
 _SLAB = 32
-# Units and vectors of a tile of L^T X.
-_TALL, _VECS = 8 if LANES == 16 else 4, 3
-
-_F32, _F64 = ir.FloatType(), ir.DoubleType()
-_I32, _I64 = ir.IntType(32), ir.IntType(64)
-_VEC = ir.VectorType(_F32, LANES)
+# Vectors of a tile of L^T X.
+_VECS = 3
 
 
-def _first_lanes(builder: Any, n: Any, of: int) -> Any:
-    """The mask of the first n of so many lanes."""
-    lanes = ir.Constant(ir.VectorType(_I32, of), list(range(of)))
-    return builder.icmp_signed("<", lanes, spread(builder, builder.trunc(n, _I32), of))
-
-
-def _halves(builder: Any, a: Any, b: Any, lanes: int) -> Any:
+def _halves(v: Vectors, a: Any, b: Any, lanes: int) -> Any:
     """Each group of so many lanes of a, then of b, with its second half added to its first."""
     low = [first + i for first in range(0, 2 * a.type.count, lanes) for i in range(lanes // 2)]
-    return builder.fadd(shuffle(builder, a, b, low), shuffle(builder, a, b, [i + lanes // 2 for i in low]))
+    return v.b.fadd(v.shuffle(a, b, low), v.shuffle(a, b, [i + lanes // 2 for i in low]))
 
 
-def _added_up(builder: Any, four: list[tuple[Any, ...]]) -> Any:
+def _added_up(v: Vectors, four: list[tuple[Any, ...]]) -> Any:
     """The sums over the lanes of four sums, in one vector, half by half; of narrow vectors a sum is two."""
     if LANES < SIDE:
-        eight = [builder.fadd(low, high) for low, high in four]
-        two = [shuffle(builder, a, b, list(range(SIDE))) for a, b in (eight[:2], eight[2:])]
+        eight = [v.b.fadd(low, high) for low, high in four]
+        two = [v.shuffle(a, b, range(SIDE)) for a, b in (eight[:2], eight[2:])]
     else:
-        two = [_halves(builder, a, b, SIDE) for (a,), (b,) in (four[:2], four[2:])]
-    one = _halves(builder, two[0], two[1], SIDE // 2)
+        two = [_halves(v, a, b, SIDE) for (a,), (b,) in (four[:2], four[2:])]
+    one = _halves(v, two[0], two[1], SIDE // 2)
     for lanes in (SIDE // 4, SIDE // 8):
-        one = _halves(builder, one, one, lanes)
-    return shuffle(builder, one, one, [0, 1, 2, 3])
+        one = _halves(v, one, one, lanes)
+    return v.shuffle(one, one, range(4))
 
 
-def _multiply_add(
-    builder: Any, xs: list[Any], ws: list[Any], k: Any, sums: list[Any], mask: Any
-) -> list[Any]:
-    """The products at k of all pairs of rows and units, added to their sums."""
-    left, right = ([load(builder, a, k, _VEC, mask) for a in some] for some in (xs, ws))
-    pairs = [(a, b) for a in left for b in right]
-    fma = f"llvm.fma.v{LANES}f32"
-    return [call(builder, fma, _VEC, a, b, s) for (a, b), s in zip(pairs, sums, strict=True)]
-
-
-def _lane_sums(builder: Any, xs: list[Any], ws: list[Any], n: Any, lane: int, ahead: Any) -> list[Any]:
+def _lane_sums(v: Vectors, xs: list[Any], ws: list[Any], n: Any, lane: int, ahead: Any) -> list[Any]:
     """For each pair of rows and units the sums over k of ``LANES`` of the products side by side, from
     ``lane`` on.
     """
-    whole = builder.mul(builder.sdiv(n, _I64(SIDE)), _I64(BYTES * SIDE))
-    begin, test, loop, rest = builder.block, *map(builder.append_basic_block, ("test", "loop", "rest"))
-    builder.branch(test)
-    builder.position_at_end(test)
-    k, sums = builder.phi(_I64), [builder.phi(_VEC) for _ in range(len(xs) * len(ws))]
-    here = builder.add(k, _I64(BYTES * lane))
-    builder.cbranch(builder.icmp_signed("<", k, whole), loop, rest)
-    builder.position_at_end(loop)
-    if not lane:
-        for line in (0, 64):
-            fetch(builder, ahead, builder.add(builder.mul(k, _I64(2)), _I64(line)))
-    then = [builder.add(k, _I64(BYTES * SIDE)), *_multiply_add(builder, xs, ws, here, sums, None)]
-    first = [_I64(0), *[ir.Constant(_VEC, [0.0] * LANES)] * len(sums)]
-    for phi, value, following in zip([k, *sums], first, then, strict=True):
-        phi.add_incoming(value, begin)
-        phi.add_incoming(following, loop)
-    builder.branch(test)
-    builder.position_at_end(rest)
-    mask = _first_lanes(builder, builder.sub(builder.srem(n, _I64(SIDE)), _I64(lane)), LANES)
-    return _multiply_add(builder, xs, ws, here, sums, mask)
+    b = v.b
+    whole = b.mul(b.sdiv(n, I64(SIDE)), I64(BYTES * SIDE))
+
+    def at(k: Any, mask: Any = None) -> tuple[list[Any], list[Any]]:
+        here = b.add(k, I64(BYTES * lane))
+        return [v.load(x, here, mask=mask) for x in xs], [v.load(w, here, mask=mask) for w in ws]
+
+    def operands(k: Any, _: list[Any]) -> tuple[list[Any], list[Any], tuple[()]]:
+        if not lane:
+            for line in (0, 64):
+                v.fetch(ahead, b.add(b.mul(k, I64(2)), I64(line)))
+        return *at(k), ()
+
+    start = zeros(v, len(xs), len(ws))
+    sums = sum_products(v, start, whole, operands, step=BYTES * SIDE, may_be_empty=True)
+    rest = at(whole, v.first(b.sub(b.srem(n, I64(SIDE)), I64(lane))))
+    return [total for row in add_products(v, sums, *rest) for total in row]
 
 
 def _make_dots(rows: int, units: int) -> Any:
-    """dots(x, x_step, w, w_step, n, bias, out, out_step, ahead): out[r, u] = sum_k x[r, k] w[u, k] + bias[u]
-    over n numbers; addresses and byte steps. What lies at ``ahead`` is fetched, two lines a step.
-    """
-
-    @intrinsic
-    def dots(typingctx, x, x_step, w, w_step, n, bias, out, out_step, ahead):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-            x, x_step, w, w_step, n, bias, out, out_step, ahead = args
-            xs = [builder.add(x, builder.mul(x_step, _I64(r))) for r in range(rows)]
-            ws = [builder.add(w, builder.mul(w_step, _I64(u))) for u in range(units)]
-            lanes = (_lane_sums(builder, xs, ws, n, lane, ahead) for lane in range(0, SIDE, LANES))
-            sums, kind = list(zip(*lanes, strict=True)), ir.VectorType(_F32, units)
-            b = builder.load(at(builder, bias, _I64(0), kind), align=BYTES)
-            for r in range(rows):
-                total = _added_up(builder, sums[r * units : (r + 1) * units] * (4 // units))
-                total = builder.fadd(shuffle(builder, total, total, list(range(units))), b)
-                place = at(builder, out, builder.mul(out_step, _I64(r)), kind)
-                builder.store(total, place, align=BYTES)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 9), codegen
+    @instructions()
+    def dots(v, x, x_step, w, w_step, n, bias, out, out_step, ahead):  # type: ignore[no-untyped-def]
+        """out[r, u] = sum_k x[r, k] w[u, k] + bias[u] over n numbers. What lies at ``ahead`` is fetched, two
+        lines a step.
+        """
+        xs = [v.b.add(x, v.b.mul(x_step, I64(r))) for r in range(rows)]
+        ws = [v.b.add(w, v.b.mul(w_step, I64(u))) for u in range(units)]
+        lanes = (_lane_sums(v, xs, ws, n, lane, ahead) for lane in range(0, SIDE, LANES))
+        sums, biases = list(zip(*lanes, strict=True)), v.load(bias, 0, ir.VectorType(F32, units))
+        for r in range(rows):
+            total = _added_up(v, sums[r * units : (r + 1) * units] * (4 // units))
+            total = v.b.fadd(v.shuffle(total, total, range(units)), biases)
+            v.store(total, out, v.b.mul(out_step, I64(r)))
 
     return dots
 
@@ -154,9 +122,8 @@ def products(x: Any, w: Any, bias: Any, out: Any) -> None:
             ahead, more = ahead + more, 0
 
 
-def _make_outer(units: int, vecs: int, end: str) -> Any:
-    """outer(left, left_row, x, x_row, n, width, less, rate, base, out): with sums[u, f] the sum over n rows
-    of left[k, u] x[k, f], for so many units and vectors, or fewer features in one vector,
+def _finish(end: str) -> Any:
+    """What becomes of the sums of a tile of left^T X, which lies in matrices whose rows have ``row`` bytes:
 
     plus   out = base + sums
     less   out = sums - less
@@ -164,67 +131,60 @@ def _make_outer(units: int, vecs: int, end: str) -> Any:
     climb  out = base + rate (sums - less)
     """
 
-    @intrinsic
-    def outer(  # type: ignore[no-untyped-def]
-        typingctx, left, left_row, x, x_row, n, width, less, rate, base, out
-    ):
-        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-            left, left_row, x, x_row, n, width, less, rate, base, out = args
-            mask = _first_lanes(builder, width, LANES) if vecs == 1 else None
-            sums = accumulate(builder, units, vecs, left, _I64(BYTES), left_row, x, x_row, n, mask=mask)
-            for i, value in enumerate(one for row in sums for one in row):
-                u, v = divmod(i, vecs)
-                place = builder.add(builder.mul(x_row, _I64(u)), _I64(BYTES * LANES * v))
-                if end != "plus":
-                    value = builder.fsub(value, load(builder, less, place, _VEC, mask))
-                if end == "plus":
-                    value = builder.fadd(load(builder, base, place, _VEC, mask), value)
-                if end == "climb":
-                    old, fma = load(builder, base, place, _VEC, mask), f"llvm.fma.v{LANES}f32"
-                    value = call(builder, fma, _VEC, spread(builder, rate, LANES), value, old)
-                if end == "add":
-                    place, kind = builder.mul(place, _I64(2)), ir.VectorType(_F64, LANES)
-                    total = load(builder, out, place, kind, mask)
-                    value = builder.fadd(total, builder.fpext(value, kind))
-                store(builder, value, out, place, mask)
-            return context.get_dummy_value()
+    def finish(  # type: ignore[no-untyped-def]
+        v, sums: Sums, row, less, rate, base, out, mask=None
+    ) -> None:
+        b = v.b
+        for i, value in enumerate(one for several in sums for one in several):
+            u, k = divmod(i, len(sums[0]))
+            place = b.add(b.mul(row, I64(u)), I64(v.wide * k))
+            if end != "plus":
+                value = b.fsub(value, v.load(less, place, mask=mask))
+            if end == "plus":
+                value = b.fadd(v.load(base, place, mask=mask), value)
+            if end == "climb":
+                value = v.fma(v.spread(rate), value, v.load(base, place, mask=mask))
+            if end == "add":
+                place, kind = b.mul(place, I64(2)), ir.VectorType(F64, LANES)
+                value = b.fadd(v.load(out, place, kind, mask), b.fpext(value, kind))
+            v.store(value, out, place, mask)
 
-        addresses = [types.int64] * 7
-        return types.void(*addresses, types.float32, *addresses[:2]), codegen
-
-    return outer
+    return finish
 
 
 def _make_outers(end: str) -> Any:
-    several, one, single = (_make_outer(*shape, end) for shape in ((_TALL, _VECS), (_TALL, 1), (1, 1)))
+    finish = _finish(end)
+    several = make_tile(TALL, _VECS, finish, rate=types.float32)
+    one, single = (make_tile(units, 1, finish, masked=True, rate=types.float32) for units in (TALL, 1))
 
     @part
     def outers(left, x, less, rate, base, out):  # type: ignore[no-untyped-def]
         """Of left the columns that ``out`` has rows."""
         n, units, features = len(left), len(out), x.shape[1]
         row, size = BYTES * features, out.itemsize
-        some = np.empty((n, _TALL), dtype=np.float32)
-        for u in range(0, units, _TALL):
+        some = np.empty((n, TALL), dtype=np.float32)
+        for u in range(0, units, TALL):
             # Side by side they stay in the first-level cache; a row of left has one line for two tiles.
             for i in range(n):
-                for k in range(min(_TALL, units - u)):
+                for k in range(min(TALL, units - u)):
                     some[i, k] = left[i, u + k]
             f = 0
             while f < features:
-                width, step = _VECS * LANES, _TALL
-                if units - u < _TALL or features - f < width:
-                    width, step = min(LANES, features - f), _TALL if units - u >= _TALL else 1
-                for k in range(u, min(u + _TALL, units), step):
+                width, step = _VECS * LANES, TALL
+                if units - u < TALL or features - f < width:
+                    width, step = min(LANES, features - f), TALL if units - u >= TALL else 1
+                for k in range(u, min(u + TALL, units), step):
                     place = k * features + f
                     left_at, x_at = some.ctypes.data + BYTES * (k - u), x.ctypes.data + BYTES * f
-                    first = left_at, BYTES * _TALL, x_at, row, n, width, less.ctypes.data + BYTES * place
-                    last = rate, base.ctypes.data + BYTES * place, out.ctypes.data + size * place
+                    first = left_at, BYTES, BYTES * TALL, x_at, row, n
+                    last = row, less.ctypes.data + BYTES * place, rate, base.ctypes.data + BYTES * place
+                    target = out.ctypes.data + size * place
                     if width > LANES:
-                        several(*first, *last)
+                        several(*first, *last, target)
                     elif step > 1:
-                        one(*first, *last)
+                        one(*first, width, *last, target)
                     else:
-                        single(*first, *last)
+                        single(*first, width, *last, target)
                 f += width
 
     return outers

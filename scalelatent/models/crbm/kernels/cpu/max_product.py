@@ -8,11 +8,10 @@ import numpy as np
 from numba import types
 
 from scalelatent.kernels.jit import entry, filled, given, part
-from scalelatent.kernels.vectors import aligned, copy, largest
+from scalelatent.kernels.vectors import F32, I64, Vectors, aligned, copy, instructions, largest
 from scalelatent.models.crbm.kernels.inference import Inference
 
-from .coupling import ROWS, Coupling
-from .lanes import F32, I64, WIDE, Lanes, inline
+from .coupling import ROWS, UNITS, WIDE, Coupling
 from .units import (
     INPUTS,
     LIMIT,
@@ -30,18 +29,18 @@ from .units import (
 _HALF = ROWS // 2
 
 
-def _message(lanes: Lanes, w: Any, cavity: Any) -> Any:
+def _message(lanes: Vectors, w: Any, cavity: Any) -> Any:
     zero = lanes.constant(0.0)
     return lanes.b.fsub(lanes.max(lanes.b.fadd(w, cavity), zero), lanes.max(cavity, zero))
 
 
-@inline
-def _gather(typingctx, w, m, row_step, lh, n, totals):  # type: ignore[no-untyped-def]
-    """Messages of the hidden units to four visible ones, in place of those they are made from; their sums."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        w, m, row_step, lh, n, totals = args
-        lanes, b = Lanes(builder), builder
+def _make_gather(keep: bool) -> Any:
+    @instructions(UNITS)
+    def gather(lanes, w, m, row_step, lh, n, totals):  # type: ignore[no-untyped-def]
+        """Sums of the messages of the hidden units to four visible ones, which take the place of those that
+        they are made from; with ``keep`` these stay for :func:`_damped`, which makes the messages again.
+        """
+        b = lanes.b
         steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
 
         def edges(i: Any, sums: list[Any]) -> list[Any]:
@@ -49,95 +48,61 @@ def _gather(typingctx, w, m, row_step, lh, n, totals):  # type: ignore[no-untype
             for step, total in zip(steps, sums, strict=True):
                 at = b.add(i, step)
                 message = _message(lanes, lanes.load(w, at), b.fsub(lj, lanes.load(m, at)))
-                lanes.store(message, m, at)
+                if not keep:
+                    lanes.store(message, m, at)
                 out.append(b.fadd(total, message))
             return out
 
         for r, total in enumerate(lanes.loop(I64(0), n, I64(WIDE), [lanes.constant(0.0)] * _HALF, edges)):
             lanes.store(lanes.fold(total, b.fadd), totals, 4 * r)
-        return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 6), codegen
+    return gather
 
 
-@inline
-def _scatter(typingctx, w, m, row_step, lv, n, totals):  # type: ignore[no-untyped-def]
+_gather, _sum = (_make_gather(keep) for keep in (False, True))
+
+
+@instructions(UNITS)
+def _scatter(lanes, w, m, row_step, lv, n, totals):  # type: ignore[no-untyped-def]
     """Messages of four visible units back, in place; added to the sums of each column."""
+    b = lanes.b
+    steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
+    own = [lanes.spread(lanes.load(lv, 4 * r, F32)) for r in range(_HALF)]
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        w, m, row_step, lv, n, totals = args
-        lanes, b = Lanes(builder), builder
-        steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
-        own = [lanes.spread(lanes.load(lv, 4 * r, F32)) for r in range(_HALF)]
+    def edges(i: Any, _: list[Any]) -> list[Any]:
+        total = lanes.load(totals, i)
+        for step, li in zip(steps, own, strict=True):
+            at = b.add(i, step)
+            message = _message(lanes, lanes.load(w, at), b.fsub(li, lanes.load(m, at)))
+            lanes.store(message, m, at)
+            total = b.fadd(total, message)
+        lanes.store(total, totals, i)
+        return []
 
-        def edges(i: Any, _: list[Any]) -> list[Any]:
-            total = lanes.load(totals, i)
-            for step, li in zip(steps, own, strict=True):
-                at = b.add(i, step)
-                message = _message(lanes, lanes.load(w, at), b.fsub(li, lanes.load(m, at)))
-                lanes.store(message, m, at)
-                total = b.fadd(total, message)
-            lanes.store(total, totals, i)
-            return []
-
-        lanes.loop(I64(0), n, I64(WIDE), [], edges)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 6), codegen
+    lanes.loop(I64(0), n, I64(WIDE), [], edges)
 
 
-@inline
-def _sum(typingctx, w, m, row_step, lh, n, totals):  # type: ignore[no-untyped-def]
-    """The sums of :func:`_gather`; messages to the visible units are made again by :func:`_damped`, so that
-    ``m`` keeps those to the hidden ones.
-    """
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        w, m, row_step, lh, n, totals = args
-        lanes, b = Lanes(builder), builder
-        steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
-
-        def edges(i: Any, sums: list[Any]) -> list[Any]:
-            lj, places = lanes.load(lh, i), [b.add(i, step) for step in steps]
-            return [
-                b.fadd(total, _message(lanes, lanes.load(w, at), b.fsub(lj, lanes.load(m, at))))
-                for at, total in zip(places, sums, strict=True)
-            ]
-
-        for r, total in enumerate(lanes.loop(I64(0), n, I64(WIDE), [lanes.constant(0.0)] * _HALF, edges)):
-            lanes.store(lanes.fold(total, b.fadd), totals, 4 * r)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 6), codegen
-
-
-@inline
-def _damped(typingctx, w, m, row_step, lv, lh, n, totals, weight):  # type: ignore[no-untyped-def]
+@instructions(UNITS, weight=types.float32)
+def _damped(lanes, w, m, row_step, lv, lh, n, totals, weight):  # type: ignore[no-untyped-def]
     """:func:`_scatter` of messages that have the ``weight``, the old ones the rest."""
+    b = lanes.b
+    steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
+    own = [lanes.spread(lanes.load(lv, 4 * r, F32)) for r in range(_HALF)]
+    weights = lanes.spread(weight)
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        w, m, row_step, lv, lh, n, totals, weight = args
-        lanes, b = Lanes(builder), builder
-        steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
-        own = [lanes.spread(lanes.load(lv, 4 * r, F32)) for r in range(_HALF)]
-        weights = lanes.spread(weight)
+    def edges(i: Any, _: list[Any]) -> list[Any]:
+        total, lj = lanes.load(totals, i), lanes.load(lh, i)
+        for step, li in zip(steps, own, strict=True):
+            at = b.add(i, step)
+            wij, old = lanes.load(w, at), lanes.load(m, at)
+            new = _message(lanes, wij, b.fsub(li, _message(lanes, wij, b.fsub(lj, old))))
+            message = lanes.fma(weights, b.fsub(new, old), old)
+            lanes.store(message, m, at)
+            total = b.fadd(total, message)
+        lanes.store(total, totals, i)
+        return []
 
-        def edges(i: Any, _: list[Any]) -> list[Any]:
-            total, lj = lanes.load(totals, i), lanes.load(lh, i)
-            for step, li in zip(steps, own, strict=True):
-                at = b.add(i, step)
-                wij, old = lanes.load(w, at), lanes.load(m, at)
-                new = _message(lanes, wij, b.fsub(li, _message(lanes, wij, b.fsub(lj, old))))
-                message = lanes.fma(weights, b.fsub(new, old), old)
-                lanes.store(message, m, at)
-                total = b.fadd(total, message)
-            lanes.store(total, totals, i)
-            return []
-
-        lanes.loop(I64(0), n, I64(WIDE), [], edges)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 7, types.float32), codegen
+    lanes.loop(I64(0), n, I64(WIDE), [], edges)
 
 
 @part

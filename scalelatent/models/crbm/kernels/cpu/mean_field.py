@@ -11,8 +11,7 @@ from scalelatent.kernels.tiles import STRIP, latents, padded
 from scalelatent.kernels.vectors import aligned, copy, largest
 from scalelatent.models.crbm.kernels.inference import Inference
 
-from .coupling import Coupling
-from .lanes import WIDE, whole
+from .coupling import WIDE, Coupling, rounded_up
 from .units import (
     INPUTS,
     LIMIT,
@@ -82,8 +81,8 @@ def mean_field(
     bv, bh, limit = checked(coupling, bv, bh, n_sweeps, tol)
     found, (v, h), strip = unfilled(bv, bh), coupling.w.shape, min(STRIP, len(bv))
     fields = UNIT_FIELDS + 1
-    units = aligned((strip, fields, whole(v))), aligned((strip, fields, whole(h)))
-    products = aligned((padded(v), whole(strip))), aligned((padded(h), whole(strip)))
+    units = aligned((strip, fields, rounded_up(v))), aligned((strip, fields, rounded_up(h)))
+    products = aligned((padded(v), rounded_up(strip))), aligned((padded(h), rounded_up(strip)))
     beliefs, small = (aligned((strip, v)), aligned((strip, h))), small_of(coupling.limit)
     for first in range(0, len(bv), STRIP):
         part = slice(first, first + STRIP)

@@ -14,11 +14,10 @@ import numpy as np
 from numba import types
 
 from scalelatent.kernels.jit import entry, filled, given, part
-from scalelatent.kernels.vectors import aligned, copy, largest
+from scalelatent.kernels.vectors import BIAS, I64, aligned, copy, instructions, largest
 from scalelatent.models.crbm.kernels.inference import Inference
 
-from .coupling import ROWS, Coupling
-from .lanes import BIAS, I64, WIDE, Lanes, inline
+from .coupling import ROWS, UNITS, WIDE, Coupling
 from .units import (
     EXPONENT,
     INPUTS,
@@ -41,41 +40,35 @@ from .units import (
 _HALF = ROWS // 2
 
 
-@inline
-def _gather(typingctx, a, row_step, x0, x1, x2, x3, swap, n, chunk, q, e):  # type: ignore[no-untyped-def]
+@instructions(UNITS)
+def _gather(lanes, a, row_step, x0, x1, x2, x3, swap, n, chunk, q, e):  # type: ignore[no-untyped-def]
     """Of each of four rows the product of A x + y as q times 2^e; y lies at ``swap`` - x. Addresses, bytes
     of a row, bytes between exponents' splits.
     """
+    b, xs = lanes.b, (x0, x1, x2, x3)
+    steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
+    ys = [b.sub(swap, x) for x in xs]
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        a, row_step, *xs, swap, n, chunk, q, e = args
-        lanes, b = Lanes(builder), builder
-        steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
-        ys = [b.sub(swap, x) for x in xs]
+    def edges(i: Any, products: list[Any]) -> list[Any]:
+        return [
+            b.fmul(product, lanes.fma(lanes.load(a, b.add(i, step)), lanes.load(x, i), lanes.load(y, i)))
+            for product, step, x, y in zip(products, steps, xs, ys, strict=True)
+        ]
 
-        def edges(i: Any, products: list[Any]) -> list[Any]:
-            return [
-                b.fmul(product, lanes.fma(lanes.load(a, b.add(i, step)), lanes.load(x, i), lanes.load(y, i)))
-                for product, step, x, y in zip(products, steps, xs, ys, strict=True)
-            ]
+    def chunks(i: Any, state: list[Any]) -> list[Any]:
+        end = b.add(i, chunk)
+        end = b.select(b.icmp_signed("<", end, n), end, n)
+        split = [lanes.split(p) for p in lanes.loop(i, end, I64(WIDE), state[:_HALF], edges)]
+        return [m for m, _ in split] + [
+            b.add(old, b.sub(new, lanes.integer(BIAS)))
+            for old, (_, new) in zip(state[_HALF:], split, strict=True)
+        ]
 
-        def chunks(i: Any, state: list[Any]) -> list[Any]:
-            end = b.add(i, chunk)
-            end = b.select(b.icmp_signed("<", end, n), end, n)
-            split = [lanes.split(p) for p in lanes.loop(i, end, I64(WIDE), state[:_HALF], edges)]
-            return [m for m, _ in split] + [
-                b.add(old, b.sub(new, lanes.integer(BIAS)))
-                for old, (_, new) in zip(state[_HALF:], split, strict=True)
-            ]
-
-        start = [lanes.constant(1.0)] * _HALF + [lanes.integer(0)] * _HALF
-        state = lanes.loop(I64(0), n, chunk, start, chunks)
-        for r in range(_HALF):
-            lanes.store(lanes.fold(state[r], b.fmul), q, 4 * r)
-            lanes.store(lanes.fold(state[_HALF + r], b.add), e, 4 * r)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 11), codegen
+    start = [lanes.constant(1.0)] * _HALF + [lanes.integer(0)] * _HALF
+    state = lanes.loop(I64(0), n, chunk, start, chunks)
+    for r in range(_HALF):
+        lanes.store(lanes.fold(state[r], b.fmul), q, 4 * r)
+        lanes.store(lanes.fold(state[_HALF + r], b.add), e, 4 * r)
 
 
 @part

@@ -31,10 +31,10 @@ import numpy as np
 from numba import types
 
 from scalelatent.kernels.jit import entry, filled, given, part
-from scalelatent.kernels.vectors import aligned, copy, largest
+from scalelatent.kernels.vectors import BIAS, aligned, copy, largest
 from scalelatent.models.crbm.kernels.inference import Inference
 
-from .coupling import ROWS, Coupling
+from .coupling import LINE, ROWS, WIDE, Coupling
 from .edges import (
     GATHERED,
     HALF,
@@ -46,7 +46,6 @@ from .edges import (
     scatter_split,
     scatter_two,
 )
-from .lanes import BIAS, LINE, WIDE
 from .units import (
     EXPONENT,
     INPUTS,

@@ -9,7 +9,7 @@ import numpy as np
 from numba import types
 
 from scalelatent.kernels.jit import entry, filled, given, part
-from scalelatent.kernels.vectors import aligned, copy
+from scalelatent.kernels.vectors import I32, I64, Vectors, aligned, copy, instructions
 from scalelatent.models.crbm.kernels.inference import (
     PRODUCT_UNITS,
     Inference,
@@ -17,8 +17,7 @@ from scalelatent.models.crbm.kernels.inference import (
     check_graphs,
 )
 
-from .coupling import Coupling
-from .lanes import I32, I64, INTS, LANES, WIDE, Lanes, inline
+from .coupling import UNITS, WIDE, Coupling
 
 # Rows of the scratch of units: bias, log odds, and the beliefs of 1 and of 0.
 BIASES, LOG_ODDS, ON, OFF = range(4)
@@ -28,46 +27,32 @@ UNIT_FIELDS = 4
 PRODUCT, EXPONENT, MOVED, LIMIT = range(4)
 
 
-def _settle(lanes: Lanes, new: Any, units: Any, step: Any, moved: Any, limit: Any) -> None:
+def _settle(lanes: Vectors, new: Any, units: Any, step: Any, moved: Any, limit: Any) -> None:
     b = lanes.b
     log_odds, on, off = (b.add(units, b.mul(step, I64(k))) for k in (LOG_ODDS, ON, OFF))
-    t, u = lanes.beliefs(new, lanes.load(limit))
+    t, u = lanes.sigmoids(new, lanes.load(limit))
     change = lanes.call("fabs", b.fsub(t, lanes.load(on)))
     lanes.store(lanes.max(lanes.load(moved), change), moved)
     for value, address in ((new, log_odds), (t, on), (u, off)):
         lanes.store(value, address)
 
 
-@inline
-def update(typingctx, units, step, q, e, offset, moved, limit):  # type: ignore[no-untyped-def]
+@instructions(UNITS)
+def update(lanes, units, step, q, e, offset, moved, limit):  # type: ignore[no-untyped-def]
     """Log odds = bias + log(q 2^(e - offset)) of eight units, whose fields lie ``step`` bytes apart, and
     their beliefs; ``moved`` becomes the most that a belief of each lane has moved. Addresses; ``offset`` a
     number.
     """
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        units, step, q, e, offset, moved, limit = args
-        lanes = Lanes(builder)
-        exponent = builder.sub(lanes.load(e, 0, INTS), lanes.spread(builder.trunc(offset, I32)))
-        new = lanes.log_plus(lanes.load(q), exponent, lanes.load(units))
-        _settle(lanes, new, units, step, moved, limit)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 7), codegen
+    exponent = lanes.b.sub(lanes.load(e, 0, lanes.ints), lanes.spread(lanes.b.trunc(offset, I32)))
+    new = lanes.log_plus(lanes.load(q), exponent, lanes.load(units))
+    _settle(lanes, new, units, step, moved, limit)
 
 
-@inline
-def update_by_sum(typingctx, units, step, total, moved, limit):  # type: ignore[no-untyped-def]
+@instructions(UNITS)
+def update_by_sum(lanes, units, step, total, moved, limit):  # type: ignore[no-untyped-def]
     """As :func:`update`: log odds = bias + ``total``."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        units, step, total, moved, limit = args
-        lanes = Lanes(builder)
-        new = builder.fadd(lanes.load(units), lanes.load(total))
-        _settle(lanes, new, units, step, moved, limit)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 5), codegen
+    new = lanes.b.fadd(lanes.load(units), lanes.load(total))
+    _settle(lanes, new, units, step, moved, limit)
 
 
 @part
@@ -83,7 +68,7 @@ def start(units, biases, small):  # type: ignore[no-untyped-def]
 
 def small_of(limit: float, *graphs: int) -> np.ndarray:
     """Scratch of one block of units, (*graphs, 4, 8)."""
-    out = aligned((*graphs, 4, LANES))
+    out = aligned((*graphs, 4, UNITS))
     out[..., :LIMIT, :], out[..., LIMIT, :] = 0.0, limit
     return out
 

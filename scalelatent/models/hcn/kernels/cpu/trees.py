@@ -20,59 +20,21 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from scalelatent.kernels.vectors import LANES, at, call, load, shuffle, spread, store
+from scalelatent.kernels.vectors import I16, I64, LANES, Vectors
 
-F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
-_VECTOR, _INTS, _SHORTS = (ir.VectorType(kind, LANES) for kind in (F32, I32, I16))
-_MASK = ir.VectorType(ir.IntType(1), LANES)
+_SHORTS = ir.VectorType(I16, LANES)
 LEAST = -1e30  # a pair that does not exist
 ROOM = 32  # int16 behind the last message: whole vectors are read and written there
 
 Values = list[Any]
 
 
-class _Code:
-    """Instructions on vectors, appended to an LLVM builder."""
-
-    def __init__(self, builder: Any) -> None:
-        self.b = builder
-
-    def constant(self, x: float) -> Any:
-        return ir.Constant(_VECTOR, [x] * LANES)
-
-    def spread(self, scalar: Any) -> Any:
-        return spread(self.b, scalar, LANES)
-
-    def min(self, x: Any, y: Any) -> Any:
-        return self.b.select(self.b.fcmp_ordered("<", x, y), x, y)
-
-    def max(self, x: Any, y: Any) -> Any:
-        return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)
+class _Code(Vectors):
+    """What both passes ask of vectors."""
 
     def both(self, s: Any, w: Any) -> Any:
         """t of a pair."""
         return self.min(self.b.fadd(s, w), self.min(s, w))
-
-    def repeat(
-        self, start: Sequence[Any], lasts: Callable[[Values], Any], body: Callable[[Values], Values]
-    ) -> Values:
-        """while lasts(values): values = body(values)"""
-        b = self.b
-        entry, head = b.block, b.append_basic_block("head")
-        inside, done = b.append_basic_block("inside"), b.append_basic_block("done")
-        b.branch(head)
-        b.position_at_end(head)
-        values = [b.phi(value.type) for value in start]
-        b.cbranch(lasts(values), inside, done)
-        b.position_at_end(inside)
-        new = body(values)
-        last = b.block  # the body may hold loops
-        b.branch(head)
-        for phi, first, value in zip(values, start, new, strict=True):
-            phi.add_incoming(first, entry)
-            phi.add_incoming(value, last)
-        b.position_at_end(done)
-        return values
 
     def where(self, condition: Any, before: Sequence[Any], body: Callable[[], Values]) -> Values:
         """body() if condition, else what was before."""
@@ -90,15 +52,6 @@ class _Code:
             phi.add_incoming(value, last)
         return out
 
-    def fold(self, values: Values, join: Callable[[Values, Values], Values]) -> Values:
-        """Scalars out of the lanes: i with i + n / 2, and so on down to i + 1."""
-        step = LANES
-        while step > 1:
-            step //= 2
-            lanes = [(i + step) % LANES for i in range(LANES)]
-            values = join(values, [shuffle(self.b, x, x, lanes) for x in values])
-        return [self.b.extract_element(x, I32(0)) for x in values]
-
 
 class _Pairs:
     """A vector of pairs of a tree: what they hold, and their new messages."""
@@ -106,12 +59,12 @@ class _Pairs:
     def __init__(self, code: _Code, spots: Values, mask: Any) -> None:
         self.code, self.spots, self.mask = code, spots, mask
         self.beliefs = [self._belief(spot) for spot in spots[:2]]
-        self._raw = [code.b.load(at(code.b, spot, I64(0), _SHORTS), align=2) for spot in spots[2:]]
-        self.old = [code.b.sitofp(raw, _VECTOR) for raw in self._raw]
+        self._raw = [code.load(spot, 0, _SHORTS) for spot in spots[2:]]
+        self.old = [code.b.sitofp(raw, code.vec) for raw in self._raw]
 
     def _belief(self, spot: Any) -> Any:
-        b, found = self.code.b, load(self.code.b, spot, I64(0), _VECTOR, self.mask)
-        return found if self.mask is None else b.select(self.mask, found, self.code.constant(LEAST))
+        found = self.code.load(spot, mask=self.mask)
+        return found if self.mask is None else self.code.b.select(self.mask, found, self.code.constant(LEAST))
 
     @property
     def cavity(self) -> tuple[Any, ...]:
@@ -122,20 +75,20 @@ class _Pairs:
 
     def send(self, which: int, new: Any, damping: Any) -> Any:
         """Take in a new message; what has changed, where messages are kept."""
-        b, belief = self.code.b, self.beliefs[which]
+        code, b, belief = self.code, self.code.b, self.beliefs[which]
         if which >= len(self.old):
-            store(b, b.fadd(belief, new), self.spots[which], I64(0), self.mask)
+            code.store(b.fadd(belief, new), self.spots[which], mask=self.mask)
             return None
         change = b.fsub(new, self.old[which])
         if damping is not None:
-            change = call(b, f"llvm.rint.v{LANES}f32", _VECTOR, b.fmul(damping, change))
-        store(b, b.fadd(belief, change), self.spots[which], I64(0), self.mask)
-        units = b.fptosi(change, _INTS)
+            change = code.call("rint", b.fmul(damping, change))
+        code.store(b.fadd(belief, change), self.spots[which], mask=self.mask)
+        units = b.fptosi(change, code.ints)
         raw = b.add(self._raw[which], b.trunc(units, _SHORTS))
         if self.mask is not None:
             raw = b.select(self.mask, raw, self._raw[which])
-            units = b.select(self.mask, units, ir.Constant(_INTS, [0] * LANES))
-        b.store(raw, at(b, self.spots[2 + which], I64(0), _SHORTS), align=2)
+            units = b.select(self.mask, units, code.integer(0))
+        code.store(raw, self.spots[2 + which])
         return units
 
 
@@ -147,28 +100,23 @@ def _walk(code: _Code, tree: Values, start: Values, body: Callable[[_Pairs, Valu
     b, (rows, n, s_step, w_step, *begins) = code.b, tree
     sizes = [I64(4), I64(4), I64(2), I64(2)][: len(begins)]
     steps = [s_step, w_step, *[b.mul(n, I64(2))] * 2][: len(begins)]
-    lanes = ir.Constant(_INTS, list(range(LANES)))
-    left = b.trunc(b.srem(n, I64(LANES)), I32)
-    mask, whole = b.icmp_signed("<", lanes, spread(b, left, LANES)), b.sub(n, b.srem(n, I64(LANES)))
+    left = b.srem(n, I64(LANES))
+    last, whole = code.first(left), b.sub(n, left)
 
-    def run(values: Values) -> Values:
-        row, spots, carried = values[0], values[1 : 1 + len(begins)], values[1 + len(begins) :]
+    def run(_: Any, values: Values) -> Values:
+        spots, carried = values[: len(begins)], values[len(begins) :]
 
         def part(i: Any, mask: Any, carried: Values) -> Values:
             here = [b.add(spot, b.mul(i, size)) for spot, size in zip(spots, sizes, strict=True)]
             return body(_Pairs(code, here, mask), carried)
 
-        def inside(values: Values) -> Values:
-            return [b.add(values[0], I64(LANES)), *part(values[0], None, values[1:])]
+        step, some = I64(LANES), b.icmp_signed("!=", left, I64(0))
+        found = code.loop(I64(0), whole, step, carried, lambda i, now: part(i, None, now), may_be_empty=True)
+        found = code.where(some, found, lambda: part(whole, last, found))
+        return [*(b.add(spot, step) for spot, step in zip(spots, steps, strict=True)), *found]
 
-        found = code.repeat([I64(0), *carried], lambda v: b.icmp_signed("<", v[0], whole), inside)[1:]
-        some = b.icmp_signed("!=", left, I32(0))
-        found = code.where(some, found, lambda: part(whole, mask, found))
-        spots = [b.add(spot, step) for spot, step in zip(spots, steps, strict=True)]
-        return [b.add(row, I64(1)), *spots, *found]
-
-    found = code.repeat([I64(0), *begins, *start], lambda v: b.icmp_signed("<", v[0], rows), run)
-    return found[1 + len(begins) :]
+    found = code.loop(I64(0), rows, I64(1), [*begins, *start], run, may_be_empty=True)
+    return found[len(begins) :]
 
 
 def _inline(
@@ -202,7 +150,7 @@ def _look_off(code: _Code, tree: Values, numbers: Values) -> Any:
         return [b.fadd(carried[0], code.min(code.max(t, zero), most))]
 
     found = _walk(code, tree, [zero], body)
-    return code.fold(found, lambda x, y: [b.fadd(x[0], y[0])])[0]
+    return code.fold(found[0], b.fadd)
 
 
 def _look_on(code: _Code, tree: Values, numbers: Values) -> Values:
@@ -217,7 +165,7 @@ def _look_on(code: _Code, tree: Values, numbers: Values) -> Values:
         return [code.max(first, t), code.max(second, code.min(first, t))]
 
     least = code.constant(10 * LEAST)
-    return code.fold(_walk(code, tree, [least, least], body), join)
+    return code.fold_together(_walk(code, tree, [least, least], body), join)
 
 
 def _tell(on: bool, even: bool, n_learned: int, damps: bool) -> Callable[[_Code, Values, Values], Any]:
@@ -248,10 +196,10 @@ def _tell(on: bool, even: bool, n_learned: int, damps: bool) -> Callable[[_Code,
                 carried = [b.or_(carried[0], bits)]
             return carried
 
-        found = _walk(code, tree, [ir.Constant(_INTS, [0] * LANES)] if keeps else [], body)
+        found = _walk(code, tree, [code.integer(0)] if keeps else [], body)
         if not keeps:
             return None
-        return call(b, f"llvm.vector.reduce.or.v{LANES}i32", I32, found[0])
+        return code.fold(found[0], b.or_)
 
     return code_of
 

@@ -19,13 +19,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from scalelatent.kernels.jit import entry, filled, given, kernel, part
-from scalelatent.kernels.tiles import accumulate, make_tile
-from scalelatent.kernels.vectors import BYTES, LANES, at, spread
+from scalelatent.kernels.tiles import Sums, add, make_tile
+from scalelatent.kernels.vectors import BYTES, LANES
 from scalelatent.models.mbn.kernels.reference import score_terms, squared_lengths
 
 # Sums in three quarters of the registers, as many rows as leave no room for more loads than arithmetic.
@@ -37,8 +35,6 @@ _PANEL_BYTES = 26_000
 # Rows of a strip: on 392 columns 190 kB of the second-level cache.
 STRIP = 120
 _BEST, _SECOND, _INDEX, _FIELDS = 0, 1, 2, 3
-_F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-_VEC, _INDICES = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
 
 
 @dataclass(frozen=True)
@@ -109,49 +105,23 @@ def nearest(x: np.ndarray, columns: np.ndarray, bank: Bank) -> np.ndarray:
     return out
 
 
-@intrinsic
-def _compete(typingctx, x, row_step, panel, n, begun, scale, bias, base, state):  # type: ignore[no-untyped-def]
-    """Scores of a tile against the best of their lanes; addresses and byte steps, all int64.
-
-    ``begun`` has the sums over earlier columns. The first of equal scores stays: indices rise from tile to
-    tile.
-    """
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        x, row_step, panel, n, begun, scale, bias, base, state = args
-        wide = BYTES * LANES
-        sums = accumulate(builder, ROWS, VECS, x, row_step, _I64(BYTES), panel, _I64(wide * VECS), n, False)
-        load = lambda address, v, kind: builder.load(at(builder, address, _I64(wide * v), kind), align=BYTES)  # noqa: E731
-        scales, biases = ([load(a, v, _VEC) for v in range(VECS)] for a in (scale, bias))
-        first = spread(builder, builder.trunc(base, _I32), LANES)
-        indices = [
-            builder.add(first, ir.Constant(_INDICES, [LANES * v + i for i in range(LANES)]))
-            for v in range(VECS)
-        ]
-        for r in range(ROWS):
-            row = builder.add(state, _I64(wide * _FIELDS * r))
-            best, second = load(row, _BEST, _VEC), load(row, _SECOND, _VEC)
-            index = load(row, _INDEX, _INDICES)
-            for v in range(VECS):
-                total = builder.fadd(load(begun, VECS * r + v, _VEC), sums[r][v])
-                score = builder.fadd(builder.fmul(total, scales[v]), biases[v])
-                wins = builder.fcmp_ordered(">", score, best)
-                loser = builder.select(wins, best, score)
-                second = builder.select(builder.fcmp_ordered(">", loser, second), loser, second)
-                best = builder.select(wins, score, best)
-                index = builder.select(wins, indices[v], index)
-            for field, value, kind in (
-                (_BEST, best, _VEC),
-                (_SECOND, second, _VEC),
-                (_INDEX, index, _INDICES),
-            ):
-                builder.store(value, at(builder, row, _I64(wide * field), kind), align=BYTES)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 9), codegen
+def _compete(v, sums: Sums, begun, scale, bias, base, state) -> None:  # type: ignore[no-untyped-def]
+    """Scores of a tile against the best of their lanes; ``begun`` has the sums over earlier columns."""
+    scales, biases = ([v.load(a, v.wide * k) for k in range(VECS)] for a in (scale, bias))
+    indices = [v.counted(base, LANES * k) for k in range(VECS)]
+    for r, row in enumerate(sums):
+        places = [v.wide * (_FIELDS * r + field) for field in (_BEST, _SECOND, _INDEX)]
+        kinds = v.vec, v.vec, v.ints
+        best = [v.load(state, place, kind) for place, kind in zip(places, kinds, strict=True)]
+        for k, value in enumerate(row):
+            total = v.b.fadd(v.load(begun, v.wide * (VECS * r + k)), value)
+            score = v.b.fadd(v.b.fmul(total, scales[k]), biases[k])
+            best = v.contend(score, indices[k], best)
+        for value, place in zip(best, places, strict=True):
+            v.store(value, state, place)
 
 
-_sums = make_tile(ROWS, VECS, False)
+_sums, _scores = make_tile(ROWS, VECS, add), make_tile(ROWS, VECS, _compete)
 
 
 @kernel
@@ -216,7 +186,7 @@ def _scan(strip, n, packed, scale, bias, begun, state):  # type: ignore[no-untyp
             begun[:] = 0.0
         for c in range(0, last, width):
             for i in range(0, n, ROWS):
-                _sums(  # type: ignore[call-arg]
+                _sums(
                     strip.ctypes.data + i * row + BYTES * c,
                     row,
                     BYTES,
@@ -227,10 +197,12 @@ def _scan(strip, n, packed, scale, bias, begun, state):  # type: ignore[no-untyp
                     wide,
                 )
         for i in range(0, n, ROWS):
-            _compete(  # type: ignore[call-arg]
+            _scores(
                 strip.ctypes.data + i * row + BYTES * last,
                 row,
+                BYTES,
                 panel + last * wide,
+                wide,
                 q - last,
                 begun.ctypes.data + i * wide,
                 scale.ctypes.data + BYTES * first,

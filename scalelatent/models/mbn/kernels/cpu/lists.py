@@ -19,7 +19,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from scalelatent.kernels.jit import entry, filled, given, part
-from scalelatent.kernels.vectors import at, shuffle
+from scalelatent.kernels.vectors import I64, Vectors
 
 # Rows of a strip: the more, the more often a table is used while it is near; the lines that they write to
 # should stay near too.
@@ -33,7 +33,6 @@ _RUN, _CLEARED = 128, 16
 # counted apart.
 _MAX_ROOM = 8
 _LANES = 8
-_I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
 @dataclass(frozen=True)
@@ -98,37 +97,35 @@ def nearest_codes(x: np.ndarray, lists: Lists) -> np.ndarray:
 @intrinsic
 def _turn(typingctx, source, down, target, across, like):  # type: ignore[no-untyped-def]
     """8 x 8 numbers of the type of the array ``like`` transposed; addresses and byte steps, all int64."""
-    size = like.dtype.bitwidth // 8
-    kind = ir.VectorType(ir.IntType(8 * size), _LANES)
+    kind = ir.VectorType(ir.IntType(like.dtype.bitwidth), _LANES)
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def append(context, builder, signature, args):  # type: ignore[no-untyped-def]
         source, down, target, across, _ = args
-        place = lambda base, step, i: at(builder, base, builder.mul(step, _I64(i)), kind)  # noqa: E731
-        rows = [builder.load(place(source, down, i), align=size) for i in range(_LANES)]
+        v = Vectors(builder, _LANES)
+        rows = [v.load(source, builder.mul(down, I64(i)), kind) for i in range(_LANES)]
         low, high = [0, 8, 1, 9, 2, 10, 3, 11], [4, 12, 5, 13, 6, 14, 7, 15]
         # Three perfect shuffles of the 64 numbers.
         for _ in range(3):
             pairs = [(rows[i // 2], rows[i // 2 + 4]) for i in range(_LANES)]
-            rows = [shuffle(builder, *pair, high if i % 2 else low) for i, pair in enumerate(pairs)]
+            rows = [v.shuffle(*pair, high if i % 2 else low) for i, pair in enumerate(pairs)]
         for i, row in enumerate(rows):
-            builder.store(row, place(target, across, i), align=size)
+            v.store(row, target, builder.mul(across, I64(i)))
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 4, like), codegen
+    return types.void(*[types.int64] * 4, like), append
 
 
 @intrinsic
 def _copy(typingctx, target, source, like):  # type: ignore[no-untyped-def]
     """Sixteen numbers of the type of the array ``like``; addresses, int64."""
-    size = like.dtype.bitwidth // 8
-    kind = ir.VectorType(ir.IntType(8 * size), _COPIED)
+    kind = ir.VectorType(ir.IntType(like.dtype.bitwidth), _COPIED)
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        some = builder.load(at(builder, args[1], _I64(0), kind), align=size)
-        builder.store(some, at(builder, args[0], _I64(0), kind), align=size)
+    def append(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        v = Vectors(builder)
+        v.store(v.load(args[1], 0, kind), args[0])
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64, like), codegen
+    return types.void(types.int64, types.int64, like), append
 
 
 @part

@@ -17,16 +17,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import types
+from numba.extending import intrinsic
 
 from scalelatent.kernels.jit import entry, filled, given, part
 from scalelatent.kernels.sparse_rows import CsrRows
-from scalelatent.kernels.vectors import aligned
+from scalelatent.kernels.tiles import sum_products
+from scalelatent.kernels.vectors import BYTES, F32, I16, I64, Vectors, aligned
 from scalelatent.models.mbn.kernels.reference import score_terms
 
 from .dense import length_at_most
-from .sparse_scan import LANES, PANEL_BYTES, SETS, leader, scan
 
+# The scan: sums with the centroids of a panel stay in eight registers, and of each lane the best score and
+# the second best are kept. Wider vectors gain nothing: loads are the limit.
+_LANES, _VECS, _SETS = 8, 8, 2
+# Bytes of a panel's part of a column.
+_PANEL_BYTES = _VECS * _LANES * BYTES
 # A dense column costs a row some k / 10 steps (of counts k / 30), postings about two each.
 _DENSE_SHARE = {"float32": 16, "int16": 32}
 # Bytes of the sums of a strip: rows enough that a panel is read from the first- and second-level caches.
@@ -96,7 +103,7 @@ def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> SparseBank
     exact = np.stack(score_terms(squares, metric))
     most = _largest_counts(column, value, centroid, k, p)
     dtype = np.dtype(np.int16 if len(most) else np.float32)
-    width = PANEL_BYTES // dtype.itemsize
+    width = _PANEL_BYTES // dtype.itemsize
     full = -(-k // width) * width
     scale, bias = np.zeros(full, dtype=np.float32), np.full(full, -np.inf, dtype=np.float32)
     scale[:k], bias[:k] = exact
@@ -196,6 +203,97 @@ def _sort_out(data, indices, slot, most, size, i, places, values, thin, weights)
     return dense, posted, -1.0 if fractions or bound > _COUNT_MAX else length
 
 
+@intrinsic
+def _score(typingctx, places, values, count, panel, sums, scale, bias, lanes, j, kind):  # type: ignore[no-untyped-def]
+    """Sums of a row with the centroids of a panel, the first of which is ``j``; addresses, all int64.
+
+    ``sums`` holds what the postings gave, and then all; ``places`` are the byte offsets of the columns of
+    ``count`` entries in the panel; ``lanes`` holds of each lane the best score so far, the second best, and
+    where the best is, in two sets, so that one comparison need not wait for the one before. ``kind`` is an
+    array of the type of the sums.
+    """
+    whole = isinstance(kind.dtype, types.Integer)
+
+    def append(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        places, values, count, panel, sums, scale, bias, lanes, j, _ = args
+        v = Vectors(builder, _LANES)
+        scalar, size = (I16, 2) if whole else (F32, BYTES)
+        vector = ir.VectorType(scalar, v.wide // size)
+
+        def operands(e: Any, _: list[Any]) -> tuple[list[Any], list[Any], tuple[()]]:
+            column = builder.add(panel, v.load(places, builder.mul(e, I64(8)), I64))
+            value = v.load(values, builder.mul(e, I64(size)), scalar)
+            parts = [v.load(column, v.wide * k, vector) for k in range(_VECS)]
+            return [v.spread(value, vector.count)], parts, ()
+
+        begun = [v.load(sums, v.wide * k, vector) for k in range(_VECS)]
+        (totals,) = sum_products(v, [begun], count, operands, may_be_empty=True)
+        for k, total in enumerate(totals):
+            v.store(total, sums, v.wide * k)
+        if whole:
+            totals = [part for total in totals for part in _as_floats(v, total)]
+        kept = [(k + _SETS * n, kind) for n, kind in enumerate((v.vec, v.vec, v.ints)) for k in range(_SETS)]
+        best = [v.load(lanes, v.wide * place, kind) for place, kind in kept]
+        for k, total in enumerate(totals):
+            score = builder.fadd(builder.fmul(total, v.load(scale, v.wide * k)), v.load(bias, v.wide * k))
+            best[k % _SETS :: _SETS] = v.contend(score, v.counted(j, _LANES * k), best[k % _SETS :: _SETS])
+        for value, (place, _) in zip(best, kept, strict=True):
+            v.store(value, lanes, v.wide * place)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 9, kind), append
+
+
+def _as_floats(v: Vectors, total: Any) -> list[Any]:
+    """A vector of int16 as two of float32."""
+    parts = (v.shuffle(total, total, range(n, n + _LANES)) for n in (0, _LANES))
+    return [v.b.sitofp(v.b.sext(part, v.ints), v.vec) for part in parts]
+
+
+@part
+def _scan(rows, places, values, dense, panels, sums, scale, bias, lanes):  # type: ignore[no-untyped-def]
+    """Sums of the first ``rows`` rows of a strip with all centroids, and the best of them by lanes."""
+    full = len(scale)
+    width = np.int64(_PANEL_BYTES // sums.itemsize)
+    panel_bytes = panels.itemsize * len(panels) // (full // width)
+    for j in range(0, full, width):
+        panel = panels.ctypes.data + j // width * panel_bytes
+        for i in range(rows):
+            _score(  # type: ignore[call-arg]
+                places.ctypes.data + i * places.strides[0],
+                values.ctypes.data + i * values.strides[0],
+                dense[i],
+                panel,
+                sums.ctypes.data + i * sums.strides[0] + sums.itemsize * j,
+                scale.ctypes.data + BYTES * j,
+                bias.ctypes.data + BYTES * j,
+                lanes.ctypes.data + i * lanes.strides[0],
+                j,
+                sums,
+            )
+
+
+@part
+def _leader(lanes, slack):  # type: ignore[no-untyped-def]
+    """What the lanes of a row say: (how many scores are within ``slack`` of the best, of each lane two at
+    most; the first of those that lead their lanes; the score that they reach).
+    """
+    lane = _SETS * _LANES
+    where = lanes.view(np.int32)[2 * lane :]
+    top = lanes[0]
+    for n in range(1, lane):
+        top = max(top, lanes[n])
+    least = top - slack
+    # Rounded down: it is compared with float32 scores.
+    least = np.float32(least - 1e-7 * abs(least)) if slack > 0 else np.float32(top)
+    count, code = 0, np.int32(2**31 - 1)
+    for n in range(lane):
+        leads = lanes[n] >= least
+        count += leads + (lanes[lane + n] >= least)
+        code = min(code, where[n]) if leads else code
+    return count, code, least
+
+
 @part
 def _add_postings(thin, weights, count, start, centroid, value, i, sums):  # type: ignore[no-untyped-def]
     for c in range(np.uint64(count)):
@@ -237,7 +335,7 @@ def _decide_among_all(data, indices, slot, panels, start, centroid, value, exact
     taken in the order of the row's entries. ``sums`` is room for those.
     """
     full, k = len(sums), exact.shape[1]
-    width = PANEL_BYTES // panels.itemsize
+    width = _PANEL_BYTES // panels.itemsize
     step = len(panels) // (full // width)
     sums[:] = 0.0
     for e in range(len(data)):
@@ -286,7 +384,7 @@ def _nearest(  # type: ignore[no-untyped-def]
         widest = max(widest, indptr[i + 1] - indptr[i])
     sums = np.empty((strip, full), dtype=panels.dtype)
     # Of each lane the best score, the second best, and where the best is: an integer, written by scan.
-    lanes = np.empty((strip, 3 * SETS * LANES), dtype=np.float32)
+    lanes = np.empty((strip, 3 * _SETS * _LANES), dtype=np.float32)
     places, values = np.empty((strip, widest + 1), np.int64), np.empty((strip, widest + 1), panels.dtype)
     thin, weights = np.empty(widest + 1, np.int64), np.empty(widest + 1, panels.dtype)
     wide = np.empty(full)
@@ -298,16 +396,16 @@ def _nearest(  # type: ignore[no-untyped-def]
             a, b = indptr[first + i], indptr[first + i + 1]
             at = np.uint64(i)
             count, posted, length = _sort_out(
-                data[a:b], indices[a:b], slot, most, PANEL_BYTES, at, places, values, thin, weights
+                data[a:b], indices[a:b], slot, most, _PANEL_BYTES, at, places, values, thin, weights
             )
             dense[i], slack[i] = count, -1.0
             if length >= 0.0:
                 roundings = 4 if len(most) else b - a + 4
                 slack[i] = 2.0 * (roundings * 2.0**-24 * slope * length + floor)
                 _add_postings(thin, weights, posted, start, centroid, value, at, sums)
-        scan(rows, places, values, dense, panels, sums, scale, bias, lanes)
+        _scan(rows, places, values, dense, panels, sums, scale, bias, lanes)
         for i in range(rows):
-            count, code, least = leader(lanes[i], slack[i])
+            count, code, least = _leader(lanes[i], slack[i])
             a, b = indptr[first + i], indptr[first + i + 1]
             if slack[i] < 0.0:
                 columns = (slot, panels, start, centroid, value)
