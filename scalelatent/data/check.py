@@ -1,4 +1,4 @@
-"""Reading all of a dataset once, to say which of its files are not what was written."""
+"""Reading a whole dataset to find the files that are not what was written."""
 
 from __future__ import annotations
 

@@ -82,19 +82,18 @@ class _Column:
         return "/".join([str(self.group_rows), *(str(self.compressors[part]) for part in _PARTS)])
 
     def bounds(self, number: int) -> tuple[int, int]:
-        """Rows of a row group."""
         return number * self.group_rows, min((number + 1) * self.group_rows, self.shape[0])
 
 
 class CsrGroups(_Column):
-    """Writes the row groups of a column; as much of a zarr array as a dataset's writer needs."""
+    """Writes the row groups of a column, with as much of zarr's array interface as `ShardWriter` uses."""
 
     shards = None
 
     def __init__(self, location: Location, group: zarr.Group, name: str) -> None:
         super().__init__(location, group, name)
         self.crcs: dict[int, list[int]] = {}
-        """Checksums of the chunks of row groups that were just written, for whoever takes them."""
+        """Checksums of the chunks of row groups that were just written, until the writer takes them."""
 
     @property
     def chunks(self) -> tuple[int, ...]:
@@ -102,7 +101,7 @@ class CsrGroups(_Column):
         return self.group_rows, self.shape[1]
 
     def __setitem__(self, rows: slice, values: csr_array) -> None:
-        """Write the row group that the rows make up; nothing may be left of it."""
+        """Write the row group that the rows make up; its place has to be empty."""
         number = rows.start // self.group_rows
         place = self._path(number)
         crcs: list[int] = []
@@ -199,7 +198,6 @@ class StoredCsr(_Column, StoredColumn):
         return Layout(self.group_rows, self.group_rows, kind if same else "auto")
 
     def entries(self, start: int, stop: int) -> int:
-        """Stored entries of the rows `start:stop`; reads row pointers where row groups are cut."""
         total = 0
         for number, a, b in self._parts(start, stop):
             first, _ = self.bounds(number)
@@ -209,7 +207,6 @@ class StoredCsr(_Column, StoredColumn):
         return total
 
     def read(self, start: int, stop: int) -> csr_array:
-        """Rows `start:stop`."""
         parts = [self._read_group(*part) for part in self._parts(start, stop)]
         if parts:
             return csr.stack(parts)

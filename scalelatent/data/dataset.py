@@ -1,4 +1,4 @@
-"""Datasets: rows `x`, labels `y` and weights, in memory or on disk, behind one small reading interface."""
+"""Datasets: rows `x`, labels `y` and weights, in memory or stored, with one interface to read them."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ class Dataset:
         if ds.fingerprint() != spec["fingerprint"]:
             raise DataError(
                 f"dataset {spec['url']} has changed since this job began (fingerprint "
-                f"{ds.fingerprint()[:12]}, expected {spec['fingerprint'][:12]}); restore it, or start the "
-                "job anew"
+                f"{ds.fingerprint()[:12]}, expected {spec['fingerprint'][:12]}); restore it, or start "
+                "the job again"
             )
         ds = ds[spec["start"] : spec["stop"]]
         return ds.with_target(cls.from_spec(spec["target"])) if "target" in spec else ds
@@ -410,7 +410,7 @@ class Dataset:
         return hashlib.sha256(f"{own} target {beside}".encode()).hexdigest()
 
     def _own_fingerprint(self) -> str:
-        """That of the rows without those of another dataset."""
+        """Without the rows of a paired dataset."""
         whole = self._columns.fingerprint
         if self._columns.attrs is None:
             return _hash_rows(self)
@@ -562,7 +562,7 @@ def open_dataset(url: str | os.PathLike[str]) -> Dataset:
 
 @functools.lru_cache(maxsize=16)
 def _open_cached(url: str, stamp: Any) -> Dataset:
-    """A dataset opened once per process and content of its metadata file; tasks ask for it many times."""
+    """A dataset opened once per process and state of its metadata file."""
     return open_dataset(url)
 
 
@@ -589,7 +589,6 @@ def _hash_rows(ds: Dataset) -> str:
 
 
 def _hash_weight(ds: Dataset) -> str:
-    """SHA-256 of the weights."""
     return hashlib.sha256(np.ascontiguousarray(ds.read_weight(0, ds.n_rows)).tobytes()).hexdigest()
 
 

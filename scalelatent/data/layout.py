@@ -47,7 +47,7 @@ GROUP_BYTES = 8 << 20
 _MOST_PACKED = 250  # times smaller that LZ4 makes rows of zeros
 
 WRITE_CONFIG: dict[str, Any] = {"write_empty_chunks": True}
-"""zarr does not store this setting: whoever opens an array to write has to give it again."""
+"""zarr does not store this setting: it is given each time an array is opened to write."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def codecs(compressor: str | None, dtype: np.dtype[Any]) -> list[Any]:
 
 
 def layout_of(array: zarr.Array) -> Layout:
-    """The layout of an array that `create_arrays` made."""
+    """The layout of an array that `begin_dataset` made."""
     _, chain = codecs_of(array)
     packers = [name for name, _ in chain if name in ("zstd", "blosc")]
     kind = "zstd" if "zstd" in packers else "lz4" if packers else None
@@ -205,7 +205,7 @@ def named_codecs(chain: Any) -> Codecs:
 
 
 def packing_of(array: zarr.Array) -> str:
-    """How an array is packed, in one word: whoever packs it anew changes it."""
+    """How an array is cut and packed, to notice when other software has packed it again."""
     sizes = layout_of(array)
     names = [name for name, _ in codecs_of(array)[1]]
     return "/".join(map(str, [sizes.chunk_rows, sizes.shard_rows, sizes.tile_columns, *names]))

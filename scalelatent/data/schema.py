@@ -100,7 +100,7 @@ class DatasetAttrs:
         """Read and check the attributes of the group at `url`; format first, then version, then the rest."""
         if isinstance(attrs, dict) and attrs.get("format") == REMOVED:
             raise DataError(
-                f"{url} is being removed, or its removal was stopped: the rows are gone; write a dataset anew"
+                f"{url} is being removed, or its removal was stopped: the rows are gone; write them again"
             )
         if not isinstance(attrs, dict) or attrs.get("format") != FORMAT:
             raise DataError(

@@ -83,7 +83,7 @@ def check_digests(
     rows = x.shard_rows if attrs.crc is None else int(attrs.crc.get("shard_rows", x.shard_rows))
     fits = len(digests) == -(-x.shape[0] // rows) * x.n_tiles
     if not fits and (attrs.crc is None or attrs.crc["columns"]["x"][1] != x.packing):
-        return  # packed anew by somebody: how many rows a shard had, nobody kept
+        return  # packed again by other software: how many rows a shard had is not known
     y_dtype = None if y is None else np.dtype(y.dtype)
     classes = attrs.classes if first is None or first["classes"] is None else first["classes"]
     found = fingerprint_of(attrs, x.shape[0], np.dtype(x.dtype), y_dtype, rows, classes, digests)
@@ -151,7 +151,7 @@ def seal_columns(location: Location, attrs: DatasetAttrs, columns: dict[str, Any
             column.seal(parts[name])
         else:
             _log.warning(
-                "dataset %s: '%s' was packed anew since the dataset was finished, so its checksums tell "
+                "dataset %s: '%s' was packed again since the dataset was finished, so its checksums tell "
                 "nothing; `scalelatent data check` compares its rows",
                 location.url,
                 name,

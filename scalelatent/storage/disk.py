@@ -1,4 +1,4 @@
-"""Where things lie: datasets, run folders and models, on a disk or in an object store."""
+"""Places of datasets, run folders and models: `locate` gives that of an address; here those on a disk."""
 
 from __future__ import annotations
 
@@ -37,21 +37,17 @@ class LocalLocation(Location):
         super().__init__(str(self.path))
 
     def at(self, key: str) -> LocalLocation:
-        """The folder of a key below this one."""
         return LocalLocation(str(self.path / key))
 
     def zarr_store(self, *, read_only: bool) -> Store:
-        """The zarr store of this place."""
         from .zarrstore import PlainStore
 
         return PlainStore(self.path, read_only=read_only)
 
     def make(self) -> None:
-        """Make the folder; what is there stays."""
         self.path.mkdir(parents=True, exist_ok=True)
 
     def read(self, key: str) -> bytes | None:
-        """A file whole, or None where there is none."""
         try:
             with open(open_plain(self.path / key), "rb") as file:
                 return file.read()
@@ -61,14 +57,12 @@ class LocalLocation(Location):
             raise _unreadable(self.path / key, error) from error
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
-        """`length` bytes from `start` on (less than 0: from the end), fewer where the file is shorter."""
         with open(open_plain(self.path / key), "rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(start if start >= 0 else max(0, size + start))
             return file.read(length)
 
     def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
-        """Write a small file whole: a reader sees the old one or the new one, never a part."""
         path = self.path / key
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.partial")
@@ -87,7 +81,6 @@ class LocalLocation(Location):
             _sync_folder(path.parent)
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write a small file whole where none lies; False where one does. Of several, one succeeds."""
         path = self.path / key
         aside = f".{path.name}.{uuid.uuid4().hex[:12]}.partial"
         self.write(str(path.with_name(aside)), data, durable=True)
@@ -107,12 +100,10 @@ class LocalLocation(Location):
         return True
 
     def delete(self, key: str) -> None:
-        """Delete a file; none there is no error."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             (self.path / key).unlink()
 
     def delete_tree(self, prefix: str) -> None:
-        """Delete everything below a prefix; nothing there is no error."""
         path = self.path / prefix
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -120,7 +111,6 @@ class LocalLocation(Location):
             self.delete(prefix)
 
     def keys(self, prefix: str) -> list[str]:
-        """Names of the files and folders directly below a prefix, sorted."""
         try:
             return sorted(p.name for p in (self.path / prefix).iterdir() if not p.name.endswith(".partial"))
         except (FileNotFoundError, NotADirectoryError):
@@ -129,7 +119,6 @@ class LocalLocation(Location):
             raise _unreadable(self.path / prefix, error) from error
 
     def has(self, key: str) -> bool:
-        """Whether there is a file with this key."""
         try:
             return stat.S_ISREG(os.stat(self.path / key).st_mode)
         except PermissionError as error:
@@ -138,7 +127,6 @@ class LocalLocation(Location):
             return False
 
     def is_empty(self) -> bool:
-        """Whether nothing at all lies here."""
         try:
             self.path.stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -151,7 +139,6 @@ class LocalLocation(Location):
             raise _unreadable(self.path, error) from error
 
     def stamp(self, key: str) -> Any:
-        """Something hashable that changes when the file is written anew."""
         try:
             status = (self.path / key).stat()
         except OSError:
@@ -160,7 +147,6 @@ class LocalLocation(Location):
 
     @contextlib.contextmanager
     def replacing(self) -> Iterator[Location]:
-        """A folder aside; it takes this one's name at the end, and goes where that is not reached."""
         aside = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex[:8]}")
         try:
             aside.parent.mkdir(parents=True, exist_ok=True)
@@ -173,25 +159,21 @@ class LocalLocation(Location):
         _remove(old)  # only now: until here the old one could be put back
 
     def remove_folders(self) -> None:
-        """Remove this folder and the one above it where they are empty."""
         with contextlib.suppress(OSError):
             if self.path.exists():
                 self.path.rmdir()
             self.path.parent.rmdir()
 
     def local_path(self, key: str) -> str | None:
-        """Path of the key's file where it can be opened as a local file, else None."""
         return os.path.join(self.path, key) if key else str(self.path)
 
     def free_bytes(self) -> int | None:
-        """Bytes that can still be written here, or None where nobody knows."""
         for folder in (self.path, *self.path.parents):
             if folder.exists():
                 return shutil.disk_usage(folder).free
         return None
 
     def sync(self, key: str) -> None:
-        """Wait until a file that was written outlives a power failure."""
         with open(open_plain(self.path / key), "rb") as file:
             os.fsync(file.fileno())
         _sync_folder((self.path / key).parent)
@@ -224,7 +206,7 @@ def _exchange(new: Path, place: Path, old: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder, or a link to one, as far as that goes."""
+    """Remove a folder, or a link to one; errors are ignored."""
     if path.is_symlink():
         path.unlink()
     else:

@@ -1,4 +1,4 @@
-"""What keeps rows from being lost: whose a place is, whether two are one, and what a failure leaves."""
+"""Guards of what is written: is a place ours, are two the same, does it fit, what does a failure leave."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def format_of(location: Location) -> str | None:
-    """What a place says it is: the attribute 'format' of its zarr group, None where it says nothing."""
+    """The attribute 'format' of the zarr group at a place, if any."""
     raw = location.read("zarr.json") or b"{}"
     try:
         found = json.loads(raw).get("attributes", {}).get("format")
@@ -83,7 +83,7 @@ def cleared_on_failure(location: Location) -> Iterator[None]:
 
 @contextlib.contextmanager
 def scratch(location: Location) -> Iterator[Location]:
-    """A place for what is needed for a while only; it is cleared at the end, however that comes."""
+    """A place that is cleared at the end, also after an error."""
     with cleared_on_failure(location):
         yield location
     with contextlib.suppress(OSError):  # the work is done, and what it gave is whole
@@ -91,7 +91,7 @@ def scratch(location: Location) -> Iterator[Location]:
 
 
 def clear_after(error: BaseException, location: Location) -> None:
-    """Clear a place of what is unfinished because of an error; if that fails too, a note to it says so."""
+    """Clear a place after an error; if that fails too, a note to the error says so."""
     try:
         location.clear(whole=False)
     except OSError as second:
@@ -100,7 +100,7 @@ def clear_after(error: BaseException, location: Location) -> None:
 
 @contextlib.contextmanager
 def explain_os_errors(location: Location, doing: str, then: str = "try again") -> Iterator[None]:
-    """Turn an error of the file system into one that says what to do: put it right, `then` ..."""
+    """Turn an `OSError` into a `DataError` that says what to do: put it right, `then` ..."""
     try:
         yield
     except OSError as error:

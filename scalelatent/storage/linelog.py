@@ -1,4 +1,4 @@
-"""Logs: files of lines that are appended to, on a disk or in an object store, and read after a kill."""
+"""Logs of lines, on a disk or in an object store; a killed writer leaves whole lines."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class LineLog:
         return [line for line in content.split(b"\n")[:-1] if line]
 
     def exists(self) -> bool:
-        """Whether there is a log, if only an empty one."""
+        """Whether there is a log; it may be empty."""
         return self._place.has(self._key)
 
     def rewrite(self, lines: Sequence[bytes]) -> None:
@@ -75,7 +75,7 @@ class LineLog:
         return self._key if number == 0 else f"{self._key}.{number:06d}"
 
     def _segments(self) -> int:
-        """How many there are without a gap."""
+        """Number of segments without a gap."""
         names = set(self._place.keys(self._folder))
         numbers = {0} if self._name in names else set()
         found = (re.fullmatch(re.escape(self._name) + r"\.(\d{6,})", name) for name in names)

@@ -1,4 +1,4 @@
-"""What every place where things lie can do; disks are in store.py, object stores in objects.py."""
+"""What every place can do: disks (disk.py) and object stores (objects.py)."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Location(ABC):
 
     @abstractmethod
     def zarr_store(self, *, read_only: bool) -> Store:
-        """The zarr store of this place."""
+        """Its zarr store."""
 
     @abstractmethod
     def make(self) -> None:
-        """Make the folder where the place knows folders; what is there stays."""
+        """Make the folder, where the place has folders; what is there stays."""
 
     @abstractmethod
     def read(self, key: str) -> bytes | None:
@@ -99,11 +99,11 @@ class Location(ABC):
 
     @abstractmethod
     def stamp(self, key: str) -> Any:
-        """Something hashable that changes when the file is written anew."""
+        """Something hashable that changes when the file is written again."""
 
     @abstractmethod
     def replacing(self) -> contextlib.AbstractContextManager[Location]:
-        """Where to write what takes this place's content over; its `zarr.json` has to be written last."""
+        """Where to write what replaces the content of this place; its `zarr.json` has to be written last."""
 
     def clear(self, *, whole: bool = True) -> None:
         """Delete everything here."""
@@ -120,14 +120,14 @@ class Location(ABC):
 
     @abstractmethod
     def remove_folders(self) -> None:
-        """Remove this folder and the one above it where they are empty and the place knows folders."""
+        """Remove this folder and the one above it where they are empty."""
 
     def local_path(self, key: str) -> str | None:
         """Path of the key's file where it can be opened as a local file, else None."""
         return None
 
     def free_bytes(self) -> int | None:
-        """Bytes that can still be written here, or None where nobody knows."""
+        """Bytes that can still be written here, or None where that is not known."""
         return None
 
     def sync(self, key: str) -> None:
@@ -136,5 +136,5 @@ class Location(ABC):
             raise FileNotFoundError(self.name_of(key))
 
     def name_of(self, key: str) -> str:
-        """What a person would call the file of a key."""
+        """Path or address of the file of a key."""
         return self.local_path(key) or f"{self.url}/{key}"

@@ -72,30 +72,26 @@ class ObjectLocation(Location):
         self.reads_at_once = READS_AT_ONCE if self.shared else 1
 
     def at(self, key: str) -> ObjectLocation:
-        """The prefix of a key below this one."""
         return ObjectLocation(f"{self.url}/{key}")
 
     def zarr_store(self, *, read_only: bool) -> Store:
-        """The zarr store of this place: zarr reads and writes through it, with the same patience."""
         from .zarrstore import LocationStore
 
         return LocationStore(self, read_only=read_only)
 
     def make(self) -> None:
-        """Do nothing: an object store knows no folders."""
+        """Nothing: an object store has no folders."""
 
     def remove_folders(self) -> None:
-        """Do nothing: an object store knows no folders."""
+        """Nothing: an object store has no folders."""
 
     def read(self, key: str) -> bytes | None:
-        """An object whole, or None where there is none."""
         try:
             return bytes(self._patient(key, lambda path: self._fs.cat_file(path)))
         except FileNotFoundError:
             return None
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
-        """`length` bytes from `start` on (less than 0: from the end), fewer where the object is shorter."""
         stop = None if start < 0 else start + length
 
         def get(path: str) -> bytes:
@@ -106,17 +102,14 @@ class ObjectLocation(Location):
         return got[:length] if start >= 0 else got[start:][:length]
 
     def read_ranges(self, wanted: Sequence[tuple[str, int, int] | str]) -> list[bytes]:
-        """Several ranges `(key, start, length)`, or whole files `key`, at once; see `read_range`."""
         if len(wanted) < 2 or self.reads_at_once == 1:
             return super().read_ranges(wanted)
         return list(_threads(os.getpid()).map(self._one, wanted))
 
     def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
-        """Put an object."""
         self._patient(key, lambda path: self._fs.pipe_file(path, data))
 
     def create(self, key: str, data: bytes) -> bool:
-        """Put an object where none lies; False where one does. Of several at once, one succeeds."""
         try:
             self._patient(key, lambda path: self._fs.pipe_file(path, data, mode="create"))
         except FileExistsError:
@@ -124,12 +117,10 @@ class ObjectLocation(Location):
         return True
 
     def delete(self, key: str) -> None:
-        """Delete an object; none there is no error."""
         with contextlib.suppress(FileNotFoundError):
             self._patient(key, self._fs.rm_file)
 
     def delete_tree(self, prefix: str) -> None:
-        """Delete everything below a prefix; nothing there is no error."""
 
         def remove(path: str) -> None:
             if found := self._fs.find(path):
@@ -139,7 +130,6 @@ class ObjectLocation(Location):
             self._patient(prefix, remove)
 
     def keys(self, prefix: str) -> list[str]:
-        """Names of the objects and prefixes directly below a prefix, sorted."""
         try:
             paths = self._patient(prefix, lambda path: self._fs.ls(path, detail=False))
         except FileNotFoundError:
@@ -154,7 +144,6 @@ class ObjectLocation(Location):
         return [p.strip("/")[head:] for p in paths]
 
     def has(self, key: str) -> bool:
-        """Whether there is an object with this key."""
         try:
             # One request; asking for its description costs a listing where there is none.
             self._patient(key, lambda path: self._fs.cat_file(path, start=0, end=1))
@@ -165,11 +154,9 @@ class ObjectLocation(Location):
         return True
 
     def is_empty(self) -> bool:
-        """Whether nothing at all lies here."""
         return not self.keys("")
 
     def stamp(self, key: str) -> Any:
-        """Something hashable that changes when the object is put anew."""
         try:
             info = self._patient(key, lambda path: self._fs.info(path))
         except FileNotFoundError:
@@ -187,7 +174,6 @@ class ObjectLocation(Location):
 
     @contextlib.contextmanager
     def replacing(self) -> Iterator[Location]:
-        """This very place, emptied; what fails on the way is taken back."""
         self.clear()
         try:
             yield self
@@ -200,7 +186,7 @@ class ObjectLocation(Location):
         return f"{self._root}/{key}" if key else self._root
 
     def _patient(self, key: str, request: Callable[[str], _T]) -> _T:
-        """One request, repeated while the store asks for patience; every failure in words."""
+        """One request, retried with growing pauses; other errors are translated."""
         path, begin, tries = self._path(key), time.monotonic(), 0
         while True:
             tries += 1
@@ -209,7 +195,7 @@ class ObjectLocation(Location):
             except Exception as error:  # each library has errors of its own
                 spent = time.monotonic() - begin
                 pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(tries - 1, 9))
-                pause *= random.uniform(0.5, 1.0)  # many workers that were sent away must not return as one
+                pause *= random.uniform(0.5, 1.0)  # many workers must not retry at the same moment
                 if _is_transient(error) and spent + pause < RETRY_SECONDS:
                     time.sleep(pause)
                     continue
@@ -261,7 +247,7 @@ def _filesystem(protocol: str, pid: int) -> Any:
 
 
 def _s3_settings() -> dict[str, Any]:
-    # One attempt each: `_patient` is who repeats, and who knows when to stop.
+    # One attempt each: `_patient` retries, and has the limit.
     settings: dict[str, Any] = {
         "retries": {"total_max_attempts": 1, "mode": "standard"},
         "connect_timeout": _CONNECT_SECONDS,
@@ -283,7 +269,7 @@ def _s3_settings() -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=4)
 def _threads(pid: int) -> ThreadPoolExecutor:
-    """Threads that wait for answers, shared by all places of this process."""
+    """Threads of all places of this process."""
     return ThreadPoolExecutor(2 * READS_AT_ONCE, thread_name_prefix="scalelatent-objects")
 
 
@@ -322,7 +308,7 @@ def _is_transient(error: BaseException) -> bool:
 
 
 def _told(error: Exception, what: str, place: ObjectLocation, tries: int, spent: float) -> Exception:
-    """The error in words; absence and presence stay what they are, for the caller to judge."""
+    """The error in words; `FileNotFoundError` and `FileExistsError` stay what they are."""
     status, code = _answer(error)
     names = {type(e).__name__ for e in _chain(error)}
     root = place.url.split("/")[2]
@@ -368,5 +354,5 @@ def scrub(error: BaseException | str) -> str:
 
 
 def forget_connections() -> None:
-    """Look at environment and credentials anew from the next `locate` on."""
+    """Read environment and credentials again at the next `locate`."""
     _filesystem.cache_clear()

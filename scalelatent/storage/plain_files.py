@@ -1,4 +1,4 @@
-"""Opening what should be a file, without waiting for the other end of what is none."""
+"""Opening regular files only: a FIFO without a writer would make `open` wait for ever."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KINDS = {
 
 
 class SpecialFileError(OSError):
-    """What lies there is no regular file."""
+    """A path is not a regular file."""
 
 
 def open_plain(path: str | os.PathLike[str]) -> int:

@@ -44,13 +44,13 @@ def loads(data: bytes) -> Any:
     if len(data) <= _DIGEST or hashlib.sha256(body).digest() != digest:
         raise RunError("the record is torn or changed: its checksum does not fit")
     with _reading, _open(body) as arrays:
-        # Each look into an npz file reads anew: an array of several places would become several.
+        # Each access to an npz file reads again: an array of several places would become several.
         try:
             return _build(json.loads(arrays["head"].tobytes()), {name: arrays[name] for name in arrays.files})
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise RunError(
                 f"the record is no tree of values ({type(error).__name__}: {error}): resume with the version "
-                "that wrote it, or start anew"
+                "that wrote it, or start again"
             ) from None
 
 
@@ -88,7 +88,7 @@ def _open(body: bytes) -> Any:
     try:
         return np.load(io.BytesIO(body), allow_pickle=False)
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise RunError(f"the record holds no arrays ({error}): start anew") from None
+        raise RunError(f"the record holds no arrays ({error}): start again") from None
 
 
 def _flatten(value: Any, arrays: dict[str, np.ndarray], names: dict[Any, str]) -> Any:
@@ -141,6 +141,6 @@ def _build(head: Any, arrays: Any) -> Any:
         raise RunError(
             f"the record holds {head['!type']!r} with the fields {', '.join(fields)}, which this version "
             "of scalelatent "
-            "does not know: resume with the version that wrote it, or start anew"
+            "does not know: resume with the version that wrote it, or start again"
         )
     return cls(**fields)

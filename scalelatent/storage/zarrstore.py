@@ -1,4 +1,4 @@
-"""Places as zarr sees them, and what it writes there."""
+"""Places as zarr stores."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ __all__ = ["LocationStore", "PlainStore", "WatchedStore"]
 
 
 class PlainStore(LocalStore):
-    """A folder, in which what is no regular file is refused instead of waited for."""
+    """A folder in which FIFOs and other special files are refused."""
 
     async def get(
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """A file, or a part of it; None where there is none."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if not stat.S_ISDIR(mode := os.stat(self.root / key).st_mode):
                 refuse_special(mode, self.root / key)
@@ -50,7 +49,7 @@ class WatchedStore(WrapperStore[Store]):
 
 
 class LocationStore(Store):
-    """Keys of one place; each request is the place's own, in a thread: repeated, and told in its words."""
+    """The keys of an object store, read and written by its `Location`: with its retries and messages."""
 
     supports_writes = True
     supports_deletes = True
@@ -72,13 +71,11 @@ class LocationStore(Store):
         return f"LocationStore({self._place.url!r})"
 
     def with_read_only(self, read_only: bool = False) -> LocationStore:
-        """The same keys, writable or not."""
         return LocationStore(self._place, read_only=read_only)
 
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """An object, or a part of it; None where there is none."""
         data = await asyncio.to_thread(self._get, key, byte_range)
         return None if data is None else prototype.buffer.from_bytes(data)
 
@@ -97,39 +94,31 @@ class LocationStore(Store):
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
-        """Several parts at once."""
         return list(await asyncio.gather(*(self.get(key, prototype, part) for key, part in key_ranges)))
 
     async def exists(self, key: str) -> bool:
-        """Whether there is an object."""
         return await asyncio.to_thread(self._place.has, key)
 
     async def set(self, key: str, value: Buffer) -> None:
-        """Put an object."""
         self._check_writable()
         await asyncio.to_thread(self._place.write, key, value.to_bytes())
 
     async def set_partial_values(self, key_start_values: Iterable[tuple[str, int, Any]]) -> None:
-        """Objects are put whole."""
         raise NotImplementedError
 
     async def delete(self, key: str) -> None:
-        """Delete an object; nothing there is no error."""
         self._check_writable()
         await asyncio.to_thread(self._place.delete, key)
 
     async def list(self) -> AsyncIterator[str]:
-        """All keys."""
         async for key in self.list_prefix(""):
             yield key
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        """All keys that begin so."""
         for key in await asyncio.to_thread(self._place.all_keys):
             if key.startswith(prefix):
                 yield key
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        """Names directly below a prefix."""
         for name in await asyncio.to_thread(self._place.keys, prefix.rstrip("/")):
             yield name

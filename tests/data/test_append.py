@@ -268,7 +268,7 @@ def test_a_change_that_no_lock_kept_out_is_noticed(tmp_path: Path, monkeypatch: 
             append_rows(tmp_path / "ds", _part("numbers", 60, 70))
 
     _while_writing(monkeypatch, second)
-    with pytest.raises(DataError, match="was changed by somebody else"):
+    with pytest.raises(DataError, match="was changed by another process"):
         append_rows(tmp_path / "ds", _part("numbers", 60, N))
     _check(open_dataset(tmp_path / "ds"), "numbers", 70)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalelatent.data.read.converted import cast
+from scalelatent.data.write.convert import cast
 
 KINDS = ["?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]
 EDGES = [2**k + d for k in (7, 8, 15, 16, 24, 31, 32, 53, 63, 64) for d in (-1, 0, 1)]

@@ -85,8 +85,8 @@ def test_what_a_dataset_says_of_itself_reads_no_rows(tmp_path: Path) -> None:
 
 def test_reshaped_rows_are_not_counted_for_it(tmp_path: Path) -> None:
     from scalelatent.data.columns import Columns
-    from scalelatent.data.read.converted import DenseRows, SparseRows
     from scalelatent.data.read.sources import ArrayRows, CsrSource
+    from scalelatent.data.write.convert import DenseRows, SparseRows
 
     sparse = Dataset(Columns(SparseRows(_Unreadable(ArrayRows(X)))))
     dense = Dataset(Columns(DenseRows(_Unreadable(CsrSource(csr_array(X))))))

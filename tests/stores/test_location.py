@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from scalelatent.errors import ScalelatentError, StoreError
-from scalelatent.storage.disk import locate
+from scalelatent.storage.disk import is_local, locate
+from scalelatent.storage.guard import clears_too, scratch
 from scalelatent.storage.linelog import LineLog
+from scalelatent.storage.objects import scrub
 
 from .conftest import S3, SECRET
 
@@ -263,3 +265,27 @@ def test_requests_to_google_are_bounded(monkeypatch: pytest.MonkeyPatch, fresh: 
     limits = options["session_kwargs"]["timeout"]
     assert 0 < limits.sock_connect <= 60
     assert 0 < limits.sock_read <= 60
+
+
+def test_local_addresses() -> None:
+    assert [is_local(url) for url in ("runs/a", "file:///a", "s3://bucket/a")] == [True, True, False]
+    assert locate("memory://trial").at("model.zarr").url == "memory://trial/model.zarr"
+
+
+def test_clearing_a_place_clears_what_is_inside() -> None:
+    whole, part = locate("a.zarr"), locate("./a.zarr/part")
+    assert clears_too(whole, part)
+    assert not clears_too(part, whole)
+
+
+def test_scratch_is_cleared() -> None:
+    with scratch(locate("memory://scratch")) as place:
+        place.write("a", b"1")
+    assert locate("memory://scratch").is_empty()
+
+
+def test_messages_hide_users_and_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "12345678")
+    assert scrub("cannot reach https://me:word@host/bucket with 12345678") == (
+        "cannot reach https://…@host/bucket with …"
+    )

@@ -38,15 +38,13 @@ class Damage(Exception):
 
 
 class Chunks(Protocol):
-    """Chunks as bytes."""
+    """Bytes of chunks, from a file or fetched."""
 
     def extent(self, chunk: int, sharded: bool) -> tuple[int, int]:
         """Offset and length of a chunk's bytes."""
         ...
 
-    def read(self, offset: int, length: int) -> bytes:
-        """These bytes."""
-        ...
+    def read(self, offset: int, length: int) -> bytes: ...
 
     def read_into(self, target: np.ndarray, offset: int) -> bytes:
         """Fill `target`; return the checksum that follows it."""
@@ -60,15 +58,12 @@ class Fetched:
         self._data = data
 
     def extent(self, chunk: int, sharded: bool) -> tuple[int, int]:
-        """All of what was fetched."""
         return 0, len(self._data)
 
     def read(self, offset: int, length: int) -> bytes:
-        """All of it."""
         return self._data
 
     def read_into(self, target: np.ndarray, offset: int) -> bytes:
-        """Fill `target`; return the checksum that follows it."""
         flat = target.reshape(-1).view(np.uint8)
         flat[...] = np.frombuffer(self._data, np.uint8, len(flat))
         return self._data[len(flat) :]
@@ -82,7 +77,7 @@ class Indexes:
         self._kept: dict[str, np.ndarray] = {}
 
     def get(self, keys: list[str], n_chunks: int) -> dict[str, np.ndarray]:
-        """Those of some objects of `n_chunks` each; what is not at hand is fetched at once."""
+        """The indexes of some objects of `n_chunks` each; the missing ones are fetched together."""
         found = {key: index for key in keys if (index := self._kept.get(key)) is not None}
         missing = [key for key in keys if key not in found]
         length = 16 * n_chunks + _CRC_BYTES
@@ -98,7 +93,6 @@ class Indexes:
         return found
 
     def forget(self) -> None:
-        """Fetch all of them anew."""
         self._kept = {}
 
 
@@ -132,7 +126,6 @@ class ShardFile:
         os.close(self._fd)
 
     def extent(self, chunk: int, sharded: bool) -> tuple[int, int]:
-        """Offset and length of a chunk's bytes."""
         if not sharded:
             return 0, self.size
         if self._index is None:
@@ -144,14 +137,12 @@ class ShardFile:
         return offset, length
 
     def read(self, offset: int, length: int) -> bytes:
-        """These bytes of the file."""
         data = os.pread(self._fd, length, offset)
         if len(data) != length:
             raise Damage(f"{length} bytes expected at byte {offset}, {len(data)} found")
         return data
 
     def read_into(self, target: np.ndarray, offset: int) -> bytes:
-        """Fill `target`; return the checksum that follows it."""
         tail = bytearray(_CRC_BYTES)
         view = target.reshape(-1).view(np.uint8).data
         done = os.preadv(self._fd, [view, tail], offset)
@@ -173,7 +164,7 @@ Decoder = Callable[[Chunks, int, np.ndarray], bytes]
 
 
 def _checked(data: bytes, what: str) -> tuple[memoryview, bytes]:
-    """The bytes without their checksum, which has to be right, and that."""
+    """Bytes without the checksum at their end, which has to fit, and that checksum."""
     import crc32c
 
     if len(data) < _CRC_BYTES:

@@ -50,7 +50,7 @@ def _tell_slow(url: str, name: str, how: str) -> None:
     """Say once that an array needs zarr's own pipeline."""
     logger.warning(
         "dataset %s: '%s' is stored as %s, which zarr decodes, a call a shard and slower than the reader for "
-        "our own codecs; the rows are the same. `scalelatent data convert` writes it anew.",
+        "our own codecs; the rows are the same. `scalelatent data convert` writes it in ours.",
         url, name, how,
     )  # fmt: skip
 
@@ -124,7 +124,6 @@ class StoredRows(StoredColumn):
         return self._array
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Rows `start:stop` in a new array of their stored dtype."""
         out = self._memory.empty((stop - start, *self.shape[1:]), self.dtype)
         if self._decoder is not None and not self._has_files:
             self._read_objects(start, stop, out)
@@ -192,7 +191,7 @@ class StoredRows(StoredColumn):
                 self._raise(shard, error, tile)
 
     def _decode(self, file: Chunks, start: int, stop: int, target: np.ndarray, tile: int = 0) -> None:
-        """Rows of one chunk; it is checked and decoded whole, also when only some of its rows are wanted."""
+        """Rows of one chunk; a chunk is checked and decoded whole."""
         assert self._decoder is not None
         chunk, first = divmod(start, self.chunk_rows)
         shard, chunk = divmod(chunk, self._per_shard)
@@ -206,7 +205,7 @@ class StoredRows(StoredColumn):
         target[...] = rows if self._tile is None else rows[:, : target.shape[1]]
 
     def _compare(self, checksum: bytes, shard: int, tile: int, chunk: int) -> None:
-        """Refuse a chunk that is whole, but not the one that the dataset was finished with."""
+        """Refuse a chunk whose checksum fits it, but is not the one in the table of the dataset."""
         if self._crcs is None:
             return
         found, written = int.from_bytes(checksum, "little"), int(self._crcs[shard, tile, chunk])
@@ -217,7 +216,7 @@ class StoredRows(StoredColumn):
             )
 
     def _read_objects(self, start: int, stop: int, out: np.ndarray) -> None:
-        """Rows `start:stop` from objects: a window of requests at a time, so that few packed bytes wait."""
+        """Rows `start:stop` from objects, a window of requests at a time."""
         pieces = [(*piece, *tile) for piece in self.pieces(start, stop) for tile in self._tiles()]
         pieces = pieces if start < stop else []
         window = 2 * self.reads_at_once
@@ -274,7 +273,7 @@ class StoredRows(StoredColumn):
         lost = not isinstance(error, OSError) or error.errno == errno.EIO
         if lost or isinstance(error, (FileNotFoundError, SpecialFileError)):
             raise ShardError(words, name, *(self._holder or (first, last))) from error
-        # Whether the rows are still there, nobody knows: the place refuses, or is away.
+        # The rows may still be there: the place refuses, or cannot be reached.
         raise DataError(words) from error
 
 
@@ -288,7 +287,6 @@ class Recycled:
         return Recycled, ()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-        """An array as of `numpy.empty`."""
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if not LEAST_BYTES <= nbytes <= MOST_BYTES:
             return np.empty(shape, dtype)
@@ -297,7 +295,7 @@ class Recycled:
         return np.asarray(_Lease(raw, self._free)).view(dtype).reshape(shape)
 
     def _taken(self, nbytes: int) -> np.ndarray | None:
-        """A free piece of this size; others are of rows that are no longer read, and are let go."""
+        """A free piece of this size; those of other sizes are dropped."""
         while True:
             try:
                 raw = self._free.pop()
@@ -308,7 +306,7 @@ class Recycled:
 
 
 class _Lease:
-    """What all views of an array hold in the end: numpy stops there, since it is no array itself."""
+    """The base of all views of an array: numpy stops there, because it is not an array itself."""
 
     def __init__(self, raw: np.ndarray, free: deque[np.ndarray]) -> None:
         self.__array_interface__ = raw.__array_interface__

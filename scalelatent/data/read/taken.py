@@ -46,11 +46,9 @@ class _TakenRows(RowSource):
         self._read, self._rows = read, rows
 
     def entries(self, start: int, stop: int) -> int:
-        """Entries of CSR rows ``start:stop``, counted by reading them."""
         return sum(int(self.read(a, b).nnz) for a, b in self.pieces(start, stop))
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Rows ``start:stop``, cut where the whole is read anew."""
         if stop <= start:
             return []
         whole = self._rows[start:stop]
@@ -59,7 +57,6 @@ class _TakenRows(RowSource):
         return list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
 
     def read(self, start: int, stop: int) -> Any:
-        """Rows ``start:stop``."""
         parts = []
         for a, b in self.pieces(start, stop):
             wanted = self._rows[a:b]

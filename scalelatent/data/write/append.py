@@ -192,7 +192,7 @@ def _commit(
     """Enter the segments into the dataset's attributes: one write."""
     if read_attrs(location).fingerprint != attrs.fingerprint:
         raise DataError(
-            f"{location.url} was changed by somebody else while rows were written to be appended to it. "
+            f"{location.url} was changed by another process while rows to append were written. "
             "Nothing was appended; append again"
         )
     names = None if classes is None else classes.tolist()

@@ -71,7 +71,7 @@ class ShardWriter:
 
     @property
     def url(self) -> str:
-        """Where the dataset lies."""
+        """Address of the dataset."""
         return self._location.url
 
     @property
@@ -267,7 +267,7 @@ class ShardWriter:
 
     @contextlib.contextmanager
     def _crcs_of(self, shard: int) -> Iterator[Callable[[], dict[str, list[int]]]]:
-        """While a shard is written: what tells the checksums of its chunks then, by column."""
+        """Collect the checksums of a shard's chunks while it is written; the function given returns them."""
         arrays = {k: c for k, c in self._columns().items() if not isinstance(c, CsrGroups)}
         chunks = {k: None if a.shards is None else a.shards[0] // a.chunks[0] for k, a in arrays.items()}
         keys = {name: self._key(name, shard) for name in arrays}
@@ -315,7 +315,7 @@ class ShardWriter:
             parts = {name: np.zeros(column.n_crcs, np.uint32) for name, column in columns.items()}
         for name, column in columns.items():
             if len(parts.get(name, ())) != column.n_crcs:
-                return  # packed anew by somebody: nothing of the table fits
+                return  # packed again by other software: the table does not fit
             for shard, crcs in self._resealed.items():
                 parts[name][column.crcs_of(shard)] = crcs[name]
         self.attrs = replace(self.attrs, crc=self._write_crcs(parts))
@@ -383,13 +383,13 @@ class ShardWriter:
 
 
 class Markers:
-    """Those of one dataset."""
+    """Markers of written shards, a small file each, while a dataset is written."""
 
     def __init__(self, location: Location) -> None:
         self._location = location
 
     def read(self, shard: int) -> dict[str, Any] | None:
-        """What is known of a written shard; None of one that is not, or whose marker is torn."""
+        """Digest and more of a written shard; None where it is not written or its marker is torn."""
         raw = self._location.read(_marker_key(shard))
         return None if raw is None else _parse_marker(raw)
 
@@ -405,15 +405,13 @@ class Markers:
         return markers
 
     def write(self, shard: int, marker: dict[str, Any]) -> None:
-        """Say that a shard is written, after its last file."""
+        """Mark a shard as written, after its last file."""
         self._location.write(_marker_key(shard), json.dumps(marker).encode())
 
     def delete(self, shard: int) -> None:
-        """Say that a shard is not written."""
         self._location.delete(_marker_key(shard))
 
     def clear(self) -> None:
-        """Remove them all."""
         self._location.delete_tree(MARKERS)
 
 
