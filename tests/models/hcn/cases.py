@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from scalelatent.models.hcn.kernels.cpu.trees import ROOM
-from scalelatent.models.hcn.kernels.windows import pairs_of
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Stats
+from scalelatent.engine.backend import HostBackend
+from scalelatent.models.hcn.kernels import KERNELS
+from scalelatent.models.hcn.kernels.windows import message_room
+from scalelatent.models.hcn.model.online import EvidenceLearner, EvidenceState
 
 
 def by_enumeration(allowed: Callable[..., float], incoming: np.ndarray) -> np.ndarray:
@@ -63,5 +69,63 @@ def draw_sweep(
 
 def no_messages(evidence: np.ndarray, w: np.ndarray) -> np.ndarray:
     """Room for one message of each pair, zero."""
-    size = pairs_of(evidence.shape[3:], w.shape[2:4], w.shape[4]) + ROOM
+    size = message_room(evidence.shape[3:], w.shape[2:4], w.shape[4])
     return np.zeros((*evidence.shape[:3], size), np.int16)
+
+
+class Kernels(HostBackend):
+    """The host's backend with the kernels of this folder."""
+
+    def kernel(self, name: str) -> Callable[..., Any]:
+        module, function = KERNELS[name][self.name].split(":")
+        return getattr(importlib.import_module(module), function)
+
+
+def overlap(features: np.ndarray, truth: np.ndarray) -> float:
+    """Of the best of the features (F, h, w), over translations: intersection over union with ``truth``."""
+    best, (h, w) = 0.0, truth.shape
+    for feature in features:
+        rows, cols = np.nonzero(feature)
+        if not len(rows):
+            continue
+        part = feature[rows.min() : rows.max() + 1, cols.min() : cols.max() + 1]
+        room = np.zeros((h + 2 * part.shape[0], w + 2 * part.shape[1]), bool)
+        room[part.shape[0] : part.shape[0] + h, part.shape[1] : part.shape[1] + w] = truth
+        for r in range(room.shape[0] - part.shape[0] + 1):
+            for c in range(room.shape[1] - part.shape[1] + 1):
+                both = (room[r : r + part.shape[0], c : c + part.shape[1]] & part).sum()
+                best = max(best, both / (truth.sum() + part.sum() - both))
+    return best
+
+
+def learn_online(
+    learner: EvidenceLearner, x: np.ndarray, epochs: int, backend: Any, chains: int = 1, minibatches: int = 1
+) -> EvidenceState:
+    """Epochs over rows in the order of a permutation."""
+    state, rng = learner.start(), np.random.default_rng(learner.seed)
+    size = chains * minibatches * learner.batch_rows
+    for epoch in range(epochs):
+        order = rng.permutation(len(x))
+        for first in range(0, len(x), size):
+            state = one_step(learner, state, x, order[first : first + size], epoch, backend, chains)
+        state = learner.end_epoch(state)
+    return state
+
+
+def one_step(
+    learner: EvidenceLearner,
+    state: EvidenceState,
+    x: np.ndarray,
+    rows: np.ndarray,
+    epoch: int,
+    backend: Any,
+    chains: int = 1,
+) -> EvidenceState:
+    """The step of these rows, cut into chains."""
+    prepared, total = learner.prepare(state, backend), Stats.zeros(learner.layout())
+    for chain, part in enumerate(np.array_split(rows, chains)):
+        if len(part):
+            stats = Stats.zeros(learner.layout())
+            learner.run_chain(prepared, Block(x[part], None, None, 0, part, epoch, chain), stats)
+            total = total.merge(stats)
+    return learner.step(state, total, len(rows))

@@ -8,7 +8,7 @@ _MODULES = {
     "sweep_messages": "sweeps",
     "decode": "sweeps",
     "cover": "placements",
-    "prune": "placements",
+    "improve": "placements",
 }
 KERNELS = {
     f"hcn_{name}": {

@@ -225,15 +225,15 @@ def cover(s: np.ndarray, w: np.ndarray) -> np.ndarray:
     return out
 
 
-def prune(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> np.ndarray:
-    """Which of the features placed are kept: those that do not pay for their cost are taken away.
+def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> np.ndarray:
+    """Features placed better: one is put down or taken away, that which gains most first, until none gains.
 
-    The one that pays least goes first (of equals the first), until each pays. A feature pays the evidence of
-    the pixels that lie under no other one.
+    A feature put down gains the evidence of the pixels under no other one, and costs. Of equal gains one is
+    taken away rather than put down, and the first in order goes.
 
     Parameters
     ----------
-    evidence : array of float32, shape (rows, channels, height, width)
+    evidence : array of float, shape (rows, channels, height, width)
         In whole units.
     s : ndarray of uint8, shape (rows, HS, WS, F)
     w : ndarray of bool, shape (channels, h, w, F)
@@ -247,18 +247,18 @@ def prune(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> np
     """
     out, (_, h, width, _) = s.copy(), w.shape
     for n in range(len(s)):
-        layers = cover(out[n : n + 1], w)[0]
-        placed = [tuple(at) for at in np.argwhere(out[n])]
-        while placed:
-            gains = []
-            for r, c, f in placed:
-                part = (slice(None), slice(r, r + h), slice(c, c + width))
-                alone = w[:, ::-1, ::-1, f] & (layers[part] == 1)
-                gains.append(float(evidence[n][part][alone].sum()) - cost)
-            least = int(np.argmin(gains))
-            if gains[least] >= 0:
+        while True:
+            layers = cover(out[n : n + 1], w)[0]
+            gains = np.zeros(out[n].shape)
+            for r, c, f in np.ndindex(gains.shape):
+                part, placed = (slice(None), slice(r, r + h), slice(c, c + width)), out[n, r, c, f]
+                alone = w[:, ::-1, ::-1, f] & (layers[part] == placed)
+                gain = evidence[n][part][alone].sum(dtype=np.float64) - cost
+                gains[r, c, f] = -gain if placed else gain
+            best = gains.max()
+            if best <= 0:
                 break
-            r, c, f = placed.pop(least)
-            out[n, r, c, f] = 0
-            layers[:, r : r + h, c : c + width] -= w[:, ::-1, ::-1, f]
+            first = np.argwhere((gains == best) & (out[n] == 1))
+            at = tuple((first if len(first) else np.argwhere(gains == best))[0])
+            out[n][at] ^= 1
     return out

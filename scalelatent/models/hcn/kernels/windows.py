@@ -25,3 +25,12 @@ def pairs_of(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) 
     """Pairs of a place and a weight that both exist, of one channel of an image."""
     (height, width), (h, w) = image, feature
     return (height - h + 1) * h * (width - w + 1) * w * n_features
+
+
+MESSAGE_ROOM = 32
+"""Messages behind the last of a channel: kernels read and write whole vectors there."""
+
+
+def message_room(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> int:
+    """Length of the messages of a channel."""
+    return pairs_of(image, feature, n_features) + MESSAGE_ROOM

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numba
 import numpy as np
 
 from scalelatent.kernels.jit import entry, filled, given, part
@@ -20,16 +21,43 @@ def _add(layers: Any, w: Any, r: Any, c: Any, f: Any, count: Any) -> None:
 
 
 @part
-def _gain(evidence: Any, layers: Any, w: Any, r: Any, c: Any, f: Any) -> Any:
-    """Evidence of the pixels that lie under this feature alone."""
+def _alone(evidence: Any, layers: Any, w: Any, r: Any, c: Any, f: Any, count: Any) -> Any:
+    """Evidence of a feature's pixels under so many features."""
     n_channels, h, width, _ = w.shape
     total = 0.0
     for a in range(n_channels):
         for i in range(h):
             for j in range(width):
-                if w[a, h - 1 - i, width - 1 - j, f] and layers[a, r + i, c + j] == 1:
+                if w[a, h - 1 - i, width - 1 - j, f] and layers[a, r + i, c + j] == count:
                     total += evidence[a, r + i, c + j]
     return total
+
+
+@part
+def _spread(gains: Any, w: Any, a: Any, y: Any, x: Any, value: Any) -> None:
+    """Add a pixel's evidence to the gains of all that would lie over it."""
+    _, h, width, n_features = w.shape
+    high, wide, _ = gains.shape
+    for r in range(max(0, y - h + 1), min(high - 1, y) + 1):
+        for c in range(max(0, x - width + 1), min(wide - 1, x) + 1):
+            i, j = h - 1 - y + r, width - 1 - x + c
+            for f in range(n_features):
+                gains[r, c, f] += value * w[a, i, j, f]
+
+
+@part
+def _toggle(evidence: Any, layers: Any, gains: Any, w: Any, r: Any, c: Any, f: Any, count: Any) -> None:
+    """Put a feature down, or take it away; gains of others follow."""
+    n_channels, h, width, _ = w.shape
+    for a in range(n_channels):
+        for y in range(r, r + h):
+            for x in range(c, c + width):
+                if w[a, h - 1 - y + r, width - 1 - x + c, f]:
+                    layers[a, y, x] += count
+                    if count == 1 and layers[a, y, x] == 1:
+                        _spread(gains, w, a, y, x, -evidence[a, y, x])
+                    elif count == -1 and layers[a, y, x] == 0:
+                        _spread(gains, w, a, y, x, evidence[a, y, x])
 
 
 @entry(given("u1", 4), given("u1", 4), filled("i4", 4))
@@ -42,37 +70,34 @@ def _cover(s: np.ndarray, w: np.ndarray, out: np.ndarray) -> None:
                         _add(out[n], w, r, c, f, 1)
 
 
-@entry(given("f4", 4), given("u1", 4), filled("f8", 2), filled("i8", 2), filled("u1", 4), filled("i4", 4))
-def _prune(evidence: Any, w: Any, cost: Any, placed: Any, out: Any, layers: Any) -> None:
-    gains = cost[1]
-    h, width = w.shape[1:3]
-    for n in range(out.shape[0]):
-        count = 0
-        for r in range(out.shape[1]):
-            for c in range(out.shape[2]):
-                for f in range(out.shape[3]):
-                    if out[n, r, c, f]:
-                        placed[count, 0], placed[count, 1], placed[count, 2] = r, c, f
-                        gains[count] = _gain(evidence[n], layers[n], w, r, c, f) - cost[0, 0]
-                        count += 1
-        while count:
-            least = 0
-            for k in range(1, count):
-                if gains[k] < gains[least]:
-                    least = k
-            if gains[least] >= 0:
+@entry(given("f4", 4), given("u1", 4), numba.float64, filled("u1", 4), filled("i4", 4), filled("f8", 3))
+def _improve(
+    evidence: np.ndarray, w: np.ndarray, cost: Any, s: np.ndarray, layers: np.ndarray, gains: np.ndarray
+) -> None:
+    rows, high, wide, n_features = s.shape
+    for n in range(rows):
+        gains[:] = 0
+        for a in range(layers.shape[1]):
+            for y in range(layers.shape[2]):
+                for x in range(layers.shape[3]):
+                    if layers[n, a, y, x] == 0 and evidence[n, a, y, x] != 0:
+                        _spread(gains, w, a, y, x, evidence[n, a, y, x])
+        while True:
+            most, best = 0.0, (-1, 0, 0)
+            for r in range(high):
+                for c in range(wide):
+                    for f in range(n_features):
+                        if s[n, r, c, f]:
+                            gain = cost - _alone(evidence[n], layers[n], w, r, c, f, 1)
+                            if gain > most or (gain == most and best[0] >= 0 and not s[n][best]):
+                                most, best = gain, (r, c, f)
+                        elif gains[r, c, f] - cost > most:
+                            most, best = gains[r, c, f] - cost, (r, c, f)
+            if best[0] < 0:
                 break
-            r, c, f = placed[least]
-            out[n, r, c, f] = 0
-            _add(layers[n], w, r, c, f, -1)
-            count -= 1
-            for k in range(least, count):  # in their order: of equals the first goes
-                placed[k, 0], placed[k, 1], placed[k, 2] = placed[k + 1]
-                gains[k] = gains[k + 1]
-            for k in range(count):
-                if abs(placed[k, 0] - r) < h and abs(placed[k, 1] - c) < width:
-                    at = placed[k]
-                    gains[k] = _gain(evidence[n], layers[n], w, at[0], at[1], at[2]) - cost[0, 0]
+            count = -1 if s[n][best] else 1
+            s[n][best] = count == 1
+            _toggle(evidence[n], layers[n], gains, w, best[0], best[1], best[2], count)
 
 
 def cover(s: np.ndarray, w: np.ndarray) -> np.ndarray:
@@ -83,11 +108,8 @@ def cover(s: np.ndarray, w: np.ndarray) -> np.ndarray:
     return out
 
 
-def prune(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> np.ndarray:
-    """Which of the features placed are kept: those that do not pay for their cost are taken away."""
-    out, layers = s.copy(), cover(s, w)
-    most = int(s.reshape(len(s), -1).sum(axis=1, dtype=np.int64).max(initial=0))
-    costs = np.zeros((2, max(most, 1)))
-    costs[0, 0] = cost
-    _prune(evidence, w.view(np.uint8), costs, np.zeros((most + 1, 3), np.int64), out, layers)
+def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> np.ndarray:
+    """Features placed better: put down or taken away one by one, that which gains most first."""
+    out = s.copy()
+    _improve(evidence, w.view(np.uint8), cost, out, cover(s, w), np.zeros(s.shape[1:]))
     return out

@@ -9,9 +9,9 @@ import numpy as np
 
 from scalelatent.kernels.jit import entry, filled, given, part
 from scalelatent.models.hcn.kernels.exact import HARD
-from scalelatent.models.hcn.kernels.windows import starts
+from scalelatent.models.hcn.kernels.windows import MESSAGE_ROOM, starts
 
-from .trees import ROOM, tree_of
+from .trees import tree_of
 
 _look_off, _look_on, _off, _off_evenly, _on, _on_evenly = tree_of(0, 2)
 _look_off_2, _look_on_2, _off_2, _off_evenly_2, _on_2, _on_evenly_2 = tree_of(2, 2)
@@ -123,8 +123,8 @@ def sweep_messages(
     moved = np.zeros(len(order), np.int64)
     begins = starts(evidence.shape[3:5], w.shape[2:4], w.shape[4])
     for messages in (to_s, to_w):
-        if messages.shape[3] < begins[-1] + ROOM:
-            raise ValueError(f"messages of {begins[-1]} pairs need room for {begins[-1] + ROOM}")
+        if messages.shape[3] < begins[-1] + MESSAGE_ROOM:
+            raise ValueError(f"messages of {begins[-1]} pairs need room for {begins[-1] + MESSAGE_ROOM}")
     _sweep_messages(evidence, order, s, w, to_s, to_w, damping, begins, moved)
     return moved
 
@@ -173,7 +173,7 @@ def decode(
 ) -> np.ndarray:
     """Beliefs of S under fixed weights; trees that moved in the last sweep of each row."""
     begins, moved = starts(evidence.shape[2:4], w.shape[1:3], w.shape[3]), np.zeros(len(order), np.int64)
-    kept = np.empty((w.shape[0], begins[-1] + ROOM), np.int16)
+    kept = np.empty((w.shape[0], begins[-1] + MESSAGE_ROOM), np.int16)
     _decode(
         evidence, order, s, np.where(w, np.float32(HARD), np.float32(-HARD)), kept, n_sweeps, begins, moved
     )

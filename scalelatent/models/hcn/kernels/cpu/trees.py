@@ -24,7 +24,7 @@ from scalelatent.kernels.vectors import I16, I64, LANES, Vectors
 
 _SHORTS = ir.VectorType(I16, LANES)
 LEAST = -1e30  # a pair that does not exist
-ROOM = 32  # int16 behind the last message: whole vectors are read and written there
+
 
 Values = list[Any]
 

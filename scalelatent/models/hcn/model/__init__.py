@@ -1,0 +1,1 @@
+"""Learning and using binary features of binary images."""

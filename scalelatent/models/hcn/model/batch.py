@@ -1,0 +1,116 @@
+"""Learning features from images whose messages are kept: Algorithm 1 of the paper, for one layer.
+
+A leaf is a fixed run of images and the last messages of all its trees. A visit sweeps over it a few times
+from the beliefs of W that the step before summed, and returns by how much its messages to W have changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scalelatent.models.hcn.kernels.exact import from_grid, to_grid
+from scalelatent.models.hcn.kernels.order import shuffled
+from scalelatent.models.hcn.kernels.windows import message_room
+
+from .layer import FeatureLayer
+
+
+@dataclass(frozen=True)
+class LeafMessages:
+    """What is kept of a leaf from visit to visit.
+
+    Attributes
+    ----------
+    s : ndarray of float32, shape (images, HS, WS, F)
+        Beliefs of S, in units: the prior and all messages to S.
+    to_s, to_w : ndarray of int16, shape (images, channels, pairs and room)
+        Messages of the trees to S and W, in units.
+    sweeps : int
+        Sweeps done.
+    moved : int
+        Trees of which a message changed in the last one.
+    """
+
+    s: np.ndarray
+    to_s: np.ndarray
+    to_w: np.ndarray
+    sweeps: int = 0
+    moved: int = -1
+
+
+def start_leaf(layer: FeatureLayer, n_rows: int) -> LeafMessages:
+    """A leaf before its first visit: no messages."""
+    channels, height, width = layer.image
+    room = message_room((height, width), layer.window, layer.n_features)
+    to_s, to_w = (np.zeros((n_rows, channels, room), np.int16) for _ in range(2))
+    return LeafMessages(layer.no_places(n_rows), to_s, to_w)
+
+
+def leaf_bytes(layer: FeatureLayer, n_rows: int) -> int:
+    """Bytes of a leaf."""
+    channels, height, width = layer.image
+    room = message_room((height, width), layer.window, layer.n_features)
+    return n_rows * (4 * channels * room + 4 * int(np.prod(layer.places)))
+
+
+def visit(
+    layer: FeatureLayer,
+    leaf: LeafMessages,
+    evidence: np.ndarray,
+    beliefs: np.ndarray,
+    first_row: int,
+    seed: int,
+    n_sweeps: int,
+    damping: float,
+    backend: Any,
+) -> tuple[LeafMessages, np.ndarray]:
+    """Sweep over a leaf until nothing moves or ``n_sweeps`` are done; the leaf is not changed.
+
+    Parameters
+    ----------
+    evidence : ndarray of float32, shape (images, channels, height, width)
+    beliefs : ndarray of float32, shape (channels, h, w, F)
+        Beliefs of W in units, this leaf's messages included.
+    first_row : int
+        Number of the leaf's first row; orders are keyed by (seed, sweep, row).
+    damping : float
+        Weight of the new message.
+
+    Returns
+    -------
+    leaf : LeafMessages
+    change : ndarray of float64, shape (channels, h, w, F)
+        Of the leaf's messages to W, in units.
+    """
+    evidence = backend.asarray(evidence[None], np.float32)
+    s, w = (backend.asarray(a[None], np.float32).copy() for a in (leaf.s, beliefs))
+    to_s, to_w = (backend.xp.asarray(a[None]).copy() for a in (leaf.to_s, leaf.to_w))
+    kernel, row, moved, done = backend.kernel("hcn_sweep_messages"), np.array([first_row]), -1, leaf.sweeps
+    for done in range(leaf.sweeps + 1, leaf.sweeps + n_sweeps + 1):
+        order = backend.xp.asarray(shuffled(seed, "hcn sweep", done - 1, row, evidence[0].size))
+        moved = int(backend.to_host(kernel(evidence, order, s, w, to_s, to_w, damping))[0])
+        if not moved:
+            break
+    change = backend.to_host(w)[0].astype(np.float64) - beliefs
+    s, to_s, to_w = (backend.to_host(a)[0] for a in (s, to_s, to_w))
+    return LeafMessages(s, to_s, to_w, done, moved), change
+
+
+def learn_leaf(
+    layer: FeatureLayer,
+    evidence: np.ndarray,
+    seed: int,
+    n_sweeps: int,
+    damping: float,
+    backend: Any,
+    restart: int = 0,
+) -> tuple[np.ndarray, LeafMessages]:
+    """Beliefs of W in nats, and the leaf, of images that are one leaf."""
+    beliefs = to_grid(layer.first_beliefs(seed, restart))
+    leaf = start_leaf(layer, len(evidence))
+    key = seed + restart  # restarts see different orders
+    leaf, change = visit(layer, leaf, evidence, beliefs, 0, key, n_sweeps, damping, backend)
+    return from_grid(beliefs + change), leaf

@@ -1,0 +1,132 @@
+"""What images consist of under fixed features: S, reconstructions, unknown pixels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scalelatent.contract.learners import Block
+from scalelatent.models.hcn.kernels.exact import from_grid
+from scalelatent.models.hcn.kernels.order import shuffled
+
+from .layer import FeatureLayer
+from .online import rows_of
+
+SWEEPS = 10
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Places of fixed features in images, each image by itself.
+
+    Attributes
+    ----------
+    layer : FeatureLayer
+    weights : ndarray of bool, shape (channels, h, w, F)
+        As the kernels have them.
+    seed : int
+    n_sweeps : int
+    """
+
+    layer: FeatureLayer
+    weights: np.ndarray
+    seed: int = 0
+    n_sweeps: int = SWEEPS
+
+    def beliefs(self, evidence: np.ndarray, rows: np.ndarray, backend: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Beliefs of S in units, float32 (rows, HS, WS, F); trees of each that moved last."""
+        order = shuffled(self.seed, "hcn decode", 0, rows, self.layer.n_pixels)
+        s = backend.asarray(self.layer.no_places(len(rows)), np.float32)
+        messages = backend.asarray(evidence, np.float32), backend.xp.asarray(order)
+        moved = backend.kernel("hcn_decode")(*messages, s, backend.xp.asarray(self.weights), self.n_sweeps)
+        return backend.to_host(s), backend.to_host(moved)
+
+    def places(self, evidence: np.ndarray, rows: np.ndarray, backend: Any) -> np.ndarray:
+        """S, uint8 (rows, HS, WS, F): what is believed, improved feature by feature."""
+        s = (self.beliefs(evidence, rows, backend)[0] > 0).view(np.uint8)
+        placed, on = backend.xp.asarray(s), backend.xp.asarray(self.weights)
+        cost = -float(self.layer.prior)
+        kept = backend.kernel("hcn_improve")(backend.asarray(evidence, np.float32), placed, on, cost)
+        return backend.to_host(kept)
+
+    def layers(self, s: np.ndarray, backend: Any) -> np.ndarray:
+        """How many features lie over each pixel, int32 (rows, channels, height, width)."""
+        cover = backend.kernel("hcn_cover")
+        return backend.to_host(cover(backend.xp.asarray(s), backend.xp.asarray(self.weights)))
+
+
+@dataclass(frozen=True)
+class PlaceMap:
+    """S of rows (a :class:`~scalelatent.contract.learners.RowMap`)."""
+
+    decoder: Decoder
+
+    def output(self) -> tuple[tuple[int, ...], str]:
+        """(HS, WS, F), uint8."""
+        return self.decoder.layer.places, "uint8"
+
+    def prepare(self, backend: Any) -> Any:
+        """The backend."""
+        return backend
+
+    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+        """S of the block's rows."""
+        return self.decoder.places(self.decoder.layer.evidence(block.x), rows_of(block), prepared)
+
+
+@dataclass(frozen=True)
+class ReconstructionMap:
+    """Images without their noise (a :class:`~scalelatent.contract.learners.RowMap`).
+
+    With ``fills`` known pixels stay, and only those whose value is ``layer.missing`` are made.
+    """
+
+    decoder: Decoder
+    fills: bool = False
+
+    def output(self) -> tuple[tuple[int, ...], str]:
+        """Shape of an image, uint8."""
+        return self.decoder.layer.image, "uint8"
+
+    def prepare(self, backend: Any) -> Any:
+        """The backend."""
+        return backend
+
+    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+        """Reconstructions of the block's rows."""
+        evidence = self.decoder.layer.evidence(block.x)
+        return reconstruct(self.decoder, evidence, rows_of(block), prepared, self.fills)
+
+
+@dataclass(frozen=True)
+class BeliefMap:
+    """Beliefs of S in nats, and of each row the share of trees at rest, in one vector of float32."""
+
+    decoder: Decoder
+
+    def output(self) -> tuple[tuple[int, ...], str]:
+        """HS WS F beliefs, then the share."""
+        return (int(np.prod(self.decoder.layer.places)) + 1,), "float32"
+
+    def prepare(self, backend: Any) -> Any:
+        """The backend."""
+        return backend
+
+    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+        """Beliefs of the block's rows."""
+        layer = self.decoder.layer
+        s, moved = self.decoder.beliefs(layer.evidence(block.x), rows_of(block), prepared)
+        rest = 1 - moved[:, None] / layer.n_pixels
+        return np.concatenate([from_grid(s.reshape(len(s), -1)), rest], axis=1).astype(np.float32)
+
+
+def reconstruct(
+    decoder: Decoder, evidence: np.ndarray, rows: np.ndarray, backend: Any, fills: bool = False
+) -> np.ndarray:
+    """Images of 0 and 1, uint8 (rows, channels, height, width); with ``fills`` known pixels stay."""
+    made = decoder.layers(decoder.places(evidence, rows, backend), backend) > 0
+    if fills:
+        made = np.where(evidence != 0, evidence > 0, made)
+    return made.astype(np.uint8)

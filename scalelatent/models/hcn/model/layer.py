@@ -1,0 +1,128 @@
+"""A layer of binary features: its sizes, priors and noise, and what a pixel says."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from scalelatent.kernels.streams import stream
+from scalelatent.models.hcn.kernels.exact import BELIEF_LIMIT, GRID, MESSAGE_LIMIT, to_grid
+from scalelatent.models.hcn.kernels.reference import FLOOR
+from scalelatent.models.hcn.kernels.windows import pairs_of
+
+
+def log_odds(p: Any) -> Any:
+    """log p - log(1 - p)."""
+    return np.log(p) - np.log1p(-np.asarray(p, np.float64))
+
+
+@dataclass(frozen=True)
+class FeatureLayer:
+    """Features of one size that are placed on binary images, joined by OR, and seen through noise.
+
+    Attributes
+    ----------
+    image : (channels, height, width)
+    n_features : int
+    window : (h, w)
+        Of a feature.
+    p01, p10 : float
+        Chance that a pixel is 0 where a feature lies, and 1 where none does.
+    p_weight, p_sparsity : float
+        Prior chance of a weight, and of a feature at a place.
+    threshold : float or None
+        Pixels above it are 1; None: pixels are 0 and 1.
+    missing : float or None
+        Value of a pixel that is unknown.
+    """
+
+    image: tuple[int, int, int]
+    n_features: int
+    window: tuple[int, int]
+    p01: float
+    p10: float
+    p_weight: float
+    p_sparsity: float
+    threshold: float | None = None
+    missing: float | None = None
+
+    @property
+    def places(self) -> tuple[int, int, int]:
+        """Shape of an image's S: (HS, WS, F)."""
+        (_, height, width), (h, w) = self.image, self.window
+        return height - h + 1, width - w + 1, self.n_features
+
+    @property
+    def weights_shape(self) -> tuple[int, int, int, int]:
+        """Shape of W in the kernels: (channels, h, w, F), the window flipped on both axes."""
+        return self.image[0], *self.window, self.n_features
+
+    @property
+    def n_pixels(self) -> int:
+        """Pixels of an image, of all its channels."""
+        return math.prod(self.image)
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of an image."""
+        return self.image[0] * pairs_of(self.image[1:], self.window, self.n_features)
+
+    @cached_property
+    def evidence_of(self) -> tuple[np.float32, np.float32]:
+        """Message of a pixel that is 0, and of one that is 1, in units."""
+        most = min(MESSAGE_LIMIT, FLOOR * GRID)
+        off, on = (
+            to_grid(np.clip(nats, -most / GRID, most / GRID))
+            for nats in (np.log(self.p01) - np.log1p(-self.p10), np.log1p(-self.p01) - np.log(self.p10))
+        )
+        return np.float32(off), np.float32(on)
+
+    @cached_property
+    def prior(self) -> np.float32:
+        """Belief of S before anything is seen, in units."""
+        return np.float32(to_grid(log_odds(self.p_sparsity)))
+
+    def no_places(self, n_rows: int) -> np.ndarray:
+        """Beliefs of S of some rows before anything is seen, float32 (rows, HS, WS, F)."""
+        return np.full((n_rows, *self.places), self.prior, np.float32)
+
+    def evidence(self, x: np.ndarray, known: np.ndarray | None = None) -> np.ndarray:
+        """Messages of pixels in units, 0 where unknown: float32 (rows, channels, height, width)."""
+        off, on = self.evidence_of
+        out = np.where(self.is_on(x), on, off)
+        for unknown in (self._unknown(x), None if known is None else ~known.astype(bool)):
+            if unknown is not None:
+                out[unknown] = 0
+        return np.ascontiguousarray(out.reshape(len(x), *self.image))
+
+    def is_on(self, x: np.ndarray) -> np.ndarray:
+        """Which pixels are 1."""
+        return x > self.threshold if self.threshold is not None else x == 1
+
+    def _unknown(self, x: np.ndarray) -> np.ndarray | None:
+        if self.missing is None:
+            return None
+        return np.isnan(x) if math.isnan(self.missing) else x == self.missing
+
+    def first_beliefs(self, seed: int, restart: int = 0) -> np.ndarray:
+        """Beliefs of W before anything is seen: log odds of uniform draws from .9 p_weight to p_weight."""
+        drawn = stream(seed, "hcn weights", 0, restart).random(self.weights_shape)
+        return log_odds((0.9 + 0.1 * drawn) * self.p_weight)
+
+    def is_exact(self, w: np.ndarray) -> bool:
+        """Whether beliefs of W in units are few enough for sums without rounding."""
+        return bool(np.abs(w).max(initial=0) < BELIEF_LIMIT - 2.0**16)
+
+
+def to_features(w: np.ndarray) -> np.ndarray:
+    """W of the kernels as features (F, channels, h, w)."""
+    return np.ascontiguousarray(np.moveaxis(w[:, ::-1, ::-1], -1, 0))
+
+
+def from_features(features: np.ndarray) -> np.ndarray:
+    """Features (F, channels, h, w) as W of the kernels."""
+    return np.ascontiguousarray(np.moveaxis(features, 0, -1)[:, ::-1, ::-1])

@@ -1,0 +1,198 @@
+r"""Learning features online: every tree of an image is updated once, and only beliefs of W are kept.
+
+A chain takes minibatches one after another on its own copy w of the beliefs b: messages of all trees of the
+minibatch in one random order, then forgetting, :math:`w \leftarrow \lambda w + (1 - \lambda) b_0`. After m of
+them it returns what it has found,
+
+.. math:: e = w - (\lambda^m b + (1 - \lambda^m) b_0),
+
+and a step of chains that took n minibatches in all sets
+:math:`b \leftarrow \lambda^n b + (1 - \lambda^n) b_0 + \sum e`.
+One chain of one minibatch is the paper's rule (section 4.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Layout, Stats
+from scalelatent.errors import DivergenceError
+from scalelatent.models.hcn.kernels.exact import BELIEF_LIMIT, GRID, to_grid
+from scalelatent.models.hcn.kernels.order import shuffled
+
+from .layer import FeatureLayer
+
+FLOPS_PER_PAIR = 27.0
+
+
+@dataclass(frozen=True)
+class EvidenceState:
+    """Beliefs of W between steps.
+
+    Attributes
+    ----------
+    beliefs, first : ndarray of float64, shape (channels, h, w, F)
+        Now, and before anything was seen; in nats, as the kernels have them.
+    changed : int
+        Weights that changed sign in the epoch.
+    last_changed : int
+        And in the epoch before.
+    iteration, steps, rows : int
+        Epochs, steps, rows of the epoch.
+    """
+
+    beliefs: np.ndarray
+    first: np.ndarray
+    changed: int = 0
+    last_changed: int = 0
+    iteration: int = 0
+    steps: int = 0
+    rows: int = 0
+
+
+@dataclass(frozen=True)
+class EvidenceLearner:
+    """Online learning of one layer of features (an :class:`~scalelatent.contract.learners.OnlineLearner`).
+
+    Attributes
+    ----------
+    layer : FeatureLayer
+    forgetting : float
+        lambda: what a minibatch leaves of the evidence before it.
+    batch_rows : int
+        Images of a minibatch.
+    seed : int
+    """
+
+    kind = "scalelatent.models.hcn.model.online:EvidenceLearner"
+
+    layer: FeatureLayer
+    forgetting: float
+    batch_rows: int
+    seed: int
+
+    def layout(self) -> Layout:
+        """Evidence, and the minibatches that it comes from."""
+        return Layout((("evidence", self.layer.weights_shape), ("minibatches", ())))
+
+    def flops_per_row(self) -> float:
+        """Of all pairs of an image."""
+        return FLOPS_PER_PAIR * self.layer.pairs
+
+    def start(self, restart: int = 0) -> EvidenceState:
+        """State before the first step."""
+        first = self.layer.first_beliefs(self.seed, restart)
+        return EvidenceState(first, first)
+
+    def prepare(self, state: EvidenceState, backend: Any) -> tuple[EvidenceState, Any]:
+        """The state: a chain makes its own copy of the beliefs."""
+        return state, backend
+
+    def run_chain(self, prepared: tuple[EvidenceState, Any], block: Block, stats: Stats) -> None:
+        """Add the evidence of some minibatches, taken one after another."""
+        self.run_chains(prepared, [block], [stats])
+
+    def run_chains(
+        self, prepared: tuple[EvidenceState, Any], blocks: list[Block], stats: list[Stats]
+    ) -> None:
+        """Chains side by side: one launch a minibatch of each.
+
+        Raises
+        ------
+        DivergenceError
+            Beliefs have grown beyond what is summed without rounding.
+        """
+        state, backend = prepared
+        beliefs = [state.beliefs] * len(blocks)
+        longest = max(len(block.x) for block in blocks)
+        for first in range(0, longest, self.batch_rows):
+            parts = [slice(first, min(first + self.batch_rows, len(block.x))) for block in blocks]
+            for size in sorted({max(0, part.stop - part.start) for part in parts} - {0}):
+                which = [k for k, part in enumerate(parts) if part.stop - part.start == size]
+                found = self._minibatches(
+                    backend, [(blocks[k], parts[k]) for k in which], [beliefs[k] for k in which]
+                )
+                for k, change in zip(which, found, strict=True):
+                    beliefs[k] = forget(beliefs[k] + change / GRID, state.first, self.forgetting)
+        for block, belief, out in zip(blocks, beliefs, stats, strict=True):
+            n = -(-len(block.x) // self.batch_rows)
+            out["evidence"][...] += belief - forget(state.beliefs, state.first, self.forgetting**n)
+            out["minibatches"][...] += n
+
+    def _minibatches(
+        self, backend: Any, parts: list[tuple[Block, slice]], beliefs: list[np.ndarray]
+    ) -> np.ndarray:
+        """What a minibatch of each chain adds to the beliefs, in units."""
+        layer, n = self.layer, parts[0][1].stop - parts[0][1].start
+        evidence = np.stack([layer.evidence(block.x[part]) for block, part in parts])
+        orders = [
+            shuffled(self.seed, "hcn sweep", block.epoch, rows_of(block)[part][:1], n * layer.n_pixels)
+            for block, part in parts
+        ]
+        before = np.stack([to_grid(belief) for belief in beliefs])
+        s, w = (
+            backend.asarray(a, np.float32).copy()
+            for a in (np.broadcast_to(layer.prior, (len(parts), n, *layer.places)), before)
+        )
+        backend.kernel("hcn_sweep")(
+            backend.asarray(evidence, np.float32), backend.xp.asarray(np.concatenate(orders)), s, w
+        )
+        after = backend.to_host(w)
+        if not layer.is_exact(after):
+            raise self._overflow(after)
+        return after.astype(np.float64) - before
+
+    def _overflow(self, w: np.ndarray) -> DivergenceError:
+        feature = int(np.abs(w).max(axis=(0, 1, 2, 3)).argmax())
+        limit = BELIEF_LIMIT / GRID
+        return DivergenceError(
+            f"layer 1: beliefs in weights of feature {feature} have reached {np.abs(w).max() / GRID:,.0f}, "
+            f"and sums are exact below {limit:,.0f} only: lower forgetting (now {self.forgetting}) or "
+            f"batch_size (now {self.batch_rows}), or raise p01 and p10"
+        )
+
+    def step(self, state: EvidenceState, stats: Stats, n_rows: int) -> EvidenceState:
+        """Add the chains' evidence to what is left of the beliefs."""
+        decay = self.forgetting ** int(stats["minibatches"])
+        beliefs = forget(state.beliefs, state.first, decay) + stats["evidence"]
+        changed = int(((beliefs > 0) != (state.beliefs > 0)).sum())
+        return replace(
+            state,
+            beliefs=beliefs,
+            changed=state.changed + changed,
+            steps=state.steps + 1,
+            rows=state.rows + n_rows,
+        )
+
+    def end_epoch(self, state: EvidenceState) -> EvidenceState:
+        """Begin to count anew."""
+        return replace(state, changed=0, last_changed=state.changed, iteration=state.iteration + 1, rows=0)
+
+    def summary(self, state: EvidenceState) -> dict[str, float | int | None]:
+        """Weights that are on, and that changed sign in the epoch."""
+        on = int((state.beliefs > 0).sum())
+        return {
+            "weights_on": on,
+            "weights_changed": state.changed if state.rows else state.last_changed,
+            "share_on": on / state.beliefs.size,
+        }
+
+    def is_done(self, state: EvidenceState) -> bool:
+        """No end but that of the epochs."""
+        return False
+
+
+def forget(beliefs: np.ndarray, first: np.ndarray, share: float) -> np.ndarray:
+    """share beliefs + (1 - share) first, each product rounded: the same on every machine."""
+    return share * beliefs + (1 - share) * first
+
+
+def rows_of(block: Block) -> np.ndarray:
+    """Number of each row of a block."""
+    if block.rows is not None:
+        return block.rows
+    return np.arange(block.start, block.start + len(block.x))

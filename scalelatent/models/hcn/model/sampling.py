@@ -1,0 +1,28 @@
+"""Images drawn from the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from scalelatent.kernels.streams import stream
+
+from .decode import Decoder
+
+
+def sample(
+    decoder: Decoder, seed: int, start: int, stop: int, backend: Any, noise: bool = True
+) -> np.ndarray:
+    """Images start:stop, uint8 (rows, channels, height, width); image i is a function of seed and i."""
+    layer = decoder.layer
+    s = np.empty((stop - start, *layer.places), np.uint8)
+    drawn = np.empty((stop - start, *layer.image))
+    for row, places, pixels in zip(range(start, stop), s, drawn, strict=True):
+        numbers = stream(seed, "hcn sample", 0, row)
+        places[...] = numbers.random(places.shape) < layer.p_sparsity
+        pixels[...] = numbers.random(pixels.shape)
+    made = decoder.layers(s, backend) > 0
+    if noise:
+        made = np.where(made, drawn >= layer.p01, drawn < layer.p10)
+    return made.astype(np.uint8)

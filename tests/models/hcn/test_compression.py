@@ -1,0 +1,67 @@
+"""Description lengths by hand, and features that do not pay."""
+
+from __future__ import annotations
+
+from math import isnan, log2
+
+import numpy as np
+import pytest
+
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Stats
+from scalelatent.models.hcn.model.compression import DescriptionLength, bits, compression, length, paying
+from scalelatent.models.hcn.model.decode import Decoder
+from scalelatent.models.hcn.model.layer import FeatureLayer, from_features
+from tests.models.hcn.cases import Kernels
+
+LAYER = FeatureLayer((1, 4, 6), 2, (2, 2), 1e-2, 1e-2, 0.5, 1e-2)
+SQUARE, BAR = np.ones((1, 2, 2), bool), np.array([[[1, 1], [0, 0]]], bool)
+IMAGE = np.array([[1, 1, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [0, 0, 0, 1, 1, 0], [0, 0, 0, 1, 1, 1]])
+
+
+def entropy(p: float) -> float:
+    return -p * log2(p) - (1 - p) * log2(1 - p)
+
+
+def counts(features: list[np.ndarray], x: np.ndarray = IMAGE) -> tuple[np.ndarray, Stats]:
+    weights = from_features(np.stack(features))
+    reduction = DescriptionLength(Decoder(LAYER, weights))
+    stats = Stats.zeros(reduction.layout())
+    backend = Kernels()
+    reduction.accumulate(reduction.prepare(None, backend), Block(x.reshape(1, -1), None, None, 0), stats)
+    return weights, stats
+
+
+def test_bits() -> None:
+    assert bits(2, 8) == pytest.approx(8 * entropy(0.25))
+    assert bits(0, 8) == bits(8, 8) == bits(0, 0) == 0
+
+
+def test_by_hand() -> None:
+    weights, stats = counts([SQUARE, BAR])
+    # Two squares; one pixel of the nine is left over. Only the square is sent: 15 places, 4 weights (all 1).
+    assert [int(stats[name]) for name in ("rows", "known", "ones", "errors")] == [1, 24, 9, 1]
+    assert stats["placed"].tolist() == [2, 0]
+    assert stats["explained"].tolist() == [8, 0]
+    want = 15 * entropy(2 / 15) + 24 * entropy(1 / 24)
+    assert length(LAYER, weights, stats) == pytest.approx(want)
+    assert compression(LAYER, weights, stats) == pytest.approx(want / (24 * entropy(9 / 24)))
+    assert paying(LAYER, weights, stats).tolist() == [True, False]
+
+
+def test_a_feature_that_costs_more_than_it_saves_goes() -> None:
+    once = np.zeros((4, 6), int)
+    once[1:3, 2:4] = [[1, 0], [1, 1]]
+    weights, stats = counts([np.array([[[1, 0], [1, 1]]], bool), BAR], once)
+    assert stats["placed"].tolist() == [1, 0]
+    # 24 H(3 / 24) = 13.0 bits as they are; 15 H(1 / 15) + 4 H(3 / 4) = 8.5 as a feature.
+    assert length(LAYER, weights, stats) == pytest.approx(15 * entropy(1 / 15) + 4 * entropy(3 / 4))
+    assert paying(LAYER, weights, stats).tolist() == [True, False]
+    # Of one pixel, 24 H(1 / 24) = 6.0 bits as it is.
+    weights = from_features(np.array([[[[1, 0], [0, 0]]], [[[1, 1], [0, 0]]]], bool))
+    stats["ones"][...] = stats["explained"][0] = 1
+    assert not paying(LAYER, weights, stats).any()
+
+
+def test_images_of_one_value_have_no_compression() -> None:
+    assert isnan(compression(LAYER, *counts([SQUARE, BAR], np.zeros((4, 6), int))))
