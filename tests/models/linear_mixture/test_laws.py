@@ -245,3 +245,15 @@ def test_a_pancake_with_one_weight_is_scored_as_its_gaussian():
     )
     found = scored(scores_of(pancakes, "factor-analysis"), x)[:, 0]
     np.testing.assert_allclose(found, expected)
+
+
+@pytest.mark.parametrize(("likelihood", "assignment", "statistics"), CASES)
+def test_the_compiled_kernels_keep_the_laws(likelihood, assignment, statistics):
+    x = made_rows(400, 12, 4, 3)
+    em, state = main_em(x, 4, 3, likelihood, assignment, statistics, q=8)
+    states = {backend: passes(em, state, x, n=20, backend=backend) for backend in ("numba", "reference")}
+    told = np.array([s.objective for s in states["numba"]])
+    rounding = 1e-7 * (x * x).sum(axis=1).mean()  # a score in float32 is a difference of squares
+    assert (np.diff(told) <= 1e-6 * np.abs(told[:-1]) + rounding).all()
+    wanted = [s.objective for s in states["reference"]]
+    np.testing.assert_allclose(told, wanted, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,173 @@
+"""Kernels of mixtures of linear models, one thread: python benchmarks/linear_mixture_kernels.py
+
+scan      best of all sub-classes on rows in memory, fold included, for K (h + 1) columns: against sgemm of
+          the same rows and columns (the faster of both orders of its operand)
+moments   grouped symmetric moments, gather and float64 sums included, K = 100, 64 rows a group and more:
+          against sgemm of R'R on as many rows, counted as 2 n p² though half of it is done
+images    images of bases of 16 directions with their sums: against their two products in sgemm, group by
+          group
+tangents  six tangents of each row in the images: against their products alone in sgemm
+distance  a scan and tangent distance for the ten best of 1,000 sub-classes: times the scan alone
+"""
+
+from __future__ import annotations
+
+import os
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"
+
+from typing import Any
+
+import numpy as np
+from common import fastest, parser, write
+
+from scalelatent.models.linear_mixture.kernels import cpu
+from scalelatent.models.linear_mixture.kernels.reference import TANGENTS, Frame, error_scores, group_rows
+
+SCANS = ((130, 10, 12), (650, 50, 12), (1300, 100, 12), (11_000, 1000, 10))
+
+
+def made(p: int, k: int, h: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Means and orthonormal bases."""
+    return rng.random((k, p)), np.linalg.qr(rng.normal(size=(k, p, h)))[0]
+
+
+def rates(ways: dict[str, Any], flops: float, rounds: int) -> dict[str, float]:
+    """Giga floating-point operations a second of each way, at its fastest."""
+    for way in ways.values():
+        way()
+    return {name: flops / seconds / 1e9 for name, seconds in fastest(ways, rounds).items()}
+
+
+def scan(p: int, k: int, h: int, rng: np.random.Generator, rounds: int) -> dict[str, Any]:
+    """Rates of the scan and of sgemm."""
+    n, columns = (4096 if k < 1000 else 1024), k * (h + 1)
+    x = rng.random((n, p), dtype=np.float32)
+    scores = error_scores(*made(p, k, h, rng), np.full(p, 0.5))
+    scorer = cpu.make_scorer(scores, np.array([0, k]))
+    w, out = rng.random((columns, p), dtype=np.float32), np.empty((n, columns), dtype=np.float32)
+    turned = np.ascontiguousarray(w.T)
+    ways = {
+        "ours": lambda: cpu.nearest(scorer, x, 0, 1),
+        "rows": lambda: np.matmul(x, w.T, out=out),
+        "columns": lambda: np.matmul(x, turned, out=out),
+    }
+    found = rates(ways, 2.0 * n * p * columns, rounds)
+    sgemm = max(found["rows"], found["columns"])
+    return {
+        "p": p,
+        "columns": columns,
+        "GF/s": found["ours"],
+        "sgemm GF/s": sgemm,
+        "share": found["ours"] / sgemm,
+    }
+
+
+def moments(p: int, each: int, rng: np.random.Generator, rounds: int) -> dict[str, Any]:
+    """Rates of grouped moments and of R'R."""
+    k = 100
+    n = k * each
+    x, means = rng.random((n, p), dtype=np.float32), rng.random((k, p))
+    groups = group_rows(rng.permutation(np.repeat(np.arange(k), each)), 0, k)
+    total, moment = np.zeros((k, p)), np.zeros((k, p * (p + 1) // 2))
+    other, out = x.copy(), np.empty((p, p), dtype=np.float32)
+    few = slice(0, min(n, 6400))
+    ways = {"ours": lambda: cpu.add_moments(means, x, groups, total, moment)}
+    ours = rates(ways, 2.0 * n * p * p, rounds)["ours"]
+    # Other rows: of equal operands numpy makes a symmetric product.
+    blas = {"whole": lambda: np.matmul(x[few].T, other[few], out=out)}
+    sgemm = rates(blas, 2.0 * len(x[few]) * p * p, rounds)["whole"]
+    return {"p": p, "rows a group": each, "GF/s": ours, "sgemm GF/s": sgemm, "times sgemm": ours / sgemm}
+
+
+def images(p: int, k: int, each: int, rng: np.random.Generator, rounds: int) -> dict[str, Any]:
+    """Rates of images and of their products."""
+    n, q = k * each, 16
+    x, (means, bases) = rng.random((n, p), dtype=np.float32), made(p, k, q, rng)
+    groups = group_rows(rng.permutation(np.repeat(np.arange(k), each)), 0, k)
+    bank, out = cpu.make_bank(means, bases, False), (np.zeros((k, p)), np.zeros(k), np.zeros((k, q, p)))
+    narrow, code, image = bases.astype("f4"), np.empty((each, q), "f4"), np.empty((q, p), "f4")
+    frame, factors = Frame(TANGENTS[:6], (p // 28, 28) if p == 784 else (16, 16), 0.6), np.ones((k, 6))
+    trace, gram = np.zeros((k, 6)), np.zeros((0, 0, 0))
+
+    def products(times: int = 1) -> None:
+        for g in range(k):
+            part = x[g * each : (g + 1) * each]
+            for _ in range(times):
+                np.matmul(part, narrow[g], out=code)
+                np.matmul(code.T, part, out=image)
+
+    ways = {
+        "ours": lambda: cpu.add_images(bank, x, groups, *out, gram),
+        "products": products,
+        "tangents": lambda: cpu.add_tangents(bank, x, groups, frame, factors, out[2], trace),
+        "tangents' products": lambda: products(6),
+    }
+    for way in ways.values():
+        way()
+    seconds = fastest(ways, rounds)
+    return {
+        "p": p,
+        "K": k,
+        "rows a group": each,
+        "images, times their products": seconds["ours"] / seconds["products"],
+        "six tangents, times their products": seconds["tangents"] / seconds["tangents' products"],
+    }
+
+
+def distance(p: int, shape: tuple[int, int], rng: np.random.Generator, rounds: int) -> dict[str, Any]:
+    """What tangent distance adds to recognition."""
+    k, n = 1000, 512
+    x, scores = rng.random((n, p), dtype=np.float32), error_scores(*made(p, k, 10, rng), np.full(p, 0.5))
+    scorer, planes = cpu.make_scorer(scores, np.array([0, k])), cpu.make_planes(scores)
+    candidates = rng.integers(0, k, (n, 10)).astype(np.int32)
+
+    def by_tangents() -> None:
+        tangents = cpu.tangent_rows(x, shape, TANGENTS[:6], 0.6)
+        cpu.nearest(scorer, x, 0, 1)
+        cpu.tangent_distance(planes, x, tangents, candidates)
+
+    ways = {"plain": lambda: cpu.nearest(scorer, x, 0, 1), "tangents": by_tangents}
+    by_tangents()
+    seconds = fastest(ways, rounds)
+    return {
+        "p": p,
+        "K": k,
+        "rows/s": n / seconds["tangents"],
+        "times": seconds["tangents"] / seconds["plain"],
+    }
+
+
+def main() -> None:
+    """Measure, print, write."""
+    arguments = parser(__doc__, "linear_mixture_kernels")
+    arguments.add_argument("--rounds", type=int, default=7)
+    arguments.add_argument("--part", choices=("scan", "moments", "images", "distance"), help="one alone")
+    args = arguments.parse_args()
+    rng, results = np.random.default_rng(args.seed), {}
+    for part in ("scan", "moments", "images", "distance"):
+        if args.part not in (None, part):
+            continue
+        found = []
+        for p, shape in ((256, (16, 16)), (784, (28, 28))):
+            if part == "scan":
+                found += [scan(p, k, h, rng, args.rounds) for _, k, h in SCANS]
+            elif part == "moments":
+                found += [moments(p, each, rng, args.rounds) for each in (64, 300)]
+            elif part == "images":
+                found += [images(p, 100, each, rng, args.rounds) for each in (20, 300)]
+            else:
+                found.append(distance(p, shape, rng, args.rounds))
+        results[part] = [
+            {name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()}
+            for row in found
+        ]
+        for row in results[part]:
+            print(part, row, flush=True)
+    if args.part is None:
+        write(args.out, args.seed, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""The numba kernels against the reference, over odd shapes; the same bits whatever lies around a row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scalelatent.models.linear_mixture.kernels import cpu, reference
+from scalelatent.models.linear_mixture.kernels.reference import Frame, Groups, group_rows
+from tests.models.linear_mixture.cases import draw
+
+# (rows, features, dimensions, sub-classes, classes)
+SHAPES = [
+    (0, 20, 3, 5, 1),
+    (1, 20, 0, 1, 1),
+    (7, 33, 1, 3, 2),
+    (129, 16, 5, 10, 3),
+    (129, 47, 12, 50, 4),
+    (300, 64, 40, 9, 1),
+    (129, 20, 3, 1000, 10),
+    (40, 784, 10, 30, 2),
+    (130, 1, 0, 4, 2),
+]
+
+
+def make_scores(p: int, h: int, k: int, kind: str, seed: int = 0):
+    h = min(h, p)
+    means = draw(seed, k, p)
+    bases = np.linalg.qr(draw(seed + 1, k, p, h))[0] if h else np.zeros((k, p, 0))
+    values, noise = np.exp(draw(seed + 2, k, h)) + 1.0, np.exp(0.3 * draw(seed + 3, k))
+    weights, centre = np.full(k, 1.0 / k), np.float64(draw(seed + 4, p).astype("f4"))
+    if kind == "error":
+        return reference.error_scores(means, bases, centre)
+    if kind == "ppca":
+        return reference.ppca_scores(means, bases, values, noise, weights, centre)
+    wide = np.exp(0.3 * draw(seed + 5, k, p))
+    return reference.factor_scores(means, bases, wide, weights, centre)
+
+
+@pytest.mark.parametrize("kind", ["error", "ppca", "factors"])
+@pytest.mark.parametrize(("n", "p", "h", "k", "classes"), SHAPES)
+def test_scan(n, p, h, k, classes, kind):
+    scores, starts = make_scores(p, h, k, kind), np.linspace(0, k, classes + 1).astype(int)
+    x = (0.7 * draw(9, n, p)).astype("f4")
+    ours, theirs = cpu.make_scorer(scores, starts), reference.make_scorer(scores, starts)
+    size = 1.0 + np.abs(x - scores.centre).max(initial=0) ** 2 * p * scores.d.max()
+    for run, stop in ((0, classes), (classes - 1, classes), (0, 1), (0, 0)):
+        found, wanted = (body.all_scores(s, x, run, stop) for body, s in ((cpu, ours), (reference, theirs)))
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, wanted, atol=1e-5 * size, rtol=0)
+        best, index = cpu.nearest(ours, x, run, stop)
+        least, where = reference.nearest(theirs, x, run, stop)
+        assert index.dtype == np.int32
+        np.testing.assert_allclose(best, least, atol=1e-5 * size, rtol=0)
+        for i in range(stop - run):
+            first = starts[run + i] - starts[run]
+            part = wanted[:, first : starts[run + i + 1] - starts[run]]
+            chosen = np.take_along_axis(part, index[:, i : i + 1] - starts[run + i], axis=1)[:, 0]
+            differ = index[:, i] != where[:, i]
+            assert (chosen[differ] - least[:, i][differ] < 1e-5 * size).all()
+
+
+def test_dropped_sub_classes_are_never_chosen_and_ties_go_to_the_first():
+    scores = make_scores(12, 2, 40, "error")
+    for array in (scores.w, scores.b, scores.c):
+        array[20:] = array[:20]
+    scores.c[:10] = np.inf
+    x, starts = draw(3, 50, 12).astype("f4"), np.array([0, 40])
+    best, index = cpu.nearest(cpu.make_scorer(scores, starts), x, 0, 1)
+    assert ((index >= 10) & (index < 30)).all()
+    assert np.isfinite(best).all()
+    scores.c[:] = np.inf
+    best, index = cpu.nearest(cpu.make_scorer(scores, starts), x, 0, 1)
+    assert (best == np.inf).all()
+    assert not index.any()
+
+
+@pytest.mark.parametrize("kind", ["error", "factors"])
+def test_a_row_has_the_same_bits_in_any_block(kind):
+    scores, starts = make_scores(50, 7, 60, kind), np.array([0, 25, 60])
+    scorer, x = cpu.make_scorer(scores, starts), draw(1, 300, 50).astype("f4")
+    whole, scored = cpu.nearest(scorer, x, 0, 2), cpu.all_scores(scorer, x, 0, 2)
+    for cut in (1, 127, 128, 200):
+        for part in (slice(0, cut), slice(cut, 300)):
+            for found, wanted in zip(cpu.nearest(scorer, x[part], 0, 2), whole, strict=True):
+                np.testing.assert_array_equal(found, wanted[part])
+            np.testing.assert_array_equal(cpu.all_scores(scorer, x[part], 0, 2), scored[part])
+    np.testing.assert_array_equal(whole[0][:, 1], scored[:, 25:].min(axis=1))
+
+
+def make_groups(n: int, k: int, seed: int, soft: bool = True) -> Groups:
+    rng = np.random.default_rng(seed)
+    index = rng.integers(0, k, n)
+    index[index == k // 2] = 0  # one is empty
+    return group_rows(index, 0, k, rng.random(n) if soft else None)
+
+
+@pytest.mark.parametrize("per_feature", [False, True])
+@pytest.mark.parametrize("q", [1, 8, 16, 24])
+@pytest.mark.parametrize(("n", "p", "k"), [(0, 20, 3), (1, 24, 1), (7, 33, 3), (129, 49, 2), (700, 97, 5)])
+def test_images(n, p, k, q, per_feature):
+    means, bases = draw(1, k, p), np.linalg.qr(draw(2, k, p, min(q, p)))[0]
+    q, x, groups = bases.shape[2], draw(3, n, p).astype("f4"), make_groups(n, k, 4)
+    found = []
+    for body in (cpu, reference):
+        square = np.ones((k, p) if per_feature else k)
+        out = np.ones((k, p)), square, np.ones((k, q, p)), np.ones((k, q, q))
+        body.add_images(body.make_bank(means, bases, per_feature), x, groups, *out)
+        found.append(out)
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6 * max(n, 1) * np.sqrt(p))
+
+
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("p", [1, 3, 8, 9, 16, 23, 24, 31, 47, 48, 49, 64, 97, 150])
+def test_moments(p, soft):
+    for n, k in ((0, 2), (1, 1), (7, 3), (300, 2)):
+        means, x, groups = draw(1, k, p), draw(3, n, p).astype("f4"), make_groups(n, k, 4, soft)
+        found = []
+        for body in (cpu, reference):
+            guard = np.full((k + 1, p * (p + 1) // 2), 7.0)
+            out = np.ones((k, p)), guard[:k]
+            body.add_moments(means, x, groups, *out)
+            assert (guard[k] == 7.0).all()
+            found.append(out)
+        for ours, theirs in zip(*found, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * max(n, 1))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (16, 16), (28, 28)])
+@pytest.mark.parametrize("smoothing", [0.0, 0.6, 1.5])
+def test_tangents(shape, smoothing):
+    x = np.random.default_rng(0).random((5, shape[0] * shape[1])).astype("f4")
+    found = cpu.tangent_rows(x, shape, reference.TANGENTS, smoothing)
+    wanted = reference.tangent_rows(x, shape, reference.TANGENTS, smoothing)
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("names", [("shift-x",), reference.TANGENTS])
+@pytest.mark.parametrize(("n", "k"), [(0, 1), (1, 1), (9, 3), (200, 3)])
+def test_images_of_tangents(n, k, names):
+    p, q = 12 * 10, 8
+    x = np.random.default_rng(0).random((n, p)).astype("f4")
+    frame, groups = Frame(names, (12, 10), 0.6), make_groups(n, k, 4)
+    factors, bases = np.abs(draw(5, k, len(names))), np.linalg.qr(draw(2, k, p, q))[0]
+    found = []
+    for body in (cpu, reference):
+        out = np.zeros((k, q, p)), np.zeros((k, len(names)))
+        body.add_tangents(body.make_bank(np.zeros((k, p)), bases, False), x, groups, frame, factors, *out)
+        found.append(out)
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * max(n, 1))
+
+
+@pytest.mark.parametrize("kind", ["error", "ppca", "factors"])
+@pytest.mark.parametrize(("n", "h", "t"), [(0, 3, 6), (1, 0, 1), (20, 10, 6), (20, 20, 7), (5, 17, 9)])
+def test_tangent_distance(n, h, t, kind):
+    p, k = 144, 12
+    scores = make_scores(p, h, k, kind)
+    x, tangents = draw(7, n, p).astype("f4"), draw(8, n, t, p).astype("f4")
+    candidates = np.random.default_rng(1).integers(0, k, (n, 4)).astype("i4")
+    wanted = reference.tangent_distance(reference.make_planes(scores), x, tangents, candidates)
+    found = cpu.tangent_distance(cpu.make_planes(scores), x, tangents, candidates)
+    np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=1e-3)
+    whole = reference.all_scores(reference.make_scorer(scores, np.array([0, k])), x, 0, 1)
+    plain = np.take_along_axis(whole, candidates.astype(int), axis=1)
+    assert (found <= plain + 1e-3 * (1 + np.abs(plain))).all()
+
+
+def test_equal_rows_and_constant_features_give_zero_statistics():
+    x = np.tile(draw(1, 1, 30).astype("f4"), (40, 1))
+    groups = group_rows(np.zeros(40, dtype=int), 0, 1)
+    total, square, image = np.zeros((1, 30)), np.zeros(1), np.zeros((1, 8, 30))
+    bank = cpu.make_bank(x[:1].astype("f8"), np.linalg.qr(draw(2, 1, 30, 8))[0], False)
+    cpu.add_images(bank, x, groups, total, square, image, np.zeros((0, 0, 0)))
+    assert not total.any()
+    assert not square.any()
+    assert not image.any()
