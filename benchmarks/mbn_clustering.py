@@ -310,8 +310,14 @@ def first_layers_of_all(args: Any) -> dict[str, Any]:
 
 def figures(args: Any) -> dict[str, Any]:
     """Pictures from the parts that are there, beside the JSON."""
-    from scalelatent.models.mbn.report_figures import plot_densities, plot_outlier, plot_sweeps
-    from scalelatent.models.mbn.report_synthetic import SHAPES, outlier_example, synthetic_points
+    from scalelatent.models.mbn.report_figures import (
+        SHAPES,
+        outlier_example,
+        plot_densities,
+        plot_outlier,
+        plot_sweeps,
+        synthetic_points,
+    )
     from scalelatent.report.style import write_png
 
     parts = json.loads(args.out.read_text())["parts"] if args.out.exists() else {}

@@ -8,8 +8,10 @@ This module imports nothing of the package, so that every layer may import it.
 
 from __future__ import annotations
 
+import difflib
 import sys
 import warnings
+from collections.abc import Iterable
 
 __all__ = [
     "DataError",
@@ -20,6 +22,7 @@ __all__ = [
     "ScalelatentError",
     "ShardError",
     "StoreError",
+    "nearest",
     "warn_user",
 ]
 
@@ -141,3 +144,12 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_NOT_THE_USER):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """A half sentence that names the nearest of ``words``, or all of them where none is near."""
+    known = sorted(words)
+    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return "known are: " + ", ".join(known)

@@ -158,9 +158,9 @@ def score(
     json: Json = False,
 ) -> None:
     """Score a run on a dataset with labels, or with binary outputs."""
+    from scalelatent.evaluation.scoring import score_dataset
     from scalelatent.jobs.datasets import open_rows
     from scalelatent.jobs.runs import load_run
-    from scalelatent.jobs.scoring import score_dataset
 
     dataset = open_rows(data, rows, target=target)
     estimator, _ = load_run(run)

@@ -52,6 +52,13 @@ class Kind:
         Whether it learns outputs, which a job may name as a dataset (``[data] target``).
     report_seconds, report_rows : float, int or None
         What a report takes beside predictions, and the most rows that it looks at (None: all).
+    scorer : str
+        ``"module:Class"`` of a `scalelatent.evaluation.scoring.Scorer`.
+    report : str
+        ``"module:function"`` that makes a model's part of a report (`scalelatent.report.page.Section`); ""
+        has the part that all models share.
+    compare : str
+        ``"module:function"`` that draws figures of several runs of this kind side by side; "" has none.
     scoring_seconds : float
         What scoring takes for a row beside its prediction.
 
@@ -69,6 +76,9 @@ class Kind:
     changeable: tuple[str, ...] = ()
     not_searched: tuple[str, ...] = ("n_jobs", "device", "warm_start")
     takes_targets: bool = False
+    scorer: str = "scalelatent.evaluation.scoring:ClassScorer"
+    report: str = ""
+    compare: str = ""
     report_seconds: float = 2.0
     report_rows: int | None = None
     scoring_seconds: float = 0.0

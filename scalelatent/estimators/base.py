@@ -238,6 +238,11 @@ class StreamedEstimator(BaseEstimator):
     # ``fit`` takes validation rows.
     _validates = True
 
+    @property
+    def _output_metric(self) -> str:
+        """How rows of ``transform`` are compared: "cosine", or by the codes that they share ("overlap")."""
+        return "cosine"
+
     def _search_rows(self, X: Any, y: Any, sample_weight: Any) -> Dataset:
         """Rows of a search, with all that candidates learn and are scored by."""
         return self._training_rows(X, y, sample_weight)

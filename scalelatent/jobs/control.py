@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalelatent.deploy.asking import ask_scheduler
 from scalelatent.deploy.connection import default_scheduler, open_client
-from scalelatent.errors import JobError, RunError
+from scalelatent.errors import JobError, RunError, nearest
 from scalelatent.monitor.times import epoch_seconds
 from scalelatent.storage.disk import is_local
 
@@ -24,7 +24,6 @@ from .interrupt import ask_cancel
 from .resolve import load_job
 from .runfolder import RunFolder, is_run_folder
 from .runs import find_runs
-from .spec import nearest
 
 if TYPE_CHECKING:
     from distributed import Client, Security

@@ -19,11 +19,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from scalelatent.contract.kinds import find_kind, job_kind
-from scalelatent.errors import JobError, StoreError
+from scalelatent.errors import JobError, StoreError, nearest
 from scalelatent.storage.disk import check_address
 from scalelatent.storage.location import FROM_ENVIRONMENT
 
-from .spec import SECTIONS, Job, nearest
+from .spec import SECTIONS, Job
 
 __all__ = ["load_job", "override", "parse_setting", "parse_value", "resolve"]
 

@@ -224,8 +224,11 @@ def _steps(
     request.check()
     with telling_of_kernels(callbacks):  # the fit has told of its own
         if data.test is not None:
+            from scalelatent.evaluation.scoring import scorer_of  # compiled kernels come with it
+
             told = _begin_stage(callbacks, "scoring", data.test)
-            found = _test_scores(estimator, data.test, told)
+            scores = scorer_of(estimator).test_scores(estimator, data.test, told)
+            found = {f"test_{name}": value for name, value in scores.items()}
             result.scores |= {key: found[key] for key in SCORES if key in found}
             folder.event("scored", test_rows=len(data.test), **{**result.scores, **found})
         _report(result, data, _begin_stage(callbacks, "report", data.shown))
@@ -244,30 +247,6 @@ def _begin_stage(callbacks: Callbacks, stage: str, rows: Dataset) -> Progress:
     """Tell that something begins that follows on the fit; what it tells of its rows is told as its own."""
     callbacks.on_stage({"stage": stage, "rows": len(rows)})
     return Progress(callbacks, stage, 0)
-
-
-class _Rows(Callback):
-    """Tells the progress of a pass, whatever its name, as that of a stage."""
-
-    def __init__(self, told: Progress) -> None:
-        self._told = told
-
-    def on_progress(self, info: dict[str, Any]) -> None:
-        """Tell it."""
-        self._told(info["rows_done"], info["rows_total"])
-
-
-def _test_scores(estimator: Any, test: Dataset, told: Progress) -> dict[str, float]:
-    """What the test rows say: the error of a classifier, the clusters of a model without classes."""
-    if hasattr(estimator, "predict"):
-        accuracy = float(estimator.score(test, callbacks=_Rows(told)))
-        return {"test_accuracy": accuracy, "test_error": round(1.0 - accuracy, 12)}
-    from .scoring import gives_codes, score_dataset
-
-    if not test.has_y or test.y_kind != "labels" or gives_codes(estimator):
-        return {}  # rows to look at in the report
-    found = score_dataset(estimator, test, ("nmi", "accuracy"), progress=told)
-    return {f"test_{name}": value for name, value in found.items()}
 
 
 def engine_options(job: Job, estimator: Any) -> dict[str, Any]:

@@ -35,10 +35,9 @@ credentials come from the environment or the usual files, and a job that holds s
 
 from __future__ import annotations
 
-import difflib
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -54,7 +53,6 @@ __all__ = [
     "Job",
     "JobSection",
     "SearchSection",
-    "nearest",
     "parse_rows",
 ]
 
@@ -65,15 +63,6 @@ FORMAT = "scalelatent-job"
 FORMAT_VERSION = 1
 
 _ROWS = re.compile(r"\s*(-?\d+)?\s*:\s*(-?\d+)?\s*")
-
-
-def nearest(word: str, words: Iterable[str]) -> str:
-    """Return a half sentence that names the nearest of ``words``, or all of them where none is near."""
-    known = sorted(words)
-    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean {close[0]!r}?"
-    return "known are: " + ", ".join(known)
 
 
 def parse_rows(text: str) -> slice:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.ticker import NullFormatter, NullLocator
 
+from scalelatent.contract.kinds import known_kinds, load
 from scalelatent.errors import DataError
 
 from .explained import wilson
@@ -272,32 +274,25 @@ def _pictures(compared: Mapping[str, Any]) -> list[Picture]:
             for run in measured
         ]
         # The outputs of a row go wrong together: their errors have no interval by the number of rows alone.
-        intervals = group["kind"] == "capsule" and any(run.get("test_rows") for run in measured)
+        kind = known_kinds().get(group["kind"])
+        by_rows = kind is not None and not kind.takes_targets
+        intervals = by_rows and any(run.get("test_rows") for run in measured)
         words = f"{_caption(group)}."
         if intervals:
             words += " Lines are 95 % intervals of the test errors: where they overlap, runs may be equal."
-        name = f"errors-{number + 1}" if len(compared["groups"]) > 1 else "errors"
+        after = f"-{number + 1}" if len(compared["groups"]) > 1 else ""
         found.append(
             Picture(
-                name,
+                f"errors{after}",
                 f"Errors of the {group['kind']} runs",
                 words,
                 "; ".join(told) + ".",
                 _plot_errors(measured, intervals),
             )
         )
-        points = [_as_point(run) for run in measured]
-        dims = {point["capsule_dim"] for point in points if point is not None}
-        if group["kind"] == "capsule" and len(dims) > 1 and None not in points:
-            found.append(
-                Picture(
-                    name.replace("errors", "dimensions"),
-                    "Test error by capsule dimension",
-                    "A curve for each architecture (Figure 5 of the paper).",
-                    f"Curves over the dimensions {', '.join(map(str, sorted(dims)))}.",
-                    error_by_dimension([point for point in points if point is not None]),
-                )
-            )
+        if kind is not None and kind.compare:
+            pictures = load(kind.compare)(measured)
+            found += [replace(picture, name=f"{picture.name}{after}") for picture in pictures]
     return found
 
 
@@ -305,17 +300,6 @@ def _errors(run: Mapping[str, Any]) -> dict[str, float]:
     known = {"validation": run.get("best_validation_error", run.get("validation_error"))}
     known["test"] = run.get("test_error")
     return {name: float(value) for name, value in known.items() if value is not None}
-
-
-def _as_point(run: Mapping[str, Any]) -> dict[str, Any] | None:
-    dimension = run.get("parameters", {}).get("model.capsule_dim")
-    if run.get("test_error") is None or not isinstance(dimension, int):
-        return None
-    return {
-        "architecture": run.get("architecture") or "multiclass",
-        "capsule_dim": dimension,
-        "test_error": run["test_error"],
-    }
 
 
 def _plot_errors(runs: Sequence[Mapping[str, Any]], intervals: bool) -> Figure:

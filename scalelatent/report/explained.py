@@ -14,7 +14,6 @@ from .runfiles import RunFiles
 from .style import percent
 
 __all__ = [
-    "calibration_text",
     "error_text",
     "how_to_use",
     "source_of",
@@ -28,13 +27,7 @@ _Z = 1.959964
 
 
 def wilson(share: float, rows: float) -> tuple[float, float]:
-    """The 95 % interval of a share of so many rows (Wilson, 1927).
-
-    Examples
-    --------
-    >>> [round(end, 4) for end in wilson(0.05, 200)], [round(end, 3) for end in wilson(0.0, 100)]
-    ([0.0274, 0.0896], [0.0, 0.037])
-    """
+    """The 95 % interval of a share of so many rows (Wilson, 1927)."""
     z2 = _Z * _Z / rows
     centre = (share + z2 / 2) / (1 + z2)
     half = _Z * math.sqrt(share * (1 - share) / rows + z2 / (4 * rows)) / (1 + z2)
@@ -42,15 +35,7 @@ def wilson(share: float, rows: float) -> tuple[float, float]:
 
 
 def error_text(error: float, rows: int | None, *, wrong: int | None = None) -> str:
-    """An error with the rows that it was counted on and its 95 % interval; without these where unknown.
-
-    Examples
-    --------
-    >>> error_text(0.05, 200, wrong=10)
-    '5.00 % (10 of 200 rows; 95 % interval 2.74 to 8.96 %)'
-    >>> error_text(0.05, None)
-    '5.00 %'
-    """
+    """An error with the rows that it was counted on and its 95 % interval; without these where unknown."""
     if not rows or error != error:
         return percent(error)
     low, high = wilson(error, rows)
@@ -98,57 +83,29 @@ def why_errors_differ(run: RunFiles, passes: int, members: int = 1) -> str | Non
     return f"{chosen} {more}"
 
 
-def how_to_use(run: RunFiles, model: Any) -> str:
+def how_to_use(
+    run: RunFiles, model: Any, line: str = "", *, verb: str = "predict", gives: str = "classes"
+) -> str:
     """Python that loads the saved model and applies it to rows, with the paths of this run."""
     data: Mapping[str, Any] = run.job.get("data", {})
     rows = next((data[role] for role in ("test", "validation", "train") if data.get(role)), None)
     if rows is not None and str(rows).startswith("("):  # of a fit in Python: they lived in memory
         rows = None
-    kind = getattr(type(model), "_kind", "")
-    network, width = kind == "mbn", f"{model.n_features_in_} features"
-    verb, gives = ("transform", "components") if network else ("predict", "classes")
-    if kind == "crbm":
-        gives = "outputs, 0 or 1"
+    width = f"{model.n_features_in_} features"
     lines = [
         "import scalelatent as sl",
         "",
         f"model = sl.load_model({_path(run.place.name_of('model.zarr'))!r})",
     ]
-    if getattr(model, "_source", None) == "plain":
-        return "\n".join([*lines, "h = model.transform(v)  # v: array of zeros and ones; h: hidden units"])
-    if rows is None:
-        return "\n".join([*lines, f"{verb}ed = model.{verb}(x)  # x: array (rows, {width}); {gives}"])
-    return "\n".join(
-        [
-            *lines,
-            f"rows = sl.open_dataset({_path(str(rows))!r})",
-            f"model.{verb}(rows[:10])  # {gives}; also of an array (rows, {width})",
-        ]
-    )
+    if line:
+        lines.append(line)
+    elif rows is None:
+        lines.append(f"{verb}ed = model.{verb}(x)  # x: array (rows, {width}); {gives}")
+    else:
+        lines.append(f"rows = sl.open_dataset({_path(str(rows))!r})")
+        lines.append(f"model.{verb}(rows[:10])  # {gives}; also of an array (rows, {width})")
+    return "\n".join(lines)
 
 
 def _path(url: str) -> str:
     return os.path.abspath(url) if is_local(url) else url
-
-
-def calibration_text(kept: Any, architecture: str) -> str:
-    """What the calibration error is, and what this one says."""
-    total = max(float(kept.counts.sum()), 1e-300)
-    promised, right = float(kept.confidence.sum()) / total, float(kept.hits.sum()) / total
-    words = [
-        "The mean distance, in percentage points, between the probability that the predicted class is given "
-        "and the share of rows in which it is right, over ten bins of probability, weighted by their rows. "
-        "At 0 % a probability of 90 % is right nine times in ten.",
-        f"Here the predicted class is given {percent(promised)} on average and is right in {percent(right)} "
-        f"of the rows: the model is {'too modest' if right >= promised else 'too sure'}.",
-    ]
-    if architecture == "one_vs_all":
-        words.append(
-            "In a one-versus-all model each class has a probability of its own; they are divided by their "
-            "sum, which makes them small where many classes get some. They rank classes."
-        )
-    words.append(
-        "It says nothing of which class wins. Before probabilities are used as such: "
-        "sklearn.calibration.CalibratedClassifierCV."
-    )
-    return " ".join(words)

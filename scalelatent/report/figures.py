@@ -1,12 +1,8 @@
 """Curves and matrices: arrays in, a matplotlib figure out. No reading, no model, no global state."""
 
-# ruff: noqa: RUF001  the Greek letters of the paper
-
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
@@ -15,109 +11,21 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from scalelatent.errors import DataError
 
-from .style import ACCENT, INK, LINE, MUTED, WARN, class_ticks, long_names, new_figure, quiet_axes
+from .style import ACCENT, INK, LINE, MUTED, WARN, class_ticks, new_figure, quiet_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "plot_confusion",
-    "plot_history",
-    "plot_reliability",
-    "plot_votes",
-    "rounds_of",
-]
+__all__ = ["plot_confusion", "plot_learning", "plot_reliability"]
 
 ANNOTATED_CLASSES = 20
 
 
 def column(records: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
-    """One value of all records, NaN where there is none.
-
-    Examples
-    --------
-    >>> column([{"a": 1}, {"a": None}, {}], "a")
-    array([ 1., nan, nan])
-    """
+    """One value of all records, NaN where there is none."""
     values = [record.get(key) for record in records]
     return np.array([np.nan if value is None else float(value) for value in values])
-
-
-def rounds_of(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, int, int, float]]:
-    """Runs of passes of one round.
-
-    Parameters
-    ----------
-    records : sequence of mapping
-        With ``round`` and ``nu``.
-
-    Returns
-    -------
-    list of (first index, index behind the last, round, nu of its first pass)
-
-    Examples
-    --------
-    >>> rounds_of([{"round": 1, "nu": 0.8}, {"round": 1, "nu": 0.8}, {"round": 2, "nu": 0.6}])
-    [(0, 2, 1, 0.8), (2, 3, 2, 0.6)]
-    """
-    number, nu = column(records, "round"), column(records, "nu")
-    if not len(number) or np.isnan(number).any():
-        return []
-    starts = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(number)]
-    return [(a, b, int(number[a]), float(nu[a])) for a, b in itertools.pairwise(starts)]
-
-
-def plot_history(
-    records: Sequence[Mapping[str, Any]], *, capsules: int = 2, ensemble: bool = False
-) -> Figure:
-    """Log-loss and errors against passes, rounds of nu shaded (the paper's Figures 6 and 7).
-
-    Parameters
-    ----------
-    records : sequence of mapping
-        One a pass: pass, objective (nats), train_error, validation_error, round, nu. With ``rows_seen`` there
-        may be several of a pass, which are drawn where they were made.
-    capsules : int
-        m of a member: the log-loss is divided by log m, so that guessing gives 1.
-    ensemble : bool
-        Members go through rounds on their own, so a round has no one nu.
-
-    Returns
-    -------
-    Figure
-        Upper axes: log-loss; lower axes: errors in percent.
-
-    Raises
-    ------
-    DataError
-        No record.
-
-    Examples
-    --------
-    >>> first = {"pass": 1, "objective": 1.0, "train_error": 0.4}
-    >>> records = [first, {"pass": 2, "objective": 0.5, "train_error": 0.1}]
-    >>> [round(float(y), 3) for y in plot_history(records, capsules=10).axes[0].lines[0].get_ydata()]
-    [0.434, 0.217]
-    """
-    if not records:
-        raise DataError("there are no passes to draw: the history is empty")
-    passes = places_of(records)
-    figure = new_figure(8, 5.6)
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[1, 1.15])
-    # A line needs two points: short histories are drawn as points too.
-    point = {"marker": "o", "markersize": 3.5} if len(records) <= 40 else {}
-    upper.plot(passes, column(records, "objective") / math.log(capsules), color=INK, linewidth=1.6, **point)
-    upper.set_ylabel(f"log-loss / log {capsules}")
-    draw_errors(lower, passes, records, point)
-    lower.set_xlabel("pass over the training rows")
-    lower.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for axes in (upper, lower):
-        quiet_axes(axes)
-    _shade_rounds((upper, lower), passes, rounds_of(records), ensemble)
-    pad = max(0.5, 0.01 * (passes[-1] - passes[0]))
-    lower.set_xlim(passes[0] - pad, passes[-1] + pad)
-    return figure
 
 
 def places_of(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
@@ -127,6 +35,30 @@ def places_of(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
         return passes
     # At the end of a pass these are all its rows; in its middle fewer.
     return seen / (seen / passes).max()
+
+
+def plot_learning(
+    records: Sequence[Mapping[str, Any]], unit: str = "objective", time: str = "pass"
+) -> Figure:
+    """Objective (above) and errors in percent (below) against passes."""
+    if not records:
+        raise DataError("there are no epochs to draw: the history is empty")
+    figure, passes = new_figure(8, 5.6), places_of(records)
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    point = points_of(records)
+    upper.plot(passes, column(records, "objective"), color=INK, linewidth=1.6, **point)
+    upper.set_ylabel(unit)
+    draw_errors(lower, passes, records, point)
+    lower.set_xlabel(time)
+    lower.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes in (upper, lower):
+        quiet_axes(axes)
+    return figure
+
+
+def points_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    # A line needs two points: short histories are drawn as points too.
+    return {"marker": "o", "markersize": 3.5} if len(records) <= 40 else {}
 
 
 def draw_errors(
@@ -168,50 +100,8 @@ def draw_errors(
     axes.legend(fontsize=9, frameon=True, framealpha=0.9, edgecolor="none", labelcolor=INK, loc="upper right")
 
 
-def _shade_rounds(
-    both: Iterable[Axes], passes: np.ndarray, rounds: list[tuple[int, int, int, float]], ensemble: bool
-) -> None:
-    if len(rounds) == 1 and rounds[0][3] == 0:
-        return  # plain EM has no rounds worth a word
-    span = max(passes[-1] - passes[0], 1)
-    between = (passes[1:] + passes[:-1]) / 2
-    pads = (between[0] - passes[0], passes[-1] - between[-1]) if len(between) else (0.5, 0.5)
-    edges = np.concatenate([[passes[0] - pads[0]], between, [passes[-1] + pads[1]]])
-    for number, axes in enumerate(both):
-        right = -math.inf
-        for k, (a, b, which, nu) in enumerate(rounds):
-            left, end = edges[a], edges[b]
-            axes.axvspan(left, end, color=ACCENT, alpha=0.10 if k % 2 == 0 else 0.0, linewidth=0, zorder=0)
-            text = f"round {which}" if ensemble else f"ν = {nu:g}"
-            centre = (left + end) / 2
-            # Late rounds are short: a label that would run into the last one is left to the shading.
-            if number == 0 and centre - right > 0.08 * span:
-                above = axes.get_xaxis_transform()
-                axes.text(centre, 1.02, text, transform=above, ha="center", fontsize=8.5, color=MUTED)
-                right = centre
-
-
 def plot_confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
-    """Confusion matrix and, row by row beside it, the error of each class.
-
-    Parameters
-    ----------
-    counts : ndarray of int, shape (classes, classes)
-        Rows of each true class (row) by predicted class (column).
-    names : sequence of str
-
-    Returns
-    -------
-    Figure
-        Left axes: an RGBA image, blue on the diagonal, orange elsewhere, both by share of the true class;
-        right axes: bars in percent.
-
-    Examples
-    --------
-    >>> figure = plot_confusion(np.array([[8, 2], [0, 5]]), ["a", "b"])
-    >>> [round(float(bar.get_width()), 1) for bar in figure.axes[1].patches]
-    [20.0, 0.0]
-    """
+    """Confusion matrix and, row by row beside it, the error of each class."""
     m = len(counts)
     total = counts.sum(axis=1)
     share = counts / np.maximum(total, 1)[:, None]
@@ -258,25 +148,7 @@ def _annotate(axes: Axes, counts: np.ndarray, share: np.ndarray) -> None:
 
 
 def plot_reliability(counts: np.ndarray, confidence: np.ndarray, hits: np.ndarray) -> Figure:
-    """Share of right predictions against the probability they were given, in bins.
-
-    Parameters
-    ----------
-    counts, confidence, hits : ndarray, shape (bins,)
-        Rows (or their weight), summed probability and right predictions of each bin of predicted probability;
-        bins share [0, 1] equally.
-
-    Returns
-    -------
-    Figure
-        Upper axes: reliability, one point a bin that has rows; lower axes: rows of each bin.
-
-    Examples
-    --------
-    >>> figure = plot_reliability(np.array([0, 4]), np.array([0, 3.6]), np.array([0, 3]))
-    >>> [float(v[0]) for v in figure.axes[0].lines[1].get_data()]
-    [0.9, 0.75]
-    """
+    """Share of right predictions against the probability they were given, in bins."""
     figure = new_figure(5, 5)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     upper.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
@@ -297,51 +169,4 @@ def plot_reliability(counts: np.ndarray, confidence: np.ndarray, hits: np.ndarra
     lower.yaxis.set_major_locator(MaxNLocator(3, integer=whole))
     quiet_axes(upper)
     quiet_axes(lower)
-    return figure
-
-
-def plot_votes(shares: np.ndarray, pair_wins: np.ndarray, names: Sequence[str]) -> Figure:
-    """Votes of an all-versus-all model, in place of a scatter: its capsules live in m (m - 1) / 2 spaces.
-
-    Parameters
-    ----------
-    shares : ndarray, shape (classes, classes)
-        Share of its possible votes that each class (column) gets from rows of each true class (row).
-    pair_wins : ndarray, shape (classes, classes)
-        Share of the rows of class i (row) that member {i, j} gives to i; NaN on the diagonal.
-    names : sequence of str
-
-    Returns
-    -------
-    Figure
-        Left axes: image of shares; right axes: image of pair errors, 1 - pair_wins, in percent.
-
-    Examples
-    --------
-    >>> nan = float("nan")
-    >>> figure = plot_votes(np.eye(2), np.array([[nan, 0.9], [1.0, nan]]), ["a", "b"])
-    >>> round(float(figure.axes[1].images[0].get_array()[0, 1]), 1)
-    10.0
-    """
-    m = len(names)
-    side = min(max(0.4 * m + 1.2, 3.2), 9)
-    # Long names under the columns need height, not width.
-    figure = new_figure(2 * side + 1.2, side + (1.3 if long_names(names) else 0.5))
-    axes = figure.subplots(1, 2)
-    panels = (
-        (shares, "Blues", "share of the votes a class can get", "class", "{:.2f}"),
-        (100 * (1 - pair_wins), "Oranges", "rows lost to one other class, %", "other class", "{:.1f}"),
-    )
-    for ax, (values, colors, title, label, form) in zip(axes, panels, strict=True):
-        image = ax.imshow(values, cmap=colors, vmin=0, aspect="equal", interpolation="nearest")
-        ax.set(title=title, xlabel=label, ylabel="true class")
-        class_ticks(ax, names)
-        quiet_axes(ax, grid=False)
-        if m <= 12:
-            limit = 0.65 * (np.nanmax(values) if np.isfinite(values).any() else 1)
-            for i, j in np.argwhere(np.isfinite(values)):
-                ax.text(j, i, form.format(values[i, j]), ha="center", va="center", fontsize=6.5,
-                        color="white" if values[i, j] > limit else INK)  # fmt: skip
-        else:
-            figure.colorbar(image, ax=ax, shrink=0.7).ax.tick_params(labelsize=8, colors=INK)
     return figure

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jinja2 import Template
     from matplotlib.figure import Figure
 
-__all__ = ["Page", "Picture", "Table", "write_page"]
+__all__ = ["Page", "Picture", "Section", "Table", "write_page"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,31 @@ class Table:
     title: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+
+@dataclass
+class Section:
+    """A model's part of a report: what its kind's `report` makes of model, rows and run files.
+
+    Attributes
+    ----------
+    subtitle : str
+        What the model is, in a line.
+    headline, numbers : list of (str, str)
+        As of a `Page`.
+    pictures : list of Picture
+    explained : list of (str, str)
+        What the numbers mean: (of what, in words).
+    snippet : str
+        Python that applies the saved model, see :func:`.explained.how_to_use`.
+    """
+
+    subtitle: str
+    headline: list[tuple[str, str]] = field(default_factory=list)
+    numbers: list[tuple[str, str]] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+    explained: list[tuple[str, str]] = field(default_factory=list)
+    snippet: str = ""
 
 
 @dataclass
@@ -90,28 +115,7 @@ class Page:
 
 
 def write_page(page: Page, folder: str | os.PathLike[str] | Location) -> str:
-    """Write ``index.html`` and the pictures into a folder, each in one step.
-
-    Pictures of an earlier report that this one does not have are removed.
-
-    Parameters
-    ----------
-    page : Page
-    folder : path, url or Location
-        Made where it is missing.
-
-    Returns
-    -------
-    str
-        Path or address of the page.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     "<h1>A run</h1>" in pathlib.Path(write_page(Page("A run", "of nothing"), folder)).read_text()
-    True
-    """
+    """Write ``index.html`` and the pictures into a folder, each in one step."""
     target = locate(folder)
     target.make()
     pictures: list[dict[str, Any]] = []
@@ -142,22 +146,18 @@ def _template() -> Template:
 
 
 def count(number: int, one: str, many: str | None = None) -> str:
-    """A number with its noun.
-
-    Examples
-    --------
-    >>> count(1, "row"), count(12345, "row"), count(2, "class", "classes")
-    ('1 row', '12,345 rows', '2 classes')
-    """
+    """A number with its noun."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def listing(words: Sequence[str]) -> str:
-    """Words as a sentence lists them.
-
-    Examples
-    --------
-    >>> listing(["a"]), listing(["a", "b", "c"])
-    ('a', 'a, b and c')
-    """
+    """Words as a sentence lists them."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def duration(seconds: float) -> str:
+    """A time as people read it."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds >= 10 else f"{seconds:.2g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

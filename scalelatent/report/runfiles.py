@@ -74,28 +74,7 @@ class RunFiles:
 
 
 def read_run(folder: str | os.PathLike[str]) -> RunFiles:
-    """Read the files of a run folder that a report is made from.
-
-    Parameters
-    ----------
-    folder : path or str
-
-    Returns
-    -------
-    RunFiles
-
-    Raises
-    ------
-    DataError
-        There is no such folder.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     read_run(folder).notes[0]
-    'job.json is missing: the settings of the job are not known.'
-    """
+    """Read the files of a run folder that a report is made from."""
     run = RunFiles(locate(folder))
     local = run.place.local_path("")
     if run.place.is_empty() if local is None else not os.path.isdir(local):
@@ -141,13 +120,7 @@ def _read_lines(run: RunFiles, name: str, loss: str | None) -> list[dict[str, An
 
 
 def _text(value: Any) -> str:
-    """A value of a job as a reader writes it.
-
-    Examples
-    --------
-    >>> _text(None), _text(True), _text([1, 2]), _text("a")
-    ('none', 'true', '[1, 2]', 'a')
-    """
+    """A value of a job as a reader writes it."""
     if value is None:
         return "none"
     return value if isinstance(value, str) else json.dumps(value)

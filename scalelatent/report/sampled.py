@@ -7,13 +7,7 @@ from scalelatent.errors import DataError
 
 
 def check_width(data: Dataset, wanted: int) -> None:
-    """Refuse rows of another kind than the model was fitted to.
-
-    Raises
-    ------
-    DataError
-        Another number of features.
-    """
+    """Refuse rows of another kind than the model was fitted to."""
     if data.n_features != wanted:
         raise DataError(
             f"{data.url or 'the data'} has {data.n_features} features a row, but the model was fitted to "

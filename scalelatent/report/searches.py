@@ -17,14 +17,7 @@ DRAWN = 30
 
 
 def candidates_table(search: Mapping[str, Any]) -> Table:
-    """All candidates, the best first.
-
-    Examples
-    --------
-    >>> one = {"params": {"k1": 5}, "rank": 1, "score": 0.5, "spread": 0.1, "passes": 3, "fit_seconds": 2.0}
-    >>> candidates_table({"scoring": "nmi", "folds": 2, "candidates": [{**one, "error": None}]}).rows
-    [['1', 'k1 = 5', '0.5000', '0.1000', '3', '2.0']]
-    """
+    """All candidates, the best first."""
     rows = [
         [
             str(one["rank"]),

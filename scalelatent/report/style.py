@@ -47,24 +47,12 @@ DPI = 144
 
 
 def class_style(code: int) -> tuple[str, str]:
-    """(colour, marker) of a class: ten colours, then the same with another marker.
-
-    Examples
-    --------
-    >>> class_style(0), class_style(10)
-    (('#3f90da', 'o'), ('#3f90da', '^'))
-    """
+    """(colour, marker) of a class: ten colours, then the same with another marker."""
     return COLORS[code % len(COLORS)], MARKERS[code // len(COLORS) % len(MARKERS)]
 
 
 def short_name(name: str, length: int = 14) -> str:
-    """A class name that fits beside a panel.
-
-    Examples
-    --------
-    >>> short_name("a name of great length", 8)
-    'a name …'
-    """
+    """A class name that fits beside a panel."""
     return name if len(name) <= length else f"{name[: length - 1]}…"
 
 
@@ -74,13 +62,7 @@ def long_names(names: Sequence[str]) -> bool:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure with a canvas of its own, unknown to pyplot: it is freed when nobody holds it any more.
-
-    Parameters
-    ----------
-    width, height : float
-        Inches.
-    """
+    """A figure with a canvas of its own, unknown to pyplot: it is freed when nobody holds it any more."""
     figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -112,13 +94,7 @@ def class_ticks(axes: Axes, names: Sequence[str], *, x: bool = True, y: bool = T
 
 
 def percent(value: float) -> str:
-    """A share as people read it.
-
-    Examples
-    --------
-    >>> percent(0.0621), percent(float("nan"))
-    ('6.21 %', 'not known')
-    """
+    """A share as people read it."""
     return "not known" if value != value else f"{100 * value:.2f} %"
 
 

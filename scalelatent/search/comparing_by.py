@@ -152,7 +152,6 @@ def _clustered(name: str) -> Callable[[Any, Dataset], float]:
     def score(model: Any, rows: Dataset) -> float:
         if name in OF_CLUSTERS:
             return float(score_clusters(model, rows)[name])
-        metric = "overlap" if model.output == "codes" else "cosine"
-        return float(score_output(model.transform(rows), rows, (name,), metric=metric)[name])
+        return float(score_output(model.transform(rows), rows, (name,), metric=model._output_metric)[name])
 
     return score

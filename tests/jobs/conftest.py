@@ -27,6 +27,7 @@ PARAMETERS = {
 class FakeEstimator:
     """Counts passes; goes on from ``engine/passes`` when it is resumed."""
 
+    _kind = "capsule"
     fail: BaseException | None = None  # raised after pass 2
     before_pass: Any = None
 

@@ -9,11 +9,11 @@ import pytest
 
 from scalelatent import Dataset, load_model, open_dataset
 from scalelatent.errors import DataError, DivergenceError, JobError
+from scalelatent.evaluation.scoring import score_dataset
 from scalelatent.jobs import runner
 from scalelatent.jobs.planning import plan_job
 from scalelatent.jobs.resolve import load_job, override
 from scalelatent.jobs.runfolder import RunFolder
-from scalelatent.jobs.scoring import score_dataset
 from tests.estimators.test_crbm import patterns
 from tests.jobs.test_end_to_end import scalelatent
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelatent.errors import JobError
+from scalelatent.errors import JobError, nearest
 from scalelatent.jobs.resolve import override, parse_setting, parse_value, resolve
-from scalelatent.jobs.spec import Job, nearest, parse_rows
+from scalelatent.jobs.spec import Job, parse_rows
 
 pytestmark = pytest.mark.usefixtures("fake")
 

@@ -10,8 +10,7 @@ import pytest
 from scalelatent import CapsuleRegression, Dataset, open_dataset
 from scalelatent.data import create_dataset
 from scalelatent.errors import DataError
-from scalelatent.models.capsule.report_collect import BLOCK_BYTES, block_rows, collect_evidence
-from scalelatent.models.capsule.report_wiring import wiring_of
+from scalelatent.models.capsule.evidence import BLOCK_BYTES, block_rows, collect_evidence, wiring_of
 
 SMALL_BLOCKS = 40_000  # bytes: a few dozen rows, so that blocks and their edges matter
 

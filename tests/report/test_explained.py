@@ -13,19 +13,18 @@ import scipy.stats
 from sklearn.datasets import load_digits
 
 from scalelatent import CapsuleRegression, ConditionalRBM, Dataset, MultilayerBootstrapNetwork
-from scalelatent.models.capsule.report_tallies import Confusion, Reliability
+from scalelatent.contract.kinds import kind_of, load
+from scalelatent.models.capsule.evidence import Confusion, Reliability
+from scalelatent.models.capsule.report import calibration_text, confusion_text
+from scalelatent.models.capsule.report_figures import plot_history
 from scalelatent.models.crbm.report import RbmEvidence, collect_rbm, rbm_numbers
 from scalelatent.report import build_report
-from scalelatent.report.build import _confusion_text
 from scalelatent.report.explained import (
-    calibration_text,
     error_text,
-    how_to_use,
     validation_rows,
     why_errors_differ,
     wilson,
 )
-from scalelatent.report.figures import plot_history
 from scalelatent.report.runfiles import RunFiles, read_run
 
 
@@ -48,9 +47,9 @@ def test_errors_have_counts_and_intervals_where_rows_are_counted() -> None:
         "2.56 % (256 of 10,000 rows; 95 % interval 2.27 to"
     )
     counts = np.array([[30, 2], [0, 18]])
-    assert _confusion_text(Confusion(counts, 50.0, 2.0)) == error_text(0.04, 50, wrong=2)
+    assert confusion_text(Confusion(counts, 50.0, 2.0)) == error_text(0.04, 50, wrong=2)
     # Rows that weigh differently have no count to tell an interval by.
-    assert _confusion_text(Confusion(counts, 200.0, 20.0)) == "10.00 % by weight (2 of 50 rows)"
+    assert confusion_text(Confusion(counts, 200.0, 20.0)) == "10.00 % by weight (2 of 50 rows)"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +114,7 @@ def test_the_snippet_runs_anywhere(kind: str, tmp_path: Path, monkeypatch: pytes
     model.save("run/model.zarr")
     run_of(Path("run"), {"train": str(tmp_path / "rows.zarr")})
     page = Path(build_report("run", model=model)).read_text()
-    snippet = how_to_use(read_run("run"), model)
+    snippet = load(kind_of(model).report)(model, None, read_run("run"), "test", None).snippet
     assert str(tmp_path / "run" / "model.zarr") in page.replace("&#39;", "'")
     monkeypatch.chdir("/")
     code = snippet.replace("model.predict(", "print(len(model.predict(").replace("[:10])", "[:10])))")

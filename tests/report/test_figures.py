@@ -10,22 +10,18 @@ import pytest
 from matplotlib.colors import to_hex
 
 from scalelatent.errors import DataError
-from scalelatent.models.capsule.report_latents import leading_plane, plot_latents
-from scalelatent.report import error_by_dimension, plot_error_by_dimension
-from scalelatent.report.figures import (
-    plot_confusion,
+from scalelatent.models.capsule.report_figures import (
+    classes_across,
+    leading_plane,
     plot_history,
-    plot_reliability,
+    plot_latents,
+    plot_prototypes,
     plot_votes,
     rounds_of,
 )
-from scalelatent.report.pictures import (
-    classes_across,
-    image_shape,
-    plot_mistakes,
-    plot_prototypes,
-    tone_of,
-)
+from scalelatent.report import error_by_dimension, plot_error_by_dimension
+from scalelatent.report.figures import plot_confusion, plot_reliability
+from scalelatent.report.pictures import image_shape, plot_mistakes, tone_of
 from scalelatent.report.style import class_style, png_bytes
 
 PNG = b"\x89PNG"

@@ -17,18 +17,20 @@ from scalelatent import Dataset, MultilayerBootstrapNetwork
 from scalelatent.errors import DataError
 from scalelatent.evaluation import output_scores as outputs
 from scalelatent.evaluation import retrieval_accuracy, score_clusters
-from scalelatent.jobs.scoring import score_dataset
+from scalelatent.evaluation.scoring import score_dataset
 from scalelatent.models.mbn import report as mbn
 from scalelatent.models.mbn.report import collect_network, network_numbers, network_pictures
 from scalelatent.models.mbn.report_figures import (
+    SHAPES,
     Sweep,
+    outlier_example,
     plot_layers,
     plot_outlier,
     plot_output,
     plot_retrieval,
     plot_sweeps,
+    synthetic_points,
 )
-from scalelatent.models.mbn.report_synthetic import SHAPES, outlier_example, synthetic_points
 from scalelatent.report import build_report
 from scalelatent.report.runfiles import read_run
 

@@ -211,8 +211,6 @@ def test_folders_without_run_or_model_are_refused(tmp_path):
         build_report(tmp_path / "nothing")
     with pytest.raises(DataError, match=r"has no model\.zarr.*scalelatent resume"):
         build_report(tmp_path)
-    with pytest.raises(DataError, match="no report for dict models"):
-        build_report(tmp_path, model={})
 
 
 def test_records_within_a_pass_are_no_passes(run_folder):

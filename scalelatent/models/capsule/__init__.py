@@ -12,6 +12,8 @@ KINDS = (
         estimator="scalelatent.models.capsule.estimator:CapsuleRegression",
         kernels=KERNELS,
         warm="scalelatent.models.capsule",
+        report="scalelatent.models.capsule.report:section",
+        compare="scalelatent.models.capsule.report:compared",
         report_seconds=2.1,
     ),
 )

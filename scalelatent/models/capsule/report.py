@@ -1,41 +1,297 @@
-"""Figures of what was collected from the rows, with captions and words for those who do not see them."""
+"""What the report of a capsule model shows: latent vectors, prototypes, mistakes, how it learned."""
 
 # ruff: noqa: RUF001  the Greek letters of the paper
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 import numpy as np
 
-from scalelatent.report.figures import plot_confusion, plot_reliability, plot_votes
-from scalelatent.report.page import Picture, count
-from scalelatent.report.pictures import (
-    MAX_ELEMENTS,
-    classes_across,
-    image_shape,
-    plot_mistakes,
-    plot_prototypes,
-)
+from scalelatent.data import Dataset
+from scalelatent.errors import ScalelatentError
+from scalelatent.report.comparison import error_by_dimension
+from scalelatent.report.explained import error_text, how_to_use, validation_rows, why_errors_differ
+from scalelatent.report.figures import plot_confusion, plot_reliability
+from scalelatent.report.page import Picture, Section, count, duration, listing
+from scalelatent.report.pictures import image_shape, plot_mistakes
+from scalelatent.report.runfiles import RunFiles
 from scalelatent.report.style import percent
 
-from .report_collect import Evidence
-from .report_latents import leading_plane, plot_latents
+from .evidence import Confusion, Evidence, Reliability, collect_evidence
+from .report_figures import (
+    MAX_ELEMENTS,
+    classes_across,
+    leading_plane,
+    plot_history,
+    plot_latents,
+    plot_prototypes,
+    plot_votes,
+    rounds_of,
+)
 
-__all__ = ["evidence_pictures"]
+__all__ = ["compared", "section"]
+
+INTERVAL = (
+    "These rows are a sample. The model's error on all rows of their kind lies within the interval "
+    "(Wilson's) in 95 of 100 cases. Two errors whose intervals overlap may well be equal."
+)
+MEMBERS = (
+    "Each member solves a problem of its own, one class against the others or against one other, which is "
+    "easier than telling all classes apart. The validation error is that of the class that they decide on "
+    "together."
+)
+ARCHITECTURES = {"multiclass": "multiclass", "one_vs_all": "one-versus-all", "all_vs_all": "all-versus-all"}
 
 
-def evidence_pictures(evidence: Evidence, rows: str) -> list[Picture]:
-    """All figures of the rows, in the order of the page.
+def section(
+    model: Any, data: Dataset | None, run: RunFiles, rows: str, progress: Callable[[int, int], None] | None
+) -> Section:
+    """The part of a capsule model's report; see `scalelatent.contract.kinds.Kind.report`."""
+    if len(model.capsule_dims_) > 1:
+        run.history = [_of_members(record) for record in run.history]
+    evidence = None
+    if data is None:
+        run.notes.append(
+            "No rows were at hand: the figures of latent vectors, prototypes and errors are left out."
+        )
+    else:
+        try:
+            evidence = collect_evidence(model, data, progress=progress)
+        except ScalelatentError as error:
+            # The history is worth a page even where the rows have been damaged or moved.
+            run.notes.append(f"The rows could not be used, so their figures are left out: {error}")
+    head, table = _numbers(run, model, evidence, rows)
+    pictures = _history_pictures(run, model)
+    if evidence is not None:
+        pictures = _evidence_pictures(evidence, rows) + pictures
+        if not evidence.labelled:
+            run.notes.append(
+                f"The {rows} rows have no labels: colours and prototypes follow the predicted classes, "
+                "and there is no error to tell."
+            )
+    explained = _explained(run, model, evidence)
+    return Section(_subtitle(model), head, table, pictures, explained, how_to_use(run, model))
 
-    Parameters
-    ----------
-    evidence : Evidence
-    rows : str
-        What the rows are: "test", "validation", "training".
 
-    Returns
-    -------
-    list of Picture
-    """
+def compared(runs: Sequence[Mapping[str, Any]]) -> list[Picture]:
+    """Test error by capsule dimension, where runs differ in it; see `Kind.compare`."""
+    points = [_as_point(run) for run in runs]
+    dims = {point["capsule_dim"] for point in points if point is not None}
+    if len(dims) < 2 or None in points:
+        return []
+    return [
+        Picture(
+            "dimensions",
+            "Test error by capsule dimension",
+            "A curve for each architecture (Figure 5 of the paper).",
+            f"Curves over the dimensions {', '.join(map(str, sorted(dims)))}.",
+            error_by_dimension([point for point in points if point is not None]),
+        )
+    ]
+
+
+def _as_point(run: Mapping[str, Any]) -> dict[str, Any] | None:
+    dimension = run.get("parameters", {}).get("model.capsule_dim")
+    if run.get("test_error") is None or not isinstance(dimension, int):
+        return None
+    return {
+        "architecture": run.get("architecture") or "multiclass",
+        "capsule_dim": dimension,
+        "test_error": run["test_error"],
+    }
+
+
+def _explained(run: RunFiles, model: Any, evidence: Evidence | None) -> list[tuple[str, str]]:
+    """What the numbers of a classifier mean."""
+    found = []
+    if differ := why_errors_differ(run, model.n_iter_, len(model.capsule_dims_)):
+        found.append(("Validation and test error", differ))
+    if evidence is not None and evidence.confusion is not None:
+        found.append(("95 % interval", INTERVAL))
+    if model.mean_member_validation_error_ is not None:
+        found.append(("Mean member validation error", MEMBERS))
+    if evidence is not None and evidence.reliability is not None:
+        words = calibration_text(evidence.reliability, model.architecture)
+        found.append(("Calibration error", words))
+    return found
+
+
+def confusion_text(confusion: Confusion) -> str:
+    rows = int(confusion.counts.sum())
+    wrong = rows - int(confusion.counts.trace())
+    if abs(confusion.weight - rows) > 1e-9 * rows:
+        return f"{percent(confusion.error)} by weight ({wrong:,} of {count(rows, 'row')})"
+    return error_text(confusion.error, rows, wrong=wrong)
+
+
+def calibration_text(kept: Reliability, architecture: str) -> str:
+    """What the calibration error is, and what this one says."""
+    total = max(float(kept.counts.sum()), 1e-300)
+    promised, right = float(kept.confidence.sum()) / total, float(kept.hits.sum()) / total
+    words = [
+        "The mean distance, in percentage points, between the probability that the predicted class is given "
+        "and the share of rows in which it is right, over ten bins of probability, weighted by their rows. "
+        "At 0 % a probability of 90 % is right nine times in ten.",
+        f"Here the predicted class is given {percent(promised)} on average and is right in {percent(right)} "
+        f"of the rows: the model is {'too modest' if right >= promised else 'too sure'}.",
+    ]
+    if architecture == "one_vs_all":
+        words.append(
+            "In a one-versus-all model each class has a probability of its own; they are divided by their "
+            "sum, which makes them small where many classes get some. They rank classes."
+        )
+    words.append(
+        "It says nothing of which class wins. Before probabilities are used as such: "
+        "sklearn.calibration.CalibratedClassifierCV."
+    )
+    return " ".join(words)
+
+
+def _subtitle(model: Any) -> str:
+    sizes = sorted({int(d) for d in model.capsule_dims_.ravel()})
+    dims = f"d = {sizes[0]}" if len(sizes) == 1 else f"d = {sizes[0]} to {sizes[-1]}"
+    kind = ARCHITECTURES.get(model.architecture, model.architecture)
+    return f"Capsule regression, {kind}, {count(len(model.classes_), 'class', 'classes')}, {dims}"
+
+
+def _numbers(
+    run: RunFiles, model: Any, evidence: Evidence | None, rows: str
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """(headline, table)."""
+    head: list[tuple[str, str]] = []
+    table: list[tuple[str, str]] = []
+    if evidence is not None:
+        table.append((f"{rows} rows", f"{evidence.n_rows:,}"))
+        if evidence.confusion is not None:
+            head.append((f"{rows} error", percent(evidence.confusion.error)))
+            table.append((f"{rows} error", confusion_text(evidence.confusion)))
+        if evidence.reliability is not None:
+            table.append((f"{rows} log-loss", f"{evidence.reliability.log_loss:.4f} nats a row"))
+            table.append((f"{rows} calibration error", percent(evidence.reliability.calibration_error)))
+    best, of_members = model.best_validation_error_, model.mean_member_validation_error_
+    # Members of an ensemble each solve a problem of their own: their mean error is not that of their vote.
+    mean = "" if len(model.capsule_dims_) == 1 else ", mean of the members"
+    if best is not None:
+        head.append(("best validation error", percent(best)))
+        table.append(("best validation error", error_text(best, validation_rows(run))))
+    if of_members is not None:
+        table.append(("mean member validation error", percent(of_members)))
+    head.append(("passes", f"{model.n_iter_:,}"))
+    table.append(("passes", f"{model.n_iter_:,}"))
+    table += _history_numbers(run, head, mean)
+    table += _model_numbers(run, model)
+    return head, table
+
+
+def _passes(run: RunFiles) -> int:
+    """Passes of the history, which may hold several records of one."""
+    return len({record["pass"] for record in run.history})
+
+
+def _history_numbers(run: RunFiles, head: list[tuple[str, str]], mean: str) -> list[tuple[str, str]]:
+    if not run.history:
+        return []
+    table, last = [], run.history[-1]
+    if last.get("objective") is not None:
+        table.append((f"log-loss of the last pass{mean}", f"{last['objective']:.5f} nats a row"))
+    if last.get("train_error") is not None:
+        table.append(("training error of the last pass", percent(last["train_error"])))
+    if last.get("mean_member_train_error") is not None:
+        told = ("mean member training error of the last pass", percent(last["mean_member_train_error"]))
+        table.append(told)
+    seconds = sum(record.get("seconds") or 0.0 for record in run.history)
+    rows = sum(record.get("rows") or 0 for record in run.history)
+    if seconds > 0:
+        head += [("time in passes", duration(seconds)), ("rows a second", f"{rows / seconds:,.0f}")]
+        table.append(("rows of a pass, validation included", f"{last.get('rows') or 0:,}"))
+        table.append(("time in passes", f"{seconds:,.2f} s ({1e3 * seconds / _passes(run):,.2f} ms a pass)"))
+        table.append(("rows a second", f"{rows / seconds:,.0f}"))
+    read = sum(record.get("bytes_read") or 0 for record in run.history)
+    table.append(("read from storage in passes", f"{read / 2**20:,.1f} MiB"))
+    return table
+
+
+def _model_numbers(run: RunFiles, model: Any) -> list[tuple[str, str]]:
+    width = model.W_.shape[1]
+    table = []
+    if run.event("fit_started").get("rows"):
+        table.append(("training rows", f"{run.event('fit_started')['rows']:,}"))
+    projected = "" if model.projection_ is None else f", projected to {width:,}"
+    table.append(("features of a row", f"{model.n_features_in_:,}{projected}"))
+    table.append(("members", f"{len(model.capsule_dims_):,}"))
+    table.append(("learned weights", f"{model.W_.size:,}"))
+    table.append(("seed", str(model.seed_)))
+    return table
+
+
+def _of_members(record: dict[str, Any]) -> dict[str, Any]:
+    """A record of an ensemble; earlier versions had the means over members under the names of the errors."""
+    if "mean_member_train_error" in record:
+        return record
+    of_members = {f"mean_member_{key}": record.get(key) for key in ("train_error", "validation_error")}
+    return {**record, **of_members, "train_error": None, "validation_error": None}
+
+
+def _history_pictures(run: RunFiles, model: Any) -> list[Picture]:
+    if not run.history:
+        return []
+    capsules, ensemble = model.capsule_dims_.shape[1], len(model.capsule_dims_) > 1
+    first, last = run.history[0], run.history[-1]
+    held = any(record.get("validation_error") is not None for record in run.history)
+    words = [
+        (
+            f"Above: mean log-loss of the training rows divided by log {capsules}, so that guessing gives "
+            "1 (Figure 6 of the paper)."
+        ),
+        f"Below: {'training and validation' if held else 'training'} error.",
+    ]
+    if ensemble:
+        words.append(
+            f"The log-loss and the members' errors are means over {len(model.capsule_dims_)} members, each "
+            "with two capsules and an easier problem of its own."
+        )
+        if held:
+            words.append(
+                "The validation error is that of what they decide together; it is measured in the first "
+                "eight passes and in every eighth from then on. The saved model has each member as it was at "
+                "its best, which is in another pass for each."
+            )
+    if any(record.get("train_error") == 0 for record in run.history):
+        words.append("An error of zero is not drawn where the axis is logarithmic.")
+    rounds = rounds_of(run.history)
+    if len(rounds) > 1 or (rounds and rounds[0][3] > 0):
+        if not held:
+            words.append("There were no validation rows: the training error decided when a round ended.")
+        words.append(
+            "Shading marks the rounds that the slowest member has reached."
+            if ensemble
+            else "Shading marks the rounds of the threshold ν; each starts from the best weights so far."
+        )
+    key = "mean_member_train_error" if ensemble else "train_error"
+    errors = [
+        f"{'mean member ' if ensemble else ''}training error {percent(record[key])}"
+        for record in (first, last)
+        if record.get(key) is not None
+    ]
+    alt = (
+        f"Two curves against {count(_passes(run), 'pass', 'passes')}: log-loss, and "
+        f"{listing(errors or ['errors'])} in the first and last pass."
+    )
+    return [
+        Picture(
+            "history",
+            "Log-loss and error against passes",
+            " ".join(words),
+            alt,
+            plot_history(run.history, capsules=capsules, ensemble=ensemble),
+        )
+    ]
+
+
+def _evidence_pictures(evidence: Evidence, rows: str) -> list[Picture]:
+    """All figures of the rows, in the order of the page."""
     found = [_latents(evidence, rows) if evidence.sample is not None else _votes(evidence, rows)]
     found.append(_prototypes(evidence, rows))
     if evidence.confusion is not None:

@@ -13,6 +13,8 @@ CRBM = Kind(
     warm="scalelatent.models.crbm",
     changeable=("learning_rate", "n_epochs"),
     takes_targets=True,
+    scorer="scalelatent.evaluation.scoring:TargetScorer",
+    report="scalelatent.models.crbm.report:section",
     report_seconds=1.8,
 )
 KINDS = (CRBM,)

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from scalelatent.data import Dataset
 from scalelatent.engine.grid import spaced
+from scalelatent.errors import ScalelatentError
 from scalelatent.evaluation import OutputErrors, occlusion_errors
 from scalelatent.evaluation.output_scores import joined
 from scalelatent.models.crbm.kernels.inference import CONVERGED
-from scalelatent.report.explained import validation_rows, why_errors_differ
-from scalelatent.report.page import Picture, count, listing
+from scalelatent.report.explained import how_to_use, validation_rows, why_errors_differ
+from scalelatent.report.figures import plot_learning
+from scalelatent.report.page import Picture, Section, count, listing
 from scalelatent.report.pictures import image_shape
+from scalelatent.report.runfiles import RunFiles
 from scalelatent.report.sampled import check_width
 from scalelatent.report.style import percent
 
-from .report_figures import plot_convergence, plot_learning, plot_occlusion, plot_restored
+from .report_figures import plot_convergence, plot_occlusion, plot_restored
 
-if TYPE_CHECKING:
-    from scalelatent.report.runfiles import RunFiles
-
-__all__ = ["RbmEvidence", "collect_rbm", "rbm_numbers", "rbm_pictures", "rbm_subtitle"]
+__all__ = ["RbmEvidence", "collect_rbm", "section"]
 
 # Messages that may be updated for the figures: some ten seconds of one core.
 EDGE_UPDATES = 1e10
@@ -47,6 +47,31 @@ INFERENCES = {
     "mssvm": "loss-augmented mixed-product belief propagation",
     "lssvm": "loss-augmented max-product belief propagation",
 }
+
+
+def section(
+    model: Any, data: Dataset | None, run: RunFiles, rows: str, progress: Callable[[int, int], None] | None
+) -> Section:
+    """The part of an RBM's report; see `scalelatent.contract.kinds.Kind.report`."""
+    evidence = None
+    if data is None:
+        run.notes.append("No rows were at hand: restored images and their errors are left out.")
+    else:
+        try:
+            evidence = collect_rbm(model, data, progress=progress)
+        except ScalelatentError as error:
+            run.notes.append(f"The rows could not be used, so their figures are left out: {error}")
+    if evidence is not None and evidence.shape is None:
+        run.notes.append("Outputs are no images of the shape of the rows, so none are drawn.")
+    head, table = rbm_numbers(run, model, evidence, rows)
+    pictures, words = rbm_pictures(run, model, evidence, rows), rbm_words(run, model, evidence)
+    if model._source == "plain":
+        snippet = how_to_use(
+            run, model, "h = model.transform(v)  # v: array of zeros and ones; h: hidden units"
+        )
+    else:
+        snippet = how_to_use(run, model, gives="outputs, 0 or 1")
+    return Section(rbm_subtitle(model), head, table, pictures, words, snippet)
 
 
 @dataclass(frozen=True)
@@ -87,37 +112,7 @@ def collect_rbm(
     sample_rows: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RbmEvidence:
-    """Predict the outputs of evenly spaced rows with a fitted conditional RBM.
-
-    Parameters
-    ----------
-    model : ConditionalRBM
-        Fitted.
-    data : Dataset
-        With targets; of a model that learned to restore, or of a plain RBM, rows of zeros and ones.
-    sample_rows : int, optional
-        At most so many; by default what takes some ten seconds.
-    progress : callable, optional
-        Called with rows whose outputs are predicted, and rows in all.
-
-    Returns
-    -------
-    RbmEvidence
-
-    Raises
-    ------
-    DataError
-        Rows of another width, without outputs, or that cannot be read.
-
-    Examples
-    --------
-    >>> from scalelatent import ConditionalRBM
-    >>> v = np.random.default_rng(0).integers(0, 2, (60, 1)).repeat(64, axis=1).astype("u1")
-    >>> model = ConditionalRBM(n_hidden=4, n_epochs=2, random_state=0).fit(v, v)
-    >>> evidence = collect_rbm(model, Dataset.from_arrays(v, v))
-    >>> evidence.shape, sorted(evidence.occlusion)
-    ((8, 8), [0, 1, 2, 3, 4, 5, 6, 7, 8])
-    """
+    """Predict the outputs of evenly spaced rows with a fitted conditional RBM."""
     plain = model._source == "plain"
     check_width(data, model.W_.shape[0] if plain else model.n_features_in_)
     pieces = spaced(len(data), _rows_worth(model) if sample_rows is None else sample_rows, PLACES)
@@ -330,7 +325,11 @@ def _learning(run: RunFiles, model: Any) -> Picture:
     alt = f"Two curves over {count(epochs, 'epoch')}"
     alt += f"; error {errors[0]} first, {errors[-1]} last." if errors else "."
     return Picture(
-        "learning", "Objective and error against epochs", words, alt, plot_learning(run.history, unit)
+        "learning",
+        "Objective and error against epochs",
+        words,
+        alt,
+        plot_learning(run.history, unit, "epoch"),
     )
 
 

@@ -129,6 +129,11 @@ class MultilayerBootstrapNetwork(
     _saves_datasets = True
     _folder: Any = None
     _validates = False
+
+    @property
+    def _output_metric(self) -> str:
+        return "overlap" if self.output == "codes" else "cosine"
+
     ks_ = Learned(FIT_AGAIN)
     components_ = Learned(FIT_AGAIN)
     mean_projection_ = Learned(FIT_AGAIN)

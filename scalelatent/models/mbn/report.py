@@ -4,30 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.mapwrite import map_to_array
+from scalelatent.errors import ScalelatentError
 from scalelatent.evaluation import RetrievalCurve, retrieval_accuracy
 from scalelatent.evaluation.output_scores import read_spaced, score_clusters
 from scalelatent.models.mbn.model.network import Network
 from scalelatent.models.mbn.model.pca import kernel_coordinates
-from scalelatent.report.explained import wilson
-from scalelatent.report.page import Picture, count, listing
+from scalelatent.report.explained import how_to_use, wilson
+from scalelatent.report.page import Picture, Section, count, listing
+from scalelatent.report.runfiles import RunFiles
 from scalelatent.report.sampled import check_width
 from scalelatent.report.style import percent
 
 from .report_figures import LEGEND_CLASSES, plot_layers, plot_output, plot_retrieval
 
-if TYPE_CHECKING:
-    from scalelatent.report.runfiles import RunFiles
-
-__all__ = ["NetworkEvidence", "collect_network", "network_numbers", "network_pictures", "network_subtitle"]
+__all__ = ["NetworkEvidence", "collect_network", "section"]
 
 SAMPLE_ROWS = 2000
+
+
+def section(
+    model: Any, data: Dataset | None, run: RunFiles, rows: str, progress: Callable[[int, int], None] | None
+) -> Section:
+    """The part of a network's report; see `scalelatent.contract.kinds.Kind.report`."""
+    evidence = None
+    # Its history is that of EM-PCA, which small networks have none of.
+    run.notes = [note for note in run.notes if not note.startswith("metrics.jsonl")]
+    if data is None:
+        run.notes.append("No rows were at hand: the figures are left out.")
+    else:
+        try:
+            scores = _recorded_scores(run) if rows == "test" else None
+            evidence = collect_network(model, data, scores=scores, progress=progress)
+        except ScalelatentError as error:
+            run.notes.append(f"The rows could not be used, so their figures are left out: {error}")
+    head, table = network_numbers(run, model, evidence, rows)
+    pictures = [] if evidence is None else network_pictures(evidence, rows)
+    if evidence is not None and evidence.clusters is None:
+        run.notes.append(f"The {rows} rows have no classes, so clusters are not held against any.")
+    snippet = how_to_use(run, model, verb="transform", gives="components")
+    return Section(network_subtitle(model), head, table, pictures, network_words(evidence), snippet)
+
+
+def _recorded_scores(run: RunFiles) -> dict[str, float] | None:
+    """What the job has found of its test rows, where that is all that is told; None: compute it."""
+    told = {key.removeprefix("test_"): value for key, value in run.event("scored").items()}
+    of_each = [f"{name}{part}" for name in ("nmi", "accuracy") for part in ("", "_mean", "_spread")]
+    wanted = [*of_each, "restarts", "clustered_rows"]
+    return {key: told[key] for key in wanted} if all(key in told for key in wanted) else None
 
 
 @dataclass(frozen=True)
@@ -72,41 +102,7 @@ def collect_network(
     scores: Mapping[str, float] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> NetworkEvidence:
-    """Take evenly spaced rows through all layers of a fitted network.
-
-    Parameters
-    ----------
-    model : MultilayerBootstrapNetwork
-        Fitted.
-    data : Dataset
-        Of the model's width, with or without labels or topics.
-    sample_rows : int
-        At most so many rows for the figures.
-    scores : mapping, optional
-        What `score_clusters` has found of these rows before; computed where it is not given.
-    progress : callable, optional
-        Called after each layer, with the rows that went through all of them so far, as a share of the
-        layers, and the rows in all.
-
-    Returns
-    -------
-    NetworkEvidence
-
-    Raises
-    ------
-    DataError
-        Rows of another width, or that cannot be read.
-
-    Examples
-    --------
-    >>> from sklearn.datasets import load_iris
-    >>> from scalelatent import MultilayerBootstrapNetwork
-    >>> x, y = load_iris(return_X_y=True)
-    >>> model = MultilayerBootstrapNetwork(n_clusterings=50, n_classes=3, random_state=0).fit(x)
-    >>> evidence = collect_network(model, Dataset.from_arrays(x, y))
-    >>> len(evidence.layers) == len(model.ks_), evidence.output.shape
-    (True, (150, 3))
-    """
+    """Take evenly spaced rows through all layers of a fitted network."""
     check_width(data, model.n_features_in_)
     rows, labels = read_spaced(data, sample_rows)
     planes, codes, kernel = [], Dataset.from_arrays(rows), make_backend("cpu").kernel
@@ -183,7 +179,7 @@ def network_numbers(
     return head, table
 
 
-def network_words(run: RunFiles, evidence: NetworkEvidence | None) -> list[tuple[str, str]]:
+def network_words(evidence: NetworkEvidence | None) -> list[tuple[str, str]]:
     """What the numbers mean."""
     found = []
     if evidence is not None and evidence.clusters is not None:

@@ -1,19 +1,192 @@
-"""What is remembered of the rows as they stream by: each tally is small, whatever the number of rows."""
+"""What the figures of a capsule model are drawn from: one pass of rows through it, down to small arrays.
+
+What stays of a block is a confusion matrix, sums, an evenly spaced sample of latents and the few rows that
+are shown as pictures, so memory does not grow with the number of rows.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from .report_wiring import Wiring, squashed
+from scalelatent.contract.learners import Block
+from scalelatent.data import Dataset
+from scalelatent.engine.backend import make_backend
+from scalelatent.engine.reading import Meter, Reader, StopEvent, iter_blocks
+from scalelatent.engine.threads import single_threaded
+from scalelatent.models.capsule.model.members import Members
+from scalelatent.report.sampled import check_width
 
-__all__ = ["Confident", "Confusion", "Mistakes", "Prototypes", "Reliability", "RowsSeen", "Sample", "Votes"]
+__all__ = ["Evidence", "collect_evidence"]
 
+BLOCK_BYTES = 32 * 2**20
+MAX_BLOCK_ROWS = 4096
+SAMPLE_ROWS = 5000
+SAMPLE_POINTS = 120_000
 RELIABILITY_BINS = 10
 MISTAKES_KEPT = 20
 _TINY = np.finfo(np.float64).tiny
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the figures of a run are drawn from.
+
+    Attributes
+    ----------
+    n_rows : int
+    class_names : list of str
+    labelled : bool
+        Whether the rows had labels; else ``codes`` everywhere are predicted classes.
+    feature_shape : tuple of int
+    wiring : Wiring
+    confusion : Confusion or None
+        None without labels.
+    reliability : Reliability or None
+        None without labels, and for all-versus-all, whose scores are votes.
+    sample : Sample or None
+        None for all-versus-all.
+    votes : Votes or None
+        Of all-versus-all.
+    confident, prototypes, mistakes
+        Rows to show.
+    """
+
+    n_rows: int
+    class_names: list[str]
+    labelled: bool
+    feature_shape: tuple[int, ...]
+    wiring: Wiring
+    confusion: Confusion | None
+    reliability: Reliability | None
+    sample: Sample | None
+    votes: Votes | None
+    confident: Confident
+    prototypes: Prototypes
+    mistakes: Mistakes
+
+
+def collect_evidence(
+    model: Any,
+    data: Dataset,
+    *,
+    sample_rows: int | None = None,
+    block_bytes: int = BLOCK_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+) -> Evidence:
+    """Stream rows through a fitted capsule model."""
+    check_width(data, model.n_features_in_)
+    wiring, m = wiring_of(model), len(model.classes_)
+    votes_only = wiring.architecture == "all_vs_all"
+    if sample_rows is None:
+        sample_rows = min(SAMPLE_ROWS, SAMPLE_POINTS // m)
+    confusion = Confusion.empty(m) if data.has_y else None
+    reliability = Reliability.empty() if data.has_y and not votes_only else None
+    sample = None if votes_only else Sample.empty(wiring, data.n_rows, sample_rows)
+    votes = Votes.empty(wiring) if votes_only else None
+    confident = Confident.empty(m, data.n_features, data.dtype)
+    prototypes = Prototypes.empty(wiring, data.n_features, data.dtype)
+    mistakes = Mistakes()
+    kept = (confusion, reliability, sample, votes, confident, prototypes, mistakes)
+    for seen in _rows_seen(model, data, wiring, block_bytes):
+        for tally in kept:
+            if tally is not None:
+                tally.add(seen)
+        if progress is not None:
+            progress(seen.start + len(seen.x), data.n_rows)
+    names = [str(c) for c in model.classes_.tolist()]
+    return Evidence(data.n_rows, names, data.has_y, data.feature_shape, wiring, *kept)
+
+
+def block_rows(n_features: int, itemsize: int, total_dim: int, n_classes: int, block_bytes: int) -> int:
+    """Rows of a block that, with latents and scores, stays within ``block_bytes``."""
+    # The row itself and in float32; latents in float32 and, twice, in float64; scores and votes.
+    row = n_features * (itemsize + 4) + total_dim * 20 + n_classes * 32
+    return max(1, min(MAX_BLOCK_ROWS, block_bytes // row))
+
+
+def _rows_seen(model: Any, data: Dataset, wiring: Wiring, block_bytes: int) -> Iterator[RowsSeen]:
+    """Blocks with their latents and scores."""
+    step = block_rows(data.n_features, data.dtype.itemsize, wiring.total_dim, wiring.n_classes, block_bytes)
+    blocks = [(a, min(a + step, data.n_rows)) for a in range(0, data.n_rows, step)]
+    backend = make_backend(model.device)
+    latents, scores = model._row_map("latents"), model._row_map("probabilities")
+    with single_threaded():
+        prepared = latents.prepare(backend)
+        reader = Reader(data, None, Meter(), model.classes_)
+        for block in iter_blocks(reader, blocks, StopEvent()):
+            yield _see(block, latents, scores, prepared)
+
+
+def _see(block: Block, latents: Any, scores: Any, prepared: Any) -> RowsSeen:
+    # Copies: a backend's buffers are used again by its next product.
+    h = np.array(latents.apply(prepared, block))
+    score = np.array(scores.apply(prepared, block))
+    guess = scores.labels(score).astype(np.int32)
+    return RowsSeen(block.start, block.x, block.y, guess, score, h, block.weight)
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """The columns of ``transform`` that belong to each class.
+
+    Attributes
+    ----------
+    architecture : str
+    capsules : tuple of tuple of (slice, slice)
+        For each class its capsules: (columns of the whole member, columns of the capsule). One capsule a
+        class, but m - 1 of them in an all-versus-all model.
+    pairs : ndarray of int64, shape (members, 2)
+        Classes of each member's two capsules; empty unless all-versus-all.
+    total_dim : int
+        Columns of ``transform``.
+    """
+
+    architecture: str
+    capsules: tuple[tuple[tuple[slice, slice], ...], ...]
+    pairs: np.ndarray
+    total_dim: int
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes."""
+        return len(self.capsules)
+
+    @property
+    def dims(self) -> list[int]:
+        """Capsule dimension of each class."""
+        return [own[0][1].stop - own[0][1].start for own in self.capsules]
+
+
+def wiring_of(model: Any) -> Wiring:
+    """Read the wiring of a fitted :class:`~scalelatent.CapsuleRegression`."""
+    # Of the fit: the parameter may have been set to something else since.
+    members: Members = model._members
+    capsules: list[list[tuple[slice, slice]]] = [[] for _ in range(members.n_classes)]
+    for r in range(members.n_members):
+        whole = slice(int(members.offsets[r]), int(members.offsets[r + 1]))
+        edges = whole.start + np.concatenate([[0], np.cumsum(members.dims[r])])
+        for c in range(members.n_classes):
+            i = members.labels[r, c]
+            # The other capsule of a one-versus-all member stands for all other classes together: it is no
+            # one's own.
+            if i < 0 or (members.architecture == "one_vs_all" and r != c):
+                continue
+            capsules[c].append((whole, slice(int(edges[i]), int(edges[i + 1]))))
+    pairs = np.empty((0, 2), dtype=np.int64)
+    if members.architecture == "all_vs_all":
+        pairs = np.array([[np.flatnonzero(row == i)[0] for i in (0, 1)] for row in members.labels])
+    return Wiring(members.architecture, tuple(map(tuple, capsules)), pairs, members.total_dim)
+
+
+def squashed(latents: np.ndarray, member: slice, capsule: slice) -> np.ndarray:
+    r"""Squash the latents of one capsule: :math:`\Psi_i = h_i / \sqrt{\sum_j |h_j|^2}` (equation 3.1)."""
+    h = latents[:, member].astype(np.float64)
+    length = np.sqrt(np.einsum("nd,nd->n", h, h))
+    return latents[:, capsule] / np.maximum(length, np.finfo(float).tiny)[:, None]
 
 
 @dataclass(frozen=True)
@@ -57,11 +230,6 @@ class Confusion:
         Rows of each true class (row) by predicted class (column).
     weight, missed : float
         Sum of row weights (1 where there are none), and of those predicted wrong.
-
-    Examples
-    --------
-    >>> Confusion(np.array([[3, 1], [0, 4]]), 8.0, 1.0).error
-    0.125
     """
 
     counts: np.ndarray

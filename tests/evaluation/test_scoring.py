@@ -11,11 +11,13 @@ from sklearn import metrics as reference
 from scalelatent import Dataset
 from scalelatent.errors import DataError, JobError
 from scalelatent.evaluation import score_output
-from scalelatent.jobs.scoring import METRICS, score_dataset
+from scalelatent.evaluation.scoring import ClassScorer, score_dataset
 
 
 class Fixed:
     """Row i holds its own probabilities."""
+
+    _kind = "capsule"
 
     def __init__(self, classes):
         self.classes_ = np.asarray(classes)
@@ -35,7 +37,7 @@ def test_against_scikit_learn(rows, n_classes, batch, seed):
     classes = np.array(["a", "b", "c", "d", "e"])[:n_classes]
     x = rng.dirichlet(np.ones(n_classes), rows)
     y = classes[rng.integers(n_classes, size=rows)]
-    got = score_dataset(Fixed(classes), Dataset.from_arrays(x, y), METRICS, batch_rows=batch)
+    got = score_dataset(Fixed(classes), Dataset.from_arrays(x, y), ClassScorer.metrics, batch_rows=batch)
     guess = classes[x.argmax(axis=1)]
     assert got["accuracy"] == pytest.approx(reference.accuracy_score(y, guess))
     assert got["error"] == pytest.approx(1 - got["accuracy"])
@@ -62,6 +64,7 @@ def test_refusals():
 class Halved:
     """A model without classes: its output is half of the rows."""
 
+    _kind, _output_metric = "mbn", "cosine"
     n_features_in_ = 3
 
     def transform(self, dataset):
@@ -91,8 +94,8 @@ def test_a_model_without_classes_is_scored_by_its_output():
 class Coded:
     """A model whose output is codes: numbers that say only whether they are equal."""
 
+    _kind, _output_metric = "mbn", "overlap"
     n_features_in_ = 3
-    output = "codes"
 
     def transform(self, dataset):
         return dataset.read_x(0, len(dataset)).astype(np.uint16)

@@ -1,0 +1,298 @@
+"""Figures of a capsule model: latent vectors, prototypes, the course of a fit, votes of an ensemble."""
+
+# ruff: noqa: RUF001  the Greek letters of the paper
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.collections import LineCollection
+from matplotlib.patches import Circle
+from matplotlib.ticker import MaxNLocator
+
+from scalelatent.errors import DataError
+from scalelatent.report.figures import column, draw_errors, places_of, points_of
+from scalelatent.report.pictures import draw_image, tone_of
+from scalelatent.report.style import (
+    ACCENT,
+    INK,
+    LINE,
+    MUTED,
+    class_style,
+    class_ticks,
+    long_names,
+    new_figure,
+    quiet_axes,
+    short_name,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["leading_plane", "plot_history", "plot_latents", "plot_prototypes", "plot_votes"]
+
+MAX_ELEMENTS = 32
+_MAX_ACROSS = 10
+
+_GOLDEN = 0.6180339887498949
+
+
+def leading_plane(points: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, float]:
+    """Project squashed vectors on the two directions in which those of the own class are longest."""
+    if points.shape[1] == 2:
+        return points, 1.0
+    used = points[own] if own.any() else points
+    values, vectors = np.linalg.eigh(used.T.astype(np.float64) @ used)
+    leading = vectors[:, :-3:-1]
+    # Eigenvectors have no sign of their own: the own class lies to the right and above.
+    leading = leading * np.where((used @ leading).sum(axis=0) < 0, -1, 1)
+    total = values.sum()
+    return points @ leading, float(values[-2:].sum() / total) if total > 0 else 1.0
+
+
+def plot_latents(
+    points: Sequence[np.ndarray],
+    codes: np.ndarray,
+    names: Sequence[str],
+    *,
+    images: np.ndarray | None = None,
+    has_image: np.ndarray | None = None,
+    shape: tuple[int, ...] | None = None,
+) -> Figure:
+    """A panel for each capsule: squashed vectors in the unit circle, coloured by class."""
+    m = len(points)
+    columns = m if m <= 5 else 5
+    rows = -(-m // columns)
+    figure = new_figure(2.3 * columns, 2.5 * rows)
+    panels = np.ravel(figure.subplots(rows, columns, squeeze=False))
+    shown = None
+    if images is not None and shape is not None:
+        there = np.ones(m, dtype=bool) if has_image is None else has_image
+        shown = images, there, shape, tone_of(images[there])
+    for c, axes in enumerate(panels):
+        axes.set_axis_off()
+        if c >= m:
+            continue
+        if points[c].shape[1] == 1:
+            _strip(axes, points[c][:, 0], codes, c, m)
+        else:
+            _disc(axes, points[c], codes, c)
+        color, marker = class_style(c)
+        # A point behind the name is the legend: the panels name all classes.
+        axes.text(
+            0.09, 1.01, short_name(names[c]), transform=axes.transAxes, va="center", fontsize=11, color=INK
+        )
+        axes.plot(
+            0.04, 1.013, transform=axes.transAxes, marker=marker, color=color, markersize=7, clip_on=False
+        )
+        if shown is not None and shown[1][c]:
+            # Where the circle leaves a corner free.
+            corner = axes.inset_axes((0.82, 0.84, 0.2, 0.2))
+            draw_image(corner, shown[0][c], *shown[2:])
+            for side in corner.spines.values():
+                side.set(color=LINE, linewidth=0.8)
+    return figure
+
+
+def _disc(axes: Axes, points: np.ndarray, codes: np.ndarray, c: int) -> None:
+    plane, share = leading_plane(points, codes == c)
+    axes.add_patch(Circle((0, 0), 1, facecolor="none", edgecolor=MUTED, linewidth=0.9, zorder=3))
+    axes.plot([-1, 1], [0, 0], color=LINE, linewidth=0.6, zorder=0)
+    axes.plot([0, 0], [-1, 1], color=LINE, linewidth=0.6, zorder=0)
+    _scatter(axes, plane[:, 0], plane[:, 1], codes, c)
+    if points.shape[1] > 2:
+        axes.text(1.0, -1.0, f"{100 * share:.0f} %", ha="right", va="bottom", fontsize=8.5, color=MUTED)
+    axes.set(xlim=(-1.06, 1.06), ylim=(-1.06, 1.06), aspect="equal")
+
+
+def _strip(axes: Axes, values: np.ndarray, codes: np.ndarray, c: int, m: int) -> None:
+    """One number has no plane: a lane for each class, the same jitter in every drawing."""
+    jitter = (np.arange(len(values)) * _GOLDEN) % 1 - 0.5
+    axes.axhspan(c - 0.5, c + 0.5, color=LINE, alpha=0.35, linewidth=0, zorder=0)
+    for edge in (-1, 0, 1):
+        axes.plot([edge, edge], [-0.5, m - 0.5], color=MUTED if edge else LINE, linewidth=0.8, zorder=0)
+    _scatter(axes, values, codes + 0.8 * jitter, codes, c)
+    # Room above the lanes for name and image.
+    axes.set(xlim=(-1.06, 1.06), ylim=(m - 0.4, -0.6 - 0.22 * m))
+
+
+def _scatter(axes: Axes, x: np.ndarray, y: np.ndarray, codes: np.ndarray, c: int) -> None:
+    """Other classes first and faint, in row order, so that none always lies on top; the own class last."""
+    many = len(codes) > 1500
+    own = codes == c
+    styles = [class_style(int(code)) for code in range(int(codes.max(initial=0)) + 1)]
+    colors = np.array([style[0] for style in styles])
+    markers = np.array([style[1] for style in styles])
+    look: dict[str, Any] = {"linewidths": 0, "zorder": 1}
+    for marker in dict.fromkeys(markers):
+        part = ~own & (markers[codes] == marker)
+        if part.any():
+            axes.scatter(
+                x[part],
+                y[part],
+                s=3.5 if many else 9,
+                c=colors[codes[part]],
+                marker=marker,
+                alpha=0.45,
+                **look,
+            )
+    color, marker = class_style(c)
+    axes.scatter(
+        x[own], y[own], s=5 if many else 12, c=color, marker=marker, alpha=0.75, linewidths=0, zorder=2
+    )
+
+
+def rounds_of(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, int, int, float]]:
+    """Runs of passes of one round."""
+    number, nu = column(records, "round"), column(records, "nu")
+    if not len(number) or np.isnan(number).any():
+        return []
+    starts = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(number)]
+    return [(a, b, int(number[a]), float(nu[a])) for a, b in itertools.pairwise(starts)]
+
+
+def plot_history(
+    records: Sequence[Mapping[str, Any]], *, capsules: int = 2, ensemble: bool = False
+) -> Figure:
+    """Log-loss and errors against passes, rounds of nu shaded (the paper's Figures 6 and 7)."""
+    if not records:
+        raise DataError("there are no passes to draw: the history is empty")
+    passes = places_of(records)
+    figure = new_figure(8, 5.6)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[1, 1.15])
+    point = points_of(records)
+    upper.plot(passes, column(records, "objective") / math.log(capsules), color=INK, linewidth=1.6, **point)
+    upper.set_ylabel(f"log-loss / log {capsules}")
+    draw_errors(lower, passes, records, point)
+    lower.set_xlabel("pass over the training rows")
+    lower.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes in (upper, lower):
+        quiet_axes(axes)
+    _shade_rounds((upper, lower), passes, rounds_of(records), ensemble)
+    pad = max(0.5, 0.01 * (passes[-1] - passes[0]))
+    lower.set_xlim(passes[0] - pad, passes[-1] + pad)
+    return figure
+
+
+def _shade_rounds(
+    both: Iterable[Axes], passes: np.ndarray, rounds: list[tuple[int, int, int, float]], ensemble: bool
+) -> None:
+    if len(rounds) == 1 and rounds[0][3] == 0:
+        return  # plain EM has no rounds worth a word
+    span = max(passes[-1] - passes[0], 1)
+    between = (passes[1:] + passes[:-1]) / 2
+    pads = (between[0] - passes[0], passes[-1] - between[-1]) if len(between) else (0.5, 0.5)
+    edges = np.concatenate([[passes[0] - pads[0]], between, [passes[-1] + pads[1]]])
+    for number, axes in enumerate(both):
+        right = -math.inf
+        for k, (a, b, which, nu) in enumerate(rounds):
+            left, end = edges[a], edges[b]
+            axes.axvspan(left, end, color=ACCENT, alpha=0.10 if k % 2 == 0 else 0.0, linewidth=0, zorder=0)
+            text = f"round {which}" if ensemble else f"ν = {nu:g}"
+            centre = (left + end) / 2
+            # Late rounds are short: a label that would run into the last one is left to the shading.
+            if number == 0 and centre - right > 0.08 * span:
+                above = axes.get_xaxis_transform()
+                axes.text(centre, 1.02, text, transform=above, ha="center", fontsize=8.5, color=MUTED)
+                right = centre
+
+
+def plot_votes(shares: np.ndarray, pair_wins: np.ndarray, names: Sequence[str]) -> Figure:
+    """Votes of an all-versus-all model, in place of a scatter: its capsules live in m (m - 1) / 2 spaces."""
+    m = len(names)
+    side = min(max(0.4 * m + 1.2, 3.2), 9)
+    # Long names under the columns need height, not width.
+    figure = new_figure(2 * side + 1.2, side + (1.3 if long_names(names) else 0.5))
+    axes = figure.subplots(1, 2)
+    panels = (
+        (shares, "Blues", "share of the votes a class can get", "class", "{:.2f}"),
+        (100 * (1 - pair_wins), "Oranges", "rows lost to one other class, %", "other class", "{:.1f}"),
+    )
+    for ax, (values, colors, title, label, form) in zip(axes, panels, strict=True):
+        image = ax.imshow(values, cmap=colors, vmin=0, aspect="equal", interpolation="nearest")
+        ax.set(title=title, xlabel=label, ylabel="true class")
+        class_ticks(ax, names)
+        quiet_axes(ax, grid=False)
+        if m <= 12:
+            limit = 0.65 * (np.nanmax(values) if np.isfinite(values).any() else 1)
+            for i, j in np.argwhere(np.isfinite(values)):
+                ax.text(j, i, form.format(values[i, j]), ha="center", va="center", fontsize=6.5,
+                        color="white" if values[i, j] > limit else INK)  # fmt: skip
+        else:
+            figure.colorbar(image, ax=ax, shrink=0.7).ax.tick_params(labelsize=8, colors=INK)
+    return figure
+
+
+def classes_across(n_classes: int, n_dims: int) -> bool:
+    """Whether prototypes of a class stand in a column: few elements of many classes would make a tower."""
+    return 2 * n_dims < n_classes <= 2 * _MAX_ACROSS
+
+
+def plot_prototypes(
+    x: np.ndarray, present: np.ndarray, names: Sequence[str], shape: tuple[int, ...] | None
+) -> Figure:
+    """Draw the row that each element of each capsule contributes most to (equation 3.2, Figure 4)."""
+    x, present = x[:, :MAX_ELEMENTS], present[:, :MAX_ELEMENTS]
+    across = classes_across(*present.shape)
+    if across:
+        x, present = x.swapaxes(0, 1), present.T
+    rows, columns = present.shape
+    cell = 0.66 if shape is not None else 0.95
+    figure = new_figure(max(cell * columns, 1.5) + 0.9, cell * rows + 0.65)
+    axes = figure.subplots()
+    (_line_mosaic if shape is None else partial(_image_mosaic, shape=shape))(axes, x, present)
+    elements = [str(a + 1) for a in range(columns if not across else rows)]
+    below, beside = (names, elements) if across else (elements, names)
+    class_ticks(axes, below, y=False)
+    class_ticks(axes, beside, x=False)
+    axes.set_xlabel("class" if across else "element of the latent vector", color=INK, fontsize=10)
+    axes.set_ylabel("element" if across else "class", color=INK, fontsize=10)
+    axes.tick_params(length=0, colors=INK)
+    axes.xaxis.set_label_position("top")
+    axes.xaxis.tick_top()
+    for side in axes.spines.values():
+        side.set_visible(False)
+    return figure
+
+
+def _image_mosaic(axes: Axes, x: np.ndarray, present: np.ndarray, shape: tuple[int, ...]) -> None:
+    """All pictures as one array: hundreds of axes would take minutes to lay out."""
+    (m, d), (height, width) = present.shape, shape[:2]
+    gap = max(1, height // 14)
+    colors, low, high = tone_of(x[present])
+    blank = np.full((m * (height + gap) - gap, d * (width + gap) - gap, *shape[2:]), np.nan)
+    for c, a in np.argwhere(present):
+        top, left = c * (height + gap), a * (width + gap)
+        blank[top : top + height, left : left + width] = x[c, a].reshape(shape)
+    if len(shape) == 3:
+        blank = np.nan_to_num(np.clip((blank - low) / (high - low), 0, 1), nan=1.0)
+    # One unit a cell, so that classes and elements lie at whole numbers.
+    right, bottom = (d - gap / (width + gap)), (m - gap / (height + gap))
+    off = (-0.5 + 0.5 * gap / (width + gap), -0.5 + 0.5 * gap / (height + gap))
+    extent = (off[0], off[0] + right, off[1] + bottom, off[1])
+    aspect = (height + gap) / (width + gap)
+    axes.imshow(blank, cmap=colors, vmin=low, vmax=high, extent=extent, aspect=aspect)
+
+
+def _line_mosaic(axes: Axes, x: np.ndarray, present: np.ndarray) -> None:
+    """Every row as a small curve over its features, all on one scale."""
+    m, d = present.shape
+    shown = x[present].astype(np.float64)
+    low, high = (shown.min(), shown.max()) if shown.size else (0.0, 1.0)
+    span = high - low if high > low else 1.0
+    across = np.linspace(-0.42, 0.42, max(x.shape[2], 2))
+    curves = []
+    for c, a in np.argwhere(present):
+        y = c + 0.38 - 0.76 * (x[c, a].astype(np.float64) - low) / span
+        curves.append(np.column_stack([across + a, np.resize(y, len(across))]))
+    if low < 0 < high:
+        zero = 0.38 + 0.76 * low / span
+        axes.hlines([c + zero for c in range(m)], -0.45, d - 0.55, color=MUTED, linewidth=0.4)
+    axes.add_collection(LineCollection(curves, colors=ACCENT, linewidths=0.9))
+    axes.set(xlim=(-0.5, d - 0.5), ylim=(m - 0.5, -0.5))
