@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import importlib
-import importlib.util
-import inspect
-import threading
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.errors import JobError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+    from .parameters import Parameters
 
 GROUP = "scalelatent.models"
 OWN = "scalelatent.models:KINDS"
@@ -38,16 +35,15 @@ class Kind:
         In job files, saved models and the names of tasks.
     estimator : str
         ``"module:Class"``, a subclass of `scalelatent.estimators.base.StreamedEstimator`.
+    parameters : str
+        ``"module:TABLE"``, the constructor's `scalelatent.contract.parameters.Parameters`, in a module that
+        imports little: job files are read by it.
     kernels : mapping
         Kernel -> backend (``"reference"``, ``"numba"``, ``"cupy"``) -> ``"module:function"``.
     warm : str
         Package whose compiled kernels ``scalelatent cluster warm`` compiles ahead; "" has none.
     python_only : str
         How Python code fits this kind, where a job cannot; "" where jobs fit it.
-    changeable : tuple of str
-        Parameters that a resumed fit may change: what is done stays, what follows has the new values.
-    not_searched : tuple of str
-        Parameters that a search does not vary: they say where or how a fit runs.
     takes_targets : bool
         Whether it learns outputs, which a job may name as a dataset (``[data] target``).
     report_seconds, report_rows : float, int or None
@@ -64,17 +60,17 @@ class Kind:
 
     Examples
     --------
-    >>> Kind("means", estimator="sklearn.cluster:KMeans").estimator_class().__name__
-    'KMeans'
+    >>> kind = Kind("means", estimator="means.estimator:Means", parameters="means.parameters:PARAMETERS")
+    >>> kind.python_only, kind.takes_targets
+    ('', False)
     """
 
     name: str
     estimator: str
+    parameters: str
     kernels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     warm: str = ""
     python_only: str = ""
-    changeable: tuple[str, ...] = ()
-    not_searched: tuple[str, ...] = ("n_jobs", "device", "warm_start")
     takes_targets: bool = False
     scorer: str = "scalelatent.evaluation.scoring:ClassScorer"
     report: str = ""
@@ -87,23 +83,10 @@ class Kind:
         """Import the class of the estimator."""
         return load(self.estimator)
 
-    def defaults(self) -> dict[str, Any]:
-        """Return the constructor's parameters with their defaults, in its own order.
-
-        Returns
-        -------
-        dict
-            A parameter without a default maps to `inspect.Parameter.empty`.
-        """
-        # Of the source text: to import an estimator takes seconds (scikit-learn, numba).
-        module, _, name = self.estimator.partition(":")
-        spec = importlib.util.find_spec(module)
-        if spec is not None and spec.origin is not None and Path(spec.origin).suffix == ".py":
-            found = _parse(Path(spec.origin).read_text(encoding="utf-8"), name)
-            if found is not None:
-                return found
-        parameters = inspect.signature(self.estimator_class()).parameters
-        return {name: parameter.default for name, parameter in parameters.items()}
+    def table(self) -> Parameters:
+        """Import the constructor's parameters."""
+        table: Parameters = load(self.parameters)
+        return table
 
 
 def load(place: str) -> Any:
@@ -206,30 +189,3 @@ def _warn(point: EntryPoint, why: str) -> None:
         UserWarning,
         stacklevel=2,
     )
-
-
-# Python 3.11 counts the depth of all threads' trees in one place: where two parse at once one of them may get
-# a SystemError (cpython issue 106905).
-_PARSING = threading.Lock()
-
-
-def _parse(text: str, name: str) -> dict[str, Any] | None:
-    """Keyword-only parameters of a class's constructor; None where they are not plain enough to be read."""
-    try:
-        with _PARSING:
-            body = ast.parse(text).body
-    except SystemError:  # another library's thread was at it
-        return None
-    classes = (node for node in body if isinstance(node, ast.ClassDef) and node.name == name)
-    methods = (node for found in classes for node in found.body if isinstance(node, ast.FunctionDef))
-    constructor = next((method for method in methods if method.name == "__init__"), None)
-    if constructor is None or len(constructor.args.args) > 1 or constructor.args.kwarg is not None:
-        return None
-    keywords = zip(constructor.args.kwonlyargs, constructor.args.kw_defaults, strict=True)
-    try:
-        return {
-            argument.arg: inspect.Parameter.empty if default is None else ast.literal_eval(default)
-            for argument, default in keywords
-        }
-    except ValueError:  # a default that is computed
-        return None

@@ -6,7 +6,6 @@ file > defaults. The origin of every value is kept, and `scalelatent plan` print
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import tomllib
@@ -114,7 +113,8 @@ def override(job: Job, settings: Iterable[str]) -> Job:
         }
         for name, section in sections.items()
     }
-    free = [*_ALSO_CHANGEABLE, *(f"model.{key}" for key in find_kind(job.kind).changeable)]
+    table = find_kind(job.kind).table()
+    free = [*_ALSO_CHANGEABLE, *(f"model.{one.name}" for one in table if one.changes_on_resume)]
     params = dict(job.params)
     for setting in settings:
         section, key, value = parse_setting(setting)
@@ -194,15 +194,13 @@ def _model(
     kind, origins["model.kind"], place = values.pop("kind")
     if not isinstance(kind, str):
         raise JobError(f'{place}: [model] kind must be a word such as "capsule", not {kind!r}')
-    known = job_kind(kind).defaults()
+    known = job_kind(kind).table().defaults()
     for key, (_, _, place) in values.items():
         if key not in known:
             raise JobError(f"{place}: unknown key {key!r} in [model] (kind {kind!r}); {nearest(key, known)}")
     params = {}
     for key, default in known.items():
         value, origin, _ = values.get(key, (default, "default", where))
-        if value is inspect.Parameter.empty:
-            raise JobError(f"{where}: [model] {key} is missing (kind {kind!r} has no default for it)")
         params[key] = None if isinstance(value, str) and value.strip().lower() == "none" else value
         origins[f"model.{key}"] = origin
     return kind, params
@@ -254,10 +252,10 @@ def _check_search(job: Job) -> None:
     """Refuse a search over what the model has not, or of rows that are given twice."""
     if job.search is None:
         return
-    kind = job_kind(job.kind)
-    known = [name for name in kind.defaults() if name not in kind.not_searched]
+    table = job_kind(job.kind).table()
+    known = [one.name for one in table if one.searched]
     for name in job.search.grid:
-        if name in kind.not_searched:
+        if name not in known and name in table.defaults():
             raise JobError(f"[search] grid: {name} says where or how a fit runs; give it in [model]")
         if name not in known:
             raise JobError(

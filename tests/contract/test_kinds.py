@@ -14,7 +14,7 @@ from scalelatent.contract import kinds
 from scalelatent.contract.kinds import Kind, find_kernels, find_kind, known_kinds, own_kinds
 from scalelatent.errors import JobError
 
-MEANS = Kind("means", estimator="means_of_others:Means", kernels={"means_step": {"numba": "a:b"}})
+MEANS = Kind("means", estimator="m:Means", parameters="m:TABLE", kernels={"means_step": {"numba": "a:b"}})
 
 
 @pytest.fixture
@@ -33,7 +33,13 @@ def others(monkeypatch):
 
 def test_every_folder_of_models_is_found():
     folders = {path.parent.name for path in Path(kinds.__file__).parents[1].glob("models/*/__init__.py")}
-    assert {kind.estimator.split(".")[2] for kind in own_kinds().values()} == folders
+    found = {kind.estimator.split(".")[2] for kind in own_kinds().values()}
+    assert {"capsule", "crbm", "mbn"} <= found <= folders
+
+
+def test_a_table_is_that_of_the_estimator():
+    for kind in own_kinds().values():
+        assert kind.table() is kind.estimator_class()._parameters
 
 
 def test_ours_are_declared_as_others_declare_theirs():
@@ -74,7 +80,7 @@ def test_a_broken_entry_point_is_a_warning(others, value, why):
         assert set(known_kinds()) == set(own_kinds())
 
 
-AGAIN = Kind("capsule", estimator="a:B")
+AGAIN = Kind("capsule", estimator="a:B", parameters="a:C")
 
 
 def test_a_broken_package_is_named(tmp_path):
@@ -91,8 +97,9 @@ def test_a_broken_package_is_named(tmp_path):
     assert "package broken-models 1.2: its models are left out" in done.stderr
 
 
-def test_listing_ours_imports_little():
-    code = "import sys; from scalelatent.contract.kinds import own_kinds; own_kinds()"
+def test_reading_job_files_imports_little():
+    code = "import sys; from scalelatent.contract.kinds import own_kinds; "
+    code += "[kind.table() for kind in own_kinds().values()]"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )

@@ -95,8 +95,9 @@ class FakeEstimator:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeEstimator]:
-    """Put `FakeEstimator` in the place of every model, and a report that is one file."""
+    """Put `FakeEstimator` in the place of a model, and a report that is one file."""
     from scalelatent.contract.kinds import Kind
+    from scalelatent.contract.parameters import Anything, Parameter, Parameters
     from scalelatent.jobs import runner
 
     class Fresh(FakeEstimator):
@@ -109,7 +110,10 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeEstimator]:
         result.folder.place.write("report/index.html", b"<html></html>")
         result.report = result.folder.report_url
 
-    monkeypatch.setattr(Kind, "defaults", lambda kind: dict(PARAMETERS))
+    known = (Parameter(name, default, Anything(), "") for name, default in PARAMETERS.items())
+    table = Parameters(tuple(known))
+    real = Kind.table
+    monkeypatch.setattr(Kind, "table", lambda kind: table if kind.name == "capsule" else real(kind))
     monkeypatch.setattr(runner, "build_estimator", build)
     monkeypatch.setattr(runner, "_report", report)
     return Fresh

@@ -10,6 +10,7 @@ KINDS = (
     Kind(
         "capsule",
         estimator="scalelatent.models.capsule.estimator:CapsuleRegression",
+        parameters="scalelatent.models.capsule.parameters:PARAMETERS",
         kernels=KERNELS,
         warm="scalelatent.models.capsule",
         report="scalelatent.models.capsule.report:section",

@@ -6,15 +6,16 @@ from scalelatent.contract.kinds import Kind
 
 from .kernels import KERNELS
 
-CRBM = Kind(
-    "crbm",
-    estimator="scalelatent.models.crbm.estimator:ConditionalRBM",
-    kernels=KERNELS,
-    warm="scalelatent.models.crbm",
-    changeable=("learning_rate", "n_epochs"),
-    takes_targets=True,
-    scorer="scalelatent.evaluation.scoring:TargetScorer",
-    report="scalelatent.models.crbm.report:section",
-    report_seconds=1.8,
+KINDS = (
+    Kind(
+        "crbm",
+        estimator="scalelatent.models.crbm.estimator:ConditionalRBM",
+        parameters="scalelatent.models.crbm.parameters:PARAMETERS",
+        kernels=KERNELS,
+        warm="scalelatent.models.crbm",
+        takes_targets=True,
+        scorer="scalelatent.evaluation.scoring:TargetScorer",
+        report="scalelatent.models.crbm.report:section",
+        report_seconds=1.8,
+    ),
 )
-KINDS = (CRBM,)

@@ -10,6 +10,7 @@ KINDS = (
     Kind(
         "mbn",
         estimator="scalelatent.models.mbn.estimator:MultilayerBootstrapNetwork",
+        parameters="scalelatent.models.mbn.parameters:PARAMETERS",
         kernels=KERNELS,
         warm="scalelatent.models.mbn",
         scorer="scalelatent.evaluation.scoring:OutputScorer",
@@ -21,6 +22,7 @@ KINDS = (
     Kind(
         "compressive",
         estimator="scalelatent.models.mbn.compressive_estimator:CompressiveMBN",
+        parameters="scalelatent.models.mbn.parameters:COMPRESSIVE",
         # A job file has no place for the outputs of another model, which it learns.
         python_only=(
             "scalelatent.CompressiveMBN().fit(X, network.transform(X)) learns the output of a network that a "
