@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
-from scalelatent.contract.kinds import Kind, known_kinds
+from scalelatent.contract.kinds import Kind, known_kinds, own_kinds
 from scalelatent.contract.parameters import (
     Allowed,
     Choice,
@@ -13,7 +14,6 @@ from scalelatent.contract.parameters import (
     Items,
     Number,
     Parameter,
-    Parameters,
     Whole,
 )
 
@@ -39,12 +39,6 @@ This page is written by `python -m scalelatent.jobs.schema`.
 """
 
 
-def parameters_of(kind: Kind) -> Parameters:
-    """The parameters of a kind, by the table of its estimator."""
-    found: Parameters = kind.estimator_class()._parameters
-    return found
-
-
 def job_schema() -> dict[str, Any]:
     """The JSON schema (draft 2020-12) of a job file."""
     sections = {name: section for name, section in SECTIONS.items() if section is not None}
@@ -67,8 +61,8 @@ def job_page() -> str:
         lines += [f"## [{name}]", ""]
         if section is None:
             lines += ["`kind` chooses the model; the other keys are its parameters.", ""]
-            for kind in _kinds():
-                lines += [f'### kind = "{kind.name}"', "", *_table(map(_parameter_row, parameters_of(kind)))]
+            for kind in _fitted_by_jobs(own_kinds()):
+                lines += [f'### kind = "{kind.name}"', "", *_table(map(_parameter_row, kind.table()))]
         else:
             fields = section.model_json_schema()["properties"]
             lines += _table(
@@ -78,8 +72,8 @@ def job_page() -> str:
     return "\n".join(lines)
 
 
-def _kinds() -> list[Kind]:
-    return [kind for _, kind in sorted(known_kinds().items()) if not kind.python_only]
+def _fitted_by_jobs(kinds: Mapping[str, Kind]) -> list[Kind]:
+    return [kind for _, kind in sorted(kinds.items()) if not kind.python_only]
 
 
 def _table(rows: Any) -> list[str]:
@@ -146,7 +140,7 @@ def _in_toml(schema: Any) -> Any:
 
 def _model_schema() -> dict[str, Any]:
     """``[model]``: the kind decides which other keys there are."""
-    kinds = _kinds()
+    kinds = _fitted_by_jobs(known_kinds())
     return {
         "description": "Which model, and its parameters.",
         "type": "object",
@@ -156,7 +150,7 @@ def _model_schema() -> dict[str, Any]:
             {
                 "properties": {
                     "kind": {"const": kind.name},
-                    **{one.name: _parameter_schema(one) for one in parameters_of(kind)},
+                    **{one.name: _parameter_schema(one) for one in kind.table()},
                 },
                 "additionalProperties": False,
             }
