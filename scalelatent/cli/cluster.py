@@ -162,7 +162,7 @@ def certificates(
     json: Json = False,
 ) -> None:
     """Make the certificates of a cluster with TLS."""
-    from scalelatent.deploy.certificates import make_certificates
+    from scalelatent.deploy.security import make_certificates
 
     made = {name: str(file) for name, file in make_certificates(folder, hosts=host or (), days=days).items()}
     if json:

@@ -1,4 +1,4 @@
-"""Clusters for people who have none at hand."""
+"""Clusters started on this machine, and the client of the enclosing `sl.cluster`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalelatent.errors import JobError
 
+from .security import security_from
 from .worker_processes import (
     configured,
     first_cause,
@@ -54,18 +55,7 @@ def current_job() -> str:
 
 @contextmanager
 def job_named(identity: str) -> Iterator[None]:
-    """Put the id of a job into the names of the tasks of its fits: several share a cluster's dashboard.
-
-    Parameters
-    ----------
-    identity : str
-
-    Examples
-    --------
-    >>> with job_named("digits-0a1b2c3d"):
-    ...     current_job()
-    'digits-0a1b2c3d'
-    """
+    """Put the id of a job into the names of the tasks of its fits: several share a dashboard."""
     token = _job.set(identity)
     try:
         yield
@@ -91,11 +81,24 @@ def cluster(
     Parameters
     ----------
     kind : {"local"} or str
-        ``"local"`` starts worker processes on this machine, on loopback; anything else is the address of a
-        scheduler, and of what follows only ``security`` counts.
-    workers, threads, memory_limit, gpus, dashboard_address, host, port, security
-        As in :func:`start_cluster`. For a scheduler's address, ``security`` None means what Dask's own
-        configuration names, see `scalelatent.deploy.security.security_from`.
+        ``"local"`` starts a scheduler and worker processes on this machine, on loopback. Anything else is the
+        address of a scheduler; of what follows only ``security`` counts then.
+    workers : int
+        CPU workers.
+    threads : int
+        Of each CPU worker.
+    memory_limit : str, int or float
+        Of each worker, for example ``"4GB"``, in bytes, or as a share of the machine; ``"auto"`` shares the
+        memory this process may use (its container's, not the machine's) among all workers.
+    gpus : int
+        Workers beside them with the resource ``GPU``: one process and one thread for each device, which is
+        the only one it sees. CPU workers then see none.
+    dashboard_address : str or None
+        Host and port of the dashboard; port 0 takes a free one, None none.
+    host, port : str, int
+        Where scheduler and workers listen, and the scheduler's port; 0 takes a free one.
+    security : distributed.Security, optional
+        Certificates for TLS. For a scheduler's address None means what Dask's own configuration names.
 
     Yields
     ------
@@ -116,8 +119,6 @@ def cluster(
     from distributed import Client
 
     if kind != "local":
-        from .security import security_from
-
         with Client(kind, timeout=30, security=security or security_from()) as client:
             yield from _entered(client)
         return
@@ -149,45 +150,8 @@ def start_cluster(
 ) -> Any:
     """Start a scheduler in this process and worker processes, each watched by a nanny that replaces it.
 
-    Pools of BLAS and numba have one thread in every worker and glibc gives freed pages back (`PIN`), all but
-    32 MiB a thread from a worker's first task on.
-
-    Parameters
-    ----------
-    workers : int
-        CPU workers; 0 where there are GPU workers, or where others join (`scalelatent cluster join`).
-    threads : int
-        Of each CPU worker.
-    memory_limit : str, int or float
-        Of each worker, for example ``"4GB"``, in bytes, or as a share of the machine; ``"auto"`` shares the
-        memory this process may use (its container's, not the machine's) among all workers.
-    gpus : int
-        Workers beside them with the resource ``GPU``: one process and one thread for each device, which is
-        the only one it sees. CPU workers then see none.
-    dashboard_address : str or None
-        Host and port of the dashboard; port 0 takes a free one, None none.
-    host, port : str, int
-        Where scheduler and workers listen, and the scheduler's port; 0 takes a free one.
-    security : distributed.Security, optional
-        Certificates for TLS, see `scalelatent.deploy.security`.
-    scheduler_file : path, optional
-        A file that tells the scheduler's address, for ``Client(scheduler_file=…)``; removed at the end.
-
-    Returns
-    -------
-    distributed.SpecCluster
-        Close it with :func:`close_cluster`.
-
-    Raises
-    ------
-    JobError
-        Fewer GPUs than asked for, a port that is taken, or a number below its least.
-
-    Examples
-    --------
-    >>> started = start_cluster(workers=1, dashboard_address=None)  # doctest: +SKIP
-    >>> started.scheduler_address, list(started.workers)  # doctest: +SKIP
-    ('tcp://127.0.0.1:41233', ['cpu-0'])
+    Options are those of `cluster`; `workers` may be 0 where others join, and `scheduler_file` is written with
+    the scheduler's address and removed at the end. Close it with `close_cluster`.
     """
     import dask
     from distributed import Scheduler, SpecCluster
@@ -218,26 +182,19 @@ def start_cluster(
             raise JobError(
                 f"no cluster starts on {host}:{port}{page} ({first_cause(error)}); port 0 takes a free one, "
                 "hosts must be addresses of this machine, and a script starts its cluster below "
-                '`if __name__ == "__main__":`, since every worker imports the script anew'
+                '`if __name__ == "__main__":`, since every worker imports the script'
             ) from error
 
 
 def close_cluster(started: Any) -> None:
     """End a cluster of :func:`start_cluster` and all its processes."""
-    # Closing stumbles over a worker that was replaced while the machine was too busy; it is closed all the
-    # same.
+    # Closing fails on a worker that was replaced while the machine was too busy; it is closed all the same.
     with suppress(KeyError):
         started.close(timeout=CLOSE_SECONDS)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens on ``host``.
-
-    Examples
-    --------
-    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0"), is_loopback("head")
-    (True, True, False, False)
-    """
+    """Whether only this machine can reach a server that listens on ``host``."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -251,10 +208,9 @@ def page_preload() -> list[str]:
 
 
 def deaf_to_ctrl_c() -> Any:
-    """A worker plugin that keeps a terminal's Ctrl-C from the workers.
+    """A worker plugin that ignores a terminal's Ctrl-C, which every process of a command receives.
 
-    A terminal sends it to every process of a command; workers that die of it could not finish the pass whose
-    end the driver waits for. They end when the driver closes the cluster.
+    Workers finish the pass whose end the driver waits for; they end when the driver closes the cluster.
     """
     from distributed import WorkerPlugin
 

@@ -1,8 +1,7 @@
-"""From a scheduler's address to a client, within a bounded time, and in words where there is none.
+"""From a scheduler's address to a client, within a bounded time, and why there is none.
 
 Dask tries an address until its time is up, whatever the reason, and then names only the time; at a web server
-it hangs for good. So the place is looked at first by a plain connection: a Dask scheduler speaks at once,
-where others wait to be spoken to.
+it hangs for good. So a plain connection looks first: a Dask scheduler speaks at once, where others wait.
 """
 
 from __future__ import annotations
@@ -29,50 +28,16 @@ SCHEDULER_VARIABLE = "SCALELATENT_CLUSTER__SCHEDULER"
 
 
 def default_scheduler() -> str | None:
-    """Return the scheduler that the environment names, or Dask's configuration; None where neither does.
-
-    Examples
-    --------
-    >>> import os
-    >>> from scalelatent.deploy.connection import default_scheduler
-    >>> os.environ["SCALELATENT_CLUSTER__SCHEDULER"] = "tcp://head:8786"
-    >>> default_scheduler(), os.environ.pop("SCALELATENT_CLUSTER__SCHEDULER")
-    ('tcp://head:8786', 'tcp://head:8786')
-    """
+    """The scheduler that the environment names, or Dask's configuration; None where neither does."""
     import dask
 
     return os.environ.get(SCHEDULER_VARIABLE) or dask.config.get("scheduler-address", None)
 
 
 def open_client(address: str, security: Security | None = None, **options: Any) -> Client:
-    """Connect to a scheduler.
+    """Connect to a scheduler, such as ``"tls://head:8786"``; not the default client of this process.
 
-    Parameters
-    ----------
-    address : str
-        For example ``"tcp://head:8786"`` or ``"tls://head:8786"``.
-    security : distributed.Security, optional
-        Certificates, for ``tls://``.
-    **options
-        Of `distributed.Client`.
-
-    Returns
-    -------
-    distributed.Client
-        Not the default client of this process; to be closed by the caller.
-
-    Raises
-    ------
-    JobError
-        If nothing that is a Dask scheduler answers there within 15 seconds; the message says what does.
-
-    Examples
-    --------
-    >>> from scalelatent.deploy.connection import open_client
-    >>> open_client("tcp://127.0.0.1:1")
-    Traceback (most recent call last):
-    ...
-    scalelatent.errors.JobError: scheduler 'tcp://127.0.0.1:1': nothing listens there ...
+    JobError within 15 seconds if no Dask scheduler answers there; the message says what does.
     """
     from distributed import Client
 
@@ -96,13 +61,7 @@ def open_client(address: str, security: Security | None = None, **options: Any) 
 
 
 def check_protocol(address: str, security: Security | None) -> None:
-    """Refuse a scheduler that speaks another protocol than the address says; one that is not up yet may come.
-
-    Raises
-    ------
-    JobError
-        No address, or what listens there is no scheduler that could be talked to in this way.
-    """
+    """Refuse a scheduler that speaks another protocol than its address says; it may not be up yet."""
     scheme, host, port = _parts(address)
     trouble = ""
     with suppress(OSError):
@@ -149,7 +108,7 @@ def _tell_os_error(host: str, port: int, error: OSError) -> str:
 
 
 def _trouble(scheme: str, host: str, port: int, security: Security | None) -> str:
-    """Why there is no scheduler to talk to in the way the address says; nothing where there may be one."""
+    """Why there is no scheduler that speaks as the address says; empty where there may be one."""
     try:
         if scheme == "tcp":
             return _trouble_tcp(host, port)
@@ -173,21 +132,21 @@ def _trouble_tcp(host: str, port: int) -> str:
                 "a web server listens there, perhaps the dashboard; the scheduler has a port of its own "
                 "(8786 unless told otherwise), which it prints when it starts"
             )
-        # A busy scheduler comes to speak when it has time.
+        # A busy scheduler answers late.
         said = said or _hear(connection, CLIENT_SECONDS)
     if not said:
         return (
             f"something listens there and says nothing for {CLIENT_SECONDS:.0f} s: a scheduler that hangs, "
             "or another program; check the address, and the scheduler's log"
         )
-    # Dask's first word is a length of eight bytes, whose highest is nought.
+    # A Dask scheduler first sends a length of eight bytes, whose highest is zero.
     return (
         "" if said[-1:] == b"\0" else f"another program listens there (it says {said!r}); check the address"
     )
 
 
 def _hear(connection: socket.socket, seconds: float) -> bytes:
-    """The first eight bytes that the other side sends by itself; none where it does not."""
+    """The first eight bytes that the other side sends unasked."""
     connection.settimeout(seconds)
     try:
         return connection.recv(8, socket.MSG_WAITALL)
@@ -198,12 +157,12 @@ def _hear(connection: socket.socket, seconds: float) -> bytes:
 def _trouble_tls(host: str, port: int, security: Security) -> str:
     ours = security.get_connection_args("client")["ssl_context"]
     connection = socket.create_connection((host, port), timeout=PROBE_SECONDS)
-    # Not a word of TLS to a scheduler without: it would take it for the length of a message.
+    # No TLS to a scheduler without: it would take it for the length of a message.
     if _hear(connection, TLS_SPEAK_SECONDS):
         connection.close()
         return f"it does not speak TLS: write tcp://{host}:{port} if the network may be trusted"
-    content, complaint = _shake_hands(ours, connection)
-    if content:
+    accepted, complaint = _shake_hands(ours, connection)
+    if accepted:
         return ""
     return (
         f"TLS was refused ({complaint.lower().replace('_', ' ')}): the scheduler's certificate and ours must "
@@ -212,21 +171,21 @@ def _trouble_tls(host: str, port: int, security: Security) -> str:
 
 
 def _speaks_tls(host: str, port: int) -> bool:
-    """Whether TLS is spoken there, with whomever."""
+    """Whether TLS is spoken there, whatever certificates it asks for."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     connection = socket.create_connection((host, port), timeout=PROBE_SECONDS)
-    content, complaint = _shake_hands(context, connection)
-    # An alert is TLS's own word for "not you".
-    return content or "ALERT" in complaint
+    accepted, complaint = _shake_hands(context, connection)
+    # An alert is how TLS refuses a client.
+    return accepted or "ALERT" in complaint
 
 
 def _shake_hands(context: ssl.SSLContext, plain: socket.socket) -> tuple[bool, str]:
-    """Whether both sides are content, and else the complaint; closes the connection."""
+    """Whether both sides accept, and else the complaint; closes the connection."""
     plain.settimeout(SPEAK_SECONDS)
     try:
         with context.wrap_socket(plain) as wrapped:
-            # Since TLS 1.3 a server refuses a client's certificate only after the client is content.
+            # Since TLS 1.3 a server refuses a client's certificate only after the client has accepted.
             with suppress(TimeoutError):
                 wrapped.recv(1)
             return True, ""

@@ -1,16 +1,20 @@
-"""TLS between client, scheduler and workers: what a cluster is joined with, checked before anything connects.
+"""TLS between client, scheduler and workers: certificates made, and checked before anything connects.
 
-Dask's TLS is mutual: each side shows a certificate signed by the cluster's own authority, and nobody looks at
-host names. Whoever holds such a certificate may run code on the cluster; whoever holds none gets no answer.
+Dask's TLS is mutual: each side shows a certificate signed by the cluster's own authority; host names are not
+compared. Who holds such a certificate may run code on the cluster, and who holds none gets no answer.
 """
 
 from __future__ import annotations
 
+import datetime
 import errno
+import ipaddress
 import os
+import socket
 import ssl
 import stat
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +23,10 @@ from scalelatent.errors import JobError
 if TYPE_CHECKING:
     from distributed import Security
 
-__all__ = ["security_from", "tls_files", "tls_options"]
+__all__ = ["FILES", "make_certificates", "security_from", "tls_files", "tls_options"]
 
 ROLES = ("client", "worker", "scheduler")
+FILES = ("ca.pem", "cluster-cert.pem", "cluster-key.pem", "client-cert.pem", "client-key.pem")
 
 
 def security_from(
@@ -33,37 +38,21 @@ def security_from(
 
     Parameters
     ----------
-    ca : path, optional
-        Certificate of the cluster's authority (PEM).
-    cert : path, optional
-        Own certificate, signed by it (PEM).
-    key : path, optional
-        Private key of ``cert`` (PEM, not encrypted); may also lie in the file of ``cert``.
-
-        What is not given comes from Dask's own configuration (``distributed.comm.tls.*``: its YAML files, or
-        variables such as ``DASK_DISTRIBUTED__COMM__TLS__CA_FILE``).
+    ca, cert, key : path, optional
+        Certificate of the cluster's authority, own certificate signed by it, and its private key, not
+        encrypted (PEM); the key may also lie in the file of ``cert``. What is not given comes from Dask's
+        own configuration (``distributed.comm.tls.*``).
 
     Returns
     -------
     distributed.Security or None
-        The same certificate in every role, so that a worker that holds it can be a client too. None where
-        neither the arguments nor the configuration name any.
+        The same certificate in every role, so that a worker that holds it can be a client too.
 
     Raises
     ------
     JobError
         One without the other, a file that cannot be read, a key that belongs to another certificate, an
-        authority that has expired: named before anything connects, where the other side would only hang up.
-
-    Examples
-    --------
-    >>> from scalelatent.deploy.security import security_from
-    >>> security_from() is None
-    True
-    >>> security_from(ca="no/such/ca.pem", cert="no/such/cert.pem")
-    Traceback (most recent call last):
-    ...
-    scalelatent.errors.JobError: TLS: cannot read no/such/ca.pem (No such file or directory); ...
+        authority that has expired.
     """
     from distributed import Security
 
@@ -93,13 +82,7 @@ def security_from(
 
 
 def tls_files(security: Any) -> dict[str, str] | None:
-    """The files a `distributed.Security` names for a client: ``ca``, ``cert`` and ``key``; None without TLS.
-
-    Examples
-    --------
-    >>> tls_files(None) is None
-    True
-    """
+    """Files that a `distributed.Security` names for a client: ``ca``, ``cert``, ``key``; None without TLS."""
     if security is None or security.tls_ca_file is None:
         return None
     files = {
@@ -109,19 +92,13 @@ def tls_files(security: Any) -> dict[str, str] | None:
 
 
 def tls_options(files: dict[str, str] | None) -> list[str]:
-    """The same as options of a command line; none without TLS.
-
-    Examples
-    --------
-    >>> tls_options({"ca": "/tls/ca.pem", "cert": "/tls/me.pem"})
-    ['--tls-ca-file', '/tls/ca.pem', '--tls-cert', '/tls/me.pem']
-    """
+    """The same as options of a command line; none without TLS."""
     names = {"ca": "--tls-ca-file", "cert": "--tls-cert", "key": "--tls-key"}
     return [word for name, file in (files or {}).items() for word in (names[name], file)]
 
 
 def _check(ca: str, cert: str, key: str | None) -> None:
-    """Read the files the way a connection will, and say what is wrong with which."""
+    """Read the files as a connection will; the error names the one that is wrong."""
     for file in (ca, cert, key):
         if file is None or "\n" in file:  # Dask takes the text itself as well
             continue
@@ -162,3 +139,105 @@ def _check(ca: str, cert: str, key: str | None) -> None:
             f"TLS: {cert} and {key or 'the key in it'} do not go together ({reason}); the key must be that "
             "of this certificate, in PEM form and not encrypted"
         ) from None
+
+
+def make_certificates(
+    folder: str | os.PathLike[str], *, hosts: Sequence[str] = (), days: int = 365
+) -> dict[str, Path]:
+    """Make the certificates of one cluster; a folder that holds a whole set is taken as it is.
+
+    ``ca.pem`` goes everywhere, ``cluster-*.pem`` to scheduler and workers, ``client-*.pem`` to those who
+    submit. The authority's private key is never written: to shut a member out, make a new set and start the
+    cluster again with it. `hosts` are names written into the cluster's certificate besides this machine's:
+    Dask does not look at them; a proxy in between may.
+    """
+    folder = Path(folder).absolute()
+    files = {name: folder / name for name in FILES}
+    there = [name for name, file in files.items() if file.exists()]
+    if len(there) == len(FILES):
+        return files
+    if there:
+        missing = ", ".join(name for name in FILES if name not in there)
+        raise JobError(
+            f"{folder} holds {', '.join(there)} but no {missing}; remove them, or choose a new folder"
+        )
+    texts = _make(hosts, days)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for name, text in texts.items():
+            mode = 0o600 if name.endswith("-key.pem") else 0o644
+            with open(os.open(files[name], os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+                file.write(text)
+    except OSError as error:
+        raise JobError(f"cannot write certificates to {folder}: {error.strerror or error}") from error
+    return files
+
+
+def _make(hosts: Sequence[str], days: int) -> dict[str, bytes]:
+    try:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.x509.oid import ExtendedKeyUsageOID as Usage
+    except ImportError:
+        raise JobError(
+            "making certificates needs the package cryptography: python -m pip install 'scalelatent[tls]', "
+            "or make them with openssl (cluster/tls/README.md) and name them by --tls-ca-file and so on"
+        ) from None
+    pem = serialization.Encoding.PEM
+    plain = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    root_key = ec.generate_private_key(ec.SECP256R1())
+    root = _sign("scalelatent cluster authority", root_key.public_key(), None, root_key, days, [], None)
+    names = ["localhost", "127.0.0.1", "::1", socket.gethostname(), *hosts]
+    texts = {"ca.pem": root.public_bytes(pem)}
+    # Scheduler and workers call and are called; a client only calls, so its certificate serves no worker.
+    for name, usages, alternatives in (
+        ("cluster", [Usage.SERVER_AUTH, Usage.CLIENT_AUTH], names),
+        ("client", [Usage.CLIENT_AUTH], []),
+    ):
+        key = ec.generate_private_key(ec.SECP256R1())
+        made = _sign(f"scalelatent {name}", key.public_key(), root, root_key, days, alternatives, usages)
+        texts[f"{name}-cert.pem"] = made.public_bytes(pem)
+        texts[f"{name}-key.pem"] = key.private_bytes(pem, *plain)
+    return texts
+
+
+def _sign(name: str, public: Any, issuer: Any, key: Any, days: int, hosts: Sequence[str], usages: Any) -> Any:
+    """A certificate with what strict checking (Python 3.13) asks for; without an issuer, the authority's."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+
+    root = issuer is None
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    use = dict.fromkeys(
+        ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only",
+         "decipher_only", "crl_sign"), False
+    )  # fmt: skip
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject if root else issuer.subject)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))  # clocks of a cluster differ
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=root, path_length=0 if root else None), critical=True)
+        .add_extension(x509.KeyUsage(digital_signature=not root, key_cert_sign=root, **use), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
+    )
+    if hosts:
+        alternatives = x509.SubjectAlternativeName([_name(host) for host in dict.fromkeys(hosts)])
+        builder = builder.add_extension(alternatives, critical=False)
+    if usages:
+        builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+    return builder.sign(key, hashes.SHA256())
+
+
+def _name(host: str) -> Any:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)

@@ -18,7 +18,7 @@ from scalelatent.engine.dask.hooks import page_place
 from scalelatent.errors import JobError
 
 from .clusters import close_cluster, deaf_to_ctrl_c, is_loopback, start_cluster
-from .security import security_from, tls_files, tls_options
+from .security import make_certificates, security_from, tls_files, tls_options
 from .worker_processes import patient
 
 if TYPE_CHECKING:
@@ -31,30 +31,7 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP] if hasattr(signal, "SIG
 
 
 def own_certificates(folder: str | os.PathLike[str], host: str) -> tuple[Security, dict[str, str]]:
-    """Make a cluster's certificates, or take those of an earlier start from the same folder.
-
-    Parameters
-    ----------
-    folder : path
-    host : str
-        Where the scheduler will listen.
-
-    Returns
-    -------
-    distributed.Security, dict of str to str
-        What scheduler and workers show, and the files (``ca``, ``cert``, ``key``) a client names.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from scalelatent.deploy.serving import own_certificates
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     security, files = own_certificates(folder, "127.0.0.1")
-    >>> security.require_encryption, sorted(files)
-    (True, ['ca', 'cert', 'key'])
-    """
-    from .certificates import make_certificates
-
+    """Make a cluster's certificates, or take those of an earlier start; and the files a client names."""
     made = make_certificates(folder, hosts=[] if host in ("0.0.0.0", "::") else [host])
     security = security_from(made["ca.pem"], made["cluster-cert.pem"], made["cluster-key.pem"])
     assert security is not None
@@ -66,35 +43,11 @@ def own_certificates(folder: str | os.PathLike[str], host: str) -> tuple[Securit
 def serve(
     *, security: Security | None = None, client_files: dict[str, str] | None = None, **options: Any
 ) -> Iterator[dict[str, Any]]:
-    """Run a cluster as long as the ``with`` block lasts.
+    """Run a cluster (options of `start_cluster`) as long as the ``with`` block lasts.
 
-    Parameters
-    ----------
-    security : distributed.Security, optional
-        Certificates for TLS.
-    client_files : dict, optional
-        The files a client should name; those of ``security`` by default.
-    **options
-        Of `scalelatent.deploy.clusters.start_cluster`.
-
-    Yields
-    ------
-    dict
-        JSON-able: ``scheduler`` and ``dashboard`` (addresses), ``scheduler_file``, ``pid``, ``workers`` (list
-        of name, address, threads, memory_bytes, resources), ``tls`` (files or None), ``next`` (commands),
-        ``warnings``.
-
-    Raises
-    ------
-    JobError
-        The cluster cannot start, or its workers do not within two minutes.
-
-    Examples
-    --------
-    >>> from scalelatent.deploy.serving import serve
-    >>> with serve(workers=1) as told:  # doctest: +SKIP
-    ...     print(told["scheduler"])
-    tcp://127.0.0.1:39241
+    Yields a JSON-able dict: ``scheduler`` and ``dashboard`` (addresses), ``scheduler_file``, ``pid``,
+    ``workers`` (list of name, address, threads, memory_bytes, resources), ``tls`` (`client_files`, or those
+    of `security`), ``next`` (commands), ``warnings``.
     """
     from distributed import Client
 
@@ -120,19 +73,7 @@ def serve(
 
 
 def address_from(address: str | None, file: Path | None, seconds: float) -> str:
-    """Return a scheduler's address, given or from the file that it writes when it starts.
-
-    Raises
-    ------
-    JobError
-        Neither or both are given, or no address is in the file within ``seconds``.
-
-    Examples
-    --------
-    >>> from scalelatent.deploy.serving import address_from
-    >>> address_from("tcp://head:8786", None, 1)
-    'tcp://head:8786'
-    """
+    """A scheduler's address, given or from the file that it writes when it starts."""
     if (address is None) == (file is None):
         raise JobError("which scheduler? Give its address (tls://head:8786), or --scheduler-file")
     if address is not None:
@@ -155,8 +96,8 @@ def address_from(address: str | None, file: Path | None, seconds: float) -> str:
 def until_stopped() -> Iterator[threading.Event]:
     """Turn SIGINT, SIGTERM and SIGHUP into `KeyboardInterrupt`, once; the next one ends the process at once.
 
-    Inside, wait for the event: it is never set, but a signal interrupts the wait. At the end no process that
-    this one started is left.
+    Wait for the event inside: it is never set, but a signal interrupts the wait. At the end no child process
+    is left.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -179,7 +120,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def _end_children(seconds: float = 5) -> None:
-    """End what closing has left over: nobody else will."""
+    """End child processes that closing has left."""
     import psutil
 
     children = [child for child in psutil.Process().children(recursive=True) if not _ends_itself(child)]
@@ -241,12 +182,12 @@ def _warnings(options: dict[str, Any], files: dict[str, str] | None) -> Iterator
     host = options.get("host", "127.0.0.1")
     if not is_loopback(host) and files is None:
         yield (
-            f"this scheduler listens on {host} WITHOUT TLS: whoever reaches it can run any code as you, "
+            f"this scheduler listens on {host} WITHOUT TLS: anyone who reaches it can run any code as you, "
             "on every worker. Start it with --tls, or leave it on loopback (as by default) and use ssh -L"
         )
     page = (options.get("dashboard_address") or "127.0.0.1:0").rpartition(":")[0]
     if not is_loopback(page or "0.0.0.0"):
         yield (
-            f"the dashboard listens on {page or 'all addresses'} and asks nobody who he is: whoever reaches "
+            f"the dashboard listens on {page or 'all addresses'} without a password: anyone who reaches "
             "it sees names of jobs, code on the stacks, and logs. Prefer ssh -L"
         )

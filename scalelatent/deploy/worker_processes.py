@@ -1,6 +1,4 @@
-"""Worker processes: what each of them is told before it starts, and the workers of a machine that joins a
-cluster elsewhere.
-"""
+"""Worker processes: how they are configured, and those of a machine that joins a cluster elsewhere."""
 
 from __future__ import annotations
 
@@ -40,26 +38,26 @@ PIN = {
     "NUMBA_NUM_THREADS": 1,
     "MALLOC_TRIM_THRESHOLD_": 65536,
 }
-# A task whose resource nobody offers is told after five minutes, not never. All tasks that lie on a worker
-# that dies are blamed (distributed#5234), so a few deaths must not condemn the innocent.
+# A task whose resource no worker offers fails after five minutes, not never. All tasks of a worker that dies
+# count as suspect (distributed#5234), so a few deaths must not fail them.
 SCHEDULER = {
     "distributed.scheduler.no-workers-timeout": "5 minutes",
     "distributed.scheduler.allowed-failures": 10,
 }
 
-# What every process of a cluster does on the side, many times a second, and how often it is enough: Dask's
-# own value, and ours. On few cores the threads that compute pay for it. Settings of the user's stay.
+# What every process of a cluster does on the side, many times a second: Dask's interval, and ours, which is
+# enough and costs the threads that compute less. A user's settings stay.
 ON_THE_SIDE = {
     "distributed.worker.profile.interval": ("10ms", "100ms"),
     "distributed.admin.tick.interval": ("20ms", "500ms"),
     "distributed.worker.memory.monitor-interval": ("100ms", "500ms"),
     "distributed.admin.system-monitor.interval": ("500ms", "2s"),
 }
-# Read whenever a worker is lost: one that dies twice in this time is given up by Dask, while we find out why.
+# Read when a worker is lost: Dask gives up one that dies twice in this time, while we find out why.
 LOST_SECONDS = ("distributed.deploy.lost-worker-timeout", "15s", "1 hour")
 
 
-# What a worker needs before it reads a row. So few may always be asked for.
+# What a worker needs before it reads a row, and how many may always be asked for.
 PROCESS_BYTES, WITHOUT_ASKING = 128 * 2**20, 16
 
 
@@ -78,29 +76,9 @@ async def run_workers(
 ) -> None:
     """Run the workers of this machine for a scheduler elsewhere, until it ends.
 
-    Parameters
-    ----------
-    scheduler : str
-        Its address.
-    workers, threads, memory_limit, gpus, security
-        As in `scalelatent.deploy.clusters.start_cluster`.
-    host : str, optional
-        Address to listen on; by default this machine's address as the scheduler's network sees it.
-    name : str, optional
-        What the workers' names begin with; the name of this machine and the process by default.
-    wait_seconds : float
-        How long to try for the scheduler.
-    told : callable
-        Called with the workers' names once they have joined.
-
-    Raises
-    ------
-    JobError
-        No scheduler answers in time, fewer GPUs than asked for, or a number below its least.
-
-    Examples
-    --------
-    >>> asyncio.run(run_workers("tls://head:8786", workers=8, security=security))  # doctest: +SKIP
+    Names begin with `name`, by default this machine's name and the process; `host` is the address to listen
+    on, by default this machine's as the scheduler's network sees it. `told` is called with the names once
+    they have joined. JobError where no scheduler answers within `wait_seconds`.
     """
     from distributed.comm.addressing import get_address_host
     from distributed.utils import get_ip
@@ -146,13 +124,7 @@ async def run_workers(
 
 
 def visible_gpus() -> list[str]:
-    """What `CUDA_VISIBLE_DEVICES` may name here, one entry for each CUDA device; no CUDA is loaded.
-
-    Examples
-    --------
-    >>> isinstance(visible_gpus(), list)
-    True
-    """
+    """What ``CUDA_VISIBLE_DEVICES`` may name here, one entry for each device; no CUDA is loaded."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [part.strip() for part in named.split(",") if part.strip() not in ("", "-1")]
@@ -178,18 +150,7 @@ def configured() -> Iterator[None]:
 
 @contextmanager
 def patient() -> Iterator[None]:
-    """Dask's configuration for as long as a cluster runs whose workers may die of their rows.
-
-    Examples
-    --------
-    >>> import dask
-    >>> import distributed
-    >>> with patient():
-    ...     dask.config.get("distributed.deploy.lost-worker-timeout")
-    '1 hour'
-    >>> dask.config.get("distributed.deploy.lost-worker-timeout")
-    '15s'
-    """
+    """Dask's configuration as long as a cluster runs whose workers may be lost for minutes."""
     import dask
 
     key, theirs, ours = LOST_SECONDS
@@ -238,21 +199,7 @@ def _memory(limit: str | int | float, processes: int) -> str | int | float:
 
 
 def check_memory(limit: str | int | float) -> str | int | float:
-    """A memory limit that Dask reads: 'auto', '2GiB', bytes, a share of the machine, 0 for none.
-
-    Raises
-    ------
-    ValueError
-
-    Examples
-    --------
-    >>> check_memory("2GiB"), check_memory(0.5)
-    ('2GiB', 0.5)
-    >>> check_memory("-2GB")
-    Traceback (most recent call last):
-    ...
-    ValueError: '-2GB' is not an amount of memory; write for example '2GiB', 'auto', or 0 for no limit
-    """
+    """A memory limit if Dask reads it ('auto', '2GiB', bytes, a share, 0 for none), else ValueError."""
     from dask.utils import parse_bytes
 
     try:
@@ -266,23 +213,14 @@ def check_memory(limit: str | int | float) -> str | int | float:
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """What an error of Dask goes back to; its own words tell only that something failed."""
+    """The first cause of an error of Dask, whose own message says only that something failed."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 def refuse_page(address: str | None) -> None:
-    """Raise `JobError` for an address of the dashboard whose port is none.
-
-    Examples
-    --------
-    >>> refuse_page("127.0.0.1:0")
-    >>> refuse_page("127.0.0.1:99999")
-    Traceback (most recent call last):
-    ...
-    scalelatent.errors.JobError: dashboard '127.0.0.1:99999': '99999' is no port; give HOST:PORT with ...
-    """
+    """Refuse an address of the dashboard without a valid port."""
     _, colon, port = (address or "").rpartition(":")
     if colon and not (port.isdecimal() and int(port) < 65536):
         raise JobError(
@@ -291,7 +229,7 @@ def refuse_page(address: str | None) -> None:
 
 
 def refuse_numbers(workers: int, threads: int, gpus: int, port: int) -> None:
-    """Raise `JobError` for a number below its least, and for more processes than this machine can hold."""
+    """Refuse a number below its least, and more processes than this machine can hold."""
     least = {
         "workers": (workers, 0),
         "threads": (threads, 1),

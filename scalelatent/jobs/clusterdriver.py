@@ -1,6 +1,6 @@
-"""The driver as a task of the cluster: what `scalelatent submit` sends, and what then needs no client.
+"""The driver as a task of the cluster: what `scalelatent submit` sends; it needs no client from then on.
 
-The task leaves its worker's thread pool at once, so that it holds no slot. It takes the run folder's lock and
+The task secedes from its worker's thread pool, so that it holds no slot. It takes the run folder's lock and
 drives the run as `scalelatent fit` does, with a client of its own. If its worker dies, Dask runs it again
 elsewhere, and it goes on from the last checkpoint.
 
@@ -17,39 +17,21 @@ __all__ = ["PREFIX", "drive", "key_of"]
 
 PREFIX = "scalelatent-job-"
 CLIENT_SECONDS = 30.0
-# A driver whose worker the scheduler has given up may still live; its lease on an object store, or its lock
-# on a shared disk, ends by itself in 90 s.
+# A driver whose worker the scheduler has lost may still live; its lock ends by itself in 90 s.
 LOCK_SECONDS = 300.0
 
 logger = logging.getLogger("distributed.scalelatent")
 
 
 def key_of(identity: str, start: int) -> str:
-    """Name of the task that drives a job.
-
-    Examples
-    --------
-    >>> from scalelatent.jobs.clusterdriver import key_of
-    >>> key_of("mnist-d8-1f6c0a3e", 1)
-    'scalelatent-job-mnist-d8-1f6c0a3e-1'
-    """
+    """Name of the task that drives a job."""
     return f"{PREFIX}{identity}-{start}"
 
 
 def drive(run: str, start: int) -> str:
-    """Drive a run to its end; the task behind a submitted job.
+    """Drive a run to its end; the task behind a submitted job. Returns the state in which it was left.
 
-    Parameters
-    ----------
-    run : str
-        Path or address of the run folder.
-    start : int
-        Which start of the run this is; the task of an earlier one does nothing.
-
-    Returns
-    -------
-    str
-        The state in which the run was left.
+    ``start`` counts the starts of the run: the task of an earlier one does nothing.
     """
     from distributed import get_worker, secede
 
@@ -58,12 +40,11 @@ def drive(run: str, start: int) -> str:
 
     worker = get_worker()
     secede()
-    # The fit limits the thread pools of its process and gives back what it found: here that is what the tasks
-    # of this worker need, and must find after it too.
+    # The fit limits the thread pools of its process and restores them: here to what this worker's tasks need.
     settle_process()
     outcome: list[Any] = []
-    # A thread of its own: Dask lets what a task submits go before what came after the task, so that the
-    # oldest job would take the cluster. Submitted from another thread, jobs take turns.
+    # A thread of its own: what a task submits has the task's priority, so that the oldest job would take the
+    # cluster. Submitted from another thread, jobs take turns.
     thread = threading.Thread(
         target=_run, args=(*scheduler_of(worker), worker.address, run, start, outcome),
         name=f"scalelatent-driver-{start}", daemon=True,
@@ -97,7 +78,7 @@ def _drive(scheduler: str, security: Any, worker: str, run: str, start: int) -> 
     with Client(
         scheduler, timeout=CLIENT_SECONDS, security=security, set_as_default=False, name="scalelatent-driver"
     ) as client:
-        # Workers that died under this task earlier did so for reasons of their own.
+        # Deaths of workers under this task earlier do not count against it.
         ask_scheduler(client, forgive, key_of(folder.id, start))
         with folder.lock(patience=LOCK_SECONDS, waiting=lambda line: logger.info("%s: %s", run, line)):
             state = folder.read_state()

@@ -13,7 +13,7 @@ import pytest
 
 from scalelatent.deploy import clusters, serving
 from scalelatent.deploy import worker_processes as workers
-from scalelatent.deploy.certificates import make_certificates
+from scalelatent.deploy.security import make_certificates
 from scalelatent.errors import JobError
 
 pytestmark = pytest.mark.cluster

@@ -48,7 +48,7 @@ def test_dask_configuration_gives_every_role_a_certificate(tmp_path):
     import dask
     from distributed import Security
 
-    from scalelatent.deploy.certificates import make_certificates
+    from scalelatent.deploy.security import make_certificates
 
     made = make_certificates(tmp_path)
     text = (CLUSTER / "dask.yaml").read_text().replace("/tls/", f"{tmp_path}/")

@@ -12,7 +12,7 @@ from scalelatent.deploy.security import security_from, tls_files, tls_options
 from scalelatent.errors import JobError
 
 pytest.importorskip("cryptography")
-from scalelatent.deploy.certificates import FILES, make_certificates
+from scalelatent.deploy.security import FILES, make_certificates
 
 
 @pytest.fixture(scope="module")

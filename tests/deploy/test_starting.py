@@ -1,0 +1,56 @@
+"""Small parts of starting and reaching clusters."""
+
+from __future__ import annotations
+
+import dask
+import distributed  # noqa: F401  sets its configuration
+import pytest
+
+from scalelatent.deploy.clusters import is_loopback
+from scalelatent.deploy.connection import default_scheduler
+from scalelatent.deploy.security import tls_options
+from scalelatent.deploy.serving import address_from
+from scalelatent.deploy.worker_processes import check_memory, patient, refuse_page
+from scalelatent.errors import JobError
+
+
+def test_who_reaches_an_address():
+    hosts = ("127.0.0.1", "localhost", "[::1]", "0.0.0.0", "head")
+    assert [is_loopback(host) for host in hosts] == [True, True, True, False, False]
+
+
+def test_a_scheduler_is_named_by_the_environment(monkeypatch):
+    monkeypatch.setenv("SCALELATENT_CLUSTER__SCHEDULER", "tcp://head:8786")
+    assert default_scheduler() == "tcp://head:8786"
+    assert address_from("tcp://head:8786", None, 1) == "tcp://head:8786"
+
+
+def test_files_of_tls_as_options():
+    options = ["--tls-ca-file", "/tls/ca.pem", "--tls-cert", "/tls/me.pem"]
+    assert tls_options({"ca": "/tls/ca.pem", "cert": "/tls/me.pem"}) == options
+    assert tls_options(None) == []
+
+
+@pytest.mark.parametrize("limit", ["2GiB", 0.5, "auto", 0])
+def test_a_memory_limit(limit):
+    assert check_memory(limit) == limit
+
+
+@pytest.mark.parametrize("limit", ["-2GB", "much", -1])
+def test_no_memory_limit(limit):
+    with pytest.raises(ValueError, match="is not an amount of memory; write for example '2GiB'"):
+        check_memory(limit)
+
+
+def test_the_port_of_a_dashboard():
+    refuse_page("127.0.0.1:0")
+    with pytest.raises(JobError, match=r"dashboard '127.0.0.1:99999': '99999' is no port; give HOST:PORT"):
+        refuse_page("127.0.0.1:99999")
+
+
+def test_lost_workers_are_waited_for_while_a_cluster_runs():
+    key = "distributed.deploy.lost-worker-timeout"
+    before = dask.config.get(key)
+    with patient():
+        assert dask.config.get(key) == "1 hour"
+    assert dask.config.get(key) == before
