@@ -30,9 +30,10 @@ OnKernel = Callable[[int, int], None]
 
 
 def families() -> dict[str, str]:
-    """Families of kernels and the package of each; those of a model compile what models share with them."""
+    """Families of kernels and the package of each."""
     of_models = (kind.warm for kind in known_kinds().values() if kind.warm)
     return {package.rpartition(".")[2]: package for package in of_models} | {
+        "kernels": "scalelatent.kernels",
         "data": "scalelatent.generators",
         "evaluation": "scalelatent.evaluation",
     }

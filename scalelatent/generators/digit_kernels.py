@@ -6,37 +6,12 @@ fastmath.
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable
-from typing import Any
-
+import numba
 import numpy as np
 
-__all__ = ["gaussian_taps", "render", "render_reference", "smooth_fields"]
+from scalelatent.kernels.jit import entry, filled, given
 
-
-def gaussian_taps(sigma: float, radius: int) -> tuple[np.ndarray, np.ndarray]:
-    """A Gaussian and its derivative as correlation filters, float32 (2 * radius + 1)."""
-    offsets = range(-radius, radius + 1)
-    weights = [math.exp(-0.5 * (u / sigma) ** 2) for u in offsets]
-    total = math.fsum(weights)
-    slope = math.fsum(w * u * u for w, u in zip(weights, offsets, strict=True))
-    smooth = np.array([w / total for w in weights], np.float32)
-    derive = np.array([w * u / slope for w, u in zip(weights, offsets, strict=True)], np.float32)
-    return smooth, derive
-
-
-def smooth_fields(noise: np.ndarray, taps: np.ndarray) -> np.ndarray:
-    """Separable smoothing of float32 noise (n, h + 2 r, w + 2 r) to (n, h, w); no border effects."""
-    height, width = (s - len(taps) + 1 for s in noise.shape[1:])
-    across = np.zeros((*noise.shape[:2], width), np.float32)
-    for u, tap in enumerate(taps):
-        across += tap * noise[:, :, u : u + width]
-    out = np.zeros((len(noise), height, width), np.float32)
-    for v, tap in enumerate(taps):
-        out += tap * across[:, v : v + height]
-    return out
+__all__ = ["render", "render_reference"]
 
 
 def render_reference(
@@ -77,7 +52,17 @@ def render_reference(
         out[i] = np.floor(np.minimum(np.maximum(value, zero), top) + half).astype(np.uint8)
 
 
-def _render_loops(
+# No fused multiply-adds, which the package's defaults allow: rows have the same bits on every CPU.
+@entry(
+    given("u1", 3),
+    *[given("i8", 1)] * 3,
+    given("f4", 3),
+    *[given("f4", 1)] * 2,
+    *[numba.float32] * 2,
+    filled("u1", 3),
+    fastmath=False,
+)
+def render(
     images: np.ndarray,
     base: np.ndarray,
     k1: np.ndarray,
@@ -89,7 +74,7 @@ def _render_loops(
     beta: np.float32,
     out: np.ndarray,
 ) -> None:
-    """`render_reference` as loops for numba."""
+    """`render_reference`, compiled."""
     height, width = images.shape[1], images.shape[2]
     n_taps = smooth.shape[0]
     radius = n_taps // 2
@@ -132,16 +117,3 @@ def _render_loops(
                 if beta != zero:
                     value = value + beta * np.sqrt(t_x[x] * t_x[x] + t_y[x] * t_y[x])
                 out[i, y, x] = np.uint8(np.floor(min(max(value, zero), top) + half))
-
-
-@functools.cache
-def _compiled() -> Callable[..., Any]:
-    from scalelatent.kernels.jit import kernel
-
-    # No fused multiply-adds, which the package's defaults allow: rows have the same bits on every CPU.
-    return kernel(_render_loops, fastmath=False)
-
-
-def render(*arguments: Any) -> None:
-    """`render_reference`, compiled; releases the interpreter lock."""
-    _compiled()(*arguments)

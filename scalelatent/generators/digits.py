@@ -20,7 +20,6 @@ from scalelatent.kernels.random_words import check_seed
 from scalelatent.storage.disk import locate
 
 from .bases import absolute, base_name, check_base_rows, open_base, relative
-from .digit_kernels import gaussian_taps, render, smooth_fields
 from .make import make_rows
 
 if TYPE_CHECKING:
@@ -54,6 +53,29 @@ _FIELD_SIGMA = 4.0
 _FIELD_RMS = 1.5
 TANGENT_SIGMA = 1.0
 LEAST_SIGMA = 0.5  # of a derivative filter, in pixels; narrower ones are no derivatives any more
+
+
+def gaussian_taps(sigma: float, radius: int) -> tuple[np.ndarray, np.ndarray]:
+    """A Gaussian and its derivative as correlation filters, float32 (2 * radius + 1)."""
+    offsets = range(-radius, radius + 1)
+    weights = [math.exp(-0.5 * (u / sigma) ** 2) for u in offsets]
+    total = math.fsum(weights)
+    slope = math.fsum(w * u * u for w, u in zip(weights, offsets, strict=True))
+    smooth = np.array([w / total for w in weights], np.float32)
+    derive = np.array([w * u / slope for w, u in zip(weights, offsets, strict=True)], np.float32)
+    return smooth, derive
+
+
+def smooth_fields(noise: np.ndarray, taps: np.ndarray) -> np.ndarray:
+    """Separable smoothing of float32 noise (n, h + 2 r, w + 2 r) to (n, h, w); no border effects."""
+    height, width = (s - len(taps) + 1 for s in noise.shape[1:])
+    across = np.zeros((*noise.shape[:2], width), np.float32)
+    for u, tap in enumerate(taps):
+        across += tap * noise[:, :, u : u + width]
+    out = np.zeros((len(noise), height, width), np.float32)
+    for v, tap in enumerate(taps):
+        out += tap * across[:, v : v + height]
+    return out
 
 
 def shift_rows(images: np.ndarray, k1: np.ndarray) -> None:
@@ -223,6 +245,8 @@ class InfiniteDigits:
         DataError
             An index below `n_test`.
         """
+        from .digit_kernels import render
+
         if start < self.n_test or stop < start:
             raise DataError(
                 f"infinite digits {start}:{stop}: indices begin at {self.n_test}; lower ones stand for the "

@@ -127,7 +127,8 @@ def corrupt_in_place(
     >>> int(images.sum())
     10
     """
-    from scalelatent.generators.image_kernels import flip_exactly, occlude, row_draws
+    from .corruption_compiled import flip_exactly, occlude
+    from .philox import row_draws
 
     n, p = out.shape
     draws = np.empty((n, 2 if kind == "occlude" else round(rate * p)), np.uint32)

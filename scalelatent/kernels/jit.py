@@ -342,8 +342,9 @@ def _load_or_compile(dispatcher: Any, arguments: tuple[Any, ...]) -> None:
         dispatcher.compile(tuple(arguments))
 
 
-def entry(*arguments: Any) -> Callable[[Any], Any]:
-    """A kernel called from Python: compiled once, at its first call, for the given argument types.
+def entry(*arguments: Any, **options: Any) -> Callable[[Any], Any]:
+    """A kernel called from Python: compiled once, at its first call, for the given argument types; options as
+    of `kernel`.
 
     Left to itself numba compiles anew for read-only arrays (memmaps, cached rows) and for each memory layout,
     seconds each time. Arrays that a kernel does not write are declared by :func:`given`.
@@ -359,7 +360,7 @@ def entry(*arguments: Any) -> Callable[[Any], Any]:
     """
 
     def wrap(function: Any) -> Any:
-        dispatcher, lock = kernel(function), threading.Lock()
+        dispatcher, lock = kernel(function, **options), threading.Lock()
         done: list[bool] = []
 
         @functools.wraps(function)

@@ -12,9 +12,9 @@ from typing import Any
 import numba
 import numpy as np
 
-from .jit import entry, filled, kernel
+from .jit import entry, filled, given, kernel
 
-__all__ = ["mulhi", "philox", "words"]
+__all__ = ["below", "mulhi", "philox", "row_draws", "words"]
 
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
@@ -46,20 +46,36 @@ def philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, A
 
 @entry(*[numba.uint64] * 4, filled("u8", 1))
 def words(seed: Any, word: Any, row: Any, iteration: Any, out: np.ndarray) -> None:
-    """Fill `out` with what `numpy.random.Philox(key=[seed, word], counter=[0, 0, row, iteration])` draws.
-
-    Examples
-    --------
-    >>> out, wanted = np.zeros(5, np.uint64), np.random.Philox(
-    ...     key=np.array([7, 9], np.uint64), counter=np.array([0, 0, 3, 0], np.uint64)
-    ... )
-    >>> words(np.uint64(7), np.uint64(9), np.uint64(3), np.uint64(0), out)
-    >>> bool((wanted.random_raw(5) == out).all())
-    True
-    """
+    """Fill `out` with what `numpy.random.Philox(key=[seed, word], counter=[0, 0, row, iteration])` draws."""
     counter = np.uint64(0)
     for i in range(out.shape[0]):
         if i % 4 == 0:
             counter += np.uint64(1)  # numpy counts before it draws
             a, b, c, d = philox(counter, np.uint64(0), row, iteration, seed, word)
         out[i] = a if i % 4 == 0 else b if i % 4 == 1 else c if i % 4 == 2 else d
+
+
+@kernel
+def below(draw: Any, n: Any) -> Any:
+    """A uniform number in 0:n, from a uniform uint32."""
+    return np.int64((np.uint64(draw) * np.uint64(n)) >> _HALF)
+
+
+@entry(given("u8", 1), given("i8", 1), filled("u4", 2))
+def row_draws(key: Any, rows: Any, out: Any) -> None:
+    """Draws of some rows: in epoch 0 those that `generators.images.uniform` makes of a run of them."""
+    count, zero = out.shape[1], np.uint64(0)
+    words = (count + 1) // 2  # of 64 bits a row; a step of the counter gives four
+    for i in range(out.shape[0]):
+        first = rows[i] * words
+        step = np.int64(-1)
+        a = b = c = d = zero
+        for k in range(count):
+            word = first + k // 2
+            if word // 4 != step:
+                step = word // 4
+                # numpy counts before it draws
+                a, b, c, d = philox(np.uint64(step + 1), zero, zero, key[2], key[0], key[1])
+            lane = word % 4
+            drawn = a if lane == 0 else b if lane == 1 else c if lane == 2 else d
+            out[i, k] = np.uint32(drawn if k % 2 == 0 else drawn >> _HALF)

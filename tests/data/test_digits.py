@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from scalelatent.data import Dataset, InfiniteDigits, make_digits, open_dataset
 from scalelatent.errors import DataError
 from scalelatent.generators.bases import base_digits
-from scalelatent.generators.digit_kernels import gaussian_taps, render, render_reference
-from scalelatent.generators.digits import N_FIELDS, N_TEST, seeded_fields
+from scalelatent.generators.digit_kernels import render, render_reference
+from scalelatent.generators.digits import N_FIELDS, N_TEST, gaussian_taps, seeded_fields
 from scalelatent.generators.make import make_shard as make_digits_shard
 
 

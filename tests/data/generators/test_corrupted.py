@@ -12,8 +12,8 @@ from scalelatent.data import Dataset, make_corrupted, open_dataset
 from scalelatent.errors import DataError
 from scalelatent.generators.bases import base_digits
 from scalelatent.generators.corrupted import clean_url
-from scalelatent.generators.image_kernels import flip_exactly, occlude
 from scalelatent.generators.images import uniform
+from scalelatent.kernels.corruption_compiled import flip_exactly, occlude
 
 IMAGES, LABELS = base_digits()
 BITS = (IMAGES > 127).astype("u1")
