@@ -1,4 +1,4 @@
-"""Rows that are no numbers."""
+"""Non-finite values, and values beyond float32."""
 
 from __future__ import annotations
 
@@ -17,17 +17,7 @@ LARGEST = 1e18
 
 
 def find_nonfinite(block: Block, largest: float = np.inf) -> str | None:
-    """Where the first value of a block that is not finite in float32 lies, or is beyond the largest, or None.
-
-    Examples
-    --------
-    >>> find_nonfinite(Block(np.array([[0.0, np.nan]]), None, None, 7))
-    'row 7, feature 1 is nan'
-    >>> find_nonfinite(Block(np.array([[0.0, 1e39]]), None, None, 7))
-    'row 7, feature 1 is 1e+39, beyond float32'
-    >>> find_nonfinite(Block(np.array([[0.0, 1e38]]), None, None, 7), LARGEST)
-    'row 7, feature 1 is 1e+38, too large for products in float32: scale the features below 1e+18'
-    """
+    """Where the first non-finite or too large value of a block lies, in words, or None."""
     x = block.x
     if x.dtype.kind != "f":
         return None
@@ -51,14 +41,7 @@ def find_nonfinite(block: Block, largest: float = np.inf) -> str | None:
 
 
 def find_too_large(block: Block) -> str | None:
-    """Like :func:`find_nonfinite` with ``LARGEST``: looks for the place only where the sum of squares says
-    that there is one. Rows that lie on a device are not asked, which would have to wait for the answer.
-
-    Examples
-    --------
-    >>> find_too_large(Block(np.array([[0.0, 1e38]], dtype=np.float32), None, None, 7))
-    'row 7, feature 1 is 1e+38, too large for products in float32: scale the features below 1e+18'
-    """
+    """Like :func:`find_nonfinite` with ``LARGEST``."""
     x = block.x.data if isinstance(block.x, CsrRows) else block.x
     if x.dtype.kind != "f" or not isinstance(x, np.ndarray):
         return None
@@ -68,15 +51,7 @@ def find_too_large(block: Block) -> str | None:
 
 
 def diverged(members: list[int], when: str, step: str) -> DivergenceError:
-    """The error of a fit whose objective is not finite any more; in the first step the settings had no part.
-
-    Examples
-    --------
-    >>> print(diverged([0], "pass 7", "lower it"))
-    the log-loss of member(s) [0] is not finite in pass 7: the weights have grown beyond float32; lower it
-    >>> print(diverged([0], "pass 1", "lower it"))
-    the log-loss of member(s) [0] is not finite in pass 1, with the first weights: scale the features...
-    """
+    """The error of a fit whose objective is not finite any more."""
     if when in _FIRST:
         why = ", with the first weights: scale the features to about 1"
     else:

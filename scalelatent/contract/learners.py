@@ -246,7 +246,7 @@ class OnlineLearner(StepLearner, Protocol):
 
     A *step* takes one batch, cut into a few *chains* of rows. Chains know nothing of each other: each starts
     from the same state and adds what it found to a statistic of its own; the statistics are summed (records
-    of rows put one after another) in the order of the chains, whoever computed them, and give the next state.
+    of rows put one after another) in the order of the chains, wherever these ran, and give the next state.
     How many chains there are belongs to the job, so it changes the result, and the number of workers never
     does.
 

@@ -1,9 +1,4 @@
-"""The backend table: (kernel, backend) -> function, and the few array operations that differ between host and
-device.
-
-A worker is one kind of thing: numba kernels over numpy, or CuPy. Nothing falls back in silence: a device that
-was asked for and is not there is an error.
-"""
+"""The backend table."""
 
 from __future__ import annotations
 
@@ -28,18 +23,7 @@ class DeviceMemoryError(RunError):
 
 @cache
 def find_kernel(name: str, backend: str) -> Callable[..., Any]:
-    """The body of a kernel for a backend.
-
-    Raises
-    ------
-    RunError
-        No such kernel, or no body for that backend: naming what there is.
-
-    Examples
-    --------
-    >>> find_kernel("capsule_residuals", "reference").__name__
-    'residuals'
-    """
+    """The body of a kernel for a backend."""
     bodies = find_kernels(name)
     if bodies is None or backend not in bodies:
         there = kernel_names() if bodies is None else sorted(bodies)
@@ -50,10 +34,10 @@ def find_kernel(name: str, backend: str) -> Callable[..., Any]:
 class HostBackend:
     """numpy arrays and numba kernels (``name="numba"``), or the reference kernels in float64
     (``name="reference"``).
-
-    Buffers are kept by name and used again for every block: fresh pages for each block cost more than the
-    kernel on them. An instance therefore belongs to one thread.
     """
+
+    # Buffers are kept by name and used again, since fresh pages for each block cost more than the kernel on
+    # them. So an instance belongs to one thread.
 
     xp = np
     # What means that a card's memory has ended, see :mod:`.halving`: nothing does here.
@@ -77,9 +61,7 @@ class HostBackend:
         return kept[:size].reshape(shape)
 
     def asarray(self, a: np.ndarray, dtype: Any, name: str | None = None) -> np.ndarray:
-        """``a`` as a contiguous array of ``dtype``: itself where it is one already, else a copy (in the named
-        buffer).
-        """
+        """``a`` as a contiguous array of ``dtype``."""
         dtype = np.dtype(np.float64) if self.name == "reference" else np.dtype(dtype)
         if a.dtype == dtype and a.flags.c_contiguous:
             return a
@@ -108,13 +90,7 @@ class HostBackend:
 
 
 def gpu_count() -> int:
-    """CUDA devices that CuPy can use here; 0 without CuPy or driver.
-
-    Examples
-    --------
-    >>> gpu_count() >= 0
-    True
-    """
+    """CUDA devices that CuPy can use here; 0 without CuPy or driver."""
     try:
         import cupy
 
@@ -124,20 +100,7 @@ def gpu_count() -> int:
 
 
 def resolve_device(device: str) -> str:
-    """``"cpu"`` or ``"gpu"`` for this process.
-
-    Raises
-    ------
-    RunError
-        ``device="gpu"`` without a usable GPU.
-    ValueError
-        An unknown name.
-
-    Examples
-    --------
-    >>> resolve_device("cpu")
-    'cpu'
-    """
+    """``"cpu"`` or ``"gpu"`` for this process."""
     if device not in DEVICES:
         raise ValueError(f"device={device!r} is not one of {', '.join(DEVICES)}")
     if device == "auto":
@@ -151,13 +114,7 @@ def resolve_device(device: str) -> str:
 
 
 def make_backend(device: str) -> Any:
-    """A backend of this process for ``"cpu"``, ``"gpu"`` or ``"reference"``; one for each thread.
-
-    Examples
-    --------
-    >>> make_backend("cpu").name
-    'numba'
-    """
+    """A backend of this process for ``"cpu"``, ``"gpu"`` or ``"reference"``; one for each thread."""
     if device == "reference":
         return HostBackend("reference")
     if resolve_device(device) == "gpu":
@@ -172,31 +129,12 @@ _NATIVE = "?bhilqBHILQefd"
 
 
 class CupyBackend:
-    """CuPy arrays and CUDA kernels; the methods of :class:`~.backend.HostBackend`.
+    """CuPy arrays and CUDA kernels; the methods of :class:`~.backend.HostBackend`."""
 
-    Parameters
-    ----------
-    tf32 : bool
-        Let the float32 products round their inputs to 10 bits of mantissa (relative error about 5e-4) for
-        speed. Off: they are float32.
-
-    Raises
-    ------
-    RunError
-        No CuPy, no driver or no device here; later, in any method, memory of the card at its end or an
-        error of the card.
-
-    Notes
-    -----
-    The memory pool of the process is limited to 90 % of the memory free at the start less 512 MiB, unless
-    ``CUPY_GPU_MEMORY_LIMIT`` or the caller has set a limit; contexts and libraries live outside the pool.
-
-    Examples
-    --------
-    >>> backend = CupyBackend()  # doctest: +SKIP
-    >>> backend.to_host(backend.asarray(np.arange(3, dtype=np.uint8), np.float32))  # doctest: +SKIP
-    array([0., 1., 2.], dtype=float32)
-    """
+    # Everything runs on the instance's own non-blocking stream, the calling thread's current one from its
+    # first method on; to_host waits for it. cuBLAS keeps a handle a thread, so one thread's products give the
+    # same bits whatever the others do. The pool of the process is limited to 90 % of the memory that was free
+    # less 512 MiB, unless CUPY_GPU_MEMORY_LIMIT or the caller has set a limit.
 
     name = "cupy"
 
@@ -241,9 +179,7 @@ class CupyBackend:
         return kept[:size].reshape(shape)
 
     def asarray(self, a: Any, dtype: Any, name: str | None = None) -> Any:
-        """``a`` on the device as a contiguous array of ``dtype``: itself where it is one already, else a copy
-        (in the named buffer).
-        """
+        """``a`` on the device as a contiguous array of ``dtype``."""
         dtype = np.dtype(dtype)
         with self._work("moving an array to the card"):
             if isinstance(a, self.xp.ndarray):
@@ -270,10 +206,7 @@ class CupyBackend:
         return out
 
     def matmul(self, a: Any, b: Any, name: str) -> Any:
-        """Matrix product in a named buffer; float32 or float64.
-
-        Operands are read where they lie, also as the first columns of a wider array; others are copied first.
-        """
+        """Matrix product in a named buffer; float32 or float64."""
         out = self.buffer(name, (a.shape[0], b.shape[1]), a.dtype)
         with self._work("a matrix product"):
             if not a.shape[1]:
@@ -413,23 +346,17 @@ class CupyBackend:
         if self._rows >= 512:
             smaller = 2 ** (self._rows.bit_length() - 2)
             return (
-                f"{now}start anew in another folder with [engine] block_rows = {smaller} (blocks have "
+                f"{now}start again in another folder with [engine] block_rows = {smaller} (blocks have "
                 f"{self._rows} rows)"
             )
         return (
-            f"{now}start anew in another folder with fewer or smaller capsules (blocks are small already: "
+            f"{now}start again in another folder with fewer or smaller capsules (blocks are small already: "
             f"{self._rows} rows)"
         )
 
 
 def matrix_layout(shape: tuple[int, int], strides: tuple[int, int], itemsize: int) -> tuple[bool, int] | None:
-    """(rows lie contiguous, leading dimension) of a matrix that BLAS can read where it is, or None.
-
-    Examples
-    --------
-    >>> matrix_layout((2, 3), (40, 4), 4), matrix_layout((3, 2), (4, 40), 4)
-    ((True, 10), (False, 10))
-    """
+    """(rows lie contiguous, leading dimension) of a matrix that BLAS can read where it is, or None."""
     (rows, cols), (down, across) = shape, (s // itemsize for s in strides)
     if across == 1 and down >= cols:
         return True, down
@@ -439,16 +366,9 @@ def matrix_layout(shape: tuple[int, int], strides: tuple[int, int], itemsize: in
 
 
 def gemm_call(a: Any, b: Any, out: Any) -> tuple[int, int, int, int, int, int, int, int]:
-    """Arguments of a column-major BLAS for out = a b.
-
-    ``out`` is C-contiguous, so its transpose is what BLAS computes: out^T = b^T a^T. In order: operations on
-    b and on a (1 is a transpose), columns and rows of out, inner length, leading dimensions of b, a, out.
-
-    Examples
-    --------
-    >>> gemm_call(np.zeros((2, 3)), np.zeros((3, 4)), np.zeros((2, 4)))
-    (0, 0, 4, 2, 3, 4, 3, 4)
-    """
+    """Arguments of a column-major BLAS for out = a b."""
+    # out is C-contiguous, so its transpose is what BLAS computes: out^T = b^T a^T. In order: operations on b
+    # and on a (1 is a transpose), columns and rows of out, inner length, leading dimensions of b, a, out.
     (a_rows, lda), (b_rows, ldb) = (matrix_layout(m.shape, m.strides, m.itemsize) for m in (a, b))  # type: ignore[misc]
     return int(not b_rows), int(not a_rows), b.shape[1], a.shape[0], a.shape[1], ldb, lda, b.shape[1]
 

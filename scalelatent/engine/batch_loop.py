@@ -65,26 +65,7 @@ def fit_batches(
     checkpoint_passes: int | None = None,
     first: int = 0,
 ) -> LoopResult:
-    """Run a :class:`~scalelatent.contract.learners.BatchLearner` to its end.
-
-    Parameters
-    ----------
-    executor : Executor
-    stage : Stage
-        Its ``work`` is the learner.
-    state : object
-        The first state; a checkpoint in ``store`` goes before it.
-    store : EngineStore or None
-        Where checkpoints lie; None keeps none.
-    checkpoint_seconds, checkpoint_passes : float, int or None
-        A checkpoint at least this often. On an interrupt or an error the last finished pass is always saved.
-    first : int
-        Passes that led to the given state.
-
-    Returns
-    -------
-    LoopResult
-    """
+    """Run a :class:`~scalelatent.contract.learners.BatchLearner` to its end."""
     iteration, history = first, []
     if store is not None and (found := store.latest_state(stage.name)) is not None:
         iteration, state, messages = found
@@ -127,11 +108,9 @@ def fit_batches(
 
 
 def full_history(store: EngineStore, stage: Stage, first: int, iteration: int) -> list[dict[str, Any]]:
-    """Records of the passes of a stage up to a state; ``first`` passes were before it.
-
-    A cluster may be two passes ahead of a driver that is killed before it notes them; the states that they
-    left still know what was measured.
-    """
+    """Records of the passes of a stage up to a state; ``first`` passes were before it."""
+    # A cluster may be two passes ahead of a driver that is killed before it notes them; their states still
+    # know what was measured.
     history = store.load_history(stage.name, iteration)
     missing = set(range(first + 1, iteration + 1)).difference(record["pass"] for record in history)
     for number in sorted(missing.intersection(store.iterations(stage.name))):
@@ -183,16 +162,7 @@ def write_checkpoint(
     *,
     kept: bool,
 ) -> None:
-    """Make a state safe on disk and tell of it; ``where`` is what callbacks read.
-
-    ``kept`` says that whoever computed the state has put it into the folder: there it is made durable, and
-    need not pass through this process.
-
-    Raises
-    ------
-    RunError
-        It cannot be written; earlier checkpoints are kept.
-    """
+    """Make a state safe on disk and tell of it; ``where`` is what callbacks read."""
     begin = time.perf_counter()
     try:
         if not (kept and store.make_durable(name, iteration)):

@@ -1,10 +1,4 @@
-"""A bounded cache of pieces of rows, one for each process: small where rows are read faster than they are
-computed on, for then it saves nothing; larger where reading is what a pass waits for.
-
-Passes are cyclic scans, and on those "least recently used" throws out each piece just before it is wanted. So
-pieces are admitted until the limit is reached and then stay; only pieces that two whole passes did not touch
-make room for new ones.
-"""
+"""A bounded cache of pieces of rows, one for each process."""
 
 from __future__ import annotations
 
@@ -23,13 +17,7 @@ Piece = tuple[Any, ...]
 
 
 def memory_limit() -> int:
-    """Bytes this process may use: the Dask worker's limit, the control group's, or the machine's memory.
-
-    Examples
-    --------
-    >>> memory_limit() > 2**20
-    True
-    """
+    """Bytes this process may use: the Dask worker's limit, the control group's, or the machine's memory."""
     import sys
 
     if "distributed" in sys.modules:
@@ -45,16 +33,9 @@ def memory_limit() -> int:
 
 
 def machine_memory() -> tuple[int, str]:
-    """Bytes that the machine lets this process use, and what sets the limit.
-
-    Containers and batch systems show the host's memory, but kill at the limit of their control group (v2 or
-    v1): that of the process itself where it can be seen, else that of the root.
-
-    Examples
-    --------
-    >>> machine_memory()[0] > 2**20
-    True
-    """
+    """Bytes that the machine lets this process use, and what sets the limit."""
+    # Containers and batch systems show the host's memory, but kill at the limit of their control group (v2 or
+    # v1).
     limits = [(_installed_memory(), "the machine")]
     for file, name in _cgroup_files():
         try:
@@ -91,17 +72,10 @@ def _installed_memory() -> int:
 
 
 class PieceCache:
-    """Pieces by key, at most ``limit`` bytes; safe for several threads.
+    """Pieces by key, at most ``limit`` bytes; safe for several threads."""
 
-    Examples
-    --------
-    >>> import numpy as np
-    >>> cache = PieceCache(limit=100)
-    >>> cache.put("a", (np.zeros(10),))
-    True
-    >>> cache.put("b", (np.zeros(10),)), cache.get("b") is None
-    (False, True)
-    """
+    # Passes are cyclic scans, on which "least recently used" evicts each piece just before it is wanted. So
+    # pieces are admitted up to the limit and stay; only those that two whole passes did not touch make room.
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -171,14 +145,7 @@ _shared_lock = threading.Lock()
 
 
 def shared_cache(asked: float | None = None) -> PieceCache:
-    """The cache of this process, :data:`SMALL_BYTES` at first.
-
-    Parameters
-    ----------
-    asked : float or None
-        What the work at hand allows it from now on: bytes, or up to 1 a share of the process's memory. None:
-        as it is. ``SCALELATENT_CACHE_BYTES`` in the environment of the process goes before.
-    """
+    """The cache of this process, :data:`SMALL_BYTES` at first."""
     global _shared
     given = os.environ.get(CACHE_VARIABLE)
     with _shared_lock:
@@ -190,31 +157,14 @@ def shared_cache(asked: float | None = None) -> PieceCache:
 
 
 def limit_of(asked: float, memory: int) -> int:
-    """Bytes of a cache in a process that may use ``memory``; the small one is never above a tenth of it.
-
-    Examples
-    --------
-    >>> limit_of(0.25, 400), limit_of(64, 400)
-    (100, 64)
-    """
+    """Bytes of a cache in a process that may use ``memory``; the small one is never above a tenth of it."""
     if asked == SMALL_BYTES:
         return min(SMALL_BYTES, memory // 10)
     return int(asked * memory if 0 < asked <= 1 else asked)
 
 
 def parse_cache(value: Any) -> float | None:
-    """What a user says of the cache as :func:`shared_cache` takes it; None for "auto".
-
-    Raises
-    ------
-    ValueError
-        Neither "auto", nor bytes, nor a share of memory.
-
-    Examples
-    --------
-    >>> parse_cache("64MiB"), parse_cache(0.2), parse_cache("0.2"), parse_cache(0), parse_cache("auto")
-    (67108864.0, 0.2, 0.2, 0.0, None)
-    """
+    """What a user says of the cache as :func:`shared_cache` takes it; None for "auto"."""
     if value is None or value == "auto":
         return None
     try:

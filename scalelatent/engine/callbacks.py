@@ -25,7 +25,7 @@ class Callback:
     """Whether it writes the run folder: then no fit writes another record there."""
 
     tells_cluster = False
-    """Whether it tells a scheduler's page of the run: then nobody else does."""
+    """Whether it tells a scheduler's page of the run: then no other callback does."""
 
     shows_progress = False
     """Whether it is a display: then no fit opens another one."""
@@ -71,8 +71,8 @@ class Callback:
         """Something worth a line in the log. ``info``: event, and what belongs to it (of ``"resumed"``
         history: the records of the passes that were done).
 
-        ``compiling_kernels`` and ``kernel_compiled`` may come from a thread that computes, since nobody else
-        knows of it before it is over.
+        ``compiling_kernels`` and ``kernel_compiled`` may come from a thread that computes, since no other
+        thread knows of it before it is over.
         """
 
     def on_fit_end(self, info: dict[str, Any]) -> None:
@@ -152,15 +152,7 @@ COMPILING = "compiling kernels (once for this machine)"
 
 
 def kernel_event(kernel: str, seconds: float | None, **where: Any) -> dict[str, Any]:
-    """The event that tells of a kernel that is compiled, before (no seconds) or after.
-
-    Examples
-    --------
-    >>> kernel_event("models.capsule.cpu._tiled_estep", None)["message"]
-    'compiling kernels (once for this machine)'
-    >>> kernel_event("models.capsule.cpu._tiled_estep", 5.04)
-    {'event': 'kernel_compiled', 'kernel': 'models.capsule.cpu._tiled_estep', 'seconds': 5.0}
-    """
+    """The event that tells of a kernel that is compiled, before (no seconds) or after."""
     if seconds is None:
         return {"event": "compiling_kernels", "kernel": kernel, **where, "message": COMPILING}
     return {"event": "kernel_compiled", "kernel": kernel, **where, "seconds": round(seconds, 1)}

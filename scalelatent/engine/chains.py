@@ -20,26 +20,12 @@ from .order import RowOrder
 from .passes import Stage
 from .reading import Meter, Reader, Stopped, naming
 
-# How often whoever computes looks whether to go on.
+# How often a computing thread looks whether to go on.
 CHECK_SECONDS = 0.2
 
 
 class Check:
-    """Calls something now and then: it may raise to leave, and costs too much for every block.
-
-    Parameters
-    ----------
-    call : callable
-    seconds : float
-        At most this often.
-
-    Examples
-    --------
-    >>> calls = []
-    >>> check = Check(lambda: calls.append(1), seconds=3600)
-    >>> check(), check(), len(calls)
-    (None, None, 1)
-    """
+    """Calls something now and then: it may raise to leave, and costs too much for every block."""
 
     def __init__(self, call: Callable[[], None], seconds: float = CHECK_SECONDS) -> None:
         self._call, self._seconds = call, seconds
@@ -63,33 +49,9 @@ def run_chains(
     first: int = 0,
     n_chains: int | None = None,
 ) -> TreeReducer:
-    """Statistics of chains from the ``first`` on, one after another on this thread; zeros where a chain has
-    no rows.
-
-    They are merged as far as they go by the fixed tree of all ``n_chains`` (None: there are no others), by
-    twos: some chains on one thread or worker come to few vectors, whose bits are those of any other share of
-    the work. ``check`` is called before each chain, and may raise to leave.
-
-    Examples
-    --------
-    With :func:`advance` a whole step, as ``partial_fit`` takes it:
-
-    >>> import numpy as np
-    >>> from scalelatent.contract.stats import Layout
-    >>> class Mean:
-    ...     def layout(self):
-    ...         return Layout((("total", (2,)),))
-    ...     def prepare(self, state, backend):
-    ...         return state
-    ...     def run_chain(self, prepared, block, stats):
-    ...         stats["total"][:] += block.x.sum(axis=0)
-    ...     def step(self, state, stats, n_rows):
-    ...         return 0.5 * state + 0.5 * stats["total"] / n_rows
-    >>> rows = Block(np.ones((4, 2)), None, None, 0, rows=np.arange(4))
-    >>> learner, state = Mean(), np.zeros(2)
-    >>> advance(learner, state, run_chains(learner, state, [rows], None), 4)
-    array([0.5, 0.5])
-    """
+    """Statistics of chains from the ``first`` on, one after another on this thread."""
+    # Merged as far as they go by the fixed tree of all chains, so some chains on one thread or worker come to
+    # few vectors, with the bits of any other share of the work.
     layout, prepared = learner.layout(), learner.prepare(state, backend)
     sums = TreeReducer(PairTree(len(blocks) if n_chains is None else n_chains), layout.size)
     for chain, block in enumerate(blocks, first):
@@ -102,29 +64,12 @@ def run_chains(
 
 
 def advance(learner: OnlineLearner, state: Any, sums: TreeReducer, n_rows: int) -> Any:
-    """The state after a step, given the statistics of all chains.
-
-    Examples
-    --------
-    See :func:`run_chains`.
-    """
+    """The state after a step, given the statistics of all chains."""
     return learner.step(state, Stats(learner.layout(), sums.root()), n_rows)
 
 
 class ChainRunner:
-    """Some chains of one stage, by the threads of this process, with their rows read ahead.
-
-    Parameters
-    ----------
-    stage : Stage
-    order : RowOrder
-    chains : range
-    backends : list
-        One a thread.
-    cache : PieceCache or None
-    n_epochs : int
-        The end of reading ahead.
-    """
+    """Some chains of one stage, by the threads of this process, with their rows read ahead."""
 
     def __init__(
         self,
@@ -148,20 +93,7 @@ class ChainRunner:
         self._pool = ThreadPoolExecutor(n - 1, "scalelatent-chain") if n > 1 else None
 
     def run(self, epoch: int, step: int, state: Any, check: Callable[[], None] = lambda: None) -> TreeReducer:
-        """Statistics of the chains in a step.
-
-        Parameters
-        ----------
-        epoch, step : int
-        state : object
-        check : callable
-            Called in this thread between blocks and while it waits; may raise to leave.
-
-        Raises
-        ------
-        DataError
-            Rows that cannot be read or used, naming the dataset.
-        """
+        """Statistics of the chains in a step."""
         try:
             blocks = self._feed.blocks(epoch, step, check)
             with naming(self._dataset):
@@ -188,7 +120,7 @@ class ChainRunner:
             while wait(others, timeout=CHECK_SECONDS).not_done:
                 check()
         except BaseException:
-            # Nobody else may still be at work on the blocks: the others end with the block they are at.
+            # No other thread may still use the blocks: the others end with the block they are at.
             stop.set()
             wait(others)
             raise
@@ -210,10 +142,7 @@ class ChainRunner:
 
 
 class InProcessSteps:
-    """The steps of an online fit in this process; a handle is the state itself.
-
-    See :class:`~.executor.OnlineSteps`.
-    """
+    """The steps of an online fit in this process; a handle is the state itself."""
 
     def __init__(self, runner: ChainRunner, cache: PieceCache) -> None:
         self._runner, self._learner, self._cache = runner, runner.learner, cache

@@ -1,10 +1,4 @@
-"""The engine's folder of a run: what a resume, and every worker, needs to find.
-
-``stage-*`` constants of a stage; ``state-*`` states between passes; ``durable-*`` which of them outlives a
-power failure; ``node-*`` finished spans of the pass in progress; ``result-*`` what a finished stage left;
-``history-*`` one line a pass. Everything is a checksummed record that appears whole, and may be written
-twice; the newest readable state wins. The folder may lie on a disk or in an object store.
-"""
+"""The engine's folder of a run: what a resume, and every worker, needs to find."""
 
 from __future__ import annotations
 
@@ -34,33 +28,7 @@ _NODE = re.compile(
 
 
 class EngineStore:
-    """Records of one run in one folder.
-
-    Parameters
-    ----------
-    folder : path, url or Location
-        Made where it is missing, unless ``run`` is given.
-    run : str or None
-        Id of the run whose folder it has to be, as a task of that run opens it: then nothing is made, and
-        nothing is written any more once the folder was removed or belongs to another run.
-
-    Attributes
-    ----------
-    place : Location
-        The folder.
-
-    Raises
-    ------
-    RunError
-        The folder cannot be made.
-
-    Examples
-    --------
-    >>> store = EngineStore("memory://doc-engine-store")
-    >>> store.save_result("answer", {"value": 42})
-    >>> store.load_result("answer")["value"]
-    42
-    """
+    """Records of one run in one folder."""
 
     def __init__(self, folder: str | Path | Location, run: str | None = None) -> None:
         self.place = locate(folder)
@@ -86,13 +54,7 @@ class EngineStore:
 
     @property
     def folder(self) -> Path:
-        """Path of a folder on a disk.
-
-        Raises
-        ------
-        RunError
-            It lies in an object store.
-        """
+        """Path of a folder on a disk."""
         path = self.place.local_path("")
         if path is None:
             raise RunError(f"{self.place.url} is no folder on a disk")
@@ -125,13 +87,7 @@ class EngineStore:
     # -- identity: a folder belongs to one fit ---------------------------------------------------------------
 
     def claim(self, identity: dict[str, Any], resume: bool) -> None:
-        """Bind the folder to a fit, or check that it is bound to this one.
-
-        Raises
-        ------
-        RunError
-            The folder holds another fit, or holds this one and ``resume`` is False.
-        """
+        """Bind the folder to a fit, or check that it is bound to this one."""
         kept = self.identity()
         if kept is not None:
             if not resume:
@@ -155,7 +111,7 @@ class EngineStore:
             return None if text is None else dict(json.loads(text))
         except (ValueError, TypeError):
             raise RunError(
-                f"{self.place.name_of('identity.json')} is damaged, so that nobody can say which rows and "
+                f"{self.place.name_of('identity.json')} is damaged, so it is not known which rows and "
                 "parameters the checkpoints beside it belong to: put it back, or choose another run_dir"
             ) from None
 
@@ -207,10 +163,8 @@ class EngineStore:
         return self.place.name_of(_state_name(stage, iteration))
 
     def save_state(self, stage: str, iteration: int, state: Any, durable: bool) -> None:
-        """Write a state, and drop all but the newest few and the newest durable one.
-
-        A durable state is replaced by a durable one only, whatever ``durable`` says.
-        """
+        """Write a state, and drop all but the newest few and the newest durable one."""
+        # A durable state is replaced by a durable one only.
         states, marks = self._states(stage)
         durable = durable or iteration in marks
         self.write(_state_name(stage, iteration), state, durable=durable)
@@ -223,13 +177,7 @@ class EngineStore:
                 self.remove(_state_name(stage, old))
 
     def make_durable(self, stage: str, iteration: int) -> bool:
-        """Make a state outlive a power failure where it lies; False where there is none.
-
-        Raises
-        ------
-        RunError
-            The disk refuses.
-        """
+        """Make a state outlive a power failure where it lies; False where there is none."""
         name = _state_name(stage, iteration)
         self._check_run(name)
         try:
@@ -257,13 +205,7 @@ class EngineStore:
         return states, marks
 
     def load_state(self, stage: str, iteration: int) -> Any:
-        """One state.
-
-        Raises
-        ------
-        RunError
-            Missing, torn or changed.
-        """
+        """One state."""
         return self.read(_state_name(stage, iteration))
 
     def latest_state(self, stage: str) -> tuple[int, Any, list[str]] | None:
@@ -304,9 +246,7 @@ class EngineStore:
         ]
 
     def load_node(self, stage: str, iteration: int, span: Span, length: int) -> np.ndarray | None:
-        """Vector of a finished span; None where it cannot be read, or has another length, as another version
-        may have written it (it is then computed again).
-        """
+        """Vector of a finished span."""
         try:
             vector = self.read(_node_name(stage, iteration, span))
         except RunError:
@@ -331,9 +271,7 @@ class EngineStore:
             raise self._unwritable(name, error) from error
 
     def load_history(self, stage: str, upto: int, key: str = "pass") -> list[dict[str, Any]]:
-        """Records of passes 1 .. ``upto``; later lines (of passes that will be done again) are dropped from
-        the file. Online fits count by ``key="steps"``.
-        """
+        """Records of passes 1 .."""
         name = f"history-{stage}.jsonl"
         log, kept = self._history(name), {}
         for line in log.lines():
@@ -355,13 +293,7 @@ class EngineStore:
         return self._histories.setdefault(name, LineLog(self.place, name))
 
     def write_bytes(self, name: str, data: bytes, durable: bool = False) -> None:
-        """Write what is no record: it has a form of its own.
-
-        Raises
-        ------
-        RunError
-            The disk refuses, or the folder belongs to another run.
-        """
+        """Write what is no record: it has a form of its own."""
         self._check_run(name)
         try:
             self.place.write(name, data, durable=durable)
@@ -380,7 +312,7 @@ class EngineStore:
             state = "was removed" if there is None else f"belongs to run {there.decode()} now"
             raise RunError(
                 f"{self.place.url} {state}, and this is a task of run {self._run}: {name} was not written. "
-                "If that run is still wanted, start it anew in a folder of its own"
+                "If that run is still wanted, start it again in a folder of its own"
             )
 
     def _unwritable(self, name: str, error: OSError) -> RunError:

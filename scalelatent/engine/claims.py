@@ -15,13 +15,7 @@ _FEW = 16  # numbers of an array that a message may show
 
 
 def named_values(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Parameters as text that is equal for equal values alone; those of a nested one by their path.
-
-    Examples
-    --------
-    >>> named_values({"capsule_dim": 4, "estimator": {"nu_schedule": [(0.5, 3)]}})
-    {'capsule_dim': '4', 'estimator.nu_schedule': '[[0.5, 3]]'}
-    """
+    """Parameters as text that is equal for equal values alone; those of a nested one by their path."""
     found: dict[str, str] = {}
     for name, value in sorted(params.items()):
         if isinstance(value, Mapping):
@@ -57,13 +51,7 @@ def same_form(params: Mapping[str, Any], kept: Any) -> Any:
 
 
 def differences(kept: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """What is not alike, each as ``name: was -> is``.
-
-    Examples
-    --------
-    >>> differences({"seed": 0, "params": {"capsule_dim": "4"}}, {"seed": 0, "params": {"capsule_dim": "2"}})
-    ['capsule_dim: 4 -> 2']
-    """
+    """What is not alike, each as ``name: was -> is``."""
     was, now = _flat(kept), _flat(given)
     return [
         f"{name}: {was.get(name, 'None')} -> {now.get(name, 'None')}"

@@ -1,8 +1,4 @@
-"""What goes along with a fit that Python code calls: a display, a record in its run folder, and a last word
-where it is interrupted.
-
-The display and the recorder live in higher layers; `scalelatent._above` knows where.
-"""
+"""What goes along with a fit that Python code calls."""
 
 from __future__ import annotations
 
@@ -23,19 +19,7 @@ _WITHIN: ContextVar[bool] = ContextVar("scalelatent_within_a_fit", default=False
 
 @dataclass(frozen=True)
 class FitCall:
-    """What a fit was called with.
-
-    Attributes
-    ----------
-    model : estimator
-        Or a search.
-    rows : dict
-        The datasets by name: ``train``, ``validation``.
-    run_dir, resume, callbacks, engine, verbose
-        Of the call.
-    client
-        That the fit runs on: of the call, or of the enclosing ``sl.cluster``; None in this process.
-    """
+    """What a fit was called with."""
 
     model: Any
     rows: dict[str, Any]
@@ -74,14 +58,7 @@ class Passes(Callback):
 
 @contextmanager
 def accompanied(call: FitCall) -> Iterator[Callbacks]:
-    """Give the callbacks of a fit: those of the call, a display, the recorder of its run folder.
-
-    Examples
-    --------
-    >>> with accompanied(FitCall(model=None, rows={}, callbacks=[Callback()])) as callbacks:
-    ...     len(callbacks.callbacks)
-    2
-    """
+    """Give the callbacks of a fit: those of the call, a display, the recorder of its run folder."""
     given = Callbacks(call.callbacks)
     if _WITHIN.get():
         yield given
@@ -100,7 +77,7 @@ def accompanied(call: FitCall) -> Iterator[Callbacks]:
             if passes.records and hasattr(call.model, "_kind"):
                 # Not n_iter_, which belongs to the parameters: there are none, or those of the fit before.
                 call.model.history_ = passes.records
-            if not given.keeps_run_folder:  # else whoever records the run tells it
+            if not given.keeps_run_folder:  # else the recorder tells it
                 _explain(stop, passes, call.run_dir)
             raise
         finally:
@@ -113,13 +90,7 @@ def wants_display(verbose: bool | None) -> bool:
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook.
-
-    Examples
-    --------
-    >>> in_notebook()
-    False
-    """
+    """Whether this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None

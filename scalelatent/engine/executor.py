@@ -21,37 +21,18 @@ KEEP_REPLICAS = 3
 
 @dataclass(frozen=True)
 class StepResult:
-    """What the driver sees of a pass: scalars, and a handle of the state that followed.
-
-    Attributes
-    ----------
-    summary : dict
-        The learner's scalars.
-    done : bool
-        The learner wants no more passes.
-    rows, bytes_read : int
-        Rows seen and bytes decoded from storage (0 where all came from the cache), over all workers.
-    state : object
-        The next state, or whatever stands for it on the cluster.
-    """
+    """What the driver sees of a pass: scalars, and a handle of the state that followed."""
 
     summary: dict[str, Any]
     done: bool
     rows: int
-    bytes_read: int
-    state: Any
+    bytes_read: int  # decoded from storage, over all workers; 0 where all came from caches
+    state: Any  # or what stands for it on the cluster
 
 
 @dataclass(frozen=True)
 class Place:
-    """How far an online fit is: steps done of an epoch (both from 0), and whether the state has been
-    validated since.
-
-    Examples
-    --------
-    >>> Place(2, 5).total(RowOrder(n_rows=100, seed=0, batch_rows=10))
-    25
-    """
+    """How far an online fit is."""
 
     epoch: int = 0
     step: int = 0
@@ -68,32 +49,20 @@ class Place:
 
 @dataclass(frozen=True)
 class Advance:
-    """Steps that are done.
+    """Steps that are done."""
 
-    Attributes
-    ----------
-    step : int
-        Steps of the epoch done so far.
-    state : object
-        Handle of the state after them.
-    bytes_read : int
-        Bytes decoded from storage since the last one.
-    """
-
-    step: int
-    state: Any
-    bytes_read: int
+    step: int  # steps of the epoch done so far
+    state: Any  # handle of the state after them
+    bytes_read: int  # since the last one
 
 
 class OnlineSteps(AbstractContextManager["OnlineSteps"], Protocol):
-    """The steps of one online fit; leaving the context ends its threads and tasks. ``callbacks`` are asked
-    now and then whether to go on, and told of what happens.
-    """
+    """The steps of one online fit."""
 
     callbacks: Callback
 
     def put(self, place: Place, state: Any, *, kept: bool = False) -> Any:
-        """Make a state known to whoever computes; returns its handle. ``kept``: the run folder has it."""
+        """Make a state known where it is needed; returns its handle. ``kept``: the run folder has it."""
         ...
 
     def get(self, place: Place, handle: Any) -> Any:
@@ -114,15 +83,13 @@ class OnlineSteps(AbstractContextManager["OnlineSteps"], Protocol):
 
 
 class Executor(Protocol):
-    """Runs passes and maps. ``workers`` is the number of spans that run at once; ``keeps_states`` says that
-    states lie in the run folder before the loop hears of them.
-    """
+    """Runs passes and maps."""
 
     workers: int
     keeps_states: bool
 
     def put_state(self, stage: Stage, iteration: int, state: Any) -> Any:
-        """Make a state known to whoever computes; returns its handle."""
+        """Make a state known where it is needed; returns its handle."""
         ...
 
     def get_state(self, stage: Stage, iteration: int, handle: Any) -> Any:

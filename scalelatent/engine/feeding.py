@@ -1,9 +1,4 @@
-"""Rows of minibatches: blocks of chains in the order of a :class:`~.order.RowOrder`, read ahead by a thread.
-
-Rows are gathered a *slab* at a time, the rows of some consecutive steps, so that a step of a few rows costs a
-few slices. What is held: for each chain the runs of the buffer in use and of the next one, and a few slabs;
-runs also go through the process's bounded cache, so rows that fit there are read once.
-"""
+"""Rows of minibatches."""
 
 from __future__ import annotations
 
@@ -33,19 +28,12 @@ _Rows = tuple[Any, np.ndarray | None, np.ndarray | None, np.ndarray]
 
 
 class Feed:
-    """Blocks of some chains, step by step.
+    """Blocks of some chains, step by step."""
 
-    Any step can be asked for at any time; the steps after it are read ahead. A feed whose caller neither asks
-    nor computes for a while lets go of its thread and rows, and takes them up again when it is asked.
-
-    Parameters
-    ----------
-    reader : Reader
-    order : RowOrder
-    chains : sequence of int
-    n_epochs : int
-        Nothing is read ahead beyond it.
-    """
+    # Rows are gathered a slab at a time, those of some consecutive steps, so that a step of a few rows costs
+    # a few slices. Held are, for each chain, the runs of the buffer in use and of the next, and a few slabs.
+    # A feed that is not asked for a while lets go of its thread and rows, and takes them up again when it is
+    # asked.
 
     def __init__(self, reader: Reader, order: RowOrder, chains: Any, n_epochs: int) -> None:
         self._reader, self._order, self._chains = reader, order, list(chains)
@@ -68,21 +56,7 @@ class Feed:
         self._near: tuple[int, set[int]] = (-1, set())
 
     def blocks(self, epoch: int, step: int, check: Callable[[], None] = lambda: None) -> list[Block | None]:
-        """A block for each chain; None where a chain has no rows in this (last) step.
-
-        The feed counts as in use until :meth:`rest`, however long a step takes.
-
-        Parameters
-        ----------
-        epoch, step : int
-        check : callable
-            Called now and then while rows are waited for; may raise to leave.
-
-        Raises
-        ------
-        DataError
-            Rows that cannot be read.
-        """
+        """A block for each chain; None where a chain has no rows in this (last) step."""
         slab = epoch * self._per_epoch + step // self._steps
         with self._change:
             self._busy = True
@@ -196,9 +170,7 @@ class Feed:
             return True
 
     def _read_one_run(self) -> bool:
-        """Read a run of the next buffers, with which the thread fills its spare time; False where all are
-        held.
-        """
+        """Read a run of the next buffers, with which the thread fills its spare time."""
         missing = self._near[1].difference(self._held)
         if not missing:
             return False

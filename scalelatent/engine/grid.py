@@ -1,8 +1,4 @@
-"""The row grid: which rows form a block, which blocks a leaf, and which leaves a node of the reduce tree.
-
-The grid is a function of the number of rows and of two sizes that the job fixes; it knows nothing of workers,
-tasks or files. That is what makes a fit give the same bits whoever computes which part of it.
-"""
+"""The row grid: which rows form a block, which blocks a leaf, and which leaves a node of the reduce tree."""
 
 from __future__ import annotations
 
@@ -22,30 +18,7 @@ FAN_IN = 8
 
 @dataclass(frozen=True)
 class RowGrid:
-    """Rows cut into blocks, blocks into leaves, leaves into a fixed 8-ary tree.
-
-    Level 0 of the tree is the leaves; node `i` of level `l` spans the leaves `i * 8**l` up to
-    `(i + 1) * 8**l`, as far as they exist.
-
-    Parameters
-    ----------
-    n_rows : int
-        Number of rows, at least 1.
-    block_rows : int
-        Rows of a block: one kernel call. The last block of the grid may be shorter.
-    leaf_blocks : int
-        Blocks of a leaf, accumulated in order: the unit of determinism.
-
-    Examples
-    --------
-    >>> grid = RowGrid(n_rows=1000, block_rows=32, leaf_blocks=4)
-    >>> grid.leaf_rows, grid.n_leaves, grid.depth
-    (128, 8, 1)
-    >>> grid.leaf_range(7)
-    (896, 1000)
-    >>> grid.blocks(896, 1000)
-    [(896, 928), (928, 960), (960, 992), (992, 1000)]
-    """
+    """Rows cut into blocks, blocks into leaves, leaves into a fixed 8-ary tree."""
 
     n_rows: int
     """Number of rows of the dataset."""
@@ -105,25 +78,7 @@ class RowGrid:
         return range(first, min(first + FAN_IN, self.n_nodes(level)))
 
     def blocks(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Blocks of the rows `start:stop`, in order.
-
-        Parameters
-        ----------
-        start : int
-            First row; the start of a leaf.
-        stop : int
-            One past the last row; the end of a block or of the grid.
-
-        Returns
-        -------
-        list of (int, int)
-            `(start, stop)` of each block.
-
-        Raises
-        ------
-        ValueError
-            The rows do not start and stop on the grid.
-        """
+        """Blocks of the rows `start:stop`, in order."""
         if start % self.leaf_rows or not (stop == self.n_rows or stop % self.block_rows == 0):
             raise ValueError(
                 f"RowGrid: rows {start}:{stop} do not lie on the grid (leaves of {self.leaf_rows} rows, "
@@ -139,13 +94,7 @@ class RowGrid:
 
 
 def spaced(n: int, wanted: int, places: int) -> list[tuple[int, int]]:
-    """Evenly spaced runs of `n` rows, together `wanted` (in at most so many places) or all.
-
-    Examples
-    --------
-    >>> spaced(5, 10, 2), spaced(100, 10, 2)
-    ([(0, 5)], [(0, 5), (95, 100)])
-    """
+    """Evenly spaced runs of `n` rows, together `wanted` (in at most so many places) or all."""
     if n <= wanted:
         return [(0, n)]
     each = max(1, wanted // places)
@@ -170,13 +119,7 @@ class Tree(Protocol):
 
 @dataclass(frozen=True)
 class PairTree:
-    """Leaves merged by twos: some of them on one thread or worker come to few nodes.
-
-    Examples
-    --------
-    >>> PairTree(6).depth, PairTree(6).family(1, 2)
-    (3, range(2, 3))
-    """
+    """Leaves merged by twos: some of them on one thread or worker come to few nodes."""
 
     n_leaves: int
     fan_in: ClassVar[int] = 2
@@ -193,23 +136,7 @@ class PairTree:
 
 
 class TreeReducer:
-    """Collects nodes of one part's tree in any order and merges complete families at once.
-
-    Parameters
-    ----------
-    tree : RowGrid or PairTree
-    size : int, optional
-        Of what is summed, see :func:`~scalelatent.contract.stats.merge_vectors`; None: all.
-
-    Examples
-    --------
-    >>> from scalelatent.engine.grid import RowGrid
-    >>> reducer = TreeReducer(RowGrid(30, 1, 1))
-    >>> for leaf in reversed(range(30)):
-    ...     reducer.add(0, leaf, np.array([float(leaf)]))
-    >>> reducer.root().tolist()
-    [435.0]
-    """
+    """Collects nodes of one part's tree in any order and merges complete families at once."""
 
     def __init__(self, tree: Tree, size: int | None = None) -> None:
         self.tree, self.size = tree, size

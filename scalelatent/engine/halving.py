@@ -1,12 +1,4 @@
-"""Blocks in halves where a card's memory is too small for whole ones.
-
-The leaf in which memory ended is begun anew in halves, then in quarters, down to :data:`LEAST_ROWS`; leaves
-and blocks stay what they are, and their sums are added in the same order. What was found is kept as long as
-the thread's backend, so that it is found once. A product over half a block rounds otherwise in float32: cards
-with equal memory, equally free, give equal bits, and others differ within `engine.dask.pools.TOLERANCE`, as a
-processor does. So each cut is told by an event. Rows that become codes know nothing of each other: the same
-codes come of halves.
-"""
+"""Blocks in halves where a card's memory is too small for whole ones."""
 
 from __future__ import annotations
 
@@ -24,14 +16,7 @@ LEAST_ROWS = 64
 
 
 def pieces(block: Block, rows: int | None) -> Iterator[Block]:
-    """A block in runs of so many rows; whole where that is None.
-
-    Examples
-    --------
-    >>> block = Block(np.zeros((5, 2)), np.arange(5), None, 100)
-    >>> [(piece.start, piece.y.tolist()) for piece in pieces(block, 2)]
-    [(100, [0, 1]), (102, [2, 3]), (104, [4])]
-    """
+    """A block in runs of so many rows; whole where that is None."""
     count = len(block.x)
     if rows is None or count <= rows:
         yield block
@@ -55,28 +40,7 @@ def accumulate_leaf(
     again: Callable[[], Iterable[Block]],
     stats: Stats,
 ) -> None:
-    """Add the blocks of a leaf to a statistic of zeros.
-
-    Parameters
-    ----------
-    backend : object
-        Its ``memory_errors`` are what means that memory has ended, ``row_limits`` what was found before, and
-        ``release_memory()`` lets go of what smaller blocks do not need.
-    what : str
-        Stage and part, under which the limit is kept.
-    reduction, prepared
-        What the blocks are given to.
-    blocks : iterator
-        The leaf's blocks; none is left afterwards.
-    again : callable
-        Reads them anew.
-    stats : Stats
-
-    Raises
-    ------
-    RunError
-        Not even :data:`LEAST_ROWS` rows fit.
-    """
+    """Add the blocks of a leaf to a statistic of zeros."""
     largest = 0
     todo: Iterable[Block] = blocks
     while True:
@@ -100,21 +64,7 @@ def accumulate_leaf(
 
 
 def apply_block(backend: Any, what: str, row_map: Any, prepared: Any, block: Block) -> np.ndarray:
-    """The output rows of a block.
-
-    Parameters
-    ----------
-    backend, what
-        As of :func:`accumulate_leaf`.
-    row_map : RowMap
-    prepared : object
-    block : Block
-
-    Raises
-    ------
-    RunError
-        Not even :data:`LEAST_ROWS` rows fit.
-    """
+    """The output rows of a block."""
     while True:
         try:
             parts = pieces(block, backend.row_limits.get(what))
@@ -128,26 +78,7 @@ def apply_block(backend: Any, what: str, row_map: Any, prepared: Any, block: Blo
 def fill_block(
     backend: Any, what: str, row_map: Any, prepared: Any, block: Block, out: np.ndarray
 ) -> Iterator[None]:
-    """Write the output rows of a block by a ``PartedMap``; hands over as that
-    does.
-
-    Rows before those in which memory ended are not computed again; of those some columns are.
-
-    Parameters
-    ----------
-    backend, what
-        As of :func:`accumulate_leaf`.
-    row_map : PartedMap
-    prepared : object
-    block : Block
-    out : ndarray
-        As long as the block.
-
-    Raises
-    ------
-    RunError
-        Not even :data:`LEAST_ROWS` rows fit.
-    """
+    """Write the output rows of a block by a ``PartedMap``; hands over as that does."""
     done, count = 0, len(block.x)
     while True:
         tried = count - done
@@ -163,13 +94,7 @@ def fill_block(
 
 
 def cut_event(what: str, rows: int, device: str, worker: str | None = None) -> dict[str, Any]:
-    """The event that tells of blocks in halves.
-
-    Examples
-    --------
-    >>> cut_event("capsule_estep/train", 2048, "0 (A100)")["event"]
-    'blocks_cut'
-    """
+    """The event that tells of blocks in halves."""
     stage, _, part = what.partition("/")
     place = f"GPU {device}" + (f" of {worker}" if worker else "")
     if part:
@@ -188,13 +113,7 @@ def cut_event(what: str, rows: int, device: str, worker: str | None = None) -> d
 
 
 def _halve(backend: Any, what: str, rows: int, error: Exception) -> None:
-    """Half the rows of what was tried last.
-
-    Raises
-    ------
-    RunError
-        They are few already.
-    """
+    """Half the rows of what was tried last."""
     tried = min(rows, backend.row_limits.get(what, rows))
     if tried < 2 * LEAST_ROWS:
         raise backend.memory_error(error) from None

@@ -1,14 +1,4 @@
-"""Incremental learning: what each leaf contributed at its last visit lies in the run folder.
-
-An incremental learner keeps a total over *leaves*, fixed runs of rows, and exchanges a leaf's old
-contribution for a new one. :class:`KeptLeaves` makes an :class:`OnlineLearner` of it, so that
-:func:`~.online_loop.fit_online` runs it like any other: a chain of a step is a leaf, rows are visited as they
-are stored (:func:`leaf_order`), and leaves of one step are computed in parallel from one state.
-
-A contribution is written under the epoch of its visit and read in the next one, never replaced: a task that
-runs twice, or a resume in mid-epoch, finds what the first run found. :class:`DropLeaves` removes those that
-no kept checkpoint can need.
-"""
+"""Incremental learning: what each leaf contributed at its last visit lies in the run folder."""
 
 from __future__ import annotations
 
@@ -35,17 +25,11 @@ _LEAF = re.compile(r"leaf-(?P<stage>.+)-(?P<epoch>\d{6,})-(?P<row>\d+)\.rec")
 
 @dataclass(frozen=True)
 class KeptLeaves:
-    """An incremental learner with the contributions of its leaves in a folder.
+    """An incremental learner with the contributions of its leaves in a folder."""
 
-    Attributes
-    ----------
-    learner : LeafLearner
-    folder, stage : str
-        Where contributions lie (a folder or address that all workers see), and the first part of their names.
-    run : str or None
-        Id of the run whose folder it has to be (see :class:`~.store.EngineStore`): a task that outlives its
-        run writes nothing into another one's.
-    """
+    # What a visit leaves is written under its epoch and never replaced: a task that runs twice, or a resume
+    # in mid-epoch, finds what the first run found. A chain of a step is a leaf; leaves of one step are
+    # computed from one state.
 
     learner: LeafLearner
     folder: str
@@ -74,14 +58,7 @@ class KeptLeaves:
         return f"leaf-{self.stage}-{epoch:06d}-{row}.rec"
 
     def run_chain(self, prepared: Any, block: Block, stats: Stats) -> None:
-        """Visit a leaf, keep what it contributes, and add what that changes.
-
-        Raises
-        ------
-        RunError
-            The contribution of the epoch before is gone or torn; the new one cannot be written, or the folder
-            belongs to another run by now.
-        """
+        """Visit a leaf, keep what it contributes, and add what that changes."""
         old = None
         if block.epoch > 0:
             try:
@@ -89,7 +66,7 @@ class KeptLeaves:
             except RunError as error:
                 raise RunError(
                     f"{error}. Incremental learning needs what each leaf contributed before: start the fit "
-                    "anew in another run_dir"
+                    "again in another run_dir"
                 ) from error
         new = self.learner.visit(prepared, block, old)
         EngineStore(self.folder, self.run).write(self.name(block.epoch, block.start), new, durable=False)
@@ -121,13 +98,7 @@ class KeptLeaves:
 
 
 class DropLeaves(Callback):
-    """Removes contributions that no checkpoint needs: after each checkpoint those of epochs before the oldest
-    one that is kept.
-
-    Parameters
-    ----------
-    learner : KeptLeaves
-    """
+    """Removes contributions that no checkpoint needs."""
 
     def __init__(self, learner: KeptLeaves) -> None:
         self._learner = learner
@@ -157,24 +128,7 @@ class DropLeaves(Callback):
 def leaf_order(
     n_rows: int, n_chains: int, batch_rows: int | None = None, min_leaf_rows: int = MIN_LEAF_ROWS
 ) -> RowOrder:
-    """Order of rows whose chains are leaves: as they are stored, the same each epoch.
-
-    Parameters
-    ----------
-    n_rows : int
-    n_chains : int
-        Leaves of a step.
-    batch_rows : int or None
-        Rows of a step; None makes 32 steps of an epoch where leaves get ``min_leaf_rows`` to 65,536 rows by
-        that.
-    min_leaf_rows : int
-
-    Examples
-    --------
-    >>> order = leaf_order(100_000, 4)
-    >>> order.n_steps, order.chain_rows
-    (32, 782)
-    """
+    """Order of rows whose chains are leaves: as they are stored, the same each epoch."""
     if batch_rows is None:
         rows = max(-(-n_rows // (STEPS * n_chains)), min(max(min_leaf_rows, MIN_LEAF_ROWS), LEAF_ROWS))
         batch_rows = n_chains * min(rows, LEAF_ROWS, -(-n_rows // n_chains))
@@ -182,12 +136,6 @@ def leaf_order(
 
 
 def count_leaves(order: RowOrder) -> int:
-    """Leaves of an order: chains of all steps that have rows.
-
-    Examples
-    --------
-    >>> count_leaves(leaf_order(10, 2, 4))
-    6
-    """
+    """Leaves of an order: chains of all steps that have rows."""
     last = order.step_rows(order.n_steps - 1)
     return (order.n_steps - 1) * order.n_chains + min(last, order.n_chains)

@@ -37,24 +37,7 @@ THREAD_TASK_SECONDS = 2e-4
 
 
 class InProcessExecutor:
-    """``n_jobs`` threads over spans; one thread runs inline.
-
-    Parameters
-    ----------
-    n_jobs : int or None
-        Threads; None is all cores.
-    store : EngineStore or None
-        Where finished spans of long passes are kept; None keeps nothing.
-    checkpoint_seconds : float
-        0 keeps every span.
-    cache : PieceCache, float or None
-        A cache of the executor's own, or what rows may take of the process's (see
-        :func:`~.cache.parse_cache`); None chooses.
-    callbacks : Callback or None
-        Asked now and then whether to go on.
-    quarantine : Quarantine or None
-        What becomes of bad shards; None ends the fit with the first one.
-    """
+    """``n_jobs`` threads over spans; one thread runs inline."""
 
     keeps_states = False
 
@@ -228,7 +211,7 @@ class InProcessExecutor:
         self._tell_cuts()
 
 
-class Attention(StopEvent):
+class CallerStop(StopEvent):
     """The stop flag of the calling thread, which has callbacks to ask between two blocks."""
 
     def __init__(self, stop: StopEvent, on_wait: Callable[[], None] | None) -> None:
@@ -251,15 +234,9 @@ def run_threads(
     finish: Callable[[Any, Any], None],
     on_wait: Callable[[], None] | None = None,
 ) -> None:
-    """Run a function over items by threads, the calling one among them; results arrive at ``finish`` there.
-
-    ``on_wait`` is called by the calling thread some times a second, also in the middle of an item, and may
-    raise to leave.
-
-    A calling thread that only waited would be woken for every result, and on a busy machine each time take a
-    core from the threads that compute. The first error stops all threads and is raised here; so is an
-    interrupt of the calling thread.
-    """
+    """Run a function over items by threads, the calling one among them."""
+    # A calling thread that only waited would be woken for every result, and on a busy machine take a core
+    # each time from the threads that compute. on_wait may raise to leave.
     stop, todo = StopEvent(), deque(items)
     results: queue.SimpleQueue[tuple[Any, Any, BaseException | None]] = queue.SimpleQueue()
 
@@ -287,7 +264,7 @@ def run_threads(
     for thread in threads:
         thread.start()
     try:
-        attention = Attention(stop, on_wait)
+        attention = CallerStop(stop, on_wait)
         run, left = make(0, attention), len(items)
         while left:
             item, value, error = _received(results)

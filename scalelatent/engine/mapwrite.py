@@ -28,22 +28,7 @@ PARTED_LEAST, PARTED_SHARDS = 4096, 64
 
 @dataclass(frozen=True, kw_only=True)
 class OutputTask:
-    """Base of a map and of sets of rows.
-
-    Attributes
-    ----------
-    name : str
-        Read by people on the dashboard: ``"capsule_project"``.
-    dataset : Dataset
-        Rows in.
-    url : str
-        The dataset being written.
-    device : str
-    skipped : tuple of (start, stop)
-        Rows in that are not to be read (see :mod:`.quarantine`): zeros take their place.
-    cache : float or None
-        What rows that are read more than once may take of a process's cache.
-    """
+    """Base of a map and of sets of rows."""
 
     name: str
     dataset: Any
@@ -106,16 +91,7 @@ def open_spec(spec: dict[str, Any]) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class MapTask(OutputTask):
-    """One map over a dataset into another, made by :func:`start_map`.
-
-    Attributes
-    ----------
-    row_map : RowMap
-    with_labels : bool
-        Copy labels and weights too.
-    classes : ndarray or None
-        Of a map that wants ``labels``: what its codes mean.
-    """
+    """One map over a dataset into another, made by :func:`start_map`."""
 
     row_map: RowMap
     with_labels: bool = True
@@ -181,13 +157,7 @@ def fill_rows(
     out: np.ndarray,
     stop_event: StopEvent,
 ) -> None:
-    """Output rows of a block.
-
-    Raises
-    ------
-    Stopped
-        The work was called off, between two parts of a :class:`~scalelatent.contract.learners.PartedMap`.
-    """
+    """Output rows of a block."""
     on_card = backend.memory_errors
     if not isinstance(row_map, PartedMap):
         apply = partial(apply_block, backend, name, row_map) if on_card else row_map.apply
@@ -207,16 +177,12 @@ def block_rows(n_features: int) -> int:
 
 
 def parted_rows(row_bytes: int, row_map: PartedMap) -> int:
-    """Rows of a block of a ``PartedMap``: what memory holds of rows of so many
-    bytes, and what they become.
-    """
+    """Rows of a block of a ``PartedMap``."""
     return max(1, min(PARTED_ROWS, PARTED_BYTES // (row_bytes + row_map.row_bytes())))
 
 
 def parted_layout(dataset: Any, row_map: RowMap) -> dict[str, Any]:
-    """Rows of a shard of a map's output: of a map in parts fewer than memory holds where that gives more
-    tasks, but enough to make up for preparing the columns.
-    """
+    """Rows of a shard of a map's output."""
     if not isinstance(row_map, PartedMap):
         return {}
     n = len(dataset)
@@ -237,13 +203,7 @@ def start_map(
     overwrite: bool = False,
     **layout: Any,
 ) -> MapTask:
-    """Make (or, with ``resume``, find) the output dataset; ``layout`` are arguments of ``create_dataset``.
-
-    Raises
-    ------
-    DataError
-        The output exists, or cannot be written.
-    """
+    """Make (or, with ``resume``, find) the output dataset; ``layout`` are arguments of ``create_dataset``."""
     from scalelatent.data import create_dataset
 
     shape, dtype = row_map.output()
@@ -279,19 +239,7 @@ def start_map(
 
 
 def map_rows(executor: Any, task: OutputTask, on_rows: Callable[[int, int], None]) -> Any:
-    """Write what is missing and finish the dataset.
-
-    Parameters
-    ----------
-    executor : Executor
-    task : OutputTask
-    on_rows : callable
-        Told of rows done and rows in all; a row is done when all its tiles are, or as many of others.
-
-    Returns
-    -------
-    Dataset
-    """
+    """Write what is missing and finish the dataset."""
     tiles = task.writer.n_tiles
     executor.run_map(task, lambda done, total: on_rows(done // tiles, total // tiles))
     return task.writer.finalize()
@@ -300,12 +248,7 @@ def map_rows(executor: Any, task: OutputTask, on_rows: Callable[[int, int], None
 def map_to_array(
     row_map: RowMap, dataset: Any, device: str, n_jobs: int | None, progress: Any = None
 ) -> np.ndarray:
-    """A map over rows into one array in memory, by threads over runs of rows.
-
-    Returns
-    -------
-    ndarray, shape (rows, *output)
-    """
+    """A map over rows into one array in memory, by threads over runs of rows."""
     from .inprocess import run_threads
 
     shape, dtype = row_map.output()
@@ -346,9 +289,7 @@ def map_to_array(
 def _map_by_columns(
     row_map: PartedMap, dataset: Any, out: np.ndarray, device: str, n_jobs: int | None, progress: Any
 ) -> None:
-    """A map in parts over rows into ``out``, by threads over its columns: what prepares one serves all
-    rows.
-    """
+    """A map in parts over rows into ``out``, by threads over its columns."""
     from .inprocess import run_threads
 
     rows, threads = parted_rows(dataset.nbytes // len(dataset), row_map), resolve_jobs(n_jobs)

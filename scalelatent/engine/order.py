@@ -1,10 +1,4 @@
-"""The order of rows in minibatch learning: a pure function of (seed, epoch), whoever asks, wherever rows lie.
-
-Rows are visited run by run, runs being contiguous (so that they are read at once) and in random order; the
-rows of the next ``buffer_runs`` runs are permuted together. A batch is therefore a random sample of that many
-random places of the dataset, which is as good as a full shuffle unless neighbours are alike over whole runs:
-:func:`sortedness` measures that.
-"""
+"""The order of rows in minibatch learning."""
 
 from __future__ import annotations
 
@@ -30,44 +24,12 @@ Permute = Callable[[int, int, int, int], np.ndarray]
 
 @dataclass(frozen=True)
 class RowOrder:
-    """Which rows each chain of each step gets.
+    """Which rows each chain of each step gets."""
 
-    The runs of an epoch, one after another in their random order, are one long sequence of all rows. It is
-    cut into one segment a chain; each segment is cut into buffers, the rows of a buffer are permuted, and
-    batches are cut from what results. Every row comes once an epoch; only the last step may have fewer rows,
-    and these are spread over the chains.
-
-    Parameters
-    ----------
-    n_rows : int
-        Rows of the dataset.
-    seed : int
-        Of the run.
-    batch_rows : int
-        Rows of a step, over all chains; a multiple of ``n_chains``.
-    n_chains : int
-        Chains of a step. Part of the job: another number is another result.
-    run_rows : int
-        Rows of a run, read at once. At least the rows of a chunk of the dataset, or chunks are decoded
-        several times.
-    buffer_runs : int
-        Runs whose rows are permuted together; a chain holds two such buffers in memory.
-    shuffle : bool
-        False visits rows as they are stored.
-
-    Raises
-    ------
-    ValueError
-        A size below 1, or ``batch_rows`` that does not divide among the chains.
-
-    Examples
-    --------
-    >>> order = RowOrder(n_rows=10, seed=0, batch_rows=4, n_chains=2, run_rows=2)
-    >>> order.n_steps, [len(order.rows(0, 2, chain)) for chain in range(2)]
-    (3, [1, 1])
-    >>> sorted(int(r) for step in range(3) for chain in range(2) for r in order.rows(7, step, chain))
-    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-    """
+    # The runs of an epoch, in their random order, are one long sequence of all rows. It is cut into a segment
+    # for each chain, each segment into buffers whose rows are permuted, and batches are cut from what
+    # results. Every row comes once an epoch; only the last step may have fewer rows, and these are spread
+    # over the chains.
 
     n_rows: int
     seed: int
@@ -124,13 +86,7 @@ class RowOrder:
         return min(first_step * self.chain_rows, length), min(last_step * self.chain_rows, length)
 
     def rows(self, epoch: int, step: int, chain: int = 0) -> np.ndarray:
-        """Rows of a chain in a step, in their order.
-
-        Returns
-        -------
-        ndarray of int64
-            Empty where the last step has fewer rows than chains.
-        """
+        """Rows of a chain in a step, in their order."""
         if not (0 <= step < self.n_steps and 0 <= chain < self.n_chains and epoch >= 0):
             raise IndexError(
                 f"epoch {epoch}, step {step}, chain {chain}: there are {self.n_steps} steps of "
@@ -141,10 +97,7 @@ class RowOrder:
     def rows_at(
         self, epoch: int, chain: int, first: int, last: int, permute: Permute | None = None
     ) -> np.ndarray:
-        """Rows at the places ``first:last`` of a chain's segment, int64.
-
-        ``permute`` is :func:`permutation`, or something that remembers what it gave (:class:`Permutations`).
-        """
+        """Rows at the places ``first:last`` of a chain's segment, int64."""
         begin, length = self.segment(chain)
         if not self.shuffle or first >= last:
             return np.arange(begin + first, begin + max(first, last), dtype=np.int64)
@@ -187,25 +140,12 @@ def _runs(n_runs: int, seed: int, epoch: int) -> tuple[np.ndarray, int]:
 
 
 def permutation(seed: int, epoch: int, place: int, size: int) -> np.ndarray:
-    """Order of the rows of the buffer that begins at a place of the sequence, int32.
-
-    Examples
-    --------
-    >>> sorted(permutation(0, 0, 0, 4).tolist())
-    [0, 1, 2, 3]
-    """
+    """Order of the rows of the buffer that begins at a place of the sequence, int32."""
     return stream(seed, "order-rows", epoch, place).permutation(size).astype(np.int32)
 
 
 class Permutations:
-    """:func:`permutation` that remembers the last few: steps in their order draw from one buffer for long.
-
-    Examples
-    --------
-    >>> remembered = Permutations(2)
-    >>> remembered(0, 0, 0, 4) is remembered(0, 0, 0, 4)
-    True
-    """
+    """:func:`permutation` that remembers the last few: steps in their order draw from one buffer for long."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -223,29 +163,7 @@ class Permutations:
 
 
 def sortedness(dataset: Any) -> float:
-    """How far the rows are sorted by label: 0 as in a random order, 1 where all of a class lie together.
-
-    Looks at a few thousand labels and no row: how often neighbours share a label, against how often they
-    would in a random order.
-
-    Parameters
-    ----------
-    dataset : Dataset
-
-    Returns
-    -------
-    float
-        0 too where there are no labels, or one class, or targets that are no classes.
-
-    Examples
-    --------
-    >>> from scalelatent.data import Dataset
-    >>> rows = np.zeros((1000, 1))
-    >>> sortedness(Dataset.from_arrays(rows, np.repeat([0, 1], 500)))
-    1.0
-    >>> sortedness(Dataset.from_arrays(rows, np.arange(1000) % 2))
-    0.0
-    """
+    """How far the rows are sorted by label: 0 as in a random order, 1 where all of a class lie together."""
     n = len(dataset)
     if not dataset.has_y or n < 2:
         return 0.0
@@ -264,25 +182,7 @@ def sortedness(dataset: Any) -> float:
 
 
 def warn_if_sorted(dataset: Any, order: RowOrder) -> float:
-    """Warn where rows are sorted by label and the order of rows cannot make up for it.
-
-    Returns
-    -------
-    float
-        The :func:`sortedness`; 0 unseen where the buffers of the chains hold all rows at once.
-
-    Warns
-    -----
-    UserWarning
-        Naming the dataset, and what to do.
-
-    Examples
-    --------
-    >>> from scalelatent.data import Dataset
-    >>> rows = Dataset.from_arrays(np.zeros((1000, 1)), np.repeat([0, 1], 500))
-    >>> warn_if_sorted(rows, RowOrder(1000, seed=0, batch_rows=10))  # one buffer holds them all
-    0.0
-    """
+    """Warn where rows are sorted by label and the order of rows cannot make up for it."""
     if order.shuffle and order.buffer_rows >= order.segment(0)[1] and order.n_chains == 1:
         return 0.0
     value = sortedness(dataset)

@@ -1,9 +1,4 @@
-"""One pass: its parts, their grids, and the function that a task runs over a span.
-
-A *part* is a dataset under a reduction (training rows under the E-step, validation rows under scoring). All
-parts of a stage share one pass. The vector that travels through the tree is the model's statistic followed by
-the engine's own counters.
-"""
+"""One pass: its parts, their grids, and the function that a task runs over a span."""
 
 from __future__ import annotations
 
@@ -60,35 +55,16 @@ class Span:
 
 @dataclass(frozen=True)
 class Stage:
-    """What one or many passes run on.
+    """What one or many passes run on."""
 
-    Attributes
-    ----------
-    name : str
-        Read by people on the dashboard: ``"capsule_estep"``.
-    work : object
-        A BatchLearner (many passes), a mapping of reductions (one pass), or an OnlineLearner: its training
-        rows then come in minibatches, and only the validation rows have a grid.
-    datasets, grids : dict
-        Part name -> Dataset, RowGrid.
-    device : str
-        ``"auto"``, ``"cpu"``, ``"gpu"`` or ``"reference"``.
-    classes : ndarray or None
-        The model's classes, whose positions are the codes that kernels see; None where labels are not used.
-    skipped : dict
-        Part name -> runs of rows that are left out (see :mod:`.quarantine`); only parts that have some.
-    cache : float or None
-        What its rows may take of a process's cache (see :func:`~.cache.shared_cache`).
-    """
-
-    name: str
-    work: Work
-    datasets: Mapping[str, Any]
+    name: str  # read on the dashboard: "capsule_estep"
+    work: Work  # an online learner's training rows come in minibatches: only validation rows have a grid
+    datasets: Mapping[str, Any]  # by part: training rows, validation rows, which share one pass
     grids: Mapping[str, RowGrid]
-    device: str = "auto"
-    classes: np.ndarray | None = None
-    skipped: Mapping[str, Ranges] = field(default_factory=dict)
-    cache: float | None = None
+    device: str = "auto"  # or "cpu", "gpu", "reference"
+    classes: np.ndarray | None = None  # their positions are the codes that kernels see
+    skipped: Mapping[str, Ranges] = field(default_factory=dict)  # rows left out, see quarantine
+    cache: float | None = None  # what rows may take of a process's cache, see shared_cache
 
     @property
     def reductions(self) -> Mapping[str, Reduction]:
@@ -129,13 +105,7 @@ def make_stage(
     block_rows: int | None = None,
     leaf_rows: int | None = None,
 ) -> Stage:
-    """A stage with grids chosen for its reductions.
-
-    Raises
-    ------
-    JobError
-        A size below 1, or ``leaf_rows`` that is no multiple of ``block_rows``.
-    """
+    """A stage with grids chosen for its reductions."""
     reductions = dict(_reductions(work))
     online = not isinstance(work, (Mapping, BatchLearner))
     if online and "validation" not in datasets:
@@ -161,11 +131,7 @@ def given_grid(options: Mapping[str, Any]) -> dict[str, Any]:
 def choose_grid(
     dataset: Any, reduction: Reduction, block_rows: int | None = None, leaf_rows: int | None = None
 ) -> RowGrid:
-    """Blocks worth a call, and leaves so large that merging costs under 2 % of computing, or what the
-    reduction wants where leaves would be few.
-
-    A function of rows, features and the reduction alone, so the same on any cluster.
-    """
+    """Blocks worth a call, and leaves so large that merging costs little: the same on any cluster."""
     n, wants = len(dataset), reduction.wants
     block_rows = choose_block(dataset.n_features, block_rows, leaf_rows, wants.block_rows)
     if leaf_rows is None:
@@ -180,15 +146,8 @@ def choose_grid(
 def choose_block(
     n_features: int, block_rows: int | None = None, leaf_rows: int | None = None, wished: int | None = None
 ) -> int:
-    """Rows of a block: what the user says, or what is wished or suits a call and divides the user's leaf.
-
-    What passes here for one number of features passes for any.
-
-    Raises
-    ------
-    JobError
-        Not positive, or a leaf that is not of whole blocks.
-    """
+    """Rows of a block: what the user says, or what is wished or suits a call and divides the user's leaf."""
+    # What passes here for one number of features passes for any: a fit is refused before it begins.
     for name, value in (("block_rows", block_rows), ("leaf_rows", leaf_rows)):
         if value is not None and value < 1:
             raise JobError(f"{name}={value}: set [engine] {name} to at least 1, or leave it out")
@@ -211,9 +170,7 @@ def seconds_per_row(reduction: Reduction | StepLearner) -> float:
 
 
 def _fitting(block_rows: int, leaf_rows: int) -> int:
-    """The block that a leaf of the user's size allows. A large leaf without a divisor worth a call is refused
-    whatever was wished, since stages of more columns wish for smaller blocks.
-    """
+    """The block that a leaf of the user's size allows."""
     common = math.gcd(block_rows, leaf_rows)
     if leaf_rows <= block_rows:
         return leaf_rows
@@ -237,21 +194,12 @@ def _power_of_two(value: float, low: int, high: int) -> int:
 
 
 def cluster_task_seconds(workers: int) -> float:
-    """Least seconds of a span on a cluster: handing it out costs less than it does, and all that workers end
-    in the meantime is less than the scheduler can hand out.
-
-    Examples
-    --------
-    >>> cluster_task_seconds(2), cluster_task_seconds(1000)
-    (0.03, 3.0)
-    """
+    """Least seconds of a span on a cluster."""
     return max(MIN_TASK_SECONDS, workers * SCHEDULER_SECONDS / SCHEDULER_SHARE)
 
 
 def choose_level(grid: RowGrid, reduction: Reduction, workers: int, task_seconds: float | None = None) -> int:
-    """Level of the spans: as few tasks as balance allows, none shorter than ``task_seconds`` (None: as on a
-    cluster) unless workers had nothing to do.
-    """
+    """Level of the spans."""
     task_seconds = cluster_task_seconds(workers) if task_seconds is None else task_seconds
     per_row = seconds_per_row(reduction)
     level = 0
@@ -297,15 +245,7 @@ class PassContext:
         }
 
     def run_span(self, span: Span, stop_event: StopEvent) -> np.ndarray:
-        """Read, compute and reduce one span: the statistic of its node, then the counters.
-
-        Raises
-        ------
-        DataError
-            A row that cannot be used, naming dataset and row.
-        Stopped
-            The pass was called off.
-        """
+        """Read, compute and reduce one span: the statistic of its node, then the counters."""
         grid, reduction, layout = (
             self.stage.grids[span.part],
             self.reductions[span.part],
@@ -340,12 +280,10 @@ class PassContext:
 
 
 class _NodeTree:
-    """The tree below one span, fed leaf by leaf: the same families in the same order as
-    :class:`~.grid.TreeReducer`.
+    """The tree below one span, fed leaf by leaf."""
 
-    A node's sum grows in the vector of its first child, and vectors that were added are used again: fresh
-    pages for each leaf would cost more than the additions.
-    """
+    # A node's sum grows in the vector of its first child, and vectors that were added are used again: fresh
+    # pages for each leaf would cost more than the additions.
 
     def __init__(self, level: int, size: int) -> None:
         self._sums: list[np.ndarray | None] = [None] * (level + 1)
@@ -405,13 +343,7 @@ _FILE_SECONDS, _DISK_RATE, _SAVE_SHARE = 2e-3, 5e8, 0.05
 
 
 def worth_saving(seconds: float, nbytes: int, checkpoint_seconds: float) -> bool:
-    """Whether a finished span is kept for a resume in mid-pass.
-
-    Examples
-    --------
-    >>> worth_saving(0.01, 1000, 30.0), worth_saving(10.0, 1000, 30.0), worth_saving(0.01, 1000, 0)
-    (False, True, True)
-    """
+    """Whether a finished span is kept for a resume in mid-pass."""
     return checkpoint_seconds <= 0 or seconds * _SAVE_SHARE > _FILE_SECONDS + nbytes / _DISK_RATE
 
 
@@ -422,11 +354,7 @@ def plan_spans(
     workers: int,
     task_seconds: float | None = None,
 ) -> tuple[list[Span], list[Span]]:
-    """(spans to do, spans that an interrupted run left finished), which cover all leaves once.
-
-    Finished spans are known by name only; whoever reads one and cannot, computes it. ``task_seconds`` as of
-    :func:`.passes.choose_level`.
-    """
+    """(spans to do, spans that an interrupted run left finished), which cover all leaves once."""
     spans = spans_of(stage, workers, task_seconds)
     left = set() if store is None else set(store.nodes(stage.name, iteration))
     if not left:

@@ -1,9 +1,4 @@
-"""What a fit will need, before anything runs: tasks, bytes, seconds; and the refusal of what cannot fit.
-
-Peak memory is a function of block, statistic and model alone; rows enter through the block cache only, which
-is bounded. The terms are those of the code: each is named after what holds it. Seconds are rows times rates
-that were measured on this machine (:mod:`.rates`), or where nothing may be measured now, of that order.
-"""
+"""What a fit will need, before anything runs: tasks, bytes, seconds; and the refusal of what cannot fit."""
 
 from __future__ import annotations
 
@@ -93,24 +88,12 @@ class RowShape:
 
 @dataclass(frozen=True)
 class Resources:
-    """Where a fit would run.
-
-    Attributes
-    ----------
-    workers, threads : int
-        Processes, and threads of each.
-    memory : int
-        Bytes that each process may use.
-    cores : int
-        That they have together, which also read; 0: twice as many as there are threads.
-    on_cluster : bool
-        Whether a scheduler hands out the work.
-    """
+    """Where a fit would run."""
 
     workers: int
-    threads: int
-    memory: int
-    cores: int = 0
+    threads: int  # of each worker
+    memory: int  # bytes that each worker may use
+    cores: int = 0  # of all, which also read; 0: twice the threads
     on_cluster: bool = False
 
     @property
@@ -124,13 +107,7 @@ class Resources:
 
 
 def find_resources(client: Any, n_jobs: int | None, limit: str | int | float | None) -> Resources:
-    """Workers, threads and memory of a cluster, or of this process.
-
-    Examples
-    --------
-    >>> find_resources(None, 2, "4GB").threads
-    2
-    """
+    """Workers, threads and memory of a cluster, or of this process."""
     from dask.utils import parse_bytes
 
     given = None if limit in (None, "auto", 0) else int(parse_bytes(limit))  # type: ignore[arg-type]
@@ -147,17 +124,7 @@ def find_resources(client: Any, n_jobs: int | None, limit: str | int | float | N
 
 
 def stage_memory(stage: Stage, resources: Resources, source: PlannedRows, constants: int) -> dict[str, int]:
-    """Bytes of one worker while it runs a stage, by what holds them.
-
-    Parameters
-    ----------
-    stage : Stage
-    resources : Resources
-    source : Dataset
-        Rows as they are read.
-    constants : int
-        Bytes of the stage's constants and states (moments, factors, weights).
-    """
+    """Bytes of one worker while it runs a stage, by what holds them."""
     grid, reduction = stage.grids["train"], stage.reductions["train"]
     stat, p = reduction.layout().nbytes, stage.datasets["train"].n_features
     level = choose_level(grid, reduction, resources.workers * resources.threads)
@@ -176,14 +143,7 @@ def stage_memory(stage: Stage, resources: Resources, source: PlannedRows, consta
 
 
 def process_bytes(resources: Resources) -> int:
-    """What a process holds before any rows; workers keep what each of their threads frees.
-
-    Examples
-    --------
-    >>> two, one = (process_bytes(Resources(1, n, 2**32, on_cluster=True)) for n in (2, 1))
-    >>> two - one == KEPT_BYTES
-    True
-    """
+    """What a process holds before any rows; workers keep what each of their threads frees."""
     return WORKER_BYTES + resources.threads * KEPT_BYTES if resources.on_cluster else PROCESS_BYTES
 
 
@@ -198,21 +158,7 @@ def steps_memory(
     state: int,
     keeps_leaves: bool,
 ) -> dict[str, int]:
-    """Bytes of one worker while it takes steps over minibatches, all chains of them, by what holds them.
-
-    Parameters
-    ----------
-    learner : OnlineLearner
-    order : RowOrder
-    n_features, row_bytes : int
-        Of the rows that are learnt from; bytes as they are stored.
-    source : Dataset
-        Rows as they are read.
-    constants, state : int
-        Bytes of the learner, and of one state.
-    keeps_leaves : bool
-        What a leaf contributed before is read, and what it does now written.
-    """
+    """Bytes of one worker while it takes steps over minibatches, all chains of them, by what holds them."""
     layout, chains = learner.layout(), order.n_chains
     stored = source.is_stored
     # A chain holds the runs of the buffer in use and of the next; without shuffling a few runs.
@@ -251,13 +197,7 @@ def _piece_bytes(source: PlannedRows) -> int:
 
 
 def check_fits(name: str, parts: Mapping[str, int], resources: Resources, remedy: str) -> int:
-    """Peak bytes of a worker without its cache.
-
-    Raises
-    ------
-    PlanError
-        Above 60 % of the worker's memory: naming the largest term and the setting that would fit.
-    """
+    """Peak bytes of a worker without its cache."""
     peak, allowed = sum(parts.values()), int(ALLOWED_SHARE * resources.memory)
     if peak > allowed:
         if peak - parts["process"] < parts["process"] // 4:
@@ -274,13 +214,7 @@ def check_fits(name: str, parts: Mapping[str, int], resources: Resources, remedy
 
 
 def describe_stage(stage: Stage, resources: Resources) -> dict[str, Any]:
-    """Tasks, tree and statistic of a pass.
-
-    Raises
-    ------
-    PlanError
-        More than 10,000 tasks a pass.
-    """
+    """Tasks, tree and statistic of a pass."""
     grid, reduction = stage.grids["train"], stage.reductions["train"]
     tasks = len(spans_of(stage, resources.workers * resources.threads))
     if tasks > MAX_TASKS:
@@ -313,19 +247,7 @@ def describe_steps(learner: StepLearner, order: RowOrder) -> dict[str, Any]:
 
 
 class Forecast:
-    """What is planned of a fit so far: the stages in their order, bytes and seconds.
-
-    Parameters
-    ----------
-    kind : str
-        Name of the model, the first word of its stages' names.
-    train : Dataset
-    resources : Resources
-    options : mapping
-        Of ``[engine]``.
-    measure : bool
-        Measure rates that are not known; else they are taken to be of the usual order.
-    """
+    """What is planned of a fit so far: the stages in their order, bytes and seconds."""
 
     def __init__(
         self, kind: str, train: Any, resources: Resources, options: Mapping[str, Any], measure: bool
@@ -342,13 +264,7 @@ class Forecast:
     # -- memory ----------------------------------------------------------------------------------------------
 
     def stage(self, name: str, work: Work, parts: Mapping[str, Any], held: int, remedy: str) -> Stage:
-        """A stage of passes, ``held`` being the bytes of its constants and states.
-
-        Raises
-        ------
-        PlanError
-            It does not fit.
-        """
+        """A stage of passes, ``held`` being the bytes of its constants and states."""
         stage = make_stage(f"{self.kind}_{name}", work, parts, "cpu", **self._grid)
         memory = stage_memory(stage, self.resources, self.train, held)
         self.fits(name, describe_stage(stage, self.resources), memory, remedy)
@@ -356,20 +272,12 @@ class Forecast:
         return stage
 
     def fits(self, name: str, described: Mapping[str, Any], memory: dict[str, int], remedy: str) -> None:
-        """Add a stage, if it fits.
-
-        Raises
-        ------
-        PlanError
-            It does not fit.
-        """
+        """Add a stage, if it fits."""
         peak = check_fits(f"{self.kind}_{name}", memory, self.resources, remedy)
         self.out["stages"][name] = {**described, "memory_bytes": memory, "peak_bytes": peak}
 
     def caches(self, stage: Stage | None, nbytes: int = 0) -> None:
-        """Count what rows that are read again and again may take of a process's cache: those of a stage, or
-        of work that reads ``nbytes`` of rows.
-        """
+        """Count what rows that are read again and again may take of a process's cache."""
         if stage is None:
             allowed = float(SMALL_BYTES) if self._asked is None else self._asked
         else:
@@ -429,17 +337,7 @@ class Forecast:
     # -- the whole -------------------------------------------------------------------------------------------
 
     def told(self, disk: int, shorter: str, peak: int | None = None) -> dict[str, Any]:
-        """The plan, once all stages are in.
-
-        Parameters
-        ----------
-        disk : int
-            Bytes of scratch and records at once.
-        shorter : str
-            What would shorten the fit.
-        peak : int or None
-            Bytes of the largest stage, where they are not those that :meth:`fits` knows.
-        """
+        """The plan, once all stages are in."""
         if peak is None:
             peak = max(stage["peak_bytes"] for stage in self.out["stages"].values())
         self.out["cache_bytes"] = self._cache
@@ -451,14 +349,7 @@ class Forecast:
 
 
 def totalled(out: dict[str, Any], least: float, most: float) -> dict[str, Any]:
-    """A plan with the sum of its seconds, and all in a line.
-
-    Parameters
-    ----------
-    out : dict
-        With ``seconds`` by stage; gets ``expected_seconds``, those at least and at most, and ``summary``.
-    least, most : float
-    """
+    """A plan with the sum of its seconds, and all in a line."""
     expected = sum(out["seconds"].values())
     out["expected_seconds"] = expected
     out["expected_seconds_at_least"], out["expected_seconds_at_most"] = (
@@ -470,15 +361,7 @@ def totalled(out: dict[str, Any], least: float, most: float) -> dict[str, Any]:
 
 
 def summary_of(out: Mapping[str, Any]) -> str:
-    """Time, memory and disk of a plan as a line.
-
-    Examples
-    --------
-    >>> seconds = dict.fromkeys(["expected", "expected_at_least", "expected_at_most"], 350.0)
-    >>> seconds = {name.replace("expected", "expected_seconds"): s for name, s in seconds.items()}
-    >>> summary_of(seconds | {"peak_bytes_per_worker": 700 * 2**20, "disk_bytes": 41 * 10**8})
-    'about 6 min, 700 MiB a worker, 4.1 GB of disk'
-    """
+    """Time, memory and disk of a plan as a line."""
     least, most = out["expected_seconds_at_least"], out["expected_seconds_at_most"]
     between = f" ({duration(least)} to {duration(most)})" if most > 1.25 * least + 2 else ""
     memory = f"{out['peak_bytes_per_worker'] / 2**20:,.0f} MiB a worker"
@@ -490,13 +373,7 @@ def summary_of(out: Mapping[str, Any]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them.
-
-    Examples
-    --------
-    >>> [duration(s) for s in (0.4, 42, 100, 8000, 90000, 400000)]
-    ['1 s', '42 s', '2 min', '2.2 h', '25 h', '4.6 days']
-    """
+    """Seconds as people say them."""
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
     if seconds < 90 * 60:

@@ -1,13 +1,4 @@
-"""Rows that a fit leaves out, because whoever reads them dies or finds their shard broken.
-
-Only where ``on_bad_shard="skip"`` asks for it. What is left out lies in the run folder, so that a resumed
-run leaves it out too, whatever it is told then.
-
-Definition: from the beginning of the pass in which a shard was found out, the fit is that of the same rows
-with weight 0 for those of the shard, in every part and every pass; passes before it keep what they had read.
-A map writes such a row as the image of a row of zeros, and the passes over its output give it weight 0 again.
-What the driver counts before the first pass (rows of each class) counts all rows.
-"""
+"""Bad shards, whose rows a fit leaves out: workers die of them, or they cannot be read."""
 
 from __future__ import annotations
 
@@ -33,41 +24,18 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class BadShard:
-    """Rows that are left out.
-
-    Attributes
-    ----------
-    url : str
-        The dataset.
-    file : str
-        Path or address of the shard.
-    start, stop : int
-        Its rows, counted from the first row at ``url``.
-    deaths : int
-        Workers that died of it; 0 where reading it was refused.
-    why : str
-    """
+    """Rows that are left out."""
 
     url: str
     file: str
-    start: int
+    start: int  # its rows, counted from the first one at the url
     stop: int
-    deaths: int
+    deaths: int  # of workers; 0 where reading it was refused
     why: str
 
 
 def whole_shards(dataset: Any, start: int, stop: int) -> tuple[int, int]:
-    """Rows of a dataset and whatever lies in one shard with them, counted from the first row at its url.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from scalelatent import Dataset
-    >>> rows = Dataset.from_arrays(np.zeros((90, 2), np.uint8))
-    >>> stored = rows.save("memory://doc-whole-shards", chunk_rows=10, shard_rows=40)
-    >>> whole_shards(stored, 35, 45), whole_shards(stored[30:], 55, 60)
-    ((0, 80), (80, 90))
-    """
+    """Rows of a dataset and whatever lies in one shard with them, counted from the first row at its url."""
     first = dataset.extent[0]
     # Of the many shards of a long span only the outermost ones.
     head, tail = dataset.shards(start, start + 1), dataset.shards(stop - 1, stop)
@@ -75,21 +43,7 @@ def whole_shards(dataset: Any, start: int, stop: int) -> tuple[int, int]:
 
 
 def check_choice(value: str) -> str:
-    """The value of ``on_bad_shard``, where it is one.
-
-    Raises
-    ------
-    ValueError
-        It is none; the message names the nearest.
-
-    Examples
-    --------
-    >>> check_choice("skip")
-    'skip'
-    >>> check_choice("skp")
-    Traceback (most recent call last):
-    ValueError: on_bad_shard is 'stop' or 'skip', not 'skp': did you mean 'skip'?
-    """
+    """The value of ``on_bad_shard``, where it is one."""
     if value in CHOICES:
         return value
     near = difflib.get_close_matches(str(value).lower(), CHOICES, n=1)
@@ -98,27 +52,10 @@ def check_choice(value: str) -> str:
 
 
 class Quarantine:
-    """The bad shards of a run.
+    """The bad shards of a run."""
 
-    Parameters
-    ----------
-    choice : {"stop", "skip"}
-        Whether a bad shard ends the fit or is left out.
-    store : EngineStore or None
-        Where the list is kept; None keeps it in memory.
-
-    Attributes
-    ----------
-    shards : list of BadShard
-
-    Examples
-    --------
-    >>> quarantine = Quarantine("skip")
-    >>> quarantine.shards.append(BadShard("rows.zarr", "rows.zarr/x/c/1", 100, 200, 3, "workers died of it"))
-    >>> from types import SimpleNamespace
-    >>> quarantine.rows_of(SimpleNamespace(url="rows.zarr", extent=(150, 400)))
-    ((0, 50),)
-    """
+    # From the pass in which a shard was found, the fit is that of the same rows with weight 0 for those of
+    # the shard. The list lies in the run folder, so a resumed run leaves them out too.
 
     def __init__(self, choice: str = "stop", store: EngineStore | None = None) -> None:
         self.skips = check_choice(choice) == "skip"
@@ -128,8 +65,8 @@ class Quarantine:
             self.shards = [] if kept is None else [BadShard(**entry) for entry in json.loads(kept)]
         except (ValueError, TypeError):
             raise RunError(
-                f"{store.place.name_of(FILE) if store else FILE} is damaged, so that nobody can say which "
-                "rows were left out: put it back, or start anew in another folder"
+                f"{store.place.name_of(FILE) if store else FILE} is damaged, so it is not known which "
+                "rows were left out: put it back, or start again in another folder"
             ) from None
 
     def rows_of(self, dataset: Any) -> Ranges:
@@ -152,26 +89,14 @@ class Quarantine:
         return {part: rows for part, rows in found.items() if rows}
 
     def take(self, error: ShardError, callbacks: Any, **where: Any) -> bool:
-        """Leave out the shard that an error names; False where it is not to be, and the error stands.
-
-        Raises
-        ------
-        RunError
-            Too much would be left out, or the list cannot be written.
-        """
+        """Leave out the shard that an error names; False where it is not to be, and the error stands."""
         if not self.skips or error.url is None or error.stop <= error.start:
             return False
         bad = BadShard(error.url, error.file, error.start, error.stop, 0, str(error))
         return self.add([bad], callbacks, **where)
 
     def add(self, shards: Iterable[BadShard], callbacks: Any, **where: Any) -> bool:
-        """Leave out shards from now on, and tell of it; False where all of them were already.
-
-        Raises
-        ------
-        RunError
-            Too much would be left out, or the list cannot be written.
-        """
+        """Leave out shards from now on, and tell of it; False where all of them were already."""
         new = [bad for bad in shards if not self._has(bad)]
         for bad in new:
             self._refuse_most(bad)

@@ -1,9 +1,4 @@
-"""How fast this machine is, measured once and kept beside its compiled kernels.
-
-A rate is measured by a probe of some tenths of a second the first time that a plan wants it. It is CPU
-seconds of a thread while as many others do the same: what else the machine does at that moment does not
-count, what threads take from each other does.
-"""
+"""How fast this machine is, measured once and kept beside its compiled kernels."""
 
 from __future__ import annotations
 
@@ -46,7 +41,7 @@ WAIT_SECONDS = 60.0
 
 
 def machine() -> dict[str, Any]:
-    """What rates belong to: another version or processor measures anew."""
+    """What rates belong to: another version or processor measures again."""
     return {
         "format": FORMAT,
         "scalelatent": __version__,
@@ -67,21 +62,7 @@ def _cpu_name() -> str:
 
 
 class Rates:
-    """Seconds of one unit of work, by what it is.
-
-    Parameters
-    ----------
-    path : Path
-        A JSON file. What it holds of another version or processor, and what is old, counts as not measured.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     rates = Rates(Path(folder) / "rates.json")
-    ...     rates.get("a sum", lambda: 2.0), Rates(rates.path).get("a sum", lambda: 3.0)
-    (2.0, 2.0)
-    """
+    """Seconds of one unit of work, by what it is."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -114,9 +95,7 @@ class Rates:
         return {}
 
     def _write(self) -> None:
-        """Keep what is known with what other processes have written meanwhile; without a place for it no
-        harm is done.
-        """
+        """Keep what is known with what other processes have written meanwhile."""
         assert self._known is not None
         rates = self._read() | self._known
         aside = self.path.with_name(f".{self.path.name}-{os.getpid()}")
@@ -133,21 +112,8 @@ rates = Rates(Path(jit.CACHE) / "rates.json")
 
 
 def cpu_seconds(make: Callable[[], Callable[[], Any]], threads: int, least: float = PROBE_SECONDS) -> float:
-    """CPU seconds of a call on one thread, while as many others as the machine has cores for do the same.
-
-    Parameters
-    ----------
-    make : callable
-        Gives each thread a call of its own.
-    threads : int
-    least : float
-        Seconds that each thread measures, after one call that counts for nothing.
-
-    Examples
-    --------
-    >>> 0 < cpu_seconds(lambda: lambda: sum(range(1000)), 1, 0.001) < 0.1
-    True
-    """
+    """CPU seconds of a call on one thread, while as many others as the machine has cores for do the same."""
+    # What else the machine does at that moment does not count; what threads take from each other does.
     threads = max(1, min(threads, cpu_count()))
     barrier = threading.Barrier(threads)
 
@@ -202,24 +168,7 @@ def reduction_rate(
     threads: int,
     block: Block | None = None,
 ) -> float:
-    """Seconds a row of a reduction on one thread of some.
-
-    Parameters
-    ----------
-    name : str
-        Of the work.
-    reduction : Reduction
-    state : object
-    rows, p : int
-        Of a block.
-    dtype : dtype
-        Of the rows.
-    codes : int
-        Classes of the made labels.
-    threads : int
-    block : Block or None
-        In place of noise.
-    """
+    """Seconds a row of a reduction on one thread of some."""
     layout = reduction.layout()
 
     def make() -> Any:
@@ -299,9 +248,7 @@ def label_seconds(dataset: Any, classes: np.ndarray) -> float:
 
 
 def read_seconds(dataset: PlannedRows) -> float:
-    """Seconds that a thread takes to read and decode a row of a stored dataset, measured once; of one that
-    will be made as of any other.
-    """
+    """Seconds that a thread takes to read and decode a row of a stored dataset, measured once."""
     if not dataset.pieces(0, 1):  # rows that do not exist yet
         return scratch_rates()[1] * dataset.nbytes / max(len(dataset), 1)
 
@@ -325,22 +272,12 @@ def read_seconds(dataset: PlannedRows) -> float:
 
 
 def is_slow(dataset: PlannedRows, seconds: float) -> bool:
-    """Whether reading a row takes longer than the ``seconds`` that it is computed on; rows of an object store
-    are worth keeping in any case.
-    """
+    """Whether reading a row takes longer than the ``seconds`` that it is computed on."""
     return dataset.reads_at_once > 1 or read_seconds(dataset) > seconds
 
 
 def choose_cache(asked: float | None, stage: Stage) -> float:
-    """What the rows of a stage may take of each process's cache, as :func:`~.cache.shared_cache` takes it.
-
-    Parameters
-    ----------
-    asked : float or None
-        What the user says (see :func:`~.cache.parse_cache`); None: a little, unless there are more rows and
-        passes would wait for them.
-    stage : Stage
-    """
+    """What the rows of a stage may take of each process's cache, as :func:`~.cache.shared_cache` takes it."""
     if asked is not None:
         return asked
     stored = {part: ds for part, ds in stage.datasets.items() if ds.is_stored}

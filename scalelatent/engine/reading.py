@@ -1,8 +1,4 @@
-"""Rows of a dataset a piece at a time, as work wants them: checked, told by name if they are bad, and kept
-where they fit.
-
-A piece is what the dataset reads best at once (a chunk). See :mod:`.reading` for the blocks of a span.
-"""
+"""Rows of a dataset a piece at a time, as work wants them."""
 
 from __future__ import annotations
 
@@ -39,15 +35,7 @@ _NO_WANTS = Wants()
 
 @contextmanager
 def naming(dataset: Any) -> Iterator[None]:
-    """Give what a kernel says about a row, and a broken shard, the name of the dataset.
-
-    Raises
-    ------
-    DataError
-        In place of a ValueError or FloatingPointError.
-    RunError
-        In place of a MemoryError, of the host or of a device.
-    """
+    """Give what a kernel says about a row, and a broken shard, the name of the dataset."""
     try:
         yield
     except ShardError as error:
@@ -57,7 +45,7 @@ def naming(dataset: Any) -> Iterator[None]:
     except MemoryError as error:
         raise RunError(
             f"out of memory on rows of {dataset.url or 'the given arrays'}: {error}. Give the worker more "
-            "memory, or fewer threads ([cluster] memory_limit, threads), then resume the run; or start anew "
+            "memory, or fewer threads ([cluster] memory_limit, threads), then resume the run; or start again "
             "in another folder with a lower [engine] block_rows (engine={'block_rows': ...})"
         ) from error
     except (ValueError, FloatingPointError) as error:
@@ -66,14 +54,7 @@ def naming(dataset: Any) -> Iterator[None]:
 
 
 def as_rows(x: Any) -> Any:
-    """Rows as kernels take them: an ndarray as it is, a scipy matrix as :class:`CsrRows`.
-
-    Examples
-    --------
-    >>> from scipy.sparse import csr_array
-    >>> as_rows(csr_array([[0, 2]])).indices.tolist()
-    [1]
-    """
+    """Rows as kernels take them: an ndarray as it is, a scipy matrix as :class:`CsrRows`."""
     return x if isinstance(x, np.ndarray) else CsrRows.of(x)
 
 
@@ -82,10 +63,7 @@ class Stopped(Exception):
 
 
 class StopEvent(threading.Event):
-    """Tells a pass to stop, and hears how far it is; a task of a cluster has one of its own kind.
-
-    ``is_set`` is asked before each block, and while rows are waited for.
-    """
+    """Tells a pass to stop, and hears how far it is; a task of a cluster has one of its own kind."""
 
     notes = False
     """Each read and each computation is told to ``note`` before it is begun, so nothing is read ahead."""
@@ -112,21 +90,7 @@ class Meter:
 
 
 class Reader:
-    """Pieces of one dataset through the cache.
-
-    Parameters
-    ----------
-    dataset : Dataset
-    cache : PieceCache or None
-        None reads every time.
-    meter : Meter
-    classes : ndarray or None
-        The model's classes: labels become their positions here. None leaves labels unread.
-    wants : Wants
-        Of the work whose rows these are.
-    skipped : tuple of (start, stop)
-        Rows that are not to be read: they are zeros of class 0 and weight 0, all others have a weight.
-    """
+    """Pieces of one dataset through the cache."""
 
     def __init__(
         self,
@@ -262,14 +226,7 @@ def _observed(v: np.ndarray, targets: Targets, start: int, rows: np.ndarray | No
 
 
 def cut(held: list[Any], column: int, start: int, stop: int) -> Any:
-    """Rows start to stop of a column (x, y or weight) of pieces: a view where one piece has them all.
-
-    Examples
-    --------
-    >>> held = [((0, 2), (np.arange(2), None, None)), ((2, 4), (np.arange(2, 4), None, None))]
-    >>> cut(held, 0, 1, 3).tolist(), cut(held, 1, 1, 3)
-    ([1, 2], None)
-    """
+    """Rows start to stop of a column (x, y or weight) of pieces: a view where one piece has them all."""
     parts = [
         piece[column][max(start - a, 0) : stop - a]
         for (a, b), piece in held
@@ -289,16 +246,7 @@ _POLL_SECONDS = 0.2
 def iter_blocks(
     reader: Reader, blocks: list[tuple[int, int]], stop_event: StopEvent
 ) -> Generator[Block, None, None]:
-    """The blocks of a run of rows, in order.
-
-    Parameters
-    ----------
-    reader : Reader
-    blocks : list of (start, stop)
-        Adjacent.
-    stop_event : StopEvent
-        Set to call the pass off: the iterator raises :class:`~.reading.Stopped` at the next block.
-    """
+    """The blocks of a run of rows, in order."""
     if not blocks:
         return
     pieces = reader.pieces(blocks[0][0], blocks[-1][1])
@@ -370,7 +318,7 @@ def _read_ahead(
             yield piece, rows
     finally:
         closed.set()
-        # Where the pass is called off, a read that hangs is left behind: it holds nobody up.
+        # Where the pass is called off, a read that hangs is left behind: it holds nothing up.
         thread.join(timeout=1.0 if stop_event.is_set() else None)
 
 
@@ -429,11 +377,7 @@ def _read_several(
 
 @dataclass(frozen=True)
 class RowMask:
-    """A run of rows of a dataset: the only ones (``inside`` 1), or the ones that are left out (``inside`` 0).
-
-    Rows that are left out keep their places and weigh 0, as in a fit with ``sample_weight`` 0 there; blocks
-    that lie wholly in the run are not computed at all.
-    """
+    """A run of rows of a dataset."""
 
     start: int
     stop: int

@@ -1,8 +1,4 @@
-"""Sets of rows drawn from a dataset, written out of core: what a layer of clusterings has as centroids.
-
-A dataset has the sets one under the other, each whole in a chunk; a shard holds a few of them and has one
-writer. Whoever needs a set reads its rows alone.
-"""
+"""Sets of rows drawn from a dataset, written out of core: what a layer of clusterings has as centroids."""
 
 from __future__ import annotations
 
@@ -29,15 +25,7 @@ SHARD_BYTES, SMALL_BYTES, SHARDS = 2**26, 2**22, 16
 
 @dataclass(frozen=True)
 class StoredSets:
-    """Sets as :class:`SetsTask` wrote them, read when they are wanted.
-
-    Attributes
-    ----------
-    spec : str
-        Of the dataset, as JSON.
-    rows : int
-        Of a set.
-    """
+    """Sets as :class:`SetsTask` wrote them, read when they are wanted."""
 
     spec: str
     rows: int
@@ -59,12 +47,7 @@ class StoredSets:
 
 @dataclass(frozen=True, kw_only=True)
 class SetsTask(OutputTask):
-    """One pass over a dataset that writes sets of its rows, made by :func:`start_sets`.
-
-    Attributes
-    ----------
-    sets : RowSets
-    """
+    """One pass over a dataset that writes sets of its rows, made by :func:`start_sets`."""
 
     sets: RowSets
 
@@ -127,13 +110,7 @@ def _joined(parts: list[Any]) -> Any:
 
 
 def start_sets(name: str, dataset: Any, sets: RowSets, url: str | Path, device: str = "cpu") -> SetsTask:
-    """Make or find the dataset of the sets.
-
-    Raises
-    ------
-    DataError
-        It cannot be written, or other sets lie there.
-    """
+    """Make or find the dataset of the sets."""
     from scalelatent.data import create_dataset
 
     shape, dtype = sets.output()
@@ -159,16 +136,7 @@ def start_sets(name: str, dataset: Any, sets: RowSets, url: str | Path, device: 
 
 
 def write_sets(source: Any, sets: RowSets, place: Location) -> str:
-    """Put sets at a place: stored ones as they are, linked on one disk; returns the fingerprint.
-
-    Parameters
-    ----------
-    source : StoredSets, or sets in memory
-        With ``read``.
-    sets : RowSets
-        What they are.
-    place : Location
-    """
+    """Put sets at a place: stored ones as they are, linked on one disk; returns the fingerprint."""
     from scalelatent.data import create_dataset
     from scalelatent.data.write.create import link_dataset
 

@@ -1,6 +1,4 @@
-"""Thread pools of libraries: one thread each while a fit runs, restored after. Parallelism is Dask's, or ours
-over spans.
-"""
+"""Thread pools of libraries."""
 
 from __future__ import annotations
 
@@ -25,11 +23,10 @@ def _controller() -> Any:
 
 
 class _OneThread:
-    """The limit of the whole process: whoever comes first sets it, whoever leaves last takes it back.
+    """The limit of the whole process: the first to come sets it, the last to leave takes it back."""
 
-    Each on its own would restore what it found, and so, ending while another goes on, either let the pools
-    loose under it or leave them limited for ever.
-    """
+    # Each on its own would restore what it found, and so either let the pools loose under another or leave
+    # them limited for ever.
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -60,10 +57,9 @@ class _OneThread:
 
 
 def _take_control() -> None:
-    """Let the calling thread set the limits of OpenBLAS.
-
-    From threadpoolctl 3.8 on only the thread that set one first may, and all others do nothing in silence.
-    """
+    """Let the calling thread set the limits of OpenBLAS."""
+    # From threadpoolctl 3.8 on only the thread that set a limit first may change it; all others do nothing in
+    # silence.
     for library in _controller().lib_controllers:
         clear = getattr(library, "clear_controlling_thread", None)
         if clear is not None:
@@ -75,14 +71,7 @@ _one_thread = _OneThread()
 
 @contextmanager
 def single_threaded() -> Iterator[None]:
-    """BLAS and zarr use one thread each inside, in all threads of the process; once nobody is inside any
-    more, what was set before is restored.
-
-    Examples
-    --------
-    >>> with single_threaded():
-    ...     pass
-    """
+    """BLAS and zarr use one thread each inside, in all threads of the process."""
     _one_thread.enter()
     try:
         # OpenMP counts by calling thread, not by process.
@@ -93,24 +82,7 @@ def single_threaded() -> Iterator[None]:
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """What a call returns, waited for only so long: for requests to a cluster that may never be answered.
-
-    Parameters
-    ----------
-    seconds : float
-    call : callable
-        Runs in a thread of its own, which is left to itself after that.
-
-    Raises
-    ------
-    TimeoutError
-        No answer yet; and whatever the call raises.
-
-    Examples
-    --------
-    >>> within(5.0, lambda: 2)
-    2
-    """
+    """What a call returns, waited for only so long: for requests to a cluster that may never be answered."""
     answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
     def work() -> None:
@@ -130,21 +102,9 @@ def within(seconds: float, call: Callable[[], T]) -> T:
 
 
 def resolve_jobs(n_jobs: int | None) -> int:
-    """Threads that ``n_jobs`` means: -1 is all cores that a batch system or a container allows.
-
-    None is what ``joblib.parallel_config`` says: one thread in a worker of joblib's, as in a grid search with
-    ``n_jobs=-1``, since its other workers have the other cores. Where nobody says anything, it is all cores.
-
-    Raises
-    ------
-    ValueError
-        0, or not a whole number.
-
-    Examples
-    --------
-    >>> resolve_jobs(3)
-    3
-    """
+    """Threads that ``n_jobs`` means: -1 is all cores that a batch system or a container allows."""
+    # None is what joblib.parallel_config says: one thread in a worker of joblib's, as in a grid search with
+    # n_jobs=-1.
     from dask.system import cpu_count
 
     if n_jobs is None:

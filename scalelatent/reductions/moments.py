@@ -1,9 +1,4 @@
-"""Second moments of the rows: what EM needs once, before its first pass.
-
-The E-step sums of the paper use S = sum x x^T; every member's S is a sum over classes, so one moment matrix a
-class serves all architectures, the subspace start (equation 2.28) and the class counts. float64 throughout: S
-is factorised, and its small eigenvalues would drown in float32 sums.
-"""
+"""Second moments of the rows: what EM needs once, before its first pass."""
 
 from __future__ import annotations
 
@@ -24,18 +19,9 @@ class NonFiniteError(ValueError):
 
 @dataclass(frozen=True)
 class SecondMoments:
-    """Sum of w x x^T over rows, for each class or for all rows together.
+    """Sum of w x x^T over rows, for each class or for all rows together."""
 
-    Parameters
-    ----------
-    n_features : int
-    n_classes : int
-        0: one matrix for all rows, labels unused.
-    class_weight : ndarray of float64, shape (n_classes,) or None
-
-    Statistics: ``moment`` (classes, p, p), ``weight`` (classes,) and ``count`` (classes,), the rows whose
-    weight is above 0.
-    """
+    # float64 throughout: the moments are factorised, and their small eigenvalues would drown in float32 sums.
 
     wants = Wants()
 
@@ -57,13 +43,7 @@ class SecondMoments:
         return backend
 
     def accumulate(self, prepared: Any, block: Block, stats: Stats) -> None:
-        """Add a block, class by class.
-
-        Raises
-        ------
-        NonFiniteError
-            Naming the row and the feature.
-        """
+        """Add a block, class by class."""
         x = prepared.asarray(block.x, np.float64, "x64")
         weight = np.ones(len(block.x)) if block.weight is None else block.weight
         codes = block.y if self.n_classes else np.zeros(len(block.x), dtype=np.int32)
@@ -97,26 +77,7 @@ class SecondMoments:
 
 
 def leading_eigenvectors(moment: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """The n largest eigenpairs of a symmetric matrix, with a fixed sign.
-
-    Parameters
-    ----------
-    moment : ndarray of float64, shape (p, p)
-    n : int
-
-    Returns
-    -------
-    values : ndarray of float64, shape (n,)
-        Decreasing.
-    vectors : ndarray of float64, shape (p, n)
-        The entry of largest magnitude of each is positive.
-
-    Examples
-    --------
-    >>> values, vectors = leading_eigenvectors(np.diag([1.0, 4.0]), 1)
-    >>> values.tolist(), vectors.ravel().tolist()
-    ([4.0], [0.0, 1.0])
-    """
+    """The n largest eigenpairs of a symmetric matrix, with a fixed sign."""
     from scipy.linalg import eigh
 
     p = len(moment)
@@ -128,13 +89,7 @@ def leading_eigenvectors(moment: np.ndarray, n: int) -> tuple[np.ndarray, np.nda
 
 @dataclass(frozen=True)
 class Project:
-    """Rows times a matrix: x V, float32 (a :class:`~..base.RowMap`).
-
-    Parameters
-    ----------
-    basis : ndarray of float64, shape (p, q)
-        Leading right singular vectors of the uncentred training rows.
-    """
+    """Rows times a matrix: x V, float32 (a :class:`~..base.RowMap`)."""
 
     wants = Wants()
 

@@ -51,14 +51,7 @@ SCORERS: dict[str, Callable[[Stats], float]] = {
 
 @dataclass(frozen=True)
 class ScoreTally:
-    """Confusion matrix and log-loss (nats) of a row map of class probabilities, weighted by row.
-
-    Parameters
-    ----------
-    row_map : RowMap
-        Rows -> probabilities of the classes, whose largest is the predicted class.
-    n_classes : int
-    """
+    """Confusion matrix and log-loss (nats) of a row map of class probabilities, weighted by row."""
 
     row_map: RowMap
     n_classes: int

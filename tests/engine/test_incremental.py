@@ -166,7 +166,7 @@ def test_lost_and_torn_contributions_are_named(tmp_path: Path) -> None:
         fit(tmp_path, callback=StopAfter(1))
     for path in tmp_path.glob("leaf-toy-000000-*.rec"):
         path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(RunError, match=r"leaf-toy-000000-\d+.rec.*start the fit anew in another run_dir"):
+    with pytest.raises(RunError, match=r"leaf-toy-000000-\d+.rec.*start the fit again in another run_dir"):
         fit(tmp_path)
 
 

@@ -246,7 +246,7 @@ def test_memory_at_its_end_names_what_a_resume_takes(toy: SimpleNamespace) -> No
     with (
         pytest.raises(
             RunError,
-            match=r"memory_limit, threads\), then resume the run; or start anew .*block_rows",
+            match=r"memory_limit, threads\), then resume the run; or start again .*block_rows",
         ),
         naming(toy.rows(10)),
     ):

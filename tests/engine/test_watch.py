@@ -82,11 +82,11 @@ def test_deaths_of_an_earlier_pass_are_forgotten(case: Any) -> None:
 def test_a_shunned_worker_comes_back_after_a_while(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     looker, _, _ = case
     now = watch.time.monotonic()
-    looker.shunned = {"a": now, "gone": now}
+    looker.avoided = {"a": now, "gone": now}
     assert looker.trusted({"a": 1, "b": 2}) == {"b": 2}
-    assert set(looker.shunned) == {"a"}
+    assert set(looker.avoided) == {"a"}
     assert looker.trusted({"a": 1}) == {"a": 1}  # better than none
-    monkeypatch.setattr(watch, "SHUN_SECONDS", 0.0)
+    monkeypatch.setattr(watch, "AVOID_SECONDS", 0.0)
     assert looker.trusted({"a": 1, "b": 2}) == {"a": 1, "b": 2}
 
 

@@ -1,14 +1,4 @@
-"""One pass on its way through a Dask cluster: spans in a window, the tree behind them, the M-step at its end.
-
-Where the window holds all spans, the whole pass is one message to the scheduler; else spans go out in
-batches, and with the last batch the rest of the tree and the M-step. Behind the M-step goes the next pass at
-once. So the cluster goes on by itself where the driver would be waited for twice: once to hear that the last
-span is done, once that the parameters are.
-
-What depends on an M-step keeps the scheduler from forgetting the pass before. So every now and then a pass
-starts from the run folder instead (``…_params``); and where a lost parameter sends Dask back along that
-chain, passes whose parameters are in the run folder are not computed again (see :mod:`.tasks`).
-"""
+"""One pass on its way through a Dask cluster."""
 
 from __future__ import annotations
 
@@ -38,23 +28,7 @@ EVENT_SECONDS = 1.0
 
 
 class DaskPass(Work):
-    """A pass of a learner, or of reductions where ``learns`` is False.
-
-    Parameters
-    ----------
-    executor : DaskExecutor
-    stage : Stage
-    iteration : int
-        Passes done before it.
-    spans : list of Span
-        To be computed.
-    kept : list of Span
-        Left finished by an interrupted run.
-    learns : bool
-        Whether an M-step follows.
-    behind : DaskPass or None
-        The pass whose M-step makes the parameters; None takes them from the run folder.
-    """
+    """A pass of a learner, or of reductions where ``learns`` is False."""
 
     def __init__(
         self,
@@ -238,13 +212,7 @@ class DaskPass(Work):
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """What the M-step tells: by an event, or where that got lost by a task.
-
-        Raises
-        ------
-        TaskEnded
-            It failed.
-        """
+        """What the M-step tells: by an event, or where that got lost by a task."""
         if self._info is None and self.mstep is not None:
             told = self.executor.told(self)
             status = self.mstep.status
@@ -274,9 +242,7 @@ class DaskPass(Work):
         }
 
     def release(self) -> None:
-        """Let go of all futures at once: the pass and its window hold each other, and would wait for a
-        collection of garbage, the scheduler with them.
-        """
+        """Let go of all futures at once."""
         super().release()
         self._trees.clear()
         self.tops.clear()
@@ -285,15 +251,7 @@ class DaskPass(Work):
 
 
 def key_of(stage: Stage, role: str | None, iteration: int, suffix: str, token: str) -> str:
-    """Name of a task of a pass, read by people on the dashboard.
-
-    Examples
-    --------
-    >>> from types import SimpleNamespace
-    >>> stage = SimpleNamespace(name="capsule_estep")
-    >>> key_of(stage, None, 6, "s0042", "ab12cd"), key_of(stage, "mstep", 6, "", "ab12cd")
-    ('capsule_estep-it0007-s0042-ab12cd', 'capsule_mstep-it0007-ab12cd')
-    """
+    """Name of a task of a pass, read by people on the dashboard."""
     if role == POOLED:
         return f"{stage.name}_{role}-it{iteration + 1:04d}-{suffix}-{token}"
     # Beside the spans, ``capsule_estep``, stand ``capsule_params``, ``capsule_mstep``, … Other stages keep

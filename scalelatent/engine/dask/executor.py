@@ -1,13 +1,4 @@
-"""The executor on a Dask cluster: the same spans, the same tree, the same bits.
-
-A pass is some tens of tasks. ``…_estep`` reads, computes and reduces a span; ``…_merge`` joins eight nodes;
-``…_mstep`` merges the last ones and makes the next parameters, which travel from worker to worker and lie in
-the run folder, too. ``…_params`` begins a pass from the run folder.
-
-Slow, fast and new workers need nothing more than the window of :mod:`.window`; what a lost one had, Dask
-gives to another. Where that does not suffice (all workers were replaced at once, one hangs), the pass is
-begun anew under other names: what was finished and worth keeping lies in the run folder.
-"""
+"""The executor on a Dask cluster: the same spans, the same tree, the same bits."""
 
 from __future__ import annotations
 
@@ -40,11 +31,11 @@ from .scheduler_news import KERNELS, listener
 from .steps import DaskSteps
 from .tasks import task_merge
 from .trial import end_with_word, look_back, try_alone
-from .watch import Again, Watch
+from .watch import Retry, Watch
 from .window import Work
 
 W = TypeVar("W", bound=Work)
-# Times that work is begun anew without one more item done in between.
+# Retries of work without one more item done in between.
 ATTEMPTS = 4
 # How long a fit waits for a cluster without workers.
 STALL_SECONDS = 300.0
@@ -54,30 +45,7 @@ _LOOK_SECONDS = 2.0
 
 
 class DaskExecutor:
-    """Spans as tasks of a distributed cluster.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    store : EngineStore
-        In a folder that the driver and every worker see.
-    checkpoint_seconds : float
-        0 keeps every finished span.
-    callbacks : Callback or None
-        Told of events, and asked now and then whether to go on.
-    quarantine : Quarantine or None
-        What becomes of bad shards; None ends the fit with the first one.
-    cache : float or None
-        What rows may take of each worker's cache (see :func:`~scalelatent.engine.cache.parse_cache`); None
-        chooses.
-    job : str
-        Id of the job whose driver this is, a part of the names of its tasks.
-
-    Raises
-    ------
-    RunError
-        No workers, or a worker does not see the folder.
-    """
+    """Spans as tasks of a distributed cluster."""
 
     keeps_states = True
 
@@ -127,7 +95,7 @@ class DaskExecutor:
         return max(1, sum(self.threads.values()))
 
     def refresh(self) -> None:
-        """Look at the workers anew, but not each pass: short ones would wait for the answer."""
+        """Look at the workers again, but not each pass: short ones would wait for the answer."""
         if time.monotonic() - self._looked > REFRESH_SECONDS:
             self.look_at_workers()
 
@@ -139,13 +107,7 @@ class DaskExecutor:
         return found
 
     def compute_on(self, device: str) -> None:
-        """What the fit asks for: ``"auto"``, ``"cpu"``, ``"gpu"`` or ``"reference"``.
-
-        Raises
-        ------
-        RunError
-            ``"gpu"``, and no worker offers one.
-        """
+        """What the fit asks for: ``"auto"``, ``"cpu"``, ``"gpu"`` or ``"reference"``."""
         self.pools.compute_on(device, self.threads)
         self.look_at_workers()
         offers = self.pools.offers(self.threads)
@@ -153,13 +115,7 @@ class DaskExecutor:
             self.pools.tell(offers, self.callbacks)
 
     def wait_for_workers(self) -> dict[str, int]:
-        """Threads of each worker that is there now; waits a while for one.
-
-        Raises
-        ------
-        RunError
-            None came.
-        """
+        """Threads of each worker that is there now; waits a while for one."""
         begin = time.monotonic()
         while not (found := self.look_at_workers()):
             if time.monotonic() - begin > STALL_SECONDS:
@@ -294,7 +250,7 @@ class DaskExecutor:
         return self.run(make, on_rows)
 
     def run(self, make: Callable[[], W], on_rows: OnRows) -> W:
-        """Look after work to its end, and begin it anew where it cannot go on; returns what ended."""
+        """Run work to its end, with retries; returns what ended."""
         self.watch.begin()
         ended = run_to_end(self, make, on_rows)
         self._seconds[ended.name] = self.watch.span_seconds(ended)
@@ -361,12 +317,7 @@ class DaskExecutor:
             self.watch.end()
 
     def save_lazy(self, dataset: Any, url: str, on_rows: OnRows) -> Any:
-        """Write the rows of a dask array by its own tasks: each shard is computed and written on a worker.
-
-        Returns
-        -------
-        Dataset
-        """
+        """Write the rows of a dask array by its own tasks: each shard is computed and written on a worker."""
         try:
             return save_lazy(self, dataset, url, on_rows)
         finally:
@@ -375,18 +326,7 @@ class DaskExecutor:
     # -- results and errors ----------------------------------------------------------------------------------
 
     def result(self, future: Any, check: Any = None) -> Any:
-        """The result of a task, waited for as long as there are workers.
-
-        Parameters
-        ----------
-        check : callable, optional
-            Called now and then; may raise to give up.
-
-        Raises
-        ------
-        RunError
-            The task was lost, or no workers are left.
-        """
+        """The result of a task, waited for as long as there are workers."""
         ended, begin, looked = threading.Event(), time.monotonic(), time.monotonic()
         while True:
             ended.clear()
@@ -415,20 +355,7 @@ class DaskExecutor:
 
 
 def run_to_end(executor: DaskExecutor, make: Callable[[], W], on_rows: OnRows) -> W:
-    """Look after work to its end; returns what ended.
-
-    Parameters
-    ----------
-    executor : DaskExecutor
-    make : callable
-        Gives the work, each time as it is to be begun by then.
-    on_rows : callable
-
-    Raises
-    ------
-    RunError
-        It does not get on, or rows are found that workers die of.
-    """
+    """Look after work to its end; returns what ended."""
     tries, most = 0, -1
     while True:
         current = make()
@@ -443,7 +370,7 @@ def run_to_end(executor: DaskExecutor, make: Callable[[], W], on_rows: OnRows) -
             executor.store.drop_nodes()
             executor.rename()
             tries, most = 0, -1
-        except Again as again:
+        except Retry as again:
             try:
                 executor.watch.call_off(current)
             finally:
@@ -463,10 +390,10 @@ def run_to_end(executor: DaskExecutor, make: Callable[[], W], on_rows: OnRows) -
 
 
 def _tried_first(executor: DaskExecutor, current: Work) -> bool:
-    """Try what is suspect before the work begins; whether something was, and the work is to be made anew."""
+    """Try suspects before the work begins; whether there were some, and it is to be made again."""
     if current.began is not None:  # behind the pass before it
         if executor.watch.suspects(current):
-            raise Again("two workers have died of it")
+            raise Retry("two workers have died of it")
         return False
     if not executor.looked_back:
         executor.looked_back = True

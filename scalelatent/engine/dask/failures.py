@@ -9,7 +9,7 @@ from scalelatent.engine.executor import OnRows
 from scalelatent.engine.threads import within
 from scalelatent.errors import RunError, ScalelatentError, ShardError
 
-from .watch import Again
+from .watch import Retry
 from .window import TaskEnded, Work
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ POLL_SECONDS, LOOK_SHARE, WAIT_SECONDS = 0.02, 5e-5, 0.25
 GUARD_SECONDS, FETCH_SECONDS = 10.0, 30
 
 
-class LeftOut(Again):
-    """The work is to be begun anew, without rows that have just been left out."""
+class LeftOut(Retry):
+    """The work is to be retried, without rows that have just been left out."""
 
 
 def guard_spans(client: Any) -> None:
@@ -33,13 +33,7 @@ def guard_spans(client: Any) -> None:
 
 
 def look_after(executor: DaskExecutor, current: Work, on_rows: OnRows) -> None:
-    """Look after work until it is done.
-
-    Raises
-    ------
-    Again
-        It cannot go on as it is.
-    """
+    """Look after work until it is done."""
     told = -1
     current.open()
     executor.watch.start(current)
@@ -61,25 +55,17 @@ def look_after(executor: DaskExecutor, current: Work, on_rows: OnRows) -> None:
 
 
 def settle(executor: DaskExecutor, current: Work, ended: TaskEnded) -> NoReturn:
-    """A task of a work failed or was cancelled: begin anew where that helps.
-
-    Raises
-    ------
-    Again
-        It does.
-    Exception
-        It does not.
-    """
+    """A task failed or was cancelled: retry the work where that helps."""
     from distributed import KilledWorker
 
     future = ended.future
     if future.status == "cancelled" and executor.link.connected:
-        raise Again(f"the scheduler has cancelled {future.key}")
+        raise Retry(f"the scheduler has cancelled {future.key}")
     error = _exception_of(executor, future)
     if isinstance(error, KilledWorker):
         key = str(error.task)
-        if executor.watch.blame(current, key, error.last_worker.address):
-            raise Again(f"workers have died of {key}")
+        if executor.watch.note_killed(current, key, error.last_worker.address):
+            raise Retry(f"workers have died of {key}")
     where = {"stage": current.name, "pass": current.number}
     if isinstance(error, ShardError) and executor.quarantine.take(error, executor.callbacks, **where):
         raise LeftOut(str(error))

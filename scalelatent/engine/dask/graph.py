@@ -1,8 +1,4 @@
-"""Tasks that go to the scheduler in one message, each with its own worker and priority.
-
-``Client.submit`` sends a message a task, and the scheduler spends more on taking each apart than on the task
-itself: a pass of ten tasks costs a third of the processor time when it comes as one graph.
-"""
+"""Tasks that go to the scheduler in one message, each with its own worker and priority."""
 
 from __future__ import annotations
 
@@ -22,16 +18,10 @@ Reads = tuple[str, int, int]
 
 
 class Graph:
-    """Tasks by key; what one needs of another is named by :meth:`ref`.
+    """Tasks by key; what one needs of another is named by :meth:`ref`."""
 
-    Examples
-    --------
-    >>> graph = Graph()
-    >>> graph.add("one", int, "1", worker="tcp://10.0.0.1:40000", priority=5)
-    >>> graph.add("sum", sum, [graph.ref("one"), graph.ref("one")])
-    >>> sorted(graph.tasks), graph.workers, graph.priorities
-    (['one', 'sum'], {'one': ['tcp://10.0.0.1:40000']}, {'one': 5})
-    """
+    # Client.submit sends a message a task, and the scheduler spends more on taking each apart than on the
+    # task itself: a pass of ten tasks as one graph costs it a third of the time.
 
     def __init__(self) -> None:
         self.tasks: dict[str, Task] = {}
@@ -41,11 +31,9 @@ class Graph:
         self._held: list[Any] = []
 
     def hold(self, future: Any) -> TaskRef:
-        """The ref of a future that nobody else keeps (or of a key) until the scheduler has the graph.
-
-        Which it unpacks aside: what is let go of just after the graph was sent overtakes it. So the graph is
-        to be kept until one of its tasks is done.
-        """
+        """The ref of a future (or of a key), kept until the scheduler has the graph."""
+        # The scheduler unpacks a graph aside: what is let go of just after it was sent overtakes it. So the
+        # graph is to be kept until one of its tasks is done.
         if not isinstance(future, str):
             self._held.append(future)
         return self.ref(future)
@@ -64,10 +52,7 @@ class Graph:
         priority: int = 0,
         reads: Reads | None = None,
     ) -> None:
-        """Add a task; results of others among its arguments are refs, alone or in a list.
-
-        What ``reads`` something may be what workers die of (see :mod:`.scheduler_side`).
-        """
+        """Add a task; results of others among its arguments are refs, alone or in a list."""
         self.tasks[key] = Task(key, function, *(_parsed(arg) for arg in args))
         if worker is not None:
             self.workers[key] = [worker]
@@ -77,21 +62,7 @@ class Graph:
             self.reads[key] = reads
 
     def send(self, client: Any, wanted: Iterable[str], only: Sequence[str] = ()) -> dict[str, Any]:
-        """Send all tasks.
-
-        Parameters
-        ----------
-        client : distributed.Client
-        wanted : iterable of str
-            Keys whose results are kept as long as their futures.
-        only : sequence of str
-            The only workers that may have these tasks. Else any takes a task where its worker is gone.
-
-        Returns
-        -------
-        dict
-            Key -> Future.
-        """
+        """Send all tasks."""
         keys = list(wanted)
         # Functions of the key, since a layer has one value for all its tasks, or a function.
         workers = {**{key: list(only) for key in self.tasks}, **self.workers} if only else self.workers

@@ -1,11 +1,4 @@
-"""The semi-private parts of Dask that scalelatent uses.
-
-They are no documented interface. Before its first call each guarded hook looks whether this Dask has what it
-needs; where it lacks something, that is said once in the log and the program goes on without what hangs on
-it. Whatever goes wrong after that is a fault of ours and is raised. ``tests/monitor/test_hooks.py`` tells
-when a new version lacks something, and when anything else in scalelatent reaches into a scheduler, a worker
-or a client beyond their documentation.
-"""
+"""The semi-private parts of Dask that scalelatent uses."""
 
 from __future__ import annotations
 
@@ -57,11 +50,7 @@ _TASK, _WORKER = "distributed.scheduler:TaskState", "distributed.scheduler:Worke
 
 
 def _guarded(without: str, default: Callable[[], Any], *needs: str) -> Callable[[_F], _F]:
-    """Answer ``default()`` where Dask has changed, and say once what the program then goes without.
-
-    ``needs`` are attributes: of the first argument (``"tasks"``), or of what a module has
-    (``"distributed.scheduler:TaskState.state"``).
-    """
+    """Answer ``default()`` where Dask has changed, and say once what the program then goes without."""
 
     def wrap(function: _F) -> _F:
         @functools.wraps(function)
@@ -111,10 +100,8 @@ def say_once(name: str, without: str, error: Exception) -> None:
 
 @_guarded("a prefix of the dashboard's addresses", lambda: "/", "http_application.wildcard_router.rules")
 def route_prefix(scheduler: Any) -> str:
-    """What the dashboard's addresses begin with: ``"/"``, or ``"/name/"`` (``--dashboard-prefix``).
-
-    The scheduler does not keep it; the route of its health check, which every version has, tells.
-    """
+    """What the dashboard's addresses begin with: ``"/"``, or ``"/name/"`` (``--dashboard-prefix``)."""
+    # The scheduler does not keep it; the route of its health check, which every version has, tells.
     for rule in scheduler.http_application.wildcard_router.rules:
         pattern = getattr(getattr(rule.matcher, "regex", None), "pattern", "").lstrip("^").rstrip("$")
         if pattern.endswith("/health"):
@@ -125,19 +112,7 @@ def route_prefix(scheduler: Any) -> str:
 
 @_guarded("the page /scalelatent and /scalelatent.json", lambda: False, "http_application.add_handlers")
 def add_routes(scheduler: Any, routes: Sequence[tuple[str, type, dict[str, Any]]]) -> bool:
-    """Add routes to the scheduler's web server, once.
-
-    Parameters
-    ----------
-    scheduler : distributed.Scheduler
-    routes : list of (path, tornado handler, arguments of its ``initialize``)
-        Paths without the dashboard's prefix.
-
-    Returns
-    -------
-    bool
-        Whether they are there; False where Dask has no such thing.
-    """
+    """Add routes to the scheduler's web server, once."""
     application = scheduler.http_application
     if not getattr(application, "_scalelatent_routes", False):
         prefix = route_prefix(scheduler)
@@ -178,10 +153,7 @@ def _page_variables(scheduler: Any) -> dict[str, Any]:
     "distributed.http:__file__",
 )
 def page_frame(scheduler: Any) -> tuple[Path | None, dict[str, Any]]:
-    """Folder of the dashboard's jinja2 templates (``base.html``), and what they show beside a page.
-
-    Without bokeh there is no navigation bar, and the folder is None.
-    """
+    """Folder of the dashboard's jinja2 templates (``base.html``), and what they show beside a page."""
     try:
         import bokeh  # noqa: F401
     except ImportError:
@@ -207,17 +179,7 @@ def past_events(scheduler: Any, topic: str) -> tuple[tuple[float, Any], ...]:
 
 
 class LostWorker:
-    """What the scheduler tells when it removes a worker.
-
-    Attributes
-    ----------
-    worker : str
-        Address.
-    keys : list of str
-        Tasks that were being processed on it.
-    expected : bool
-        It was asked to go, or said that it goes.
-    """
+    """What the scheduler tells when it removes a worker."""
 
     __slots__ = ("expected", "keys", "worker")
 
@@ -227,10 +189,8 @@ class LostWorker:
 
 
 def lost_worker(topic: str, message: Any) -> LostWorker | None:
-    """Read the scheduler's event of a removed worker (topic ``"all"``); None for any other event.
-
-    Only this event tells the tasks: when plugins hear of it by ``remove_worker``, they are elsewhere already.
-    """
+    """Read the scheduler's event of a removed worker (topic ``"all"``); None for any other event."""
+    # Only this event tells the tasks: when plugins hear of it by remove_worker, they are elsewhere already.
     if topic != "all" or not isinstance(message, Mapping) or message.get("action") != "remove-worker":
         return None
     if not {"worker", "processing-tasks"} <= message.keys():
@@ -244,24 +204,8 @@ def lost_worker(topic: str, message: Any) -> LostWorker | None:
 
 @_guarded("messages to the dashboard page", lambda: False, "status", "loop", "scheduler")
 def post_event(client: Any, topic: str, messages: Sequence[dict[str, Any]], pause: float = 0.0) -> Any:
-    """Log events without waiting for the scheduler.
-
-    ``Client.log_event`` waits for an answer: a driver would stand still while a scheduler is away.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    topic : str
-    messages : list of dict
-        Sent in order.
-    pause : float
-        Seconds after the last one, before they count as sent: whoever waits for that sends no more often.
-
-    Returns
-    -------
-    concurrent.futures.Future or False
-        Done when all are sent; False where it cannot be done.
-    """
+    """Log events without waiting for the scheduler."""
+    # Client.log_event waits for an answer: a driver would stand still while a scheduler is away.
     if client.scheduler is None or client.loop is None or client.status not in ("running", "connecting"):
         return False
     log_event = client.scheduler.log_event
@@ -300,16 +244,9 @@ def worker_facts(scheduler: Any) -> dict[str, dict[str, Any]]:
 
 @_guarded("drivers that outlive any number of workers", lambda: False, "tasks", f"{_TASK}.suspicious")
 def forgive(scheduler: Any, key: str) -> bool:
-    """Let a task begin anew after its worker's death as if it were the first time.
-
-    The scheduler gives a task up (``KilledWorker``) after ``distributed.scheduler.allowed-failures`` deaths.
-    A driver runs as long as its job and holds no memory to speak of: what kills workers is not it.
-
-    Returns
-    -------
-    bool
-        Whether the scheduler knows the task.
-    """
+    """Let a task begin again after its worker's death as if it were the first time."""
+    # The scheduler gives a task up (KilledWorker) after distributed.scheduler.allowed-failures deaths. A
+    # driver runs as long as its job and needs little memory: it is not what kills workers.
     task = scheduler.tasks.get(key)
     if task is None:
         return False
@@ -319,16 +256,7 @@ def forgive(scheduler: Any, key: str) -> bool:
 
 
 class SpanAt(NamedTuple):
-    """A span that a worker has, or had when it died.
-
-    Attributes
-    ----------
-    key : str
-    worker : str
-        Its address.
-    reads : (str, int, int)
-        See :data:`.graph.Reads`.
-    """
+    """A span that a worker has, or had when it died."""
 
     key: str
     worker: str
@@ -343,10 +271,7 @@ _DEADLY = "finding the rows that workers die of before a fourth does"
     f"{_WORKER}.processing", f"{_WORKER}.address",
 )  # fmt: skip
 def spans_at(scheduler: Any, keys: Iterable[str] | None = None) -> list[SpanAt]:
-    """Spans that workers have; with ``keys``, which a lost worker had, those that are to be computed anew.
-
-    Tasks with the annotation ``scalelatent`` (see :class:`~.graph.Graph`).
-    """
+    """Spans that workers have; with ``keys`` of a lost worker those that are to be computed again."""
     if keys is None:
         tasks = [task for worker in scheduler.workers.values() for task in worker.processing]
     else:
@@ -380,13 +305,7 @@ def loads(scheduler: Any) -> dict[str, float]:
 
 @_guarded(_DEADLY, list, "tasks", f"{_TASK}.loose_restrictions", f"{_TASK}.worker_restrictions")
 def bind(scheduler: Any, keys: Iterable[str], worker: str | None) -> list[str]:
-    """Have tasks whose worker was lost computed by another one, and by no third; None: by any again.
-
-    Returns
-    -------
-    list of str
-        Those of them for which that is news.
-    """
+    """Have tasks whose worker was lost computed by another one, and by no third; None: by any again."""
     found = [t for t in _known(scheduler, keys) if t.loose_restrictions == (worker is not None)]
     for task in found:
         task.loose_restrictions = worker is None
@@ -408,11 +327,9 @@ def running_tasks(worker: Any) -> list[str]:
     "distributed.stealing:fast_tasks",
 )
 def keep_still(dask_scheduler: Any, name: str) -> bool:
-    """Keep Dask's work stealing from tasks whose names begin so (see `distributed.utils.key_split`).
-
-    Stealing knows one duration for all tasks of a name, on whatever worker: to an idle slow worker it would
-    move what a fast one is through with much sooner.
-    """
+    """Keep Dask's work stealing from tasks whose names begin so (see `distributed.utils.key_split`)."""
+    # Stealing knows one duration for all tasks of a name: it would move to an idle slow worker what a fast
+    # one finishes much sooner.
     from distributed import stealing
 
     if "stealing" in dask_scheduler.extensions:
@@ -422,16 +339,9 @@ def keep_still(dask_scheduler: Any, name: str) -> bool:
 
 @_guarded("jobs that outlive the client that submits them", lambda: False, "tasks", "client_desires_keys")
 def keep_task(scheduler: Any, key: str) -> bool:
-    """Let a task go on when the client that submitted it leaves, as `distributed.fire_and_forget` does.
-
-    That one is a message which overtakes the task it is about (a graph is unpacked aside, and a key that is
-    not known yet is passed over): a client that submits and leaves would lose the task.
-
-    Returns
-    -------
-    bool
-        Whether the scheduler knows the task by now; if not, ask again.
-    """
+    """Let a task go on when the client that submitted it leaves, as `distributed.fire_and_forget` does."""
+    # client_desires_keys is a message that overtakes the task it is about: a client that submits and leaves
+    # would lose the task.
     if key not in scheduler.tasks:
         return False
     scheduler.client_desires_keys([key], "fire-and-forget")
@@ -454,7 +364,7 @@ def task_wanted(worker: Any, key: Any) -> bool:
 
 @_guarded("handlers of Dask events that a user has set before", lambda: None, "_event_handlers")
 def topic_handler(client: Any, topic: str) -> Any:
-    """What a client does with events of a topic; None where nobody asked for them."""
+    """What a client does with events of a topic; None where it did not ask for them."""
     return client._event_handlers.get(topic)
 
 

@@ -1,8 +1,4 @@
-"""The client of a cluster, with bounded waits, and errors that say what to do.
-
-Everything that a driver asks of a scheduler goes through here, so that a scheduler that is gone, or a client
-that was closed, is told as such, wherever it is noticed first.
-"""
+"""The client of a cluster, with bounded waits, and errors that say what to do."""
 
 from __future__ import annotations
 
@@ -20,19 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Member:
-    """A worker of the cluster.
-
-    Attributes
-    ----------
-    threads : int
-    running : bool
-        False where it is paused (memory) or on its way out: it gets no tasks.
-    name, host : str
-    memory, memory_limit : int
-        Bytes: of the process at its last heartbeat, and what it may use (0: no limit).
-    gpus : float
-        What it offers of the resource ``GPU``.
-    """
+    """A worker of the cluster."""
 
     threads: int
     running: bool
@@ -44,12 +28,7 @@ class Member:
 
 
 class Link:
-    """Calls to a scheduler.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    """
+    """Calls to a scheduler."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
@@ -61,13 +40,7 @@ class Link:
         return str(scheduler.address if scheduler is not None else "(closed)")
 
     def call(self, what: str, function: Callable[..., T], *args: Any, **options: Any) -> T:
-        """Call something of the client.
-
-        Raises
-        ------
-        RunError
-            The scheduler does not answer, or the client is closed.
-        """
+        """Call something of the client."""
         try:
             return function(*args, **options)
         except ScalelatentError:
@@ -125,13 +98,7 @@ class Link:
     def ask_workers(
         self, what: str, function: Callable[..., T], *args: Any, seconds: float = CALL_SECONDS
     ) -> dict[str, T]:
-        """Run a function on every worker, beside its tasks; address -> answer.
-
-        Raises
-        ------
-        RunError
-            Not all have answered in time.
-        """
+        """Run a function on every worker, beside its tasks; address -> answer."""
         try:
             return dict(within(seconds, lambda: self.call(what, self.client.run, function, *args)))
         except TimeoutError:

@@ -24,20 +24,7 @@ AddShard = Callable[[Graph, str, int, str], None]
 
 
 class Shards(Work):
-    """Shards of an output that are missing.
-
-    Parameters
-    ----------
-    executor : DaskExecutor
-    name : str
-    writer : DatasetWriter
-        Of the output.
-    rows : int
-    add : callable
-        See :data:`AddShard`.
-    others : bool
-        Tasks of other people belong to it: those of a dask array.
-    """
+    """Shards of an output that are missing."""
 
     def __init__(
         self, executor: DaskExecutor, name: str, writer: Any, rows: int, add: AddShard, others: bool = False
@@ -74,15 +61,7 @@ class Shards(Work):
 
 
 class MapShards(Shards):
-    """Shards of an :class:`~scalelatent.engine.mapwrite.OutputTask`.
-
-    Parameters
-    ----------
-    executor : DaskExecutor
-    task : OutputTask
-    name : str
-        Of its record in the run folder.
-    """
+    """Shards of an :class:`~scalelatent.engine.mapwrite.OutputTask`."""
 
     def __init__(self, executor: DaskExecutor, task: Any, name: str) -> None:
         super().__init__(executor, task.name, task.writer, task.rows, self._add_map)
@@ -121,7 +100,7 @@ class MapShards(Shards):
 
 
 def run_map(executor: DaskExecutor, task: Any, on_rows: OnRows) -> None:
-    """Shards of a map as tasks; those of bad shards are begun anew when these are left out."""
+    """Shards of a map as tasks; begun again where bad shards are left out."""
     kept, known = ExitStack(), None
     with kept:
 
@@ -139,14 +118,7 @@ def run_map(executor: DaskExecutor, task: Any, on_rows: OnRows) -> None:
 
 
 def save_lazy(executor: DaskExecutor, dataset: Any, url: str, on_rows: OnRows) -> Any:
-    """Write the rows of a dask array by its own tasks: each shard is computed and written on a worker.
-
-    Labels and weights that are no dask arrays reach the workers through the run folder.
-
-    Returns
-    -------
-    Dataset
-    """
+    """Write the rows of a dask array by its own tasks: each shard is computed and written on a worker."""
     from scalelatent.data import create_dataset
 
     classes = dataset.classes

@@ -1,18 +1,4 @@
-"""Workers of several kinds in one pass: who may take part, how fast each is, and its share of the queue.
-
-``device="auto"``: each worker computes on what it is, a GPU where it offers the resource ``GPU``. ``"gpu"``:
-workers without one get nothing. ``"cpu"``: all take part, and a worker with a GPU computes on its processor.
-
-Equal devices give equal bits. Processors and cards round float32 products in other orders, so in a mixed pool
-the sums of a pass depend, within :data:`TOLERANCE`, on which worker computed which span. That is said once a
-fit by the event ``devices``.
-
-Speeds are measured: each worker tells the driver seconds a row when they have changed
-(:mod:`.worker_side`). As long as they are alike, all is left to :class:`.window.Window` and to Dask's own
-stealing. Where they are not, :class:`PoolWindow` hands out by :class:`.shares.Shares`, and Dask, which knows
-one duration for all tasks of a name, is kept from moving spans: what it would move to an idle slow worker
-would outlast the pass. It still moves what a lost worker had.
-"""
+"""Workers of several kinds in one pass: who may take part, how fast each is, and its share of the queue."""
 
 from __future__ import annotations
 
@@ -59,15 +45,7 @@ _CARDS = {"cupy": "gpu", "gpu": "gpu"}
 
 @dataclass(frozen=True)
 class Speeds:
-    """How fast workers are on a stage.
-
-    Attributes
-    ----------
-    row_seconds : dict
-        Part -> seconds a row on a thread of speed 1.
-    speeds : dict
-        Worker -> speed of one of its threads.
-    """
+    """How fast workers are on a stage."""
 
     row_seconds: Mapping[str, float]
     speeds: Mapping[str, float]
@@ -84,15 +62,7 @@ class Speeds:
 
 
 class Pace:
-    """Seconds a row of each worker, as they tell them.
-
-    Examples
-    --------
-    >>> pace = Pace()
-    >>> pace.hear({"stage": "e", "part": "train", "worker": "a", "pace": 1e-6, "device": "numba"})
-    >>> pace.devices
-    {'a': 'cpu'}
-    """
+    """Seconds a row of each worker, as they tell them."""
 
     def __init__(self) -> None:
         self._heard: dict[tuple[str, str], dict[str, float]] = {}
@@ -157,20 +127,7 @@ def _guessed(
 
 
 class Pools:
-    """The workers of one executor by what they are.
-
-    Parameters
-    ----------
-    link : Link
-
-    Attributes
-    ----------
-    device : str
-        What the fit asks for.
-    bound : bool
-        Tasks must not go to other workers than those chosen.
-    pace : Pace
-    """
+    """The workers of one executor by what they are."""
 
     def __init__(self, link: Link) -> None:
         self._link, self.device, self.bound, self.pace = link, "auto", False, Pace()
@@ -187,13 +144,7 @@ class Pools:
         return frozenset(name for name, card in self._cards.items() if card)
 
     def compute_on(self, device: str, threads: Mapping[str, int]) -> None:
-        """What the fit asks for.
-
-        Raises
-        ------
-        RunError
-            ``"gpu"``, and no worker offers one.
-        """
+        """What the fit asks for."""
         self.device = device
         if not self.chosen(threads):
             address = self._link.address
@@ -275,15 +226,7 @@ class Pools:
 
 
 def devices_event(counts: Mapping[str, int]) -> dict[str, Any]:
-    """The event that tells which devices compute, and what that means for the result.
-
-    Examples
-    --------
-    >>> devices_event({"cpu": 2})
-    {'event': 'devices', 'cpu': 2, 'devices': 'cpu 2 workers'}
-    >>> print(devices_event({"cpu": 3, "gpu": 1})["message"][:53])
-    processors and cards compute this fit together: its s
-    """
+    """The event that tells which devices compute, and what that means for the result."""
     out = {"event": "devices", **counts, "devices": describe(counts)}
     if len(counts) > 1:
         out["message"] = MIXED
@@ -291,37 +234,15 @@ def devices_event(counts: Mapping[str, int]) -> dict[str, Any]:
 
 
 def describe(counts: Mapping[str, int]) -> str:
-    """Devices in words.
-
-    Examples
-    --------
-    >>> describe({"gpu": 1, "cpu": 3})
-    'cpu 3 workers, gpu 1 worker'
-    """
+    """Devices in words."""
     return ", ".join(f"{kind} {n} worker{'s' if n > 1 else ''}" for kind, n in sorted(counts.items()))
 
 
 class PoolWindow(Window):
-    """A window for workers of unequal speed; see :class:`~.shares.Shares`.
+    """A window for workers of unequal speed; see :class:`~.shares.Shares`."""
 
-    Parameters
-    ----------
-    threads : mapping
-        Address of a worker -> its threads.
-    spans : sequence of Span
-        What an interrupted run left is read, not computed: it counts as next to nothing.
-    send : callable
-        As of :class:`~.window.Window`.
-    stage : Stage
-    pools : Pools
-        Asked for speeds with each hand-out.
-    kept : set of Span
-
-    Attributes
-    ----------
-    seconds : float
-        That the pass is going to take.
-    """
+    # Where speeds differ, Dask is kept from moving spans: what it moves to an idle slow worker would outlast
+    # the pass. It still moves what a lost worker had.
 
     def __init__(
         self,

@@ -1,8 +1,4 @@
-"""What the scheduler tells a driver by itself: workers that come and go, and passes that are done.
-
-Dask's structured events travel in the stream that the client has open anyway, in one packet with whatever
-else there is to tell. A task that tells its result by one saves the round trips by which it would be fetched.
-"""
+"""What the scheduler tells a driver by itself: workers that come and go, and passes that are done."""
 
 from __future__ import annotations
 
@@ -26,24 +22,12 @@ Handler = Callable[[Any], None]
 
 
 def pass_topic(token: str) -> str:
-    """Topic by which the passes of a fit are told to its driver.
-
-    Examples
-    --------
-    >>> pass_topic("a1b2c3") == pass_topic("a1b2c3")
-    True
-    """
+    """Topic by which the passes of a fit are told to its driver."""
     return f"{TOPIC}-pass-{zlib.crc32(token.encode()) % _PASS_TOPICS}"
 
 
 def as_message(value: Any) -> str | None:
-    """A value as text, or None where it would not come back as it is.
-
-    Examples
-    --------
-    >>> as_message({"objective": 0.1, "pass": 3}), as_message({"pass": (1, 2)})
-    ('{"objective": 0.1, "pass": 3}', None)
-    """
+    """A value as text, or None where it would not come back as it is."""
     try:
         text = json.dumps(value)
     except (TypeError, ValueError):
@@ -52,10 +36,9 @@ def as_message(value: Any) -> str | None:
 
 
 class Listener:
-    """Topics of one client, each for any number of fits.
+    """Topics of one client, each for any number of fits."""
 
-    A client has one handler a topic; two fits with one client share it.
-    """
+    # A client has one handler a topic; two fits with one client share it.
 
     def __init__(self, client: Any) -> None:
         self._client = weakref.proxy(client)

@@ -1,13 +1,4 @@
-"""What a scheduler does for fits where a worker dies with spans: rows that kill are to kill three, not all.
-
-By itself Dask gives a span out until `distributed.scheduler.allowed-failures` workers have died of it, faster
-than a driver could hear of it, and spreads what one worker had over many: each span that reads the guilty
-chunk would take another worker with it. So what a dead worker had of one shard goes to one worker, if
-possible to that which reads the shard already; and all that read it fail at the second death, upon which the
-driver finds the guilty rows with a third (see :mod:`.trial`).
-
-That is as few as can be had. Workers that read the shard at the same moment as the first one die with it.
-"""
+"""What a scheduler does for fits where a worker dies with spans."""
 
 from __future__ import annotations
 
@@ -24,12 +15,12 @@ NAME = "scalelatent-spans"
 
 
 class SpanGuard(SchedulerPlugin):
-    """Lets spans and shards of maps outlive one death, not two.
+    """Lets spans and shards of maps outlive one death, not two."""
 
-    Examples
-    --------
-    >>> client.register_plugin(SpanGuard(), name=NAME)  # doctest: +SKIP
-    """
+    # By itself Dask gives a span out until allowed-failures workers have died of it, and spreads what one
+    # worker had over many: each span that reads the bad chunk would take another worker with it. So what a
+    # dead worker had of one shard goes to one worker, and all that read it fail at the second death. Workers
+    # that read the shard at the same moment as the first one die with it.
 
     name = NAME
     idempotent = True
@@ -49,27 +40,27 @@ class SpanGuard(SchedulerPlugin):
             return
         self._free(lost)
         if not lost.expected:
-            self._mourn(lost.keys)
+            self._contain(lost.keys)
 
     def _free(self, lost: hooks.LostWorker) -> None:
-        """What only the lost worker was to compute is for any again, unless the worker may have died of it:
-        also what still waited for something, and was not being processed.
-        """
+        """Any worker may compute what was bound to the lost one, unless that may have died of it."""
         there = {k: w for k, w in self._bound.items() if hooks.task_state(self.scheduler, k) is not None}
         free = [k for k, w in there.items() if w == lost.worker and (lost.expected or k not in lost.keys)]
         hooks.bind(self.scheduler, free, None)
         self._bound = {key: worker for key, worker in there.items() if key not in free}
 
-    def _mourn(self, keys: list[str]) -> None:
+    def _contain(self, keys: list[str]) -> None:
         lost = hooks.spans_at(self.scheduler, keys)
         others = hooks.spans_at(self.scheduler) if lost else []
         for spans in together(lost):
             what, first, stop = spans[0].reads[0], spans[0].reads[1], max(span.reads[2] for span in spans)
-            kin = [at for at in others if at.reads[0] == what and at.reads[1] < stop and first < at.reads[2]]
-            hooks.last_chance(self.scheduler, [span.key for span in (*spans, *kin)])
-            if kin or len(spans) > 1:
+            sharing = [
+                at for at in others if at.reads[0] == what and at.reads[1] < stop and first < at.reads[2]
+            ]
+            hooks.last_chance(self.scheduler, [span.key for span in (*spans, *sharing)])
+            if sharing or len(spans) > 1:
                 loads = hooks.loads(self.scheduler)
-                there = {other.worker for other in kin}.intersection(loads) or set(loads)
+                there = {other.worker for other in sharing}.intersection(loads) or set(loads)
                 worker = min(there, key=lambda address: (loads[address], address), default=None)
                 own = [span.key for span in spans]
                 if worker:
@@ -77,15 +68,7 @@ class SpanGuard(SchedulerPlugin):
 
 
 def together(spans: Iterable[hooks.SpanAt]) -> list[list[hooks.SpanAt]]:
-    """Spans in groups, so that no shard is read by two of them.
-
-    Examples
-    --------
-    >>> reads = {"a": (0, 40), "b": (80, 120), "c": (0, 80), "d": (40, 80)}
-    >>> spans = [hooks.SpanAt(key, "w", ("fit/train", *rows)) for key, rows in reads.items()]
-    >>> [[span.key for span in group] for group in together(spans)]
-    [['a', 'c', 'd'], ['b']]
-    """
+    """Spans in groups, so that no shard is read by two of them."""
     groups: list[list[hooks.SpanAt]] = []
     ends = ("", 0)
     for span in sorted(spans, key=lambda span: span.reads):

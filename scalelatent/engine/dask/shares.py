@@ -1,13 +1,4 @@
-"""Who computes which part of a pass, where some workers are many times faster than others.
-
-Guided self-scheduling (Polychronopoulos and Kuck, IEEE Trans. Computers C-36, 1987), weighted by measured
-speeds: each worker has a run of rows in proportion to its speed, the same every pass so that its cache fits,
-and takes pieces of it that become smaller as the end comes nearer. One that is through takes the last piece
-of whoever would be through last. A worker for which a piece would end later than all the rest leaves it to a
-faster one.
-
-A piece is any whole subtree of leaves, so that cutting one never changes a bit.
-"""
+"""Who computes which part of a pass, where some workers are many times faster than others."""
 
 from __future__ import annotations
 
@@ -28,37 +19,13 @@ AT_ONCE = 0.8
 
 
 class Shares(Generic[T]):
-    """What has not been handed out, and who is to have it.
+    """What has not been handed out, and who is to have it."""
 
-    Work is measured in seconds of a thread of speed 1. All that a worker has been handed out counts as its
-    backlog until :meth:`done` is told.
-
-    Parameters
-    ----------
-    items : sequence
-        Whole subtrees, in the order of rows.
-    work : callable
-        Work of an item.
-    split : callable
-        The parts of an item, in order; empty where it has none.
-    threads : mapping
-        Worker -> its threads.
-    speeds : mapping
-        Worker -> speed of one of its threads, above 0; those that are missing have speed 1.
-    shortest : float
-        Seconds of a piece that is not worth cutting.
-
-    Examples
-    --------
-    A fast worker and one of a tenth of its speed; items are pairs (start, stop) of rows, a row is work 1:
-
-    >>> def halves(item):
-    ...     a, b = item
-    ...     return [(a, (a + b) // 2), ((a + b) // 2, b)] if b - a > 1 else []
-    >>> shares = Shares([(0, 64)], lambda i: i[1] - i[0], halves, {"cpu": 1, "gpu": 1}, {"gpu": 10.0})
-    >>> round(shares.horizon(), 1), shares.take("gpu"), shares.take("cpu")
-    (5.8, (6, 8), (0, 1))
-    """
+    # Guided self-scheduling (Polychronopoulos and Kuck, IEEE Trans. Computers C-36, 1987), weighted by
+    # measured speeds. Each worker has a run of rows in proportion to its speed, the same every pass so that
+    # its cache fits, and takes pieces that shrink towards the end; an idle one takes the last piece of the
+    # worker that would end last. Work is in seconds of a thread of speed 1; what was handed out is backlog
+    # until done() is told.
 
     def __init__(
         self,
@@ -160,10 +127,7 @@ class Shares(Generic[T]):
             place += work
 
     def take(self, worker: str) -> T | None:
-        """The next item of a worker; None where it had better have none.
-
-        It then counts as its backlog.
-        """
+        """The next item of a worker; None where it had better have none."""
         source = worker if self._lists.get(worker) else self._latest()
         if source is None:
             return None
@@ -186,7 +150,7 @@ class Shares(Generic[T]):
         return item
 
     def force(self) -> tuple[T, str]:
-        """The last item of the longest list, for whoever is through with it first."""
+        """The last item of the longest list, for the worker that would end it first."""
         source = self._latest()
         assert source is not None
         item = self._lists[source].pop()
@@ -239,7 +203,7 @@ class Shares(Generic[T]):
             out.append((item, name))
             if self._wants(name, ahead):
                 heapq.heappush(waiting, (self.busy(name), name))
-        # Where everyone has left it to others, whoever is through with it first has it all the same.
+        # Where all have left it to others, the worker that would end it first has it all the same.
         while self and (ahead == float("inf") or not any(self._counts[name] for name in self._threads)):
             out.append(self.force())
         return out
@@ -255,15 +219,7 @@ class Shares(Generic[T]):
 
 
 def cut(span: Any, grids: Mapping[str, Any], fan_in: int) -> list[Any]:
-    """The children of a span in its part's tree; none of a leaf.
-
-    Examples
-    --------
-    >>> from scalelatent.engine.grid import RowGrid
-    >>> from scalelatent.engine.passes import Span
-    >>> cut(Span("train", 1, 1), {"train": RowGrid(100, 10, 1)}, 8)
-    [Span(part='train', level=0, index=8), Span(part='train', level=0, index=9)]
-    """
+    """The children of a span in its part's tree; none of a leaf."""
     if span.level == 0:
         return []
     first, stop = span.index * fan_in, grids[span.part].n_nodes(span.level - 1)

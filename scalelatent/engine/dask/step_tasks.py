@@ -1,10 +1,4 @@
-"""What the workers run of an online fit: steps on one worker, or the chains of a step on several.
-
-Where chains are spread, every worker keeps a replica of the state and takes the steps itself: what travels is
-the statistics of the chains, once a step and from worker to worker, and all replicas have the same bits. A
-worker that has no replica of the state before (it came late, or another died) says so, and the driver has the
-segment done again from the state in the run folder where it began.
-"""
+"""What the workers run of an online fit: steps on one worker, or the chains of a step on several."""
 
 from __future__ import annotations
 
@@ -34,12 +28,7 @@ from .tasks import Ref, _recent, settle_process, worker_device
 
 
 def task_check() -> Check:
-    """Raises `Stopped` in a task that the scheduler wants no more; looks now and then.
-
-    Examples
-    --------
-    >>> task_check()()  # in no task at all
-    """
+    """Raises `Stopped` in a task that the scheduler wants no more; looks now and then."""
     from distributed import get_worker
 
     try:
@@ -86,16 +75,7 @@ def task_chains(
     chains: tuple[int, int],
     results: list[Found],
 ) -> Found:
-    """Some chains of one step.
-
-    Parameters
-    ----------
-    index : int
-        Of this task among those of the step.
-    chains : (first, last)
-    results : list of Found
-        Of all tasks of the step before; empty where a segment begins.
-    """
+    """Some chains of one step."""
     settle_process()
     check, begin = task_check(), time.perf_counter()
     with sites.use(ref, name, token) as site:
@@ -136,7 +116,7 @@ def end_site(ref: Ref, name: str, token: str) -> None:
     _recent.forget(ref[:2])
 
 
-# Sites that nobody uses: this many, for this long.
+# Unused sites that are kept: this many, for this long.
 KEEP_IDLE, IDLE_SECONDS = 8, 300.0
 
 
@@ -158,7 +138,7 @@ class StateLost(RunError):
 
 
 class _Runner:
-    """A runner, for one task at a time, that is closed once it is retired and nobody is at work with it."""
+    """A runner, for one task at a time, that is closed once it is retired and no task uses it."""
 
     def __init__(self, runner: ChainRunner) -> None:
         self.runner, self.lock, self.retired = runner, threading.Lock(), False
@@ -189,13 +169,7 @@ class Site:
         self._epoch = -1
 
     def load(self) -> None:
-        """Read what the fit consists of, once.
-
-        Raises
-        ------
-        RunError
-            The fit has ended.
-        """
+        """Read what the fit consists of, once."""
         with self._lock:
             if self._loaded:
                 return
@@ -245,10 +219,8 @@ class Site:
             return self._runners[first, last]
 
     def _retire_others(self, first: int, last: int) -> None:
-        """Chains are cut anew when workers come and go: of the cuts before, what overlaps goes.
-
-        The runner of all chains stays beside those of a cut: which of both a fit uses is tried out.
-        """
+        """Chains are cut again when workers come and go: earlier cuts that overlap go."""
+        # The runner of all chains stays beside those of a cut: which of both a fit uses is tried out.
         whole = 0, self.order.n_chains
         if (first, last) == whole:
             return
@@ -284,13 +256,7 @@ class Site:
             return self._replicas[place]
 
     def follow(self, before: Place, results: Sequence[Found]) -> Any:
-        """The state after the step at ``before``, given what the tasks of that step returned.
-
-        Raises
-        ------
-        StateLost
-            No replica of the state before.
-        """
+        """The state after the step at ``before``, given what the tasks of that step returned."""
         place = Place(before.epoch, before.step + 1)
         with self._lock:
             if place not in self._replicas:

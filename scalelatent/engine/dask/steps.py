@@ -1,14 +1,4 @@
-"""The steps of an online fit on a Dask cluster, in segments of about three seconds (more for large states).
-
-A segment begins with a state in the run folder and ends with one; in between the driver takes no part. It
-is either one task that does its steps on one worker, or a chain of small tasks over several: ``…_step`` runs
-some chains of a step, given what all tasks of the step before found, and ``…_close`` writes the state. Which
-of the two is faster is measured as the fit goes: spreading costs some milliseconds a step, so it pays where a
-step computes for longer than that. The bits are the same either way.
-
-Since a segment begins from a record, no task depends on an earlier segment: the scheduler forgets each one
-when it is done, and what a lost worker had is done again from there.
-"""
+"""The steps of an online fit on a Dask cluster, in segments of about three seconds."""
 
 from __future__ import annotations
 
@@ -39,7 +29,7 @@ SEGMENT_STEPS = 256
 # Seconds a step that spreading it over workers costs, until it is measured.
 SPREAD_SECONDS = 8e-3
 # A segment that takes this many times as long as the one before, and at least so long, hangs: another worker
-# gets it. The first one may have much to read, and nobody knows how long it should take.
+# gets it. The first one may have much to read, and how long it should take is not known.
 OVERDUE_FACTOR, OVERDUE_SECONDS, FIRST_OVERDUE_SECONDS = 20.0, 300.0, 1800.0
 PASSED_OVER_SECONDS = 600.0
 ANSWER_SECONDS = 5.0
@@ -48,7 +38,7 @@ SPREADS = ("auto", "one", "all")
 
 
 class _Redo(Exception):
-    """What was given to some workers has to be given anew; in words, why."""
+    """What was given to some workers has to be given again; in words, why."""
 
     counts = True
 
@@ -58,7 +48,7 @@ class _WorkerLost(_Redo):
 
 
 class _WorkerLeft(_Redo):
-    """A worker was taken away in order, as adaptive clusters do all day: nobody's fault."""
+    """A worker was taken away in order, as adaptive clusters do all day: no failure."""
 
     counts = False
 
@@ -68,10 +58,7 @@ class _Overdue(_Redo):
 
 
 class DaskSteps:
-    """The steps of an online fit on a cluster; a handle is a `Place`, whose state lies in the run folder.
-
-    See `scalelatent.engine.executor`. ``spread`` is ``"auto"``, ``"one"`` (worker) or ``"all"``.
-    """
+    """The steps of an online fit on a cluster; a handle is a `Place`, whose state lies in the run folder."""
 
     def __init__(
         self, executor: DaskExecutor, stage: Stage, order: RowOrder, n_epochs: int, spread: str = "auto"
@@ -168,13 +155,7 @@ class DaskSteps:
     def _redone(
         self, run: Callable[[list[str], int, bool], dict[str, Any]], place: Place, what: str
     ) -> dict[str, Any]:
-        """What a part of the fit comes to, done again where workers went or hang.
-
-        Raises
-        ------
-        RunError
-            Again and again.
-        """
+        """What a part of the fit comes to, done again where workers went or hang."""
         replay, missing, overdue, failed = 0, 0, 0, 0
         while True:
             workers = self._workers(fresh=bool(replay))
@@ -203,12 +184,9 @@ class DaskSteps:
             replay += 1
 
     def _result(self, futures: list[Any], workers: list[str]) -> Any:
-        """The result of the first of some futures, unless one of the workers goes or hangs; then, and after
-        any error, all are called off.
-
-        The scheduler would move the tasks of a lost worker, but not where none was left at that moment: tasks
-        bound to addresses that are gone then wait for ever.
-        """
+        """The result of the first of some futures, unless one of the workers goes or hangs."""
+        # The scheduler would move the tasks of a lost worker, but not where none was left at that moment:
+        # tasks bound to addresses that are gone then wait for ever.
         begin, limit = time.monotonic(), self._limit()
 
         def check() -> None:
@@ -266,9 +244,7 @@ class DaskSteps:
         )
 
     def _workers(self, fresh: bool = False) -> list[str]:
-        """Addresses, one for each thread of a worker; every worker's first thread comes first. Those that
-        were found hanging are passed over for a while.
-        """
+        """Addresses, one for each thread of a worker."""
         if fresh:
             self._executor.wait_for_workers()
         self._executor.refresh()

@@ -1,8 +1,4 @@
-"""What runs on the workers: module-level functions with arguments of a few hundred bytes.
-
-A task names its run by folder and id; constants of a stage and parameters of a pass are read once a
-process and kept.
-"""
+"""What runs on the workers: module-level functions with arguments of a few hundred bytes."""
 
 from __future__ import annotations
 
@@ -43,10 +39,7 @@ from .worker_side import (
 
 
 class RecentObjects:
-    """The last few loaded stages and states of a process, so that its tasks read each file once.
-
-    Keys are tuples whose first entry tells the run.
-    """
+    """The last few loaded stages and states of a process, so that its tasks read each file once."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -55,10 +48,7 @@ class RecentObjects:
         self._lock = threading.Lock()
 
     def get(self, key: Any, load: Callable[[], Any], slot: Any = None) -> Any:
-        """The object of a key, loaded by ``load()`` where it is not at hand.
-
-        Objects of one ``slot`` replace each other: states of a fit, of which only the newest is wanted.
-        """
+        """The object of a key, loaded by ``load()`` where it is not at hand."""
         with self._lock:
             kept = self._kept.get(key if slot is None else slot)
             if kept is not None and kept[0] == key:
@@ -96,9 +86,7 @@ _clocks: OrderedDict[tuple[Ref, str], int] = OrderedDict()
 
 
 def settle_process() -> None:
-    """At a worker's first task: one thread for BLAS, whose pools belong to its tasks, an allocator that keeps
-    pages, and word of kernels that are compiled; all for good.
-    """
+    """At a worker's first task."""
     global _limited
     with _pools:
         if _limited is None:
@@ -130,14 +118,7 @@ def _backend(device: str) -> Any:
 
 
 def worker_device(device: str) -> str:
-    """What a worker computes on: ``"auto"`` is the GPU where the worker offers the resource ``GPU``, else the
-    CPU.
-
-    Examples
-    --------
-    >>> worker_device("auto")
-    'cpu'
-    """
+    """What a worker computes on."""
     from distributed import get_worker
 
     if device != "auto":
@@ -151,11 +132,10 @@ def worker_device(device: str) -> str:
 
 @dataclass(frozen=True)
 class Parameters:
-    """What the tasks of a pass depend on: the state, and what the driver is told of the pass before.
+    """What the tasks of a pass depend on: the state, and what the driver is told of the pass before."""
 
-    No state says that the pass is not wanted: the learner is done; or it is past, its outcome in the run
-    folder, and Dask, having lost later parameters, goes through it again.
-    """
+    # A state of None: the pass is not wanted, because the learner is done, or because the pass is past and
+    # Dask, having lost later parameters, goes through it again.
 
     state: Any
     info: dict[str, Any] | None = None
@@ -186,14 +166,7 @@ def task_span(
     checkpoint_seconds: float,
     kept: bool = False,
 ) -> np.ndarray | None:
-    """Read, compute and reduce one span; None in a pass that is not wanted.
-
-    Parameters
-    ----------
-    fit : Fit
-    kept : bool
-        An interrupted run left it finished: it is read from the run folder, and computed where that fails.
-    """
+    """Read, compute and reduce one span; None in a pass that is not wanted."""
     if params is not None and params.state is None:
         return None
     begin = time.perf_counter()
@@ -282,10 +255,7 @@ def task_mstep(
     params: Parameters,
     fit: Fit,
 ) -> Parameters:
-    """Last merge and M-step; the next state goes into the run folder and to the spans of the next pass.
-
-    The driver is told by an event.
-    """
+    """Last merge and M-step; the next state goes into the run folder and to the spans of the next pass."""
     stage, stats, rows, nbytes = load_stage(ref, stage_name), {}, 0, 0
     for part, vectors in zip(parts, nodes, strict=True):
         root = task_merge(vectors)
@@ -316,15 +286,7 @@ def task_info(params: Parameters) -> dict[str, Any] | None:
 
 
 def task_write_rows(ref: Ref, url: str, shard: int, x: np.ndarray, y: Any, beside: str | None) -> None:
-    """One shard of a dask array's rows, written where it was computed.
-
-    Parameters
-    ----------
-    y : ndarray or None
-        Labels that are computed by tasks, too.
-    beside : str or None
-        Record of the run folder with labels and weights that are not.
-    """
+    """One shard of a dask array's rows, written where it was computed."""
     from scalelatent.data import DatasetWriter
 
     given = {} if beside is None else open_store(ref).read(beside)
@@ -363,16 +325,9 @@ def _read_map(ref: Ref, name: str) -> Any:
 
 
 def aligned(tree: Any) -> Any:
-    """A tree of dataclasses, dicts, lists and tuples, with arrays copied that do not lie at such an address.
-
-    An array that the tree holds in several places stays one.
-
-    Examples
-    --------
-    >>> odd = np.frombuffer(b"." + np.arange(3.0).tobytes(), dtype="f8", offset=1)
-    >>> odd.flags.aligned, aligned({"a": odd})["a"].flags.aligned
-    (False, True)
-    """
+    """A tree of dataclasses, dicts, lists and tuples, with unaligned arrays copied."""
+    # Messages hold arrays one behind the other, at any byte, and numpy multiplies unaligned ones by loops of
+    # its own in place of BLAS: slower, and with other bits.
     return _aligned(tree, {})
 
 

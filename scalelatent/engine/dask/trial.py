@@ -1,11 +1,4 @@
-"""Which rows do workers die of? Spans that were on two workers that died are tried, each alone on a worker.
-
-Workers die with all they have, so the first two deaths name a guilty span among innocent ones. The pass is
-then called off; each suspect runs alone, and notes each step before it takes it (see :mod:`.trial`).
-Innocent ones end, and are kept for the pass that is begun anew. The guilty one ends a third worker, and its
-last note names the rows: the fit ends with them in its error, or leaves their shard out
-(see :mod:`scalelatent.engine.quarantine`).
-"""
+"""Suspect tasks, which two workers died with: each is tried alone, and notes its steps."""
 
 from __future__ import annotations
 
@@ -26,14 +19,14 @@ from scalelatent.errors import RunError, ScalelatentError
 from .failures import LeftOut, look_after
 from .graph import Graph
 from .tasks import Ref, context_of, load_map, open_store, stopping
-from .watch import DEATHS, DRIVERS, Again
+from .watch import DEATHS, DRIVERS, Retry
 from .window import Batch, Window, Work
 from .worker_side import Fit, TaskStop
 
 if TYPE_CHECKING:
     from .executor import DaskExecutor
 
-# Of a worker's limit: whoever dies with as much in use was most likely ended by its nanny (at 95 %).
+# Of a worker's limit: a worker that dies with as much in use was most likely ended by its nanny (at 95 %).
 FULL = 0.8
 BEGUN = "begun.json"
 QUIET_SECONDS, ASK_SECONDS, TRIALS = 20.0, 3.0, 4
@@ -48,18 +41,7 @@ class Died(Exception):
 
 
 class Trial(Work):
-    """One item of a work, alone on a worker.
-
-    Parameters
-    ----------
-    executor : DaskExecutor
-    tried : Work
-        Called off.
-    suspect : object
-        Item of it.
-    worker : str
-        Its address.
-    """
+    """One item of a work, alone on a worker."""
 
     def __init__(self, executor: DaskExecutor, tried: Work, suspect: Any, worker: str) -> None:
         super().__init__(tried.name, tried.number, executor.next_token(), tried.item_rows(suspect))
@@ -72,7 +54,7 @@ class Trial(Work):
         graph, key = Graph(), f"{self.name}-trial-{self._tried.label(item)}-{self.token}"
         self._tried.add_trial(graph, key, item, self.note, worker)
         self.items[key] = item
-        # Nobody else takes it where its worker dies.
+        # No other worker takes it where its worker dies.
         return {item: graph.send(self._client, [key], [worker])[key]}
 
     def item_rows(self, item: Any) -> int:
@@ -83,10 +65,10 @@ class Trial(Work):
         """An item in the words of the event log."""
         return self._tried.about(item)
 
-    def bereaved(self, items: list[Any], worker: str, alone: bool) -> None:
+    def worker_died(self, items: list[Any], worker: str, alone: bool) -> None:
         """The worker has died; where it had more than the item, it is not known of which."""
         if items and not alone:
-            raise Again(f"{worker} died with a suspect and tasks of others")
+            raise Retry(f"{worker} died with a suspect and tasks of others")
         if items:
             raise Died(items[0], worker)
 
@@ -97,19 +79,7 @@ def note_of(work: Work, item: Any) -> str:
 
 
 def ends_without_word(store: EngineStore, name: str, number: int) -> int:
-    """Note that a driver begins with a work; how many before it have ended in it without a word.
-
-    Whoever ends otherwise calls :func:`end_with_word`.
-
-    Examples
-    --------
-    >>> store = EngineStore("memory://doc-ends")
-    >>> [ends_without_word(store, "capsule_estep", number) for number in (1, 7, 7)]
-    [0, 1, 2]
-    >>> end_with_word(store)
-    >>> ends_without_word(store, "capsule_estep", 7)
-    0
-    """
+    """Note that a driver begins with a work; how many before it have ended in it without a word."""
     kept = store.place.read(BEGUN)
     before = {} if kept is None else json.loads(kept)
     same = (before.get("name"), before.get("number")) == (name, number)
@@ -125,16 +95,9 @@ def end_with_word(store: EngineStore) -> None:
 
 
 def look_back(executor: DaskExecutor, work: Work) -> None:
-    """Before the first work of a driver: find out what earlier ones died of that ended without a word.
-
-    A driver on the worker that dies cannot count the deaths. The second such end in the same work makes all
-    of it suspect; the third one leaves a note of the trial.
-
-    Raises
-    ------
-    LeftOut, RunError
-        As :func:`try_alone`.
-    """
+    """Before the first work of a driver: find out what earlier ones died of that ended without a word."""
+    # A driver on the worker that dies cannot count the deaths. The second such end in the same work makes all
+    # of it suspect; the third one leaves a note of the trial.
     ends = ends_without_word(executor.store, work.name, work.number)
     notes = set(executor.store.place.keys("")) if ends else set()
     left = [item for item in work.todo if note_of(work, item) in notes]
@@ -151,21 +114,13 @@ def look_back(executor: DaskExecutor, work: Work) -> None:
 
 
 def try_alone(executor: DaskExecutor, work: Work) -> bool:
-    """Try the suspects of a work that has not begun; whether there were some, and it is to be made anew.
-
-    Raises
-    ------
-    LeftOut
-        Rows that workers die of are left out from now on.
-    RunError
-        The rows that workers die of.
-    """
+    """Try the suspects of a work that has not begun; whether there were some, and it is to be made again."""
     suspects = executor.watch.suspects(work)
     if suspects:
         await_quiet(executor)
     for item in suspects:
         _try(executor, work, item)
-        executor.watch.acquit(work, [item])
+        executor.watch.forget_deaths(work, [item])
     return bool(suspects)
 
 
@@ -178,7 +133,7 @@ def _try(executor: DaskExecutor, work: Work, item: Any) -> None:
             _judge(executor, work, item)
         except LeftOut:
             raise
-        except Again as again:
+        except Retry as again:
             why = str(again)
         finally:
             trial.cancel()
@@ -219,7 +174,7 @@ def await_quiet(executor: DaskExecutor) -> None:
 
 
 def _judge(executor: DaskExecutor, work: Work, item: Any) -> NoReturn:
-    """Leave out the shard of a guilty item, or end the fit with its name."""
+    """Leave out the shard of a bad item, or end the fit with its name."""
     text = executor.store.place.read(note_of(work, item))
     said: dict[str, Any] = {} if text is None else json.loads(text)
     workers = executor.watch.deaths_of(work, item)
@@ -241,7 +196,7 @@ def _judge(executor: DaskExecutor, work: Work, item: Any) -> NoReturn:
         bad = [BadShard(dataset.url, file, u, v, len(workers), words) for file, u, v in shards]
         where = {"stage": work.name, "pass": work.number}
         executor.quarantine.add(bad, executor.callbacks, **where)
-        executor.watch.acquit(work, [item])
+        executor.watch.forget_deaths(work, [item])
         raise LeftOut(words)
     raise RunError(
         f"workers die of shard file {named} of {dataset.url or 'the given rows'}: {words}. "
@@ -266,15 +221,7 @@ SAMPLE_SECONDS = 0.25
 
 
 class NotedStop(TaskStop):
-    """The stop flag of a task that notes each of its steps, so that the rows at fault are known if it dies.
-
-    Parameters
-    ----------
-    fit : Fit
-    store : EngineStore
-    name : str
-        Of the file.
-    """
+    """The stop flag of a suspect task: it notes each step, so that its rows are known if it dies."""
 
     notes = True
 
@@ -327,15 +274,7 @@ def _noted(store: EngineStore, name: str, fit: Fit) -> Iterator[NotedStop]:
 def try_span(
     ref: Ref, stage_name: str, iteration: int, span: Span, learns: bool, fit: Fit, note: str
 ) -> None:
-    """Compute a span, and keep it in the run folder for the pass that is begun anew.
-
-    Parameters
-    ----------
-    learns : bool
-        Whether the pass has parameters.
-    note : str
-        Name of the file in the run folder.
-    """
+    """Compute a span, and keep it in the run folder for the retry of its pass."""
     store = open_store(ref)
     state = store.load_state(stage_name, iteration) if learns else None
     with _noted(store, note, fit) as stop, stopping():

@@ -1,10 +1,4 @@
-"""Whether a pass on a cluster gets on: workers that come, go, hang, and tasks that nobody will ever take.
-
-Dask gives what a lost worker had to another one. Three things it does not see. Where all workers are gone for
-a moment, tasks bound to their addresses wait for those for ever. A task that hangs, or a worker that is
-frozen, holds its span. And a worker that was lost is nobody's news. All three are seen here, and the pass is
-begun anew where it cannot go on.
-"""
+"""Whether work on a cluster makes progress: workers that come, go and hang, tasks that no worker can take."""
 
 from __future__ import annotations
 
@@ -34,32 +28,20 @@ DEATHS, DRIVERS = 2, "scalelatent-job-"
 # How long the news of a death may come after the error that it led to.
 NEWS_SECONDS = 2.0
 # How long a worker on which a task hung gets no more of them.
-SHUN_SECONDS = 900.0
+AVOID_SECONDS = 900.0
 
 
-class Again(Exception):
-    """The pass cannot go on as it is, and is to be begun anew."""
+class Retry(Exception):
+    """The work cannot go on as it is, and is to be retried."""
 
 
 class Watch:
-    """Looks after the passes of one executor.
-
-    Parameters
-    ----------
-    executor : DaskExecutor
-
-    Attributes
-    ----------
-    topic : str
-        Of the news of its tasks.
-    told : dict
-        (token, stage, passes done) -> what the M-step has told, as text.
-    """
+    """Looks after the passes of one executor."""
 
     def __init__(self, executor: DaskExecutor) -> None:
         self._executor, self.topic = executor, pass_topic(executor.token)
         self.told: dict[tuple[str, str, int], str] = {}
-        self.shunned: dict[str, float] = {}
+        self.avoided: dict[str, float] = {}
         # What was last known of each worker, and for each item the workers that died with it.
         self.members: dict[str, Member] = {}
         self.deaths: dict[tuple[str, int, Any], list[str]] = {}
@@ -134,15 +116,7 @@ class Watch:
         return spent * self._executor.workers / max(len(current.items), 1)
 
     def check(self, current: Work, moved: bool) -> None:
-        """See whether the pass gets on.
-
-        Raises
-        ------
-        Again
-            It does not, as it is.
-        RunError
-            The scheduler is lost, or no workers are left.
-        """
+        """See whether the pass gets on."""
         self._remember_members()
         if self._news:
             self._take_news(current)
@@ -173,7 +147,7 @@ class Watch:
                 continue
             self._take_loss(current, message)
         if self.suspects(current):
-            raise Again("two workers have died of it")
+            raise Retry("two workers have died of it")
         threads = self._executor.look_at_workers()
         if threads:
             current.window.refresh(threads)
@@ -189,14 +163,14 @@ class Watch:
             self._count_death(key, worker)
         self._tell("worker_lost", worker=worker, expected=expected, spans=len(lost))
         for work, item in lost:
-            self.redone(work, item, "its worker was lost", worker)
+            self.tell_retry(work, item, "its worker was lost", worker)
         for key in message.get("lost-computed-tasks", ()):
             for work in current.everyone():
                 if key in work.items:
-                    self.redone(work, work.items[key], "its worker was lost with the result", worker)
+                    self.tell_retry(work, work.items[key], "its worker was lost with the result", worker)
         if not expected:
             own = [item for work, item in lost if work is current]
-            current.bereaved(own, worker, alone=len(keys) == 1)
+            current.worker_died(own, worker, alone=len(keys) == 1)
 
     def call_off(self, work: Work) -> None:
         """Before work is called off: remember who has what of it."""
@@ -214,10 +188,10 @@ class Watch:
         for item, who in lost:
             for shard in work.shards_of(item):
                 of_shard.setdefault(shard, set()).update(who)
-        guilty = {shard for shard, who in of_shard.items() if len(who) >= DEATHS}
-        return [item for item, _ in lost if guilty.intersection(work.shards_of(item))]
+        suspect = {shard for shard, who in of_shard.items() if len(who) >= DEATHS}
+        return [item for item, _ in lost if suspect.intersection(work.shards_of(item))]
 
-    def acquit(self, work: Work, items: Iterable[Any]) -> None:
+    def forget_deaths(self, work: Work, items: Iterable[Any]) -> None:
         """Forget the deaths of items that have ended."""
         for item in items:
             self.deaths.pop((work.name, work.number, item), None)
@@ -238,11 +212,8 @@ class Watch:
         ]
         return [*dict.fromkeys(a for who in others for a in who if a not in own), *own]
 
-    def blame(self, work: Work, key: str, worker: str) -> bool:
-        """Count the death that the scheduler tells of by an error; False where that is no item of the work.
-
-        Its news is on the way: it names what else the worker had.
-        """
+    def note_killed(self, work: Work, key: str, worker: str) -> bool:
+        """Count the death that the scheduler tells of by an error."""
         deadline = time.monotonic() + NEWS_SECONDS
         while time.monotonic() < deadline and not any(worker in who for who in self.deaths.values()):
             while self._news:
@@ -295,8 +266,8 @@ class Watch:
         limit = f" of {member.memory_limit / 2**30:.1f} GiB" if member.memory_limit else ""
         return f"{address} on {member.host}, {member.memory / 2**30:.2f} GiB{limit} in use at its peak"
 
-    def redone(self, current: Work, item: Any, why: str, worker: str) -> None:
-        """Tell that a span is computed once more."""
+    def tell_retry(self, current: Work, item: Any, why: str, worker: str) -> None:
+        """Tell that a span is computed again."""
         about = {"stage": current.name, "pass": current.number, **current.about(item)}
         self._tell("span_redone", **about, worker=worker, why=why)
 
@@ -319,10 +290,10 @@ class Watch:
             if now - self._alone_since > self._executor.stall_seconds:
                 self._executor.no_workers(f"{len(current.window.pending)} spans")
         elif any(member.running for member in link.members().values()):
-            # Nobody has them and nobody is going to. Once may be chance: news on their way.
+            # No worker has them or will. Once may be chance: news on their way.
             self._alone_since, self._missed, self._look = None, self._missed + 1, FIRST_LOOK
             if self._missed >= 2:
-                raise Again("no worker takes its tasks: those that had them are gone")
+                raise Retry("no worker takes its tasks: those that had them are gone")
 
     def _look_for_hangs(self, current: Work, busy: dict[str, list[str]]) -> None:
         quiet = time.monotonic() - max(self._moved, self._beat)
@@ -337,23 +308,23 @@ class Watch:
             self._look = min(self._look, max(limit - quiet, FIRST_LOOK))
             return
         for address, there in spans.items() if spans else ():
-            self.shunned[address] = time.monotonic()
+            self.avoided[address] = time.monotonic()
             for item in there:
-                self.redone(current, item, f"nothing was heard of it for {quiet:.0f} s", address)
-        raise Again(f"nothing was heard for {quiet:.0f} s of {', '.join(sorted(busy))}")
+                self.tell_retry(current, item, f"nothing was heard of it for {quiet:.0f} s", address)
+        raise Retry(f"nothing was heard for {quiet:.0f} s of {', '.join(sorted(busy))}")
 
     def trusted(self, threads: dict[str, int]) -> dict[str, int]:
         """Workers but those on which a task hung not long ago; all, where those are all."""
         now = time.monotonic()
-        self.shunned = {
+        self.avoided = {
             address: since
-            for address, since in self.shunned.items()
-            if address in threads and now - since < SHUN_SECONDS
+            for address, since in self.avoided.items()
+            if address in threads and now - since < AVOID_SECONDS
         }
-        return {a: n for a, n in threads.items() if a not in self.shunned} or threads
+        return {a: n for a, n in threads.items() if a not in self.avoided} or threads
 
     @property
     def only(self) -> list[str]:
         """The workers that tasks are bound to where another one hangs: Dask takes that one for idle."""
-        bound = self.shunned or self._executor.pools.bound
+        bound = self.avoided or self._executor.pools.bound
         return list(self._executor.threads) if bound else []

@@ -18,42 +18,17 @@ DEEPEST, BUSY_SECONDS = 32, 2.0
 
 
 def depth_for(seconds: float | None, nbytes: int = 0) -> int:
-    """Items a thread has at once.
-
-    Parameters
-    ----------
-    seconds : float or None
-        What an item takes; None where that is not known yet.
-    nbytes : int
-        Of an item's result: so many of them stay below 64 MiB.
-
-    Examples
-    --------
-    >>> depth_for(None), depth_for(60.0), depth_for(0.1), depth_for(0.001), depth_for(0.001, 2**24)
-    (2, 2, 20, 32, 4)
-    """
+    """Items a thread has at once."""
     wanted = WINDOW if seconds is None else int(BUSY_SECONDS / max(seconds, 1e-6))
     room = 2**26 // nbytes if nbytes else DEEPEST
     return max(WINDOW, min(wanted, room, DEEPEST))
 
 
 class Window:
-    """Items on their way through the workers.
+    """Items on their way through the workers."""
 
-    Each worker has a list of its own, in proportion to its threads and the same every pass, so that its cache
-    fits; one that runs out takes from the longest list.
-
-    Parameters
-    ----------
-    threads : mapping
-        Address of a worker -> its threads.
-    items : sequence
-    send : callable
-        Gets a batch of (item, worker) and whether none is left after it; returns item -> future. Items
-        without one are looked after by whoever sends them.
-    depth : int
-        Items a thread has at once.
-    """
+    # Each worker has a list of its own, in proportion to its threads and the same every pass, so that its
+    # cache fits; one that runs out takes from the longest list.
 
     def __init__(
         self,
@@ -90,13 +65,7 @@ class Window:
                 self._hand_out()
 
     def look(self) -> list[Any]:
-        """Items finished since the last look; hands out more where workers run low.
-
-        Raises
-        ------
-        TaskEnded
-            A task failed or was cancelled.
-        """
+        """Items finished since the last look; hands out more where workers run low."""
         done = []
         for item, (future, worker) in list(self.pending.items()):
             status = future.status
@@ -150,11 +119,9 @@ class Window:
         return kept
 
     def cancel(self) -> None:
-        """Call off what has not finished.
-
-        By letting go: ``Client.cancel`` follows dependents, and breaks the client where one of them is wanted
-        no more.
-        """
+        """Call off what has not finished."""
+        # By letting go: Client.cancel follows dependents, and breaks the client where one of them is not
+        # wanted any more.
         for future, _ in self.pending.values():
             future.release()
         self.pending.clear()
@@ -163,14 +130,7 @@ class Window:
 
 
 class TaskEnded(Exception):
-    """A task failed or was cancelled.
-
-    Attributes
-    ----------
-    item : object
-        What it was about.
-    future : Future
-    """
+    """A task failed or was cancelled."""
 
     def __init__(self, item: Any, future: Any) -> None:
         super().__init__(item, future)
@@ -187,30 +147,7 @@ def _split(items: Sequence[Any], threads: Mapping[str, int]) -> dict[str, deque[
 
 
 class Work:
-    """Base of a pass and of a map.
-
-    Parameters
-    ----------
-    name : str
-        Of the stage or the map.
-    number : int
-        Of the pass, from 1; 0 where there is but one.
-    token : str
-        Ends the names of all its tasks.
-    rows : int
-        Rows of all items.
-
-    Attributes
-    ----------
-    window : Window
-    items : dict
-        Key of a task -> item, for whoever hears of a lost worker by the keys of its tasks.
-    todo : list
-        Items that are to be computed and can be tried alone (see :mod:`.trial`).
-    rows_done : int
-    following : Work or None
-        What has begun behind it.
-    """
+    """Base of a pass and of a map."""
 
     window: Window
 
@@ -229,13 +166,7 @@ class Work:
             self.window.open()
 
     def look(self) -> bool:
-        """Take note of finished items, and hand out more; whether there was anything new.
-
-        Raises
-        ------
-        TaskEnded
-            A task failed or was cancelled.
-        """
+        """Take note of finished items, and hand out more; whether there was anything new."""
         finished = self.window.look()
         self.rows_done += sum(self.item_rows(item) for item in finished)
         return bool(finished)
@@ -249,7 +180,7 @@ class Work:
         """This, and what has begun behind it."""
         return [self] if self.following is None else [self, *self.following.everyone()]
 
-    def bereaved(self, items: list[Any], worker: str, alone: bool) -> None:
+    def worker_died(self, items: list[Any], worker: str, alone: bool) -> None:
         """A worker has died with items of this; ``alone``: with nothing else."""
 
     def mine(self, key: str) -> bool:
@@ -269,9 +200,7 @@ class Work:
         return None
 
     def shards_of(self, item: Any) -> list[tuple[str, int, int]]:
-        """Shards that an item reads (see :meth:`~scalelatent.data.Dataset.shards`); none where it cannot be
-        computed alone, and nothing be found out of it.
-        """
+        """Shards that an item reads (see :meth:`~scalelatent.data.Dataset.shards`)."""
         return []
 
     def reads(self, item: Any) -> Reads | None:

@@ -24,7 +24,7 @@ Fit = tuple[str, ...]
 CHECK_SECONDS, BEAT_SECONDS = 0.5, 10.0
 # Spans of a second are told together: a scheduler hears from each of its workers once a second at most.
 NEWS_SECONDS = 1.0
-# A worker tells its pace anew once it has changed by this share. A span counts as at most so many times as
+# A worker tells its pace again once it has changed by this share. A span counts as at most so many times as
 # slow as those before: a machine that stood still for a moment is not slow.
 PACE_SHARE, PACE_NEW, PACE_OUTLIER = 0.2, 0.3, 3.0
 KEEP_PACES = 32
@@ -42,19 +42,7 @@ def _worker() -> Any:
 
 
 class TaskStop(StopEvent):
-    """Whether the task of this thread is to stop: the scheduler wants it no more.
-
-    Stands where threads of one process have an Event. As long as blocks go by, the driver hears of it.
-
-    Parameters
-    ----------
-    fit : Fit or None
-
-    Examples
-    --------
-    >>> TaskStop().is_set()  # no task at all
-    False
-    """
+    """Whether the task of this thread is to stop: the scheduler wants it no more."""
 
     def __init__(self, fit: Fit | None = None) -> None:
         super().__init__()
@@ -106,13 +94,7 @@ def tell_of_kernels() -> None:
 
 
 def run_of(folder: str) -> str:
-    """Run folder of an engine's folder, by which news are told apart.
-
-    Examples
-    --------
-    >>> run_of("/runs/first/engine"), run_of("/tmp/scalelatent-x")
-    ('/runs/first', '/tmp/scalelatent-x')
-    """
+    """Run folder of an engine's folder, by which news are told apart."""
     return folder.removesuffix("/engine")
 
 
@@ -160,11 +142,9 @@ span_news = SpanNews()
 
 
 class PaceNews:
-    """Seconds a row of this process's spans, told to a driver when they have changed.
+    """Seconds a row of this process's spans, told to a driver when they have changed."""
 
-    Exponentially averaged. The first span of a part is left out: kernels are compiled in it. So a fit hears
-    once of each worker as long as that keeps its pace.
-    """
+    # The first span of a part is left out: kernels are compiled in it.
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, str, str], list[float]] = OrderedDict()
@@ -179,14 +159,7 @@ class PaceNews:
             tell(fit, {"stage": stage, "part": part, "pace": pace, **about})
 
     def averaged(self, key: tuple[str, str, str], pace: float) -> float | None:
-        """The average, where it is to be told.
-
-        Examples
-        --------
-        >>> news = PaceNews()
-        >>> [news.averaged(("fit", "estep", "train"), pace) for pace in (9.0, 1.0, 1.1, 1.1, 2.0)]
-        [None, 1.0, None, None, 1.33...]
-        """
+        """The average, where it is to be told."""
         with self._lock:
             known = self._kept.get(key)
             if known is None:
@@ -209,7 +182,7 @@ pace_news = PaceNews()
 
 __all__ = ["keep_pages"]
 
-# What Dask sets by default; other values are somebody's decision.
+# What Dask sets by default; other values are a user's decision.
 OF_DASK = "65536"
 # Larger arrays go back at once: pieces of rows, which have a memory of their own (data/recycled.py).
 LARGEST_BYTES = 2**24
@@ -218,26 +191,11 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def keep_pages(environ: Mapping[str, str] = os.environ) -> bool:
-    """Let the allocator of this process keep what is freed, at most 32 MiB a thread, if Dask forbade it.
-
-    Whoever wants it otherwise sets another ``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_MMAP_THRESHOLD_``, or
-    ``glibc.malloc`` in ``GLIBC_TUNABLES``, before the worker starts.
-
-    Parameters
-    ----------
-    environ : mapping
-        What the process was started with.
-
-    Returns
-    -------
-    bool
-        Whether anything was changed: not where a user has set a threshold, and not without glibc.
-
-    Examples
-    --------
-    >>> keep_pages({"MALLOC_TRIM_THRESHOLD_": "1000000"})  # a user's own
-    False
-    """
+    """Let the allocator of this process keep what is freed, at most 32 MiB a thread, if Dask forbade it."""
+    # Dask starts workers with MALLOC_TRIM_THRESHOLD_=65536, so that they look small while they idle. As a
+    # side effect glibc no longer learns how large the arrays of a program are: each above 128 kB gets fresh
+    # pages, again and again; in steps of a conditional RBM over two workers that was a fifth of the time.
+    # Another value of the variable, or MALLOC_MMAP_THRESHOLD_ or GLIBC_TUNABLES, is a user's decision.
     decided = "MALLOC_MMAP_THRESHOLD_" in environ or "glibc.malloc." in environ.get("GLIBC_TUNABLES", "")
     if decided or environ.get("MALLOC_TRIM_THRESHOLD_") != OF_DASK:
         return False
