@@ -181,7 +181,7 @@ def test_memory_at_its_end_says_which_block_size_to_set(backend, fake):
         match=r"GPU 0 \(emulated\): no memory for the buffer 'h' .*limit.* = 1024 \(blocks have 2048 rows\)",
     ):
         backend.buffer("h", (320, 2048), np.float32)
-    with pytest.raises(RunError, match=r"then resume the run; or start anew .*block_rows = 1024"):
+    with pytest.raises(RunError, match=r"then resume the run; or start again .*block_rows = 1024"):
         backend.kernel("capsule_probabilities")(fake.zeros((40, 2048), np.float32), np.full(40, 1))
 
 

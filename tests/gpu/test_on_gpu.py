@@ -144,7 +144,7 @@ def test_memory_at_its_end_is_named(real):
     pool.free_all_blocks()
     pool.set_limit(size=pool.total_bytes() + 2**22)
     try:
-        with pytest.raises(RunError, match=r"then resume the run; or start anew .*block_rows = 1024"):
+        with pytest.raises(RunError, match=r"then resume the run; or start again .*block_rows = 1024"):
             backend.asarray(np.zeros((2048, 4096), np.uint8), np.float32, "x")
     finally:
         pool.set_limit(size=before)
