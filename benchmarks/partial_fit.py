@@ -13,7 +13,7 @@ import numpy as np
 from common import parser, write
 
 import scalelatent as sl
-from scalelatent.models.capsule.partial import _backend
+from scalelatent.models.capsule.stream import cpu_backend, stream_options
 
 
 def measure(features: int, rows: int, calls: int, seed: int, **params: Any) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def measure(features: int, rows: int, calls: int, seed: int, **params: Any) -> d
     # Until the numba kernels are compiled and the inverse has been renewed.
     for m in (model, twin):
         m.partial_fit(x[:200], y[:200])
-    options, whole, inner = twin._stream_options(), [], []
+    options, whole, inner = stream_options(twin), [], []
     for i in range(calls):
         part = slice(i % 1000, i % 1000 + rows)
         begin = time.perf_counter()
@@ -35,7 +35,7 @@ def measure(features: int, rows: int, calls: int, seed: int, **params: Any) -> d
         whole.append(middle - begin)
         codes, dense = y[part].astype(np.int32), x[part].astype(np.float32)
         begin = time.perf_counter()
-        twin._running.learn(dense, codes, None, options, _backend())
+        twin._stream.running.learn(dense, codes, None, options, cpu_backend())
         inner.append(time.perf_counter() - begin)
     call, math = (1e6 * float(np.median(times)) for times in (whole, inner))
     record = {

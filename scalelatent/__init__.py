@@ -48,7 +48,7 @@ __all__ = [
 _WHERE = {
     "Callback": ".engine.callbacks",
     "CapsuleRegression": ".models.capsule.estimator",
-    "CompressiveMBN": ".models.mbn.compressive_estimator",
+    "CompressiveMBN": ".models.mbn.compressive",
     "ConditionalRBM": ".models.crbm.estimator",
     "Dataset": ".data",
     "MultilayerBootstrapNetwork": ".models.mbn.estimator",

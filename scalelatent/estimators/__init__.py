@@ -9,7 +9,7 @@ from scalelatent._lazy import attach
 if TYPE_CHECKING:
     from scalelatent.models.capsule.estimator import CapsuleRegression
     from scalelatent.models.crbm.estimator import ConditionalRBM
-    from scalelatent.models.mbn.compressive_estimator import CompressiveMBN
+    from scalelatent.models.mbn.compressive import CompressiveMBN
     from scalelatent.models.mbn.estimator import MultilayerBootstrapNetwork
     from scalelatent.search.search import Search
 
@@ -26,7 +26,7 @@ __all__ = [
 
 _WHERE = {
     "CapsuleRegression": "scalelatent.models.capsule.estimator",
-    "CompressiveMBN": "scalelatent.models.mbn.compressive_estimator",
+    "CompressiveMBN": "scalelatent.models.mbn.compressive",
     "ConditionalRBM": "scalelatent.models.crbm.estimator",
     "MultilayerBootstrapNetwork": "scalelatent.models.mbn.estimator",
     "Search": "scalelatent.search.search",

@@ -1,91 +1,126 @@
-"""Prediction of all classifiers: arrays give arrays, dask arrays stay lazy, datasets stream to disk."""
+"""Classifiers: labels and weights beside rows, predicted classes, scores."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from sklearn.base import ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils.validation import check_is_fitted, column_or_1d
+from sklearn.base import ClassifierMixin
+from sklearn.utils.validation import check_is_fitted
 
-from scalelatent.data.schema import refuse_mixed
+from scalelatent.data import Dataset
+from scalelatent.data.schema import refuse_masked, refuse_mixed
+from scalelatent.deploy.clusters import current_client
 from scalelatent.engine.batch_loop import Progress
 from scalelatent.engine.callbacks import Callback, Callbacks
+from scalelatent.engine.companions import FitCall
 from scalelatent.errors import DataError
 
-from ._sklearn import wrap_output
-from .base import check_labels, is_plain
+from ._sklearn import check_weights
+from .base import CallbackList, StreamedEstimator
+from .inputs import CHECKS, check_finite, check_labels, is_plain, one_column, validated
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 SCORE_ROWS = 2**20
 
 
-class _StreamedTransform:
-    """``transform`` whose arrays follow ``set_output``; lazy arrays and datasets stay what they are.
-
-    A class of its own, since scikit-learn would wrap whatever a transformer's own ``transform`` returns.
-    """
-
-    _map: Any
-    _row_map: Any
-
-    def transform(
-        self, X: Any, *, out: Any = None, client: Any = None, overwrite: bool = False, callbacks: Any = ()
-    ) -> Any:
-        """Latent means h = W x, capsule by capsule.
-
-        Parameters
-        ----------
-        X, out, client, overwrite, callbacks
-            As in :meth:`StreamedClassifier.predict_proba`.
-
-        Returns
-        -------
-        ndarray of float32, shape (n, sum of dimensions); a lazy array for a dask array; a Dataset with
-        ``out``
-            Class by class in the order of ``classes_`` (member by member for the binary architectures). A
-            data frame where ``set_output`` asks for one.
-
-        Examples
-        --------
-        >>> import numpy as np, scalelatent as sl
-        >>> x, y = np.random.default_rng(0).normal(size=(50, 4)), np.arange(50) % 2
-        >>> m = sl.CapsuleRegression(capsule_dim=3, max_iter=2).fit(x, y)
-        >>> m.transform(x).shape, m.get_feature_names_out()[0]
-        ((50, 6), 'capsuleregression0')
-        """
-        h = self._map(X, "latents", out, client, overwrite, callbacks)
-        return wrap_output(self, h, X)
-
-    @property
-    def _n_features_out(self) -> int:
-        return int(self._row_map("latents").output()[0][0])
-
-
-class StreamedClassifier(
-    _StreamedTransform, ClassNamePrefixFeaturesOutMixin, ClassifierMixin, TransformerMixin
-):
-    """``predict_proba``, ``predict``, ``transform`` and ``score`` for estimators that give a row map.
+class StreamedClassifier(ClassifierMixin, StreamedEstimator):
+    """Base class of classifiers.
 
     The row map of ``"probabilities"`` gives scores whose largest is the predicted class, ``"classes"`` the
     same with labels for a dataset, ``"latents"`` the transform.
     """
 
+    _transformed = "latents"
     classes_: Any
-    _other_rows: Any
-    _check_kind: Any
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        validation: Any = None,
+        sample_weight: Any = None,
+        client: Client | None = None,
+        run_dir: str | Path | None = None,
+        resume: bool = False,
+        callbacks: CallbackList = (),
+        engine: Mapping[str, Any] | None = None,
+        verbose: bool | None = None,
+    ) -> Self:
+        call = FitCall(
+            self, {}, run_dir, resume, callbacks, engine or {}, verbose, client or current_client()
+        )
+        return self._fit(X, y, sample_weight, validation, call)
+
+    fit.__doc__ = StreamedEstimator.fit.__doc__
+
+    def _training_rows(self, X: Any, y: Any, sample_weight: Any, *, reset: bool = True) -> Dataset:
+        if is_plain(X):
+            if y is None:
+                raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
+            refuse_mixed(y, "y")
+            X, y = validated(self, X, y, reset=reset, **CHECKS)
+            check_finite(X, "X")
+            check_labels(y)
+            if sample_weight is not None:
+                refuse_masked(sample_weight, "sample_weight")
+                sample_weight = check_weights(sample_weight, X)
+            ds = Dataset.from_arrays(X, y, sample_weight=sample_weight)
+        else:
+            ds = self._given_rows(X, y, sample_weight, reset=reset)
+        if not ds.has_y:
+            raise DataError(
+                f"{ds.url or 'the rows'}: there are no labels, and {type(self).__name__} learns from "
+                "labels; import them with the rows (`scalelatent data import idx IMAGES LABELS …`), or "
+                "pass y"
+            )
+        return self._with_classes(ds)
+
+    def _held_rows(self, X: Any, y: Any) -> Dataset:
+        ds = super()._held_rows(X, y)
+        if not ds.has_y:
+            raise DataError(
+                f"validation{f' ({ds.url})' if ds.url else ''} has no labels: give rows with labels"
+            )
+        return self._with_classes(ds)
+
+    def _with_classes(self, ds: Dataset) -> Dataset:
+        """Refuse targets, multi-labels and labels with fractions."""
+        if ds.y_kind not in ("labels", None):
+            raise DataError(
+                f"{ds.url or 'y'}: there are {ds.n_targets} {ds.y_kind} columns a row, but "
+                f"{type(self).__name__} learns from one label a row: pass y of shape (n,) (one column: "
+                "y.ravel())"
+            )
+        classes = ds.classes
+        if classes is not None and classes.dtype.kind == "f" and (broken := classes[classes % 1 != 0]).size:
+            raise DataError(
+                f"{ds.url or 'y'}: unknown label type: continuous. {broken[0]} is a number with a fraction, "
+                f"one of {len(classes)} different ones, but {type(self).__name__} learns from classes: give "
+                "whole numbers or strings"
+            )
+        return ds
 
     def predict_proba(
-        self, X: Any, *, out: Any = None, client: Any = None, overwrite: bool = False, callbacks: Any = ()
+        self,
+        X: Any,
+        *,
+        out: str | Path | None = None,
+        client: Client | None = None,
+        overwrite: bool = False,
+        callbacks: CallbackList = (),
     ) -> Any:
         """Class probabilities.
 
         Parameters
         ----------
-        X : Dataset or array-like, shape (n, features)
-        out : url or None
-            Write a dataset of them there instead of returning an array.
-        client, overwrite, callbacks
-            Where ``out`` is written from, whether it may be replaced, progress.
+        X, out, client, overwrite, callbacks
+            As in :meth:`transform`.
 
         Returns
         -------
@@ -103,7 +138,13 @@ class StreamedClassifier(
         return self._map(X, "probabilities", out, client, overwrite, callbacks)
 
     def predict(
-        self, X: Any, *, out: Any = None, client: Any = None, overwrite: bool = False, callbacks: Any = ()
+        self,
+        X: Any,
+        *,
+        out: str | Path | None = None,
+        client: Client | None = None,
+        overwrite: bool = False,
+        callbacks: CallbackList = (),
     ) -> Any:
         """Predicted classes.
 
@@ -113,7 +154,7 @@ class StreamedClassifier(
         Parameters
         ----------
         X, out, client, overwrite, callbacks
-            As in :meth:`predict_proba`.
+            As in :meth:`transform`.
 
         Returns
         -------
@@ -126,16 +167,17 @@ class StreamedClassifier(
         >>> sl.CapsuleRegression(capsule_dim=2, max_iter=2).fit(x, y).predict(x).shape
         (50,)
         """
-        scores = self._map(
-            X, "probabilities" if out is None else "classes", out, client, overwrite, callbacks
-        )
+        what = "probabilities" if out is None else "classes"
+        scores = self._map(X, what, out, client, overwrite, callbacks)
         if out is not None:
             return scores
         if isinstance(scores, np.ndarray):
-            return self.classes_[scores.argmax(axis=1)]
+            return _labels_of(scores, self.classes_)
         return scores.map_blocks(_labels_of, self.classes_, drop_axis=1, dtype=self.classes_.dtype)
 
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None, *, callbacks: Any = ()) -> float:
+    def score(
+        self, X: Any, y: Any = None, sample_weight: Any = None, *, callbacks: CallbackList = ()
+    ) -> float:
         """Share of rows whose class is predicted; streams over a Dataset.
 
         Parameters
@@ -165,14 +207,14 @@ class StreamedClassifier(
         1.0
         """
         check_is_fitted(self)
-        ds = self._other_rows(X)
+        ds = self._given_rows(X)
         if y is None:
             if not ds.has_y:
                 raise DataError(
                     f"{ds.url or 'X'} has no labels to score against: pass y, or a dataset with labels"
                 )
-            self._check_kind(ds)
-        given = {"y": _one_column(y), "sample_weight": _one_column(sample_weight)}
+            self._with_classes(ds)
+        given = {"y": one_column(y), "sample_weight": one_column(sample_weight)}
         for name, column in given.items():
             if column is not None and len(column) != len(ds):
                 raise DataError(f"{name} has {len(column)} entries for {len(ds)} rows: give one a row")
@@ -202,24 +244,7 @@ class _Part(Callback):
         self._told, self._first, self._total = told, first, total
 
     def on_progress(self, info: dict[str, Any]) -> None:
-        """Tell it."""
         self._told(self._first + info["rows_done"], self._total)
-
-
-def _one_column(values: Any) -> Any:
-    """One value a row; what is read in pieces (zarr, dask, memmap) stays what it is."""
-    if values is None or not is_plain(values):
-        return values
-    refuse_mixed(values, "y")
-    kind = np.asarray(values).dtype.kind
-    if kind == "c":
-        raise ValueError(
-            f"Complex data not supported: {np.shape(values)} labels or weights are complex numbers"
-        )
-    column = column_or_1d(values)
-    if kind == "O":
-        check_labels(column)
-    return column
 
 
 def _labels_of(scores: np.ndarray, classes: np.ndarray) -> np.ndarray:

@@ -249,9 +249,8 @@ def load_model(url: str | Path) -> Any:
             f"{place.url} holds a model of kind {_brief(kind)}, which this scalelatent does not know (it "
             f"knows {', '.join(known_kinds())}): upgrade scalelatent, or save the model again"
         ) from None
-    beside = {"place": place, "run": run} if getattr(estimator, "_saves_datasets", False) else {}
     try:
-        model = estimator._from_saved(params, values, arrays, **beside)
+        return estimator._from_saved(params, values, arrays, place, run)
     except ScalelatentError:
         raise
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -259,6 +258,28 @@ def load_model(url: str | Path) -> Any:
             f"{place.url} is damaged: its attributes do not make a model of kind {kind!r} "
             f"({type(error).__name__}: {error}); save the model again"
         ) from error
-    if "feature_names_in" in values:
-        model.feature_names_in_ = np.array(values["feature_names_in"], dtype=object)
-    return model
+
+
+def saved_params(params: dict[str, Any]) -> dict[str, Any]:
+    """Constructor parameters as JSON; a generator as random_state is not stored (``seed_`` is)."""
+    out = {}
+    for name, value in params.items():
+        if name in ("n_jobs", "device"):  # where a model was fitted is no part of it
+            continue
+        if isinstance(value, np.generic):
+            value = value.item()
+        elif isinstance(value, np.ndarray):
+            value = value.tolist()
+        elif name == "random_state" and not isinstance(value, (int, type(None))):
+            value = None
+        elif isinstance(value, dict):
+            # JSON keys are strings: a mapping is kept as pairs.
+            value = {"pairs": [[k.item() if isinstance(k, np.generic) else k, v] for k, v in value.items()]}
+        out[name] = value
+    return out
+
+
+def restore_params(params: dict[str, Any]) -> dict[str, Any]:
+    """The inverse of :func:`saved_params`."""
+    pairs = {k: dict(map(tuple, v["pairs"])) for k, v in params.items() if isinstance(v, dict)}
+    return {**params, **pairs}

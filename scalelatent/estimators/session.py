@@ -1,15 +1,12 @@
-"""One fit: where it runs, where it keeps its checkpoints, and the verbs that an estimator builds a fit from.
-
-An estimator says *what* happens (reductions, maps, a learner); the session knows *where*: in this process or
-on a cluster, with a run folder or without. A finished step is remembered in the run folder, so a resumed fit
-walks through the same lines and does only what is missing.
-"""
+"""One fit: where it runs, where it keeps its checkpoints, and how its steps are served."""
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, suppress
@@ -27,16 +24,18 @@ from scalelatent.engine.cache import parse_cache
 from scalelatent.engine.callbacks import Callbacks, telling_of_kernels
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.claims import same_form
-from scalelatent.engine.mapwrite import map_rows, map_to_array, start_map
+from scalelatent.engine.incremental import DropLeaves, KeptLeaves
+from scalelatent.engine.mapwrite import map_rows, map_to_array, open_spec, parted_rows, start_map
+from scalelatent.engine.online_loop import fit_online
+from scalelatent.engine.order import warn_if_sorted
 from scalelatent.engine.passes import Stage, choose_block, given_grid, make_stage
 from scalelatent.engine.quarantine import Quarantine, check_choice
+from scalelatent.engine.rowsets import StoredSets, start_sets
 from scalelatent.engine.threads import single_threaded
-from scalelatent.errors import DataError
+from scalelatent.errors import DataError, RunError
 from scalelatent.kernels.streams import resolve_seed
 from scalelatent.storage.disk import Location, locate
 
-from .layer_steps import LayerSteps
-from .online_steps import OnlineSteps
 from .steps import Collect, Derive, Encode, Gather, Learn, LearnOnline, Map, Remember, Rows
 
 ENGINE_OPTIONS = (
@@ -55,6 +54,10 @@ ENGINE_OPTIONS = (
     "cache",
 )
 
+# Of a task of a layer: about three seconds of a core. Where there is less to do than this for each of so many
+# tasks, tasks are shorter, down to the least that is worth a file.
+TASK_FLOPS, TASKS, LEAST_FLOPS = 2e11, 16, 5e9
+
 # Engine options that decide the result of an online fit.
 ONLINE_GRID = ("run_rows", "buffer_runs", "validate_steps")
 
@@ -63,20 +66,7 @@ _log = logging.getLogger(__name__)
 
 
 def rows_as_begun(datasets: Mapping[str, Dataset], run_dir: Any) -> dict[str, Dataset]:
-    """The rows that the fit of a run folder began with, where more were appended since.
-
-    Parameters
-    ----------
-    datasets : mapping of str to Dataset
-        By the names that :meth:`FitSession.begin` knows them by.
-    run_dir : path or None
-        None: the fit begins now.
-
-    Returns
-    -------
-    dict of str to Dataset
-        The given ones where nothing is known of others.
-    """
+    """The rows that the fit of a run folder began with, where more were appended since."""
     out = dict(datasets)
     if run_dir is None:
         return out
@@ -102,30 +92,7 @@ def rows_as_begun(datasets: Mapping[str, Dataset], run_dir: Any) -> dict[str, Da
 
 
 class FitSession:
-    """Context of one fit.
-
-    Parameters
-    ----------
-    kind : str
-        Name of the model, the first word of its task names.
-    client : distributed.Client or None
-        None takes the enclosing ``with sl.cluster(…)``, or this process.
-    in_process : bool
-        Stay in this process whatever encloses it.
-    run_dir : path or None
-        Run folder; None keeps nothing (on a cluster: a temporary folder).
-    resume : bool
-    callbacks : Callback or sequence of Callback
-    device, n_jobs, engine
-        Of the estimator; ``engine`` are options of ARCHITECTURE's [engine] section.
-
-    Raises
-    ------
-    ValueError
-        An unknown engine option, or a value that ``on_bad_shard`` or ``cache`` does not have.
-    RunError
-        The run folder holds another fit.
-    """
+    """Context of one fit."""
 
     def __init__(
         self,
@@ -180,15 +147,7 @@ class FitSession:
     # -- start -----------------------------------------------------------------------------------------------
 
     def begin(self, random_state: Any, params: Mapping[str, Any], datasets: Mapping[str, Dataset]) -> int:
-        """Bind the run folder to this fit, start the executor; returns the seed.
-
-        Raises
-        ------
-        RunError
-            The folder holds another fit.
-        JobError
-            Blocks and leaves that do not go together.
-        """
+        """Bind the run folder to this fit, start the executor; returns the seed."""
         from scalelatent.engine.inprocess import InProcessExecutor
 
         # Refused before anything is written, for whatever number of columns a stage will have.
@@ -226,18 +185,7 @@ class FitSession:
         return seed
 
     def check_skipping(self, all_rows: str) -> None:
-        """Before :meth:`begin`: refuse to leave rows out where none may be.
-
-        Parameters
-        ----------
-        all_rows : str
-            Why; empty where some may.
-
-        Raises
-        ------
-        ValueError
-            ``on_bad_shard`` is "skip" all the same.
-        """
+        """Before :meth:`begin`: refuse to leave rows out where none may be."""
         if all_rows and self.on_bad_shard == "skip":
             raise ValueError(
                 f"on_bad_shard = 'skip' is for fits by passes: {all_rows}; or leave on_bad_shard out"
@@ -253,13 +201,7 @@ class FitSession:
         self.callbacks.on_fit_start({**info, "resumed_pass": None, **more})
 
     def visible(self, name: str, dataset: Dataset) -> Dataset:
-        """The dataset where every worker can open it: itself, or a temporary copy beside the run's records.
-
-        Raises
-        ------
-        DataError
-            The rows cannot be written there.
-        """
+        """The dataset where every worker can open it: itself, or a temporary copy beside the records."""
         if self.client is None or dataset.is_stored:
             return dataset
         place = self.scratch().at(f"{name}.zarr")
@@ -294,10 +236,7 @@ class FitSession:
     # -- steps ----------------------------------------------------------------------------------------------
 
     def answer(self, steps: Generator[Any, Any, Any], answer: Any = None) -> Any:
-        """Serve steps to their end; returns what they return.
-
-        ``answer`` is what they wait for: that to ``Begin``, or None where they have not begun.
-        """
+        """Serve steps to their end; returns what they return."""
         try:
             while True:
                 answer = self._serve(steps.send(answer))
@@ -314,11 +253,11 @@ class FitSession:
         if isinstance(step, Remember):
             return self.remembered(step)
         if isinstance(step, Gather):
-            return LayerSteps(self).gather(step)
+            return self.gather(step)
         if isinstance(step, Encode):
-            return LayerSteps(self).encode(step)
+            return self.encode(step)
         if isinstance(step, LearnOnline):
-            return OnlineSteps(self).learn(step.name, step)
+            return self.learn_online(step.name, step)
         assert isinstance(step, Learn)
         return self._learned(step) or self.fit_batches(
             self.stage(
@@ -433,6 +372,131 @@ class FitSession:
             checkpoint_passes=self.options.get("checkpoint_passes"),
         )
 
+    # -- learning by steps -----------------------------------------------------------------------------------
+
+    def learn_online(self, name: str, step: LearnOnline) -> LoopResult:
+        """Run an online learner to its end."""
+        order, work, options = step.order(self.options), step.learner, self.options
+        callbacks, every = list(self.callbacks.callbacks), options.get("checkpoint_steps")
+        datasets = {part: self._weighed(rows) for part, rows in step.rows.items()}
+        drop = None
+        if step.keeps_leaves:
+            assert self.store is not None, "Begin asks for records"
+            folder, run = self.store.ref
+            work = KeptLeaves(step.learner, folder, f"{self.kind}_{name}", run)
+            drop = DropLeaves(work)
+            callbacks, every = [*callbacks, drop], every or order.n_steps
+        elif order.buffer_rows < order.segment(0)[1]:
+            # Not for leaves, whose totals are over all rows: their order does not matter.
+            warn_if_sorted(datasets["train"], order)
+        stage = self.stage(name, work, datasets, step.classes)
+        self.callbacks.on_stage({"stage": stage.name, "rows": order.n_rows})
+        result = fit_online(
+            self.executor,
+            stage,
+            step.state,
+            order=order,
+            n_epochs=step.n_epochs,
+            callbacks=Callbacks(callbacks),
+            store=self.store,
+            checkpoint_seconds=options.get("checkpoint_seconds", 30.0),
+            checkpoint_steps=every,
+            report_steps=options.get("report_steps"),
+            validate_steps=options.get("validate_steps"),
+        )
+        through = bool(result.history) and result.history[-1]["steps"] >= step.n_epochs * order.n_steps
+        if drop is not None and (through or step.learner.is_done(result.state)):
+            drop.all()
+        return result
+
+    def _weighed(self, rows: Rows) -> Dataset:
+        """The rows; those that a mask leaves out weigh 0."""
+        dataset, mask = self.rows(rows), rows.mask
+        if mask is None:
+            return dataset
+        weight = dataset.read_weight(0, len(dataset)) if dataset.has_weight else None
+        weight = np.ones(len(dataset)) if weight is None else weight.copy()
+        weight[mask.start : mask.stop] = 0
+        name = "-".join([*(name for name, _ in rows.maps), f"without-{mask.start}-{mask.stop}"])
+        return self.visible(name, dataset.with_weight(weight))
+
+    # -- layers ----------------------------------------------------------------------------------------------
+    # A finished step leaves a record, so that a resumed fit neither looks at what it wrote nor misses what
+    # has gone since.
+
+    @property
+    def _records(self) -> EngineStore:
+        assert self.store is not None, "Begin asks for records"
+        return self.store
+
+    def gather(self, step: Gather) -> StoredSets:
+        """Sets of rows, in the run folder's ``sets``."""
+        stage = f"{self.kind}_{step.name}"
+        kept = self._records.load_result(stage)
+        place = self._records.place.at("sets").at(f"{step.name}.zarr")
+        if kept is None:
+            begin = time.perf_counter()
+            dataset = self._rows(step.rows, stage)
+            rows = step.sets.n_sets * step.sets.set_rows
+            self.callbacks.on_stage({"stage": stage, "rows": rows, **step.about})
+            task = start_sets(stage, dataset, step.sets, place.url, self.device)
+            written = map_rows(self.executor, task, Progress(self.callbacks, stage, 0, **step.about))
+            kept = self._done(step, stage, written, begin)
+        return StoredSets(json.dumps(_spec(kept, place)), step.sets.set_rows)
+
+    def encode(self, step: Encode) -> Rows | None:
+        """Rows through a map, tile by tile; None where a resumed fit has done it, and nobody wants them."""
+        stage = f"{self.kind}_{step.name}"
+        kept = self._records.load_result(stage)
+        place = self._place(step.name, step.kept)
+        if not step.kept:
+            self.leaves(place)
+        if kept is None:
+            begin = time.perf_counter()
+            dataset = self._rows(step.rows, stage)
+            self.callbacks.on_stage({"stage": stage, "rows": len(dataset), **step.about})
+            task = start_map(
+                stage,
+                dataset,
+                step.row_map,
+                place.url,
+                self.device,
+                with_labels=False,
+                resume=True,
+                compressor=None,
+                **tile_layout(len(dataset), dataset.nbytes // len(dataset), step.row_map),
+            )
+            written = map_rows(self.executor, task, Progress(self.callbacks, stage, 0, **step.about))
+            kept = self._done(step, stage, written, begin)
+        for name in step.over:
+            gone = self._place(name, False)
+            if not gone.is_empty():
+                gone.clear()
+        return None if place.is_empty() else Rows(open_spec(_spec(kept, place)))
+
+    def _rows(self, rows: Rows | None, stage: str) -> Dataset:
+        if rows is None:
+            raise RunError(
+                f"{self._records.place.url}: the record of {stage} cannot be read, and the rows that it was "
+                "made of are gone: start anew in another run_dir"
+            )
+        return self.rows(rows)
+
+    def _place(self, name: str, kept: bool) -> Location:
+        # What stays lies with the run even where scratch is elsewhere.
+        return codes_place(self._records.place, name) if kept else self.scratch().at(f"{name}.zarr")
+
+    def _done(self, step: Gather | Encode, stage: str, written: Dataset, begin: float) -> dict[str, Any]:
+        kept = {"spec": json.dumps(written.spec())}
+        self._records.save_result(stage, kept)
+        seconds = round(time.perf_counter() - begin, 6)
+        self.callbacks.on_event(
+            {"event": "layer_written", "stage": stage, "rows": len(written), "seconds": seconds, **step.about}
+        )
+        return kept
+
+    # -- end -------------------------------------------------------------------------------------------------
+
     def keep_records(self) -> None:
         """Before :meth:`begin`: have a folder for records (a temporary one) even where none was asked for."""
         if self.store is None:
@@ -444,3 +508,24 @@ class FitSession:
             with suppress(OSError):
                 place.clear()
                 place.remove_folders()
+
+
+def codes_place(records: Location, name: str) -> Location:
+    """Where codes that stay lie among a fit's records."""
+    return records.at("codes").at(f"{name}.zarr")
+
+
+def tile_layout(n: int, row_bytes: int, row_map: Any) -> dict[str, Any]:
+    """Rows and columns of the tiles of a map's output: a function of the rows and the map alone."""
+    (width,) = row_map.output()[0]
+    strips = -(-n // parted_rows(row_bytes, row_map))
+    rows = -(-n // strips)
+    work = rows * row_map.flops_per_row() + row_map.column_flops()
+    wanted = min(TASK_FLOPS, max(LEAST_FLOPS, strips * width * work / TASKS))
+    columns = max(1, min(round(wanted / work), width))
+    return {"shard_rows": rows, "tile_columns": columns}
+
+
+def _spec(kept: dict[str, Any], place: Location) -> dict[str, Any]:
+    """Of a dataset that a step wrote: it lies in the run folder, which may have been moved since."""
+    return {**json.loads(kept["spec"]), "url": place.url}

@@ -12,7 +12,6 @@ from scalelatent.contract.stats import Stats
 from scalelatent.engine.batch_loop import LoopResult, Progress
 from scalelatent.engine.passes import given_grid
 from scalelatent.engine.plan import ALLOWED_SHARE, Resources, check_fits
-from scalelatent.estimators.online_steps import OnlineSteps
 from scalelatent.estimators.session import FitSession
 from scalelatent.estimators.steps import (
     Collect,
@@ -285,7 +284,7 @@ class SharedFit:
         """A learner that goes its own way through the rows shares what comes before its epochs."""
         step: LearnOnline = one.step
         try:
-            result = OnlineSteps(self.session).learn(f"{step.name}-{one.key}", step)
+            result = self.session.learn_online(f"{step.name}-{one.key}", step)
         except (FloatingPointError, np.linalg.LinAlgError) as error:
             self._ended_early(one, str(error))
             return

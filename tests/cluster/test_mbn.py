@@ -13,7 +13,7 @@ import scipy.sparse as sp
 
 import scalelatent as sl
 from scalelatent.engine import mapwrite, rowsets
-from scalelatent.estimators import layer_steps
+from scalelatent.estimators import session
 from scalelatent.models.mbn import fit as mbn_fit
 
 OPTIONS: dict[str, Any] = {"n_clusterings": 6, "k1": 200, "n_components": 4, "n_classes": 10}
@@ -23,7 +23,7 @@ OPTIONS: dict[str, Any] = {"n_clusterings": 6, "k1": 200, "n_components": 4, "n_
 def _small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of 500 rows and one clustering: the driver cuts, so this reaches no worker."""
     monkeypatch.setattr(mapwrite, "PARTED_ROWS", 500)
-    monkeypatch.setattr(layer_steps, "TASK_FLOPS", 1.0)
+    monkeypatch.setattr(session, "TASK_FLOPS", 1.0)
     monkeypatch.setattr(rowsets, "SMALL_BYTES", 0)
     monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", 0)
 

@@ -14,7 +14,7 @@ import scipy.sparse
 import scalelatent as sl
 from scalelatent import Dataset
 from scalelatent.errors import DataError, RunError
-from scalelatent.models.mbn.compressive_scales import PIECE_BYTES, scales
+from scalelatent.models.mbn.compressive import PIECE_BYTES, scales
 
 torch = pytest.importorskip("torch")
 

@@ -22,7 +22,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import scalelatent as sl
 from scalelatent.errors import DataError, PlanError, RunError
-from scalelatent.estimators import layer_steps
+from scalelatent.estimators import session
 from scalelatent.models.mbn import estimator as mbn
 from scalelatent.models.mbn import fit as mbn_fit
 from tests.helpers import InterruptAt, Log, refuse_pickle
@@ -99,7 +99,7 @@ def test_any_cut_into_tasks_gives_the_same_bits(
     monkeypatch.setattr(mapwrite, "PARTED_ROWS", 130)
     monkeypatch.setattr(rowsets, "SHARDS", 5)
     monkeypatch.setattr(rowsets, "SMALL_BYTES", 0)
-    monkeypatch.setattr(layer_steps, "TASK_FLOPS", 1.0)
+    monkeypatch.setattr(session, "TASK_FLOPS", 1.0)
     model = _network(n_classes=20, n_jobs=2).fit(digits[0], run_dir=tmp_path / "run")
     _like_oracle(model, oracle)
     np.testing.assert_array_equal(model.components_, oracle.components_)
@@ -172,7 +172,7 @@ def test_only_missing_tiles_are_computed_again(
         return fill(self, *arguments)
 
     monkeypatch.setattr(LayerCoder, "fill", counting)
-    monkeypatch.setattr(layer_steps, "TASK_FLOPS", 1.0)
+    monkeypatch.setattr(session, "TASK_FLOPS", 1.0)
     options = {"n_jobs": 1, "n_classes": 20}
     with pytest.raises(KeyboardInterrupt):
         _network(**options).fit(digits[0], run_dir=tmp_path / "run")
@@ -485,7 +485,7 @@ def test_a_disk_that_fills_up_loses_nothing(
     monkeypatch.setattr(LocalStore, "set", full_store)
     monkeypatch.setattr(LocalLocation, "write", full_location)
     monkeypatch.setattr(rowsets, "SMALL_BYTES", 0)
-    monkeypatch.setattr(layer_steps, "TASK_FLOPS", 1.0)
+    monkeypatch.setattr(session, "TASK_FLOPS", 1.0)
     x = sp.csr_array(digits[0]) if csr else digits[0]
     options = {"n_classes": 20, "n_jobs": 1}
     with pytest.raises(DataError, match=rf"{name}\.zarr: writing shard 2 .* the disk is full.*resume"):

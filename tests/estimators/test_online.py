@@ -243,9 +243,9 @@ def test_partial_fit_after_passes_takes_small_steps(digits: Arrays, held_out: Ar
         model = make("em", max_iter=passes, t0=1.0, batch_rows=32).fit(*digits)
         w = model.W_.copy()
         model.partial_fit(x[:32], y[:32])
-        assert model._running is not None
-        assert model._running.rows == passes * len(digits[0]) + 32
-        moved[passes] = np.abs(model._running.w - w).max()
+        assert model._stream.running is not None
+        assert model._stream.running.rows == passes * len(digits[0]) + 32
+        moved[passes] = np.abs(model._stream.running.w - w).max()
     assert moved[40] < 0.5 * moved[2]
 
 
@@ -256,10 +256,10 @@ def test_partial_fit_weighs_single_rows(digits: Arrays, architecture: str) -> No
     moved = {}
     for weight in (1e-6, 1.0):
         model = make("stepwise", architecture=architecture).partial_fit(x[:300], y[:300], classes=range(10))
-        assert model._running is not None
-        w = model._running.w  # W_ is the running average, which catches up with it at each call
+        assert model._stream.running is not None
+        w = model._stream.running.w  # W_ is the running average, which catches up with it at each call
         model.partial_fit(x[300:301], y[300:301], sample_weight=[weight])
-        moved[weight] = np.abs(model._running.w - w).max()
+        moved[weight] = np.abs(model._stream.running.w - w).max()
     assert moved[1e-6] < 1e-3 * moved[1.0]
 
 
@@ -344,7 +344,7 @@ def test_a_failed_first_call_leaves_no_model(digits: Arrays) -> None:
 
 def test_parameters_are_checked_once(digits: Arrays, monkeypatch: pytest.MonkeyPatch) -> None:
     """What would cost more than a step of one row is not done at each."""
-    import scalelatent.models.capsule.partial as module
+    import scalelatent.models.capsule.stream as module
 
     x, y = digits
     model = make("stepwise").partial_fit(x, y, classes=range(10))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scalelatent import CapsuleRegression
-from scalelatent.models.capsule.settings import AUTO_PROJECTION
+from scalelatent.models.capsule.fit import AUTO_PROJECTION
 
 Arrays = tuple[np.ndarray, np.ndarray]
 

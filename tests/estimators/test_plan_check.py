@@ -89,7 +89,7 @@ def test_nothing_is_measured_for_a_short_fit(kind: str, monkeypatch: pytest.Monk
 
 def test_a_network_of_half_of_many_rows_takes_long() -> None:
     """A default network on the images of MNIST, as one thread would build it."""
-    from scalelatent.models.mbn.plan import plan
+    from scalelatent.models.mbn.fit import plan
 
     x = np.broadcast_to(np.zeros((1, 784), np.uint8), (60_000, 784))
     model = sl.MultilayerBootstrapNetwork(n_classes=10)

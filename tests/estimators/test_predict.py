@@ -175,7 +175,7 @@ def test_score_streams(
 def test_an_output_beyond_memory_is_refused(
     plain: CapsuleRegression, digits: Arrays, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("scalelatent.estimators.base.memory_limit", lambda: 100_000)
+    monkeypatch.setattr("scalelatent.estimators.base.process_memory", lambda: 100_000)
     with pytest.raises(DataError, match=r"600 rows.*out='RESULT\.zarr'"):
         plain.predict_proba(digits[0])
     assert len(plain.predict_proba(digits[0], out=tmp_path / "p")) == 600

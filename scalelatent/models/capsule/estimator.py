@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-from sklearn.base import clone
+from sklearn.utils import Tags
 
-from scalelatent.deploy.clusters import current_client
+from scalelatent.data import Dataset
 from scalelatent.engine.batch_loop import LoopResult
-from scalelatent.engine.callbacks import Callback
-from scalelatent.engine.plan import find_resources
-from scalelatent.estimators.base import StreamedEstimator, restore_params
+from scalelatent.engine.plan import Resources
+from scalelatent.estimators.base import Saved
 from scalelatent.estimators.classifier import StreamedClassifier
+from scalelatent.estimators.inputs import is_plain
 from scalelatent.estimators.learned import FIT_AGAIN, IN_PLACE, Learned
 from scalelatent.estimators.steps import Rows, Steps
+from scalelatent.kernels.streams import resolve_seed, stream
 from scalelatent.models.capsule.model.em import CapsuleEM
 from scalelatent.models.capsule.model.members import Members
 from scalelatent.models.capsule.model.predict import CapsuleRows
-from scalelatent.models.capsule.model.running import RowSums, RunningCapsule
+from scalelatent.models.capsule.model.running import RowSums
+from scalelatent.storage.disk import Location
 
-from .fit import fit_steps
-from .online_fit import ONLINE_PARAMETERS
+from .fit import CAPSULE_DIM, ONLINE_PARAMETERS, fit_steps, plain_dim, plan
 from .parameters import PARAMETERS
-from .partial import PartialFit
-from .plan import plan
-from .settings import CAPSULE_DIM, plain_dim
+from .stream import (
+    READ_ROWS,
+    CapsuleStream,
+    check_same_classes,
+    checked_rows,
+    row_weights,
+    sorted_classes,
+    stream_options,
+)
 
 
-class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
+class CapsuleRegression(StreamedClassifier):
     """Classification by latent vectors of competing length, fitted by streamed EM.
 
     Each class has a capsule h_i = W_i x of ``capsule_dim`` numbers; the class whose vector is longest wins,
@@ -124,6 +130,11 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
     seed_ : int
     n_features_in_ : int
 
+    Notes
+    -----
+    ``transform`` gives latent means h = W x, float32: class by class in the order of ``classes_`` (member by
+    member for the binary architectures).
+
     References
     ----------
     L. K. Saul, "Capsule regression", Neural Computation (2021).
@@ -139,12 +150,16 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
 
     _kind = "capsule"
     _parameters = PARAMETERS
+    _sign_of_fit = "W_"
     _shares_passes = True
     classes_ = Learned(FIT_AGAIN)
     W_ = Learned(IN_PLACE)
     capsule_dims_ = Learned(FIT_AGAIN)
     projection_ = Learned(FIT_AGAIN)
-    _sign_of_fit = "W_"
+    best_validation_error_: float | None
+    mean_member_validation_error_: float | None
+    _members: Members
+    _stream: CapsuleStream
 
     def __init__(
         self,
@@ -200,88 +215,23 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         """Dimension of all capsules, or one for each class."""
         return plain_dim(self.capsule_dims_)
 
-    # -- fit
-    # --------------------------------------------------------------------------------------------------
-
-    def fit(
-        self,
-        X: Any,
-        y: Any = None,
-        *,
-        validation: Any = None,
-        sample_weight: Any = None,
-        client: Any = None,
-        run_dir: Any = None,
-        resume: bool = False,
-        callbacks: Callback | Sequence[Callback] = (),
-        engine: Mapping[str, Any] | None = None,
-        verbose: bool | None = None,
-    ) -> CapsuleRegression:
-        """Fit by passes over the rows.
-
-        Parameters
-        ----------
-        X : Dataset or array-like, shape (n, features)
-            numpy, memmap, zarr and dask arrays, scipy sparse rows, lists.
-        y : array-like, shape (n,)
-            Labels; a Dataset brings its own.
-        validation : Dataset or (X, y) or None
-            Rows for early stopping; without them the training error is watched.
-        sample_weight : array-like, shape (n,), or None
-        client : distributed.Client or None
-            A cluster to run on; None takes the enclosing ``with sl.cluster(…)``, else this process.
-        run_dir : path or None
-            Folder for checkpoints, shared by all workers.
-        resume : bool
-            Go on with the fit that ``run_dir`` holds.
-        callbacks : Callback or sequence
-        engine : dict or None
-            block_rows, leaf_rows, checkpoint_seconds, checkpoint_passes, scratch, keep_scratch, cache; of the
-            online algorithms checkpoint_steps, report_steps, validate_steps, run_rows, buffer_runs.
-        verbose : bool or None
-            Show progress: a display that moves on a terminal and in a notebook, lines elsewhere. None: in a
-            notebook alone.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        DataError
-            Rows or labels that cannot be used, naming dataset and row.
-        ValueError
-            A parameter out of range.
-        PlanError
-            What memory cannot hold.
-        RunError
-            The run folder holds another fit; the cluster has no workers.
-
-        Warns
-        -----
-        LongFitWarning
-            It would take over an hour: with the time, and what would shorten it.
-
-        Examples
-        --------
-        See the class.
-        """
-        self._check_params()
-        train = self._training_rows(X, y, sample_weight)
-        held = self._validation_rows(validation)
-        assert train.classes is not None
-        resources = find_resources(client or current_client(), self.n_jobs, None)
-        new = clone(self)
-        new.seed_ = 0  # orders of rows of all seeds need the same
-        self._check_plan(partial(plan, new, train, held, resources, dict(engine or {})))
-        self._fit_by_steps(train, held, client, run_dir, resume, callbacks, engine, verbose)
-        return self
+    # -- fit -------------------------------------------------------------------------------------------------
 
     def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
         return fit_steps(self, rows)
 
+    def _plan(
+        self,
+        train: Dataset,
+        held: Dataset | None,
+        resources: Resources,
+        options: dict[str, Any],
+        *,
+        measure: bool,
+    ) -> dict[str, Any]:
+        return plan(self, train, held, resources, options, measure=measure)
+
     def _what_decides(self) -> dict[str, Any]:
-        """The parameters that decide the result: a resumed fit must have the same ones."""
         unused = ONLINE_PARAMETERS if self.algorithm == "em" else ("max_iter",)
         given = {name: value for name, value in super()._what_decides().items() if name not in unused}
         return given | {"capsule_dim": CAPSULE_DIM if self.capsule_dim is None else self.capsule_dim}
@@ -293,73 +243,110 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         basis: np.ndarray | None,
         result: LoopResult,
         w: np.ndarray,
-        weight: np.ndarray,
-        count: np.ndarray,
+        sums: tuple[np.ndarray, np.ndarray],
         decided: float | None,
     ) -> None:
+        """Take what a fit has found; ``sums`` are weight and rows of each class, ``decided`` the validation
+        error of what binary members decide together.
+        """
         self._members = em.members
         self._set_learned(classes_=classes, W_=w, capsule_dims_=em.members.dims, projection_=basis)
         self.n_iter_ = result.state.iteration
         self.history_ = result.history
-        errors = result.state.best_error if em.has_validation else None
-        self.best_validation_error_ = decided if errors is None or len(errors) > 1 else float(errors[0])
-        self.mean_member_validation_error_ = (
-            None if errors is None or len(errors) == 1 else float(errors.mean())
-        )
+        self.best_validation_error_, self.mean_member_validation_error_ = decided, None
+        if em.has_validation and em.members.n_members == 1:
+            self.best_validation_error_ = float(result.state.best_error[0])
+        elif em.has_validation:
+            self.mean_member_validation_error_ = float(result.state.best_error.mean())
         # Members that see every class need no more than the sum.
         whole = (em.members.labels >= 0).all()
         moment = em.moment.sum(axis=0, keepdims=True) if whole else em.moment
-        self._sums, self._running = RowSums(tuple(moment), weight, count), None
-        passes = self.n_iter_ * float(count.sum())
-        self._seen_rows = max((float(r.get("rows_seen", passes)) for r in self.history_), default=passes)
-
-    def plan(
-        self,
-        X: Any,
-        y: Any = None,
-        *,
-        validation: Any = None,
-        client: Any = None,
-        memory_limit: str | int | None = None,
-        engine: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """What ``fit`` would need, from shapes and a probe of a second; nothing is fitted.
-
-        Parameters
-        ----------
-        X, y, validation, client, engine
-            As in :meth:`fit`.
-        memory_limit : str, int or None
-            Of a worker, for example ``"4GB"``; None asks the cluster or this process.
-
-        Returns
-        -------
-        dict
-            For each stage tasks a pass, tree depth (of an online algorithm steps and rows of an epoch), bytes
-            of a statistic and memory by what holds it; peak bytes a worker and on a device, bytes of scratch
-            and checkpoints, seconds a pass, fewest and most passes.
-
-        Raises
-        ------
-        PlanError
-            It cannot fit: naming the setting that would.
-
-        Examples
-        --------
-        >>> x, y = np.random.default_rng(0).normal(size=(50, 4)), np.arange(50) % 2
-        >>> CapsuleRegression(capsule_dim=2).plan(x, y)["stages"]["estep"]["statistic_bytes"]
-        168
-        """
-        new = clone(self)  # rows of another width leave this model as it is
-        new.seed_ = 0  # orders of rows of all seeds need the same
-        train, held = new._training_rows(X, y, None), new._validation_rows(validation)
-        resources = find_resources(client or current_client(), self.n_jobs, memory_limit)
-        return plan(new, train, held, resources, dict(engine or {}))
+        passes = self.n_iter_ * float(sums[1].sum())
+        seen = max((float(r.get("rows_seen", passes)) for r in self.history_), default=passes)
+        self._stream = CapsuleStream(em.members, RowSums(tuple(moment), *sums), seen)
 
     def _row_map(self, what: str) -> CapsuleRows:
         return CapsuleRows(self._members, self.W_, self.projection_, what)
 
-    def __sklearn_tags__(self) -> Any:
+    # -- a stream of rows ------------------------------------------------------------------------------------
+
+    def partial_fit(self, X: Any, y: Any = None, classes: Any = None, *, sample_weight: Any = None) -> Self:
+        """Learn from some more rows, at once and in this process.
+
+        Goes on from a fit, from a loaded model or from earlier calls. A first call begins anew: it needs
+        ``classes``, works on unprojected rows, and starts from the subspaces of its rows where there are
+        enough of each class, else at random. A step is one of stepwise EM with a step size that falls with
+        the rows seen (``kappa``, ``t0``, ``batch_rows``), without momentum, under the first threshold of
+        ``nu_schedule``; ``algorithm="passive_aggressive"`` takes passive-aggressive steps. Second moments are
+        those of all rows so far, with a prior worth as many rows as there are features, which fades.
+
+        Parameters
+        ----------
+        X : array-like, shape (n, features), or Dataset
+            One row or more.
+        y : array-like, shape (n,); a Dataset brings its own
+        classes : array-like or None
+            All classes that will ever come; needed in the first call.
+        sample_weight : array-like, shape (n,), or None
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ValueError
+            ``classes`` missing in the first call or different later; a label that is none of them; another
+            number of features; a parameter out of range.
+        DataError
+            NaN or infinite values, naming row and feature.
+
+        Examples
+        --------
+        >>> import numpy as np, scalelatent as sl
+        >>> rng = np.random.default_rng(0)
+        >>> x, y = rng.normal(size=(200, 2)) * [[3.0, 0.3]], np.zeros(200, dtype=int)
+        >>> x, y = np.concatenate([x, x[:, ::-1]]), np.concatenate([y, y + 1])
+        >>> order, m = rng.permutation(400), sl.CapsuleRegression(capsule_dim=1, random_state=0)
+        >>> for i in order:
+        ...     m = m.partial_fit(x[i : i + 1], y[i : i + 1], classes=[0, 1])
+        >>> bool(m.score(x, y) > 0.8)
+        True
+        """
+        stream_options(self)
+        if hasattr(self, "W_"):
+            check_same_classes(classes, self.classes_)
+        known = self.classes_ if hasattr(self, "W_") else sorted_classes(classes)
+        if is_plain(X) and not hasattr(X, "tocsr"):
+            self._learn(X, y, sample_weight, known)
+            return self
+        ds = self._training_rows(X, y, sample_weight, reset=not hasattr(self, "W_"))
+        for a in range(0, len(ds), READ_ROWS):
+            b = min(a + READ_ROWS, len(ds))
+            weight = ds.read_weight(a, b) if ds.has_weight else None
+            rows = ds.read_x(a, b)
+            rows = rows.toarray() if ds.is_sparse else rows.reshape(b - a, -1)
+            self._learn(rows, ds.read_y(a, b), weight, known)
+        return self
+
+    def _learn(self, X: Any, y: Any, sample_weight: Any, classes: np.ndarray) -> None:
+        first = not hasattr(self, "W_")
+        x, codes = checked_rows(self, X, y, classes, first)
+        weight = row_weights(self.class_weight, sample_weight, codes, classes)
+        if first:
+            seed = resolve_seed(self.random_state)
+            begun = CapsuleStream.begin(self, x, codes, len(classes), stream(seed, "capsule-start"))
+            self.seed_, self._stream, self._members = seed, begun, begun.members
+            self.n_iter_, self.history_ = 0, []
+            self._set_learned(classes_=classes, capsule_dims_=begun.members.dims, projection_=None)
+        elif self.projection_ is not None:
+            x = x.astype(np.float64) @ self.projection_
+        w = None if first else self.W_
+        self._set_learned(W_=self._stream.learn(w, x, codes, weight, stream_options(self)))
+        # Those of a fit were of other weights.
+        self.best_validation_error_ = self.mean_member_validation_error_ = None
+
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.transformer_tags.preserves_dtype = ["float32"]
@@ -368,74 +355,39 @@ class CapsuleRegression(PartialFit, StreamedClassifier, StreamedEstimator):
         tags.classifier_tags.poor_score = True
         return tags
 
-    # -- disk
-    # -------------------------------------------------------------------------------------------------
+    # -- saving ----------------------------------------------------------------------------------------------
 
-    def _to_saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        arrays = {"W": self.W_, "dims": self._members.dims, "labels": self._members.labels}
-        # What partial_fit goes on from.
-        running = self._running
-        if running is not None:
-            running.renew()  # so that this model and the saved one go on alike
-            arrays["running_W"] = running.w
-        sums = self._sums if running is None else running.sums
-        if sums is not None:
-            arrays |= {
-                "moment": np.stack(sums.moment),
-                "moment_weight": sums.weight,
-                "moment_rows": sums.count,
-            }
+    def _state(self) -> Saved:
+        values, arrays = self._stream.state()
+        arrays |= {"W": self.W_, "dims": self._members.dims, "labels": self._members.labels}
         if self.projection_ is not None:
             arrays["projection"] = self.projection_
-        values = {
+        values |= {
             "architecture": self._members.architecture,
             "classes": self.classes_.tolist(),
             "classes_dtype": self.classes_.dtype.str,
-            "n_iter": self.n_iter_,
-            "n_features_in": self.n_features_in_,
-            "seed": self.seed_,
             "best_validation_error": self.best_validation_error_,
             "mean_member_validation_error": self.mean_member_validation_error_,
-            "seen_rows": self._seen_rows if running is None else running.rows,
-            "prior_variance": 0.0 if running is None else running.variance,
         }
         return values, arrays
 
-    @classmethod
-    def _from_saved(
-        cls, params: dict[str, Any], values: dict[str, Any], arrays: dict[str, np.ndarray]
-    ) -> CapsuleRegression:
-        model = cls(**restore_params(params))
-        model._members = Members(values["architecture"], arrays["dims"], arrays["labels"])
-        model._set_learned(
+    def _restore(
+        self,
+        values: dict[str, Any],
+        arrays: dict[str, np.ndarray],
+        place: Location | None,
+        run: Location | None,
+    ) -> None:
+        self._members = Members(values["architecture"], arrays["dims"], arrays["labels"])
+        self._set_learned(
             classes_=np.array(values["classes"], dtype=values["classes_dtype"]),
             W_=arrays["W"],
             capsule_dims_=arrays["dims"],
             projection_=arrays.get("projection"),
         )
-        model.n_iter_, model.n_features_in_, model.seed_ = (
-            values["n_iter"],
-            values["n_features_in"],
-            values["seed"],
-        )
-        best, model.history_ = values["best_validation_error"], []
+        best = values["best_validation_error"]
         # Models of earlier versions have the mean over members in its place.
-        means = model._members.n_members > 1 and "mean_member_validation_error" not in values
-        model.best_validation_error_ = None if means else best
-        model.mean_member_validation_error_ = best if means else values.get("mean_member_validation_error")
-        model._seen_rows, model._running, model._sums = values.get("seen_rows", 0.0), None, None
-        if "moment" in arrays:
-            weight = arrays["moment_weight"]
-            # Models of earlier versions have no count of the rows: as if these weighed 1.
-            model._sums = RowSums(tuple(arrays["moment"]), weight, arrays.get("moment_rows", weight))
-        if "running_W" in arrays:
-            assert model._sums is not None
-            model._running = RunningCapsule(
-                model._members,
-                arrays["running_W"],
-                model.W_,
-                model._sums,
-                values["prior_variance"],
-                values["seen_rows"],
-            )
-        return model
+        means = self._members.n_members > 1 and "mean_member_validation_error" not in values
+        self.best_validation_error_ = None if means else best
+        self.mean_member_validation_error_ = best if means else values.get("mean_member_validation_error")
+        self._stream = CapsuleStream.restored(self._members, self.W_, values, arrays)

@@ -3,45 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, Self
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
-from sklearn.utils import ClassifierTags
+from sklearn.utils import ClassifierTags, Tags
+from sklearn.utils.validation import check_is_fitted
 
-from scalelatent.deploy.clusters import current_client
-from scalelatent.engine.callbacks import Callback
-from scalelatent.engine.plan import find_resources
-from scalelatent.estimators.base import StreamedEstimator, restore_params
+from scalelatent.contract.learners import Block
+from scalelatent.contract.wants import Targets
+from scalelatent.data import Dataset
+from scalelatent.data.schema import refuse_masked
+from scalelatent.engine.backend import make_backend
+from scalelatent.engine.mapwrite import map_to_array
+from scalelatent.engine.plan import Resources
+from scalelatent.engine.threads import single_threaded
+from scalelatent.errors import DataError
+from scalelatent.estimators.base import CallbackList, Saved, StreamedEstimator, What
+from scalelatent.estimators.inputs import check_finite, is_dask_array, is_plain
 from scalelatent.estimators.learned import IN_PLACE, Learned
+from scalelatent.estimators.session import FitSession
 from scalelatent.estimators.steps import Rows, Steps
-from scalelatent.kernels.streams import resolve_seed
+from scalelatent.kernels.streams import resolve_seed, stream
 from scalelatent.models.crbm.model.energy import CrbmShape
 from scalelatent.models.crbm.model.online import CrbmLearner
-from scalelatent.models.crbm.model.predict import sweeps_in
+from scalelatent.models.crbm.model.predict import CrbmOutput, CrbmScoring, sweeps_in
 from scalelatent.models.crbm.model.state import CrbmState
+from scalelatent.storage.disk import Location
 
 from .fit import (
+    TEST_STAGE,
     check_batch,
     check_patience,
     check_rows,
+    check_shape,
     fit_steps,
+    fitting_state,
     given_parameters,
+    learn_stream,
+    make_learner,
+    plan,
+    shape_of,
+    targets_of,
 )
-from .output import CrbmOutputs
+from .output import MOST_LOOKED_AT, Beliefs, WatchedOutput, free_energies, infer_rows, places_of, sweeps_of
 from .parameters import PARAMETERS, batch_size
-from .partial import CrbmPartial
-from .plan import plan
-from .rows import CrbmRows
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 OF_YOUR_OWN = f"{IN_PLACE}, or make a model of weights of your own: ConditionalRBM.from_weights"
 _FIELDS = ("W", "Wvx", "Whx", "bv", "bh")
 
 
-class ConditionalRBM(
-    CrbmOutputs, CrbmPartial, CrbmRows, ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamedEstimator
-):
+def _parameter(name: str) -> Learned:
+    return Learned(OF_YOUR_OWN, lambda model: getattr(model._shape.split(model._theta), name))
+
+
+class ConditionalRBM(StreamedEstimator):
     """Binary outputs of any width from observed rows, by a conditional RBM trained by belief propagation.
 
     p(v, h | x) is proportional to exp(v'W h + v'Wvx x + h'Whx x + bv'v + bh'h): given x, an RBM of its own
@@ -134,6 +154,17 @@ class ConditionalRBM(
     seed_ : int
     n_features_in_ : int
 
+    Notes
+    -----
+    ``X`` are the observed rows and ``y`` the outputs v, 0 or 1: (n, v), dense, CSR multi-labels, or a
+    Dataset; a Dataset ``X`` with targets brings its own. With ``corruption`` ``X`` are the clean rows, with
+    ``conditional=False`` those of a plain RBM (``y`` is ignored); so are the rows ``y`` where ``X`` is None
+    or of width 0. ``validation`` is of the same form. A resumed fit may have another ``learning_rate`` or
+    ``n_epochs``, which hold from there on.
+
+    ``transform`` gives the beliefs of the hidden units, float32 (n, h); of a plain RBM, whose rows are v,
+    their probabilities given v.
+
     References
     ----------
     W. Ping, A. Ihler, "Belief propagation in conditional RBMs for structured prediction", AISTATS (2017).
@@ -152,16 +183,24 @@ class ConditionalRBM(
 
     _kind = "crbm"
     _parameters = PARAMETERS
-    W_ = Learned(OF_YOUR_OWN, lambda model: model._shape.split(model._theta).W)
-    Wvx_ = Learned(OF_YOUR_OWN, lambda model: model._shape.split(model._theta).Wvx)
-    Whx_ = Learned(OF_YOUR_OWN, lambda model: model._shape.split(model._theta).Whx)
-    bv_ = Learned(OF_YOUR_OWN, lambda model: model._shape.split(model._theta).bv)
-    bh_ = Learned(OF_YOUR_OWN, lambda model: model._shape.split(model._theta).bh)
     _sign_of_fit = "_theta"
-    # A job may name datasets of outputs beside those of the rows.
-    takes_targets = True
+    W_ = _parameter("W")
+    Wvx_ = _parameter("Wvx")
+    Whx_ = _parameter("Whx")
+    bv_ = _parameter("bv")
+    bh_ = _parameter("bh")
+    batch_size_: int
+    best_epoch_: int
+    best_validation_error_: float | None
+    inference_: str
+    n_sweeps_: int
     # Where outputs come from: pairs of rows, clean rows that are corrupted, or rows themselves.
-    _source = "pairs"
+    _source: str = "pairs"
+    _n_outputs: int
+    _shape: CrbmShape
+    _theta: np.ndarray
+    # What a stream goes on from beside the parameters; None after a fit or a load.
+    _stream_state: CrbmState | None
 
     def __init__(
         self,
@@ -214,100 +253,125 @@ class ConditionalRBM(
         self.device = device
         self.n_jobs = n_jobs
 
-    # -- fit
-    # --------------------------------------------------------------------------------------------------
+    # -- rows ------------------------------------------------------------------------------------------------
 
-    def fit(
-        self,
-        X: Any,
-        y: Any = None,
-        *,
-        validation: Any = None,
-        client: Any = None,
-        run_dir: Any = None,
-        resume: bool = False,
-        callbacks: Callback | Sequence[Callback] = (),
-        engine: Mapping[str, Any] | None = None,
-        verbose: bool | None = None,
-    ) -> ConditionalRBM:
-        """Fit by minibatches.
+    def _pairs(self, X: Any, y: Any, *, reset: bool = False, what: str = "X") -> Dataset:
+        """Rows with their outputs, from whatever was given; with ``reset`` they say what is learned."""
+        nothing = X is None or (not isinstance(X, Dataset) and getattr(X, "shape", (0, 1))[1:] == (0,))
+        if not self.conditional and not nothing:
+            y = None  # ignored, as by scikit-learn's transformers
+        if nothing and y is not None and X is not None:
+            _check_counts(int(X.shape[0]), y)
+        if nothing and not reset and self._source == "pairs":
+            raise DataError("X is missing: the model was fitted on rows x beside outputs v, so pass both")
+        if reset:
+            self._source = "pairs"
+            if self.corruption is not None:
+                self._source = "corruption"
+            elif nothing or not self.conditional:
+                self._source = "plain"
+        stored_pairs = not reset and isinstance(X, Dataset) and X.has_targets
+        if nothing or (self._source != "pairs" and y is None and not stored_pairs):
+            X = y if nothing else X
+            if X is None:
+                raise DataError(
+                    f"{type(self).__name__} was given no rows: pass X and the outputs y, or y alone for a "
+                    "plain RBM"
+                )
+            return self._clean_rows(X, reset, what)
+        if self._source == "plain":
+            raise DataError(
+                f"{what}: this is a plain RBM, which learns rows alone, and there are outputs beside them: "
+                "pass one of the two, or set conditional=True"
+            )
+        return self._paired_rows(X, y, reset, what)
 
-        Parameters
-        ----------
-        X : Dataset or array-like, shape (n, x), or None
-            Observed rows. With ``corruption`` the clean rows, with ``conditional=False`` those of a plain
-            RBM; so are the rows ``y`` where X is None, or of width 0.
-        y : array-like or Dataset, shape (n, v)
-            The outputs v, 0 or 1: dense, or CSR multi-labels. A Dataset with targets brings its own.
-            Ignored with ``conditional=False``.
-        validation : Dataset or (X, y) or None
-            Rows for early stopping.
-        client : distributed.Client or None
-            A cluster to run on; None takes the enclosing ``with sl.cluster(…)``, else this process.
-        run_dir : path or None
-            Folder for checkpoints, shared by all workers.
-        resume : bool
-            Go on with the fit that ``run_dir`` holds; with another ``learning_rate`` or ``n_epochs`` these
-            hold from there on.
-        callbacks : Callback or sequence
-        engine : dict or None
-            block_rows, leaf_rows, checkpoint_seconds, checkpoint_steps, report_steps, validate_steps,
-            run_rows, buffer_runs, scratch, keep_scratch, cache.
-        verbose : bool or None
-            Show progress: a display that moves on a terminal and in a notebook, lines elsewhere. None: in a
-            notebook alone.
+    def _clean_rows(self, v: Any, reset: bool, what: str) -> Dataset:
+        """Rows that are outputs themselves."""
+        if not isinstance(v, Dataset):
+            if is_plain(v):
+                refuse_masked(v, what)
+                v = np.asarray(v) if not hasattr(v, "tocsr") else v
+                if v.ndim == 2:
+                    check_finite(v.tocsr() if hasattr(v, "tocsr") else v, "the rows v")
+            v = Dataset.from_arrays(v)
+        if reset:
+            self._set_width(v.n_features)
+            self._n_outputs = v.n_features
+        self._checked_width(v, what)
+        if not v.is_stored and v.lazy(0, 1) is None:
+            v.read_binary(0, len(v))
+        return v
 
-        Returns
-        -------
-        self
+    def _paired_rows(self, X: Any, y: Any, reset: bool, what: str) -> Dataset:
+        """Rows beside outputs."""
+        ds = self._given_rows(X, what=what, reset=reset)
+        if y is not None:
+            ds = ds.with_target(y if isinstance(y, Dataset) else _target_rows(y, len(ds)))
+        if not ds.has_targets:
+            raise DataError(
+                f"{ds.url or what}: there are no outputs, rows of 0 and 1, to learn from: pass y of shape "
+                "(n, v), or a dataset with targets (Dataset.with_target, [data] target); one column: "
+                "y.reshape(-1, 1)"
+            )
+        if not reset and ds.n_targets != self._n_outputs:
+            raise DataError(
+                f"{ds.url or what}: there are {ds.n_targets} outputs a row, but {type(self).__name__} has "
+                f"{self._n_outputs}"
+            )
+        if not ds.is_stored and ds.lazy(0, 1) is None:
+            ds.read_targets(0, len(ds))
+        if reset:
+            self._n_outputs = int(ds.n_targets or 0)
+        return ds
 
-        Raises
-        ------
-        DataError
-            Rows that cannot be used, naming dataset and row: outputs beside 0 and 1, other numbers of rows,
-            NaN, a batch larger than the data, a learner that needs x when there is none.
-        ValueError
-            A parameter out of range.
-        DivergenceError
-            Weights have grown beyond float32: naming the epoch and the learning rate to try. It is also a
-            FloatingPointError.
-        PlanError
-            What memory cannot hold.
-        RunError
-            The run folder holds another fit; the cluster has no workers.
+    def _training_rows(self, X: Any, y: Any, sample_weight: Any, *, reset: bool = True) -> Dataset:
+        return self._pairs(X, y, reset=reset)
 
-        Warns
-        -----
-        LongFitWarning
-            It would take over an hour: with the time, and what would shorten it.
-        UserWarning
-            ``tol`` was not met by some of the rows.
+    def _held_rows(self, X: Any, y: Any) -> Dataset:
+        return self._pairs(X, y, what="validation")
 
-        Examples
-        --------
-        >>> v = np.eye(6, dtype="uint8").repeat(20, axis=0)
-        >>> m = ConditionalRBM(n_hidden=2, n_epochs=3, random_state=0).fit(1 - v, v, validation=(1 - v, v))
-        >>> m.n_iter_, m.W_.shape, m.Wvx_.shape
-        (3, (6, 2), (6, 6))
-        """
-        self._check_params()
-        train = self._pairs(X, y, reset=True)
-        held = self._validation_pairs(validation)
+    def _validation_rows(self, validation: Any) -> Dataset | None:
+        alone = self._source != "pairs" and not isinstance(validation, Dataset)
+        if alone and getattr(validation, "ndim", 0) == 2:
+            validation = None, validation
+        return super()._validation_rows(validation)
+
+    def _check_rows(self, train: Dataset, held: Dataset | None) -> None:
         check_rows(self, train)
         check_batch(self, train)
         check_patience(self, held)
-        resources = find_resources(client or current_client(), self.n_jobs, None)
-        new = clone(self)
-        new.seed_, new._source = 0, self._source  # orders of rows of all seeds need the same
-        self._check_plan(partial(plan, new, train, held, resources, dict(engine or {})))
-        self._fit_by_steps(train, held, client, run_dir, resume, callbacks, engine, verbose)
-        return self
+
+    def _search_rows(self, X: Any, y: Any, sample_weight: Any) -> Dataset:
+        if sample_weight is not None:
+            raise DataError("sample_weight: a conditional RBM takes each row alike: leave the weights out")
+        return self._pairs(X, y, reset=True)
+
+    def _search_fit(self, rows: Dataset, **how: Any) -> Self:
+        plain = not rows.has_targets and self.corruption is None
+        return self.fit(*((None, rows) if plain else (rows,)), **how)
+
+    def _scored_rows(self, X: Any, y: Any, sample_weight: Any) -> Dataset:
+        ds = self._pairs(X, y)
+        return ds if sample_weight is None else ds.with_weight(sample_weight)
+
+    # -- fit -------------------------------------------------------------------------------------------------
 
     def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
         return fit_steps(self, rows)
 
+    def _plan(
+        self,
+        train: Dataset,
+        held: Dataset | None,
+        resources: Resources,
+        options: dict[str, Any],
+        *,
+        measure: bool,
+    ) -> dict[str, Any]:
+        return plan(self, train, held, resources, options, measure=measure)
+
     def _what_decides(self) -> dict[str, Any]:
-        """The parameters that decide the result: a resumed fit must have the same ones."""
         return super()._what_decides() | {"batch_size": batch_size(self)}
 
     def _keep(self, learner: CrbmLearner, state: CrbmState, history: list[dict[str, Any]]) -> None:
@@ -323,64 +387,61 @@ class ConditionalRBM(
         self.n_sweeps_ = sweeps_in(None if self.n_sweeps is None else int(self.n_sweeps), epoch)
         self._stream_state = None
 
-    def plan(
-        self,
-        X: Any,
-        y: Any = None,
-        *,
-        validation: Any = None,
-        client: Any = None,
-        memory_limit: str | int | None = None,
-        engine: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """What ``fit`` would need, from shapes and a probe of some seconds; nothing is fitted.
+    def partial_fit(self, X: Any, y: Any = None) -> Self:
+        """Learn from some more rows, at once: a step for each ``batch_size`` of them, in their order.
+
+        Goes on from a fit, from a loaded model or from earlier calls; velocity and persistent chains begin
+        anew after a fit, and where a changed parameter makes them others. Sweeps stay those of the epoch
+        reached (``n_sweeps_``).
 
         Parameters
         ----------
-        X, y, validation, client, engine
-            As in :meth:`fit`.
-        memory_limit : str, int or None
-            Of a worker, for example ``"4GB"``; None asks the cluster or this process.
+        X : array-like, shape (n, x), Dataset or None
+            One row or more.
+        y : array-like or Dataset, shape (n, v)
 
         Returns
         -------
-        dict
-            Of the steps and of validation: rows, steps, bytes of a statistic and memory by what holds it;
-            peak bytes a worker, bytes of a checkpoint, seconds of an epoch and of all.
+        self
 
         Raises
         ------
-        PlanError
-            It cannot fit: naming the setting that would.
+        DataError, ValueError
+            As in :meth:`.ConditionalRBM.fit`; a call may have fewer rows than a batch.
 
         Examples
         --------
-        >>> v = np.eye(12, dtype="uint8").repeat(5, axis=0)
-        >>> told = ConditionalRBM(n_hidden=3, batch_size=10).plan(v, v)
-        >>> told["stages"]["learn"]["steps_per_pass"]
-        6
+        >>> import scalelatent as sl
+        >>> rng = np.random.default_rng(0)
+        >>> m = sl.ConditionalRBM(n_hidden=2, learning_rate=0.5, random_state=0)
+        >>> for _ in range(20):
+        ...     x = rng.integers(0, 2, (20, 6)).astype("uint8")
+        ...     m = m.partial_fit(x, 1 - x)
+        >>> bool(m.score(x, 1 - x) > 0.9)
+        True
         """
-        new = clone(self)  # rows of another width leave this model as it is
-        new.seed_ = 0  # orders of rows of all seeds need the same
         self._check_params()
-        train = new._pairs(X, y, reset=True)
-        held = new._validation_pairs(validation)
-        check_rows(new, train)
-        check_batch(new, train)
-        check_patience(new, held)
-        resources = find_resources(client or current_client(), self.n_jobs, memory_limit)
-        return plan(new, train, held, resources, dict(engine or {}))
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        tags.target_tags.required = False
-        tags.target_tags.single_output = False
-        tags.target_tags.multi_output = True
-        # Not a classifier, which has one column of classes; but each output is 0 or 1.
-        tags.classifier_tags = ClassifierTags(multi_class=False, multi_label=True)
-        tags.transformer_tags.preserves_dtype = []
-        return tags
+        first = not hasattr(self, "W_")
+        ds = self._pairs(X, y, reset=first)
+        check_rows(self, ds)
+        if first:
+            self.seed_ = resolve_seed(self.random_state)
+            self._shape = shape_of(self, ds)
+            self._theta = self._shape.start(stream(self.seed_, "crbm-start"), float(self.init_scale))
+            self.n_iter_, self.history_ = 0, []
+        learner = make_learner(self, ds, None, self.seed_)
+        learner = replace(learner, n_chains=1, chain_rows=batch_size(self), local_steps=0)
+        check_shape(self, learner.shape)
+        self.inference_, self.batch_size_ = learner.validation_inference, batch_size(self)
+        epoch = 1 if first else self.best_epoch_
+        state = None if first else self._stream_state
+        if state is None:
+            state = replace(learner.start(self._theta), iteration=epoch - 1)
+        state = learn_stream(learner, fitting_state(learner, state), ds, self.device, batch_size(self))
+        self._keep_parameters(learner.shape, state.theta, epoch)
+        self.best_validation_error_ = None  # that of a fit was of other parameters
+        self._stream_state = state
+        return self
 
     @classmethod
     def from_weights(
@@ -441,35 +502,374 @@ class ConditionalRBM(
         model._keep_parameters(shape, theta, 1)
         return model
 
-    # -- disk
-    # -------------------------------------------------------------------------------------------------
+    # -- outputs ---------------------------------------------------------------------------------------------
 
-    def _to_saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    @property
+    def _transformed(self) -> What:  # type: ignore[override]
+        return ("given" if self._source == "plain" else "hidden"), None
+
+    @property
+    def _n_features_out(self) -> int:
+        return self._shape.n_hidden
+
+    def predict(
+        self,
+        X: Any = None,
+        *,
+        n_sweeps: int | None = None,
+        out: str | Path | None = None,
+        client: Client | None = None,
+        overwrite: bool = False,
+        callbacks: CallbackList = (),
+    ) -> Any:
+        """The most probable state of each output, by the inference of training.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, x)
+            Of a plain RBM: None (one row), or rows of width 0.
+        n_sweeps : int or None
+            Sweeps; None: ``n_sweeps_``.
+        out : url or None
+            Write a dataset of them there instead of returning an array.
+        client, overwrite, callbacks
+            Where ``out`` is written from, whether it may be replaced, progress.
+
+        Returns
+        -------
+        ndarray of uint8, shape (n, v); a lazy array for a dask array; a Dataset with ``out``
+
+        Warns
+        -----
+        UserWarning
+            ``tol`` was not met by some of the rows; with ``out``, of 1,024 that are looked at. A lazy array
+            does not tell.
+
+        Examples
+        --------
+        >>> import scalelatent as sl
+        >>> v = np.eye(6, dtype="uint8").repeat(20, axis=0)
+        >>> m = sl.ConditionalRBM(n_hidden=2, n_epochs=3, learning_rate=1.0, random_state=0).fit(v, v)
+        >>> bool((m.predict(v) == v).all())
+        True
+        """
+        return self._output(X, "states", n_sweeps, out, client, overwrite, callbacks)
+
+    def predict_marginals(
+        self,
+        X: Any = None,
+        *,
+        n_sweeps: int | None = None,
+        out: str | Path | None = None,
+        client: Client | None = None,
+        overwrite: bool = False,
+        callbacks: CallbackList = (),
+    ) -> Any:
+        """Beliefs of the outputs: how probable each is to be 1, by the inference of training.
+
+        Parameters
+        ----------
+        X, n_sweeps, out, client, overwrite, callbacks
+            As in :meth:`predict`.
+
+        Returns
+        -------
+        ndarray of float32, shape (n, v); a lazy array for a dask array; a Dataset with ``out``
+            Of "mixed-product" and "max-product" those of max-marginals, which order states and are no
+            probabilities.
+
+        Examples
+        --------
+        >>> import scalelatent as sl
+        >>> v = np.eye(6, dtype="uint8").repeat(20, axis=0)
+        >>> m = sl.ConditionalRBM(n_hidden=2, n_epochs=3, learning_rate=1.0, random_state=0).fit(v, v)
+        >>> m.predict_marginals(v, n_sweeps=4).shape
+        (120, 6)
+        """
+        return self._output(X, "marginals", n_sweeps, out, client, overwrite, callbacks)
+
+    def score(
+        self, X: Any, y: Any = None, sample_weight: Any = None, *, callbacks: CallbackList = ()
+    ) -> float:
+        """Share of outputs that are predicted right; streams over a Dataset.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, x)
+        y : array-like or Dataset, shape (n, v)
+            A Dataset with targets brings its own. A model that corrupts its rows corrupts clean ones that
+            come without.
+        sample_weight : array-like, shape (n,), or None
+            How much each row counts; None: those of a Dataset, where it has some, else all alike.
+        callbacks : Callback or sequence
+            Told of progress.
+
+        Returns
+        -------
+        float
+
+        Raises
+        ------
+        DataError
+            No outputs, of another width, or neither 0 nor 1; weights that sum to 0.
+
+        Examples
+        --------
+        >>> import scalelatent as sl
+        >>> v = np.eye(6, dtype="uint8").repeat(20, axis=0)
+        >>> m = sl.ConditionalRBM(n_hidden=2, n_epochs=3, learning_rate=1.0, random_state=0).fit(v, v)
+        >>> m.score(v, v), m.score(v, 1 - v)
+        (1.0, 0.0)
+        """
+        return 1.0 - self.errors(X, y, sample_weight, callbacks=callbacks)["all"]
+
+    def errors(
+        self, X: Any, y: Any = None, sample_weight: Any = None, *, callbacks: CallbackList = ()
+    ) -> dict[str, float]:
+        """The paper's errors: of all outputs, and of those that x has otherwise than v.
+
+        Parameters
+        ----------
+        X, y, sample_weight, callbacks
+            As in :meth:`score`.
+
+        Returns
+        -------
+        dict
+            ``all``, and ``changed``: NaN where x is not as wide as v, not of 0 and 1, or nowhere another.
+
+        Examples
+        --------
+        >>> import scalelatent as sl
+        >>> v = np.eye(6, dtype="uint8").repeat(20, axis=0)
+        >>> m = sl.ConditionalRBM(n_hidden=2, n_epochs=3, learning_rate=1.0, random_state=0).fit(v, v)
+        >>> m.errors(v, v)
+        {'all': 0.0, 'changed': nan}
+        """
+        check_is_fitted(self)
+        ds = self._pairs(X, y)
+        if sample_weight is not None:
+            ds = ds.with_weight(sample_weight)
+        targets = self._test_targets(ds)
+        how = self._shape, self.inference_, self.n_sweeps_, self.tol
+        reduction = CrbmScoring(*how, targets, self._theta, float(self.damping))
+        with FitSession(self._kind, device=self.device, n_jobs=self.n_jobs, callbacks=callbacks) as session:
+            session.begin(0, {}, {})
+            stats = session.collect("score", reduction, Rows(ds))
+        if not stats["units"][1]:
+            raise DataError(f"{ds.url or 'X'}: the weights of the rows sum to 0: none of them counts")
+        wrong, changed = CrbmScoring.errors(stats)
+        return {"all": wrong, "changed": changed}
+
+    def infer(
+        self,
+        X: Any = None,
+        *,
+        inference: str | None = None,
+        n_sweeps: int | None = None,
+        tol: float | None = None,
+        pairs: bool = False,
+        log_z: bool = False,
+    ) -> Beliefs:
+        """Run an inference and see how it went.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, x)
+            Results are held in memory.
+        inference : str or None
+            One of the parameter's, or "gibbs" (means over the second half of ``n_sweeps`` draws). None: that
+            of training.
+        n_sweeps : int or None
+            None: ``n_sweeps_``.
+        tol : float or None
+            End a row's sweeps when no belief moves by more.
+        pairs : bool
+            The mean over rows of the pairs' beliefs P(v_i = 1, h_j = 1) too (sum-product).
+        log_z : bool
+            The Bethe estimate of each row's log partition function too (sum-product; exact for "logistic").
+
+        Returns
+        -------
+        Beliefs
+
+        Raises
+        ------
+        ValueError
+            An inference that there is not, or that does not tell what was asked for; no sweeps.
+
+        Warns
+        -----
+        UserWarning
+            ``tol`` was not met by some of the rows.
+
+        Examples
+        --------
+        >>> import scalelatent as sl
+        >>> v = np.eye(6, dtype="uint8").repeat(20, axis=0)
+        >>> m = sl.ConditionalRBM(n_hidden=2, n_epochs=3, random_state=0).fit(v, v)
+        >>> found = m.infer(v, inference="sum-product", n_sweeps=20, log_z=True)
+        >>> found.visible.shape, bool(found.converged.all()), found.log_z.shape
+        ((120, 6), True, (120,))
+        """
+        check_is_fitted(self)
+        rows = self._nothing(X) if self._source == "plain" else self._given_rows(X)
+        return infer_rows(
+            self, rows, inference=inference, n_sweeps=n_sweeps, tol=tol, pairs=pairs, log_z=log_z
+        )
+
+    def free_energy(self, X: Any, y: Any = None) -> np.ndarray:
+        """F(v, x): minus the log of the sum over h of exp(-E(v, h, x)).
+
+        Together with :meth:`infer`'s ``log_z`` it gives log p(v | x) = -F - log Z.
+
+        Parameters
+        ----------
+        X, y
+            As in :meth:`score`; results are held in memory.
+
+        Returns
+        -------
+        ndarray of float64, shape (n,)
+
+        Examples
+        --------
+        >>> import scalelatent as sl
+        >>> v = np.eye(6, dtype="uint8").repeat(20, axis=0)
+        >>> sl.ConditionalRBM(n_hidden=2, n_epochs=1, random_state=0).fit(v, v).free_energy(v, v).shape
+        (120,)
+        """
+        check_is_fitted(self)
+        ds = self._pairs(X, y)
+        return free_energies(self._shape, self._theta, ds, self._test_targets(ds))
+
+    def _test_targets(self, ds: Dataset) -> Targets:
+        """Where the outputs of rows come from: clean ones that come alone are corrupted as test rows."""
+        return targets_of(self, ds, self.seed_, TEST_STAGE)
+
+    def _row_map(self, what: Any) -> CrbmOutput:
+        name, n_sweeps = what
+        sweeps = sweeps_of(self, n_sweeps)
+        how = self._shape, self._theta, self.inference_, sweeps, self.tol
+        return CrbmOutput(*how, name, float(self.damping))
+
+    def _output(
+        self,
+        X: Any,
+        what: str,
+        n_sweeps: int | None,
+        out: str | Path | None,
+        client: Client | None,
+        overwrite: bool,
+        callbacks: CallbackList,
+    ) -> Any:
+        check_is_fitted(self)
+        if self._source != "plain":
+            return self._mapped(X, what, n_sweeps, out, client, overwrite, callbacks)
+        if isinstance(X, Dataset) or out is not None or is_dask_array(X):
+            raise DataError(
+                "this is a plain RBM: it has no x to predict from, and all rows have the same beliefs; leave "
+                "X out (transform takes rows v)"
+            )
+        block, row_map = Block(self._nothing(X), None, None, 0), self._watched_map(what, n_sweeps)
+        with single_threaded():
+            found = row_map.apply(row_map.prepare(make_backend(self.device)), block)
+        row_map.warn("the rows")
+        return found
+
+    def _mapped(
+        self,
+        X: Any,
+        what: str,
+        n_sweeps: int | None,
+        out: str | Path | None,
+        client: Client | None,
+        overwrite: bool,
+        callbacks: CallbackList,
+    ) -> Any:
+        """Rows through a map, with a warning where they did not meet the tolerance."""
+        if self.tol is None or self.inference_ == "independent" or is_dask_array(X):
+            return self._map(X, (what, n_sweeps), out, client, overwrite, callbacks)
+        ds, watched = self._given_rows(X), self._watched_map(what, n_sweeps)
+        if out is None:
+            found = self._map_rows(ds, watched, None, client, overwrite, callbacks)
+        else:  # workers have maps of their own, which tell nothing: some rows are inferred twice
+            found = self._map_rows(ds, self._row_map((what, n_sweeps)), out, client, overwrite, callbacks)
+            for part in places_of(len(ds)):
+                map_to_array(watched, ds[part], self.device, self.n_jobs)
+        some = out is not None and len(ds) > MOST_LOOKED_AT
+        watched.warn(f"{MOST_LOOKED_AT} rows looked at" if some else "the rows")
+        return found
+
+    def _watched_map(self, what: str, n_sweeps: int | None) -> WatchedOutput:
+        return WatchedOutput(**vars(self._row_map((what, n_sweeps))))
+
+    def _nothing(self, X: Any) -> np.ndarray:
+        """Rows of a plain RBM: None is one."""
+        x = np.empty((1, 0), dtype=np.float32) if X is None else np.asarray(X)
+        if x.ndim != 2 or x.shape[1]:
+            raise DataError(
+                f"X has shape {x.shape}, but this is a plain RBM, which has no x: leave X out, or give rows "
+                "of width 0"
+            )
+        return x
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.target_tags.required = False
+        tags.target_tags.single_output = False
+        tags.target_tags.multi_output = True
+        # Not a classifier, which has one column of classes; but each output is 0 or 1.
+        tags.classifier_tags = ClassifierTags(multi_class=False, multi_label=True)
+        tags.transformer_tags.preserves_dtype = []
+        return tags
+
+    # -- saving ----------------------------------------------------------------------------------------------
+
+    def _state(self) -> Saved:
         arrays = {name: getattr(self, f"{name}_") for name in _FIELDS}
         values = {
             "source": self._source,
             "shape": [self._shape.n_visible, self._shape.n_hidden, self._shape.n_observed],
             "inference": self.inference_,
             "batch_size": self.batch_size_,
-            "n_iter": self.n_iter_,
             "best_epoch": self.best_epoch_,
-            "n_features_in": self.n_features_in_,
-            "seed": self.seed_,
             "best_validation_error": self.best_validation_error_,
         }
         return values, arrays
 
-    @classmethod
-    def _from_saved(
-        cls, params: dict[str, Any], values: dict[str, Any], arrays: dict[str, np.ndarray]
-    ) -> Self:
-        model = cls(**restore_params(params))
+    def _restore(
+        self,
+        values: dict[str, Any],
+        arrays: dict[str, np.ndarray],
+        place: Location | None,
+        run: Location | None,
+    ) -> None:
         shape = CrbmShape(*values["shape"])
         theta = np.concatenate([arrays[name].reshape(-1) for name in _FIELDS]).astype(np.float32)
-        model._source, model._n_outputs = values["source"], shape.n_visible
-        model.inference_, model.n_iter_, model.seed_ = values["inference"], values["n_iter"], values["seed"]
-        model.n_features_in_, model.history_ = values["n_features_in"], []
-        model.best_validation_error_ = values["best_validation_error"]
-        model.batch_size_ = values.get("batch_size") or batch_size(model)
-        model._keep_parameters(shape, theta, values["best_epoch"])
-        return model
+        self._source, self._n_outputs = values["source"], shape.n_visible
+        self.inference_ = values["inference"]
+        self.best_validation_error_ = values["best_validation_error"]
+        self.batch_size_ = values.get("batch_size") or batch_size(self)
+        self._keep_parameters(shape, theta, values["best_epoch"])
+
+
+def _check_counts(n_rows: int, y: Any) -> None:
+    found = int(y.shape[0]) if hasattr(y, "shape") else len(y)
+    if found != n_rows:
+        raise DataError(f"X has {n_rows} rows, but y has {found}: give one output row a row")
+
+
+def _target_rows(y: Any, n_rows: int) -> Dataset:
+    """Outputs that are arrays, as a dataset."""
+    if is_plain(y) and not hasattr(y, "tocsr"):
+        refuse_masked(y, "y")
+        y = np.asarray(y)
+    if len(getattr(y, "shape", ())) != 2:
+        raise DataError(
+            f"y has shape {getattr(y, 'shape', None)}: the outputs of a conditional RBM are rows of 0 and 1, "
+            "(n, v); one column: y.reshape(-1, 1)"
+        )
+    _check_counts(n_rows, y)
+    return Dataset.from_arrays(y)

@@ -1,27 +1,43 @@
-"""What the fit of a conditional RBM is told, and the fit as steps."""
+"""The fit of a conditional RBM: what it is told, its steps, its streams, and what it will need."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalelatent.contract.learners import Block
 from scalelatent.contract.parameters import is_number, is_whole
+from scalelatent.contract.stats import Stats
 from scalelatent.contract.wants import Corruption, Targets
 from scalelatent.data import Dataset
+from scalelatent.engine.backend import make_backend
+from scalelatent.engine.chains import advance, run_chains
 from scalelatent.engine.order import RowOrder
+from scalelatent.engine.passes import BLOCK_ROWS
+from scalelatent.engine.plan import Forecast, Resources, describe_steps, steps_memory
+from scalelatent.engine.rates import cpu_seconds, rates
+from scalelatent.engine.reading import Meter, Reader
+from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.base import tell_cut
 from scalelatent.estimators.steps import Begin, LearnOnline, Remember, Rows, Steps
 from scalelatent.kernels.corruption import check_corruption
 from scalelatent.kernels.streams import stream
 from scalelatent.models.crbm.kernels.inference import check_weights, magnitude
+from scalelatent.models.crbm.kernels.limits import BLOCKS, MESSAGE_BYTES
 from scalelatent.models.crbm.model.energy import CrbmShape
 from scalelatent.models.crbm.model.negative_phases import LEARNERS
 from scalelatent.models.crbm.model.online import CrbmLearner
+from scalelatent.models.crbm.model.predict import sweeps_in
+from scalelatent.models.crbm.model.state import CrbmState
 
 from .parameters import batch_size, n_chains, step_rows
+
+if TYPE_CHECKING:
+    from .estimator import ConditionalRBM
 
 RUN_ROWS, BUFFER_RUNS = 1024, 16
 # Whose random numbers corrupt rows that are scored, or shown in the report.
@@ -30,16 +46,18 @@ TEST_STAGE = "corruption-test"
 ALL_ROWS = "a conditional RBM takes each row in an order of its own and cannot leave some out in its midst"
 # What helps where a tolerance is not met.
 REMEDY = "give more sweeps (n_sweeps), a larger tol, or a damping below 1, such as 0.5"
+SMALLER = "lower n_hidden, or set n_chains lower"
+# Sweeps that are timed: seconds are a line through both.
+TIMED = (4, 12)
+# Seconds of a step beside its chains and its parameters.
+STEP_SECONDS = 1.5e-4
+
+
+# -- what a fit is told -----------------------------------------------------------------------------------
 
 
 def given_parameters(W: Any, bv: Any, bh: Any, Wvx: Any, Whx: Any) -> tuple[CrbmShape, np.ndarray]:
-    """The flat vector of parameters that come as arrays, and its shape.
-
-    Raises
-    ------
-    DataError
-        Naming the array, its shape and the one that is wanted.
-    """
+    """The flat vector of parameters that come as arrays, and its shape."""
     given = {"W": W, "Wvx": Wvx, "Whx": Whx, "bv": bv, "bh": bh}
     arrays: dict[str, np.ndarray] = {}
     for name, value in given.items():
@@ -67,26 +85,15 @@ def given_parameters(W: Any, bv: Any, bh: Any, Wvx: Any, Whx: Any) -> tuple[Crbm
     return shape, flat
 
 
-def epoch_rates(model: Any) -> np.ndarray:
+def epoch_rates(model: ConditionalRBM) -> np.ndarray:
     """Learning rate of each epoch of the schedule; the last one goes on."""
-    given = model.learning_rate
+    given: Any = model.learning_rate
     pairs = [(given, 1)] if is_number(given) else given
     return np.repeat([float(rate) for rate, _ in pairs], [int(n) for _, n in pairs])
 
 
 def unit_costs(loss: Any, n_visible: int) -> np.ndarray:
-    """Loss of units that are wrongly 1, and wrongly 0: float32 (2, v).
-
-    Raises
-    ------
-    ValueError
-        Neither "hamming" nor weights of a fitting shape.
-
-    Examples
-    --------
-    >>> unit_costs("hamming", 3).tolist(), unit_costs([1, 2], 2).tolist()
-    ([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]], [[1.0, 2.0], [1.0, 2.0]])
-    """
+    """Loss of units that are wrongly 1, and wrongly 0: float32 (2, v)."""
     if isinstance(loss, str) and loss == "hamming":
         return np.ones((2, n_visible), dtype=np.float32)
     try:
@@ -104,15 +111,7 @@ def unit_costs(loss: Any, n_visible: int) -> np.ndarray:
 
 
 def make_corruption(given: Any, ds: Dataset, seed: int, stage: str = "corruption") -> Corruption:
-    """The corruption that a parameter asks for, of clean rows.
-
-    Raises
-    ------
-    ValueError
-        Not a dict of ``kind`` and what belongs to it.
-    DataError
-        A rate or a size that these rows cannot have.
-    """
+    """The corruption that a parameter asks for, of clean rows."""
     keys = {"flip": {"kind", "rate"}, "occlude": {"kind", "size", "shape"}}
     kind = given.get("kind") if isinstance(given, Mapping) else None
     if not isinstance(kind, str) or kind not in keys or set(given) - keys[kind]:
@@ -144,14 +143,8 @@ def _sides(given: Any, name: str, value: Any) -> tuple[int, int]:
     return int(both[0]), int(both[1])
 
 
-def check_rows(model: Any, train: Dataset) -> None:
-    """Refuse rows that the learner cannot use, before any work.
-
-    Raises
-    ------
-    DataError
-        Weights; a learner that needs x when there is none; outputs beside rows that are to be corrupted.
-    """
+def check_rows(model: ConditionalRBM, train: Dataset) -> None:
+    """Refuse rows that the learner cannot use, before any work."""
     where = train.url or "the rows"
     if model.corruption is not None and train.has_targets:
         raise DataError(
@@ -174,14 +167,8 @@ def check_rows(model: Any, train: Dataset) -> None:
         )
 
 
-def check_batch(model: Any, train: Dataset) -> None:
-    """Refuse a step larger than the data, with a batch size that fits.
-
-    Raises
-    ------
-    DataError
-        Naming the batch size to set.
-    """
+def check_batch(model: ConditionalRBM, train: Dataset) -> None:
+    """Refuse a step larger than the data, with a batch size that fits."""
     n = len(train)
     rows = step_rows(model, n)
     if rows <= n:
@@ -200,14 +187,8 @@ def check_batch(model: Any, train: Dataset) -> None:
     )
 
 
-def check_patience(model: Any, held: Dataset | None) -> None:
-    """Refuse a patience that has nothing to watch.
-
-    Raises
-    ------
-    ValueError
-        There are no validation rows.
-    """
+def check_patience(model: ConditionalRBM, held: Dataset | None) -> None:
+    """Refuse a patience that has nothing to watch."""
     if model.patience is not None and held is None:
         raise ValueError(
             f"patience={model.patience} waits for a better validation error, but there are no validation "
@@ -215,7 +196,7 @@ def check_patience(model: Any, held: Dataset | None) -> None:
         )
 
 
-def shape_of(model: Any, train: Dataset) -> CrbmShape:
+def shape_of(model: ConditionalRBM, train: Dataset) -> CrbmShape:
     """Units of v, h and x."""
     hidden = 0 if model.learner == "logistic" else int(model.n_hidden)
     if model._source == "pairs":
@@ -224,7 +205,7 @@ def shape_of(model: Any, train: Dataset) -> CrbmShape:
     return CrbmShape(v, hidden, v if model._source == "corruption" else 0)
 
 
-def targets_of(model: Any, ds: Dataset, seed: int, stage: str = "corruption") -> Targets:
+def targets_of(model: ConditionalRBM, ds: Dataset, seed: int, stage: str = "corruption") -> Targets:
     """Where the outputs of rows come from; stored pairs go before a corruption on the fly."""
     if model._source == "plain":
         return Targets("x")
@@ -233,16 +214,16 @@ def targets_of(model: Any, ds: Dataset, seed: int, stage: str = "corruption") ->
     return Targets()
 
 
-def row_order(model: Any, n_rows: int, options: Mapping[str, Any]) -> RowOrder:
+def row_order(model: ConditionalRBM, n_rows: int, options: Mapping[str, Any], seed: int) -> RowOrder:
     """Which rows each step gets: a function of the parameters, the seed and the ``[engine]`` options."""
     chains = n_chains(model, n_rows)
     buffer = int(options.get("buffer_runs") or BUFFER_RUNS)
     run = int(options.get("run_rows") or min(RUN_ROWS, n_rows // (buffer * chains) + 1))
     size = step_rows(model, n_rows)
-    return RowOrder(n_rows, model.seed_, size, n_chains=chains, run_rows=run, buffer_runs=buffer)
+    return RowOrder(n_rows, seed, size, n_chains=chains, run_rows=run, buffer_runs=buffer)
 
 
-def make_learner(model: Any, train: Dataset, held: Dataset | None, seed: int) -> CrbmLearner:
+def make_learner(model: ConditionalRBM, train: Dataset, held: Dataset | None, seed: int) -> CrbmLearner:
     """The learner of a fit."""
     shape, chains = shape_of(model, train), n_chains(model, len(train))
     size = batch_size(model, len(train))
@@ -271,14 +252,12 @@ def make_learner(model: Any, train: Dataset, held: Dataset | None, seed: int) ->
     )
 
 
-def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
+def fit_steps(model: ConditionalRBM, rows: Mapping[str, Rows]) -> Steps:
     """A whole fit, see :mod:`.steps`; sets the model's learned attributes."""
     train = rows["train"].dataset
     held = rows["validation"].dataset if "validation" in rows else None
     model._check_params()
-    check_rows(model, train)
-    check_batch(model, train)
-    check_patience(model, held)
+    model._check_rows(train, held)
     make_learner(model, train, held, 0)  # refuses what is wrong with loss and corruption
     size = batch_size(model, len(train))
     if size < batch_size(model):
@@ -291,7 +270,7 @@ def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
     start = yield Remember("start", {"theta": theta})
 
     def order(options: Mapping[str, Any]) -> RowOrder:
-        return row_order(model, len(train), options)
+        return row_order(model, len(train), options, model.seed_)
 
     state = learner.start(np.ascontiguousarray(start["theta"]))
     result = yield LearnOnline("learn", learner, state, rows, None, order, int(model.n_epochs))
@@ -299,14 +278,8 @@ def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
     warn_unconverged(model, result.history)
 
 
-def first_parameters(model: Any, shape: CrbmShape) -> np.ndarray:
-    """Those of the last fit for a warm start, else small random ones.
-
-    Raises
-    ------
-    ValueError
-        The last fit was of another shape.
-    """
+def first_parameters(model: ConditionalRBM, shape: CrbmShape) -> np.ndarray:
+    """Those of the last fit for a warm start, else small random ones."""
     if model.warm_start and hasattr(model, "W_"):
         check_shape(model, shape, "warm_start", "fit with warm_start=False")
         return model._theta
@@ -314,30 +287,18 @@ def first_parameters(model: Any, shape: CrbmShape) -> np.ndarray:
 
 
 def check_shape(
-    model: Any,
+    model: ConditionalRBM,
     shape: CrbmShape,
     what: str = "partial_fit",
     remedy: str = "set n_hidden and learner back, or start anew with fit",
 ) -> None:
-    """Refuse to go on where parameters ask for other numbers of units than the model has.
-
-    Raises
-    ------
-    ValueError
-        Naming both shapes.
-    """
+    """Refuse to go on where parameters ask for other numbers of units than the model has."""
     if model._shape != shape:
         raise ValueError(f"{what}: the last fit was of another shape ({model._shape}, now {shape}): {remedy}")
 
 
-def warn_unconverged(model: Any, history: list[dict[str, Any]]) -> None:
-    """Warn where a tolerance was asked for and rows did not meet it.
-
-    Warns
-    -----
-    UserWarning
-        With the share of the last epoch's rows, and what helps.
-    """
+def warn_unconverged(model: ConditionalRBM, history: list[dict[str, Any]]) -> None:
+    """Warn where a tolerance was asked for and rows did not meet it."""
     if model.tol is None or not history or history[-1].get("converged") is None:
         return
     missed = 1.0 - float(history[-1]["converged"])
@@ -346,3 +307,187 @@ def warn_unconverged(model: Any, history: list[dict[str, Any]]) -> None:
             f"tol={model.tol:g} was not met by {missed:.1%} of the rows within {history[-1]['n_sweeps']} "
             f"sweeps in the last epoch: {REMEDY}; or lower learning_rate"
         )
+
+
+# -- a stream of rows -------------------------------------------------------------------------------------
+
+
+def learn_stream(
+    learner: CrbmLearner, state: CrbmState, ds: Dataset, device: str, batch_rows: int
+) -> CrbmState:
+    """A step for each ``batch_rows`` rows, in their order, in this process."""
+    backend = make_backend(device)
+    reader = Reader(ds, None, Meter(), wants=learner.wants)
+    seen = int(state.sums[2])
+    with single_threaded():
+        for a in range(0, len(ds), batch_rows):
+            b = min(a + batch_rows, len(ds))
+            # Numbers of rows go on over calls: they key the random numbers of Gibbs chains.
+            numbers = np.arange(seen + a, seen + b, dtype=np.int64)
+            x, v, weight = reader.read(a, b)
+            block = reader.block(x, v, weight, seen + a, numbers, state.iteration)
+            state = advance(learner, state, run_chains(learner, state, [block], backend), b - a)
+    return state
+
+
+def fitting_state(learner: CrbmLearner, state: CrbmState) -> CrbmState:
+    """The state of earlier calls, with a new velocity and new chains where parameters changed their size."""
+    fresh = learner.start(state.theta)
+    others = {
+        name: getattr(fresh, name)
+        for name in ("velocity", "particles")
+        if getattr(fresh, name).shape != getattr(state, name).shape
+    }
+    return replace(state, **others)
+
+
+# -- what it will need ------------------------------------------------------------------------------------
+
+
+def plan(
+    model: ConditionalRBM,
+    train: Dataset,
+    held: Dataset | None,
+    resources: Resources,
+    options: dict[str, Any],
+    *,
+    measure: bool = True,
+) -> dict[str, Any]:
+    """What a fit of these rows would need; see :meth:`.ConditionalRBM.plan`."""
+    learner, order = make_learner(model, train, held, 0), row_order(model, len(train), options, 0)
+    shape = learner.shape
+    # Parameters, velocity and the best ones, of which Dask keeps a few states.
+    copies = 1 + bool(learner.momentum) + (held is not None)
+    state = 4 * (copies * shape.n_parameters + learner.n_particles * shape.n_hidden)
+    row_bytes = train.nbytes // len(train) + shape.n_visible
+    memory = steps_memory(
+        learner,
+        order,
+        train.n_features,
+        resources,
+        train,
+        row_bytes,
+        _kernel_bytes(learner, resources),
+        state,
+        False,
+    )
+    told = Forecast("crbm", train, resources, options, measure)
+    told.fits("learn", describe_steps(learner, order), memory, SMALLER)
+    told.caches(None, len(train) * row_bytes if train.is_stored else 0)
+    if held is not None:
+        work = {"train": learner.validation()}
+        told.stage("validation", work, {"train": held}, state + _kernel_bytes(learner, resources), SMALLER)
+    out = told.out
+    out["device_bytes"] = _device_bytes(learner)
+    out["checkpoint_bytes"] = state
+    out["probe"] = _probe(told, learner, order)
+    out |= _seconds(told, model, learner, order, out["probe"], 0 if held is None else len(held))
+    return told.told(3 * state + 8 * shape.n_parameters, "lower n_epochs, n_sweeps or n_hidden")
+
+
+def _kernel_bytes(learner: CrbmLearner, resources: Resources) -> int:
+    """Coupling, gradient and message matrices of each thread, float32."""
+    edges = learner.shape.n_visible * learner.shape.n_hidden
+    return resources.threads * 4 * (learner.shape.n_parameters + 6 * edges)
+
+
+def _device_bytes(learner: CrbmLearner) -> int:
+    """Parameters, gradient, and messages: of a chain's rows with pair beliefs, or of validation; and what a
+    graph's thread blocks tell each other.
+    """
+    v, h = learner.shape.n_visible, learner.shape.n_hidden
+    edges = v * h
+    matrix, most = 4 * max(edges, 1), max(learner.chain_rows, BLOCK_ROWS if learner.has_validation else 0)
+
+    def group(rows: int) -> int:
+        return max(1, min(rows, MESSAGE_BYTES // matrix)) * matrix
+
+    messages = max(2 * group(learner.chain_rows), group(BLOCK_ROWS) if learner.has_validation else 0)
+    return 4 * (2 * learner.shape.n_parameters + 4 * edges + most * (v + (2 + BLOCKS) * h)) + messages
+
+
+def _probe(told: Forecast, learner: CrbmLearner, order: RowOrder) -> dict[str, float]:
+    """Seconds a row on one thread beside the sweeps, of a sweep, of a step, and of reading."""
+    shape, train = learner.shape, told.train
+    rows, threads = min(learner.chain_rows, len(train)), min(told.resources.slots, order.n_chains)
+    couples = LEARNERS[learner.learner].couples
+    what = (
+        f"crbm {learner.learner} {shape.n_visible}x{shape.n_hidden}x{shape.n_observed} {rows} "
+        f"{order.n_chains} {learner.gibbs_steps} {learner.momentum > 0} {learner.local_steps > 0} "
+        f"{learner.tol is None}"
+    )
+
+    def run(sweeps: int, stepping: bool) -> float:
+        rng = np.random.default_rng(0)
+        x = rng.integers(0, 2, (rows, shape.n_observed)).astype(np.float32)
+        v = rng.integers(0, 2, (rows, shape.n_visible)).astype(np.uint8)
+        block, state = Block(x, v, None, 0, np.arange(rows)), learner.start(shape.start(rng, 0.01))
+        timed = replace(learner, n_sweeps=sweeps, local_steps=0)
+
+        def make() -> Any:
+            prepared, stats = timed.prepare(state, make_backend("cpu")), Stats.zeros(timed.layout(), rows)
+            if not stepping:
+                return lambda: timed.run_chain(prepared, block, stats)
+            timed.run_chain(prepared, block, stats)
+            backend = make_backend("cpu")
+
+            def call() -> None:
+                timed.step(state, stats, rows)
+                timed.prepare(state, backend)
+
+            return call
+
+        return cpu_seconds(make, 1) if stepping else cpu_seconds(make, threads) / rows
+
+    if not told.measure:
+        return {
+            "read_seconds_per_row": 0.0,
+            "row_seconds_beside_sweeps": 4.0 * shape.n_weights / 6e10,
+            "seconds_per_sweep_and_row": shape.n_visible * shape.n_hidden / 2e9 if couples else 0.0,
+            "seconds_per_step": 1e-4,
+        }
+    times = [
+        rates.get(f"{what} {sweeps} t{threads}", lambda: run(sweeps, False))  # noqa: B023  called here
+        for sweeps in (TIMED if couples else TIMED[:1])
+    ]
+    sweep = max((times[-1] - times[0]) / (TIMED[1] - TIMED[0]), 0.0)
+    return {
+        "read_seconds_per_row": told.reading(train),
+        "row_seconds_beside_sweeps": max(times[0] - sweep * TIMED[0] * (len(times) > 1), 0.0),
+        "seconds_per_sweep_and_row": sweep,
+        "seconds_per_step": rates.get(f"{what} step", lambda: run(TIMED[0], True)),
+    }
+
+
+def _seconds(
+    told: Forecast,
+    model: ConditionalRBM,
+    learner: CrbmLearner,
+    order: RowOrder,
+    probe: dict[str, float],
+    n_held: int,
+) -> dict[str, Any]:
+    """Seconds of the first epoch and of all, which are added: sweeps grow with the epoch."""
+    epochs, resources = int(model.n_epochs), told.resources
+    slots = min(resources.slots, order.n_chains)
+    sweep, beside = probe["seconds_per_sweep_and_row"], probe["row_seconds_beside_sweeps"]
+    row_bytes = told.train.nbytes / len(told.train) + learner.shape.n_visible
+    reading = probe["read_seconds_per_row"] + told.gathering(row_bytes)
+    steps = order.n_steps * (probe["seconds_per_step"] + STEP_SECONDS)
+
+    def epoch(number: int) -> tuple[float, float]:
+        row = beside + sweep * sweeps_in(learner.n_sweeps, number)
+        learning = order.n_rows * told.row_seconds(row, reading, slots) + steps
+        return learning, n_held * told.row_seconds(row, reading)
+
+    every = [epoch(number) for number in range(1, epochs + 1)]
+    least = min(int(model.patience or epochs) + 1, epochs) if n_held else epochs
+    told.add("learn", sum(one for one, _ in every), sum(one for one, _ in every[:least]))
+    if n_held:
+        told.add("validation", sum(one for _, one in every), sum(one for _, one in every[:least]))
+    row = beside + sweep * sweeps_in(learner.n_sweeps, epochs)
+    return {
+        "seconds_per_pass": sum(every[0]),
+        "predicting_seconds_per_row": told.row_seconds(row, reading),
+        "passes": {"at_least": least, "at_most": epochs},
+    }

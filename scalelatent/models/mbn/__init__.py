@@ -21,7 +21,7 @@ KINDS = (
     ),
     Kind(
         "compressive",
-        estimator="scalelatent.models.mbn.compressive_estimator:CompressiveMBN",
+        estimator="scalelatent.models.mbn.compressive:CompressiveMBN",
         parameters="scalelatent.models.mbn.parameters:COMPRESSIVE",
         # A job file has no place for the outputs of another model, which it learns.
         python_only=(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from scalelatent.models.mbn.model.layers import Layer, make_layers, schedule, sh
 from scalelatent.models.mbn.model.network import ready_rows
 from scalelatent.models.mbn.model.sampling import choose, choose_mask, draw_bits
 
+if TYPE_CHECKING:
+    from .estimator import MultilayerBootstrapNetwork
+
 GRID = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 SAMPLE_ROWS, SAMPLE_CLUSTERINGS = 1000, 60
 # Networks that see all features, and as many that see a half of them; one of each is noisier.
@@ -31,13 +34,7 @@ RESTARTS = 5
 
 @dataclass(frozen=True)
 class HalfLayer(Layer):
-    """A first layer whose clusterings look at some of the features, and never at the others.
-
-    Attributes
-    ----------
-    features : tuple of int
-        In rising order.
-    """
+    """A first layer whose clusterings look at some of the features, and never at the others."""
 
     features: tuple[int, ...]
 
@@ -52,42 +49,15 @@ class HalfLayer(Layer):
         return np.array(self.features)[choose(bits, len(self.features), self.n_columns)]
 
 
-def choose_decay(model: Any, train: Dataset, seed: int) -> float:
-    """The decay of a grid whose clusters are found again best from half of the features.
-
-    On a sample of the rows each decay has a few small networks: some see all features, the others a half of
-    them, drawn at random. The rows are clustered by the output of each. Where a network has found what is in
-    the rows, half of the features show it too; where its layers have merged rows by chance (decay too large)
-    or have not merged them yet (too small), the clusters differ (see :func:`agreement`). Of decays that agree
-    alike the one nearest to 0.5 is taken.
-
-    Parameters
-    ----------
-    model : MultilayerBootstrapNetwork
-        Its parameters.
-    train : Dataset
-    seed : int
-
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    DataError
-        A row of the sample that has no place in a network.
-    """
+def choose_decay(model: MultilayerBootstrapNetwork, train: Dataset, seed: int) -> float:
+    """The decay of a grid whose clusters are found again best from half of the features."""
     scores = decay_scores(model, train, seed)
     best = max(scores.values())
     return min((d for d, score in scores.items() if score >= best - 1e-9), key=lambda d: abs(d - 0.5))
 
 
-def decay_scores(model: Any, train: Dataset, seed: int) -> dict[float, float]:
-    """Agreement for each decay of the grid, over all pairs of networks of which one sees all features.
-
-    One half of the features is never held against the other, which may show something else. See
-    :func:`choose_decay`.
-    """
+def decay_scores(model: MultilayerBootstrapNetwork, train: Dataset, seed: int) -> dict[float, float]:
+    """Agreement for each decay of the grid, over all pairs of networks of which one sees all features."""
     numbers = choose(draw_bits(seed, "sample", 0, 0), len(train), min(SAMPLE_ROWS, len(train)))
     schedules = {decay: _schedule(model, len(numbers), decay) for decay in GRID}
     # Few rows have one schedule for several decays.
@@ -104,14 +74,16 @@ def decay_scores(model: Any, train: Dataset, seed: int) -> dict[float, float]:
     return {decay: scores[ks] for decay, ks in schedules.items()}
 
 
-def _schedule(model: Any, n: int, decay: float) -> tuple[int, ...]:
+def _schedule(model: MultilayerBootstrapNetwork, n: int, decay: float) -> tuple[int, ...]:
     """Centroids of each layer of a small network over ``n`` rows, which ends where the large one does."""
     k1 = n // 2 if model.k1 is None else min(n // 2, int(model.k1))
     least = math.ceil(1.5 * (model.n_classes or 2)) if model.k_last is None else int(model.k_last)
     return tuple(schedule(n, max(2, k1), decay, max(2, min(least, k1)), None))
 
 
-def _first_layers(model: Any, train: Dataset, n: int, k: int, seed: int) -> list[Layer]:
+def _first_layers(
+    model: MultilayerBootstrapNetwork, train: Dataset, n: int, k: int, seed: int
+) -> list[Layer]:
     """Those of the networks that see all features, then of those that see a half."""
     p, layers = train.n_features, []
     # Of less than four features a half is too little.
@@ -189,7 +161,7 @@ def code_rows(layer: Layer, source: Any, x: Any, n_jobs: int | None, device: str
 
 
 def _clusters(
-    model: Any, x: Any, first: Layer, schedules: list[tuple[int, ...]], seed: int
+    model: MultilayerBootstrapNetwork, x: Any, first: Layer, schedules: list[tuple[int, ...]], seed: int
 ) -> dict[tuple[int, ...], list[np.ndarray]]:
     """Clusters of the outputs of networks with one first layer: one for each number of clusters."""
     from sklearn.exceptions import ConvergenceWarning
@@ -235,25 +207,7 @@ def _kmeans(z: np.ndarray, k: int, seed: int) -> np.ndarray:
 
 
 def agreement(a: np.ndarray, b: np.ndarray) -> float:
-    """How much two clusterings of the same rows say of each other: adjusted mutual information, at most 1.
-
-    0 is what chance gives, whatever the number and the sizes of the clusters; a single cluster says nothing.
-
-    Parameters
-    ----------
-    a, b : ndarray of int, shape (n,)
-
-    References
-    ----------
-    N. X. Vinh, J. Epps and J. Bailey, "Information theoretic measures for clusterings comparison", JMLR 11
-    (2010).
-
-    Examples
-    --------
-    >>> a = np.array([0, 0, 1, 1, 2, 2])
-    >>> round(agreement(a, 2 - a), 6), agreement(0 * a, 0 * a)
-    (1.0, 0.0)
-    """
+    """How much two clusterings of the same rows say of each other: adjusted mutual information, at most 1."""
     from sklearn.metrics import adjusted_mutual_info_score
 
     if min(len(np.unique(a)), len(np.unique(b))) < 2:

@@ -5,37 +5,37 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
 from sklearn.exceptions import NotFittedError
+from sklearn.utils import Tags
+from sklearn.utils.validation import check_is_fitted
 
-from scalelatent.data import Dataset
-from scalelatent.deploy.clusters import current_client
-from scalelatent.engine.callbacks import Callback
-from scalelatent.engine.plan import find_resources
+from scalelatent.data import Dataset, open_dataset
+from scalelatent.engine.companions import FitCall
+from scalelatent.engine.plan import Resources
 from scalelatent.errors import DataError, RunError
-from scalelatent.estimators.base import (
-    _CHECKS,
-    StreamedEstimator,
-    check_finite,
-    is_plain,
-    validated,
-)
+from scalelatent.estimators._sklearn import wrap_output
+from scalelatent.estimators.base import CallbackList, Saved, StreamedEstimator, What
+from scalelatent.estimators.inputs import is_plain
 from scalelatent.estimators.learned import FIT_AGAIN, Learned
 from scalelatent.estimators.steps import Rows, Steps
 from scalelatent.models.mbn.model.layers import Layer, schedule
-from scalelatent.models.mbn.model.pca import Components
+from scalelatent.models.mbn.model.network import Network
+from scalelatent.models.mbn.model.pca import CodeProjection, Components
 from scalelatent.storage.disk import Location
 
-from .fit import fit_steps, warn_few_clusterings
-from .output import NetworkOutput
+from .fit import check_room, fit_steps, layer_components, plan, warn_few_clusterings
+from .output import in_memory, network_state, open_network, write_centroids
 from .parameters import PARAMETERS
-from .plan import check_room, plan
-from .saved import into_memory, load_network, network_to_saved, write_centroids
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 # Networks up to this size live in memory where no run folder was asked for.
 MEMORY_BYTES = 2**27
@@ -47,9 +47,7 @@ COMPONENT_ATTRIBUTES = (
 )
 
 
-class MultilayerBootstrapNetwork(
-    NetworkOutput, ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamedEstimator
-):
+class MultilayerBootstrapNetwork(StreamedEstimator):
     """Nonlinear dimensionality reduction by layers of random clusterings.
 
     Each layer has ``n_clusterings`` clusterings, whose centroids are random rows of what it sees on random
@@ -110,6 +108,11 @@ class MultilayerBootstrapNetwork(
     seed_ : int
     n_features_in_ : int
 
+    Notes
+    -----
+    ``fit`` uses neither labels nor weights, and has nothing to validate. Centroids and codes lie in its
+    ``run_dir``, or in a temporary folder that goes with the estimator; a small network is held in memory.
+
     References
     ----------
     X.-L. Zhang, "Multilayer bootstrap networks", Neural Networks 103 (2018).
@@ -126,19 +129,21 @@ class MultilayerBootstrapNetwork(
     _kind = "mbn"
     _parameters = PARAMETERS
     _sign_of_fit = "_layers"
-    _saves_datasets = True
-    _folder: Any = None
     _validates = False
-
-    @property
-    def _output_metric(self) -> str:
-        return "overlap" if self.output == "codes" else "cosine"
-
     ks_ = Learned(FIT_AGAIN)
     components_ = Learned(FIT_AGAIN)
     mean_projection_ = Learned(FIT_AGAIN)
     explained_variance_ = Learned(FIT_AGAIN)
     explained_variance_ratio_ = Learned(FIT_AGAIN)
+    decay_: float
+    _layers: tuple[Layer, ...]
+    _centroids: tuple[Any, ...]
+    # Codes and components by layer; ``_left`` are codes that lie in the run folder of a loaded network.
+    _codes: dict[int, Dataset]
+    _left: dict[int, Location]
+    _components: dict[int, Components]
+    # Removes the temporary folder that the network lies in.
+    _folder: Callable[[], Any] | None = None
 
     def __init__(
         self,
@@ -171,91 +176,63 @@ class MultilayerBootstrapNetwork(
         self.device = device
         self.n_jobs = n_jobs
 
-    # -- fit
-    # --------------------------------------------------------------------------------------------------
+    # -- rows ------------------------------------------------------------------------------------------------
 
-    def fit(
-        self,
-        X: Any,
-        y: Any = None,
-        *,
-        validation: Any = None,
-        client: Any = None,
-        run_dir: Any = None,
-        resume: bool = False,
-        callbacks: Callback | Sequence[Callback] = (),
-        engine: Mapping[str, Any] | None = None,
-        verbose: bool | None = None,
-    ) -> MultilayerBootstrapNetwork:
-        """Build the layers one after the other, then the output.
+    def _training_rows(self, X: Any, y: Any, sample_weight: Any, *, reset: bool = True) -> Dataset:
+        # Labels and weights that are given are not looked at.
+        return self._given_rows(X, reset=reset, least_rows=2 if reset else 1)
 
-        Parameters
-        ----------
-        X : Dataset or array-like, shape (n, features)
-            numpy, memmap, zarr and dask arrays, lists, scipy CSR rows (other sparse formats are converted).
-            Labels and weights are not used.
-        y : ignored
-        validation : None
-            There is nothing to validate.
-        client : distributed.Client or None
-            A cluster to run on; None takes the enclosing ``with sl.cluster(…)``, else this process.
-        run_dir : path or None
-            Folder for centroids, codes and checkpoints, shared by all workers. None: a temporary one, which
-            goes with the estimator; a small network is held in memory.
-        resume : bool
-            Go on with the fit that ``run_dir`` holds.
-        callbacks : Callback or sequence
-        engine : dict or None
-            block_rows, leaf_rows, checkpoint_seconds, checkpoint_passes, scratch, keep_scratch, cache.
-        verbose : bool or None
-            Show progress: a display that moves on a terminal and in a notebook, lines elsewhere. None: in a
-            notebook alone.
+    def _held_rows(self, X: Any, y: Any) -> Dataset:
+        return self._labelled_rows(X, y, reset=False)
 
-        Returns
-        -------
-        self
+    def _search_rows(self, X: Any, y: Any, sample_weight: Any) -> Dataset:
+        if sample_weight is not None:
+            raise DataError("sample_weight: a bootstrap network takes each row alike: leave the weights out")
+        return self._labelled_rows(X, y, reset=True)
 
-        Raises
-        ------
-        DataError
-            Rows that cannot be used, naming dataset and row.
-        ValueError
-            A parameter out of range.
-        PlanError
-            Centroids that memory or disk cannot hold.
-        RunError
-            The run folder holds another fit; the cluster has no workers.
+    def _scored_rows(self, X: Any, y: Any, sample_weight: Any) -> Dataset:
+        return self._labelled_rows(X, y, reset=False)
 
-        Warns
-        -----
-        LongFitWarning
-            It would take over an hour: with the time, and what would shorten it.
-        UserWarning
-            Fewer than 50 clusterings.
+    def _labelled_rows(self, X: Any, y: Any, *, reset: bool) -> Dataset:
+        """Rows with the labels, if there are any, that an output is scored by."""
+        rows = self._training_rows(X, None, None, reset=reset)
+        if y is None:
+            return rows
+        if isinstance(X, Dataset):
+            raise DataError("y was given beside a Dataset, which brings its own labels: leave y out")
+        return Dataset.from_arrays(rows.read_x(0, len(rows)) if is_plain(X) else X, y)
 
-        Examples
-        --------
-        See the class.
-        """
-        self._check_params()
+    # -- fit -------------------------------------------------------------------------------------------------
+
+    def _check_rows(self, train: Dataset, held: Dataset | None) -> None:
         warn_few_clusterings(self)
-        train = self._rows_without_labels(X)
-        if validation is not None:
-            raise DataError(
-                "validation rows were given, but MultilayerBootstrapNetwork learns without labels and has "
-                "nothing to validate: leave them out ([data] validation)"
-            )
-        resources = find_resources(client or current_client(), self.n_jobs, None)
-        place = tempfile.gettempdir() if run_dir is None else run_dir
-        places = None if resume else (place, (engine or {}).get("scratch"))
-        if self.decay != "auto":
-            check_room(self, train, resources, places, float(self.decay))
-        # Of decay="auto", what none of its decays has room for is refused at once.
-        self._check_plan(partial(plan, self, train, resources, engine))
+
+    def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
+        return fit_steps(self, rows)
+
+    def _plan(
+        self,
+        train: Dataset,
+        held: Dataset | None,
+        resources: Resources,
+        options: dict[str, Any],
+        *,
+        measure: bool,
+    ) -> dict[str, Any]:
+        return plan(self, train, resources, options, measure=measure)
+
+    @contextmanager
+    def _place(self, train: Dataset, resources: Resources, call: FitCall) -> Iterator[Any]:
+        """A run folder with room for centroids and codes, or a temporary one that goes with the estimator."""
+        place = tempfile.gettempdir() if call.run_dir is None else call.run_dir
+        places = None if call.resume else (place, call.engine.get("scratch"))
         self._check_chosen = partial(check_room, self, train, resources, places)
-        own = None if run_dir is not None else tempfile.mkdtemp(prefix="scalelatent-mbn-")
+        own = None
         try:
-            self._fit_by_steps(train, None, client, run_dir, resume, callbacks, engine, verbose, own)
+            if self.decay != "auto":
+                self._check_chosen(float(self.decay))
+            own = None if call.run_dir is not None else tempfile.mkdtemp(prefix="scalelatent-mbn-")
+            yield own or call.run_dir
         except BaseException:
             if own is not None:
                 shutil.rmtree(own, ignore_errors=True)
@@ -263,67 +240,20 @@ class MultilayerBootstrapNetwork(
         finally:
             del self._check_chosen
         self._settle(own)
-        return self
 
-    def fit_transform(self, X: Any, y: Any = None, **fit_params: Any) -> Any:
-        """Fit, and give the output of the training rows, whose codes are at hand.
-
-        Parameters
-        ----------
-        X, y, **fit_params
-            As in :meth:`fit`.
-
-        Returns
-        -------
-        ndarray of float32, shape (n, components)
-            The same as ``fit(X).transform(X)``.
-
-        Examples
-        --------
-        See the class.
-        """
-        self.fit(X, y, **fit_params)
-        return self._of_training_rows(None, None, None, False, ())
-
-    def _rows_without_labels(self, X: Any, *, reset: bool = True) -> Dataset:
-        if isinstance(X, Dataset) or not is_plain(X):
-            ds = X if isinstance(X, Dataset) else Dataset.from_arrays(X)
-            self._set_width(ds.n_features) if reset else self._check_width(ds, "X")
-            return ds
-        X = validated(self, X, reset=reset, ensure_min_samples=2 if reset else 1, **_CHECKS)
-        check_finite(X, "X")
-        return Dataset.from_arrays(X)
-
-    def _search_rows(self, X: Any, y: Any, sample_weight: Any) -> Dataset:
-        if sample_weight is not None:
-            raise DataError("sample_weight: a bootstrap network takes each row alike: leave the weights out")
-        return self._labelled_rows(X, y, reset=True)
-
-    def _labelled_rows(self, X: Any, y: Any, *, reset: bool) -> Dataset:
-        """Rows with the labels, if there are any, that an output is scored by."""
-        rows = self._rows_without_labels(X, reset=reset)
-        if y is None:
-            return rows
-        if isinstance(X, Dataset):
-            raise DataError("y was given beside a Dataset, which brings its own labels: leave y out")
-        return Dataset.from_arrays(rows.read_x(0, len(rows)) if is_plain(X) else X, y)
-
-    def _scored_rows(self, X: Any, y: Any, sample_weight: Any) -> Dataset:
-        return self._labelled_rows(X, y, reset=False)
-
-    def _validation_rows(self, validation: Any) -> Dataset | None:
-        if validation is None or isinstance(validation, Dataset):
-            return validation
-        try:
-            X, y = validation
-        except (TypeError, ValueError):
-            raise DataError(
-                f"validation={type(validation).__name__}: give a Dataset or a pair (X, y)"
-            ) from None
-        return self._labelled_rows(X, y, reset=False)
-
-    def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
-        return fit_steps(self, rows)
+    def _settle(self, own: str | None) -> None:
+        """Take what is small out of a temporary folder, or keep the folder as long as this estimator."""
+        if self._folder is not None:
+            self._folder()
+        self._folder = None
+        if own is None:
+            return
+        sizes = [sets.dataset.nbytes for sets in self._centroids]
+        if sum(sizes) + sum(codes.nbytes for codes in self._codes.values()) > MEMORY_BYTES:
+            self._folder = weakref.finalize(self, shutil.rmtree, own, ignore_errors=True)
+            return
+        self._centroids, self._codes = in_memory(self._centroids, self._codes)
+        shutil.rmtree(own, ignore_errors=True)
 
     def _keep(
         self,
@@ -357,70 +287,25 @@ class MultilayerBootstrapNetwork(
             explained_variance_ratio_=components.variance / max(components.total_variance, 1e-300),
         )
 
-    def _settle(self, own: str | None) -> None:
-        """Take what is small out of a temporary folder, or keep the folder as long as this estimator."""
-        if self._folder is not None:
-            self._folder()
-        self._folder = None
-        if own is None:
-            return
-        sizes = [sets.dataset.nbytes for sets in self._centroids]
-        if sum(sizes) + sum(codes.nbytes for codes in self._codes.values()) > MEMORY_BYTES:
-            self._folder = weakref.finalize(self, shutil.rmtree, own, ignore_errors=True)
-            return
-        into_memory(self)
-        shutil.rmtree(own, ignore_errors=True)
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self._folder is not None:
-            raise RunError(
-                "a copy or pickle of this network would be without its centroids, which lie in a temporary "
-                "folder that goes with the original: use save(PLACE) and load_model(PLACE)"
-            )
-        return super().__getstate__()
-
-    def plan(
-        self,
-        X: Any,
-        y: Any = None,
-        *,
-        validation: Any = None,
-        client: Any = None,
-        memory_limit: str | int | None = None,
-        engine: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """What ``fit`` would need, from shapes and a probe of a second; nothing is fitted.
+    def fit_transform(self, X: Any, y: Any = None, **fit_params: Any) -> Any:
+        """Fit, and give the output of the training rows, whose codes are at hand.
 
         Parameters
         ----------
-        X, y, validation, client, engine
+        X, y, **fit_params
             As in :meth:`fit`.
-        memory_limit : str, int or None
-            Of a worker, for example ``"4GB"``; None asks the cluster or this process.
 
         Returns
         -------
-        dict
-            Layers with their centroids, tasks, operations and bytes; peak bytes a worker, bytes of disk,
-            seconds.
-
-        Raises
-        ------
-        PlanError
-            It cannot fit: naming the setting that would.
+        ndarray of float32, shape (n, components)
+            The same as ``fit(X).transform(X)``.
 
         Examples
         --------
-        >>> x = np.random.default_rng(0).normal(size=(50, 4)).astype("float32")
-        >>> told = MultilayerBootstrapNetwork(n_clusterings=50).plan(x)
-        >>> [layer["k"] for layer in told["layers"].values()]
-        [25, 12, 6, 3]
+        See the class.
         """
-        new = clone(self)  # rows of another width leave this model as it is
-        self._check_params()
-        train = new._rows_without_labels(X)
-        resources = find_resources(client or current_client(), self.n_jobs, memory_limit)
-        return plan(new, train, resources, engine, measure=True)
+        self.fit(X, y, **fit_params)
+        return self._of_training_rows(None, None, None, False, ())
 
     def schedule(self, n_rows: int) -> list[int]:
         """Centroids of each layer for a number of rows.
@@ -450,25 +335,200 @@ class MultilayerBootstrapNetwork(
             )
         return schedule(n_rows, self.k1, decay, self.k_last, self.n_classes)
 
-    def __sklearn_tags__(self) -> Any:
+    # -- outputs ---------------------------------------------------------------------------------------------
+
+    _transformed: What = ("output", None)
+
+    @property
+    def _output_metric(self) -> str:
+        return "overlap" if self.output == "codes" else "cosine"
+
+    def transform(
+        self,
+        X: Any,
+        *,
+        layer: int | None = None,
+        out: str | Path | None = None,
+        client: Client | None = None,
+        overwrite: bool = False,
+        callbacks: CallbackList = (),
+    ) -> Any:
+        """Output of the network: principal components of the last layer's codes.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, features), or None
+            None: the training rows, whose codes the fit has left.
+        layer : int or None
+            Of which layer's codes, from 1 (or from the end, -1 being the last); None is the last. Components
+            of a lower one are made when they are first asked for, of codes that the fit has left
+            (``keep_codes``; also in the run folder that a model was loaded from), and saved with the model.
+        out : url or None
+            Write a dataset of them there instead of returning an array.
+        client, overwrite, callbacks
+            Where ``out`` is written from, whether it may be replaced, progress.
+
+        Returns
+        -------
+        ndarray of float32, shape (n, components); a lazy array for a dask array; a Dataset with ``out``
+            A data frame where ``set_output`` asks for one. With ``output="codes"`` codes in place of
+            components.
+
+        Raises
+        ------
+        DataError
+            Rows of another width, or that cannot be used; no such layer.
+
+        Examples
+        --------
+        >>> import numpy as np, scalelatent as sl
+        >>> x = np.random.default_rng(0).normal(size=(60, 5))
+        >>> m = sl.MultilayerBootstrapNetwork(n_clusterings=50, n_components=2, random_state=0).fit(x)
+        >>> m.transform(x[:7]).shape
+        (7, 2)
+        """
+        if X is None:
+            found = self._of_training_rows(layer, out, client, overwrite, callbacks)
+        else:
+            found = self._map(X, ("output", layer), out, client, overwrite, callbacks)
+        return wrap_output(self, found, X)
+
+    def codes(
+        self,
+        X: Any = None,
+        *,
+        layer: int = -1,
+        out: str | Path | None = None,
+        client: Client | None = None,
+        overwrite: bool = False,
+        callbacks: CallbackList = (),
+    ) -> Any:
+        """Codes of a layer: in each clustering the number of the nearest centroid.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, features), or None
+            None: the training rows, whose codes the fit has left (below the last layer with ``keep_codes``).
+        layer : int
+            From 1, or from the end.
+        out, client, overwrite, callbacks
+            As in :meth:`transform`.
+
+        Returns
+        -------
+        ndarray of uint16 or uint32, shape (n, n_clusterings); a lazy array for a dask array; a Dataset with
+        ``out``
+
+        Examples
+        --------
+        >>> import numpy as np, scalelatent as sl
+        >>> x = np.random.default_rng(0).normal(size=(60, 5))
+        >>> m = sl.MultilayerBootstrapNetwork(n_clusterings=50, random_state=0).fit(x)
+        >>> c = m.codes()
+        >>> c.shape, bool((c == m.codes(x)).all()), int(c.max()) < m.ks_[-1]
+        ((60, 50), True, True)
+        """
+        if X is not None:
+            return self._map(X, ("codes", layer), out, client, overwrite, callbacks)
+        check_is_fitted(self)
+        found = self._training_codes(layer)
+        if out is not None:
+            return found.save(out, overwrite=overwrite)
+        self._check_room(found.nbytes, len(found))
+        return found.read_x(0, len(found))
+
+    def _number(self, layer: int | None) -> int:
+        count = len(self._layers)
+        number = count if layer is None else layer + count + 1 if layer < 0 else layer
+        if isinstance(layer, bool) or not 1 <= number <= count:
+            raise DataError(f"layer={layer!r}: this network has layers 1 to {count}")
+        return int(number)
+
+    def _row_map(self, what: Any, layer: int | None = None) -> Network:
+        what, layer = what if isinstance(what, tuple) else (what, layer)
+        check_is_fitted(self)
+        number = self._number(layer)
+        projection = None
+        if what == "output" and self.output == "pca":
+            projection = CodeProjection.of(self._components_of(number))
+        return Network(self._layers[:number], self._centroids[:number], projection)
+
+    def _components_of(self, number: int) -> Components:
+        """Of a layer; those of a lower one are made now, where its codes are at hand."""
+        if number not in self._components:
+            codes = self._codes_of(number)
+            if codes is None:
+                raise DataError(
+                    f"this network has no components of layer {number}: take codes(X, layer={number}) "
+                    "(--codes), or fit with keep_codes=True (keep_codes = true in a job's [model]): its run "
+                    f"folder gives them; without a job call transform(None, layer={number}) before save"
+                )
+            self._components[number] = layer_components(self, number, codes)
+        return self._components[number]
+
+    def _codes_of(self, number: int) -> Dataset | None:
+        """Codes of the training rows in a layer, which the fit or the run folder holds."""
+        if number not in self._codes and number in self._left:
+            self._codes[number] = open_dataset(self._left[number].url)
+        return self._codes.get(number)
+
+    def _of_training_rows(
+        self,
+        layer: int | None,
+        out: str | Path | None,
+        client: Client | None,
+        overwrite: bool,
+        callbacks: CallbackList,
+    ) -> Any:
+        if self.output == "codes":
+            return self.codes(layer=-1 if layer is None else layer, out=out, overwrite=overwrite)
+        projection = self._row_map("output", layer).projection
+        return self._map_rows(self._training_codes(layer), projection, out, client, overwrite, callbacks)
+
+    def _training_codes(self, layer: int | None) -> Dataset:
+        number = self._number(layer)
+        codes = self._codes_of(number)
+        if codes is None:
+            numbers = sorted({*self._codes, *self._left})
+            kept = f"those of {numbers}" if numbers else "none (a loaded model has none)"
+            raise DataError(
+                f"codes of the training rows in layer {number} were not kept, but {kept}: fit with "
+                "keep_codes=True, or pass the rows"
+            )
+        return codes
+
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.transformer_tags.preserves_dtype = []
         return tags
 
-    # -- disk
-    # -------------------------------------------------------------------------------------------------
+    # -- saving ----------------------------------------------------------------------------------------------
 
-    def _to_saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        return network_to_saved(self)
+    def __getstate__(self) -> dict[str, Any]:
+        if self._folder is not None:
+            raise RunError(
+                "a copy or pickle of this network would be without its centroids, which lie in a temporary "
+                "folder that goes with the original: use save(PLACE) and load_model(PLACE)"
+            )
+        return super().__getstate__()
+
+    def _state(self) -> Saved:
+        return network_state(self)
 
     def _beside_saved(self) -> Callable[[Location], dict[str, str]]:
-        return partial(write_centroids, self)
+        return partial(write_centroids, self._layers, self._centroids)
 
-    @classmethod
-    def _from_saved(
-        cls, params: dict[str, Any], values: dict[str, Any], arrays: dict[str, np.ndarray], **places: Any
-    ) -> MultilayerBootstrapNetwork:
-        model = cls(**params)
-        load_network(model, values, arrays, **places)
-        return model
+    def _restore(
+        self,
+        values: dict[str, Any],
+        arrays: dict[str, np.ndarray],
+        place: Location | None,
+        run: Location | None,
+    ) -> None:
+        assert place is not None
+        network = open_network(values, arrays, place, run)
+        self._keep(network.layers, network.centroids, {}, network.components, [])
+        self._components |= network.lower_components
+        self._left = network.codes
+        self.n_iter_, self.decay_ = values["n_iter"], values["decay"]

@@ -1,19 +1,43 @@
-"""The fit of a bootstrap network as steps, what it is told, and what it will need."""
+"""The fit of a bootstrap network as steps, and what it will need."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Generator, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
+from scalelatent.contract.learners import Block
 from scalelatent.contract.parameters import is_number
 from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
-from scalelatent.errors import warn_user
+from scalelatent.engine.mapwrite import PARTED_BYTES, parted_rows
+from scalelatent.engine.passes import make_stage
+from scalelatent.engine.plan import (
+    MAX_TASKS,
+    Forecast,
+    Resources,
+    RowShape,
+    check_fits,
+    process_bytes,
+    stage_memory,
+)
+from scalelatent.engine.rates import (
+    GATHER_RATE,
+    cpu_seconds,
+    eigen_seconds,
+    rates,
+    reduction_rate,
+    scratch_rates,
+)
+from scalelatent.engine.reading import AHEAD_BYTES, as_rows
+from scalelatent.engine.rowsets import SHARD_BYTES
+from scalelatent.errors import PlanError, warn_user
+from scalelatent.estimators.session import FitSession, tile_layout
 from scalelatent.estimators.steps import (
     Begin,
     Collect,
@@ -26,8 +50,8 @@ from scalelatent.estimators.steps import (
     Steps,
 )
 from scalelatent.kernels.streams import stream
-from scalelatent.models.mbn.model.layers import Layer, make_layers, schedule
-from scalelatent.models.mbn.model.network import LayerCoder
+from scalelatent.models.mbn.model.layers import SHORT_CODES, Layer, make_layers, schedule
+from scalelatent.models.mbn.model.network import LayerCoder, ready_rows
 from scalelatent.models.mbn.model.pca import (
     CodeCounts,
     Components,
@@ -35,8 +59,12 @@ from scalelatent.models.mbn.model.pca import (
     StreamedPca,
     kernel_components,
 )
+from scalelatent.storage.disk import locate
 
 from .decay import GRID, SAMPLE_ROWS, choose_decay
+
+if TYPE_CHECKING:
+    from .estimator import MultilayerBootstrapNetwork
 
 # Up to so many rows the matrix of their inner products gives all components at once.
 KERNEL_ROWS = 1024
@@ -46,17 +74,20 @@ FIRST_COMPONENTS, MOST_COMPONENTS = 32, 1024
 SHARE_BYTES = 2**25
 # Below so many clusterings NMI falls, on images and text alike.
 FEW_CLUSTERINGS = 50
+# Operations a second that a core is taken to do where nothing was measured.
+FLOP_RATE = 6e10
+PROBE_ROWS, PROBE_CENTROIDS = 2048, 2048
+STRIP_ROWS = 1024
+# Passes until the components settle.
+PCA_PASSES = 12
+# Small networks of all decays over a sample of the rows.
+DECAY_SECONDS = 30.0
 
 
-def layers_of(model: Any, train: Dataset, decay: float, seed: int) -> tuple[Layer, ...]:
-    """The layers of a network over some rows.
-
-    Raises
-    ------
-    ValueError
-        See :func:`~scalelatent.models.mbn.model.layers.schedule` and
-        :func:`~scalelatent.models.mbn.model.layers.make_layers`.
-    """
+def layers_of(
+    model: MultilayerBootstrapNetwork, train: Dataset, decay: float, seed: int
+) -> tuple[Layer, ...]:
+    """The layers of a network over some rows."""
     return make_layers(
         schedule(len(train), model.k1, decay, model.k_last, model.n_classes),
         n_rows=len(train),
@@ -70,7 +101,7 @@ def layers_of(model: Any, train: Dataset, decay: float, seed: int) -> tuple[Laye
     )
 
 
-def fit_steps(model: Any, rows: Mapping[str, Rows]) -> Steps:
+def fit_steps(model: MultilayerBootstrapNetwork, rows: Mapping[str, Rows]) -> Steps:
     """A whole fit, see :mod:`.steps`; sets the model's learned attributes."""
     all_rows = (
         "centroids of a bootstrap network are drawn from all rows; clean or leave out the bad ones first"
@@ -114,7 +145,7 @@ def most_components(layer: Layer) -> int:
 
 
 def pca_steps(
-    model: Any, layer: Layer, codes: Dataset, name: str
+    model: MultilayerBootstrapNetwork, layer: Layer, codes: Dataset, name: str
 ) -> Generator[Any, Any, tuple[Components, list[dict[str, Any]]]]:
     """Principal components of a layer's codes, and records of the passes that they took."""
     wanted = model.n_components
@@ -147,14 +178,8 @@ def pca_steps(
         count = min(2 * count, most)
 
 
-def warn_few_clusterings(model: Any) -> None:
-    """Warn where too few clusterings vote for rows of one cluster to share a code above the first layer.
-
-    Warns
-    -----
-    UserWarning
-        Below :data:`FEW_CLUSTERINGS`, from where on NMI stays (benchmarks/choosing.py, mbn_clustering.py).
-    """
+def warn_few_clusterings(model: MultilayerBootstrapNetwork) -> None:
+    """Warn where too few clusterings vote for rows of one cluster to share a code above the first layer."""
     if model.n_clusterings < FEW_CLUSTERINGS:
         warn_user(
             f"n_clusterings={model.n_clusterings}: with fewer than {FEW_CLUSTERINGS} hardly two rows share a "
@@ -208,13 +233,281 @@ def _filled(found: Components, count: int) -> Components:
     )
 
 
-def layer_components(model: Any, number: int, codes: Dataset) -> Components:
+def layer_components(model: MultilayerBootstrapNetwork, number: int, codes: Dataset) -> Components:
     """Components of a lower layer, which the fit did not need, from the codes that it kept."""
-    from scalelatent.estimators.session import FitSession
-
     # No worker of an enclosing cluster sees codes in memory.
     here = not codes.is_stored
     with FitSession(model._kind, device=model.device, n_jobs=model.n_jobs, in_process=here) as session:
         session.begin(model.seed_, {}, {})
         components, _ = session.answer(pca_steps(model, model._layers[number - 1], codes, f"pca-l{number}"))
     return components
+
+
+# -- what it will need ------------------------------------------------------------------------------------
+
+
+def plan(
+    model: MultilayerBootstrapNetwork,
+    train: Dataset,
+    resources: Resources,
+    options: Mapping[str, Any] | None = None,
+    *,
+    measure: bool = False,
+    decay: float | None = None,
+) -> dict[str, Any]:
+    """What a fit of these rows would need; see :meth:`.MultilayerBootstrapNetwork.plan`."""
+    chosen = model.decay if decay is None else decay
+    if chosen == "auto":
+        chosen = _largest_that_fits(model, train, resources)
+        told = _plan(model, train, chosen, resources, dict(options or {}), measure)
+        return {"decay": chosen, **told}
+    return _plan(model, train, float(chosen), resources, dict(options or {}), measure)
+
+
+def _largest_that_fits(model: MultilayerBootstrapNetwork, train: Dataset, resources: Resources) -> float:
+    """Of the decays that "auto" tries."""
+    refused: ValueError | None = None
+    for decay in reversed(GRID):
+        try:
+            _plan(model, train, decay, resources, {}, False)
+        except ValueError as error:  # no room, or layers that cannot be
+            refused = error
+        else:
+            return decay
+    assert refused is not None
+    raise refused
+
+
+def check_room(
+    model: MultilayerBootstrapNetwork,
+    train: Dataset,
+    resources: Resources,
+    places: tuple[Any, Any] | None,
+    decay: float,
+) -> None:
+    """Refuse a fit that memory or disk has no room for."""
+    try:
+        told = plan(model, train, resources, decay=decay)
+        if places is not None:
+            check_disk(told, *places)
+    except ValueError as error:
+        if model.decay != "auto":
+            raise
+        raise PlanError(f"{error}; decay='auto' has chosen {decay:g}: a smaller decay needs less") from None
+
+
+def _plan(
+    model: MultilayerBootstrapNetwork,
+    train: Dataset,
+    decay: float,
+    resources: Resources,
+    options: dict[str, Any],
+    measure: bool,
+) -> dict[str, Any]:
+    """The plan of one decay."""
+    layers = layers_of(model, train, decay, 0)
+    n, row_bytes = len(train), max(1, train.nbytes // len(train))
+    told = Forecast("mbn", train, resources, options, measure)
+    out = told.out
+    out["layers"] = {}
+    peak = tasks = 0
+    row_seconds = set_seconds = 0.0
+    if model.decay == "auto":
+        told.add("choosing decay", DECAY_SECONDS)
+    for layer in layers:
+        centroid_bytes = _centroid_bytes(layer, train)
+        memory = _memory(layer, train, centroid_bytes, row_bytes, resources)
+        peak = max(
+            peak, check_fits(f"layer {layer.number} (k = {layer.k})", memory, resources, _remedy(layer))
+        )
+        coder = LayerCoder(layer, None, 0, layer.n_clusterings)
+        tiles = tile_layout(n, row_bytes, coder)
+        strips = -(-n // tiles["shard_rows"])
+        count = strips * -(-layer.n_clusterings // tiles["tile_columns"])
+        code_bytes = n * layer.n_clusterings * np.dtype(layer.code_dtype).itemsize
+        if count > MAX_TASKS:
+            raise PlanError(
+                f"layer {layer.number} would make {count} tasks, above {MAX_TASKS}: fit fewer rows, or lower "
+                "n_clusterings or k1"
+            )
+        slots = min(resources.slots, count)
+        per_row, per_set = _code_seconds(told, layer, train)
+        beside = told.pass_overhead(count)
+        coding = layer.n_clusterings * (n * per_row + strips * per_set) / slots + beside
+        gathering = _gather_seconds(told, layer, n * row_bytes, layer.n_clusterings * centroid_bytes)
+        row_seconds += layer.n_clusterings * per_row / resources.slots
+        set_seconds += layer.n_clusterings * per_set / resources.slots
+        told.add(f"gather-l{layer.number}", gathering)
+        told.add(f"code-l{layer.number}", coding)
+        out["layers"][f"l{layer.number}"] = {
+            "k": layer.k,
+            "tasks": count,
+            "centroid_bytes": layer.n_clusterings * centroid_bytes,
+            "code_bytes": code_bytes,
+            "seconds": gathering + coding,
+        }
+        tasks, row_bytes = tasks + count, layer.n_clusterings * np.dtype(layer.code_dtype).itemsize
+    if model.output == "pca":
+        peak = max(peak, _output(told, model, layers[-1], n))
+    layers_told = list(out["layers"].values())
+    codes = [layer["code_bytes"] for layer in layers_told]
+    kept = sum(codes) if model.keep_codes else codes[-1]
+    # Each layer reads the codes of the one below; the last ones stay, all others lie in scratch.
+    lower = [] if model.keep_codes else codes[:-1]
+    scratch = max((sum(lower[i : i + 2]) for i in range(len(lower))), default=0)
+    at_once = max(scratch, kept + sum(lower[-1:]))
+    centroids = sum(layer["centroid_bytes"] for layer in layers_told)
+    out["tasks"] = tasks
+    out["predicting_seconds"], out["predicting_seconds_per_row"] = set_seconds, row_seconds
+    told.caches(None, max(train.nbytes if train.is_stored else 0, *codes))
+    out["run_bytes"], out["scratch_bytes"] = centroids + kept, scratch
+    shorter = f"lower k1 (it is {layers[0].k}) or n_clusterings (it is {layers[0].n_clusterings})"
+    return told.told(centroids + at_once, shorter, peak)
+
+
+def _gather_seconds(told: Forecast, layer: Layer, dataset_bytes: int, nbytes: int) -> float:
+    """Seconds of picking the rows that become centroids, and of writing them."""
+    if not told.measure:
+        return 0.0
+    write, read = scratch_rates()
+    shards = max(1, -(-nbytes // SHARD_BYTES))
+    slots = min(told.resources.slots, shards)
+    # Each shard looks at all rows; those of its sets are picked one by one.
+    return (nbytes * (write + 2 / GATHER_RATE) + shards * dataset_bytes * read) / slots
+
+
+def _code_seconds(told: Forecast, layer: Layer, train: Dataset) -> tuple[float, float]:
+    """Seconds of a clustering of a layer: of a row, and of putting up its centroids."""
+    if not told.measure:
+        return layer.flops_per_row() / FLOP_RATE, layer.set_flops() / FLOP_RATE
+    n, threads = min(PROBE_ROWS, len(train)), told.resources.slots
+    k = min(layer.k, PROBE_CENTROIDS, n)
+    what = f"mbn_layer {layer.metric} {layer.csr} {layer.dtype} {layer.width}x{layer.k_below} {k} {n}"
+
+    def of(rows: int) -> float:
+        """Seconds of a clustering of so many rows."""
+
+        def make() -> Any:
+            below = min(layer.k_below, max(2, PROBE_CENTROIDS))
+            small = replace(layer, k=k, n_rows=n, k_below=below)
+            if layer.number == 1:
+                x = as_rows(train.read_x(0, n))
+            else:
+                x = np.random.default_rng(0).integers(0, below, (n, layer.width)).astype(layer.dtype)
+            sets = [small.take(which, x, small.rows(which)) for which in range(small.together)]
+            backend = make_backend("cpu")
+            some = ready_rows(small, backend, x[:rows] if rows < n else x)
+            return lambda: small.codes(backend, some, sets, 0)
+
+        return cpu_seconds(make, threads) / layer.together
+
+    few = max(1, n // 8)
+    if layer.csr and layer.number == 1:  # the rows that are there, all at once
+        whole = rates.get(f"{what} t{threads}", lambda: of(n))
+        return whole / n * layer.k / k, 0.0
+    whole = rates.get(f"{what} t{threads}", lambda: of(n))
+    part = rates.get(f"{what} few t{threads}", lambda: of(few))
+    per_row = max(whole - part, 0.1 * whole) / (n - few) if n > few else whole
+    per_set = max(part - few * per_row, 0.0)
+    grown = layer.k / k
+    # Of the first layer a row meets all centroids; above it those that share a unit, which are as many.
+    return per_row * (grown if layer.number == 1 else 1.0), per_set * grown
+
+
+def check_disk(told: Mapping[str, Any], run_dir: Any, scratch: Any) -> None:
+    """Refuse a fit that its folders have no room for."""
+    needs = [("centroids and codes", run_dir, "disk_bytes", "run_dir ([job] out)")]
+    if scratch is not None:
+        needs = [
+            ("centroids and the codes that stay", run_dir, "run_bytes", "run_dir ([job] out)"),
+            ("codes of lower layers", scratch, "scratch_bytes", "scratch ([job] scratch)"),
+        ]
+    for what, place, key, setting in needs:
+        free = locate(place).free_bytes()
+        if free is not None and free < told[key]:
+            raise PlanError(
+                f"{what} would take {told[key] / 2**30:,.1f} GiB of disk, and {locate(place).url} has "
+                f"{free / 2**30:,.1f} GiB left: choose another {setting}, or lower k1 or n_clusterings"
+            )
+
+
+def _centroid_bytes(layer: Layer, train: Dataset) -> int:
+    """Of one clustering, as they are stored."""
+    if layer.csr:
+        assert train.nnz is not None
+        entry = train.nbytes / max(train.nnz, 1)
+        return int(layer.k * train.nnz / len(train) * layer.fraction * entry) + 8 * layer.k
+    return int(layer.k * layer.output()[0][0] * np.dtype(layer.dtype).itemsize)
+
+
+def _converted(layer: Layer, train: Dataset, row_bytes: int) -> int:
+    """Bytes of a task's rows as the first layer's kernels take them; 0 where they are stored so."""
+    if layer.number > 1 or layer.dtype == "float32" or (layer.dtype == "uint8" and not layer.csr):
+        return 0
+    entries = (train.nnz or 0) / len(train) if layer.csr else layer.width
+    rows = min(len(train), parted_rows(row_bytes, LayerCoder(layer, None, 0, layer.n_clusterings)))
+    return int(4 * entries * rows)
+
+
+def _memory(
+    layer: Layer, train: Dataset, centroids: int, row_bytes: int, resources: Resources
+) -> dict[str, int]:
+    threads = resources.threads
+    at_once = layer.together
+    if layer.number > 1:
+        # Of each clustering codes side by side and as lists, and units, of which one's are being drawn
+        # as bytes; where the lists of each code begin; what the rows of a strip meet (cpu/lists.py).
+        word = 2 if layer.k * at_once < SHORT_CODES else 4
+        ready = layer.width * at_once * (3 * word * layer.k + layer.k_below)
+        ready += layer.width * layer.k_below * (8 + word)
+        ready += int(STRIP_ROWS * word * layer.width * at_once * min(2 * layer.k / layer.k_below, 8))
+    elif layer.csr:
+        ready = 3 * centroids
+    else:
+        # Packed in float32, and once more while it is being packed.
+        ready = 8 * layer.k * layer.n_columns
+    rows = PARTED_BYTES + row_bytes
+    return {
+        "process": process_bytes(resources),
+        "rows of a task": threads * (2 * rows + _converted(layer, train, row_bytes)),
+        "centroids of the clusterings at work": threads * (at_once * centroids + ready),
+        "centroids while they are gathered": 2 * threads * max(centroids, min(SHARD_BYTES, 16 * centroids)),
+    }
+
+
+def _output(told: Forecast, model: MultilayerBootstrapNetwork, layer: Layer, n: int) -> int:
+    """Peak bytes of a worker in the passes of the output's EM-PCA, whose seconds are added."""
+    resources = told.resources
+    if n <= KERNEL_ROWS:
+        told.add("pca", told.rate(lambda: 2 * eigen_seconds(n), 0.0))
+        return 0
+    wanted = model.n_components or model.n_classes or 2
+    count = most_components(layer) if wanted < 1 else int(wanted)
+    learner = StreamedPca.of(np.zeros((layer.n_clusterings, layer.k)), n, count)
+    codes = RowShape(n, layer.n_clusterings)
+    stage = make_stage("mbn_pca", learner, {"train": codes}, "cpu")
+    memory = stage_memory(stage, resources, codes, 6 * learner.reductions()["train"].layout().nbytes)
+    piece = min(PARTED_BYTES, n * layer.n_clusterings * np.dtype(layer.code_dtype).itemsize)
+    memory["codes read ahead"] = resources.threads * (2 * piece + max(piece, AHEAD_BYTES))
+    share = f"give n_components a number (the share {wanted:g} may take {count})"
+    fewer = share if wanted < 1 else f"lower n_components (it is {count})"
+    remedy = f"{fewer}, or k_last so that the last layer has fewer than {layer.k}"
+    peak = check_fits("the output", memory, resources, f"{remedy} centroids")
+    if told.measure:
+        rows = stage.grids["train"].block_rows
+        x = np.random.default_rng(0).integers(0, layer.k, (rows, layer.n_clusterings))
+        block = Block(x.astype(layer.code_dtype), None, None, 0)
+        args = rows, layer.n_clusterings, layer.code_dtype, 0, resources.slots, block
+        counting = reduction_rate("mbn_counts", CodeCounts(layer.n_clusterings, layer.k), None, *args)
+        state = learner.start(np.random.default_rng(0))
+        rate = reduction_rate("mbn_pca", learner.reductions()["train"], state, *args)
+        of_a_pass = told.a_pass(stage, {"train": rate})
+        told.add("pca-counts", told.a_pass(stage, {"train": counting}))
+        told.add("pca", PCA_PASSES * of_a_pass, 5 * of_a_pass, 4 * PCA_PASSES * of_a_pass)
+    return peak
+
+
+def _remedy(layer: Layer) -> str:
+    if layer.number == 1:
+        return f"lower k1 (it is {layer.k}), or feature_fraction"
+    return "lower k1 or n_clusterings"

@@ -1,0 +1,145 @@
+"""Rows, labels and weights as users give them: what is checked, and what an error says."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import column_or_1d, validate_data
+
+from scalelatent.data import Dataset
+from scalelatent.data.schema import refuse_masked, refuse_mixed
+from scalelatent.errors import DataError
+
+FLOAT32_MAX = np.finfo(np.float32).max
+CHECKS: dict[str, Any] = {
+    "accept_sparse": "csr",
+    "accept_large_sparse": True,
+    "dtype": "numeric",
+    "order": "C",
+    "ensure_all_finite": False,
+}
+
+
+def is_dask_array(x: Any) -> bool:
+    """Whether ``x`` is a dask array, without importing dask."""
+    return type(x).__module__.split(".")[0] == "dask" and hasattr(x, "dask")
+
+
+def is_plain(x: Any) -> bool:
+    """Arrays and lists that scikit-learn validates; everything else is read in blocks."""
+    lazy = (
+        isinstance(x, (Dataset, np.memmap))
+        or is_dask_array(x)
+        or type(x).__module__.split(".")[0] in ("zarr", "h5py")
+    )
+    return not lazy
+
+
+def validated(estimator: BaseEstimator, *arrays: Any, **checks: Any) -> Any:
+    """What ``validate_data`` returns; masked entries are refused, which it would drop, and its messages are
+    one line.
+    """
+    for array, name in zip(arrays, "Xy", strict=False):
+        refuse_masked(array, name)
+    try:
+        return validate_data(estimator, *arrays, **checks)
+    except (ValueError, TypeError) as error:
+        if "\n" not in str(error):
+            raise
+        odd = [a for a in arrays if "Complex" in str(error) and np.iscomplexobj(a)]
+        raise type(error)(in_one_line(str(error), (odd or arrays)[0])) from None
+
+
+def in_one_line(text: str, array: Any) -> str:
+    """What scikit-learn says of an array, with its shape and type in place of its values."""
+    try:
+        shown = np.asarray(array)
+        what = f"an array of shape {shown.shape}, {shown.dtype}"
+    except ValueError:
+        what = f"a {type(array).__name__}"
+    first, _, rest = text.partition("\n")
+    advice = rest[rest.index("Reshape your data") :] if "Reshape your data" in rest else ""
+    return f"{first.rstrip(':. ')}: {what}{f'. {advice}' if advice else ''}"
+
+
+def weighed(ds: Dataset, y: Any, sample_weight: Any) -> Dataset:
+    """A given Dataset with the given weights; it brings its own labels."""
+    if y is not None:
+        raise DataError(
+            "y was given beside a Dataset, which brings its own labels: leave y out, or give arrays"
+        )
+    return ds if sample_weight is None else ds.with_weight(sample_weight)
+
+
+def rows_and_labels(validation: Any) -> tuple[Any, Any]:
+    """Validation rows as a pair (X, y); y is None of a Dataset, which brings its own."""
+    if isinstance(validation, Dataset):
+        return validation, None
+    try:
+        X, y = validation
+    except (TypeError, ValueError):
+        raise DataError(f"validation={type(validation).__name__}: give a Dataset or a pair (X, y)") from None
+    return X, y
+
+
+def check_labels(y: Any) -> None:
+    """scikit-learn's check of labels, and which of them is no label where they are Python objects."""
+    found = np.asarray(y)
+    if found.dtype.kind == "O":
+        kinds = [str if isinstance(label, str) else Real for label in found.ravel()[:1]]
+        for row, label in enumerate(found.ravel()):
+            if not isinstance(label, kinds[0]):
+                other = "" if label is None or row == 0 else f", and row 0 is {found.ravel()[0]!r:.40}"
+                raise ValueError(
+                    f"Unknown label type: unknown. The label of row {row} is {label!r:.40} "
+                    f"({type(label).__name__}){other}; labels are all whole numbers or all strings, one a row"
+                )
+    check_classification_targets(found)
+
+
+def one_column(values: Any) -> Any:
+    """One label or weight a row; what is read in pieces (zarr, dask, memmap) stays what it is."""
+    if values is None or not is_plain(values):
+        return values
+    refuse_mixed(values, "y")
+    kind = np.asarray(values).dtype.kind
+    if kind == "c":
+        raise ValueError(
+            f"Complex data not supported: {np.shape(values)} labels or weights are complex numbers"
+        )
+    column = column_or_1d(values)
+    if kind == "O":
+        check_labels(column)
+    return column
+
+
+def check_finite(x: Any, what: str, first: int = 0, largest: float = float(FLOAT32_MAX)) -> None:
+    """Refuse NaN, infinity and values beyond float32 (or ``largest``), naming the first row and feature; rows
+    count from ``first``.
+    """
+    if x.dtype.kind != "f":
+        return
+    sparse = not isinstance(x, np.ndarray)
+    values = x.data if sparse else x
+    # A NaN anywhere is the smallest and the largest.
+    if not values.size or (float(values.min()) >= -largest and float(values.max()) <= largest):
+        return
+    bad = ~(np.abs(values) <= np.float64(largest))  # of Python's type it would be rounded to the rows'
+    if sparse:
+        at = int(np.flatnonzero(bad)[0])
+        row, feature = int(np.searchsorted(x.indptr, at, side="right")) - 1, int(x.indices[at])
+        value = values[at]
+    else:
+        row, feature = map(int, np.argwhere(bad)[0])
+        value = values[row, feature]
+    kind = "a value beyond float32, in which rows are computed on"
+    if abs(value) <= FLOAT32_MAX:
+        kind = f"a value beyond {largest:g}, whose products are beyond float32"
+    if not np.isfinite(value):
+        kind = "NaN" if np.isnan(value) else "an infinite value (inf)"
+    remedy = "Scale the rows" if np.isfinite(value) else "Clean these rows, or leave them out"
+    raise DataError(f"{what} contains {kind}: row {first + row}, feature {feature} is {value}. {remedy}")
