@@ -17,9 +17,8 @@ import scalelatent as sl
 from scalelatent.engine.mapwrite import PARTED_ROWS
 from scalelatent.engine.plan import ALLOWED_SHARE, find_resources
 from scalelatent.errors import PlanError
-from scalelatent.models.mbn import estimator as mbn
+from scalelatent.estimators import base
 from scalelatent.models.mbn import fit as mbn_fit
-from scalelatent.models.mbn import plan as mbn_plan
 from scalelatent.models.mbn.model.pca import StreamedPca
 from scalelatent.storage.disk import LocalLocation
 
@@ -69,10 +68,10 @@ def test_a_chosen_decay_is_refused_where_there_is_no_room_for_it(
     with pytest.raises(PlanError, match=r"lower k1 .*; decay='auto' has chosen 0.9: a smaller decay needs"):
         auto.fit(rows, run_dir=tmp_path / "run")
     monkeypatch.undo()
-    memory = mbn_plan._memory
+    memory = mbn_fit._memory
     grown = {"process": 1, "centroids": 2**50}
     monkeypatch.setattr(
-        mbn_plan, "_memory", lambda layer, *rest: grown if layer.k == 270 else memory(layer, *rest)
+        mbn_fit, "_memory", lambda layer, *rest: grown if layer.k == 270 else memory(layer, *rest)
     )
     assert auto.plan(rows)["decay"] == 0.8  # the largest that fits
     monkeypatch.setattr(mbn_fit, "choose_decay", lambda *_: 0.9)
@@ -112,7 +111,7 @@ def test_disk_is_counted_where_it_is_used(rows: sl.Dataset, tmp_path: Path, monk
 
 def test_a_share_that_is_not_reached(rows: sl.Dataset, monkeypatch: Any) -> None:
     monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", 0)
-    monkeypatch.setattr(mbn_plan, "KERNEL_ROWS", 0)
+    monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", 0)
     monkeypatch.setattr(mbn_fit, "FIRST_COMPONENTS", 2)
     model = _network(n_components=0.9, random_state=0)
     # Of 12 clusterings of 37 centroids: 5 components.
@@ -125,7 +124,7 @@ def test_a_share_that_is_not_reached(rows: sl.Dataset, monkeypatch: Any) -> None
     with pytest.raises(
         PlanError, match=r"the output would need .*give n_components a number .*0.9 may take 5"
     ):
-        monkeypatch.setattr(mbn_plan, "stage_memory", lambda *_: {"process": 1, "sums": 2**50})
+        monkeypatch.setattr(mbn_fit, "stage_memory", lambda *_: {"process": 1, "sums": 2**50})
         model.plan(rows)
 
 
@@ -207,7 +206,7 @@ def test_centroids_of_half_of_the_rows_that_memory_cannot_hold(
     half, small = (sl.MultilayerBootstrapNetwork(k1=k1, k_last=40, **options) for k1 in (None, 50))
     peaks = [m.plan(x)["peak_bytes_per_worker"] for m in (half, small)]
     limit = int(sum(peaks) / 2 / ALLOWED_SHARE)
-    monkeypatch.setattr(mbn, "find_resources", lambda *_: find_resources(None, 1, limit))
+    monkeypatch.setattr(base, "find_resources", lambda *_: find_resources(None, 1, limit))
     told = r"layer 1 \(k = 10000\) would need .* MiB a worker .*: lower k1 \(it is 10000\), or"
     with pytest.raises(PlanError, match=told):
         half.fit(x, run_dir=tmp_path / "run")

@@ -15,9 +15,6 @@ from scalelatent.engine.plan import ALLOWED_SHARE, Resources, find_resources
 from scalelatent.engine.rates import Rates
 from scalelatent.errors import LongFitWarning, PlanError
 from scalelatent.estimators import base
-from scalelatent.models.capsule import estimator as capsule
-from scalelatent.models.crbm import estimator as crbm
-from scalelatent.models.mbn import estimator as mbn
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(400, 20)).astype(np.float32)
@@ -49,8 +46,7 @@ def test_fit_refuses_exactly_what_plan_refuses(kind: str, monkeypatch: pytest.Mo
     peak = told["peak_bytes_per_worker"] - told["cache_bytes"]
     for share, fits in ((1.001, True), (0.999, False)):
         small = find_resources(None, 1, int(share * peak / ALLOWED_SHARE))
-        for module in (capsule, crbm, mbn):
-            monkeypatch.setattr(module, "find_resources", lambda *_, small=small: small)
+        monkeypatch.setattr(base, "find_resources", lambda *_, small=small: small)
         if fits:
             model.plan(*rows)
             model.fit(*rows)
@@ -71,7 +67,7 @@ def test_a_long_fit_is_told_of_before_it_begins(kind: str, monkeypatch: pytest.M
         model.fit(*rows)
     for module in (base, engine_plan):
         monkeypatch.setattr(module, "LONG_SECONDS", 1e-9)
-    monkeypatch.setattr(type(model), "_fit_by_steps", lambda self, *_: pytest.fail("it began"))
+    monkeypatch.setattr(type(model), "_serve_steps", lambda self, *_: pytest.fail("it began"))
     with (
         warnings.catch_warnings(),
         pytest.raises(LongFitWarning, match=rf"would take about .*: to .*{shorter}"),

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -204,9 +204,6 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
 
     # -- fit -------------------------------------------------------------------------------------------------
 
-    def _check_rows(self, train: Dataset, held: Dataset | None) -> None:
-        warn_few_clusterings(self)
-
     def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
         return fit_steps(self, rows)
 
@@ -221,8 +218,12 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     ) -> dict[str, Any]:
         return plan(self, train, resources, options, measure=measure)
 
+    def _place(self, train: Dataset, resources: Resources, call: FitCall) -> AbstractContextManager[Any]:
+        warn_few_clusterings(self)
+        return self._folder_of(train, resources, call)
+
     @contextmanager
-    def _place(self, train: Dataset, resources: Resources, call: FitCall) -> Iterator[Any]:
+    def _folder_of(self, train: Dataset, resources: Resources, call: FitCall) -> Iterator[Any]:
         """A run folder with room for centroids and codes, or a temporary one that goes with the estimator."""
         place = tempfile.gettempdir() if call.run_dir is None else call.run_dir
         places = None if call.resume else (place, call.engine.get("scratch"))
