@@ -141,7 +141,9 @@ class Columns:
             return _check_codes(self.classes, stored.read(start, stop), start, what)
         known = self.classes if classes is None else np.asarray(classes)
         if known is None:
-            raise DataError(f"{what} has more than {schema.MAX_CLASSES} distinct labels: they are no classes")
+            raise DataError(
+                f"{what} has more than {schema.MAX_CLASSES} distinct labels, too many to be classes"
+            )
 
         def encode(a: int, b: int) -> np.ndarray:
             return schema.encode_labels(self.read_y(a, b, what), known, a, what)

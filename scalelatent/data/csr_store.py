@@ -7,6 +7,7 @@ import json
 import threading
 from typing import TYPE_CHECKING, Any
 
+import crc32c
 import numpy as np
 
 from scalelatent.errors import DataError, ShardError
@@ -343,6 +344,4 @@ def _pack(piece: np.ndarray, compressor: str | None) -> bytes:
 
 
 def _summed(body: bytes) -> bytes:
-    import crc32c
-
     return body + crc32c.crc32c(body).to_bytes(4, "little")

@@ -33,7 +33,7 @@ FORMAT = "scalelatent-dataset"
 FORMAT_VERSION = 3
 Y_KINDS = ("labels", "targets", "multilabel")
 MAX_CLASSES = 65_536
-"""More distinct labels than this are no classes; the limit keeps attributes small."""
+"""More distinct labels than this are not taken for classes, which are kept in attributes."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class DatasetAttrs:
     y_kind: str = "labels"
     """One of `Y_KINDS`: what `y` is where there is one."""
     n_targets: int | None = None
-    """Columns of `y` where it is no labels."""
+    """Columns of `y`; None for labels."""
     segments: list[dict[str, Any]] | None = None
     """Of a dataset that grew (joined.py): path, rows, fingerprint and classes of each part."""
     columns: list[str] | None = None
@@ -252,7 +252,7 @@ def _decoded(labels: np.ndarray, what: str, first_row: int) -> np.ndarray:
     except UnicodeDecodeError as error:
         bad = next(i for i, label in enumerate(labels.tolist()) if not _is_utf8(label))
         raise DataError(
-            f"{what}: the label of row {first_row + bad} is {labels[bad].item()!r}, which is no UTF-8 text; "
+            f"{what}: the label of row {first_row + bad} is {labels[bad].item()!r}, which is not UTF-8 text; "
             "decode the labels first, for example with np.char.decode(y, 'latin-1')"
         ) from error
 
@@ -314,11 +314,11 @@ def as_classes(distinct: np.ndarray, what: str) -> np.ndarray | None:
 
 
 def too_many_strings(what: str) -> DataError:
-    """The refusal of string labels that are no classes."""
+    """The refusal of more string labels than there may be classes."""
     return DataError(
         f"{what}: more than {MAX_CLASSES:,} distinct labels that are strings; strings are stored as codes of "
-        "classes, of which there may be so many. Give numbers instead, or leave the labels out: names of "
-        "rows are no classes"
+        "classes, and there may be that many at most. Give numbers instead, or leave the labels out: names "
+        "of rows are not classes"
     )
 
 
@@ -335,7 +335,7 @@ def encode_labels(labels: np.ndarray, classes: np.ndarray, first_row: int, what:
         i = int(np.flatnonzero(wrong)[0])
         shown = ", ".join(map(str, classes[:10].tolist())) + (", …" if len(classes) > 10 else "")
         raise DataError(
-            f"{what}: the label of row {first_row + i} is {labels[i].item()!r}, which is none of the "
+            f"{what}: the label of row {first_row + i} is {labels[i].item()!r}, which is not one of the "
             f"{len(classes)} classes ({shown}); correct the label, or leave such rows out"
         )
     return codes.astype(np.int32)

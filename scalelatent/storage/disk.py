@@ -32,7 +32,7 @@ class LocalLocation(Location):
     def __init__(self, url: str) -> None:
         path = _path_of(url)
         if "\0" in path:
-            raise StoreError(f"{path!r} is no path: it holds a NUL character; take it out")
+            raise StoreError(f"{path!r} is not a path: it contains a NUL character; remove it")
         self.path = Path(os.path.abspath(os.path.expanduser(path)))
         super().__init__(str(self.path))
 

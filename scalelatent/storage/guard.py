@@ -67,7 +67,7 @@ def check_space(location: Location, what: str, nbytes: int, least: int) -> None:
         packed = "" if least == nbytes else f" ({least / 1e9:,.1f} GB at the very least, packed)"
         raise DataError(
             f"{location.url}: {what} are {nbytes / 1e9:,.1f} GB{packed}, but only {free / 1e9:,.1f} GB are "
-            "free there; choose another place, free some space, or check who counts so many rows"
+            "free there; choose another place, free some space, or check the number of rows"
         )
 
 

@@ -34,9 +34,9 @@ def open_plain(path: str | os.PathLike[str]) -> int:
 
 
 def refuse_special(mode: int, path: str | os.PathLike[str]) -> None:
-    """Refuse the mode of what is no regular file."""
+    """Refuse the mode of anything but a regular file."""
     kind = stat.S_IFMT(mode)
     if kind != stat.S_IFREG:
         number = errno.EISDIR if kind == stat.S_IFDIR else errno.EINVAL
-        words = f"it is {_KINDS.get(kind, 'something else')}, no regular file"
+        words = f"it is {_KINDS.get(kind, 'something else')}, not a regular file"
         raise SpecialFileError(number, words, os.fspath(path))

@@ -49,8 +49,8 @@ def loads(data: bytes) -> Any:
             return _build(json.loads(arrays["head"].tobytes()), {name: arrays[name] for name in arrays.files})
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise RunError(
-                f"the record is no tree of values ({type(error).__name__}: {error}): resume with the version "
-                "that wrote it, or start again"
+                f"the record is not a tree of values ({type(error).__name__}: {error}): resume with the "
+                "version that wrote it, or start again"
             ) from None
 
 
@@ -127,7 +127,7 @@ def _build(head: Any, arrays: Any) -> Any:
         return {k: _build(v, arrays) for k, v in head["!dict"].items()}
     module, _, name = str(head["!type"]).partition(":")
     if not module.startswith(_TYPES_FROM):
-        raise RunError(f"the record names the type {head['!type']!r}, which is none of scalelatent's")
+        raise RunError(f"the record names the type {head['!type']!r}, which is not one of scalelatent's")
     try:
         cls = getattr(importlib.import_module(MOVED.get(module, module)), name)
     except (ImportError, AttributeError):

@@ -147,7 +147,7 @@ def test_codes_against_other_classes() -> None:
     ds = Dataset.from_arrays(np.ones((4, 2)), [3, 1, 3, 2])
     assert ds.read_codes(0, 4).dtype == np.int32
     assert ds.read_codes(0, 4, np.array([1, 2, 3, 9])).tolist() == [2, 0, 2, 1]
-    with pytest.raises(DataError, match=r"label of row 3 is 2, which is none of the 2 classes \(1, 3\)"):
+    with pytest.raises(DataError, match=r"label of row 3 is 2, which is not one of the 2 classes \(1, 3\)"):
         ds[1:].read_codes(0, 3, np.array([1, 3]))
     with pytest.raises(DataError, match="do not fit the classes"):
         ds.read_codes(0, 1, np.array(["a"]))

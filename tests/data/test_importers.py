@@ -278,6 +278,6 @@ def test_labels_that_are_no_text(tmp_path: Path) -> None:
         lambda: import_npz(tmp_path / "a.npz", tmp_path / "ds"),
         lambda: Dataset.from_arrays(np.eye(4), labels),
     ):
-        with pytest.raises(DataError, match=r"the label of row 2 is b'\\xe9t\\xe9', which is no UTF-8 text"):
+        with pytest.raises(DataError, match=r"the label of row 2 is b'\\xe9t\\xe9', which is not UTF-8 text"):
             use()
     assert not (tmp_path / "ds").exists()

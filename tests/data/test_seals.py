@@ -220,7 +220,7 @@ def test_a_fifo_is_named(tmp_path: Path) -> None:
     ds = _save("ints", 1, str(tmp_path / "a"))
     (tmp_path / "a/x/c/1/0").unlink()
     os.mkfifo(tmp_path / "a/x/c/1/0")
-    with pytest.raises(ShardError, match=r"x/c/1/0 .*rows 20:40.* a FIFO .*no regular file. Restore"):
+    with pytest.raises(ShardError, match=r"x/c/1/0 .*rows 20:40.* a FIFO .*not a regular file. Restore"):
         ds.read_x(20, 21)
 
 
@@ -243,7 +243,7 @@ def test_rows_packed_anew_by_zarr_are_read_and_said_to_be_unchecked(
 def test_a_fifo_in_the_place_of_a_lock_is_not_waited_for(tmp_path: Path) -> None:
     ds = _save("ints", 1, str(tmp_path / "a"))
     os.mkfifo(tmp_path / "a/_append.lock")
-    with pytest.raises(DataError, match=r"_append\.lock: it is a FIFO .*no regular file"):
+    with pytest.raises(DataError, match=r"_append\.lock: it is a FIFO .*not a regular file"):
         append_rows(tmp_path / "a", ds)
 
 

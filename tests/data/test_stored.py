@@ -246,7 +246,7 @@ def test_metadata_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "ds" / "zarr.json").mkdir(parents=True)
     for use in (open_dataset, lambda place: Dataset.from_arrays(X).save(place, overwrite=True)):
         with pytest.raises(
-            DataError, match=r"zarr\.json cannot be read: it is a folder, no regular file; let"
+            DataError, match=r"zarr\.json cannot be read: it is a folder, not a regular file; let"
         ):
             use(tmp_path / "ds")
     assert (tmp_path / "ds" / "zarr.json").is_dir()

@@ -69,7 +69,8 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     with pytest.raises(SystemExit) as ended:
         main(["data", "import", *arguments])
     said = capsys.readouterr()
-    lines = said.err.splitlines()
+    # Kernels are compiled where this is the first test of its process: the cache is a folder of its own.
+    lines = [line for line in said.err.splitlines() if not line.startswith("compiling kernels")]
     assert ended.value.code == 2, said.err
     assert len(lines) == 1, said.err
     assert lines[0].startswith("error: ")

@@ -100,7 +100,7 @@ def test_damaged_files_are_named(folder):
 def test_a_fifo_in_the_place_of_a_file_is_not_waited_for(folder, name, use):
     (folder.path / name).unlink(missing_ok=True)
     os.mkfifo(folder.path / name)
-    with pytest.raises(ScalelatentError, match=rf"{name}.* a FIFO .*no regular file"):
+    with pytest.raises(ScalelatentError, match=rf"{name}.* a FIFO .*not a regular file"):
         use(folder)
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+import crc32c
 import numpy as np
 
 from scalelatent.data.layout import codecs_of, named_codecs, tile_columns_of
@@ -165,8 +166,6 @@ Decoder = Callable[[Chunks, int, np.ndarray], bytes]
 
 def _checked(data: bytes, what: str) -> tuple[memoryview, bytes]:
     """Bytes without the checksum at their end, which has to fit, and that checksum."""
-    import crc32c
-
     if len(data) < _CRC_BYTES:
         raise Damage(f"{what} has {len(data)} bytes")
     body = np.frombuffer(data, np.uint8)[:-_CRC_BYTES]
@@ -205,8 +204,6 @@ def has_our_keys(array: zarr.Array) -> bool:
 
 
 def _raw_decoder(sharded: bool) -> Decoder:
-    import crc32c
-
     def decode(file: Chunks, chunk: int, out: np.ndarray) -> bytes:
         offset, length = file.extent(chunk, sharded)
         if length != out.nbytes + _CRC_BYTES:

@@ -102,7 +102,7 @@ class RecodedRows(WrappedRows):
         self._table = np.searchsorted(np.asarray(new), np.asarray(old)).astype(np.int32)
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Codes of the rows `start:stop`; one that is no code becomes -1."""
+        """Codes of the rows `start:stop`; values that are not codes become -1."""
         codes = self._source.read(start, stop).astype(np.int64)
         known = (codes >= 0) & (codes < len(self._table))
         return np.where(known, self._table[np.where(known, codes, 0)], -1).astype(np.int32)
@@ -134,7 +134,7 @@ def joined_fingerprint(segments: list[dict[str, Any]], classes: list[Any] | None
 
 
 def earlier_states(attrs: DatasetAttrs) -> list[EarlierState]:
-    """What a dataset was before each append, as far as that is known."""
+    """What a dataset was before each append; not known of appends by early versions."""
     classes, found = attrs.classes, []
     for record in reversed(attrs.provenance.get("appended", [])):
         before = record.get("before")

@@ -144,7 +144,7 @@ class ArrayRows(RowSource):
 
 
 class ZarrRows(RowSource):
-    """Rows of a zarr array that is none of our datasets; an absent chunk reads as zarr's fill value."""
+    """Rows of a zarr array outside our datasets; an absent chunk reads as zarr's fill value."""
 
     def __init__(self, array: Any) -> None:
         self.shape = tuple(array.shape)

@@ -252,7 +252,7 @@ def make_room(location: Location, overwrite: bool, *, unfinished: bool = False) 
 def check_room(
     location: Location, overwrite: bool, *, unfinished: bool = False, resumable: bool = True
 ) -> None:
-    """Refuse a place where something lies that is no dataset, or one that may not go; nothing is deleted."""
+    """Refuse a place that holds other files, or a dataset that may not be replaced; nothing is deleted."""
     if location.is_empty() or (found := format_of(location)) == REMOVED:
         return
     if found != schema.FORMAT:

@@ -230,7 +230,7 @@ def test_strings_that_are_no_classes(tmp_path: Path, monkeypatch: pytest.MonkeyP
         lambda: data.append_rows(tmp_path / "few", mine),
         lambda: data.append_rows(tmp_path / "few", mine[5:25]),
     ):
-        with pytest.raises(DataError, match="more than 20 distinct labels that are strings.*no classes"):
+        with pytest.raises(DataError, match="more than 20 distinct labels that are strings.*not classes"):
             write()
     assert not (tmp_path / "ds").exists()
     assert open_dataset(tmp_path / "few").fingerprint() == few.fingerprint()
