@@ -21,7 +21,8 @@ from scalelatent.models.capsule.kernels.reference import posterior_ratios
 from scalelatent.models.capsule.model.em import CapsuleEM, initial_state
 from scalelatent.models.capsule.model.members import build_members
 from scalelatent.models.capsule.model.start import subspace_start
-from scalelatent.reductions.moments import SecondMoments, leading_eigenvectors
+from scalelatent.reductions.eigen import leading_eigenvectors
+from scalelatent.reductions.moments import SecondMoments
 
 
 def rows(n: int, p: int, seed: int) -> tuple[np.ndarray, np.ndarray, str]:

@@ -76,17 +76,6 @@ class SecondMoments:
             stats["count"][c] += np.count_nonzero(weight[rows])
 
 
-def leading_eigenvectors(moment: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """The n largest eigenpairs of a symmetric matrix, with a fixed sign."""
-    from scipy.linalg import eigh
-
-    p = len(moment)
-    values, vectors = eigh(moment, subset_by_index=[p - n, p - 1])
-    values, vectors = values[::-1], vectors[:, ::-1]
-    signs = np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(n)])
-    return values.copy(), vectors * np.where(signs == 0, 1.0, signs)
-
-
 @dataclass(frozen=True)
 class Project:
     """Rows times a matrix: x V, float32 (a :class:`~..base.RowMap`)."""

@@ -54,7 +54,8 @@ from scalelatent.models.capsule.model.online import (
 from scalelatent.models.capsule.model.passive import CapsulePassiveAggressive
 from scalelatent.models.capsule.model.predict import CapsuleRows
 from scalelatent.models.capsule.model.start import random_start, schedule_arrays, subspace_start
-from scalelatent.reductions.moments import Project, SecondMoments, leading_eigenvectors
+from scalelatent.reductions.eigen import leading_eigenvectors
+from scalelatent.reductions.moments import Project, SecondMoments
 from scalelatent.reductions.tally import CONFUSION_METRICS, ScoreTally
 
 if TYPE_CHECKING:

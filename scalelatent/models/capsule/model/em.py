@@ -26,6 +26,7 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.models.capsule.kernels.squash import squash_table
+from scalelatent.reductions.eigen import inverse_on_rows
 from scalelatent.reductions.moments import NonFiniteError
 
 from .members import Members
@@ -278,21 +279,13 @@ class CapsuleEM:
 
     @cached_property
     def _inverses(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """(S + rho I)^-1 and S of each member; members that see the same classes share them.
-
-        Directions that no row has (eigenvalues at the rounding of S) are left out: there the jitter would
-        turn the rounding of Delta into weights.
-        """
+        """(S + rho I)^-1 and S of each member; members that see the same classes share them."""
         seen: dict[bytes, tuple[np.ndarray, np.ndarray]] = {}
         out = []
         for mask in self.members.labels >= 0:
             if mask.tobytes() not in seen:
                 s = self.moment[mask].sum(axis=0)
-                values, vectors = np.linalg.eigh(s)
-                added = self.ridge if self.ridge > 0 else RELATIVE_JITTER * max(values.mean(), 0.0)
-                kept = values > NO_ROWS * max(values[-1], np.finfo(float).tiny)
-                inverse = (vectors[:, kept] / (values[kept] + added)) @ vectors[:, kept].T
-                seen[mask.tobytes()] = inverse, s
+                seen[mask.tobytes()] = inverse_on_rows(s, NO_ROWS, self.ridge, RELATIVE_JITTER), s
             out.append(seen[mask.tobytes()])
         return out
 

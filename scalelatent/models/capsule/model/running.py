@@ -32,6 +32,7 @@ from scalelatent.contract.stats import Stats
 from scalelatent.errors import DivergenceError
 from scalelatent.models.capsule.kernels.squash import squash_table
 from scalelatent.models.capsule.kernels.walk import walk
+from scalelatent.reductions.eigen import inverse_on_rows
 
 from .em import CapsulePass
 from .members import Members
@@ -250,10 +251,7 @@ class RunningCapsule:
             return kept[1]
         s = self.sums.second_moment(mask)
         s = s + (ridge + prior * self.variance + 1e-8 * np.trace(s) / p) * np.eye(p)
-        values, vectors = np.linalg.eigh(s / max(seen, np.finfo(float).tiny))
-        # As in batch EM: directions that no row has are left out.
-        found = values > 1e-10 * max(values[-1], np.finfo(float).tiny)
-        inverse = (vectors[:, found] / values[found]) @ vectors[:, found].T
+        inverse = inverse_on_rows(s / max(seen, np.finfo(float).tiny), 1e-10)
         self._inverses[kind] = seen, inverse
         return inverse
 

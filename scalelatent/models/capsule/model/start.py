@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scalelatent.reductions.moments import leading_eigenvectors
+from scalelatent.reductions.eigen import leading_eigenvectors
 
 from .members import Members
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from scalelatent.reductions import eigen
+
 TINY = np.finfo(float).tiny
 # Singular values of loadings below this share of the largest are none: EM never leaves 0.
 _LEAST = 1e-6
@@ -43,9 +45,8 @@ def orthonormal(columns: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
 
 def ritz(bases: np.ndarray, centred: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Ritz values (K, q), decreasing, and the rotations (K, q, q) of orthonormal bases that have them."""
-    gram = transposed(bases) @ centred
-    values, turn = np.linalg.eigh(0.5 * (gram + transposed(gram)))
-    return np.maximum(values[:, ::-1], 0.0), turn[:, :, ::-1]
+    values, turn = eigen.ritz(bases, centred)
+    return np.maximum(values, 0.0), turn
 
 
 def power_step(bases: np.ndarray, centred: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -58,12 +59,8 @@ def power_step(bases: np.ndarray, centred: np.ndarray) -> tuple[np.ndarray, np.n
 
 def leading(moment: np.ndarray, q: int) -> tuple[np.ndarray, np.ndarray]:
     """Leading eigenvectors (K, p, q) and values of moments (K, p, p), with a fixed sign."""
-    values, vectors = np.linalg.eigh(moment)
-    values, vectors = np.maximum(values[:, ::-1][:, :q], 0.0), vectors[:, :, ::-1][:, :, :q]
-    if q:
-        rows = np.abs(vectors).argmax(axis=1)[:, None, :]
-        vectors = vectors * np.where(np.take_along_axis(vectors, rows, axis=1) < 0, -1.0, 1.0)
-    return np.ascontiguousarray(vectors), values
+    values, vectors = eigen.leading_eigenvectors(moment, q)
+    return vectors, np.maximum(values, 0.0)
 
 
 def ppca_step(

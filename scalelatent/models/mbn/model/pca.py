@@ -18,6 +18,7 @@ import numpy as np
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
+from scalelatent.reductions.eigen import ritz, signs
 
 # Components beyond those that are wanted: their number decides how fast the wanted ones settle.
 _SPARE = 8
@@ -92,7 +93,7 @@ def make_components(vectors: np.ndarray, variance: np.ndarray, mean: np.ndarray)
     >>> found.table.ravel().tolist(), found.offset.round(3).tolist()
     ([-0.6, 0.8], [0.1])
     """
-    vectors = vectors * _signs(vectors)
+    vectors = vectors * signs(vectors)
     table = np.ascontiguousarray(vectors.reshape(*mean.shape, -1))
     return Components(table, mean.reshape(-1) @ vectors, variance, total_variance(mean))
 
@@ -172,7 +173,7 @@ def kernel_coordinates(codes: np.ndarray, d: int, kernel: Any) -> np.ndarray:
     values, u = (_leading if few else _leading_by_lanczos)(codes, d_kept, kernel)
     found = np.zeros((len(codes), d))
     found[:, : len(values)] = u * np.sqrt(np.maximum(values, 0.0))
-    return found * _signs(found)
+    return found * signs(found)
 
 
 def _leading(codes: np.ndarray, count: int, kernel: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -203,12 +204,6 @@ def _centred(codes: np.ndarray, kernel: Any) -> np.ndarray:
     matches -= matches.mean(axis=0)
     matches -= matches.mean(axis=1, keepdims=True)
     return matches
-
-
-def _signs(vectors: np.ndarray) -> np.ndarray:
-    """-1 for each column whose entry of largest magnitude is negative, else 1."""
-    largest = vectors[np.abs(vectors).argmax(axis=0), np.arange(vectors.shape[1])]
-    return np.where(largest < 0, -1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -315,9 +310,7 @@ class StreamedPca:
         """Ritz pairs of the basis, and the next basis."""
         image = stats["train"]["image"].reshape(self.mean.size, self.width) / self.n_rows
         image -= np.outer(self.mean.reshape(-1), stats["train"]["total"] / self.n_rows)
-        product = state.basis.T @ image
-        values, u = np.linalg.eigh((product + product.T) / 2)
-        values, u = values[::-1], u[:, ::-1]
+        values, u = ritz(state.basis, image)
         vectors, image = state.basis @ u, image @ u
         lengths = np.linalg.norm(image - vectors * values, axis=0)[: self.n_components]
         residual = float(lengths.max() / max(values[0], 1e-300))

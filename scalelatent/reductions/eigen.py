@@ -1,0 +1,50 @@
+"""Eigenvectors that several models need, with signs that are the same on every machine."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def signs(vectors: np.ndarray) -> np.ndarray:
+    """-1 for each column (of a stack) whose entry of largest magnitude is negative, else 1."""
+    rows = np.abs(vectors).argmax(axis=-2)[..., None, :]
+    return np.where(np.take_along_axis(vectors, rows, axis=-2)[..., 0, :] < 0, -1.0, 1.0)
+
+
+def leading_eigenvectors(moment: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The n largest eigenvalues of symmetric matrices (…, p, p), decreasing, and their vectors (…, p, n); the
+    entry of largest magnitude of each is positive.
+    """
+    from scipy.linalg import eigh
+
+    p = moment.shape[-1]
+    if moment.ndim > 2:
+        pairs = [leading_eigenvectors(one, n) for one in moment]
+        values, vectors = (np.array(some) for some in zip(*pairs, strict=True))
+        return values.reshape(*moment.shape[:-2], n), vectors.reshape(*moment.shape[:-1], n)
+    if not n:
+        return np.zeros(0), np.zeros((p, 0))
+    values, vectors = eigh(moment, subset_by_index=[p - n, p - 1])
+    values, vectors = values[::-1], vectors[:, ::-1]
+    return values.copy(), vectors * signs(vectors)
+
+
+def ritz(bases: np.ndarray, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ritz values (…, q), decreasing, and rotations (…, q, q) of orthonormal bases B, by their images S B."""
+    product = np.swapaxes(bases, -1, -2) @ images
+    values, turn = np.linalg.eigh(0.5 * (product + np.swapaxes(product, -1, -2)))
+    return values[..., ::-1], turn[..., ::-1]
+
+
+def inverse_on_rows(
+    moment: np.ndarray, least: float, ridge: float = 0.0, relative_jitter: float = 0.0
+) -> np.ndarray:
+    """(S + ridge I)^-1 of second moments; without a ridge a share of the mean eigenvalue is added.
+
+    Directions that no row has (eigenvalues at ``least`` of the largest) are left out: there rounding would
+    turn into weights.
+    """
+    values, vectors = np.linalg.eigh(moment)
+    added = ridge if ridge > 0 else relative_jitter * max(values.mean(), 0.0)
+    kept = values > least * max(values[-1], np.finfo(float).tiny)
+    return np.asarray((vectors[:, kept] / (values[kept] + added)) @ vectors[:, kept].T)
