@@ -12,26 +12,21 @@ import platform
 import shutil
 import socket
 import sys
-import time
-import uuid
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from scalelatent.engine.cache import machine_memory
-from scalelatent.engine.threads import within
-from scalelatent.errors import JobError, RunError, ScalelatentError
-from scalelatent.storage.disk import is_local, locate
+from scalelatent.errors import JobError
+from scalelatent.storage.disk import is_local
 from scalelatent.storage.folder_probe import folder_trouble
 
-from .asking import ASK_SECONDS, address_of, ask_every_worker, ask_scheduler, ask_workers
 from .clusters import is_loopback
-from .probes import Wanted, cache_trouble, cupy_wheels, look, look_at_scheduler, usable_cpus
-from .versions import COMPARED, CUPY, MISSING, differences, table_of, versions
+from .probes import ClusterView, Wanted, cache_trouble, cupy_wheels, look_at_cluster, usable_cpus
+from .versions import MISSING, differences, table_of, versions
 from .warm import cold_kernels
 
 if TYPE_CHECKING:
@@ -56,9 +51,6 @@ SHOWN = 3
 PINNED = "OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NUMBA_NUM_THREADS=1"
 SHARED = "put it on storage that this machine and all workers share: a shared file system, or s3://…"
 LOCAL_CACHE = "export NUMBA_CACHE_DIR=/a/folder/on/a/local/disk"
-
-Facts = Mapping[str, Any]
-"""What the probes found of a process, by the name of the probe."""
 
 
 @dataclass(frozen=True)
@@ -90,55 +82,26 @@ class Finding:
         return JobError(f"{self.found}{between}{self.fix}")
 
 
-@dataclass(frozen=True)
-class ClusterView:
-    """What a cluster answered.
+def ok(found: str, hint: str = "") -> Finding:
+    """All is well."""
+    return Finding("", "ok", found, hint)
 
-    Attributes
-    ----------
-    address : str
-        Of the scheduler.
-    wanted : Wanted
-    scheduler : dict
-        Of `look_at_scheduler`; empty where it cannot import scalelatent, or was not asked.
-    workers : dict of str to dict
-        Answers of the probes by worker.
-    silent : dict of str to str
-        Worker to why it did not answer.
-    versions : dict of str to dict
-        Those of all workers that could tell them, by Dask's own means where scalelatent is missing.
-    skews : dict of str to float
-        Seconds that a worker's clock is ahead, beyond the time of the question.
-    trouble : str
-        With the folder, on this machine.
-    """
 
-    address: str
-    wanted: Wanted = field(default_factory=Wanted)
-    scheduler: Facts = field(default_factory=dict)
-    workers: Mapping[str, Facts] = field(default_factory=dict)
-    silent: Mapping[str, str] = field(default_factory=dict)
-    versions: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
-    skews: Mapping[str, float] = field(default_factory=dict)
-    trouble: str = ""
+def warn(found: str, fix: str) -> Finding:
+    """It works, but slower or with a risk."""
+    return Finding("", "warn", found, fix)
 
-    def of(self, fact: str) -> dict[str, Any]:
-        """Worker -> one fact."""
-        return {address: told[fact] for address, told in self.workers.items()}
 
-    def by_host(self) -> dict[str, list[Facts]]:
-        """Host -> facts of its workers."""
-        hosts: dict[str, list[Facts]] = defaultdict(list)
-        for told in self.workers.values():
-            hosts[told["host"]].append(told)
-        return hosts
+def fail(found: str, fix: str) -> Finding:
+    """A fit will not work."""
+    return Finding("", "fail", found, fix)
 
 
 # -- this machine --------------------------------------------------------------------------------------------
 
 
 def _python(folder: str) -> Iterator[Finding]:
-    yield Finding("python", "ok", f"{platform.python_version()} ({sys.executable})")
+    yield ok(f"{platform.python_version()} ({sys.executable})")
 
 
 def _packages(folder: str) -> Iterator[Finding]:
@@ -159,9 +122,9 @@ def _packages(folder: str) -> Iterator[Finding]:
         if version not in need.specifier:
             wrong.append(f"{need.name} {version} is not {need.specifier}")
     if wrong:
-        yield Finding("packages", "fail", "; ".join(wrong), "python -m pip install --upgrade scalelatent")
+        yield fail("; ".join(wrong), "python -m pip install --upgrade scalelatent")
     else:
-        yield Finding("packages", "ok", ", ".join(seen))
+        yield ok(", ".join(seen))
 
 
 def _cpu(folder: str) -> Iterator[Finding]:
@@ -175,9 +138,9 @@ def _cpu(folder: str) -> Iterator[Finding]:
             "affinity or a quota leaves this process some of them; check taskset, batch system or container "
             "if that is not meant"
         )
-        yield Finding("cpu", "warn", text, fix)
+        yield warn(text, fix)
     else:
-        yield Finding("cpu", "ok", text)
+        yield ok(text)
 
 
 def _memory(folder: str) -> Iterator[Finding]:
@@ -187,23 +150,22 @@ def _memory(folder: str) -> Iterator[Finding]:
     free = min(int(psutil.virtual_memory().available), limit)
     text = f"{limit / GIB:.1f} GiB (limit of {by}), {free / GIB:.1f} GiB free"
     if free < GIB:
-        yield Finding("memory", "warn", text, "end other programs, or fit with [cluster] workers = 1")
+        yield warn(text, "end other programs, or fit with [cluster] workers = 1")
     else:
-        yield Finding("memory", "ok", text)
+        yield ok(text)
 
 
 def _malloc(folder: str) -> Iterator[Finding]:
     """glibc keeps freed pages unless told not to before the process starts (distributed#5971)."""
     if platform.libc_ver()[0] != "glibc":
-        yield Finding("malloc", "ok", "no glibc, nothing to trim")
+        yield ok("no glibc, nothing to trim")
     elif "MALLOC_TRIM_THRESHOLD_" in os.environ:
-        yield Finding("malloc", "ok", f"MALLOC_TRIM_THRESHOLD_={os.environ['MALLOC_TRIM_THRESHOLD_']}")
+        yield ok(f"MALLOC_TRIM_THRESHOLD_={os.environ['MALLOC_TRIM_THRESHOLD_']}")
     else:
-        yield Finding(
-            "malloc", "ok",
+        yield ok(
             "MALLOC_TRIM_THRESHOLD_ is not set here; workers started by scalelatent get it from Dask's nanny",
             "workers started without a nanny: export MALLOC_TRIM_THRESHOLD_=65536 first",
-        )  # fmt: skip
+        )
 
 
 def _blas(folder: str) -> Iterator[Finding]:
@@ -213,16 +175,14 @@ def _blas(folder: str) -> Iterator[Finding]:
     pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
     usable, _ = usable_cpus()
     if not pools:
-        fix = "install numpy from PyPI or conda-forge"
-        yield Finding("blas threads", "warn", "no BLAS found by threadpoolctl", fix)
+        yield warn("no BLAS found by threadpoolctl", "install numpy from PyPI or conda-forge")
     for pool in pools:
         library = f"{pool['internal_api']} {pool.get('version')} ({pool.get('architecture')})"
         text = f"{library}, {pool['num_threads']} threads"
         if pool["num_threads"] > usable:
-            fix = f"export OMP_NUM_THREADS={usable}"
-            yield Finding("blas threads", "warn", f"{text} on {usable} usable CPUs", fix)
+            yield warn(f"{text} on {usable} usable CPUs", f"export OMP_NUM_THREADS={usable}")
         else:
-            yield Finding("blas threads", "ok", f"{text}; one each during a fit")
+            yield ok(f"{text}; one each during a fit")
 
 
 def _numba(folder: str) -> Iterator[Finding]:
@@ -234,10 +194,9 @@ def _numba(folder: str) -> Iterator[Finding]:
     settings: Any = numba.config  # filled when it is imported, which type checkers cannot see
     cpu = settings.CPU_NAME or llvmlite.binding.get_host_cpu_name()
     threads, layer = settings.NUMBA_NUM_THREADS, settings.THREADING_LAYER
-    yield Finding("numba", "ok", f"{numba.__version__}, {threads} threads, layer {layer}, CPU {cpu}")
+    yield ok(f"{numba.__version__}, {threads} threads, layer {layer}, CPU {cpu}")
     if settings.DISABLE_JIT:
-        fix = "unset NUMBA_DISABLE_JIT: kernels run a hundred times slower"
-        yield Finding("numba", "warn", "NUMBA_DISABLE_JIT is set", fix)
+        yield warn("NUMBA_DISABLE_JIT is set", "unset NUMBA_DISABLE_JIT: kernels run a hundred times slower")
 
 
 def _cache(folder: str) -> Iterator[Finding]:
@@ -245,11 +204,9 @@ def _cache(folder: str) -> Iterator[Finding]:
 
     trouble = cache_trouble()
     if trouble:
-        yield Finding(
-            "numba cache", "warn", f"{trouble}; kernels are compiled again in every process", LOCAL_CACHE
-        )
+        yield warn(f"{trouble}; kernels are compiled again in every process", LOCAL_CACHE)
     else:
-        yield Finding("numba cache", "ok", CACHE)
+        yield ok(CACHE)
 
 
 def _kernels(folder: str) -> Iterator[Finding]:
@@ -261,15 +218,15 @@ def _kernels(folder: str) -> Iterator[Finding]:
     count, cold = cold_kernels()
     if cold:
         text = f"{cold} of {count} are yet to be compiled: first fits wait some seconds for theirs, once"
-        yield Finding("kernels", "warn", text, "scalelatent warm")
+        yield warn(text, "scalelatent warm")
     else:
-        yield Finding("kernels", "ok", f"all {count} are compiled for this machine")
+        yield ok(f"all {count} are compiled for this machine")
 
 
 def _blosc(folder: str) -> Iterator[Finding]:
     import numcodecs.blosc as blosc
 
-    yield Finding("blosc threads", "ok", f"{blosc.get_nthreads()} threads; one during a fit")
+    yield ok(f"{blosc.get_nthreads()} threads; one during a fit")
 
 
 def _zarr(folder: str) -> Iterator[Finding]:
@@ -277,8 +234,7 @@ def _zarr(folder: str) -> Iterator[Finding]:
 
     workers = zarr.config.get("threading.max_workers")
     tasks = zarr.config.get("async.concurrency")
-    text = f"{zarr.__version__}, async.concurrency {tasks}, threading.max_workers {workers}"
-    yield Finding("zarr", "ok", text)
+    yield ok(f"{zarr.__version__}, async.concurrency {tasks}, threading.max_workers {workers}")
 
 
 def _gpu(folder: str) -> Iterator[Finding]:
@@ -286,12 +242,12 @@ def _gpu(folder: str) -> Iterator[Finding]:
     cards = list(Path("/proc/driver/nvidia/gpus").glob("*"))
     if len(wheels) > 1:
         text, fix = f"CuPy found twice: {', '.join(wheels)}", f"pip uninstall {' '.join(wheels[1:])}"
-        yield Finding("gpu", "fail", text, fix)
+        yield fail(text, fix)
     elif not wheels and cards:
         fix = "python -m pip install 'scalelatent[cuda12]' (or cuda13)"
-        yield Finding("gpu", "warn", f"{len(cards)} NVIDIA device(s), but no CuPy", fix)
+        yield warn(f"{len(cards)} NVIDIA device(s), but no CuPy", fix)
     elif not wheels:
-        yield Finding("gpu", "ok", "no NVIDIA device; fits run on the CPU")
+        yield ok("no NVIDIA device; fits run on the CPU")
     else:
         try:
             cupy = importlib.import_module("cupy")
@@ -299,16 +255,16 @@ def _gpu(folder: str) -> Iterator[Finding]:
             names = [cupy.cuda.runtime.getDeviceProperties(i)["name"].decode() for i in range(count)]
         except Exception as error:  # noqa: BLE001  a missing driver raises errors of CuPy's own
             text, fix = f"{wheels[0]} does not find a device: {error}", "check the driver with nvidia-smi"
-            yield Finding("gpu", "warn", text, fix)
+            yield warn(text, fix)
             return
-        yield Finding("gpu", "ok", f"{wheels[0]} {cupy.__version__}: {', '.join(names)}")
+        yield ok(f"{wheels[0]} {cupy.__version__}: {', '.join(names)}")
 
 
 def _dashboard(folder: str) -> Iterator[Finding]:
     try:
         import bokeh
     except ImportError:
-        yield Finding("dashboard", "warn", "bokeh is missing", "python -m pip install 'bokeh>=3.4'")
+        yield warn("bokeh is missing", "python -m pip install 'bokeh>=3.4'")
         return
     with socket.socket() as probe:
         try:
@@ -316,7 +272,7 @@ def _dashboard(folder: str) -> Iterator[Finding]:
             text = "port 8787 is free"
         except OSError:
             text = "port 8787 is in use; clusters take another one and print it"
-    yield Finding("dashboard", "ok", f"bokeh {bokeh.__version__}, {text}")
+    yield ok(f"bokeh {bokeh.__version__}, {text}")
 
 
 def _loopback(folder: str) -> Iterator[Finding]:
@@ -328,32 +284,29 @@ def _loopback(folder: str) -> Iterator[Finding]:
         try:
             client.connect(server.getsockname())
         except OSError as error:
-            text = f"no connection to 127.0.0.1: {error}"
-            yield Finding("loopback", "fail", text, "allow loopback connections")
+            yield fail(f"no connection to 127.0.0.1: {error}", "allow loopback connections")
             return
-    yield Finding("loopback", "ok", "127.0.0.1 connects")
+    yield ok("127.0.0.1 connects")
 
 
 def _folder(folder: str) -> Iterator[Finding]:
     trouble = folder_trouble(folder)
     if not is_local(folder):
         if trouble:
-            yield Finding("folder", "fail", trouble, "put that right, or choose another folder")
+            yield fail(trouble, "put that right, or choose another folder")
         else:
-            yield Finding("folder", "ok", f"{folder}: objects are written, read, listed and deleted")
+            yield ok(f"{folder}: objects are written, read, listed and deleted")
         return
     path = Path(folder).absolute()
     if trouble:
-        fix = "choose another folder, or ask for write access"
-        yield Finding("folder", "fail", f"{path}: {trouble}", fix)
+        yield fail(f"{path}: {trouble}", "choose another folder, or ask for write access")
         return
     free = shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists())).free
     text = f"{path} is writable, {free / GIB:.1f} GiB free"
     if free < GIB:
-        fix = "make room: a dataset of a million images takes 0.2 GiB and more"
-        yield Finding("folder", "warn", text, fix)
+        yield warn(text, "make room: a dataset of a million images takes 0.2 GiB and more")
     else:
-        yield Finding("folder", "ok", text)
+        yield ok(text)
 
 
 # -- a cluster -----------------------------------------------------------------------------------------------
@@ -367,8 +320,7 @@ def _workers(view: ClusterView) -> Iterator[Finding]:
             if missing
             else "look at their logs; end them (Client.retire_workers) if they hang"
         )
-        text = f"no answer from {_some(view.silent)}: {_list(view.silent.values())}"
-        yield Finding("workers", "fail", text, fix)
+        yield fail(f"no answer from {_some(view.silent)}: {_list(view.silent.values())}", fix)
     if not view.workers:
         if not view.silent:
             yield no_workers(view.address)
@@ -378,7 +330,7 @@ def _workers(view: ClusterView) -> Iterator[Finding]:
     text = (
         f"{len(view.workers)} workers on {len(hosts)} host(s), {threads} threads, {gpus} of them offer a GPU"
     )
-    yield Finding("workers", "ok", text)
+    yield ok(text)
     alone = [address for address, nanny in view.of("nanny").items() if not nanny]
     if alone:
         text = f"{_some(alone)} without one: nothing replaces a worker that dies, or limits its memory"
@@ -396,7 +348,7 @@ def no_workers(address: str, waited: float = 0.0) -> Finding:
 def _versions(view: ClusterView) -> Iterator[Finding]:
     rows = differences(versions(), view.scheduler.get("versions", {}), view.versions)
     if not rows:
-        yield Finding("versions", "ok", "client, scheduler and workers agree")
+        yield ok("client, scheduler and workers agree")
         return
     table = table_of(rows)
     ours = next((row for row in rows if row.package == "scalelatent"), None)
@@ -404,28 +356,27 @@ def _versions(view: ClusterView) -> Iterator[Finding]:
         who = [*(["the scheduler"] if ours.scheduler == MISSING else []), *ours.workers.get(MISSING, [])]
         others = " and others" if len(who) > 5 else ""
         yield Finding(
-            "package", "fail",
+            "package",
+            "fail",
             f"scalelatent cannot be imported by {', '.join(who[:5])}{others} of the cluster {view.address}:\n"
             f"{table}",
             "Install it there in the environment that Dask runs in (pip install scalelatent), and restart it",
-        )  # fmt: skip
+        )
         return
-    yield Finding(
-        "versions", "fail",
+    yield fail(
         f"the cluster {view.address} has other versions than this environment:\n{table}",
         "Use one environment (or image) for all of them; or add --allow-mismatch ([cluster] allow_mismatch = "
         "true) to run all the same, where results may have other bits, or tasks may fail",
-    )  # fmt: skip
+    )
 
 
 def _trust(view: ClusterView) -> Iterator[Finding]:
     scheme, _, place = view.address.partition("://")
     if scheme == "tcp" and not is_loopback(place.rpartition(":")[0]):
-        text = f"{view.address} has no TLS: anyone who reaches it can run code on all workers"
-        fix = "scalelatent cluster up --tls, or cluster/tls; or a network where everybody is trusted"
-        yield Finding("trust", "warn", text, fix)
+        fix = "scalelatent cluster up --tls, or cluster/tls; or a trusted network"
+        yield warn(f"{view.address} has no TLS: anyone who reaches it can run code on all workers", fix)
     else:
-        yield Finding("trust", "ok", f"{view.address}: {'TLS' if scheme == 'tls' else 'loopback'}")
+        yield ok(f"{view.address}: {'TLS' if scheme == 'tls' else 'loopback'}")
 
 
 def _scheduler(view: ClusterView) -> Iterator[Finding]:
@@ -446,16 +397,14 @@ def _pages(view: ClusterView) -> Iterator[Finding]:
     bokeh = view.scheduler["versions"].get("bokeh")
     if not bokeh:
         fix = "python -m pip install 'bokeh>=3.4' where the scheduler runs, and start it again"
-        yield Finding("dashboard", "warn", "the scheduler has no bokeh, so no pages", fix)
+        yield warn("the scheduler has no bokeh, so no pages", fix)
     elif not view.scheduler["dashboard"]:
-        fix = "start it with --dashboard-address :8787"
-        yield Finding("dashboard", "warn", "the scheduler serves none", fix)
+        yield warn("the scheduler serves none", "start it with --dashboard-address :8787")
     elif not view.scheduler["page"]:
         text = "no page scalelatent on the dashboard yet; the first job adds it"
-        fix = "from the start: dask scheduler --preload scalelatent.monitor.preload"
-        yield Finding("dashboard", "warn", text, fix)
+        yield warn(text, "from the start: dask scheduler --preload scalelatent.monitor.preload")
     else:
-        yield Finding("dashboard", "ok", f"bokeh {bokeh}, with the page scalelatent")
+        yield ok(f"bokeh {bokeh}, with the page scalelatent")
 
 
 def _threads(view: ClusterView) -> Iterator[Finding]:
@@ -466,23 +415,21 @@ def _threads(view: ClusterView) -> Iterator[Finding]:
         if threads > cores:
             crowded.append(f"{host} has {threads} worker threads on {cores} cores")
     if crowded:
-        fix = "start fewer workers or threads there: one thread for each core"
-        yield Finding("threads", "warn", _list(crowded), fix)
+        yield warn(_list(crowded), "start fewer workers or threads there: one thread for each core")
     wide: dict[str, list[str]] = defaultdict(list)
     for address, pools in view.of("pools").items():
         for library in ("BLAS", "numba"):  # Blosc takes one outside of the main thread, zarr one in a fit
             if pools[library] > 1:
                 wide[f"{library} keeps {pools[library]} threads"].append(address)
     for text, addresses in sorted(wide.items()):
-        fix = f"start the workers with {PINNED} (a nanny sets all but the last by itself)"
         text = f"{text} in {_some(addresses)}; code besides fits takes all"
-        yield Finding("threads", "warn", text, fix)
+        yield warn(text, f"start the workers with {PINNED} (a nanny sets all but the last by itself)")
     if not crowded and not wide and view.workers:
         told = {
             ", ".join(f"{name} {threads or 'default'}" for name, threads in pools.items())
             for pools in view.of("pools").values()
         }
-        yield Finding("threads", "ok", f"no more than cores; pools: {_list(told)}")
+        yield ok(f"no more than cores; pools: {_list(told)}")
 
 
 def _limits(view: ClusterView) -> Iterator[Finding]:
@@ -490,8 +437,7 @@ def _limits(view: ClusterView) -> Iterator[Finding]:
     free = [address for address, limit in limits.items() if not limit]
     if free:
         text = f"no limit for {_some(free)}: a worker that grows takes its host with it"
-        fix = "start workers with --memory-limit auto, or a size such as 4GB"
-        yield Finding("memory", "warn", text, fix)
+        yield warn(text, "start workers with --memory-limit auto, or a size such as 4GB")
     crowded = []
     for host, workers in view.by_host().items():
         promised, there = sum(told["memory_limit"] or 0 for told in workers), workers[0]["machine_bytes"]
@@ -504,21 +450,20 @@ def _limits(view: ClusterView) -> Iterator[Finding]:
             "lower --memory-limit, or start fewer workers there: the system kills what exceeds its memory, "
             "without a message"
         )
-        yield Finding("memory", "warn", _list(crowded), fix)
+        yield warn(_list(crowded), fix)
     if limits and not crowded and not free:
         low, high = min(limits.values()) / GIB, max(limits.values()) / GIB
         spread = f"{low:.1f} GiB" if high - low < 0.1 else f"{low:.1f} to {high:.1f} GiB"
-        yield Finding("memory", "ok", f"{spread} for each worker; no host promises more than it has")
+        yield ok(f"{spread} for each worker; no host promises more than it has")
 
 
 def _trim(view: ClusterView) -> Iterator[Finding]:
     untrimmed = [a for a, told in view.workers.items() if told["glibc"] and not told["trim"]]
     if untrimmed:
-        text = f"MALLOC_TRIM_THRESHOLD_ is not set in {_some(untrimmed)}: memory is kept"
         fix = "export MALLOC_TRIM_THRESHOLD_=65536 before the workers start, or start them with a nanny"
-        yield Finding("malloc", "warn", text, fix)
+        yield warn(f"MALLOC_TRIM_THRESHOLD_ is not set in {_some(untrimmed)}: memory is kept", fix)
     elif view.workers:
-        yield Finding("malloc", "ok", "workers give freed pages back, all but 32 MiB a thread at work")
+        yield ok("workers give freed pages back, all but 32 MiB a thread at work")
 
 
 def _clock(view: ClusterView) -> Iterator[Finding]:
@@ -526,10 +471,9 @@ def _clock(view: ClusterView) -> Iterator[Finding]:
     if off:
         worst = max(off.values(), key=abs)
         text = f"{_some(off)} off by up to {worst:+.1f} s: leases of run folders suffer"
-        fix = "keep the clocks together with NTP (chrony or systemd-timesyncd)"
-        yield Finding("clock", "warn", text, fix)
+        yield warn(text, "keep the clocks together with NTP (chrony or systemd-timesyncd)")
     elif view.workers:
-        yield Finding("clock", "ok", f"all within {SKEW_SECONDS:.0f} s of this machine's")
+        yield ok(f"all within {SKEW_SECONDS:.0f} s of this machine's")
 
 
 def _gpus(view: ClusterView) -> Iterator[Finding]:
@@ -546,59 +490,53 @@ def _gpus(view: ClusterView) -> Iterator[Finding]:
             if without
             else "check nvidia-smi and CUDA_VISIBLE_DEVICES there"
         )
-        yield Finding("gpu", "fail", f"a GPU is offered by {_some(blind)}, but {why}", fix)
+        yield fail(f"a GPU is offered by {_some(blind)}, but {why}", fix)
     if wide:
-        text = f"several threads, which wait for each other, in {_some(wide)}, which offer(s) a GPU"
-        fix = "one process and one thread for each device: --nthreads 1 --resources GPU=1"
-        yield Finding("gpu", "warn", text, fix)
+        text = f"a GPU is offered by {_some(wide)} with several threads, which wait for each other"
+        yield warn(text, "one process and one thread for each device: --nthreads 1 --resources GPU=1")
     if twice:
-        yield Finding("gpu", "fail", f"CuPy twice in {_some(twice)}", "pip uninstall all but one of them")
+        yield fail(f"CuPy twice in {_some(twice)}", "pip uninstall all but one of them")
     if idle:
-        text = f"a device is seen by {_some(idle)} and not offered: jobs leave it idle"
         fix = "start a worker for it with --nthreads 1 --resources GPU=1, or hide it: CUDA_VISIBLE_DEVICES=-1"
-        yield Finding("gpu", "warn", text, fix)
+        yield warn(f"a device is seen by {_some(idle)} and not offered: jobs leave it idle", fix)
     if not (blind or wide or twice or idle):
-        text = f"{len(offer)} workers offer a device and find it" if offer else "no worker offers one"
-        yield Finding("gpu", "ok", text)
+        yield ok(f"{len(offer)} workers offer a device and find it" if offer else "no worker offers one")
 
 
 def _caches(view: ClusterView) -> Iterator[Finding]:
     bad = {address: trouble for address, trouble in view.of("cache_trouble").items() if trouble}
     if bad:
         text = f"no compiled kernels are kept by {_some(bad)} ({_list(bad.values())}): every process compiles"
-        yield Finding("numba cache", "warn", text, f"{LOCAL_CACHE} there")
+        yield warn(text, f"{LOCAL_CACHE} there")
     elif view.workers:
-        yield Finding("numba cache", "ok", "writable for every worker")
+        yield ok("writable for every worker")
 
 
 def _shared_folder(view: ClusterView) -> Iterator[Finding]:
     folder = view.wanted.folder
     if folder is None:
-        text = "not looked at: name the folder of your runs to have it tried by all workers"
-        yield Finding("folder", "ok", text)
+        yield ok("not looked at: name the folder of your runs to have it tried by all workers")
         return
     if view.trouble:
         fix = "choose another folder, or ask for write access"
-        yield Finding("folder", "fail", f"{folder}: {view.trouble} (on this machine)", fix)
+        yield fail(f"{folder}: {view.trouble} (on this machine)", fix)
         return
     bad = {address: trouble for address, trouble in view.of("folder_trouble").items() if trouble}
     if bad:
-        text = f"{folder}: {_some(bad)} cannot use it ({_list(bad.values())})"
-        yield Finding("folder", "fail", text, SHARED)
+        yield fail(f"{folder}: {_some(bad)} cannot use it ({_list(bad.values())})", SHARED)
     elif view.workers:
-        yield Finding("folder", "ok", f"{folder}: every worker sees it, writes and reads there")
+        yield ok(f"{folder}: every worker sees it, writes and reads there")
 
 
 def _device(view: ClusterView) -> Iterator[Finding]:
     """A task whose resource no worker offers would wait for ever."""
     if view.wanted.device == "gpu" and not any(view.of("offers_gpu").values()):
-        yield Finding(
-            "device", "fail",
+        yield fail(
             f'the job asks for device = "gpu", and none of the {len(view.workers)} workers of {view.address} '
             "offers GPU",
             f"start one on a machine that has one (dask worker {view.address} --nthreads 1 --resources "
             '"GPU=1"), or set [cluster] device = "auto" or "cpu"',
-        )  # fmt: skip
+        )
 
 
 def _datasets(view: ClusterView) -> Iterator[Finding]:
@@ -612,14 +550,12 @@ def _datasets(view: ClusterView) -> Iterator[Finding]:
             here = is_local(url) and os.path.exists(url)
             nowhere = is_local(url) and not here
             also = ", but exists here" if here else ", nor here" if nowhere else ""
-            fix = "check the path" if nowhere else SHARED
             text = f"{name} = {url!r} cannot be opened by {_some(blind)} ({_list(blind.values())}{also})"
-            yield Finding("datasets", "fail", text, fix)
+            yield fail(text, "check the path" if nowhere else SHARED)
         elif len(prints) > 1:
             who = ", ".join(prints.values())
             text = f"{name} = {url!r} is not the same dataset on all workers ({who} see different rows)"
-            fix = "put one copy on storage that all workers share, or copy it again to each"
-            yield Finding("datasets", "fail", text, fix)
+            yield fail(text, "put one copy on storage that all workers share, or copy it again to each")
 
 
 def _scratch(view: ClusterView) -> Iterator[Finding]:
@@ -627,7 +563,7 @@ def _scratch(view: ClusterView) -> Iterator[Finding]:
         blind = {a: told[name] for a, told in view.of("scratch").items() if told[name]}
         if blind:
             text = f"{name} = {url!r} cannot be written by {_some(blind)} ({_list(blind.values())})"
-            yield Finding("scratch", "fail", text, SHARED)
+            yield fail(text, SHARED)
 
 
 def _some(workers: Iterable[str]) -> str:
@@ -657,13 +593,18 @@ class Check:
     judge : callable
         Yields findings.
     asks : tuple of str
-        Probes of each worker that it needs (`scalelatent.deploy.probes.PROBES`).
+        What it needs of `look_at_cluster`.
     """
 
     name: str
     where: Literal["here", "cluster"]
     judge: Callable[[Any], Iterator[Finding]]
     asks: tuple[str, ...] = ()
+
+    def findings(self, given: Any) -> Iterator[Finding]:
+        """What the judge finds, under the name of the check unless it gives another."""
+        for finding in self.judge(given):
+            yield replace(finding, check=finding.check or self.name)
 
 
 CHECKS = (
@@ -685,12 +626,12 @@ CHECKS = (
     Check("workers", "cluster", _workers, ("host",)),
     Check("versions", "cluster", _versions, ("versions",)),
     Check("trust", "cluster", _trust),
-    Check("scheduler", "cluster", _scheduler),
-    Check("dashboard", "cluster", _pages),
+    Check("scheduler", "cluster", _scheduler, ("scheduler",)),
+    Check("dashboard", "cluster", _pages, ("scheduler",)),
     Check("threads", "cluster", _threads, ("host", "cores", "pools")),
     Check("memory", "cluster", _limits, ("host", "machine_bytes")),
     Check("malloc", "cluster", _trim, ("glibc", "trim")),
-    Check("clock", "cluster", _clock),
+    Check("clock", "cluster", _clock, ("skew",)),
     Check("gpu", "cluster", _gpus, ("cupy", "gpus")),
     Check("numba cache", "cluster", _caches, ("cache_trouble",)),
     Check("folder", "cluster", _shared_folder, ("folder_trouble",)),
@@ -704,11 +645,15 @@ def _chosen(where: str, only: Collection[str]) -> list[Check]:
     return [check for check in CHECKS if check.where == where and (not only or check.name in only)]
 
 
+def _asked(checks: Iterable[Check]) -> set[str]:
+    return {name for check in checks for name in check.asks}
+
+
 def _judged(checks: Iterable[Check], given: Any, fix: str) -> list[Finding]:
     found: list[Finding] = []
     for check in checks:
         try:
-            found.extend(check.judge(given))
+            found.extend(check.findings(given))
         except Exception as error:  # noqa: BLE001  the doctor must finish whatever a broken package raises
             found.append(Finding(check.name, "fail", f"{type(error).__name__}: {error}", fix))
     return found
@@ -732,7 +677,7 @@ def examine_cluster(
     """
     where = None if folder is None else os.path.abspath(folder) if is_local(folder) else os.fspath(folder)
     checks = _chosen("cluster", only)
-    view = _look(client, checks, Wanted(folder=where), seconds)
+    view = look_at_cluster(client, _asked(checks), Wanted(folder=where), seconds)
     return _judged(checks, view, "look at the scheduler's log")
 
 
@@ -769,94 +714,6 @@ def check_versions(
 
 def _found(client: Client, only: Collection[str], wanted: Wanted) -> Iterator[Finding]:
     checks = _chosen("cluster", only)
-    view = _look(client, checks, wanted)
+    view = look_at_cluster(client, _asked(checks), wanted)
     for check in checks:
-        yield from check.judge(view)
-
-
-# -- looking -------------------------------------------------------------------------------------------------
-
-
-def _look(
-    client: Client, checks: Collection[Check], wanted: Wanted, seconds: float | None = None
-) -> ClusterView:
-    """Ask the scheduler and the workers what these checks need; all must answer where no time is given."""
-    asked = sorted({name for check in checks for name in check.asks})
-    names = {check.name for check in checks}
-    with _marked(wanted if "folder" in names else replace(wanted, folder=None)) as (marked, trouble):
-        if seconds is None:
-            answers = ask_every_worker(client, look, asked, marked)
-        else:
-            answers = ask_workers(client, look, asked, marked, seconds=seconds)
-    told = {address: answer for address, answer in answers.items() if isinstance(answer, dict)}
-    failed = {address: answer for address, answer in answers.items() if isinstance(answer, Exception)}
-    scheduler: Facts = {}
-    if names & {"versions", "scheduler", "dashboard"}:
-        try:
-            scheduler = ask_scheduler(client, look_at_scheduler)
-        except RunError:
-            raise
-        except Exception:  # noqa: BLE001  whatever an import there raises
-            scheduler = {}
-    found = {address: facts["versions"] for address, facts in told.items() if "versions" in facts}
-    lacking = [address for address, error in failed.items() if not isinstance(error, TimeoutError | OSError)]
-    if "versions" in names and (lacking or not scheduler):
-        of_scheduler, of_workers = _versions_by_dask(client)
-        scheduler = scheduler or {"versions": of_scheduler}
-        found |= {address: of_workers.get(address, {}) for address in lacking}
-    skews = _skews(client, told, seconds) if "clock" in names else {}
-    silent = {
-        address: str(error)
-        if isinstance(error, TimeoutError | OSError)
-        else f"{type(error).__name__}: {error}"
-        for address, error in failed.items()
-    }
-    return ClusterView(address_of(client), wanted, scheduler, told, silent, found, skews, trouble)
-
-
-@contextmanager
-def _marked(wanted: Wanted) -> Iterator[tuple[Wanted, str]]:
-    """Leave a file in the folder for the workers to see; and what went wrong with that."""
-    if wanted.folder is None:
-        yield wanted, ""
-        return
-    mark = f".seen-{uuid.uuid4().hex[:12]}"
-    try:
-        place = locate(wanted.folder)
-        place.make()
-        place.write(mark, b"seen")
-    except (OSError, ScalelatentError) as error:
-        yield replace(wanted, folder=None), getattr(error, "strerror", None) or str(error)
-        return
-    try:
-        yield replace(wanted, mark=mark), ""
-    finally:
-        with suppress(OSError, ScalelatentError):
-            place.delete(mark)
-
-
-def _skews(client: Client, workers: Iterable[str], seconds: float | None) -> dict[str, float]:
-    before = time.time()
-    clocks = ask_workers(client, time.time, workers=list(workers), seconds=seconds)
-    after = time.time()
-    return {
-        address: max(0.0, clock - after) - max(0.0, before - clock)
-        for address, clock in clocks.items()
-        if isinstance(clock, float)
-    }
-
-
-def _versions_by_dask(client: Client) -> tuple[dict[str, str | None], dict[str, dict[str, str | None]]]:
-    """Versions of the scheduler and of the workers, for those that cannot import scalelatent.
-
-    What a package manager believes of scalelatent does not count.
-    """
-    names = [name for name in (*COMPARED, *CUPY) if name != "python"]  # which Dask tells by itself
-    try:
-        asked: Any = within(ASK_SECONDS, lambda: client.get_versions(packages=names))
-    except TimeoutError:  # a worker hangs, which other checks tell
-        return {}, {}
-    workers = {
-        address: told["packages"] | {"scalelatent": None} for address, told in asked["workers"].items()
-    }
-    return asked["scheduler"]["packages"] | {"scalelatent": None}, workers
+        yield from check.findings(view)

@@ -1,4 +1,4 @@
-"""What a process tells of itself to the checks: this one, each worker and the scheduler; they only look."""
+"""What checks look at: this process, each worker of a cluster, and its scheduler. Probes only look."""
 
 from __future__ import annotations
 
@@ -7,20 +7,41 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalelatent.engine.cache import machine_memory
-from scalelatent.errors import ScalelatentError
-from scalelatent.storage.disk import is_local
+from scalelatent.engine.dask.asking import (
+    ASK_SECONDS,
+    address_of,
+    ask_every_worker,
+    ask_scheduler,
+    ask_workers,
+)
+from scalelatent.engine.threads import within
+from scalelatent.errors import RunError, ScalelatentError
+from scalelatent.storage.disk import is_local, locate
 from scalelatent.storage.folder_probe import folder_trouble
 
-from .versions import versions
+from .versions import COMPARED, CUPY, versions
 
-__all__ = ["Wanted", "cache_trouble", "cupy_wheels", "look", "look_at_scheduler", "peak_bytes", "usable_cpus"]
+if TYPE_CHECKING:
+    from distributed import Client
+
+__all__ = [
+    "ClusterView", "Wanted", "cache_trouble", "cupy_wheels", "look_at_cluster", "peak_bytes", "usable_cpus"
+]  # fmt: skip
+
+
+Facts = Mapping[str, Any]
+"""What probes found of a process, by their names."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +161,9 @@ PROBES: dict[str, Callable[[Wanted], Any]] = {
 }
 
 
+# -- on workers and the scheduler ----------------------------------------------------------------------------
+
+
 async def look(asked: Iterable[str], wanted: Wanted, dask_worker: Any) -> dict[str, Any]:
     """On a worker: its settings, and the answers of the probes asked for."""
     from scalelatent.engine.dask.hooks import worker_settings
@@ -157,3 +181,132 @@ def look_at_scheduler(dask_scheduler: Any) -> dict[str, Any]:
     from scalelatent.engine.dask.hooks import scheduler_settings
 
     return {"versions": versions(), **scheduler_settings(dask_scheduler)}
+
+
+# -- from here -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ClusterView:
+    """What a cluster answered.
+
+    Attributes
+    ----------
+    address : str
+        Of the scheduler.
+    wanted : Wanted
+    scheduler : dict
+        Of `look_at_scheduler`; empty where it cannot import scalelatent, or was not asked.
+    workers : dict of str to dict
+        Answers of the probes by worker.
+    silent : dict of str to str
+        Worker to why it did not answer.
+    versions : dict of str to dict
+        Those of all workers that could tell them, by Dask's own means where scalelatent is missing.
+    skews : dict of str to float
+        Seconds that a worker's clock is ahead, beyond the time of the question.
+    trouble : str
+        With the folder, on this machine.
+    """
+
+    address: str
+    wanted: Wanted = field(default_factory=Wanted)
+    scheduler: Facts = field(default_factory=dict)
+    workers: Mapping[str, Facts] = field(default_factory=dict)
+    silent: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
+    skews: Mapping[str, float] = field(default_factory=dict)
+    trouble: str = ""
+
+    def of(self, fact: str) -> dict[str, Any]:
+        """Worker -> one fact."""
+        return {address: told[fact] for address, told in self.workers.items()}
+
+    def by_host(self) -> dict[str, list[Facts]]:
+        """Host -> facts of its workers."""
+        hosts: dict[str, list[Facts]] = defaultdict(list)
+        for told in self.workers.values():
+            hosts[told["host"]].append(told)
+        return hosts
+
+
+def look_at_cluster(
+    client: Client, asked: Collection[str], wanted: Wanted, seconds: float | None = None
+) -> ClusterView:
+    """Ask the workers by probes, or for ``skew`` and ``scheduler``; all must answer if no time is given."""
+    probes = sorted(PROBES.keys() & set(asked))
+    with _marked(wanted if "folder_trouble" in asked else replace(wanted, folder=None)) as (marked, trouble):
+        if seconds is None:
+            answers = ask_every_worker(client, look, probes, marked)
+        else:
+            answers = ask_workers(client, look, probes, marked, seconds=seconds)
+    told = {address: answer for address, answer in answers.items() if isinstance(answer, dict)}
+    failed = {address: answer for address, answer in answers.items() if isinstance(answer, Exception)}
+    lacking = [address for address, error in failed.items() if not isinstance(error, TimeoutError | OSError)]
+    scheduler: Facts = {}
+    if {"versions", "scheduler"} & set(asked):
+        try:
+            scheduler = ask_scheduler(client, look_at_scheduler)
+        except RunError:
+            raise
+        except Exception:  # noqa: BLE001  whatever an import there raises
+            scheduler = {}
+    found = {address: facts["versions"] for address, facts in told.items() if "versions" in facts}
+    if "versions" in asked and (lacking or not scheduler):
+        of_scheduler, of_workers = _versions_by_dask(client)
+        scheduler = scheduler or {"versions": of_scheduler}
+        found |= {address: of_workers.get(address, {}) for address in lacking}
+    skews = _skews(client, told, seconds) if "skew" in asked else {}
+    silent = {
+        address: f"{type(error).__name__}: {error}" if address in lacking else str(error)
+        for address, error in failed.items()
+    }
+    return ClusterView(address_of(client), wanted, scheduler, told, silent, found, skews, trouble)
+
+
+@contextmanager
+def _marked(wanted: Wanted) -> Iterator[tuple[Wanted, str]]:
+    """Leave a file in the folder for the workers to see; and what went wrong with that."""
+    if wanted.folder is None:
+        yield wanted, ""
+        return
+    mark = f".seen-{uuid.uuid4().hex[:12]}"
+    try:
+        place = locate(wanted.folder)
+        place.make()
+        place.write(mark, b"seen")
+    except (OSError, ScalelatentError) as error:
+        yield replace(wanted, folder=None), getattr(error, "strerror", None) or str(error)
+        return
+    try:
+        yield replace(wanted, mark=mark), ""
+    finally:
+        with suppress(OSError, ScalelatentError):
+            place.delete(mark)
+
+
+def _skews(client: Client, workers: Iterable[str], seconds: float | None) -> dict[str, float]:
+    before = time.time()
+    clocks = ask_workers(client, time.time, workers=list(workers), seconds=seconds)
+    after = time.time()
+    return {
+        address: max(0.0, clock - after) - max(0.0, before - clock)
+        for address, clock in clocks.items()
+        if isinstance(clock, float)
+    }
+
+
+def _versions_by_dask(client: Client) -> tuple[dict[str, str | None], dict[str, dict[str, str | None]]]:
+    """Versions of the scheduler and of the workers, for those that cannot import scalelatent.
+
+    What a package manager believes of scalelatent does not count.
+    """
+    names = [name for name in (*COMPARED, *CUPY) if name != "python"]  # which Dask tells by itself
+    try:
+        asked: Any = within(ASK_SECONDS, lambda: client.get_versions(packages=names))
+    except TimeoutError:  # a worker hangs, which other checks tell
+        return {}, {}
+    workers = {
+        address: told["packages"] | {"scalelatent": None} for address, told in asked["workers"].items()
+    }
+    return asked["scheduler"]["packages"] | {"scalelatent": None}, workers

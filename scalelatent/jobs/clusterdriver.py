@@ -67,7 +67,7 @@ def _run(scheduler: str, security: Any, worker: str, run: str, start: int, outco
 def _drive(scheduler: str, security: Any, worker: str, run: str, start: int) -> str:
     from distributed import Client
 
-    from scalelatent.deploy.asking import ask_scheduler
+    from scalelatent.engine.dask.asking import ask_scheduler
     from scalelatent.engine.dask.hooks import forgive
     from scalelatent.errors import ScalelatentError
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.deploy.asking import ask_workers
 from scalelatent.deploy.clusters import cluster
 from scalelatent.deploy.connection import open_client
 from scalelatent.deploy.probes import peak_bytes
 from scalelatent.deploy.security import security_from
+from scalelatent.engine.dask.asking import ask_workers
 
 from .spec import ClusterSection, Job
 

@@ -10,9 +10,9 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.deploy.asking import address_of, worker_infos
 from scalelatent.deploy.checks import no_workers, require
 from scalelatent.deploy.probes import Wanted
+from scalelatent.engine.dask.asking import address_of, worker_infos
 from scalelatent.errors import JobError, PlanError, ScalelatentError
 
 from .spec import Job

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from scalelatent.deploy.asking import address_of, ask_scheduler
 from scalelatent.deploy.checks import check_versions
 from scalelatent.deploy.connection import default_scheduler
+from scalelatent.engine.dask.asking import address_of, ask_scheduler
 from scalelatent.errors import JobError, RunError
 from scalelatent.monitor.times import time_text
 from scalelatent.storage.disk import is_local

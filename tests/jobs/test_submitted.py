@@ -290,7 +290,7 @@ def test_differences_are_a_table():
 
 def judged(name, view):
     (check,) = [check for check in checks.CHECKS if (check.where, check.name) == ("cluster", name)]
-    return list(check.judge(view))
+    return list(check.findings(view))
 
 
 def test_a_cluster_without_the_package():

@@ -40,7 +40,7 @@ def seen(
 
 def judged(name: str, view: checks.ClusterView) -> list[checks.Finding]:
     (check,) = [check for check in checks.CHECKS if (check.where, check.name) == ("cluster", name)]
-    return list(check.judge(view))
+    return list(check.findings(view))
 
 
 def only(name: str, status: str, view: checks.ClusterView) -> checks.Finding:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from scalelatent.engine.threads import within
 from scalelatent.errors import RunError, ScalelatentError
+
+from .asking import ask_every_worker
 
 CALL_SECONDS = 60.0
 T = TypeVar("T")
@@ -99,14 +102,17 @@ class Link:
         self, what: str, function: Callable[..., T], *args: Any, seconds: float = CALL_SECONDS
     ) -> dict[str, T]:
         """Run a function on every worker, beside its tasks; address -> answer."""
-        try:
-            return dict(within(seconds, lambda: self.call(what, self.client.run, function, *args)))
-        except TimeoutError:
-            raise RunError(
-                f"not all workers of {self.address} answered within {seconds:.0f} s while {what}: one "
-                "of them hangs or is frozen; the dashboard's page of workers tells the one whose last "
-                "heartbeat is old. Restart it, then start again"
-            ) from None
+        ask = partial(ask_every_worker, self.client, function, *args, seconds=seconds)
+        answers: dict[str, T] = {}
+        for address, answer in self.call(what, ask).items():
+            if isinstance(answer, OSError):
+                raise RunError(
+                    f"worker {address} of {self.address} was lost while {what} ({answer}); start again"
+                )
+            if isinstance(answer, Exception):
+                raise answer
+            answers[address] = answer
+        return answers
 
 
 def _member(info: dict[str, Any]) -> Member:

@@ -63,7 +63,9 @@ def ask_workers(
             return (await asyncio.wait_for(answer, limit))[address]  # type: ignore[arg-type]
         except TimeoutError:
             return TimeoutError(f"no answer within {limit:g} s")
-        except (OSError, KeyError) as error:  # it left meanwhile
+        except KeyError:
+            return ConnectionError(f"worker {address} has left")
+        except OSError as error:
             return error
 
     async def ask_all() -> list[Any]:
@@ -74,17 +76,18 @@ def ask_workers(
 
 
 def ask_every_worker(
-    client: Client, function: Callable[..., Answer], *args: Any
+    client: Client, function: Callable[..., Answer], *args: Any, seconds: float | None = None
 ) -> dict[str, Answer | Exception]:
     """Do as `ask_workers`; RunError, which names the silent ones, where not all answer."""
-    answers = ask_workers(client, function, *args)
+    limit = ASK_SECONDS if seconds is None else seconds
+    answers = ask_workers(client, function, *args, seconds=limit)
     silent = [address for address, answer in answers.items() if isinstance(answer, TimeoutError)]
     if silent:
         infos, now = worker_infos(client), time.time()
         seen = {address: infos[address]["last_seen"] for address in silent if address in infos}
         told = [f"{a} (last heard of {now - seen[a]:.0f} s ago)" for a in sorted(seen, key=seen.__getitem__)]
         raise RunError(
-            f"not all workers of {address_of(client)} answer within {ASK_SECONDS:g} s; silent are: "
+            f"not all workers of {address_of(client)} answer within {limit:g} s; silent are: "
             f"{', '.join(told[:5])}: stop those that hang, and try again"
         )
     return answers
