@@ -133,9 +133,11 @@ def test_thickness_grows_strokes():
     assert np.corrcoef(grown.ravel(), tangent)[0, 1] > 0.9
 
 
-def test_a_constant_image_has_no_tangents():
-    tangents = reference.tangent_rows(np.full((1, 17 * 15), 3.0), SHAPE, reference.TANGENTS, 0.7)
-    np.testing.assert_allclose(tangents, 0.0, atol=1e-12)
+def test_beyond_the_border_there_is_background():
+    tangents = reference.tangent_rows(np.full((1, 17 * 15), 3.0), SHAPE, reference.TANGENTS, 0.7)[0]
+    inner = tangents.reshape(-1, *SHAPE)[:, 4:-4, 4:-4]
+    np.testing.assert_allclose(inner, 0.0, atol=1e-12)
+    assert (tangents[0].reshape(SHAPE)[8, [0, -1]] * [1, -1] > 0).all()
 
 
 def test_moments_of_tangents_are_those_of_made_rows():

@@ -537,41 +537,51 @@ def _fields(names: Sequence[str], shape: tuple[int, int]) -> np.ndarray:
 
 @part
 def _smooth(row, height, width, taps, wide, once, out):  # type: ignore[no-untyped-def]
-    """An image smoothed along both axes, the border repeated; ``wide`` holds a row of it with its border."""
-    radius = len(taps) // 2
+    """An image smoothed along both axes, zeros beyond the border; ``wide`` holds a row with such a border."""
+    radius, p = len(taps) // 2, height * width
+    for f in range(p):
+        once[f] = np.float32(0.0)
+        out[f] = np.float32(0.0)
+    for u in range(width + 2 * radius):
+        wide[u] = np.float32(0.0)
     for y in range(height):
-        to = once[y * width : (y + 1) * width]
-        for u in range(width + 2 * radius):
-            wide[u] = row[y * width + min(max(u - radius, 0), width - 1)]
+        to, of, line = once[y * width : (y + 1) * width], row[y * width : (y + 1) * width], wide[radius:]
         for u in range(width):
-            to[u] = np.float32(0.0)
+            line[u] = of[u]
         for k in range(len(taps)):
             tap, shifted = taps[k], wide[k : k + width]
             for u in range(width):
                 to[u] += tap * shifted[u]
-    for y in range(height):
-        to = out[y * width : (y + 1) * width]
-        for u in range(width):
-            to[u] = np.float32(0.0)
-        for k in range(len(taps)):
-            tap, line = taps[k], min(max(y + k - radius, 0), height - 1) * width
-            of = once[line : line + width]
-            for u in range(width):
-                to[u] += tap * of[u]
+    for k in range(len(taps)):
+        # The image moved by whole lines is one long run.
+        tap, move = taps[k], (k - radius) * width
+        first, stop = max(0, -move), min(p, p - move)
+        if first < stop:
+            to, of = out[first:stop], once[first + move : stop + move]
+            for f in range(stop - first):
+                to[f] += tap * of[f]
 
 
 @part
 def _make_tangents(row, height, width, taps, fields, scratch, out):  # type: ignore[no-untyped-def]
-    """Tangents of one image into ``out`` (tangents, p); scratch (5, p + border)."""
+    """Tangents of one image into ``out`` (tangents, p); scratch (5, p + taps + 2 * width)."""
     p, half = height * width, np.float32(0.5)
-    wide, once, image, gx, gy = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
+    wide, once, padded_image, gx, gy = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
+    for u in range(width):
+        padded_image[u] = np.float32(0.0)
+        padded_image[width + p + u] = np.float32(0.0)
+    image = padded_image[width : width + p]
     _smooth(row, height, width, taps, wide, once, image)
-    for y in range(height):
-        up, down = max(y - 1, 0) * width, min(y + 1, height - 1) * width
-        for u in range(width):
-            gy[y * width + u] = half * (image[down + u] - image[up + u])
-            left, right = max(u - 1, 0), min(u + 1, width - 1)
-            gx[y * width + u] = half * (image[y * width + right] - image[y * width + left])
+    above, below = padded_image[:p], padded_image[2 * width : 2 * width + p]
+    for f in range(p):
+        gy[f] = half * (below[f] - above[f])
+    left, right = padded_image[width - 1 :], padded_image[width + 1 :]
+    for f in range(p):
+        gx[f] = half * (right[f] - left[f])
+    for y in range(height):  # there neighbours are of the next line
+        last = (y + 1) * width - 1
+        gx[y * width] = half * image[y * width + 1] if width > 1 else np.float32(0.0)
+        gx[last] = -half * image[last - 1] if width > 1 else np.float32(0.0)
     for t in range(len(fields)):
         to, by_x, by_y = out[t], fields[t, 0], fields[t, 1]
         if np.isnan(by_x[0]):
@@ -592,7 +602,7 @@ def tangent_rows(x: np.ndarray, shape: tuple[int, int], names: Sequence[str], sm
 
 @entry(given("f4", 2), types.int64, types.int64, given("f4", 1), given("f4", 3), filled("f4", 3))
 def _tangent_rows(x, height, width, taps, fields, out):  # type: ignore[no-untyped-def]
-    scratch = np.empty((5, height * width + len(taps)), dtype=np.float32)
+    scratch = np.empty((5, (height + 2) * width + len(taps)), dtype=np.float32)
     for i in range(len(x)):
         _make_tangents(x[i], height, width, taps, fields, scratch, out[i])
 
@@ -631,7 +641,7 @@ def add_tangents(
 )
 def _tangents(x, rows, starts, weights, first, height, width, taps, fields, packed, q, factors, image, trace):  # type: ignore[no-untyped-def]
     p, kinds = x.shape[1], len(fields)
-    scratch = np.empty((5, p + len(taps)), dtype=np.float32)
+    scratch = np.empty((5, p + 2 * width + len(taps)), dtype=np.float32)
     strip, sums = np.empty((STRIP, p), dtype=np.float32), np.empty((q, p), dtype=np.float32)
     codes, length = np.zeros((padded(q), STRIP), dtype=np.float32), np.empty(1, dtype=np.float32)
     each = STRIP // kinds

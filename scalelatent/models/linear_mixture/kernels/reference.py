@@ -271,13 +271,9 @@ def add_moments(
 
 
 def _band(size: int, smoothing: float) -> np.ndarray:
-    """Gaussian smoothing along one axis as a matrix; the border is repeated."""
-    out = np.zeros((size, size))
+    """Gaussian smoothing along one axis as a matrix; beyond the border there is 0."""
     taps = smoothing_taps(smoothing)
-    for i in range(size):
-        for k, tap in enumerate(taps):
-            out[i, min(max(i + k - len(taps) // 2, 0), size - 1)] += tap
-    return out
+    return sum(tap * np.eye(size, k=k - len(taps) // 2) for k, tap in enumerate(taps))
 
 
 def smoothing_taps(smoothing: float) -> np.ndarray:
@@ -289,12 +285,8 @@ def smoothing_taps(smoothing: float) -> np.ndarray:
 
 
 def _difference(size: int) -> np.ndarray:
-    """Central differences as a matrix; the border is repeated."""
-    out = np.zeros((size, size))
-    for i in range(size):
-        out[i, min(i + 1, size - 1)] += 0.5
-        out[i, max(i - 1, 0)] -= 0.5
-    return out
+    """Central differences as a matrix; beyond the border there is 0."""
+    return 0.5 * (np.eye(size, k=1) - np.eye(size, k=-1))
 
 
 def gradients(shape: tuple[int, int], smoothing: float) -> tuple[np.ndarray, np.ndarray]:

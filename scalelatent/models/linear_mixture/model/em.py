@@ -14,6 +14,7 @@ import numpy as np
 from scalelatent.contract.finite import find_nonfinite, find_too_large
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
+from scalelatent.contract.wants import Wants
 from scalelatent.errors import DivergenceError
 from scalelatent.models.linear_mixture.kernels.reference import (
     Frame,
@@ -45,6 +46,10 @@ FINISHING_PASSES = 6
 # Rows of soft scores at a time.
 _SOFT_ROWS = 2048
 START, SETTLE, MAIN, FINISH, DONE = range(5)
+# What a block has of a sub-class, on average; its rows and bytes.
+_ROWS_OF_A_GROUP = {"images": 20, "moments": 64}
+_LEAST_BLOCK, _MOST_BLOCK, _BLOCK_BYTES = 2048, 32_768, 100_000_000
+_MERGE_SHARE = 0.08
 # EM steps of factor analysis on moments, which need no rows, for each pass.
 _FACTOR_STEPS = 10
 
@@ -204,6 +209,21 @@ class MixturePass:
     mixture: Mixture
     width: int
 
+    @property
+    def wants(self) -> Wants:
+        """Blocks with some rows of each sub-class, and leaves in parallel although the statistic is large."""
+        m = self.mixture
+        k, p, q = m.n_components, m.n_features, self.width
+        rows = _ROWS_OF_A_GROUP[m.statistics] * k
+        most = max(_LEAST_BLOCK, _BLOCK_BYTES // (4 * p))
+        block = _LEAST_BLOCK
+        while block < min(rows, most, _MOST_BLOCK):
+            block *= 2
+        # Scores and bases in float64, in float32, and packed; a class's rows beside the block's in float32.
+        packed = 16 * k * p * (q + 2) + (16 * k * p * q if m.statistics == "images" else 0)
+        soft = 20 * _SOFT_ROWS * int(np.diff(m.starts).max()) if m.assignment == "soft" else 0
+        return Wants(block_rows=block, merge_share=_MERGE_SHARE, scratch=(packed + soft, 8 * p + 80))
+
     def layout(self) -> Layout:
         """Fields of the statistic."""
         m, k, p, q = self.mixture, self.mixture.n_components, self.mixture.n_features, self.width
@@ -359,8 +379,6 @@ class MixtureEM:
     most_refills : int
         Passes that may refill; later sub-classes that starve are dropped. Below 0 none is touched.
     """
-
-    kind = "scalelatent.models.linear_mixture.model.em:MixtureEM"
 
     mixture: Mixture
     n_dims: int

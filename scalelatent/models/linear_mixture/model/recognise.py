@@ -1,0 +1,173 @@
+"""From rows to classes: the best pancake of each, also by tangent distance, and what its score says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from scalelatent.contract.finite import find_nonfinite, find_too_large
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Layout, Stats
+from scalelatent.contract.wants import Wants
+from scalelatent.models.linear_mixture.kernels.reference import Frame, Scores
+from scalelatent.reductions.moments import NonFiniteError
+
+WHAT = ("scores", "sub-classes")
+# Rows whose scores under all sub-classes lie in memory at a time.
+_ROWS = 1024
+# Temperatures among which that of probabilities is chosen, as multiples of the mean score.
+TEMPERATURES = np.geomspace(1e-4, 1e1, 101)
+
+
+@dataclass(frozen=True)
+class PancakeRows:
+    """Scores of classes, or the best sub-class, of rows (a :class:`~scalelatent.contract.learners.RowMap`).
+
+    Attributes
+    ----------
+    scores : Scores
+    starts : ndarray of int64
+        First sub-class of each class, and their number.
+    what : {"scores", "sub-classes"}
+        float32 (rows, classes), the smaller the better; or int32 (rows, classes), the best of each class.
+    frame : Frame or None
+        Tangents of the rows, for tangent distance.
+    n_candidates : int
+        Best sub-classes of a row for which tangent distance is computed.
+    """
+
+    scores: Scores
+    starts: np.ndarray
+    what: str = "scores"
+    frame: Frame | None = None
+    n_candidates: int = 10
+
+    @property
+    def wants(self) -> Wants:
+        """Nothing."""
+        return Wants()
+
+    def output(self) -> tuple[tuple[int, ...], str]:
+        """(shape of a row, dtype)."""
+        return (len(self.starts) - 1,), "float32" if self.what == "scores" else "int32"
+
+    def prepare(self, backend: Any) -> Any:
+        """Packed scores; those of tangent distance too."""
+        scorer = backend.kernel("linear_mixture_make_scorer")(self.scores, self.starts)
+        planes = None
+        if self.frame is not None:
+            planes = backend.kernel("linear_mixture_make_planes")(self.scores)
+        return backend, scorer, planes
+
+    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+        """Output rows of the block."""
+        if place := find_too_large(block) or find_nonfinite(block):
+            raise NonFiniteError(place)
+        best, index = self.recognise(prepared, prepared[0].asarray(block.x, np.float32, "x"))
+        return best.astype(np.float32, copy=False) if self.what == "scores" else index
+
+    def recognise(self, prepared: Any, x: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Score of each class and its best sub-class, (n, classes) each."""
+        backend, scorer, planes = prepared
+        classes = len(self.starts) - 1
+        if self.frame is None:
+            return backend.kernel("linear_mixture_nearest")(scorer, x, 0, classes)
+        best, index = np.empty((len(x), classes), "f4"), np.empty((len(x), classes), "i4")
+        for a in range(0, len(x), _ROWS):
+            part = slice(a, a + _ROWS)
+            best[part], index[part] = self._by_tangents(backend, scorer, planes, x[part])
+        return best, index
+
+    def _by_tangents(self, backend: Any, scorer: Any, planes: Any, x: Any) -> tuple[np.ndarray, np.ndarray]:
+        frame, starts = self.frame, self.starts
+        assert frame is not None
+        scores = backend.kernel("linear_mixture_all_scores")(scorer, x, 0, len(starts) - 1)
+        few = min(self.n_candidates, scores.shape[1])
+        nearest = np.argpartition(scores, few - 1, axis=1)[:, :few].astype(np.int32)
+        tangents = backend.kernel("linear_mixture_tangent_rows")(x, frame.shape, frame.names, frame.smoothing)
+        distances = backend.kernel("linear_mixture_tangent_distance")(planes, x, tangents, nearest)
+        rows = np.arange(len(x))[:, None]
+        found = scores.copy()
+        found[rows, nearest] = np.minimum(distances, scores[rows, nearest])
+        index = np.stack([found[:, a:b].argmin(axis=1) + a for a, b in pairwise(starts)], axis=1)
+        return np.take_along_axis(found, index, axis=1), index.astype(np.int32)
+
+
+def confidence(scores: np.ndarray) -> np.ndarray:
+    """1 - best / second class of rows (n, classes) of errors: 0 where two are alike; 1 for one class."""
+    if scores.shape[1] < 2:
+        return np.ones(len(scores))
+    two = np.partition(np.asarray(scores, dtype=np.float64), 1, axis=1)[:, :2]
+    two = np.maximum(two, 0.0)
+    return 1.0 - two[:, 0] / np.maximum(two[:, 1], np.finfo(float).tiny)
+
+
+def probabilities(scores: np.ndarray, temperature: float) -> np.ndarray:
+    """exp(-score / 2 sigma²), normalised over the classes."""
+    exponent = np.asarray(scores, dtype=np.float64) * (-0.5 / temperature)
+    out = np.exp(exponent - exponent.max(axis=1, keepdims=True))
+    return out / out.sum(axis=1, keepdims=True)
+
+
+def reject_curve(certainty: np.ndarray, wrong: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(share rejected, error rate of the rest) when 0, 1, … of the least certain rows are rejected; of equals
+    the first.
+    """
+    n = len(wrong)
+    order = np.argsort(certainty, kind="stable")
+    left = wrong.sum() - np.concatenate([[0], np.cumsum(wrong[order])])[:n]
+    return np.arange(n) / n, left / (n - np.arange(n))
+
+
+@dataclass(frozen=True)
+class TemperaturePass:
+    """Log-loss of probabilities at each of some temperatures (a reduction): ``loss`` (temperatures,) and
+    ``rows``.
+    """
+
+    rows: PancakeRows
+    temperatures: np.ndarray
+
+    @property
+    def wants(self) -> Wants:
+        """Nothing."""
+        return Wants()
+
+    def layout(self) -> Layout:
+        """Fields of the statistic."""
+        return Layout((("loss", (len(self.temperatures),)), ("rows", ())))
+
+    def flops_per_row(self) -> float:
+        """The scores of all classes."""
+        k, p, h = self.rows.scores.w.shape
+        return 2.0 * p * k * (h + 1)
+
+    def prepare(self, state: Any, backend: Any) -> Any:
+        """As for the scores."""
+        return self.rows.prepare(backend)
+
+    def accumulate(self, prepared: Any, block: Block, stats: Stats) -> None:
+        """Add a block."""
+        assert block.y is not None
+        scores = self.rows.apply(prepared, block).astype(np.float64)
+        gap = scores - scores.min(axis=1, keepdims=True)
+        own = gap[np.arange(len(gap)), block.y]
+        for i, t in enumerate(self.temperatures):
+            losses = 0.5 * own / t + np.log(np.exp(-0.5 * gap / t).sum(axis=1))
+            stats["loss"][i] += losses.sum()
+        stats["rows"][...] += len(gap)
+
+
+def choose_temperature(temperatures: np.ndarray, loss: np.ndarray) -> float:
+    """The one with the smallest log-loss, by a parabola through the logarithms around it."""
+    i = int(loss.argmin())
+    if i in (0, len(loss) - 1):
+        return float(temperatures[i])
+    left, middle, right = loss[i - 1 : i + 2]
+    bend = left - 2.0 * middle + right
+    shift = 0.5 * (left - right) / bend if bend > 0 else 0.0
+    step = np.log(temperatures[i + 1] / temperatures[i])
+    return float(temperatures[i] * np.exp(shift * step))
