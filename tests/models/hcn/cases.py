@@ -52,7 +52,7 @@ def is_pool(*values: int) -> float:
 def draw_sweep(
     seed: int, chains: int, images: int, image: tuple[int, int, int], window: tuple[int, int], n_features: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Evidence (some of it missing), orders, beliefs of S and of W: whole units in float32."""
+    """Evidence (some of it missing), orders, beliefs of S and of W: whole units."""
     rng = np.random.default_rng(seed)
     n_channels, height, width = image
     h, w = window
@@ -63,7 +63,7 @@ def draw_sweep(
     s = rng.normal(-300, 300, size=(chains, images, height - h + 1, width - w + 1, n_features))
     weights = rng.normal(-150, 300, size=(chains, n_channels, h, w, n_features))
     return (
-        evidence.astype("f4"), order.astype("i4"), np.rint(s).astype("f4"), np.rint(weights).astype("f4")
+        evidence.astype("i4"), order.astype("i4"), np.rint(s).astype("i4"), np.rint(weights).astype("i4")
     )  # fmt: skip
 
 

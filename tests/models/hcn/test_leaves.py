@@ -20,9 +20,9 @@ def test_many_sweeps_a_visit_are_visits_of_few() -> None:
     x = (np.random.default_rng(0).random((4, 42)) < 0.3).astype(np.uint8)
     evidence, start = layer.evidence(x), to_grid(layer.first_beliefs(0))
     whole, change = visit(layer, start_leaf(layer, 4), evidence, start, 0, 7, 6, 0.8, BACKEND)
-    leaf, beliefs = start_leaf(layer, 4), start.astype(np.float64)
+    leaf, beliefs = start_leaf(layer, 4), start.copy()
     for n in (1, 2, 3):
-        leaf, more = visit(layer, leaf, evidence, beliefs.astype("f4"), 0, 7, n, 0.8, BACKEND)
+        leaf, more = visit(layer, leaf, evidence, beliefs, 0, 7, n, 0.8, BACKEND)
         beliefs += more
     assert_array_equal(beliefs, start + change)
     for name in ("s", "to_s", "to_w"):
@@ -47,13 +47,11 @@ def test_leaves_of_several_images_find_letters_together() -> None:
     letters = image_set("letters", alphabet="AKS", noise=0.01, seed=2)
     layer = FeatureLayer((1, 24, 24), 4, (8, 6), 1e-3, 1e-3, 0.3, 1e-4)
     evidence = layer.evidence(letters.rows(0, 40)[0].reshape(40, -1))
-    beliefs = to_grid(layer.first_beliefs(0)).astype(np.float64)
+    beliefs = to_grid(layer.first_beliefs(0))
     leaves = [start_leaf(layer, 10) for _ in range(4)]
     for _ in range(40):
         visits = [
-            visit(
-                layer, leaf, evidence[10 * k : 10 * k + 10], beliefs.astype("f4"), 10 * k, 0, 1, 0.5, BACKEND
-            )
+            visit(layer, leaf, evidence[10 * k : 10 * k + 10], beliefs, 10 * k, 0, 1, 0.5, BACKEND)
             for k, leaf in enumerate(leaves)
         ]
         leaves = [leaf for leaf, _ in visits]

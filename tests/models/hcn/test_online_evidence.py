@@ -38,7 +38,7 @@ def test_one_chain_of_one_minibatch_is_the_papers_rule() -> None:
         after, s = w[None].copy(), SMALL.no_places(2)[None]
         order = shuffled(5, "hcn sweep", 0, rows[:1], 2 * SMALL.n_pixels)
         BACKEND.kernel("hcn_sweep")(SMALL.evidence(x[rows])[None], order, s, after)
-        posterior = state.beliefs + (after[0].astype("f8") - w) / GRID
+        posterior = state.beliefs + (after[0] - w) / GRID
         state = one_step(learner, state, x, rows, 0, BACKEND)
         assert_allclose(state.beliefs, 0.9 * posterior + 0.1 * prior, rtol=1e-13)
     assert np.abs(state.beliefs - prior).max() > 1
@@ -98,8 +98,8 @@ def test_the_reference_learns_the_same() -> None:
 
 def test_beliefs_beyond_exact_sums_are_refused() -> None:
     learner, x = small(1.0)
-    state = replace(learner.start(), beliefs=np.full(SMALL.weights_shape, 65_400.0))
-    with pytest.raises(DivergenceError, match=r"layer 1: .*feature 0 have reached 65,4.*lower forgetting"):
+    state = replace(learner.start(), beliefs=np.full(SMALL.weights_shape, 2_000_000.0))
+    with pytest.raises(DivergenceError, match=r"layer 1: .*feature 0 have reached 2,000,0.*lower forgetting"):
         one_step(learner, state, x, np.arange(4), 0, BACKEND)
 
 

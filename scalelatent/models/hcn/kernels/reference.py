@@ -90,12 +90,12 @@ def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray)
 
     Parameters
     ----------
-    evidence : array of float, shape (chains, images, channels, height, width)
+    evidence : array of int32, shape (chains, images, channels, height, width)
         Bottom-up message of each pixel, 0 where it is unknown; in units, see :mod:`.exact`.
     order : ndarray of int32, shape (chains, pixels)
         Numbers of the pixels of a chain's images.
-    s : array of float, shape (chains, images, HS, WS, F)
-    w : array of float, shape (chains, channels, h, w, F)
+    s : array of int32, shape (chains, images, HS, WS, F)
+    w : array of int32, shape (chains, channels, h, w, F)
         Beliefs, which are changed in place; the window of w is flipped on both axes.
     """
     for k in range(len(order)):
@@ -103,8 +103,8 @@ def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray)
             below, of_s, of_w = windows(index, evidence[k], s[k], w[k])
             if below:
                 to_s, to_w = tree(of_s.ravel(), of_w.ravel(), below, np.inf)
-                of_s += to_s.reshape(of_s.shape)
-                of_w += to_w.reshape(of_w.shape)
+                of_s[...] = of_s + to_s.reshape(of_s.shape)
+                of_w[...] = of_w + to_w.reshape(of_w.shape)
 
 
 def sweep_messages(
@@ -171,10 +171,10 @@ def decode(
 
     Parameters
     ----------
-    evidence : array of float, shape (rows, channels, height, width)
+    evidence : array of int32, shape (rows, channels, height, width)
     order : ndarray of int32, shape (rows, pixels)
         That of a row's pixels in every sweep.
-    s : array of float, shape (rows, HS, WS, F)
+    s : array of int32, shape (rows, HS, WS, F)
         Prior beliefs, which are changed in place.
     w : ndarray of bool, shape (channels, h, w, F)
         Weights; the window is flipped on both axes.
@@ -196,7 +196,7 @@ def decode(
                 if below:
                     old = kept.get(int(index), np.zeros(of_s.shape))
                     new = tree((of_s - old).ravel(), of_w.ravel(), below, np.inf)[0].reshape(of_s.shape)
-                    of_s += new - old
+                    of_s[...] = of_s + (new - old)
                     kept[int(index)] = new
                     moved[n] += bool((new != old).any())
             if not moved[n]:
@@ -233,7 +233,7 @@ def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> 
 
     Parameters
     ----------
-    evidence : array of float, shape (rows, channels, height, width)
+    evidence : array of int32, shape (rows, channels, height, width)
         In whole units.
     s : ndarray of uint8, shape (rows, HS, WS, F)
     w : ndarray of bool, shape (channels, h, w, F)

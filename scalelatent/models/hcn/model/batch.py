@@ -24,7 +24,7 @@ class LeafMessages:
 
     Attributes
     ----------
-    s : ndarray of float32, shape (images, HS, WS, F)
+    s : ndarray of int32, shape (images, HS, WS, F)
         Beliefs of S, in units: the prior and all messages to S.
     to_s, to_w : ndarray of int16, shape (images, channels, pairs and room)
         Messages of the trees to S and W, in units.
@@ -71,8 +71,8 @@ def visit(
 
     Parameters
     ----------
-    evidence : ndarray of float32, shape (images, channels, height, width)
-    beliefs : ndarray of float32, shape (channels, h, w, F)
+    evidence : ndarray of int32, shape (images, channels, height, width)
+    beliefs : ndarray of int32, shape (channels, h, w, F)
         Beliefs of W in units, this leaf's messages included.
     first_row : int
         Number of the leaf's first row; orders are keyed by (seed, sweep, row).
@@ -82,11 +82,11 @@ def visit(
     Returns
     -------
     leaf : LeafMessages
-    change : ndarray of float64, shape (channels, h, w, F)
+    change : ndarray of int32, shape (channels, h, w, F)
         Of the leaf's messages to W, in units.
     """
-    evidence = backend.asarray(evidence[None], np.float32)
-    s, w = (backend.asarray(a[None], np.float32).copy() for a in (leaf.s, beliefs))
+    evidence = backend.xp.asarray(evidence[None])
+    s, w = (backend.xp.asarray(a[None]).copy() for a in (leaf.s, beliefs))
     to_s, to_w = (backend.xp.asarray(a[None]).copy() for a in (leaf.to_s, leaf.to_w))
     kernel, row, moved, done = backend.kernel("hcn_sweep_messages"), np.array([first_row]), -1, leaf.sweeps
     for done in range(leaf.sweeps + 1, leaf.sweeps + n_sweeps + 1):
@@ -94,7 +94,7 @@ def visit(
         moved = int(backend.to_host(kernel(evidence, order, s, w, to_s, to_w, damping))[0])
         if not moved:
             break
-    change = backend.to_host(w)[0].astype(np.float64) - beliefs
+    change = backend.to_host(w)[0] - beliefs
     s, to_s, to_w = (backend.to_host(a)[0] for a in (s, to_s, to_w))
     return LeafMessages(s, to_s, to_w, done, moved), change
 

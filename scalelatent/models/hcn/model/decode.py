@@ -36,10 +36,10 @@ class Decoder:
     n_sweeps: int = SWEEPS
 
     def beliefs(self, evidence: np.ndarray, rows: np.ndarray, backend: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Beliefs of S in units, float32 (rows, HS, WS, F); trees of each that moved last."""
+        """Beliefs of S in units, int32 (rows, HS, WS, F); trees of each that moved last."""
         order = shuffled(self.seed, "hcn decode", 0, rows, self.layer.n_pixels)
-        s = backend.asarray(self.layer.no_places(len(rows)), np.float32)
-        messages = backend.asarray(evidence, np.float32), backend.xp.asarray(order)
+        s = backend.xp.asarray(self.layer.no_places(len(rows)))
+        messages = backend.xp.asarray(evidence), backend.xp.asarray(order)
         moved = backend.kernel("hcn_decode")(*messages, s, backend.xp.asarray(self.weights), self.n_sweeps)
         return backend.to_host(s), backend.to_host(moved)
 
@@ -48,7 +48,7 @@ class Decoder:
         s = (self.beliefs(evidence, rows, backend)[0] > 0).view(np.uint8)
         placed, on = backend.xp.asarray(s), backend.xp.asarray(self.weights)
         cost = -float(self.layer.prior)
-        kept = backend.kernel("hcn_improve")(backend.asarray(evidence, np.float32), placed, on, cost)
+        kept = backend.kernel("hcn_improve")(backend.xp.asarray(evidence), placed, on, cost)
         return backend.to_host(kept)
 
     def layers(self, s: np.ndarray, backend: Any) -> np.ndarray:

@@ -72,26 +72,26 @@ class FeatureLayer:
         return self.image[0] * pairs_of(self.image[1:], self.window, self.n_features)
 
     @cached_property
-    def evidence_of(self) -> tuple[np.float32, np.float32]:
+    def evidence_of(self) -> tuple[np.int32, np.int32]:
         """Message of a pixel that is 0, and of one that is 1, in units."""
         most = min(MESSAGE_LIMIT, FLOOR * GRID)
         off, on = (
             to_grid(np.clip(nats, -most / GRID, most / GRID))
             for nats in (np.log(self.p01) - np.log1p(-self.p10), np.log1p(-self.p01) - np.log(self.p10))
         )
-        return np.float32(off), np.float32(on)
+        return np.int32(off), np.int32(on)
 
     @cached_property
-    def prior(self) -> np.float32:
+    def prior(self) -> np.int32:
         """Belief of S before anything is seen, in units."""
-        return np.float32(to_grid(log_odds(self.p_sparsity)))
+        return np.int32(to_grid(log_odds(self.p_sparsity)))
 
     def no_places(self, n_rows: int) -> np.ndarray:
-        """Beliefs of S of some rows before anything is seen, float32 (rows, HS, WS, F)."""
-        return np.full((n_rows, *self.places), self.prior, np.float32)
+        """Beliefs of S of some rows before anything is seen, int32 (rows, HS, WS, F)."""
+        return np.full((n_rows, *self.places), self.prior, np.int32)
 
     def evidence(self, x: np.ndarray, known: np.ndarray | None = None) -> np.ndarray:
-        """Messages of pixels in units, 0 where unknown: float32 (rows, channels, height, width)."""
+        """Messages of pixels in units, 0 where unknown: int32 (rows, channels, height, width)."""
         off, on = self.evidence_of
         out = np.where(self.is_on(x), on, off)
         for unknown in (self._unknown(x), None if known is None else ~known.astype(bool)):
@@ -114,8 +114,8 @@ class FeatureLayer:
         return log_odds((0.9 + 0.1 * drawn) * self.p_weight)
 
     def is_exact(self, w: np.ndarray) -> bool:
-        """Whether beliefs of W in units are few enough for sums without rounding."""
-        return bool(np.abs(w).max(initial=0) < BELIEF_LIMIT - 2.0**16)
+        """Whether int32 has room for sums of beliefs of W in units."""
+        return bool(np.abs(w).max(initial=0) < BELIEF_LIMIT)
 
 
 def to_features(w: np.ndarray) -> np.ndarray:

@@ -104,7 +104,7 @@ class EvidenceLearner:
         Raises
         ------
         DivergenceError
-            Beliefs have grown beyond what is summed without rounding.
+            Beliefs have grown beyond the range of sums.
         """
         state, backend = prepared
         beliefs = [state.beliefs] * len(blocks)
@@ -135,23 +135,23 @@ class EvidenceLearner:
         ]
         before = np.stack([to_grid(belief) for belief in beliefs])
         s, w = (
-            backend.asarray(a, np.float32).copy()
+            backend.xp.asarray(a).copy()
             for a in (np.broadcast_to(layer.prior, (len(parts), n, *layer.places)), before)
         )
         backend.kernel("hcn_sweep")(
-            backend.asarray(evidence, np.float32), backend.xp.asarray(np.concatenate(orders)), s, w
+            backend.xp.asarray(evidence), backend.xp.asarray(np.concatenate(orders)), s, w
         )
         after = backend.to_host(w)
         if not layer.is_exact(after):
             raise self._overflow(after)
-        return after.astype(np.float64) - before
+        return after - before
 
     def _overflow(self, w: np.ndarray) -> DivergenceError:
         feature = int(np.abs(w).max(axis=(0, 1, 2, 3)).argmax())
         limit = BELIEF_LIMIT / GRID
         return DivergenceError(
             f"layer 1: beliefs in weights of feature {feature} have reached {np.abs(w).max() / GRID:,.0f}, "
-            f"and sums are exact below {limit:,.0f} only: lower forgetting (now {self.forgetting}) or "
+            f"and there is room below {limit:,.0f} only: lower forgetting (now {self.forgetting}) or "
             f"batch_size (now {self.batch_rows}), or raise p01 and p10"
         )
 

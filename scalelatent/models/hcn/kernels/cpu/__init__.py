@@ -1,1 +1,1 @@
-"""Bodies of the sweeps in numba, float32."""
+"""Bodies of the sweeps in numba, in whole numbers."""

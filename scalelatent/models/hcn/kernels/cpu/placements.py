@@ -70,7 +70,7 @@ def _cover(s: np.ndarray, w: np.ndarray, out: np.ndarray) -> None:
                         _add(out[n], w, r, c, f, 1)
 
 
-@entry(given("f4", 4), given("u1", 4), numba.float64, filled("u1", 4), filled("i4", 4), filled("f8", 3))
+@entry(given("i4", 4), given("u1", 4), numba.float64, filled("u1", 4), filled("i4", 4), filled("f8", 3))
 def _improve(
     evidence: np.ndarray, w: np.ndarray, cost: Any, s: np.ndarray, layers: np.ndarray, gains: np.ndarray
 ) -> None:

@@ -13,17 +13,17 @@ from scalelatent.models.hcn.kernels.windows import MESSAGE_ROOM, starts
 
 from .trees import tree_of
 
-_look_off, _look_on, _off, _off_evenly, _on, _on_evenly = tree_of(0, 2)
-_look_off_2, _look_on_2, _off_2, _off_evenly_2, _on_2, _on_evenly_2 = tree_of(2, 2)
-_look_off_1, _look_on_1, _off_1, _off_evenly_1, _on_1, _on_evenly_1 = tree_of(1, 1)
+_look_off, _look_on, _off, _off_evenly, _on, _on_evenly = tree_of(0)
+_look_off_2, _look_on_2, _off_2, _off_evenly_2, _on_2, _on_evenly_2 = tree_of(2)
+_look_off_1, _look_on_1, _off_1, _off_evenly_1, _on_1, _on_evenly_1 = tree_of(1)
 
-_F0, _F1 = np.float32(0), np.float32(1)
+_0, _ALL = np.int32(0), np.float32(1)
 
 
 @part
 def _bounds(first: Any, second: Any, b: Any) -> tuple[Any, Any]:
     """g of all pairs but the largest, and of the largest; b > 0."""
-    return min(b, max(_F0, -first)), min(b, max(_F0, -second))
+    return min(b, max(_0, -first)), min(b, max(_0, -second))
 
 
 @part
@@ -50,7 +50,7 @@ def _tree(y: Any, x: Any, s: Any, w: Any, channel: Any) -> tuple[Any, Any, Any, 
     )
 
 
-@entry(given("f4", 5), given("i4", 2), filled("f4", 5), filled("f4", 5))
+@entry(given("i4", 5), given("i4", 2), filled("i4", 5), filled("i4", 5))
 def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray) -> None:
     """All trees of some images once, in order; no message is kept."""
     n_channels, height, width = evidence.shape[2:]
@@ -62,24 +62,24 @@ def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray)
             b = evidence[k, n, a, y, x]
             rows, run, s_step, w_step, of_s, of_w = _tree(y, x, s[k, n], w[k], a)
             tree = (rows, run, s_step, w_step, s[k, n].ctypes.data + of_s, w[k].ctypes.data + of_w)
-            if b < _F0:
-                total = _look_off(tree, (-b,))
-                if total == _F0:
-                    _off_evenly(tree, (-b, _F0, _F0, _F0))
+            if b < _0:
+                total = _look_off(tree, (-b,), _ALL)
+                if total == _0:
+                    _off_evenly(tree, (-b, _0, _0), _ALL)
                 elif total < -b - b:
-                    _off(tree, (-b - total, -b, _F0, _F0))
-            elif b > _F0:
-                first, second = _look_on(tree, (_F0,))
+                    _off(tree, (-b - total, -b, _0), _ALL)
+            elif b > _0:
+                first, second = _look_on(tree, (_0,), _ALL)
                 rest, top = _bounds(first, second, b)
                 if rest == top:
-                    if top > _F0:
-                        _on_evenly(tree, (top, _F0, _F0, _F0))
+                    if top > _0:
+                        _on_evenly(tree, (top, _0, _0), _ALL)
                 else:
-                    _on(tree, (rest, top, first, _F0))
+                    _on(tree, (rest, top, first), _ALL)
 
 
 @entry(
-    given("f4", 5), given("i4", 2), filled("f4", 5), filled("f4", 5), filled("i2", 4), filled("i2", 4),
+    given("i4", 5), given("i4", 2), filled("i4", 5), filled("i4", 5), filled("i2", 4), filled("i2", 4),
     numba.float32, given("i8", 1), filled("i8", 1),
 )  # fmt: skip
 def _sweep_messages(
@@ -98,20 +98,20 @@ def _sweep_messages(
                 rows, run, s_step, w_step, s[k, n].ctypes.data + of_s, w[k].ctypes.data + of_w,
                 to_s[k, n, a].ctypes.data + begin, to_w[k, n, a].ctypes.data + begin,
             )  # fmt: skip
-            change = np.int32(0)
-            if b < _F0:
-                total = _look_off_2(tree, (-b,))
-                if total == _F0:
-                    change = _off_evenly_2(tree, (-b, _F0, _F0, damping))
+            change = np.int16(0)
+            if b < _0:
+                total = _look_off_2(tree, (-b,), _ALL)
+                if total == _0:
+                    change = _off_evenly_2(tree, (-b, _0, _0), damping)
                 else:
-                    change = _off_2(tree, (-b - total, -b, _F0, damping))
-            elif b > _F0:
-                first, second = _look_on_2(tree, (_F0,))
+                    change = _off_2(tree, (-b - total, -b, _0), damping)
+            elif b > _0:
+                first, second = _look_on_2(tree, (_0,), _ALL)
                 rest, top = _bounds(first, second, b)
                 if rest == top:
-                    change = _on_evenly_2(tree, (top, _F0, _F0, damping))
+                    change = _on_evenly_2(tree, (top, _0, _0), damping)
                 else:
-                    change = _on_2(tree, (rest, top, first, damping))
+                    change = _on_2(tree, (rest, top, first), damping)
             moved[k] += change != 0
 
 
@@ -130,7 +130,7 @@ def sweep_messages(
 
 
 @entry(
-    given("f4", 4), given("i4", 2), filled("f4", 4), given("f4", 4), filled("i2", 2), numba.int64,
+    given("i4", 4), given("i4", 2), filled("i4", 4), given("i4", 4), filled("i2", 2), numba.int64,
     given("i8", 1), filled("i8", 1),
 )  # fmt: skip
 def _decode(
@@ -149,20 +149,20 @@ def _decode(
                 rows, run, s_step, w_step, of_s, of_w = _tree(y, x, s[n], w, a)
                 spots = s[n].ctypes.data + of_s, w.ctypes.data + of_w, to_s[a].ctypes.data + begin
                 tree = (rows, run, s_step, w_step, *spots)
-                change = np.int32(0)
-                if b < _F0:
-                    total = _look_off_1(tree, (-b,))
-                    if total == _F0:
-                        change = _off_evenly_1(tree, (-b, _F0, _F0, _F0))
+                change = np.int16(0)
+                if b < _0:
+                    total = _look_off_1(tree, (-b,), _ALL)
+                    if total == _0:
+                        change = _off_evenly_1(tree, (-b, _0, _0), _ALL)
                     else:
-                        change = _off_1(tree, (-b - total, -b, _F0, _F0))
-                elif b > _F0:
-                    first, second = _look_on_1(tree, (_F0,))
+                        change = _off_1(tree, (-b - total, -b, _0), _ALL)
+                elif b > _0:
+                    first, second = _look_on_1(tree, (_0,), _ALL)
                     rest, top = _bounds(first, second, b)
                     if rest == top:
-                        change = _on_evenly_1(tree, (top, _F0, _F0, _F0))
+                        change = _on_evenly_1(tree, (top, _0, _0), _ALL)
                     else:
-                        change = _on_1(tree, (rest, top, first, _F0))
+                        change = _on_1(tree, (rest, top, first), _ALL)
                 moved[n] += change != 0
             if moved[n] == 0:
                 break
@@ -174,7 +174,5 @@ def decode(
     """Beliefs of S under fixed weights; trees that moved in the last sweep of each row."""
     begins, moved = starts(evidence.shape[2:4], w.shape[1:3], w.shape[3]), np.zeros(len(order), np.int64)
     kept = np.empty((w.shape[0], begins[-1] + MESSAGE_ROOM), np.int16)
-    _decode(
-        evidence, order, s, np.where(w, np.float32(HARD), np.float32(-HARD)), kept, n_sweeps, begins, moved
-    )
+    _decode(evidence, order, s, np.where(w, np.int32(HARD), np.int32(-HARD)), kept, n_sweeps, begins, moved)
     return moved

@@ -20,21 +20,28 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from scalelatent.kernels.vectors import I16, I64, LANES, Vectors
+from scalelatent.kernels.vectors import F32, I16, I64, LANES, Vectors
 
 _SHORTS = ir.VectorType(I16, LANES)
-LEAST = -1e30  # a pair that does not exist
-
+LEAST = -(2**29)  # a place or weight that does not exist; two of them can be added
 
 Values = list[Any]
 
 
 class _Code(Vectors):
-    """What both passes ask of vectors."""
+    """What both passes ask of vectors of int32."""
+
+    def max(self, x: Any, y: Any) -> Any:
+        """The larger of two, lane by lane."""
+        return self.b.select(self.b.icmp_signed(">", x, y), x, y)
+
+    def min(self, x: Any, y: Any) -> Any:
+        """The smaller of two, lane by lane."""
+        return self.b.select(self.b.icmp_signed("<", x, y), x, y)
 
     def both(self, s: Any, w: Any) -> Any:
         """t of a pair."""
-        return self.min(self.b.fadd(s, w), self.min(s, w))
+        return self.min(self.b.add(s, w), self.min(s, w))
 
     def where(self, condition: Any, before: Sequence[Any], body: Callable[[], Values]) -> Values:
         """body() if condition, else what was before."""
@@ -60,36 +67,41 @@ class _Pairs:
         self.code, self.spots, self.mask = code, spots, mask
         self.beliefs = [self._belief(spot) for spot in spots[:2]]
         self._raw = [code.load(spot, 0, _SHORTS) for spot in spots[2:]]
-        self.old = [code.b.sitofp(raw, code.vec) for raw in self._raw]
+        self.old = [code.b.sext(raw, code.ints) for raw in self._raw]
 
     def _belief(self, spot: Any) -> Any:
-        found = self.code.load(spot, mask=self.mask)
-        return found if self.mask is None else self.code.b.select(self.mask, found, self.code.constant(LEAST))
+        if self.mask is None:
+            return self.code.load(spot, 0, self.code.ints)
+        found = self.code.bits(self.code.load(spot, mask=self.mask))
+        return self.code.b.select(self.mask, found, self.code.integer(LEAST))
 
     @property
     def cavity(self) -> tuple[Any, ...]:
         """Beliefs of place and weight without the messages of this tree."""
-        b = self.code.b
-        rest = [b.fsub(x, m) for x, m in zip(self.beliefs, self.old, strict=False)]
+        rest = [self.code.b.sub(x, m) for x, m in zip(self.beliefs, self.old, strict=False)]
         return tuple(rest + self.beliefs[len(rest) :])
 
     def send(self, which: int, new: Any, damping: Any) -> Any:
-        """Take in a new message; what has changed, where messages are kept."""
-        code, b, belief = self.code, self.code.b, self.beliefs[which]
+        """Take in a new message; bits that have changed, where messages are kept."""
+        code, b = self.code, self.code.b
         if which >= len(self.old):
-            code.store(b.fadd(belief, new), self.spots[which], mask=self.mask)
+            self._keep(which, b.add(self.beliefs[which], new))
             return None
-        change = b.fsub(new, self.old[which])
-        if damping is not None:
-            change = code.call("rint", b.fmul(damping, change))
-        code.store(b.fadd(belief, change), self.spots[which], mask=self.mask)
-        units = b.fptosi(change, code.ints)
-        raw = b.add(self._raw[which], b.trunc(units, _SHORTS))
+        if damping is None:
+            rest = self.cavity[which]
+        else:
+            rest, change = self.beliefs[which], b.sitofp(b.sub(new, self.old[which]), code.vec)
+            new = b.fptosi(code.call("rint", b.fmul(damping, change)), code.ints)
+        self._keep(which, b.add(rest, new))
+        raw = b.trunc(new if damping is None else b.add(new, self.old[which]), _SHORTS)
         if self.mask is not None:
             raw = b.select(self.mask, raw, self._raw[which])
-            units = b.select(self.mask, units, code.integer(0))
         code.store(raw, self.spots[2 + which])
-        return units
+        return b.xor(raw, self._raw[which])
+
+    def _keep(self, which: int, belief: Any) -> None:
+        value = self.code.b.bitcast(belief, self.code.vec) if self.mask is not None else belief
+        self.code.store(value, self.spots[which], mask=self.mask)
 
 
 def _walk(code: _Code, tree: Values, start: Values, body: Callable[[_Pairs, Values], Values]) -> Values:
@@ -120,40 +132,43 @@ def _walk(code: _Code, tree: Values, start: Values, body: Callable[[_Pairs, Valu
 
 
 def _inline(
-    n_spots: int, n_numbers: int, result: Any, code_of: Callable[[_Code, Values, Values], Any]
+    n_spots: int, n_numbers: int, result: Any, code_of: Callable[[_Code, Values, Values, Any], Any]
 ) -> Any:
-    """A function of a tree and some float32 numbers for numba's kernels."""
-    arguments = types.UniTuple(types.int64, 4 + n_spots), types.UniTuple(types.float32, n_numbers)
+    """A function of a tree and some int32 numbers for numba's kernels; and a damping."""
+    arguments = (
+        types.UniTuple(types.int64, 4 + n_spots),
+        types.UniTuple(types.int32, n_numbers),
+        types.float32,
+    )
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        values = [
+        tree, numbers = (
             [builder.extract_value(pack, i) for i in range(count)]
-            for pack, count in zip(args, (4 + n_spots, n_numbers), strict=True)
-        ]
-        found = code_of(_Code(builder), *values)
+            for pack, count in zip(args[:2], (4 + n_spots, n_numbers), strict=True)
+        )
+        found = code_of(_Code(builder), tree, numbers, args[2])
         if isinstance(result, types.UniTuple):
             return context.make_tuple(builder, result, found)
         return context.get_dummy_value() if result is types.void else found
 
-    def typed(typingctx, tree, numbers):  # type: ignore[no-untyped-def]
+    def typed(typingctx, tree, numbers, damping):  # type: ignore[no-untyped-def]
         return result(*arguments), codegen
 
     return intrinsic(typed)
 
 
-def _look_off(code: _Code, tree: Values, numbers: Values) -> Any:
+def _look_off(code: _Code, tree: Values, numbers: Values, _: Any) -> Any:
     """What the pairs add up to, each at most -b."""
-    b, zero, most = code.b, code.constant(0.0), code.spread(numbers[0])
+    b, zero, most = code.b, code.integer(0), code.spread(numbers[0])
 
     def body(pairs: _Pairs, carried: Values) -> Values:
         t = code.both(*pairs.cavity)
-        return [b.fadd(carried[0], code.min(code.max(t, zero), most))]
+        return [b.add(carried[0], code.min(code.max(t, zero), most))]
 
-    found = _walk(code, tree, [zero], body)
-    return code.fold(found[0], b.fadd)
+    return code.fold(_walk(code, tree, [zero], body)[0], b.add)
 
 
-def _look_on(code: _Code, tree: Values, numbers: Values) -> Values:
+def _look_on(code: _Code, tree: Values, numbers: Values, _: Any) -> Values:
     """The largest and second largest t; equal where two are."""
 
     def join(x: Values, y: Values) -> Values:
@@ -164,60 +179,67 @@ def _look_on(code: _Code, tree: Values, numbers: Values) -> Values:
         t, (first, second) = code.both(*pairs.cavity), carried
         return [code.max(first, t), code.max(second, code.min(first, t))]
 
-    least = code.constant(10 * LEAST)
+    least = code.integer(2 * LEAST)
     return code.fold_together(_walk(code, tree, [least, least], body), join)
 
 
-def _tell(on: bool, even: bool, n_learned: int, damps: bool) -> Callable[[_Code, Values, Values], Any]:
-    """Messages to the places (and weights) of all pairs; whether one of those that are kept has changed."""
+def _tell(on: bool, even: bool, n_kept: int) -> Callable[[_Code, Values, Values, Any], Any]:
+    """Messages to the places and weights of all pairs; bits of those that are kept which have changed.
 
-    def code_of(code: _Code, tree: Values, numbers: Values) -> Any:
-        b, zero = code.b, code.constant(0.0)
-        x, y, z, damping = (code.spread(number) for number in numbers)
-        keeps = len(tree) > 6
+    Where one message is kept, it alone is sent: weights are fixed.
+    """
 
-        def body(pairs: _Pairs, carried: Values) -> Values:
+    def code_of(code: _Code, tree: Values, numbers: Values, damping: Any) -> Any:
+        b, zero = code.b, code.integer(0)
+        x, y, z = (code.spread(number) for number in numbers)
+
+        def body(pairs: _Pairs, carried: Values, damping: Any) -> Values:
             s, w = pairs.cavity
             size = x  # |g|
             if not even:
                 t = code.both(s, w)
                 if on:  # x for all but the largest, which get y
-                    size = b.select(b.fcmp_ordered("==", t, z), y, x)
+                    size = b.select(b.icmp_signed("==", t, z), y, x)
                 else:  # x is -(b + sum), y is -b
-                    size = code.max(b.fadd(code.min(code.max(t, zero), y), x), zero)
-            moved = []
-            for which, other in ((0, w), (1, s))[:n_learned]:
+                    size = code.max(b.add(code.min(code.max(t, zero), y), x), zero)
+            for which, other in ((0, w), (1, s))[: n_kept or 2]:
                 if on:
-                    new = code.min(code.max(b.fadd(other, size), zero), size)
+                    new = code.min(code.max(b.add(other, size), zero), size)
                 else:
-                    new = b.fneg(code.min(code.max(other, zero), size))
-                moved.append(pairs.send(which, new, damping if damps else None))
-            for bits in moved if keeps else []:
-                carried = [b.or_(carried[0], bits)]
+                    new = b.sub(zero, code.min(code.max(other, zero), size))
+                changed = pairs.send(which, new, damping)
+                if n_kept:
+                    carried = [b.or_(carried[0], changed)]
             return carried
 
-        found = _walk(code, tree, [code.integer(0)] if keeps else [], body)
-        if not keeps:
+        def walk(damping: Any) -> Values:
+            start = [ir.Constant(_SHORTS, [0] * LANES)] if n_kept else []
+            return _walk(code, tree, start, lambda pairs, carried: body(pairs, carried, damping))
+
+        if not n_kept:
+            walk(None)
             return None
+        none = [ir.Constant(_SHORTS, [0] * LANES)]
+        if n_kept == 1:
+            found = walk(None)
+        else:
+            plain = b.fcmp_ordered("==", damping, ir.Constant(F32, 1.0))
+            found = code.where(plain, none, lambda: walk(None))
+            found = code.where(b.not_(plain), found, lambda: walk(code.spread(damping)))
         return code.fold(found[0], b.or_)
 
     return code_of
 
 
-def tree_of(n_kept: int, n_learned: int) -> tuple[Any, ...]:
-    """Both first passes, and second ones: off, off evenly, on, on evenly.
-
-    Of trees that keep so many of a pair's two messages, and that send so many.
-    """
-    result = types.int32 if n_kept else types.void
+def tree_of(n_kept: int) -> tuple[Any, ...]:
+    """Both first passes, and second ones: off, off evenly, on, on evenly; of trees that keep so many."""
+    result = types.int16 if n_kept else types.void
     spots = 2 + n_kept
     tells = [
-        _inline(spots, 4, result, _tell(on, even, n_learned, n_kept == 2))
-        for on in (False, True)
-        for even in (False, True)
+        _inline(spots, 3, result, _tell(on, even, n_kept)) for on in (False, True) for even in (False, True)
     ]
     return (
-        _inline(spots, 1, types.float32, _look_off),
-        _inline(spots, 1, types.UniTuple(types.float32, 2), _look_on),
+        _inline(spots, 1, types.int32, _look_off),
+        _inline(spots, 1, types.UniTuple(types.int32, 2), _look_on),
         *tells,
     )

@@ -1,0 +1,179 @@
+// Sweeps over the AND-OR trees of hierarchical compositional networks. gpu.py compiles this text and launches
+// it; reference.py is its oracle.
+//
+// A thread block takes a chain (or a row) through its trees one after the other; its threads share the pairs of
+// a tree. All numbers are whole, and sums of them the same in any order: the bits are those of a processor. What
+// a tree needs by the sign of its evidence is told in cpu/trees.py.
+//
+// tests/gpu/emulator.hpp gives the CUDA words below a meaning for a C++ compiler: the tests run this very text on
+// a processor.
+
+constexpr int THREADS = 256;  // of a thread block; gpu.py launches with the same number
+constexpr int WARPS = THREADS / 32;
+constexpr int LEAST = -(1 << 30);
+constexpr unsigned EVERY_LANE = 0xffffffffu;
+
+__device__ __forceinline__ int smaller(int a, int b) { return a < b ? a : b; }
+__device__ __forceinline__ int larger(int a, int b) { return a > b ? a : b; }
+
+struct Shape {
+    int channels, height, width, high, wide, h, w, features;
+};
+
+// The pairs of a pixel: a few runs of equal length.
+struct Tree {
+    int rows, run, s_step, w_step, s, w;
+};
+
+__device__ __forceinline__ Tree tree_of(const Shape& shape, int channel, int y, int x) {
+    const int r = larger(0, y - shape.h + 1), c = larger(0, x - shape.w + 1);
+    const int cols = smaller(shape.wide - 1, x) - c + 1;
+    const int i = r - y + shape.h - 1, j = c - x + shape.w - 1;
+    Tree tree;
+    tree.rows = smaller(shape.high - 1, y) - r + 1;
+    tree.run = cols * shape.features;
+    tree.s_step = shape.wide * shape.features;
+    tree.w_step = shape.w * shape.features;
+    tree.s = (r * shape.wide + c) * shape.features;
+    tree.w = ((channel * shape.h + i) * shape.w + j) * shape.features;
+    return tree;
+}
+
+// The sum, the largest and the second largest over a thread block, in all threads.
+__device__ __forceinline__ void join(int& total, int& first, int& second) {
+    __shared__ int sums[WARPS], firsts[WARPS], seconds[WARPS];
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        total += __shfl_xor_sync(EVERY_LANE, total, step);
+        const int other = __shfl_xor_sync(EVERY_LANE, first, step);
+        const int next = __shfl_xor_sync(EVERY_LANE, second, step);
+        second = larger(smaller(first, other), larger(second, next));
+        first = larger(first, other);
+    }
+    if (threadIdx.x % 32 == 0) {
+        sums[threadIdx.x / 32] = total;
+        firsts[threadIdx.x / 32] = first;
+        seconds[threadIdx.x / 32] = second;
+    }
+    __syncthreads();
+    total = sums[0];
+    first = firsts[0];
+    second = seconds[0];
+#pragma unroll
+    for (int warp = 1; warp < WARPS; ++warp) {
+        total += sums[warp];
+        second = larger(smaller(first, firsts[warp]), larger(second, seconds[warp]));
+        first = larger(first, firsts[warp]);
+    }
+    __syncthreads();  // the next call writes the arrays again
+}
+
+// max(0, other + g) - max(0, other)
+__device__ __forceinline__ int message(int other, int g) {
+    return larger(0, other + g) - larger(0, other);
+}
+
+// What a thread's part of a tree holds and gets. KEPT messages of a pair are stored; of one alone weights are fixed.
+// Returns whether a stored message has changed.
+template <int KEPT>
+__device__ __forceinline__ bool update(const Tree& tree, int b, int* s, int* w, short* to_s, short* to_w,
+                                       float damping) {
+    const int pairs = tree.rows * tree.run;
+    int total = 0, first = LEAST, second = LEAST;
+    for (int k = threadIdx.x; k < pairs; k += THREADS) {
+        const int row = k / tree.run, at = k - row * tree.run;
+        const int in_s = s[tree.s + row * tree.s_step + at] - (KEPT ? to_s[k] : 0);
+        const int in_w = w[tree.w + row * tree.w_step + at] - (KEPT == 2 ? to_w[k] : 0);
+        const int t = smaller(in_s + in_w, smaller(in_s, in_w));
+        total += smaller(larger(t, 0), larger(b, -b));
+        second = larger(second, smaller(first, t));
+        first = larger(first, t);
+    }
+    join(total, first, second);
+    const int rest = smaller(b, larger(0, -first)), top = smaller(b, larger(0, -second));
+    bool changed = false;
+    for (int k = threadIdx.x; k < pairs; k += THREADS) {
+        const int row = k / tree.run, at = k - row * tree.run;
+        int& place = s[tree.s + row * tree.s_step + at];
+        int& weight = w[tree.w + row * tree.w_step + at];
+        const int old_s = KEPT ? to_s[k] : 0, old_w = KEPT == 2 ? to_w[k] : 0;
+        const int in_s = place - old_s, in_w = weight - old_w;
+        const int t = smaller(in_s + in_w, smaller(in_s, in_w));
+        const int g = b < 0 ? smaller(0, b + total - smaller(larger(t, 0), -b)) : t == first ? top : rest;
+        int change = message(in_w, g) - old_s;
+        if (KEPT == 2) change = static_cast<int>(rintf(damping * static_cast<float>(change)));
+        if (change) place += change;
+        if (KEPT) {
+            to_s[k] = static_cast<short>(old_s + change);
+            changed |= change != 0;
+        }
+        if (KEPT == 1) continue;
+        change = message(in_s, g) - old_w;
+        if (KEPT == 2) {
+            change = static_cast<int>(rintf(damping * static_cast<float>(change)));
+            to_w[k] = static_cast<short>(old_w + change);
+            changed |= change != 0;
+        }
+        if (change) weight += change;
+    }
+    return changed;
+}
+
+// Trees of the images of one thread block, in order; how many of them moved.
+template <int KEPT>
+__device__ __forceinline__ int walk(const Shape& shape, const int* evidence, const int* order, int pixels, int* s,
+                                    int* w, short* to_s, short* to_w, int room, const int* begins, float damping) {
+    const int plane = shape.height * shape.width, places = shape.high * shape.wide * shape.features;
+    int moved = 0;
+    for (int p = 0; p < pixels; ++p) {
+        const int index = order[p], pixel = index % plane, layer = index / plane;  // image and channel
+        const int b = evidence[index];
+        if (b == 0) continue;
+        const int image = layer / shape.channels, channel = layer % shape.channels;
+        const Tree tree = tree_of(shape, channel, pixel / shape.width, pixel % shape.width);
+        const size_t kept = KEPT ? static_cast<size_t>(layer) * room + begins[pixel] : 0;
+        const bool changed = update<KEPT>(tree, b, s + static_cast<size_t>(image) * places, w, to_s + kept,
+                                          to_w + (KEPT == 2 ? kept : 0), damping);
+        if (KEPT)
+            moved += __syncthreads_count(changed) != 0;  // also: all beliefs are written
+        else
+            __syncthreads();
+    }
+    return moved;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    hcn_sweep(const int* evidence, const int* order, int pixels, int images, int channels, int height, int width,
+              int h, int w, int features, int* s, int* weights) {
+    const Shape shape = {channels, height, width, height - h + 1, width - w + 1, h, w, features};
+    const size_t chain = blockIdx.x, places = static_cast<size_t>(shape.high) * shape.wide * features;
+    walk<0>(shape, evidence + chain * pixels, order + chain * pixels, pixels, s + chain * images * places,
+            weights + chain * channels * h * w * features, nullptr, nullptr, 0, nullptr, 1.0f);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    hcn_sweep_messages(const int* evidence, const int* order, int pixels, int images, int channels, int height,
+                       int width, int h, int w, int features, int* s, int* weights, short* to_s, short* to_w,
+                       int room, const int* begins, float damping, int* moved) {
+    const Shape shape = {channels, height, width, height - h + 1, width - w + 1, h, w, features};
+    const size_t chain = blockIdx.x, places = static_cast<size_t>(shape.high) * shape.wide * features;
+    const size_t messages = chain * images * channels * room;
+    const int count =
+        walk<2>(shape, evidence + chain * pixels, order + chain * pixels, pixels, s + chain * images * places,
+                weights + chain * channels * h * w * features, to_s + messages, to_w + messages, room, begins, damping);
+    if (threadIdx.x == 0) moved[chain] = count;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    hcn_decode(const int* evidence, const int* order, int pixels, int channels, int height, int width, int h, int w,
+               int features, int* s, int* weights, short* to_s, int room, const int* begins, int sweeps, int* moved) {
+    const Shape shape = {channels, height, width, height - h + 1, width - w + 1, h, w, features};
+    const size_t row = blockIdx.x, places = static_cast<size_t>(shape.high) * shape.wide * features;
+    int count = 0;
+    for (int sweep = 0; sweep < sweeps; ++sweep) {
+        count = walk<1>(shape, evidence + row * pixels, order + row * pixels, pixels, s + row * places, weights,
+                        to_s + row * channels * room, nullptr, room, begins, 1.0f);
+        if (count == 0) break;
+    }
+    if (threadIdx.x == 0) moved[row] = count;
+}

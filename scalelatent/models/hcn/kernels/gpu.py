@@ -1,0 +1,60 @@
+"""Sweeps over AND-OR trees in CuPy: launches of the kernels of ``gpu.cu``, a thread block a chain or row.
+
+Arrays lie on the device and are changed there; what has moved comes back to the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cupy
+import numpy as np
+
+from scalelatent.kernels.cuda import Kernels
+
+from .exact import HARD
+from .windows import MESSAGE_ROOM, starts
+
+_launch = Kernels(__package__, 256).launch
+
+
+def _sizes(*numbers: int) -> tuple[np.int32, ...]:
+    return tuple(np.int32(n) for n in numbers)
+
+
+def _begins(image: tuple[int, ...], window: tuple[int, ...], n_features: int) -> tuple[Any, int]:
+    """Where the messages of each pixel begin, on the device, and how many there are."""
+    begins = starts(image, window, n_features)
+    return cupy.asarray(begins.astype(np.int32)), int(begins[-1])
+
+
+def sweep(evidence: Any, order: Any, s: Any, w: Any) -> None:
+    """See :func:`..reference.sweep`; all int32, on the device."""
+    images = evidence.shape[1:]
+    sizes = _sizes(order.shape[1], *images, *w.shape[2:])
+    _launch("hcn_sweep", (len(order),), evidence, order, *sizes, s, w)
+
+
+def sweep_messages(
+    evidence: Any, order: Any, s: Any, w: Any, to_s: Any, to_w: Any, damping: float
+) -> np.ndarray:
+    """See :func:`..reference.sweep_messages`; int32 and int16, on the device."""
+    sizes = _sizes(order.shape[1], *evidence.shape[1:], *w.shape[2:])
+    begins, _ = _begins(evidence.shape[3:], w.shape[2:4], w.shape[4])
+    moved = cupy.empty(len(order), dtype=np.int32)
+    kept = (to_s, to_w, np.int32(to_s.shape[3]), begins, np.float32(damping))
+    _launch("hcn_sweep_messages", (len(order),), evidence, order, *sizes, s, w, *kept, moved)
+    return moved.get().astype(np.int64)
+
+
+def decode(evidence: Any, order: Any, s: Any, w: Any, n_sweeps: int) -> np.ndarray:
+    """See :func:`..reference.decode`; int32, and bool on the host, the rest on the device."""
+    begins, pairs = _begins(evidence.shape[2:], w.shape[1:3], w.shape[3])
+    room = pairs + MESSAGE_ROOM
+    kept = cupy.zeros((*evidence.shape[:2], room), dtype=np.int16)
+    hard = cupy.asarray(np.where(w, np.int32(HARD), np.int32(-HARD)))
+    moved = cupy.empty(len(order), dtype=np.int32)
+    sizes = _sizes(order.shape[1], *evidence.shape[1:], *w.shape[1:])
+    rest = (s, hard, kept, np.int32(room), begins, np.int32(n_sweeps))
+    _launch("hcn_decode", (len(order),), evidence, order, *sizes, *rest, moved)
+    return moved.get().astype(np.int64)
