@@ -206,6 +206,8 @@ std::string letter() {
         return "d";
     } else if constexpr (std::is_same_v<P, int>) {
         return "i";
+    } else if constexpr (std::is_same_v<P, short>) {
+        return "h";
     } else {
         static_assert(std::is_same_v<P, unsigned char>, "a new parameter type: give it numpy's letter");
         return "B";

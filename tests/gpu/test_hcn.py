@@ -12,12 +12,12 @@ from scalelatent.models.hcn.kernels import reference
 from scalelatent.models.hcn.kernels.order import shuffled
 from tests.models.hcn.cases import draw_sweep, no_messages
 
+# chains, images, (channels, height, width), window, features
 SHAPES = [
-    (1, 1, (1, 5, 5), (2, 3), 1),
-    (2, 2, (1, 7, 6), (3, 2), 5),
-    (1, 2, (3, 6, 7), (6, 7), 19),
-    (1, 1, (16, 4, 5), (2, 2), 17),
-    (3, 1, (1, 6, 9), (4, 5), 32),
+    (1, 1, (1, 3, 4), (2, 3), 1),
+    (2, 1, (1, 4, 3), (3, 2), 5),
+    (1, 2, (2, 3, 4), (3, 4), 33),
+    (1, 1, (16, 1, 3), (1, 2), 17),
 ]
 
 
@@ -51,7 +51,7 @@ def check_messages(gpu, shape, damping: float) -> None:
     evidence, order, s, w = draw_sweep(2, *shape)
     want = [s.copy(), w.copy(), no_messages(evidence, w), no_messages(evidence, w)]
     found = [gpu.cupy.asarray(a.copy()) for a in want]
-    for _ in range(3):
+    for _ in range(2):
         wanted = reference.sweep_messages(evidence, order, *want, damping)
         moved = gpu.sweep_messages(gpu.cupy.asarray(evidence), gpu.cupy.asarray(order), *found, damping)
         assert_array_equal(moved, wanted)
@@ -63,8 +63,8 @@ def check_decode(gpu, shape) -> None:
     evidence, _, s, w = draw_sweep(3, *shape)
     order = shuffled(0, "test", 0, np.arange(len(s[0])), evidence[0, 0].size)
     found = gpu.cupy.asarray(s[0].copy())
-    moved = gpu.decode(gpu.cupy.asarray(evidence[0]), gpu.cupy.asarray(order), found, w[0] > 0, 6)
-    assert_array_equal(moved, reference.decode(evidence[0], order, s[0], w[0] > 0, 6))
+    moved = gpu.decode(gpu.cupy.asarray(evidence[0]), gpu.cupy.asarray(order), found, w[0] > 0, 3)
+    assert_array_equal(moved, reference.decode(evidence[0], order, s[0], w[0] > 0, 3))
     assert_array_equal(found.get(), s[0])
 
 
@@ -73,10 +73,9 @@ def test_sweep_emulated(emulated_gpu, shape) -> None:
     check_sweep(emulated_gpu, shape)
 
 
-@pytest.mark.parametrize("damping", [1.0, 0.8])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_messages_emulated(emulated_gpu, shape, damping) -> None:
-    check_messages(emulated_gpu, shape, damping)
+def test_messages_emulated(emulated_gpu, shape) -> None:
+    check_messages(emulated_gpu, shape, 0.8)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

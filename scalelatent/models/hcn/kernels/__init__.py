@@ -14,6 +14,8 @@ KERNELS = {
     f"hcn_{name}": {
         "reference": f"{_HERE}.reference:{name}",
         "numba": f"{_HERE}.cpu.{module}:{name}",
+        # What lies where is decided one by one: workers with a device do it on the host.
+        "cupy": f"{_HERE}.gpu:{name}" if module == "sweeps" else f"{_HERE}.cpu.{module}:{name}",
     }
     for name, module in _MODULES.items()
 }

@@ -1,12 +1,12 @@
 // Sweeps over the AND-OR trees of hierarchical compositional networks. gpu.py compiles this text and launches
 // it; reference.py is its oracle.
 //
-// A thread block takes a chain (or a row) through its trees one after the other; its threads share the pairs of
-// a tree. All numbers are whole, and sums of them the same in any order: the bits are those of a processor. What
-// a tree needs by the sign of its evidence is told in cpu/trees.py.
+// A thread block takes a chain (or a row) through its trees one after the other; its threads share the pairs
+// of a tree. All numbers are whole, and sums of them the same in any order: the bits are those of a processor.
+// What a tree needs by the sign of its evidence is told in cpu/trees.py.
 //
-// tests/gpu/emulator.hpp gives the CUDA words below a meaning for a C++ compiler: the tests run this very text on
-// a processor.
+// tests/gpu/emulator.hpp gives the CUDA words below a meaning for a C++ compiler: the tests run this very
+// text on a processor.
 
 constexpr int THREADS = 256;  // of a thread block; gpu.py launches with the same number
 constexpr int WARPS = THREADS / 32;
@@ -39,33 +39,41 @@ __device__ __forceinline__ Tree tree_of(const Shape& shape, int channel, int y, 
     return tree;
 }
 
-// The sum, the largest and the second largest over a thread block, in all threads.
-__device__ __forceinline__ void join(int& total, int& first, int& second) {
-    __shared__ int sums[WARPS], firsts[WARPS], seconds[WARPS];
+// A sum over a thread block, in all threads.
+__device__ __forceinline__ int add_up(int total) {
+    __shared__ int sums[WARPS];
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(EVERY_LANE, total, step);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = total;
+    __syncthreads();
+    total = 0;
+#pragma unroll
+    for (int warp = 0; warp < WARPS; ++warp) total += sums[warp];
+    return total;  // the array is written again after another barrier
+}
+
+// The largest and the second largest over a thread block, in all threads.
+__device__ __forceinline__ void largest_two(int& first, int& second) {
+    __shared__ int firsts[WARPS], seconds[WARPS];
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
-        total += __shfl_xor_sync(EVERY_LANE, total, step);
         const int other = __shfl_xor_sync(EVERY_LANE, first, step);
         const int next = __shfl_xor_sync(EVERY_LANE, second, step);
         second = larger(smaller(first, other), larger(second, next));
         first = larger(first, other);
     }
     if (threadIdx.x % 32 == 0) {
-        sums[threadIdx.x / 32] = total;
         firsts[threadIdx.x / 32] = first;
         seconds[threadIdx.x / 32] = second;
     }
     __syncthreads();
-    total = sums[0];
     first = firsts[0];
     second = seconds[0];
 #pragma unroll
     for (int warp = 1; warp < WARPS; ++warp) {
-        total += sums[warp];
         second = larger(smaller(first, firsts[warp]), larger(second, seconds[warp]));
         first = larger(first, firsts[warp]);
     }
-    __syncthreads();  // the next call writes the arrays again
 }
 
 // max(0, other + g) - max(0, other)
@@ -73,8 +81,8 @@ __device__ __forceinline__ int message(int other, int g) {
     return larger(0, other + g) - larger(0, other);
 }
 
-// What a thread's part of a tree holds and gets. KEPT messages of a pair are stored; of one alone weights are fixed.
-// Returns whether a stored message has changed.
+// Messages to a thread's pairs of a tree. KEPT of a pair are stored; where it is one, weights are fixed. Returns
+// whether a stored message has changed.
 template <int KEPT>
 __device__ __forceinline__ bool update(const Tree& tree, int b, int* s, int* w, short* to_s, short* to_w,
                                        float damping) {
@@ -85,11 +93,17 @@ __device__ __forceinline__ bool update(const Tree& tree, int b, int* s, int* w, 
         const int in_s = s[tree.s + row * tree.s_step + at] - (KEPT ? to_s[k] : 0);
         const int in_w = w[tree.w + row * tree.w_step + at] - (KEPT == 2 ? to_w[k] : 0);
         const int t = smaller(in_s + in_w, smaller(in_s, in_w));
-        total += smaller(larger(t, 0), larger(b, -b));
-        second = larger(second, smaller(first, t));
-        first = larger(first, t);
+        if (b < 0) {
+            total += smaller(larger(t, 0), -b);
+        } else {
+            second = larger(second, smaller(first, t));
+            first = larger(first, t);
+        }
     }
-    join(total, first, second);
+    if (b < 0)
+        total = add_up(total);
+    else
+        largest_two(first, second);
     const int rest = smaller(b, larger(0, -first)), top = smaller(b, larger(0, -second));
     bool changed = false;
     for (int k = threadIdx.x; k < pairs; k += THREADS) {

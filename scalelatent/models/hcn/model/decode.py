@@ -40,21 +40,18 @@ class Decoder:
         order = shuffled(self.seed, "hcn decode", 0, rows, self.layer.n_pixels)
         s = backend.xp.asarray(self.layer.no_places(len(rows)))
         messages = backend.xp.asarray(evidence), backend.xp.asarray(order)
-        moved = backend.kernel("hcn_decode")(*messages, s, backend.xp.asarray(self.weights), self.n_sweeps)
+        moved = backend.kernel("hcn_decode")(*messages, s, self.weights, self.n_sweeps)
         return backend.to_host(s), backend.to_host(moved)
 
     def places(self, evidence: np.ndarray, rows: np.ndarray, backend: Any) -> np.ndarray:
         """S, uint8 (rows, HS, WS, F): what is believed, improved feature by feature."""
         s = (self.beliefs(evidence, rows, backend)[0] > 0).view(np.uint8)
-        placed, on = backend.xp.asarray(s), backend.xp.asarray(self.weights)
-        cost = -float(self.layer.prior)
-        kept = backend.kernel("hcn_improve")(backend.xp.asarray(evidence), placed, on, cost)
-        return backend.to_host(kept)
+        improve = backend.kernel("hcn_improve")  # on the host, whatever the device
+        return improve(evidence, s, self.weights, -float(self.layer.prior))
 
     def layers(self, s: np.ndarray, backend: Any) -> np.ndarray:
         """How many features lie over each pixel, int32 (rows, channels, height, width)."""
-        cover = backend.kernel("hcn_cover")
-        return backend.to_host(cover(backend.xp.asarray(s), backend.xp.asarray(self.weights)))
+        return backend.kernel("hcn_cover")(s, self.weights)
 
 
 @dataclass(frozen=True)
