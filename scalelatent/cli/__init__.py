@@ -12,6 +12,7 @@ import sys
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from . import cluster, data, imports, jobs, makes, run
 from .exits import INTERRUPTED, ended_in_one_line, is_usage, tell_usage
@@ -31,12 +32,24 @@ from .show import (
 
 __all__ = ["app", "main"]
 
+
+class _Verbs(TyperGroup):
+    """Names the kinds of models, ours and those of other packages, where help is asked for."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from scalelatent.contract.kinds import known_kinds
+
+        kinds = sorted(kind.name for kind in known_kinds().values() if not kind.python_only)
+        self.epilog = f"Models: {', '.join(kinds)}. Start with: scalelatent demo"
+        super().format_help(ctx, formatter)
+
+
 app = typer.Typer(
+    cls=_Verbs,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Fit latent-variable models to image sets of any size, out of core, on one machine or a cluster.",
-    epilog="Start with: scalelatent demo",
 )
 model_app = typer.Typer(no_args_is_help=True, help="Look at fitted models.")
 data.app.add_typer(imports.app, name="import")

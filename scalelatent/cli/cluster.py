@@ -176,7 +176,7 @@ def certificates(
 def warm(
     kinds: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KIND]...", help="capsule, crbm, mbn, data, evaluation; all by default."),
+        typer.Argument(metavar="[KIND]...", help="Models, data, evaluation; all by default."),
     ] = None,
     scheduler: Annotated[
         str | None, typer.Option(metavar="URL", help="On every host of this cluster instead of here.")

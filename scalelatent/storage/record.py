@@ -9,6 +9,7 @@ import io
 import json
 import threading
 import zipfile
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from scalelatent.errors import RunError
 from .disk import Location, locate
 from .old_names import MOVED
 
+MODELS = "scalelatent.models"
+"""Entry points by which packages declare their models."""
+
 _DIGEST = 32
-_TYPES_FROM = "scalelatent."
 # numpy parses an array's header by Python's own parser, which counts its depth once for all threads in some
 # releases: two at a time may end in "SystemError: AST constructor recursion depth mismatch" (gh-106905).
 _reading = threading.Lock()
@@ -114,6 +117,14 @@ def _flatten(value: Any, arrays: dict[str, np.ndarray], names: dict[Any, str]) -
     raise TypeError(f"a record holds dataclasses, arrays and plain values, not {type(value).__name__}")
 
 
+def _is_trusted(module: str) -> bool:
+    """Whether a record may name types of a module: ours, and those of packages that declare models."""
+    package = module.partition(".")[0]
+    if package == "scalelatent":
+        return True
+    return any(point.module.partition(".")[0] == package for point in entry_points(group=MODELS))
+
+
 def _build(head: Any, arrays: Any) -> Any:
     if isinstance(head, list):
         return [_build(v, arrays) for v in head]
@@ -126,8 +137,11 @@ def _build(head: Any, arrays: Any) -> Any:
     if "!dict" in head:
         return {k: _build(v, arrays) for k, v in head["!dict"].items()}
     module, _, name = str(head["!type"]).partition(":")
-    if not module.startswith(_TYPES_FROM):
-        raise RunError(f"the record names the type {head['!type']!r}, which is not one of scalelatent's")
+    if not _is_trusted(module):
+        raise RunError(
+            f"the record names the type {head['!type']!r}, which is not one of scalelatent's, nor of a package "
+            f"that declares models here (entry points {MODELS})"
+        )
     try:
         cls = getattr(importlib.import_module(MOVED.get(module, module)), name)
     except (ImportError, AttributeError):
