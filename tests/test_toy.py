@@ -150,7 +150,7 @@ def test_tasks_and_the_page_name_it(rows: str, tmp_path: Path) -> None:
     ds = sl.open_dataset(rows)
     workers = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0")
     with workers, Client(workers) as client:
-        assert install(client) == ""
+        assert not install(client)
         with ClusterLog(client, str(tmp_path), job="toy-1", model="kmeans", name="toy") as log:
             model = toy().fit(ds, client=client, callbacks=[log], engine={"leaf_rows": 64, "block_rows": 32})
         tasks = client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.task_prefixes))
@@ -158,5 +158,5 @@ def test_tasks_and_the_page_name_it(rows: str, tmp_path: Path) -> None:
         with urllib.request.urlopen(f"{base}/scalelatent.json?job=toy-1", timeout=30) as answer:
             page = json.load(answer)
     assert any(name.startswith("kmeans_estep") for name in tasks)
-    assert [job["model"] for job in page["jobs"]] == ["kmeans"]
-    assert page["job"]["pass"] == model.n_iter_
+    assert "kmeans" in [job["model"] for job in page["jobs"]]
+    assert (page["job"]["model"], page["job"]["pass"]) == ("kmeans", model.n_iter_)
