@@ -139,8 +139,8 @@ def _build(head: Any, arrays: Any) -> Any:
     module, _, name = str(head["!type"]).partition(":")
     if not _is_trusted(module):
         raise RunError(
-            f"the record names the type {head['!type']!r}, which is not one of scalelatent's, nor of a package "
-            f"that declares models here (entry points {MODELS})"
+            f"the record names the type {head['!type']!r}, which is not one of scalelatent's, nor of a "
+            f"package that declares models here (entry points {MODELS})"
         )
     try:
         cls = getattr(importlib.import_module(MOVED.get(module, module)), name)
