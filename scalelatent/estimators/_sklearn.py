@@ -34,13 +34,7 @@ def wrap_output(estimator: Any, found: Any, X: Any) -> Any:
 
 
 def check_weights(sample_weight: Any, X: Any) -> np.ndarray:
-    """Sample weights (n), float64, finite and not negative.
-
-    Raises
-    ------
-    ValueError
-        They are something else.
-    """
+    """Sample weights (n), float64, finite and not negative."""
     if _check_sample_weight is not None:
         return np.asarray(_check_sample_weight(sample_weight, X, ensure_non_negative=True))
     if np.ndim(sample_weight) == 0:

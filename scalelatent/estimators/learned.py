@@ -15,29 +15,6 @@ FIT_AGAIN = "fit again"
 class Learned:
     """A fitted parameter of an estimator. Predictions come from more than this one array, so that another in
     its place would be ignored, or agree with half of the rest: to set it is an error that says what works.
-
-    A fit puts the value into the estimator's ``__dict__``; or ``of`` computes it from what else is there.
-
-    Parameters
-    ----------
-    remedy : str
-        What the error tells to do; ``{0}`` is the attribute's name.
-    of : callable, optional
-        Estimator -> value; an AttributeError of it means that nothing was fitted yet.
-
-    Examples
-    --------
-    >>> class Model:
-    ...     w_ = Learned(FIT_AGAIN)
-    >>> m = Model()
-    >>> hasattr(m, "w_")
-    False
-    >>> vars(m)["w_"] = 3
-    >>> m.w_
-    3
-    >>> m.w_ = 4
-    Traceback (most recent call last):
-    AttributeError: w_ of Model is what a fit has learned, and cannot be set: fit again
     """
 
     def __init__(self, remedy: str, of: Callable[[Any], Any] | None = None) -> None:
@@ -65,26 +42,7 @@ class Learned:
 
 
 def learned_of(model: Any) -> dict[str, Any]:
-    """What a fitted model has learned, by name: scalars and short lists; shape and dtype of larger arrays.
-
-    Parameters
-    ----------
-    model : estimator
-
-    Returns
-    -------
-    dict
-        Empty before a fit. What is empty, such as the history of a model that was loaded, is left out.
-
-    Examples
-    --------
-    >>> class Model:
-    ...     w_ = Learned(FIT_AGAIN)
-    >>> m = Model()
-    >>> m.n_iter_, vars(m)["w_"] = 3, [1, 2]
-    >>> learned_of(m)
-    {'n_iter_': 3, 'w_': [1, 2]}
-    """
+    """What a fitted model has learned, by name: scalars and short lists; shape and dtype of larger arrays."""
     kinds = {
         name for owner in type(model).__mro__ for name, a in vars(owner).items() if isinstance(a, Learned)
     }
@@ -98,13 +56,7 @@ def learned_of(model: Any) -> dict[str, Any]:
 
 
 def brief(value: Any) -> Any:
-    """A scalar or a short list as it is; anything larger by shape.
-
-    Examples
-    --------
-    >>> brief([1, 2]), brief(list(range(50)))
-    ([1, 2], '50 entries')
-    """
+    """A scalar or a short list as it is; anything larger by shape."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         if value.size <= 20:
             return value.tolist()
@@ -119,15 +71,7 @@ def brief(value: Any) -> Any:
 
 
 def learned_table(model: Any) -> str:
-    """What a model has learned as a table of HTML; empty before a fit.
-
-    Examples
-    --------
-    >>> class Model:
-    ...     def __init__(self): self.n_iter_ = 3
-    >>> learned_table(Model())
-    '<table><tr><th>n_iter_</th><td>3</td></tr></table>'
-    """
+    """What a model has learned as a table of HTML; empty before a fit."""
     rows = "".join(
         f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>"
         for name, value in learned_of(model).items()

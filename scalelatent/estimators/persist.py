@@ -34,18 +34,7 @@ def save_model(
     overwrite: bool = False,
     beside: Callable[[Location], dict[str, str]] | None = None,
 ) -> None:
-    """Write a model: what is there is whole, since the digests of its arrays are written last.
-
-    On a disk it is written aside and renamed. In an object store, which knows no rename, ``overwrite``
-    removes the old model first. ``beside`` writes datasets into the model's folder and returns their
-    fingerprints by name.
-
-    Raises
-    ------
-    DataError
-        Something lies there and ``overwrite`` is False, or it is no saved model, or the place cannot be
-        written.
-    """
+    """Write a model: what is there is whole, since the digests of its arrays are written last."""
     import zarr
 
     place = locate(url)
@@ -90,13 +79,7 @@ def _check_room(place: Location, overwrite: bool) -> None:
 def read_model(
     url: str | Path | Location,
 ) -> tuple[str, dict[str, Any], dict[str, Any], dict[str, np.ndarray]]:
-    """(kind, params, values, arrays) of a saved model.
-
-    Raises
-    ------
-    DataError
-        Missing, unfinished, no model, or of a newer format.
-    """
+    """(kind, params, values, arrays) of a saved model."""
     import zarr
 
     place = locate(url)

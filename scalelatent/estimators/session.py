@@ -72,7 +72,7 @@ def rows_as_begun(datasets: Mapping[str, Dataset], run_dir: Any) -> dict[str, Da
         return out
     try:
         kept = EngineStore(locate(run_dir).at("engine"), run="").identity() or {}
-    except ValueError:  # torn: whoever claims the folder says so
+    except ValueError:  # torn: claiming the folder says so
         kept = {}
     for name, ds in datasets.items():
         wanted = kept.get(f"{name} data")
@@ -135,7 +135,7 @@ class FitSession:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if self.run_dir is None:  # nobody can resume: what is left of a fit that failed goes too
+        if self.run_dir is None:  # it cannot be resumed: what a failed fit left goes too
             self.finish()
         self._exit.close()
 
@@ -445,7 +445,7 @@ class FitSession:
         return StoredSets(json.dumps(_spec(kept, place)), step.sets.set_rows)
 
     def encode(self, step: Encode) -> Rows | None:
-        """Rows through a map, tile by tile; None where a resumed fit has done it, and nobody wants them."""
+        """Rows through a map, tile by tile; None where a resumed fit needs them no more."""
         stage = f"{self.kind}_{step.name}"
         kept = self._records.load_result(stage)
         place = self._place(step.name, step.kept)
@@ -478,7 +478,7 @@ class FitSession:
         if rows is None:
             raise RunError(
                 f"{self._records.place.url}: the record of {stage} cannot be read, and the rows that it was "
-                "made of are gone: start anew in another run_dir"
+                "made of are gone: start again in another run_dir"
             )
         return self.rows(rows)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.contract.learners import BatchLearner, PartedMap, Reduction, RowMap, RowSets
 from scalelatent.data import Dataset
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.reading import RowMask
@@ -49,16 +50,10 @@ class Rows:
     maps : tuple of (name, RowMap)
         What they go through, in this order.
     mask : RowMask or None
-
-    Examples
-    --------
-    >>> rows = Rows(Dataset.from_arrays(np.zeros((6, 2)), [0, 1] * 3), mask=RowMask(2, 4, 0))
-    >>> rows.n_features, [len(part) for part in rows.pieces()]
-    (2, [2, 2])
     """
 
     dataset: Dataset
-    maps: tuple[tuple[str, Any], ...] = ()
+    maps: tuple[tuple[str, RowMap], ...] = ()
     mask: RowMask | None = None
 
     @property
@@ -116,11 +111,6 @@ class Remember:
         A function is not called where the run has begun before.
     about : mapping
         Told to the callbacks as a stage, where the function takes long.
-
-    Examples
-    --------
-    >>> Remember("start", lambda: {"decay": np.array(0.3)}).value()
-    {'decay': array(0.3)}
     """
 
     name: str
@@ -134,13 +124,7 @@ class Remember:
 
 @dataclass(frozen=True)
 class Derive:
-    """A result of results: ``function(*arguments)``, pure. Answer: its value, shared by all who ask the same.
-
-    Examples
-    --------
-    >>> Derive(max, (1, 2)).value()
-    2
-    """
+    """A pure function of results. Answer: its value; equal ones are computed once."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -155,7 +139,7 @@ class Collect:
     """One pass of a reduction over rows. Answer: its Stats, not to be changed."""
 
     name: str
-    reduction: Any
+    reduction: Reduction
     rows: Rows
     classes: np.ndarray | None = None
 
@@ -165,7 +149,7 @@ class Map:
     """Rows through a row map. Answer: Rows; they are written when a pass first wants them."""
 
     name: str
-    row_map: Any
+    row_map: RowMap
     rows: Rows
 
 
@@ -177,7 +161,7 @@ class Gather:
     """
 
     name: str
-    sets: Any
+    sets: RowSets
     rows: Rows | None
     about: Mapping[str, int] = field(default_factory=dict)
 
@@ -192,13 +176,13 @@ class Encode:
     kept : bool
         They stay with the run; else they go when the fit is done, or are named in ``over``.
     over : tuple of str
-        Names of earlier ones that nobody wants any more.
+        Names of earlier ones that are not needed any more.
     about : mapping
         Told to the callbacks with the stage.
     """
 
     name: str
-    row_map: Any
+    row_map: PartedMap
     rows: Rows | None
     kept: bool = False
     over: tuple[str, ...] = ()
@@ -214,11 +198,11 @@ class Learn:
     """
 
     name: str
-    learner: Any
+    learner: BatchLearner
     state: Any
     rows: Mapping[str, Rows]
     classes: np.ndarray | None
-    predictor: Callable[[Any], Any]
+    predictor: Callable[[Any], RowMap]
 
 
 @dataclass(frozen=True)

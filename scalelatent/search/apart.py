@@ -10,54 +10,12 @@ import numpy as np
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
-from scalelatent.data import Dataset
-from scalelatent.data.read.taken import take_rows
 from scalelatent.errors import DataError
 from scalelatent.estimators.session import FitSession
-from scalelatent.estimators.steps import Rows, Steps
 from scalelatent.storage.disk import Location, locate
 
-from .comparing_by import Scoring
-from .joint_fit import Candidate
-
-__all__ = ["fit_apart", "make_apart"]
-
-Split = tuple[np.ndarray, np.ndarray]
-
-
-def make_apart(
-    base: Any,
-    params: Sequence[Mapping[str, Any]],
-    train: Dataset,
-    held: Dataset | None,
-    splits: Sequence[Split] | None,
-) -> list[Candidate]:
-    """Every candidate on every set of rows, its parameters checked.
-
-    Raises
-    ------
-    ValueError
-        A parameter out of range, naming the candidate.
-    """
-    sets: list[tuple[Dataset, Dataset | None]] = [(train, held)]
-    if splits is not None:
-        sets = [(take_rows(train, learned), take_rows(train, scored)) for learned, scored in splits]
-    out = []
-    for number, own in enumerate(params):
-        model = clone(base).set_params(**own)
-        try:
-            model._check_params()
-        except ValueError as error:
-            raise ValueError(f"candidate {number} {dict(own)!r}: {error}") from error
-        for k, (rows, scored) in enumerate(sets):
-            key = f"{number:03d}" if splits is None else f"{number:03d}-f{k}"
-            assert scored is not None
-            out.append(Candidate(key, number, clone(model), _no_steps(), {"train": Rows(rows)}, Rows(scored)))
-    return out
-
-
-def _no_steps() -> Steps:
-    yield from ()
+from .candidates import Candidate
+from .criterion import Scoring
 
 
 def fit_apart(
@@ -72,26 +30,7 @@ def fit_apart(
     n_jobs: int | None,
     engine: Any,
 ) -> dict[str, float]:
-    """Fit and score them; what a resumed search has done is read again.
-
-    Parameters
-    ----------
-    candidates : sequence of Candidate
-    session : FitSession
-        Begun, in this process: it remembers the scores.
-    scoring : Scoring
-    seed : int
-        Of candidates whose own is None.
-    keeps_best : bool
-        The fits are on all rows, and the best of them is the result.
-    client, run_dir, n_jobs, engine
-        Of the fits.
-
-    Returns
-    -------
-    dict of str to float
-        Scores by key, without those of candidates whose numbers ran away (their ``error`` says so).
-    """
+    """Fit and score them; what a resumed search has done is read again."""
     scores: dict[str, float] = {}
     best: Candidate | None = None
     tell = session.callbacks.on_event
@@ -187,7 +126,7 @@ def _is_fitted(model: Any) -> bool:
 
 
 def _forget(one: Candidate, run_dir: Any) -> None:
-    """Let go of a model that nobody wants any more, and of its folder."""
+    """Let go of a model that has lost, and of its folder."""
     one.model = clone(one.model)
     if run_dir is not None:
         locate(run_dir).at("candidates").at(one.key).clear()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -12,30 +13,34 @@ from sklearn.model_selection import KFold, ParameterGrid, check_cv
 
 from scalelatent.contract.kinds import kind_of
 from scalelatent.data import Dataset
+from scalelatent.data.read.taken import take_rows
 from scalelatent.engine.reading import RowMask
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import StreamedEstimator
-from scalelatent.estimators.steps import Begin, Rows, first_step
+from scalelatent.estimators.steps import Begin, Derive, Rows, Steps, first_step
 
-from .joint_fit import Candidate, Memo
+Split = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass
+class Candidate:
+    """One fit among many: parameters on one set of rows."""
+
+    key: str
+    number: int
+    model: StreamedEstimator
+    steps: Steps
+    rows: Mapping[str, Rows]
+    held: Rows
+    step: Any = None
+    passes: int = 0
+    error: str | None = None
+    seconds: float = 0.0
+    score_seconds: float = 0.0
 
 
 def candidate_params(estimator: Any, given: Any) -> list[dict[str, Any]]:
-    """The parameters of each candidate, from a grid or as they are.
-
-    Raises
-    ------
-    TypeError
-        An estimator of another package.
-    ValueError
-        A parameter that the estimator has not, or that no search may vary; no candidate.
-
-    Examples
-    --------
-    >>> import scalelatent as sl
-    >>> candidate_params(sl.CapsuleRegression(), {"capsule_dim": [1, 2]})
-    [{'capsule_dim': 1}, {'capsule_dim': 2}]
-    """
+    """The parameters of each candidate, from a grid or as they are."""
     if not isinstance(estimator, StreamedEstimator) or kind_of(estimator).python_only:
         raise TypeError(
             "Search is for estimators of scalelatent that job files know; for "
@@ -59,25 +64,10 @@ def candidate_params(estimator: Any, given: Any) -> list[dict[str, Any]]:
     return params
 
 
-Split = tuple[np.ndarray, np.ndarray]
-
-
 def find_folds(
     cv: Any, rows: Dataset, groups: Any, *, shared: bool
 ) -> tuple[list[Split] | None, list[tuple[int, int]] | None]:
-    """The folds as row numbers or, where candidates share passes and every fold is a run, as runs alone.
-
-    Raises
-    ------
-    ValueError
-        Neither a number of folds, a splitter, pairs of row numbers nor None (5); row numbers that are not
-        there, or twice.
-
-    Examples
-    --------
-    >>> find_folds(3, Dataset.from_arrays(np.zeros((4, 1))), None, shared=True)
-    (None, [(0, 2), (2, 3), (3, 4)])
-    """
+    """The folds as row numbers or, where candidates share passes and every fold is a run, as runs alone."""
     n_rows, n = len(rows), 5 if cv is None else cv
     plain = isinstance(n, (int, np.integer)) and not isinstance(n, bool)
     splittable = not isinstance(n, str) and (hasattr(n, "split") or np.iterable(n))
@@ -139,17 +129,12 @@ def _as_runs(splits: Sequence[Split], n_rows: int) -> list[tuple[int, int]] | No
 
 
 def make_candidates(
-    base: Any,
+    base: StreamedEstimator,
     params: Iterable[dict[str, Any]],
     watched: Mapping[str, Dataset],
     folds: Sequence[tuple[int, int]] | None,
 ) -> list[Candidate]:
-    """Every candidate on every set of rows, folds of a candidate beside each other.
-
-    Examples
-    --------
-    See :class:`.Search`.
-    """
+    """Every candidate on every set of rows, folds of a candidate beside each other."""
     out = []
     # Candidates share the rows of a fold, and with them what is derived from these.
     whole = {name: Rows(ds) for name, ds in watched.items()}
@@ -175,15 +160,39 @@ def make_candidates(
     return out
 
 
-def check_candidate(one: Candidate, params: Mapping[str, Any], memo: Memo) -> Begin:
-    """What the candidate says before work begins; its errors name it.
+def make_apart(
+    base: StreamedEstimator,
+    params: Sequence[Mapping[str, Any]],
+    train: Dataset,
+    held: Dataset | None,
+    splits: Sequence[Split] | None,
+) -> list[Candidate]:
+    """Every candidate on every set of rows, its parameters checked."""
+    sets: list[tuple[Dataset, Dataset | None]] = [(train, held)]
+    if splits is not None:
+        sets = [(take_rows(train, learned), take_rows(train, scored)) for learned, scored in splits]
+    out = []
+    for number, own in enumerate(params):
+        model = clone(base).set_params(**own)
+        try:
+            model._check_params()
+        except ValueError as error:
+            raise ValueError(f"candidate {number} {dict(own)!r}: {error}") from error
+        for k, (rows, scored) in enumerate(sets):
+            key = f"{number:03d}" if splits is None else f"{number:03d}-f{k}"
+            assert scored is not None
+            out.append(Candidate(key, number, clone(model), _no_steps(), {"train": Rows(rows)}, Rows(scored)))
+    return out
 
-    Examples
-    --------
-    See :class:`.Search`.
-    """
+
+def _no_steps() -> Steps:
+    yield from ()
+
+
+def check_candidate(one: Candidate, params: Mapping[str, Any], derive: Callable[[Derive], Any]) -> Begin:
+    """What the candidate says before work begins; its errors name it."""
     try:
-        return first_step(one.steps, memo)
+        return first_step(one.steps, derive)
     except (ValueError, DataError) as error:
         where = f"candidate {one.number} {dict(params)!r}"
         if one.held.mask is not None:
@@ -201,17 +210,7 @@ def score_table(
     n_splits: int,
     error_score: Any,
 ) -> dict[str, Any]:
-    """``cv_results_`` of a search.
-
-    Parameters
-    ----------
-    scores : dict of str to float
-        By key of the candidate; one that is missing gets ``error_score``.
-
-    Examples
-    --------
-    See :class:`.Search`.
-    """
+    """``cv_results_`` of a search."""
     failed = np.nan if isinstance(error_score, str) else error_score
     per_split = np.array([scores.get(one.key, failed) for one in candidates], dtype=float)
     per_split = per_split.reshape(len(params), n_splits)

@@ -1,9 +1,4 @@
-"""Several learners over one pass: reading is what costs, so rows are read and decoded once for all of them.
-
-A joint statistic is the members' statistics one after the other. Each member sees the blocks and leaves that
-it would see alone, in the same order, so its sums have the same bits. Members whose rows are cut into other
-blocks or leaves go into a part of their own: the same pass, another reading.
-"""
+"""Several learners over one pass: rows are read and decoded once for all of them."""
 
 from __future__ import annotations
 
@@ -55,15 +50,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class JointReduction:
-    """Reductions that share the blocks of one grid: the ``Reduction`` of all.
-
-    Examples
-    --------
-    >>> from scalelatent.reductions.moments import SecondMoments
-    >>> joint = JointReduction((Slot("a", "train", SecondMoments(2), None),) * 2)
-    >>> joint.layout().size
-    12
-    """
+    """Reductions that share the blocks of one grid: the ``Reduction`` of all."""
 
     slots: tuple[Slot, ...]
 
@@ -125,16 +112,7 @@ class JointReduction:
 
 @dataclass(frozen=True)
 class JointState:
-    """States of the members that still learn.
-
-    Attributes
-    ----------
-    members : dict of str to state
-    failed : dict of str to str
-        What ended a member before its time.
-    iteration : int
-        Passes done; all members began together.
-    """
+    """States of the members that still learn."""
 
     members: dict[str, Any]
     failed: dict[str, str] = field(default_factory=dict)
@@ -143,16 +121,7 @@ class JointState:
 
 @dataclass(frozen=True)
 class JointLearner:
-    """Batch learners that learn from the same passes.
-
-    Attributes
-    ----------
-    members : dict of str to BatchLearner
-    parts : dict of str to tuple of (member, its part, RowMask or None)
-        Part of the joint pass -> who looks at it.
-    until : int
-        Stop after so many passes; 0 goes on until a member is done.
-    """
+    """Batch learners that learn from the same passes."""
 
     members: dict[str, Any]
     parts: dict[str, tuple[tuple[str, str, RowMask | None], ...]]
@@ -208,13 +177,7 @@ class JointLearner:
 
 
 def watched_error(summary: Mapping[str, Any]) -> float:
-    """What a summary says of how good the member is; lower is better.
-
-    Examples
-    --------
-    >>> watched_error({"objective": 2.0, "best_error": 0.1}), watched_error({"objective": float("nan")})
-    (0.1, inf)
-    """
+    """What a summary says of how good the member is; lower is better."""
     value = summary.get("best_error", summary.get("objective"))
     return float(value) if value is not None and np.isfinite(value) else float("inf")
 
@@ -263,22 +226,7 @@ def joint_stage(
     until: int = 0,
     **grid: Any,
 ) -> Stage:
-    """A stage whose learner is all members.
-
-    Parameters
-    ----------
-    name : str
-    members : dict of str to (learner, rows of its parts)
-        Rows that are the same object are read once.
-    device, classes, **grid
-        As in :func:`~.passes.make_stage`.
-    until : int
-        Of :class:`JointLearner`.
-
-    Examples
-    --------
-    See :class:`JointLearner`.
-    """
+    """A stage whose learner is all members."""
     found, parts = _Parts(), {}  # type: ignore[var-annotated]
     for key, (learner, rows) in members.items():
         own, reductions = _grids(name, learner, rows, device, grid), learner.reductions()
@@ -300,14 +248,7 @@ def joint_collection(
     classes: np.ndarray | None,
     **grid: Any,
 ) -> tuple[Stage, list[tuple[str, int]]]:
-    """A stage of one pass for many reductions.
-
-    Returns
-    -------
-    Stage
-    list of (part, slot)
-        Where each reduction's statistic will be: ``stage.reductions[part].split(stats)[slot]``.
-    """
+    """A stage of one pass for many reductions."""
     found, slots, places = _Parts(), {}, []  # type: ignore[var-annotated]
     for i, (reduction, part) in enumerate(wanted):
         own = _grids(name, {"train": reduction}, {"train": part}, device, grid)["train"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,68 +21,19 @@ from scalelatent.estimators.steps import (
     Map,
     Remember,
     Rows,
-    Steps,
 )
 from scalelatent.reductions.tally import ScoreTally
 from scalelatent.storage.record import same_array
 
+from .candidates import Candidate
 from .joint import Part, joint_collection
 from .joint_loop import Member, Outcome, fit_joint, joint_groups, kept_outcomes, stage_peak
-
-__all__ = ["Candidate", "Memo", "SharedFit"]
 
 SMALLER, NARROWER = "search over smaller candidates", "set projection lower"
 
 
-@dataclass
-class Candidate:
-    """One fit among many: parameters on one set of rows.
-
-    Attributes
-    ----------
-    key : str
-        ``"003"``, or ``"003-f1"`` for a fold: part of names in the run folder.
-    number : int
-        Of its parameters.
-    model : estimator
-    steps : generator
-        Of the model's fit, waiting for the answer to its ``Begin``.
-    rows : dict of str to Rows
-        What it learns from.
-    held : Rows
-        What it is scored on, as they were given.
-    step : object
-        What it waits for now; None where it is done.
-    passes : int
-        Passes of learning that it took.
-    error : str or None
-        What ended it before its time.
-    seconds, score_seconds : float
-        Of its fit, and of scoring: of passes that candidates share its share.
-    """
-
-    key: str
-    number: int
-    model: Any
-    steps: Steps
-    rows: Mapping[str, Rows]
-    held: Rows
-    step: Any = None
-    passes: int = 0
-    error: str | None = None
-    seconds: float = 0.0
-    score_seconds: float = 0.0
-
-
 class Memo:
-    """Results of results, computed once for all who ask the same.
-
-    Examples
-    --------
-    >>> memo, calls = Memo(), []
-    >>> [memo(Derive(lambda x: calls.append(x), (1,))) for _ in range(3)], calls
-    ([None, None, None], [1])
-    """
+    """Results of results, computed once for all who ask the same."""
 
     def __init__(self) -> None:
         self._kept: dict[Any, tuple[Any, Any]] = {}
@@ -97,14 +48,7 @@ class Memo:
 
 
 def identity(value: Any) -> Any:
-    """A key that is equal for equal plain values and for the same arrays, while these exist.
-
-    Examples
-    --------
-    >>> a = np.zeros(100)
-    >>> identity((a, [1])) == identity((a, [1])), identity(a) == identity(a.copy())
-    (True, False)
-    """
+    """A key that is equal for equal plain values and for the same arrays, while these exist."""
     if isinstance(value, np.ndarray):
         return same_array(value) if value.size > 64 else (value.tobytes(), value.shape, value.dtype.str)
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -118,25 +62,7 @@ def identity(value: Any) -> Any:
 
 
 class SharedFit:
-    """Serves the steps of many candidates.
-
-    Parameters
-    ----------
-    session : FitSession
-        Begun.
-    resources : Resources
-        Candidates that do not fit into memory together go in groups, one after the other.
-    scorer : callable
-        Stats of a :class:`~scalelatent.reductions.tally.ScoreTally` -> score, greater is better.
-    rungs : sequence of int
-        Successive halving: passes after which the worse half stops. Empty: nobody is stopped.
-    memo : Memo
-
-    Attributes
-    ----------
-    n_passes : int
-        Passes over the rows so far, of any kind.
-    """
+    """Serves the steps of many candidates."""
 
     def __init__(
         self,
@@ -160,7 +86,7 @@ class SharedFit:
         for one in candidates:
             self._go_on(one, answers[one.key])
         while waiting := [one for one in candidates if one.step is not None]:
-            # Passes of learning begin when nobody has anything left to do before.
+            # Passes of learning begin when no candidate has anything left to do before.
             if collecting := [one for one in waiting if isinstance(one.step, Collect)]:
                 names = {one.key: self._name(one.step) for one in collecting}
                 found = self.collect({names[one.key]: one.step for one in collecting})
@@ -185,7 +111,7 @@ class SharedFit:
             one.step = None
 
     def _name(self, step: Collect | Map) -> str:
-        """One name for one thing, whoever asks; numbered as they come, so that a resumed search finds it."""
+        """One name for one thing; numbered as they come, so that a resumed search finds it."""
         work = step.reduction if isinstance(step, Collect) else step.row_map
         rows = id(step.rows.dataset), *(name for name, _ in step.rows.maps)
         # A map is made of all rows, whatever a candidate may see of them.

@@ -1,4 +1,4 @@
-"""Joint learning to its end: whoever is done leaves, and the others go on with a smaller statistic."""
+"""Joint learning to its end: a learner that is done leaves, the others go on with a smaller statistic."""
 
 from __future__ import annotations
 
@@ -35,19 +35,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a member ended.
-
-    Attributes
-    ----------
-    state : object
-    history : list of dict
-        One record a pass, as the member alone would have; ``seconds`` and ``bytes_read`` are those of the
-        joint pass, ``candidates`` how many shared it.
-    error : str or None
-        What ended it before its time.
-    done : bool
-        It wants no other pass (False: ``until``, or a callback, stopped it).
-    """
+    """How a member ended."""
 
     state: Any
     history: list[dict[str, Any]]
@@ -69,31 +57,7 @@ def fit_joint(
     grid: Mapping[str, int | None] | None = None,
     **checkpoint: Any,
 ) -> dict[str, Outcome]:
-    """Run batch learners jointly, each to its own end.
-
-    Parameters
-    ----------
-    executor : Executor
-    name : str
-        Task names begin so; with the number of members that share the pass: ``search-16_estep``.
-    members : dict of str to Member
-    callbacks : Callback
-        A stop asked for by a callback stops all members.
-    first, until : int
-        Passes that led to the members' states, and the pass to stop before; 0: none.
-    store : EngineStore or None
-        Members that are done are kept there at once; the others' states as in
-        :func:`~.loop.fit_batches`. Going on needs no more than calling this again.
-    grid : dict
-        ``block_rows`` and ``leaf_rows``, where they are given.
-    **checkpoint
-        ``checkpoint_seconds`` and ``checkpoint_passes``.
-
-    Returns
-    -------
-    dict of str to Outcome
-        In the order of ``members``.
-    """
+    """Run batch learners jointly, each to its own end."""
     outcomes = {} if store is None else kept_outcomes(store, name, members)
     state = JointState({k: m.state for k, m in members.items() if k not in outcomes}, {}, first)
     history, stage_name = [], ""  # type: ignore[var-annotated]
@@ -137,12 +101,7 @@ def fit_joint(
 
 
 def kept_outcomes(store: EngineStore, name: str, keys: Iterable[str]) -> dict[str, Outcome]:
-    """Members that an earlier :func:`fit_joint` of this name brought to their end.
-
-    Examples
-    --------
-    See :func:`fit_joint`.
-    """
+    """Members that an earlier :func:`fit_joint` of this name brought to their end."""
     out = {}
     for key in keys:
         kept = store.load_result(f"{name}-member-{key}")
@@ -192,14 +151,7 @@ def _own(history: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
 
 
 def tree_bytes(tree: Any, seen: set[Any] | None = None) -> int:
-    """Bytes of all arrays in dataclasses, dicts and sequences; an array in several places counts once.
-
-    Examples
-    --------
-    >>> a = np.zeros(4)
-    >>> tree_bytes({"x": a, "y": (a, np.ones(2))})
-    48
-    """
+    """Bytes of all arrays in dataclasses, dicts and sequences; an array in several places counts once."""
     seen = set() if seen is None else seen
     if isinstance(tree, np.ndarray):
         key = same_array(tree)
@@ -239,17 +191,7 @@ def joint_groups(
     remedy: str,
     **grid: Any,
 ) -> list[list[str]]:
-    """Members that fit into memory together: as few groups as their order allows.
-
-    Raises
-    ------
-    PlanError
-        One alone does not fit: naming the setting that would.
-
-    Examples
-    --------
-    See :func:`fit_joint`.
-    """
+    """Members that fit into memory together: as few groups as their order allows."""
 
     def peak(keys: Sequence[str]) -> dict[str, int]:
         wanted = {k: (members[k].learner, members[k].rows) for k in keys}

@@ -7,43 +7,62 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from typing import Any
 
 import numpy as np
+from sklearn import get_config
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
+from sklearn.utils import estimator_html_repr
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset
 from scalelatent.deploy.clusters import current_client
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.companions import FitCall, accompanied
 from scalelatent.engine.plan import find_resources
-from scalelatent.errors import ScalelatentError
+from scalelatent.errors import DataError, ScalelatentError
+from scalelatent.estimators.base import StreamedEstimator
 from scalelatent.estimators.session import FitSession, rows_as_begun
 from scalelatent.estimators.steps import Rows
 from scalelatent.kernels.streams import resolve_seed
 from scalelatent.reductions.tally import SCORERS
 from scalelatent.storage.disk import locate
 
-from .apart import fit_apart, make_apart
-from .best import BestOfSearch
+from .apart import fit_apart
 from .candidates import (
+    Candidate,
     Split,
     candidate_params,
     check_candidate,
     find_folds,
+    make_apart,
     make_candidates,
     score_table,
 )
-from .comparing_by import Scoring
-from .joint_fit import Candidate, Memo, SharedFit
+from .criterion import Scoring
+from .joint_fit import Memo, SharedFit
 
+# Candidates that a notebook shows.
+SHOWN = 20
 _LEARNED = (
     "cv_results_", "best_index_", "best_params_", "best_score_", "best_estimator_", "n_splits_", "n_passes_",
     "seed_", "scoring_", "n_features_in_", "feature_names_in_", "refit_time_",
 )  # fmt: skip
 
 
-class Search(BestOfSearch, MetaEstimatorMixin, BaseEstimator):
+def _gives(name: str) -> Callable[[Any], bool]:
+    """Whether the kind of estimator that is searched has a method."""
+
+    def check(search: Any) -> bool:
+        getattr(search.estimator, name)  # its own AttributeError says what there is not
+        return True
+
+    return check
+
+
+class Search(MetaEstimatorMixin, BaseEstimator):
     """Search over parameters of an estimator, as scikit-learn's `GridSearchCV`, over rows of any number.
 
     Candidates of :class:`CapsuleRegression` share each pass: reading is what costs where rows lie on disk, so
@@ -267,7 +286,7 @@ class Search(BestOfSearch, MetaEstimatorMixin, BaseEstimator):
 
     def _fit_together(
         self,
-        base: Any,
+        base: StreamedEstimator,
         params: Sequence[dict[str, Any]],
         watched: Mapping[str, Dataset],
         folds: Sequence[tuple[int, int]] | None,
@@ -316,7 +335,7 @@ class Search(BestOfSearch, MetaEstimatorMixin, BaseEstimator):
 
     def _fit_apart(
         self,
-        base: Any,
+        base: StreamedEstimator,
         params: Sequence[dict[str, Any]],
         watched: Mapping[str, Dataset],
         splits: Sequence[Split] | None,
@@ -357,7 +376,7 @@ class Search(BestOfSearch, MetaEstimatorMixin, BaseEstimator):
         self.n_passes_ = sum(one.passes for one in begun)
         return begun, scores
 
-    def _random_state(self, base: Any) -> Any:
+    def _random_state(self, base: StreamedEstimator) -> Any:
         return base.random_state if self.random_state is None else self.random_state
 
     def fit_transform(self, X: Any, y: Any = None, **fit: Any) -> Any:
@@ -386,7 +405,7 @@ class Search(BestOfSearch, MetaEstimatorMixin, BaseEstimator):
             raise ValueError(f"min_passes={self.min_passes!r}: give a whole number of passes, at least 1")
         return [int(self.min_passes) * 2**i for i in range(max(0, math.ceil(math.log2(n))))]
 
-    def _what_decides(self, base: Any, params: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def _what_decides(self, base: StreamedEstimator, params: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """What a resumed search must have in common with the one that began."""
         own = {name: getattr(self, name) for name in ("halving", "min_passes", "error_score")}
         scoring = getattr(self.scoring_, "__qualname__", self.scoring_)
@@ -446,6 +465,102 @@ class Search(BestOfSearch, MetaEstimatorMixin, BaseEstimator):
         self.best_index_ = int(np.where(np.isnan(mean), -np.inf, mean).argmax())
         self.best_params_, self.best_score_ = params[self.best_index_], float(mean[self.best_index_])
 
+    # -- the best candidate ----------------------------------------------------------------------------------
+
+    def _best(self) -> Any:
+        check_is_fitted(self, "cv_results_")
+        if not hasattr(self, "best_estimator_"):
+            raise AttributeError("the search has no best_estimator_: fit it with refit=True")
+        return self.best_estimator_
+
+    @property
+    def results_(self) -> dict[str, Any]:
+        """Another name of ``cv_results_``."""
+        return self.cv_results_
+
+    @property
+    def classes_(self) -> np.ndarray:
+        """Classes of the best estimator."""
+        return self._best().classes_
+
+    @available_if(_gives("predict"))
+    def predict(self, X: Any, **where: Any) -> Any:
+        """``best_estimator_.predict``.
+
+        Examples
+        --------
+        See the class.
+        """
+        return self._best().predict(X, **where)
+
+    @available_if(_gives("predict_proba"))
+    def predict_proba(self, X: Any, **where: Any) -> Any:
+        """``best_estimator_.predict_proba``.
+
+        Examples
+        --------
+        See the class.
+        """
+        return self._best().predict_proba(X, **where)
+
+    @available_if(_gives("transform"))
+    def transform(self, X: Any, **where: Any) -> Any:
+        """``best_estimator_.transform``.
+
+        Examples
+        --------
+        See the class.
+        """
+        return self._best().transform(X, **where)
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Score of the best estimator by ``scoring``.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, features)
+        y : array-like, shape (n,), or (n, v) for a conditional RBM; a Dataset brings its own
+        sample_weight : array-like, shape (n,), or None
+
+        Returns
+        -------
+        float
+
+        Examples
+        --------
+        See the class.
+        """
+        best = self._best()
+        rows = best._scored_rows(X, y, sample_weight)
+        scoring = Scoring(best, self.scoring)
+        scoring.check(rows)
+        if hasattr(best, "classes_") and not rows.has_y:
+            raise DataError(
+                f"{rows.url or 'X'} has no labels to score against: pass y, or a dataset with labels"
+            )
+        return scoring(best, rows)
+
+    def _repr_html_(self) -> str:
+        """The search as scikit-learn draws it; once fitted, its best candidates under it."""
+        drawn = str(estimator_html_repr(self))
+        if not hasattr(self, "cv_results_"):
+            return drawn
+        found = self.cv_results_
+        best_first = np.argsort(found["rank_test_score"], kind="stable")
+        rows = "".join(
+            f"<tr><td>{found['rank_test_score'][i]}</td><td>{escape(_told(found['params'][i]))}</td>"
+            f"<td>{found['mean_test_score'][i]:.4g}</td><td>{found['std_test_score'][i]:.2g}</td>"
+            f"<td>{found['mean_fit_time'][i]:.2f}</td></tr>"
+            for i in best_first[:SHOWN]
+        )
+        more = f"<p>{len(best_first) - SHOWN} more in cv_results_</p>" if len(best_first) > SHOWN else ""
+        head = "<tr><th>rank</th><th>parameters</th><th>score</th><th>± folds</th><th>seconds a fit</th></tr>"
+        return f"{drawn}<table>{head}{rows}</table>{more}"
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
+        told = {"text/plain": repr(self)}
+        return told | ({"text/html": self._repr_html_()} if get_config()["display"] == "diagram" else {})
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         own = self.estimator.__sklearn_tags__()
@@ -453,3 +568,7 @@ class Search(BestOfSearch, MetaEstimatorMixin, BaseEstimator):
         tags.target_tags, tags.input_tags = own.target_tags, own.input_tags
         tags.transformer_tags = own.transformer_tags
         return tags
+
+
+def _told(params: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in params.items()) or "as the estimator"

@@ -273,7 +273,7 @@ class CapsuleRegression(StreamedClassifier):
     def partial_fit(self, X: Any, y: Any = None, classes: Any = None, *, sample_weight: Any = None) -> Self:
         """Learn from some more rows, at once and in this process.
 
-        Goes on from a fit, from a loaded model or from earlier calls. A first call begins anew: it needs
+        Goes on from a fit, from a loaded model or from earlier calls. A first call needs
         ``classes``, works on unprojected rows, and starts from the subspaces of its rows where there are
         enough of each class, else at random. A step is one of stepwise EM with a step size that falls with
         the rows seen (``kappa``, ``t0``, ``batch_rows``), without momentum, under the first threshold of

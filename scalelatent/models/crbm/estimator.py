@@ -120,7 +120,7 @@ class ConditionalRBM(StreamedEstimator):
     conditional : bool, default True
         False: a plain RBM of the rows ``X``, as :class:`sklearn.neural_network.BernoulliRBM` is one.
     corruption : dict or None
-        Learn to restore: rows are clean v, and x is made of them anew in each epoch. ``{"kind": "flip",
+        Learn to restore: rows are clean v, and x is made of them again in each epoch. ``{"kind": "flip",
         "rate": 0.1}`` or ``{"kind": "occlude", "size": 8}`` (a square patch set to 0).
     warm_start : bool
         Start from the parameters of the last fit.
@@ -391,7 +391,7 @@ class ConditionalRBM(StreamedEstimator):
         """Learn from some more rows, at once: a step for each ``batch_size`` of them, in their order.
 
         Goes on from a fit, from a loaded model or from earlier calls; velocity and persistent chains begin
-        anew after a fit, and where a changed parameter makes them others. Sweeps stay those of the epoch
+        again after a fit, and where a changed parameter changes their size. Sweeps stay those of the epoch
         reached (``n_sweeps_``).
 
         Parameters

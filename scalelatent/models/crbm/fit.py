@@ -290,7 +290,7 @@ def check_shape(
     model: ConditionalRBM,
     shape: CrbmShape,
     what: str = "partial_fit",
-    remedy: str = "set n_hidden and learner back, or start anew with fit",
+    remedy: str = "set n_hidden and learner back, or start again with fit",
 ) -> None:
     """Refuse to go on where parameters ask for other numbers of units than the model has."""
     if model._shape != shape:

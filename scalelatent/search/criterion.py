@@ -14,33 +14,13 @@ from scalelatent.data import Dataset
 from scalelatent.engine.cache import memory_limit
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import OUTPUT_SHARE
+from scalelatent.estimators.session import FitSession
 from scalelatent.evaluation.output_scores import METRICS, OF_CLUSTERS, score_clusters, score_output
 from scalelatent.reductions.tally import SCORERS, ScoreTally
 
-__all__ = ["Scoring"]
-
 
 class Scoring:
-    """A scorer by name or function, of a kind of estimator.
-
-    Parameters
-    ----------
-    estimator : estimator
-        Unfitted.
-    scoring : str, callable or None
-
-    Attributes
-    ----------
-    given : str or callable
-        What the search says of it.
-    shared : str or None
-        A name of :data:`~scalelatent.reductions.tally.SCORERS`, which one pass computes for many candidates.
-
-    Raises
-    ------
-    ValueError
-        A name that the estimator's output has not.
-    """
+    """A scorer by name or function, of a kind of estimator."""
 
     def __init__(self, estimator: Any, scoring: Any) -> None:
         self.shared: str | None = None
@@ -138,8 +118,6 @@ def _without_names(model: Any) -> Any:
 
 def _tallied(name: str) -> Callable[[Any, Dataset], float]:
     def score(model: Any, rows: Dataset) -> float:
-        from scalelatent.estimators.session import FitSession
-
         with FitSession("search", device=model.device, n_jobs=model.n_jobs, in_process=True) as session:
             session.begin(0, {}, {})
             tally = ScoreTally(model._row_map("probabilities"), len(model.classes_))
