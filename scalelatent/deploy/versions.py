@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 
+from .clusters import current_client
+
 __all__ = [
     "COMPARED",
     "CUPY",
@@ -234,8 +236,6 @@ def _codecs() -> Iterator[str]:
 
 
 def _cluster() -> Iterator[str]:
-    from .clusters import current_client
-
     client = current_client()
     if client is None:
         yield "none: fits run in this process"

@@ -13,6 +13,9 @@ import logging
 import threading
 from typing import Any
 
+from scalelatent.engine.dask.asking import ask_scheduler
+from scalelatent.errors import ScalelatentError
+
 __all__ = ["PREFIX", "drive", "key_of"]
 
 PREFIX = "scalelatent-job-"
@@ -67,9 +70,7 @@ def _run(scheduler: str, security: Any, worker: str, run: str, start: int, outco
 def _drive(scheduler: str, security: Any, worker: str, run: str, start: int) -> str:
     from distributed import Client
 
-    from scalelatent.engine.dask.asking import ask_scheduler
     from scalelatent.engine.dask.hooks import forgive
-    from scalelatent.errors import ScalelatentError
 
     from .runfolder import RunFolder
     from .runner import run_held

@@ -15,6 +15,7 @@ from scalelatent.deploy.probes import Wanted
 from scalelatent.engine.dask.asking import address_of, worker_infos
 from scalelatent.errors import JobError, PlanError, ScalelatentError
 
+from .planning import PlannedCluster, plan_job, plan_lines
 from .spec import Job
 
 if TYPE_CHECKING:
@@ -100,8 +101,6 @@ def plan_on_worker(
     stored: dict[str, Any], workers: dict[str, Any]
 ) -> tuple[tuple[str, str] | None, list[str]]:
     """Plan a job: kind and text of what refuses it, or None; and what to say of the plan."""
-    from .planning import PlannedCluster, plan_job, plan_lines
-
     try:
         needs = plan_job(Job.from_dict(stored), client=PlannedCluster(workers))  # type: ignore[arg-type]
     except ScalelatentError as error:

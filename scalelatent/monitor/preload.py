@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from scalelatent.engine.dask.hooks import add_plugin
+
+from .plugin import PLUGIN, ScalelatentPlugin
+
 __all__ = ["dask_setup"]
 
 
 async def dask_setup(scheduler: Any) -> None:
     """Put the plugin on the scheduler that is starting."""
-    from scalelatent.engine.dask.hooks import add_plugin
-
-    from .plugin import PLUGIN, ScalelatentPlugin
-
     await add_plugin(scheduler, ScalelatentPlugin(), PLUGIN)

@@ -123,7 +123,7 @@ def test_a_layer_is_told_with_its_number() -> None:
 
 def test_rows_of_passes_that_were_not_told_one_by_one_are_counted_once() -> None:
     board = Board()
-    for run_rows in (1000, 5000, 5000, 9000, 2000):  # the last from a driver that began anew
+    for run_rows in (1000, 5000, 5000, 9000, 2000):  # the last from a driver that started again
         board.feed({"kind": "pass", "run": "r", "pass": 1, "rows": 1000, "run_rows": run_rows})
     assert board.jobs["r"].rows == 11_000
 

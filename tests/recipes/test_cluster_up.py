@@ -62,7 +62,7 @@ def test_pools_and_devices_of_workers(tls_client):
     assert found["gpu-0"]["CUDA_VISIBLE_DEVICES"] == "7"
 
 
-def test_scheduler_gives_up_on_what_nobody_offers(tls_client):
+def test_scheduler_gives_up_on_a_resource_that_no_worker_offers(tls_client):
     def settings(dask_scheduler):
         return dask_scheduler.no_workers_timeout, dask_scheduler.allowed_failures
 
