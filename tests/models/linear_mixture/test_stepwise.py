@@ -1,0 +1,92 @@
+"""Stepwise EM is batch EM where a batch is everything, and comes near it in few epochs; rows one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Stats
+from scalelatent.engine.backend import make_backend
+from scalelatent.models.linear_mixture.kernels import reference
+from scalelatent.models.linear_mixture.model.online import StepwiseMixture, add_rows, stepwise_state
+from scalelatent.models.linear_mixture.model.pancakes import scores_of
+from scalelatent.models.linear_mixture.model.start import start_pancakes
+from tests.models.linear_mixture.cases import made_rows, main_em, passes, scored
+
+
+def run(learner: StepwiseMixture, state, x: np.ndarray, batch: int):
+    backend = make_backend("cpu")
+    while not learner.is_done(state):
+        order = np.random.default_rng(state.epoch).permutation(len(x))
+        for a in range(0, len(x), batch):
+            rows = order[a : a + batch]
+            stats, prepared = Stats.zeros(learner.layout()), learner.prepare(state, backend)
+            for part in np.array_split(rows, 2):  # two chains
+                learner.run_chain(prepared, Block(x[part], None, None, 0, part), stats)
+            state = learner.step(state, stats, len(rows))
+        state = learner.end_epoch(state)
+    return state
+
+
+@pytest.mark.parametrize(("likelihood", "assignment"), [("error", "hard"), ("factor-analysis", "soft")])
+def test_a_whole_first_step_is_a_pass_of_batch_em(likelihood, assignment):
+    x = made_rows(400, 12, 4, 3)
+    em, state = main_em(x, 4, 3, likelihood, assignment, q=8)
+    wanted = passes(em, state, x, n=1, backend="numba")[0].now
+    learner = StepwiseMixture(em.mixture, 8, t0=1.0, n_epochs=1)
+    found = run(learner, stepwise_state(em.mixture, state.now, np.full(4, 100.0)), x, len(x)).now.now
+    for name in ("means", "values", "noise", "weights"):
+        np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(np.abs(found.bases), np.abs(wanted.bases), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "assignment"), [("error", "hard"), ("ppca", "soft"), ("factor-analysis", "soft")]
+)
+def test_a_few_epochs_come_near_batch_em(likelihood, assignment):
+    x = made_rows(4000, 16, 4, 3, seed=2)
+    em, state = main_em(x, 4, 3, likelihood, assignment, q=8, floor=1e-9)
+    state = passes(em, state, x, n=2, backend="numba")[-1]
+    batch = passes(em, state, x, n=12, backend="numba")
+    learner = StepwiseMixture(em.mixture, 8, n_epochs=3)
+    start = stepwise_state(em.mixture, state.now, state.counts)
+    found = run(learner, start, x, 250)
+    last = passes(em, replace(state, now=found.now.now), x, n=1, backend="numba")[0].objective
+    gained = batch[0].objective - batch[-1].objective
+    assert last <= batch[-1].objective + 0.05 * gained + 1e-3 * abs(batch[-1].objective)
+
+
+def test_rows_one_by_one_are_pca_while_the_width_holds_the_rank():
+    x = made_rows(60, 10, 2, 2, seed=3).astype("f8")
+    found, counts = start_pancakes(x[:2].copy(), 10, 0), np.ones(2)
+    index = (np.arange(60) % 2).astype(int)
+    found = replace(found, values=np.zeros((2, 10)), noise=np.zeros(2), n_dims=4)
+    for i in range(2, 60, 3):
+        found, counts = add_rows(found, counts, x[i : i + 3], index[i : i + 3])
+    for q in range(2):
+        rows = x[index == q][: int(counts[q])]
+        np.testing.assert_allclose(found.means[q], rows.mean(axis=0))
+        wanted = np.cov(rows.T, bias=True)
+        np.testing.assert_allclose((found.bases[q] * found.values[q]) @ found.bases[q].T, wanted, atol=1e-10)
+        rest = np.linalg.eigvalsh(wanted)[:-4].sum() / 6
+        np.testing.assert_allclose(found.noise[q], rest, atol=1e-10)
+
+
+def test_rows_one_by_one_keep_the_error_low():
+    x = made_rows(1500, 20, 3, 3, seed=4)
+    em, state = main_em(x, 3, 3, q=8)
+    state = passes(em, state, x[:500], n=10)[-1]
+    found, counts = state.now, state.counts
+    for i in range(500, 1500):
+        index = reference.nearest(
+            reference.make_scorer(scores_of(found, "error"), np.array([0, 3])), x[i : i + 1], 0, 1
+        )[1][:, 0]
+        found, counts = add_rows(found, counts, x[i : i + 1], index)
+    identity = np.swapaxes(found.bases, 1, 2) @ found.bases
+    np.testing.assert_allclose(identity, np.broadcast_to(np.eye(8), identity.shape), atol=1e-8)
+    before, after = (scored(scores_of(p, "error"), x).min(axis=1).mean() for p in (state.now, found))
+    assert after <= 1.02 * before
+    assert counts.sum() == 1500
