@@ -61,6 +61,5 @@ _WHERE = {
 
 __getattr__, __dir__ = attach(__name__, _WHERE)
 
-offer("fit display", "scalelatent.monitor.progress", "fit_display")
 offer("fit recorder", "scalelatent.jobs.recorder", "recorded")
 offer("report", "scalelatent.jobs.reporting", "report_model")

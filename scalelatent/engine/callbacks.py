@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -163,3 +164,10 @@ def telling_of_kernels(callbacks: Callback) -> Iterator[None]:
     """Tell callbacks of kernels that this process compiles, by the thread that does so."""
     with observed(lambda kernel, seconds: callbacks.on_event(kernel_event(kernel, seconds))):
         yield
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None

@@ -24,13 +24,13 @@ from scalelatent.deploy.clusters import current_client
 from scalelatent.engine.batch_loop import Progress
 from scalelatent.engine.cache import memory_limit as process_memory
 from scalelatent.engine.callbacks import Callback, Callbacks
-from scalelatent.engine.companions import FitCall, accompanied
 from scalelatent.engine.mapwrite import map_rows, map_to_array, parted_layout, start_map
 from scalelatent.engine.plan import LONG_SECONDS, Resources, find_resources, long_fit
 from scalelatent.errors import DataError, LongFitWarning, warn_user
 from scalelatent.storage.disk import Location, locate
 
 from ._sklearn import wrap_output
+from .companions import FitCall, accompanied
 from .inputs import CHECKS, check_finite, is_dask_array, is_plain, rows_and_labels, validated, weighed
 from .learned import learned_table
 from .persist import restore_params, save_model, saved_params

@@ -15,11 +15,11 @@ from scalelatent.data.schema import refuse_masked, refuse_mixed
 from scalelatent.deploy.clusters import current_client
 from scalelatent.engine.batch_loop import Progress
 from scalelatent.engine.callbacks import Callback, Callbacks
-from scalelatent.engine.companions import FitCall
 from scalelatent.errors import DataError
 
 from ._sklearn import check_weights
 from .base import CallbackList, StreamedEstimator
+from .companions import FitCall
 from .inputs import CHECKS, check_finite, check_labels, is_plain, one_column, validated
 
 if TYPE_CHECKING:

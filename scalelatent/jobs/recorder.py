@@ -34,7 +34,7 @@ from .spec import IN_MEMORY, DataSection, EngineSection, Job, JobSection, Search
 
 if TYPE_CHECKING:
     from scalelatent.data import Dataset
-    from scalelatent.engine.companions import FitCall
+    from scalelatent.estimators.companions import FitCall
 
 __all__ = ["check_resumable", "python_only", "recorded"]
 

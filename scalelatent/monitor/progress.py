@@ -13,8 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from scalelatent.engine.callbacks import COMPILING, Callback
-from scalelatent.engine.companions import in_notebook
+from scalelatent.engine.callbacks import COMPILING, Callback, in_notebook
 
 from .messages import AFTER_FIT, ERRORS, part_of
 

@@ -20,10 +20,10 @@ from sklearn.utils.validation import check_is_fitted
 from scalelatent.data import Dataset
 from scalelatent.deploy.clusters import current_client
 from scalelatent.engine.callbacks import Callback
-from scalelatent.engine.companions import FitCall, accompanied
 from scalelatent.engine.plan import find_resources
 from scalelatent.errors import DataError, ScalelatentError
 from scalelatent.estimators.base import StreamedEstimator
+from scalelatent.estimators.companions import FitCall, accompanied
 from scalelatent.estimators.session import FitSession, rows_as_begun
 from scalelatent.estimators.steps import Rows
 from scalelatent.kernels.streams import resolve_seed

@@ -20,7 +20,6 @@ from scalelatent.engine.batch_loop import Progress, tell_unreadable, write_check
 from scalelatent.engine.cache import shared_cache
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.checkpoints import EngineStore
-from scalelatent.engine.companions import FitCall, accompanied
 from scalelatent.engine.feeding import Feed
 from scalelatent.engine.grid import spaced
 from scalelatent.engine.order import RowOrder
@@ -28,6 +27,7 @@ from scalelatent.engine.reading import Meter, Reader
 from scalelatent.engine.threads import resolve_jobs
 from scalelatent.errors import DataError, RunError
 from scalelatent.estimators.base import CallbackList, Saved, StreamedEstimator
+from scalelatent.estimators.companions import FitCall, accompanied
 from scalelatent.estimators.inputs import check_finite, is_plain, rows_and_labels
 from scalelatent.estimators.session import FitSession, rows_as_begun
 from scalelatent.kernels.streams import stream

@@ -17,11 +17,11 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset, open_dataset
-from scalelatent.engine.companions import FitCall
 from scalelatent.engine.plan import Resources
 from scalelatent.errors import DataError, RunError
 from scalelatent.estimators._sklearn import wrap_output
 from scalelatent.estimators.base import CallbackList, Saved, StreamedEstimator, What
+from scalelatent.estimators.companions import FitCall
 from scalelatent.estimators.inputs import is_plain
 from scalelatent.estimators.learned import FIT_AGAIN, Learned
 from scalelatent.estimators.steps import Rows, Steps

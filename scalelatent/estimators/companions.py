@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -10,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scalelatent._above import ask
-
-from .callbacks import Callback, Callbacks
+from scalelatent.engine.callbacks import Callback, Callbacks, in_notebook
 
 # A fit within a fit (the refit of a search) is a part of the outer one.
 _WITHIN: ContextVar[bool] = ContextVar("scalelatent_within_a_fit", default=False)
@@ -67,7 +65,9 @@ def accompanied(call: FitCall) -> Iterator[Callbacks]:
     before: list[Callback] = [passes]  # what a callback of the user raises is told after its pass was noted
     with ExitStack() as stack:
         if wants_display(call.verbose) and not given.shows_progress:
-            before.append(stack.enter_context(ask("fit display")()))
+            from scalelatent.monitor.progress import fit_display  # which is built on rich
+
+            before.append(stack.enter_context(fit_display()))
         if call.run_dir is not None and not given.keeps_run_folder:
             before.append(stack.enter_context(ask("fit recorder")(call)))
         inside = _WITHIN.set(True)
@@ -87,13 +87,6 @@ def accompanied(call: FitCall) -> Iterator[Callbacks]:
 def wants_display(verbose: bool | None) -> bool:
     """Whether a fit shows a display: where it was asked for, and in notebooks where nothing was said."""
     return in_notebook() if verbose is None else bool(verbose)
-
-
-def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return getattr(shell, "kernel", None) is not None
 
 
 def _explain(stop: KeyboardInterrupt, passes: Passes, run_dir: Any) -> None:
