@@ -98,7 +98,7 @@ def _sweep_messages(
                 rows, run, s_step, w_step, s[k, n].ctypes.data + of_s, w[k].ctypes.data + of_w,
                 to_s[k, n, a].ctypes.data + begin, to_w[k, n, a].ctypes.data + begin,
             )  # fmt: skip
-            change = np.int16(0)
+            change = False
             if b < _0:
                 total = _look_off_2(tree, (-b,), _ALL)
                 if total == _0:
@@ -112,7 +112,7 @@ def _sweep_messages(
                     change = _on_evenly_2(tree, (top, _0, _0), damping)
                 else:
                     change = _on_2(tree, (rest, top, first), damping)
-            moved[k] += change != 0
+            moved[k] += change
 
 
 def sweep_messages(
@@ -149,7 +149,7 @@ def _decode(
                 rows, run, s_step, w_step, of_s, of_w = _tree(y, x, s[n], w, a)
                 spots = s[n].ctypes.data + of_s, w.ctypes.data + of_w, to_s[a].ctypes.data + begin
                 tree = (rows, run, s_step, w_step, *spots)
-                change = np.int16(0)
+                change = False
                 if b < _0:
                     total = _look_off_1(tree, (-b,), _ALL)
                     if total == _0:
@@ -163,7 +163,7 @@ def _decode(
                         change = _on_evenly_1(tree, (top, _0, _0), _ALL)
                     else:
                         change = _on_1(tree, (rest, top, first), _ALL)
-                moved[n] += change != 0
+                moved[n] += change
             if moved[n] == 0:
                 break
 

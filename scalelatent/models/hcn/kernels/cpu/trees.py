@@ -81,27 +81,37 @@ class _Pairs:
         rest = [self.code.b.sub(x, m) for x, m in zip(self.beliefs, self.old, strict=False)]
         return tuple(rest + self.beliefs[len(rest) :])
 
-    def send(self, which: int, new: Any, damping: Any) -> Any:
-        """Take in a new message; bits that have changed, where messages are kept."""
+    def change(self, which: int, new: Any, damping: Any) -> Any:
+        """By how much a message changes."""
         code, b = self.code, self.code.b
         if which >= len(self.old):
-            self._keep(which, b.add(self.beliefs[which], new))
-            return None
+            return new
+        change = b.sub(new, self.old[which])
         if damping is None:
-            rest = self.cavity[which]
-        else:
-            rest, change = self.beliefs[which], b.sitofp(b.sub(new, self.old[which]), code.vec)
-            new = b.fptosi(code.call("rint", b.fmul(damping, change)), code.ints)
-        self._keep(which, b.add(rest, new))
-        raw = b.trunc(new if damping is None else b.add(new, self.old[which]), _SHORTS)
-        if self.mask is not None:
-            raw = b.select(self.mask, raw, self._raw[which])
-        code.store(raw, self.spots[2 + which])
-        return b.xor(raw, self._raw[which])
+            return change
+        step = b.fmul(damping, b.sitofp(change, code.vec))
+        return b.fptosi(code.call("rint", step), code.ints)
 
-    def _keep(self, which: int, belief: Any) -> None:
-        value = self.code.b.bitcast(belief, self.code.vec) if self.mask is not None else belief
-        self.code.store(value, self.spots[which], mask=self.mask)
+    def moves(self, changes: Values) -> Any:
+        """Which pairs have another message than before: a mask."""
+        b, bits = self.code.b, changes[0]
+        for change in changes[1:]:
+            bits = b.or_(bits, change)
+        moved = b.icmp_signed("!=", bits, self.code.integer(0))
+        return moved if self.mask is None else b.and_(moved, self.mask)
+
+    def send(self, which: int, change: Any) -> None:
+        """Take in a message."""
+        code, b = self.code, self.code.b
+        belief = b.add(self.beliefs[which], change)
+        if self.mask is not None:
+            belief = b.bitcast(belief, code.vec)
+        code.store(belief, self.spots[which], mask=self.mask)
+        if which < len(self.old):
+            raw = b.add(self._raw[which], b.trunc(change, _SHORTS))
+            if self.mask is not None:
+                raw = b.select(self.mask, raw, self._raw[which])
+            code.store(raw, self.spots[2 + which])
 
 
 def _walk(code: _Code, tree: Values, start: Values, body: Callable[[_Pairs, Values], Values]) -> Values:
@@ -184,7 +194,7 @@ def _look_on(code: _Code, tree: Values, numbers: Values, _: Any) -> Values:
 
 
 def _tell(on: bool, even: bool, n_kept: int) -> Callable[[_Code, Values, Values, Any], Any]:
-    """Messages to the places and weights of all pairs; bits of those that are kept which have changed.
+    """Messages to the places and weights of all pairs; whether one of those that are kept has changed.
 
     Where one message is kept, it alone is sent: weights are fixed.
     """
@@ -192,6 +202,7 @@ def _tell(on: bool, even: bool, n_kept: int) -> Callable[[_Code, Values, Values,
     def code_of(code: _Code, tree: Values, numbers: Values, damping: Any) -> Any:
         b, zero = code.b, code.integer(0)
         x, y, z = (code.spread(number) for number in numbers)
+        lanes = ir.IntType(LANES)  # a bit for each
 
         def body(pairs: _Pairs, carried: Values, damping: Any) -> Values:
             s, w = pairs.cavity
@@ -202,38 +213,45 @@ def _tell(on: bool, even: bool, n_kept: int) -> Callable[[_Code, Values, Values,
                     size = b.select(b.icmp_signed("==", t, z), y, x)
                 else:  # x is -(b + sum), y is -b
                     size = code.max(b.add(code.min(code.max(t, zero), y), x), zero)
+            changes = []
             for which, other in ((0, w), (1, s))[: n_kept or 2]:
                 if on:
                     new = code.min(code.max(b.add(other, size), zero), size)
                 else:
                     new = b.sub(zero, code.min(code.max(other, zero), size))
-                changed = pairs.send(which, new, damping)
-                if n_kept:
-                    carried = [b.or_(carried[0], changed)]
-            return carried
+                changes.append(pairs.change(which, new, damping))
+
+            def send() -> Values:
+                for which, change in enumerate(changes):
+                    pairs.send(which, change)
+                return []
+
+            if not n_kept:
+                send()
+                return carried
+            # After some sweeps few messages change: those of most vectors need not be written again.
+            moved = b.bitcast(pairs.moves(changes), lanes)
+            code.where(b.icmp_signed("!=", moved, lanes(0)), [], send)
+            return [b.or_(carried[0], moved)]
 
         def walk(damping: Any) -> Values:
-            start = [ir.Constant(_SHORTS, [0] * LANES)] if n_kept else []
+            start = [lanes(0)] if n_kept else []
             return _walk(code, tree, start, lambda pairs, carried: body(pairs, carried, damping))
 
-        if not n_kept:
-            walk(None)
-            return None
-        none = [ir.Constant(_SHORTS, [0] * LANES)]
-        if n_kept == 1:
-            found = walk(None)
-        else:
+        if n_kept == 2:
             plain = b.fcmp_ordered("==", damping, ir.Constant(F32, 1.0))
-            found = code.where(plain, none, lambda: walk(None))
+            found = code.where(plain, [lanes(0)], lambda: walk(None))
             found = code.where(b.not_(plain), found, lambda: walk(code.spread(damping)))
-        return code.fold(found[0], b.or_)
+        else:
+            found = walk(None)
+        return b.icmp_signed("!=", found[0], lanes(0)) if n_kept else None
 
     return code_of
 
 
 def tree_of(n_kept: int) -> tuple[Any, ...]:
     """Both first passes, and second ones: off, off evenly, on, on evenly; of trees that keep so many."""
-    result = types.int16 if n_kept else types.void
+    result = types.boolean if n_kept else types.void
     spots = 2 + n_kept
     tells = [
         _inline(spots, 3, result, _tell(on, even, n_kept)) for on in (False, True) for even in (False, True)

@@ -1,0 +1,172 @@
+"""Sweeps of compositional networks, one thread: python benchmarks/hcn_kernels.py
+
+rates    pairs a second (a pair is a place and a weight that meet in a pixel of the image) of sweeps without
+         messages, with (weights 1 and .8 of the new one; the first sweep, and after 30), and of decoding:
+         five letter images of 24 x 24, 32 features of 8 x 6 (1,536 pairs a tree), and of 14 x 14, 5 of 6 x 6
+         (180), beliefs half-way through learning; two threads against one; beside them a bare loop: the
+         arithmetic of a pair by the general rule, over arrays of one tree in the first-level cache, compiled
+         by numba
+numpy    the reference on one image: a tree at a time
+vectors  instructions of the sweeps' machine code: minima and maxima of whole vectors, divisions
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+import numba
+import numpy as np
+from common import fastest, parser, write
+
+from scalelatent.generators.images import image_set
+from scalelatent.kernels import jit
+from scalelatent.kernels.vectors import aligned
+from scalelatent.models.hcn.kernels import reference
+from scalelatent.models.hcn.kernels.cpu import sweeps
+from scalelatent.models.hcn.kernels.exact import to_grid
+from scalelatent.models.hcn.kernels.order import shuffled
+from scalelatent.models.hcn.kernels.windows import message_room
+from scalelatent.models.hcn.model.layer import FeatureLayer
+
+IMAGES, WARM, DECODE_SWEEPS = 5, 40, 2  # no image is at rest so early
+SIZES = {
+    "24 x 24, 32 features of 8 x 6": (24, "ABCDEFGHIJKLMNOPQRSTUVWXYZ", 5, 32, (8, 6)),
+    "14 x 14, 5 features of 6 x 6": (14, "TLX", 2, 5, (6, 6)),
+}
+
+
+@numba.njit(nogil=True, error_model="numpy")
+def bare(s: Any, w: Any, b: Any, rounds: Any) -> None:
+    """A tree again and again, but for its second largest, whose loop LLVM does not make vectors of."""
+    zero = np.int32(0)
+    for _ in range(rounds):
+        total, first = zero, np.int32(-(2**29))
+        for k in range(len(s)):
+            t = min(s[k] + w[k], min(s[k], w[k]))
+            total += max(t, zero)
+            first = max(first, t)
+        bound = max(zero, -first)
+        for k in range(len(s)):
+            x, y = s[k], w[k]
+            t = min(x + y, min(x, y))
+            g = min(b + total - max(t, zero), bound if t < first else b)
+            s[k] = x + max(zero, y + g) - max(zero, y)
+            w[k] = y + max(zero, x + g) - max(zero, x)
+        b = -b
+
+
+def rates(size: int, alphabet: str, count: int, features: int, window: tuple[int, int], seed: int) -> dict:
+    letters = image_set("letters", alphabet=alphabet, count=count, size=(size, size), noise=0.03, seed=seed)
+    layer = FeatureLayer((1, size, size), features, window, 1e-3, 1e-3, 0.3, 1e-4)
+    evidence = layer.evidence(letters.rows(0, IMAGES)[0].reshape(IMAGES, -1))[None]
+    order = shuffled(seed, "benchmark", 0, np.zeros(1), evidence.size)
+    each = shuffled(seed, "benchmark", 0, np.arange(IMAGES), layer.n_pixels)
+    w = to_grid(layer.first_beliefs(seed))[None]
+    for epoch in range(WARM):  # beliefs of W as they are on the way
+        rows = letters.rows(IMAGES * epoch, IMAGES * epoch + IMAGES)[0].reshape(IMAGES, -1)
+        given = layer.evidence(rows)[None], order, layer.no_places(IMAGES)[None], w
+        sweeps.sweep(*given)
+    room = message_room((size, size), window, features)
+    before = layer.no_places(IMAGES)[None], w.copy()
+    s, beliefs = (aligned(a.shape, np.int32) for a in before)
+    states = [tuple(a.copy() for a in before) for _ in range(2)]
+    kept = {
+        damping: (*(a.copy() for a in before), *(np.zeros((1, IMAGES, 1, room), np.int16) for _ in range(2)))
+        for damping in (1.0, 0.8)
+    }
+    begun = [a.copy() for a in kept[1.0]]
+    pool = ThreadPoolExecutor(2)
+
+    def online(state: tuple[np.ndarray, ...]) -> None:
+        for a, b in zip(state, before, strict=True):
+            a[...] = b
+        sweeps.sweep(evidence, order, *state)
+
+    def first_sweep() -> None:
+        for a, b in zip(begun, (*before, 0, 0), strict=True):
+            a[...] = b
+        sweeps.sweep_messages(evidence, order, *begun, 1.0)
+
+    def decode() -> None:
+        sweeps.decode(evidence[0], each, layer.no_places(IMAGES), w[0] > 0, DECODE_SWEEPS)
+
+    pairs, tree = IMAGES * layer.pairs, window[0] * window[1] * features
+    flat = [np.random.default_rng(seed).integers(-2000, 1000, tree).astype(np.int32) for _ in range(2)]
+    rounds = pairs // tree
+    ways = {
+        "bare": lambda: bare(*flat, np.int32(-1300), rounds),
+        "without messages": lambda: online((s, beliefs)),
+        "first sweep with messages": first_sweep,
+        "with messages": lambda: sweeps.sweep_messages(evidence, order, *kept[1.0], 1.0),
+        "with messages, damped": lambda: sweeps.sweep_messages(evidence, order, *kept[0.8], 0.8),
+        "decoding": decode,
+        "two threads, without messages": lambda: list(pool.map(online, states)),
+    }
+    for way in ways.values():
+        way()
+    for damping, state in kept.items():
+        for _ in range(30):
+            sweeps.sweep_messages(evidence, order, *state, damping)
+    seconds = fastest(ways, rounds=100)
+    done = {
+        "bare": rounds * tree,
+        "two threads, without messages": 2 * pairs,
+        "decoding": DECODE_SWEEPS * pairs,
+    }
+    found = {name: float(f"{done.get(name, pairs) / seconds[name]:.3g}") for name in ways}
+    return {
+        "pairs a tree": tree,
+        "pairs_per_second": found,
+        "time without messages over that of the bare loop": round(
+            found["bare"] / found["without messages"], 2
+        ),
+        "rate with messages over that without": round(found["with messages"] / found["without messages"], 2),
+        "two threads over one": round(found["two threads, without messages"] / found["without messages"], 2),
+    }
+
+
+def numpy_rate(seed: int) -> float:
+    """Pairs a second of the reference."""
+    layer = FeatureLayer((1, 14, 14), 5, (6, 6), 1e-3, 1e-3, 0.3, 1e-4)
+    x = (np.random.default_rng(seed).random((1, layer.n_pixels)) < 0.2).astype(np.uint8)
+    order = shuffled(seed, "benchmark", 0, np.zeros(1), layer.n_pixels)
+    state = layer.no_places(1)[None], to_grid(layer.first_beliefs(seed))[None]
+    way = {"numpy": lambda: reference.sweep(layer.evidence(x)[None], order, *state)}
+    return float(f"{layer.pairs / fastest(way, rounds=5)['numpy']:.3g}")
+
+
+def instructions() -> dict[str, dict[str, int]]:
+    """How often some words stand in the machine code of the sweeps."""
+    words = ("vpminsd", "vpmaxsd", "vdiv", "idiv", "call")
+    out = {}
+    for dispatcher, types in jit._entries["hcn"]:
+        name = dispatcher.py_func.__name__
+        if name in ("sweep", "_sweep_messages", "_decode"):
+            fresh = numba.njit(**jit.DEFAULTS | {"cache": False})(dispatcher.py_func)
+            fresh.compile(tuple(types))
+            (text,) = fresh.inspect_asm().values()
+            out[name.strip("_")] = {word: len(re.findall(rf"\b{word}", text)) for word in words}
+    return out
+
+
+def main() -> None:
+    arguments = parser(__doc__, "hcn_kernels")
+    arguments.add_argument("--no-write", action="store_true", help="print the figures only")
+    args = arguments.parse_args()
+    results: dict[str, Any] = {name: rates(*size, args.seed) for name, size in SIZES.items()}
+    results["numpy, pairs a second"] = numpy_rate(args.seed)
+    results["instructions"] = instructions()
+    print(json.dumps(results, indent=1))
+    if not args.no_write:
+        write(args.out, args.seed, results)
+
+
+if __name__ == "__main__":
+    main()
