@@ -155,13 +155,13 @@ class StepwiseMixture:
         found = self._maximise(now, maps, spread, centred)
         touched = count > 0
         means = now.means + share[:, None] * shift
-        fields = [
+        bases, values, noise = (
             np.where(touched.reshape(-1, *[1] * (new.ndim - 1)), new, old)
             for new, old in zip(found, (now.bases, now.values, now.noise), strict=True)
-        ]
+        )
         per_class = np.add.reduceat(mass, m.starts[:-1])[m.classes]
         weights = np.where(now.weights > 0, np.maximum(mass, TINY) / np.maximum(per_class, TINY), 0.0)
-        pancakes = Pancakes(means, *fields, weights, now.n_dims)
+        pancakes = Pancakes(means, bases, values, noise, weights, now.n_dims)
         inner = replace(state.now, now=pancakes, counts=count)
         sums = state.sums + np.array([stats["sums"][0], rows])
         return replace(state, now=inner, mass=mass, steps=state.steps + 1, sums=sums)
