@@ -9,7 +9,7 @@ Names are loaded when they are first used (PEP 562), so that `import scalelatent
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scalelatent._above import offer
 from scalelatent._lazy import attach
@@ -47,11 +47,7 @@ __all__ = [
 
 _WHERE = {
     "Callback": ".engine.callbacks",
-    "CapsuleRegression": ".models.capsule.estimator",
-    "CompressiveMBN": ".models.mbn.compressive",
-    "ConditionalRBM": ".models.crbm.estimator",
     "Dataset": ".data",
-    "MultilayerBootstrapNetwork": ".models.mbn.estimator",
     "Search": ".search.search",
     "cluster": ".deploy.clusters",
     "load_model": ".estimators.persist",
@@ -59,7 +55,22 @@ _WHERE = {
     "show_versions": ".deploy.versions",
 }
 
-__getattr__, __dir__ = attach(__name__, _WHERE)
+_load, _names = attach(__name__, _WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    if name[:1].isupper() and name not in _WHERE:  # the estimators, each where its model's folder says
+        from scalelatent.contract.kinds import own_kinds
+
+        for kind in own_kinds().values():
+            if kind.estimator.endswith(f":{name}"):
+                return globals().setdefault(name, kind.estimator_class())
+    return _load(name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*_names(), *__all__})
+
 
 offer("fit recorder", "scalelatent.jobs.recorder", "recorded")
 offer("report", "scalelatent.jobs.reporting", "report_model")

@@ -14,19 +14,7 @@ def offer(what: str, module: str, name: str) -> None:
 
 
 def ask(what: str) -> Any:
-    """What was offered by a name.
-
-    Raises
-    ------
-    LookupError
-        Nothing was.
-
-    Examples
-    --------
-    >>> offer("example", "math", "hypot")
-    >>> ask("example")(3, 4)
-    5.0
-    """
+    """What was offered by a name; a LookupError where nothing was."""
     if what not in _WHERE:
         raise LookupError(f"{what}: nothing was offered by this name; `import scalelatent` first")
     module, name = _WHERE[what]
