@@ -67,6 +67,32 @@ def test_steps_forget_for_each_minibatch() -> None:
         check_forgetting(forgetting_once)
 
 
+def check_weight(step: Callable[..., EvidenceState]) -> None:
+    """Minibatches that all say the same weigh in chains what they weigh one after another."""
+    learner, _ = small(0.9)
+    state, said = learner.start(), 3.0
+    stats = Stats.zeros(learner.layout())
+    for m in (4, 4, 2):
+        stats["evidence"][...] += said * sum(0.9**j for j in range(1, m + 1))
+        stats["minibatches"][...] += m
+        stats["weight"][...] += 1 - 0.9**m
+    serial = state.beliefs
+    for _ in range(10):
+        serial = forget(serial + said, state.first, 0.9)
+    assert_allclose(step(learner, state, stats, 20).beliefs, serial, rtol=1e-12)
+
+
+def summed(learner: EvidenceLearner, state: EvidenceState, stats: Stats, n: int) -> EvidenceState:
+    beliefs = forget(state.beliefs, state.first, 0.9 ** int(stats["minibatches"]))
+    return replace(state, beliefs=beliefs + stats["evidence"])
+
+
+def test_chains_weigh_what_minibatches_in_a_row_weigh() -> None:
+    check_weight(EvidenceLearner.step)
+    with pytest.raises(AssertionError):
+        check_weight(summed)
+
+
 def test_without_forgetting_evidence_adds_up() -> None:
     learner, x = small(1.0)
     state, rows = learner.start(), np.arange(24)
