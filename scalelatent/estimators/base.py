@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from scalelatent.data import Dataset
 from scalelatent.deploy.clusters import current_client
 from scalelatent.engine.batch_loop import Progress
 from scalelatent.engine.cache import memory_limit as process_memory
-from scalelatent.engine.callbacks import Callback, Callbacks
+from scalelatent.engine.callbacks import Callbacks
 from scalelatent.engine.mapwrite import map_rows, map_to_array, parted_layout, start_map
 from scalelatent.engine.plan import LONG_SECONDS, Resources, find_resources, long_fit
 from scalelatent.errors import DataError, LongFitWarning, warn_user
@@ -34,7 +34,7 @@ from .companions import FitCall, accompanied
 from .inputs import CHECKS, check_finite, is_dask_array, is_plain, rows_and_labels, validated, weighed
 from .learned import learned_table
 from .persist import restore_params, save_model, saved_params
-from .session import FitSession, rows_as_begun
+from .session import CallbackList, FitSession, Place, rows_as_begun
 from .steps import Rows, Steps, first_step
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 OUTPUT_SHARE = 0.3
 logger = logging.getLogger("scalelatent")
 
-CallbackList = Callback | Sequence[Callback]
 # Of a model: a name, or a name and what belongs to it.
 What = str | tuple[str, int | None]
 Saved = tuple[dict[str, Any], dict[str, np.ndarray]]
@@ -147,7 +146,9 @@ class StreamedEstimator(  # type: ignore[call-arg]
         """The parameters that decide the result: a resumed fit must have the same ones."""
         return self._parameters.deciding(self.get_params(deep=False))
 
-    def _place(self, train: Dataset, resources: Resources, call: FitCall) -> AbstractContextManager[Any]:
+    def _place(
+        self, train: Dataset, resources: Resources, call: FitCall
+    ) -> AbstractContextManager[Place | None]:
         """Around a fit: where it keeps its records."""
         return _run_dir(call)
 
@@ -304,7 +305,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         if text := long_fit(told):
             warn_user(text, LongFitWarning)
 
-    def _serve_steps(self, call: FitCall, place: Any, callbacks: Callbacks) -> None:
+    def _serve_steps(self, call: FitCall, place: Place | None, callbacks: Callbacks) -> None:
         steps = self._fit_steps({name: Rows(ds) for name, ds in call.rows.items()})
         begin = first_step(steps)
         with FitSession(
@@ -600,7 +601,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
 
 
 @contextmanager
-def _run_dir(call: FitCall) -> Iterator[Any]:
+def _run_dir(call: FitCall) -> Iterator[Place | None]:
     yield call.run_dir
 
 

@@ -18,9 +18,10 @@ from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.errors import DataError
 
 from ._sklearn import check_weights
-from .base import CallbackList, StreamedEstimator
+from .base import StreamedEstimator
 from .companions import FitCall
 from .inputs import CHECKS, check_finite, check_labels, is_plain, one_column, validated
+from .session import CallbackList
 
 if TYPE_CHECKING:
     from distributed import Client

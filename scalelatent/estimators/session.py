@@ -8,20 +8,22 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalelatent.contract.learners import Reduction, RowMap, Work
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.data import Dataset
 from scalelatent.data.read.earlier import earlier_rows
 from scalelatent.deploy.clusters import current_client, current_job
 from scalelatent.engine.batch_loop import LoopResult, Progress, fit_batches
 from scalelatent.engine.cache import parse_cache
-from scalelatent.engine.callbacks import Callbacks, telling_of_kernels
+from scalelatent.engine.callbacks import Callback, Callbacks, telling_of_kernels
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.claims import same_form
 from scalelatent.engine.incremental import DropLeaves, KeptLeaves
@@ -36,7 +38,7 @@ from scalelatent.errors import DataError, RunError
 from scalelatent.kernels.streams import resolve_seed
 from scalelatent.storage.disk import Location, locate
 
-from .steps import Collect, Derive, Encode, Gather, Learn, LearnOnline, Map, Remember, Rows
+from .steps import Collect, Derive, Encode, Gather, Learn, LearnOnline, Map, Remember, Rows, Step
 
 ENGINE_OPTIONS = (
     "block_rows",
@@ -62,10 +64,16 @@ TASK_FLOPS, TASKS, LEAST_FLOPS = 2e11, 16, 5e9
 ONLINE_GRID = ("run_rows", "buffer_runs", "validate_steps")
 
 
+if TYPE_CHECKING:
+    from distributed import Client
+
+CallbackList = Callback | Sequence[Callback]
+Place = str | Path | Location
+
 _log = logging.getLogger(__name__)
 
 
-def rows_as_begun(datasets: Mapping[str, Dataset], run_dir: Any) -> dict[str, Dataset]:
+def rows_as_begun(datasets: Mapping[str, Dataset], run_dir: Place | None) -> dict[str, Dataset]:
     """The rows that the fit of a run folder began with, where more were appended since."""
     out = dict(datasets)
     if run_dir is None:
@@ -100,11 +108,11 @@ class FitSession:
         *,
         device: str,
         n_jobs: int | None,
-        client: Any = None,
+        client: Client | None = None,
         in_process: bool = False,
-        run_dir: Any = None,
+        run_dir: Place | None = None,
         resume: bool = False,
-        callbacks: Any = (),
+        callbacks: CallbackList = (),
         engine: Mapping[str, Any] | None = None,
     ) -> None:
         self.kind, self.device, self.n_jobs = kind, device, n_jobs
@@ -122,7 +130,7 @@ class FitSession:
         self.store: EngineStore | None = None
         self._exit = ExitStack()
         self._leftovers: list[Location] = []
-        self._mapped: dict[Any, Dataset] = {}
+        self._mapped: dict[tuple[int | str, ...], Dataset] = {}
 
     def __enter__(self) -> FitSession:
         self._exit.enter_context(single_threaded())
@@ -243,7 +251,7 @@ class FitSession:
         except StopIteration as end:
             return end.value
 
-    def _serve(self, step: Any) -> Any:
+    def _serve(self, step: Step) -> Any:
         if isinstance(step, Derive):
             return step.value()
         if isinstance(step, Map):
@@ -307,7 +315,7 @@ class FitSession:
         if isinstance(rows, Dataset):
             return rows
         dataset = rows.dataset
-        key: tuple[Any, ...] = (id(dataset),)
+        key: tuple[int | str, ...] = (id(dataset),)
         for name, row_map in rows.maps:
             key = (*key, name)
             if key not in self._mapped:
@@ -318,14 +326,14 @@ class FitSession:
     # -- verbs -----------------------------------------------------------------------------------------------
 
     def stage(
-        self, name: str, work: Any, datasets: Mapping[str, Dataset], classes: np.ndarray | None = None
+        self, name: str, work: Work, datasets: Mapping[str, Dataset], classes: np.ndarray | None = None
     ) -> Stage:
         """A stage with the fit's grids and device."""
         grid = given_grid(self.options)
         return make_stage(f"{self.kind}_{name}", work, datasets, self.device, classes, **grid)
 
     def collect(
-        self, name: str, reduction: Any, rows: Rows | Dataset, classes: np.ndarray | None = None
+        self, name: str, reduction: Reduction, rows: Rows | Dataset, classes: np.ndarray | None = None
     ) -> Stats:
         """One pass of one reduction; remembered."""
         layout: Layout = reduction.layout()
@@ -339,7 +347,7 @@ class FitSession:
             self.store.save_result(f"{self.kind}_{name}", {"vector": np.array(stats.vector)})
         return stats
 
-    def map(self, name: str, row_map: Any, dataset: Dataset) -> Dataset:
+    def map(self, name: str, row_map: RowMap, dataset: Dataset) -> Dataset:
         """Rows through a map, written once to scratch (in memory where the rows are in memory)."""
         stage = f"{self.kind}_{name}"
         self.callbacks.on_stage({"stage": stage, "rows": len(dataset)})
@@ -353,7 +361,7 @@ class FitSession:
         self.executor.quarantine.follow(dataset, out)
         return out
 
-    def _map_in_memory(self, row_map: Any, dataset: Dataset, progress: Progress) -> Dataset:
+    def _map_in_memory(self, row_map: RowMap, dataset: Dataset, progress: Progress) -> Dataset:
         out = map_to_array(row_map, dataset, self.device, self.n_jobs, progress)
         y = dataset.read_y(0, len(dataset)) if dataset.has_y else None
         weight = dataset.read_weight(0, len(dataset)) if dataset.has_weight else None

@@ -20,10 +20,10 @@ from scalelatent.engine.mapwrite import map_to_array
 from scalelatent.engine.plan import Resources
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError
-from scalelatent.estimators.base import CallbackList, Saved, StreamedEstimator, What
+from scalelatent.estimators.base import Saved, StreamedEstimator, What
 from scalelatent.estimators.inputs import check_finite, is_dask_array, is_plain
 from scalelatent.estimators.learned import IN_PLACE, Learned
-from scalelatent.estimators.session import FitSession
+from scalelatent.estimators.session import CallbackList, FitSession
 from scalelatent.estimators.steps import Rows, Steps
 from scalelatent.kernels.streams import resolve_seed, stream
 from scalelatent.models.crbm.model.energy import CrbmShape

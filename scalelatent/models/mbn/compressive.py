@@ -26,10 +26,10 @@ from scalelatent.engine.order import RowOrder
 from scalelatent.engine.reading import Meter, Reader
 from scalelatent.engine.threads import resolve_jobs
 from scalelatent.errors import DataError, RunError
-from scalelatent.estimators.base import CallbackList, Saved, StreamedEstimator
+from scalelatent.estimators.base import Saved, StreamedEstimator
 from scalelatent.estimators.companions import FitCall, accompanied
 from scalelatent.estimators.inputs import check_finite, is_plain, rows_and_labels
-from scalelatent.estimators.session import FitSession, rows_as_begun
+from scalelatent.estimators.session import CallbackList, FitSession, rows_as_begun
 from scalelatent.kernels.streams import stream
 from scalelatent.models.mbn.model.compressive import NetworkRows, first_weights, unscaled
 from scalelatent.storage.disk import Location

@@ -20,10 +20,11 @@ from scalelatent.data import Dataset, open_dataset
 from scalelatent.engine.plan import Resources
 from scalelatent.errors import DataError, RunError
 from scalelatent.estimators._sklearn import wrap_output
-from scalelatent.estimators.base import CallbackList, Saved, StreamedEstimator, What
+from scalelatent.estimators.base import Saved, StreamedEstimator, What
 from scalelatent.estimators.companions import FitCall
 from scalelatent.estimators.inputs import is_plain
 from scalelatent.estimators.learned import FIT_AGAIN, Learned
+from scalelatent.estimators.session import CallbackList
 from scalelatent.estimators.steps import Rows, Steps
 from scalelatent.models.mbn.model.layers import Layer, schedule
 from scalelatent.models.mbn.model.network import Network
