@@ -42,7 +42,7 @@ from scalelatent.engine.callbacks import Callback
 from scalelatent.kernels.corruption import corrupt
 from scalelatent.kernels.vectors import aligned
 from scalelatent.models.crbm.kernels.products import affine, climb_outer
-from scalelatent.models.crbm.kernels.update import Pace, Way, climb
+from scalelatent.models.crbm.kernels.update import StepRates, Way, climb
 
 MEAN_SWEEPS = 32
 LOCAL_STEPS = 16
@@ -200,7 +200,7 @@ def few_rows(args: Any) -> list[dict[str, Any]]:
         return filled
 
     theta, new, bias, none = draw(units, 784), draw(units, 784), draw(units), np.zeros((0, 784), np.float32)
-    way, pace = Way(theta, none, new, none), Pace(1e-3, 0.0, 0.0)
+    way, pace = Way(theta, none, new, none), StepRates(1e-3, 0.0, 0.0)
     for rows in (10, 20, 40, 80, 160):
         x, left, biases = draw(rows, 784), draw(rows, units), draw(rows, units)
 

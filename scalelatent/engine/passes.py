@@ -113,7 +113,7 @@ def make_stage(
     if device == "gpu" and block_rows is None and leaf_rows is None:
         # A card wants few, large launches; "auto" keeps the processor's blocks, which a mixed cluster shares.
         width = max(dataset.n_features for dataset in datasets.values())
-        wished = max(reduction.wants.block_rows or 0 for reduction in reductions.values())
+        wished = max((reduction.wants.block_rows or 0 for reduction in reductions.values()), default=0)
         block_rows = max(_power_of_two(GPU_BLOCK_BYTES / (4 * width), 2048, 65536), wished)
     grids = {
         part: choose_grid(datasets[part], reduction, block_rows, leaf_rows)

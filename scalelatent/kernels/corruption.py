@@ -23,19 +23,7 @@ KINDS = ("flip", "occlude")
 def check_corruption(
     kind: str, n_features: int, *, rate: float = 0.0, size: Any = (0, 0), shape: Any = (0, 0), value: int = 0
 ) -> None:
-    """Refuse a corruption that cannot be, for rows of so many features; see `corrupt`.
-
-    Raises
-    ------
-    DataError
-        Naming the parameter and its limits.
-
-    Examples
-    --------
-    >>> check_corruption("flip", 784, rate=1.5)
-    Traceback (most recent call last):
-    scalelatent.errors.DataError: the share of flipped pixels (rate) is 1.5, but it lies in 0 to 1
-    """
+    """Refuse a corruption that cannot be, for rows of so many features; see `corrupt`."""
     if kind not in KINDS:
         raise DataError(f"there is no corruption {kind!r}; there are {', '.join(KINDS)}")
     if kind == "flip":
@@ -62,42 +50,7 @@ def check_corruption(
 
 
 def corrupt(v: np.ndarray, rows: np.ndarray, epoch: int = 0, *, kind: str, **how: Any) -> np.ndarray:
-    """A corrupted copy of rows of zeros and ones.
-
-    Parameters
-    ----------
-    v : ndarray of uint8, shape (n, p)
-        Zeros and ones.
-    rows : ndarray of int, shape (n,)
-        Number of each row in its dataset.
-    epoch : int
-        Counted from 0: other bits each epoch.
-    kind : {'flip', 'occlude'}
-        Flip bits, or set a patch of an image to one value.
-    rate : float
-        Of 'flip': share of the bits that are flipped, in each row exactly so many.
-    size, shape : (int, int)
-        Of 'occlude': height and width of the patch and of the images; it lies whole within them.
-    value : {0, 1}
-        Of 'occlude': what the patch is set to, 0 if not given.
-    seed : int
-    stage : str
-        What the random numbers are for.
-
-    Returns
-    -------
-    ndarray of uint8, shape (n, p)
-
-    Examples
-    --------
-    >>> v = np.zeros((2, 20), np.uint8)
-    >>> x = corrupt(v, np.array([5, 9]), kind="flip", rate=0.1, seed=0, stage="train")
-    >>> x.sum(axis=1).tolist()
-    [2, 2]
-    >>> again = corrupt(v[1:], np.array([9]), kind="flip", rate=0.1, seed=0, stage="train")
-    >>> bool((again == x[1:]).all())
-    True
-    """
+    """A corrupted copy of rows of zeros and ones."""
     out = np.array(v, np.uint8, order="C")
     corrupt_in_place(out, rows, epoch, kind=kind, **how)
     return out
@@ -116,17 +69,7 @@ def corrupt_in_place(
     shape: tuple[int, int] = (0, 0),
     value: int = 0,
 ) -> None:
-    """What `corrupt` does, to `out` itself, which is C-contiguous.
-
-    Examples
-    --------
-    >>> images = np.ones((1, 16), np.uint8)
-    >>> corrupt_in_place(
-    ...     images, np.array([0]), kind="occlude", size=(2, 3), shape=(4, 4), seed=0, stage="train"
-    ... )
-    >>> int(images.sum())
-    10
-    """
+    """What `corrupt` does, to `out` itself, which is C-contiguous."""
     from .corruption_compiled import flip_exactly, occlude
     from .philox import row_draws
 

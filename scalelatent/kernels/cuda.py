@@ -13,25 +13,7 @@ _OPTIONS = ("--std=c++17",)
 
 
 class Kernels:
-    """The kernels of ``gpu.cu`` in a package.
-
-    Parameters
-    ----------
-    package : str
-        Where ``gpu.cu`` lies; ``__package__`` in the module that launches.
-    threads : int
-        Of a thread block, as the text has it: ``constexpr int THREADS``.
-
-    Attributes
-    ----------
-    text : str
-        The CUDA text.
-
-    Examples
-    --------
-    >>> "mbn_count" in Kernels("scalelatent.models.mbn.kernels").text
-    True
-    """
+    """The kernels of ``gpu.cu`` in a package."""
 
     def __init__(self, package: str, threads: int = 128) -> None:
         self._package, self.threads = package, threads
@@ -51,23 +33,7 @@ class Kernels:
         return cupy.RawModule(code=self.text, options=_OPTIONS)
 
     def launch(self, name: str, grid: tuple[int, ...], *arguments: Any, shared_bytes: int = 0) -> None:
-        """Start a kernel on CuPy's current stream, in blocks of ``threads`` threads.
-
-        Parameters
-        ----------
-        name : str
-        grid : tuple of int
-            Thread blocks along x, y and z.
-        *arguments : cupy.ndarray or numpy scalar
-            In the order and of the types that the kernel declares.
-        shared_bytes : int
-            Of dynamic shared memory, for each thread block.
-
-        Examples
-        --------
-        >>> kernels = Kernels("scalelatent.models.mbn.kernels")
-        >>> kernels.launch("mbn_nothing", (1,))  # doctest: +SKIP
-        """
+        """Start a kernel on CuPy's current stream, in blocks of ``threads`` threads."""
         function = self._functions.get(name)
         if function is None:
             function = self._functions[name] = self._module.get_function(name)

@@ -151,15 +151,7 @@ def observe(observer: Observer) -> None:
 
 @contextlib.contextmanager
 def observed(observer: Observer) -> Iterator[None]:
-    """See :func:`observe`, for a while.
-
-    Examples
-    --------
-    >>> told = []
-    >>> with observed(lambda name, seconds: told.append(seconds is None)):
-    ...     entry(numba.int64)(lambda x: x + 1)(1), told
-    (2, [True, False])
-    """
+    """See :func:`observe`, for a while."""
     observe(observer)
     try:
         yield
@@ -241,16 +233,7 @@ def _placed(folder: str) -> Iterator[None]:
 
 
 def kernel(function: Any, **options: Any) -> Any:
-    """Compile a kernel with the package's settings, or with ``options`` of numba that differ.
-
-    Examples
-    --------
-    >>> @kernel
-    ... def twice(x):
-    ...     return 2 * x
-    >>> twice(2)
-    4
-    """
+    """Compile a kernel with the package's settings, or with ``options`` of numba that differ."""
     # The place is fixed when the function is decorated; other packages keep theirs.
     family = _family(function.__module__)
     try:
@@ -266,16 +249,7 @@ def kernel(function: Any, **options: Any) -> Any:
 
 
 class part:
-    """A piece of other kernels: nothing is compiled, or kept on disk, for calls of it from Python.
-
-    Examples
-    --------
-    >>> @part
-    ... def plus_one(x):
-    ...     return x + 1
-    >>> kernel(lambda x: plus_one(x))(2)
-    3
-    """
+    """A piece of other kernels: nothing is compiled, or kept on disk, for calls of it from Python."""
 
     def __init__(self, function: Any) -> None:
         options = {"cache": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
@@ -348,15 +322,6 @@ def entry(*arguments: Any, **options: Any) -> Callable[[Any], Any]:
 
     Left to itself numba compiles anew for read-only arrays (memmaps, cached rows) and for each memory layout,
     seconds each time. Arrays that a kernel does not write are declared by :func:`given`.
-
-    Examples
-    --------
-    >>> @entry(given("f8", 1))
-    ... def total(x):
-    ...     return x.sum()
-    >>> import numpy as np
-    >>> float(total(np.frombuffer(np.ones(3).tobytes())))
-    3.0
     """
 
     def wrap(function: Any) -> Any:

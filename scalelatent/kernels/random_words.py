@@ -14,31 +14,14 @@ _WORDS_PER_STEP = 4  # Philox 4 x 64: one step of the counter gives four words
 
 
 def check_seed(seed: int) -> int:
-    """A seed, if it is one word of Philox's key.
-
-    Raises
-    ------
-    DataError
-        It is not from 0 to 2**64 - 1.
-
-    Examples
-    --------
-    >>> check_seed(7)
-    7
-    """
+    """A seed, if it is one word of Philox's key."""
     if not 0 <= seed < 2**64:
         raise DataError(f"seed is {seed}, but a seed is a whole number from 0 to 2**64 - 1")
     return int(seed)
 
 
 def stage_word(stage: str) -> int:
-    """The second word of Philox's key: what the numbers are for.
-
-    Examples
-    --------
-    >>> 0 <= stage_word("documents") < 2**64
-    True
-    """
+    """The second word of Philox's key: what the numbers are for."""
     return int.from_bytes(hashlib.blake2b(stage.encode(), digest_size=8).digest(), "little")
 
 
@@ -47,21 +30,6 @@ def random_words(seed: int, purpose: str, start: int, count: int) -> np.ndarray:
 
     Raw bits of Philox 4 x 64 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), which no
     numpy version changes; any process can begin anywhere in the stream.
-
-    Parameters
-    ----------
-    seed : int
-        At least 0; taken modulo 2**64.
-    purpose : str
-        What the words are for; streams of different purposes never overlap.
-    start, count : int
-        The run of words.
-
-    Examples
-    --------
-    >>> whole = random_words(7, "doc", 0, 10)
-    >>> bool((random_words(7, "doc", 3, 5) == whole[3:8]).all())
-    True
     """
     step, skipped = divmod(start, _WORDS_PER_STEP)
     bits = np.random.Philox(

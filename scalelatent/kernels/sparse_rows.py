@@ -15,26 +15,15 @@ class CsrRows:
 
     Row ``i`` has the values ``data[indptr[i]:indptr[i + 1]]`` in the columns ``indices[...]``, which rise
     strictly. Arrays are never changed in place.
-
-    Parameters
-    ----------
-    data : ndarray, shape (entries,)
-    indices : ndarray of int32 or int64, shape (entries,)
-    indptr : ndarray of int32 or int64, shape (rows + 1,)
-        From 0 to the number of entries.
-    shape : (int, int)
-        (rows, features).
-
-    Examples
-    --------
-    >>> rows = CsrRows(np.array([5.0, 7.0]), np.array([2, 0]), np.array([0, 1, 1, 2]), (3, 4))
-    >>> len(rows), rows[2:].to_dense().tolist()
-    (3, [[7.0, 0.0, 0.0, 0.0]])
     """
 
+    # (entries,)
     data: np.ndarray
+    # int32 or int64 (entries,)
     indices: np.ndarray
+    # int32 or int64 (rows + 1,): from 0 to the number of entries
     indptr: np.ndarray
+    # (int, int); (rows, features)
     shape: tuple[int, int]
 
     @classmethod
@@ -76,14 +65,7 @@ class CsrRows:
         return out
 
     def take(self, rows: np.ndarray) -> CsrRows:
-        """Rows in any order, copied.
-
-        Examples
-        --------
-        >>> rows = CsrRows(np.array([5.0, 7.0]), np.array([2, 0]), np.array([0, 1, 1, 2]), (3, 4))
-        >>> rows.take(np.array([2, 0])).to_dense().tolist()
-        [[7.0, 0.0, 0.0, 0.0], [0.0, 0.0, 5.0, 0.0]]
-        """
+        """Rows in any order, copied."""
         counts = np.diff(self.indptr)[rows]
         pointers = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         entries = np.arange(pointers[-1]) + np.repeat(self.indptr[rows] - pointers[:-1], counts)

@@ -8,29 +8,7 @@ from .random_words import stage_word
 
 
 def stream(seed: int, stage: str, iteration: int = 0, index: int = 0) -> np.random.Generator:
-    """Philox stream of one (seed, stage, iteration, row or leaf).
-
-    Parameters
-    ----------
-    seed : int
-        The run's seed, at least 0.
-    stage : str
-        What the numbers are for, for example ``"start"``.
-    iteration, index : int
-        Pass or epoch; row, leaf or member. Below 2**64.
-
-    Returns
-    -------
-    numpy.random.Generator
-        Streams of different arguments never overlap: seed and stage are Philox's key, the rest the high words
-        of its counter.
-
-    Examples
-    --------
-    >>> a, b = stream(0, "start"), stream(0, "start")
-    >>> bool(a.random() == b.random()), bool(stream(0, "start", 1).random() == stream(0, "start", 2).random())
-    (True, False)
-    """
+    """Philox stream of one (seed, stage, iteration, row or leaf)."""
     if seed < 0:
         raise ValueError(f"seed={seed}: a seed is a whole number of at least 0")
     key = np.array([seed % 2**64, stage_word(stage)], dtype=np.uint64)
@@ -39,29 +17,13 @@ def stream(seed: int, stage: str, iteration: int = 0, index: int = 0) -> np.rand
 
 
 def draw_seed() -> int:
-    """A fresh seed from the operating system, to be recorded (``seed_``).
-
-    Examples
-    --------
-    >>> 0 <= draw_seed() < 2**32
-    True
-    """
+    """A fresh seed from the operating system, to be recorded (``seed_``)."""
     return int(np.random.SeedSequence().generate_state(1)[0])
 
 
 def resolve_seed(random_state: object) -> int:
     """The seed that a ``random_state`` parameter means: an int, None (drawn), or a numpy RandomState or
     Generator (drawn from it).
-
-    Raises
-    ------
-    ValueError
-        Anything else.
-
-    Examples
-    --------
-    >>> resolve_seed(7)
-    7
     """
     if random_state is None:
         return draw_seed()

@@ -21,7 +21,7 @@ from scalelatent.models.crbm.kernels.cpu.coupling import make_coupling
 from scalelatent.models.crbm.kernels.cpu.mean_field import mean_field
 from scalelatent.models.crbm.kernels.cpu.sum_product import sum_product_pairs
 from scalelatent.models.crbm.kernels.products import add_outer_less, affine, climb_outer
-from scalelatent.models.crbm.kernels.update import Pace, Way
+from scalelatent.models.crbm.kernels.update import StepRates, Way
 from scalelatent.models.crbm.model.energy import nll_of_units
 from scalelatent.models.mbn.kernels.cpu.dense import make_bank, nearest
 from scalelatent.models.mbn.kernels.cpu.sparse import make_sparse_bank, nearest_sparse
@@ -69,7 +69,7 @@ def _network(v: int, h: int) -> list[np.ndarray]:
     out, none = np.empty((20, v), dtype="f4"), np.zeros((0, h), dtype="f4")
     affine(x, w, _draw(7, v), out, np)
     way = Way(w, none, np.empty_like(w), none)
-    climb_outer(way, out, x, Pace(0.1, 0.01, 0.0))
+    climb_outer(way, out, x, StepRates(0.1, 0.01, 0.0))
     total = np.zeros((v, h))
     add_outer_less(out, x, w, total, make_backend("cpu"))
     graphs, pairs = (make_coupling(0.1 * w), _draw(8, 20, v), _draw(9, 20, h), 3), np.zeros(w.shape)

@@ -17,7 +17,7 @@ from scalelatent.models.crbm.kernels.products import (
     climb_outer_less,
     outer_less,
 )
-from scalelatent.models.crbm.kernels.update import Pace, Way, climb
+from scalelatent.models.crbm.kernels.update import StepRates, Way, climb
 from scalelatent.models.crbm.model import gradient
 from scalelatent.models.crbm.model.energy import CrbmShape, Observed, nll_of_units, sigmoid
 from scalelatent.models.crbm.model.gradient import climb_factors, climb_phase, difference
@@ -104,7 +104,12 @@ def test_climb_outer_less(momentum, decay, in_place, way_of):
         expected = theta + move
         new = (theta, velocity) if in_place else (np.empty_like(theta), np.empty_like(velocity))
         climb_outer_less(
-            Way(theta, velocity, *new), left, right, less, Pace(0.1, decay, momentum), make_backend("cpu")
+            Way(theta, velocity, *new),
+            left,
+            right,
+            less,
+            StepRates(0.1, decay, momentum),
+            make_backend("cpu"),
         )
         assert_allclose(new[0], expected, rtol=0, atol=2e-5)
         if momentum:
@@ -132,7 +137,7 @@ def test_a_climb_by_phases_is_one_along_their_difference(paired, momentum, decay
     v, seen = normal(rng, rows, 30), Observed(normal(rng, rows, 26), None)
     theta = normal(rng, shape.n_parameters)
     velocity = normal(rng, len(theta)) if momentum else np.zeros(0, np.float32)
-    pace, ways = Pace(0.2, decay, momentum), []
+    pace, ways = StepRates(0.2, decay, momentum), []
     for _ in range(2):
         new = theta.copy(), velocity.copy()
         ways.append(Way(*new, *new))
@@ -151,7 +156,7 @@ def test_climb_outer(rows, units, features, momentum, decay, way_of):
     velocity = normal(rng, *theta.shape) if momentum else np.zeros((0, features), np.float32)
     before = theta.copy(), velocity.copy()
     way = Way(theta, velocity, np.full_like(theta, np.nan), np.full_like(velocity, np.nan))
-    climb_outer(way, left, right, Pace(0.1, decay, momentum))
+    climb_outer(way, left, right, StepRates(0.1, decay, momentum))
     move = 0.1 * left.astype("f8").T @ right.astype("f8") - decay * theta
     if momentum:
         move += momentum * velocity
@@ -159,7 +164,7 @@ def test_climb_outer(rows, units, features, momentum, decay, way_of):
     assert_allclose(way.new_theta, theta + move, rtol=0, atol=2e-5)
     np.testing.assert_array_equal(theta, before[0])
     np.testing.assert_array_equal(velocity, before[1])
-    climb_outer(Way(theta, velocity, theta, velocity), left, right, Pace(0.1, decay, momentum))
+    climb_outer(Way(theta, velocity, theta, velocity), left, right, StepRates(0.1, decay, momentum))
     np.testing.assert_array_equal(theta, way.new_theta)
     np.testing.assert_array_equal(velocity, way.new_velocity)
 
@@ -171,7 +176,7 @@ def test_a_climb_of_nothing_but_the_gradient_has_the_bits_of_any(way_of):
     none, still = np.zeros((0, 100), np.float32), np.zeros_like(theta)
     ways = [Way(theta, v, np.empty_like(theta), v.copy()) for v in (none, still)]
     for way in ways:
-        climb_outer(way, left, right, Pace(0.1, 0.0, 0.0))
+        climb_outer(way, left, right, StepRates(0.1, 0.0, 0.0))
     np.testing.assert_array_equal(ways[0].new_theta, ways[1].new_theta)
 
 
@@ -184,7 +189,7 @@ def test_a_step_from_factors_is_that_of_their_products(momentum, n_hidden):
     theta = normal(rng, shape.n_parameters)
     velocity = normal(rng, len(theta)) if momentum else np.zeros(0, np.float32)
     ways = [Way(theta, velocity, np.empty_like(theta), np.empty_like(velocity)) for _ in range(2)]
-    pace = Pace(0.2, 0.05, momentum)
+    pace = StepRates(0.2, 0.05, momentum)
     climb_factors(shape, ways[0], *factors.values(), pace)
     climb(ways[1], of_factors(factors), shape.n_weights, pace)
     assert_allclose(ways[0].new_theta, ways[1].new_theta, rtol=0, atol=1e-5)
@@ -199,7 +204,7 @@ def test_decay_far_below_the_rounding_of_parameters_is_not_lost(momentum, way_of
     velocity = np.zeros_like(theta) if momentum else np.zeros((0, n), np.float32)
     way = Way(theta, velocity, np.empty_like(theta), np.empty_like(velocity))
     left, right = normal(rng, 4, n), normal(rng, 4, n)
-    climb_outer(way, left, right, Pace(1e-7, 3e-8, momentum))
+    climb_outer(way, left, right, StepRates(1e-7, 3e-8, momentum))
     noise = 1e-7 * left.astype("f8").T @ right.astype("f8")
     # Of rounding to 7e-9 the mean over 160,000 numbers is 1e-11.
     assert abs((way.new_theta - theta.astype("f8") - noise).mean() + 3e-9) < 3e-10

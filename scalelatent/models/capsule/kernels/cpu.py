@@ -51,17 +51,7 @@ def residuals(
     nu: np.ndarray,
     table: Any,
 ) -> tuple[np.ndarray | None, np.ndarray]:
-    """Residuals of all members for one block, see :func:`..reference.residuals`; ``h`` is float32.
-
-    Examples
-    --------
-    >>> from scalelatent.models.capsule.kernels.squash import squash_table
-    >>> h = np.ones((2, 3), dtype=np.float32)
-    >>> active, sums = residuals(h, np.zeros(3, np.int32), np.ones(3), np.array([[1, 1]]), np.array([[0, 1]]),
-    ...                          np.zeros(1), squash_table(2))
-    >>> active is None, sums.shape
-    (True, (1, 3))
-    """
+    """Residuals of all members for one block, see :func:`..reference.residuals`; ``h`` is float32."""
     thresholded = bool((nu > 0).any())
     factors = np.empty((2 * len(dims), h.shape[1]), dtype=np.float32)
     sums = np.zeros((len(dims), 3))
@@ -96,12 +86,7 @@ def estep(
     table: Any,
     train: bool,
 ) -> tuple[np.ndarray | None, np.ndarray]:
-    """E-step of a block, see :func:`..estep.estep_by_products`; few dimensions take one fused kernel.
-
-    Examples
-    --------
-    See :func:`..estep.estep_by_products`.
-    """
+    """E-step of a block, see :func:`..estep.estep_by_products`; few dimensions take one fused kernel."""
     if not tiles.fits(len(w), x):
         return estep_by_products(backend, w, x, y, weight, dims, labels, nu, table, train)
     n, p = x.shape

@@ -41,40 +41,7 @@ def residuals(
     nu: np.ndarray,
     table: Any,
 ) -> tuple[Any | None, np.ndarray]:
-    """Residuals of all members for one block, see :func:`..reference.residuals`.
-
-    Parameters
-    ----------
-    h : cupy.ndarray of float32 or float64, shape (sum of all dims, rows)
-        Latent means, C-contiguous. Scratch: becomes the residuals as in the reference.
-    y, weight : array of int32 and of float64, shape (rows,)
-        On the host or on the device. A class that a member has no label for gives NaN.
-    dims, labels, nu : ndarray
-        On the host; their device copies are kept.
-    table : SquashTable
-        For the total dimension of a member; on the device (``CupyBackend.table``) or on the host, then its
-        copy is kept.
-
-    Returns
-    -------
-    active : cupy.ndarray of int32, or None
-    sums : ndarray of float64, shape (members, 3)
-        On the host.
-
-    Raises
-    ------
-    ValueError
-        ``h`` is no C-contiguous device array of float32 or float64.
-
-    Examples
-    --------
-    >>> import cupy
-    >>> h = cupy.ones((2, 3), dtype="float32")
-    >>> active, sums = residuals(h, np.zeros(3, np.int32), np.ones(3), np.array([[1, 1]]), np.array([[0, 1]]),
-    ...                          np.zeros(1), squash_table(2))
-    >>> active is None, sums.shape
-    (True, (1, 3))
-    """
+    """Residuals of all members for one block, see :func:`..reference.residuals`."""
     suffix, n, members = _check(h), h.shape[1], len(dims)
     thresholded = bool((nu > 0).any())
     if n == 0:
@@ -137,32 +104,7 @@ def _gather(suffix: str, rows: tuple[Any, ...], wiring: _Wiring, factors: Any, a
 
 
 def probabilities(h: Any, dims: np.ndarray, table: Any = None) -> Any:
-    """P(y | x) of one member, see :func:`..reference.probabilities`.
-
-    Parameters
-    ----------
-    h : cupy.ndarray of float32 or float64, shape (sum of dims, rows)
-        C-contiguous.
-    dims : ndarray of int, shape (capsules,)
-        On the host.
-    table : SquashTable or None
-        On the device or on the host; None takes the one for ``dims``.
-
-    Returns
-    -------
-    cupy.ndarray of float64, shape (capsules, rows)
-
-    Raises
-    ------
-    ValueError
-        ``h`` is no C-contiguous device array of float32 or float64.
-
-    Examples
-    --------
-    >>> import cupy
-    >>> probabilities(cupy.zeros((2, 1), dtype="float32"), np.array([1, 1])).ravel().tolist()
-    [0.5, 0.5]
-    """
+    """P(y | x) of one member, see :func:`..reference.probabilities`."""
     suffix, n, total = _check(h), h.shape[1], int(dims.sum())
     out = cupy.empty((len(dims), n), dtype=np.float64)
     if n:

@@ -15,26 +15,7 @@ from .squash import interpolating
 
 
 def probabilities(h: np.ndarray, dims: np.ndarray, table: Any = None) -> np.ndarray:
-    """P(y | x) of one member.
-
-    Parameters
-    ----------
-    h : ndarray, shape (sum of dims, rows)
-        Latent means.
-    dims : ndarray of int, shape (capsules,)
-    table : SquashTable or None
-        Where lambda comes from; None is the exact recursion.
-
-    Returns
-    -------
-    ndarray of float64, shape (capsules, rows)
-        Columns sum to 1. Equation 2.16; unequal dimensions: lambda0 f_j + (1 - lambda0) d_j / D.
-
-    Examples
-    --------
-    >>> probabilities(np.array([[0.0], [0.0]]), np.array([1, 1])).ravel().tolist()
-    [0.5, 0.5]
-    """
+    """P(y | x) of one member."""
     f, beta = _fractions(np.asarray(h, dtype=np.float64), dims)
     total = dims.sum()
     lam0 = interpolating(total / 2, beta) if table is None else table(beta)[0]
@@ -42,27 +23,7 @@ def probabilities(h: np.ndarray, dims: np.ndarray, table: Any = None) -> np.ndar
 
 
 def posterior_ratios(h: np.ndarray, y: np.ndarray, dims: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Q_i(y)/P(y) of one member: E[h_i | y, x] = ratio_i h_i (equation 2.19).
-
-    Parameters
-    ----------
-    h : ndarray, shape (sum of dims, rows)
-    y : ndarray of int, shape (rows,)
-        The capsule that should win.
-    dims : ndarray of int, shape (capsules,)
-
-    Returns
-    -------
-    ratios : ndarray of float64, shape (capsules, rows)
-    p : ndarray of float64, shape (capsules, rows)
-        P(y | x).
-
-    Examples
-    --------
-    >>> r, p = posterior_ratios(np.array([[1.0], [1.0]]), np.array([0]), np.array([1, 1]))
-    >>> bool(r[0, 0] > 1 > r[1, 0])
-    True
-    """
+    """Q_i(y)/P(y) of one member: E[h_i | y, x] = ratio_i h_i (equation 2.19)."""
     h = np.asarray(h, dtype=np.float64)
     f, beta = _fractions(h, dims)
     total = dims.sum()
@@ -82,40 +43,7 @@ def residuals(
     nu: np.ndarray,
     table: Any = None,
 ) -> tuple[np.ndarray | None, np.ndarray]:
-    """Residuals (r - 1) h of all members for one block, in the place of h.
-
-    Parameters
-    ----------
-    h : ndarray, shape (sum of all dims, rows)
-        Latent means of all members, one under the other. Scratch: the first ``len(active)`` columns become
-        the residuals weight (r - 1) h of the active rows, (all of them where ``active`` is None).
-    y : ndarray of int32, shape (rows,)
-        Class codes.
-    weight : ndarray of float64, shape (rows,)
-    dims : ndarray of int64, shape (members, capsules)
-    labels : ndarray of int64, shape (members, classes)
-        Capsule that should win, for each class.
-    nu : ndarray of float64, shape (members,)
-        Threshold: where the best wrong probability over the right one is at most nu, r = 1 (equation 2.26). 0
-        takes every row.
-
-    Returns
-    -------
-    active : ndarray of int32 or None
-        Rows that any member moves; None for all.
-    sums : ndarray of float64, shape (members, 3)
-        Weighted sums over rows of log P(y|x) and of errors (a tie goes to the first class), and the number of
-        active rows.
-
-    Examples
-    --------
-    >>> h = np.array([[1.0, 3.0], [1.0, 0.0]])
-    >>> y = np.array([0, 0], dtype=np.int32)
-    >>> dims, labels = np.array([[1, 1]]), np.array([[0, 1]])
-    >>> active, sums = residuals(h, y, np.ones(2), dims, labels, np.array([0.8]))
-    >>> active.tolist(), sums[0, 1:].tolist()
-    ([0], [0.0, 1.0])
-    """
+    """Residuals (r - 1) h of all members for one block, in the place of h."""
     rows = np.arange(h.shape[1])
     factors, sums, moved = np.empty(h.shape), np.zeros((len(dims), 3)), np.zeros(h.shape[1], dtype=bool)
     start = 0
@@ -148,38 +76,7 @@ def walk(
     aggressiveness: float,
     table: Any = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A passive-aggressive walk of one member through rows, see :mod:`.passive`.
-
-    Parameters
-    ----------
-    w : ndarray of float64, shape (sum of dims, p)
-        Weights at the start; not changed.
-    x : ndarray, shape (rows, p)
-    labels : ndarray of int64, shape (rows,)
-        The capsule that should win.
-    weight : ndarray of float64, shape (rows,)
-        Rows of weight 0 are measured and change nothing.
-    dims : ndarray of int64, shape (capsules,)
-    inverse : ndarray, shape (p, p)
-        Inverse of the mean second moments.
-    nu, aggressiveness : float
-    table : SquashTable or None
-        Not looked at: lambda comes from the recursion.
-
-    Returns
-    -------
-    moved : ndarray of float64, shape (sum of dims, p)
-        W at the end less W at the start.
-    sums : ndarray of float64, shape (3,)
-        As a member's of :func:`residuals`, measured row by row before its change.
-
-    Examples
-    --------
-    >>> moved, sums = walk(np.ones((2, 2)), np.eye(2)[:1], np.array([0]), np.ones(1), np.array([1, 1]),
-    ...                    np.eye(2), 0.0, 1.0)
-    >>> bool(moved[0, 0] > 0 > moved[1, 0]), moved[:, 1].tolist()
-    (True, [0.0, 0.0])
-    """
+    """A passive-aggressive walk of one member through rows, see :mod:`.passive`."""
     own, sums = w.astype(np.float64), np.zeros(3)
     capsules = np.arange(len(dims))[None]
     for row, label, a in zip(np.asarray(x, dtype=np.float64), labels, weight, strict=True):

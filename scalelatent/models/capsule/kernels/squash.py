@@ -24,33 +24,9 @@ TABLE_CELLS = 1024
 def interpolating(s: float, b: np.ndarray) -> np.ndarray:
     """I_s(b) to about 1e-15, for integer or half-integer s >= 0.
 
-    Parameters
-    ----------
-    s : float
-        Exponent, a multiple of 1/2, at least 0.
-    b : array_like of float64
-        beta = q / 2 >= 0, any shape.
-
-    Returns
-    -------
-    ndarray of float64
-        Values in [0, 1), the shape of ``b``.
-
-    Raises
-    ------
-    ValueError
-        ``s`` is negative or no multiple of 1/2.
-
-    Notes
-    -----
     Forward recursion (equation A.3) where b > s, backward recursion (A.5) from the bounds (A.4) where b <= s;
     each is stable where it is used. The paper's 64 backward steps are too few for large s: the number grows
     as 9 sqrt(s) + 16.
-
-    Examples
-    --------
-    >>> float(interpolating(1, 0.0)), round(float(interpolating(1, 2.0)), 6)
-    (0.0, 0.567668)
     """
     if s < 0 or (2 * s) % 1:
         raise ValueError(f"s={s}: the exponent is a multiple of 1/2, at least 0")
@@ -110,17 +86,6 @@ def squash_table(dimension: int) -> SquashTable:
     """Table of lambda0 and lambda1 for a total capsule dimension D.
 
     A Hermite cubic per cell: the derivative is known in closed form (equation A.8), dI/db = 1 - (b + s)/b I.
-
-    Parameters
-    ----------
-    dimension : int
-        D, the sum of the capsule dimensions, at least 2.
-
-    Examples
-    --------
-    >>> lam0, lam1 = squash_table(20)(np.array([0.0, 10.0]))
-    >>> bool(abs(lam0[1] - interpolating(10, 10.0)) < 1e-12), float(lam0[0])
-    (True, 0.0)
     """
     scale = dimension / 2 + 1.0
     t = np.arange(TABLE_CELLS + 1) / TABLE_CELLS

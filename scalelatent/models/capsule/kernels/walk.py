@@ -25,16 +25,7 @@ def walk(
     aggressiveness: float,
     table: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Change of W and sums, see :func:`..reference.walk`; W is walked with in float32.
-
-    Examples
-    --------
-    >>> from scalelatent.models.capsule.kernels.squash import squash_table
-    >>> moved, sums = walk(np.ones((2, 2)), np.eye(2, dtype="f4"), np.array([0, 1]), np.ones(2),
-    ...                    np.array([1, 1]), np.eye(2, dtype="f4"), 0.0, 1.0, squash_table(2))
-    >>> moved.shape, sums.tolist()[1:]
-    ((2, 2), [1.0, 2.0])
-    """
+    """Change of W and sums, see :func:`..reference.walk`; W is walked with in float32."""
     start = np.ascontiguousarray(w.T, dtype=np.float32)
     own, sums = start.copy(), np.zeros(3)
     _walk(

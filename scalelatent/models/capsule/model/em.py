@@ -41,53 +41,40 @@ DECIDED_PASSES = 8
 
 @dataclass(frozen=True)
 class CapsuleState:
-    """Everything that changes from pass to pass; M members share one stacked W.
+    """Everything that changes from pass to pass; M members share one stacked W."""
 
-    Attributes
-    ----------
-    w, previous, best : ndarray of float64, shape (D, p)
-        Current weights, those one pass before (momentum), and each member's best so far.
-    best_error : ndarray of float64, shape (M,)
-        Watched error rate (validation if there is one, else training) of ``best``.
-    objective, train_error, validation_error : ndarray of float64, shape (M,)
-        Mean log-loss in nats and error rates of the last pass; NaN where not measured.
-    round, measured_round, stale, finished, best_pass : ndarray of int64, shape (M,)
-        Round of the schedule now and in the last pass, passes without improvement, 1 where the member has
-        stopped, the pass that gave ``best``.
-    active : ndarray of float64, shape (M,)
-        Share of rows that took part in the last update.
-    iteration : int
-        Passes done.
-    decision_error : float
-        Of an ensemble: validation error of what its members decide together, when it was last measured; NaN
-        before.
-    """
-
+    # w, previous, best: float64 (D, p): current weights, those one pass before (momentum),
+    # and each member's best so far
     w: np.ndarray
     previous: np.ndarray
     best: np.ndarray
+    # float64 (M,): watched error rate (validation if there is one, else training) of
+    # ``best``
     best_error: np.ndarray
+    # objective, train_error, validation_error: float64 (M,): mean log-loss in nats and
+    # error rates of the last pass; NaN where not measured
     objective: np.ndarray
     train_error: np.ndarray
     validation_error: np.ndarray
+    # round, measured_round, stale, finished, best_pass: int64 (M,): round of the schedule
+    # now and in the last pass, passes without improvement, 1 where the member has stopped, the pass that gave
+    # ``best``
     round: np.ndarray
     measured_round: np.ndarray
     stale: np.ndarray
     finished: np.ndarray
     best_pass: np.ndarray
+    # float64 (M,): share of rows that took part in the last update
     active: np.ndarray
+    # Passes done
     iteration: int
+    # Of an ensemble: validation error of what its members decide together, when it was last measured; NaN
+    # before
     decision_error: float = float("nan")
 
 
 def initial_state(w: np.ndarray, n_members: int) -> CapsuleState:
-    """State before the first pass.
-
-    Examples
-    --------
-    >>> initial_state(np.zeros((4, 3)), 1).iteration
-    0
-    """
+    """State before the first pass."""
     nan, zero = np.full(n_members, np.nan), np.zeros(n_members, dtype=np.int64)
     return CapsuleState(
         w=w,
@@ -241,31 +228,22 @@ class CapsulePass:
 
 @dataclass(frozen=True)
 class CapsuleEM:
-    """The batch learner: constants of a fit, M-step, schedule.
-
-    Attributes
-    ----------
-    members : Members
-    moment : ndarray of float64, shape (classes, p, p)
-        Weighted second moments of the classes.
-    nu, patience : ndarray, shape (rounds,)
-        The schedule; ``scheduled`` 0 means plain EM with the last weights as the result.
-    momentum, ridge, tol : float
-    max_iter : int
-        Largest number of passes.
-    class_weight : ndarray of float64, shape (classes,) or None
-    has_validation : int
-    """
+    """The batch learner: constants of a fit, M-step, schedule."""
 
     members: Members
+    # float64 (classes, p, p): weighted second moments of the classes
     moment: np.ndarray
+    # nu, patience: (rounds,): the schedule; ``scheduled`` 0 means plain EM with the last
+    # weights as the result
     nu: np.ndarray
     patience: np.ndarray
     scheduled: int
     momentum: float
     ridge: float
     tol: float
+    # Largest number of passes
     max_iter: int
+    # ndarray of float64, shape (classes,) or None
     class_weight: np.ndarray | None
     has_validation: int
 
@@ -305,13 +283,7 @@ class CapsuleEM:
         return w + delta @ inverse
 
     def update(self, state: CapsuleState, stats: Mapping[str, Stats]) -> CapsuleState:
-        """One M-step and one step of every member's schedule; a pure function.
-
-        Raises
-        ------
-        DivergenceError
-            The log-likelihood is not finite: naming the members.
-        """
+        """One M-step and one step of every member's schedule; a pure function."""
         train = stats["train"]
         total = np.maximum(train["sums"][:, 3], np.finfo(float).tiny)
         live = state.finished == 0

@@ -29,45 +29,23 @@ BLOCK_ROWS = 2048
 
 @dataclass(frozen=True)
 class IncrementalState(OnlineState):
-    """State of incremental EM; ``delta`` is the total G.
+    """State of incremental EM; ``delta`` is the total G."""
 
-    Attributes
-    ----------
-    moment : ndarray of float64, shape (D, p)
-        The total H.
-    leaves : ndarray of int64, shape (M,)
-        Leaves that the totals hold; W moves once these are all.
-    """
-
+    # float64 (D, p): the total H
     moment: np.ndarray
+    # int64 (M,): leaves that the totals hold; W moves once these are all
     leaves: np.ndarray
 
 
 def incremental_state(w: np.ndarray, n_members: int) -> IncrementalState:
-    """State before the first step.
-
-    Parameters
-    ----------
-    w : ndarray of float64, shape (D, p)
-    n_members : int
-
-    Examples
-    --------
-    >>> incremental_state(np.zeros((4, 3)), 1).leaves
-    array([0])
-    """
+    """State before the first step."""
     leaves = np.zeros(n_members, dtype=np.int64)
     return IncrementalState(**first_fields(w, n_members), moment=np.zeros_like(w), leaves=leaves)
 
 
 @dataclass(frozen=True)
 class CapsuleIncremental(OnlineCapsule):
-    """Incremental EM (a :class:`~scalelatent.contract.learners.LeafLearner`).
-
-    Attributes
-    ----------
-    n_leaves : int
-    """
+    """Incremental EM (a :class:`~scalelatent.contract.learners.LeafLearner`)."""
 
     n_leaves: int
 
@@ -83,13 +61,7 @@ class CapsuleIncremental(OnlineCapsule):
         return train, train.prepare(state, backend), state  # type: ignore[arg-type]
 
     def visit(self, prepared: Any, block: Block, kept: Any) -> dict[str, np.ndarray]:
-        """What a leaf has to keep: an E-step of its rows, kernel block by kernel block.
-
-        Returns
-        -------
-        dict
-            ``vector``: the statistic, float64; ``round``: of each member, int64.
-        """
+        """What a leaf has to keep: an E-step of its rows, kernel block by kernel block."""
         train, weights, state = prepared
         stats = Stats.zeros(self.layout())
         part = Stats(train.layout(), stats.vector[: train.layout().size])
@@ -126,13 +98,7 @@ class CapsuleIncremental(OnlineCapsule):
     def exchange(
         self, prepared: Any, old: dict[str, np.ndarray] | None, new: dict[str, np.ndarray], stats: Stats
     ) -> None:
-        """Add what a leaf's new contribution changes in the totals.
-
-        Parameters
-        ----------
-        old, new : dict
-            Of :meth:`visit`; ``old`` of the last epoch. Members that began a new round since then have none.
-        """
+        """Add what a leaf's new contribution changes in the totals."""
         state: IncrementalState = prepared[2]
         layout = self.layout()
         fresh = Stats(layout, new["vector"])

@@ -20,20 +20,13 @@ ARCHITECTURES = ("multiclass", "one_vs_all", "all_vs_all")
 
 @dataclass(frozen=True)
 class Members:
-    """The wiring of an ensemble.
-
-    Attributes
-    ----------
-    architecture : str
-    dims : ndarray of int64, shape (members, capsules of a member)
-        Dimension of each capsule.
-    labels : ndarray of int64, shape (members, classes)
-        Label that a member gives to each class: the number of the capsule that should win, or -1 where the
-        member never sees it.
-    """
+    """The wiring of an ensemble."""
 
     architecture: str
+    # int64 (members, capsules of a member): dimension of each capsule
     dims: np.ndarray
+    # int64 (members, classes): label that a member gives to each class: the number of the
+    # capsule that should win, or -1 where the member never sees it
     labels: np.ndarray
 
     @property
@@ -72,28 +65,7 @@ class Members:
 
 
 def build_members(architecture: str, n_classes: int, capsule_dim: int | Sequence[int]) -> Members:
-    """Table of members.
-
-    Parameters
-    ----------
-    architecture : {"multiclass", "one_vs_all", "all_vs_all"}
-    n_classes : int
-        At least 2.
-    capsule_dim : int or sequence of int
-        One dimension for all capsules, or one for each class (multiclass only).
-
-    Raises
-    ------
-    ValueError
-        Unknown architecture, fewer than two classes, a dimension below 1, or a sequence of another length.
-
-    Examples
-    --------
-    >>> build_members("all_vs_all", 10, 4).n_members
-    45
-    >>> build_members("multiclass", 3, [1, 2, 3]).total_dim
-    6
-    """
+    """Table of members."""
     if architecture not in ARCHITECTURES:
         raise ValueError(f"architecture={architecture!r} is not one of {', '.join(ARCHITECTURES)}")
     if n_classes < 2:

@@ -35,45 +35,39 @@ AVERAGE_POWER = 8
 
 @dataclass(frozen=True)
 class OnlineState:
-    """Everything that changes from step to step; M members share one stacked W.
+    """Everything that changes from step to step; M members share one stacked W."""
 
-    Attributes
-    ----------
-    w, previous, delta, average, best : ndarray of float64, shape (D, p)
-        Current weights, those one step before (momentum), the running residual moment, the averaged weights,
-        and the averaged weights that did best.
-    best_error, objective, train_error, validation_error, active : ndarray of float64, shape (M,)
-        Error rate of ``best``; of the last epoch: mean log-loss in nats, error rates and share of rows that
-        took part, all measured on the way while W moved; NaN where not measured.
-    round, stale, finished, best_epoch, since : ndarray of int64, shape (M,)
-        Round of the schedule, epochs without improvement, 1 where the member has stopped, the epoch that gave
-        ``best``, steps since the round began.
-    sums : ndarray of float64, shape (M, 5)
-        Of the epoch in progress: log-likelihood, errors, active rows, weight, rows.
-    iteration, steps : int
-        Epochs and steps done.
-    decision_error : float
-        As in batch EM, of the averaged weights.
-    """
-
+    # w, previous, delta, average, best: float64 (D, p): current weights, those one step
+    # before (momentum), the running residual moment, the averaged weights, and the averaged weights that did
+    # best
     w: np.ndarray
     previous: np.ndarray
     delta: np.ndarray
     average: np.ndarray
     best: np.ndarray
+    # best_error, objective, train_error, validation_error, active: float64 (M,): error rate
+    # of ``best``; of the last epoch: mean log-loss in nats, error rates and share of rows that took part, all
+    # measured on the way while W moved; NaN where not measured
     best_error: np.ndarray
     objective: np.ndarray
     train_error: np.ndarray
     validation_error: np.ndarray
     active: np.ndarray
+    # round, stale, finished, best_epoch, since: int64 (M,): round of the schedule, epochs
+    # without improvement, 1 where the member has stopped, the epoch that gave ``best``, steps since the round
+    # began
     round: np.ndarray
     stale: np.ndarray
     finished: np.ndarray
     best_epoch: np.ndarray
     since: np.ndarray
+    # float64 (M, 5): of the epoch in progress: log-likelihood, errors, active rows, weight,
+    # rows
     sums: np.ndarray
+    # iteration, steps: Epochs and steps done
     iteration: int
     steps: int
+    # As in batch EM, of the averaged weights
     decision_error: float = field(default=float("nan"), kw_only=True)
 
 
@@ -97,42 +91,12 @@ def first_fields(w: np.ndarray, n_members: int) -> dict[str, Any]:
 
 
 def online_state(w: np.ndarray, n_members: int) -> OnlineState:
-    """State before the first step.
-
-    Parameters
-    ----------
-    w : ndarray of float64, shape (D, p)
-    n_members : int
-
-    Examples
-    --------
-    >>> online_state(np.zeros((4, 3)), 1).steps
-    0
-    """
+    """State before the first step."""
     return OnlineState(**first_fields(w, n_members))
 
 
 def row_share(weight: float, rows: float, mean_weight: float, p: int) -> float:
-    """What the residual moment of a batch is multiplied by to be that of one row of mean weight.
-
-    That is 1 / (rows * mean weight), but a batch counts as twice its rows or as p rows at most, whichever is
-    more: at the rate min(1, rows / p) a single row, however heavy, is then moved no further than about to its
-    posterior mean.
-
-    Parameters
-    ----------
-    weight, rows : float
-        Sum of the weights of the batch, above 0, and its rows.
-    mean_weight : float
-        Of all rows.
-    p : int
-        Features.
-
-    Examples
-    --------
-    >>> [weight * row_share(weight, 1, 1.0, p=50) for weight in (0.5, 1.0, 1000.0)]
-    [0.5, 1.0, 50.0]
-    """
+    """What the residual moment of a batch is multiplied by to be that of one row of mean weight."""
     return min(1.0, max(2.0 * rows, p) * mean_weight / weight) / (rows * mean_weight)
 
 
@@ -151,19 +115,14 @@ class AveragedPass(CapsulePass):
 
 @dataclass(frozen=True)
 class OnlineCapsule:
-    """What the online learners share: measurements, schedule of rounds, the averaged model.
-
-    Attributes
-    ----------
-    em : CapsuleEM
-        Constants of the fit: members, second moments, schedule (its patience counts epochs), momentum, ridge.
-    weight, count : ndarray of float64, shape (classes,)
-        Sum of the row weights of each class, and its rows of weight above 0.
-    """
+    """What the online learners share: measurements, schedule of rounds, the averaged model."""
 
     wants = Wants()
 
+    # Constants of the fit: members, second moments, schedule (its patience counts epochs), momentum, ridge
     em: CapsuleEM
+    # weight, count: float64 (classes,): sum of the row weights of each class, and its rows
+    # of weight above 0
     weight: np.ndarray
     count: np.ndarray
 
@@ -179,13 +138,7 @@ class OnlineCapsule:
         return self.train_pass.flops_per_row()
 
     def measured(self, state: State, stats: Stats) -> np.ndarray:
-        """Sums of the epoch with those of a step.
-
-        Raises
-        ------
-        DivergenceError
-            The log-likelihood is not finite: naming the members.
-        """
+        """Sums of the epoch with those of a step."""
         sums = state.sums + np.column_stack([stats["sums"], stats["rows"]])
         live = state.finished == 0
         if not np.isfinite(sums[live]).all():
@@ -307,17 +260,11 @@ class OnlineCapsule:
 
 @dataclass(frozen=True)
 class CapsuleStepwise(OnlineCapsule):
-    """Stepwise EM (an :class:`~..base.OnlineLearner`).
+    """Stepwise EM (an :class:`~..base.OnlineLearner`)."""
 
-    Attributes
-    ----------
-    kappa : float
-        Exponent of eta_t = (1 + t / t0) ** -kappa; 0 keeps eta = 1.
-    t0 : float
-        Steps after which eta falls.
-    """
-
+    # Exponent of eta_t = (1 + t / t0) ** -kappa; 0 keeps eta = 1
     kappa: float
+    # Steps after which eta falls
     t0: float
 
     def layout(self) -> Layout:
@@ -339,13 +286,7 @@ class CapsuleStepwise(OnlineCapsule):
         stats["counted"][...] += (labels >= 0) @ np.bincount(y, minlength=labels.shape[1])
 
     def step(self, state: OnlineState, stats: Stats, n_rows: int) -> OnlineState:
-        """The M-step of a batch; a pure function.
-
-        Raises
-        ------
-        DivergenceError
-            The log-likelihood is not finite.
-        """
+        """The M-step of a batch; a pure function."""
         sums, p = self.measured(state, stats), self.em.moment.shape[1]
         eta = (1.0 + state.steps / self.t0) ** -self.kappa
         w, previous, delta = state.w.copy(), state.previous.copy(), state.delta.copy()

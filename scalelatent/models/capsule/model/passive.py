@@ -36,14 +36,9 @@ from .online import OnlineCapsule, OnlineState
 
 @dataclass(frozen=True)
 class CapsulePassiveAggressive(OnlineCapsule):
-    """Passive-aggressive learning (an :class:`~..base.OnlineLearner`).
+    """Passive-aggressive learning (an :class:`~..base.OnlineLearner`)."""
 
-    Attributes
-    ----------
-    aggressiveness : float
-        C, the largest length of a row's change, in units of |g| / (x^T z); a row of weight a has a C.
-    """
-
+    # C, the largest length of a row's change, in units of |g| / (x^T z); a row of weight a has a C
     aggressiveness: float
 
     def layout(self) -> Layout:

@@ -17,20 +17,7 @@ from .members import Members
 
 
 def class_scores(backend: Any, members: Members, h: Any) -> np.ndarray:
-    """What all members together say of rows: the largest score is the predicted class.
-
-    Parameters
-    ----------
-    backend : object
-    members : Members
-    h : array of float32, shape (D, rows)
-        Latent means, on the device.
-
-    Returns
-    -------
-    ndarray of float64, shape (rows, classes)
-        See :class:`CapsuleRows`.
-    """
+    """What all members together say of rows: the largest score is the predicted class."""
     kernel = backend.kernel("capsule_probabilities")
     # All members have the same sum of dimensions.
     table = backend.table(squash_table(int(members.dims[0].sum())))
@@ -53,24 +40,17 @@ def class_scores(backend: Any, members: Members, h: Any) -> np.ndarray:
 
 @dataclass(frozen=True)
 class CapsuleRows:
-    """Class scores or latent means of rows (a :class:`~..base.RowMap`).
-
-    Attributes
-    ----------
-    members : Members
-    w : ndarray of float64, shape (D, p)
-    projection : ndarray of float64, shape (features, p), or None
-    what : {"probabilities", "classes", "latents"}
-        ``"classes"`` are probabilities whose dataset gets the predicted classes as labels.
-        ``"latents"``: h = W x, float32 (rows, D). ``"probabilities"``: float64 (rows, classes), rows sum to
-        1. Multiclass: P(y | x). One-versus-all: each member's P(its class | x), normalised. All-versus-all:
-        votes, ties broken by the sum of the members' probabilities, normalised; so the largest is always the
-        predicted class.
-    """
+    """Class scores or latent means of rows (a :class:`~..base.RowMap`)."""
 
     members: Members
+    # float64 (D, p)
     w: np.ndarray
+    # float64 (features, p), or None
     projection: np.ndarray | None
+    # "latents": h = W x, float32 (rows, D). "probabilities": float64 (rows, classes), rows sum to 1.
+    # "classes": the same, and the dataset gets the predicted classes as labels. Multiclass: P(y | x).
+    # One-versus-all: the P(its class | x), normalised. All-versus-all: votes, ties broken by the sum
+    # of the members' probabilities, normalised; so the largest is always the predicted class
     what: str
 
     def output(self) -> tuple[tuple[int, ...], str]:

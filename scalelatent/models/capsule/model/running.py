@@ -78,27 +78,14 @@ class StreamOptions:
 
 @dataclass(frozen=True)
 class RowSums:
-    """Sums over the rows so far. Never changed in place, so that a step that fails leaves the old ones.
+    """Sums over the rows so far. Never changed in place, so that a step that fails leaves the old ones."""
 
-    Attributes
-    ----------
-    moment : tuple of ndarray of float64, shape (p, p)
-        Sum of weight x x^T of all rows; of each class where members see some classes only.
-    weight : ndarray of float64, shape (classes,)
-        Sum of row weights of each class.
-    count : ndarray of float64, shape (classes,)
-        Rows of each class whose weight is above 0.
-
-    Examples
-    --------
-    >>> sums = RowSums((np.zeros((1, 1)),), np.zeros(2), np.zeros(2))
-    >>> more = sums.added(np.array([[3.0]]), np.array([1]), np.array([0.5]))
-    >>> more.moment[0].item(), more.weight.tolist(), more.count.tolist()
-    (4.5, [0.0, 0.5], [0.0, 1.0])
-    """
-
+    # tuple of float64 (p, p): sum of weight x x^T of all rows; of each class where members
+    # see some classes only
     moment: tuple[np.ndarray, ...]
+    # float64 (classes,): sum of row weights of each class
     weight: np.ndarray
+    # float64 (classes,): rows of each class whose weight is above 0
     count: np.ndarray
 
     def added(self, x: np.ndarray, codes: np.ndarray, weight: np.ndarray | None) -> RowSums:
@@ -123,26 +110,17 @@ class RowSums:
 
 @dataclass
 class RunningCapsule:
-    """Weights and second moments of a stream. :meth:`learn` replaces them, after whole batches only.
-
-    Attributes
-    ----------
-    members : Members
-    w, average : ndarray of float64, shape (D, p)
-        Current weights, and their running average, which predicts.
-    sums : RowSums
-        Of the rows so far, those of a fit included.
-    variance : float
-        s0 of the prior; 0 without a prior (after a fit).
-    rows : float
-        Rows that W has seen, those of a fit included.
-    """
+    """Weights and second moments of a stream. :meth:`learn` replaces them, after whole batches only."""
 
     members: Members
+    # w, average: float64 (D, p): current weights, and their running average, which predicts
     w: np.ndarray
     average: np.ndarray
+    # Of the rows so far, those of a fit included
     sums: RowSums
+    # S0 of the prior; 0 without a prior (after a fit)
     variance: float
+    # Rows that W has seen, those of a fit included
     rows: float
     _inverses: dict[int, tuple[float, np.ndarray]] = field(default_factory=dict, repr=False)
 
@@ -150,16 +128,7 @@ class RunningCapsule:
     def begin(
         cls, members: Members, x: np.ndarray, codes: np.ndarray, init: str, scale: float, rng: Any
     ) -> RunningCapsule:
-        """From the first rows: the subspace start where each capsule has enough of them, else a random one.
-
-        Parameters
-        ----------
-        x : ndarray, shape (rows, p)
-        codes : ndarray of int, shape (rows,)
-        init, scale
-            Parameters ``init`` and ``init_scale``.
-        rng : numpy.random.Generator
-        """
+        """From the first rows: the subspace start where each capsule has enough, else a random one."""
         x = np.asarray(x, dtype=np.float64)
         p, m = x.shape[1], members.n_classes
         counts = np.bincount(codes, minlength=m)
@@ -186,24 +155,7 @@ class RunningCapsule:
         options: StreamOptions,
         backend: Any,
     ) -> None:
-        """Learn from rows, batch by batch in their order.
-
-        Parameters
-        ----------
-        x : ndarray of float32, shape (rows, p)
-        codes : ndarray of int32, shape (rows,)
-        weight : ndarray of float64, shape (rows,), or None
-        options : StreamOptions
-        backend : object
-            Of the processor, see :mod:`scalelatent.engine.backend`.
-
-        Raises
-        ------
-        FloatingPointError
-            Rows that are not finite in float32.
-        DivergenceError
-            Weights that have grown beyond it. The batch that does it changes nothing.
-        """
+        """Learn from rows, batch by batch in their order."""
         if not np.isfinite(x).all():
             row = int(np.flatnonzero(~np.isfinite(x).all(axis=1))[0])
             raise FloatingPointError(

@@ -15,19 +15,7 @@ FOREVER = 2**62
 
 
 def subspace_start(members: Members, moment: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """W from the leading eigenpairs of each capsule's rows (equation 2.28).
-
-    Parameters
-    ----------
-    members : Members
-    moment : ndarray of float64, shape (classes, p, p)
-    weight : ndarray of float64, shape (classes,)
-        Sum of row weights of each class.
-
-    Returns
-    -------
-    ndarray of float64, shape (D, p)
-    """
+    """W from the leading eigenpairs of each capsule's rows (equation 2.28)."""
     w = np.empty((members.total_dim, moment.shape[1]))
     pairs: dict[tuple[bytes, int], np.ndarray] = {}
     for r in range(members.n_members):
@@ -53,13 +41,6 @@ def random_start(
 ) -> np.ndarray:
     """Gaussian W with standard deviation ``scale`` / sqrt(mean squared length of a row): h then has about
     that scale.
-
-    Examples
-    --------
-    >>> from .members import build_members
-    >>> m = build_members("multiclass", 2, 1)
-    >>> random_start(m, np.stack([np.eye(3)] * 2), np.ones(2), 0.1, np.random.default_rng(0)).shape
-    (2, 3)
     """
     length = np.trace(moment.sum(axis=0)) / weight.sum()
     return (
@@ -70,18 +51,7 @@ def random_start(
 def schedule_arrays(
     nu_schedule: str | Sequence[tuple[float, int]] | None,
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """(nu, patience, scheduled) from the estimator's parameter.
-
-    Raises
-    ------
-    ValueError
-        Neither ``"paper"``, None nor pairs (nu in [0, 1), patience of at least 1).
-
-    Examples
-    --------
-    >>> schedule_arrays("paper")[0].tolist()
-    [0.8, 0.6, 0.4, 0.2, 0.0]
-    """
+    """(nu, patience, scheduled) from the estimator's parameter."""
     if nu_schedule is None:
         return np.zeros(1), np.array([FOREVER]), 0
     pairs = PAPER_SCHEDULE if isinstance(nu_schedule, str) and nu_schedule == "paper" else nu_schedule

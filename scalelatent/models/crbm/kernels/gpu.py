@@ -19,8 +19,7 @@ import numpy as np
 
 from scalelatent.kernels.cuda import Kernels
 
-from .inference import Inference, check_graphs
-from .limits import BLOCKS, MESSAGE_BYTES, limits_of
+from .inference import BLOCKS, MESSAGE_BYTES, Inference, check_graphs, limits_of
 
 THREADS = 512  # of a thread block, as in gpu.cu
 # Graphs of so many edges are worth a cluster; by the graph alone, so that the batch does not change a bit.
@@ -33,52 +32,33 @@ _launch = _kernels.launch
 
 
 @dataclass(frozen=True)
-class Coupling:
-    """Couplings on the device.
+class DeviceCoupling:
+    """Couplings on the device."""
 
-    Attributes
-    ----------
-    w, a : cupy.ndarray of float32, shape (v, h)
-        W and exp(W).
-    factors, limit : int, float
-        As of :class:`.cpu.coupling.Coupling`.
-    """
-
+    # w, a: float32 (v, h): W and exp(W)
     w: Any
     a: Any
+    # factors, limit: As of :class:`.cpu.coupling.Coupling`
     factors: int
     limit: float
 
 
-def make_coupling(w: Any) -> Coupling:
-    """See :func:`.reference.make_coupling`; ``w`` on the host or on the device, where it stays.
-
-    Examples
-    --------
-    >>> make_coupling(np.zeros((3, 2))).a.shape
-    (3, 2)
-    """
+def make_coupling(w: Any) -> DeviceCoupling:
+    """See :func:`.reference.make_coupling`; ``w`` on the host or on the device, where it stays."""
     w = cupy.ascontiguousarray(cupy.asarray(w, dtype=np.float32))
     factors, limit = limits_of(w)
-    return Coupling(w, cupy.exp(w), factors, limit)
+    return DeviceCoupling(w, cupy.exp(w), factors, limit)
 
 
 def sum_product(
-    coupling: Coupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None, damping: float = 1.0
+    coupling: DeviceCoupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None, damping: float = 1.0
 ) -> Inference:
-    """See :func:`.reference.sum_product`; results lie on the device.
-
-    Examples
-    --------
-    >>> biases = cupy.zeros((4, 3)), cupy.zeros((4, 2))
-    >>> sum_product(make_coupling(np.zeros((3, 2))), *biases, 5).lv.shape
-    (4, 3)
-    """
+    """See :func:`.reference.sum_product`; results lie on the device."""
     return _run("sum_product", coupling, bv, bh, n_sweeps, tol, damping=damping)
 
 
 def sum_product_pairs(
-    coupling: Coupling,
+    coupling: DeviceCoupling,
     bv: Any,
     bh: Any,
     n_sweeps: int,
@@ -92,25 +72,29 @@ def sum_product_pairs(
     return _run("sum_product", coupling, bv, bh, n_sweeps, tol, pairs, damping)
 
 
-def bethe(coupling: Coupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None) -> Any:
+def bethe(coupling: DeviceCoupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None) -> Any:
     """See :func:`.reference.bethe`."""
     pairs = cupy.empty(coupling.w.shape, dtype=np.float32)
     return _run("sum_product", coupling, bv, bh, n_sweeps, tol, pairs).log_z
 
 
-def mixed_product(coupling: Coupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None) -> Inference:
+def mixed_product(
+    coupling: DeviceCoupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None
+) -> Inference:
     """See :func:`.reference.mixed_product`."""
     return _run("mixed_product", coupling, bv, bh, n_sweeps, tol)
 
 
 def max_product(
-    coupling: Coupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None, damping: float = 1.0
+    coupling: DeviceCoupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None, damping: float = 1.0
 ) -> Inference:
     """See :func:`.reference.max_product`."""
     return _run("max_product", coupling, bv, bh, n_sweeps, tol, damping=damping)
 
 
-def mean_field(coupling: Coupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None) -> Inference:
+def mean_field(
+    coupling: DeviceCoupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None
+) -> Inference:
     """See :func:`.reference.mean_field`."""
     return _run("mean_field", coupling, bv, bh, n_sweeps, tol)
 
@@ -136,7 +120,7 @@ def _way(method: str, v: int, h: int) -> tuple[str, int, int]:
 
 def _run(
     method: str,
-    coupling: Coupling,
+    coupling: DeviceCoupling,
     bv: Any,
     bh: Any,
     n_sweeps: int,

@@ -21,6 +21,10 @@ CONVERGED = 1e-3
 # Beliefs in a unit's likelier state, at least a half each, that can be multiplied in float64 without
 # underflow, and fewer.
 PRODUCT_UNITS = 512
+_FACTORS, _RANGE = 8, 80.0
+# Of the messages of the graphs that a card works on at a time.
+MESSAGE_BYTES = 256 * 2**20
+BLOCKS = 8  # thread blocks of a cluster, as in gpu.cu
 
 
 class WeightError(ValueError):
@@ -29,25 +33,18 @@ class WeightError(ValueError):
 
 @dataclass(frozen=True)
 class Inference:
-    """Beliefs of a batch of graphs.
+    """Beliefs of a batch of graphs."""
 
-    Attributes
-    ----------
-    lv, lh : array, shape (rows, v) and (rows, h)
-        Log odds of the units' beliefs: log P(unit = 1) - log P(unit = 0); the belief is their sigmoid.
-    sweeps : array of int, shape (rows,)
-        Sweeps done: from the hidden units to the visible ones and back.
-    change : array, shape (rows,)
-        How far the belief that moved most moved in the last sweep, divided by the damping; the first sweep
-        starts from sigmoid(biases).
-    log_z : array of float64, shape (rows,), or None
-        Bethe estimate of log Z, where the kernel makes one.
-    """
-
+    # lv, lh: (rows, v) and (rows, h): log odds of the units' beliefs: log P(unit = 1) - log
+    # P(unit = 0); the belief is their sigmoid
     lv: Any
     lh: Any
+    # int (rows,): sweeps done: from the hidden units to the visible ones and back
     sweeps: Any
+    # (rows,): how far the belief that moved most moved in the last sweep, divided by the
+    # damping; the first sweep starts from sigmoid(biases)
     change: Any
+    # float64 (rows,), or None: Bethe estimate of log Z, where the kernel makes one
     log_z: Any = None
 
     def converged(self, tol: float = CONVERGED) -> Any:
@@ -56,13 +53,7 @@ class Inference:
 
 
 def magnitude(a: Any) -> float:
-    """Largest absolute value, of an array on host or device; NaN where there is one.
-
-    Examples
-    --------
-    >>> magnitude(np.float32([[1, -3]])), magnitude(np.float32([-np.inf, np.nan, 1]))
-    (3.0, nan)
-    """
+    """Largest absolute value, of an array on host or device; NaN where there is one."""
     if not a.size:
         return 0.0
     if not isinstance(a, np.ndarray):
@@ -84,16 +75,7 @@ def _largest_bits(bits: Any) -> Any:
 
 
 def check_weights(largest: float) -> None:
-    """Raise :class:`WeightError` where float32 messages cannot carry couplings as large as ``largest``.
-
-    Examples
-    --------
-    >>> check_weights(20.0)
-    >>> check_weights(50.0)  # doctest: +IGNORE_EXCEPTION_DETAIL
-    Traceback (most recent call last):
-    WeightError: the largest coupling |W| is 50; beyond 40 its messages \
-leave the range of float32: lower the learning rate or raise the weight decay
-    """
+    """Raise :class:`WeightError` where float32 messages cannot carry couplings as large as ``largest``."""
     if not math.isfinite(largest):
         raise WeightError(
             "the couplings W are not all finite: lower the learning rate or raise the weight decay"
@@ -115,14 +97,6 @@ def check_graphs(
 ) -> None:
     """Raise ValueError unless biases of these shapes belong to couplings of ``shape``, and the sweeps, the
     tolerance and the damping make sense.
-
-    Examples
-    --------
-    >>> check_graphs((3, 2), (5, 3), (5, 2), 10, None)
-    >>> check_graphs((3, 2), (5, 3), (4, 2), 10, None)
-    Traceback (most recent call last):
-    ValueError: biases of shape (5, 3) and (4, 2) do not belong to couplings of shape (3, 2): wanted are \
-(rows, 3) and (rows, 2)
     """
     v, h = shape
     if len(bv) != 2 or len(bh) != 2 or bv[0] != bh[0] or bv[1] != v or bh[1] != h:
@@ -139,15 +113,7 @@ def check_graphs(
 
 
 def check_biases(*biases: np.ndarray) -> None:
-    """Raise :class:`WeightError` where a bias is infinite or no number: messages would hide it.
-
-    Examples
-    --------
-    >>> check_biases(np.array([[0.0, np.nan]]))
-    Traceback (most recent call last):
-    scalelatent.models.crbm.kernels.inference.WeightError: the biases of row 0 are not all finite: lower the \
-learning rate, or look for NaN in the rows x
-    """
+    """Raise :class:`WeightError` where a bias is infinite or no number: messages would hide it."""
     for b in biases:
         if not math.isfinite(magnitude(b)):
             row = int(np.flatnonzero(~np.isfinite(b).all(axis=1))[0])
@@ -155,3 +121,11 @@ learning rate, or look for NaN in the rows x
                 f"the biases of row {row} are not all finite: lower the learning rate, or look for NaN in "
                 "the rows x"
             )
+
+
+def limits_of(w: Any) -> tuple[int, float]:
+    """For couplings of float32: how many messages may be multiplied, and how far log odds are told apart."""
+    most = magnitude(w)
+    check_weights(most)
+    factors = max(1, min(_FACTORS, int(_RANGE / max(most, 1.0))))
+    return factors, max(87.0 - 2 * most, min(86.0, 2 * most + 17.0))

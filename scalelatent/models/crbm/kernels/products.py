@@ -13,7 +13,7 @@ import numpy as np
 from scalelatent.kernels.vectors import lined_up
 
 from .cpu import few_rows
-from .update import Pace, Way, add_to, climb
+from .update import StepRates, Way, add_to, climb
 
 # Up to so many rows the tiles are ahead of OpenBLAS; with vectors of eight both are even there
 # (benchmarks/crbm_steps.py --parts products).
@@ -23,37 +23,14 @@ _FEW_UNITS = 8
 
 
 def few(rows: Any, *others: Any) -> bool:
-    """Whether the tiles serve: float32 on the host, and few rows.
-
-    Examples
-    --------
-    >>> few(np.zeros((2, 3), np.float32)), few(np.zeros((2, 3))), few(np.zeros((2000, 3), np.float32))
-    (True, False, False)
-    """
+    """Whether the tiles serve: float32 on the host, and few rows."""
     return 0 < len(rows) <= MAX_ROWS and all(
         isinstance(a, np.ndarray) and a.dtype == np.float32 and a.flags.c_contiguous for a in (rows, *others)
     )
 
 
 def affine(x: Any, weights: Any, bias: Any, out: Any, xp: Any) -> None:
-    """Write x weights^T + bias to ``out``.
-
-    Parameters
-    ----------
-    x : array, shape (rows, features)
-    weights : array, shape (units, features)
-    bias : array, shape (units,)
-    out : array, shape (rows, units)
-    xp : module
-        numpy or CuPy.
-
-    Examples
-    --------
-    >>> out = np.empty((1, 2), np.float32)
-    >>> affine(np.ones((1, 3), np.float32), np.ones((2, 3), np.float32), np.float32([1, 2]), out, np)
-    >>> out.tolist()
-    [[4.0, 5.0]]
-    """
+    """Write x weights^T + bias to ``out``."""
     if x.shape[1] == weights.shape[1] and few(x, weights, bias, out):
         # Each vector of other rows would be loaded from two cache lines.
         few_rows.products(lined_up(x), weights, bias, out)
@@ -67,15 +44,7 @@ def affine(x: Any, weights: Any, bias: Any, out: Any, xp: Any) -> None:
 
 
 def outer_less(left: Any, right: Any, less: Any, out: Any, xp: Any) -> None:
-    """Write left^T right - less to ``out``.
-
-    Examples
-    --------
-    >>> one, out = np.ones((4, 1), np.float32), np.empty((1, 1), np.float32)
-    >>> outer_less(one, one, np.float32([[3]]), out, np)
-    >>> out.tolist()
-    [[1.0]]
-    """
+    """Write left^T right - less to ``out``."""
     if len(left) == len(right) and few(left, right, less, out):
         few_rows.outer_less(left, right, less, out)
     else:
@@ -84,16 +53,7 @@ def outer_less(left: Any, right: Any, less: Any, out: Any, xp: Any) -> None:
 
 
 def add_outer_less(left: Any, right: Any, less: Any, total: np.ndarray, backend: Any) -> None:
-    """Add left^T right - less, rounded to float32, to a ``total`` of float64 on the host.
-
-    Examples
-    --------
-    >>> from scalelatent.engine.backend import make_backend
-    >>> one, total = np.ones((4, 1), np.float32), np.ones((1, 1))
-    >>> add_outer_less(one, one, np.float32([[3]]), total, make_backend("cpu"))
-    >>> total.tolist()
-    [[2.0]]
-    """
+    """Add left^T right - less, rounded to float32, to a ``total`` of float64 on the host."""
     if len(left) == len(right) and few(left, right, less):
         few_rows.add_outer_less(left, right, less, total)
         return
@@ -102,25 +62,8 @@ def add_outer_less(left: Any, right: Any, less: Any, total: np.ndarray, backend:
     add_to(total.reshape(-1), backend.to_host(out).reshape(-1))
 
 
-def climb_outer(way: Way, left: np.ndarray, right: np.ndarray, pace: Pace) -> None:
-    """:func:`.update.climb` of a matrix along the gradient left^T right, which is not written out.
-
-    Parameters
-    ----------
-    way : Way
-        Matrices (units, features).
-    left : ndarray of float32, shape (rows, units)
-    right : ndarray of float32, shape (rows, features)
-    pace : Pace
-
-    Examples
-    --------
-    >>> theta, none = np.ones((1, 2), np.float32), np.zeros((0, 2), np.float32)
-    >>> way = Way(theta, none, np.empty_like(theta), none)
-    >>> climb_outer(way, np.float32([[2]]), np.float32([[3, 4]]), Pace(0.5, 0.25, 0.0))
-    >>> way.new_theta.tolist()
-    [[3.75, 4.75]]
-    """
+def climb_outer(way: Way, left: np.ndarray, right: np.ndarray, pace: StepRates) -> None:
+    """:func:`.update.climb` of a matrix along the gradient left^T right, which is not written out."""
     if len(left) != len(right) or not few(left, right, *way):
         climb(way.part(slice(None), -1), (left.T @ right).reshape(-1), way.theta.size, pace)
         return
@@ -132,19 +75,9 @@ def climb_outer(way: Way, left: np.ndarray, right: np.ndarray, pace: Pace) -> No
 
 
 def climb_outer_less(
-    way: Way, left: np.ndarray, right: np.ndarray, less: np.ndarray, pace: Pace, backend: Any
+    way: Way, left: np.ndarray, right: np.ndarray, less: np.ndarray, pace: StepRates, backend: Any
 ) -> None:
-    """:func:`climb_outer` along left^T right - less.
-
-    Examples
-    --------
-    >>> from scalelatent.engine.backend import make_backend
-    >>> theta, none, one = (np.ones((n, 1), np.float32) for n in (1, 0, 4))
-    >>> way = Way(theta, none, theta, none)
-    >>> climb_outer_less(way, one, one, np.float32([[3]]), Pace(0.5, 0.0, 0.0), make_backend("cpu"))
-    >>> theta.tolist()
-    [[1.5]]
-    """
+    """:func:`climb_outer` along left^T right - less."""
     theta, velocity, new_theta, _ = way
     if not len(velocity) and not pace.decay and few(left, right, less, theta, new_theta):
         few_rows.climb_outer_less(left, right, less, np.float32(pace.rate), theta, new_theta)

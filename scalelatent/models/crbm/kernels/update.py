@@ -34,7 +34,7 @@ class Way(NamedTuple):
         return Way(*((a.reshape(shape if a.size else (0, *shape[1:])) for a in parts) if shape else parts))
 
 
-class Pace(NamedTuple):
+class StepRates(NamedTuple):
     """Of one step: ``decay`` is the learning rate times the weight decay."""
 
     rate: float
@@ -79,25 +79,8 @@ def _moved(array: Any, change: Any, factor: Any, out: Any) -> None:
         out[i] = array[i] + factor * np.float32(change[i])
 
 
-def climb(way: Way, gradient: Any, n_weights: int, pace: Pace) -> None:
-    """u = momentum * velocity + rate * gradient - decay * theta (the first ``n_weights``); theta + u.
-
-    Parameters
-    ----------
-    way : Way
-        Vectors; the new ones may lie where the old ones do.
-    gradient : array of float32 or float64
-    n_weights : int
-        Parameters that decay; biases come after them.
-    pace : Pace
-
-    Examples
-    --------
-    >>> theta, none = np.ones(3, np.float32), np.zeros(0, np.float32)
-    >>> climb(Way(theta, none, theta, none), np.array([1.0, 2.0, 3.0]), 2, Pace(0.5, 0.25, 0.0))
-    >>> theta.tolist()
-    [1.25, 1.75, 2.5]
-    """
+def climb(way: Way, gradient: Any, n_weights: int, pace: StepRates) -> None:
+    """u = momentum * velocity + rate * gradient - decay * theta (the first ``n_weights``); theta + u."""
     theta, velocity, new_theta, new_velocity = way
     if isinstance(theta, np.ndarray) and theta.dtype == np.float32 and gradient.dtype in _climb_host:
         _climb_host[gradient.dtype](*way, gradient, n_weights, *map(np.float32, pace))
@@ -112,15 +95,7 @@ def climb(way: Way, gradient: Any, n_weights: int, pace: Pace) -> None:
 
 
 def add_to(total: np.ndarray, part: np.ndarray) -> None:
-    """Add a vector on the host to a float64 one in place.
-
-    Examples
-    --------
-    >>> total = np.ones(2)
-    >>> add_to(total, np.ones(2, np.float32))
-    >>> total.tolist()
-    [2.0, 2.0]
-    """
+    """Add a vector on the host to a float64 one in place."""
     if part.dtype == np.float32:
         _add_f4(part, total)
     else:
@@ -128,19 +103,7 @@ def add_to(total: np.ndarray, part: np.ndarray) -> None:
 
 
 def moved(array: np.ndarray, change: np.ndarray, factor: float) -> np.ndarray:
-    """``array + factor * change``, float32.
-
-    Parameters
-    ----------
-    array : ndarray of float32, shape (n,)
-    change : ndarray of float64, shape (n,)
-    factor : float
-
-    Examples
-    --------
-    >>> moved(np.ones(2, np.float32), np.array([1.0, 2.0]), 0.5).tolist()
-    [1.5, 2.0]
-    """
+    """``array + factor * change``, float32."""
     out = aligned(array.shape)
     _moved(array, change, np.float32(factor), out)
     return out

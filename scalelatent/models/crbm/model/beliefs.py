@@ -36,34 +36,7 @@ def infer(
     pairs: Any = None,
     damping: float = 1.0,
 ) -> Inference:
-    """Run an inference on each row's own RBM.
-
-    Parameters
-    ----------
-    inference : str
-        A key of :data:`INFERENCES`.
-    coupling : object
-        Of :func:`couple`.
-    b1, b2 : array, shape (rows, v) and (rows, h)
-    n_sweeps : int
-        At most; exactly so many with ``tol=None``.
-    tol : float or None
-        A row ends when none of its beliefs moves by more.
-    backend : object
-    pairs : array, shape (v, h), or None
-        The sum over rows of the pairs' beliefs is added to it (sum-product only).
-    damping : float
-        Weight of a new message, of those in :data:`DAMPED`; others take no notice.
-
-    Examples
-    --------
-    >>> from scalelatent.engine.backend import make_backend
-    >>> backend = make_backend("reference")
-    >>> found = infer("sum-product", couple(np.ones((1, 1)), backend), np.zeros((1, 1)), np.zeros((1, 1)), 5,
-    ...               None, backend)
-    >>> bool(np.isclose(found.lv[0, 0], np.log((1 + np.e) / 2)))
-    True
-    """
+    """Run an inference on each row's own RBM."""
     if inference == "independent" or not b2.shape[1]:
         return Inference(b1, b2, None, None)
     damped = (damping,) if inference in DAMPED else ()
@@ -74,11 +47,5 @@ def infer(
 
 
 def count_converged(change: np.ndarray, tol: float | None) -> int:
-    """Rows whose beliefs came to rest: by how much they moved in their last sweep.
-
-    Examples
-    --------
-    >>> count_converged(np.array([0.1, 1e-5]), None)
-    1
-    """
+    """Rows whose beliefs came to rest: by how much they moved in their last sweep."""
     return int((change <= (CONVERGED if tol is None else tol)).sum())

@@ -31,40 +31,25 @@ DENSE_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Params:
-    """Parameters as views of one vector, on the host or on a device.
+    """Parameters as views of one vector, on the host or on a device."""
 
-    Attributes
-    ----------
-    W : array, shape (v, h)
-    Wvx : array, shape (v, x)
-    Whx : array, shape (h, x)
-    bv : array, shape (v,)
-    bh : array, shape (h,)
-    """
-
+    # (v, h)
     W: Any
+    # (v, x)
     Wvx: Any
+    # (h, x)
     Whx: Any
+    # (v,)
     bv: Any
+    # (h,)
     bh: Any
 
 
 @dataclass(frozen=True)
 class CrbmShape:
-    """Numbers of units, and how the parameters lie in one vector.
+    """Numbers of units, and how the parameters lie in one vector."""
 
-    Parameters
-    ----------
-    n_visible, n_hidden, n_observed : int
-        Units of v, of h (0: logistic regression) and of x (0: a plain RBM).
-
-    Examples
-    --------
-    >>> shape = CrbmShape(3, 2, 4)
-    >>> shape.n_parameters, shape.n_weights, shape.split(np.zeros(31)).Wvx.shape
-    (31, 26, (3, 4))
-    """
-
+    # n_visible, n_hidden, n_observed: Units of v, of h (0: logistic regression) and of x (0: a plain RBM)
     n_visible: int
     n_hidden: int
     n_observed: int
@@ -102,16 +87,11 @@ class CrbmShape:
 
 @dataclass(frozen=True)
 class Observed:
-    """Rows of x where the products are: all columns, or those that these rows use.
+    """Rows of x where the products are: all columns, or those that these rows use."""
 
-    Attributes
-    ----------
-    x : array of float32, shape (rows, columns used)
-    columns : ndarray of int or None
-        Which ones; None for all.
-    """
-
+    # float32 (rows, columns used)
     x: Any
+    # ndarray of int or None: which ones; None for all
     columns: np.ndarray | None
 
     def of(self, weights: Any) -> Any:
@@ -129,21 +109,7 @@ class Observed:
 
 
 def observe(x: Any, backend: Any) -> Observed:
-    """Rows of a block where the products are.
-
-    Parameters
-    ----------
-    x : ndarray or CsrRows, shape (rows, x)
-    backend : object
-
-    Examples
-    --------
-    >>> from scalelatent.engine.backend import make_backend
-    >>> rows = CsrRows(np.array([5.0, 7.0]), np.array([4, 0]), np.array([0, 1, 2]), (2, 9))
-    >>> found = observe(rows, make_backend("cpu"))
-    >>> found.columns.tolist(), found.x.tolist()
-    ([0, 4], [[0.0, 5.0], [7.0, 0.0]])
-    """
+    """Rows of a block where the products are."""
     columns = None
     if isinstance(x, CsrRows):
         used, places = np.unique(x.indices, return_inverse=True)
@@ -155,15 +121,7 @@ def observe(x: Any, backend: Any) -> Observed:
 
 
 def biases(params: Params, seen: Observed | None, n_rows: int, backend: Any) -> tuple[Any, Any]:
-    """b1 (rows, v) and b2 (rows, h) of the RBM of each row, valid until the next call with this backend.
-
-    Examples
-    --------
-    >>> from scalelatent.engine.backend import make_backend
-    >>> params = CrbmShape(1, 1, 0).split(np.array([0.0, 2.0, 3.0]))
-    >>> [b.tolist() for b in biases(params, None, 2, make_backend("reference"))]
-    [[[2.0], [2.0]], [[3.0], [3.0]]]
-    """
+    """b1 (rows, v) and b2 (rows, h) of the RBM of each row, valid until the next call with this backend."""
     out = []
     for name, weights, bias in (("b1", params.Wvx, params.bv), ("b2", params.Whx, params.bh)):
         b = backend.buffer(name, (n_rows, len(bias)), bias.dtype)
@@ -176,13 +134,7 @@ def biases(params: Params, seen: Observed | None, n_rows: int, backend: Any) -> 
 
 
 def sigmoid(a: Any, xp: Any) -> Any:
-    """The logistic function, without overflow.
-
-    Examples
-    --------
-    >>> sigmoid(np.array([-1e4, 0.0, 1e4]), np).tolist()
-    [0.0, 0.5, 1.0]
-    """
+    """The logistic function, without overflow."""
     return 0.5 * xp.tanh(0.5 * a) + 0.5
 
 
@@ -192,20 +144,7 @@ def hidden_logits(params: Params, v: Any, b2: Any) -> Any:
 
 
 def negative_free_energy(v: Any, b1: Any, logits: Any, xp: Any) -> Any:
-    """log of the sum over h of exp(-E(v, h)), (rows,): -F of the paper's equation 4.
-
-    Parameters
-    ----------
-    v, b1 : array, shape (rows, v)
-    logits : array, shape (rows, h)
-        :func:`hidden_logits` of v.
-
-    Examples
-    --------
-    >>> one = np.ones((1, 1))
-    >>> float(negative_free_energy(one, 2 * one, 0 * one, np)[0]) == float(2 + np.log(2))
-    True
-    """
+    """log of the sum over h of exp(-E(v, h)), (rows,): -F of the paper's equation 4."""
     zero = logits.dtype.type(0)
     return (v * b1).sum(axis=1) + xp.logaddexp(zero, logits).sum(axis=1)
 
@@ -224,15 +163,7 @@ def nll_of_units(lv: Any, beliefs: Any, v: Any, xp: Any) -> Any:
 
 
 def block_biases(shape: CrbmShape, params: Params, block: Block, backend: Any) -> tuple[Any, Any, Any]:
-    """(:func:`observe`, b1, b2) of a block.
-
-    Raises
-    ------
-    ValueError
-        A row that is not finite or too large for products in float32, by its number.
-    WeightError
-        A row whose products with the parameters are not.
-    """
+    """(:func:`observe`, b1, b2) of a block."""
     if not shape.n_observed:
         n_rows = len(block.x if block.y is None else block.y)
         return (None, *biases(params, None, n_rows, backend))

@@ -13,25 +13,7 @@ _WORD = int.from_bytes(hashlib.blake2b(b"crbm-gibbs", digest_size=8).digest(), "
 
 
 class Uniforms:
-    """Uniform numbers in [0, 1) of some rows in an epoch, float32, a few at a time.
-
-    Philox keyed by (seed, what for), counter by (row, epoch): a row's numbers do not depend on who draws
-    them, nor on the rows beside it, nor on how many are drawn at once.
-
-    Parameters
-    ----------
-    seed, epoch : int
-    rows : ndarray of int, shape (rows,)
-    give : callable, optional
-        Puts an array where the products are.
-
-    Examples
-    --------
-    >>> both, second = Uniforms(0, 3, np.array([5, 9])), Uniforms(0, 3, np.array([9]))
-    >>> whole = second.draw(4).copy()
-    >>> bool((np.hstack([both.draw(3).copy(), both.draw(1)])[1:] == whole).all())
-    True
-    """
+    """Uniform numbers in [0, 1) of some rows in an epoch, float32, a few at a time."""
 
     def __init__(self, seed: int, epoch: int, rows: np.ndarray, give: Any = None) -> None:
         key = np.array([seed % 2**64, _WORD], dtype=np.uint64)
@@ -51,33 +33,7 @@ class Uniforms:
 def gibbs_steps(
     params: Params, b1: Any, b2: Any, hidden: Any, numbers: Uniforms, steps: int, xp: Any
 ) -> tuple[Any, Any]:
-    """Some steps of block Gibbs sampling: draw h, then v, as often as asked.
-
-    Parameters
-    ----------
-    params : Params
-    b1, b2 : array, shape (rows, v) and (rows, h)
-    hidden : array, shape (rows, h)
-        Probabilities of the hidden units at the start (0 or 1 where they are known).
-    numbers : Uniforms
-    steps : int
-        At least 1.
-
-    Returns
-    -------
-    v : array, shape (rows, v)
-        0 or 1, the last draw.
-    hidden : array, shape (rows, h)
-        Probabilities of the hidden units given it.
-
-    Examples
-    --------
-    >>> params = Params(np.full((1, 1), 60.0), None, None, None, None)
-    >>> b1, b2 = np.full((1, 1), -30.0), np.full((1, 1), -30.0)
-    >>> numbers = Uniforms(0, 0, np.arange(1))
-    >>> [a.tolist() for a in gibbs_steps(params, b1, b2, np.ones((1, 1)), numbers, 2, np)]
-    [[[1.0]], [[0.9999999999999064]]]
-    """
+    """Some steps of block Gibbs sampling: draw h, then v, as often as asked."""
     n_hidden, width = b2.shape[1], b1.shape[1] + b2.shape[1]
     v = None
     for _ in range(steps):
@@ -91,18 +47,7 @@ def gibbs_steps(
 def gibbs_marginals(
     params: Params, b1: Any, b2: Any, numbers: Uniforms, steps: int, xp: Any
 ) -> tuple[Any, Any]:
-    """Means of the conditional probabilities of v and h over the second half of a chain.
-
-    The chain starts from what b1 says of v alone.
-
-    Examples
-    --------
-    >>> params = Params(np.zeros((1, 1)), None, None, None, None)
-    >>> zero = np.zeros((1, 1))
-    >>> numbers = Uniforms(0, 0, np.arange(1))
-    >>> [a.tolist() for a in gibbs_marginals(params, zero, zero, numbers, 4, np)]
-    [[[0.5]], [[0.5]]]
-    """
+    """Means of the conditional probabilities of v and h over the second half of a chain."""
     n_hidden, width = b2.shape[1], b1.shape[1] + b2.shape[1]
     hidden = sigmoid((b1 > 0).astype(b1.dtype) @ params.W + b2, xp)
     sums = [xp.zeros_like(b1), xp.zeros_like(b2)]
@@ -122,35 +67,7 @@ def gibbs_marginals(
 def gibbs_search(
     params: Params, b1: Any, b2: Any, start: Any, numbers: Uniforms, steps: int, xp: Any
 ) -> tuple[Any, Any, Any]:
-    """The visible states of lowest free energy among a start and what a chain from it comes by.
-
-    Each step draws h and takes the most probable v. A drawn v would hardly ever do: of hundreds of units some
-    are drawn against their odds, so that its free energy is above that of a row's own v long before the model
-    predicts that row.
-
-    Parameters
-    ----------
-    params, b1, b2, numbers, steps
-        As in :func:`gibbs_steps`.
-    start : array, shape (rows, v)
-        0 or 1.
-
-    Returns
-    -------
-    best : array, shape (rows, v)
-    hidden : array, shape (rows, h)
-        Probabilities of the hidden units given it.
-    energy : array, shape (rows,)
-        Its free energy, negated.
-
-    Examples
-    --------
-    >>> params = Params(np.zeros((1, 1)), None, None, None, None)
-    >>> ones, numbers = np.ones((1, 1)), Uniforms(0, 0, np.arange(1))
-    >>> best, hidden, energy = gibbs_search(params, -ones, 0 * ones, ones, numbers, 1, np)
-    >>> best.tolist(), hidden.tolist(), energy.round(4).tolist()
-    ([[0.0]], [[0.5]], [0.6931])
-    """
+    """The visible states of lowest free energy among a start and what a chain from it comes by."""
     n_hidden, v, logits = b2.shape[1], start, hidden_logits(params, start, b2)
     best, best_logits = v, logits
     energy = negative_free_energy(v, b1, logits, xp)

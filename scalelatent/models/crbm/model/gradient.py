@@ -13,22 +13,14 @@ from scalelatent.models.crbm.kernels.products import (
     few,
     outer_less,
 )
-from scalelatent.models.crbm.kernels.update import Pace, Way, add_to, climb
+from scalelatent.models.crbm.kernels.update import StepRates, Way, add_to, climb
 
 from .energy import CrbmShape, Observed
 from .negative_phases import Phase
 
 
 def of_weights(xp: Any, v: Any, phase: Phase, out: Any) -> None:
-    """Write the gradient of W, (v, h), to ``out``: v^T positive less the pairs of the negative phase.
-
-    Examples
-    --------
-    >>> one, out = np.ones((1, 1)), np.empty((1, 1))
-    >>> of_weights(np, one, Phase(one, 0.25 * one, one, None, 0, 0), out)
-    >>> out.tolist()
-    [[0.75]]
-    """
+    """Write the gradient of W, (v, h), to ``out``: v^T positive less the pairs of the negative phase."""
     if not out.shape[1]:
         return
     if phase.pairs is None:
@@ -39,17 +31,7 @@ def of_weights(xp: Any, v: Any, phase: Phase, out: Any) -> None:
 
 
 def add_of_weights(backend: Any, v: Any, phase: Phase, total: np.ndarray) -> None:
-    """Add the gradient of W, see :func:`of_weights`, to a ``total`` of float64 on the host.
-
-    Examples
-    --------
-    >>> from scalelatent.engine.backend import make_backend
-    >>> one, total = np.ones((1, 1), np.float32), np.ones((1, 1))
-    >>> phase = Phase(one, 0.25 * one, one, None, 0, 0)
-    >>> add_of_weights(make_backend("cpu"), one, phase, total)
-    >>> total.tolist()
-    [[1.75]]
-    """
+    """Add the gradient of W, see :func:`of_weights`, to a ``total`` of float64 on the host."""
     if phase.pairs is not None:
         add_outer_less(v, phase.positive, phase.pairs, total, backend)
         return
@@ -61,16 +43,7 @@ def add_of_weights(backend: Any, v: Any, phase: Phase, total: np.ndarray) -> Non
 def difference(
     shape: CrbmShape, backend: Any, theta: Any, seen: Observed | None, v: Any, phase: Phase
 ) -> Any:
-    """The gradient of all parameters, summed over rows: a flat vector in a buffer of the backend.
-
-    Examples
-    --------
-    >>> from scalelatent.engine.backend import make_backend
-    >>> one = np.ones((1, 1))
-    >>> phase = Phase(0 * one, 0.25 * one, one, None, 0, 0)
-    >>> difference(CrbmShape(1, 1, 0), make_backend("cpu"), np.zeros(3), None, one, phase).tolist()
-    [1.0, 1.0, 0.75]
-    """
+    """The gradient of all parameters, summed over rows: a flat vector in a buffer of the backend."""
     flat = backend.buffer("gradient", theta.shape, theta.dtype)
     out = shape.split(flat)
     of_weights(backend.xp, v, phase, out.W)
@@ -85,30 +58,10 @@ def difference(
 
 
 def climb_phase(
-    shape: CrbmShape, backend: Any, way: Way, seen: Observed | None, v: Any, phase: Phase, pace: Pace
+    shape: CrbmShape, backend: Any, way: Way, seen: Observed | None, v: Any, phase: Phase, pace: StepRates
 ) -> None:
     """:func:`.update.climb` along :func:`difference`. Of few rows on the host products with x are not written
     out, where x has all its columns; that of W with pairs is with momentum or decay.
-
-    Parameters
-    ----------
-    shape : CrbmShape
-    backend : object
-    way : Way
-        Vectors.
-    seen : Observed or None
-    v : array of float32, shape (rows, v)
-    phase : Phase
-    pace : Pace
-
-    Examples
-    --------
-    >>> from scalelatent.engine.backend import make_backend
-    >>> one, theta, none = np.ones((1, 1), "f4"), np.zeros(3, "f4"), np.zeros(0, "f4")
-    >>> phase, way = Phase(0 * one, 0.25 * one, one, None, 0, 0), Way(theta, none, theta, none)
-    >>> climb_phase(CrbmShape(1, 1, 0), make_backend("cpu"), way, None, one, phase, Pace(2.0, 0.0, 0.0))
-    >>> theta.tolist()
-    [2.0, 2.0, 1.5]
     """
     x = None if seen is None or seen.columns is not None else seen.x
     if x is None or not few(v, x, way.theta):
@@ -124,29 +77,9 @@ def climb_phase(
 
 
 def climb_factors(
-    shape: CrbmShape, way: Way, w: np.ndarray, dv: np.ndarray, dh: np.ndarray, x: np.ndarray, pace: Pace
+    shape: CrbmShape, way: Way, w: np.ndarray, dv: np.ndarray, dh: np.ndarray, x: np.ndarray, pace: StepRates
 ) -> None:
-    """:func:`.update.climb` along a gradient whose products dv^T x and dh^T x are not written out.
-
-    Parameters
-    ----------
-    shape : CrbmShape
-    way : Way
-        Vectors.
-    w : ndarray of float64, shape (v, h)
-        Gradient of W.
-    dv, dh, x : ndarray of float64, shape (rows, v), (rows, h) and (rows, x)
-        Positive less negative phase of the units, and what was observed.
-    pace : Pace
-
-    Examples
-    --------
-    >>> theta, none, out = np.ones(5, np.float32), np.zeros(0, np.float32), np.empty(5, np.float32)
-    >>> factors = (np.full((1, 1), value) for value in (5.0, 1.0, 2.0, 3.0))
-    >>> climb_factors(CrbmShape(1, 1, 1), Way(theta, none, out, none), *factors, Pace(1.0, 0.5, 0.0))
-    >>> out.tolist()
-    [5.5, 3.5, 6.5, 2.0, 3.0]
-    """
+    """:func:`.update.climb` along a gradient whose products dv^T x and dh^T x are not written out."""
     dv, dh, x = (a.astype(np.float32) for a in (dv, dh, x))
     climb(way.part(shape.layout.slices["W"][0]), w.reshape(-1), w.size, pace)
     _climb_biases(shape, way, dv, dh, x, pace)
@@ -158,7 +91,7 @@ def _both_phases(xp: Any, v: Any, phase: Phase) -> tuple[Any, Any]:
 
 
 def _climb_biases(
-    shape: CrbmShape, way: Way, dv: np.ndarray, dh: np.ndarray, x: np.ndarray, pace: Pace
+    shape: CrbmShape, way: Way, dv: np.ndarray, dh: np.ndarray, x: np.ndarray, pace: StepRates
 ) -> None:
     """Of biases, and of what x adds to them."""
     places = {name: place for name, (place, _) in shape.layout.slices.items()}

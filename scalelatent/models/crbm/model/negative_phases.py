@@ -41,75 +41,51 @@ from .gibbs import Uniforms, gibbs_search, gibbs_steps
 
 @dataclass(frozen=True)
 class Phase:
-    """The negative phase of some rows.
+    """The negative phase of some rows."""
 
-    Attributes
-    ----------
-    visible, hidden : array, shape (rows, v) and (rows, h)
-        Expectations, samples or states.
-    positive : array, shape (rows, h)
-        Hidden units of the positive phase.
-    pairs : array, shape (v, h), or None
-        Sum over rows of the expectation of v h^T; None: visible^T hidden.
-    loss : array, shape (rows,)
-        What the learner's objective is made of: log-loss of the units' beliefs (nats, summed over units)
-        where there are beliefs, else how much the negative states beat the row, in energy.
-    wrong : array, shape (rows,)
-        Units that the negative phase has otherwise than the row.
-    inferred : Inference or None
-        Where there was an inference that may converge.
-    particles : array, shape (rows, h), or None
-        Hidden states that go on in the next step (pcd).
-    """
-
+    # visible, hidden: (rows, v) and (rows, h): expectations, samples or states
     visible: Any
     hidden: Any
+    # (rows, h): hidden units of the positive phase
     positive: Any
+    # (v, h), or None: sum over rows of the expectation of v h^T; None: visible^T hidden
     pairs: Any
+    # (rows,): what the learner's objective is made of: log-loss of the units' beliefs (nats,
+    # summed over units) where there are beliefs, else how much the negative states beat the row, in energy
     loss: Any
+    # (rows,): units that the negative phase has otherwise than the row
     wrong: Any
+    # Inference or None: where there was an inference that may converge
     inferred: Inference | None = None
+    # (rows, h), or None: hidden states that go on in the next step (pcd)
     particles: Any = None
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a negative phase works on: rows of one gradient, on one backend.
-
-    Attributes
-    ----------
-    backend : object
-    params : Params
-    coupling : object
-        See :func:`.beliefs.couple`; None where no inference is run.
-    v, b1, b2 : array
-        Targets as numbers, biases of the rows' RBMs.
-    n_sweeps : int
-    tol : float or None
-    seed, epoch, rows
-        Keys of the random numbers.
-    gibbs_steps : int
-    cost : array, shape (2, v)
-        Loss of a unit that is 1 where the row has 0, and 0 where it has 1.
-    particles : array, shape (rows, h), or None
-    damping : float
-        Weight of new messages.
-    """
+class PhaseInput:
+    """What a negative phase works on: rows of one gradient, on one backend."""
 
     backend: Any
     params: Params
+    # See :func:`.beliefs.couple`; None where no inference is run
     coupling: Any
+    # v, b1, b2: Targets as numbers, biases of the rows' RBMs
     v: Any
     b1: Any
     b2: Any
     n_sweeps: int
+    # float or None
     tol: float | None
+    # seed, epoch, rows: Keys of the random numbers
     seed: int
     epoch: int
     rows: np.ndarray
     gibbs_steps: int
+    # (2, v): loss of a unit that is 1 where the row has 0, and 0 where it has 1
     cost: Any
+    # (rows, h), or None
     particles: Any = None
+    # Weight of new messages
     damping: float = 1.0
 
     @property
@@ -125,7 +101,7 @@ class Work:
         )
 
 
-def _mle_bp(work: Work) -> Phase:
+def _mle_bp(work: PhaseInput) -> Phase:
     xp, backend = work.xp, work.backend
     pairs = backend.buffer("pairs", work.params.W.shape, work.params.W.dtype)
     pairs[...] = 0
@@ -134,17 +110,17 @@ def _mle_bp(work: Work) -> Phase:
     return _of_beliefs(work, found, sigmoid(found.lh, xp), pairs)
 
 
-def _mle_mf(work: Work) -> Phase:
+def _mle_mf(work: PhaseInput) -> Phase:
     found = infer("mean-field", work.coupling, work.b1, work.b2, work.n_sweeps, work.tol, work.backend)
     return _of_beliefs(work, found, sigmoid(found.lh, work.xp), None)
 
 
-def _logistic(work: Work) -> Phase:
+def _logistic(work: PhaseInput) -> Phase:
     found = Inference(work.b1, work.b2, None, None)
     return _of_beliefs(work, found, work.b2, None, inferred=None)
 
 
-def _of_beliefs(work: Work, found: Inference, hidden: Any, pairs: Any, **more: Any) -> Phase:
+def _of_beliefs(work: PhaseInput, found: Inference, hidden: Any, pairs: Any, **more: Any) -> Phase:
     xp, v = work.xp, work.v
     visible = sigmoid(found.lv, xp)
     positive = sigmoid(hidden_logits(work.params, v, work.b2), xp)
@@ -153,19 +129,19 @@ def _of_beliefs(work: Work, found: Inference, hidden: Any, pairs: Any, **more: A
     return Phase(visible, hidden, positive, pairs, loss, wrong, **({"inferred": found} | more))
 
 
-def _cd(work: Work) -> Phase:
+def _cd(work: PhaseInput) -> Phase:
     logits = hidden_logits(work.params, work.v, work.b2)
     return _of_samples(work, logits, sigmoid(logits, work.xp))
 
 
-def _pcd(work: Work) -> Phase:
+def _pcd(work: PhaseInput) -> Phase:
     logits = hidden_logits(work.params, work.v, work.b2)
     phase = _of_samples(work, logits, work.particles)
     # The hidden state goes on; its own draw comes first in the next step.
     return Phase(**(vars(phase) | {"particles": phase.hidden}))
 
 
-def _of_samples(work: Work, logits: Any, start: Any) -> Phase:
+def _of_samples(work: PhaseInput, logits: Any, start: Any) -> Phase:
     sample, hidden = gibbs_steps(
         work.params, work.b1, work.b2, start, work.numbers, work.gibbs_steps, work.xp
     )
@@ -174,13 +150,13 @@ def _of_samples(work: Work, logits: Any, start: Any) -> Phase:
     return Phase(sample, hidden, sigmoid(logits, work.xp), None, loss, wrong)
 
 
-def _advantage(work: Work, logits: Any, other: Any) -> Any:
+def _advantage(work: PhaseInput, logits: Any, other: Any) -> Any:
     """-F of other visible states less -F of the rows' own."""
     theirs = negative_free_energy(other, work.b1, hidden_logits(work.params, other, work.b2), work.xp)
     return theirs - negative_free_energy(work.v, work.b1, logits, work.xp)
 
 
-def _cd_percloss(work: Work) -> Phase:
+def _cd_percloss(work: PhaseInput) -> Phase:
     xp, v = work.xp, work.v
     logits = hidden_logits(work.params, v, work.b2)
     positive = sigmoid(logits, xp)
@@ -196,17 +172,17 @@ def _cd_percloss(work: Work) -> Phase:
     return Phase(found, hidden, positive, None, xp.maximum(loss, loss.dtype.type(0)), wrong)
 
 
-def _augmented(work: Work) -> Any:
+def _augmented(work: PhaseInput) -> Any:
     """b1 with the loss of each unit: what loss-augmented inference runs on."""
     return work.b1 + work.xp.where(work.v > 0, -work.cost[1], work.cost[0])
 
 
-def _loss_of(work: Work, states: Any) -> Any:
+def _loss_of(work: PhaseInput, states: Any) -> Any:
     wrong = states != work.v
     return (wrong * work.xp.where(work.v > 0, work.cost[1], work.cost[0])).sum(axis=1), wrong.sum(axis=1)
 
 
-def _mssvm(work: Work) -> Phase:
+def _mssvm(work: PhaseInput) -> Phase:
     xp = work.xp
     args = work.coupling, _augmented(work), work.b2, work.n_sweeps, work.tol, work.backend
     found = infer("mixed-product", *args)
@@ -218,7 +194,7 @@ def _mssvm(work: Work) -> Phase:
     return Phase(states, hidden, sigmoid(logits, xp), None, loss, wrong, found)
 
 
-def _lssvm(work: Work) -> Phase:
+def _lssvm(work: PhaseInput) -> Phase:
     v = work.v
     args = work.coupling, _augmented(work), work.b2, work.n_sweeps, work.tol, work.backend
     found = infer("max-product", *args, damping=work.damping)
@@ -235,26 +211,17 @@ def _lssvm(work: Work) -> Phase:
 
 @dataclass(frozen=True)
 class Learner:
-    """One way of learning.
+    """One way of learning."""
 
-    Attributes
-    ----------
-    negative : callable
-        :class:`Work` -> :class:`Phase`.
-    inference : str
-        What predicts with the weights that it learns: matched to training, as the paper asks for.
-    couples : bool
-        The negative phase runs an inference over the coupling of W.
-    gibbs_steps : int
-        Steps of its Gibbs chains unless asked otherwise; 0 where there are none.
-    costs : bool
-        It learns what wrong outputs cost.
-    """
-
-    negative: Callable[[Work], Phase]
+    # :class:`PhaseInput` -> :class:`Phase`
+    negative: Callable[[PhaseInput], Phase]
+    # What predicts with the weights that it learns: matched to training, as the paper asks for
     inference: str
+    # The negative phase runs an inference over the coupling of W
     couples: bool = True
+    # Steps of its Gibbs chains unless asked otherwise; 0 where there are none
     gibbs_steps: int = 0
+    # It learns what wrong outputs cost
     costs: bool = False
 
     @property

@@ -27,70 +27,48 @@ from scalelatent.contract.wants import Targets, Wants
 from scalelatent.errors import DivergenceError
 from scalelatent.kernels.vectors import aligned, lined_up
 from scalelatent.models.crbm.kernels.inference import WeightError
-from scalelatent.models.crbm.kernels.update import Pace, Way, add_to, climb, moved
+from scalelatent.models.crbm.kernels.update import StepRates, Way, add_to, climb, moved
 
 from .beliefs import couple
-from .divergence import NOT_FINITE, diverged, what_diverged
 from .energy import CrbmShape, Observed, block_biases
 from .gradient import add_of_weights, climb_factors, climb_phase, difference
-from .measure import Measures, shares
-from .negative_phases import LEARNERS, Phase, Work
+from .negative_phases import LEARNERS, Phase, PhaseInput
 from .predict import CrbmScoring, sweeps_in
-from .state import N_SUMS, CrbmState
+from .state import N_SUMS, NOT_FINITE, CrbmState, Measures, diverged, shares, what_diverged
 
 
 @dataclass(frozen=True)
 class CrbmLearner:
-    """Minibatch gradients of a conditional RBM.
-
-    Attributes
-    ----------
-    shape : CrbmShape
-    learner : str
-        A key of :data:`.learners.LEARNERS`.
-    rates : ndarray of float64, shape (epochs,)
-        Learning rate of each epoch; the last one goes on.
-    momentum, weight_decay : float
-    n_sweeps : int or None
-        Sweeps of an inference; None: 7 + epoch, epochs counted from 1.
-    tol : float or None
-        End a row's sweeps where no belief moves by more.
-    gibbs_steps : int
-    cost : ndarray of float32, shape (2, v)
-        Loss of a unit that is wrongly 1, and wrongly 0 (mssvm and lssvm).
-    n_chains, chain_rows : int
-        Chains of a step, and rows of one gradient of a chain.
-    local_steps : int
-        Gradients that a chain climbs by itself before chains are averaged; 0: chains return gradients.
-    seed : int
-    patience : int
-        Epochs without a better validation error before the end; 0: all epochs.
-    has_validation : bool
-    targets, validation_targets : Targets
-        What v is of the rows, and of those that are validated on.
-    validation_inference : str
-    damping : float
-        Weight of new messages.
-    """
+    """Minibatch gradients of a conditional RBM."""
 
     shape: CrbmShape
+    # A key of :data:`.learners.LEARNERS`
     learner: str
+    # float64 (epochs,): learning rate of each epoch; the last one goes on
     rates: np.ndarray
     momentum: float
     weight_decay: float
+    # int or None: sweeps of an inference; None: 7 + epoch, epochs counted from 1
     n_sweeps: int | None
+    # float or None: end a row's sweeps where no belief moves by more
     tol: float | None
     gibbs_steps: int
+    # float32 (2, v): loss of a unit that is wrongly 1, and wrongly 0 (mssvm and lssvm)
     cost: np.ndarray
+    # n_chains, chain_rows: Chains of a step, and rows of one gradient of a chain
     n_chains: int
     chain_rows: int
+    # Gradients that a chain climbs by itself before chains are averaged; 0: chains return gradients
     local_steps: int
     seed: int
+    # Epochs without a better validation error before the end; 0: all epochs
     patience: int
     has_validation: bool
+    # targets, validation_targets: What v is of the rows, and of those that are validated on
     targets: Targets
     validation_targets: Targets
     validation_inference: str
+    # Weight of new messages
     damping: float = 1.0
 
     # -- the contract ----------------------------------------------------------------------------------------
@@ -176,13 +154,7 @@ class CrbmLearner:
         self._keep_particles(stats, backend, state, block, phase.particles)
 
     def step(self, state: CrbmState, stats: Stats, n_rows: int) -> CrbmState:
-        """Climb the gradient of a batch of ``n_rows`` rows, or average what the chains have become.
-
-        Raises
-        ------
-        DivergenceError
-            Weights have grown beyond what messages in float32 bear: naming the epoch and the rate to try.
-        """
+        """Climb the gradient of a batch of ``n_rows`` rows, or average what the chains have become."""
         if self.local_steps:
             share = 1.0 / float(stats["chains"])
             theta, velocity = moved(state.theta, self.gradient(stats), share), state.velocity
@@ -278,13 +250,7 @@ class CrbmLearner:
         return float(self.rates[min(epoch, len(self.rates) - 1)])
 
     def check_safe(self, theta: np.ndarray, state: CrbmState) -> None:
-        """Refuse parameters that are not finite, and couplings that float32 messages do not bear.
-
-        Raises
-        ------
-        DivergenceError
-            See :meth:`step`.
-        """
+        """Refuse parameters that are not finite, and couplings that float32 messages do not bear."""
         what = what_diverged(self.shape, theta)
         if what:
             raise self._diverged(what, state)
@@ -310,7 +276,7 @@ class CrbmLearner:
         v = backend.asarray(block.y, np.float32, "v")
         seen, b1, b2 = block_biases(self.shape, params, block, backend)
         n_sweeps = sweeps_in(self.n_sweeps, block.epoch + 1)
-        work = Work(
+        work = PhaseInput(
             backend, params, coupling, v, b1, b2, n_sweeps, self.tol, self.seed, block.epoch, block.rows,
             self.gibbs_steps, cost, particles, self.damping,
         )  # fmt: skip
@@ -322,9 +288,9 @@ class CrbmLearner:
         stats["dh"][...] = backend.to_host(phase.positive - phase.hidden)
         stats["x"][...] = block.x if isinstance(block.x, np.ndarray) else block.x.to_dense()
 
-    def _pace(self, n_rows: int, epoch: int) -> Pace:
+    def _pace(self, n_rows: int, epoch: int) -> StepRates:
         rate = self.rate(epoch)
-        return Pace(rate / n_rows, rate * self.weight_decay, self.momentum)
+        return StepRates(rate / n_rows, rate * self.weight_decay, self.momentum)
 
     def _walk(self, prepared: Any, block: Block, stats: Stats) -> None:
         """Climb gradient after gradient over the rows of a chain; adds how far it came."""
@@ -386,14 +352,7 @@ class CrbmLearner:
 
 
 def rows_of(block: Block, start: int, stop: int) -> Block:
-    """Some rows of a minibatch's block.
-
-    Examples
-    --------
-    >>> rows = Block(np.zeros((5, 1)), np.zeros((5, 2)), None, 3, np.array([3, 9, 1, 4, 0]))
-    >>> rows_of(rows, 2, 4).rows.tolist()
-    [1, 4]
-    """
+    """Some rows of a minibatch's block."""
     part = slice(start, stop)
     assert block.rows is not None
     assert block.y is not None

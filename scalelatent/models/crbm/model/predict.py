@@ -20,13 +20,7 @@ FIRST_SWEEPS = 7
 
 
 def sweeps_in(n_sweeps: int | None, epoch: int) -> int:
-    """Sweeps of an inference in an epoch, counted from 1: 7 + epoch unless fixed (the paper's section 6).
-
-    Examples
-    --------
-    >>> sweeps_in(None, 10), sweeps_in(5, 10)
-    (17, 5)
-    """
+    """Sweeps of an inference in an epoch, counted from 1: 7 + epoch unless fixed (the paper's section 6)."""
     return FIRST_SWEEPS + epoch if n_sweeps is None else n_sweeps
 
 
@@ -108,15 +102,7 @@ class CrbmScoring:
 
     @staticmethod
     def errors(stats: Stats) -> tuple[float, float]:
-        """(share of wrong units, share among changed ones or NaN).
-
-        Examples
-        --------
-        >>> stats = Stats.zeros(Layout((("units", (4,)), ("strange", ()))))
-        >>> stats["units"][:] = [1, 10, 1, 4]
-        >>> CrbmScoring.errors(stats)
-        (0.1, 0.25)
-        """
+        """(share of wrong units, share among changed ones or NaN)."""
         wrong, units, of_changed, changed = stats["units"].tolist()
         known = changed > 0 and not stats["strange"]
         return wrong / (units or 1.0), of_changed / changed if known else float("nan")
@@ -136,28 +122,19 @@ def _check_given(block: Block, v: Observed, xp: Any) -> None:
 
 @dataclass(frozen=True)
 class CrbmOutput:
-    """Outputs of rows (a :class:`~..base.RowMap`).
-
-    Attributes
-    ----------
-    shape : CrbmShape
-    theta : ndarray of float32, shape (parameters,)
-    inference : str
-    n_sweeps : int
-    tol : float or None
-    damping : float
-    what : {"marginals", "states", "hidden", "given"}
-        Beliefs of v, float32 (rows, v); their most probable states, uint8 (rows, v); beliefs of h under the
-        same inference, float32 (rows, h); or of h given v, of a plain RBM, whose rows are v.
-    """
+    """Outputs of rows (a :class:`~..base.RowMap`)."""
 
     wants = Wants(csr=True)
 
     shape: CrbmShape
+    # float32 (parameters,)
     theta: np.ndarray
     inference: str
     n_sweeps: int
+    # float or None
     tol: float | None
+    # "marginals": beliefs of v, float32 (rows, v); "states": the most probable ones, uint8 (rows, v);
+    # "hidden": beliefs of h under the same inference, float32 (rows, h); "given": h given v
     what: str
     damping: float = 1.0
 

@@ -32,8 +32,8 @@ SCORES = 2**26
 
 
 @dataclass(frozen=True)
-class Bank:
-    """Centroids of one clustering on the device; fields as in :class:`..cpu.dense.Bank`, not packed."""
+class DeviceBank:
+    """Centroids of one clustering on the device; fields as in :class:`..cpu.dense.PackedBank`, not packed."""
 
     w: Any
     scale: Any
@@ -44,41 +44,29 @@ class Bank:
 
 @dataclass(frozen=True)
 class Postings:
-    """Centroids of one clustering by columns, on the device.
+    """Centroids of one clustering by columns, on the device."""
 
-    Attributes
-    ----------
-    start : cupy.ndarray of int32, shape (p + 1,)
-        Where the entries of each column begin.
-    centroid : cupy.ndarray of int32, shape (entries,)
-    value : cupy.ndarray of float32, shape (entries,)
-    exact : cupy.ndarray of float64, shape (2, k)
-        Scale and bias of the scores.
-    """
-
+    # int32 (p + 1,): where the entries of each column begin
     start: Any
+    # int32 (entries,)
     centroid: Any
+    # float32 (entries,)
     value: Any
+    # float64 (2, k): scale and bias of the scores
     exact: Any
 
 
 @dataclass(frozen=True)
-class Lists:
-    """Lists of :class:`..cpu.lists.Lists` on the device, int32."""
+class DeviceLists:
+    """The lists of :class:`..cpu.lists.PackedLists` on the device, int32."""
 
     start: Any
     members: Any
     k: int
 
 
-def make_bank(w: np.ndarray, metric: str) -> Bank:
-    """Centroids on the device for :func:`nearest`, see :func:`..reference.make_bank`; ``w`` on the host.
-
-    Examples
-    --------
-    >>> make_bank(np.ones((3, 5), dtype=np.uint8), "euclidean").w.shape
-    (3, 5)
-    """
+def make_bank(w: np.ndarray, metric: str) -> DeviceBank:
+    """Centroids on the device for :func:`nearest`, see :func:`..reference.make_bank`; ``w`` on the host."""
     w = np.ascontiguousarray(w, dtype=np.float32)
     squares = squared_lengths(w)
     exact = np.stack(score_terms(squares, metric))
@@ -87,33 +75,11 @@ def make_bank(w: np.ndarray, metric: str) -> Bank:
     lengths = np.sqrt(squares) * exact[0]
     error = (rounding * float(lengths.max()), 4 * 2.0**-24 * float(np.abs(exact[1]).max()))
     scale, bias = (cupy.asarray(np.ascontiguousarray(part, dtype=np.float32)) for part in exact)
-    return Bank(cupy.asarray(w), scale, bias, cupy.asarray(exact), error)
+    return DeviceBank(cupy.asarray(w), scale, bias, cupy.asarray(exact), error)
 
 
-def nearest(x: Any, columns: np.ndarray, bank: Bank) -> np.ndarray:
-    """Index of each row's nearest centroid, see :func:`..reference.nearest`.
-
-    Parameters
-    ----------
-    x : array of uint8 or float32, shape (rows, p)
-        On the device, or on the host: then it is moved, so move a block once for all its clusterings. Other
-        types become float32.
-    columns : ndarray of int, shape (columns,)
-        On the host.
-    bank : Bank
-
-    Returns
-    -------
-    ndarray of int32, shape (rows,)
-        On the host.
-
-    Examples
-    --------
-    >>> bank = make_bank(np.array([[0.0, 0.0], [1.0, 1.0]]), "euclidean")
-    >>> rows = np.array([[9.0, 0.2, 0.1], [9.0, 1.2, 0.9]], dtype=np.float32)
-    >>> nearest(rows, np.array([1, 2]), bank).tolist()
-    [0, 1]
-    """
+def nearest(x: Any, columns: np.ndarray, bank: DeviceBank) -> np.ndarray:
+    """Index of each row's nearest centroid, see :func:`..reference.nearest`."""
     x = _device(x, np.uint8 if x.dtype == np.uint8 else np.float32)
     columns, (k, q) = _device(columns, np.int32), bank.w.shape
     codes = cupy.empty(len(x), dtype=np.int32)
@@ -138,12 +104,6 @@ def nearest(x: Any, columns: np.ndarray, bank: Bank) -> np.ndarray:
 def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> Postings:
     """Postings on the device for :func:`nearest_sparse`, see :func:`..reference.make_sparse_bank`; ``w`` on
     the host.
-
-    Examples
-    --------
-    >>> rows = CsrRows(np.array([3.0, 4.0, 7.0]), np.array([0, 1, 2]), np.array([0, 3]), (1, 3))
-    >>> make_sparse_bank(rows, np.array([0, 2]), "euclidean").start.tolist()
-    [0, 1, 1, 2]
     """
     k, p = w.shape
     inside = np.zeros(p, dtype=bool)
@@ -159,25 +119,7 @@ def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> Postings:
 
 
 def nearest_sparse(x: CsrRows, bank: Postings) -> np.ndarray:
-    """Index of each CSR row's nearest centroid, see :func:`..reference.nearest_sparse`.
-
-    Parameters
-    ----------
-    x : CsrRows
-        Its arrays on the device, or on the host: then they are moved.
-    bank : Postings
-
-    Returns
-    -------
-    ndarray of int32, shape (rows,)
-        On the host.
-
-    Examples
-    --------
-    >>> rows = CsrRows(np.array([1.0, 2.0]), np.array([0, 2]), np.array([0, 1, 2]), (2, 3))
-    >>> nearest_sparse(rows, make_sparse_bank(rows, np.array([0, 2]), "cosine")).tolist()
-    [0, 1]
-    """
+    """Index of each CSR row's nearest centroid, see :func:`..reference.nearest_sparse`."""
     codes = cupy.empty(len(x), dtype=np.int32)
     rows = (_device(x.data, np.float32), _device(x.indices, np.int32), _device(x.indptr, np.int32))
     if len(x):
@@ -186,40 +128,17 @@ def nearest_sparse(x: CsrRows, bank: Postings) -> np.ndarray:
     return codes.get()
 
 
-def make_lists(codes: np.ndarray, units: np.ndarray) -> tuple[Lists, ...]:
+def make_lists(codes: np.ndarray, units: np.ndarray) -> tuple[DeviceLists, ...]:
     """Lists on the device for :func:`nearest_codes`, see :func:`..reference.make_lists`; made on the host,
     for each clustering by itself.
-
-    Examples
-    --------
-    >>> made = make_lists(np.array([[[0, 1], [1, 1]]]), np.ones((1, 2, 2), dtype=bool))
-    >>> made[0].start.tolist()
-    [[0, 1, 2], [0, 0, 2]]
     """
     made = (by_lists.make_lists(codes[s : s + 1], units[s : s + 1]) for s in range(len(codes)))
-    return tuple(Lists(_device(m.start, np.int32), _device(m.members, np.int32), m.k) for m in made)
+    return tuple(DeviceLists(_device(m.start, np.int32), _device(m.members, np.int32), m.k) for m in made)
 
 
-def nearest_codes(x: Any, lists: tuple[Lists, ...]) -> np.ndarray:
+def nearest_codes(x: Any, lists: tuple[DeviceLists, ...]) -> np.ndarray:
     """Of each clustering the index of the centroid that shares most units with each row, see
     :func:`..reference.nearest_codes`.
-
-    Parameters
-    ----------
-    x : array of uint16, uint32 or int32, shape (rows, V)
-        On the device, best as int32, or on the host: then it is moved.
-    lists : tuple of Lists
-
-    Returns
-    -------
-    ndarray of int32, shape (rows, sets)
-        On the host.
-
-    Examples
-    --------
-    >>> lists = make_lists(np.array([[[0, 1], [1, 1]]]), np.ones((1, 2, 2), dtype=bool))
-    >>> nearest_codes(np.array([[1, 1], [0, 0], [1, 0]], dtype=np.uint16), lists).tolist()
-    [[1], [0], [1]]
     """
     x, codes = _device(x, np.int32), cupy.empty((len(lists), len(x)), dtype=np.int32)
     for s, one in enumerate(lists if len(x) else ()):
@@ -232,14 +151,6 @@ def nearest_codes(x: Any, lists: tuple[Lists, ...]) -> np.ndarray:
 def multiply(x: Any, n: int, w: Any, out: Any) -> None:
     """out = x w^T over the first n rows, all C-contiguous float32, whatever CuPy is told of TF32: the bound
     on rounding is that of float32.
-
-    Examples
-    --------
-    >>> import cupy
-    >>> x, out = cupy.ones((2, 3), dtype="float32"), cupy.empty((2, 1), dtype="float32")
-    >>> multiply(x, 2, cupy.ones((1, 3), dtype="float32"), out)
-    >>> out.ravel().tolist()
-    [3.0, 3.0]
     """
     from cupy_backends.cuda.libs import cublas
 

@@ -13,26 +13,13 @@ from scalelatent.contract.wants import Wants
 
 @dataclass(frozen=True)
 class NetworkRows:
-    """Rows through a network (a :class:`~..base.RowMap`): h_{l+1} = max(0, h_l W_l + b_l), linear at the end.
-
-    Attributes
-    ----------
-    weights : tuple of ndarray of float32, shape (inputs, outputs) each
-    biases : tuple of ndarray of float32, shape (outputs,) each
-
-    Examples
-    --------
-    >>> from scalelatent.engine.backend import make_backend
-    >>> first, last = np.array([[1.0, -1.0]], np.float32), np.array([[1.0], [2.0]], np.float32)
-    >>> rows = NetworkRows((first, last), (np.zeros(2, np.float32), np.ones(1, np.float32)))
-    >>> block = Block(np.array([[3.0], [-3.0]]), None, None, 0)
-    >>> rows.apply(rows.prepare(make_backend("cpu")), block).tolist()
-    [[4.0], [7.0]]
-    """
+    """Rows through a network (a :class:`~..base.RowMap`): max(0, h W + b) by layer, linear at the end."""
 
     wants = Wants()
 
+    # tuple of ndarray of float32, shape (inputs, outputs) each
     weights: tuple[np.ndarray, ...]
+    # tuple of ndarray of float32, shape (outputs,) each
     biases: tuple[np.ndarray, ...]
     what: str = "output"
 
@@ -65,23 +52,7 @@ class NetworkRows:
 
 
 def first_weights(sizes: list[int], streams: list[np.random.Generator]) -> list[np.ndarray]:
-    """Weights to begin with: normal of variance 2 / inputs (He et al., 2015), which keeps activations' size.
-
-    Parameters
-    ----------
-    sizes : list of int
-        Inputs, hidden units, outputs.
-    streams : list of Generator, one a layer
-
-    Returns
-    -------
-    list of ndarray of float32, shape (inputs, outputs) each
-
-    Examples
-    --------
-    >>> [w.shape for w in first_weights([4, 3, 2], [np.random.default_rng(i) for i in range(2)])]
-    [(4, 3), (3, 2)]
-    """
+    """Weights to begin with: normal of variance 2 / inputs (He et al., 2015)."""
     pairs = zip(sizes[:-1], sizes[1:], streams, strict=True)
     return [(rng.standard_normal((a, b)) * np.sqrt(2 / a)).astype(np.float32) for a, b, rng in pairs]
 
@@ -92,22 +63,7 @@ def unscaled(
     of_rows: tuple[float, float],
     of_output: tuple[np.ndarray, float],
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The same network for rows and outputs as they are, of one learned on scaled ones.
-
-    Parameters
-    ----------
-    weights, biases : list of ndarray
-        Of (x - shift) / scale -> (z - mean) / size.
-    of_rows : (shift, scale)
-    of_output : (mean, size)
-        ``mean`` of shape (outputs,).
-
-    Examples
-    --------
-    >>> w, b = unscaled([np.ones((1, 1))], [np.zeros(1)], (2.0, 4.0), (np.array([5.0]), 3.0))
-    >>> (np.array([[6.0]]) @ w[0] + b[0]).tolist()
-    [[8.0]]
-    """
+    """The same network for rows and outputs as they are, of one learned on scaled ones."""
     (shift, scale), (mean, size) = of_rows, of_output
     weights, biases = [w.astype(np.float64) for w in weights], [b.astype(np.float64) for b in biases]
     biases[0] = biases[0] - shift / scale * weights[0].sum(axis=0)

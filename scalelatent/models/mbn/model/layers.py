@@ -32,48 +32,12 @@ _LOOKUP_FLOPS, _LIST_LOOKUPS = 90.0, 8.0
 
 
 def share(fraction: float, n: int) -> int:
-    """floor(fraction n), where a product that is whole but for rounding is whole: 0.29 of 100 is 29.
-
-    Examples
-    --------
-    >>> share(0.29, 100), share(0.5, 7)
-    (29, 3)
-    """
+    """floor(fraction n), where a product that is whole but for rounding is whole: 0.29 of 100 is 29."""
     return math.floor(fraction * n * (1 + 2.0**-51))
 
 
 def schedule(n: int, k1: int | None, decay: float, k_last: int | None, n_classes: int | None) -> list[int]:
-    """Centroids of the clusterings of each layer: k_{l+1} = floor(decay k_l).
-
-    Parameters
-    ----------
-    n : int
-        Rows to draw centroids from.
-    k1 : int or None
-        Of the first layer; None is n // 2, the paper's choice for small data.
-    decay : float
-        In (0, 1).
-    k_last : int or None
-        The fewest that a layer may have. None: at least 1.5 times the classes, "stronger than random guess"
-        (section 5.1).
-    n_classes : int or None
-        None stands for 2.
-
-    Returns
-    -------
-    list of int
-        One number a layer, each at least 2.
-
-    Raises
-    ------
-    ValueError
-        k1 above n or below 2; a decay that is not between 0 and 1, or ends before one layer.
-
-    Examples
-    --------
-    >>> schedule(60_000, 8000, 0.5, None, 10)
-    [8000, 4000, 2000, 1000, 500, 250, 125, 62, 31, 15]
-    """
+    """Centroids of the clusterings of each layer: k_{l+1} = floor(decay k_l)."""
     if not 0 < decay < 1:
         raise ValueError(f"decay={decay!r}: give a number between 0 and 1 (0.5 is the paper's), or 'auto'")
     k = n // 2 if k1 is None else int(k1)
@@ -113,19 +77,9 @@ class Sets(Protocol):
 
 @dataclass(frozen=True)
 class ArraySets:
-    """Centroids in memory.
+    """Centroids in memory."""
 
-    Attributes
-    ----------
-    rows : ndarray, shape (V k, columns), or CsrRows
-    k : int
-
-    Examples
-    --------
-    >>> ArraySets(np.arange(6).reshape(6, 1), 2).read(1).tolist()
-    [[2], [3]]
-    """
-
+    # (V k, columns), or CsrRows
     rows: Any
     k: int
 
@@ -136,42 +90,27 @@ class ArraySets:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer, but for its centroids: what is drawn follows from these numbers.
+    """One layer, but for its centroids: what is drawn follows from these numbers."""
 
-    Attributes
-    ----------
-    number : int
-        From 1.
-    seed : int
-    n_rows : int
-        Rows that centroids are drawn from.
-    n_clusterings : int
-        V.
-    k : int
-    width : int
-        Columns of what it sees: features, or clusterings of the layer below.
-    k_below : int
-        Centroids of the layer below; 0 in the first layer.
-    fraction : float
-        Share of the columns (above the first layer: of the one-hot units) that a clustering looks at.
-    metric : str
-        Of the first layer; above it units that are shared count.
-    csr : bool
-        Whether the first layer sees CSR rows.
-    dtype : str
-        Of what it sees.
-    """
-
+    # From 1
     number: int
     seed: int
+    # Rows that centroids are drawn from
     n_rows: int
+    # V
     n_clusterings: int
     k: int
+    # Columns of what it sees: features, or clusterings of the layer below
     width: int
+    # Centroids of the layer below; 0 in the first layer
     k_below: int
+    # Share of the columns (above the first layer: of the one-hot units) that a clustering looks at
     fraction: float
+    # Of the first layer; above it units that are shared count
     metric: str
+    # Whether the first layer sees CSR rows
     csr: bool
+    # Of what it sees
     dtype: str
 
     @property
@@ -272,13 +211,7 @@ class Layer:
         return np.asarray(kernel("mbn_nearest")(x, columns, bank))
 
     def check(self, x: Any, start: int) -> None:
-        """Refuse rows that have no place: NaN, infinite or huge values, under the cosine rows of zeros.
-
-        Raises
-        ------
-        ValueError
-            Naming the row.
-        """
+        """Refuse rows that have no place: NaN, infinite or huge values, under the cosine rows of zeros."""
         if self.number > 1:
             return
         values = x.data if isinstance(x, CsrRows) else x
@@ -341,20 +274,7 @@ def make_layers(
     dtype: str,
     seed: int,
 ) -> tuple[Layer, ...]:
-    """The layers of a network.
-
-    Raises
-    ------
-    ValueError
-        A fraction that is not in (0, 1], or selects nothing.
-
-    Examples
-    --------
-    >>> layers = make_layers([6, 3], n_rows=20, n_features=5, n_clusterings=4, fraction=0.5,
-    ...     metric="euclidean", csr=False, dtype="uint8", seed=0)
-    >>> layers[0].n_columns, layers[1].units(0).shape
-    (2, (4, 6))
-    """
+    """The layers of a network."""
     if not 0 < fraction <= 1:
         raise ValueError(f"feature_fraction={fraction!r}: give a number above 0 and up to 1")
     sizes = [n_features, *(n_clusterings * k for k in ks[:-1])]

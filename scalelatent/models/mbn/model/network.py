@@ -17,21 +17,11 @@ from .layers import Layer
 
 @dataclass(frozen=True)
 class LayerCoder:
-    """Rows -> codes of some clusterings of a layer, a :class:`~scalelatent.contract.learners.RowMap`.
-
-    Clusterings come one after the other (above the first layer a few at once), each over all rows of a block:
-    centroids are put up once for all of them, and few clusterings' are in memory at a time.
-
-    Attributes
-    ----------
-    layer : Layer
-    centroids : Sets
-    first, stop : int
-        Clusterings.
-    """
+    """Rows -> codes of some clusterings of a layer, a :class:`~scalelatent.contract.learners.RowMap`."""
 
     layer: Layer
     centroids: Any
+    # first, stop: Clusterings
     first: int
     stop: int
 
@@ -89,24 +79,7 @@ class LayerCoder:
 
 
 def ready_rows(layer: Layer, backend: Any, x: Any) -> Any:
-    """Rows where and as the kernels of a layer take them: converted once for all its clusterings.
-
-    Parameters
-    ----------
-    layer : Layer
-    backend : object
-    x : ndarray or CsrRows
-        On the host.
-
-    Examples
-    --------
-    >>> from scalelatent.engine.backend import HostBackend
-    >>> from scalelatent.models.mbn.model.layers import make_layers
-    >>> (layer,) = make_layers([2], n_rows=9, n_features=3, n_clusterings=4, fraction=0.5, csr=False,
-    ...     metric="euclidean", dtype="int8", seed=0)
-    >>> ready_rows(layer, HostBackend(), np.ones((9, 3), np.int8)).dtype
-    dtype('float32')
-    """
+    """Rows where and as the kernels of a layer take them: converted once for all its clusterings."""
     on_host = backend.xp is np
     if layer.csr:
         x = x if isinstance(x, CsrRows) else _sparse(x)
@@ -137,17 +110,11 @@ def _sparse(x: np.ndarray) -> CsrRows:
 
 @dataclass(frozen=True)
 class Network:
-    """Rows -> codes of the last of some layers, or what :class:`.pca.CodeProjection` makes of them.
-
-    Attributes
-    ----------
-    layers : tuple of Layer
-    centroids : tuple of Sets
-    projection : CodeProjection or None
-    """
+    """Rows -> codes of the last of some layers, or what :class:`.pca.CodeProjection` makes of them."""
 
     layers: tuple[Layer, ...]
     centroids: tuple[Any, ...]
+    # CodeProjection or None
     projection: Any = None
 
     @property

@@ -28,23 +28,16 @@ LANCZOS_ROWS = 200
 
 @dataclass(frozen=True)
 class Components:
-    """Principal components of one-hot rows.
+    """Principal components of one-hot rows."""
 
-    Attributes
-    ----------
-    table : ndarray of float64, shape (V, k, d)
-        Orthonormal columns, largest variance first; the entry of largest magnitude of each is positive.
-    offset : ndarray of float64, shape (d,)
-        Mean row times the components.
-    variance : ndarray of float64, shape (d,)
-        Along each, by n.
-    total_variance : float
-        Of the rows.
-    """
-
+    # float64 (V, k, d): orthonormal columns, largest variance first; the entry of largest
+    # magnitude of each is positive
     table: np.ndarray
+    # float64 (d,): mean row times the components
     offset: np.ndarray
+    # float64 (d,): along each, by n
     variance: np.ndarray
+    # Of the rows
     total_variance: float
 
     def first(self, d: int) -> Components:
@@ -63,76 +56,24 @@ class Components:
 
 
 def total_variance(mean: np.ndarray) -> float:
-    """Variance of one-hot rows, all columns together: of each p (1 - p).
-
-    Examples
-    --------
-    >>> total_variance(np.array([[0.5, 0.5], [1.0, 0.0]]))
-    0.5
-    """
+    """Variance of one-hot rows, all columns together: of each p (1 - p)."""
     return float((mean * (1.0 - mean)).sum())
 
 
 def make_components(vectors: np.ndarray, variance: np.ndarray, mean: np.ndarray) -> Components:
-    """Components from columns over all V k units, signs settled.
-
-    Parameters
-    ----------
-    vectors : ndarray of float64, shape (V k, d)
-    variance : ndarray of float64, shape (d,)
-    mean : ndarray of float64, shape (V, k)
-        Share of the rows with each code.
-
-    Returns
-    -------
-    Components
-
-    Examples
-    --------
-    >>> found = make_components(np.array([[0.6], [-0.8]]), np.ones(1), np.array([[0.5, 0.5]]))
-    >>> found.table.ravel().tolist(), found.offset.round(3).tolist()
-    ([-0.6, 0.8], [0.1])
-    """
+    """Components from columns over all V k units, signs settled."""
     vectors = vectors * signs(vectors)
     table = np.ascontiguousarray(vectors.reshape(*mean.shape, -1))
     return Components(table, mean.reshape(-1) @ vectors, variance, total_variance(mean))
 
 
 def mean_of(codes: np.ndarray, k: int) -> np.ndarray:
-    """Share of the rows with each code, float64 (V, k).
-
-    Examples
-    --------
-    >>> mean_of(np.array([[0], [0], [1], [1]], dtype=np.uint16), 2).tolist()
-    [[0.5, 0.5]]
-    """
+    """Share of the rows with each code, float64 (V, k)."""
     return np.stack([np.bincount(column, minlength=k) for column in codes.T]) / len(codes)
 
 
 def kernel_components(codes: np.ndarray, k: int, kernel: Any) -> Components:
-    """All components of few rows, by the matrix of their inner products.
-
-    Parameters
-    ----------
-    codes : ndarray of uint16 or uint32, shape (n, V)
-    k : int
-        Codes of a clustering.
-    kernel : callable
-        Name -> body, of a backend.
-
-    Returns
-    -------
-    Components
-        As many as have variance, at most n - 1; one of zeros where no rows differ.
-
-    Examples
-    --------
-    >>> from scalelatent.kernels import onehot
-    >>> codes = np.array([[0, 0], [1, 1]], dtype=np.uint16)
-    >>> found = kernel_components(codes, 2, lambda name: getattr(onehot, name.removeprefix("mbn_")))
-    >>> found.table.shape, found.variance.round(3).tolist(), found.total_variance
-    ((2, 2, 1), [1.0], 1.0)
-    """
+    """All components of few rows, by the matrix of their inner products."""
     n, mean = len(codes), mean_of(codes, k)
     values, u = _leading(codes, n, kernel)
     kept = values > 1e-10 * max(values[0], 1.0)
@@ -146,28 +87,7 @@ def kernel_components(codes: np.ndarray, k: int, kernel: Any) -> Components:
 
 
 def kernel_coordinates(codes: np.ndarray, d: int, kernel: Any) -> np.ndarray:
-    """Few rows along their first principal components, for which no components are needed.
-
-    Parameters
-    ----------
-    codes : ndarray of uint16 or uint32, shape (n, V)
-    d : int
-    kernel : callable
-        As for :func:`kernel_components`.
-
-    Returns
-    -------
-    ndarray of float64, shape (n, d)
-        Centred; the entry of largest magnitude of each column is positive. Zeros where rows lie in fewer
-        dimensions.
-
-    Examples
-    --------
-    >>> from scalelatent.kernels import onehot
-    >>> codes = np.array([[0, 0], [0, 0], [1, 1]], dtype=np.uint16)
-    >>> np.abs(kernel_coordinates(codes, 2, lambda name: onehot.count_matches)[:, 0]).round(2).tolist()
-    [0.67, 0.67, 1.33]
-    """
+    """Few rows along their first principal components, for which no components are needed."""
     d_kept = min(d, len(codes))
     few = len(codes) < LANCZOS_ROWS or d_kept > len(codes) // 50
     values, u = (_leading if few else _leading_by_lanczos)(codes, d_kept, kernel)
@@ -235,47 +155,31 @@ class CodeCounts:
 
 @dataclass(frozen=True)
 class PcaState:
-    """Between two passes.
-
-    Attributes
-    ----------
-    iteration : int
-    basis : ndarray of float64, shape (V k, q)
-        Orthonormal.
-    vectors, variance : ndarray of float64, shapes (V k, q) and (q,)
-        Ritz vectors and values of the last pass, largest first.
-    residual : float
-        Largest |S c - v c| of the wanted components, over the largest variance.
-    """
+    """Between two passes."""
 
     iteration: int
+    # float64 (V k, q): orthonormal
     basis: np.ndarray
+    # vectors, variance: float64 (V k, q) and (q,): Ritz vectors and values of the last
+    # pass, largest first
     vectors: np.ndarray
     variance: np.ndarray
+    # Largest |S c - v c| of the wanted components, over the largest variance
     residual: float
 
 
 @dataclass(frozen=True)
 class StreamedPca:
-    """EM for PCA of one-hot rows, a :class:`~scalelatent.contract.learners.BatchLearner`.
+    """EM for PCA of one-hot rows, a :class:`~scalelatent.contract.learners.BatchLearner`."""
 
-    Attributes
-    ----------
-    mean : ndarray of float64, shape (V, k)
-    n_rows : int
-    n_components : int
-        Those that have to settle.
-    width : int
-        Columns that are iterated.
-    tol : float
-        Residual at which it ends.
-    max_iter : int
-    """
-
+    # float64 (V, k)
     mean: np.ndarray
     n_rows: int
+    # Those that have to settle
     n_components: int
+    # Columns that are iterated
     width: int
+    # Residual at which it ends
     tol: float
     max_iter: int
 

@@ -15,48 +15,14 @@ _FEW = 1 / 16
 
 
 def draw_bits(seed: int, what: str, layer: int, clustering: int) -> np.random.Philox:
-    """The stream of one draw.
-
-    Parameters
-    ----------
-    seed : int
-        Of the run, at least 0.
-    what : str
-        Up to eight letters.
-    layer, clustering : int
-
-    Examples
-    --------
-    >>> a, b = draw_bits(0, "rows", 1, 5), draw_bits(0, "rows", 1, 5)
-    >>> int(a.random_raw()) == int(b.random_raw()) != int(draw_bits(0, "rows", 2, 5).random_raw())
-    True
-    """
+    """The stream of one draw."""
     key = np.array([seed % 2**64, int.from_bytes(what.encode(), "little")], dtype=np.uint64)
     # High words of the counter, as in the engine's streams: streams of other layers never overlap.
     return np.random.Philox(key=key, counter=np.array([0, 0, clustering, layer], dtype=np.uint64))
 
 
 def choose(bits: Any, n: int, m: int) -> np.ndarray:
-    """``m`` of ``n`` numbers, each set with the same probability.
-
-    Parameters
-    ----------
-    bits : numpy.random.Philox
-        See :func:`draw_bits`.
-    n, m : int
-        0 <= m <= n.
-
-    Returns
-    -------
-    ndarray of int64, shape (m,)
-        In rising order.
-
-    Examples
-    --------
-    >>> chosen = choose(draw_bits(0, "rows", 1, 0), 1000, 3)
-    >>> len(set(chosen.tolist())), bool((np.diff(chosen) > 0).all())
-    (3, True)
-    """
+    """``m`` of ``n`` numbers, each set with the same probability."""
     if m >= n * _FEW:
         return np.flatnonzero(choose_mask(bits, n, m))
     found = np.empty(0, dtype=np.int64)
@@ -66,21 +32,7 @@ def choose(bits: Any, n: int, m: int) -> np.ndarray:
 
 
 def choose_mask(bits: Any, n: int, m: int) -> np.ndarray:
-    """:func:`choose` as a mask.
-
-    A byte of the stream decides about each number with a probability near m / n. Of the chosen ones, so many
-    as are too many are then taken back, or others added, each with the same probability. No number is treated
-    unlike another in either step, so all sets of ``m`` are equally probable.
-
-    Returns
-    -------
-    ndarray of bool, shape (n,)
-
-    Examples
-    --------
-    >>> int(choose_mask(draw_bits(0, "units", 2, 0), 1000, 500).sum())
-    500
-    """
+    """:func:`choose` as a mask."""
     words = np.asarray(bits.random_raw(-(-n // 8)), dtype="<u8")
     mask = words.view(np.uint8)[:n] < round(256 * m / n)
     surplus = int(np.count_nonzero(mask)) - m

@@ -9,7 +9,7 @@ import numpy as np
 
 from scalelatent.kernels.tiles import pack
 from scalelatent.kernels.vectors import BYTES, aligned
-from scalelatent.models.crbm.kernels.limits import limits_of
+from scalelatent.models.crbm.kernels.inference import limits_of
 
 # Lanes are the same on every machine, since products and sums over a row run by lanes: eight units at a time,
 # and of sum-product sixteen edges, of which LLVM makes two vectors where a machine has narrower ones.
@@ -25,16 +25,11 @@ class Coupling:
     """Couplings, and their exponentials filled up to whole vectors and blocks of rows.
 
     What is filled up has W = 0: its messages are 1, but for the last bit, and change no other unit.
-
-    Attributes
-    ----------
-    w : ndarray of float32, shape (v, h)
-        Not a copy.
-    factors, limit : int, float
-        Of :func:`..limits.limits_of`.
     """
 
+    # float32 (v, h): not a copy
     w: np.ndarray
+    # factors, limit: Of :func:`..inference.limits_of`
     factors: int
     limit: float
 
@@ -78,13 +73,6 @@ def _filled_up(w: np.ndarray, of: np.ufunc) -> np.ndarray:
 
 
 def make_coupling(w: np.ndarray) -> Coupling:
-    """See :func:`..reference.make_coupling`.
-
-    Examples
-    --------
-    >>> coupling = make_coupling(np.full((3, 2), -20.0))
-    >>> coupling.a.shape, coupling.factors
-    ((8, 16), 4)
-    """
+    """See :func:`..reference.make_coupling`."""
     w = np.asarray(w, dtype=np.float32)
     return Coupling(w, *limits_of(w))

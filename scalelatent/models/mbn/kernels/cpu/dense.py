@@ -38,36 +38,23 @@ _BEST, _SECOND, _INDEX, _FIELDS = 0, 1, 2, 3
 
 
 @dataclass(frozen=True)
-class Bank:
-    """Centroids of one clustering, packed.
+class PackedBank:
+    """Centroids of one clustering, packed."""
 
-    Attributes
-    ----------
-    packed : ndarray of float32
-        Panels of PANEL centroids, (columns, PANEL) each, the last filled up with zeros.
-    scale, bias : ndarray of float32, shape (k rounded up to whole panels,)
-        Of the scores, see :class:`..reference.Bank`; -inf for centroids that only fill up.
-    exact : ndarray of float64, shape (2, k)
-        Scale and bias once more.
-    error : (float, float)
-        A score of float32 is off by less than ``error[0] * |x| + error[1]``.
-    """
-
+    # Panels of PANEL centroids, (columns, PANEL) each, the last filled up with zeros
     packed: np.ndarray
+    # scale, bias: float32 (k rounded up to whole panels,): of the scores, see
+    # :class:`..reference.CentroidBank`; -inf for centroids that only fill up
     scale: np.ndarray
     bias: np.ndarray
+    # float64 (2, k): scale and bias once more
     exact: np.ndarray
+    # (float, float): A score of float32 is off by less than ``error[0] * |x| + error[1]``
     error: tuple[float, float]
 
 
-def make_bank(w: np.ndarray, metric: str) -> Bank:
-    """Pack centroids for :func:`nearest`; see :func:`..reference.make_bank`.
-
-    Examples
-    --------
-    >>> make_bank(np.ones((3, 5), dtype=np.uint8), "euclidean").packed.size == 5 * PANEL
-    True
-    """
+def make_bank(w: np.ndarray, metric: str) -> PackedBank:
+    """Pack centroids for :func:`nearest`; see :func:`..reference.make_bank`."""
     w = np.ascontiguousarray(w, dtype=np.float32)
     k, columns = w.shape
     packed = np.zeros((-(-k // PANEL), columns, PANEL), dtype=np.float32)
@@ -82,19 +69,12 @@ def make_bank(w: np.ndarray, metric: str) -> Bank:
     rounding = (columns + 4) * 2.0**-24
     lengths = np.sqrt(squares) * exact[0]
     error = (rounding * float(lengths.max()), 4 * 2.0**-24 * float(np.abs(exact[1]).max()))
-    return Bank(packed.reshape(-1), scale, bias, exact, error)
+    return PackedBank(packed.reshape(-1), scale, bias, exact, error)
 
 
-def nearest(x: np.ndarray, columns: np.ndarray, bank: Bank) -> np.ndarray:
+def nearest(x: np.ndarray, columns: np.ndarray, bank: PackedBank) -> np.ndarray:
     """Index of each row's nearest centroid, see :func:`..reference.nearest`; uint8 and float32 rows are taken
     as they are.
-
-    Examples
-    --------
-    >>> bank = make_bank(np.array([[0.0, 0.0], [1.0, 1.0]]), "euclidean")
-    >>> rows = np.array([[9.0, 0.2, 0.1], [9.0, 1.2, 0.9]], dtype=np.float32)
-    >>> nearest(rows, np.array([1, 2]), bank).tolist()
-    [0, 1]
     """
     out = np.empty(len(x), dtype=np.int32)
     body = _nearest_bytes if x.dtype == np.uint8 else _nearest_floats

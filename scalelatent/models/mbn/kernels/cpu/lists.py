@@ -36,36 +36,23 @@ _LANES = 8
 
 
 @dataclass(frozen=True)
-class Lists:
-    """Centroids of some upper clusterings by what they share.
+class PackedLists:
+    """Centroids of some upper clusterings by what they share."""
 
-    Attributes
-    ----------
-    start : ndarray of uint16 or uint32, shape (V, k below + 1)
-        Where the lists of each code begin.
-    members : ndarray of uint16 or uint32, shape (V, sets k + 16)
-        The lists, one after the other, in the order of clusterings and centroids; behind them what belongs to
-        units that its clustering does not look at. A number is ``clustering << shift | centroid``.
-    sets, k, shift : int
-        Upper clusterings, and centroids of each; the latter take so many bits.
-    """
-
+    # uint16 or uint32 (V, k below + 1): where the lists of each code begin
     start: np.ndarray
+    # uint16 or uint32 (V, sets k + 16): the lists, one after the other, in the order of
+    # clusterings and centroids; behind them what belongs to units that its clustering does not look at. A
+    # number is ``clustering << shift | centroid``
     members: np.ndarray
+    # sets, k, shift: Upper clusterings, and centroids of each; the latter take so many bits
     sets: int
     k: int
     shift: int
 
 
-def make_lists(codes: np.ndarray, units: np.ndarray) -> Lists:
-    """Lists for :func:`nearest_codes`, see :func:`..reference.make_lists`.
-
-    Examples
-    --------
-    >>> lists = make_lists(np.array([[[0, 1], [1, 1]]]), np.ones((1, 2, 2), dtype=bool))
-    >>> lists.start.tolist(), lists.members[:, :2].tolist()
-    ([[0, 1, 2], [0, 0, 2]], [[0, 1], [0, 1]])
-    """
+def make_lists(codes: np.ndarray, units: np.ndarray) -> PackedLists:
+    """Lists for :func:`nearest_codes`, see :func:`..reference.make_lists`."""
     sets, k, v = codes.shape
     below, shift = units.shape[2], max(_RUN.bit_length() - 1, (k - 1).bit_length())
     short = max(sets << shift, sets * k + 1, v + 1, below + 1) <= 2**16
@@ -74,18 +61,12 @@ def make_lists(codes: np.ndarray, units: np.ndarray) -> Lists:
     members = np.zeros((v, sets * k + _COPIED), dtype=dtype)
     codes = np.ascontiguousarray(codes, dtype=dtype)
     (_list_short if short else _list_long)(codes, np.ascontiguousarray(units), shift, start, members)
-    return Lists(start, members, sets, k, shift)
+    return PackedLists(start, members, sets, k, shift)
 
 
-def nearest_codes(x: np.ndarray, lists: Lists) -> np.ndarray:
+def nearest_codes(x: np.ndarray, lists: PackedLists) -> np.ndarray:
     """Of each clustering the index of the centroid that shares most units with each row, see
     :func:`..reference.nearest_codes`.
-
-    Examples
-    --------
-    >>> lists = make_lists(np.array([[[0, 1], [1, 1]]]), np.ones((1, 2, 2), dtype=bool))
-    >>> nearest_codes(np.array([[1, 1], [0, 0], [1, 0]], dtype=np.uint16), lists).ravel().tolist()
-    [1, 0, 1]
     """
     out = np.empty((len(x), lists.sets), dtype=np.int32)
     x = np.ascontiguousarray(x, dtype=lists.start.dtype)

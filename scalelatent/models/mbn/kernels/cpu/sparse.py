@@ -46,53 +46,38 @@ _FEW = 64
 
 @dataclass(frozen=True)
 class SparseBank:
-    """Centroids of one clustering by columns.
+    """Centroids of one clustering by columns."""
 
-    Attributes
-    ----------
-    slot : ndarray of int32, shape (p,)
-        Of a dense column its place; -2 - place of one with postings; -1 where no centroid has an entry or the
-        clustering does not look.
-    panels : ndarray of float32 or int16, shape (panels, dense columns, 64 or 128)
-        Flat: panels of that many centroids, the last filled up with zeros.
-    start : ndarray of int64, shape (columns with postings + 1,)
-    centroid : ndarray of int32, shape (postings,)
-    value : ndarray of float32 or int16, shape (postings,)
-    most : ndarray of int32, shape (p,)
-        Of counts the largest size in each column; empty of other values.
-    scale, bias : ndarray of float32, shape (k rounded up to whole panels,)
-        Of the scores, see :class:`..reference.Bank`; -inf for centroids that only fill up.
-    exact : ndarray of float64, shape (2, k)
-        Scale and bias once more.
-    rows : (ndarray of float32, ndarray of int32, ndarray of int64)
-        Values, columns and row pointers of the centroids, on the columns of the clustering alone.
-    error : (float, float)
-        A score from e entries is off by less than ``(e + 4) 2^-24 error[0] |x| + error[1]``; of counts by 4
-        in place of e + 4.
-    """
-
+    # int32 (p,): of a dense column its place; -2 - place of one with postings; -1 where no
+    # centroid has an entry or the clustering does not look
     slot: np.ndarray
+    # float32 or int16 (panels, dense columns, 64 or 128): flat: panels of that many
+    # centroids, the last filled up with zeros
     panels: np.ndarray
+    # int64 (columns with postings + 1,)
     start: np.ndarray
+    # int32 (postings,)
     centroid: np.ndarray
+    # float32 or int16 (postings,)
     value: np.ndarray
+    # int32 (p,): of counts the largest size in each column; empty of other values
     most: np.ndarray
+    # scale, bias: float32 (k rounded up to whole panels,): of the scores, see
+    # :class:`..reference.CentroidBank`; -inf for centroids that only fill up
     scale: np.ndarray
     bias: np.ndarray
+    # float64 (2, k): scale and bias once more
     exact: np.ndarray
+    # (ndarray of float32, ndarray of int32, ndarray of int64): values, columns and row pointers of the
+    # centroids, on the columns of the clustering alone
     rows: tuple[np.ndarray, np.ndarray, np.ndarray]
+    # (float, float): A score from e entries is off by less than ``(e + 4) 2^-24 error[0] |x| + error[1]``; of
+    # counts by 4 in place of e + 4
     error: tuple[float, float]
 
 
 def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> SparseBank:
-    """Columns of centroids for :func:`nearest_sparse`, see :func:`..reference.make_sparse_bank`.
-
-    Examples
-    --------
-    >>> rows = CsrRows(np.array([3.0, 4.0, 7.0]), np.array([0, 1, 2]), np.array([0, 3]), (1, 3))
-    >>> make_sparse_bank(rows, np.array([0, 2]), "euclidean").slot.tolist()
-    [0, -1, 1]
-    """
+    """Columns of centroids for :func:`nearest_sparse`, see :func:`..reference.make_sparse_bank`."""
     k, p = w.shape
     inside = np.zeros(p, dtype=bool)
     inside[columns] = True
@@ -151,12 +136,6 @@ def _largest_counts(
 def nearest_sparse(x: CsrRows, bank: SparseBank) -> np.ndarray:
     """Index of each CSR row's nearest centroid, see :func:`..reference.nearest_sparse`; float32 values and
     int32 columns are taken as they are.
-
-    Examples
-    --------
-    >>> rows = CsrRows(np.array([1.0, 2.0]), np.array([0, 2]), np.array([0, 1, 2]), (2, 3))
-    >>> nearest_sparse(rows, make_sparse_bank(rows, np.array([0, 2]), "cosine")).tolist()
-    [0, 1]
     """
     out = np.empty(len(x), dtype=np.int32)
     data = np.ascontiguousarray(x.data, dtype=np.float32)
