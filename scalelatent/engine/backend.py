@@ -42,6 +42,7 @@ class HostBackend:
     xp = np
     # What means that a card's memory has ended, see :mod:`.halving`: nothing does here.
     memory_errors: tuple[type[Exception], ...] = ()
+    device = "cpu"
 
     def __init__(self, name: str = "numba") -> None:
         self.name = name
@@ -88,6 +89,13 @@ class HostBackend:
         """The same array: it is on the host."""
         return a
 
+    def release_memory(self) -> None:
+        """Nothing: there is enough."""
+
+    def memory_error(self, error: Exception) -> Exception:
+        """The error itself."""
+        return error
+
 
 def gpu_count() -> int:
     """CUDA devices that CuPy can use here; 0 without CuPy or driver."""
@@ -113,7 +121,7 @@ def resolve_device(device: str) -> str:
     return device
 
 
-def make_backend(device: str) -> Any:
+def make_backend(device: str) -> Backend:
     """A backend of this process for ``"cpu"``, ``"gpu"`` or ``"reference"``; one for each thread."""
     if device == "reference":
         return HostBackend("reference")
@@ -406,3 +414,7 @@ def _device_name(cupy: Any) -> str:
     number = cupy.cuda.runtime.getDevice()
     name = cupy.cuda.runtime.getDeviceProperties(number)["name"]
     return f"{number} ({name.decode() if isinstance(name, bytes) else name})"
+
+
+Backend = HostBackend | CupyBackend
+"""What a work is given to compute with."""

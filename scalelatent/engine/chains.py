@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalelatent.contract.learners import Block, OnlineLearner
 from scalelatent.contract.stats import Stats
@@ -19,6 +19,9 @@ from .grid import PairTree, TreeReducer
 from .order import RowOrder
 from .passes import Stage
 from .reading import Meter, Reader, Stopped, naming
+
+if TYPE_CHECKING:
+    from .backend import Backend
 
 # How often a computing thread looks whether to go on.
 CHECK_SECONDS = 0.2
@@ -43,7 +46,7 @@ def run_chains(
     learner: OnlineLearner,
     state: Any,
     blocks: Sequence[Block | None],
-    backend: Any,
+    backend: Backend,
     check: Callable[[], None] = lambda: None,
     *,
     first: int = 0,
@@ -76,7 +79,7 @@ class ChainRunner:
         stage: Stage,
         order: RowOrder,
         chains: range,
-        backends: list[Any],
+        backends: list[Backend],
         cache: PieceCache | None,
         n_epochs: int,
     ) -> None:
@@ -108,7 +111,7 @@ class ChainRunner:
             if stop.is_set():
                 raise Stopped
 
-        def run(backend: Any, share: slice, check: Callable[[], None]) -> TreeReducer:
+        def run(backend: Backend, share: slice, check: Callable[[], None]) -> TreeReducer:
             first, n = self._first + share.start, self.order.n_chains
             return run_chains(self.learner, state, blocks[share], backend, check, first=first, n_chains=n)
 

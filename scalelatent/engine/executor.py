@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from scalelatent.contract.stats import Stats
 
 from .callbacks import Callback
 from .order import RowOrder
 from .passes import Stage
+
+if TYPE_CHECKING:
+    from .mapwrite import OutputTask
 
 # Rows done so far, rows of the pass.
 OnRows = Callable[[int, int], None]
@@ -112,6 +115,6 @@ class Executor(Protocol):
         """One pass of reductions without a state."""
         ...
 
-    def run_map(self, task: Any, on_rows: OnRows) -> None:
+    def run_map(self, task: OutputTask, on_rows: OnRows) -> None:
         """Write the missing shards of an :class:`~.outputs.OutputTask`."""
         ...

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelatent.contract.learners import Block, Reduction
+from scalelatent.contract.learners import Block, PartedMap, Reduction, RowMap
 from scalelatent.contract.stats import Stats
+
+if TYPE_CHECKING:
+    from .backend import Backend
 
 LEAST_ROWS = 64
 """Blocks this short are not cut: what does not fit then is the model."""
@@ -32,7 +35,7 @@ def _run(block: Block, a: int, b: int) -> Block:
 
 
 def accumulate_leaf(
-    backend: Any,
+    backend: Backend,
     what: str,
     reduction: Reduction,
     prepared: Any,
@@ -63,7 +66,7 @@ def accumulate_leaf(
         pass
 
 
-def apply_block(backend: Any, what: str, row_map: Any, prepared: Any, block: Block) -> np.ndarray:
+def apply_block(backend: Backend, what: str, row_map: RowMap, prepared: Any, block: Block) -> np.ndarray:
     """The output rows of a block."""
     while True:
         try:
@@ -76,7 +79,7 @@ def apply_block(backend: Any, what: str, row_map: Any, prepared: Any, block: Blo
 
 
 def fill_block(
-    backend: Any, what: str, row_map: Any, prepared: Any, block: Block, out: np.ndarray
+    backend: Backend, what: str, row_map: PartedMap, prepared: Any, block: Block, out: np.ndarray
 ) -> Iterator[None]:
     """Write the output rows of a block by a ``PartedMap``; hands over as that does."""
     done, count = 0, len(block.x)
@@ -112,7 +115,7 @@ def cut_event(what: str, rows: int, device: str, worker: str | None = None) -> d
     return {"event": "blocks_cut", "stage": stage, "part": part, "rows": rows, **more, "message": message}
 
 
-def _halve(backend: Any, what: str, rows: int, error: Exception) -> None:
+def _halve(backend: Backend, what: str, rows: int, error: Exception) -> None:
     """Half the rows of what was tried last."""
     tried = min(rows, backend.row_limits.get(what, rows))
     if tried < 2 * LEAST_ROWS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalelatent.contract.learners import Block, LeafLearner, Reduction
 from scalelatent.contract.stats import Layout, Stats
@@ -16,6 +16,9 @@ from scalelatent.storage.record import read_record
 from .callbacks import Callback
 from .checkpoints import KEEP_STATES, EngineStore
 from .order import RowOrder
+
+if TYPE_CHECKING:
+    from .backend import Backend
 
 # Steps of an epoch, where rows allow: more leaves gain little, for a leaf's contribution is always an epoch
 # old. A leaf is one block in memory.
@@ -49,7 +52,7 @@ class KeptLeaves:
         """Of the learner."""
         return float(self.learner.flops_per_row())
 
-    def prepare(self, state: Any, backend: Any) -> Any:
+    def prepare(self, state: Any, backend: Backend) -> Any:
         """Of the learner."""
         return self.learner.prepare(state, backend)
 

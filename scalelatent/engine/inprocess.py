@@ -8,14 +8,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import ShardError
 
-from .backend import make_backend, resolve_device
+from .backend import Backend, make_backend, resolve_device
 from .cache import PieceCache, shared_cache
 from .callbacks import Callback
 from .chains import ChainRunner, InProcessSteps
@@ -29,6 +29,9 @@ from .quarantine import Quarantine
 from .rates import choose_cache, map_cache
 from .reading import StopEvent, Stopped
 from .threads import resolve_jobs
+
+if TYPE_CHECKING:
+    from .mapwrite import OutputTask
 
 _POLL_SECONDS = 0.2
 _END: Any = object()
@@ -59,7 +62,7 @@ class InProcessExecutor:
         self.cache = self._own or shared_cache()
         self.callbacks = callbacks or Callback()
         self.quarantine = quarantine or Quarantine("stop", store)
-        self._backends: dict[tuple[str, int], Any] = {}
+        self._backends: dict[tuple[str, int], Backend] = {}
         self._cuts: dict[tuple[str, int, str], int] = {}
 
     def _allow(self, stage: Stage) -> None:
@@ -174,14 +177,14 @@ class InProcessExecutor:
             return None
         return self.store.load_node(stage.name, iteration, span, vector_length(stage.reductions[span.part]))
 
-    def _backend(self, device: str, slot: int) -> Any:
+    def _backend(self, device: str, slot: int) -> Backend:
         name = device if device == "reference" else resolve_device(device)
         key = (name, slot)
         if key not in self._backends:
             self._backends[key] = make_backend(name)
         return self._backends[key]
 
-    def run_map(self, task: Any, on_rows: OnRows) -> None:
+    def run_map(self, task: OutputTask, on_rows: OnRows) -> None:
         """Write the missing shards, one thread a shard."""
         while True:
             skipped = self.quarantine.rows_of(task.dataset)
@@ -192,7 +195,7 @@ class InProcessExecutor:
                 if not self.quarantine.take(error, self.callbacks, stage=task.name):
                     raise
 
-    def _run_map(self, task: Any, on_rows: OnRows) -> None:
+    def _run_map(self, task: OutputTask, on_rows: OnRows) -> None:
         self.cache.start_pass()
         missing = task.writer.missing()
         done = task.rows_done(missing)

@@ -7,19 +7,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from scalelatent.contract.learners import Block, LabelMap, PartedMap, RowMap
 
-from .backend import make_backend
+from .backend import Backend, make_backend
 from .cache import shared_cache
 from .halving import apply_block, fill_block
 from .passes import BLOCK_BYTES, BLOCK_ROWS
 from .quarantine import Ranges
 from .reading import Meter, Reader, StopEvent, Stopped, iter_blocks, naming
 from .threads import resolve_jobs, single_threaded
+
+if TYPE_CHECKING:
+    from scalelatent.data.dataset import Dataset
+    from scalelatent.data.write.writer import DatasetWriter
+
+    from .executor import Executor
 
 # Of a block of a map whose columns come one after the other: rows as they are stored, and what they become.
 PARTED_BYTES, PARTED_ROWS = 2**26, 2**17
@@ -31,14 +37,14 @@ class OutputTask:
     """Base of a map and of sets of rows."""
 
     name: str
-    dataset: Any
+    dataset: Dataset
     url: str
     device: str = "cpu"
     skipped: Ranges = ()
     cache: float | None = None
 
     @cached_property
-    def writer(self) -> Any:
+    def writer(self) -> DatasetWriter:
         """The writer of the output, attached in this process."""
         from scalelatent.data import DatasetWriter
 
@@ -57,7 +63,7 @@ class OutputTask:
         """The rows in that a shard may be made of."""
         raise NotImplementedError
 
-    def write_shard(self, shard: int, backend: Any, stop_event: StopEvent) -> int:
+    def write_shard(self, shard: int, backend: Backend, stop_event: StopEvent) -> int:
         """Compute and write one shard; returns its rows. Running it twice writes the same file."""
         raise NotImplementedError
 
@@ -82,7 +88,7 @@ def common_fields(tree: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def open_spec(spec: dict[str, Any]) -> Any:
+def open_spec(spec: dict[str, Any]) -> Dataset:
     """The dataset of a spec."""
     from scalelatent.data import Dataset
 
@@ -97,7 +103,7 @@ class MapTask(OutputTask):
     with_labels: bool = True
     classes: np.ndarray | None = None
 
-    def write_shard(self, shard: int, backend: Any, stop_event: StopEvent) -> int:
+    def write_shard(self, shard: int, backend: Backend, stop_event: StopEvent) -> int:
         """See :meth:`.OutputTask.write_shard`."""
         start, stop = self.writer.shard_bounds(shard)
         tiled = self.writer.n_tiles > 1
@@ -149,7 +155,7 @@ class MapTask(OutputTask):
 
 
 def fill_rows(
-    backend: Any,
+    backend: Backend,
     name: str,
     row_map: RowMap,
     prepared: Any,
@@ -181,7 +187,7 @@ def parted_rows(row_bytes: int, row_map: PartedMap) -> int:
     return max(1, min(PARTED_ROWS, PARTED_BYTES // (row_bytes + row_map.row_bytes())))
 
 
-def parted_layout(dataset: Any, row_map: RowMap) -> dict[str, Any]:
+def parted_layout(dataset: Dataset, row_map: RowMap) -> dict[str, Any]:
     """Rows of a shard of a map's output."""
     if not isinstance(row_map, PartedMap):
         return {}
@@ -192,7 +198,7 @@ def parted_layout(dataset: Any, row_map: RowMap) -> dict[str, Any]:
 
 def start_map(
     name: str,
-    dataset: Any,
+    dataset: Dataset,
     row_map: RowMap,
     url: str | Path,
     device: str,
@@ -238,7 +244,7 @@ def start_map(
     )
 
 
-def map_rows(executor: Any, task: OutputTask, on_rows: Callable[[int, int], None]) -> Any:
+def map_rows(executor: Executor, task: OutputTask, on_rows: Callable[[int, int], None]) -> Dataset:
     """Write what is missing and finish the dataset."""
     tiles = task.writer.n_tiles
     executor.run_map(task, lambda done, total: on_rows(done // tiles, total // tiles))
@@ -246,7 +252,7 @@ def map_rows(executor: Any, task: OutputTask, on_rows: Callable[[int, int], None
 
 
 def map_to_array(
-    row_map: RowMap, dataset: Any, device: str, n_jobs: int | None, progress: Any = None
+    row_map: RowMap, dataset: Dataset, device: str, n_jobs: int | None, progress: Any = None
 ) -> np.ndarray:
     """A map over rows into one array in memory, by threads over runs of rows."""
     from .inprocess import run_threads
@@ -287,7 +293,7 @@ def map_to_array(
 
 
 def _map_by_columns(
-    row_map: PartedMap, dataset: Any, out: np.ndarray, device: str, n_jobs: int | None, progress: Any
+    row_map: PartedMap, dataset: Dataset, out: np.ndarray, device: str, n_jobs: int | None, progress: Any
 ) -> None:
     """A map in parts over rows into ``out``, by threads over its columns."""
     from .inprocess import run_threads

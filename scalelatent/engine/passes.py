@@ -30,6 +30,7 @@ from .quarantine import Ranges
 from .reading import Meter, Reader, StopEvent, iter_blocks, naming
 
 if TYPE_CHECKING:
+    from .backend import Backend
     from .checkpoints import EngineStore
 
 COUNTERS = 2  # rows done, bytes read: appended to every vector
@@ -40,6 +41,8 @@ MERGE_SHARE, FEW_LEAVES = 0.02, 16
 MIN_TASK_SECONDS = 0.03
 # What a task costs the one scheduler, and the share of its core that one job may take.
 SCHEDULER_SECONDS, SCHEDULER_SHARE = 1.5e-3, 0.5
+# Bytes a second between workers, and the share of computing a span that sending its statistic may cost.
+SEND_RATE, SEND_SHARE = 5e8, 0.1
 # Orders of magnitude for sizes only, never for results: bytes/s of merging in cache, flop/s of one core.
 _MERGE_RATE, _FLOP_RATE = 2e10, 6e10
 
@@ -200,7 +203,9 @@ def cluster_task_seconds(workers: int) -> float:
 
 def choose_level(grid: RowGrid, reduction: Reduction, workers: int, task_seconds: float | None = None) -> int:
     """Level of the spans."""
-    task_seconds = cluster_task_seconds(workers) if task_seconds is None else task_seconds
+    if task_seconds is None:
+        sending = reduction.layout().nbytes / SEND_RATE
+        task_seconds = max(cluster_task_seconds(workers), sending / SEND_SHARE)
     per_row = seconds_per_row(reduction)
     level = 0
     while level < grid.depth:
@@ -225,7 +230,7 @@ def spans_of(stage: Stage, workers: int, task_seconds: float | None = None) -> l
 class PassContext:
     """One state prepared for one thread: parameters on its device, readers of its parts."""
 
-    def __init__(self, stage: Stage, state: Any, backend: Any, cache: PieceCache | None) -> None:
+    def __init__(self, stage: Stage, state: Any, backend: Backend, cache: PieceCache | None) -> None:
         self.stage = stage
         self.backend = backend
         self.meter = Meter()

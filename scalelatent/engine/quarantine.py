@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 from scalelatent.errors import RunError, ShardError
 
 if TYPE_CHECKING:
+    from scalelatent.data.dataset import Dataset
+
+    from .callbacks import Callback
     from .checkpoints import EngineStore
     from .passes import Stage
 
@@ -34,7 +37,7 @@ class BadShard:
     why: str
 
 
-def whole_shards(dataset: Any, start: int, stop: int) -> tuple[int, int]:
+def whole_shards(dataset: Dataset, start: int, stop: int) -> tuple[int, int]:
     """Rows of a dataset and whatever lies in one shard with them, counted from the first row at its url."""
     first = dataset.extent[0]
     # Of the many shards of a long span only the outermost ones.
@@ -69,7 +72,7 @@ class Quarantine:
                 "rows were left out: put it back, or start again in another folder"
             ) from None
 
-    def rows_of(self, dataset: Any) -> Ranges:
+    def rows_of(self, dataset: Dataset) -> Ranges:
         """Rows of a dataset that are left out, as disjoint runs in order."""
         if dataset.url is None or not self.shards:
             return ()
@@ -88,14 +91,14 @@ class Quarantine:
         found = {part: self.rows_of(dataset) for part, dataset in stage.datasets.items()}
         return {part: rows for part, rows in found.items() if rows}
 
-    def take(self, error: ShardError, callbacks: Any, **where: Any) -> bool:
+    def take(self, error: ShardError, callbacks: Callback, **where: Any) -> bool:
         """Leave out the shard that an error names; False where it is not to be, and the error stands."""
         if not self.skips or error.url is None or error.stop <= error.start:
             return False
         bad = BadShard(error.url, error.file, error.start, error.stop, 0, str(error))
         return self.add([bad], callbacks, **where)
 
-    def add(self, shards: Iterable[BadShard], callbacks: Any, **where: Any) -> bool:
+    def add(self, shards: Iterable[BadShard], callbacks: Callback, **where: Any) -> bool:
         """Leave out shards from now on, and tell of it; False where all of them were already."""
         new = [bad for bad in shards if not self._has(bad)]
         for bad in new:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dask.system import cpu_count
+from numpy.typing import DTypeLike
 
 from scalelatent import __version__
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Block, Reduction, RowMap
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import DataError, ShardError
 from scalelatent.kernels import jit
@@ -30,6 +31,9 @@ from .passes import Stage, seconds_per_row
 from .threads import single_threaded
 
 if TYPE_CHECKING:
+    from scalelatent.data.dataset import Dataset
+
+    from .mapwrite import OutputTask
     from .plan import PlannedRows
 
 FORMAT = 1
@@ -144,7 +148,7 @@ GATHER_RATE = 1.5e9
 NOMINAL_SCRATCH = 5e-9, 2e-10
 
 
-def noise(rows: int, p: int, dtype: Any, codes: int) -> Block:
+def noise(rows: int, p: int, dtype: DTypeLike, codes: int) -> Block:
     """A block of noise."""
     rng, dtype = np.random.default_rng(0), np.dtype(dtype)
     if dtype == np.float64:
@@ -159,11 +163,11 @@ def noise(rows: int, p: int, dtype: Any, codes: int) -> Block:
 
 def reduction_rate(
     name: str,
-    reduction: Any,
+    reduction: Reduction,
     state: Any,
     rows: int,
     p: int,
-    dtype: Any,
+    dtype: DTypeLike,
     codes: int,
     threads: int,
     block: Block | None = None,
@@ -180,7 +184,7 @@ def reduction_rate(
     return rates.get(f"{what} t{threads}", lambda: cpu_seconds(make, threads) / rows)
 
 
-def map_rate(name: str, row_map: Any, rows: int, p: int, dtype: Any, threads: int) -> float:
+def map_rate(name: str, row_map: RowMap, rows: int, p: int, dtype: DTypeLike, threads: int) -> float:
     """Seconds a row of a map on one thread of some."""
 
     def make() -> Any:
@@ -234,7 +238,7 @@ def eigen_seconds(p: int) -> float:
     return rates.get("eigenvectors", lambda: cpu_seconds(make, 1) / EIGEN_SIZE**3) * p**3
 
 
-def label_seconds(dataset: Any, classes: np.ndarray) -> float:
+def label_seconds(dataset: Dataset, classes: np.ndarray) -> float:
     """Seconds of reading all labels of a dataset once."""
     n = min(len(dataset), 2**17)
 
@@ -288,7 +292,7 @@ def choose_cache(asked: float | None, stage: Stage) -> float:
     return float(SMALL_BYTES)
 
 
-def map_cache(asked: float | None, task: Any) -> float:
+def map_cache(asked: float | None, task: OutputTask) -> float:
     """The same for rows that tasks of a map read more than once, each time for seconds of work."""
     if asked is not None:
         return asked

@@ -34,7 +34,7 @@ _NO_WANTS = Wants()
 
 
 @contextmanager
-def naming(dataset: Any) -> Iterator[None]:
+def naming(dataset: Dataset) -> Iterator[None]:
     """Give what a kernel says about a row, and a broken shard, the name of the dataset."""
     try:
         yield
@@ -94,7 +94,7 @@ class Reader:
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Dataset,
         cache: PieceCache | None,
         meter: Meter,
         classes: np.ndarray | None = None,

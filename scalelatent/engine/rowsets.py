@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,11 @@ from scalelatent.storage.disk import Location
 from .cache import shared_cache
 from .mapwrite import OutputTask, common_fields, open_spec
 from .reading import Meter, Reader, StopEvent, Stopped, as_rows, naming
+
+if TYPE_CHECKING:
+    from scalelatent.data.dataset import Dataset
+
+    from .backend import Backend
 
 # Of a shard: the rows are read once for all its sets, which are in memory meanwhile. As many shards as are
 # wanted for tasks, unless they were small.
@@ -31,12 +36,12 @@ class StoredSets:
     rows: int
 
     @classmethod
-    def of(cls, dataset: Any, rows: int) -> StoredSets:
+    def of(cls, dataset: Dataset, rows: int) -> StoredSets:
         """The sets of a dataset."""
         return cls(json.dumps(dataset.spec()), rows)
 
     @property
-    def dataset(self) -> Any:
+    def dataset(self) -> Dataset:
         """All rows."""
         return open_spec(json.loads(self.spec))
 
@@ -55,7 +60,7 @@ class SetsTask(OutputTask):
         """Any."""
         return 0, len(self.dataset)
 
-    def write_shard(self, shard: int, backend: Any, stop_event: StopEvent) -> int:
+    def write_shard(self, shard: int, backend: Backend, stop_event: StopEvent) -> int:
         """See :meth:`.OutputTask.write_shard`."""
         start, stop = self.writer.shard_bounds(shard)
         numbers = range(start // self.sets.set_rows, stop // self.sets.set_rows)
@@ -109,7 +114,7 @@ def _joined(parts: list[Any]) -> Any:
     return csr_array((rows.data, rows.indices, rows.indptr), shape=rows.shape)
 
 
-def start_sets(name: str, dataset: Any, sets: RowSets, url: str | Path, device: str = "cpu") -> SetsTask:
+def start_sets(name: str, dataset: Dataset, sets: RowSets, url: str | Path, device: str = "cpu") -> SetsTask:
     """Make or find the dataset of the sets."""
     from scalelatent.data import create_dataset
 
@@ -118,6 +123,7 @@ def start_sets(name: str, dataset: Any, sets: RowSets, url: str | Path, device: 
     row_bytes = max(1, int(np.prod(shape)) * np.dtype(dtype).itemsize)
     nnz = None
     if sets.wants.csr:
+        assert dataset.nnz is not None
         nnz = -(-dataset.nnz * n_rows // len(dataset))
         row_bytes = max(1, dataset.nbytes // len(dataset))
     together = _together(sets, row_bytes)

@@ -267,7 +267,7 @@ def test_a_worker_without_a_replica_has_the_segment_done_again(
 
     monkeypatch.setattr(dask_online.DaskSteps, "_on_all", forgetful)
     same(run(workers, tmp_path, epochs=1), alone(epochs=1))
-    assert len(set(lost)) == 2  # segments that were done again
+    assert len(set(lost)) >= 2  # segments that were done again; on a busy machine a third
 
 
 def test_a_bad_row_is_named_across_the_cluster(workers: Any, run: Any, folder: Path, tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def test_sizes_below_one_are_refused(toy: SimpleNamespace, options: dict[str, in
 @given(st.integers(1, 5000), st.integers(1, 2000), st.floats(1, 1e9))
 def test_choose_level_keeps_workers_busy_and_tasks_long(leaves: int, workers: int, flops: float) -> None:
     grid = RowGrid(leaves * 10, 10, 1)
-    reduction: Any = SimpleNamespace(flops_per_row=lambda: flops)
+    reduction: Any = SimpleNamespace(flops_per_row=lambda: flops, layout=lambda: Layout((("a", ()),)))
     level = choose_level(grid, reduction, workers)
     assert 0 <= level <= grid.depth
     assert grid.n_nodes(level) >= min(workers, leaves)
@@ -237,3 +237,12 @@ def test_a_plan_takes_the_scratch_that_a_reduction_names(toy: SimpleNamespace) -
         )
         parts = stage_memory(stage, resources, stage.datasets["train"], 0)
         assert parts["blocks and buffers"] == 2 * bytes_of_a_thread
+
+
+def test_spans_weigh_the_bytes_that_they_send() -> None:
+    def level(size: int) -> int:
+        reduction: Any = SimpleNamespace(flops_per_row=lambda: 1e6, layout=lambda: Layout((("a", (size,)),)))
+        return choose_level(RowGrid(4096 * 4096, 4096, 1), reduction, 30)
+
+    assert level(10) == level(10**5) == 1  # 512 spans of half a second, each sending less than a megabyte
+    assert level(5 * 10**6) == 2  # 40 MB each

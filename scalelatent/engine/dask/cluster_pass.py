@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalelatent.engine.grid import FAN_IN
 from scalelatent.engine.passes import Span, Stage
@@ -16,6 +16,9 @@ from .pools import POOLED, PoolWindow, pool_window
 from .tasks import task_info, task_merge, task_mstep, task_params, task_span
 from .trial import try_span
 from .window import Batch, TaskEnded, Window, Work, depth_for
+
+if TYPE_CHECKING:
+    from .executor import DaskExecutor
 
 # Tasks of earlier passes that the scheduler may have to remember, and passes in a chain.
 CHAIN_TASKS, CHAIN_PASSES = 2000, 32
@@ -32,7 +35,7 @@ class DaskPass(Work):
 
     def __init__(
         self,
-        executor: Any,
+        executor: DaskExecutor,
         stage: Stage,
         iteration: int,
         spans: list[Span],

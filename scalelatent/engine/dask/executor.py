@@ -8,7 +8,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.callbacks import Callback
@@ -33,6 +33,10 @@ from .tasks import task_merge
 from .trial import end_with_word, look_back, try_alone
 from .watch import Retry, Watch
 from .window import Work
+
+if TYPE_CHECKING:
+    from scalelatent.data.dataset import Dataset
+    from scalelatent.engine.mapwrite import OutputTask
 
 W = TypeVar("W", bound=Work)
 # Retries of work without one more item done in between.
@@ -308,7 +312,7 @@ class DaskExecutor:
         futures = graph.send(self.client, keys.values())
         return {part: split_vector(stage, part, self.result(futures[key]))[0] for part, key in keys.items()}
 
-    def run_map(self, task: Any, on_rows: OnRows) -> None:
+    def run_map(self, task: OutputTask, on_rows: OnRows) -> None:
         """Shards of a map as tasks."""
         self.refresh()
         try:
@@ -316,7 +320,7 @@ class DaskExecutor:
         finally:
             self.watch.end()
 
-    def save_lazy(self, dataset: Any, url: str, on_rows: OnRows) -> Any:
+    def save_lazy(self, dataset: Dataset, url: str, on_rows: OnRows) -> Dataset:
         """Write the rows of a dask array by its own tasks: each shard is computed and written on a worker."""
         try:
             return save_lazy(self, dataset, url, on_rows)

@@ -17,6 +17,9 @@ from .trial import try_shard
 from .window import Batch, Window, Work
 
 if TYPE_CHECKING:
+    from scalelatent.data.dataset import Dataset
+    from scalelatent.engine.mapwrite import OutputTask
+
     from .executor import DaskExecutor
 
 # Adds the task of a shard to a graph: graph, key, shard, worker.
@@ -63,7 +66,7 @@ class Shards(Work):
 class MapShards(Shards):
     """Shards of an :class:`~scalelatent.engine.mapwrite.OutputTask`."""
 
-    def __init__(self, executor: DaskExecutor, task: Any, name: str) -> None:
+    def __init__(self, executor: DaskExecutor, task: OutputTask, name: str) -> None:
         super().__init__(executor, task.name, task.writer, task.rows, self._add_map)
         self._task, self._record, self._executor = task, name, executor
         self.todo = self.missing
@@ -99,7 +102,7 @@ class MapShards(Shards):
         graph.add(key, try_shard, *about, worker=worker)
 
 
-def run_map(executor: DaskExecutor, task: Any, on_rows: OnRows) -> None:
+def run_map(executor: DaskExecutor, task: OutputTask, on_rows: OnRows) -> None:
     """Shards of a map as tasks; begun again where bad shards are left out."""
     kept, known = ExitStack(), None
     with kept:
@@ -117,7 +120,7 @@ def run_map(executor: DaskExecutor, task: Any, on_rows: OnRows) -> None:
         executor.run(make, on_rows)
 
 
-def save_lazy(executor: DaskExecutor, dataset: Any, url: str, on_rows: OnRows) -> Any:
+def save_lazy(executor: DaskExecutor, dataset: Dataset, url: str, on_rows: OnRows) -> Dataset:
     """Write the rows of a dask array by its own tasks: each shard is computed and written on a worker."""
     from scalelatent.data import create_dataset
 
@@ -137,7 +140,9 @@ def save_lazy(executor: DaskExecutor, dataset: Any, url: str, on_rows: OnRows) -
 
     def add(graph: Graph, key: str, shard: int, worker: str) -> None:
         a, b = writer.shard_bounds(shard)
-        x, y = dataset.lazy(a, b)
+        columns = dataset.lazy(a, b)
+        assert columns is not None
+        x, y = columns
         lazy = hasattr(y, "dask")
         given = {} if lazy or y is None else {"y": y}
         if dataset.has_weight:

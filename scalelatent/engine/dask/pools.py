@@ -19,6 +19,7 @@ from .window import Batch, Window
 if TYPE_CHECKING:
     from scalelatent.engine.callbacks import Callback
 
+    from .executor import DaskExecutor
     from .link import Link
 
 TOLERANCE = 1e-5
@@ -304,7 +305,7 @@ class PoolWindow(Window):
 
 
 def pool_window(
-    executor: Any,
+    executor: DaskExecutor,
     stage: Stage,
     spans: Sequence[Span],
     send: Callable[[Batch, bool], Mapping[Any, Any]],

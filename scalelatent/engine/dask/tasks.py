@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.contract.stats import merge_vectors
-from scalelatent.engine.backend import make_backend
+from scalelatent.engine.backend import Backend, make_backend
 from scalelatent.engine.cache import shared_cache
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.passes import PassContext, Span, Stage, split_vector, vector_length, worth_saving
@@ -108,7 +108,7 @@ def load_stage(ref: Ref, name: str) -> Stage:
     return _recent.get((run, name, ref[2:]), lambda: open_store(ref).load_stage(name), (run, "stage"))
 
 
-def _backend(device: str) -> Any:
+def _backend(device: str) -> Backend:
     kept = getattr(_local, "backends", None)
     if kept is None:
         kept = _local.backends = {}
@@ -304,7 +304,7 @@ def task_map(ref: Ref, name: str, shard: int, fit: Fit) -> int:
     return rows
 
 
-def _tell_cuts(fit: Fit, backend: Any, before: Mapping[str, int]) -> None:
+def _tell_cuts(fit: Fit, backend: Backend, before: Mapping[str, int]) -> None:
     for what, limit in backend.row_limits.items() - before.items():
         tell_cut(fit, what, limit, backend.device)
 
