@@ -7,13 +7,15 @@ import re
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from scalelatent import CapsuleRegression, Dataset
 from scalelatent.errors import DataError
-from scalelatent.report import build_report
+from scalelatent.report import build, build_report
+from scalelatent.report.page import count, duration, listing
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 
@@ -227,3 +229,19 @@ def test_a_history_of_one_pass(digits, run_folder):
     found = digits(capsule_dim=2, max_iter=1)
     page = read(build_report(run_folder(found.model), model=found.model))
     assert "1 pass:" in page.all("img")[0]["alt"]
+
+
+def test_words_of_numbers():
+    assert [count(1, "row"), count(12345, "row"), count(2, "class", "classes")] == [
+        "1 row", "12,345 rows", "2 classes",
+    ]  # fmt: skip
+    assert [listing(["a"]), listing(["a", "b", "c"])] == ["a", "a, b and c"]
+    assert [duration(0.0123), duration(75.2), duration(7300)] == ["0.012 s", "1 min 15 s", "2 h 1 min"]
+
+
+def test_a_kind_without_a_section_gets_the_plain_page(digits, run_folder, monkeypatch):
+    found = digits(capsule_dim=2)
+    monkeypatch.setattr(build, "kind_of", lambda model: SimpleNamespace(report=""))
+    page = read(build_report(run_folder(found.model), model=found.model))
+    assert names(page) == ["learning"]
+    assert "features of a row 64" in page.words
