@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import ndimage
 
 from scalelatent.contract.learners import Block
 from scalelatent.data import Dataset
@@ -79,19 +80,17 @@ def error_rate(rows: PancakeRows, x: np.ndarray, y: np.ndarray) -> float:
 
 @pytest.mark.realdata
 def test_usps(data_root):
-    """20 sub-classes a class, 10 directions: over seeds 4.2 - 4.5 %, and 3.4 - 3.6 % by tangent distance."""
+    """20 sub-classes a class, 10 directions, rows smoothed: 4.3 - 4.7 %, by tangent distance 2.9 - 3.1 %."""
     x, y, x_test, y_test = usps(data_root)
+    x, x_test = (
+        ndimage.gaussian_filter(a.reshape(-1, 16, 16), (0, 0.5, 0.5), mode="constant") for a in (x, x_test)
+    )
+    x, x_test = x.reshape(-1, 256), x_test.reshape(-1, 256)
     mixture = Mixture(256, np.repeat(np.arange(10), 20), 10, floor=1e-9)
-    em = MixtureEM(mixture, 10, 16, start_passes=10)
-    plain, moved = [], []
-    frame = Frame(TANGENTS, (16, 16), 0.6)
-    for seed in range(1):
-        state = fit(em, x, y, 20, 2, seed)
-        scores = scores_of(state.now, "error")
-        plain.append(error_rate(PancakeRows(scores, mixture.starts), x_test, y_test))
-        moved.append(error_rate(PancakeRows(scores, mixture.starts, frame=frame), x_test, y_test))
-    assert np.mean(plain) <= 4.8, plain
-    assert np.mean(moved) <= 3.8, moved
+    state = fit(MixtureEM(mixture, 10, 16, start_passes=10), x, y, 20, 2)
+    scores, frame = scores_of(state.now, "code-cost"), Frame(TANGENTS, (16, 16), 0.6)
+    assert error_rate(PancakeRows(scores, mixture.starts), x_test, y_test) <= 4.8
+    assert error_rate(PancakeRows(scores, mixture.starts, frame=frame), x_test, y_test) <= 3.3
 
 
 def test_tangent_distance_of_the_best_is_that_of_all():

@@ -1,0 +1,195 @@
+// The kernels of mixtures of linear models on the device, beside products of cuBLAS. gpu.py compiles this text
+// and launches it; reference.py is its oracle. Sums run over rows and features in their order.
+//
+// tests/gpu/emulator.hpp gives the CUDA words below a meaning for a C++ compiler.
+
+constexpr int THREADS = 128;  // of a thread block; gpu.py launches with the same number
+constexpr int MOST_TANGENTS = 16;
+constexpr float INFINITE = 3.402823466e+38f;
+
+__device__ __forceinline__ long long thread_number() {
+    return static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x;
+}
+
+// z = x[rows] - means[member], or without rows z = x - means, a number a thread.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    lm_centre(const float* x, const int* rows, const int* member, const float* means, int n, int p, float* z) {
+    const long long at = thread_number();
+    if (at >= static_cast<long long>(n) * p) return;
+    const int i = static_cast<int>(at / p), f = static_cast<int>(at % p);
+    const long long row = rows ? rows[i] : i, of = member ? member[i] : 0;
+    z[at] = x[row * p + f] - means[of * p + f];
+}
+
+// Squared lengths of rows, a thread a row.
+extern "C" __global__ void __launch_bounds__(THREADS) lm_lengths(const float* z, int n, int p, float* lengths) {
+    const long long i = thread_number();
+    if (i >= n) return;
+    float total = 0.0f;
+    for (int f = 0; f < p; ++f) total += z[i * p + f] * z[i * p + f];
+    lengths[i] = total;
+}
+
+// Scores of rows from their products with the columns b, W of each sub-class, and with d if it has features.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    lm_scores(const float* products, const float* own, const float* lengths, const float* d, const float* c, int n,
+              int k, int width, float* scores) {
+    const long long at = thread_number();
+    if (at >= static_cast<long long>(n) * k) return;
+    const long long i = at / k;
+    const int q = static_cast<int>(at % k);
+    const float* h = products + at * width;
+    float e = (own ? own[at] : lengths[i] * d[q]) + c[q] + h[0];
+    for (int j = 1; j < width; ++j) e -= h[j] * h[j];
+    scores[at] = e;
+}
+
+// The smallest score of each run of sub-classes, below INFINITE, and the first that has it; a thread block a
+// row and run.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    lm_best(const float* scores, int k, const int* starts, int first, float* best, int* index) {
+    __shared__ float values[THREADS];
+    __shared__ int places[THREADS];
+    const int i = blockIdx.x, run = blockIdx.y, t = threadIdx.x;
+    float value = INFINITE;
+    int place = 0x7fffffff;
+    for (int q = starts[run] + t; q < starts[run + 1]; q += THREADS) {
+        const float e = scores[static_cast<long long>(i) * k + q - first];
+        if (e < value) {
+            value = e;
+            place = q;
+        }
+    }
+    values[t] = value;
+    places[t] = place;
+    __syncthreads();
+    for (int step = THREADS / 2; step > 0; step /= 2) {
+        if (t < step && (values[t + step] < values[t] ||
+                         (values[t + step] == values[t] && places[t + step] < places[t]))) {
+            values[t] = values[t + step];
+            places[t] = places[t + step];
+        }
+        __syncthreads();
+    }
+    if (t == 0) {
+        const long long at = static_cast<long long>(i) * gridDim.y + run;
+        const bool none = places[0] == 0x7fffffff;
+        best[at] = values[0];
+        index[at] = none ? starts[run] : places[0];
+    }
+}
+
+// Codes B'R of residuals under the basis (K, q, p) of their sub-class, a thread a code.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    lm_codes(const float* z, const int* member, const float* bases, int n, int p, int q, float* codes) {
+    const long long at = thread_number();
+    if (at >= static_cast<long long>(n) * q) return;
+    const long long i = at / q, j = at % q;
+    const float *row = z + i * p, *basis = bases + (static_cast<long long>(member[i]) * q + j) * p;
+    float total = 0.0f;
+    for (int f = 0; f < p; ++f) total += row[f] * basis[f];
+    codes[at] = total;
+}
+
+// For each group sum r code R (q, p), then sum r R and sum r R∘R: a thread a number; groups along y.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    lm_images(const float* z, const float* codes, const float* weights, const int* starts, int p, int q,
+              double* images) {
+    const long long at = thread_number();
+    if (at >= static_cast<long long>(q + 2) * p) return;
+    const int j = static_cast<int>(at / p), f = static_cast<int>(at % p), g = blockIdx.y;
+    double total = 0.0;
+    for (long long i = starts[g]; i < starts[g + 1]; ++i) {
+        const float x = z[i * p + f];
+        const float by = j < q ? codes[i * q + j] : j == q ? 1.0f : x;
+        total += weights[i] * (by * x);
+    }
+    images[static_cast<long long>(g) * (q + 2) * p + at] = total;
+}
+
+// For each group sum r code code' (q, q): a thread a number; groups along y.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    lm_grams(const float* codes, const float* weights, const int* starts, int q, double* grams) {
+    const long long at = thread_number();
+    if (at >= static_cast<long long>(q) * q) return;
+    const long long j = at / q, m = at % q;
+    const int g = blockIdx.y;
+    double total = 0.0;
+    for (long long i = starts[g]; i < starts[g + 1]; ++i) total += weights[i] * (codes[i * q + j] * codes[i * q + m]);
+    grams[static_cast<long long>(g) * q * q + at] = total;
+}
+
+// Tangents (n, kinds, p) from derivatives; fields (kinds, 2, p), of which the first is NaN for thickness.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    lm_tangents(const float* gx, const float* gy, const float* fields, int n, int kinds, int p, float* out) {
+    const long long at = thread_number();
+    if (at >= static_cast<long long>(n) * kinds * p) return;
+    const int f = static_cast<int>(at % p), t = static_cast<int>(at / p % kinds);
+    const long long i = at / p / kinds;
+    const float u = gx[i * p + f], v = gy[i * p + f];
+    const float by_u = fields[2 * t * p + f], by_v = fields[(2 * t + 1) * p + f];
+    out[at] = by_u != by_u ? sqrtf(u * u + v * v) : by_u * u + by_v * v;
+}
+
+// For a row and a candidate products of t tangents and the row itself with the columns W, b (K, width, p), and
+// with each other under d (K, p or 1); a thread a product, pairs of row and candidate along y.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    lm_products(const float* z, const float* tangents, const int* candidates, const float* columns, const float* d,
+                int some, int t, int p, int width, int own, float* products) {
+    const int each = (t + 1) * (width + t + 1), at = static_cast<int>(thread_number());
+    if (at >= each) return;
+    const long long pair = blockIdx.y, i = pair / some, q = candidates[pair];
+    const int j = at / (width + t + 1), m = at % (width + t + 1);
+    const float* left = j < t ? tangents + (i * t + j) * p : z + i * p;
+    const int other = m - width;
+    const float* right = m < width ? columns + (q * width + m) * p
+                                   : other < t ? tangents + (i * t + other) * p : z + i * p;
+    float total = 0.0f;
+    for (int f = 0; f < p; ++f) {
+        const float by = m < width ? 1.0f : own ? d[q * p + f] : d[q];
+        total += left[f] * right[f] * by;
+    }
+    products[pair * each + at] = total;
+}
+
+// The score of each pair of row and candidate less b' G^-1 b, by Cholesky; a thread a pair.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    lm_distances(const float* products, const int* candidates, const float* c, int pairs, int t, int width,
+                 double gamma, double least, float* out) {
+    const long long pair = thread_number();
+    if (pair >= pairs) return;
+    const int line = width + t + 1, h = width - 1;
+    const float* a = products + pair * (t + 1) * line;
+    double g[MOST_TANGENTS][MOST_TANGENTS], b[MOST_TANGENTS], top = 0.0;
+    for (int j = 0; j <= t; ++j) {
+        for (int k = 0; k <= j; ++k) {
+            double s = a[j * line + width + k];
+            for (int m = 0; m < h; ++m) s -= static_cast<double>(a[j * line + m]) * a[k * line + m];
+            if (j < t)
+                g[j][k] = s + (j == k ? gamma * a[j * line + width + j] : 0.0);
+            else if (k < t)
+                b[k] = s + 0.5 * a[k * line + h];
+            else
+                b[t] = s + a[t * line + h] + c[candidates[pair]];
+        }
+        if (j < t && g[j][j] > top) top = g[j][j];
+    }
+    double score = b[t];
+    for (int i = 0; i < t; ++i) {
+        double pivot = g[i][i], y = b[i];
+        for (int k = 0; k < i; ++k) {
+            pivot -= g[i][k] * g[i][k];
+            y -= g[i][k] * b[k];
+        }
+        const bool none = pivot <= least * top;
+        const double root = none ? 1.0 : sqrt(pivot);
+        for (int j = i + 1; j < t; ++j) {
+            double s = g[j][i];
+            for (int k = 0; k < i; ++k) s -= g[j][k] * g[i][k];
+            g[j][i] = none ? 0.0 : s / root;
+        }
+        b[i] = none ? 0.0 : y / root;
+        score -= b[i] * b[i];
+    }
+    out[pair] = static_cast<float>(score);
+}

@@ -1,0 +1,278 @@
+"""Mixtures of linear models in CuPy: products of cuBLAS, and launches of the kernels of ``gpu.cu``.
+
+Statistics come back to the host and are added there in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cupy
+import numpy as np
+
+from scalelatent.kernels.cuda import Kernels
+
+from .reference import GAMMA, PIVOT, Frame, Groups, Scores, gradients, velocity
+
+_kernels = Kernels(__package__)
+_launch, THREADS = _kernels.launch, _kernels.threads
+# Products of a tile of rows: 256 MiB. Pairs of row and candidate, along y.
+PRODUCTS, PAIRS = 2**26, 32_768
+_NOTHING = np.uint64(0)
+
+
+def _blocks(n: int) -> int:
+    return -(-n // THREADS)
+
+
+def _move(a: np.ndarray, dtype: str = "f4") -> Any:
+    return cupy.asarray(np.ascontiguousarray(a, dtype=dtype))
+
+
+def _rows(x: Any) -> Any:
+    return cupy.ascontiguousarray(cupy.asarray(x, dtype=np.float32))
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Scores on the device: columns b, W of each sub-class (K width, p) and d of each feature, or None."""
+
+    columns: Any
+    own: Any
+    d: Any
+    c: Any
+    centre: Any
+    starts: np.ndarray
+    width: int
+
+
+def make_scorer(scores: Scores, starts: np.ndarray) -> Scorer:
+    """See :func:`..reference.make_scorer`."""
+    k, p, h = scores.w.shape
+    columns = np.concatenate([scores.b[:, :, None], scores.w], axis=2)
+    own = scores.d.ndim == 2
+    return Scorer(
+        _move(np.swapaxes(columns, 1, 2).reshape(k * (h + 1), p)),
+        _move(scores.d) if own else None,
+        _move(np.zeros(k) if own else scores.d),
+        _move(scores.c),
+        _move(scores.centre),
+        np.asarray(starts, dtype=np.int64),
+        h + 1,
+    )
+
+
+def _centred(x: Any, rows: Any, member: Any, means: Any, n: int, p: int) -> Any:
+    z = cupy.empty((n, p), dtype=np.float32)
+    _launch("lm_centre", (_blocks(n * p),), x, rows, member, means, np.int32(n), np.int32(p), z)
+    return z
+
+
+def _tile_scores(scorer: Scorer, x: Any, first: int, stop: int) -> Any:
+    (n, p), k = x.shape, stop - first
+    z = _centred(x, _NOTHING, _NOTHING, scorer.centre, n, p)
+    part = slice(first * scorer.width, stop * scorer.width)
+    products, own = cupy.matmul(z, scorer.columns[part].T), _NOTHING
+    lengths, scores = cupy.empty(n, dtype=np.float32), cupy.empty((n, k), dtype=np.float32)
+    if scorer.own is None:
+        _launch("lm_lengths", (_blocks(n),), z, np.int32(n), np.int32(p), lengths)
+    else:
+        own = cupy.matmul(z * z, scorer.own[first:stop].T)
+    shape = np.int32(n), np.int32(k), np.int32(scorer.width)
+    d, c = (cupy.ascontiguousarray(a[first:stop]) for a in (scorer.d, scorer.c))
+    _launch("lm_scores", (_blocks(n * k),), products, own, lengths, d, c, *shape, scores)
+    return scores
+
+
+def _tiles(scorer: Scorer, n: int, first: int, stop: int) -> range:
+    return range(0, n, max(PRODUCTS // max((stop - first) * scorer.width, 1), 1))
+
+
+def all_scores(scorer: Scorer, x: Any, run: int, stop: int) -> np.ndarray:
+    """See :func:`..reference.all_scores`; float32."""
+    first, end = int(scorer.starts[run]), int(scorer.starts[stop])
+    out = np.empty((len(x), end - first), dtype=np.float32)
+    tiles = _tiles(scorer, len(x), first, end)
+    for a in tiles if out.size else ():
+        out[a : a + tiles.step] = cupy.asnumpy(_tile_scores(scorer, _rows(x[a : a + tiles.step]), first, end))
+    return out
+
+
+def nearest(scorer: Scorer, x: Any, run: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    """See :func:`..reference.nearest`; float32."""
+    first, end, runs = int(scorer.starts[run]), int(scorer.starts[stop]), stop - run
+    best = np.full((len(x), runs), np.inf, dtype=np.float32)
+    index = np.tile(scorer.starts[run:stop].astype(np.int32), (len(x), 1))
+    tiles, starts = _tiles(scorer, len(x), first, end), _move(scorer.starts[run : stop + 1], "i4")
+    for a in tiles if best.size and end > first else ():
+        part = slice(a, a + tiles.step)
+        scores = _tile_scores(scorer, _rows(x[part]), first, end)
+        n = len(scores)
+        found, where = cupy.empty((n, runs), dtype=np.float32), cupy.empty((n, runs), dtype=np.int32)
+        _launch("lm_best", (n, runs), scores, np.int32(end - first), starts, np.int32(first), found, where)
+        best[part], index[part] = cupy.asnumpy(found), cupy.asnumpy(where)
+    best[best >= np.finfo(np.float32).max] = np.inf
+    return best, index
+
+
+@dataclass(frozen=True)
+class Bank:
+    """Means (K, p) and bases (K, q, p) on the device."""
+
+    means: Any
+    bases: Any
+    width: int
+    per_feature: bool
+
+
+def make_bank(means: np.ndarray, bases: np.ndarray, per_feature: bool) -> Bank:
+    """See :func:`..reference.make_bank`."""
+    return Bank(_move(means), _move(np.swapaxes(bases, 1, 2)), bases.shape[2], per_feature)
+
+
+def _members(groups: Groups) -> np.ndarray:
+    return np.repeat(groups.first + np.arange(len(groups.starts) - 1), np.diff(groups.starts))
+
+
+def _sums(bank: Bank, z: Any, member: Any, groups: Groups, grams: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Images, sums and squares (groups, q + 2, p) of residuals that lie in the order of the groups."""
+    (n, p), q, count = z.shape, bank.width, len(groups.starts) - 1
+    codes, shape = cupy.empty((n, q), dtype=np.float32), (np.int32(n), np.int32(p), np.int32(q))
+    _launch("lm_codes", (_blocks(max(n * q, 1)),), z, member, bank.bases, *shape, codes)
+    weights, starts = _move(groups.weights), _move(groups.starts, "i4")
+    out = cupy.empty((count, q + 2, p), dtype=np.float64)
+    grid = (_blocks((q + 2) * p), count)
+    _launch("lm_images", grid, z, codes, weights, starts, np.int32(p), np.int32(q), out)
+    gram = cupy.zeros((count, q, q), dtype=np.float64)
+    if grams:
+        _launch("lm_grams", (_blocks(max(q * q, 1)), count), codes, weights, starts, np.int32(q), gram)
+    return cupy.asnumpy(out), cupy.asnumpy(gram)
+
+
+def add_images(
+    bank: Bank,
+    x: Any,
+    groups: Groups,
+    total: np.ndarray,
+    square: np.ndarray,
+    image: np.ndarray,
+    gram: np.ndarray,
+) -> None:
+    """See :func:`..reference.add_images`."""
+    n, p, q = len(groups.rows), x.shape[1], bank.width
+    if not n:
+        return
+    member = _move(_members(groups), "i4")
+    z = _centred(_rows(x), _move(groups.rows, "i4"), member, bank.means, n, p)
+    found, grams = _sums(bank, z, member, groups, bool(len(gram)))
+    part = slice(groups.first, groups.first + len(found))
+    image[part] += found[:, :q]
+    total[part] += found[:, q]
+    square[part] += found[:, q + 1] if bank.per_feature else found[:, q + 1].sum(axis=1)
+    if len(gram):
+        gram[part] += grams
+
+
+def add_moments(means: np.ndarray, x: Any, groups: Groups, total: np.ndarray, moment: np.ndarray) -> None:
+    """See :func:`..reference.add_moments`: a product of cuBLAS a group."""
+    n, p = len(groups.rows), means.shape[1]
+    if not n:
+        return
+    member, upper = _move(_members(groups), "i4"), np.triu_indices(p)
+    z = _centred(_rows(x), _move(groups.rows, "i4"), member, _move(means), n, p)
+    weights = _move(groups.weights[:, None])
+    for g in range(len(groups.starts) - 1):
+        part = slice(int(groups.starts[g]), int(groups.starts[g + 1]))
+        if part.start < part.stop:
+            rows = z[part]
+            weighted = rows * weights[part]
+            moment[groups.first + g] += cupy.asnumpy(cupy.matmul(weighted.T, rows))[upper]
+            total[groups.first + g] += cupy.asnumpy(weighted.sum(axis=0))
+
+
+def tangent_rows(x: Any, shape: tuple[int, int], names: Sequence[str], smoothing: float) -> np.ndarray:
+    """See :func:`..reference.tangent_rows`; float32."""
+    return cupy.asnumpy(_tangents(_rows(x), shape, names, smoothing))
+
+
+def _tangents(x: Any, shape: tuple[int, int], names: Sequence[str], smoothing: float) -> Any:
+    (n, p), kinds = x.shape, len(names)
+    along = [cupy.matmul(x, _move(g.T)) for g in gradients(shape, smoothing)]
+    fields = np.full((kinds, 2, p), np.nan, dtype=np.float32)
+    for i, name in enumerate(names):
+        if name != "thickness":
+            fields[i] = velocity(name, shape)
+    out = cupy.empty((n, kinds, p), dtype=np.float32)
+    sizes = np.int32(n), np.int32(kinds), np.int32(p)
+    if n * kinds:
+        _launch("lm_tangents", (_blocks(n * kinds * p),), *along, _move(fields), *sizes, out)
+    return out
+
+
+def add_tangents(
+    bank: Bank,
+    x: Any,
+    groups: Groups,
+    frame: Frame,
+    factors: np.ndarray,
+    image: np.ndarray,
+    trace: np.ndarray,
+) -> None:
+    """See :func:`..reference.add_tangents`."""
+    kinds, p = len(frame.names), x.shape[1]
+    if not len(groups.rows) or not kinds:
+        return
+    made = _tangents(_rows(x)[_move(groups.rows, "i8")], frame.shape, frame.names, frame.smoothing)
+    flat, members = made.reshape(-1, p), _members(groups)
+    lengths = cupy.empty(len(flat), dtype=np.float32)
+    _launch("lm_lengths", (_blocks(len(flat)),), flat, np.int32(len(flat)), np.int32(p), lengths)
+    squares = groups.weights[:, None] * cupy.asnumpy(lengths).reshape(-1, kinds).astype(np.float64)
+    np.add.at(trace, members, squares)
+    weights = (groups.weights[:, None] * factors[members]).ravel()
+    spread = Groups(groups.first, groups.starts * kinds, np.arange(len(flat)), weights)
+    found, _ = _sums(bank, flat, _move(np.repeat(members, kinds), "i4"), spread, False)
+    image[groups.first : groups.first + len(found)] += found[:, : bank.width]
+
+
+@dataclass(frozen=True)
+class Planes:
+    """Scores for tangent distance: columns W, b (K, width, p) on the device."""
+
+    columns: Any
+    width: int
+    d: Any
+    own: bool
+    c: Any
+    centre: Any
+
+
+def make_planes(scores: Scores) -> Planes:
+    """See :func:`..reference.make_planes`."""
+    columns = np.concatenate([scores.w, scores.b[:, :, None]], axis=2)
+    moved = (_move(a) for a in (scores.d, scores.c, scores.centre))
+    d, c, centre = moved
+    return Planes(_move(np.swapaxes(columns, 1, 2)), columns.shape[2], d, scores.d.ndim == 2, c, centre)
+
+
+def tangent_distance(
+    planes: Planes, x: Any, tangents: Any, candidates: np.ndarray, gamma: float = GAMMA
+) -> np.ndarray:
+    """See :func:`..reference.tangent_distance`; float32."""
+    out, some = np.empty(candidates.shape, dtype=np.float32), candidates.shape[1]
+    for a in range(0, len(out) if some else 0, max(PAIRS // max(some, 1), 1)):
+        part = slice(a, a + max(PAIRS // some, 1))
+        rows, moved, chosen = _rows(x[part]), _rows(tangents[part]), _move(candidates[part], "i4")
+        (n, t, p), pairs = moved.shape, len(rows) * some
+        z, width = _centred(rows, _NOTHING, _NOTHING, planes.centre, n, p), planes.width
+        each = (t + 1) * (width + t + 1)
+        products, found = cupy.empty((pairs, each), dtype=np.float32), cupy.empty(pairs, dtype=np.float32)
+        sizes = np.int32(some), np.int32(t), np.int32(p), np.int32(width), np.int32(planes.own)
+        grid = (_blocks(each), pairs)
+        _launch("lm_products", grid, z, moved, chosen, planes.columns, planes.d, *sizes, products)
+        few = np.int32(pairs), np.int32(t), np.int32(width)
+        numbers = np.float64(gamma), np.float64(PIVOT)
+        _launch("lm_distances", (_blocks(pairs),), products, chosen, planes.c, *few, *numbers, found)
+        out[part] = cupy.asnumpy(found).reshape(n, some)
+    return out

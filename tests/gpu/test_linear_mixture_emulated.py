@@ -1,0 +1,110 @@
+"""The CUDA text of mixtures of linear models, run on a processor, against the reference."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import pytest
+
+from scalelatent.models.linear_mixture.kernels import reference
+from scalelatent.models.linear_mixture.kernels.reference import Frame, group_rows
+
+KERNELS = {
+    "lm_centre",
+    "lm_lengths",
+    "lm_scores",
+    "lm_best",
+    "lm_codes",
+    "lm_images",
+    "lm_grams",
+    "lm_tangents",
+    "lm_products",
+    "lm_distances",
+}
+SHAPE = (6, 7)
+P = 42
+
+
+@pytest.fixture(scope="session")
+def emulated(emulate):
+    return emulate("linear_mixture")
+
+
+@pytest.fixture
+def gpu(fake):
+    return importlib.import_module("scalelatent.models.linear_mixture.kernels.gpu")
+
+
+def make_scores(k: int, h: int, own: bool):
+    rng = np.random.default_rng(k)
+    means, bases = rng.normal(size=(k, P)), rng.normal(size=(k, P, h)) / np.sqrt(P)
+    if own:
+        noise = np.exp(rng.normal(size=(k, P)))
+        return reference.factor_scores(means, bases, noise, np.full(k, 1 / k), np.zeros(P))
+    return reference.error_scores(means, bases, means.mean(axis=0))
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(("n", "k", "h"), [(0, 3, 2), (1, 1, 0), (9, 300, 3), (20, 10, 12)])
+def test_scan(gpu, emulated, monkeypatch, n, k, h, own):
+    monkeypatch.setattr(gpu, "PRODUCTS", 7 * k * (h + 1))  # more than one tile
+    scores, starts = make_scores(k, h, own), np.array([0, k // 2, k])
+    x = np.random.default_rng(0).normal(size=(n, P)).astype("f4")
+    ours, theirs = gpu.make_scorer(scores, starts), reference.make_scorer(scores, starts)
+    for run, stop in ((0, 2), (1, 2)):
+        wanted = reference.all_scores(theirs, x, run, stop)
+        np.testing.assert_allclose(gpu.all_scores(ours, x, run, stop), wanted, rtol=1e-4, atol=1e-3)
+        best, index = gpu.nearest(ours, x, run, stop)
+        least, where = reference.nearest(theirs, x, run, stop)
+        np.testing.assert_allclose(best, least, rtol=1e-4, atol=1e-3)
+        np.testing.assert_array_equal(index, where)
+
+
+def test_dropped_sub_classes_are_never_chosen(gpu, emulated):
+    scores = make_scores(6, 2, False)
+    scores.c[:3] = np.inf
+    x = np.random.default_rng(0).normal(size=(5, P)).astype("f4")
+    best, index = gpu.nearest(gpu.make_scorer(scores, np.array([0, 3, 6])), x, 0, 2)
+    assert (best[:, 0] == np.inf).all()
+    assert not index[:, 0].any()
+    assert (index[:, 1] >= 3).all()
+
+
+@pytest.mark.parametrize("per_feature", [False, True])
+@pytest.mark.parametrize("n", [0, 1, 60])
+def test_statistics(gpu, emulated, n, per_feature):
+    rng, k, q = np.random.default_rng(n), 4, 8
+    means, bases = rng.normal(size=(k, P)), rng.normal(size=(k, P, q)) / np.sqrt(P)
+    x, groups = rng.normal(size=(n, P)).astype("f4"), group_rows(rng.integers(0, 3, n), 0, k, rng.random(n))
+    frame, factors = Frame(reference.TANGENTS, SHAPE, 0.6), rng.random((k, 7))
+    found = []
+    for body in (gpu, reference):
+        total, square = np.ones((k, P)), np.ones((k, P) if per_feature else k)
+        image, gram, moment = np.ones((k, q, P)), np.ones((k, q, q)), np.ones((k, P * (P + 1) // 2))
+        body.add_images(body.make_bank(means, bases, per_feature), x, groups, total, square, image, gram)
+        body.add_moments(means, x, groups, total, moment)
+        more, trace = np.ones((k, q, P)), np.ones((k, 7))
+        body.add_tangents(body.make_bank(0 * means, bases, False), x, groups, frame, factors, more, trace)
+        found.append((total, square, image, gram, moment, more, trace))
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(("n", "h"), [(0, 2), (1, 0), (7, 5)])
+def test_tangent_distance(gpu, emulated, monkeypatch, n, h, own):
+    monkeypatch.setattr(gpu, "PAIRS", 9)
+    scores, rng = make_scores(6, h, own), np.random.default_rng(2)
+    x, candidates = rng.normal(size=(n, P)).astype("f4"), rng.integers(0, 6, (n, 3)).astype("i4")
+    tangents = gpu.tangent_rows(x, SHAPE, reference.TANGENTS, 0.6)
+    wanted = reference.tangent_rows(x, SHAPE, reference.TANGENTS, 0.6)
+    np.testing.assert_allclose(tangents, wanted, rtol=1e-4, atol=1e-5)
+    found = gpu.tangent_distance(gpu.make_planes(scores), x, tangents, candidates)
+    expected = reference.tangent_distance(reference.make_planes(scores), x, wanted, candidates)
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-2)
+
+
+def test_the_text_has_these_kernels(gpu, emulated):
+    assert set(emulated.names) == KERNELS
+    assert f"constexpr int THREADS = {gpu.THREADS};" in gpu._kernels.text
