@@ -156,3 +156,23 @@ def test_unknown_pixels_are_left_out() -> None:
     features = to_features(state.beliefs > 0)[:, 0]
     found = [overlap(features, truth.astype(bool)) for truth in letters.features]
     assert sum(o >= 0.9 for o in found) >= 4
+
+
+def test_validation_rows_end_the_epochs() -> None:
+    letters = image_set("letters", alphabet="AKSTX", noise=0.03, seed=1)
+    layer = FeatureLayer((1, 24, 24), 6, (8, 6), 1e-4, 1e-4, 0.4, 1e-6)
+    x = letters.rows(0, 120)[0].reshape(120, -1)
+    learner = EvidenceLearner(layer, 0.95, 5, 1, patience=2)
+    state, found = learner.start(), []
+    for epoch in range(12):
+        for first in range(0, 100, 5):
+            state = one_step(learner, state, x, np.arange(first, first + 5), epoch, BACKEND)
+        reduction = learner.validation()
+        stats = Stats.zeros(reduction.layout())
+        reduction.accumulate(reduction.prepare(state, BACKEND), Block(x[100:], None, None, 100), stats)
+        state = learner.end_epoch(learner.validated(state, stats))
+        found.append(learner.summary(state)["compression"])
+        if learner.is_done(state):
+            break
+    assert min(found) == state.best < 0.8
+    assert found.index(state.best) == len(found) - 3

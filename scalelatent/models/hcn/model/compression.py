@@ -9,7 +9,7 @@ with N the numbers of an array and H the entropy of a bit; unused features are n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,7 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
 
 from .decode import Decoder
-from .layer import FeatureLayer
-from .online import FLOPS_PER_PAIR, rows_of
+from .layer import FLOPS_PER_PAIR, FeatureLayer, rows_of
 
 
 def bits(ones: Any, n: Any) -> Any:
@@ -35,7 +34,7 @@ def bits(ones: Any, n: Any) -> Any:
 class DescriptionLength:
     """Counts that a description length is made of (a :class:`~scalelatent.contract.learners.Reduction`).
 
-    The state is not looked at: features are those of the decoder.
+    The state is that of an online learner, or None: then features are those of the decoder.
     """
 
     decoder: Decoder
@@ -50,16 +49,15 @@ class DescriptionLength:
         """Of the sweeps."""
         return FLOPS_PER_PAIR * self.decoder.layer.pairs * self.decoder.n_sweeps
 
-    def prepare(self, state: Any, backend: Any) -> Any:
-        """The backend."""
-        return backend
+    def prepare(self, state: Any, backend: Any) -> tuple[Decoder, Any]:
+        """The decoder of the moment."""
+        return self.decoder if state is None else replace(self.decoder, weights=state.beliefs > 0), backend
 
-    def accumulate(self, prepared: Any, block: Block, stats: Stats) -> None:
+    def accumulate(self, prepared: tuple[Decoder, Any], block: Block, stats: Stats) -> None:
         """Count in the block's rows."""
-        evidence = self.decoder.layer.evidence(block.x)
-        count(
-            self.decoder, evidence, self.decoder.places(evidence, rows_of(block), prepared), prepared, stats
-        )
+        decoder, backend = prepared
+        evidence = decoder.layer.evidence(block.x)
+        count(decoder, evidence, decoder.places(evidence, rows_of(block), backend), backend, stats)
 
 
 def count(decoder: Decoder, evidence: np.ndarray, s: np.ndarray, backend: Any, stats: Stats) -> None:

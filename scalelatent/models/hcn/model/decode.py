@@ -11,8 +11,7 @@ from scalelatent.contract.learners import Block
 from scalelatent.models.hcn.kernels.exact import from_grid
 from scalelatent.models.hcn.kernels.order import shuffled
 
-from .layer import FeatureLayer
-from .online import rows_of
+from .layer import FeatureLayer, rows_of
 
 SWEEPS = 10
 

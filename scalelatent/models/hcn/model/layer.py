@@ -9,10 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.contract.learners import Block
 from scalelatent.kernels.streams import stream
 from scalelatent.models.hcn.kernels.exact import BELIEF_LIMIT, GRID, MESSAGE_LIMIT, to_grid
 from scalelatent.models.hcn.kernels.reference import FLOOR
 from scalelatent.models.hcn.kernels.windows import pairs_of
+
+FLOPS_PER_PAIR = 27.0
+"""Of a sweep: the general rule's."""
 
 
 def log_odds(p: Any) -> Any:
@@ -126,3 +130,10 @@ def to_features(w: np.ndarray) -> np.ndarray:
 def from_features(features: np.ndarray) -> np.ndarray:
     """Features (F, channels, h, w) as W of the kernels."""
     return np.ascontiguousarray(np.moveaxis(features, 0, -1)[:, ::-1, ::-1])
+
+
+def rows_of(block: Block) -> np.ndarray:
+    """Number of each row of a block."""
+    if block.rows is not None:
+        return block.rows
+    return np.arange(block.start, block.start + len(block.x))

@@ -28,9 +28,9 @@ from scalelatent.errors import DivergenceError
 from scalelatent.models.hcn.kernels.exact import BELIEF_LIMIT, GRID, to_grid
 from scalelatent.models.hcn.kernels.order import shuffled
 
-from .layer import FeatureLayer
-
-FLOPS_PER_PAIR = 27.0
+from .compression import DescriptionLength, compression
+from .decode import Decoder
+from .layer import FLOPS_PER_PAIR, FeatureLayer, rows_of
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,22 @@ class EvidenceState:
         Weights that changed sign in the epoch.
     last_changed : int
         And in the epoch before.
-    iteration, steps, rows : int
-        Epochs, steps, rows of the epoch.
+    compression, best : float
+        Of the validation rows: last, and the least so far; NaN and infinity before they were looked at.
+    iteration, steps, rows, stale : int
+        Epochs, steps, rows of the epoch, epochs since the best one.
     """
 
     beliefs: np.ndarray
     first: np.ndarray
     changed: int = 0
     last_changed: int = 0
+    compression: float = float("nan")
+    best: float = float("inf")
     iteration: int = 0
     steps: int = 0
     rows: int = 0
+    stale: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,8 @@ class EvidenceLearner:
     batch_rows : int
         Images of a minibatch.
     seed : int
+    patience : int
+        Epochs without a better compression of the validation rows before the end; 0: all epochs.
     """
 
     kind = "scalelatent.models.hcn.model.online:EvidenceLearner"
@@ -78,6 +85,7 @@ class EvidenceLearner:
     forgetting: float
     batch_rows: int
     seed: int
+    patience: int = 0
 
     def layout(self) -> Layout:
         """Evidence, the minibatches that it comes from, and what they weigh: the sum of 1 - lambda^m."""
@@ -176,8 +184,20 @@ class EvidenceLearner:
         )
 
     def end_epoch(self, state: EvidenceState) -> EvidenceState:
-        """Begin to count anew."""
-        return replace(state, changed=0, last_changed=state.changed, iteration=state.iteration + 1, rows=0)
+        """Count from 0 again."""
+        begun = replace(state, changed=0, last_changed=state.changed, rows=0)
+        return replace(begun, iteration=state.iteration + 1, stale=state.stale + 1)
+
+    def validation(self) -> DescriptionLength:
+        """Description length of the validation rows under the features of the moment."""
+        return DescriptionLength(Decoder(self.layer, np.zeros(self.layer.weights_shape, bool), self.seed))
+
+    def validated(self, state: EvidenceState, stats: Stats) -> EvidenceState:
+        """Take in what the validation rows said."""
+        found = compression(self.layer, state.beliefs > 0, stats)
+        if found < state.best:
+            return replace(state, compression=found, best=found, stale=-1)
+        return replace(state, compression=found)
 
     def summary(self, state: EvidenceState) -> dict[str, float | int | None]:
         """Weights that are on, and that changed sign in the epoch."""
@@ -186,20 +206,14 @@ class EvidenceLearner:
             "weights_on": on,
             "weights_changed": state.changed if state.rows else state.last_changed,
             "share_on": on / state.beliefs.size,
+            "compression": None if np.isnan(state.compression) else state.compression,
         }
 
     def is_done(self, state: EvidenceState) -> bool:
-        """No end but that of the epochs."""
-        return False
+        """Validation rows have not been told shorter for too long."""
+        return bool(self.patience and np.isfinite(state.best) and state.stale >= self.patience)
 
 
 def forget(beliefs: np.ndarray, first: np.ndarray, share: float) -> np.ndarray:
     """share beliefs + (1 - share) first, each product rounded: the same on every machine."""
     return share * beliefs + (1 - share) * first
-
-
-def rows_of(block: Block) -> np.ndarray:
-    """Number of each row of a block."""
-    if block.rows is not None:
-        return block.rows
-    return np.arange(block.start, block.start + len(block.x))
