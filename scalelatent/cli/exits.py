@@ -6,14 +6,14 @@ code   meaning
 0      done
 1      a job that was watched has failed (`attach`), or a check did (`doctor`)
 2      refused or broken off, in one line that says why: arguments, job file, data, disk, run
-70     an error that nobody foresaw; its traceback lies in the file that the line names
+70     an unforeseen error; its traceback lies in the file that the line names
 130    stopped by Ctrl-C, or a watched job was cancelled
-141    whoever read the output has gone (``scalelatent logs RUN | head``)
+141    the reader of the output has gone (``scalelatent logs RUN | head``)
 =====  ====================================================================================
 
 With ``--json`` the last line of standard error is an object: ``error`` (the line), ``kind`` (the error's
 class), ``exit_code``, ``hint`` (what to do beside what the line says, or null) and ``traceback`` (its file,
-or null). Standard output stays empty, so that nobody takes an error for a result.
+or null). Standard output stays empty, so that no one takes an error for a result.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def _folders(run: Any) -> Iterator[Path]:
 
 
 def _pipe_gone() -> bool:
-    """Whether nobody reads standard output or error any more; the rest of what is written is then dropped."""
+    """Whether the reader of standard output or error has gone; what is still written is dropped."""
     gone = False
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # closed, or no file

@@ -226,7 +226,7 @@ def import_images(
     gray: Annotated[bool, typer.Option("--gray", help="Make all gray.")] = False,
     rgb: Annotated[bool, typer.Option("--rgb", help="Make all coloured.")] = False,
     no_labels: Annotated[
-        bool, typer.Option("--no-labels", help="The names of folders are no classes.")
+        bool, typer.Option("--no-labels", help="The names of folders are not classes.")
     ] = False,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out and count what is unreadable or of another size.")

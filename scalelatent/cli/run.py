@@ -155,7 +155,7 @@ def _summary(folder: Any) -> dict[str, Any]:
     state = folder.read_state()
     keys = ["id", "state", "pass", "objective", "train_error", "validation_error", "best_validation_error"]
     if state["state"] == "done" and state.get("best_validation_error") is not None:
-        # Of the model that was saved; those of the last pass are of weights that nobody has.
+        # Of the model that was saved; those of the last pass are of weights that were not kept.
         keys = [key for key in keys if key not in ("train_error", "validation_error")]
     keys += [
         "mean_member_validation_error",

@@ -197,7 +197,7 @@ def kmeans_scores(
     Raises
     ------
     DataError
-        No labels, labels that are no classes, NaN, fewer rows than clusters, rows that do not fit into
+        No labels, labels that are not classes, NaN, fewer rows than clusters, rows that do not fit into
         memory, a client without a stored Dataset.
     JobError
         With a client: no restart ended for 15 minutes.

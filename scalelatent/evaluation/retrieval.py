@@ -89,7 +89,7 @@ class _Euclidean:
     def __init__(self, rows: Any) -> None:
         if not isinstance(rows, np.ndarray):
             raise DataError("metric='euclidean' ranks dense rows; use metric='cosine' for sparse ones")
-        # Around the mean, lest distances between near rows drown in the squares of their lengths.
+        # Around the mean, so that distances between near rows are not lost in the squares of their lengths.
         self._rows = rows.astype(np.float64)
         self._rows -= self._rows.mean(axis=0)
         self._half = 0.5 * np.einsum("nd,nd->n", self._rows, self._rows)
@@ -284,7 +284,7 @@ def _dense_topics(labels: np.ndarray) -> Any:
 
     if not np.isin(labels, (0, 1)).all():
         raise DataError(
-            f"labels of shape {labels.shape} are no topics: give one class a row, or a matrix of 0 and 1"
+            f"labels of shape {labels.shape} are not topics: give one class a row, or a matrix of 0 and 1"
         )
     return scipy.sparse.csr_array(labels)
 

@@ -93,6 +93,6 @@ def unchanged(base: Dataset, name: str, url: str, fingerprint: str) -> Dataset:
     if found != fingerprint:
         raise DataError(
             f"{url}: its base {name} has changed since the first shard was made (fingerprint {found[:12]}, "
-            f"was {fingerprint[:12]}); restore the base, or begin anew with --overwrite"
+            f"was {fingerprint[:12]}); restore the base, or start again with --overwrite"
         )
     return base

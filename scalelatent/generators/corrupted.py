@@ -123,7 +123,7 @@ def make_corrupted(
     Raises
     ------
     DataError
-        A parameter that cannot be, a base that is no such images, or an output that exists.
+        A parameter that cannot be, a base without such images, or an output that exists.
 
     Examples
     --------

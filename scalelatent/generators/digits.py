@@ -52,7 +52,7 @@ _FIELD_SIGMA = 4.0
 # 2.5; halos from 2 on.
 _FIELD_RMS = 1.5
 TANGENT_SIGMA = 1.0
-LEAST_SIGMA = 0.5  # of a derivative filter, in pixels; narrower ones are no derivatives any more
+LEAST_SIGMA = 0.5  # of a derivative filter, in pixels; narrower ones are not derivatives any more
 
 
 def gaussian_taps(sigma: float, radius: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Documents without end: rows of counts, each drawn anew from the word counts of a base document.
+"""Documents without end: rows of counts, each drawn from the word counts of a base document.
 
 Row `i` has as many words as its base row, drawn independently with the base's frequencies: a multinomial
 resampling (the bootstrap of a document's words). Base and draws are functions of the seed and `i` alone.

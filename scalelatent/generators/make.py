@@ -95,7 +95,7 @@ def repair_dataset(
     Raises
     ------
     DataError
-        No dataset, one that was imported (nobody can make its rows again), or one whose base has changed.
+        No dataset, one that was imported (its rows cannot be made again), or one whose base has changed.
 
     Examples
     --------

@@ -63,7 +63,7 @@ class CsrStream:
         self._data = None if self.values is None else self._vector(self.values)
         for part in (self._pointers, self._columns):
             if part.dtype.kind not in "iu":
-                raise DataError(f"{part.name} has dtype {part.dtype}; integers are needed: save it anew")
+                raise DataError(f"{part.name} has dtype {part.dtype}; integers are needed: save it again")
         self.dtype = np.dtype(np.uint8)
         if self._data is not None:
             self.dtype = check_dtype(self._data.dtype, self._data.name)
@@ -153,7 +153,7 @@ class CsrStream:
             i = int(falls[0])
             raise DataError(
                 f"{self._pointers.name} falls from {part[i]} to {part[i + 1]} at row {first + i}; row "
-                "pointers have to rise. The array is damaged, or it is no indptr"
+                "pointers have to rise. The array is damaged, or it is not an indptr"
             )
         if part[-1] > self.nnz:
             i = int(np.argmax(part > self.nnz)) - 1
@@ -257,7 +257,7 @@ def check_format(archive: zipfile.ZipFile, path: str | os.PathLike[str], head: s
     if kind != "csr":
         raise DataError(
             f"npz file {os.fspath(path)} holds a sparse matrix in format {kind!r}, which cannot be read in "
-            f"rows; save it anew with scipy.sparse.save_npz(path, matrix.tocsr())"
+            f"rows; save it again with scipy.sparse.save_npz(path, matrix.tocsr())"
         )
 
 

@@ -79,7 +79,7 @@ def _check_source(array: h5py.Dataset, source: Any, what: str, seen: frozenset[t
     where = f"{what}: its source {source.dset_name!r} in {source.file_name!r}"
     if "%" in source.file_name + source.dset_name:
         raise DataError(
-            f"{where} is a pattern of names, of which nobody can tell whether one is missing; copy the array "
+            f"{where} is a pattern of names, of which a missing one cannot be told; copy the array "
             "to a file of its own first"
         )
     step = "put that file there, or copy the array to a file of its own where it is whole"
@@ -314,5 +314,5 @@ class H5Rows:
         """Nothing is left to check: HDF5 knows its shape."""
 
     def close(self) -> None:
-        """Forget what was read; whoever opened the file closes it."""
+        """Forget what was read; the one that opened the file closes it."""
         self._band = np.empty(0)

@@ -60,7 +60,7 @@ class ImageFolder:
     folders: list[tuple[str, int]] = field(default_factory=list)
     """Folders that hold images, relative to the root, in order, and how many each holds."""
     other: Counter[str] = field(default_factory=Counter)
-    """Suffixes of the files that are no images by their names, and how many there are of each."""
+    """Suffixes of the files that are not images by their names, and how many there are of each."""
 
     @property
     def n_files(self) -> int:
@@ -212,7 +212,7 @@ def import_images(
     Returns
     -------
     Dataset
-        The images; its provenance counts the files, those skipped, and those that are no images by name.
+        The images; its provenance counts the files, those skipped, and those that are not images by name.
 
     Raises
     ------

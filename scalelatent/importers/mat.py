@@ -160,7 +160,7 @@ class _H5Strings(H5Rows):
             cell = self._of[reference]
             if cell.attrs.get("MATLAB_class") != b"char":
                 raise DataError(
-                    f"{self.name}: the label of row {row} is no string; labels have to be strings"
+                    f"{self.name}: the label of row {row} is not a string; labels have to be strings"
                 )
             check_storage(cell, f"{self.name}, row {row}")
             texts.append("" if cell.attrs.get("MATLAB_empty") else _text(cell[()].ravel()))
@@ -235,7 +235,7 @@ class _Version5:
         text = np.asarray(cell)
         if text.dtype.kind != "U" or text.size > 1:
             raise DataError(
-                f"{self._name(name)}: the label of row {row} is no string; labels have to be strings"
+                f"{self._name(name)}: the label of row {row} is not a string; labels have to be strings"
             )
         return str(text.reshape(-1)[0]) if text.size else ""
 

@@ -289,7 +289,7 @@ class _Bytes:
         self._progress(self._done, self.total)
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Start from the beginning."""
         self._done = 0
 
     def close(self) -> None:

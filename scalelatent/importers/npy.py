@@ -153,8 +153,8 @@ def open_npz(file: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
             archive = zipfile.ZipFile(raw)
         except zipfile.BadZipFile as error:
             raise DataError(
-                f"npz file {os.fspath(file)} is no npz archive, or is truncated: {error}; download or copy "
-                "it again"
+                f"npz file {os.fspath(file)} is not an npz archive, or is truncated: {error}; download or "
+                "copy it again"
             ) from error
         yield archive
 
@@ -200,7 +200,7 @@ def open_member(archive: zipfile.ZipFile, path: str | os.PathLike[str], key: str
     shape, fortran, dtype = read_header(file, name)
     if fortran and len(shape) > 1:
         raise DataError(
-            f"{name} is stored column by column (Fortran order), which cannot be read in rows; save it anew "
+            f"{name} is stored column by column (Fortran order), which cannot be read in rows; save it again "
             f"with np.savez(..., {key}=np.ascontiguousarray(array)), or as an npy file"
         )
     stream = RowStream(file, name, shape, dtype, file.tell())
@@ -232,19 +232,19 @@ def read_header(
         version = np.lib.format.read_magic(file)  # type: ignore[arg-type]
         if version not in readers:
             raise DataError(
-                f"{name} has npy version {version}; versions 1.0 and 2.0 can be read: save it anew"
+                f"{name} has npy version {version}; versions 1.0 and 2.0 can be read: save it again"
             )
         shape, fortran, dtype = readers[version](file)  # type: ignore[arg-type]
     except DataError:
         raise
     except (ValueError, EOFError, OSError, zlib.error, zipfile.BadZipFile) as error:
         raise DataError(
-            f"{name} is no npy array, or is damaged at byte 0: {error}; save or copy it again"
+            f"{name} is not an npy array, or is damaged at byte 0: {error}; save or copy it again"
         ) from error
     if dtype.hasobject:
         raise DataError(
             f"{name} holds Python objects, which only pickle can read; it is refused because such a file "
-            "can run any code. Save it anew as numbers or strings, for example np.save(path, "
+            "can run any code. Save it again as numbers or strings, for example np.save(path, "
             "array.astype('float32'))"
         )
     if len(shape) == 0 and not scalar:

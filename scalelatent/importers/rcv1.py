@@ -166,7 +166,7 @@ class _Documents:
             stream.finish()
 
     def close(self) -> None:
-        """Whoever opened the files closes them."""
+        """The one that opened the files closes them."""
 
 
 class DocumentRows(Protocol):

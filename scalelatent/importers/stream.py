@@ -253,7 +253,7 @@ def write_rows(
             f"{x.name} holds {x.n_rows} rows, but {y.name} holds {y.n_rows} labels; give the two files (or "
             f"arrays) that belong together"
         )
-    # Names only: the folders of the machine that imported are nobody's business later on.
+    # Names only: the folders of the machine that imported do not belong in a dataset.
     provenance = {"importer": importer, "source": [Path(s).name for s in sources], **(options or {})}
     columns = {"dtype": x.dtype.newbyteorder("="), "nnz": getattr(x, "nnz", None), "provenance": provenance}
     columns |= _y_options(y, classes)

@@ -163,10 +163,10 @@ def check_lines(text: np.ndarray, parsed: Parsed, lines: int, name: str) -> None
     shown = (raw.split(None, 1) or [b""])[0].decode("utf-8", "backslashreplace")
     shown = shown if len(shown) <= 40 else shown[:40] + "…"
     problem = {
-        kernels.BAD_LABEL: f"{shown!r} is no label: a number, or numbers with commas between",
-        kernels.BAD_COLUMN: f"{shown!r} is no entry COLUMN:VALUE with a whole COLUMN of at least 0",
+        kernels.BAD_LABEL: f"{shown!r} is not a label: a number, or numbers with commas between",
+        kernels.BAD_COLUMN: f"{shown!r} is not an entry COLUMN:VALUE with a whole COLUMN of at least 0",
         kernels.NO_VALUE: f"entry {shown!r} has no value after the colon",
-        kernels.BAD_VALUE: f"the value of entry {shown!r} is no number",
+        kernels.BAD_VALUE: f"the value of entry {shown!r} is not a number",
     }.get(found["error"], "it does not fit into the memory that was set aside; please report this")
     line = lines + found["lines"] + 1
     last = text[found["at"] :].tobytes().find(b"\n") < 0
@@ -198,7 +198,7 @@ def _text_blocks(file: str | os.PathLike[str], name: str) -> Iterator[np.ndarray
                 rest += part
                 if len(rest) > _MAX_LINE_BYTES:
                     raise DataError(
-                        f"{name} has a line of more than {_MAX_LINE_BYTES:,} bytes; this is no svmlight file"
+                        f"{name} has a line of more than {_MAX_LINE_BYTES:,} bytes: not an svmlight file"
                     )
                 continue
             block, rest = rest + part[:cut], part[cut:]
@@ -451,7 +451,7 @@ class SvmRows:
             self._blocks.close()  # type: ignore[attr-defined]
 
     def _changed(self) -> Any:
-        raise DataError(f"{self.name} changed while it was read; import it again when nobody writes to it")
+        raise DataError(f"{self.name} changed while it was read; import it again when nothing writes to it")
 
 
 class SvmLabels:

@@ -31,8 +31,8 @@ STATE = (
     "rows", "entries", "labels", "slow", "lines", "lowest", "highest", "commas", "bare", "fractions", "error",
     "at", "lowest_label", "highest_label",
 )  # fmt: skip
-"""Names of the counters of `parse_lines`. bare: rows without a label; fractions: labels that are no integers;
-slow: numbers left to the caller; at: byte of the error, or of the last line."""
+"""Names of the counters of `parse_lines`. bare: rows without a label; fractions: labels that are not
+integers; slow: numbers left to the caller; at: byte of the error, or of the last line."""
 N_STATE = len(STATE)
 ROWS, ENTRIES, LABELS, SLOW, LINES, LOWEST, HIGHEST, COMMAS, BARE, FRACTIONS, ERROR = range(N_STATE - 3)
 AT, LOWEST_LABEL, HIGHEST_LABEL = N_STATE - 3, N_STATE - 2, N_STATE - 1
@@ -187,7 +187,7 @@ def _number(text: np.ndarray, at: Any, stop: Any) -> tuple[Any, Any, bool]:
 
 @kernel
 def _is_space(c: int) -> bool:
-    return c <= 32 and c != 10  # whatever else is no character parts words, too
+    return c <= 32 and c != 10  # whatever else is not a character parts words, too
 
 
 @kernel

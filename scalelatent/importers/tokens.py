@@ -261,4 +261,4 @@ class _Counts:
         self._stream.close()
 
     def _changed(self) -> Any:
-        raise DataError(f"{self.name} changed while it was read; import it again when nobody writes to it")
+        raise DataError(f"{self.name} changed while it was read; import it again when nothing writes to it")

@@ -57,8 +57,8 @@ def _differing(jobs: Sequence[Mapping[str, Any]], kind: Any) -> list[str]:
 def _folder(run: str | os.PathLike[str]) -> RunFolder:
     if not is_run_folder(run):
         raise JobError(
-            f"{run} is no run folder (it has no job.json and state.json): name the folders that [job] out of "
-            "the jobs name"
+            f"{run} is not a run folder (it has no job.json and state.json): name the folders that [job] "
+            "out of the jobs name"
         )
     return RunFolder.open(run)
 

@@ -63,9 +63,8 @@ def find_job(
     here = {folder.id: folder for folder in find_runs(below)}
     if job in here:
         return here[job]
-    looked = (
-        f"no job {job!r}: it is no run folder, and none of the {len(here)} runs below {Path(below).resolve()}"
-    )
+    runs = f"none of the {len(here)} runs below {Path(below).resolve()}"
+    looked = f"no job {job!r}: it is not a run folder, and {runs}"
     address = scheduler or default_scheduler()
     if address is None:
         near = f" ({nearest(job, here)})" if here else ""
@@ -83,7 +82,7 @@ def find_job(
 
 
 def write_job_again(folder: RunFolder, job_file: str | os.PathLike[str]) -> None:
-    """Write a damaged ``job.json`` anew from the job file that began the run."""
+    """Write a damaged ``job.json`` again from the job file that began the run."""
     try:
         folder.read_job()
     except JobError:
@@ -174,7 +173,7 @@ def _check_scheduler(folder: RunFolder, state: dict[str, Any], security: Securit
             found = ask_scheduler(client, task_state, key_of(state["id"], state["starts"]))
             if found in (None, "erred"):
                 trouble = (
-                    "it does not know the job; was it started anew?" if found is None else "it gave it up"
+                    "it does not know the job; was it started again?" if found is None else "it gave it up"
                 )
     except (JobError, RunError) as error:
         trouble = str(error)
@@ -233,7 +232,7 @@ def new_events(
 def cancel_job(folder: RunFolder, *, wait: float = CANCEL_SECONDS) -> dict[str, Any]:
     """Stop a job at the next place where nothing is lost, wherever it is driven."""
     try:
-        with folder.lock():  # nobody drives it: a driver that comes finds the verdict
+        with folder.lock():  # no driver runs: one that comes finds the verdict
             state = folder.read_state()
             if state["state"] in ENDED:
                 if state["state"] == "cancelled":

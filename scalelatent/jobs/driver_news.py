@@ -112,7 +112,7 @@ def announce(client: Client | None, folder: RunFolder, job: Job, state: Mapping[
     news |= {"name": job.job.name or state["id"]}
     news |= {key: state.get(key) for key in ("state", "error", "driver", "report")}
     news |= {key: epoch_seconds(state.get(key)) for key in ("submitted", "began")}
-    # The run folder is the record; whoever watches the cluster may miss a line, but must not stop a run.
+    # The run folder is the record; a watcher may miss a line, but must not stop a run.
     with suppress(Exception):
         client.sync(client.scheduler.log_event, topic=TOPIC, msg=news, callback_timeout=ANNOUNCE_SECONDS)
 

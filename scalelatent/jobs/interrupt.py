@@ -64,7 +64,7 @@ def ask_cancel(folder: RunFolder) -> None:
 
 
 def cancel_asked(folder: RunFolder) -> dict[str, Any] | None:
-    """Return who asked the current start of a run to stop; None where nobody did."""
+    """Return who asked the current start of a run to stop; None where no one did."""
     content = folder.place.read(CANCEL)
     if content is None:
         return None
@@ -93,7 +93,7 @@ def _user() -> str:
 def stop_on_signals(request: StopRequest, tell: Callable[[str], None]) -> Iterator[None]:
     """Turn the first SIGINT or SIGTERM into a request; a second SIGINT interrupts at once."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers; whoever runs us from another one stops us his way
+        yield  # only the main thread may set handlers; a caller in another thread stops us its own way
         return
 
     def handle(number: int, frame: FrameType | None) -> None:

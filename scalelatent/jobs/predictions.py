@@ -43,7 +43,7 @@ def write_rows(
             raise JobError(f"{out} is the dataset being read; choose another output")
         if not overwrite:
             raise JobError(f"output {out} exists; choose another one, or add --overwrite to replace it")
-        open_dataset(out)  # an error here keeps us from removing what is no dataset
+        open_dataset(out)  # an error here keeps us from removing what is not a dataset
     write(dataset, out=out, overwrite=overwrite, **({} if layer is None else {"layer": layer}))
     return open_dataset(out)
 

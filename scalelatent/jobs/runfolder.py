@@ -140,7 +140,7 @@ class RunFolder:
                 "updated": time_text(),
             })  # fmt: skip
         except OSError as error:
-            with suppress(OSError):  # or nobody could begin here again
+            with suppress(OSError):  # or no run could begin here again
                 place.delete("job.json")
             raise JobError(
                 f"output folder {self.url} cannot be written: {error.strerror or error}; "
@@ -156,7 +156,7 @@ class RunFolder:
             if folder.place.is_empty() if local is None else not os.path.isdir(local):
                 raise JobError(f"run folder {folder.url} does not exist")
             raise JobError(
-                f"{folder.url} is no run folder (it has no job.json and state.json); a run folder is what "
+                f"{folder.url} is not a run folder (it has no job.json and state.json); a run folder is what "
                 "[job] out of a job file names"
             )
         return folder
@@ -362,7 +362,7 @@ class RunFolder:
             "objective": passes[-1].get("objective") if passes else None,
             "error": last.get("error")
             if last.get("state") in ("done", "cancelled")
-            else "state.json was lost or damaged, and was made anew from the logs; nothing that was "
+            else "state.json was lost or damaged, and was made again from the logs; nothing that was "
             f"checkpointed is lost: scalelatent resume {self.url}",
             "run": self.url,
             "kind": kind,

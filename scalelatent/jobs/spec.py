@@ -202,7 +202,7 @@ def _grid(value: Any) -> Any:
         raise ValueError("write parameters with lists of values, for example { capsule_dim = [2, 4, 8] }")
     for name, values in value.items():
         if not isinstance(values, list) or not values:
-            raise ValueError(f"{name} = {values!r} is no list of values; write for example [2, 4, 8]")
+            raise ValueError(f"{name} = {values!r} is not a list of values; write for example [2, 4, 8]")
     return {name: [_none_word(item) for item in values] for name, values in value.items()}
 
 

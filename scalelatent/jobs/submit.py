@@ -1,4 +1,4 @@
-"""`submit`: hand a job to a cluster, which then needs nobody's laptop.
+"""`submit`: hand a job to a cluster, which then needs no laptop.
 
 The client checks what can be checked (versions, workers, resources, paths as the workers see them), makes the
 run folder, and leaves one task behind: the driver (`scalelatent.jobs.clusterdriver`). From then on the run

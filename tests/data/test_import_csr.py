@@ -235,9 +235,9 @@ def test_truncated_and_damaged_archives_are_refused(packed: bool, tmp_path: Path
     short = tmp_path / "short.npz"
     for keep in (0, 100, len(whole) // 2, len(whole) - 10):
         short.write_bytes(whole[:keep])
-        _refused(tmp_path, short, "is no npz archive, or is truncated")
+        _refused(tmp_path, short, "is not an npz archive, or is truncated")
     short.write_text("no archive at all")
-    _refused(tmp_path, short, "is no npz archive")
+    _refused(tmp_path, short, "is not an npz archive")
     with zipfile.ZipFile(tmp_path / "x.npz") as archive:
         places = {i.filename: i.header_offset for i in archive.infolist()}
     for name in ("data", "indices", "indptr"):

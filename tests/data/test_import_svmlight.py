@@ -131,22 +131,22 @@ def test_row_groups_are_small_where_rows_are_long(tmp_path: Path, monkeypatch: p
     [
         (b"", ["holds no rows: it is empty"]),
         (b"# a\n\n  \n", ["holds no rows"]),
-        (b"1 1:1\nabc 1:1\n", ["line 2: 'abc' is no label"]),
-        (b"1, 1:1\n", ["line 1: '1,' is no label"]),
-        (b"1 1:1\n\n1 x:1 2:2\n", ["line 3: 'x:1' is no entry COLUMN:VALUE"]),
-        (b"1 1:1\n1 -1:1\n", ["line 2: '-1:1' is no entry"]),
-        (b"1 1:1\n1 7\n", ["line 2: '7' is no entry"]),
+        (b"1 1:1\nabc 1:1\n", ["line 2: 'abc' is not a label"]),
+        (b"1, 1:1\n", ["line 1: '1,' is not a label"]),
+        (b"1 1:1\n\n1 x:1 2:2\n", ["line 3: 'x:1' is not an entry COLUMN:VALUE"]),
+        (b"1 1:1\n1 -1:1\n", ["line 2: '-1:1' is not an entry"]),
+        (b"1 1:1\n1 7\n", ["line 2: '7' is not an entry"]),
         (b"1 1:1\n1 2:", ["line 2: entry '2:' has no value", "it may be cut short"]),
         (b"1 1:1\n1 2: 3:1\n", ["line 2: entry '2:' has no value"]),
-        (b"1 1:1\n1 2:4x 3:1\n", ["line 2: the value of entry '2:4x' is no number"]),
-        (b"1 1:1\n1 2:0.5e\n", ["the value of entry '2:0.5e' is no number"]),
+        (b"1 1:1\n1 2:4x 3:1\n", ["line 2: the value of entry '2:4x' is not a number"]),
+        (b"1 1:1\n1 2:0.5e\n", ["the value of entry '2:0.5e' is not a number"]),
         (b"1 1:1\n1 2:nan\n", ["row 1, column 1 is nan"]),
         (b"1 1:1\n1 3:-inf\n", ["row 1, column 2 is -inf"]),
         (b"1 1:1e999\n", ["row 0, column 0 is inf"]),
         (b"1 1:1\n2:1\n", ["1 of 2 rows have no label", "--multilabel"]),
         (b"1,2 1:1\n1.5 2:1\n", ["whole numbers of at least 0"]),
         (b"1,-2 1:1\n", ["whole numbers of at least 0"]),
-        (b"\x93NUMPY\x01\x00v\x00{'descr': '<f8'}\n" + bytes(100), ["line 1", "is no label"]),
+        (b"\x93NUMPY\x01\x00v\x00{'descr': '<f8'}\n" + bytes(100), ["line 1", "is not a label"]),
     ],
 )
 def test_bad_text_is_refused(text: bytes, parts: list[str], tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_truncated_and_damaged_gzip(tmp_path: Path) -> None:
 
 def test_the_line_is_counted_over_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scalelatent.importers.svmlight._BLOCK_BYTES", 64)
-    with pytest.raises(DataError, match="line 500: 'x' is no label"):
+    with pytest.raises(DataError, match="line 500: 'x' is not a label"):
         _import("1 1:1\n" * 499 + "x 1:1\n" + "1 1:1\n" * 99, tmp_path)
     with pytest.raises(DataError, match="line 300: the value of entry '1:x'"):
         _import("1 1:1\n" * 299 + "1 1:x\n" + "1 1:1\n" * 99, tmp_path)

@@ -197,7 +197,7 @@ def test_npz_bad_content(tmp_path: Path) -> None:
     np.savez_compressed(path, x=IMAGES)
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    _npz_refused(tmp_path, "no npz archive, or is truncated", path)
+    _npz_refused(tmp_path, "not an npz archive, or is truncated", path)
     damaged = bytearray(content)
     damaged[len(content) // 2] ^= 0xFF
     path.write_bytes(damaged)
@@ -216,7 +216,7 @@ def test_npy_bad_content(tmp_path: Path) -> None:
         (content + b"1", f"an end at byte {size}, but at least 1 bytes follow"),
         (content[:40], "damaged at byte 0"),
         (b"", "damaged at byte 0"),
-        (b"PK" + content, "no npy array"),
+        (b"PK" + content, "not an npy array"),
     ):
         path.write_bytes(bad)
         with pytest.raises(DataError, match=message):

@@ -118,7 +118,7 @@ def test_a_sample_of_queries_is_near_the_whole() -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"output": np.zeros((3, 2))}, "there are no labels"),
     ({"output": np.zeros((3, 2)), "labels": [0, 1]}, "labels of 2 rows for 3 documents"),
-    ({"output": np.zeros((3, 2)), "labels": np.full((3, 2), 0.5)}, "are no topics"),
+    ({"output": np.zeros((3, 2)), "labels": np.full((3, 2), 0.5)}, "are not topics"),
     ({"output": np.zeros((3, 2)), "labels": [0, 1, 1], "levels": [3]}, "give numbers from 1 to 2"),
     ({"output": np.zeros((3, 2)), "labels": [0, 1, 1], "queries": 4}, "queries=4: give 1 to 3"),
     ({"output": np.zeros((1, 2)), "labels": [0]}, "retrieval needs at least two"),

@@ -64,7 +64,7 @@ def test_existing_folders(tmp_path, job, folder):
 def test_open_refuses_what_is_no_run(tmp_path):
     with pytest.raises(JobError, match="does not exist"):
         RunFolder.open(tmp_path / "none")
-    with pytest.raises(JobError, match="no run folder"):
+    with pytest.raises(JobError, match="not a run folder"):
         RunFolder.open(tmp_path)
 
 
@@ -212,7 +212,7 @@ def test_heartbeat_outlives_a_file_system_that_is_away_for_a_moment(folder, monk
         assert _eventually(lambda: len(calls) > 3)
 
 
-@pytest.mark.parametrize("how", ["written over", "made anew"])
+@pytest.mark.parametrize("how", ["written over", "made again"])
 def test_a_driver_that_was_replaced_stops(folder, monkeypatch, how):
     """Locks that do not reach other hosts, and a folder that was removed and made again."""
     monkeypatch.setattr(lock_module, "HEARTBEAT_SECONDS", 0.02)
@@ -220,7 +220,7 @@ def test_a_driver_that_was_replaced_stops(folder, monkeypatch, how):
     theirs = json.dumps({"pid": 1, "host": "elsewhere", "token": "theirs"})
     with pytest.raises(RunError, match="was taken over by another driver"), folder.lock():
         folder.append("metrics.jsonl", {"pass": 1})
-        if how == "made anew":
+        if how == "made again":
             file.unlink()
         file.write_text(theirs)
         assert _eventually(lambda: folder._held.lost)

@@ -138,7 +138,7 @@ def test_a_plan_counts_the_memory_of_all_that_share_a_pass(place: Path) -> None:
     [
         ({"cv": 3}, {}, r"\[search\] grid is missing"),
         ({"grid": {}}, {}, "write parameters with lists of values"),
-        ({"grid": {"capsule_dim": 4}}, {}, r"capsule_dim = 4 is no list of values"),
+        ({"grid": {"capsule_dim": 4}}, {}, r"capsule_dim = 4 is not a list of values"),
         ({"grid": {"capsul_dim": [4]}}, {}, "unknown parameter 'capsul_dim'.*did you mean 'capsule_dim'"),
         ({"grid": {"n_jobs": [4]}}, {}, r"n_jobs says where or how a fit runs"),
         ({"grid": {"tol": [1]}, "cv": 1}, {}, r"\[search\] cv = 1: .*greater than or equal to 2"),

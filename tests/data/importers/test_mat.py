@@ -157,12 +157,12 @@ def test_bad_variables(tmp_path: Path, version: str) -> None:
         mixed = np.empty((31, 1), object)
         mixed[:, 0] = [*cells[:30], np.zeros((2, 2))]
         savemat(path, {"x": X, "y": mixed})
-        refused(path, "the label of row 30 is no string")
+        refused(path, "the label of row 30 is not a string")
     else:
         save(path, version, {"x": X, "y": cells})
         with h5py.File(path, "r+") as file:
             file["#refs#/y30"].attrs["MATLAB_class"] = np.bytes_("double")
-        refused(path, "the label of row 30 is no string")
+        refused(path, "the label of row 30 is not a string")
 
 
 def test_empty_variables(tmp_path: Path) -> None:
