@@ -32,7 +32,7 @@ from .steps import (
     centre_images,
     factor_step,
     leading,
-    power_step,
+    next_bases,
     ppca_fit,
     ppca_step,
     ritz,
@@ -519,10 +519,7 @@ class MixtureEM:
         values, turn = ritz(now.bases, centred)
         if rows_alone is not None:
             values = np.maximum(np.einsum("kqi,kqr,kri->ki", turn, rows_alone, turn), 0.0)
-        if last:
-            bases = now.bases @ turn
-        else:
-            bases = power_step(now.bases, centred)[0]
+        bases = now.bases @ turn if last else next_bases(now.bases, centred, turn)
         return bases, values, self._noise(values, full, now.n_dims)
 
     def _with_spare(

@@ -9,6 +9,8 @@ from scalelatent.reductions import eigen
 TINY = np.finfo(float).tiny
 # Singular values of loadings below this share of the largest are none: EM never leaves 0.
 _LEAST = 1e-6
+# Columns that have less of their own than this are made orthonormal by Householder's QR.
+_LEAST_PIVOT = 1e-3
 
 
 def transposed(a: np.ndarray) -> np.ndarray:
@@ -38,9 +40,26 @@ def orthonormal(columns: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
     lengths = np.sqrt((columns * columns).sum(axis=1))
     none = lengths <= 1e-12 * np.maximum(lengths.max(axis=1, keepdims=True), TINY)
     columns = np.where(none[:, None, :], otherwise, columns / np.maximum(lengths, TINY)[:, None, :])
-    found, upper = np.linalg.qr(columns)
-    signs = np.where(np.diagonal(upper, axis1=1, axis2=2) < 0, -1.0, 1.0)
-    return found * signs[:, None, :]
+    found, bad = _cholesky_qr(columns)
+    if bad.any():
+        some, upper = np.linalg.qr(columns[bad])
+        signs = np.where(np.diagonal(upper, axis1=1, axis2=2) < 0, -1.0, 1.0)
+        found[bad] = some * signs[:, None, :]
+    return found
+
+
+def _cholesky_qr(columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Q of unit columns by Cholesky, twice, in a fraction of QR's time, and where it is not to be trusted."""
+    bad = np.zeros(len(columns), dtype=bool)
+    for _ in range(2):
+        gram = transposed(columns) @ columns
+        try:
+            lower = np.linalg.cholesky(gram)
+        except np.linalg.LinAlgError:
+            return np.empty_like(columns), np.ones(len(columns), dtype=bool)
+        bad |= np.diagonal(lower, axis1=1, axis2=2).min(axis=1) < _LEAST_PIVOT
+        columns = columns @ transposed(np.linalg.inv(lower))
+    return columns, bad
 
 
 def ritz(bases: np.ndarray, centred: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -54,7 +73,12 @@ def power_step(bases: np.ndarray, centred: np.ndarray) -> tuple[np.ndarray, np.n
     image. The error never rises: in each nested span it is EM for PCA (S. Roweis, 1998).
     """
     values, turn = ritz(bases, centred)
-    return orthonormal(centred @ turn, bases @ turn), values
+    return next_bases(bases, centred, turn), values
+
+
+def next_bases(bases: np.ndarray, centred: np.ndarray, turn: np.ndarray) -> np.ndarray:
+    """The orthonormalised image, its columns in the order of the Ritz values."""
+    return orthonormal(centred @ turn, bases @ turn)
 
 
 def leading(moment: np.ndarray, q: int) -> tuple[np.ndarray, np.ndarray]:
