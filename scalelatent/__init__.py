@@ -50,7 +50,7 @@ _WHERE = {
     "Dataset": ".data",
     "Search": ".search.search",
     "cluster": ".deploy.clusters",
-    "load_model": ".estimators.persist",
+    "load_model": ".engine.saved_models",
     "open_dataset": ".data",
     "show_versions": ".deploy.versions",
 }

@@ -115,3 +115,14 @@ def test_a_broken_library_does_not_break_the_report(capsys, monkeypatch):
     monkeypatch.setattr(threadpoolctl, "threadpool_info", broken)
     sl.show_versions()
     assert "not known (OSError: no such library)" in capsys.readouterr().out
+
+
+def test_no_files_import_each_other_in_a_circle():
+    """Imports inside functions count; those for type checkers do not."""
+    import grimp
+
+    graph = grimp.build_graph("scalelatent", exclude_type_checking_imports=True)
+    left = {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
+    while free := {module for module, imported in left.items() if not imported}:
+        left = {module: imported - free for module, imported in left.items() if module not in free}
+    assert left == {}

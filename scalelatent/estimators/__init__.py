@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 from scalelatent._lazy import attach
 
 if TYPE_CHECKING:
+    from scalelatent.engine.saved_models import load_model
     from scalelatent.models.capsule.estimator import CapsuleRegression
     from scalelatent.models.crbm.estimator import ConditionalRBM
     from scalelatent.models.mbn.compressive import CompressiveMBN
     from scalelatent.models.mbn.estimator import MultilayerBootstrapNetwork
     from scalelatent.search.search import Search
-
-    from .persist import load_model
 
 __all__ = [
     "CapsuleRegression",
@@ -30,7 +29,7 @@ _WHERE = {
     "ConditionalRBM": "scalelatent.models.crbm.estimator",
     "MultilayerBootstrapNetwork": "scalelatent.models.mbn.estimator",
     "Search": "scalelatent.search.search",
-    "load_model": ".persist",
+    "load_model": "scalelatent.engine.saved_models",
 }
 
 __getattr__, __dir__ = attach(__name__, _WHERE)

@@ -26,6 +26,7 @@ from scalelatent.engine.cache import memory_limit as process_memory
 from scalelatent.engine.callbacks import Callbacks
 from scalelatent.engine.mapwrite import map_rows, map_to_array, parted_layout, start_map
 from scalelatent.engine.plan import LONG_SECONDS, Resources, find_resources, long_fit
+from scalelatent.engine.saved_models import restore_params, save_model, saved_params
 from scalelatent.errors import DataError, LongFitWarning, warn_user
 from scalelatent.storage.disk import Location, locate
 
@@ -33,7 +34,6 @@ from ._sklearn import wrap_output
 from .companions import FitCall, accompanied
 from .inputs import CHECKS, check_finite, is_dask_array, is_plain, rows_and_labels, validated, weighed
 from .learned import learned_table
-from .persist import restore_params, save_model, saved_params
 from .session import CallbackList, FitSession, Place, rows_as_begun
 from .steps import Rows, Steps, first_step
 
@@ -574,7 +574,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         save_model(url, self._kind, params, values, arrays, overwrite=overwrite, beside=beside)
 
     def _beside_saved(self) -> Callable[[Location], dict[str, str]] | None:
-        """What writes the datasets of a saved model (see :func:`.persist.save_model`), where it has some."""
+        """What writes the datasets of a saved model (see ``save_model``), where it has some."""
         return None
 
     def _to_saved(self) -> Saved:

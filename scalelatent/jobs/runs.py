@@ -16,7 +16,7 @@ __all__ = ["find_runs", "load_run", "model_info"]
 
 def load_run(path: str | os.PathLike[str]) -> tuple[Any, RunFolder | None]:
     """Load the fitted model that a run folder or a saved model holds."""
-    from scalelatent.estimators import load_model
+    from scalelatent.engine.saved_models import load_model
 
     place = locate(path)
     if is_local(place.url) and not os.path.exists(place.url):

@@ -144,7 +144,7 @@ def _saved_model(run: RunFiles) -> Any:
             f"run folder {run.place.url} has no model.zarr, so there is nothing to report on yet: finish it "
             f"with `scalelatent resume {run.place.url}`, or pass the fitted model"
         )
-    from scalelatent.estimators import load_model
+    from scalelatent.engine.saved_models import load_model
 
     return load_model(run.place.name_of("model.zarr"))
 

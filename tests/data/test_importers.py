@@ -203,7 +203,7 @@ def test_npz_bad_content(tmp_path: Path) -> None:
     path.write_bytes(damaged)
     _npz_refused(tmp_path, "damaged", path)
     path.write_text("nothing")
-    _npz_refused(tmp_path, "no npz archive", path)
+    _npz_refused(tmp_path, "not an npz archive", path)
 
 
 def test_npy_bad_content(tmp_path: Path) -> None:
