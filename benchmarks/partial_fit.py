@@ -13,7 +13,7 @@ import numpy as np
 from common import parser, write
 
 import scalelatent as sl
-from scalelatent.models.capsule.stream import cpu_backend, stream_options
+from scalelatent.models.capsule.partial_fit import cpu_backend, stream_options
 
 
 def measure(features: int, rows: int, calls: int, seed: int, **params: Any) -> dict[str, Any]:

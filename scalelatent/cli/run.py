@@ -49,7 +49,7 @@ def schema(
     """The JSON schema of job files, by which an editor completes and checks their keys."""
     from json import dumps
 
-    from scalelatent.jobs.schema import job_schema
+    from scalelatent.jobs.job_schema import job_schema
 
     found = job_schema()
     if out is None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         import_tokens,
         leaf_topics,
     )
-    from scalelatent.importers.append import append_rows
+    from scalelatent.importers.append_rows import append_rows
 
     from .check import check_dataset
     from .dataset import Dataset, open_dataset
@@ -80,7 +80,7 @@ _WHERE = {
     "InfiniteDigits": "scalelatent.generators.digits",
     "ResampledDocuments": "scalelatent.generators.documents",
     "RowGrid": "scalelatent.engine.grid",
-    "append_rows": "scalelatent.importers.append",
+    "append_rows": "scalelatent.importers.append_rows",
     "check_dataset": ".check",
     "convert_dataset": ".write.convert",
     "create_dataset": ".write.writer",

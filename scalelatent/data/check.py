@@ -56,7 +56,7 @@ class DatasetCheck:
     """Whether there is a table of checksums, so that a fit notices a shard of another dataset by itself."""
 
 
-class _Part:
+class _Shard:
     """A dataset, or a segment of one, whose files are checked."""
 
     def __init__(self, location: Location, first: int) -> None:
@@ -181,14 +181,14 @@ def check_dataset(
     )
 
 
-def _parts(location: Location) -> tuple[list[_Part], DatasetAttrs]:
+def _parts(location: Location) -> tuple[list[_Shard], DatasetAttrs]:
     attrs = read_attrs(location)
     if not attrs.complete:
         raise unfinished(location, attrs)
-    parts = [_Part(location, 0)]
+    parts = [_Shard(location, 0)]
     for segment in (attrs.segments or [])[1:]:
         place = segment_location(location, segment["path"])
-        parts.append(_Part(place, parts[-1].first + parts[-1].n_rows))
+        parts.append(_Shard(place, parts[-1].first + parts[-1].n_rows))
         if (found := read_attrs(place).fingerprint) != segment["fingerprint"]:
             words = (
                 f"its fingerprint is {str(found)[:12]}, but {str(segment['fingerprint'])[:12]} was appended"
@@ -197,13 +197,13 @@ def _parts(location: Location) -> tuple[list[_Part], DatasetAttrs]:
     return parts, attrs
 
 
-def _each(parts: list[_Part], n_jobs: int | None) -> Iterator[tuple[_Part, int, tuple[int, list[BadFile]]]]:
+def _each(parts: list[_Shard], n_jobs: int | None) -> Iterator[tuple[_Shard, int, tuple[int, list[BadFile]]]]:
     """Each shard with what was found, in order; a few are read ahead."""
     from dask.system import cpu_count
 
     threads = n_jobs or min(cpu_count(), MAX_THREADS)
     shards = ((part, shard) for part in parts for shard in range(part.n_shards))
-    waiting: deque[tuple[_Part, int, Future[tuple[int, list[BadFile]]]]] = deque()
+    waiting: deque[tuple[_Shard, int, Future[tuple[int, list[BadFile]]]]] = deque()
     with ThreadPoolExecutor(threads, "scalelatent-check") as pool:
         try:
             while True:

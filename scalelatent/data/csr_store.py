@@ -13,7 +13,7 @@ import numpy as np
 from scalelatent.errors import DataError, ShardError
 
 from . import csr
-from .layout import Layout, codecs
+from .layout import ChunkLayout, codecs
 from .read.chunks import StoredRows
 from .read.sources import StoredColumn
 from .seals import chunk_crcs
@@ -193,10 +193,10 @@ class StoredCsr(_Column, StoredColumn):
         return slice(int(self._crc_edges[3 * number]), int(self._crc_edges[3 * number + 3]))
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ChunkLayout:
         kind = self.compressors["data"]
         same = kind == self.compressors["indices"]
-        return Layout(self.group_rows, self.group_rows, kind if same else "auto")
+        return ChunkLayout(self.group_rows, self.group_rows, kind if same else "auto")
 
     def entries(self, start: int, stop: int) -> int:
         total = 0

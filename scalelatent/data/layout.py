@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMPRESSORS",
-    "Layout",
+    "ChunkLayout",
     "choose_csr_layout",
     "choose_layout",
     "codecs_of",
@@ -51,7 +51,7 @@ WRITE_CONFIG: dict[str, Any] = {"write_empty_chunks": True}
 
 
 @dataclass(frozen=True)
-class Layout:
+class ChunkLayout:
     """Chunks, shards and codec of a dataset's rows."""
 
     chunk_rows: int
@@ -87,7 +87,7 @@ def choose_layout(
     compressor: str | None = "auto",
     tile_columns: int | None = None,
     beside: int = 0,
-) -> Layout:
+) -> ChunkLayout:
     """Fill in what the caller left open; `beside` is the bytes of other columns in a row (dense targets)."""
     if tile_columns is not None:
         # A tile is one chunk and one file.
@@ -116,7 +116,7 @@ def choose_layout(
         whole_chunk = compressor is None or tile_columns is not None
         shard_rows = chunk_rows * (1 if whole_chunk else _power_of_two(room))
     whole = -(-n_rows // chunk_rows) * chunk_rows
-    return Layout(chunk_rows, min(shard_rows, whole), compressor, tile_columns)
+    return ChunkLayout(chunk_rows, min(shard_rows, whole), compressor, tile_columns)
 
 
 def choose_csr_layout(
@@ -128,7 +128,7 @@ def choose_csr_layout(
     chunk_rows: int | None = None,
     compressor: str | None = "auto",
     beside: int = 0,
-) -> Layout:
+) -> ChunkLayout:
     """The layout of CSR rows: rows of a row group, by the mean bytes of a row."""
     if compressor not in ("auto", *COMPRESSORS):
         raise DataError(f"compressor is {compressor!r}, but it has to be 'auto', 'zstd', 'lz4' or None")
@@ -143,7 +143,7 @@ def choose_csr_layout(
         row_bytes = nnz / n_rows * (dtype.itemsize + 4) + 8 + beside
         shard_rows = min(_power_of_two(int(GROUP_BYTES / row_bytes)), MAX_SHARD_ROWS)
     shard_rows = min(shard_rows, n_rows)
-    return Layout(shard_rows, shard_rows, compressor)
+    return ChunkLayout(shard_rows, shard_rows, compressor)
 
 
 def _chunk_rows(row_bytes: int, limit: int, shard_rows: int | None) -> int:
@@ -175,12 +175,12 @@ def codecs(compressor: str | None, dtype: np.dtype[Any]) -> list[Any]:
     return [*packed[compressor], Crc32cCodec()]
 
 
-def layout_of(array: zarr.Array) -> Layout:
+def layout_of(array: zarr.Array) -> ChunkLayout:
     """The layout of an array that `begin_dataset` made."""
     _, chain = codecs_of(array)
     packers = [name for name, _ in chain if name in ("zstd", "blosc")]
     kind = "zstd" if "zstd" in packers else "lz4" if packers else None
-    return Layout(array.chunks[0], (array.shards or array.chunks)[0], kind, tile_columns_of(array))
+    return ChunkLayout(array.chunks[0], (array.shards or array.chunks)[0], kind, tile_columns_of(array))
 
 
 Codecs = list[tuple[str, dict[str, Any]]]

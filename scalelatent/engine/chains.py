@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 CHECK_SECONDS = 0.2
 
 
-class Check:
+class RowCheck:
     """Calls something now and then: it may raise to leave, and costs too much for every block."""
 
     def __init__(self, call: Callable[[], None], seconds: float = CHECK_SECONDS) -> None:
@@ -169,7 +169,7 @@ class InProcessSteps:
         """One at a time."""
         if place.step == 0:
             self._cache.start_pass()
-        before, check = self._runner.meter.bytes_read, Check(self.callbacks.on_wait)
+        before, check = self._runner.meter.bytes_read, RowCheck(self.callbacks.on_wait)
         for step in range(place.step, stop):
             handle = self._runner.step(place.epoch, step, handle, check)
             after = self._runner.meter.bytes_read

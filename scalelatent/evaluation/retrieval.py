@@ -21,8 +21,8 @@ from scalelatent.kernels.streams import resolve_seed, stream
 
 __all__ = [
     "RETRIEVAL_METRICS",
+    "DocumentScores",
     "RetrievalCurve",
-    "Scores",
     "retrieval_accuracy",
     "retrieval_levels",
     "scores_of",
@@ -33,7 +33,7 @@ RETRIEVAL_METRICS = ("cosine", "euclidean", "overlap")
 """What `retrieval_accuracy` ranks by: the last counts codes that two rows share."""
 
 
-class Scores(Protocol):
+class DocumentScores(Protocol):
     """Scores of all documents for any run of queries; larger is nearer."""
 
     n: int
@@ -42,7 +42,7 @@ class Scores(Protocol):
         """Scores (queries, n), float32 or float64."""
 
 
-def scores_of(output: Any, metric: str) -> Scores:
+def scores_of(output: Any, metric: str) -> DocumentScores:
     """The scores of a metric over an output."""
     if metric not in RETRIEVAL_METRICS:
         raise DataError(f"metric={metric!r} is not one of {', '.join(RETRIEVAL_METRICS)}")
@@ -314,7 +314,7 @@ def _queries(queries: int | None, n: int, seed: int) -> np.ndarray:
 
 
 def _block_accuracy(
-    scores: Scores, queries: np.ndarray, words: np.ndarray, same: bool, levels: np.ndarray
+    scores: DocumentScores, queries: np.ndarray, words: np.ndarray, same: bool, levels: np.ndarray
 ) -> np.ndarray:
     """Sum over the queries of their accuracy at each level."""
     found = scores.block(queries).astype(np.float64, copy=False)

@@ -367,7 +367,7 @@ def make_digits(
     )
 
 
-class _FromIndex:
+class _DigitsFrom:
     """The images from an index on, as rows of a dataset from 0 on; see `make.Generator`."""
 
     def __init__(self, digits: InfiniteDigits, first: int, y_dtype: Any) -> None:
@@ -379,7 +379,7 @@ class _FromIndex:
         return self._digits.rows(self._first + start, self._first + stop)
 
 
-def from_provenance(p: dict[str, Any], url: str) -> _FromIndex:
+def from_provenance(p: dict[str, Any], url: str) -> _DigitsFrom:
     """The generator of a dataset of infinite digits."""
     ds = open_base(p["base"], url, p["base_fingerprint"])
     if not ds.has_y:
@@ -395,4 +395,4 @@ def from_provenance(p: dict[str, Any], url: str) -> _FromIndex:
         shift=p["shift"],
         fields=absolute(p["fields"], url) if "fields" in p else None,
     )
-    return _FromIndex(digits, p["start"], labels.dtype)
+    return _DigitsFrom(digits, p["start"], labels.dtype)

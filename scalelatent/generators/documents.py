@@ -269,7 +269,7 @@ def make_documents(
     )
 
 
-class _FromIndex:
+class _DocumentsFrom:
     """The documents from an index on, as rows of a dataset from 0 on; see `make.Generator`."""
 
     def __init__(self, documents: ResampledDocuments, first: int, y_options: dict[str, Any]) -> None:
@@ -282,8 +282,8 @@ class _FromIndex:
         return self._documents.rows(self._first + start, self._first + stop)
 
 
-def from_provenance(p: dict[str, Any], url: str) -> _FromIndex:
+def from_provenance(p: dict[str, Any], url: str) -> _DocumentsFrom:
     """The generator of a dataset of documents."""
     base = unchanged(open_stored_base(p["base"], url), p["base"], url, p["base_fingerprint"])
     documents = ResampledDocuments(base, seed=p["seed"], base_rows=p["base_rows"])
-    return _FromIndex(documents, p["start"], base.y_options())
+    return _DocumentsFrom(documents, p["start"], base.y_options())

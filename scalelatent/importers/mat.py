@@ -12,7 +12,7 @@ from scalelatent.errors import DataError
 
 from .files import find_keys, open_file
 from .hdf5 import H5Rows, check_storage, describe_arrays, open_h5
-from .stream import LABEL_ROWS, ArrayRows, Progress, Rows, import_rows
+from .stream import LABEL_ROWS, ArrayStream, Progress, RowReader, import_rows
 
 if TYPE_CHECKING:
     import h5py
@@ -125,12 +125,12 @@ class _Version73:
             if self._file[name].attrs.get("MATLAB_empty"):
                 raise DataError(f"{self._where}, variable {name!r} is empty; nothing to import")
 
-    def rows(self, name: str, rows_last: bool) -> Rows:
+    def rows(self, name: str, rows_last: bool) -> RowReader:
         what = f"{self._where}, variable {name!r}"
         check_storage(self._file[name], what)
         return H5Rows(self._file[name], what, matlab=True, rows_last=rows_last)
 
-    def labels(self, name: str) -> Rows:
+    def labels(self, name: str) -> RowReader:
         array, what = self._file[name], f"{self._where}, variable {name!r}"
         check_storage(array, what)
         kind = array.attrs.get("MATLAB_class", b"")
@@ -217,11 +217,11 @@ class _Version5:
                 _refuse_sparse(self._where, name)
         self._values = self._read(loadmat, self._path, variable_names=names)
 
-    def rows(self, name: str, rows_last: bool) -> Rows:
+    def rows(self, name: str, rows_last: bool) -> RowReader:
         values = np.asarray(self._values[name])
-        return ArrayRows(np.moveaxis(values, -1, 0) if rows_last else values, self._name(name))
+        return ArrayStream(np.moveaxis(values, -1, 0) if rows_last else values, self._name(name))
 
-    def labels(self, name: str) -> Rows:
+    def labels(self, name: str) -> RowReader:
         values = np.asarray(self._values[name])
         if values.ndim == 2 and 1 in values.shape:
             values = values.ravel()
@@ -229,7 +229,7 @@ class _Version5:
             values = np.array([self._label(name, row, cell) for row, cell in enumerate(values)])
         if values.dtype.kind == "U":
             values = np.char.rstrip(values)
-        return ArrayRows(values, self._name(name))
+        return ArrayStream(values, self._name(name))
 
     def _label(self, name: str, row: int, cell: Any) -> str:
         text = np.asarray(cell)
@@ -246,7 +246,7 @@ class _Version5:
 class _Integers:
     """Labels that are whole numbers, as integers."""
 
-    def __init__(self, labels: Rows, dtype: np.dtype[Any]) -> None:
+    def __init__(self, labels: RowReader, dtype: np.dtype[Any]) -> None:
         self._labels = labels
         self.name, self.shape, self.dtype = labels.name, labels.shape, dtype
         self.n_rows = labels.n_rows
@@ -271,7 +271,7 @@ def _open(path: str | os.PathLike[str], where: str) -> _Version73 | _Version5:
     return _Version5(path, where)
 
 
-def _whole_numbers(source: _Version73 | _Version5, name: str) -> Rows:
+def _whole_numbers(source: _Version73 | _Version5, name: str) -> RowReader:
     """The labels of a variable; floats that are all whole numbers as int32 or int64."""
     labels = source.labels(name)
     if labels.dtype.kind != "f" or labels.shape[1:] not in ((), (1,)):

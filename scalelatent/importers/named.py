@@ -16,7 +16,7 @@ from scalelatent.errors import DataError
 
 from .idx import open_idx
 from .rcv1 import import_rcv1
-from .stream import ArrayRows, Progress, Rows, write_rows
+from .stream import ArrayStream, Progress, RowReader, write_rows
 
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
@@ -313,7 +313,7 @@ def _quiet_pooch() -> Iterator[None]:
 class _Chain:
     """Rows of several streams of one shape and type, one after another."""
 
-    def __init__(self, streams: list[Rows] | list[Any]) -> None:
+    def __init__(self, streams: list[RowReader] | list[Any]) -> None:
         self._streams = streams
         self._at = self._taken = 0
         self.name = " and ".join(stream.name for stream in streams)
@@ -349,5 +349,5 @@ def _import_digits(url: str | os.PathLike[str], common: dict[str, Any]) -> Datas
     from scalelatent.generators.bases import base_digits
 
     images, labels = base_digits()
-    x, y = ArrayRows(images, "scikit-learn's digits"), ArrayRows(labels, "scikit-learn's digits")
+    x, y = ArrayStream(images, "scikit-learn's digits"), ArrayStream(labels, "scikit-learn's digits")
     return write_rows(url, x, y, importer="digits", sources=["digits.csv.gz"], **common)

@@ -14,7 +14,7 @@ import numpy as np
 from scalelatent.errors import DataError
 
 from .files import find_keys, open_file
-from .stream import ArrayRows, Progress, RowStream, import_rows
+from .stream import ArrayStream, Progress, RowStream, import_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -186,7 +186,7 @@ def open_npy(path: str | os.PathLike[str], what: str) -> Any:
         if fortran and len(shape) > 1:
             raw.close()
             # Rows of columns, through a memory map: slow, but bounded.
-            return ArrayRows(np.load(path, mmap_mode="r", allow_pickle=False), name)
+            return ArrayStream(np.load(path, mmap_mode="r", allow_pickle=False), name)
         return stream
     except BaseException:
         raw.close()

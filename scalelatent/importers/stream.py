@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from scalelatent.data.write.writer import DatasetWriter
 
 __all__ = [
-    "ArrayRows",
+    "ArrayStream",
     "Progress",
+    "RowReader",
     "RowStream",
-    "Rows",
     "import_rows",
     "string_classes",
     "write_rows",
@@ -49,7 +49,7 @@ _WAITING_BYTES = 64 << 20
 LABEL_ROWS = 65_536  # labels looked through at a time
 
 
-class Rows(Protocol):
+class RowReader(Protocol):
     """What an importer reads from: an array (n, ...) handed out in order; `RowStream` is one."""
 
     name: str
@@ -162,7 +162,7 @@ class RowStream:
         )
 
 
-class ArrayRows:
+class ArrayStream:
     """Rows of an array in memory, as `Rows`."""
 
     def __init__(self, values: np.ndarray, name: str) -> None:
@@ -192,8 +192,8 @@ class ArrayRows:
 
 
 def import_rows(
-    open_x: Callable[[], Rows],
-    open_y: Callable[[], Rows] | None,
+    open_x: Callable[[], RowReader],
+    open_y: Callable[[], RowReader] | None,
     url: str | os.PathLike[str],
     **options: Any,
 ) -> Dataset:
@@ -223,7 +223,7 @@ def import_rows(
         return write_rows(url, x, again, classes=classes, **options)
 
 
-def string_classes(y: Rows) -> np.ndarray:
+def string_classes(y: RowReader) -> np.ndarray:
     """The distinct labels of a stream, read to its end."""
     found: set[str] = set()
     for a in range(0, y.n_rows, LABEL_ROWS):
@@ -235,8 +235,8 @@ def string_classes(y: Rows) -> np.ndarray:
 
 def write_rows(
     url: str | os.PathLike[str],
-    x: Rows,
-    y: Rows | None,
+    x: RowReader,
+    y: RowReader | None,
     *,
     importer: str,
     sources: list[str | os.PathLike[str]],
@@ -262,7 +262,7 @@ def write_rows(
     return _write_shuffled(locate(url), shuffle, x, y, columns, layout, overwrite, progress)
 
 
-def _y_options(y: Rows | None, classes: np.ndarray | None) -> dict[str, Any]:
+def _y_options(y: RowReader | None, classes: np.ndarray | None) -> dict[str, Any]:
     """Arguments of `create_dataset` for what a stream `y` holds."""
     if y is None:
         return {}
@@ -277,8 +277,8 @@ def _y_options(y: Rows | None, classes: np.ndarray | None) -> dict[str, Any]:
 def _write_shuffled(
     location: Location,
     seed: int,
-    x: Rows,
-    y: Rows | None,
+    x: RowReader,
+    y: RowReader | None,
     columns: dict[str, Any],
     layout: dict[str, Any],
     overwrite: bool,
@@ -306,8 +306,8 @@ def _write_shuffled(
 
 def _write(
     location: Location,
-    x: Rows,
-    y: Rows | None,
+    x: RowReader,
+    y: RowReader | None,
     arguments: dict[str, Any],
     overwrite: bool,
     progress: Progress | None,
@@ -327,7 +327,7 @@ def _write(
         return writer.finalize()
 
 
-def _row_bytes(x: Rows) -> int:
+def _row_bytes(x: RowReader) -> int:
     """Bytes of a row, of a CSR row on the average."""
     nnz = getattr(x, "nnz", None)
     if nnz is None:
@@ -335,7 +335,7 @@ def _row_bytes(x: Rows) -> int:
     return max(1, nnz * (x.dtype.itemsize + 4) // x.n_rows)
 
 
-def _copy(writer: DatasetWriter, x: Rows, y: Rows | None, progress: Progress | None) -> None:
+def _copy(writer: DatasetWriter, x: RowReader, y: RowReader | None, progress: Progress | None) -> None:
     """Read shards in this thread while others hash, pack and write those before; a few are in memory."""
     shard_bytes = writer.shard_rows * _row_bytes(x)
     from dask.system import cpu_count
@@ -345,7 +345,7 @@ def _copy(writer: DatasetWriter, x: Rows, y: Rows | None, progress: Progress | N
     write_shards(writer, _shards(writer, x, y), progress, threads=threads + 1)
 
 
-def _shards(writer: DatasetWriter, x: Rows, y: Rows | None) -> Iterator[RowBatch]:
+def _shards(writer: DatasetWriter, x: RowReader, y: RowReader | None) -> Iterator[RowBatch]:
     """The rows of each shard; fewer than promised where the source left some out."""
     i = 0
     while i < writer.n_shards:
@@ -359,7 +359,7 @@ def _shards(writer: DatasetWriter, x: Rows, y: Rows | None) -> Iterator[RowBatch
         i += 1
 
 
-def _next_rows(x: Rows, y: Rows | None, start: int, stop: int, y_kind: str | None) -> RowBatch:
+def _next_rows(x: RowReader, y: RowReader | None, start: int, stop: int, y_kind: str | None) -> RowBatch:
     """The next rows and as many labels, checked; `start` is the number of the first."""
     rows = x.read(stop - start)
     (check_finite if isinstance(rows, np.ndarray) else check_values)(rows, start, x.name)

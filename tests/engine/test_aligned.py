@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalelatent.engine.dask.tasks import Parameters, aligned
+from scalelatent.engine.dask.tasks import TaskParams, aligned
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def test_parameters_arrive_aligned() -> None:
     w = np.random.default_rng(0).normal(size=(30, 20)).astype("f4")
     state = State(w, {"same": w, "list": [np.arange(5.0)], "pair": (np.arange(3), "text", None)})
     assert not _sent(state).w.flags.aligned
-    got = _sent(Parameters(state, {"rows": 3}))
+    got = _sent(TaskParams(state, {"rows": 3}))
     assert got.info == {"rows": 3}
     assert got.state.w.flags.aligned
     assert got.state.more["same"] is got.state.w
@@ -43,7 +43,7 @@ def test_parameters_arrive_aligned() -> None:
 def test_the_same_bits_as_where_they_were_made() -> None:
     rng = np.random.default_rng(1)
     a, b = rng.normal(size=(150, 12)), rng.normal(size=(150, 12))
-    np.testing.assert_array_equal(_sent(Parameters(a)).state.T @ b, a.T @ b)
+    np.testing.assert_array_equal(_sent(TaskParams(a)).state.T @ b, a.T @ b)
 
 
 class Pair(NamedTuple):
@@ -52,7 +52,7 @@ class Pair(NamedTuple):
 
 
 def test_named_tuples_keep_their_kind() -> None:
-    got = _sent(Parameters(Pair(np.arange(4.0), 1))).state
+    got = _sent(TaskParams(Pair(np.arange(4.0), 1))).state
     assert isinstance(got, Pair)
     assert got.a.flags.aligned
 

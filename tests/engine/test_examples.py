@@ -15,7 +15,7 @@ from scalelatent.contract.wants import Wants
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import matrix_layout
 from scalelatent.engine.cache import limit_of
-from scalelatent.engine.chains import Check, advance, run_chains
+from scalelatent.engine.chains import RowCheck, advance, run_chains
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.claims import named_values
 from scalelatent.engine.dask.cluster_pass import key_of
@@ -42,7 +42,7 @@ def test_places_of_bad_values_are_named() -> None:
 
 def test_a_check_calls_now_and_then() -> None:
     calls: list[int] = []
-    check = Check(lambda: calls.append(1), seconds=3600)
+    check = RowCheck(lambda: calls.append(1), seconds=3600)
     check()
     check()
     assert calls == [1]

@@ -344,7 +344,7 @@ def test_a_failed_first_call_leaves_no_model(digits: Arrays) -> None:
 
 def test_parameters_are_checked_once(digits: Arrays, monkeypatch: pytest.MonkeyPatch) -> None:
     """What would cost more than a step of one row is not done at each."""
-    import scalelatent.models.capsule.stream as module
+    import scalelatent.models.capsule.partial_fit as module
 
     x, y = digits
     model = make("stepwise").partial_fit(x, y, classes=range(10))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from scalelatent.cli import main
-from scalelatent.jobs.schema import job_page, job_schema
+from scalelatent.jobs.job_schema import job_page, job_schema
 
 jsonschema = pytest.importorskip("jsonschema")
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def with_key(section: str, key: str, value: Any) -> dict[str, Any]:
 
 def test_the_page_is_that_of_the_code() -> None:
     page = ROOT / "scalelatent" / "jobs" / "JOB.md"
-    assert page.read_text(encoding="utf-8") == job_page(), "run `python -m scalelatent.jobs.schema`"
+    assert page.read_text(encoding="utf-8") == job_page(), "run `python -m scalelatent.jobs.job_schema`"
 
 
 def test_jobs_of_the_readme_are_valid() -> None:

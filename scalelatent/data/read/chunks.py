@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from scalelatent.data.layout import Layout, codecs_of, layout_of, packing_of, tile_columns_of
+from scalelatent.data.layout import ChunkLayout, codecs_of, layout_of, packing_of, tile_columns_of
 from scalelatent.errors import DataError, ShardError
 from scalelatent.storage.plain_files import SpecialFileError
 
@@ -159,7 +159,7 @@ class StoredRows(StoredColumn):
         ]
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ChunkLayout:
         return layout_of(self._array)
 
     def shard_key(self, shard: int, tile: int = 0) -> str:

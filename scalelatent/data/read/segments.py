@@ -23,7 +23,7 @@ from scalelatent.errors import ShardError
 from .sources import RowSource, WrappedRows
 
 if TYPE_CHECKING:
-    from scalelatent.data.layout import Layout
+    from scalelatent.data.layout import ChunkLayout
     from scalelatent.data.schema import DatasetAttrs
 
 __all__ = [
@@ -50,7 +50,7 @@ class JoinedRows(RowSource):
         self.reads_at_once = max(s.reads_at_once for s in sources)
 
     @property
-    def layout(self) -> Layout | None:
+    def layout(self) -> ChunkLayout | None:
         """Of the first segment."""
         return self._sources[0].layout
 

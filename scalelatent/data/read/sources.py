@@ -16,7 +16,7 @@ from scalelatent.errors import DataError
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-    from scalelatent.data.layout import Layout
+    from scalelatent.data.layout import ChunkLayout
 
 __all__ = [
     "ArrayRows",
@@ -58,7 +58,7 @@ class RowSource(ABC):
         return []
 
     @property
-    def layout(self) -> Layout | None:
+    def layout(self) -> ChunkLayout | None:
         """Chunks, shards and codec of stored rows."""
         return None
 
@@ -124,7 +124,7 @@ class WrappedRows(RowSource):
         return self._source.shards(start, stop)
 
     @property
-    def layout(self) -> Layout | None:
+    def layout(self) -> ChunkLayout | None:
         return self._source.layout
 
     def entries(self, start: int, stop: int) -> int:

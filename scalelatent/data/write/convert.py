@@ -21,7 +21,7 @@ from scalelatent.storage.guard import format_of, refuse_onto
 from .create import copy_rows, derived_from
 
 if TYPE_CHECKING:
-    from scalelatent.data.layout import Layout
+    from scalelatent.data.layout import ChunkLayout
 
 __all__ = ["CastRows", "DenseRows", "SparseRows", "cast", "convert_dataset", "open_source"]
 
@@ -121,7 +121,10 @@ def convert_dataset(
 
 
 def _layout(
-    old: Layout | None, chunk_rows: int | str | None, shard_rows: int | str | None, compressor: str | None
+    old: ChunkLayout | None,
+    chunk_rows: int | str | None,
+    shard_rows: int | str | None,
+    compressor: str | None,
 ) -> dict[str, Any]:
     """The arguments of `create_dataset` for what was asked for; the rest as it was."""
     out: dict[str, Any] = {}

@@ -14,7 +14,7 @@ import numpy as np
 from scalelatent.data import schema
 from scalelatent.data.csr import check_dtype
 from scalelatent.data.csr_store import create_csr
-from scalelatent.data.layout import WRITE_CONFIG, Layout, choose_csr_layout, choose_layout, codecs
+from scalelatent.data.layout import WRITE_CONFIG, ChunkLayout, choose_csr_layout, choose_layout, codecs
 from scalelatent.data.read.stored import read_attrs
 from scalelatent.data.schema import DatasetAttrs
 from scalelatent.errors import DataError
@@ -148,7 +148,7 @@ def _create_arrays(
     dtype: np.dtype[Any],
     y_dtype: np.dtype[Any] | None,
     weighted: bool,
-    layout: Layout,
+    layout: ChunkLayout,
 ) -> None:
     """Create the (unwritten) columns of a dataset in its group."""
     if attrs.x_kind == "csr":
@@ -163,7 +163,7 @@ def _create_arrays(
     elif y_dtype is not None and attrs.y_kind == "targets":
         assert attrs.n_targets is not None
         packed = None if y_dtype.kind == "f" else "lz4"
-        how = Layout(layout.chunk_rows, layout.shard_rows, packed)
+        how = ChunkLayout(layout.chunk_rows, layout.shard_rows, packed)
         _create_rows(group, "y", (n_rows, attrs.n_targets), y_dtype, how)
         y_dtype = None
     # A column of one number a row: one chunk per shard of x, so that a shard has one writer in every array.
@@ -181,7 +181,7 @@ def _create_arrays(
 
 
 def _create_rows(
-    group: zarr.Group, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], layout: Layout
+    group: zarr.Group, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], layout: ChunkLayout
 ) -> None:
     rest = shape[1:]
     sharded = layout.shard_rows > layout.chunk_rows
@@ -213,7 +213,7 @@ def check_rows_fit(
     what = f"{n_rows:,} rows of shape {feature_shape} and dtype {dtype}"
     if copies > 1:
         what = f"{copies} copies of {what}"
-    least = Layout(1, 1, compressor).least_bytes(numbers, dtype)
+    least = ChunkLayout(1, 1, compressor).least_bytes(numbers, dtype)
     check_space(location, what, copies * numbers * dtype.itemsize, copies * least)
 
 
@@ -292,7 +292,7 @@ def _check_resumed(
     dtype: np.dtype[Any],
     y_dtype: np.dtype[Any] | None,
     weighted: bool,
-    layout: Layout | None,
+    layout: ChunkLayout | None,
 ) -> None:
     """Refuse to go on with a dataset that was begun with other arguments."""
     writer = ShardWriter(location)

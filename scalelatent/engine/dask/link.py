@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Member:
+class ClusterMember:
     """A worker of the cluster."""
 
     threads: int
@@ -89,7 +89,7 @@ class Link:
         )
         return {address: [str(key) for key in keys] for address, keys in found.items()}
 
-    def members(self) -> dict[str, Member]:
+    def members(self) -> dict[str, ClusterMember]:
         """Address of each worker -> what the scheduler knows of it."""
         client = self.client
         found = self.call(
@@ -115,8 +115,8 @@ class Link:
         return answers
 
 
-def _member(info: dict[str, Any]) -> Member:
-    return Member(
+def _member(info: dict[str, Any]) -> ClusterMember:
+    return ClusterMember(
         threads=int(info.get("nthreads", 1)),
         running=info.get("status", "running") == "running",
         name=str(info.get("name", "")),

@@ -14,7 +14,7 @@ import numpy as np
 
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.cache import shared_cache
-from scalelatent.engine.chains import CHECK_SECONDS, ChainRunner, Check, advance
+from scalelatent.engine.chains import CHECK_SECONDS, ChainRunner, RowCheck, advance
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.executor import KEEP_REPLICAS, Place
 from scalelatent.engine.grid import PairTree, TreeReducer
@@ -27,7 +27,7 @@ from .hooks import task_wanted
 from .tasks import Ref, _recent, settle_process, worker_device
 
 
-def task_check() -> Check:
+def task_check() -> RowCheck:
     """Raises `Stopped` in a task that the scheduler wants no more; looks now and then."""
     from distributed import get_worker
 
@@ -35,13 +35,13 @@ def task_check() -> Check:
         worker = get_worker()
         key = worker.get_current_task()
     except ValueError:
-        return Check(lambda: None)
+        return RowCheck(lambda: None)
 
     def look() -> None:
         if not task_wanted(worker, key):
             raise Stopped
 
-    return Check(look)
+    return RowCheck(look)
 
 
 def task_steps(

@@ -131,7 +131,7 @@ def worker_device(device: str) -> str:
 
 
 @dataclass(frozen=True)
-class Parameters:
+class TaskParams:
     """What the tasks of a pass depend on: the state, and what the driver is told of the pass before."""
 
     # A state of None: the pass is not wanted, because the learner is done, or because the pass is past and
@@ -145,14 +145,14 @@ class Parameters:
             object.__setattr__(self, name, aligned(value))
 
 
-def task_params(ref: Ref, stage: str, iteration: int) -> Parameters:
+def task_params(ref: Ref, stage: str, iteration: int) -> TaskParams:
     """Parameters of a pass: what the M-step before it left in the run folder."""
     store = open_store(ref)
     try:
-        return Parameters(store.load_state(stage, iteration))
+        return TaskParams(store.load_state(stage, iteration))
     except RunError:
         if max(store.iterations(stage), default=0) > iteration:
-            return Parameters(None)
+            return TaskParams(None)
         raise
 
 
@@ -161,7 +161,7 @@ def task_span(
     stage_name: str,
     iteration: int,
     span: Span,
-    params: Parameters | None,
+    params: TaskParams | None,
     fit: Fit,
     checkpoint_seconds: float,
     kept: bool = False,
@@ -252,9 +252,9 @@ def task_mstep(
     iteration: int,
     parts: list[str],
     nodes: list[list[np.ndarray | None]],
-    params: Parameters,
+    params: TaskParams,
     fit: Fit,
-) -> Parameters:
+) -> TaskParams:
     """Last merge and M-step; the next state goes into the run folder and to the spans of the next pass."""
     stage, stats, rows, nbytes = load_stage(ref, stage_name), {}, 0, 0
     for part, vectors in zip(parts, nodes, strict=True):
@@ -271,16 +271,16 @@ def task_mstep(
     message = as_message(info)
     if message is not None:
         tell(fit, {"stage": stage_name, "pass": iteration + 1, "info": message})
-    return Parameters(None if done else following, info)
+    return TaskParams(None if done else following, info)
 
 
-def _past(store: EngineStore, stage: str, iteration: int) -> Parameters:
+def _past(store: EngineStore, stage: str, iteration: int) -> TaskParams:
     # The last few states are kept: from the first of them on passes are computed again.
     found = iteration in store.iterations(stage)
-    return Parameters(store.load_state(stage, iteration) if found else None)
+    return TaskParams(store.load_state(stage, iteration) if found else None)
 
 
-def task_info(params: Parameters) -> dict[str, Any] | None:
+def task_info(params: TaskParams) -> dict[str, Any] | None:
     """What the driver is told of a pass."""
     return params.info
 

@@ -12,7 +12,7 @@ from .scheduler_news import listener, pass_topic
 
 if TYPE_CHECKING:
     from .executor import DaskExecutor
-    from .link import Member
+    from .link import ClusterMember
     from .window import Work
 
 MEMBERS_SECONDS = 5.0
@@ -43,7 +43,7 @@ class Watch:
         self.told: dict[tuple[str, str, int], str] = {}
         self.avoided: dict[str, float] = {}
         # What was last known of each worker, and for each item the workers that died with it.
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, ClusterMember] = {}
         self.deaths: dict[tuple[str, int, Any], list[str]] = {}
         # What each worker had of work that was called off: it may still die of it.
         self._held: dict[str, list[Any]] = {}

@@ -25,7 +25,7 @@ from scalelatent.storage.disk import Location
 
 from .fit import CAPSULE_DIM, ONLINE_PARAMETERS, fit_steps, plain_dim, plan
 from .parameters import PARAMETERS
-from .stream import (
+from .partial_fit import (
     READ_ROWS,
     CapsuleStream,
     check_same_classes,

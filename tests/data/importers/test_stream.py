@@ -16,17 +16,17 @@ from scipy.io import savemat
 import scalelatent.data as data
 from scalelatent.data import Dataset, import_images, import_npy, open_dataset
 from scalelatent.errors import DataError
-from scalelatent.importers.stream import ArrayRows, import_rows
+from scalelatent.importers.stream import ArrayStream, import_rows
 
 ROWS = np.random.Generator(np.random.Philox(5)).integers(0, 256, (90, 6)).astype("u1")
 LABELS = np.array(["b", "a", "c"])[np.arange(90) % 3]
 
 
 def _write(url: Path, rows: Any = None, **how: Any) -> Dataset:
-    x = ArrayRows(ROWS, "rows") if rows is None else rows
+    x = ArrayStream(ROWS, "rows") if rows is None else rows
     return import_rows(
         lambda: x,
-        lambda: ArrayRows(LABELS, "labels"),
+        lambda: ArrayStream(LABELS, "labels"),
         url,
         importer="test",
         sources=["a/b"],
@@ -61,7 +61,7 @@ def test_few_shards_are_in_memory(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("dask.system.cpu_count", lambda: 3)
     gate, reads = threading.Semaphore(0), []
 
-    class Counted(ArrayRows):
+    class Counted(ArrayStream):
         def read(self, rows: int) -> np.ndarray:
             reads.append(rows)
             if len(reads) == 5:  # three are being written, one waits: the reader must not come here before
@@ -125,7 +125,7 @@ def test_failed_import_with_shuffle_leaves_nothing(tmp_path: Path, shuffles: lis
     rows = ROWS.astype("f4")
     rows[55, 2] = np.nan
     with pytest.raises(DataError, match="row 55, column 2 is nan"):
-        _write(tmp_path / "ds", ArrayRows(rows, "rows"), shuffle=7)
+        _write(tmp_path / "ds", ArrayStream(rows, "rows"), shuffle=7)
     assert _all_files(tmp_path) == []
     assert shuffles == []
 

@@ -34,7 +34,7 @@ Command line (`--set model.capsule_dim=8`) goes before environment (`SCALELATENT
 before job file, before defaults; `scalelatent plan` prints where each value came from. For editors:
 `scalelatent schema --out job.schema.json`, and `#:schema job.schema.json` as the first line of the job file.
 
-This page is written by `python -m scalelatent.jobs.schema`.
+This page is written by `python -m scalelatent.jobs.job_schema`.
 
 """
 
