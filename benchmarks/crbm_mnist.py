@@ -211,7 +211,11 @@ def full(task: str, learner: str, args: Any) -> dict[str, Any]:
 
 def draw(model: sl.ConditionalRBM, rows: dict[str, Any], levels: Any, place: Path) -> None:
     """Pictures beside the JSON (the paper's Figures 2 to 4)."""
-    from scalelatent.models.crbm.report_figures import plot_convergence, plot_occlusion, plot_restored
+    from scalelatent.models.crbm.report_figures import (
+        plot_convergence,
+        plot_occlusion,
+        plot_restored,
+    )
     from scalelatent.report.figures import plot_learning
     from scalelatent.report.style import write_png
 

@@ -23,7 +23,12 @@ import numpy as np
 from common import fastest, parser, write
 
 from scalelatent.models.linear_mixture.kernels import cpu
-from scalelatent.models.linear_mixture.kernels.reference import TANGENTS, Frame, error_scores, group_rows
+from scalelatent.models.linear_mixture.kernels.reference import (
+    TANGENTS,
+    Frame,
+    error_scores,
+    group_rows,
+)
 
 SCANS = ((130, 10, 12), (650, 50, 12), (1300, 100, 12), (11_000, 1000, 10))
 

@@ -1,4 +1,4 @@
-"""Latent-variable models fitted to image sets of any size, out of core, on one machine or a Dask cluster.
+"""Latent-variable models fitted to data sets of any size, out of core, on one machine or a Dask cluster.
 
 >>> import scalelatent as sl
 >>> sl.__version__

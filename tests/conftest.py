@@ -72,8 +72,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 WORKER_IMPORTS = [
     "distributed.nanny",
     "distributed.worker",
-    "scalelatent.engine.dask.step_tasks",
-    "scalelatent.engine.dask.tasks",
+    "scalelatent.engine.dask.online_tasks",
+    "scalelatent.engine.dask.pass_tasks",
     "scalelatent.engine.dask.trial",
     "scalelatent.models.capsule.fit",
     "scalelatent.models.crbm.fit",

@@ -49,7 +49,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Fit latent-variable models to image sets of any size, out of core, on one machine or a cluster.",
+    help="Fit latent-variable models to data sets of any size, out of core, on one machine or a cluster.",
 )
 model_app = typer.Typer(no_args_is_help=True, help="Look at fitted models.")
 data.app.add_typer(imports.app, name="import")

@@ -1,7 +1,7 @@
 """The contract between the models and the engine.
 
-A model is pure mathematics over arrays; the engine decides where and when it runs. Three ways of learning
-cover the five models, and each is a small protocol here:
+A model is pure mathematics over arrays; the engine decides where and when it runs. A model learns in one of
+two ways, and hands out rows in two more; each is a small protocol here:
 
 =========================  ==========================================  ===================================
 protocol                   one unit of work                            used by

@@ -16,9 +16,9 @@ import numpy as np
 from scalelatent.errors import DataError, ShardError
 from scalelatent.storage.disk import Location, locate
 
+from .checksums import check_digests, read_digests, shard_digest
 from .read.stored import open_group, own_columns, read_attrs, segment_location, unfinished
 from .schema import DatasetAttrs
-from .seals import check_digests, read_digests, shard_digest
 from .write.batches import MAX_THREADS
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ import numpy as np
 from scalelatent.errors import DataError, ShardError
 
 from . import csr
+from .checksums import chunk_crcs
 from .layout import ChunkLayout, codecs
 from .read.chunks import StoredRows
 from .read.sources import StoredColumn
-from .seals import chunk_crcs
 
 if TYPE_CHECKING:
     import zarr

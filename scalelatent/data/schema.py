@@ -63,7 +63,7 @@ class DatasetAttrs:
     columns: list[str] | None = None
     """Names of the columns; None in datasets of versions that did not say it. One that is lost is damage."""
     crc: dict[str, Any] | None = None
-    """What belongs to the table `crc` (seals.py); None in datasets of versions that wrote none."""
+    """What belongs to the table `crc` (checksums.py); None in datasets of versions that wrote none."""
     format: str = FORMAT
 
     @property
@@ -145,7 +145,7 @@ class DatasetAttrs:
 
 
 def _is_crc(crc: Any) -> bool:
-    """Whether an attribute `crc` is one that seals.py can use."""
+    """Whether an attribute `crc` is one that checksums.py can use."""
     if crc is None:
         return True
     try:

@@ -16,8 +16,8 @@ from scalelatent.storage.disk import Location, locate
 from scalelatent.storage.linelog import LineLog
 from scalelatent.storage.record import read_record, write_record
 
-from .claims import differences
 from .passes import Span, Stage
+from .resume_identity import differences
 
 KEEP_STATES = 3
 _STATE = re.compile(r"state-(?P<stage>.+)-(?P<iteration>\d{6,})\.rec")

@@ -1,4 +1,4 @@
-"""The scikit-learn shells: parameters, fit, predict, save; they alone join a model to the engine."""
+"""What the scikit-learn shells of all models share; each shell lies in its model's folder."""
 
 from __future__ import annotations
 

@@ -32,7 +32,15 @@ from scalelatent.storage.disk import Location, locate
 
 from ._sklearn import wrap_output
 from .companions import FitCall, accompanied
-from .inputs import CHECKS, check_finite, is_dask_array, is_plain, rows_and_labels, validated, weighed
+from .inputs import (
+    CHECKS,
+    check_finite,
+    is_dask_array,
+    is_plain,
+    rows_and_labels,
+    validated,
+    weighed,
+)
 from .learned import learned_table
 from .session import CallbackList, FitSession, Place, rows_as_begun
 from .steps import Rows, Steps, first_step

@@ -25,13 +25,13 @@ from scalelatent.engine.batch_loop import LoopResult, Progress, fit_batches
 from scalelatent.engine.cache import parse_cache
 from scalelatent.engine.callbacks import Callback, Callbacks, telling_of_kernels
 from scalelatent.engine.checkpoints import EngineStore
-from scalelatent.engine.claims import same_form
 from scalelatent.engine.incremental import DropLeaves, KeptLeaves
 from scalelatent.engine.mapwrite import map_rows, map_to_array, open_spec, parted_rows, start_map
 from scalelatent.engine.online_loop import fit_online
 from scalelatent.engine.order import warn_if_sorted
 from scalelatent.engine.passes import Stage, choose_block, given_grid, make_stage
 from scalelatent.engine.quarantine import Quarantine, check_choice
+from scalelatent.engine.resume_identity import same_form
 from scalelatent.engine.rowsets import StoredSets, start_sets
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError, RunError

@@ -177,6 +177,7 @@ class InfiniteDigits:
 
     Examples
     --------
+    >>> from scalelatent.generators.bases import base_digits
     >>> images, labels = base_digits()
     >>> digits = InfiniteDigits(images, labels, base_rows=(0, 1000))
     >>> x, y = digits.rows(1_000_000, 1_000_003)

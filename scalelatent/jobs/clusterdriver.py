@@ -39,7 +39,7 @@ def drive(run: str, start: int) -> str:
     from distributed import get_worker, secede
 
     from scalelatent.engine.dask.hooks import scheduler_of
-    from scalelatent.engine.dask.tasks import settle_process
+    from scalelatent.engine.dask.pass_tasks import settle_process
 
     worker = get_worker()
     secede()

@@ -7,15 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scalelatent.contract.kinds import Kind, known_kinds, own_kinds
-from scalelatent.contract.parameters import (
-    Allowed,
-    Choice,
-    Flag,
-    Items,
-    Number,
-    Parameter,
-    Whole,
-)
+from scalelatent.contract.parameters import Allowed, Choice, Flag, Items, Number, Parameter, Whole
 
 from .spec import SECTIONS
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from scalelatent.contract.kinds import find_kind
 from scalelatent.engine.callbacks import Callback, Callbacks
-from scalelatent.engine.claims import named_values
+from scalelatent.engine.resume_identity import named_values
 from scalelatent.errors import JobError, RunError, ScalelatentError
 from scalelatent.monitor.events import RunLog
 from scalelatent.monitor.times import time_text

@@ -188,7 +188,7 @@ def _check_section(section: str, where: str) -> None:
 def _model(
     values: dict[str, tuple[Any, str, str]], where: str, origins: dict[str, str]
 ) -> tuple[str, dict[str, Any]]:
-    """Check the model's parameters against the signature of its estimator."""
+    """Check the names of the model's parameters by the table of its kind."""
     if "kind" not in values:
         raise JobError(f'{where}: [model] kind is missing; write for example kind = "capsule"')
     kind, origins["model.kind"], place = values.pop("kind")

@@ -23,7 +23,14 @@ from scalelatent.monitor.times import time_text
 from scalelatent.storage.disk import is_local
 
 from .datasets import JobData, data_as_begun, open_job_data
-from .driver_news import DevicesSeen, ProgressFile, announce, cluster_log, install_page, warnings_told
+from .driver_news import (
+    DevicesSeen,
+    ProgressFile,
+    announce,
+    cluster_log,
+    install_page,
+    warnings_told,
+)
 from .interrupt import StopRequest, stop_on_cancel, stop_on_signals
 from .job_cluster import connect, peak_of_workers
 from .refusals import as_job_error, tell_os_error

@@ -63,7 +63,7 @@ def below(draw: Any, n: Any) -> Any:
 
 @entry(given("u8", 1), given("i8", 1), filled("u4", 2))
 def row_draws(key: Any, rows: Any, out: Any) -> None:
-    """Draws of some rows: in epoch 0 those that `generators.images.uniform` makes of a run of them."""
+    """Draws of some rows of one epoch; those of epoch 0 are those of a dataset made corrupted."""
     count, zero = out.shape[1], np.uint64(0)
     words = (count + 1) // 2  # of 64 bits a row; a step of the counter gives four
     for i in range(out.shape[0]):

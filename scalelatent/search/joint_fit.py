@@ -13,15 +13,7 @@ from scalelatent.engine.batch_loop import LoopResult, Progress
 from scalelatent.engine.passes import given_grid
 from scalelatent.engine.plan import ALLOWED_SHARE, Resources, check_fits
 from scalelatent.estimators.session import FitSession
-from scalelatent.estimators.steps import (
-    Collect,
-    Derive,
-    Learn,
-    LearnOnline,
-    Map,
-    Remember,
-    Rows,
-)
+from scalelatent.estimators.steps import Collect, Derive, Learn, LearnOnline, Map, Remember, Rows
 from scalelatent.reductions.tally import ScoreTally
 from scalelatent.storage.record import same_array
 

@@ -20,7 +20,7 @@ from scalelatent.storage.record import same_array
 from .joint import JointLearner, JointState, Part, joint_stage
 
 # A worker may hold the states of two passes that follow each other, a third that it loaded itself, and one
-# twice more while it writes it (see dask/tasks.py and record.py).
+# twice more while it writes it (see dask/pass_tasks.py and storage/record.py).
 _STATES_HELD = 5
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from scalelatent import ConditionalRBM, Dataset
 from scalelatent.contract.stats import Stats
-from scalelatent.engine.dask.steps import DaskSteps
+from scalelatent.engine.dask.online_steps import DaskSteps
 from scalelatent.errors import DivergenceError
 from scalelatent.models.crbm.model.online import CrbmLearner
 from scalelatent.models.crbm.model.state import CrbmState

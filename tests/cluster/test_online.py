@@ -20,7 +20,7 @@ from scalelatent.engine.batch_loop import LoopResult
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.checkpoints import EngineStore
-from scalelatent.engine.dask import steps as dask_online
+from scalelatent.engine.dask import online_steps as dask_online
 from scalelatent.engine.dask.executor import DaskExecutor
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.online_loop import fit_online
@@ -252,7 +252,7 @@ def test_a_worker_without_a_replica_has_the_segment_done_again(
         elif len(set(lost)) < 2:
 
             def forget() -> None:
-                from scalelatent.engine.dask import step_tasks as online_sites
+                from scalelatent.engine.dask import online_tasks as online_sites
 
                 original = online_sites.Site.follow
 
@@ -320,8 +320,8 @@ def test_tasks_are_small_and_named_for_people(
 def _sizes() -> tuple[int, int, int]:
     import threading
 
-    from scalelatent.engine.dask import step_tasks as online_sites
-    from scalelatent.engine.dask import tasks
+    from scalelatent.engine.dask import online_tasks as online_sites
+    from scalelatent.engine.dask import pass_tasks as tasks
 
     feeds = sum(t.name == "scalelatent-feed" for t in threading.enumerate())
     return len(tasks._recent._kept), len(online_sites.sites), feeds

@@ -18,7 +18,7 @@ from scalelatent.data import Dataset
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.checkpoints import EngineStore
-from scalelatent.engine.dask import steps as online
+from scalelatent.engine.dask import online_steps as online
 from scalelatent.engine.dask.executor import DaskExecutor
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.online_loop import fit_online
@@ -150,8 +150,8 @@ def test_several_fits_at_once(workers: Any, run: Any, tmp_path: Path) -> None:
 
 
 def _left() -> tuple[int, int, list[str]]:
-    from scalelatent.engine.dask import step_tasks as online_sites
-    from scalelatent.engine.dask import tasks
+    from scalelatent.engine.dask import online_tasks as online_sites
+    from scalelatent.engine.dask import pass_tasks as tasks
 
     threads = [
         t.name for t in threading.enumerate() if t.name.startswith(("scalelatent-feed", "scalelatent-chain"))
@@ -169,7 +169,7 @@ def test_a_fit_that_is_over_leaves_nothing_on_the_workers(
 
 def _hang(over: str) -> None:
     """On a worker: the next task that begins a segment hangs until a file is there."""
-    from scalelatent.engine.dask import step_tasks as online_sites
+    from scalelatent.engine.dask import online_tasks as online_sites
 
     original = online_sites.Site.state
 

@@ -236,7 +236,7 @@ def test_a_pass_is_one_message(client: Any, fit: Any, messages: list[set[str]]) 
 @pytest.mark.slow
 def test_nothing_grows_over_200_passes(client: Any, fit: Any, scheduler_tasks: Any, tmp_path: Path) -> None:
     def sizes() -> dict[str, int]:
-        from scalelatent.engine.dask import tasks
+        from scalelatent.engine.dask import pass_tasks as tasks
 
         return {"recent": len(tasks._recent._kept)}
 

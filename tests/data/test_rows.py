@@ -8,6 +8,7 @@ from crc32c import crc32c
 from scipy.sparse import csr_array
 
 from scalelatent.data import Dataset
+from scalelatent.data.checksums import chunk_crcs
 from scalelatent.data.columns import as_binary
 from scalelatent.data.csr import canonical
 from scalelatent.data.csr_store import shard_bytes
@@ -15,7 +16,6 @@ from scalelatent.data.read.chunk_files import Damage, entry
 from scalelatent.data.read.sources import ArrayRows, RowSource, as_source
 from scalelatent.data.read.taken import take_rows
 from scalelatent.data.schema import refuse_masked, refuse_mixed
-from scalelatent.data.seals import chunk_crcs
 from scalelatent.data.write.batches import RowBatch
 from scalelatent.errors import DataError
 

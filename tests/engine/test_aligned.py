@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalelatent.engine.dask.tasks import TaskParams, aligned
+from scalelatent.engine.dask.pass_tasks import TaskParams, aligned
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from scalelatent.engine.callbacks import COMPILING, Callback, kernel_event
 from scalelatent.engine.dask import worker_side
-from scalelatent.engine.dask.scheduler_news import KERNELS
+from scalelatent.engine.dask.scheduler_listener import KERNELS
 from scalelatent.estimators.session import FitSession
 from scalelatent.kernels import jit
 from scalelatent.monitor.progress import ProgressDisplay

@@ -17,7 +17,6 @@ from scalelatent.engine.backend import matrix_layout
 from scalelatent.engine.cache import limit_of
 from scalelatent.engine.chains import RowCheck, advance, run_chains
 from scalelatent.engine.checkpoints import EngineStore
-from scalelatent.engine.claims import named_values
 from scalelatent.engine.dask.cluster_pass import key_of
 from scalelatent.engine.dask.graph import Graph
 from scalelatent.engine.dask.trial import end_with_word, ends_without_word
@@ -26,6 +25,7 @@ from scalelatent.engine.order import Permutations, RowOrder, permutation
 from scalelatent.engine.plan import summary_of
 from scalelatent.engine.quarantine import BadShard, Quarantine, check_choice, whole_shards
 from scalelatent.engine.reading import cut
+from scalelatent.engine.resume_identity import named_values
 
 
 def test_places_of_bad_values_are_named() -> None:

@@ -23,13 +23,7 @@ from scalelatent.engine.plan import PROCESS_BYTES, Resources
 from scalelatent.engine.reading import RowMask
 from scalelatent.errors import PlanError
 from scalelatent.reductions.moments import SecondMoments
-from scalelatent.search.joint import (
-    JointReduction,
-    Part,
-    Slot,
-    joint_collection,
-    joint_stage,
-)
+from scalelatent.search.joint import JointReduction, Part, Slot, joint_collection, joint_stage
 from scalelatent.search.joint_loop import Member, fit_joint, joint_groups, stage_peak, tree_bytes
 from tests.helpers import InterruptAt
 
@@ -238,7 +232,7 @@ def test_exact_integers_are_converted_once() -> None:
 
 def test_a_worker_keeps_one_stage_of_a_fit(toy: SimpleNamespace, tmp_path: Path) -> None:
     """As members leave, stages follow each other under new names; what the plan counts is one of them."""
-    from scalelatent.engine.dask import tasks
+    from scalelatent.engine.dask import pass_tasks as tasks
 
     rows = toy.rows(40).save(tmp_path / "rows")
     store = EngineStore(tmp_path / "run")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scalelatent.engine.dask.scheduler_news import Listener, as_message, listener
+from scalelatent.engine.dask.scheduler_listener import Listener, as_message, listener
 
 
 class Client:

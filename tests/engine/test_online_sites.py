@@ -13,8 +13,8 @@ import pytest
 
 from scalelatent.data import Dataset
 from scalelatent.engine.checkpoints import EngineStore
-from scalelatent.engine.dask import step_tasks as online_sites
-from scalelatent.engine.dask.step_tasks import Site, Sites
+from scalelatent.engine.dask import online_tasks as online_sites
+from scalelatent.engine.dask.online_tasks import Site, Sites
 from scalelatent.engine.executor import Place
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import make_stage

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scalelatent.engine.dask.cluster_pass import key_of
-from scalelatent.engine.dask.link import Member
+from scalelatent.engine.dask.link import ClusterMember
 from scalelatent.engine.dask.pools import (
     GPU_GUESS,
     POOLED,
@@ -35,9 +35,9 @@ class Link:
     def __init__(self, **gpus: int) -> None:
         self.gpus, self.asked = gpus, 0
 
-    def members(self) -> dict[str, Member]:
+    def members(self) -> dict[str, ClusterMember]:
         self.asked += 1
-        return {name: Member(1, True, name, "host", 0, 0, gpus) for name, gpus in self.gpus.items()}
+        return {name: ClusterMember(1, True, name, "host", 0, 0, gpus) for name, gpus in self.gpus.items()}
 
     def call(self, what: str, function: Any, *args: Any, **more: Any) -> Any:
         return function(*args, **more)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scalelatent.engine.dask.scheduler_side import SpanGuard
+from scalelatent.engine.dask.scheduler_policies import SpanGuard
 
 
 class Cluster:

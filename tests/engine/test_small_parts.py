@@ -15,12 +15,7 @@ from hypothesis import strategies as st
 
 from scalelatent.contract.kinds import find_kernels, kernel_names
 from scalelatent.engine import backend as backends
-from scalelatent.engine.backend import (
-    HostBackend,
-    find_kernel,
-    make_backend,
-    resolve_device,
-)
+from scalelatent.engine.backend import HostBackend, find_kernel, make_backend, resolve_device
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.threads import resolve_jobs, single_threaded, within
 from scalelatent.errors import RunError

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from scalelatent.engine.checkpoints import KEEP_STATES, EngineStore
-from scalelatent.engine.claims import same_form
-from scalelatent.engine.dask.tasks import RecentObjects
+from scalelatent.engine.dask.pass_tasks import RecentObjects
 from scalelatent.engine.passes import Span
+from scalelatent.engine.resume_identity import same_form
 from scalelatent.errors import DataError, RunError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scalelatent.engine.dask import watch
-from scalelatent.engine.dask.link import Link, Member
+from scalelatent.engine.dask.link import ClusterMember, Link
 from scalelatent.engine.dask.watch import Watch
 from scalelatent.engine.dask.window import Work
 from scalelatent.engine.passes import Span
@@ -38,7 +38,7 @@ def case() -> tuple[Watch, Pass, list[dict[str, Any]]]:
 
 def test_deaths_are_told_with_span_rows_host_and_memory(case: Any) -> None:
     looker, current, events = case
-    looker.members = {"tcp://a:1": Member(1, True, "0", "10.0.0.1", 3 * 2**29, 2**31)}
+    looker.members = {"tcp://a:1": ClusterMember(1, True, "0", "10.0.0.1", 3 * 2**29, 2**31)}
     for address in ("tcp://a:1", "tcp://b:2"):
         looker._news.append({"action": "remove-worker", "worker": address, "processing-tasks": {"key", "x"}})
     looker._take_news(current)

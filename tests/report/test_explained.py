@@ -19,12 +19,7 @@ from scalelatent.models.capsule.report import calibration_text, confusion_text
 from scalelatent.models.capsule.report_figures import plot_history
 from scalelatent.models.crbm.report import RbmEvidence, collect_rbm, rbm_numbers
 from scalelatent.report import build_report
-from scalelatent.report.explained import (
-    error_text,
-    validation_rows,
-    why_errors_differ,
-    wilson,
-)
+from scalelatent.report.explained import error_text, validation_rows, why_errors_differ, wilson
 from scalelatent.report.runfiles import RunFiles, read_run
 
 

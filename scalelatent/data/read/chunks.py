@@ -205,7 +205,7 @@ class StoredRows(StoredColumn):
         target[...] = rows if self._tile is None else rows[:, : target.shape[1]]
 
     def _compare(self, checksum: bytes, shard: int, tile: int, chunk: int) -> None:
-        """Refuse a chunk whose checksum fits it, but is not the one in the table of the dataset."""
+        """Refuse a chunk that is sound, but not the one that the dataset's table of checksums lists."""
         if self._crcs is None:
             return
         found, written = int.from_bytes(checksum, "little"), int(self._crcs[shard, tile, chunk])

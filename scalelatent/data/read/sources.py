@@ -73,7 +73,7 @@ class RowSource(ABC):
 
 
 class StoredColumn(RowSource):
-    """A column of a stored dataset, whose chunks have checksums (seals.py)."""
+    """A column of a stored dataset, whose chunks have checksums (checksums.py)."""
 
     shard_rows: int
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from scalelatent.data.checksums import check_digests, seal_columns
 from scalelatent.data.csr_store import StoredCsr
 from scalelatent.data.schema import DatasetAttrs
-from scalelatent.data.seals import check_digests, seal_columns
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import locate
 

@@ -14,7 +14,13 @@ import numpy as np
 from scalelatent.data import schema
 from scalelatent.data.csr import check_dtype
 from scalelatent.data.csr_store import create_csr
-from scalelatent.data.layout import WRITE_CONFIG, ChunkLayout, choose_csr_layout, choose_layout, codecs
+from scalelatent.data.layout import (
+    WRITE_CONFIG,
+    ChunkLayout,
+    choose_csr_layout,
+    choose_layout,
+    codecs,
+)
 from scalelatent.data.read.stored import read_attrs
 from scalelatent.data.schema import DatasetAttrs
 from scalelatent.errors import DataError

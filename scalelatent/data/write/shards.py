@@ -13,12 +13,25 @@ from typing import Any, Self
 import numpy as np
 
 from scalelatent.data import schema
+from scalelatent.data.checksums import (
+    chunk_crcs,
+    fingerprint_of,
+    shard_digest,
+    split_crcs,
+    write_crcs,
+)
 from scalelatent.data.csr import check_values, is_sparse
 from scalelatent.data.csr_store import CsrGroups
 from scalelatent.data.layout import WRITE_CONFIG, packing_of, tile_columns_of
 from scalelatent.data.read.sources import CsrSource
-from scalelatent.data.read.stored import MARKERS, array, has_column, own_columns, read_attrs, write_attrs
-from scalelatent.data.seals import chunk_crcs, fingerprint_of, shard_digest, split_crcs, write_crcs
+from scalelatent.data.read.stored import (
+    MARKERS,
+    array,
+    has_column,
+    own_columns,
+    read_attrs,
+    write_attrs,
+)
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import Location, locate
 from scalelatent.storage.guard import explain_os_errors

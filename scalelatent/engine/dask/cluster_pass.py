@@ -12,8 +12,8 @@ from scalelatent.engine.passes import Span, Stage
 from scalelatent.engine.quarantine import whole_shards
 
 from .graph import Graph, Reads
+from .pass_tasks import task_info, task_merge, task_mstep, task_params, task_span
 from .pools import POOLED, PoolWindow, pool_window
-from .tasks import task_info, task_merge, task_mstep, task_params, task_span
 from .trial import try_span
 from .window import Batch, TaskEnded, Window, Work, depth_for
 

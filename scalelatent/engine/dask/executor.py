@@ -26,10 +26,10 @@ from .failures import WAIT_SECONDS, LeftOut, error_of, guard_spans, look_after
 from .graph import Graph
 from .link import CALL_SECONDS, Link
 from .maps import run_map, save_lazy
+from .online_steps import DaskSteps
+from .pass_tasks import task_merge
 from .pools import Pools
-from .scheduler_news import KERNELS, listener
-from .steps import DaskSteps
-from .tasks import task_merge
+from .scheduler_listener import KERNELS, listener
 from .trial import end_with_word, look_back, try_alone
 from .watch import Retry, Watch
 from .window import Work

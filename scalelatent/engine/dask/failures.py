@@ -26,7 +26,7 @@ class LeftOut(Retry):
 
 def guard_spans(client: Any) -> None:
     """Let the scheduler fail a span at the second death; where it does not let us, its own limit holds."""
-    from .scheduler_side import NAME, SpanGuard
+    from .scheduler_policies import NAME, SpanGuard
 
     with suppress(Exception):
         within(GUARD_SECONDS, lambda: client.register_plugin(SpanGuard(), name=NAME))

@@ -12,7 +12,7 @@ from scalelatent.engine.quarantine import whole_shards
 from scalelatent.engine.rates import map_cache
 
 from .graph import Graph, Reads
-from .tasks import task_map, task_write_rows
+from .pass_tasks import task_map, task_write_rows
 from .trial import try_shard
 from .window import Batch, Window, Work
 

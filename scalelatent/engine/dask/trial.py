@@ -18,7 +18,7 @@ from scalelatent.errors import RunError, ScalelatentError
 
 from .failures import LeftOut, look_after
 from .graph import Graph
-from .tasks import Ref, context_of, load_map, open_store, stopping
+from .pass_tasks import Ref, context_of, load_map, open_store, stopping
 from .watch import DEATHS, DRIVERS, Retry
 from .window import Batch, Window, Work
 from .worker_side import Fit, TaskStop

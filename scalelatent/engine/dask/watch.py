@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .scheduler_news import listener, pass_topic
+from .scheduler_listener import listener, pass_topic
 
 if TYPE_CHECKING:
     from .executor import DaskExecutor

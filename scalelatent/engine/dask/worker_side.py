@@ -17,7 +17,7 @@ from scalelatent.engine.reading import StopEvent
 from scalelatent.kernels.jit import observe
 
 from .hooks import call_later, task_wanted
-from .scheduler_news import KERNELS, TOPIC
+from .scheduler_listener import KERNELS, TOPIC
 
 # (topic, token of the pass, token of the driver): by which a driver knows the news of its own tasks.
 Fit = tuple[str, ...]
@@ -179,12 +179,9 @@ class PaceNews:
 
 pace_news = PaceNews()
 
-
-__all__ = ["keep_pages"]
-
 # What Dask sets by default; other values are a user's decision.
 OF_DASK = "65536"
-# Larger arrays go back at once: pieces of rows, which have a memory of their own (data/recycled.py).
+# Larger arrays go back at once: pieces of rows, which have a memory of their own (data/read/chunks.py).
 LARGEST_BYTES = 2**24
 # Numbers of glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

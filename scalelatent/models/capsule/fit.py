@@ -18,7 +18,14 @@ from scalelatent.engine.incremental import count_leaves, leaf_order
 from scalelatent.engine.mapwrite import block_rows
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import Stage, seconds_per_row
-from scalelatent.engine.plan import ALLOWED_SHARE, Forecast, Resources, RowShape, describe_steps, steps_memory
+from scalelatent.engine.plan import (
+    ALLOWED_SHARE,
+    Forecast,
+    Resources,
+    RowShape,
+    describe_steps,
+    steps_memory,
+)
 from scalelatent.engine.rates import (
     cpu_seconds,
     eigen_seconds,

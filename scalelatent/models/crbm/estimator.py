@@ -47,7 +47,15 @@ from .fit import (
     shape_of,
     targets_of,
 )
-from .output import MOST_LOOKED_AT, Beliefs, WatchedOutput, free_energies, infer_rows, places_of, sweeps_of
+from .output import (
+    MOST_LOOKED_AT,
+    Beliefs,
+    WatchedOutput,
+    free_energies,
+    infer_rows,
+    places_of,
+    sweeps_of,
+)
 from .parameters import PARAMETERS, batch_size
 
 if TYPE_CHECKING:

@@ -26,7 +26,12 @@ from scalelatent.estimators.base import tell_cut
 from scalelatent.estimators.steps import Begin, LearnOnline, Remember, Rows, Steps
 from scalelatent.kernels.corruption import check_corruption
 from scalelatent.kernels.streams import stream
-from scalelatent.models.crbm.kernels.inference import BLOCKS, MESSAGE_BYTES, check_weights, magnitude
+from scalelatent.models.crbm.kernels.inference import (
+    BLOCKS,
+    MESSAGE_BYTES,
+    check_weights,
+    magnitude,
+)
 from scalelatent.models.crbm.model.energy import CrbmShape
 from scalelatent.models.crbm.model.negative_phases import LEARNERS
 from scalelatent.models.crbm.model.online import CrbmLearner

@@ -14,11 +14,7 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.models.capsule.model.members import build_members
 from scalelatent.models.capsule.model.start import random_start, subspace_start
 from scalelatent.reductions.eigen import leading_eigenvectors
-from scalelatent.reductions.moments import (
-    NonFiniteError,
-    Project,
-    SecondMoments,
-)
+from scalelatent.reductions.moments import NonFiniteError, Project, SecondMoments
 
 DTYPES = ["u1", "i2", "f4", "f8", "f2", "?"]
 

@@ -9,7 +9,13 @@ import pytest
 
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
-from scalelatent.models.hcn.model.compression import DescriptionLength, bits, compression, length, paying
+from scalelatent.models.hcn.model.compression import (
+    DescriptionLength,
+    bits,
+    compression,
+    length,
+    paying,
+)
 from scalelatent.models.hcn.model.decode import Decoder
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features
 from tests.models.hcn.cases import Kernels

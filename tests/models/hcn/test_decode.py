@@ -10,7 +10,13 @@ from numpy.testing import assert_array_equal
 
 from scalelatent.contract.learners import Block
 from scalelatent.generators.images import image_set
-from scalelatent.models.hcn.model.decode import BeliefMap, Decoder, PlaceMap, ReconstructionMap, reconstruct
+from scalelatent.models.hcn.model.decode import (
+    BeliefMap,
+    Decoder,
+    PlaceMap,
+    ReconstructionMap,
+    reconstruct,
+)
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features
 from scalelatent.models.hcn.model.sampling import sample
 from tests.models.hcn.cases import Kernels

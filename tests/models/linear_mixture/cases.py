@@ -9,7 +9,13 @@ from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
 from scalelatent.models.linear_mixture.kernels import reference
 from scalelatent.models.linear_mixture.kernels.reference import Scores
-from scalelatent.models.linear_mixture.model.em import MAIN, Mixture, MixtureEM, MixtureState, initial_state
+from scalelatent.models.linear_mixture.model.em import (
+    MAIN,
+    Mixture,
+    MixtureEM,
+    MixtureState,
+    initial_state,
+)
 from scalelatent.models.linear_mixture.model.pancakes import Pancakes
 from scalelatent.models.linear_mixture.model.start import random_bases
 

@@ -18,7 +18,12 @@ from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import make_stage
 from scalelatent.kernels.streams import stream
 from scalelatent.models.linear_mixture.kernels.reference import TANGENTS, Frame
-from scalelatent.models.linear_mixture.model.em import Mixture, MixtureEM, MixtureState, initial_state
+from scalelatent.models.linear_mixture.model.em import (
+    Mixture,
+    MixtureEM,
+    MixtureState,
+    initial_state,
+)
 from scalelatent.models.linear_mixture.model.pancakes import scores_of
 from scalelatent.models.linear_mixture.model.recognise import PancakeRows
 from scalelatent.models.linear_mixture.model.start import seed_centres, start_pancakes

@@ -12,7 +12,13 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 
 from scalelatent.models.linear_mixture.kernels import reference
-from scalelatent.models.linear_mixture.model.em import SETTLE, START, Mixture, MixtureEM, initial_state
+from scalelatent.models.linear_mixture.model.em import (
+    SETTLE,
+    START,
+    Mixture,
+    MixtureEM,
+    initial_state,
+)
 from scalelatent.models.linear_mixture.model.pancakes import Pancakes, scores_of
 from scalelatent.models.linear_mixture.model.start import seed_centres, start_pancakes
 from scalelatent.models.linear_mixture.model.steps import centre_images

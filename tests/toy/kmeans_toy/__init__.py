@@ -1,7 +1,15 @@
 """K-means by streamed EM: a model of another package than scalelatent, which knows nothing of it."""
 
 from scalelatent.contract.kinds import Kind
-from scalelatent.contract.parameters import DEVICE, N_JOBS, RANDOM_STATE, Number, Parameter, Parameters, Whole
+from scalelatent.contract.parameters import (
+    DEVICE,
+    N_JOBS,
+    RANDOM_STATE,
+    Number,
+    Parameter,
+    Parameters,
+    Whole,
+)
 
 PARAMETERS = Parameters(
     (

@@ -27,16 +27,7 @@ from scalelatent.models.linear_mixture.kernels.reference import (
 from scalelatent.reductions.moments import NonFiniteError
 
 from .pancakes import Pancakes, image_bases, scores_of
-from .steps import (
-    TINY,
-    centre_images,
-    factor_step,
-    leading,
-    next_bases,
-    ppca_fit,
-    ppca_step,
-    ritz,
-)
+from .steps import TINY, centre_images, factor_step, leading, next_bases, ppca_fit, ppca_step, ritz
 
 LEAST_RESPONSIBILITY = 1e-6
 # Stands for the rows of a sub-class that has none.

@@ -15,7 +15,7 @@ NAME = "scalelatent-spans"
 
 
 class SpanGuard(SchedulerPlugin):
-    """Lets spans and shards of maps outlive one death, not two."""
+    """Retries a span after the first worker that died with it, and fails it after the second."""
 
     # By itself Dask gives a span out until allowed-failures workers have died of it, and spreads what one
     # worker had over many: each span that reads the bad chunk would take another worker with it. So what a

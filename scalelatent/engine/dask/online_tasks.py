@@ -24,7 +24,7 @@ from scalelatent.engine.reading import Stopped
 from scalelatent.errors import RunError
 
 from .hooks import task_wanted
-from .tasks import Ref, _recent, settle_process, worker_device
+from .pass_tasks import Ref, _recent, settle_process, worker_device
 
 
 def task_check() -> RowCheck:

@@ -18,13 +18,20 @@ from scalelatent.contract.stats import merge_vectors
 from scalelatent.engine.backend import Backend, make_backend
 from scalelatent.engine.cache import shared_cache
 from scalelatent.engine.checkpoints import EngineStore
-from scalelatent.engine.passes import PassContext, Span, Stage, split_vector, vector_length, worth_saving
+from scalelatent.engine.passes import (
+    PassContext,
+    Span,
+    Stage,
+    split_vector,
+    vector_length,
+    worth_saving,
+)
 from scalelatent.engine.reading import Stopped
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import RunError
 
 from .hooks import offers_gpu
-from .scheduler_news import as_message
+from .scheduler_listener import as_message
 from .worker_side import (
     Fit,
     TaskStop,

@@ -16,7 +16,7 @@ from scalelatent.engine.rates import choose_cache
 from scalelatent.engine.threads import within
 from scalelatent.errors import RunError
 
-from .step_tasks import StateLost, end_site, task_chains, task_close, task_end_epoch, task_steps
+from .online_tasks import StateLost, end_site, task_chains, task_close, task_end_epoch, task_steps
 
 if TYPE_CHECKING:
     from .executor import DaskExecutor
